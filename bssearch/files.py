@@ -1,19 +1,23 @@
-"""Atomic and private writing of files; unusable paths are refused early."""
+"""Atomic and private writing of files, and CSV without formulas; unusable paths are refused early."""
 
 from __future__ import annotations
 
+import csv
 import errno
 import fcntl
+import json
 import os
 import stat
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from datetime import datetime
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TextIO
 
 from bssearch.errors import UsageError
+from bssearch.records.text import visible
 
 _SQLITE = b"SQLite format 3\0"  # start of every SQLite database (https://www.sqlite.org/fileformat.html)
 
@@ -227,3 +231,28 @@ def _rename(paths: Sequence[Path], drafts: Sequence[Path], targets: Sequence[Pat
 
 def _beside(target: Path, what: str) -> Path:
     return target.with_name(f".bssearch-{os.getpid()}-{what}-{target.name[-40:]}")
+
+
+Row = Mapping[str, Any]
+FORMULA = ("=", "+", "-", "@", "\t", "\r")
+"""First characters of formulas (https://owasp.org/www-community/attacks/CSV_Injection)."""
+
+
+def write_csv(file: TextIO, columns: Sequence[str], rows: Iterable[Row]) -> None:
+    """Write a header and rows; lists and mappings as JSON. Values without a column are dropped."""
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(map(_csv_cell, columns))
+    for row in rows:
+        writer.writerow(_csv_cell(row.get(column)) for column in columns)
+
+
+def _csv_cell(value: Any) -> Any:
+    """Prefix text that looks like a formula with '."""
+    if isinstance(value, dict | list | tuple):
+        return json.dumps(value, allow_nan=False)
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if not isinstance(value, str):
+        return value
+    text = visible(value.replace("\r\n", "\n").replace("\r", "\n"))  # the csv module does not quote \r
+    return f"'{text}" if value.startswith(FORMULA) else text

@@ -90,10 +90,10 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
         "study": "bssearch.exchange.exporters.exports:export_study",
     },
     "probes": {
-        "memory": "bssearch.commands.probe.memory:memory",
-        "step-time": "bssearch.commands.probe.step_time:step_time",
-        "noise": "bssearch.commands.probe.noise:noise",
-        "branch": "bssearch.commands.probe.branch:branch",
+        "memory": "bssearch.commands.probes:memory",
+        "step-time": "bssearch.commands.probes:step_time",
+        "noise": "bssearch.commands.probes:noise",
+        "branch": "bssearch.commands.branch_probe:branch",
     },
     "boards": {
         "tensorboard": "bssearch.exchange.boards.tensorboard:TensorBoard",

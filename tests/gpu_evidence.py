@@ -45,7 +45,7 @@ def sections_of(call: str) -> tuple[Section, ...]:
 def has_data() -> bool:
     """Return whether Fashion-MNIST lies where it is looked for without a network."""
     from bssearch.settings import DATA_DIR_VARIABLE, cache_folder
-    from bssearch.workloads.data_folder import DEBIAN_FOLDER, FILES
+    from bssearch.workloads.fashion_mnist import DEBIAN_FOLDER, FILES
 
     if os.environ.get(DATA_DIR_VARIABLE):
         return True

@@ -15,7 +15,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from bssearch.commands.enqueue import configuration_of
 from bssearch.commands.report import svg_of
@@ -25,7 +24,7 @@ from bssearch.exchange.importers.rcp import import_rcp
 from bssearch.exchange.importers.runs import import_runs
 from bssearch.exchange.trial_rows import trial_table
 from bssearch.executors.messages import Lines, decode_reply
-from bssearch.executors.programs.reported_trial import ReportedTrial
+from bssearch.executors.programs.command import ReportedTrial
 from bssearch.executors.programs.reports import ReportReader
 from bssearch.records import Configuration, Observation, Target, TrialState, to_json
 from bssearch.search.finding import compute_answer
@@ -33,7 +32,7 @@ from bssearch.settings import shipped_studies
 from bssearch.spec import load_spec
 from bssearch.spec.reader import parse_value
 from bssearch.storage.models import Base
-from bssearch.storage.repository import open_store
+from bssearch.storage.repository import Store, open_store
 from tests.factories import make_request, make_spec
 from tests.schema import execute
 
@@ -160,7 +159,7 @@ def _runs(rng: random.Random, folder: Path) -> None:
         database = folder / "runs.db"
         database.unlink(missing_ok=True)
         with open_store(f"sqlite:///{database}") as store:
-            store.import_studies(made.studies)
+            store.transfer.import_finished(made.studies)
             for one in made.studies:
                 with suppress(BSSearchError):
                     compute_answer(store, one.study.name)
@@ -249,16 +248,16 @@ def put(file: Path, table: str, column: str, value: str, *, one_row: bool) -> No
         execute(file, f'UPDATE {table} SET "{column}" = {value}{where}')
 
 
-def _curves(store: Any, name: str) -> object:
-    return store.curves(name, [one.number for one in store.trials(name)])
+def _curves(store: Store, name: str) -> object:
+    return store.trials.curves(name, [one.number for one in store.trials.of(name)])
 
 
-ASKED: Sequence[Callable[[Any, str], object]] = (
+ASKED: Sequence[Callable[[Store, str], object]] = (
     lambda store, name: compute_answer(store, name).model_dump(mode="json"),
     lambda store, name: str(status(store, name)),
-    lambda store, name: trial_table(store.trials(name)),
+    lambda store, name: trial_table(store.trials.of(name)),
     lambda store, name: svg_of(store, name),
-    lambda store, name: store.studies(),
+    lambda store, name: store.studies.summaries(),
     _curves,
 )
 """What is asked of a study whose rows somebody has changed."""

@@ -58,7 +58,7 @@ class Transfers:
         self.empty, self.earlier = self.folder / "empty.db", states[len(states) // 2]
         open_store(f"sqlite:///{self.empty}").close()
         with open_store(f"sqlite:///{self.last}", write=False) as store:
-            store.write_study("toy", self.folder / "toy.gz")
+            store.transfer.write("toy", self.folder / "toy.gz")
         self.content = (self.folder / "toy.gz").read_bytes()
         self.lines = gzip.decompress(self.content).decode().splitlines()
         self.target = self.folder / "target.db"
@@ -94,7 +94,7 @@ class Transfers:
         return self._check_taken(store, take, rng)
 
     def _check_taken(self, store: Store, take: Callable[[Store], bool], rng: random.Random) -> str | None:
-        with store._reading() as connection:
+        with store.reading() as connection:
             for name, study_id in store._all_studies().items():
                 if (fault := first_fault(connection, study_id)) is not None:
                     return f"what was taken in is faulty: {name}: {fault}"
@@ -123,7 +123,7 @@ class Transfers:
         file.write_bytes(content)
 
         def take(store: Store) -> bool:
-            return any(one.is_changed for one in store.join_studies([read_study(file)]))
+            return any(one.is_changed for one in store.transfer.join([read_study(file)]))
 
         return take
 
@@ -196,8 +196,8 @@ class Transfers:
 
         def take(store: Store) -> bool:
             with open_store(f"sqlite:///{source}", write=False) as there:
-                copies = there.copy_studies(None, "there")
-            return any(one.is_changed for one in store.join_studies(copies))
+                copies = there.transfer.read(None, "there")
+            return any(one.is_changed for one in store.transfer.join(copies))
 
         return take
 

@@ -24,7 +24,7 @@ from bssearch.search.planner import RETUNED, RETUNED_IN_VAIN
 from bssearch.settings import presets, shipped_studies
 from bssearch.spec import load_spec
 from bssearch.spec.model import StudySpec
-from bssearch.spec.space.training import TrainingSpec
+from bssearch.spec.parts import TrainingSpec
 from bssearch.spec.templates import load_templates
 from bssearch.storage.database import RETRY_FOR_S
 from tests.cli.task import bssearch as run
@@ -214,7 +214,7 @@ def test_a_lost_connection_is_tried_for_the_minutes_that_the_guide_says() -> Non
 
 def test_the_search_ends_after_the_trials_that_the_guide_says() -> None:
     words = {3: "three", 5: "five"}
-    told = f"gets {words[RETUNED]} trials, or {words[RETUNED_IN_VAIN]} where none reached the target"
+    told = f"gets {words[RETUNED]} trials, or {words[RETUNED_IN_VAIN]} if none reached the target"
     assert told in " ".join(DOCUMENTS["searching"].split())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -18,7 +19,7 @@ import yaml
 
 from bssearch import registry
 from bssearch.commands.opening import program_of
-from bssearch.exchange.boards import process as board_process
+from bssearch.exchange.boards import base
 from bssearch.executors.base import ExecutorSettings
 from bssearch.executors.messages import Load
 from bssearch.executors.programs.command import LoadedCommand
@@ -26,7 +27,7 @@ from bssearch.records import SecondsBasis, TrialState
 from bssearch.spec import load_spec
 from tests.cli.conftest import run_by_law
 from tests.cli.task import bssearch, printed, ran, read, write_task
-from tests.documents import DOCUMENTS, ROOT, blocks, spans
+from tests.documents import DOCUMENTS, OWN_TRAINING, ROOT, blocks, spans
 from tests.executors.own_command import request
 from tests.executors.own_command import run as run_command
 from tests.factories import changed
@@ -77,7 +78,7 @@ def test_there_is_an_example_of_every_kind() -> None:
 def test_a_study_runs_with_those_that_a_spec_names_and_is_exported(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(board_process, "SILENT_SECONDS", 600.0)  # however slow the machine is
+    monkeypatch.setattr(base, "SILENT_SECONDS", 600.0)  # however slow the machine is
     monkeypatch.setenv("PYTHONPATH", str(folder / "site"), prepend=os.pathsep)
     named = ["pruner.name=patient", "sampler.name=uniform", "executor.name=noted", "objective=epochs_to_target"]
     changes = [word for one in [*named, "log=[ends]", "budget.trials=4", "confirm.runs=0"] for word in ("--set", one)]
@@ -121,8 +122,10 @@ def test_the_importer_and_the_probe_of_the_guide_are_commands(folder: Path, monk
 
 def test_the_loop_around_the_sampler_of_the_guide_runs(capsys: pytest.CaptureFixture[str]) -> None:
     (block,) = (one for one in blocks(DOCUMENTS["team"], "python") if "TimeToTargetSampler" in one)
+    script = (OWN_TRAINING / "optuna_sampler.py").read_text(encoding="utf-8")
+    assert script.endswith(block)
     values: dict[str, Any] = {}
-    exec(compile(block, "team.md", "exec"), values)
+    exec(compile(script, "optuna_sampler.py", "exec"), values)
     study = values["study"]
     assert len(study.trials) == 20
     done = [one for one in study.trials if one.state is optuna.trial.TrialState.COMPLETE]
@@ -135,16 +138,14 @@ ANY_PROGRAM = DOCUMENTS["own-training"].split("## Any program")[1].split("\n## "
 @pytest.fixture
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a folder with the guide's programs, and a spec of each; `plain.py` is the one without its diff."""
-    (shell,), specs = (blocks(ANY_PROGRAM, one) for one in ("bash", "yaml"))
-    script = script_of("Any program")
-    (tmp_path / "train.sh").write_text(shell)
-    (tmp_path / "train.py").write_text(script)
+    for name in ("train.sh", "train.py", "toy.yaml", "program.yaml"):
+        assert f"`{name}`" in ANY_PROGRAM or f"/{name}`" in ANY_PROGRAM
+        shutil.copy(OWN_TRAINING / name, tmp_path)
     (tmp_path / "plain.py").write_text(plain("Any program"))
-    for spec in specs:
-        (tmp_path / spec.splitlines()[0].removeprefix("# ")).write_text(spec)
     (report,) = (one for one in spans(ANY_PROGRAM) if one.startswith("report: "))
     values = yaml.safe_load((tmp_path / "program.yaml").read_text())
     words = values["command"]
+    assert yaml.safe_load(blocks(ANY_PROGRAM, "yaml")[0]) == {"command": words}
     every = words.index("--evaluate-every")
     command = ["plain.py" if word == "train.py" else word for word in words[:every] + words[every + 2 :]]
     (tmp_path / "plain.yaml").write_text(yaml.safe_dump({**values, **yaml.safe_load(report), "command": command}))
@@ -192,7 +193,7 @@ def test_the_lightning_script_of_the_guide_is_a_study(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_loop_of_the_guide_is_a_study(tmp_path: Path) -> None:
-    (script,), (spec,) = blocks(OWN_LOOP, "python"), blocks(OWN_LOOP, "yaml")
+    script, (spec,) = script_of("A loop of your own"), blocks(OWN_LOOP, "yaml")
     script = script.replace(
         "inputs = torch.randn",
         """if trial.batch_size == 16:
@@ -210,13 +211,10 @@ inputs = torch.randn""",
     assert again.returncode == 0 and "timing steps" not in again.stderr, "what is refused is known"
 
 
-TRAINER = DOCUMENTS["own-training"].split("## Hugging Face Trainer")[1].split("\n## ")[0]
-
-
 @pytest.mark.slow
 def test_the_trainer_of_the_guide_trains_alone_and_is_a_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    script, (spec,) = script_of("Hugging Face Trainer"), blocks(TRAINER, "yaml")
+    script, spec = script_of("Hugging Face Trainer"), (OWN_TRAINING / "trainer.yaml").read_text(encoding="utf-8")
     (tmp_path / "train.py").write_text(script)
     (tmp_path / "trainer.yaml").write_text(spec)
     alone = subprocess.run([sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, check=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from datetime import date
 from itertools import zip_longest
 from pathlib import Path
@@ -17,7 +18,7 @@ from bssearch.figures.plots import objective_picture
 from bssearch.settings import shipped_studies
 from bssearch.spec import load_spec
 from tests.cli.task import bssearch, printed
-from tests.documents import DOCUMENTS, GUIDE, README, ROOT, blocks
+from tests.documents import GUIDE, OWN_TRAINING, README, ROOT, blocks
 
 ANSWER = Answer.model_validate_json((ROOT / "tests" / "data" / "digits.best.json").read_text(encoding="utf-8"))
 PICTURE = (GUIDE / "pictures" / "digits.svg").read_text(encoding="utf-8")
@@ -33,9 +34,8 @@ def test_the_readme_is_read_in_one_go() -> None:
 
 @pytest.mark.slow
 def test_the_workload_and_spec_of_the_guide_run_as_they_stand(tmp_path: Path) -> None:
-    section = DOCUMENTS["own-training"].split("## The workload")[1].split("\n## ")[0]
-    (tmp_path / "my_task.py").write_text(next(block for block in blocks(section, "python") if "class MyTask" in block))
-    (tmp_path / "my_study.yaml").write_text(next(block for block in blocks(section, "yaml") if "my_task.py" in block))
+    for name in ("my_task.py", "my_study.yaml"):
+        shutil.copy(OWN_TRAINING / name, tmp_path)
     changes = ["budget.trials=4", "confirm.runs=0", "executor.name=inline", "space.batch_size.low=64"]
     overrides = [word for one in changes for word in ("--set", one)]
     printed(tmp_path, "run", "my_study.yaml", *overrides)

@@ -30,7 +30,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 RUN_ALL = """
 import sys
-from bssearch.cli.app import main
+from bssearch.cli import main
 for arguments in {commands!r}:
     print("$", *arguments, flush=True)
     sys.argv = ["bssearch", *arguments]

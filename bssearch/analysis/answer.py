@@ -1,4 +1,4 @@
-"""The answer as ``bssearch best --format json`` prints it; its JSON Schema comes from these models."""
+"""The answer as ``bssearch best --format json`` prints it, and its JSON Schema."""
 
 from __future__ import annotations
 
@@ -26,10 +26,9 @@ SavesTime = Literal["yes", "no", "undecided", "not_run"]
 
 
 class Device(Model):
-    """The device on which the study ran.
+    """The device on which the study ran; a predicted answer knows only its name.
 
-    ``threads``: CPU threads per trial. ``compile_mode``: ``none`` is eager, ``own`` a program's, ``unknown`` if
-    imported. In a predicted answer only the name is known.
+    ``threads``: CPU threads per trial. ``compile_mode``: ``none`` is eager, ``own`` a program's, ``unknown`` imported.
     """
 
     name: str
@@ -42,7 +41,7 @@ class Device(Model):
 
     @property
     def in_words(self) -> str:
-        """Return the device's name with its threads and compile mode."""
+        """Name, threads and compile mode."""
         said = [self.name]
         if self.threads is not None:
             said.append(f"{self.threads} thread{'' if self.threads == 1 else 's'}")
@@ -52,7 +51,7 @@ class Device(Model):
 
 
 class Figure(Model):
-    """Median over seeds, with its 95 % interval: null below three runs or if a run missed the target."""
+    """Median over seeds; its 95 % interval is null below three runs or after a miss."""
 
     median: float
     low: float | None
@@ -61,16 +60,13 @@ class Figure(Model):
 
 
 class Time(Figure):
-    """Seconds over seeds, and how they were measured."""
+    """Seconds over seeds."""
 
     basis: Basis
 
 
 class Ratio(Model):
-    """A ratio of medians; ``at_least`` if the slower side never reached the target.
-
-    The 95 % interval is Welch's on logarithms, widened to hold the ratio.
-    """
+    """A ratio of medians with Welch's 95 % interval; ``at_least`` if the slower side never reached the target."""
 
     value: float
     at_least: bool
@@ -84,10 +80,7 @@ class Ratio(Model):
 
 
 class Restricted(Model):
-    """Kaplan–Meier figures of repeats of which some missed the target.
-
-    ``mean_s`` is the mean of min(seconds, horizon). ``median_s`` is null if half of the runs or more missed the target.
-    """
+    """Kaplan–Meier figures of repeats of which some missed the target; ``mean_s``: of min(seconds, horizon)."""
 
     mean_s: float
     horizon_s: float
@@ -96,11 +89,7 @@ class Restricted(Model):
 
 
 class Optimal(Model):
-    """The recommended configuration.
-
-    ``further_metrics`` are measured on the test part, as ``test_metric`` is. ``peak_memory_basis``: memory of tensors
-    on the ``device``, or growth of the process's ``resident`` set.
-    """
+    """The recommended configuration; ``test_metric`` and ``further_metrics`` are of the test part."""
 
     batch_size: int
     micro_batch_size: int
@@ -132,15 +121,12 @@ class Largest(Model):
 
     @property
     def in_words(self) -> str:
-        """Return "largest that fits" or "largest tried"."""
+        """Says whether memory is the bound."""
         return "largest that fits" if self.bounded_by_memory else "largest tried"
 
 
 class Speedup(Model):
-    """How much faster the optimum is.
-
-    ``over_default`` = ``from_retuning`` (at the default's own batch size) × ``from_batch_size``.
-    """
+    """``over_default`` = ``from_retuning`` (at the default's own batch size) × ``from_batch_size``."""
 
     over_largest: Ratio | None
     over_default: Ratio | None
@@ -149,7 +135,7 @@ class Speedup(Model):
 
 
 class BestTrial(Model):
-    """The fastest trial of a batch size's best configuration."""
+    """Fastest trial of the best configuration."""
 
     trial: int
     parameters: Parameters
@@ -158,10 +144,9 @@ class BestTrial(Model):
 class Batch(Model):
     """One batch size: medians over the runs of its best configuration.
 
-    ``lower_bound_s``: time of the last miss. ``restricted``: set if some runs missed the target. ``energy_joules``: of
-    the device, to the target. ``predicted_s``: law × step time, if the law fits. ``host_bound_share``: share of train
-    seconds, 0 to 1, in which the host did not wait for a CUDA device. ``slope``: of log steps over log batch from the
-    next smaller batch size; −1 if steps halve as the batch doubles.
+    ``lower_bound_s``: time of the last miss. ``predicted_s``: law × step time. ``host_bound_share``: share of train
+    seconds in which the host did not wait for a CUDA device. ``slope``: of log steps over log batch from the next
+    smaller batch size; −1 if steps halve as the batch doubles.
     """
 
     batch_size: int
@@ -196,17 +181,14 @@ class Batch(Model):
 
 
 class Recommendation(Model):
-    """Why this batch size: least median, smallest shown to be within 5 % of the least, or by the law."""
+    """Why this batch size: least median, smallest shown to be within 5 % of it, or by the law."""
 
     rule: Rule
     least_batch_size: int
 
 
 class Settle(Model):
-    """The seed-to-seed spread, and the runs per batch size that separate 5 % and 10 %.
-
-    ``undecided``: batch sizes for which more runs could change the recommendation from the runs alone.
-    """
+    """The seed-to-seed spread, and the runs per batch size that separate 5 % and 10 %."""
 
     coefficient_of_variation: float
     runs_for_5_percent: int
@@ -216,10 +198,9 @@ class Settle(Model):
 
 
 class FrontPoint(Model):
-    """Time and cost of a batch size; ``on_front`` if no other is better in both.
+    """Time and cost of a batch size; ``on_front`` if no other confirmed one is better in both.
 
-    Cost: the price of device-hours, or samples without a price. Once batch sizes are confirmed, only these are
-    compared.
+    Cost: device-hours × price, or samples without a price.
     """
 
     batch_size: int
@@ -236,10 +217,7 @@ class NextStep(Model):
 
 
 class StageAnswer(Model):
-    """Steps at one batch size, from ``start_samples`` on; null if the trial decides when.
-
-    ``steps`` and ``seconds`` are those of the median run to the target.
-    """
+    """Steps at one batch size, from ``start_samples`` on; null if the trial decides when."""
 
     start_samples: int | None
     batch_size: int
@@ -253,7 +231,7 @@ class BatchScheduleAnswer(Model):
     """The best schedule of growing batches, against the best constant batch size.
 
     ``ratio``: its figure over the optimum's, paired by seed if possible. ``saves_time``: yes if the whole interval is
-    below 1, no if above 1, ``not_run`` if no run repeats the schedule.
+    below 1, no if above 1.
     """
 
     name: BatchScheduleName
@@ -278,9 +256,7 @@ class Answer(Model):
 
     ``tied`` and ``worse``: batch sizes shown to be within 5 % of the least, or not to be. ``within_5_percent``:
     probability that the recommendation costs at most 5 % more than the best; below 0.9 the answer is ``provisional``.
-    ``runs_to_settle``: total runs per batch size. Costs: currency of ``price_per_device_hour``; device-hours if null.
-
-    `bssearch.commands.answer` adds ``plot``, ``frame`` and the notebook view.
+    `bssearch.commands.answer` adds the class variables.
     """
 
     plot: ClassVar[Callable[[Answer], Any]]
@@ -318,25 +294,25 @@ class Answer(Model):
 
     @property
     def is_predicted(self) -> bool:
-        """Whether the figures are predicted for another device instead of measured."""
+        """Whether figures are predicted for another device."""
         return any(warning.code == "predicted" for warning in self.warnings)
 
     @property
     def clock(self) -> str | None:
-        """The clock of the seconds; None if bssearch measured them."""
+        """Clock of the seconds, unless bssearch's."""
         time = self.optimal.time_to_target_s
         return time.basis if time is not None and time.basis in {"wall", "reported"} else None
 
     @property
     def settling(self) -> NextStep | None:
-        """Return the command that would settle a provisional answer; None if settled or if no command would."""
+        """Command that would settle a provisional answer."""
         return self.next[0] if self.next and self.would_settle is not None else None
 
 
 NO_NEXT_STEP: Mapping[str, object] = {"next": [], "would_settle": None, "runs_to_settle": None}
-"""Fields to reset in derived answers, whose commands would not apply."""
+"""Derived answers have no commands."""
 
 
 def objective_in(answer: Answer) -> Objective:
-    """Return the objective of an answer."""
+    """Objective of an answer."""
     return make_objective(answer.objective, answer.target, answer.price_per_device_hour)

@@ -1,4 +1,4 @@
-"""The row of each batch size in the answer."""
+"""The answer's row of each batch size."""
 
 from __future__ import annotations
 
@@ -40,24 +40,24 @@ LAW_NOT_TIMED = "law_not_timed"
 
 
 def is_timed(spec: StudySpec, candidate: Candidate | None) -> bool:
-    """True if the study's step times were measured with a candidate's model."""
+    """True if the candidate's model was timed."""
     if candidate is None or not spec.has_several_models:
         return True
     return model_parameters(candidate.configuration) == spec.timed_model
 
 
 def are_of_one_model(spec: StudySpec, verdict: Verdict) -> bool:
-    """True if the best configurations of all batch sizes have the same model."""
+    """True if all batch sizes do best with the same model."""
     return not spec.has_several_models or len(_models(verdict)) < 2
 
 
 def timed_probes(spec: StudySpec, verdict: Verdict, probes: Mapping[int, ProbeRecord]) -> Mapping[int, ProbeRecord]:
-    """Return the step times, or an empty mapping if they were measured with another model."""
+    """Step times; empty if of another model."""
     return {} if spec.has_several_models and _models(verdict) != {spec.timed_model} else probes
 
 
 def own_step_seconds(candidate: Candidate) -> float | None:
-    """Return the median step seconds of a candidate's runs, without CPU waits if known."""
+    """Median step seconds of a candidate's runs, without CPU waits if known."""
     outcomes = [run.outcome for run in candidate.runs if run.outcome is not None and run.outcome.steps]
     paces = [(one.undelayed_train_seconds or one.train_seconds) / one.steps for one in outcomes]
     return statistics.median(paces) if paces else None
@@ -102,7 +102,7 @@ def _in_words(model: ModelParameters) -> str:
 
 
 def default_configuration(spec: StudySpec, trials: Sequence[TrialRecord]) -> Configuration:
-    """Return the default configuration; for imported studies that of the first run at its batch size."""
+    """Default configuration; for imported studies the first run's at its batch size."""
     if not spec.is_imported:
         return spec.default_configuration
     at_default = (trial.configuration for trial in trials if trial.configuration.batch_size == spec.default.batch_size)
@@ -110,11 +110,7 @@ def default_configuration(spec: StudySpec, trials: Sequence[TrialRecord]) -> Con
 
 
 def is_at_end(spec: StudySpec, trials: Sequence[TrialRecord], best: Configuration) -> bool:
-    """True if the learning rate of a batch size's best configuration is at an end of the range.
-
-    For imported runs: the least or greatest tried at the batch size, or if only one was tried there, at all batch
-    sizes. False if each batch size was run at a single rate.
-    """
+    """True if the best learning rate of a batch size is at an end of the range; for imported runs, of those tried."""
     if not spec.is_imported:
         return spec.space.at_edge(best)
     if not _is_known(best):
@@ -136,10 +132,9 @@ def _is_known(configuration: Configuration) -> bool:
 
 
 def survival(runs: Sequence[TrialRecord], objective: Objective = TIME) -> Restricted | None:
-    """Return the Kaplan–Meier estimate of repeats under one limit; None if it cannot be made.
+    """Kaplan–Meier estimate of repeats under one limit; None if it cannot be made.
 
-    Censoring must not depend on how a run goes (Kaplan & Meier 1958), so pruned runs and differing limits give None. So
-    do runs that all reached or all missed, and unknown or contended seconds. ``objective`` must be one of time.
+    Censoring must not depend on how a run goes (Kaplan & Meier 1958), so pruned runs and differing limits give None.
     """
     ended = {TrialState.REACHED, TrialState.EXHAUSTED, TrialState.CAPPED}
     if any(run.state not in ended for run in runs) or len({run.train_seconds_limit for run in runs}) > 1:
@@ -180,10 +175,7 @@ class Tuning:
 
 
 def tuning(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -> Tuning:
-    """Return how well each batch size is tuned.
-
-    A batch size with confirmation runs alone, as in imported studies, may have a single configuration.
-    """
+    """How well each batch size is tuned; one with confirmation runs alone may have a single configuration."""
     points = [law_point(size, candidate.runs) for size, candidate in verdict.by_batch.items()]
     comparable = are_of_one_model(spec, verdict)
     up = rising(points) if comparable else ()
@@ -222,10 +214,7 @@ def batch_rows(
     noise: Mapping[int, BatchNoise],
     predicted: Mapping[int, Time],
 ) -> list[Batch]:
-    """Return a row for every batch size that was run or timed, ascending.
-
-    Rows of another model than the timed one have their runs' step time.
-    """
+    """Row for every batch size that was run or timed, ascending."""
     rows = []
     for size in sorted({*probes, *verdict.by_batch}):
         finished = [trial for trial in _at(trials, size) if trial.state.is_finished]
@@ -259,7 +248,7 @@ def batch_rows(
 
 
 def time_of(candidate: Candidate) -> Time | None:
-    """Return a candidate's time-to-target as shown in the answer."""
+    """Candidate's time-to-target."""
     known = candidate.time
     if known.median is None:
         return None
@@ -267,7 +256,7 @@ def time_of(candidate: Candidate) -> Time | None:
 
 
 def figure_of(candidate: Candidate) -> Figure | None:
-    """Return a candidate's figure in the objective's unit."""
+    """Candidate's figure in the objective's unit."""
     known, shown = candidate.estimate, candidate.objective.shown
     if known.median is None:
         return None
@@ -277,10 +266,7 @@ def figure_of(candidate: Candidate) -> Figure | None:
 
 
 def further_metrics(candidate: Candidate) -> dict[str, Figure]:
-    """Return the further test metrics of runs that reached the target, by name.
-
-    The 95 % interval is Student's t about the mean, widened to hold the median; null below three runs.
-    """
+    """Further test metrics of runs that reached the target, by name; Student's t interval about the mean."""
     outcomes = [run.outcome for run in candidate.runs if run.outcome and run.outcome.state is TrialState.REACHED]
     found: dict[str, list[float]] = defaultdict(list)
     for outcome in outcomes:
@@ -298,26 +284,26 @@ def _over_seeds(values: Sequence[float]) -> Figure:
 
 
 def bound_of(candidate: Candidate) -> float | None:
-    """Return a lower bound of a candidate's unknown figure, in the objective's unit."""
+    """Lower bound of an unknown figure, in the objective's unit."""
     bound = candidate.lower_bound
     return None if bound is None else candidate.objective.shown(bound)
 
 
 def steps_to_target(candidate: Candidate) -> int | None:
-    """Return `median_steps` rounded up."""
+    """`median_steps` rounded up."""
     steps = median_steps(candidate)
     return None if steps is None else math.ceil(steps)
 
 
 def peak_memory(candidate: Candidate) -> tuple[int | None, MemoryBasis | None]:
-    """Return the largest peak memory of a candidate's runs, and its basis."""
+    """Largest peak memory of the runs, and its basis."""
     outcomes = [run.outcome for run in candidate.runs if run.outcome is not None]
     known = [(one.peak_memory_bytes, one.peak_memory_basis) for one in outcomes if one.peak_memory_bytes is not None]
     return max(known, key=lambda one: one[0], default=(None, None))
 
 
 def energy_of(run: TrialRecord) -> float | None:
-    """Return a run's joules to the target (mean power × seconds); None if unknown."""
+    """Run's joules to the target: mean power × seconds."""
     power = None if run.outcome is None else run.outcome.device_use.mean_power_watts
     seconds = seconds_to_target(run)
     return None if power is None or seconds is None else power * seconds

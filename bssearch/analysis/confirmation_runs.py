@@ -1,4 +1,4 @@
-"""Progress of a confirmation: runs of each configuration, and plain misses of the target."""
+"""Confirmation runs, and plain misses of the target."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from bssearch.records import Configuration, Phase, TrialRecord, TrialState
 from bssearch.records.intervals import at_most
 
 ENOUGH_RUNS = 3
-"""Confirmation runs of each configuration that an interval, and so a verdict, needs."""
+"""For an interval."""
 
 FEWEST_ALIKE = 3
-"""Equal runs of one configuration from which seeds count as ignored."""
+"""Equal runs from which seeds count as ignored."""
 
 HALF = 0.5
-"""Share of runs that must reach the target for a configuration to have a median."""
+"""Share of runs that must reach the target for a median."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +27,7 @@ class PlainMiss:
     """A configuration that plainly misses the target with fresh seeds: in more than half of its runs.
 
     The one-sided upper 95 % bound of its share is below `HALF` (Clopper & Pearson 1934), tested after each run. Of
-    configurations that reach in half of their runs, 3 % are dropped after five misses and 5 % within ten runs; of those
-    that reach in three of four, 0.1 %.
+    configurations that reach in half of their runs, 5 % are dropped within ten runs; in three of four, 0.1 %.
     """
 
     configuration: Configuration
@@ -37,15 +36,12 @@ class PlainMiss:
 
     @property
     def at_most(self) -> float:
-        """Return the upper 95 % bound of the share of runs that reach the target."""
+        """Upper 95 % bound of the share of runs that reach the target."""
         return at_most(self.reached, self.runs)
 
 
 def plain_misses(trials: Iterable[TrialRecord], objective: Objective = TIME) -> list[PlainMiss]:
-    """Return the confirmed configurations that plainly miss the target, in the order of their first runs.
-
-    Each seed counts once; failed, lost, cancelled and out-of-memory runs do not count.
-    """
+    """Configurations that plainly miss the target, in the order of their first runs, each seed once."""
     found = []
     for runs in _runs_by_configuration(trials).values():
         told = {run.seed: run for run in reversed(runs) if says_something(run)}  # of a seed its first run
@@ -56,10 +52,7 @@ def plain_misses(trials: Iterable[TrialRecord], objective: Objective = TIME) -> 
 
 
 def ignore_their_seeds(groups: Iterable[Sequence[TrialRecord]]) -> bool:
-    """True if runs of one configuration have equal steps and metric whatever their seed.
-
-    Needs `FEWEST_ALIKE` equal runs and no differing one.
-    """
+    """True if `FEWEST_ALIKE` runs have equal steps and metric whatever their seed, and none differs."""
     alike = 0
     for runs in groups:
         ended = {run.seed: (run.outcome.steps, run.outcome.final_metric) for run in runs if run.outcome is not None}
@@ -70,7 +63,7 @@ def ignore_their_seeds(groups: Iterable[Sequence[TrialRecord]]) -> bool:
 
 
 def plainly_missed(miss: PlainMiss) -> str:
-    """Return a plain miss as a sentence."""
+    """Plain miss as a sentence."""
     one = miss.configuration
     return (
         f"batch {one.batch_size} (lr {one.learning_rate:.3g}) reached the target in {miss.reached} of {miss.runs} runs "
@@ -79,7 +72,7 @@ def plainly_missed(miss: PlainMiss) -> str:
 
 
 def too_few_runs(runs: int, wanted: int | None) -> str:
-    """Return a sentence about too few runs for an interval; ``wanted`` is None for imported studies."""
+    """Sentence about too few runs; ``wanted`` is None for imported studies."""
     made = f"the optimum has {runs} confirmation run{'s' if runs > 1 else ''}"
     none = f"an interval needs {ENOUGH_RUNS}"
     if wanted is None:
@@ -96,10 +89,7 @@ def says_something(trial: TrialRecord) -> bool:
 
 
 def fewest_runs(trials: Iterable[TrialRecord], confirmation_runs: int, objective: Objective = TIME) -> int:
-    """Return the fewest runs that a configuration in confirmation has had; failed runs count, lost ones do not.
-
-    Configurations that plainly miss the target are left out.
-    """
+    """Fewest ended runs of any configuration in confirmation, plain misses excluded."""
     trials = list(trials)
     missed = {one.configuration.key for one in plain_misses(trials, objective)}
     had = [len(_had(runs)) for key, runs in _runs_by_configuration(trials).items() if key not in missed]
@@ -107,10 +97,7 @@ def fewest_runs(trials: Iterable[TrialRecord], confirmation_runs: int, objective
 
 
 def begun_late(trials: Iterable[TrialRecord], confirmation_runs: int, objective: Objective = TIME) -> dict[str, int]:
-    """Return configuration keys and batch sizes that lack runs and began after all others were complete.
-
-    Empty with a single run each, because order then shows nothing.
-    """
+    """Keys and batch sizes of configurations that began after all others were complete, and lack runs."""
     trials = list(trials)
     by_configuration = _runs_by_configuration(trials)
     enough = min(confirmation_runs, ENOUGH_RUNS)
@@ -146,6 +133,5 @@ def _had(runs: Sequence[TrialRecord]) -> dict[int, int]:
 
 
 def _complete_at(runs: Sequence[TrialRecord], wanted: int) -> float:
-    """Return the number of the trial that completed a configuration's runs, or ∞."""
     numbers = sorted(_had(runs).values())
     return numbers[wanted - 1] if len(numbers) >= wanted else math.inf

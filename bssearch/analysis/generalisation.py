@@ -1,4 +1,4 @@
-"""Final metrics of batch sizes after equal train seconds."""
+"""Final metrics after equal train seconds."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ from bssearch.records.intervals import FEWEST_RUNS
 
 
 class MetricOverSeeds(Model):
-    """The target's metric on samples that were not trained on: median and spread over runs.
+    """The target's metric on samples not trained on, over runs.
 
-    From the ``test`` part if measured; else the best metric on the ``validation`` part, which is optimistic because it
-    also decides when a run ends. ``standard_deviation`` is null below two runs.
+    The best ``validation`` metric, used without a ``test`` part, is optimistic: it also decides when a run ends.
     """
 
     part: Literal["test", "validation"]
@@ -33,8 +32,8 @@ class MetricOverSeeds(Model):
 class FinalMetrics(Model):
     """Final metrics of one configuration at the full limit: medians over ``runs``.
 
-    ``ended_early`` runs, such as diverged ones, are left out. ``gap``: how much worse the final metric is than that of
-    the best batch size, in the metric's unit, with Welch's 95 % interval of the means' difference.
+    ``ended_early`` runs are left out. ``gap``: how much worse the final metric is than the best batch size's, in its
+    unit.
     """
 
     batch_size: int
@@ -51,8 +50,8 @@ class FinalMetrics(Model):
 class Generalisation(Model):
     """Batch sizes trained for the same ``train_seconds``.
 
-    ``notable_gap``: two points. ``more_regularised``: the largest batch size with more regularisation; ``closed``:
-    whether that brought a notable gap below the limit, null without one.
+    ``more_regularised``: the largest batch size with more regularisation; ``closed``: whether that brought a notable
+    gap below the limit.
     """
 
     train_seconds: float
@@ -65,13 +64,13 @@ class Generalisation(Model):
 
 REGULARISERS = ("dropout", "weight_decay", "label_smoothing")
 POINTS = 0.02
-"""The notable gap: two points of a share, or 2 % of the target for another metric."""
+"""Two points of a share, or 2 % of the target for another metric."""
 
 
 def generalisation(trials: Sequence[TrialRecord], verdict: Verdict, target: Target) -> Generalisation | None:
-    """Return the final metric of each batch size at the newest full limit; None without a completed run.
+    """Final metric of each batch size at the newest full limit; None without a completed run.
 
-    A batch size counts with the verdict's configuration if that was run at the full limit, else with its best one.
+    Prefers the verdict's configuration of a batch size, else the best.
     """
     newest = max((trial for trial in trials if is_to_budget(trial)), key=lambda one: one.number, default=None)
     if newest is None:
@@ -96,12 +95,12 @@ def generalisation(trials: Sequence[TrialRecord], verdict: Verdict, target: Targ
 
 
 def is_to_budget(trial: TrialRecord, limit: float | None = None) -> bool:
-    """True if a trial trains past the target to its limit (this limit, if given)."""
+    """True if a trial trains past the target to its limit."""
     return trial.phase is Phase.TO_BUDGET and limit in (None, trial.train_seconds_limit)
 
 
 def over_seeds(runs: Iterable[TrialRecord]) -> MetricOverSeeds | None:
-    """Return the metric of runs on the test part, else the validation part; None without runs."""
+    """Metric on the test part, else the validation part."""
     outcomes = [run.outcome for run in runs if run.outcome is not None]
     tested = [one.test_metric for one in outcomes if one.test_metric is not None]
     known = tested or [one.best_metric for one in outcomes if one.best_metric is not None]
@@ -116,7 +115,7 @@ def over_seeds(runs: Iterable[TrialRecord]) -> MetricOverSeeds | None:
 
 
 def final_rows(found: Generalisation) -> list[list[str]]:
-    """Return table rows of the final metrics: batch, metric, test metric, gap, runs."""
+    """Rows: batch, metric, test metric, gap, runs."""
     rows = [_final_row(one, " (best)" * (one.batch_size == found.best_batch_size)) for one in found.batches]
     return rows if found.more_regularised is None else [*rows, _final_row(found.more_regularised, ", more regularised")]
 
@@ -132,10 +131,7 @@ def _final_row(one: FinalMetrics, remark: str) -> list[str]:
 
 
 def notable_gap(target: Target, metrics: Iterable[float]) -> float:
-    """Return two points of a metric: 0.02 for a share, else 2 % of the target's value.
-
-    The metric's bounds are not stored: a maximised metric whose values are all in [0, 1] counts as a share.
-    """
+    """0.02 for a share (a maximised metric in [0, 1]), else 2 % of the target's value."""
     if target.goal is Goal.MAXIMIZE and all(0 <= metric <= 1 for metric in [target.value, *metrics]):
         return POINTS
     return POINTS * abs(target.value)
@@ -143,30 +139,25 @@ def notable_gap(target: Target, metrics: Iterable[float]) -> float:
 
 @dataclass(frozen=True)
 class _Repeats:
-    """Completed runs of one configuration under one limit."""
-
     configuration: Configuration
     runs: tuple[TrialRecord, ...]
     target: Target
 
     @cached_property
     def whole(self) -> list[TrialRecord]:
-        """Return the runs that reached the full limit."""
         return [run for run in self.runs if ran_to_its_end(run)]
 
     @cached_property
     def finals(self) -> list[float]:
-        """Return the final metrics of the whole runs."""
         metrics = [run.outcome.final_metric for run in self.whole if run.outcome is not None]
         return [metric for metric in metrics if metric is not None]
 
     @property
     def gain(self) -> float:
-        """Return the median final metric, signed so that more is better; −∞ without any."""
+        """Median final metric, signed so that more is better; −∞ without any."""
         return self.target.gain(statistics.median(self.finals)) if self.finals else -math.inf
 
     def gap_to(self, best: _Repeats) -> Interval | None:
-        """Return how much worse the final metric is than the best batch size's."""
         if self is best or not self.finals:
             return None
         value, sides = best.gain - self.gain, (self.finals, best.finals)
@@ -178,7 +169,6 @@ class _Repeats:
         return Interval(value=value, low=middle - half, high=middle + half)
 
     def described(self, best: _Repeats) -> FinalMetrics:
-        """Return the repeats as shown in the answer."""
         tests = [run.outcome.test_metric for run in self.whole if run.outcome is not None]
         measured = [metric for metric in tests if metric is not None]
         return FinalMetrics(
@@ -194,7 +184,7 @@ class _Repeats:
         )
 
     def is_more_regularised_than(self, other: _Repeats) -> bool:
-        """True if the configurations differ only in regularisation, and this one has more."""
+        """True if only regularisation differs, and this one has more."""
         mine, theirs = self.configuration, other.configuration
         levels = {name: getattr(theirs, name) for name in REGULARISERS}
         more = all(getattr(mine, name) >= level for name, level in levels.items())
@@ -202,7 +192,6 @@ class _Repeats:
 
 
 def _repeats(trials: Sequence[TrialRecord], target: Target) -> list[_Repeats]:
-    """Return the repeats of each configuration, micro-batches aside, each seed once."""
     groups: dict[str, dict[int, TrialRecord]] = {}
     for trial in trials:
         if trial.state.is_finished and not trial.state.is_missing and trial.state is not TrialState.OOM:

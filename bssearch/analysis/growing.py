@@ -1,4 +1,4 @@
-"""Growing batches, compared with the best constant batch size."""
+"""Growing batches against the best constant batch size."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from bssearch.spec import StudySpec
 def batch_schedule_answer(
     spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict, step_seconds: StepSeconds
 ) -> BatchScheduleAnswer | None:
-    """Return the answer about growing batches; None if no schedule reached the target."""
+    """Answer about growing batches; None if no schedule reached the target."""
     tuned = verdict.optimal
     searched = [one for one in trials if one.phase is Phase.GROWTH]
     best = best_schedule(trials, tuned, step_seconds)
@@ -62,7 +62,7 @@ def batch_schedule_answer(
 
 
 def best_schedule(trials: Sequence[TrialRecord], tuned: Candidate, step_seconds: StepSeconds) -> Candidate | None:
-    """Return the schedule with the least figure, repeated ones first; None if no schedule reached the target."""
+    """Schedule with the least figure, repeated ones first; None without a hit."""
     repeated: dict[str, list[TrialRecord]] = {}
     for trial in trials:
         if trial.phase is Phase.AUDIT and trial.configuration.grows and _says_something(trial):
@@ -79,7 +79,7 @@ def best_schedule(trials: Sequence[TrialRecord], tuned: Candidate, step_seconds:
 
 
 def typical_run(found: BatchScheduleAnswer, trials: Sequence[TrialRecord]) -> TrialRecord | None:
-    """Return the median run of the best schedule; None without any."""
+    """Median run of the best schedule, if any."""
     runs = [one for one in trials if one.number in found.trial_numbers and one.state is TrialState.REACHED]
     ranked = sorted(runs, key=lambda one: ((one.outcome and one.outcome.steps_to_target) or 0, one.number))
     return ranked[len(ranked) // 2] if ranked else None
@@ -98,9 +98,9 @@ def has_grown(trial: TrialRecord) -> bool:
 def growing_batch(
     spec: StudySpec, trials: Sequence[TrialRecord], tuned: Candidate, found: BatchScheduleAnswer | None
 ) -> Configuration | str:
-    """Return the best schedule found, else doubling around the ``tuned`` batch size, or the reason against it.
+    """Best schedule found, else doubling around the ``tuned`` batch size, or the reason against it.
 
-    Doubling goes from half the batch size to twice, each for a third of the samples to the target.
+    Doubling goes from half the batch size to twice, a third of the samples each.
     """
     by_number = {one.number: one.configuration for one in trials}
     if found is not None and found.trial_numbers[0] in by_number:
@@ -131,10 +131,9 @@ def growing_batch(
 def judge_growing(
     grown: Candidate, tuned: Candidate, step_seconds: StepSeconds, *, wanted: int, limit: float
 ) -> Judgement:
-    """Judge whether a growing batch beats the ``tuned`` constant one.
+    """Judge whether a growing batch beats the ``tuned`` constant one; the regret is growing / constant.
 
-    The regret is time with growth over time without. Held if the whole interval is below 1; broke if above 1 or if no
-    wanted run reached the target.
+    Held if the whole interval is below 1; broke if above 1 or if no wanted run reached the target.
     """
     found = judge(grown, tuned, step_seconds, wanted=wanted, limit=limit)
     regret = found.regret

@@ -12,7 +12,7 @@ from bssearch.records.text import plural
 
 
 def headline(answer: Answer) -> str:
-    """Return the answer's headline."""
+    """Answer's headline."""
     optimal = answer.optimal
     figure = optimal.objective_value
     assert figure is not None, "an optimum has its figure"
@@ -23,7 +23,7 @@ def headline(answer: Answer) -> str:
 
 
 def comparisons(answer: Answer) -> tuple[str, str]:
-    """Return how much better the optimum is than the largest batch size and the default; empty if unknown."""
+    """How much better the optimum is than the largest batch size and the default."""
     largest = answer.largest_that_fits.batch_size
     untuned = any(row.batch_size == largest and row.untuned for row in answer.batches)
     named = f"{largest}, the {answer.largest_that_fits.in_words}{' (hardly tuned)' if untuned else ''}"
@@ -48,13 +48,13 @@ def _how_sure(answer: Answer) -> str:
 
 
 def further_metrics(answer: Answer) -> str:
-    """Return a sentence about further test metrics; empty without any."""
+    """Sentence about further test metrics."""
     told = [f"{name} {with_interval(figure)}" for name, figure in answer.optimal.further_metrics.items()]
     return f"On the test part it also has {' and '.join(told)}." if told else ""
 
 
 def about_growing(answer: Answer) -> str:
-    """Return whether a growing batch saves time, and its schedule; empty if none was run."""
+    """Whether a growing batch saves time, and its schedule."""
     grown = answer.batch_schedule
     if grown is None:
         return ""
@@ -83,17 +83,17 @@ def about_growing(answer: Answer) -> str:
 
 
 def how_sure(answer: Answer) -> str:
-    """Return the probability that the recommendation is within 5 % of the best, as the end of a sentence."""
+    """End of a sentence: how probably the recommendation is within 5 % of the best."""
     return f"is within 5 % of the best with a probability of {math.floor(100 * (answer.within_5_percent or 0.0))} %"
 
 
 def with_interval(figure: Figure | Time, digits: int = 3, unit: str = "") -> str:
-    """Return a figure with its 95 % interval."""
+    """Figure with its 95 % interval."""
     return f"{number(figure.median, digits)}{unit}{ends(figure.low, figure.high, digits)}"
 
 
 def what_else(answer: Answer) -> str:
-    """Return the sentence on other batch sizes within 5 %; empty if unknown."""
+    """Sentence on other batch sizes within 5 %."""
     best, objective = answer.optimal.objective_value, objective_in(answer)
     if best is None or best.low is None or not objective.has_ratios:
         return ""  # fewer than three runs show nothing
@@ -145,7 +145,7 @@ def _inverse(value: float | None) -> float | None:
 
 
 def speedup_shares(answer: Answer) -> str:
-    """Return how retuning and batch size share the gain over the default; empty if unknown."""
+    """How retuning and batch size share the gain over the default."""
     found, default = answer.speedup, answer.speedup.over_default
     retuning, batch = found.from_retuning, found.from_batch_size
     if default is None or retuning is None or batch is None or default.at_least or default.value < 1.005:
@@ -158,7 +158,7 @@ def speedup_shares(answer: Answer) -> str:
 
 
 def about_law(answer: Answer) -> list[str]:
-    """Return sentences about the law and its fit."""
+    """Sentences about the law and its fit."""
     fit = answer.fit
     if fit is None and any(one.code == MODELS_DIFFER for one in answer.warnings):
         return ["No law: the best configurations of the batch sizes have different models."]
@@ -180,7 +180,7 @@ def about_law(answer: Answer) -> list[str]:
 
 
 def about_device(answer: Answer) -> str:
-    """Return sentences about step time and memory; empty if unmeasured."""
+    """Sentences about step time and memory."""
     step, memory = answer.measured.step_time, answer.measured.memory
     told = []
     if step is not None:

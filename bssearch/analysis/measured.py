@@ -17,7 +17,7 @@ from bssearch.records.noise_scale import pooled
 from bssearch.spec.space import MemoryBoundary
 
 FEWEST_TRIALS = 3
-"""Trials a device needs before it can be called slower than others."""
+"""For a device to be called slower."""
 
 
 class StepTimeAnswer(Model):
@@ -39,10 +39,7 @@ class MemoryAnswer(Model):
 
 
 class NoiseFigures(Model):
-    """The gradient noise scale in samples with its 95 % interval; without ``scale``, ``low`` is a lower bound.
-
-    The ``adam`` figures are null under other optimizers.
-    """
+    """Gradient noise scale in samples with its 95 % interval; without ``scale``, ``low`` is a lower bound."""
 
     scale: float | None
     low: float
@@ -54,10 +51,7 @@ class NoiseFigures(Model):
 
 
 class NoiseAnswer(NoiseFigures):
-    """The gradient noise scale at one batch size: from a probe at ``step``, from ``trials``, or from one ``trial``.
-
-    ``far_from_target`` says why the probe was not near the target.
-    """
+    """Gradient noise scale at one batch size: from a probe at ``step``, from ``trials``, or from one ``trial``."""
 
     batch_size: int
     step: int | None = None
@@ -67,9 +61,9 @@ class NoiseAnswer(NoiseFigures):
 
 
 class BatchNoise(NoiseFigures):
-    """The gradient noise scale near the target, pooled over ``trials``: moments are averaged over passes.
+    """Gradient noise scale near the target, pooled over ``trials``: moments are averaged over passes.
 
-    The interval is from differences between trials, or one trial's below three trials.
+    The interval is from differences between trials, if three or more.
     """
 
     trials: int
@@ -91,7 +85,7 @@ def measured(
     runs: Sequence[TrialRecord],
     by_batch: Mapping[int, BatchNoise] = MappingProxyType({}),
 ) -> Measured:
-    """Return step time, memory and noise scale; ``noise`` is newest first, ``runs`` are the optimum's.
+    """Step time, memory and noise scale; ``noise`` is newest first, ``runs`` are the optimum's.
 
     Noise scale, in order of preference: probe near the target, pooled trials, one trial, probe far from the target.
     """
@@ -122,7 +116,7 @@ def _memory(uses: Sequence[MemoryUse], memory: MemoryBoundary) -> MemoryAnswer |
 
 
 def noise_of_batches(trials: Iterable[TrialRecord]) -> dict[int, BatchNoise]:
-    """Return the gradient noise scale of each batch size with a measurement."""
+    """Gradient noise scale by batch size."""
     found: dict[int, list[TrialRecord]] = defaultdict(list)
     for trial in trials:
         if trial.state.is_finished and not trial.state.is_missing and _noise_of(trial).passes:
@@ -173,10 +167,7 @@ def _figures(noise: GradientNoise) -> dict[str, Any]:
 
 
 def about_devices(trials: Iterable[TrialRecord]) -> Iterator[tuple[str, str]]:
-    """Yield notices of devices that are slower than others for trials of one kind (`kind_of`).
-
-    Compares medians from `FLAT_RATIO` on; trials on a contended device do not count.
-    """
+    """Yield notices of devices slower than others by `FLAT_RATIO`, by medians of uncontended trials of a kind."""
     paces: dict[Kind, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for trial in trials:
         one = trial.outcome

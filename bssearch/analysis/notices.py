@@ -1,4 +1,4 @@
-"""Caveats of an answer: each has a code for programs and a sentence for people."""
+"""Caveats of an answer."""
 
 from __future__ import annotations
 
@@ -28,17 +28,16 @@ from bssearch.records import WITH_CUDA_GRAPHS, Phase, ProbeRecord, SecondsBasis,
 from bssearch.spec import StudySpec
 
 NOISE = 0.10
-"""Coefficient of variation over seeds above which an answer warns."""
+"""Coefficient of variation that warns."""
 
 
 Told = tuple[str, object, str]
-"""Code, condition and sentence of a caveat."""
 
 
 def notices(
     spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict, probes: Collection[ProbeRecord]
 ) -> list[Notice]:
-    """Return the caveats of an answer, the gravest first."""
+    """Caveats of an answer, gravest first."""
     told: list[Told] = [
         *_about_confirmation(spec, trials, verdict),
         *_about_the_choice(spec, trials, verdict),
@@ -264,7 +263,7 @@ def _about_measurements(verdict: Verdict, probes: Collection[ProbeRecord]) -> li
 
 
 def retargeted(target: Target) -> Notice:
-    """Return the caveat of an answer for an easier target than the trials ran for."""
+    """Caveat of an answer for an easier target."""
     return Notice(
         code="retargeted",
         message=f"the search aimed at {target.metric} {target.value:g}; it may have missed a batch size that is better "
@@ -273,7 +272,7 @@ def retargeted(target: Target) -> Notice:
 
 
 def about_versions(versions: Sequence[str]) -> list[Notice]:
-    """Return a caveat if trials ran with several torch versions."""
+    """Caveat if torch versions differ."""
     if len(versions) < 2:
         return []
     return [
@@ -285,7 +284,7 @@ def about_versions(versions: Sequence[str]) -> list[Notice]:
 
 
 def about_generalisation(found: Generalisation | None, target: Target) -> list[Notice]:
-    """Return caveats about notable metric gaps after equal train seconds, and about contended runs."""
+    """Caveats about notable metric gaps after equal train seconds."""
     if found is None:
         return []
     shared, runs = (sum(counts) for counts in zip(*((row.contended, row.runs) for row in found.batches), strict=True))
@@ -340,10 +339,8 @@ def _overlap(one: Estimate, other: Estimate) -> bool:
 
 
 HOST_BOUND = 0.10
-"""Host-bound share above which a step counts as host-bound."""
 
 FEWEST_SIZES = 2
-"""Fewest batch sizes, not host-bound, for the line of device step times."""
 
 
 def about_the_host(
@@ -353,7 +350,7 @@ def about_the_host(
     law: LawFit | None,
     compile_mode: str,
 ) -> list[Notice]:
-    """Return the caveat of a host-bound optimum, with the optimum for the device's own step times."""
+    """Caveat of a host-bound optimum, with the optimum by the device's own step times."""
     size = optimal.configuration.batch_size
     share = next((row.host_bound_share for row in batches if row.batch_size == size), None)
     if share is None or share <= HOST_BOUND:
@@ -388,7 +385,6 @@ NO_LINE = "among the batch sizes that are not host-bound, a larger batch is no s
 
 
 def _wanting(probes: Collection[ProbeRecord], law: LawFit | None) -> str | None:
-    """Return the reason why no optimum can be predicted; None if one can."""
     sizes = [one.batch_size for one in device_bound(probes)]
     if len(sizes) < FEWEST_SIZES:
         known = f"only batch {sizes[0]} has one" if sizes else "no batch size has one"
@@ -406,7 +402,7 @@ def _in_words(found: Predicted, size: int) -> str:
 
 
 def device_bound(probes: Collection[ProbeRecord]) -> list[ProbeRecord]:
-    """Return the step times without accumulation that are not host-bound, ascending."""
+    """Step times without accumulation that are not host-bound, ascending."""
     return [
         one
         for one in sorted(probes, key=lambda one: one.batch_size)
@@ -418,10 +414,10 @@ def device_bound(probes: Collection[ProbeRecord]) -> list[ProbeRecord]:
 
 
 def device_optimum(probes: Collection[ProbeRecord], law: LawFit) -> Predicted | None:
-    """Return the predicted optimum if each step took the device's own time; None without a line.
+    """Predicted optimum if each step took the device's own time.
 
-    That time is α + β·B through the sizes that are not host-bound. At the others it is at most the measured time t and
-    at least (1 − share)·t. Steps that accumulate keep their measured time.
+    That is α + β·B through the sizes that are not host-bound, at the others at most the measured time t and at least (1
+    − share)·t. Steps that accumulate keep their measured time.
     """
     line = fit_step_time(device_bound(probes), FEWEST_SIZES)
     if line is None:

@@ -1,4 +1,4 @@
-"""The optimal batch size, from confirmation runs if there are any."""
+"""The optimal batch size."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from bssearch.records.intervals import FLAT_RATIO
 from bssearch.records.step_times import StepSeconds
 
 BOOTSTRAPS = 1000
-"""Bootstrap draws: a bias of a few per cent is known to a tenth of a per cent."""
+"""A bias of a few per cent is known to a tenth of a per cent."""
 
 LAW_MISFIT = 0.03
-"""Least standard deviation of log figures about the law."""
+"""Least deviation of log figures from the law."""
 
 Rule = Literal["least", "smallest_shown_within_5_percent", "law"]
 
@@ -46,14 +46,14 @@ class Candidate:
 
     @cached_property
     def estimate(self) -> Estimate:
-        """Return the figure over the runs; the interval's upper end includes `selection`."""
+        """The figure over the runs; the interval's upper end includes `selection`."""
         known, objective = estimate(self.runs, self.objective), self.objective
         high = objective.log(known.high) if known.high is not None and self.selection else None
         return known if high is None else replace(known, high=objective.from_log(high + self.selection))
 
     @cached_property
     def time(self) -> Estimate:
-        """Return the time-to-target over the runs, whatever the objective."""
+        """Time-to-target, whatever the objective."""
         return self.estimate if self.objective.name == TIME.name else estimate(self.runs, self._times)
 
     @property
@@ -67,31 +67,30 @@ class Candidate:
 
     @property
     def value(self) -> float:
-        """Return the median figure; infinite if half of the runs or more missed the target."""
+        """Median figure; infinite if half of the runs or more missed the target."""
         return math.inf if self.estimate.median is None else self.estimate.median
 
     @property
     def mean(self) -> float:
-        """Return the mean log figure, to break ties of the median; infinite without any."""
+        """Mean log figure, to break ties; infinite without any."""
         return self.estimate.log_mean if self.estimate.reached else math.inf
 
     @property
     def watched_seconds(self) -> float:
-        """Return the train seconds of the last miss, in the longest run."""
+        """Train seconds of the last miss, in the longest run."""
         return max((self._times.bound(run) or 0.0 for run in self.runs), default=0.0)
 
     @property
     def lower_bound(self) -> float | None:
-        """Return a lower bound of the median figure if it is unknown."""
+        """Lower bound of an unknown median."""
         return self._lower_bound(self.objective, self.estimate)
 
     @property
     def lower_bound_s(self) -> float | None:
-        """Return a lower bound of the median seconds to the target if they are unknown."""
+        """Lower bound of an unknown median of seconds."""
         return self._lower_bound(self._times, self.time)
 
     def _lower_bound(self, objective: Objective, known: Estimate) -> float | None:
-        """Return the median with last misses for unknown figures; None if a run has neither."""
         if known.median is not None:
             return None
         values = [
@@ -103,7 +102,7 @@ class Candidate:
 
     @property
     def fits(self) -> bool:
-        """True if a run ended by itself without running out of memory."""
+        """True if a run did not run out of memory."""
         return any(run.state is not TrialState.OOM for run in self.runs)
 
 
@@ -122,10 +121,7 @@ class Verdict:
 
     @cached_property
     def flat_range(self) -> tuple[int, int]:
-        """Return the range around the optimum of medians within 5 % of the least.
-
-        Only the optimum itself if the law decides and its median is further away.
-        """
+        """Range around the optimum of medians within 5 % of the least; at least the optimum itself."""
         sizes = list(self.by_batch)
         own = sizes.index(self.optimal.configuration.batch_size)
         first, last = around(own, np.array([self._is_flat(size) for size in sizes])) or (own, own)
@@ -133,35 +129,35 @@ class Verdict:
 
     @cached_property
     def tied(self) -> list[int]:
-        """Return the batch sizes *shown* to be within 5 % of the least (upper end of the ratio)."""
+        """Batch sizes *shown* to be within 5 % of the least (upper end of the ratio)."""
         own = {self.least.configuration.batch_size}
         return [size for size, one in self.by_batch.items() if size in own or is_shown_flat(one, self.least)]
 
     @cached_property
     def worse(self) -> list[int]:
-        """Return the batch sizes *shown* not to be within 5 % of the least (lower end of the ratio)."""
+        """Batch sizes *shown* not to be (lower end of the ratio)."""
         found = {size: ratio_interval(one.estimate, self.least.estimate) for size, one in self.by_batch.items()}
         return [size for size, ratio in found.items() if ratio is not None and ratio[0] > FLAT_RATIO]
 
     @cached_property
     def seed_deviation(self) -> float | None:
-        """Return the seed-to-seed standard deviation of the log figure, pooled over confirmed configurations."""
+        """Seed-to-seed standard deviation of the log figure, pooled over confirmed configurations."""
         return pooled_deviation(one.estimate for one in self.by_batch.values() if one.is_confirmed)
 
     @cached_property
     def ignores_seeds(self) -> bool:
-        """True if confirmation runs of a configuration are equal whatever their seed."""
+        """True if a configuration's confirmation runs are equal."""
         return ignore_their_seeds(one.runs for one in self.by_batch.values() if one.is_confirmed)
 
     @property
     def is_noisy(self) -> bool:
-        """True if the standard error of a ratio exceeds 5 %."""
+        """True if a ratio's standard error exceeds 5 %."""
         runs = self.optimal.estimate.reached
         deviation = self.seed_deviation
         return deviation is not None and runs > 0 and deviation * math.sqrt(2 / runs) > math.log(FLAT_RATIO)
 
     def with_law(self, predicted: Mapping[int, float]) -> Verdict:
-        """Return the verdict with the law's least prediction if the runs are too noisy.
+        """Verdict with the law's least prediction if the runs are too noisy.
 
         Only among confirmed batch sizes, and only if the law separates them by more than `LAW_MISFIT`.
         """
@@ -187,13 +183,13 @@ class Verdict:
 
 
 def is_shown_flat(one: Candidate, least: Candidate) -> bool:
-    """True if a candidate is shown to be within 5 % of another."""
+    """True if shown to be within 5 % of ``least``."""
     interval = ratio_interval(one.estimate, least.estimate)
     return interval is not None and interval[1] <= FLAT_RATIO
 
 
 def repeats(trials: Sequence[TrialRecord], objective: Objective = TIME) -> list[Candidate]:
-    """Return one candidate per configuration, each seed once."""
+    """One candidate per configuration, each seed once."""
     groups: dict[str, dict[int, TrialRecord]] = {}
     for trial in trials:
         groups.setdefault(trial.configuration.key, {}).setdefault(trial.seed, trial)
@@ -208,11 +204,10 @@ def decide(
     objective: Objective = TIME,
     step_seconds: StepSeconds = MappingProxyType({}),
 ) -> Verdict | None:
-    """Return the verdict over a study's trials; None if no trial reached the target.
+    """Verdict over a study's trials; None if no trial reached the target.
 
     Only confirmation runs decide once every finalist has `ENOUGH_RUNS` (or all) of them; until then search trials do.
-    Late neighbours are ignored until complete. A configuration whose fresh seeds missed the target is not recommended
-    for its search trial.
+    Late neighbours are ignored until complete. A configuration whose fresh seeds missed the target is not recommended.
 
     Recommended is the smallest batch size shown to be within 5 % of the least median, else the least. If many
     confirmation runs were contended, all are compared by steps × ``step_seconds``; see `Objective.between`.
@@ -267,7 +262,6 @@ def _without_refused(trials: Sequence[TrialRecord]) -> Sequence[TrialRecord]:
 def _before_the_neighbours(
     trials: Sequence[TrialRecord], confirmation_runs: int, objective: Objective, step_seconds: StepSeconds
 ) -> Verdict | None:
-    """Return the verdict without late neighbours of the optimum, if only they lack runs."""
     late = begun_late(trials, confirmation_runs, objective)
     others = [trial for trial in trials if trial.phase is not Phase.CONFIRM or trial.configuration.key not in late]
     found = decide(others, confirmation_runs, objective, step_seconds) if late else None
@@ -279,7 +273,6 @@ def _before_the_neighbours(
 
 
 def _selection_bias(candidates: Sequence[Candidate]) -> float:
-    """Return the mean selection bias of the least log figure by parametric bootstrap; 0 if noise is unknown."""
     known = [one.estimate for one in candidates]
     deviation = pooled_deviation(known)
     if len(known) < 2 or deviation is None:
@@ -294,12 +287,12 @@ def _selection_bias(candidates: Sequence[Candidate]) -> float:
 
 
 def median_steps(candidate: Candidate) -> float | None:
-    """Return the median steps to the target; None if half of the runs or more missed."""
+    """Median steps to the target; None if half of the runs or more missed."""
     return _median_of_all([run.outcome.steps_to_target for run in candidate.runs if run.outcome])
 
 
 def median_samples(candidate: Candidate) -> float | None:
-    """Return the median samples to the target; None if half of the runs or more missed."""
+    """Median samples to the target; None as `median_steps`."""
     runs = [(run, run.outcome.steps_to_target) for run in candidate.runs if run.outcome]
     return _median_of_all([samples_after(run, steps) for run, steps in runs])
 
@@ -310,9 +303,9 @@ def _median_of_all(values: Sequence[float | None]) -> float | None:
 
 
 def runs_to_settle(log_deviation: float, ratio: float) -> int:
-    """Return the runs per side that separate a ratio of two medians from 1, to 2 %.
+    """Runs per side that separate a ratio of two medians from 1, to 2 %.
 
-    t-test on logarithms at 5 % with 80 % power, by the noncentral t. ``log_deviation`` is over seeds.
+    t-test on logarithms at 5 % with 80 % power, by the noncentral t.
     """
     from scipy.special import nctdtr, stdtrit  # scipy.stats takes half a second to import
 
@@ -328,11 +321,11 @@ def runs_to_settle(log_deviation: float, ratio: float) -> int:
 
 
 def fastest(trials: Sequence[TrialRecord]) -> TrialRecord | None:
-    """Return the trial with the least time-to-target."""
+    """Trial with the least time-to-target."""
     return least_of(trials, TIME)
 
 
 def least_of(trials: Sequence[TrialRecord], objective: Objective) -> TrialRecord | None:
-    """Return the trial with the least figure."""
+    """Trial with the least figure."""
     known = [(value, trial.number, trial) for trial in trials if (value := objective.figure(trial)) is not None]
     return min(known)[2] if known else None

@@ -1,16 +1,19 @@
-"""Builds the answer from a study's records."""
+"""Builds the answer from a study's records, also for an easier target or another device."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import shlex
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
 from bssearch.analysis.answer import (
+    NO_NEXT_STEP,
     Answer,
     Batch,
     Device,
@@ -37,35 +40,44 @@ from bssearch.analysis.batches import (
 from bssearch.analysis.certainty import Certainty, certainty, standing
 from bssearch.analysis.generalisation import generalisation
 from bssearch.analysis.growing import batch_schedule_answer
-from bssearch.analysis.law.joint import fit_and_predict, predicted_figures, predicted_times
-from bssearch.analysis.measured import measured, noise_of_batches
+from bssearch.analysis.law.affine_step_time import fit_step_time
+from bssearch.analysis.law.batch_model import LawFit, LawPoint, RunnableStep, fit_law, predict_optimum
+from bssearch.analysis.law.fitted import CriticalBatch, Fit, Law
+from bssearch.analysis.measured import NoiseAnswer, measured, noise_of_batches
 from bssearch.analysis.notices import about_generalisation, about_the_host, notices
 from bssearch.analysis.objectives.base import Objective, objective_of
+from bssearch.analysis.objectives.time_to_target import TimeToTarget
 from bssearch.analysis.optimum import Candidate, Verdict, decide, median_samples, repeats, runs_to_settle
-from bssearch.analysis.shape import Parameters, parameters_of
+from bssearch.analysis.shape import Notice, Parameters, parameters_of
 from bssearch.analysis.time_to_target import coefficient_of_variation, ratio_interval
 from bssearch.analysis.trade_offs import about_trade_offs, front
-from bssearch.errors import TargetNotReachedError
+from bssearch.errors import TargetNotReachedError, UsageError
 from bssearch.records import (
+    Goal,
     MemoryUse,
     NoiseMeasurement,
+    Observation,
     Phase,
     ProbeRecord,
     StudyRecord,
+    Target,
+    TrialOutcome,
     TrialRecord,
     TrialState,
+    model_parameters,
 )
-from bssearch.records.intervals import FLAT_RATIO, at_most
+from bssearch.records.curves import first_crossing, with_crossing
+from bssearch.records.intervals import FLAT_RATIO, at_most, student_t
 from bssearch.records.step_times import step_seconds_of
 from bssearch.settings import shipped_studies
 from bssearch.spec import StudySpec
 from bssearch.spec.space import UNKNOWN, MemoryBoundary
 
 NEXT = 2
-"""The largest batch size counts as bounded by memory if this many times as many samples do not fit; ladders double."""
+"""Memory is the bound if this many times as many samples do not fit; ladders double."""
 
 TOLD = 1.2
-"""An upper limit of 1 in 1.2 or more on the reached share is not worth printing."""
+"""An upper limit of one in fewer says nothing."""
 
 EASIER = (
     "raise budget.trial_train_seconds, widen the space, or set an easier target under a new name (`bssearch check "
@@ -83,9 +95,9 @@ def build_answer(
     memory_uses: Sequence[MemoryUse] = (),
     noise: Sequence[NoiseMeasurement] = (),
 ) -> Answer:
-    """Return the answer from a study's records; raise `TargetNotReachedError` if no trial reached the target.
+    """Answer from a study's records; raises `TargetNotReachedError` if no trial reached the target.
 
-    Confirmation runs in micro-batches that no longer fit are left out, because they are repeated in smaller ones.
+    Leaves out confirmation runs in micro-batches that no longer fit: they are repeated in smaller ones.
     """
     everything, trials = trials, [one for one in trials if not one.configuration.grows]
     trials = [one for one in trials if one.phase is not Phase.CONFIRM or _may_fit(memory, one)]
@@ -169,7 +181,6 @@ def _surer(by_law: Verdict, by_runs: Verdict, sure_of: Callable[[Verdict], Certa
 
 
 def _told_of(spec: StudySpec, parameters: Parameters) -> Parameters:
-    """Return the parameters that a program's study sets; all parameters for other workloads."""
     if not spec.is_program:
         return parameters
     told = {"learning_rate", *spec.set_parameters}
@@ -208,7 +219,6 @@ def _may_fit(memory: MemoryBoundary, trial: TrialRecord) -> bool:
 
 
 def _largest(spec: StudySpec, verdict: Verdict, batches: Sequence[Batch], memory: MemoryBoundary) -> Largest:
-    """Return the largest batch size that ran without accumulation, else the largest that ran."""
     ran = [one for one in verdict.by_batch.values() if one.fits]
     whole = [one for one in ran if one.configuration.accumulation_steps == 1 and _may_fit(memory, one.runs[0])]
     candidate = (whole or ran)[-1]
@@ -351,19 +361,16 @@ def _refuted(study: StudyRecord, candidates: Sequence[Candidate]) -> TargetNotRe
 
 
 MOST = 2
-"""Most commands proposed at once."""
 
 MORE_TRIALS = 1.5
-"""Factor on the search trials proposed for untuned batch sizes."""
 
 SPEC = "SPEC"
-"""Placeholder for a spec's file name, which is not stored."""
 
 
 def next_steps(
     spec: StudySpec, verdict: Verdict, sure: Certainty | None, largest: Largest, trials: int
 ) -> list[NextStep]:
-    """Return the most useful commands first; ``trials`` counts the search trials."""
+    """Most useful commands; ``trials`` counts the search trials."""
     return list(islice(_proposed(spec, verdict, sure, largest, trials), MOST))
 
 
@@ -419,5 +426,275 @@ def _wider(spec: StudySpec, verdict: Verdict, largest: Largest) -> NextStep | No
 
 
 def _spec_of(study: str) -> str:
-    """Return what `bssearch run` takes for a study: its name if it is shipped, else a spec's file."""
     return shlex.quote(study) if study in shipped_studies() else SPEC
+
+
+def refuse_another_target(objective: Objective) -> None:
+    """Raise `UsageError` if figures do not depend on a target."""
+    if not objective.stops_at_target:
+        raise UsageError(
+            f"a study of {objective.name} has no answer for another target: it compares the best metric in equal train "
+            "seconds",
+            hint="omit the target, or run a study with objective time_to_target",
+        )
+
+
+def easier_target(target: Target, value: float) -> Target:
+    """Target with another value; raises `UsageError` if not finite or harder."""
+    if not math.isfinite(value):
+        raise UsageError(f"target {value:g} must be a finite number")
+    if target.gain(value) > target.gain(target.value):
+        sign = "≤" if target.goal is Goal.MAXIMIZE else "≥"
+        raise UsageError(
+            f"target {value:g} is harder than {target.metric} {target.value:g}, at which the study's trials stopped; "
+            f"it must be {sign} {target.value:g}",
+            hint="run a new study, under a new name, for a harder target",
+        )
+    return replace(target, value=value)
+
+
+def at_target(
+    trial: TrialRecord, curve: Sequence[Observation], target: Target, step_seconds: float | None
+) -> TrialRecord:
+    """Trial as it would have ended at an easier target, by its curve; without its test metric.
+
+    Raises `UsageError` if the target is met before the first step.
+    """
+    if trial.outcome is None or trial.state.is_missing:
+        return trial
+    found = first_crossing(curve, target)
+    if found is None:
+        return trial
+    if found.first_hit_step == 0:
+        raise UsageError(
+            f"target {target.value:g} is met before the first step: trial {trial.number} starts with "
+            f"{target.metric} = {curve[0].metric:.4g}"
+        )
+    hit = next(one for one in curve if one.step == found.first_hit_step)
+    tokens = trial.outcome.tokens
+    outcome = replace(
+        with_crossing(trial.outcome, found),
+        state=TrialState.REACHED,
+        reason=f"{target.metric} = {hit.metric:.6g} at step {hit.step}",
+        steps=hit.step,
+        samples=hit.samples,
+        tokens=None if tokens is None else tokens * hit.samples // trial.outcome.samples,
+        train_seconds=hit.train_seconds,
+        undelayed_train_seconds=_until(hit.step, trial.outcome),
+        final_metric=hit.metric,
+        best_metric=hit.metric,
+        test_metric=None,
+        further_test_metrics=None,
+    )
+    product = None if step_seconds is None else found.steps * step_seconds
+    return replace(trial, state=TrialState.REACHED, outcome=outcome, steps_x_step_time_s=product)
+
+
+def _until(step: int, outcome: TrialOutcome) -> float | None:
+    whole = outcome.undelayed_train_seconds
+    return None if whole is None or not outcome.steps else whole * step / outcome.steps
+
+
+OF_THE_STUDYS_DEVICE = frozenset({"contended", "step_times_contended", "measurement", "device_slower"})
+"""Notices that do not apply to another device."""
+
+
+def predict_for_device(
+    study: StudyRecord,
+    spec: StudySpec,
+    trials: Sequence[TrialRecord],
+    step_times: Mapping[int, ProbeRecord],
+    device_name: str,
+) -> Answer:
+    """Answer predicted from a study's steps and another device's step times.
+
+    Left out, with a notice: batch sizes without a step time, other models than the default's, and growing batches.
+    Raises `UsageError` without a step time of a batch size that ran, `TargetNotReachedError` if no such batch size
+    reached the target.
+    """
+    constant = [trial for trial in trials if not trial.configuration.grows]
+    grown = len(trials) - len(constant)
+    trials, others = _of_timed_model(spec, constant)
+    sizes = {trial.configuration.batch_size for trial in trials}
+    left_out = sorted(sizes - step_times.keys())
+    if not sizes & step_times.keys():
+        ran, timed = (_listed(sorted(some)) for some in (sizes, step_times))
+        raise UsageError(
+            f"no step time is of a batch size that study {study.name!r} ran: it ran {ran or 'no trials'}; step times "
+            f"are of {timed}"
+        )
+    _check_reached(study, trials, step_times, " with the default's model" if others else "")
+    moved = [
+        at_step_time(trial, seconds)
+        for trial in trials
+        if (probe := step_times.get(trial.configuration.batch_size)) and (seconds := probe.step_seconds) is not None
+    ]
+    objective = spec.objective if objective_of(spec).trials_race else TimeToTarget.name
+    found = build_answer(
+        replace(study, objective=objective),
+        spec.model_copy(update={"objective": objective}),
+        moved,
+        step_times,
+    )
+    measured_on = "elsewhere" if study.environment is None else study.environment.device_name
+    told = [
+        (
+            "predicted",
+            True,
+            f"predicted for {device_name} from steps measured on {measured_on}; no trial ran on {device_name}",
+        ),
+        ("no_step_time", left_out, f"batch {_listed(left_out)} left out: no step time"),
+        (
+            "other_models_left_out",
+            others,
+            f"{others} trials left out: step times are of the default's model only",
+        ),
+        ("growing_batches_left_out", grown, f"{grown} trials left out: their batch grows"),
+    ]
+    notices = [Notice(code=code, message=message) for code, holds, message in told if holds]
+    kept = [notice for notice in found.warnings if notice.code not in OF_THE_STUDYS_DEVICE]
+    device = Device(name=device_name, type="unknown", memory_bytes=None, precision=None, torch_version=None)
+    return found.model_copy(update={"device": device, "warnings": [*notices, *kept], **NO_NEXT_STEP})
+
+
+def _of_timed_model(spec: StudySpec, trials: Sequence[TrialRecord]) -> tuple[Sequence[TrialRecord], int]:
+    if not spec.has_several_models:
+        return trials, 0
+    timed = [trial for trial in trials if model_parameters(trial.configuration) == spec.timed_model]
+    return timed, len(trials) - len(timed)
+
+
+def at_step_time(trial: TrialRecord, step_seconds: float) -> TrialRecord:
+    """Trial with times of steps × step time, without device counters and peak memory."""
+    outcome = trial.outcome
+    if outcome is None:
+        return trial
+    reached = outcome.steps_to_target
+    miss = outcome.last_miss_step
+    changed = replace(
+        outcome,
+        train_seconds=outcome.steps * step_seconds,
+        undelayed_train_seconds=None,
+        reference_seconds=None,
+        host_bound_share=None,
+        time_to_target_s=None if reached is None else reached * step_seconds,
+        last_miss_seconds=None if miss is None else miss * step_seconds,
+        first_hit_seconds=None if outcome.first_hit_step is None else outcome.first_hit_step * step_seconds,
+        peak_memory_bytes=None,
+        peak_memory_basis=None,
+        contended=reached is not None,  # makes steps × step time count
+        device_use=type(outcome.device_use)(),
+        warnings=(),
+    )
+    return replace(trial, outcome=changed, steps_x_step_time_s=None if reached is None else reached * step_seconds)
+
+
+def _check_reached(study: StudyRecord, trials: Sequence[TrialRecord], timed: Collection[int], of_model: str) -> None:
+    reached = {
+        trial.configuration.batch_size
+        for trial in trials
+        if trial.state is TrialState.REACHED and trial.outcome is not None and trial.outcome.steps_to_target is not None
+    }
+    if not reached:
+        raise TargetNotReachedError(
+            f"no trial of study {study.name!r}{of_model} has a known number of steps to the target",
+            hint=f"`bssearch trial list {study.name}` shows how they ended",
+        )
+    if reached.isdisjoint(timed):
+        ran = sorted({trial.configuration.batch_size for trial in trials} & set(timed))
+        raise TargetNotReachedError(
+            f"the step times are of batch sizes of study {study.name!r} that did not reach the target: {_listed(ran)}",
+            hint=f"give step times of batch sizes that reached it: {_listed(sorted(reached))}",
+        )
+
+
+def _listed(sizes: Iterable[int]) -> str:
+    return ", ".join(map(str, sizes))
+
+
+SIZES_PER_OCTAVE = 16
+"""4 % apart, below the 5 % that counts."""
+
+
+def fit_and_predict(
+    points: Sequence[LawPoint], probes: Collection[ProbeRecord], noise: NoiseAnswer | None
+) -> tuple[LawFit | None, Fit | None]:
+    """Fitted law, and its form in the answer."""
+    law = fit_law(points)
+    if law is None:
+        return None, None
+    line = fit_step_time(list(probes))
+    optimum = predict_optimum(law, runnable_steps(probes, law.largest_batch))
+    scale = None if noise is None else noise.scale
+    fit = Fit(
+        **_law(law).model_dump(),
+        alpha_s=None if line is None else line.alpha_seconds,
+        beta_s=None if line is None else line.beta_seconds,
+        b_star=None if optimum is None else float(optimum.batch_size),
+        predicted=optimum,
+        including_untuned=None if law.including_untuned is None else _law(law.including_untuned),
+        noise_scale_ratio=None if scale is None or law.b_crit_high is None else scale / law.b_crit,
+    )
+    return law, fit
+
+
+def runnable_steps(probes: Collection[ProbeRecord], largest: int) -> list[RunnableStep]:
+    """Step times up to ``largest``: measured, and interpolated between sizes without accumulation."""
+    found = [
+        RunnableStep(one.batch_size, one.micro_batch_size, one.step_seconds)
+        for one in sorted(probes, key=lambda one: one.batch_size)
+        if one.step_seconds is not None and one.batch_size <= largest
+    ]
+    whole = [one for one in found if one.batch_size == one.micro_batch_size]
+    between = [one for pair in itertools.pairwise(whole) for one in _between(*pair)]
+    return sorted([*found, *between], key=lambda one: one.batch_size)
+
+
+def _between(low: RunnableStep, high: RunnableStep) -> list[RunnableStep]:
+    count = SIZES_PER_OCTAVE * math.log2(high.batch_size / low.batch_size)
+    sizes = {round(low.batch_size * 2 ** (index / SIZES_PER_OCTAVE)) for index in range(1, math.ceil(count))}
+    slope = (high.step_seconds - low.step_seconds) / (high.batch_size - low.batch_size)
+    return [
+        RunnableStep(size, size, low.step_seconds + slope * (size - low.batch_size))
+        for size in sorted(sizes - {low.batch_size, high.batch_size})
+    ]
+
+
+def predicted_figures(
+    law: LawFit, step_seconds: Mapping[int, float], batch_sizes: Collection[int], objective: Objective
+) -> dict[int, float]:
+    """Figures by batch size, if law and step time determine them."""
+    sizes = [size for size in batch_sizes if size <= law.largest_batch]
+    found = {size: objective.predicted(law.steps(size), size, step_seconds.get(size)) for size in sizes}
+    return {size: figure for size, figure in found.items() if figure is not None}
+
+
+def predicted_times(law: LawFit, probes: Collection[ProbeRecord]) -> dict[int, Time]:
+    """Law × step time of each timed batch size, with both errors."""
+    found: dict[int, Time] = {}
+    for probe in probes:
+        size, seconds = probe.batch_size, probe.step_seconds
+        if seconds is None or size > law.largest_batch:
+            continue
+        steps, ends = law.steps(size), law.steps_interval(size)
+        error = 0.0 if probe.error is None else math.hypot(probe.error.own, probe.error.common)
+        of_step = 0.0 if probe.error is None else error * student_t(probe.error.freedom)
+        low, high = (None, None) if ends is None else (math.log(steps / ends[0]), math.log(ends[1] / steps))
+        found[size] = Time(
+            median=steps * seconds,
+            low=None if low is None else steps * seconds * math.exp(-math.hypot(low, of_step)),
+            high=None if high is None else steps * seconds * math.exp(math.hypot(high, of_step)),
+            runs=0,
+            basis="steps_x_step_time",
+        )
+    return found
+
+
+def _law(law: LawFit) -> Law:
+    return Law(
+        s_min=law.s_min,
+        b_crit=CriticalBatch(estimate=law.b_crit, low=law.b_crit_low, high=law.b_crit_high),
+        max_residual=law.max_residual,
+        verdict=law.verdict,
+        residuals=dict(law.residuals),
+    )

@@ -8,7 +8,6 @@ from bssearch.records import Configuration
 from bssearch.spec.space import TRAINING_PARAMETERS
 
 Parameters = dict[str, bool | int | float | str | None]
-"""A configuration's parameters by name."""
 
 
 class Model(BaseModel):
@@ -26,14 +25,14 @@ class Interval(Model):
 
 
 class Notice(Model):
-    """A caveat: a code for programs and a sentence for people."""
+    """A caveat: a code and a sentence."""
 
     code: str
     message: str
 
 
 def parameters_of(configuration: Configuration) -> Parameters:
-    """Return a configuration's parameters except its batch sizes."""
+    """Parameters except batch sizes."""
     named: Parameters = {"learning_rate": configuration.learning_rate}
     named |= {name: getattr(configuration, name) for name in TRAINING_PARAMETERS}
     return {**named, "optimizer": configuration.optimizer, **configuration.parameters}

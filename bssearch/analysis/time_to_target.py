@@ -1,4 +1,4 @@
-"""Figures of one configuration over seeds, and ratios of two."""
+"""Figures over seeds, and ratios of two."""
 
 from __future__ import annotations
 
@@ -16,19 +16,18 @@ from bssearch.records.intervals import student_t
 from bssearch.records.step_times import PooledStepTime
 
 WIDEST_GAP = 1.0
-"""Largest log ratio of first hit to last miss, for a last miss before step 1."""
+"""For a last miss before step 1."""
 
 KNOWN = 1e9
-"""Degrees of freedom of a known deviation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
     """A figure over seeds: median, 95 % interval, and the number of runs that reached.
 
-    ``median`` is None if half of the runs or more missed the target; the interval is None below three runs or with any
-    miss. ``log_deviation``: over seeds, at least that of a uniform hit between two evaluations. ``unresolved`` and the
-    error of ``step_time`` do not shrink with more runs.
+    The median is None if half of the runs or more missed the target, the interval below three runs or with any miss.
+    ``log_deviation``: over seeds, at least a uniform hit's between two evaluations. ``unresolved`` and the error of
+    ``step_time`` do not shrink with more runs.
     """
 
     median: float | None
@@ -44,26 +43,25 @@ class Estimate:
 
     @property
     def step_time_error(self) -> float:
-        """Return the standard error of the log step time; 0 for the runs' own seconds."""
+        """Standard error of the log step time, if used."""
         return 0.0 if self.step_time is None else self.step_time.error
 
     @property
     def excess(self) -> float:
-        """Return the possible excess of the log step time; 0 for the runs' own seconds."""
+        """Possible excess of the log step time, if used."""
         return 0.0 if self.step_time is None else self.step_time.excess
 
     @property
     def variation(self) -> float | None:
-        """Return the log-normal coefficient of variation over seeds; None below two runs."""
+        """Log-normal coefficient of variation over seeds."""
         return coefficient_of_variation(self.log_deviation) if self.reached > 1 else None
 
 
 def estimate(runs: Sequence[TrialRecord], objective: Objective = TIME) -> Estimate:
-    """Return the figure of one configuration over its repeats.
+    """Figure of one configuration over its repeats.
 
-    A missed run counts as longer than all others. The interval is Student's t on logarithms, because seed noise is
-    multiplicative. It includes the error of the shared step time, holds the median, and extends downwards by
-    `PooledStepTime.excess`. Runs that hit between the same two evaluations have at least a uniform hit's deviation.
+    The interval is Student's t on logarithms, because seed noise is multiplicative. It includes the error of the shared
+    step time, holds the median, and extends downwards by `PooledStepTime.excess`.
     """
     basis, step_time = _basis(runs, objective), objective.step_time(runs[0]) if runs else None
     known = [value for run in runs if (value := objective.figure(run)) is not None]
@@ -100,7 +98,7 @@ def estimate(runs: Sequence[TrialRecord], objective: Objective = TIME) -> Estima
 
 
 def pooled_deviation(estimates: Iterable[Estimate]) -> float | None:
-    """Return the pooled standard deviation of log figures over seeds; None without repeats."""
+    """Pooled standard deviation of log figures over seeds; None without repeats."""
     known = [one for one in estimates if one.reached > 1]
     freedom = sum(one.reached - 1 for one in known)
     if not freedom:
@@ -127,9 +125,9 @@ def _gap_deviation(runs: Sequence[TrialRecord], objective: Objective) -> float:
 
 
 def ratio_interval(slower: Estimate, faster: Estimate) -> tuple[float, float] | None:
-    """Return the 95 % interval of slower / faster (Welch's t on logarithms); None if either has no interval.
+    """95 % interval of slower / faster (Welch's t on logarithms); None if either has no interval.
 
-    It includes step-time errors and is widened by the difference of `PooledStepTime.excess`.
+    Includes step-time errors, widened by the difference of `PooledStepTime.excess`.
     """
     if slower.low is None or faster.low is None:
         return None
@@ -144,10 +142,7 @@ def ratio_interval(slower: Estimate, faster: Estimate) -> tuple[float, float] | 
 
 
 def half_width(parts: Sequence[tuple[float, float]]) -> float:
-    """Return half the 95 % interval of a sum of errors, each (variance, degrees of freedom).
-
-    Degrees of freedom by Welch and Satterthwaite (Welch 1947).
-    """
+    """Half the 95 % interval of a sum of errors, each (variance, degrees of freedom) (Welch 1947)."""
     total = math.fsum(variance for variance, _ in parts)
     if total == 0:
         return 0.0
@@ -155,7 +150,7 @@ def half_width(parts: Sequence[tuple[float, float]]) -> float:
 
 
 def welch_half_width(one: tuple[float, int], other: tuple[float, int]) -> float:
-    """Return half the 95 % interval of a difference of two means, each (standard deviation, count ≥ 2)."""
+    """Half the 95 % interval of a difference of two means, each (standard deviation, count ≥ 2)."""
     return half_width([(deviation**2 / runs, runs - 1) for deviation, runs in (one, other)])
 
 
@@ -169,7 +164,7 @@ def _of_step_time(known: PooledStepTime[Kind] | None) -> list[tuple[float, float
 
 
 def coefficient_of_variation(log_deviation: float) -> float:
-    """Return the coefficient of variation of a log-normal quantity."""
+    """Of a log-normal quantity."""
     return math.sqrt(math.expm1(min(log_deviation**2, LARGEST_LOG_RATIO)))
 
 

@@ -1,4 +1,4 @@
-"""Trade-offs between batch sizes: time, cost, energy, memory, generalisation."""
+"""Trade-offs between batch sizes."""
 
 from __future__ import annotations
 
@@ -16,10 +16,7 @@ NOTHING = "–"
 
 
 def front(batches: Sequence[Batch], price_per_device_hour: float | None, *, confirmed: bool) -> list[FrontPoint]:
-    """Return time and cost of every batch size that reached the target, ascending.
-
-    ``confirmed``: compare only batch sizes with confirmation runs.
-    """
+    """Time and cost of every batch size that reached the target; ``confirmed``: compares only confirmed ones."""
 
     def cost(row: Batch) -> float:
         assert row.time_to_target_s is not None and row.samples_to_target is not None, "it has reached"
@@ -60,13 +57,13 @@ RESOURCES: Mapping[str, _Resource] = {
     "samples_to_target": _Resource("the fewest samples", lambda row: row.samples_to_target, ""),
     "energy_to_target": _Resource("the least energy", lambda row: row.energy_joules, " J"),
 }
-"""By the objective that minimises it."""
+"""By objective."""
 
 SAME_AS: Mapping[str, str] = {"cost_to_target": "time_to_target"}
 
 
 def about_trade_offs(batches: Sequence[Batch], optimal: Candidate, *, confirmed: bool) -> list[Notice]:
-    """Return a notice of batch sizes that take over 5 % less of another resource; empty without any."""
+    """Notice of batch sizes that take over 5 % less of another resource."""
     if not optimal.objective.stops_at_target:
         return []
     compared = {row.batch_size: row for row in batches if row.confirmed or not confirmed}
@@ -111,10 +108,7 @@ def _in_exchange(best: Batch, row: Batch, own: str, noun: str) -> str:
 
 
 def trade_off_rows(answer: Answer) -> tuple[list[str], list[list[str]]]:
-    """Return headings and rows of the trade-off table.
-
-    Empty columns are left out; no table if only time and samples are known.
-    """
+    """Headings and rows, without empty columns; empty if only time and samples are known."""
     rows = _shown(answer)
     known = {
         heading: cells for heading, shown in _columns(answer).items() if any(cells := [shown(row) for row in rows])
@@ -156,7 +150,7 @@ def _columns(answer: Answer) -> dict[str, Callable[[Batch], str]]:
 
 
 def about_columns(answer: Answer) -> list[str]:
-    """Return sentences that explain columns of `trade_off_rows`."""
+    """Sentences that explain columns of `trade_off_rows`."""
     rows = _shown(answer)
     bases = {row.peak_memory_basis for row in rows if row.peak_memory_basis is not None}
     parts = {row.generalisation.part for row in rows if row.generalisation is not None}

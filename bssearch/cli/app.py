@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import gc
-import sys
 from typing import Annotated, Any
 
 import typer
@@ -25,17 +22,11 @@ from bssearch.cli import (
     study,
     trial,
 )
-from bssearch.cli.output import end_of_pipe
-from bssearch.errors import BSSearchError, UsageError
-from bssearch.records.text import visible, without_passwords
+from bssearch.errors import UsageError
+from bssearch.records.text import without_passwords
 
 # Typer's base class of usage errors, which has no public name.
 _ClickError: Any = typer.BadParameter.__mro__[2]
-
-# Garbage-collection threshold: imports create mostly permanent objects, and Python's default of 700 costs a fifth of
-# the CPU time of a short command.
-COLLECT_AFTER = 200_000
-
 
 WELCOME = """\
 bssearch finds the batch size that reaches your target soonest.
@@ -159,24 +150,3 @@ def _options(
 ) -> None:
     if ctx.invoked_subcommand is None:
         typer.echo(WELCOME)
-
-
-def main() -> None:
-    """Run the command line; print bssearch's errors and exit with their codes."""
-    gc.set_threshold(COLLECT_AFTER, *gc.get_threshold()[1:])
-    atexit.register(gc.freeze)  # skips garbage collection at exit, too
-    try:
-        app()
-    except BSSearchError as error:
-        sys.stderr.write(without_passwords(visible(f"error: {error}\n")))
-        if error.hint:
-            sys.stderr.write(without_passwords(f"hint: {visible(error.hint)}\n"))
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        end_interrupted()
-    except BrokenPipeError:
-        end_of_pipe()
-
-
-if __name__ == "__main__":
-    main()

@@ -63,7 +63,7 @@ def best(
     precision: PrecisionFilter = None,
 ) -> None:
     """Print the best batch size, its configuration and its certainty."""
-    from bssearch.commands.across.matching import StudyFilter
+    from bssearch.commands.across.databases import StudyFilter
 
     if export is not None:
         exclude(f"--export {export}", {f"--format {form}": form is not Format.TABLE})
@@ -93,7 +93,7 @@ def best(
     from bssearch.search.finding import answer
 
     with study_to_read(db, study) as (store, name):
-        if asked.metric is not None and asked.metric != (metric := store.study(name).target.metric):
+        if asked.metric is not None and asked.metric != (metric := store.studies.get(name).target.metric):
             raise UsageError(f"--target {asked.metric}: the target of study {name!r} is of {metric}")
         found = predict(store, name, step_times, device) if step_times else answer(store, name, asked.target)
         if schedule:

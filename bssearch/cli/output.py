@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
 import typer
 
-from bssearch.exchange.csv_rows import Row, write_csv
+from bssearch.files import Row, write_csv
 from bssearch.records.text import visible
 
 if TYPE_CHECKING:

@@ -71,7 +71,7 @@ def submit(
 ) -> None:
     """Queue a study: a worker's template with your values."""
     from bssearch.commands.queue.submissions import submit_study
-    from bssearch.spec.submission import check_template_name
+    from bssearch.spec.templates import check_template_name
 
     asked = _asked(template, values or [])
     check_template_name(asked.template)

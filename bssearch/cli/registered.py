@@ -28,7 +28,7 @@ from bssearch.records import TrialState
 from bssearch.registry import Option
 
 if TYPE_CHECKING:
-    from bssearch.commands.probe.report import Probe
+    from bssearch.commands.probes import Probe
     from bssearch.exchange.importers.importer import Importer, Studies, WholeStudies
 
 
@@ -152,7 +152,7 @@ def _store(made: Studies, db: str | None, form: Format) -> None:
     from bssearch.storage.repository import open_store
 
     with open_store(db, notify=note) as store:
-        store.import_studies(made.studies)
+        store.transfer.import_finished(made.studies)
     for text in made.notes:
         note(text)
     rows = [
@@ -173,7 +173,7 @@ def _join(made: WholeStudies, db: str | None, form: Format) -> None:
     if made.dry_run:
         open_store(db, write=False).close()  # a missing file must not be created
     with open_store(db, notify=note) as store:
-        joined = store.join_studies(made.copies, name=made.name, dry_run=made.dry_run)
+        joined = store.transfer.join(made.copies, name=made.name, dry_run=made.dry_run)
     for text in made.notes:
         note(text)
     for one in joined:

@@ -12,8 +12,7 @@ import typer
 from bssearch.cli.arguments import DatabasesOption, StudyArgument, study_to_read
 from bssearch.cli.output import Format, FormatOption, print_named
 from bssearch.errors import UsageError
-from bssearch.exchange.csv_rows import write_csv
-from bssearch.files import check_file, check_folder, naming, replacing
+from bssearch.files import check_file, check_folder, naming, replacing, write_csv
 
 if TYPE_CHECKING:
     from bssearch.storage.repository import Store
@@ -86,7 +85,7 @@ def _write_tables(store: Store, name: str, folder: Path) -> list[Path]:
     from bssearch.exchange.trial_rows import flat_table, observations_of, trial_table
     from bssearch.search.finding import answer
 
-    found, trials = answer(store, name), store.trials(name)
+    found, trials = answer(store, name), store.trials.of(name)
     made = not folder.exists()
     paths = [folder / table for table in TABLES]
     try:
@@ -125,8 +124,12 @@ def serve(
     ] = None,
 ) -> None:
     """Show live studies and a calculator in a browser."""
-    from bssearch.web.server import serve as serve_pages
-
+    try:
+        from bssearch.web.server import serve as serve_pages
+    except ImportError as error:
+        raise UsageError(
+            f"bssearch serve needs {error.name}, which is not installed", hint="pip install 'bssearch[serve]'"
+        ) from None
     serve_pages(
         db,
         host=host,

@@ -22,7 +22,7 @@ from bssearch.records.text import plural
 
 if TYPE_CHECKING:
     from bssearch.analysis.law.quick import QuickAnswer
-    from bssearch.commands.dry_run import DryRun
+    from bssearch.commands.check import DryRun
 
 QUICK_COLUMNS = ("trial", "batch_size", "learning_rate", "steps", "train_seconds")
 
@@ -54,7 +54,7 @@ def run(
         require("--quick", {"--seconds": seconds})
     study, launch = spec_to_run(spec, overrides, launch)
     if dry_run:
-        from bssearch.commands.dry_run import dry_run as planned
+        from bssearch.commands.check import dry_run as planned
 
         plan = planned(study)
         show_model(form, plan, print_dry_run, [plan])

@@ -53,8 +53,7 @@ def list_studies(
     precision: PrecisionFilter = None,
 ) -> None:
     """List the studies of one or more databases."""
-    from bssearch.commands.across.databases import open_databases
-    from bssearch.commands.across.matching import StudyFilter, study_rows
+    from bssearch.commands.across.databases import StudyFilter, open_databases, study_rows
 
     asked = StudyFilter.of(workload=workload, device=device, target=target, objective=objective, precision=precision)
     with open_databases(db) as stores:
@@ -284,7 +283,7 @@ def rename(
 ) -> None:
     """Rename a study."""
     with existing_store(db) as store:
-        store.rename_study(old, new)
+        store.studies.rename(old, new)
     tell(form, f"study {old} is now {new}; to resume it, write name: {new} in its spec", study=new, renamed_from=old)
 
 
@@ -297,7 +296,7 @@ def archive(
 ) -> None:
     """Hide a study from lists without --all; it takes no more trials."""
     with existing_store(db) as store:
-        store.archive_study(study, archived=not undo)
+        store.studies.archive(study, archived=not undo)
     done = f"study {study} is back" if undo else f"study {study} is archived; --undo brings it back"
     tell(form, done, study=study, archived=not undo)
 
@@ -313,7 +312,7 @@ def delete(
     from bssearch.search.pruners.checkpoints import Checkpoints
 
     with existing_store(db) as store:
-        trials, observations = len(store.trials(study)), store.observation_count(study)
+        trials, observations = len(store.trials.of(study)), store.trials.observation_count(study)
         what = f"study {study} with {plural(trials, 'trial')} and {plural(observations, 'observation')}"
         if not yes:
             if not sys.stdin.isatty():
@@ -324,8 +323,8 @@ def delete(
             typer.echo(f"this deletes {what} from {store.masked_url}, for good", err=True)
             if typer.prompt("type the study's name to continue", default="", show_default=False, err=True) != study:
                 raise UsageError("the name does not match; nothing was deleted")
-        waiting = Checkpoints(store.study(study))
-        store.delete_study(study)
+        waiting = Checkpoints(store.studies.get(study))
+        store.studies.delete(study)
         try:
             waiting.clear()
         except CheckpointError as error:

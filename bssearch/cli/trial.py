@@ -87,7 +87,7 @@ def list_trials(
     from bssearch.exchange.trial_rows import trial_row
 
     with study_to_read(db, study) as (store, name):
-        found = store.trials(name)
+        found = store.trials.of(name)
     kept = matching_trials(found, phase=phase, state=state, batch_size=batch_size)
     rows = [trial_row(trial) for trial in kept]
     if form is Format.TABLE:
@@ -120,7 +120,7 @@ def show_trial(
     with study_to_read(db, study) as (store, name):
         if number > LARGEST_NUMBER:
             raise NotFoundError(f"study {name!r} has no trial {number}")
-        found = store.trial(name, number)
+        found = store.trials.get(name, number)
         if log:
             _print_log(store, name, found)
             return
@@ -131,15 +131,15 @@ def show_trial(
             document = asdict(found_again)
             show(form, lambda: _print_reproduction(found_again), lambda: document, lambda: [document])
             return
-        curve = store.observations(name, number)
-        environment = store.environment_of(name, number)
-        spec = store.spec_at(name, number)
+        curve = store.trials.observations(name, number)
+        environment = store.trials.environment(name, number)
+        spec = store.trials.spec(name, number)
     row = trial_document(found, curve, environment, spec) if form is not Format.TABLE else {}
     show(form, lambda: _print_trial(name, found, curve, environment), lambda: row, lambda: [row])
 
 
 def _print_log(store: Store, study: str, found: TrialRecord) -> None:
-    printed = store.log(study, found.number)
+    printed = store.trials.log(study, found.number)
     write(printed or "")
     if not printed:
         why = "printed nothing" if found.state.is_finished else "has not ended; its log is stored at its end"

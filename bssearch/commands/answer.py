@@ -7,11 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bssearch.analysis.answer import Answer as Answer
-from bssearch.analysis.derived import predict_for_device
-from bssearch.exchange.importers.step_times import read_step_times
-from bssearch.exchange.trial_rows import flat_table
-from bssearch.figures.page import in_notebook
-from bssearch.figures.plots import objective_picture
 from bssearch.search.finding import answer
 from bssearch.spec.reader import spec_of
 from bssearch.storage.repository import Store, open_store
@@ -35,6 +30,8 @@ class Picture:
 
 def plot(answer: Answer) -> Picture:
     """Return the chart of the objective against batch size, with intervals, bounds and the law."""
+    from bssearch.figures.plots import objective_picture
+
     return Picture(objective_picture(answer))
 
 
@@ -42,11 +39,20 @@ def frame(answer: Answer) -> pd.DataFrame:
     """Return a data frame with a row per batch size and the columns of ``batches.csv``."""
     import pandas as pd
 
+    from bssearch.exchange.trial_rows import flat_table
+
     columns, rows = flat_table([row.model_dump(mode="json") for row in answer.batches])
     return pd.DataFrame(rows, columns=columns)
 
 
-Answer.plot, Answer.frame, Answer._repr_html_ = plot, property(frame), in_notebook
+def page(answer: Answer) -> str:
+    """Return the answer as HTML for a notebook."""
+    from bssearch.figures.page import in_notebook
+
+    return in_notebook(answer)
+
+
+Answer.plot, Answer.frame, Answer._repr_html_ = plot, property(frame), page
 
 
 def best(study: str, *, db: str | None = None, target: float | None = None) -> Answer:
@@ -64,6 +70,9 @@ def predict(store: Store, study: str, step_times: Path, device_name: str | None 
     The device's name defaults to the file's. Raises the errors of `read_step_times` and `predict_for_device`, and
     `NotFoundError`.
     """
-    record = store.study(study)
+    from bssearch.analysis.report import predict_for_device
+    from bssearch.exchange.importers.step_times import read_step_times
+
+    record = store.studies.get(study)
     times = read_step_times(step_times)
-    return predict_for_device(record, spec_of(record), store.trials(study), times, device_name or step_times.stem)
+    return predict_for_device(record, spec_of(record), store.trials.of(study), times, device_name or step_times.stem)

@@ -8,7 +8,16 @@ from dataclasses import replace
 from functools import cache
 
 from bssearch.analysis.answer import Answer
-from bssearch.analysis.rules.audit import FULL_LIMIT_PHASES, Audit, Case, audit, cases, is_result, spent_train_seconds
+from bssearch.analysis.rules.audit import (
+    FULL_LIMIT_PHASES,
+    Audit,
+    Case,
+    audit,
+    cases,
+    is_result,
+    spent_train_seconds,
+    tuned_optima,
+)
 from bssearch.commands.launch import HERE, Launch
 from bssearch.commands.opening import OpenStudy, opened
 from bssearch.errors import UsageError, WorkloadError
@@ -20,7 +29,7 @@ from bssearch.search.history import History, trial_seed
 from bssearch.spec import StudySpec
 from bssearch.spec.reader import spec_of
 from bssearch.storage.repository import Store, open_store
-from bssearch.training.probes.cadence import probe_record
+from bssearch.training.course import probe_record
 
 FULL_TRIALS = 20  # default budget in trials of full length, about that of a small search
 
@@ -44,11 +53,11 @@ def audit_stored(
     """
     found = answer(store, study)
     return audit(
-        spec_of(store.study(study)),
-        store.trials(study),
+        spec_of(store.studies.get(study)),
+        store.trials.of(study),
         found,
-        store.step_times(study),
-        store.memory_boundary(study),
+        store.probes.step_times(study),
+        store.probes.memory_boundary(study),
         runs=runs,
         train_seconds=train_seconds,
         train_samples=train_samples,
@@ -96,13 +105,9 @@ def audit_study(
 
 
 def _cases_of(store: Store, spec: StudySpec) -> list[Case]:
-    return cases(
-        spec,
-        store.trials(spec.name),
-        answer(store, spec.name),
-        store.step_times(spec.name),
-        store.memory_boundary(spec.name),
-    )
+    trials, step_times = store.trials.of(spec.name), store.probes.step_times(spec.name)
+    memory = store.probes.memory_boundary(spec.name)
+    return cases(spec, trials, answer(store, spec.name), tuned_optima(spec, trials, step_times, memory))
 
 
 def next_audit_run(
@@ -153,11 +158,11 @@ def time_accumulation(study: OpenStudy, found: Answer) -> None:
     refuses micro-batches. Raises `LaunchError` if the worker dies.
     """
     spec = study.spec
-    known = study.store.probes(spec.name, study.environment)
+    known = study.store.probes.by_batch_size(spec.name, study.environment)
     whole = [size for size, probe in known.items() if probe.micro_batch_size == size]
     sizes = sorted({found.optimal.batch_size, max(whole, default=0)} & set(whole))
     visit: int | None = None
-    visited = {(one.batch_size, one.micro_batch_size) for one in study.store.visits(spec.name)}
+    visited = {(one.batch_size, one.micro_batch_size) for one in study.store.probes.visits(spec.name)}
     for size in sizes:
         count = next((count for count in MICRO_BATCHES if size % count == 0), None)
         if count is None or (size, size // count) in visited:
@@ -172,7 +177,7 @@ def time_accumulation(study: OpenStudy, found: Answer) -> None:
         probe = probe_record(measured, spec.budget.trial_train_seconds)
         # Trials at a batch size keep one evaluation cadence, whatever their micro-batches.
         probe = replace(probe, eval_every_steps=known[size].eval_every_steps)
-        visit = study.store.save_probe(spec.name, study.environment, probe, visit)
+        visit = study.store.probes.add_step_time(spec.name, study.environment, probe, visit)
 
 
 def _counts(spec: StudySpec, trial: TrialRecord) -> bool:

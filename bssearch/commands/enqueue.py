@@ -39,7 +39,7 @@ from bssearch.spec.parts import DefaultSpec, whole_configuration
 from bssearch.spec.reader import spec_of
 from bssearch.spec.space import OPTIMIZER_SETTINGS, OPTIMIZERS
 from bssearch.storage.repository import Store
-from bssearch.storage.starting import archived
+from bssearch.storage.trials import archived
 
 
 def enqueue(store: Store, study: str, values: Mapping[str, ParameterValue]) -> tuple[int, Configuration]:
@@ -50,12 +50,12 @@ def enqueue(store: Store, study: str, values: Mapping[str, ParameterValue]) -> t
     (`bssearch.records.batch_schedule`). Raises `UsageError` for a configuration outside the space, `LaunchError` if
     nothing fits.
     """
-    record = store.study(study)
+    record = store.studies.get(study)
     if record.archived_at is not None:
         raise archived(study)
     spec = spec_of(record)
     configuration = configuration_of(spec, {name: one for name, one in values.items() if name not in PARAMETERS})
-    trials, probes = store.trials(study), store.probes(study)
+    trials, probes = store.trials.of(study), store.probes.by_batch_size(study)
     probe = probes.get(configuration.batch_size)
     if probe is not None:
         configuration = configuration.in_micro_batches(probe.micro_batch_size)
@@ -73,7 +73,7 @@ def enqueue(store: Store, study: str, values: Mapping[str, ParameterValue]) -> t
         threads=spec.executor.threads,
         uncapped=True,
     )
-    return store.enqueue(study, plan), configuration
+    return store.trials.enqueue(study, plan), configuration
 
 
 def with_schedule(

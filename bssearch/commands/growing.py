@@ -40,9 +40,9 @@ def scheduled_training(store: Store, name: str, answer: Answer) -> ScheduledTrai
     starts = {one.batch_size: one.start_samples for one in found.stages if one.start_samples is not None}
     notes = [] if found.saves_time == "yes" else [NO_GAIN[found.saves_time]]
     if found.noise_share is not None:
-        run = typical_run(found, store.trials(name))
+        run = typical_run(found, store.trials.of(name))
         assert run is not None, "a schedule of an answer has reached the target"
-        ran = run_stages(run, store.observations(name, run.number))
+        ran = run_stages(run, store.trials.observations(name, run.number))
         starts = {one.batch_size: one.start_samples for one in ran}
         notes.append(f"the trials grew by the noise scale that they measured: the stages are as trial {run.number} ran")
     return ScheduledTraining(schedule_values(found), _stages(found, starts), tuple(notes))

@@ -13,7 +13,6 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from bssearch.errors import UsageError
-from bssearch.executors.programs.command import digest_of, files_of
 from bssearch.files import make_private_folder
 from bssearch.records import MAKE_TRAINER, StudyRecord
 from bssearch.settings import state_folder
@@ -90,7 +89,7 @@ def refuse_where_in_no_file(spec: StudySpec) -> None:
         )
     if spec.workload == OBJECTIVE or lies_in_no_file(spec.workload):
         raise UsageError(
-            f"the workload {spec.workload!r} of study {spec.name!r} lies in no file: it was given from a notebook, or "
+            f"the workload {spec.workload!r} of study {spec.name!r} is not in a file: it was given from a notebook, or "
             "from the script that ran",
             hint="give it again from there, as in bssearch.confirm_study(spec, bssearch.Launch(workload=MyTask)), or "
             "as the objective of bssearch.Study(spec, objective=train)",
@@ -126,6 +125,8 @@ def _text(spec: StudySpec, folder: Path) -> str:
     if spec.executor.address is not None:
         told["address"] = spec.executor.address
     if spec.is_program:
+        from bssearch.executors.programs.command import digest_of, files_of
+
         told |= {name: getattr(spec, name) for name in OF_PROGRAMS}
         told["files"] = {name: digest_of(file) for name, file in files_of(spec.command, folder).items()}
     return json.dumps(told, sort_keys=True) + "\n"

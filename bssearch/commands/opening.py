@@ -38,7 +38,7 @@ from bssearch.spec.reader import changed_fields, spec_of
 from bssearch.spec.space import split_batch
 from bssearch.spec.space.micro_batches import batch_norm_caveats
 from bssearch.storage.repository import Store, check_writable, open_store
-from bssearch.storage.starting import archived
+from bssearch.storage.trials import archived
 from bssearch.workloads.base import lies_in_no_file, refuse_while_importing
 from bssearch.workloads.given import GivenWorkload, given_workload
 
@@ -130,7 +130,7 @@ def with_all_that_is_asked(spec: StudySpec, stored: StudyRecord, store: Store) -
     before, now = earlier.budget, spec.budget
     least = min(before.least_trials, now.trials)
     if now.trials > before.trials or _seconds(now) > _seconds(before):
-        history = History(earlier, store.trials(spec.name))
+        history = History(earlier, store.trials.of(spec.name))
         if 0 < history.spent < before.trials and history.time_share < 1:
             least = now.trials
     return spec.model_copy(update={"budget": now.model_copy(update={"least_trials": max(least, now.least_trials)})})
@@ -153,7 +153,7 @@ def batch_normalisation_caveats(spec: StudySpec, found: WorkloadDescription) -> 
 
 def refuse_changed_workload(study: StudyRecord, store: Store) -> None:
     """Raise `UsageError` if the study has valid trials of earlier code."""
-    if all(trial.state.is_missing for trial in store.trials(study.name)):
+    if all(trial.state.is_missing for trial in store.trials.of(study.name)):
         return
     name = str(study.spec["workload"])
     where = "source" if name == OBJECTIVE or lies_in_no_file(name) else "file"
@@ -262,7 +262,9 @@ class OpenStudy:
     def history(self) -> History:
         """Return the stored state of the study."""
         return History(
-            self.spec, self.store.trials(self.spec.name), self.store.probes(self.spec.name, self.environment)
+            self.spec,
+            self.store.trials.of(self.spec.name),
+            self.store.probes.by_batch_size(self.spec.name, self.environment),
         )
 
 
@@ -289,10 +291,10 @@ def opened(spec: StudySpec, launch: Launch, *, keeps_name: bool = False, reports
             spec, is_new = _open_study(spec, launch, store, found, listener)
             spec = _with_slots(spec, executor.slots)
             if given is None or (given.in_process is None and given.name == spec.workload):
-                remember(spec, store.study(spec.name), Path(launch.folder))
+                remember(spec, store.studies.get(spec.name), Path(launch.folder))
             elif given.in_process is not None and asked.executor.name != INLINE:
                 listener.note(
-                    f"{given.label} lies in no file that a worker process could load: its trials run in this process, "
+                    f"{given.label} is not in a file that a worker process could load: its trials run in this process, "
                     "one at a time, and a crash or a hang is one of this process"
                 )
             with (
@@ -360,7 +362,7 @@ def stored_spec(
     cluster is unknown here. Raises `NotFoundError`, `DatabaseError`, `TargetNotReachedError`.
     """
     with open_store(db, write=False) as store:
-        record = store.study(study)
+        record = store.studies.get(study)
         spec = spec_of(record)
         if to_run and spec.is_imported:
             raise UsageError(
@@ -418,7 +420,7 @@ def program_of(spec: StudySpec) -> Program | None:
 def _open_study(
     spec: StudySpec, launch: Launch, store: Store, found: WorkloadDescription, listener: Listener
 ) -> tuple[StudySpec, bool]:
-    stored = store.find_study(spec.name)
+    stored = store.studies.find(spec.name)
     study = stored or _create_study(spec, store)
     if study.archived_at is not None:
         raise archived(spec.name)
@@ -430,8 +432,8 @@ def _open_study(
     if has_changed and not launch.allow_changed_workload:
         refuse_changed_workload(study, store)
     if launch.pretended_gib is None:
-        store.bind_environment(spec.name, found.environment, again=has_changed)
-        store.update_spec(spec.name, spec.model_dump(mode="json"))
+        store.studies.bind(spec.name, found.environment, again=has_changed)
+        store.studies.update_spec(spec.name, spec.model_dump(mode="json"))
     listener.opened(study, store.masked_url, continued=stored is not None)
     outside = "; ".join(spec.space.outside(spec.default_configuration)) if stored is None else ""
     for note in (
@@ -458,13 +460,13 @@ def _not_left_empty(store: Store, name: str) -> Iterator[None]:
         yield
     except WorkloadError:
         with suppress(BSSearchError):
-            if not store.trials(name) and not store.probes(name):
-                store.delete_study(name)
+            if not store.trials.of(name) and not store.probes.by_batch_size(name):
+                store.studies.delete(name)
         raise
 
 
 def _create_study(spec: StudySpec, store: Store) -> StudyRecord:
     try:
-        return store.create_study(spec.new_study(user_name()))
+        return store.studies.create(spec.new_study(user_name()))
     except UsageError:
-        return store.study(spec.name)
+        return store.studies.get(spec.name)

@@ -37,7 +37,7 @@ def audited_rules(db: str | None = None) -> Iterator[AuditedRule]:
     if is_default and not Path(DEFAULT_DATABASE_URL.removeprefix("sqlite:///")).exists():
         return
     with open_store(db, write=False) as store:
-        for study in store.studies():
+        for study in store.studies.summaries():
             try:
                 found = audit_stored(store, study.name)
             except TargetNotReachedError:
@@ -84,7 +84,7 @@ def plan_scale(asked: ScaleRequest) -> ScalePlan:
 def _measured(study: str, db: str | None) -> dict[str, Any]:
     with open_store(db, write=False) as store:
         quick = stored_quick(store, study)
-        line = fit_step_time(list(store.probes(study).values()))
+        line = fit_step_time(list(store.probes.by_batch_size(study).values()))
         try:
             best = answer(store, study)
         except TargetNotReachedError:

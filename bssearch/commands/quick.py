@@ -9,24 +9,27 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from bssearch.analysis.derived import at_target
 from bssearch.analysis.law.affine_step_time import fit_step_time
 from bssearch.analysis.law.batch_model import LawPoint, law_point
-from bssearch.analysis.law.critical_batch import (
+from bssearch.analysis.law.quick import (
     CriticalBatchPosterior,
     ExpectedOptimum,
+    Promise,
+    QuickAnswer,
+    QuickCriticalBatch,
+    QuickOptimum,
+    QuickRun,
     critical_batch,
     expected_optimum,
 )
-from bssearch.analysis.law.joint import runnable_steps
-from bssearch.analysis.law.quick import Promise, QuickAnswer, QuickCriticalBatch, QuickOptimum, QuickRun
 from bssearch.analysis.objectives.samples_to_target import samples_after
 from bssearch.analysis.objectives.time_to_target import TimeToTarget
+from bssearch.analysis.report import at_target, runnable_steps
 from bssearch.analysis.shape import Model, Notice
 from bssearch.commands.enqueue import any_configuration_of, configuration_of
 from bssearch.commands.launch import HERE, Launch
 from bssearch.commands.opening import OpenStudy, opened
-from bssearch.commands.probe.noise import probe_noise
+from bssearch.commands.probes import probe_noise
 from bssearch.errors import LaunchError, TargetNotReachedError, UsageError, WorkloadError
 from bssearch.records import (
     Configuration,
@@ -458,7 +461,7 @@ def comparable_target(study: OpenStudy, default: TrialRecord, plan: QuickPlan) -
 
 
 def _gains(study: OpenStudy, run: TrialRecord) -> list[float]:
-    curve = study.store.curves(study.spec.name, [run.number])[run.number]
+    curve = study.store.trials.curves(study.spec.name, [run.number])[run.number]
     gains = [study.spec.record_target.gain(one.metric) for one in curve]
     return [gain for gain in gains if math.isfinite(gain)]
 
@@ -504,7 +507,7 @@ def _optimum(history: History, batch_size: int) -> tuple[QuickOptimum, float]:
 def _at(study: OpenStudy, runs: Sequence[TrialRecord], target: Target) -> list[TrialRecord]:
     if target == study.spec.record_target:
         return list(runs)
-    curves = study.store.curves(study.spec.name, [run.number for run in runs])
+    curves = study.store.trials.curves(study.spec.name, [run.number for run in runs])
     return [at_target(run, curves[run.number], target, None) for run in runs]
 
 
@@ -557,7 +560,7 @@ class TrackRecord(Model):
 def track_record(store: Store) -> TrackRecord:
     """Return how often a database's quick answers held."""
     kept, waiting = [], []
-    for study in store.studies():
+    for study in store.studies.summaries():
         if stored_quick(store, study.name) is None:
             continue
         try:

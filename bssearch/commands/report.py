@@ -76,12 +76,12 @@ def picture_of(store: Store, name: str, trials: Sequence[TrialRecord] | None = N
 
     Raises `NotFoundError`, and `TargetNotReachedError` if no trial reached the target.
     """
-    study, trials = store.study(name), store.trials(name) if trials is None else trials
+    study, trials = store.studies.get(name), store.trials.of(name) if trials is None else trials
     found = answer(store, name, trials=trials)
     spec = spec_of(study)
     chosen = curve_trials(found, trials)
     grown = None if found.batch_schedule is None else typical_run(found.batch_schedule, trials)
-    curves = store.curves(name, [*chosen.values(), *([] if grown is None else [grown.number])])
+    curves = store.trials.curves(name, [*chosen.values(), *([] if grown is None else [grown.number])])
     audited = any(trial.phase in FULL_LIMIT_PHASES for trial in trials)
     return StudyPicture(
         study=study,
@@ -89,14 +89,16 @@ def picture_of(store: Store, name: str, trials: Sequence[TrialRecord] | None = N
         answer=found,
         trials=trials,
         curves={size: curves[number] for size, number in chosen.items()},
-        audit=audit(spec, trials, found, store.step_times(name), store.memory_boundary(name)) if audited else None,
+        audit=audit(spec, trials, found, store.probes.step_times(name), store.probes.memory_boundary(name))
+        if audited
+        else None,
         grown=None if grown is None else (grown, curves[grown.number]),
     )
 
 
 def svg_of(store: Store, name: str) -> str:
     """Return a study's chart as a dated SVG document; see `picture_of` for errors."""
-    found, study = answer(store, name), store.study(name)
+    found, study = answer(store, name), store.studies.get(name)
     spec = spec_of(study)
     default = spec.default.batch_size if spec.default_is_known else None
     return objective_picture(found, default_batch_size=default, measured_on=study.created_at.date())
@@ -114,7 +116,7 @@ def compare(studies: Sequence[tuple[Store, str]]) -> list[Comparison]:
 class _Compared:
     def __init__(self, store: Store, name: str) -> None:
         self.database = store.masked_url
-        self.study: StudyRecord = store.study(name)
+        self.study: StudyRecord = store.studies.get(name)
         self.answer: Answer | None = None
         self.estimate: Estimate | None = None
         self.missed = ""
@@ -123,11 +125,11 @@ class _Compared:
         except TargetNotReachedError as error:
             self.missed = error.message
             return
-        counted = [one for one in store.trials(name) if one.state.is_finished and not one.state.is_missing]
+        counted = [one for one in store.trials.of(name) if one.state.is_finished and not one.state.is_missing]
         runs = [one for one in counted if one.number in self.answer.optimal.trial_numbers]
         objective = objective_in(self.answer).in_own_unit()
         confirmed = [one for one in counted if one.phase is Phase.CONFIRM]
-        timed = step_seconds_of(store.probes(name).values(), spec_of(self.study).timed_model)
+        timed = step_seconds_of(store.probes.by_batch_size(name).values(), spec_of(self.study).timed_model)
         objective = objective.between(confirmed, timed, counted)
         if all((objective.figure(run) or 1) > 0 for run in runs):  # a metric may be negative
             self.estimate = estimate(runs, objective)

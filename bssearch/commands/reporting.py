@@ -13,8 +13,7 @@ import yaml
 from bssearch.analysis.headline import headline
 from bssearch.analysis.shape import parameters_of
 from bssearch.errors import BSSearchError, TargetNotReachedError
-from bssearch.exchange.boards.base import boards_of, check_boards, without_secrets
-from bssearch.exchange.boards.process import BoardProcess
+from bssearch.exchange.boards.base import BoardProcess, boards_of, check_boards, without_secrets
 from bssearch.records import StudyRecord, TrialObserved, TrialRecord, TrialState
 from bssearch.search.finding import answer
 from bssearch.search.history import History
@@ -40,7 +39,7 @@ class Reporter(Listener):
         """Report events within the context."""
         self._store, self._name, self._metric = store, spec.name, spec.target.metric
         self._train_samples = train_samples
-        study = store.study(spec.name)
+        study = store.studies.get(spec.name)
         target = study.target
         about = {
             "target": target.in_words,
@@ -49,7 +48,7 @@ class Reporter(Listener):
             "spec": yaml.safe_dump(without_secrets(spec.model_dump(mode="json")), sort_keys=False),
         }
         self._tell("opened", name=study.name, mark=study.mark, metric=target.metric, about=about)
-        self._unfinished = {trial.number for trial in store.trials(spec.name) if trial.state in UNFINISHED}
+        self._unfinished = {trial.number for trial in store.trials.of(spec.name) if trial.state in UNFINISHED}
         try:
             yield
         finally:
@@ -106,7 +105,7 @@ class Reporter(Listener):
 
     def _tell_the_rest(self, store: Store) -> None:
         """Report the final answer and the ends of other drivers' trials."""
-        for trial in store.trials(self._name) if self._unfinished else []:
+        for trial in store.trials.of(self._name) if self._unfinished else []:
             if trial.number in self._unfinished and trial.state not in UNFINISHED and trial.outcome is not None:
                 self._tell_end(trial)
         if self._starts:
@@ -137,7 +136,7 @@ class Reporter(Listener):
             figures["flat_range"] = dict(zip(("low", "high"), found.flat_range, strict=True))
             self._tell(
                 "answered",
-                trials=len(store.trials(self._name)),
+                trials=len(store.trials.of(self._name)),
                 words=words,
                 parameters={**_sizes(found.optimal), **found.optimal.parameters},
                 figures=dict(_numbers(figures)),

@@ -183,12 +183,12 @@ def rerun(study: str, trial: int, launch: Launch = HERE, *, runs: int = 1) -> Re
 
 def stored_trial(store: Store, study: str, number: int) -> Stored:
     """Load a trial to rerun; raise `NotFoundError` or `UsageError`."""
-    record = store.study(study)
+    record = store.studies.get(study)
     if number > LARGEST_NUMBER:
         raise NotFoundError(f"study {study!r} has no trial {number}")
-    trial = store.trial(study, number)
+    trial = store.trials.get(study, number)
     spec = _spec_at(store, record, number)
-    environment, curve = store.environment_of(study, number), store.observations(study, number)
+    environment, curve = store.trials.environment(study, number), store.trials.observations(study, number)
     why_not = _why_not(spec, trial, curve)
     if why_not is not None:
         raise UsageError(f"trial {number} of {study!r} cannot be run again: {why_not}")
@@ -214,7 +214,7 @@ def _request(spec: StudySpec, trial: TrialRecord) -> TrialRequest:
 
 
 def _spec_at(store: Store, record: StudyRecord, number: int) -> StudySpec:
-    kept = store.spec_at(record.name, number)
+    kept = store.trials.spec(record.name, number)
     return spec_of(record if kept is None else replace(record, spec={**kept, "name": record.name}))
 
 

@@ -11,11 +11,9 @@ from bssearch.analysis.objectives.base import objective_of
 from bssearch.commands.answer import Answer
 from bssearch.commands.launch import HERE, Launch
 from bssearch.commands.opening import OpenStudy, opened
-from bssearch.commands.quick import SECONDS, QuickPlan, stored_quick_answer
 from bssearch.errors import UsageError, problem_in_words
 from bssearch.records import Phase
 from bssearch.search import confirmation as confirm
-from bssearch.search import growing, to_budget
 from bssearch.search.finding import answer, quick_prior, stored_end, stored_quick
 from bssearch.search.history import History
 from bssearch.spec import StudySpec
@@ -40,6 +38,8 @@ def run_study(spec: StudySpec, launch: Launch = HERE, *, from_quick: bool = Fals
     with opened(spec, launch, reports=True) as study:
         known = stored_quick(study.store, spec.name) or stored_end(study.store, spec.name)
         if from_quick and known is None:
+            from bssearch.commands.quick import SECONDS, QuickPlan, stored_quick_answer
+
             stored_quick_answer(study, QuickPlan(SECONDS, time.monotonic()), spec.preset)
         _tell_of_quick_answer(study)
         return run_opened(study)
@@ -54,12 +54,14 @@ def run_opened(study: OpenStudy) -> Answer:
 
 def grow(study: OpenStudy) -> None:
     """Search batch schedules if asked, and confirm the best."""
-    asked = any(trial.phase is Phase.GROWTH for trial in study.store.trials(study.spec.name))
+    asked = any(trial.phase is Phase.GROWTH for trial in study.store.trials.of(study.spec.name))
     if study.spec.space.batch_schedule is None and not asked:
         return
+    from bssearch.search import growing
+
     study.driver().run_planned(growing.next_trial, Phase.GROWTH)
     study.driver().run_planned(growing.next_repeat, Phase.AUDIT)
-    if not any(trial.phase is Phase.GROWTH for trial in study.store.trials(study.spec.name)):
+    if not any(trial.phase is Phase.GROWTH for trial in study.store.trials.of(study.spec.name)):
         study.listener.note(
             "no trial lets the batch grow: no schedule of space.batch_schedule changes the batch size within a trial's "
             "limit, or the best batch that stays has no steps to the target"
@@ -109,12 +111,16 @@ def confirm_study(spec: StudySpec, launch: Launch = HERE, *, to_budget_runs: int
             if (told := confirm.ending(study.history())) is not None:
                 study.listener.note(told)
         else:
+            from bssearch.search.growing import next_run
+
             study.listener.note(_plan(study.history(), to_budget_runs))
-            driver.run_planned(to_budget.next_run(to_budget_runs), Phase.TO_BUDGET)
+            driver.run_planned(next_run(to_budget_runs), Phase.TO_BUDGET)
         return answer(study.store, spec.name)
 
 
 def _plan(history: History, runs: int) -> str:
-    sizes = sorted({one.batch_size for one in to_budget.finalists(history)})
+    from bssearch.search.growing import finalists
+
+    sizes = sorted({one.batch_size for one in finalists(history)})
     seconds = history.spec.budget.trial_train_seconds
     return f"batch {', '.join(map(str, sizes))}: {runs} runs each, all to {seconds:g} train seconds"

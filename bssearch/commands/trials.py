@@ -29,7 +29,7 @@ def trials_frame(study: str, *, db: str | None = None) -> pd.DataFrame:
     import pandas as pd
 
     with open_store(db, write=False) as store:
-        trials = store.trials(study)
+        trials = store.trials.of(study)
     columns, rows = trial_table(trials)
     whole = [
         {**row, "sampled": None if trial.sampled is None else dict(trial.sampled), "traceback": traceback(trial)}
@@ -99,8 +99,8 @@ class Status:
 
 def status(store: Store, study: str, trials: Sequence[TrialRecord] | None = None) -> Status:
     """Return a study's progress; ``trials``, if given, are all of its trials."""
-    spec = spec_of(store.study(study))
-    trials = store.trials(study) if trials is None else trials
+    spec = spec_of(store.studies.get(study))
+    trials = store.trials.of(study) if trials is None else trials
     searched = [trial for trial in trials if spec.is_imported or trial.phase is Phase.SEARCH]
     best = fastest(searched)
     counts: defaultdict[str, Counter[str]] = defaultdict(Counter)

@@ -31,7 +31,7 @@ from bssearch.records import Configuration, Goal, ParameterValue, Phase, StudyRe
 from bssearch.spec import StudySpec
 from bssearch.spec.reader import spec_of
 from bssearch.spec.space import Dimension, SearchSpace
-from bssearch.spec.space.parts import RelativeLearningRate
+from bssearch.spec.space.domains import RelativeLearningRate, is_number
 from bssearch.spec.space.search_space import REFERENCE_LEARNING_RATE
 from bssearch.storage.repository import Store, open_store
 
@@ -94,9 +94,9 @@ class OptunaStudy:
     @classmethod
     def read(cls, store: Store, name: str, phases: Phase | str | Collection[Phase | str] = SEARCH) -> OptunaStudy:
         """Read a stored study; raise `NotFoundError` or `UsageError`."""
-        study = store.study(name)
+        study = store.studies.get(name)
         wanted = phases_of(phases)
-        trials = [trial for trial in store.trials(name) if trial.phase in wanted]
+        trials = [trial for trial in store.trials.of(name) if trial.phase in wanted]
         curves = {
             number: {observation.step: observation.metric for _, observation in group}
             for number, group in groupby(observations_of(store, name, trials), key=itemgetter(0))
@@ -299,17 +299,13 @@ def _choices(values: Iterable[ParameterValue]) -> tuple[ParameterValue, ...]:
     for value in values:
         if not any(_same(value, one) for one in found):
             found.append(value)
-    if all(_is_number(value) for value in found):
+    if all(is_number(value) for value in found):
         found.sort(key=lambda value: float(value or 0.0))
     return tuple(found)
 
 
 def _same(one: ParameterValue, other: ParameterValue) -> bool:
     """Compare up to rounding; True is not 1."""
-    if _is_number(one) and _is_number(other):
+    if is_number(one) and is_number(other):
         return math.isclose(one, other, rel_tol=1e-9)  # type: ignore[arg-type]
     return type(one) is type(other) and one == other
-
-
-def _is_number(value: ParameterValue) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -121,6 +121,6 @@ def observations_of(store: Store, name: str, trials: Sequence[TrialRecord]) -> I
     """Yield observations with trial numbers; few trials are in memory at once."""
     numbers = [trial.number for trial in trials]
     for start in range(0, len(numbers), TRIALS_AT_ONCE):
-        for trial, curve in store.curves(name, numbers[start : start + TRIALS_AT_ONCE]).items():
+        for trial, curve in store.trials.curves(name, numbers[start : start + TRIALS_AT_ONCE]).items():
             for observation in curve:
                 yield trial, observation

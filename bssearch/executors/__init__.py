@@ -1,1 +1,1 @@
-"""Executors run trials: in local worker processes (`local`), on a Ray cluster (`ray`) or in this process (`inline`)."""
+"""Executors: worker processes, a Ray cluster or this process."""

@@ -1,4 +1,4 @@
-"""The `Executor` interface between the driver and the processes that run trials."""
+"""The `Executor` interface between driver and trials."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from bssearch.records import (
     TrialStop,
     WorkloadDescription,
 )
+from bssearch.spec.parts import TrainingSpec
 from bssearch.spec.space import TRAINING_PARAMETERS
-from bssearch.spec.space.training import TrainingSpec
 
+# returns (state, reason) once a running trial should end, else None
 AskStop = Callable[[], tuple[TrialState, str] | None]
-"""Returns (state, reason) once a running trial should end, else None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,11 +40,10 @@ class Program:
     A script calls `bssearch.current_trial`; ``file.py:make_trainer`` returns a trainer per trial.
 
     Attributes:
-        default: configuration used for the description.
-        metric: the target's metric.
+        default: configuration of the description.
         names: parameters set by the study.
         report: progress expressions, see `bssearch.executors.programs.reports`.
-        searched: required placeholders of a command that does not call `current_trial`.
+        searched: placeholders required of a command that only reports.
         needs_samples: the objective is in samples.
     """
 
@@ -59,7 +58,7 @@ class Program:
     needs_samples: bool = False
 
     def parameters(self, configuration: Configuration) -> dict[str, ParameterValue]:
-        """Return values besides batch size and learning rate, by bare name."""
+        """Values besides batch size and learning rate."""
         values = {**{name: getattr(configuration, name) for name in TRAINING_PARAMETERS}, **configuration.parameters}
         values["optimizer"] = configuration.optimizer
         return {name.rpartition(".")[2]: value for name, value in values.items() if name in self.names}
@@ -71,16 +70,14 @@ class ExecutorSettings:
 
     Attributes:
         workload: name, resolved in ``folder``, or the program's name.
-        given: workload class or object, for the executor ``inline`` only.
-        slots: number of slots; ``auto`` is one per device.
+        given: workload class or object, for the executor ``inline``.
+        slots: ``auto`` is one per device.
         threads: CPU threads per slot.
         device: ``auto`` (CUDA devices round-robin, else the CPU), ``cpu``, ``cuda`` or ``cuda:N``.
         hang_seconds: maximum time without progress.
         memory_limit_bytes: simulates a smaller device.
         allow_busy: accept devices in use.
-        environment: variables added for the workload.
-        log_folder: folder for the complete output.
-        own_parameters: the user's defaults as ``model.NAME`` and ``loss.NAME``, used for the description.
+        own_parameters: defaults for the description, as ``model.NAME`` and ``loss.NAME``.
         optimizers: optimizers whose libraries must be installed.
         address: Ray cluster, ``auto`` or ``HOST:PORT``.
     """
@@ -109,7 +106,7 @@ class ExecutorSettings:
 
     @property
     def least_slots(self) -> int:
-        """Return the number of slots; ``auto`` counts as 1 until a worker has loaded."""
+        """``slots``; ``auto`` is 1 until loaded."""
         return 1 if self.slots == "auto" else self.slots
 
 
@@ -119,26 +116,26 @@ Event = TrialObserved | TrialEnded
 class Executor(Protocol):
     """Runs trials in slots; a trial's last event is its only `TrialEnded`.
 
-    Executor classes take only `ExecutorSettings`.
+    Nothing is measured while a trial runs. Classes take only `ExecutorSettings`.
     """
 
     slots: int
 
     @property
     def slots_apart(self) -> bool:
-        """Whether each slot has its own device, so that trials do not slow each other."""
+        """True if each slot has a device."""
 
     def describe(self) -> WorkloadDescription:
-        """Load and describe the workload; raise `WorkloadError` or `LaunchError`."""
+        """Describe the workload; raise `WorkloadError` or `LaunchError`."""
 
     def measure_step_time(self, request: StepTimeRequest) -> StepTime:
-        """Time isolated steps while no trial runs; raise `LaunchError` if the worker dies."""
+        """Time steps; raise `LaunchError` if the worker dies."""
 
     def measure_memory(self, request: MemoryRequest) -> MemoryUse:
-        """Test in a separate process whether a micro-batch fits, while no trial runs."""
+        """Test in a new process whether a micro-batch fits."""
 
     def measure_noise(self, request: NoiseRequest) -> NoiseMeasurement:
-        """Measure the gradient noise scale near a target while no trial runs."""
+        """Measure the noise scale near a target."""
 
     def submit(self, request: TrialRequest) -> None:
         """Start a trial in a free slot.
@@ -149,38 +146,38 @@ class Executor(Protocol):
         """
 
     def stop(self, stop: TrialStop) -> None:
-        """Ask a running trial to end within one step; unknown numbers are ignored.
+        """Ask a running trial to end within a step; ignore unknown numbers.
 
-        `TrialState.PAUSED` without a writable ``checkpoint`` prunes the trial.
+        `TrialState.PAUSED` without a writable ``checkpoint`` prunes.
         """
 
     def events(self, timeout: float) -> list[Event]:
-        """Return events since the last call; wait up to ``timeout`` seconds for the first."""
+        """Return new events; wait up to ``timeout`` seconds."""
 
     def kill(self) -> None:
-        """Cancel every trial at once; safe in a signal handler. The executor stays usable."""
+        """Cancel all trials at once, even in a signal handler; the executor stays usable."""
 
     def close(self) -> None:
-        """Cancel running trials and release all resources. Idempotent."""
+        """Cancel trials and release resources. Idempotent."""
 
 
 @runtime_checkable
 class TimesSideBySide(Protocol):
-    """An executor that can time steps on several devices at once."""
+    """Times steps on several devices at once."""
 
     @property
     def slots(self) -> int:
-        """The number of slots."""
+        """Number of slots."""
 
     def measure_step_times(self, requests: Sequence[StepTimeRequest]) -> list[StepTime]:
-        """Time each request as `Executor.measure_step_time`, one per slot at a time."""
+        """Time requests, one per slot at a time."""
 
     def step_times_by_device(self, request: StepTimeRequest) -> dict[str, StepTime]:
-        """Time one configuration in all slots at once."""
+        """Time a configuration in all slots."""
 
 
 def check_threads(settings: ExecutorSettings) -> None:
-    """Raise `UsageError` for more threads than this machine's CPUs."""
+    """Raise `UsageError` for more threads than CPUs."""
     cpus = os.cpu_count() or 1
     if settings.threads > cpus:
         raise UsageError(
@@ -190,6 +187,6 @@ def check_threads(settings: ExecutorSettings) -> None:
 
 
 def make_executor(name: str, settings: ExecutorSettings) -> Executor:
-    """Return a new executor; raise `UsageError` for an unknown name."""
+    """Make an executor; raise `UsageError` for an unknown name."""
     executor: Executor = registry.load("executors", name)(settings)
     return executor

@@ -1,4 +1,4 @@
-"""The message exchange between a worker and a running user program."""
+"""Messages between worker and user program."""
 
 from __future__ import annotations
 
@@ -40,35 +40,31 @@ from bssearch.records import (
     WorkloadDescription,
 )
 
-TICK_SECONDS = 0.05
-"""Interval between checks for a stop request; small compared with a trial."""
+TICK_SECONDS = 0.05  # between checks for a stop request; small compared with a trial
 
-LEAVE_SECONDS = 30.0
-"""Time a program has to clean up after its trial before it is killed."""
+LEAVE_SECONDS = 30.0  # for a program's clean-up after its trial, before it is killed
 
 
 class ProgramProcess(Protocol):
-    """A program doing one piece of work."""
+    """A program at work."""
 
     @property
     def line(self) -> socket.socket:
-        """Return our end of its socket."""
+        """Our end of its socket."""
 
     def exit_code(self) -> int | None:
-        """Return the exit code, negative for a signal; None while it runs."""
+        """Exit code, negative for a signal; None while it runs."""
 
     def kill(self) -> None:
-        """Kill the program and its process group."""
+        """Kill the process group."""
 
 
 class Conversation:
-    """Exchange of messages with a program for one piece of work.
+    """Exchange of messages about one piece of work.
 
     Attributes:
         reply: the final reply; ``take`` gets all others.
-        exit_code: the program's exit code.
-        overstayed: whether it was killed because it ran on after its trial.
-        kernel_kills: `kernel_memory_kills` at its start.
+        overstayed: killed because it ran on after its trial.
     """
 
     def __init__(
@@ -140,9 +136,7 @@ class Conversation:
                 else:
                     self._take(reply)
         except ValueError as error:
-            raise UsageError(
-                f"what the program says on its line is no message: {str(error).splitlines()[0]}"
-            ) from error
+            raise UsageError(f"the program sent an invalid message: {str(error).splitlines()[0]}") from error
         return bool(chunk)
 
     def _send(self, command: Assign | TrialStop) -> None:
@@ -153,7 +147,7 @@ class Conversation:
 
 
 class LoadedProgram(ABC):
-    """A user's program on a device; the worker's counterpart to `bssearch.executors.loaded.LoadedWorkload`."""
+    """A user's program on a device."""
 
     revision: str
 
@@ -166,7 +160,7 @@ class LoadedProgram(ABC):
         self.device, self.devices = str(device), load.devices or present
 
     def assigned(self, work: Work) -> Assign:
-        """Return the message that assigns a piece of work."""
+        """Message that assigns work."""
         return Assign(
             work=work,
             program=self._program,
@@ -176,13 +170,13 @@ class LoadedProgram(ABC):
         )
 
     def describe(self) -> WorkloadDescription:
-        """Return the program's description; raise `WorkloadError` if it fails."""
+        """Describe the program; raise `WorkloadError` on failure."""
         answer = self._answer("describe")
         assert isinstance(answer, WorkloadDescription), "a program describes itself unless it refuses"
         return answer
 
     def measure(self, request: Measurement) -> Measured:
-        """Measure a request; raise `WorkloadError` on failure or for a gradient noise scale."""
+        """Measure; raise `WorkloadError` on failure."""
         if isinstance(request, NoiseRequest):
             raise no_noise_scale("a program of your own")
         answer = self._answer(request)
@@ -194,7 +188,7 @@ class LoadedProgram(ABC):
 
 
 def answer_in(found: Conversation) -> Answer | None:
-    """Return the answer, None if there is none; raise a reported error."""
+    """The answer, if any; raises reported errors."""
     if isinstance(found.reply, Refused):
         raise found.reply.as_error()
     assert not isinstance(found.reply, TrialEnded), "no trial was asked for"
@@ -202,7 +196,7 @@ def answer_in(found: Conversation) -> Answer | None:
 
 
 def relaying(on_progress: Callable[[], None], on_observation: Callable[[Observation], None]) -> Callable[[Reply], None]:
-    """Return a handler for the replies of a running trial."""
+    """Handler of a running trial's replies."""
 
     def take(reply: Reply) -> None:
         on_progress()
@@ -213,7 +207,7 @@ def relaying(on_progress: Callable[[], None], on_observation: Callable[[Observat
 
 
 def stopped(asked: tuple[TrialState, str]) -> TrialOutcome:
-    """Return the outcome of a trial that ended as ``asked``, without a checkpoint."""
+    """Outcome of a trial ended as ``asked``, without a checkpoint."""
     state, reason = asked
     return TrialOutcome(state=TrialState.PRUNED if state is TrialState.PAUSED else state, reason=reason)
 
@@ -221,7 +215,7 @@ def stopped(asked: tuple[TrialState, str]) -> TrialOutcome:
 def with_end(
     outcome: TrialOutcome, found: Conversation, program: str, leave_seconds: float = LEAVE_SECONDS
 ) -> TrialOutcome:
-    """Add a warning if the program failed or was killed after its trial."""
+    """Add a warning if the program then failed or was killed."""
     if found.overstayed:
         warning = f"{program} was killed: it still ran {leave_seconds:g} s after its trial had ended"
     elif found.exit_code != 0 and outcome.state is not TrialState.FAILED and outcome.state is not TrialState.OOM:

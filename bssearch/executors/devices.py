@@ -9,12 +9,12 @@ from bssearch.errors import LaunchError
 if TYPE_CHECKING:
     import torch
 
+# CUDA memory outside the allocator: 0.5 GiB for context and kernels, the rest for workspaces
 CONTEXT_BYTES = 768 * 2**20
-"""CUDA memory outside the allocator: about 0.5 GiB for context and kernels, the rest for workspaces."""
 
 
 def device_of(wanted: str, slot: int, allow_busy: bool = False) -> tuple[torch.device, int]:
-    """Make a slot's device current; return it and the number of devices that slots share."""
+    """Make a slot's device current; return it and the device count."""
     import torch
 
     devices = usable_devices(wanted, allow_busy)
@@ -25,10 +25,10 @@ def device_of(wanted: str, slot: int, allow_busy: bool = False) -> tuple[torch.d
 
 
 def usable_devices(wanted: str, allow_busy: bool = False) -> list[torch.device]:
-    """Return the slots' devices, at least one.
+    """The slots' devices, at least one.
 
-    ``auto`` is the idle CUDA devices or, without CUDA, the CPU; ``cuda`` has no fallback. Raises `LaunchError` if the
-    device is missing, or all are busy without ``allow_busy``.
+    ``auto`` is the idle CUDA devices, else the CPU; ``cuda`` has no fallback. Raises `LaunchError` if the device is
+    missing or, without ``allow_busy``, all are busy.
     """
     import torch
 
@@ -40,8 +40,8 @@ def usable_devices(wanted: str, allow_busy: bool = False) -> list[torch.device]:
         choice = cuda or ["cpu" if wanted == "auto" else "cuda"]
     if choice[0] not in present:
         raise LaunchError(
-            f"device {wanted!r} is not there; this machine has {', '.join(present)}",
-            hint="a device is auto, cpu, cuda or cuda:N",
+            f"no device {wanted!r}; this machine has {', '.join(present)}",
+            hint="choose auto, cpu, cuda or cuda:N",
         )
     return _idle_ones([torch.device(name) for name in choice], allow_busy)
 
@@ -49,9 +49,9 @@ def usable_devices(wanted: str, allow_busy: bool = False) -> list[torch.device]:
 def memory_limit_of_slot(
     device: torch.device, slot: int, slots: int, devices: int, limit_bytes: int | None
 ) -> int | None:
-    """Return a slot's limit in bytes, or None.
+    """A slot's limit in bytes, if any.
 
-    Slots on a CUDA device share it equally, minus `CONTEXT_BYTES` each; a smaller ``limit_bytes`` takes precedence.
+    Slots on a CUDA device share it, minus `CONTEXT_BYTES` each, within ``limit_bytes``.
     """
     import torch
 
@@ -63,7 +63,7 @@ def memory_limit_of_slot(
 
 
 def uuid_of(device: str) -> str | None:
-    """Return the GPU's UUID as in ``nvidia-smi -L``, or None for other devices."""
+    """The GPU's UUID as in ``nvidia-smi -L``."""
     if not device.startswith("cuda"):
         return None
     import torch
@@ -74,7 +74,7 @@ def uuid_of(device: str) -> str | None:
 
 
 def name_of(device: str) -> str:
-    """Return the device's model name as recorded in the study's environment."""
+    """The device's model name."""
     import torch
 
     from bssearch.training.environment import device_name
@@ -92,7 +92,7 @@ def _idle_ones(devices: list[torch.device], allow_busy: bool) -> list[torch.devi
             f"{device} by " + ", ".join(f"process {pid} ({name})" for pid, name in others[device]) for device in devices
         )
         raise LaunchError(
-            f"in use: {busy}; what is timed on a device that another program computes on is worth little",
-            hint="wait for it to end, choose another device, or time beside it with --allow-busy",
+            f"in use: {busy}; times on a shared device are not reliable",
+            hint="wait for that process, choose another device, or accept a shared one with --allow-busy",
         )
     return idle or devices

@@ -1,4 +1,4 @@
-"""Readable reasons for failed trials and workers."""
+"""Reasons for failed trials and workers."""
 
 from __future__ import annotations
 
@@ -15,11 +15,9 @@ from bssearch.errors import BSSearchError, WorkloadError
 from bssearch.records import TrialState
 
 _TAIL_BYTES = 64 * 1024
-_TAIL_LINES = 40
-"""Log lines shown for a dead worker."""
+_TAIL_LINES = 40  # log lines shown for a dead worker
 
-_LOG_BYTES = 64 * 1024
-"""Output stored per trial; limits a thousand trials to 64 MB in the database."""
+_LOG_BYTES = 64 * 1024  # output stored per trial: a thousand trials take 64 MB of the database
 
 _WORDS_OF_NO_MEMORY = (
     "std::bad_alloc",  # C++, before it aborts
@@ -41,10 +39,7 @@ _LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "pl
 
 
 def describe_exception(error: BaseException) -> str:
-    """Return ``ExceptionType: message (file:line: code)`` for the user's innermost frame.
-
-    Falls back to library frames. Errors of bssearch have no location.
-    """
+    """Return ``ExceptionType: message (file:line: code)`` of the user's innermost frame, else of a library's."""
     if isinstance(error, BSSearchError):
         return str(error)
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
@@ -58,7 +53,7 @@ def _is_users(filename: str) -> bool:
 
 
 def describe_exit(return_code: int) -> str:
-    """Return how a worker exited; a negative code is the signal that killed it."""
+    """Describe an exit code; negative for a signal."""
     if return_code >= 0:
         return f"worker exited with code {return_code}"
     try:
@@ -82,17 +77,14 @@ class Death:
 
     @classmethod
     def since(cls, kernel_kills_before: int | None, return_code: int) -> Self:
-        """Return the exit of a local process, given `kernel_memory_kills` at its start."""
+        """A local process's exit, given `kernel_memory_kills` at its start."""
         kills = kernel_memory_kills()
         if kernel_kills_before is None or kills is None:
             return cls(return_code)
         return cls(return_code, killed_by_kernel=kills > kernel_kills_before)
 
     def judged(self, last_words: str | None = None) -> tuple[TrialState, str]:
-        """Return the state and reason of the trial whose worker exited.
-
-        ``last_words`` come from `words_of_no_memory`, because a library may exit in any way when memory runs out.
-        """
+        """State and reason of the trial; ``last_words`` come from `words_of_no_memory`."""
         if self.verdict is not None:
             return self.verdict
         reason = describe_exit(self.return_code)
@@ -108,12 +100,12 @@ class Death:
 def judge_exit(
     return_code: int, kernel_kills_before: int | None, last_words: str | None = None
 ) -> tuple[TrialState, str]:
-    """Return the state and reason of a trial whose local process exited; see `Death.since`."""
+    """State and reason of a trial whose local process exited; see `Death.since`."""
     return Death.since(kernel_kills_before, return_code).judged(last_words)
 
 
 def judge_command(code: int, kernel_kills_before: int | None, printed: str) -> tuple[TrialState, str]:
-    """Return a failed command's state and reason; shells report signals as 128 + number."""
+    """State and reason of a command; shells report signals as 128 + number."""
     if code == 128 + signal.SIGKILL:
         code = -signal.SIGKILL
     state, reason = judge_exit(code, kernel_kills_before, _last_line_with(_WORDS_OF_PROGRAMS, printed))
@@ -121,22 +113,22 @@ def judge_command(code: int, kernel_kills_before: int | None, printed: str) -> t
 
 
 def code_has_changed(what: str, before: str | None, now: str | None) -> WorkloadError:
-    """Return the error for changed code (None: no revision)."""
+    """Error for changed code (None: no revision)."""
     return WorkloadError(
-        f"{what} has changed since the run began ({before} → {now or 'no file'}): what it trains now does not compare "
-        "with the trials before",
-        hint="undo the change and run it again, or give the study another name; "
-        "`run --allow-changed-workload` where the change does not matter",
+        f"{what} has changed since the run began ({before} → {now or 'no file'}): later trials would not compare "
+        "with earlier ones",
+        hint="undo the change and run again, or rename the study; "
+        "`run --allow-changed-workload` if the change does not matter",
     )
 
 
 def no_noise_scale(what: str) -> WorkloadError:
-    """Return the error for a noise scale request that only a workload can serve."""
-    return WorkloadError(f"the gradient noise scale is measured of a workload: {what} keeps its loss to itself")
+    """Error: only workloads have noise scales."""
+    return WorkloadError(f"the gradient noise scale needs a workload: {what} does not expose its loss")
 
 
 def kernel_memory_kills() -> int | None:
-    """Return the kernel's count of OOM kills, or None if unavailable."""
+    """The kernel's count of OOM kills."""
     try:
         counters = Path("/proc/vmstat").read_text()
     except OSError:
@@ -146,7 +138,7 @@ def kernel_memory_kills() -> int | None:
 
 
 def words_of_no_memory(log: Path, start: int) -> str | None:
-    """Return the log's last allocation failure after byte ``start``."""
+    """Last allocation failure after byte ``start``."""
     return _last_line_with(_WORDS_OF_NO_MEMORY, _last_bytes(log, start))
 
 
@@ -155,7 +147,7 @@ def _last_line_with(any_of: tuple[str, ...], text: str) -> str | None:
 
 
 def tail(log: Path, start: int) -> str:
-    """Return the last lines of a log after byte ``start``."""
+    """Last lines after byte ``start``."""
     return "\n".join(_last_bytes(log, start).splitlines()[-_TAIL_LINES:])
 
 
@@ -166,7 +158,7 @@ def _last_bytes(log: Path, start: int) -> str:
 
 
 def printed(log: Path, start: int) -> str:
-    """Return a log from byte ``start``; above 64 KiB only its ends."""
+    """Log after byte ``start``; both ends above 64 KiB."""
     with log.open("rb") as file:
         size = file.seek(0, 2) - start
         file.seek(start)

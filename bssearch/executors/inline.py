@@ -1,7 +1,7 @@
 """Runs trials in this process, so that `breakpoint()` works.
 
-Not isolated: crashes end the run, user code sees secrets and CPU memory is unlimited. Output goes to stderr; output of
-child processes is not logged.
+Not isolated: crashes end the run, user code sees secrets, CPU memory is unlimited. Output goes to stderr; that of child
+processes is not logged.
 """
 
 from __future__ import annotations
@@ -46,18 +46,17 @@ from bssearch.settings import environment_with
 
 T = TypeVar("T")
 
+# Python's defaults: the command line's higher ones would let training cycles keep much memory
 PYTHON_THRESHOLDS = (700, 10, 10)
-"""Python's default thresholds, because the command line's higher ones would let training cycles keep much memory."""
 
 STDOUT, STDERR = 1, 2
-"""The file descriptors, as POSIX has them."""
 
 _KILLED = "killed: the run was stopped"
 _CLOSED = "the run was closed"
 
 
 class InlineExecutor:
-    """Runs trials in this process, for debugging; see `bssearch.executors.base.Executor`.
+    """`Executor` in this process, for debugging.
 
     `events` trains up to the next evaluation. Raises `UsageError` unless it has one slot and no more threads than CPUs.
     ``hang_seconds`` is ignored. Ctrl-C and leaving the debugger cancel the trial and raise KeyboardInterrupt.
@@ -84,24 +83,24 @@ class InlineExecutor:
 
     @property
     def slots_apart(self) -> bool:
-        """Whether the slot uses a device other than the CPU; False before loading."""
+        """True once loaded on a GPU."""
         return self._loaded is not None and self._loaded.device != "cpu"
 
     def describe(self) -> WorkloadDescription:
-        """Implement `Executor.describe`."""
+        """See `Executor.describe`."""
         return self._answer(self._load().describe, self._refused)
 
     def measure_step_time(self, request: StepTimeRequest) -> StepTime:
-        """Time isolated steps; raise `WorkloadError` if the user's code fails."""
+        """See `Executor.measure_step_time`."""
         return self._measured(request, StepTime)
 
     def measure_memory(self, request: MemoryRequest) -> MemoryUse:
-        """Test in a worker process whether a micro-batch fits; raise `UsageError` for a workload without a file."""
+        """Test in a worker; raise `UsageError` for a workload without a file."""
         self._refuse_while_a_trial_runs()
         if self._settings.given is not None:
             raise UsageError(
-                f"workload {self._settings.workload!r} lies in no file: its memory is measured in a process of its own",
-                hint="put it into a file, and name that in the spec's workload",
+                f"workload {self._settings.workload!r} is not in a file, but memory is measured in another process",
+                hint="put the workload into a file, and name the file in the spec",
             )
         executor = LocalExecutor(replace(self._settings, allow_busy=True, log_folder=None))  # busy with this process
         try:
@@ -110,11 +109,11 @@ class InlineExecutor:
             executor.close()
 
     def measure_noise(self, request: NoiseRequest) -> NoiseMeasurement:
-        """Implement `Executor.measure_noise`."""
+        """See `Executor.measure_noise`."""
         return self._measured(request, NoiseMeasurement)
 
     def submit(self, request: TrialRequest) -> None:
-        """Set up the trial; raise `LaunchError` or `WorkloadError`."""
+        """See `Executor.submit`."""
         if self._trial is not None:
             running = self._trial.request.number
             raise ValueError(f"no slot is free for trial {request.number}: [{running}] are running")
@@ -124,12 +123,12 @@ class InlineExecutor:
         self._observations = loaded.trial(request, stop=lambda: self._stop).observations()
 
     def stop(self, stop: TrialStop) -> None:
-        """Implement `Executor.stop`."""
+        """See `Executor.stop`."""
         if self._trial is not None and self._trial.request.number == stop.number:
             self._stop = stop.state, stop.reason
 
     def events(self, timeout: float) -> list[Event]:
-        """Run to the trial's next evaluation or end; wait only if no trial runs."""
+        """Train to the next evaluation or end."""
         if not self._events:
             if self._trial is None:
                 time.sleep(timeout)
@@ -139,11 +138,11 @@ class InlineExecutor:
         return events
 
     def kill(self) -> None:
-        """Cancel the running trial; during a step, it ends with that step."""
+        """Cancel the trial; a running step ends first."""
         self._cancel(_KILLED)
 
     def close(self) -> None:
-        """Cancel the running trial and restore the process's settings."""
+        """Cancel the trial; restore the process's settings."""
         self._cancel(_CLOSED)
         self._loaded = None
         self._restore.close()
@@ -170,8 +169,8 @@ class InlineExecutor:
         on_cpu = self._settings.device == "cpu" or not torch.cuda.is_available()
         if self._settings.memory_limit_bytes is not None and on_cpu:
             raise LaunchError(
-                "a memory limit on the CPU would be one of the whole run with the executor inline",
-                hint="executor.name: local, or no memory_limit_gib",
+                "the executor inline has no memory limit on the CPU: the limit would apply to the whole run",
+                hint="set executor.name: local, or remove memory_limit_gib",
             )
 
     def _set_environment(self) -> None:
@@ -240,7 +239,7 @@ class InlineExecutor:
 
     @contextmanager
     def _logged(self) -> Iterator[None]:
-        """Redirect output to stderr and the log, because stdout carries the run's data."""
+        """stdout carries the run's data."""
         with self._log.open("a") as log, _stdout_to_stderr():
             both = cast("IO[str]", _Copying(sys.stderr, log))
             with redirect_stdout(both), redirect_stderr(both):
@@ -249,7 +248,6 @@ class InlineExecutor:
 
 @contextmanager
 def _stdout_to_stderr() -> Iterator[None]:
-    """Redirect stdout's descriptor to stderr, including C code and child processes."""
     _flush()
     try:
         kept = os.dup(STDOUT)
@@ -273,7 +271,7 @@ def _flush() -> None:
 
 
 class _Copying:
-    """A stream copied to a log; other attributes are the terminal's, for debuggers."""
+    """Copies a stream to a log; debuggers use the terminal's attributes."""
 
     def __init__(self, stream: IO[str], log: IO[str]) -> None:
         self._stream = stream

@@ -1,4 +1,4 @@
-"""A workload loaded in this process; imports torch late, so that import failures become answers."""
+"""A workload in this process; imports torch late: import failures become answers."""
 
 from __future__ import annotations
 
@@ -83,11 +83,11 @@ class LoadedWorkload:
 
     @property
     def device(self) -> str:
-        """Return the workload's device."""
+        """The workload's device."""
         return str(self._computation.device)
 
     def describe(self) -> WorkloadDescription:
-        """Return the description of the workload and its untrained model; raise `WorkloadError`."""
+        """Describe workload and untrained model; raise `WorkloadError`."""
         from bssearch.training.environment import describe_environment
         from bssearch.training.loop import describe_model, tokens_per_sample
         from bssearch.workloads.base import check_takes
@@ -121,12 +121,15 @@ class LoadedWorkload:
         return description
 
     def measure(self, request: Measurement) -> Measured:
-        """Measure a request. The workload's own exceptions pass through."""
+        """Measure; the workload's own exceptions pass through."""
         import torch
 
-        from bssearch.training.probes.memory import bytes_within_reserve, measure_memory
-        from bssearch.training.probes.noise_scale import measure_noise
-        from bssearch.training.probes.step_time import measure_step_time
+        from bssearch.training.probes import (
+            bytes_within_reserve,
+            measure_memory,
+            measure_noise,
+            measure_step_time,
+        )
 
         torch.set_num_threads(request.threads)
         loaded = self._workload, self._data, self._computation
@@ -159,7 +162,7 @@ class LoadedWorkload:
                 on_observation(observation)
 
     def trial(self, request: TrialRequest, *, stop: AskStop, on_progress: Callable[[], None] = lambda: None) -> Trial:
-        """Return a trial and set its threads; each step calls ``stop`` and ``on_progress``."""
+        """Make a trial; set its threads."""
         import torch
 
         from bssearch.training.clock import clock_for
@@ -180,14 +183,14 @@ class LoadedWorkload:
 
 
 def refused(error: BaseException, memory_limit_bytes: int | None) -> Refused:
-    """Answer for a workload that fails to load."""
+    """Answer for a failed load."""
     lacks_memory = _ran_out_of_memory(error)
     message, hint = describe_exception(error), error.hint if isinstance(error, BSSearchError) else None
     if lacks_memory:
         allowed = "" if memory_limit_bytes is None else f" under the limit of {memory_limit_bytes / 2**30:.3g} GiB"
         message = f"out of memory{allowed}: {message}"
         if memory_limit_bytes is not None and hint is None:
-            hint = "the data and a model must fit beside each other: a higher limit, or none"
+            hint = "raise or remove the limit: the data and a model must both fit"
     return Refused(
         error="workload" if isinstance(error, WorkloadError) and not lacks_memory else "launch",
         message=message,
@@ -204,7 +207,7 @@ def program_refused(error: BaseException, memory_limit_bytes: int | None) -> Ref
 
 
 def not_measured(error: BaseException, request: Measurement) -> Refused:
-    """Return the answer for a failed measurement."""
+    """Answer for a failed measurement."""
     what = {StepTimeRequest: "step time", MemoryRequest: "memory", NoiseRequest: "noise"}[type(request)]
     return Refused(
         error="launch" if isinstance(error, LaunchError) else "workload",
@@ -215,7 +218,7 @@ def not_measured(error: BaseException, request: Measurement) -> Refused:
 
 
 def failed(error: BaseException) -> TrialOutcome:
-    """Return the outcome of a trial ended by an exception; print the traceback."""
+    """Outcome of an exception; prints the traceback."""
     from bssearch.training.memory import is_out_of_memory
 
     traceback.print_exception(error)
@@ -227,7 +230,7 @@ def failed(error: BaseException) -> TrialOutcome:
 
 
 def trial_ended(number: int, outcome: TrialOutcome) -> TrialEnded:
-    """Free device memory; return the end, as failed for non-finite values."""
+    """Free device memory; return the end, failed if not finite."""
     broken = not _device_works()
     try:
         to_json(outcome)
@@ -247,10 +250,10 @@ def _ran_out_of_memory(error: BaseException | None) -> bool:
 
 
 def _device_works() -> bool:
-    """Free the trial's device memory; return whether the device still works.
+    """Free the trial's device memory; False if the device is broken.
 
     Only the garbage collector frees tensors in an exception's frames (cycles). CUDA errors such as illegal addresses
-    are permanent for the process.
+    stay.
     """
     import torch
 

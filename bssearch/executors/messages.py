@@ -1,7 +1,6 @@
 """Messages between driver, worker and program: a line with the class name and its fields as JSON.
 
-A driver sends `Command`, a worker `Reply`. A program gets `Assign`, then `TrialStop`, and sends replies. Messages
-without fields are one word. Decoding validates fields; NaN and infinities are refused.
+A driver sends `Command`, a worker `Reply`. A program gets `Assign`, then `TrialStop`, and sends replies.
 """
 
 from __future__ import annotations
@@ -35,21 +34,16 @@ from bssearch.records import (
 )
 
 Measurement = StepTimeRequest | MemoryRequest | NoiseRequest
-"""Measurement requests to a loaded workload; `Measured` is the answer."""
 
 Measured = StepTime | MemoryUse | NoiseMeasurement
 Answer = WorkloadDescription | Measured
 
 Work = Literal["describe"] | StepTimeRequest | MemoryRequest | TrialRequest
-"""Requests to a user's program."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """Load the workload for a slot; ``revision`` is required if set.
-
-    ``devices`` is the number shared by all slots.
-    """
+    """Load a slot's workload, at ``revision`` if set; slots share ``devices``."""
 
     settings: ExecutorSettings
     slot: int
@@ -59,7 +53,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assign:
-    """A piece of ``work`` for ``program``; ``given`` are its own parameter values."""
+    """``work`` for ``program``, with its own values ``given``."""
 
     work: Work
     program: Program
@@ -70,27 +64,26 @@ class Assign:
 
     @property
     def plan(self) -> TrialPlan | StepTimeRequest | MemoryRequest | None:
-        """Return configuration and threads; None if the program is to describe itself."""
+        """Configuration and threads; None for a description."""
         if self.work == "describe":
             return None
         return self.work.plan if isinstance(self.work, TrialRequest) else self.work
 
     @property
     def configuration(self) -> Configuration:
-        """Return the configuration to train with; the default for a description."""
+        """Configuration to train with, or to describe."""
         return self.program.default if self.plan is None else self.plan.configuration
 
     @property
     def parameters(self) -> dict[str, ParameterValue]:
-        """Return values besides batch size and learning rate, by bare name."""
+        """Values besides batch size and learning rate."""
         return {**self.given, **self.program.parameters(self.configuration)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """Loaded on ``device``, with the file's ``revision``.
-
-    ``device_uuid`` identifies the GPU, ``device_name`` its model, ``devices`` the number shared by slots.
+    """Answer to `Load`, with the file's ``revision``, the GPU's ``device_uuid`` and ``device_name``; slots share
+    ``devices``.
     """
 
     device: str
@@ -110,20 +103,19 @@ class Refused:
     out_of_memory: bool = False
 
     def as_error(self) -> BSSearchError:
-        """Return the error for the driver to raise."""
+        """The error to raise."""
         kind = WorkloadError if self.error == "workload" else LaunchError
         return kind(self.message, hint=self.hint)
 
 
 Command = Load | Literal["describe", "exit"] | Measurement | TrialRequest | TrialStop | Assign
-"""``exit``: cancel a running trial and leave."""
 
+# heartbeat: the trial has made progress since the last
 Reply = Loaded | Literal["heartbeat"] | Answer | Refused | TrialObserved | TrialEnded
-"""``heartbeat``: the trial has made progress since the last heartbeat."""
 
 
 def encode(message: Command | Reply) -> bytes:
-    """Return the message as one line; raise `ValueError` for NaN or infinity."""
+    """Return one line; raise `ValueError` for NaN or infinity."""
     if isinstance(message, str):
         return f"{message}\n".encode()
     fields = json.dumps(asdict(message), default=_plain, allow_nan=False)
@@ -135,7 +127,7 @@ def _plain(value: Any) -> Any:
 
 
 def decode_command(line: bytes) -> Command:
-    """Parse a command; raise `ValueError` if invalid."""
+    """Parse and check a command; raise `ValueError` if invalid."""
     return cast("Command", _decoded(line, Command))
 
 
@@ -161,27 +153,23 @@ def _kinds(union: Any) -> dict[str, Any]:
 _adapter = functools.cache(TypeAdapter[Any])
 
 
-HEARTBEAT_SECONDS = 1.0
-"""Minimum interval between heartbeats, small compared with any hang timeout."""
+HEARTBEAT_SECONDS = 1.0  # least interval; small compared with any hang timeout
 
-CHUNK_BYTES = 1 << 16
-"""Bytes per read: a pipe's capacity on Linux (pipe(7))."""
+CHUNK_BYTES = 1 << 16  # a pipe's capacity on Linux (pipe(7))
 
-TRIAL_VARIABLE = "BSSEARCH_TRIAL"
-"""Environment variable with the program's line to the search: a socket's descriptor or path."""
+TRIAL_VARIABLE = "BSSEARCH_TRIAL"  # a program's connection to its search: a socket's descriptor or path
 
-LONGEST_LINE_BYTES = 2**25
-"""Maximum message size; a deep recursion's traceback takes 1 MB."""
+LONGEST_LINE_BYTES = 2**25  # a deep recursion's traceback takes 1 MB
 
 
 class Lines:
-    """Splits a byte stream into lines; raises `ValueError` above `LONGEST_LINE_BYTES`."""
+    """Splits bytes into lines; raises `ValueError` above `LONGEST_LINE_BYTES`."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """Return the lines completed by a chunk, without line ends."""
+        """Lines that a chunk completes."""
         *whole, self._rest = (self._rest + chunk).split(b"\n")
         if len(self._rest) > LONGEST_LINE_BYTES:
             raise ValueError(f"a line of more than {LONGEST_LINE_BYTES:,} bytes")

@@ -1,4 +1,13 @@
-"""Local worker processes as the driver sees them."""
+"""Local worker processes as the driver sees them, and what ends a worker and its children when the driver dies.
+
+Three mechanisms end them even if the driver dies by SIGKILL, and cover each other's gaps:
+
+* ``PR_SET_PDEATHSIG`` (Linux) works even while the interpreter's lock is held.
+* A thread kills the process group at the end of the command stream (all systems).
+* A shell in the group reads the driver's pipe and kills the group, with data loaders, when it closes.
+
+A user's command has its own group, `Watcher` and subreaper. Only processes that leave it survive a killed driver.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +25,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import psutil
 
@@ -58,26 +67,22 @@ REPEATABLE_CUBLAS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 EXPANDABLE_SEGMENTS = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 
-_POLL_SECONDS = 0.2
-"""Delay to notice a worker's exit when its pipe is held open."""
+_POLL_SECONDS = 0.2  # to notice a worker's exit when its pipe is held open
 
-_STACK_SECONDS = 0.3
-"""Time for a worker to write its stack, a few kilobytes."""
+_STACK_SECONDS = 0.3  # for a worker to write its stack, a few kilobytes
 
-_SAID_CHARACTERS = 500
-"""Characters of an invalid reply's error in the log."""
+_SAID_CHARACTERS = 500  # of an invalid reply's error in the log
 
 
-_KILL_ROUNDS = 100
-"""Maximum searches for newly started descendants while killing."""
+_KILL_ROUNDS = 100  # searches for newly started descendants
 
 _PR_SET_DUMPABLE = 4  # prctl(2)
 
 
 def hide_secrets() -> None:
-    """Protect this process's memory and initial environment in ``/proc`` (Linux).
+    """Protect this process's memory and environment in ``/proc`` (Linux).
 
-    Workers of the same user could read secrets there. This does not protect from root.
+    Workers of the same user could read secrets there; root still can.
     """
     known = [*os.environ.items(), *_first_environment().items()]
     if sys.platform == "linux" and any(is_secret(name, value) for name, value in known):
@@ -85,7 +90,7 @@ def hide_secrets() -> None:
 
 
 def _first_environment() -> dict[str, str]:
-    """Return the environment at process start, which ``/proc`` keeps exposing."""
+    """The initial environment, which ``/proc`` keeps exposing."""
     try:
         content = Path("/proc/self/environ").read_bytes()
     except OSError:
@@ -100,18 +105,18 @@ def is_secret(name: str, value: str) -> bool:
 
 
 def worker_environment(environment: Mapping[str, str], threads: int) -> dict[str, str]:
-    """Return a worker's environment without secrets and with the thread count."""
+    """A worker's environment: no secrets, ``threads`` set."""
     scrubbed = {name: value for name, value in environment.items() if not is_secret(name, value)}
     return REPEATABLE_CUBLAS | scrubbed | dict.fromkeys(THREAD_VARIABLES, str(threads))
 
 
 def allocator_environment(given: Mapping[str, str]) -> dict[str, str]:
-    """Return PyTorch allocator settings; empty if the user set any."""
+    """PyTorch allocator settings, unless the user set any."""
     return {} if any(name in given for name in ALLOCATOR_VARIABLES) else dict(EXPANDABLE_SEGMENTS)
 
 
 def has_exited(process: subprocess.Popen[bytes]) -> bool:
-    """True if a child has exited; does not reap it, so that its pid is not reused."""
+    """True if exited; not reaped, so that the pid stays reserved."""
     if not hasattr(os, "waitid"):
         return process.poll() is not None
     if process.returncode is not None:
@@ -123,12 +128,12 @@ def has_exited(process: subprocess.Popen[bytes]) -> bool:
 
 
 def report_folder_prefix(worker: int) -> str:
-    """Return the name prefix of a worker's report folders."""
+    """Prefix of a worker's report folders."""
     return f"bssearch-report-{worker}-"
 
 
 def kill_descendants(parent: int) -> None:
-    """Stop a process first, so that it cannot orphan descendants, then kill them."""
+    """Kill a process's descendants; stop it first, so that none escapes."""
     killed: set[psutil.Process] = set()
     with suppress(psutil.Error, ProcessLookupError):
         os.kill(parent, signal.SIGSTOP)
@@ -155,7 +160,7 @@ class Worker(Protocol):
 
     @property
     def pid(self) -> int:
-        """The process id on its machine."""
+        """Process id on its machine."""
 
     @property
     def place(self) -> str:
@@ -165,13 +170,13 @@ class Worker(Protocol):
         """Send a command; a dead worker loses it."""
 
     def has_exited(self) -> bool:
-        """Return whether the process has ended."""
+        """True if the process has ended."""
 
     def write_stack(self) -> None:
         """Log the main thread's stack."""
 
     def kill(self) -> None:
-        """Kill the worker and its descendants. Safe in a signal handler."""
+        """Kill the worker and its descendants, even in a signal handler."""
 
     def bury(self) -> Death:
         """Release a dead worker; return how it died."""
@@ -183,7 +188,7 @@ Inbox = queue.SimpleQueue[tuple[Worker, Reply | None]]
 class WorkerProcess:
     """A child in its own session; raises `OSError`.
 
-    Create it in a thread that outlives it, because Linux kills it when that thread ends.
+    Create it in a thread that outlives it: Linux kills it with that thread.
     """
 
     def __init__(
@@ -231,7 +236,7 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """Id of the process, its group and its session."""
+        """Process, group and session id."""
         return self._process.pid
 
     @property
@@ -240,31 +245,31 @@ class WorkerProcess:
         return ""
 
     def send(self, command: Command) -> None:
-        """Implement `Worker.send`."""
+        """See `Worker.send`."""
         if command != "exit" and not isinstance(command, TrialStop):  # a job that it may die of
             self._kernel_kills = kernel_memory_kills()
         with suppress(BrokenPipeError):
             self._commands.write(encode(command))
 
     def has_exited(self) -> bool:
-        """True if the process ended; only `bury` reaps it."""
+        """See `Worker.has_exited`; only `bury` reaps."""
         return has_exited(self._process)
 
     def write_stack(self) -> None:
-        """Implement `Worker.write_stack`."""
+        """See `Worker.write_stack`."""
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGUSR1)
         time.sleep(_STACK_SECONDS)
 
     def kill(self) -> None:
-        """Kill the worker and its descendants, also in other sessions."""
+        """See `Worker.kill`; reaches other sessions."""
         if not self.has_exited():
             kill_descendants(self.pid)
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
     def bury(self) -> Death:
-        """Kill the remaining group, reap the worker and remove its pipes."""
+        """Kill the group, reap, remove pipes."""
         self.kill()
         return_code = self._process.wait()
         self._listener.join()
@@ -276,9 +281,9 @@ class WorkerProcess:
         return Death.since(self._kernel_kills, return_code)
 
     def _listen(self) -> None:
-        """Queue replies, then None when the process is dead and its pipe is empty.
+        """Queue replies, then None when the process is dead and its pipe empty.
 
-        Checks the process too, because a forked child may hold the pipe open. An invalid reply kills the worker.
+        A forked child may hold the pipe open. An invalid reply kills the worker.
         """
         lines = Lines()
         poll = select.poll()
@@ -304,3 +309,85 @@ class WorkerProcess:
                 )
         finally:
             self._inbox.put((self, None))
+
+
+_PR_SET_PDEATHSIG = 1
+"""prctl(2): the signal this process gets when the thread that started it ends."""
+
+_PR_SET_CHILD_SUBREAPER = 36
+"""prctl(2): orphaned descendants become this process's children."""
+
+
+def die_with_parent(parent: int) -> None:
+    """Let the kernel kill this process when its starting thread ends (Linux).
+
+    Exits if the ``parent`` has already died.
+    """
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        end_group()
+
+
+def outlive_parent() -> None:
+    """Undo `die_with_parent`."""
+    _prctl(_PR_SET_PDEATHSIG, 0)
+
+
+def become_subreaper() -> None:
+    """Adopt orphaned descendants, to kill them (Linux)."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+class DieWithParent:
+    """A ``preexec_fn``: the kernel kills the process when ``parent`` ends.
+
+    Finds the system call before the fork; few operations are safe afterwards.
+    """
+
+    def __init__(self, parent: int) -> None:
+        self._parent = parent
+        self._prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
+
+    def __call__(self) -> None:
+        """Ask the kernel; exit if the parent has ended."""
+        if self._prctl is not None:
+            self._prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != self._parent:
+            os._exit(1)
+
+
+def end_group() -> NoReturn:
+    """Kill this process, and its own group."""
+    if os.getpgrp() == os.getpid():
+        os.killpg(os.getpgrp(), signal.SIGKILL)
+    os._exit(1)
+
+
+class Watcher:
+    """A shell that kills a process group when ``lifeline`` closes.
+
+    Group 0 is its own; other groups need a new session. ``pid`` is the shell's.
+    """
+
+    def __init__(self, lifeline: int, group: int = 0) -> None:
+        try:
+            self._shell = subprocess.Popen(
+                ["/bin/sh", "-c", f"read line; kill -9 {-group}"],
+                stdin=lifeline,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=group != 0,
+            )
+        finally:
+            os.close(lifeline)
+        self.pid = self._shell.pid
+
+    def dismiss(self) -> None:
+        """End only the shell."""
+        self._shell.kill()
+        self._shell.wait()

@@ -1,4 +1,4 @@
-"""Slots and the base class of executors that run trials in workers."""
+"""Slots, and executors with workers."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from bssearch.records import (
 
 
 class LogFolder:
-    """One log file per slot; a temporary folder if ``folder`` is None."""
+    """A log per slot; temporary by default."""
 
     def __init__(self, folder: Path | None) -> None:
         self.is_kept = folder is not None
@@ -61,7 +61,7 @@ class LogFolder:
 
 @dataclass(slots=True)
 class RunningTrial:
-    """A running trial; ``log_start`` is the log size in bytes at its start."""
+    """A running trial; ``log_start`` in bytes."""
 
     request: TrialRequest
     log_start: int = 0
@@ -80,7 +80,7 @@ class RunningTrial:
         self.last = observation
 
     def finished(self, outcome: TrialOutcome) -> TrialOutcome:
-        """Add contention, device and progress to the outcome."""
+        """Add contention, device and progress."""
         outcome = replace(
             outcome,
             contended=outcome.contended or self.contended,
@@ -105,32 +105,24 @@ class RunningTrial:
 
 T = TypeVar("T")
 
-Place = tuple[str, str]
-"""(machine, device); trials in the same place slow each other."""
+Place = tuple[str, str]  # (machine, device): trials in the same place slow each other
 
 
 class SlotState(Enum):
-    """A slot's state."""
+    """What a slot's worker does."""
 
-    EMPTY = auto()
-    """No worker is running."""
+    EMPTY = auto()  # no worker
     LOADING = auto()
-    """The worker is loading the workload."""
     READY = auto()
-    """The worker is idle."""
-    ANSWERING = auto()
-    """The worker is describing or measuring."""
+    ANSWERING = auto()  # describes or measures
     TRAINING = auto()
-    """The worker is running a trial."""
-    REFUSED = auto()
-    """The last request failed; see `Slot.failure`."""
-    CONDEMNED = auto()
-    """We killed the worker; its exit is not yet reported."""
+    REFUSED = auto()  # the last request failed, see `Slot.failure`
+    CONDEMNED = auto()  # killed by us; its exit is not yet reported
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a request failed; ``is_lost`` if the worker's machine is gone."""
+    """Why a request failed; ``is_lost``: the worker's machine is gone."""
 
     error: BSSearchError
     out_of_memory: bool = False
@@ -138,10 +130,7 @@ class Failure:
 
 
 class Slot:
-    """A slot and its worker; without ``keeps_log`` the log is emptied after each trial.
-
-    ``timed`` lists configurations the worker has timed.
-    """
+    """A slot and its worker; without ``keeps_log`` the log is emptied after each trial."""
 
     def __init__(self, index: int, log: Path, *, keeps_log: bool) -> None:
         self.index = index
@@ -156,11 +145,10 @@ class Slot:
         self.trial: RunningTrial | None = None
         self._keeps_log = keeps_log
         self._verdict: tuple[TrialState, str] | None = None
-        self._job_log = 0
-        """Log position when the worker got its last job."""
+        self._job_log = 0  # position when the worker got its last job
 
     def start(self, worker: Worker, load: Load) -> None:
-        """EMPTY → LOADING: load the workload in a new worker."""
+        """EMPTY → LOADING: load the workload."""
         self._move(SlotState.LOADING, SlotState.EMPTY)
         self.worker, self.failure, self.answer, self._verdict = worker, None, None, None
         self.timed = []
@@ -183,7 +171,7 @@ class Slot:
         return self.trial
 
     def take(self, reply: Reply) -> Event | None:
-        """Process a reply; return the trial's event, if any."""
+        """Process a reply; return its event."""
         match reply:
             case Loaded():
                 self.device, self.device_uuid = reply.device, reply.device_uuid
@@ -218,7 +206,7 @@ class Slot:
     def condemn(self, state: TrialState, reason: str, *, stack: bool = False) -> None:
         """→ CONDEMNED: kill the worker and end its trial in ``state``; the first reason counts.
 
-        ``stack`` logs the worker's stack first. A slot without a worker stays EMPTY.
+        ``stack`` logs the worker's stack. A slot without a worker stays EMPTY.
         """
         worker = self.worker  # which another thread may bury meanwhile
         if worker is None:
@@ -230,7 +218,7 @@ class Slot:
         worker.kill()
 
     def bury(self) -> TrialEnded | None:
-        """→ EMPTY: reap a dead worker; return the end of its trial."""
+        """→ EMPTY: reap a dead worker, end its trial."""
         worker = self._living
         death = worker.bury()
         self.worker = self.device = self.answer = None
@@ -248,7 +236,7 @@ class Slot:
 
     @property
     def place(self) -> Place | None:
-        """Return the worker's place; None until it has loaded."""
+        """The worker's place once loaded."""
         if self.worker is None or self.device is None:
             return None
         return self.worker.place, self.device_uuid or self.device
@@ -282,27 +270,22 @@ class Slot:
             self._job_log = 0
 
 
-JOB_SECONDS = 3600.0
-"""Load or timing timeout; slow network disks need minutes."""
+JOB_SECONDS = 3600.0  # to load or measure; slow network disks need minutes
 
-COMPILE_SECONDS = 1800.0
-"""Minimum hang timeout while compiling; large models take over ten minutes."""
+COMPILE_SECONDS = 1800.0  # least hang timeout while compiling; large models take over ten minutes
 
-_CLOSE_SECONDS = 3.0
-"""Time for workers to exit: one step plus interpreter shutdown."""
+_CLOSE_SECONDS = 3.0  # for workers to exit: one step plus interpreter shutdown
 
-_KILL_SECONDS = 5.0
-"""Time to reap killed workers; disk waits take seconds."""
+_KILL_SECONDS = 5.0  # to reap killed workers; disk waits take seconds
 
-_TICK_SECONDS = 0.2
-"""Far below `ExecutorSettings.hang_seconds`."""
+_TICK_SECONDS = 0.2  # far below `ExecutorSettings.hang_seconds`
 
 
 class SlotExecutor(ABC):
-    """Runs trials in one worker per slot; see `bssearch.executors.base.Executor`.
+    """`Executor` with one worker per slot.
 
     Call it from one thread. Workers raise `WorkloadError` if the workload's file changes. ``auto`` slots count as 1
-    until the first worker has loaded.
+    until one has loaded.
     """
 
     def __init__(self, settings: ExecutorSettings) -> None:
@@ -322,38 +305,38 @@ class SlotExecutor(ABC):
         pass
 
     def _load_of(self, slot: Slot) -> Load:
-        """Return the load message; a slot keeps its device even if others become idle."""
+        """A slot keeps its device."""
         settings = replace(self._settings, device=self._devices_of.get(slot.index, self._settings.device))
         return Load(settings=settings, slot=slot.index, revision=self._revision, devices=self._devices)
 
     @property
     def slots_apart(self) -> bool:
-        """Whether each started slot has its own device."""
+        """See `Executor.slots_apart`, of started slots."""
         places = [slot.place for slot in self._slots if slot.place is not None]
         return self._has_gpus and self.slots <= (self._devices or 0) and len({*places}) == len(places)
 
     def describe(self) -> WorkloadDescription:
-        """Implement `Executor.describe`."""
+        """See `Executor.describe`."""
         found = self._ask("describe", WorkloadDescription)
         notices = [found.notice, self._about_idle_devices()]
         return replace(found, notice="; ".join(filter(None, notices)) or None)
 
     def measure_step_time(self, request: StepTimeRequest) -> StepTime:
-        """Time isolated steps while no trial runs.
+        """See `Executor.measure_step_time`.
 
-        Out of memory is an answer; other deaths raise `LaunchError`. GPU repetitions need new processes, because cuDNN
-        chooses kernels once per process and shape.
+        Out of memory is an answer. GPU repetitions need new processes: cuDNN chooses kernels once per process and
+        shape.
         """
         (found,) = self._times([(self._slots[0], request)])
         return found
 
     def measure_step_times(self, requests: Sequence[StepTimeRequest]) -> list[StepTime]:
-        """Time one request per slot, in parallel."""
+        """See `TimesSideBySide.measure_step_times`."""
         waves = [requests[first : first + self.slots] for first in range(0, len(requests), self.slots)]
         return [one for wave in waves for one in self._times([*zip(self._slots, wave, strict=False)])]
 
     def step_times_by_device(self, request: StepTimeRequest) -> dict[str, StepTime]:
-        """Time one configuration in all slots; return times by device."""
+        """See `TimesSideBySide.step_times_by_device`."""
         found = self._times([(slot, request) for slot in self._slots])
         names = [slot.device_uuid or slot.device or f"of slot {slot.index}" for slot in self._slots]
         return dict(zip(names, found, strict=True))
@@ -362,7 +345,6 @@ class SlotExecutor(ABC):
         return self._again(lambda: self._timed(jobs))
 
     def _again(self, work: Callable[[], T]) -> T:
-        """Call ``work``; overridden to retry after a lost worker."""
         return work()
 
     def _timed(self, jobs: Sequence[tuple[Slot, StepTimeRequest]]) -> list[StepTime]:
@@ -397,10 +379,7 @@ class SlotExecutor(ABC):
         return slot.answer
 
     def measure_memory(self, request: MemoryRequest) -> MemoryUse:
-        """Test in a new process whether a micro-batch fits, while no trial runs.
-
-        Out of memory is an answer; other deaths raise `LaunchError`.
-        """
+        """See `Executor.measure_memory`; out of memory is an answer."""
         self._refuse_while_a_trial_runs()
         self._discard(self._slots[0])
         try:
@@ -416,7 +395,7 @@ class SlotExecutor(ABC):
             self._discard(self._slots[0])
 
     def measure_noise(self, request: NoiseRequest) -> NoiseMeasurement:
-        """Implement `Executor.measure_noise`."""
+        """See `Executor.measure_noise`."""
         self._refuse_while_a_trial_runs()
         return self._ask(request, NoiseMeasurement)
 
@@ -448,9 +427,9 @@ class SlotExecutor(ABC):
             raise ValueError("nothing is measured while a trial runs")
 
     def submit(self, request: TrialRequest) -> None:
-        """Start a trial in a free slot; raise `LaunchError` if no worker can start.
+        """See `Executor.submit`.
 
-        The first call waits for all workers, because loading slows running trials.
+        The first call waits for all workers: loading slows running trials.
         """
         self._pump(0.0)
         running = [slot.trial.request.number for slot in self._slots if slot.trial]
@@ -476,13 +455,13 @@ class SlotExecutor(ABC):
             neighbour.contended = trial.contended = True
 
     def stop(self, stop: TrialStop) -> None:
-        """Implement `Executor.stop`."""
+        """See `Executor.stop`."""
         for slot in self._slots:
             if slot.worker and slot.trial and slot.trial.request.number == stop.number:
                 slot.worker.send(stop)
 
     def events(self, timeout: float) -> list[Event]:
-        """Implement `Executor.events`."""
+        """See `Executor.events`."""
         deadline = time.monotonic() + timeout
         self._pump(0.0)
         while not self._events and (left := deadline - time.monotonic()) > 0:
@@ -491,13 +470,13 @@ class SlotExecutor(ABC):
         return events
 
     def kill(self) -> None:
-        """Implement `Executor.kill`."""
+        """See `Executor.kill`."""
         for slot in self._slots:
             slot.condemn(TrialState.CANCELLED, "killed: the run was stopped")
         self._wait_for_burials(_KILL_SECONDS)
 
     def close(self) -> None:
-        """Stop all workers and cancel running trials."""
+        """Cancel trials and stop all workers."""
         for slot in self._slots:
             if slot.worker:
                 slot.worker.send("exit")
@@ -574,10 +553,10 @@ class SlotExecutor(ABC):
 
 
 class LocalExecutor(SlotExecutor):
-    """Runs trials in worker processes on this machine; see `bssearch.executors.base.Executor`.
+    """`Executor` with worker processes on this machine.
 
-    Call it from a thread that outlives it, because the kernel kills workers when their starting thread ends. Raises
-    `UsageError` for more threads than CPUs.
+    Call it from a thread that outlives it: the kernel kills workers with their starting thread. Raises `UsageError` for
+    more threads than CPUs.
     """
 
     def __init__(self, settings: ExecutorSettings) -> None:

@@ -1,8 +1,8 @@
 """The worker process of a slot: ``python -m bssearch.executors.worker``.
 
-Commands arrive on stdin, replies leave on stdout as JSON lines. Both descriptors move before user code runs, which
-could disturb the protocol; its output goes to stderr. Separate threads read commands, so that trials can stop, and send
-heartbeats, so that silence means a hang.
+Commands arrive on stdin, replies leave on stdout. Both descriptors move before user code runs, which could disturb the
+protocol; its output goes to stderr. Threads read commands, so that trials can stop, and send heartbeats, so that
+silence means a hang.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ import threading
 import traceback
 from collections.abc import Callable
 from functools import partial
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from bssearch.executors.devices import name_of, uuid_of
-from bssearch.executors.lifeline import Watcher, die_with_parent, end_group
 from bssearch.executors.loaded import LoadedWorkload, failed, not_measured, refused, trial_ended
 from bssearch.executors.messages import (
     CHUNK_BYTES,
@@ -37,8 +36,7 @@ from bssearch.executors.messages import (
     decode_command,
     encode,
 )
-from bssearch.executors.programs.command import LoadedCommand
-from bssearch.executors.programs.script import LoadedScript
+from bssearch.executors.process import Watcher, die_with_parent, end_group
 from bssearch.records import (
     MemoryRequest,
     NoiseRequest,
@@ -50,11 +48,15 @@ from bssearch.records import (
     TrialStop,
 )
 
-Trainable = LoadedWorkload | LoadedScript | LoadedCommand
+if TYPE_CHECKING:
+    from bssearch.executors.programs.command import LoadedCommand
+    from bssearch.executors.programs.script import LoadedScript
+
+    Trainable = LoadedWorkload | LoadedScript | LoadedCommand
 
 
 class Channel:
-    """The line to the driver, on private copies of descriptors 0 and 1."""
+    """Line to the driver, on copies of descriptors 0 and 1."""
 
     def __init__(self) -> None:
         self._commands = os.dup(0)
@@ -68,7 +70,7 @@ class Channel:
             stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
 
     def send(self, reply: Reply) -> None:
-        """Send a reply from any thread; raise `ValueError` for NaN; exit if the driver is gone."""
+        """Thread-safe; raises `ValueError` for NaN; exits without a driver."""
         line = memoryview(encode(reply))
         try:
             with self._lock:
@@ -78,12 +80,12 @@ class Channel:
             end_group()
 
     def read(self) -> bytes:
-        """Return the driver's next bytes; empty at the end."""
+        """Next bytes; empty at the end."""
         return os.read(self._commands, CHUNK_BYTES)
 
 
 class Worker:
-    """Runs the driver's jobs one at a time."""
+    """Runs the driver's jobs, one at a time."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -169,8 +171,14 @@ class Worker:
         if settings.program is None:  # another process trains a program
             _import_torch()
             self._loaded = LoadedWorkload(load)
+        elif settings.program.command:
+            from bssearch.executors.programs.command import LoadedCommand
+
+            self._loaded = LoadedCommand(load)
         else:
-            self._loaded = LoadedCommand(load) if settings.program.command else LoadedScript(load)
+            from bssearch.executors.programs.script import LoadedScript
+
+            self._loaded = LoadedScript(load)
         gc.freeze()  # what the workload imported and loaded stays, too
         device = self._loaded.device
         return Loaded(
@@ -201,7 +209,7 @@ class Worker:
 def _import_torch() -> None:
     """Import torch and exempt its objects from garbage collection.
 
-    Collecting them takes a third of startup and exit time, and 0.2 s after each trial (torch 2.13, CPU seconds).
+    Collecting them takes a third of startup and exit time, and 0.2 s per trial (torch 2.13, CPU seconds).
     """
     gc.disable()
     try:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from bssearch.records.scaling import LARGE_BATCH, LAYERWISE, LearningRateRule, is_said_to_need_warmup
 from bssearch.spec import StudySpec
 from bssearch.spec.space import split_batch
-from bssearch.spec.space.parts import RelativeLearningRate
+from bssearch.spec.space.domains import RelativeLearningRate
 
 MANY_STEPS = 16  # accumulation steps beyond which gradients are said to go stale
 

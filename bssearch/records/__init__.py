@@ -1,8 +1,4 @@
-"""Frozen records that all layers share: requests, observations, outcomes and stored rows.
-
-Names carry units: seconds are floats, memory is in bytes, ``steps`` are optimizer steps, ``samples`` are training
-samples seen.
-"""
+"""Frozen records that all layers share; memory is in bytes, ``steps`` are optimizer steps."""
 
 from __future__ import annotations
 
@@ -49,21 +45,19 @@ from bssearch.records.question import (
 )
 from bssearch.records.requests import (
     Branch,
+    Lease,
     MemoryRequest,
     MetricInfo,
     ModelDescription,
+    NewStudy,
     NoiseRequest,
+    ProbeRecord,
     StepTimeRequest,
+    StudyRecord,
     TrialPlan,
+    TrialRecord,
     TrialRequest,
     WorkloadDescription,
-)
-from bssearch.records.stored import (
-    Lease,
-    NewStudy,
-    ProbeRecord,
-    StudyRecord,
-    TrialRecord,
     spec_digest,
 )
 

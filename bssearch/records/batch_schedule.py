@@ -1,6 +1,6 @@
 """Batch-size schedules: a ladder of growing stages; the samples seen decide the stage of a step.
 
-Only batch size, micro-batches and learning rate change. Stored as parameters of a configuration:
+Stored as parameters of a configuration:
 
 * ``batch_schedule``: `geometric`, `linear`, `milestones` or `noise_scale`
 * ``batch_stages``: ``8192:64 16384:256/64`` (start sample:batch/micro-batch); without starts in `noise_scale`
@@ -27,15 +27,15 @@ RATE_RULE, NOISE_SHARE = "batch_rate_rule", "batch_noise_share"
 PARAMETERS = (BATCH_SCHEDULE, BATCH_STAGES, RATE_RULE, NOISE_SHARE)
 
 MOST_STAGES = 64
-"""Maximum stages; each has shapes to warm up and time."""
+"""Each has shapes to warm up and time."""
 
 _STAGE = re.compile("(?:(?P<start>N):)?(?P<size>N)(?:/(?P<micro>N))?".replace("N", "[0-9]{1,15}"))
-"""Up to 15 digits, which a float holds exactly."""
+"""A float holds 15 digits exactly."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One stage; it starts after ``start_samples`` samples."""
+    """One stage, from ``start_samples`` on."""
 
     start_samples: int
     batch_size: int
@@ -43,16 +43,13 @@ class Stage:
 
     @property
     def accumulation_steps(self) -> int:
-        """Return the number of micro-batches per step."""
+        """Micro-batches per step."""
         return self.batch_size // self.micro_batch_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSchedule:
-    """Stages in ascending order.
-
-    With `noise_scale` all start at 0 samples, and the trial grows its batch up to ``noise_share`` × the noise scale.
-    """
+    """Stages, ascending; with `noise_scale`, all start at 0 samples and the trial's measurements decide."""
 
     name: BatchScheduleName
     stages: tuple[Stage, ...]
@@ -61,11 +58,11 @@ class BatchSchedule:
 
     @property
     def is_measured(self) -> bool:
-        """True if the trial's noise scale decides when to grow."""
+        """True if the trial's noise scale decides."""
         return self.noise_share is not None
 
     def rate_factor(self, batch_size: int) -> float:
-        """Return the learning-rate factor at a batch size, relative to the first stage."""
+        """Learning-rate factor relative to the first stage."""
         return learning_rate_factor(self.rate_rule, batch_size, self.stages[0].batch_size)
 
     def steps_by_stage(self, steps: float) -> list[tuple[Stage, float]]:
@@ -82,17 +79,17 @@ class BatchSchedule:
         return found
 
     def samples_after(self, steps: float) -> float:
-        """Return the samples seen in the first ``steps``, interpolated linearly."""
+        """Samples seen in the first ``steps``."""
         return math.fsum(stage.batch_size * taken for stage, taken in self.steps_by_stage(steps))
 
     @property
     def text(self) -> str:
-        """Return the stages after the first in the format of ``batch_stages``."""
+        """Later stages as in ``batch_stages``."""
         return " ".join(map(self._said, self.stages[1:]))
 
     @property
     def in_words(self) -> str:
-        """Describe the sizes and their starts."""
+        """Sizes and their starts."""
         first, *later = self.stages
         if self.is_measured:
             sizes = ", ".join(str(one.batch_size) for one in later)
@@ -107,11 +104,7 @@ class BatchSchedule:
 
 
 def batch_schedule_of(configuration: Configuration) -> BatchSchedule | None:
-    """Return the schedule of a configuration, or None if its batch size is constant.
-
-    Raises:
-        UsageError: If the schedule is invalid or a stage is shorter than one step.
-    """
+    """Schedule, None if the batch size is constant; raises `UsageError` if invalid."""
     name = configuration.parameters.get(BATCH_SCHEDULE)
     if name is None:
         return None
@@ -130,14 +123,14 @@ def batch_schedule_of(configuration: Configuration) -> BatchSchedule | None:
 
 
 def stages_of(configuration: Configuration, schedule: BatchSchedule | None) -> tuple[Stage, ...]:
-    """Return a schedule's stages; without one, a single stage."""
+    """Stages of a schedule; without one, a single stage."""
     if schedule is not None:
         return schedule.stages
     return (Stage(0, configuration.batch_size, configuration.micro_batch_size),)
 
 
 def constant_configurations(configuration: Configuration) -> list[Configuration]:
-    """Return one constant configuration per stage, with its learning rate."""
+    """One constant configuration per stage."""
     schedule = batch_schedule_of(configuration)
     if schedule is None:
         return [configuration]
@@ -156,7 +149,7 @@ def constant_configurations(configuration: Configuration) -> list[Configuration]
 
 
 def with_batch_schedule(configuration: Configuration, schedule: BatchSchedule) -> Configuration:
-    """Return the configuration with this schedule and its first stage's learning rate."""
+    """Configuration with this schedule."""
     first = schedule.stages[0]
     share = {} if schedule.noise_share is None else {NOISE_SHARE: schedule.noise_share}
     rest = {name: value for name, value in configuration.parameters.items() if name != NOISE_SHARE}
@@ -178,7 +171,7 @@ def with_batch_schedule(configuration: Configuration, schedule: BatchSchedule) -
 
 
 def sizes_in_words(configuration: Configuration) -> str:
-    """Return the batch size, or the sizes of all stages: "16 → 64 → 256"."""
+    """Batch size, or all stages' sizes: "16 → 64 → 256"."""
     if not configuration.grows:
         return str(configuration.batch_size)
     schedule = batch_schedule_of(configuration)
@@ -188,7 +181,7 @@ def sizes_in_words(configuration: Configuration) -> str:
 def growing(
     name: Literal["geometric", "linear"], sizes: Sequence[int], from_samples: float, until_samples: float
 ) -> list[tuple[int, int]]:
-    """Return (samples, batch size) of each change; log B (`geometric`) or B (`linear`) rises linearly."""
+    """(samples, batch size) of each change; log B (`geometric`) or B (`linear`) rises linearly."""
     first, last = sizes[0], sizes[-1]
     shares = [
         math.log(size / first) / math.log(last / first) if name == "geometric" else (size - first) / (last - first)
@@ -251,12 +244,12 @@ def _check(schedule: BatchSchedule) -> None:
 
 
 Point = tuple[int, int, float]
-"""(steps, samples, train seconds) since the start of the trial."""
+"""(steps, samples, train seconds)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStage:
-    """The part of a trial that ran one stage; ``learning_rate`` is the peak."""
+    """Part of a trial that ran one stage; ``learning_rate`` is the peak."""
 
     start_samples: int
     batch_size: int
@@ -268,7 +261,7 @@ class RunStage:
 
 
 def run_stages(trial: TrialRecord, curve: Sequence[Observation]) -> list[RunStage]:
-    """Return the stages that a trial ran; empty if its batch size was constant or it took no step.
+    """Stages that a trial ran; empty if its batch size was constant.
 
     A measured schedule grows only at evaluations, so sizes are samples / steps between them.
     """

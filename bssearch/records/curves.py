@@ -1,4 +1,4 @@
-"""Learning curves: best-so-far values, target crossings, sparklines."""
+"""Learning curves."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class Progress:
 
     @property
     def now(self) -> float:
-        """Return the last evaluation's train seconds, or 0."""
+        """Last evaluation's train seconds, or 0."""
         return self.train_seconds[-1] if self.train_seconds else 0.0
 
     @property
     def gain(self) -> float:
-        """Return the best gain, or −∞."""
+        """Best gain, or −∞."""
         return self.gains[-1] if self.gains else -math.inf
 
     def add(self, train_seconds: float, gain: float) -> None:
@@ -36,23 +36,20 @@ class Progress:
 
     @property
     def when_best(self) -> float:
-        """Return the train seconds of the first evaluation with the best gain."""
+        """Train seconds of the first evaluation with the best gain."""
         return self.train_seconds[bisect_left(self.gains, self.gain)]
 
     def index_from(self, train_seconds: float) -> int:
-        """Return the index of the first evaluation at ``train_seconds`` or later."""
+        """First evaluation at ``train_seconds`` or later."""
         return bisect_left(self.train_seconds, train_seconds)
 
     def at(self, train_seconds: float) -> float | None:
-        """Return the best gain at ``train_seconds``; None before the first evaluation."""
+        """Best gain at ``train_seconds``; None before the first evaluation."""
         index = bisect_right(self.train_seconds, train_seconds) - 1
         return self.gains[index] if index >= 0 else None
 
     def when(self, gain: float) -> float:
-        """Return the train seconds at which the best gain last equalled ``gain``, interpolated.
-
-        On a plateau, its end. Clamped to the first and last evaluation.
-        """
+        """Train seconds at which the best gain last equalled ``gain``, interpolated and clamped to the curve."""
         index = bisect_right(self.gains, gain)
         if index == 0:
             return self.train_seconds[0]
@@ -81,9 +78,9 @@ class Crossing:
 
 
 def crossing(previous: Observation | None, hit: Observation, target: Target) -> Crossing:
-    """Return the crossing between consecutive evaluations; ``hit`` meets the target.
+    """Crossing between consecutive evaluations; without a previous one, ``hit`` is the crossing.
 
-    The fraction is (target − miss) / (hit − miss); without a previous evaluation, the hit is the crossing.
+    The fraction is (target − miss) / (hit − miss).
     """
     if previous is None:
         return Crossing(hit.step, hit.train_seconds, hit.step, hit.train_seconds, hit.step, hit.train_seconds)
@@ -100,7 +97,7 @@ def crossing(previous: Observation | None, hit: Observation, target: Target) -> 
 
 
 def with_crossing(outcome: TrialOutcome, found: Crossing) -> TrialOutcome:
-    """Return the outcome with this crossing."""
+    """Outcome with this crossing."""
     return replace(
         outcome,
         time_to_target_s=found.train_seconds,
@@ -113,7 +110,7 @@ def with_crossing(outcome: TrialOutcome, found: Crossing) -> TrialOutcome:
 
 
 def first_crossing(observations: Sequence[Observation], target: Target) -> Crossing | None:
-    """Return the first crossing in time-ordered observations, or None."""
+    """First crossing in time-ordered observations."""
     previous = None
     for observation in observations:
         if target.is_met_by(observation.metric):
@@ -123,7 +120,7 @@ def first_crossing(observations: Sequence[Observation], target: Target) -> Cross
 
 
 def sparkline(values: Sequence[float], width: int = 40) -> str:
-    """Return values as at most ``width`` block characters."""
+    """Values as at most ``width`` block characters."""
     blocks = "▁▂▃▄▅▆▇█"
     if len(values) > width:
         values = [values[round(i * (len(values) - 1) / (width - 1))] for i in range(width)]

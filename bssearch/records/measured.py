@@ -1,4 +1,4 @@
-"""Measurements: outcomes of trials, step times, memory and gradient noise."""
+"""Measurements."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 from bssearch.records.question import Configuration, TrialState
 
 COULD_NOT_PAUSE = "could not be paused"
-"""Marks the reason of a trial whose checkpoint could not be saved."""
+"""Reason of a trial whose checkpoint could not be saved."""
 
 REFUSED = "refused: "
-"""Prefix of the reason of a trial whose configuration the spec forbids."""
+"""Starts the reason of a configuration that the spec forbids."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +34,8 @@ class Observation:
 class MemoryBasis(StrEnum):
     """How peak memory was measured.
 
-    ``device``: tensors on a GPU. ``resident``: growth of the process since its model was made, by the kernel's
-    high-water mark. ``resident_sampled``: by sampling, which misses short peaks.
+    ``device``: tensors on a GPU. ``resident``: growth of the process by the kernel's high-water mark, or
+    ``resident_sampled``, which misses short peaks.
     """
 
     DEVICE = "device"
@@ -44,7 +44,7 @@ class MemoryBasis(StrEnum):
 
 
 class SecondsBasis(StrEnum):
-    """Source of an external program's seconds: its report, or wall time since the first step, with evaluation."""
+    """A program's own report, or wall time since its first step, with evaluation."""
 
     REPORTED = "reported"
     WALL = "wall"
@@ -52,10 +52,10 @@ class SecondsBasis(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientNoise:
-    """Gradient noise scale tr Σ / ‖G‖² in samples, with its 95 % interval; None if not measured.
+    """Gradient noise scale tr Σ / ‖G‖² in samples, with its 95 % interval.
 
     If ‖G‖² may be zero, ``scale`` and ``high`` stay None. ``adam``: with preconditioned gradients. ``trace`` and
-    ``square`` are means of tr Σ and ‖G‖² over ``passes``, to pool trials.
+    ``square``: mean tr Σ and ‖G‖² over ``passes``.
     """
 
     scale: float | None = None
@@ -74,10 +74,7 @@ class GradientNoise:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceUse:
-    """Readings of the device's counters; None, never 0, if unavailable.
-
-    Energy and power cover the whole device. ``throttle_reasons``: comma-separated, empty without throttling.
-    """
+    """The whole device's counters; None, never 0, if unavailable."""
 
     energy_joules: float | None = None
     mean_power_watts: float | None = None
@@ -89,18 +86,16 @@ class DeviceUse:
 class TrialOutcome:
     """How a trial ended and its measurements; None if not measured.
 
-    Target crossing is the interval (last miss, first hit); without one the last miss is the last evaluation, a lower
-    bound.
+    ``time_to_target_s`` and ``steps_to_target`` are interpolated between last miss and first hit. Without a hit, the
+    last miss is the last evaluation, a lower bound.
 
     Attributes:
         undelayed_train_seconds: Train seconds minus waits for a CPU, if one thread did the work.
         reference_seconds: Time of a small fixed kernel meanwhile (`bssearch.training.contention`).
-        host_bound_share: Share of train seconds in which the host did not wait for a CUDA device; None on the CPU and
-            in a user's own loop.
-        skipped_steps: Steps skipped by fp16 loss scaling; None in other precisions.
-        data_seconds: Train seconds that a user's own loop spent waiting for data.
-        seconds_basis: None if bssearch measured the train seconds.
-        device: The slot's device, such as ``cuda:1``.
+        host_bound_share: Share of train seconds in which the host did not wait for a CUDA device.
+        skipped_steps: By fp16 loss scaling.
+        data_seconds: Train seconds that a user's own loop waited for data.
+        seconds_basis: None if bssearch measured.
     """
 
     state: TrialState
@@ -144,7 +139,7 @@ class TrialOutcome:
 
 @dataclass(frozen=True, slots=True)
 class TrialObserved:
-    """Worker message: a running trial was evaluated."""
+    """A running trial was evaluated."""
 
     number: int
     observation: Observation
@@ -161,7 +156,7 @@ class TrialStop:
 
 @dataclass(frozen=True, slots=True)
 class TrialEnded:
-    """A trial ended; a ``broken`` worker (failed device) cannot run another."""
+    """A trial ended; a ``broken`` worker cannot run another."""
 
     number: int
     outcome: TrialOutcome
@@ -171,10 +166,9 @@ class TrialEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """Seconds of one optimizer step: median and 95 % interval.
+    """Seconds of one optimizer step: median and 95 % interval; see `TrialOutcome`.
 
-    ``settled``: the interval reached the requested precision. ``undelayed_step_seconds`` exclude waits for a CPU, if
-    one thread does the work; ``reference_seconds`` time a fixed kernel. ``contended``: another program used the device.
+    ``settled``: the interval reached the requested precision.
     """
 
     batch_size: int
@@ -193,7 +187,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime(Timing):
-    """Time of a step and an evaluation, or ``out_of_memory``.
+    """Time of a step and an evaluation.
 
     ``update_seconds`` is the part of a step that does not depend on accumulation.
     """
@@ -205,7 +199,7 @@ class StepTime(Timing):
 
     @classmethod
     def where_memory_ran_out(cls, configuration: Configuration) -> StepTime:
-        """Return the result for a configuration that does not fit."""
+        """Result for a configuration that does not fit."""
         return StepTime(
             batch_size=configuration.batch_size,
             micro_batch_size=configuration.micro_batch_size,
@@ -237,7 +231,7 @@ class StepTimeError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryUse:
-    """Peak memory of a micro-batch size: tensors on a GPU, else the process's resident memory."""
+    """Peak memory of a micro-batch size; see `MemoryBasis`."""
 
     micro_batch_size: int
     fits: bool
@@ -247,7 +241,7 @@ class MemoryUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoiseMeasurement:
-    """Gradient noise scale near the target; ``reason`` says why it is not near."""
+    """Gradient noise scale near the target, or the ``reason`` why it is not near."""
 
     batch_size: int
     micro_batch_size: int
@@ -259,10 +253,10 @@ class NoiseMeasurement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Environment:
-    """Machine and software of a trial. Seconds are comparable only if fingerprints are equal.
+    """Machine and software of a trial; seconds compare only if fingerprints are equal.
 
     ``device_memory_bytes`` may be a smaller configured limit. ``workload_revision`` is the digest of the workload's
-    file; ``git_revision`` ends with ``+`` if that file was modified, ``git_dirty``: any tracked file was.
+    file; ``git_revision`` ends with ``+`` if it was modified, ``git_dirty``: any tracked file was.
     """
 
     device_name: str
@@ -283,17 +277,17 @@ class Environment:
 
     @property
     def library_versions(self) -> dict[str, str]:
-        """Return versions by library name."""
+        """Versions by library name."""
         return {name: version for name, _, version in (one.partition(" ") for one in self.libraries)}
 
     @property
     def fingerprint(self) -> str:
-        """Return device name, precision and compile mode, which must match within a study."""
+        """Must match within a study."""
         return f"{self.device_name} · {self.precision} · compile {self.compile_mode}"
 
 
 def outcome_fields(outcome: TrialOutcome) -> dict[str, Any]:
-    """Return an outcome as a flat dict that includes the noise and device fields."""
+    """Outcome as a flat dict."""
     fields = asdict(outcome)
     noise, use = fields.pop("noise"), fields.pop("device_use")
     return {**fields, **{f"noise_{name}": value for name, value in noise.items()}, **use}
@@ -303,8 +297,7 @@ def outcome_fields(outcome: TrialOutcome) -> dict[str, Any]:
 class BranchMeasurement:
     """Metric at a ``checkpoint`` and after branching from it; None if the branch diverged.
 
-    ``digest`` covers the checkpoint's content and the request; ``start_samples``: None if unknown.
-    ``learning_rate`` is the peak.
+    ``digest`` covers the checkpoint's content and the request.
     """
 
     digest: str

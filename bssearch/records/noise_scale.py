@@ -1,11 +1,11 @@
 """Gradient noise scale tr Σ / ‖G‖² from gradient norms over small and large batches.
 
-McCandlish et al. 2018 (arXiv 1812.06162, appendix A): E‖G_b‖² = ‖G‖² + tr Σ / b; drawn without replacement from N,
-‖G‖² + tr Σ · (1/b − 1/N). Moments are averaged before dividing, because the mean of ratios has unbounded bias.
+McCandlish et al. 2018 (arXiv 1812.06162, appendix A): E‖G_b‖² = ‖G‖² + tr Σ / b; drawn without replacement from N, ‖G‖²
++ tr Σ · (1/b − 1/N). Moments are averaged before dividing: the mean of ratios has unbounded bias.
 
 The interval is Fieller's (1954), with the covariance of the circular block bootstrap (Politis & Romano 1992) and
-Student's t with blocks − 1 degrees of freedom. If ‖G‖² may be zero, it has no upper end. Coverage of nominal 95 % in
-1,000 runs was 95 to 98 % from 8 to 256 passes; percentiles of block-bootstrapped ratios covered 81 to 94 %.
+Student's t with blocks − 1 degrees of freedom. Its coverage in 1,000 runs was 95 to 98 % from 8 to 256 passes;
+percentiles of block-bootstrapped ratios covered 81 to 94 %.
 """
 
 from __future__ import annotations
@@ -21,16 +21,14 @@ from bssearch.records import GradientNoise
 from bssearch.records.intervals import student_t
 
 CRITICAL_BATCH_OCTAVES = 1.5
-"""Octaves by which the critical batch size varies given the noise scale (McCandlish et al. 2018, table 1)."""
+"""Variation of B_crit given the noise scale (McCandlish et al. 2018, table 1)."""
 
 FEWEST_PASSES = 8
-"""With fewer, an interval would rest on fewer than four blocks."""
+"""For an interval: four blocks."""
 
 FEWEST_TRIALS = 3
-"""Minimum trials for an interval over trials, as for seeds."""
 
 CONFIDENCE = 0.95
-"""Confidence of the interval."""
 
 Numbers = NDArray[np.float64]
 
@@ -44,16 +42,13 @@ class Norms:
 
     @property
     def are_finite(self) -> bool:
-        """True if both norms are finite."""
+        """True if both are finite."""
         return math.isfinite(self.small) and math.isfinite(self.big)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
-    """``small_batches`` (≥ 2) disjoint batches of ``small_batch`` samples, out of ``samples``.
-
-    ``adam`` are norms of gradients preconditioned as in Adam; None with other optimizers.
-    """
+    """``small_batches`` (≥ 2) disjoint batches of ``small_batch`` samples, out of ``samples``."""
 
     small_batch: int
     small_batches: int
@@ -72,17 +67,14 @@ class Interval:
 
     @property
     def relative_half_width(self) -> float:
-        """Half the width / scale; infinite if the interval has no upper end."""
+        """Half the width / scale; infinite if unbounded."""
         if self.scale is None or self.low is None or self.high is None:
             return math.inf
         return (self.high - self.low) / (2 * self.scale) if self.scale > 0 else 0.0
 
 
 def gradient_noise(passes: Sequence[Pass], seconds: float | None = None) -> GradientNoise:
-    """Estimate the noise scale, plain and Adam-preconditioned, from passes that took ``seconds``.
-
-    With fewer than `FEWEST_PASSES` passes only the moments are set.
-    """
+    """Estimate the noise scale; below `FEWEST_PASSES` only its moments."""
     if not passes:
         return GradientNoise(seconds=seconds)
     plain = [moments(one, one.plain) for one in passes]
@@ -94,8 +86,7 @@ def gradient_noise(passes: Sequence[Pass], seconds: float | None = None) -> Grad
 def pooled(trials: Sequence[GradientNoise]) -> GradientNoise:
     """Pool the noise scale over trials that have too few passes alone.
 
-    The interval rests on differences between trials and needs `FEWEST_TRIALS`. Coverage of nominal 95 % in 1,000 sets
-    of 3 to 32 trials was 94 to 97 %.
+    Intervals from differences between trials covered 94 to 97 % in 1,000 sets of 3 to 32 trials.
     """
     known = [one for one in trials if one.passes and one.trace is not None and one.square is not None]
     if not known:
@@ -113,7 +104,7 @@ def pooled(trials: Sequence[GradientNoise]) -> GradientNoise:
 
 
 Means = tuple[float | None, float | None]
-"""Means of (tr Σ, ‖G‖²); None if unknown."""
+"""(tr Σ, ‖G‖²)."""
 
 
 def _pooled(rows: Sequence[tuple[int | None, float | None, float | None]]) -> tuple[Interval, Means]:
@@ -161,17 +152,17 @@ def _noise(
 
 
 def moments(one: Pass, norms: Norms) -> tuple[float, float]:
-    """Return unbiased estimates of tr Σ and ‖G‖² from one pass; the second may be negative."""
+    """Unbiased estimates of tr Σ and ‖G‖² from one pass; the second may be negative."""
     small, big = 1 / one.small_batch, 1 / (one.small_batch * one.small_batches)
     trace = (norms.small - norms.big) / (small - big)
     return trace, norms.big - trace * (big - 1 / one.samples)
 
 
 def estimate(pairs: Sequence[tuple[float, float]]) -> Interval:
-    """Return mean tr Σ / mean ‖G‖² over consecutive passes, with its 95 % interval.
+    """Mean tr Σ / mean ‖G‖² over consecutive passes, with its 95 % interval.
 
     The interval holds each θ for which mean(tr Σ − θ‖G‖²) is within t standard errors of zero (a quadratic). A negative
-    mean ‖G‖² counts as zero, which only widens it. If tr Σ may be zero too, the interval is empty.
+    mean ‖G‖² counts as zero, which only widens it; it is empty if tr Σ may be zero too.
     """
     values, unit = _scaled(np.asarray(pairs, dtype=np.float64))
     block = max(1, round(len(values) ** (1 / 3)))
@@ -189,7 +180,7 @@ def _of_trials(moments: Numbers, weights: Numbers) -> Interval:
 
 
 def _scaled(values: Numbers) -> tuple[Numbers, Numbers]:
-    """Scale moments by their largest so that a tiny ‖G‖² does not underflow when squared."""
+    """Scale moments by their largest: a tiny ‖G‖² would underflow when squared."""
     unit = np.maximum(np.abs(values).max(axis=0), np.finfo(np.float64).tiny)
     return values / unit, unit
 

@@ -1,4 +1,4 @@
-"""Targets, trial states, phases and configurations."""
+"""The question of a study."""
 
 from __future__ import annotations
 
@@ -21,15 +21,12 @@ class Goal(StrEnum):
 
     @property
     def sign(self) -> str:
-        """The sign between a metric and its target."""
+        """Sign between a metric and its target."""
         return "≥" if self is Goal.MAXIMIZE else "≤"
 
 
 class Phase(StrEnum):
-    """Purpose of a trial.
-
-    `TO_BUDGET` trains past the target to the limit; `GROWTH` searches a batch schedule.
-    """
+    """Purpose of a trial; `TO_BUDGET` trains past the target, `GROWTH` searches a batch schedule."""
 
     SEARCH = "search"
     CONFIRM = "confirm"
@@ -40,7 +37,7 @@ class Phase(StrEnum):
 
 
 class TrialState(StrEnum):
-    """State of a trial. Only `REACHED` has a time-to-target; a `PAUSED` trial may resume."""
+    """State of a trial; only `REACHED` has a time-to-target, only `PAUSED` may resume."""
 
     QUEUED = "queued"
     RUNNING = "running"
@@ -62,17 +59,17 @@ class TrialState(StrEnum):
 
     @property
     def is_censored(self) -> bool:
-        """True if the trial stopped before its target: its time is a lower bound."""
+        """True if stopped before the target: the time is a lower bound."""
         return self in {TrialState.PAUSED, TrialState.PRUNED, TrialState.CAPPED, TrialState.EXHAUSTED}
 
     @property
     def is_missing(self) -> bool:
-        """True if the trial is uninformative and costs no budget."""
+        """True if uninformative and free of budget."""
         return self in {TrialState.FAILED, TrialState.LOST, TrialState.CANCELLED}
 
 
 def to_json(record: object) -> str:
-    """Return compact JSON with sorted keys; raises ValueError on NaN and infinities."""
+    """Compact JSON with sorted keys; raises ValueError on NaN and infinities."""
     return _json(asdict(record))  # type: ignore[call-overload]
 
 
@@ -90,15 +87,15 @@ class Target:
 
     @property
     def in_words(self) -> str:
-        """The target as text: "accuracy ≥ 0.9"."""
+        """ "accuracy ≥ 0.9"."""
         return f"{self.metric} {self.goal.sign} {self.value:g}"
 
     def gain(self, metric: float) -> float:
-        """Return the metric, negated if smaller is better."""
+        """Metric, negated if smaller is better."""
         return metric if self.goal is Goal.MAXIMIZE else -metric
 
     def shortfall(self, metric: float) -> float:
-        """Return the distance to the target: positive if missed, otherwise ≤ 0."""
+        """Distance to the target; ≤ 0 if met."""
         return self.gain(self.value) - self.gain(metric)
 
     def is_met_by(self, metric: float) -> bool:
@@ -107,19 +104,18 @@ class Target:
 
 
 MAKE_TRAINER = ":make_trainer"
-"""Suffix of a workload's name if it makes a trainer per trial instead of running as a script."""
+"""Suffix of a workload that makes a trainer per trial."""
 
 LARGEST_METRIC = 1e100
-"""Maximum absolute metric; sums of squares stay finite in double precision."""
+"""Sums of squares stay finite in double precision."""
 
 
 def is_metric(value: float) -> bool:
-    """True if the value is finite and within `LARGEST_METRIC`."""
+    """True if within `LARGEST_METRIC`."""
     return abs(value) <= LARGEST_METRIC
 
 
 BATCH_SCHEDULE, BATCH_STAGES = "batch_schedule", "batch_stages"
-"""Parameters of a growing batch: the schedule's name, and its stages after the first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,17 +139,17 @@ class Configuration:
 
     @property
     def key(self) -> str:
-        """Return a short digest that identifies the configuration."""
+        """Digest that identifies the configuration."""
         values = {name: getattr(self, name) for name in _FIELDS} | {"parameters": dict(self.parameters)}
         return hashlib.sha256(_json(values).encode()).hexdigest()[:12]
 
     def in_micro_batches(self, micro_batch_size: int) -> Configuration:
-        """Return the configuration with another micro-batch size, which must divide the batch size."""
+        """Configuration with a micro-batch size, which must divide the batch size."""
         steps = self.batch_size // (micro_batch_size * self.world_size)
         return replace(self, micro_batch_size=micro_batch_size, accumulation_steps=steps)
 
     def trains_like(self, other: Configuration) -> bool:
-        """True if the configurations differ at most in micro-batch size."""
+        """True if equal, micro-batch size aside."""
         return self._whole == other._whole
 
     @property
@@ -166,7 +162,7 @@ class Configuration:
 
     @property
     def grows(self) -> bool:
-        """True if the configuration has a batch schedule."""
+        """True with a batch schedule."""
         return BATCH_SCHEDULE in self.parameters
 
 
@@ -174,30 +170,30 @@ _FIELDS = tuple(one.name for one in fields(Configuration))
 
 
 WITH_CUDA_GRAPHS = frozenset({"reduce-overhead", "max-autotune"})
-"""Modes of ``torch.compile`` that replay CUDA graphs (``torch._inductor.list_mode_options``)."""
+"""By ``torch._inductor.list_mode_options``."""
 
 
 # User-defined hyperparameters; a configuration stores them under ``model.NAME`` and ``loss.NAME``.
 
 OWN_GROUPS = ("model", "loss")
-"""Prefixes of user parameters, passed to a workload's ``build_model`` or ``loss``."""
+"""For a workload's ``build_model`` and ``loss``."""
 
 ModelParameters = tuple[tuple[str, ParameterValue], ...]
-"""Sorted (name, value) pairs for the model; step times depend on them."""
+"""Sorted; step times depend on them."""
 
 
 def own_parameters(configuration: Configuration) -> dict[str, ParameterValue]:
-    """Return the user's parameters without prefix; names are unique over both groups."""
+    """User's parameters without prefix; names are unique."""
     both = (parameters_of_group(configuration.parameters, group) for group in OWN_GROUPS)
     return {name: value for own in both for name, value in own.items()}
 
 
 def parameters_of_group(parameters: Mapping[str, ParameterValue], group: str) -> dict[str, ParameterValue]:
-    """Return the parameters of ``model`` or ``loss`` without prefix."""
+    """Parameters of ``model`` or ``loss``, without prefix."""
     prefix = f"{group}."
     return {name.removeprefix(prefix): value for name, value in parameters.items() if name.startswith(prefix)}
 
 
 def model_parameters(configuration: Configuration) -> ModelParameters:
-    """Return the user's model parameters, sorted by name."""
+    """User's model parameters, sorted."""
     return tuple(sorted(parameters_of_group(configuration.parameters, OWN_GROUPS[0]).items()))

@@ -1,12 +1,15 @@
-"""Plans of trials, requests to workers, and workload descriptions."""
+"""Plans of trials, requests to workers, workload descriptions, and stored rows."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from datetime import datetime, timedelta
 from typing import Any
 
-from bssearch.records.measured import Environment
+from bssearch.records.measured import REFUSED, Environment, StepTime, StepTimeError, TrialOutcome
 from bssearch.records.question import Configuration, ParameterValue, Phase, Target, TrialState
 
 
@@ -14,7 +17,7 @@ from bssearch.records.question import Configuration, ParameterValue, Phase, Targ
 class Branch:
     """A trial that continues from a checkpoint of a longer run for ``samples``, in whole steps.
 
-    ``start_samples``: None if unknown. A fresh optimizer's learning rate rises over ``rise_samples``.
+    A fresh optimizer's learning rate rises over ``rise_samples``.
     """
 
     checkpoint: str
@@ -28,8 +31,6 @@ class Planned:
     """Plan fields that a stored trial keeps.
 
     ``sampled``: coordinates, None if outside the space. ``uncapped``: no other trial set ``train_seconds_limit``.
-    ``retry_of``: the repeated trial. ``expected_improvement``: the sampler's expected gain from a further trial as a
-    share of the incumbent's value, None if unknown.
     """
 
     configuration: Configuration
@@ -45,7 +46,7 @@ class Planned:
 
     @property
     def kept(self) -> dict[str, Any]:
-        """Return the fields by name."""
+        """Fields by name."""
         return {one.name: getattr(self, one.name) for one in fields(Planned)}
 
 
@@ -53,9 +54,8 @@ class Planned:
 class TrialPlan(Planned):
     """A trial to run: new, ``queued`` or ``resumed`` (stored number).
 
-    ``limit_state``: `CAPPED` if the incumbent set the limit, `EXHAUSTED` if the budget did. Without ``stop_at_target``
-    the trial trains to its limit; the first crossing counts. If a trial newer than ``after`` exists, the plan is
-    dropped; None disables this check.
+    ``limit_state``: `CAPPED` if the incumbent set the limit, `EXHAUSTED` if the budget did. If a trial newer than
+    ``after`` exists, the plan is dropped.
     """
 
     limit_state: TrialState = TrialState.EXHAUSTED
@@ -66,18 +66,18 @@ class TrialPlan(Planned):
 
     @property
     def known_number(self) -> int | None:
-        """Return the stored trial's number; None if new."""
+        """Stored trial's number; None if new."""
         return self.resumed if self.resumed is not None else self.queued
 
     @property
     def is_new_search(self) -> bool:
-        """True for a new search trial, not queued, resumed or retried."""
+        """True for a search trial not queued, resumed or retried."""
         is_stored = self.known_number is not None or self.retry_of is not None
         return self.phase in {Phase.SEARCH, Phase.GROWTH} and not is_stored
 
     @property
     def is_tested(self) -> bool:
-        """True if the trial ends with an evaluation on the test part."""
+        """True if the trial ends with a test evaluation."""
         return self.phase not in {Phase.SEARCH, Phase.PROBE}
 
 
@@ -86,7 +86,7 @@ class TrialRequest:
     """Request to run a trial.
 
     A paused trial saves ``checkpoint``, a resumed one loads it; without a path the trial ends as `PRUNED`. A ``branch``
-    continues from the user's file and ends after its samples.
+    continues from the user's file.
     """
 
     number: int
@@ -97,16 +97,16 @@ class TrialRequest:
 
     @property
     def resumes(self) -> bool:
-        """True if the trial continues from its checkpoint."""
+        """True if it continues from its checkpoint."""
         return self.plan.resumed is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimeRequest:
-    """Request to time steps and one evaluation, alone on the device.
+    """Request to time steps and one evaluation.
 
     Ends when half the 95 % interval of the median is within ``precision`` (relative), or after ``seconds_limit``. With
-    ``trial_train_seconds`` steps are timed between evaluations, as in such a trial; otherwise back to back.
+    ``trial_train_seconds`` steps are timed between evaluations; otherwise back to back.
     """
 
     configuration: Configuration
@@ -130,10 +130,7 @@ class MemoryRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoiseRequest:
-    """Request to train toward a target and measure the gradient noise scale near it.
-
-    Training ends by ``train_seconds_limit``, the measurement by ``noise_seconds_limit``.
-    """
+    """Request to train toward a target and measure the gradient noise scale near it."""
 
     configuration: Configuration
     seed: int
@@ -146,10 +143,7 @@ class NoiseRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricInfo:
-    """Bounds of a metric (None = unbounded) and its value at chance.
-
-    ``reported``: also shown for the recommended configuration, on the test part.
-    """
+    """Bounds of a metric and its value at chance; ``reported``: on the test part for the recommendation."""
 
     low: float | None = None
     high: float | None = None
@@ -159,11 +153,7 @@ class MetricInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelDescription:
-    """A freshly initialised model.
-
-    ``parameters`` counts trainable ones, None if unknown. ``initial_metrics`` are validation metrics before the first
-    step, None if not finite.
-    """
+    """A freshly initialised model; ``parameters`` counts trainable ones."""
 
     parameters: int | None
     batch_norm_layers: int
@@ -172,10 +162,7 @@ class ModelDescription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadDescription:
-    """A loaded workload; external programs may hide sample counts (None).
-
-    ``notice``: how its trials run, if worth saying.
-    """
+    """A loaded workload; external programs may hide sample counts."""
 
     train_samples: int | None
     validation_samples: int | None
@@ -185,3 +172,111 @@ class WorkloadDescription:
     model: ModelDescription
     tokens_per_sample: int | None = None
     notice: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """A driver's claim on a trial; expires ``seconds`` after the last heartbeat.
+
+    ``user`` started the driver; ``spec`` is its `spec_digest`.
+    """
+
+    owner: str
+    seconds: float
+    user: str | None = None
+    spec: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeRecord(StepTime):
+    """A stored step time with its evaluation cadence, None if the batch size does not fit.
+
+    ``error`` is set if fitted over several visits.
+    """
+
+    eval_every_steps: int | None
+    error: StepTimeError | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrialRecord(Planned):
+    """A stored trial.
+
+    ``steps_x_step_time_s``: steps to target × isolated step time, from all visits when read.
+    """
+
+    number: int
+    state: TrialState
+    lease_owner: str | None
+    lease_expires_at: datetime | None
+    created_at: datetime
+    ended_at: datetime | None
+    steps_x_step_time_s: float | None
+    outcome: TrialOutcome | None
+    started_by: str | None = None
+    spec_digest: str | None = None
+
+    @classmethod
+    def planned(cls, plan: TrialPlan, *, number: int, lease: Lease | None, created_at: datetime) -> TrialRecord:
+        """New record: running with a lease, else queued."""
+        return cls(
+            number=number,
+            state=TrialState.QUEUED if lease is None else TrialState.RUNNING,
+            lease_owner=None if lease is None else lease.owner,
+            lease_expires_at=None if lease is None else created_at + timedelta(seconds=lease.seconds),
+            created_at=created_at,
+            ended_at=None,
+            steps_x_step_time_s=None,
+            outcome=None,
+            started_by=None if lease is None else lease.user,
+            spec_digest=None if lease is None else lease.spec,
+            **plan.kept,
+        )
+
+    @property
+    def is_imported(self) -> bool:
+        """True if start and end are equal."""
+        return self.ended_at is not None and self.created_at == self.ended_at
+
+    @property
+    def is_refused(self) -> bool:
+        """True if the spec forbids the configuration."""
+        return self.state is TrialState.FAILED and self.outcome is not None and self.outcome.reason.startswith(REFUSED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewStudy:
+    """A study to store: its spec as JSON values, and its question's digest."""
+
+    name: str
+    spec: Mapping[str, object]
+    spec_hash: str
+    objective: str
+    target: Target
+    created_by: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyRecord(NewStudy):
+    """A stored study, bound to its ``environment``'s device; archived ones are hidden and accept no trials."""
+
+    created_at: datetime
+    archived_at: datetime | None = None
+    environment: Environment | None
+
+    @classmethod
+    def created(cls, study: NewStudy, created_at: datetime, environment: Environment | None = None) -> StudyRecord:
+        """New study's record."""
+        values = {one.name: getattr(study, one.name) for one in fields(NewStudy)}
+        return cls(created_at=created_at, environment=environment, **values)
+
+    @property
+    def mark(self) -> str:
+        """16 hex digits that survive renaming and moving the database."""
+        told = f"{self.created_at.isoformat()} {self.created_by} {self.spec_hash}"
+        return hashlib.sha256(told.encode()).hexdigest()[:16]
+
+
+def spec_digest(spec: Mapping[str, object]) -> str:
+    """16 hex digits of a spec's JSON values."""
+    return hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:16]

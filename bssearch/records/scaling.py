@@ -19,12 +19,12 @@ class LearningRateRule(StrEnum):
 
     @property
     def in_words(self) -> str:
-        """Return the end of a phrase."""
+        """Such as "∝ batch"."""
         return {"linear": "∝ batch", "sqrt": "∝ √batch", "none": "the same throughout"}[self.value]
 
 
 def learning_rate_factor(rule: LearningRateRule, batch_size: int, reference_batch: int) -> float:
-    """Return the learning-rate factor from ``reference_batch`` to ``batch_size``."""
+    """Learning-rate factor from ``reference_batch`` to ``batch_size``."""
     ratio = batch_size / reference_batch
     match rule:
         case LearningRateRule.LINEAR:
@@ -43,11 +43,11 @@ RULES_OF_OPTIMIZERS = {
     "rmsprop": LearningRateRule.SQRT,
     "lamb": LearningRateRule.SQRT,
 }
-"""Goyal et al. 2017 and You et al. 2017 (linear); Malladi et al. 2022 (arXiv 2205.10287) and You et al. 2020 (sqrt)."""
+"""Goyal et al. 2017, You et al. 2017 (linear); Malladi et al. 2022 (arXiv 2205.10287), You et al. 2020 (sqrt)."""
 
 
 def rule_of_optimizer(name: str) -> LearningRateRule:
-    """Return an optimizer's rule; sqrt if not in the literature."""
+    """Optimizer's rule; sqrt if not in the literature."""
     return RULES_OF_OPTIMIZERS.get(name, LearningRateRule.SQRT)
 
 
@@ -55,38 +55,34 @@ WARMUP_RATIO = 8
 """κ from which warmup is recommended."""
 
 LARGEST_DROPOUT = 0.95
-"""Maximum scaled dropout; at 1 the model cannot learn."""
+"""At 1 the model cannot learn."""
 
 
 def is_said_to_need_warmup(batch_size: int, reference_batch: int) -> bool:
-    """True if κ ≥ `WARMUP_RATIO`.
-
-    Goyal et al. 2017 (arXiv 1706.02677, §2.2) tested κ = 32; practitioners use warmup from κ = 8.
-    """
+    """True from `WARMUP_RATIO` on; Goyal et al. 2017 (§2.2) tested κ = 32."""
     return batch_size >= WARMUP_RATIO * reference_batch
 
 
 def sqrt_weight_decay(weight_decay: float, ratio: float) -> float:
-    """Return λ·√κ (folklore); for AdamW equal to `timescale_weight_decay` at η ∝ √κ."""
+    """λ·√κ (folklore); for AdamW equal to `timescale_weight_decay` at η ∝ √κ."""
     return weight_decay * math.sqrt(ratio)
 
 
 def timescale_weight_decay(weight_decay: float, ratio: float, rate_ratio: float) -> float:
-    """Return λ·κ·η0/η, which preserves AdamW's averaging time τ = B/(ηλN), in epochs.
+    """λ·κ·η0/η, which preserves AdamW's averaging time τ = B/(ηλN), in epochs.
 
-    ``ratio`` is κ, ``rate_ratio`` is η0/η > 0: reference learning rate over the batch's. Wang & Aitchison 2024 (arXiv
-    2405.13698); Bergsma et al. 2025 (arXiv 2505.13738).
+    ``rate_ratio`` is η0/η. Wang & Aitchison 2024 (arXiv 2405.13698); Bergsma et al. 2025 (arXiv 2505.13738).
     """
     return weight_decay * ratio * rate_ratio
 
 
 def sqrt_dropout(dropout: float, batch_size: int, reference_batch: int) -> float:
-    """Return p·√κ, at most `LARGEST_DROPOUT`: folklore, as gradient noise ∝ 1/√batch."""
+    """p·√κ, at most `LARGEST_DROPOUT`: folklore, as gradient noise ∝ 1/√batch."""
     return min(LARGEST_DROPOUT, dropout * math.sqrt(batch_size / reference_batch))
 
 
 def half_life(decay: float, ratio: float) -> float:
-    """Return ρ^κ, which preserves an average's half-life in samples; κ = ``ratio``.
+    """ρ^κ, which preserves an average's half-life in samples.
 
     Weight averages: Busbridge et al. 2023 (arXiv 2307.13813); Adam's β₂: Marek et al. 2025 (arXiv 2507.07101).
     """
@@ -94,20 +90,20 @@ def half_life(decay: float, ratio: float) -> float:
 
 
 def sde_beta(beta: float, ratio: float) -> float:
-    """Return 1 − κ(1 − β), at least 0, for Adam's β (Malladi et al. 2022, arXiv 2205.10287, Definition 2).
+    """1 − κ(1 − β), at least 0, for Adam's β (Malladi et al. 2022, arXiv 2205.10287, Definition 2).
 
-    κ = ``ratio``. Scale the learning rate by √κ and ε by `sde_epsilon`.
+    Scale the learning rate by √κ and ε by `sde_epsilon`.
     """
     return max(0.0, 1 - ratio * (1 - beta))
 
 
 def sde_epsilon(epsilon: float, ratio: float) -> float:
-    """Return ε/√κ, for use with `sde_beta`."""
+    """ε/√κ, for use with `sde_beta`."""
     return epsilon / math.sqrt(ratio)
 
 
 LARGE_BATCH = 8192
-"""Batch size from which layerwise optimizers are recommended."""
+"""From here layerwise optimizers are recommended."""
 
 LAYERWISE = ("lars", "lamb")
 """LARS (You et al. 2017, arXiv 1708.03888) and LAMB (You et al. 2020, arXiv 1904.00962)."""

@@ -1,6 +1,6 @@
 """Step time of each batch size from repeated visits.
 
-Errors come from differences between visits only, because step times vary more between visits than within one.
+Step times vary more between visits than within one, so errors come from differences between visits only.
 """
 
 from __future__ import annotations
@@ -28,48 +28,47 @@ from bssearch.records.intervals import student_t
 
 VISIT_DEVIATION = 0.1
 VISIT_FREEDOM = 4
-"""Prior standard deviation of a log step time between visits (measured 0.05 to 0.14); its degrees of freedom."""
+"""Prior of a log step time between visits (measured 0.05 to 0.14)."""
 
 STEP_DEVIATION = 0.3
-"""Standard deviation of a log step time within one trial; weighs short trials less."""
+"""Within one trial; weighs short trials less."""
 
 UNDISTURBED = 3
-"""Undisturbed measurements of every split needed to ignore disturbed ones."""
+"""Needed of every split to ignore disturbed ones."""
 
 SMALLEST_PENALTY = 0.01
-"""Minimum of residual variance / visit variance; below it visits are fixed effects."""
+"""Below it visits are fixed effects."""
 
 MIDMEAN_ERROR = 1.09
-"""Standard error of the midmean relative to the mean's: 84 % efficiency (Rosenberger & Gasko 1983)."""
+"""Over the mean's: 84 % efficiency (Rosenberger & Gasko 1983)."""
 
 ROUNDS = 30
-"""Rounds of the alternating fit, which converges in a few."""
+"""The alternating fit converges in a few."""
 
 Split = tuple[int, int]
 """(batch size, micro-batch size)."""
 
 Timed = tuple[object, ...]
-"""(batch size, micro-batch size, then (name, value) of each model parameter of the user)."""
+"""(batch size, micro-batch size, (name, value) of model parameters)."""
 
 StepSeconds = Mapping[Timed, float]
-"""Isolated seconds per optimizer step, by split and model."""
 
 Key = TypeVar("Key", bound=Hashable)
 
 
 def split(configuration: Configuration) -> Split:
-    """Return (batch size, micro-batch size)."""
+    """(batch size, micro-batch size)."""
     return configuration.batch_size, configuration.micro_batch_size
 
 
 def timed_as(configuration: Configuration) -> Timed:
-    """Return the key of a configuration's step time, which depends on the model."""
+    """Key of a configuration's step time."""
     grows = ((BATCH_STAGES, configuration.parameters.get(BATCH_STAGES)),) if configuration.grows else ()
     return *split(configuration), *model_parameters(configuration), *grows
 
 
 def step_seconds_of(probes: Iterable[StepTime], model: ModelParameters = ()) -> StepSeconds:
-    """Return measured step times, preferring uncontended ones; ``model`` holds the timed model's parameters."""
+    """Measured step times, preferring uncontended ones; ``model``: the timed model's parameters."""
     timed = [(one.contended, (one.batch_size, one.micro_batch_size, *model), one.step_seconds) for one in probes]
     known: dict[Timed, float] = {}
     for _, place, seconds in sorted(timed, key=lambda one: one[0]):
@@ -79,7 +78,7 @@ def step_seconds_of(probes: Iterable[StepTime], model: ModelParameters = ()) -> 
 
 
 def with_step_time(trial: TrialRecord, step_seconds: StepSeconds) -> TrialRecord:
-    """Return the trial with ``steps_x_step_time_s`` from current step times; unchanged without them."""
+    """Trial with ``steps_x_step_time_s`` from current step times."""
     steps = None if trial.outcome is None else trial.outcome.steps_to_target
     product = None if steps is None else seconds_of_steps(trial.configuration, steps, step_seconds)
     if product is None or trial.steps_x_step_time_s == product:
@@ -88,7 +87,7 @@ def with_step_time(trial: TrialRecord, step_seconds: StepSeconds) -> TrialRecord
 
 
 def seconds_of_steps(configuration: Configuration, steps: float, step_seconds: StepSeconds) -> float | None:
-    """Return the seconds of a trial's first steps; None if a step time is missing or the schedule is measured."""
+    """Seconds of a trial's first steps; None if a step time is missing or the schedule is measured."""
     schedule = batch_schedule_of(configuration) if configuration.grows else None
     if schedule is None:
         seconds = step_seconds.get(timed_as(configuration))
@@ -104,7 +103,7 @@ def seconds_of_steps(configuration: Configuration, steps: float, step_seconds: S
 
 
 def steps_at_first_size(configuration: Configuration, steps: float, step_seconds: StepSeconds) -> float | None:
-    """Return the steps at the first batch size that take as long; None if a step time is unknown."""
+    """Steps at the first batch size that take as long."""
     if not configuration.grows:
         return steps
     seconds = seconds_of_steps(configuration, steps, step_seconds)
@@ -114,7 +113,7 @@ def steps_at_first_size(configuration: Configuration, steps: float, step_seconds
 
 @dataclass(frozen=True, slots=True)
 class FittedStepTime:
-    """Seconds per step of one split, and their error."""
+    """Seconds per step of one split."""
 
     seconds: float
     error: StepTimeError
@@ -125,7 +124,7 @@ class PooledStepTime(Generic[Key]):
     """Seconds per step of one kind of configuration, with the standard error of their logarithm.
 
     ``common`` is the reference pace's error, which cancels in ratios. ``excess``, the mean log ratio of wall time to
-    this time, bounds the bias: a shared cache slows training more than the kernel (0.5–1.2 × excess with digits).
+    this time, bounds the bias (0.5–1.2 × excess with digits).
     """
 
     kind: Key
@@ -137,10 +136,10 @@ class PooledStepTime(Generic[Key]):
 
 
 def fit_step_times(visits: Iterable[Visit]) -> dict[Split, FittedStepTime]:
-    """Fit log t = split + visit + residual by least squares, and return the step time of each split.
+    """Fit log t = split + visit + residual by least squares; return the step time of each split.
 
-    t is undelayed step time / reference kernel time if both are known, else wall time without contended visits. Visits
-    are random effects, so that a visit to one batch size still adds information.
+    t is undelayed step time / reference kernel time if known, else wall time without contended visits. Visits are
+    random effects, so that a visit to one batch size still adds information.
     """
     chosen = _comparable(list(visits))
     if not chosen:
@@ -167,7 +166,7 @@ def fit_step_times(visits: Iterable[Visit]) -> dict[Split, FittedStepTime]:
 
 
 def with_visits(probes: Iterable[ProbeRecord], visits: Sequence[Visit]) -> list[ProbeRecord]:
-    """Return the probes with seconds and errors fitted over all visits."""
+    """Probes with seconds and errors fitted over all visits."""
     fitted, by_split = fit_step_times(visits), _by_split(visits)
     found: list[ProbeRecord] = []
     for probe in probes:
@@ -188,15 +187,15 @@ class Pace:
 
     @property
     def weight(self) -> float:
-        """Return (long trial's variance) / (`VISIT_DEVIATION`² + `STEP_DEVIATION`² / steps), 0 to 1."""
+        """(Long trial's variance) / (`VISIT_DEVIATION`² + `STEP_DEVIATION`² / steps), 0 to 1."""
         return self.steps / (self.steps + (STEP_DEVIATION / VISIT_DEVIATION) ** 2)
 
 
 def pool_paces(paces: Mapping[Key, Sequence[Pace]], compared: Collection[Key]) -> dict[Key, PooledStepTime[Key]]:
-    """Return the step time of each kind of configuration, without waits for a CPU, from its trials.
+    """Step time of each kind of configuration, without waits for a CPU, from its trials.
 
-    A geometric mean weighted by `Pace.weight`. If every ``compared`` kind has `UNDISTURBED` uncontended trials, only
-    those count. The kernel's pace is a midmean, robust to disturbed trials.
+    A geometric mean weighted by `Pace.weight`, of uncontended trials alone if every ``compared`` kind has
+    `UNDISTURBED`. The kernel's pace is a midmean: robust to disturbed trials.
     """
     alone = {key: [one for one in found if not one.contended] for key, found in paces.items()}
     are_enough = all(len(alone[key]) >= UNDISTURBED for key in compared)
@@ -233,13 +232,11 @@ def pool_paces(paces: Mapping[Key, Sequence[Pace]], compared: Collection[Key]) -
 
 
 def _midmean(values: Sequence[float]) -> float:
-    """Return the mean of the middle half; of all values if fewer than four."""
     ordered, cut = sorted(values), len(values) // 4
     return statistics.fmean(ordered[cut : len(ordered) - cut])
 
 
 def _fitted(probe: ProbeRecord, fit: FittedStepTime, visits: Sequence[Visit]) -> ProbeRecord:
-    """Update a probe from its visits, uncontended ones if any."""
     contended = all(one.contended for one in visits)
     widest = math.exp(student_t(fit.error.freedom) * math.hypot(fit.error.own, fit.error.common))
     shares = [one.host_bound_share for one in visits if one.host_bound_share is not None and one.contended is contended]
@@ -280,10 +277,6 @@ def _comparable(visits: Sequence[Visit]) -> list[tuple[Split, int, float]]:
 
 
 def _fit(chosen: Sequence[tuple[Split, int, float]]) -> tuple[dict[Split, float], dict[int, float]]:
-    """Return split effects and visit effects, the latter shrunk towards 0 as random effects.
-
-    Shrinkage follows from the residual and visit variances, estimated alternately with the effects.
-    """
     by_split: dict[Split, list[tuple[int, float]]] = defaultdict(list)
     by_visit: dict[int, list[tuple[Split, float]]] = defaultdict(list)
     for split, visit, log in chosen:

@@ -1,11 +1,10 @@
-"""Text formatting of words and values."""
+"""Text of words and values."""
 
 from __future__ import annotations
 
 import re
 
 NOTHING = "–"
-"""Placeholder for an unknown value."""
 
 
 def sentence(words: str) -> str:
@@ -14,7 +13,7 @@ def sentence(words: str) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """Return "1 trial", "2 trials"."""
+    """Count and noun: "2 trials"."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
@@ -28,12 +27,12 @@ def in_words(value: object) -> str:
 
 
 def without_passwords(text: str) -> str:
-    """Mask the password of each URL in a text as ``***``; users paste URLs in unexpected places."""
+    """Mask passwords in URLs as ``***``; users paste URLs in unexpected places."""
     return re.sub(r"([A-Za-z][\w+.-]*:/{1,2}[^\s:/@]*):\S*@", r"\1:***@", text)
 
 
 def visible(text: str) -> str:
-    """Replace control characters and lone surrogates by U+FFFD; newlines and tabs stay."""
+    """Replace control characters and lone surrogates by U+FFFD."""
     return "".join(
         "\ufffd"
         if (ord(one) < 32 and one not in "\n\t") or 127 <= ord(one) < 160 or "\ud800" <= one <= "\udfff"

@@ -1,1 +1,1 @@
-"""Search over batch sizes: engine, driver, samplers and pruners."""
+"""Search over batch sizes."""

@@ -30,7 +30,7 @@ from bssearch.spec import StudySpec
 from bssearch.spec.admission import problem_with
 from bssearch.spec.space import MemoryBoundary, choose_micro_batch
 from bssearch.storage.repository import Store
-from bssearch.training.probes.cadence import probe_record
+from bssearch.training.course import probe_record
 
 SECONDS_LIMIT = 0.25
 """Maximum seconds of steps per visit."""
@@ -59,12 +59,12 @@ def missing_step_times(
     *,
     trials: Iterable[TrialRecord],
 ) -> list[int]:
-    """Return batch sizes with too few ``visits`` in the largest micro-batches that may fit.
+    """Batch sizes with fewer than ``visits`` in the largest micro-batch that may fit.
 
-    Includes `doubtful` sizes with fewer than `MOST_VISITS`.
+    Beyond `FIRST_VISITS`, `doubtful` ones need `MOST_VISITS`. Not if the user's code failed there.
     """
-    known = store.probes(spec.name, environment)
-    memory = store.memory_boundary(spec.name, environment)
+    known = store.probes.by_batch_size(spec.name, environment)
+    memory = store.probes.memory_boundary(spec.name, environment)
     doubted = doubtful(spec, known, trials) if visits > FIRST_VISITS else set()
 
     def is_missing(size: int) -> bool:
@@ -82,10 +82,10 @@ def missing_step_times(
 
 
 def doubtful(spec: StudySpec, probes: Mapping[int, ProbeRecord], trials: Iterable[TrialRecord]) -> set[int]:
-    """Return batch sizes whose step time contradicts another, or the trials, by more than its error.
+    """Batch sizes without accumulation whose step time is implausible.
 
-    Without accumulation, a larger batch size must not be faster than a smaller one. Step times use full regularisation,
-    so they must not exceed those of uncontended trials of the same kind (`kind_of`).
+    The next smaller one is slower by more than `STANDARD_ERRORS`, or uncontended trials of the same kind are faster by
+    more than `TOLERANCE`, although probes use full regularisation.
     """
     whole = [probe for _, probe in sorted(probes.items()) if probe.batch_size == probe.micro_batch_size]
     timed = [probe for probe in whole if probe.step_seconds is not None and probe.error is not None]
@@ -114,15 +114,10 @@ def measure_step_times(
     trials: Sequence[TrialRecord],
     tell: Callable[[str], None] = lambda message: None,
 ) -> None:
-    """Measure and store the step times in `missing_step_times`.
+    """Measure and store the `missing_step_times`, after `confirm_out_of_memory`.
 
-    Sizes that ran out of memory in a trial are retried first (`confirm_out_of_memory`). If a node's devices agree,
-    later visits use all of them at once. A batch size at which the user's code fails is excluded, stored without a
-    step time.
-
-    Args:
-        before_each: Called between measurements; may raise to stop.
-        trials: Their evaluation cadences are kept.
+    If a node's devices agree, visits after the first use all of them at once. A batch size at which the user's code
+    fails is stored without a step time, which excludes it. ``before_each`` may raise to stop.
 
     Raises:
         LaunchError: If no batch size fits.
@@ -138,7 +133,7 @@ def measure_step_times(
     default = spec.default_configuration.batch_size
 
     def on_too_large(memory: MemoryUse) -> None:
-        store.save_memory(spec.name, environment, memory)
+        store.probes.save_memory(spec.name, environment, memory)
 
     together: TimesSideBySide | None = None
     is_asked = False
@@ -146,7 +141,7 @@ def measure_step_times(
         missing = missing_step_times(spec, store, environment, visits, trials=trials)
         if not missing:
             break
-        known = store.probes(spec.name, environment)
+        known = store.probes.by_batch_size(spec.name, environment)
         if len(missing) > 1 and {default, *missing} <= known.keys():
             if not is_asked:
                 is_asked = True
@@ -161,11 +156,11 @@ def measure_step_times(
         while waiting:
             size = waiting.popleft()
             before_each()
-            memory = store.memory_boundary(spec.name, environment)
+            memory = store.probes.memory_boundary(spec.name, environment)
             try:
                 probe = measure_step_time_at(spec, executor, size, memory, on_too_large)
             except WorkloadError as error:
-                if size == default or size in store.probes(spec.name, environment):
+                if size == default or size in store.probes.by_batch_size(spec.name, environment):
                     raise
                 if default in waiting:
                     waiting.append(size)
@@ -178,7 +173,7 @@ def measure_step_times(
             if probe is None:
                 break
             probe = replace(probe, eval_every_steps=cadences.get(size, probe.eval_every_steps))
-            visit = store.save_probe(spec.name, environment, probe, visit)
+            visit = store.probes.add_step_time(spec.name, environment, probe, visit)
         refuse_where_nothing_fits(spec, store, environment)
 
 
@@ -192,8 +187,7 @@ def _visit_side_by_side(
     on_too_large: Callable[[MemoryUse], None],
     before_each: Callable[[], None],
 ) -> None:
-    """Visit batch sizes on all devices at once; counts as one visit."""
-    memory = store.memory_boundary(spec.name, environment)
+    memory = store.probes.memory_boundary(spec.name, environment)
     splits = [(size, choose_micro_batch(size, spec.space.max_micro_batch_size, memory)) for size in sizes]
     requests = [default_at(spec, size, micro) for size, micro in splits if micro is not None]
     visit = None
@@ -205,7 +199,7 @@ def _visit_side_by_side(
                 continue
             probe = probe_record(measured, spec.budget.trial_train_seconds)
             probe = replace(probe, eval_every_steps=cadences.get(probe.batch_size, probe.eval_every_steps))
-            visit = store.save_probe(spec.name, environment, probe, visit)
+            visit = store.probes.add_step_time(spec.name, environment, probe, visit)
 
 
 def _too_large(measured: StepTime) -> MemoryUse:
@@ -224,18 +218,17 @@ def confirm_out_of_memory(
     trials: Iterable[TrialRecord],
     tell: Callable[[str], None] = lambda message: None,
 ) -> None:
-    """Retry in a fresh process the smallest micro-batch size that ran out of memory in one trial; store the result.
+    """Retry in a fresh process the smallest micro-batch size that ran out of memory in one trial.
 
-    If it fits, it is used again until a second trial runs out of memory. External programs are skipped, because each of
-    their trials already has a fresh process.
+    If it fits, it is used until a second trial runs out of memory. External programs already have fresh processes.
     """
     out = [trial.configuration for trial in trials if trial.state is TrialState.OOM]
     tried = [one for one in out if not one.grows and problem_with(spec, one, in_bounds=False) is None]
     counts = Counter(one.micro_batch_size for one in tried)
     once = {one.micro_batch_size: one for one in tried if counts[one.micro_batch_size] == 1}
-    while not spec.is_program and (size := store.memory_boundary(spec.name, environment).too_large) in once:
+    while not spec.is_program and (size := store.probes.memory_boundary(spec.name, environment).too_large) in once:
         assert size is not None, "only sizes are in it"
-        if any(not use.fits and use.micro_batch_size <= size for use in store.memory(spec.name, environment)):
+        if any(not use.fits and use.micro_batch_size <= size for use in store.probes.memory(spec.name, environment)):
             break
         before_each()
         ran_out = once.pop(size)
@@ -248,7 +241,7 @@ def confirm_out_of_memory(
         except BSSearchError as error:
             tell(f"whether a micro-batch of {size} fits could not be tried again: {error}")
             break
-        store.save_memory(spec.name, environment, found)
+        store.probes.save_memory(spec.name, environment, found)
         if found.fits:
             tell(f"a micro-batch of {size} ran out of memory in a trial, but fits into a new process: it is used again")
 
@@ -289,10 +282,7 @@ def measure_step_time_at(
     on_too_large: Callable[[MemoryUse], None] = lambda memory: None,
     seconds_limit: float = SECONDS_LIMIT,
 ) -> ProbeRecord | None:
-    """Time the default at a batch size in the largest micro-batch that fits; None if none fits.
-
-    ``on_too_large`` receives each micro-batch size that runs out of memory.
-    """
+    """Time the default at a batch size in the largest micro-batch that fits; None if none fits."""
     while (micro := choose_micro_batch(batch_size, spec.space.max_micro_batch_size, memory)) is not None:
         measured = executor.measure_step_time(default_at(spec, batch_size, micro, seconds_limit))
         if not measured.out_of_memory:
@@ -305,10 +295,7 @@ def measure_step_time_at(
 def default_at(
     spec: StudySpec, batch_size: int, micro_batch_size: int, seconds_limit: float = SECONDS_LIMIT
 ) -> StepTimeRequest:
-    """Return the request to time the default at this batch size.
-
-    All regularisation of the space is on, as in most trials.
-    """
+    """Request to time the default with all regularisation on, as in most trials."""
     default = spec.space.with_all_regularisation(spec.default_configuration)
     configuration = replace(default, batch_size=batch_size).in_micro_batches(micro_batch_size)
     return StepTimeRequest(
@@ -321,22 +308,19 @@ def default_at(
 
 def refuse_where_nothing_fits(spec: StudySpec, store: Store, environment: Environment) -> None:
     """Raise `LaunchError` if no micro-batch size fits into memory."""
-    if store.memory_boundary(spec.name, environment).nothing_fits:
-        raise nothing_fits(environment, store.memory(spec.name, environment))
+    if store.probes.memory_boundary(spec.name, environment).nothing_fits:
+        raise nothing_fits(environment, store.probes.memory(spec.name, environment))
 
 
 def refuse_cap_beyond_memory(spec: StudySpec, store: Store, environment: Environment) -> None:
-    """Raise `LaunchError` if a new study's ``max_micro_batch_size`` is known not to fit.
-
-    A study with trials continues in smaller micro-batches.
-    """
+    """Raise `LaunchError` if a new study's ``max_micro_batch_size`` is known not to fit."""
     cap = spec.space.max_micro_batch_size
-    memory = store.memory_boundary(spec.name, environment)
+    memory = store.probes.memory_boundary(spec.name, environment)
     if cap is None or memory.may_fit(cap) or memory.fits is None:
         return
-    if store.probes(spec.name, environment) or store.trials(spec.name):
+    if store.probes.by_batch_size(spec.name, environment) or store.trials.of(spec.name):
         return
-    uses = {use.micro_batch_size: use for use in store.memory(spec.name, environment)}
+    uses = {use.micro_batch_size: use for use in store.probes.memory(spec.name, environment)}
     failed, works = (_described(uses, size) for size in (memory.too_large, memory.fits))
     raise LaunchError(
         f"space.max_micro_batch_size = {cap} does not fit into the memory of {named(environment)}: {failed} ran out "
@@ -346,7 +330,7 @@ def refuse_cap_beyond_memory(spec: StudySpec, store: Store, environment: Environ
 
 
 def nothing_fits(environment: Environment, uses: Sequence[MemoryUse]) -> LaunchError:
-    """Return the error if a single sample does not fit."""
+    """Error if a single sample does not fit."""
     tried = ", ".join(str(use.micro_batch_size) for use in uses if not use.fits)
     reason = next((use.reason for use in uses if use.micro_batch_size == 1 and use.reason), None)
     return LaunchError(
@@ -358,7 +342,7 @@ def nothing_fits(environment: Environment, uses: Sequence[MemoryUse]) -> LaunchE
 
 
 def named(environment: Environment) -> str:
-    """Return a device's name and memory."""
+    """Device's name and memory."""
     memory = environment.device_memory_bytes
     return environment.device_name + ("" if memory is None else f" ({gib(memory)})")
 
@@ -376,10 +360,7 @@ def _described(uses: dict[int, MemoryUse], size: int | None) -> str:
 def _devices_that_agree(
     executor: Executor, request: StepTimeRequest, alone: ProbeRecord, tell: Callable[[str], None]
 ) -> TimesSideBySide | None:
-    """Return the executor if steps timed in all slots take as long as ``alone``, within `FLAT_RATIO`.
-
-    None if slots share a device or the CPU.
-    """
+    """Devices, all at work, must agree with each other and ``alone`` within `FLAT_RATIO`."""
     if not isinstance(executor, TimesSideBySide) or not executor.slots_apart or executor.slots < 2:
         return None
     try:

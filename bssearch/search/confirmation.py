@@ -1,6 +1,6 @@
 """Confirmation: reruns of finalists with fresh seeds, because the best of many single-seed trials is partly luck.
 
-Runs are interleaved. Runs beyond the minimum go to configurations that may still change the recommendation.
+Runs beyond the minimum go to configurations that may still change the recommendation.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ from bssearch.search.history import History, trial_seed
 from bssearch.spec.admission import problem_with
 
 CONFIGURATIONS_PER_BATCH = 2
-"""Configurations confirmed per contending batch size; one may be lucky."""
+"""One may be lucky."""
 
 FAILURES_ALLOWED = 1
-"""Failures after which a run is repeated."""
 
 
 def repeat(
@@ -35,10 +34,7 @@ def repeat(
     *,
     retry_of: int | None = None,
 ) -> TrialPlan:
-    """Return the plan of an uncut run; with `Phase.TO_BUDGET` it trains past the target.
-
-    ``retry_of``: the failed run that it replaces.
-    """
+    """Plan of a run to the full limit; with `Phase.TO_BUDGET` it trains past the target."""
     is_to_budget = phase is Phase.TO_BUDGET
     return TrialPlan(
         configuration=configuration,
@@ -56,7 +52,7 @@ def repeat(
 
 
 def finalists(history: History) -> list[Configuration]:
-    """Return the configurations to confirm, in current micro-batches.
+    """Configurations to confirm, in current micro-batches.
 
     The two best of each of the ``confirm.top`` best batch sizes; those `beside` the best; the default and the best at
     its batch size; the best, or nearest to the target, at the largest batch size without accumulation.
@@ -83,10 +79,7 @@ def finalists(history: History) -> list[Configuration]:
 
 
 def beside(history: History, batch_size: int) -> list[Configuration]:
-    """Return a configuration for each adjacent batch size: its best trial's.
-
-    Without a hit there: this batch size's best carried over, unless already tried.
-    """
+    """One configuration per adjacent batch size: its best, else this batch size's best if untried there."""
     sizes = list(history.feasible)
     if batch_size not in sizes:
         return []
@@ -108,17 +101,16 @@ def _best_or_carried_over(history: History, batch_size: int, near: TrialRecord |
 
 
 def next_run(history: History) -> TrialPlan | None:
-    """Return the next confirmation run; None if all are done or running."""
+    """Next confirmation run, if any remains."""
     runs = remaining(history, confirmation_trials(history))
     return runs[0] if runs else None
 
 
 def remaining(history: History, trials: Sequence[TrialRecord]) -> list[TrialPlan]:
-    """Return the missing runs: seed by seed over all finalists, each round shuffled.
+    """Missing runs, seed by seed over all finalists, each round shuffled.
 
-    Finalists with runs remain finalists, because the verdict needs complete runs. Lost and cancelled runs are repeated,
-    failed ones once. After an out-of-memory, all runs of the batch size are repeated in smaller micro-batches. Plain
-    misses (`PlainMiss`) get no more runs. With ``confirm.max_runs``, further runs follow (`_further`).
+    A finalist with runs stays one unless it is a `PlainMiss`: the verdict needs complete runs. Lost and cancelled runs
+    are repeated, failed ones once; after an out-of-memory all of its batch size, in smaller micro-batches.
     """
     made = CompletedRuns.of(history, trials)
     runs = history.spec.confirm.runs
@@ -135,7 +127,7 @@ def remaining(history: History, trials: Sequence[TrialRecord]) -> list[TrialPlan
 
 
 def most_left(history: History) -> list[Configuration]:
-    """Return the configuration of each run that confirmation may still need, running ones included.
+    """Configuration of each run that confirmation may still need, running ones included.
 
     Until the first runs are complete, counts two neighbours and, with ``confirm.max_runs``, all runs of all finalists.
     """
@@ -175,12 +167,12 @@ def _chosen(history: History, trials: Sequence[TrialRecord], made: CompletedRuns
 
 
 def missed_plainly(history: History, trials: Sequence[TrialRecord]) -> list[PlainMiss]:
-    """Return the plain misses so far."""
+    """Plain misses so far."""
     return plain_misses(in_force(history, trials), history.objective)
 
 
 def miss_of(history: History, trial: TrialRecord) -> str | None:
-    """Return a line if this trial shows a plain miss; else None."""
+    """Line if this trial made its configuration a plain miss."""
     if trial.phase is not Phase.CONFIRM or not says_something(trial):
         return None
     runs = [one for one in confirmation_trials(history) if one.configuration.key == trial.configuration.key]
@@ -190,12 +182,11 @@ def miss_of(history: History, trial: TrialRecord) -> str | None:
 
 
 def confirmation_trials(history: History) -> list[TrialRecord]:
-    """Return the confirmation trials, by number."""
+    """Confirmation trials, by number."""
     return [trial for trial in history.all_trials if trial.phase is Phase.CONFIRM]
 
 
 def _beside(history: History, trials: Sequence[TrialRecord], verdict: Verdict) -> list[Configuration]:
-    """Return unconfirmed neighbours of the batch size that the runs recommend."""
     near = beside(history, verdict.optimal.configuration.batch_size)
     confirmed = {trial.configuration.batch_size for trial in trials}
     return [one for one in near if one.batch_size not in confirmed]
@@ -217,7 +208,7 @@ def interleaved(
 
 
 def in_force(history: History, trials: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """Return the trials in the current micro-batches of their batch size."""
+    """Trials in the current micro-batches of their batch size."""
     return [
         trial
         for trial in trials
@@ -227,14 +218,14 @@ def in_force(history: History, trials: Sequence[TrialRecord]) -> list[TrialRecor
 
 
 def verdict_of(history: History, trials: Sequence[TrialRecord]) -> Verdict | None:
-    """Return the verdict over search and confirmation; None without a hit."""
+    """Verdict over search and confirmation; None without a hit."""
     counted = [*history.trials, *in_force(history, trials)]
     timed = step_seconds_of(history.probes.values(), history.spec.timed_model)
     return decide(counted, history.spec.confirm.runs, history.objective, timed)
 
 
 def in_vain(history: History) -> str | None:
-    """Return a line if every confirmed configuration plainly misses the target; else None."""
+    """Line if every confirmed configuration plainly misses the target."""
     trials = confirmation_trials(history)
     missed = {one.configuration.key for one in missed_plainly(history, trials)}
     if not missed or any(trial.configuration.key not in missed for trial in in_force(history, trials)):
@@ -247,7 +238,7 @@ def in_vain(history: History) -> str | None:
 
 
 def ending(history: History) -> str | None:
-    """Return a line on whether the recommendation is settled, and why; None without a decision."""
+    """Line on whether the recommendation is settled, and why; None without a decision."""
     if (told := in_vain(history)) is not None:
         return told
     trials = confirmation_trials(history)
@@ -270,7 +261,6 @@ def ending(history: History) -> str | None:
 
 
 def _further(history: History, trials: Sequence[TrialRecord], made: CompletedRuns, verdict: Verdict) -> list[TrialPlan]:
-    """Return runs of undecided configurations, fewest runs first; [] if settled or out of budget."""
     limit, found = history.spec.confirm.max_runs, standing(verdict)
     if limit is None or found is None or _is_spent(history, trials):
         return []
@@ -304,10 +294,7 @@ def _stopped_by(history: History, trials: Sequence[TrialRecord], found: Standing
 
 @dataclass(frozen=True, slots=True)
 class CompletedRuns:
-    """Completed runs by configuration and seed.
-
-    ``begun``: configurations with runs by key, in current micro-batches.
-    """
+    """Completed runs by configuration and seed; ``begun``: configurations in current micro-batches."""
 
     begun: dict[str, Configuration] = field(default_factory=dict)
     _done: Counter[tuple[str, int]] = field(default_factory=Counter)
@@ -327,7 +314,7 @@ class CompletedRuns:
         return self._done[configuration.key, seed] <= FAILURES_ALLOWED
 
     def retried(self, configuration: Configuration, seed: int) -> int | None:
-        """Return the number of the failed run with this seed, or None."""
+        """Number of the earlier failed run with this seed, if any."""
         return self._in_vain.get((configuration.key, seed))
 
     def _add(self, trial: TrialRecord, run: Configuration) -> None:
@@ -340,7 +327,6 @@ class CompletedRuns:
 
 
 def _nearest_at(history: History, batch_size: int) -> TrialRecord | None:
-    """Return the best trial at a batch size, else the one closest to the target."""
     best = history.best_at(batch_size)
     if best is not None:
         return best

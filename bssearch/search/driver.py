@@ -30,19 +30,6 @@ from bssearch.records import (
     TrialState,
     TrialStop,
 )
-from bssearch.search.actions import (
-    Action,
-    Claim,
-    Failed,
-    Finished,
-    Release,
-    SearchEnded,
-    Settle,
-    Start,
-    Tell,
-    TimeSteps,
-    Wait,
-)
 from bssearch.search.calibration import (
     COMPARING_VISITS,
     FIRST_VISITS,
@@ -51,12 +38,27 @@ from bssearch.search.calibration import (
     refuse_cap_beyond_memory,
     refuse_where_nothing_fits,
 )
-from bssearch.search.engine import CONTINUE, Engine, NextRun
+from bssearch.search.engine import (
+    CONTINUE,
+    Action,
+    Claim,
+    Engine,
+    Failed,
+    Finished,
+    NextRun,
+    Release,
+    SearchEnded,
+    Settle,
+    Start,
+    Tell,
+    TimeSteps,
+    Wait,
+)
 from bssearch.search.finding import SearchEnd, quick_prior, save_finding
 from bssearch.search.leases import HEARTBEAT_SECONDS, LEASE_SECONDS, Leases
 from bssearch.search.listener import Listener
+from bssearch.search.pruners.checkpoints import WaitingTrials
 from bssearch.search.shift import Interrupts, Shift
-from bssearch.search.waiting import WaitingTrials
 from bssearch.settings import user_name
 from bssearch.spec import StudySpec
 from bssearch.spec.admission import admitted
@@ -86,7 +88,7 @@ FINDING_SECONDS = 0.02
 
 
 class Recorder:
-    """Writes a driver's observations, outcomes and answers; buffers observations."""
+    """Writes observations, outcomes and answers; buffers observations."""
 
     def __init__(self, store: Store, study: str) -> None:
         self._store, self._study = store, study
@@ -101,7 +103,9 @@ class Recorder:
     def flush(self) -> None:
         """Write buffered evaluations."""
         if self._unwritten:
-            self._store.append_observations(self._study, [(one.number, one.observation) for one in self._unwritten])
+            self._store.trials.append_observations(
+                self._study, [(one.number, one.observation) for one in self._unwritten]
+            )
             self._unwritten = []
         self._flushed = time.monotonic()
 
@@ -111,19 +115,16 @@ class Recorder:
             self.flush()
 
     def finish(self, ended: TrialEnded, step_seconds: float | None) -> TrialRecord:
-        """Store an outcome and return the stored trial, LOST if another driver took it over.
-
-        ``step_seconds``: isolated step time, if known.
-        """
+        """Store an outcome and return the stored trial, LOST if another driver took it over."""
         number, outcome, product = ended.number, ended.outcome, None
         if outcome.steps_to_target is not None and step_seconds is not None:
             product = outcome.steps_to_target * step_seconds
         if ended.log.strip():
-            self._store.save_log(self._study, number, ended.log)
+            self._store.trials.save_log(self._study, number, ended.log)
         try:
-            return self._store.finish_trial(self._study, number, outcome, steps_x_step_time_s=product)
+            return self._store.trials.finish(self._study, number, outcome, steps_x_step_time_s=product)
         except DatabaseError:
-            trial = self._store.trial(self._study, number)
+            trial = self._store.trials.get(self._study, number)
             if trial.state is not TrialState.LOST:
                 raise
             return trial
@@ -139,7 +140,7 @@ class Recorder:
             train_seconds=last.train_seconds if last else 0.0,
             final_metric=last.metric if last else None,
         )
-        self._store.finish_trial(self._study, number, outcome, steps_x_step_time_s=None)
+        self._store.trials.finish(self._study, number, outcome, steps_x_step_time_s=None)
 
     def keep_finding(self) -> None:
         """Store the current answer, unless some driver recently did."""
@@ -147,7 +148,7 @@ class Recorder:
         if started < self._next_finding:
             return
         apart = self._finding_seconds / FINDING_SHARE
-        left = apart - self._store.seconds_since_finding(self._study)
+        left = apart - self._store.findings.age_seconds(self._study)
         if 0 < left <= apart:  # longer only if a clock was reset
             self._next_finding = started + left
             return
@@ -157,15 +158,12 @@ class Recorder:
         self._next_finding = ended + self._finding_seconds / FINDING_SHARE
 
     def keep_last_finding(self, end: SearchEnd | None = None) -> None:
-        """Store the current answer, and the search's end if given."""
+        """Store the current answer and, if given, the search's end."""
         save_finding(self._store, self._study, end)
 
 
 class Driver:
-    """Runs one study. The store holds all state except running trials and buffered observations.
-
-    With a ``shift`` it may yield to other studies.
-    """
+    """Runs one study; the store holds all state except running trials and buffered observations."""
 
     def __init__(
         self,
@@ -183,7 +181,7 @@ class Driver:
         self.environment = environment
         self.listener = listener
         self._leases = Leases(store, spec.name)
-        digest = store.keep_spec(spec.name, spec.model_dump(mode="json"))
+        digest = store.studies.keep_spec(spec.name, spec.model_dump(mode="json"))
         self._lease = Lease(owner=self._leases.owner, seconds=LEASE_SECONDS, user=user_name(), spec=digest)
         self._checkpoints = WaitingTrials(spec, store, self._leases, listener.note)
         self._recorder = Recorder(store, spec.name)
@@ -205,11 +203,7 @@ class Driver:
         self._shift.join(self.interrupts, executor.kill)
 
     def run(self) -> None:
-        """Search, then confirm.
-
-        Raises:
-            InterruptedRunError: On Ctrl-C or the end of the shift; every trial is stored.
-        """
+        """Search, then confirm; raise `InterruptedRunError` on Ctrl-C or the end of the shift."""
         with self._ready():
             while not self._is_done:
                 if self.interrupts.count and not self._is_stopping:  # first Ctrl-C: stop gracefully
@@ -228,10 +222,7 @@ class Driver:
                 self._raise_if_failed()
 
     def run_planned(self, next_run: NextRun, phase: Phase, *, visits: int = FIRST_VISITS) -> None:
-        """Make only a plan's runs, one at a time, after ``visits`` step-time visits per batch size.
-
-        ``next_run`` is called again after each run. Raises the same errors as `run`.
-        """
+        """Make only the runs of ``next_run``, one at a time, after ``visits`` to each batch size."""
         self._first_visits = visits
         self.engine = self._engine(next_run, phase)
         self.run()
@@ -300,7 +291,7 @@ class Driver:
         return is_free and not is_over and time.monotonic() >= self._next_look
 
     def _refresh(self) -> None:
-        changes = self.store.changes(self.spec.name, since=self._revision)
+        changes = self.store.trials.changes(self.spec.name, since=self._revision)
         if changes.revision != self._revision or changes.is_rewritten or self._revision == 0:
             self._revision = changes.revision
             self._tell_changes(changes)
@@ -318,8 +309,8 @@ class Driver:
         ]
         actions = self.engine.changed(
             changes.trials,
-            self.store.evaluations(self.spec.name, ended) if ended else {},
-            self.store.probes(self.spec.name, self.environment) if changes.has_new_probes else None,
+            self.store.trials.evaluations(self.spec.name, ended) if ended else {},
+            self.store.probes.by_batch_size(self.spec.name, self.environment) if changes.has_new_probes else None,
             is_rewritten=changes.is_rewritten,
             quick=quick_prior(self.store, self.spec) if changes.has_new_probes else None,
         )
@@ -337,7 +328,6 @@ class Driver:
             self._do(engine.cannot_save(refusal) if engine.pruning.can_wait else engine.can_save())
 
     def _time_steps(self, visits: int) -> None:
-        """Time steps while no trial runs here; visits of other drivers count."""
         asked, trials = (self.spec, self.store, self.environment), self.engine.history.all_trials
         if missing_step_times(*asked, visits, trials=trials):
             refuse_where_nothing_fits(*asked)
@@ -356,7 +346,7 @@ class Driver:
                     trials=trials,
                     tell=self.listener.note,
                 )
-        self._do(self.engine.timed(self.store.probes(self.spec.name, self.environment)))
+        self._do(self.engine.timed(self.store.probes.by_batch_size(self.spec.name, self.environment)))
 
     def _wait_for_claim(self, name: str) -> None:
         self._note_once(f"waiting for another driver ({name})")
@@ -367,11 +357,9 @@ class Driver:
 
     @property
     def _confirming(self) -> str:
-        """Claim for confirmation: one driver of a host at a time."""
         return f"confirm on {self.environment.host}"
 
     def _take_over(self) -> None:
-        """Mark trials of dead drivers as lost; the search retries them."""
         lost = self._leases.mark_lost()
         if lost:
             numbers = ", ".join(map(str, lost))
@@ -413,8 +401,7 @@ class Driver:
             self._take_over()
 
     def _start(self, plan: TrialPlan) -> None:
-        """Start a trial unless another driver changed the study first."""
-        trial = self.store.start(self.spec.name, plan, environment=self.environment, lease=self._lease)
+        trial = self.store.trials.start(self.spec.name, plan, environment=self.environment, lease=self._lease)
         if trial is None:
             self._is_contended = True
             return
@@ -461,7 +448,6 @@ class Driver:
             raise InterruptedRunError("stopped; every trial is stored", hint=CONTINUE)
 
     def _abandon(self) -> None:
-        """Cancel running trials and release claims after an error."""
         if self.engine.running:
             self.executor.kill()
         for number in self.engine.running:

@@ -1,7 +1,7 @@
 """State machine of a search.
 
-Each event is a method of `Engine` that returns actions. The engine has no store, executor, files or clock. Its
-decisions follow from the store, so a new engine continues a study exactly.
+Each event is a method of `Engine` that returns actions. Stored trials determine its decisions, so a new engine
+continues a study exactly.
 """
 
 from __future__ import annotations
@@ -28,19 +28,6 @@ from bssearch.records import (
     TrialStop,
 )
 from bssearch.search import confirmation
-from bssearch.search.actions import (
-    Action,
-    Claim,
-    Failed,
-    Finished,
-    Release,
-    SearchEnded,
-    Settle,
-    Start,
-    Tell,
-    TimeSteps,
-    Wait,
-)
 from bssearch.search.history import FAILURES, INTERRUPTED, History, is_interrupted
 from bssearch.search.planner import Planner
 from bssearch.search.pruners.base import Pruner
@@ -48,23 +35,97 @@ from bssearch.search.pruners.controller import PruningController
 from bssearch.search.samplers.base import Sampler, make_sampler
 from bssearch.spec import StudySpec
 
-CONTINUE = "the same command goes on where this one stopped"
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start a trial; `Engine.started` follows, unless another driver started one first."""
+
+    plan: TrialPlan
+
+
+@dataclass(frozen=True, slots=True)
+class TimeSteps:
+    """Time batch sizes that lack step times, if ``to_compare`` for confirmation; `Engine.timed` follows."""
+
+    to_compare: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Request this host's right to confirm; `Engine.claimed` follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Release the right to confirm."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """End paused trials of this driver and of dead ones; with ``for_disk`` (too many bytes), of any driver."""
+
+    numbers: Sequence[int]
+    state: TrialState
+    for_disk: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Ask again when a trial ends or after a while.
+
+    ``for_others``: trials of other drivers. ``for_claim``: another driver confirms.
+    """
+
+    for_others: tuple[int, ...] = ()
+    for_claim: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SearchEnded:
+    """The search ended."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Show a line to the user."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The run is complete."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The run failed."""
+
+    error: BSSearchError
+
+
+Action = Start | TimeSteps | Claim | Release | TrialStop | Settle | Wait | SearchEnded | Tell | Finished | Failed
+
+
+CONTINUE = "run the same command again to continue"
 
 Evaluations = Sequence[tuple[float, float]]
 """(train seconds, metric) pairs in time order."""
 
 FAILURES_IN_A_ROW = 5
-"""Failures that end a run in which no trial ran."""
+"""If no trial ran."""
 
 NextRun = Callable[[History], TrialPlan | None]
-"""Returns a plan's next run; None if all are done or running."""
+"""None if all runs are done or running."""
 
 
 class PlansTrials(Protocol):
-    """Interface of a search planner."""
+    """Interface of a planner."""
 
     def next_trial(self) -> tuple[TrialPlan | None, str | None]:
-        """Return the next search trial, or None and the reason if the search ended."""
+        """Next search trial, or None and the reason if the search ended."""
         ...
 
 
@@ -93,7 +154,7 @@ class Running:
 
 
 class Engine:
-    """Decides for one driver with ``slots``; ``slots_apart`` if each slot has its own device.
+    """Decides for one driver with ``slots``; ``slots_apart`` if each has its own device.
 
     With ``next_run`` it only makes runs of one ``phase``, one at a time.
     """
@@ -132,11 +193,11 @@ class Engine:
 
     @property
     def running(self) -> tuple[int, ...]:
-        """Return the trials running here."""
+        """Numbers of running trials."""
         return tuple(self._running)
 
     def as_stored(self, number: int, outcome: TrialOutcome) -> TrialOutcome:
-        """Return the outcome to store; a failed resume is LOST, because its configuration is not at fault."""
+        """Outcome to store; a failed resume is LOST, because its configuration is not at fault."""
         running = self._running[number]
         if running.plan.resumed is not None and outcome.state is TrialState.FAILED and running.last is None:
             return replace(outcome, state=TrialState.LOST)
@@ -145,11 +206,11 @@ class Engine:
         return outcome
 
     def step_seconds(self, number: int) -> float | None:
-        """Return a running trial's isolated step time, as known at its start."""
+        """Running trial's isolated step time, as known at its start."""
         return self._running[number].step_seconds
 
     def last_observation(self, number: int) -> Observation | None:
-        """Return a running trial's latest evaluation."""
+        """Running trial's latest evaluation."""
         return self._running[number].last
 
     def claimed(self, granted: bool) -> list[Action]:
@@ -193,7 +254,6 @@ class Engine:
         return [*actions, Claim()]
 
     def _fill(self) -> list[Action]:
-        """Use a slot idle at the search's end for confirmation on its own device."""
         plan = self._next_run(self.history) if self._slots_apart else None
         if plan is None:
             return [Wait()]
@@ -284,13 +344,9 @@ class Engine:
         is_rewritten: bool = False,
         quick: QuickPrior | None = None,
     ) -> list[Action]:
-        """Handle changes in the store.
+        """Handle changes in the store; ``is_rewritten``: discard earlier knowledge.
 
-        Args:
-            evaluations: Those of search trials that ended elsewhere.
-            probes: Step times by batch size, in current micro-batches; None if unchanged.
-            is_rewritten: Discard earlier knowledge.
-            quick: The quick answer; None if absent or known.
+        ``evaluations``: of search trials that ended elsewhere. ``probes``, ``quick``: None if unchanged.
         """
         if is_rewritten:
             self._forget()
@@ -310,7 +366,7 @@ class Engine:
         return self._failed(next((problem for problem in problems if problem is not None), None))
 
     def _forget(self) -> None:
-        """Keep the quick answer and whether checkpoints work, because changes lack both."""
+        """Keep the quick answer and whether checkpoints work: changes lack both."""
         can_wait, quick = self.pruning.can_wait, self.history.quick
         self._remember(History(self.spec, (), self.history.probes, now=self.history.now))
         self.pruning.standings.can_wait, self.history.quick = can_wait, quick
@@ -338,11 +394,11 @@ class Engine:
         return []
 
     def cannot_save(self, reason: str) -> list[Action]:
-        """From now on stop trials instead of pausing them."""
+        """Stop trials instead of pausing them."""
         if not self.pruning.can_wait:
             return []
         self.pruning.wait_no_more()
-        return [Tell(f"trials are stopped for good from now on where they would have waited: {reason}")]
+        return [Tell(f"trials can no longer be paused and are stopped instead: {reason}")]
 
     def interrupted(self) -> list[Action]:
         """Pause or cancel running trials, then fail with `InterruptedRunError`."""
@@ -367,7 +423,7 @@ class Engine:
 
 
 class Refusals:
-    """Finds errors that end the run; counts consecutive failures."""
+    """Finds errors that end the run."""
 
     def __init__(self, spec: StudySpec, device_name: str) -> None:
         self._spec = spec
@@ -376,7 +432,7 @@ class Refusals:
         self._any_ran = False
 
     def of(self, trial: TrialRecord, history: History) -> BSSearchError | None:
-        """Return the error that ends the run after this trial, or None."""
+        """Error that ends the run after this trial, if any."""
         unmeasured = _error_of(lambda: history.objective.check_measured(trial, self._device_name))
         return met_at_once(trial, history) or unmeasured or self._too_many_failures(trial)
 
@@ -396,17 +452,17 @@ class Refusals:
 
 
 def met_at_once(trial: TrialRecord, history: History) -> BSSearchError | None:
-    """Return the error if the target was met without training."""
+    """Error if the target was met without training."""
     return _error_of(lambda: history.objective.check_target(trial))
 
 
 def could_not_pause(trial: TrialRecord) -> bool:
-    """True if a trial could not be saved to pause."""
+    """True if saving a trial failed."""
     return trial.state is TrialState.PRUNED and trial.outcome is not None and COULD_NOT_PAUSE in trial.outcome.reason
 
 
 def lines_about(trial: TrialRecord, history: History) -> Iterator[str]:
-    """Yield lines about an ended trial: the default's miss, a plain miss in confirmation."""
+    """Yield the default's miss, and a plain miss in confirmation."""
     yield from filter(None, (_default_missed(trial, history), confirmation.miss_of(history, trial)))
 
 
@@ -418,7 +474,7 @@ def _default_missed(trial: TrialRecord, history: History) -> str | None:
         return None
     target, best = spec.record_target, outcome.best_metric
     came = "" if best is None else f", its best {target.metric} {best:.4g}"
-    advice = "" if history.incumbent is not None else ": `bssearch check --suggest-target` says what it can reach"
+    advice = "" if history.incumbent is not None else "; `bssearch check --suggest-target` suggests a reachable target"
     return (
         f"the default configuration (batch {trial.configuration.batch_size}) missed {target.metric} {target.goal.sign} "
         f"{target.value:g} in trial {trial.number}{came} after {outcome.train_seconds:.3g} of at most "

@@ -10,11 +10,10 @@ from typing import Any
 from pydantic import BaseModel, ValidationError, ValidatorFunctionWrapHandler, field_validator
 
 from bssearch.analysis.answer import NO_NEXT_STEP, Answer
-from bssearch.analysis.derived import at_target, easier_target, refuse_another_target
 from bssearch.analysis.law.quick import QuickAnswer, QuickPrior, promise_of
 from bssearch.analysis.notices import about_versions, retargeted
 from bssearch.analysis.objectives.base import objective_of
-from bssearch.analysis.report import build_answer
+from bssearch.analysis.report import at_target, build_answer, easier_target, refuse_another_target
 from bssearch.errors import TargetNotReachedError, UsageError
 from bssearch.records import Configuration, TrialRecord, model_parameters
 from bssearch.records.step_times import step_seconds_of, with_step_time
@@ -28,7 +27,7 @@ ANSWERS = 19
 
 
 class SearchEnd(BaseModel):
-    """Why a search ended, its ``spent`` trials and ``budget``."""
+    """Why a search ended; its ``spent`` trials and ``budget``."""
 
     reason: str
     spent: int
@@ -36,7 +35,7 @@ class SearchEnd(BaseModel):
 
 
 class _Kept(BaseModel):
-    """Document stored with a study; invalid parts count as absent."""
+    """Invalid parts count as absent."""
 
     made_by: int | None = None
     answer: Answer | None = None
@@ -57,45 +56,42 @@ def _kept(document: Mapping[str, Any] | None) -> _Kept:
 
 
 def save_finding(store: Store, name: str, search_end: SearchEnd | None = None) -> None:
-    """Store the current answer, and the search's end if given."""
-    stamp, last = store.stamp(name), _kept(store.last_finding(name))
+    """Store the current answer and, if given, the search's end."""
+    stamp, last = store.findings.stamp(name), _kept(store.findings.last(name))
     found = None
     with suppress(TargetNotReachedError):
         found = compute_answer(store, name)
     kept = _Kept(made_by=ANSWERS, answer=found, search_end=search_end or last.search_end, quick=last.quick)
     if kept.answer or kept.search_end or kept.quick:
-        store.save_finding(name, stamp, kept.model_dump(mode="json"))
+        store.findings.save(name, stamp, kept.model_dump(mode="json"))
 
 
 def save_quick(store: Store, name: str, quick: QuickAnswer) -> None:
     """Store the quick answer; the full answer is recomputed when read."""
     kept = _Kept(made_by=ANSWERS, search_end=stored_end(store, name), quick=quick)
-    store.save_finding(name, store.stamp(name), kept.model_dump(mode="json"), is_news=True)
+    store.findings.save(name, store.findings.stamp(name), kept.model_dump(mode="json"), is_news=True)
 
 
 def stored_end(store: Store, name: str) -> SearchEnd | None:
-    """Return how the search ended, or None."""
-    return _kept(store.last_finding(name)).search_end
+    """How the search ended, or None."""
+    return _kept(store.findings.last(name)).search_end
 
 
 def stored_quick(store: Store, name: str) -> QuickAnswer | None:
-    """Return the quick answer, or None."""
-    return _kept(store.last_finding(name)).quick
+    """Quick answer, or None."""
+    return _kept(store.findings.last(name)).quick
 
 
 def quick_prior(store: Store, spec: StudySpec) -> QuickPrior | None:
-    """Return the quick answer as the search's prior; None unless the objective is in seconds."""
+    """Quick answer as the search's prior, if trials race."""
     quick = stored_quick(store, spec.name) if objective_of(spec).trials_race else None
     return None if quick is None else QuickPrior.of(quick)
 
 
 def answer(store: Store, name: str, target: float | None = None, trials: Sequence[TrialRecord] | None = None) -> Answer:
-    """Return the answer, cached if up to date; for another ``target``, computed from stored curves.
-
-    ``trials``: all trials of the study, if already read.
-    """
+    """Answer, cached if up to date; for another ``target``, computed from stored curves."""
     if target is None:
-        stored = _kept(store.finding(name))
+        stored = _kept(store.findings.current(name))
         if stored.made_by == ANSWERS and stored.answer is not None:
             return stored.answer
     return compute_answer(store, name, target, trials)
@@ -105,12 +101,12 @@ def compute_answer(
     store: Store, name: str, target: float | None = None, trials: Sequence[TrialRecord] | None = None
 ) -> Answer:
     """Compute the answer from ``trials``, by default the stored ones."""
-    study = store.study(name)
+    study = store.studies.get(name)
     spec = spec_of(study)
-    trials = store.trials(name) if trials is None else trials
-    probes, memory = store.probes(name), store.memory_boundary(name)
-    uses = [] if study.environment is None else store.memory(name, study.environment)
-    noise, versions = store.noise(name), store.torch_versions(name)
+    trials = store.trials.of(name) if trials is None else trials
+    probes, memory = store.probes.by_batch_size(name), store.probes.memory_boundary(name)
+    uses = [] if study.environment is None else store.probes.memory(name, study.environment)
+    noise, versions = store.probes.noise(name), store.trials.torch_versions(name)
     if target is not None:
         refuse_another_target(objective_of(spec))
     if target is None or target == study.target.value:
@@ -124,7 +120,7 @@ def compute_answer(
             hint="import them again with that target, where their table has the steps and seconds to it",
         )
     easier = easier_target(study.target, target)
-    curves = store.curves(name, [trial.number for trial in trials])
+    curves = store.trials.curves(name, [trial.number for trial in trials])
     model = spec.timed_model
 
     def step_seconds(one: Configuration) -> float | None:

@@ -1,29 +1,254 @@
-"""Search for batch schedules, and repeats of the best ones."""
+"""Runs after the search: batch schedules, repeats of the best ones, and finalists past the target.
+
+Optuna's TPE proposes a schedule's start, end, timing and initial learning rate. Other parameters come from the best
+trial at the starting batch size.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import median
+from typing import Any, Literal, cast
 
+from bssearch.analysis.generalisation import REGULARISERS, is_to_budget
 from bssearch.analysis.growing import has_grown
 from bssearch.records import Configuration, ParameterValue, Phase, TrialPlan, TrialRecord, TrialState
+from bssearch.records.batch_schedule import (
+    MOST_STAGES,
+    NOISE_SCALE,
+    BatchSchedule,
+    BatchScheduleName,
+    Stage,
+    batch_schedule_of,
+    growing,
+    with_batch_schedule,
+)
 from bssearch.search.confirmation import CompletedRuns, confirmation_trials, interleaved, verdict_of
 from bssearch.search.history import History, trial_seed
-from bssearch.search.samplers.batch_schedules import Tuned, in_known_micro_batches, propose
+from bssearch.spec.space import RETUNED, BatchGrowth, Dimension, Domain, SearchSpace, are_coordinates, bounds
+from bssearch.spec.space.domains import Range, RelativeLearningRate
+
+BELOW, ABOVE = 8, 16
+"""Default range about the best constant batch size."""
+
+FIRST = ((0.5, 2.0, 0.5), (1.0, 4.0, 1.0), (0.25, 1.0, 0.25))
+"""Start and end relative to the best constant batch size; share of samples at full growth."""
+
+RANDOM_TRIALS = 3
+"""Before TPE."""
+
+ASKED_AGAIN = 20
+
+MISSED = 1e9
+"""Worse than any success."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """The best constant-batch configuration and its samples to the target."""
+
+    configuration: Configuration
+    samples_to_target: float
+
+
+def propose(
+    history: History, tuned: Tuned, tried: Sequence[TrialRecord]
+) -> tuple[Configuration, dict[str, ParameterValue]] | None:
+    """Next configuration and its coordinates; None if no new schedule can grow."""
+    space = history.spec.space
+    if space.batch_schedule is None:
+        return None
+    names = _names(history, space.batch_schedule)
+    starts, ends = _sizes(history, space.batch_schedule, names, tuned)
+    if not starts:
+        return None
+    dimensions = _dimensions(space, names, starts, ends)
+    first = _usual(names, dimensions, tuned)
+    # The space's schedules or the optimum may have changed.
+    known = [trial for trial in tried if are_coordinates(trial.sampled, dimensions)]
+    keys = {trial.configuration.key for trial in tried}
+    startup = len(first) + RANDOM_TRIALS
+    for count in range(len(tried), len(tried) + ASKED_AGAIN):
+        sampled = first[count] if count < len(first) else _asked(history, dimensions, known, startup, count)
+        configuration = decode(history, tuned, sampled)
+        if configuration.key not in keys and _grows_in_time(history, configuration):
+            return configuration, sampled
+    return None
+
+
+def _grows_in_time(history: History, configuration: Configuration) -> bool:
+    schedule = batch_schedule_of(configuration)
+    assert schedule is not None, "its batch grows"
+    seconds = history.probes[configuration.batch_size].step_seconds or 0.0
+    steps = schedule.stages[1].start_samples / configuration.batch_size
+    return steps * seconds < history.spec.budget.trial_train_seconds
+
+
+def in_known_micro_batches(history: History, configuration: Configuration) -> Configuration:
+    """Configuration with stages in current micro-batches."""
+    schedule = batch_schedule_of(configuration)
+    assert schedule is not None, "its batch grows"
+    stages = [
+        replace(stage, micro_batch_size=history.probes[stage.batch_size].micro_batch_size)
+        if stage.batch_size in history.feasible
+        else stage
+        for stage in schedule.stages
+    ]
+    return with_batch_schedule(configuration, replace(schedule, stages=tuple(stages)))
+
+
+def decode(history: History, tuned: Tuned, sampled: Mapping[str, ParameterValue]) -> Configuration:
+    """Configuration of coordinates."""
+    growth = history.spec.space.batch_schedule
+    assert growth is not None, "the space has schedules"
+    _, ends = _sizes(history, growth, _names(history, growth), tuned)
+    start, name = int(sampled["start"] or 0), str(sampled["name"])
+    milestones = _milestones(history, growth)
+    if name == "milestones" and start >= milestones[0][1]:
+        start = max(size for size in history.feasible if size < milestones[0][1])
+    base = _best_at(history, start, tuned.configuration)
+    rate = base.learning_rate * float(sampled.get("learning_rate") or 1.0)
+    changes: Sequence[tuple[int, int]]
+    if name == "milestones":
+        changes = milestones
+    else:
+        end = max(int(sampled["end"] or 0), min(size for size in ends if size > start))
+        sizes = _thinned([size for size in history.feasible if start <= size <= end])
+        begin, until = (float(sampled[key] or 0.0) * tuned.samples_to_target for key in ("begin", "until"))
+        shape: Literal["linear", "geometric"] = "linear" if name == "linear" else "geometric"
+        at_once = [(0, size) for size in sizes[1:]]
+        changes = at_once if name == NOISE_SCALE else growing(shape, sizes, begin, max(begin + 1, until))
+    schedule = BatchSchedule(
+        name=cast(BatchScheduleName, name),
+        stages=tuple(_stages(history, start, changes, spread=name not in {NOISE_SCALE, "milestones"})),
+        rate_rule=growth.rate_rule or history.spec.space.rate_rule(base.optimizer),
+        noise_share=float(sampled["noise_share"] or 0.0) if name == NOISE_SCALE else None,
+    )
+    return with_batch_schedule(replace(base, learning_rate=rate), schedule)
+
+
+def _stages(history: History, start: int, changes: Sequence[tuple[int, int]], *, spread: bool) -> list[Stage]:
+    stages = [Stage(0, start, history.probes[start].micro_batch_size)]
+    for samples, size in changes:
+        least = stages[-1].start_samples + stages[-1].batch_size if spread else 0
+        stages.append(Stage(max(samples, least), size, history.probes[size].micro_batch_size))
+    return stages
+
+
+def _thinned(sizes: Sequence[int]) -> Sequence[int]:
+    if len(sizes) <= MOST_STAGES:
+        return sizes
+    gap = (len(sizes) - 1) / (MOST_STAGES - 1)
+    return [sizes[round(place * gap)] for place in range(MOST_STAGES)]
+
+
+def _milestones(history: History, growth: BatchGrowth) -> list[tuple[int, int]]:
+    found = [one for one in sorted((growth.milestones or {}).items()) if one[1] in history.feasible]
+    return found if found and history.feasible[0] < found[0][1] else []
+
+
+def _names(history: History, growth: BatchGrowth) -> tuple[BatchScheduleName, ...]:
+    return tuple(name for name in growth.names if name != "milestones" or _milestones(history, growth))
+
+
+def _sizes(
+    history: History, growth: BatchGrowth, names: Sequence[BatchScheduleName], tuned: Tuned
+) -> tuple[list[int], list[int]]:
+    best, feasible = tuned.configuration.batch_size, history.feasible
+    starts = [size for size in growth.starts(feasible) if growth.start or best <= BELOW * size <= BELOW * best]
+    ends = [size for size in growth.ends(feasible) if growth.end or size <= ABOVE * best]
+    if set(names) <= {"milestones"}:
+        reached = [size for _, size in _milestones(history, growth)]
+        below = [size for size in feasible if size < min(reached, default=0)]
+        return [size for size in below if not growth.start or size in starts], reached
+    return (
+        [size for size in starts if size in feasible and any(end > size for end in ends)],
+        [size for size in ends if size in feasible],
+    )
+
+
+def _dimensions(
+    space: SearchSpace, names: Sequence[BatchScheduleName], starts: Sequence[int], ends: Sequence[int]
+) -> list[Dimension]:
+    growth = space.batch_schedule
+    assert growth is not None, "the space has schedules"
+    found = [
+        Dimension("name", choices=tuple(names)),
+        Dimension("start", choices=tuple(starts)),
+        Dimension("end", choices=tuple(ends)),
+        _dimension("begin", growth.begin),
+        _dimension("until", growth.until),
+        _dimension("noise_share", growth.noise_share),
+    ]
+    if isinstance(space.learning_rate, RelativeLearningRate):
+        found.append(_dimension("learning_rate", RETUNED))
+    return found
+
+
+def _dimension(name: str, domain: Domain) -> Dimension:
+    if isinstance(domain, Range):
+        return Dimension(name, low=domain.low, high=domain.high, log=domain.is_log)
+    return Dimension(name, choices=domain if isinstance(domain, tuple) else (domain,))
+
+
+def _usual(
+    names: Sequence[BatchScheduleName], dimensions: Sequence[Dimension], tuned: Tuned
+) -> list[dict[str, ParameterValue]]:
+    best, found = tuned.configuration.batch_size, list[dict[str, ParameterValue]]()
+    for place, (start, end, until) in enumerate(FIRST):
+        name = names[place % len(names)]
+        wanted = {"name": name, "start": start * best, "end": end * best, "until": until}
+        wanted |= {"begin": 0.0, "noise_share": 1.0, "learning_rate": 1.0}
+        sampled = {one.name: one.nearest(wanted[one.name]) for one in dimensions}
+        if sampled not in found:
+            found.append(sampled)
+    return found
+
+
+def _asked(
+    history: History, dimensions: Sequence[Dimension], tried: Sequence[TrialRecord], startup: int, count: int
+) -> dict[str, ParameterValue]:
+    import optuna  # deferred: takes some tenths of a second
+
+    from bssearch.search.samplers.optuna import TPE_OPTIONS, Asker
+
+    asker = Asker(dimensions, optuna.samplers.TPESampler, {**TPE_OPTIONS, "n_startup_trials": startup})
+    states = optuna.trial.TrialState
+    told = []
+    for trial in tried:
+        value = history.value(trial)
+        if not trial.state.is_finished:
+            told.append(asker.told(trial, states.RUNNING))
+        elif trial.state is TrialState.REACHED and math.isfinite(value):
+            told.append(asker.told(trial, states.COMPLETE, value=math.log(value)))
+        else:
+            told.append(asker.told(trial, states.PRUNED, shortfall=MISSED))
+    return asker.ask(told, history.spec.seed + count)
+
+
+def _best_at(history: History, batch_size: int, tuned: Configuration) -> Configuration:
+    if batch_size == tuned.batch_size:
+        return history.as_run(tuned)
+    best = history.best_at(batch_size)
+    if best is not None:
+        return history.as_run(best.configuration)
+    return history.as_run(history.spec.space.decode(batch_size, history.spec.space.encode(tuned) or {}))
+
 
 REPEATED = 2
-"""Best schedules repeated with fresh seeds; a single one may be lucky."""
+"""A single one may be lucky."""
 
 ATTEMPTS = 2
-"""Maximum attempts as a multiple of budgeted trials, failed and lost ones included."""
+"""Times the budgeted trials, failed and lost ones included."""
 
 SLACK = 1.5
-"""Trial limit as a multiple of the best constant batch's seconds."""
+"""Times the best constant batch's seconds."""
 
 
 def next_trial(history: History) -> TrialPlan | None:
-    """Return the next schedule trial; enqueued trials come first.
+    """Next schedule trial; enqueued trials come first.
 
     None if the budget is spent, no batch can grow, or no constant batch reached the target.
     """
@@ -42,26 +267,26 @@ def next_trial(history: History) -> TrialPlan | None:
 
 
 def next_repeat(history: History) -> TrialPlan | None:
-    """Return the next repeat of the best schedules, with a confirmation seed; None if done."""
+    """Next repeat of the best schedules, with a confirmation seed."""
     trials = [one for one in history.all_trials if one.phase is Phase.AUDIT and one.configuration.grows]
     made = CompletedRuns.of(history, trials)
     return next(interleaved(history, made, best_schedules(history), history.spec.confirm.runs, Phase.AUDIT), None)
 
 
 def growth_trials(history: History) -> list[TrialRecord]:
-    """Return the schedule search's trials, by number."""
+    """Schedule search's trials, by number."""
     return [trial for trial in history.all_trials if trial.phase is Phase.GROWTH]
 
 
 def best_schedules(history: History) -> list[Configuration]:
-    """Return the distinct schedules that grew and reached the target, best first."""
+    """`REPEATED` best distinct schedules that grew and reached the target."""
     reached = [one for one in growth_trials(history) if one.state is TrialState.REACHED and has_grown(one)]
     ranked = sorted(reached, key=lambda one: (history.value(one), one.number))
     return list({one.configuration.key: one.configuration for one in ranked}.values())[:REPEATED]
 
 
 def tuned_constant(history: History) -> Tuned | None:
-    """Return the best constant-batch configuration; None without a hit."""
+    """Recommended constant-batch configuration and its median samples; None without a hit."""
     verdict = verdict_of(history, confirmation_trials(history))
     if verdict is None or not math.isfinite(verdict.optimal.value):
         return None
@@ -94,7 +319,6 @@ def _plan(
     uncapped: bool,
     earlier: TrialRecord | None = None,
 ) -> TrialPlan:
-    """Return the plan of a trial; ``earlier``: the queued trial, or the one to retry."""
     is_queued = earlier is not None and earlier.state is TrialState.QUEUED
     full = history.spec.budget.trial_train_seconds
     limit = full if uncapped else min(full, SLACK * _seconds_of_best(history, full))
@@ -113,3 +337,51 @@ def _plan(
         retry_of=earlier.number if earlier and not is_queued else None,
         after=history.length,
     )
+
+
+def next_run(runs: int) -> Callable[[History], TrialPlan | None]:
+    """Plan of ``runs`` full-length runs per finalist, seeded and interleaved as in confirmation."""
+
+    def plan(history: History) -> TrialPlan | None:
+        limit = history.spec.budget.trial_train_seconds
+        trials = [trial for trial in history.all_trials if is_to_budget(trial, limit)]
+        made = CompletedRuns.of(history, trials)
+        return next(interleaved(history, made, finalists(history), runs, Phase.TO_BUDGET), None)
+
+    return plan
+
+
+def finalists(history: History) -> list[Configuration]:
+    """Best configuration of each batch size that reached the target, and the largest one's `more_regularised`."""
+    verdict = verdict_of(history, [trial for trial in history.all_trials if trial.phase is Phase.CONFIRM])
+    if verdict is None:
+        return []
+    reached = [
+        one.configuration
+        for size, one in verdict.by_batch.items()
+        if math.isfinite(one.value) and size in history.feasible
+    ]
+    chosen = [history.as_run(configuration) for configuration in reached]
+    if chosen:
+        harder = more_regularised(history.spec.space, chosen[-1], verdict.optimal.configuration)
+        chosen += [] if any(harder.trains_like(one) for one in chosen) else [harder]
+    return chosen
+
+
+def more_regularised(space: SearchSpace, configuration: Configuration, optimum: Configuration) -> Configuration:
+    """Configuration with the optimum's regularisation scaled to its batch size.
+
+    Dropout, weight decay and label smoothing grow by √(B / B_opt), never shrink, and stay in the space.
+    """
+    factor = math.sqrt(configuration.batch_size / optimum.batch_size)
+    changes: dict[str, Any] = {}
+    for name in REGULARISERS:
+        own = getattr(configuration, name)
+        changes[name] = max(own, _within(getattr(space, name), factor * getattr(optimum, name)))
+    return replace(configuration, **changes)
+
+
+def _within(domain: Domain, value: float) -> float:
+    low, high = bounds(domain)
+    choices = [choice for choice in domain if choice >= value] if isinstance(domain, tuple) else []
+    return float(min(choices, default=min(max(value, low), high)))

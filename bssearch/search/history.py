@@ -1,4 +1,4 @@
-"""History of a search: its trials, busy time and repeats."""
+"""History of a search."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from bssearch.spec.space import are_coordinates
 
 
 def trial_seed(study_seed: int, phase: Phase, index: int) -> int:
-    """Return the 31-bit seed of a trial; no two phases share one."""
+    """Trial's 31-bit seed, which depends on its phase too."""
     digest = hashlib.sha256(f"{study_seed}/{phase}/{index}".encode()).digest()
     return int.from_bytes(digest[:4]) >> 1
 
@@ -34,15 +34,15 @@ def trial_seed(study_seed: int, phase: Phase, index: int) -> int:
 class BusyTime:
     """Seconds during which at least one search trial ran.
 
-    A resumed trial counts from its last start, plus its earlier seconds / slots, because they may overlap with others.
-    An ended trial counts at most its worker's duration, because the database's clock may jump.
+    A resumed trial counts from its last start, plus its earlier seconds / slots, because they may overlap. An ended
+    trial counts at most its worker's duration, because the database's clock may jump.
     """
 
     def __init__(self) -> None:
         self._spans: dict[int, tuple[float, float]] = {}
         self._earlier: dict[int, float] = {}
         self._union: tuple[float, float] | None = (0.0, -math.inf)
-        """(Seconds, last end) of the union of ended spans; None if stale."""
+        """(Seconds, last end) of ended spans; None if stale."""
 
     def count(self, trial: TrialRecord, by: int) -> None:
         """Count an ended trial; remove it if ``by`` < 0."""
@@ -61,7 +61,7 @@ class BusyTime:
         self._union = (before[0] + end - start, end) if before is not None and start >= before[1] else None
 
     def seconds(self, running: Collection[TrialRecord], now: float, slots: int) -> float:
-        """Return busy seconds until ``now``."""
+        """Busy seconds until ``now``."""
         if self._union is None:
             self._union = _union(self._spans.values(), (0.0, -math.inf))
         spans = [(trial.created_at.timestamp(), now) for trial in running]
@@ -81,16 +81,15 @@ def _union(spans: Collection[tuple[float, float]], begun: tuple[float, float]) -
 
 SEED_NOISE = 0.15
 SEED_NOISE_FREEDOM = 4
-"""Prior seed-to-seed spread of log seconds, between MLPerf (0.04) and small networks (0.4); its degrees of freedom."""
+"""Prior seed-to-seed spread of log seconds, between MLPerf (0.04) and small networks (0.4)."""
 
 Identity = tuple[object, ...]
-"""Key of a configuration without micro-batches."""
 
 
 class Repeats:
     """Seed-to-seed spread of log time-to-target, shrunk towards `SEED_NOISE`.
 
-    Configurations with a censored run are excluded, because only their lucky runs have a time.
+    Excludes configurations with a censored run: only their lucky runs have a time.
     """
 
     def __init__(self) -> None:
@@ -99,7 +98,7 @@ class Repeats:
         self._several: set[Identity] = set()
 
     def take(self, trial: TrialRecord, key: Identity) -> None:
-        """Add or update a trial of any phase."""
+        """Add or update a trial."""
         seconds = measured_seconds(trial) if trial.state is TrialState.REACHED else math.inf
         self._stopped[key].discard(trial.number)
         self._logs[key].pop(trial.number, None)
@@ -112,7 +111,7 @@ class Repeats:
 
     @property
     def noise(self) -> float:
-        """Return the seed-to-seed standard deviation of log seconds."""
+        """Seed-to-seed standard deviation of log seconds."""
         squares, freedom = SEED_NOISE_FREEDOM * SEED_NOISE**2, SEED_NOISE_FREEDOM
         for key in self._several:
             logs = [] if self._stopped[key] else list(self._logs[key].values())
@@ -124,29 +123,28 @@ class Repeats:
 
 
 def identity_of(configuration: Configuration) -> Identity:
-    """Return the key of a configuration, independent of micro-batches."""
+    """Key of a configuration without micro-batches."""
     one = configuration
     rates = (one.learning_rate, one.warmup_epochs, one.weight_decay, one.dropout, one.label_smoothing)
     return (one.batch_size, one.world_size, *rates, one.optimizer, *sorted(one.parameters.items()))
 
 
 def measured_seconds(trial: TrialRecord | None) -> float:
-    """Return a trial's time-to-target on its curve's clock, contended or not; ∞ if unknown."""
+    """Time-to-target on the curve's clock, contended or not; ∞ if unknown."""
     value = trial.outcome.time_to_target_s if trial is not None and trial.outcome is not None else None
     return math.inf if value is None else value
 
 
 FAILURES = 3
-"""Failures that exclude a batch size, unless more trials ran."""
+"""Exclude a batch size, unless more trials ran."""
 
 TRIED_AGAIN = frozenset({TrialState.LOST, TrialState.CANCELLED, TrialState.OOM})
-"""States after which a configuration counts as untried."""
 
 ATTEMPTS = 5
-"""Maximum attempts per trial, since it may kill its drivers."""
+"""Per trial, which may kill its drivers."""
 
 INTERRUPTED = "stopped by the user"
-"""Reason of interrupted trials, which resume first."""
+"""Interrupted trials resume first."""
 
 
 class History:
@@ -155,7 +153,6 @@ class History:
     Attributes:
         probes: Step time by batch size, in current micro-batches.
         curves: Best-so-far gains by search trial number.
-        trials: Search trials.
         now: Time of the last decision, in seconds since 1970.
     """
 
@@ -180,9 +177,9 @@ class History:
         self.trials: list[TrialRecord] = []
         self.spent = 0
         self.ended = 0
-        """Ended search trials, without paused ones."""
+        """Without paused trials."""
         self.last_expectation: float | None = None
-        """Expected improvement of the newest ended trial that stores one."""
+        """Newest expected improvement of an ended trial."""
         self._last_expected = 0
         self._as_stored: dict[int, TrialRecord] = {}
         self._places: dict[int, tuple[int, int | None]] = {}
@@ -223,7 +220,7 @@ class History:
 
     @property
     def probes(self) -> Mapping[int, ProbeRecord]:
-        """Return the step times; setting them updates steps × step time of all trials."""
+        """Step times; setting them updates steps × step time of all trials."""
         return self._probes
 
     @probes.setter
@@ -234,14 +231,14 @@ class History:
                 self.take(stored)
 
     def step_seconds(self, configuration: Configuration) -> float | None:
-        """Return the step time of a configuration; None for a batch schedule or another model."""
+        """Step time; None if untimed, a batch schedule or another model."""
         if configuration.grows:
             return None
         probe = self.probes.get(configuration.batch_size)
         return probe.step_seconds if probe is not None and self.is_timed(configuration) else None
 
     def is_timed(self, configuration: Configuration) -> bool:
-        """True if the configuration has the model that was timed."""
+        """True if the configuration's model was timed."""
         return model_parameters(configuration) == self._timed_model
 
     def observe(self, number: int, train_seconds: float, metric: float) -> None:
@@ -263,38 +260,38 @@ class History:
 
     @property
     def length(self) -> int:
-        """Return the latest trial number, or 0."""
+        """Number of the newest trial, or 0."""
         return self.all_trials[-1].number if self.all_trials else 0
 
     def trial(self, number: int) -> TrialRecord | None:
-        """Return a trial by number, or None."""
+        """Trial by number, or None."""
         place = self._places.get(number)
         return None if place is None else self.all_trials[place[0]]
 
     def value(self, trial: TrialRecord | None) -> float:
-        """Return a trial's objective; ∞ without a hit."""
+        """Trial's objective; ∞ without a hit."""
         found = self.objective.figure(trial) if trial is not None else None
         return math.inf if found is None else found
 
     def figure_text(self, trial: TrialRecord) -> str:
-        """Format a trial's value with its unit, and its basis if not measured."""
+        """Format a trial's value."""
         is_product = self.objective.trials_race and self.objective.basis(trial) != "measured"
         basis = " as steps × step time" if is_product else ""
         return f"{self.objective.shown(self.value(trial)):.3g}{self.objective.unit}{basis}"
 
     @property
     def incumbent(self) -> TrialRecord | None:
-        """Return the trial with the smallest value, if any."""
+        """The trial with the smallest value, if any."""
         return min(self._best.values(), key=lambda trial: (self.value(trial), trial.number), default=None)
 
     @property
     def incumbent_value(self) -> float:
-        """Return the incumbent's value, or ∞."""
+        """The incumbent's value, or ∞."""
         return self.value(self.incumbent)
 
     @property
     def reference(self) -> TrialRecord | None:
-        """Return the trial to compare with at equal time: the incumbent, else the first censored one."""
+        """Trial to compare with at equal time: the incumbent, else the first censored one."""
         if (best := self.incumbent) is not None:
             return best
         ran = [trial for state in TrialState if state.is_censored for trial in self._by_state[state].values()]
@@ -302,34 +299,34 @@ class History:
 
     @property
     def feasible(self) -> tuple[int, ...]:
-        """Return the batch sizes that may run, ascending: timed, without too many `FAILURES`."""
+        """Timed batch sizes without too many `FAILURES`, ascending."""
         timed = (size for size, probe in sorted(self.probes.items()) if probe.step_seconds is not None)
         return tuple(size for size in timed if not self._is_broken(size))
 
     @property
     def untimed(self) -> tuple[int, ...]:
-        """Return batch sizes that cannot run for lack of a valid step time."""
+        """Batch sizes without a probe."""
         return tuple(size for size in self.spec.batch_sizes if size not in self.probes)
 
     @property
     def largest(self) -> int | None:
-        """Return the largest feasible batch size without accumulation."""
+        """Largest feasible batch size without accumulation."""
         return max([size for size in self.feasible if self.probes[size].micro_batch_size == size], default=None)
 
     @property
     def budget_share(self) -> float:
-        """Return the larger spent share of the budget: trials or wall seconds."""
+        """Larger spent share of the budget: trials or wall seconds."""
         return max(self.spent / self.spec.budget.trials, self.time_share)
 
     @property
     def time_share(self) -> float:
-        """Return the spent share of wall seconds; 0 if unlimited."""
+        """Spent share of wall seconds; 0 if unlimited."""
         seconds = self.spec.budget.wall_seconds
         return 0.0 if seconds is None else self.busy_seconds / seconds
 
     @property
     def busy_seconds(self) -> float:
-        """Return busy seconds so far (`BusyTime`)."""
+        """See `BusyTime`."""
         asked = self.now, self._takes
         if self._busy_known is None or self._busy_known[0] != asked:
             running = self._by_state[TrialState.RUNNING].values()
@@ -338,52 +335,52 @@ class History:
 
     @property
     def seed_noise(self) -> float:
-        """Return the noise of `Repeats`."""
+        """See `Repeats.noise`."""
         return self._repeats.noise
 
     def at(self, batch_size: int) -> list[TrialRecord]:
-        """Return usable trials at a batch size; out-of-memory ones are rerun."""
+        """Trials at a batch size, except missing and out-of-memory ones."""
         return [trial for trial in self._by_batch_size[batch_size].values() if _says_something(trial)]
 
     def count_at(self, batch_size: int) -> int:
-        """Return the number of trials in `at`."""
+        """Number of trials in `at`."""
         return self._said[batch_size]
 
     def best_at(self, batch_size: int) -> TrialRecord | None:
-        """Return the best trial at a batch size."""
+        """Best trial at a batch size."""
         return self._best.get(batch_size)
 
     def in_state(self, *states: TrialState) -> list[TrialRecord]:
-        """Return the search trials in these states, by number."""
+        """Search trials in these states, by number."""
         found = [trial for state in states for trial in self._by_state[state].values()]
         return sorted(found, key=lambda trial: trial.number)
 
     @property
     def interrupted(self) -> list[TrialRecord]:
-        """Return user-interrupted trials, by number."""
+        """User-interrupted trials, by number."""
         return [trial for trial in self.in_state(TrialState.PAUSED) if is_interrupted(trial)]
 
     def tried(self, configuration: Configuration) -> bool:
-        """True if the configuration runs or ran, in any micro-batches; False if it will be retried."""
+        """True if the configuration runs or ran; False if it will be retried."""
         return self._tried[identity_of(configuration)] > 0
 
     def has_trial_of(self, configuration: Configuration) -> bool:
-        """True if the configuration has a trial in any state and micro-batches."""
+        """True if any trial has the configuration, micro-batches aside."""
         here = self._by_batch_size[configuration.batch_size].values()
         return any(trial.configuration.trains_like(configuration) for trial in here)
 
     def as_run(self, configuration: Configuration) -> Configuration:
-        """Return the configuration in current micro-batches; unchanged if untimed."""
+        """Configuration in current micro-batches; unchanged if untimed."""
         probe = self.probes.get(configuration.batch_size)
         return configuration if probe is None else configuration.in_micro_batches(probe.micro_batch_size)
 
     def eval_every_steps(self, batch_size: int) -> int:
-        """Return a batch size's evaluation cadence, or 1."""
+        """Batch size's evaluation cadence, or 1."""
         probe = self.probes.get(batch_size)
         return 1 if probe is None else probe.eval_every_steps or 1
 
     def coordinates_near(self, batch_size: int) -> Mapping[str, ParameterValue] | None:
-        """Return the best coordinates of the nearest batch size with a hit, else the default's."""
+        """Best coordinates of the nearest batch size with a hit, else the default's."""
         winners = [trial for size in self.feasible if (trial := self.best_at(size)) and trial.sampled is not None]
         if not winners:
             return self.spec.space.encode(self.spec.default_configuration)
@@ -392,9 +389,9 @@ class History:
         ).sampled
 
     def to_retry(self, *, uncapped: bool) -> TrialRecord | None:
-        """Return a trial to retry: lost or out of memory (`ATTEMPTS` in all), or failed once.
+        """Trial to retry: lost or out of memory (`ATTEMPTS` in all), or failed once.
 
-        Cancelled ones only if ``uncapped``, because a user or the answer needs them.
+        Cancelled ones only if ``uncapped``: a user or the answer needs them.
         """
         states = [TrialState.LOST, TrialState.OOM, TrialState.FAILED, *[TrialState.CANCELLED][: int(uncapped)]]
         feasible = self.feasible
@@ -486,7 +483,7 @@ def is_interrupted(trial: TrialRecord) -> bool:
 
 
 def octaves(one: int, other: int) -> float:
-    """Return the doublings between two batch sizes."""
+    """Doublings between two batch sizes."""
     return abs(math.log2(one / other))
 
 

@@ -37,7 +37,7 @@ _living: set[str] = set()
 
 @contextmanager
 def living(owner: str) -> Iterator[None]:
-    """Count a driver of this process as alive inside the context."""
+    """Count a driver of this process as alive."""
     _living.add(owner)
     try:
         yield
@@ -46,15 +46,15 @@ def living(owner: str) -> Iterator[None]:
 
 
 def this_driver() -> str:
-    """Return a driver's unique name: host, process id, process namespace, start time, random mark."""
+    """Unique name for a driver: host, process id, boot and namespace, start time, random mark."""
     pid = os.getpid()
     return "/".join([socket.gethostname(), str(pid), _place(), _start(pid), uuid.uuid4().hex[:8]])
 
 
 def is_alive(owner: str) -> bool | None:
-    """Return whether a driver is alive; None if its lease must decide.
+    """True if a driver is alive; None if only its lease can tell.
 
-    That is so on another machine or in another container, and for hidden processes and those stopped with Ctrl-Z.
+    So on another machine or in another container, and for hidden processes and those stopped with Ctrl-Z.
     """
     parts = owner.rsplit("/", 4)
     if len(parts) < 5 or parts[0] != socket.gethostname() or parts[2] != _place():
@@ -74,7 +74,7 @@ def is_alive(owner: str) -> bool | None:
 
 @cache
 def _place() -> str:
-    """Return the boot id and process namespace, within which a process id is unique."""
+    """Within it, a process id is unique."""
     try:
         boot = (PROC / "sys/kernel/random/boot_id").read_text().strip()
         namespace = (PROC / "self/ns/pid").readlink()
@@ -84,7 +84,6 @@ def _place() -> str:
 
 
 def _start(pid: int) -> str:
-    """Return a process's monotonic start time; raise `psutil.NoSuchProcess` if it has ended."""
     try:
         # The 22nd field of proc(5)'s stat, in ticks since boot; the second, in brackets, may hold anything.
         return (PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[19]
@@ -98,7 +97,7 @@ def _start(pid: int) -> str:
 def heartbeat(beat: Callable[[], object]) -> Iterator[None]:
     """Call ``beat`` every `HEARTBEAT_SECONDS` in a background thread.
 
-    Failures are ignored: the main loop reports database errors, and a lease outlasts three beats.
+    Ignores failures: the main loop reports database errors, and a lease outlasts three beats.
     """
     stopped = threading.Event()
 
@@ -123,9 +122,9 @@ class _Seen:
 
 
 class Leases:
-    """Leases and claims of a driver, the ``owner``, and of others as seen from here.
+    """Leases and claims of the driver ``owner``, and others' leases.
 
-    A foreign lease expires only if this driver saw no renewal for a whole lease, because the database clock may jump.
+    Another driver's lease expires only if this one saw no renewal for a whole lease: the database clock may jump.
     """
 
     def __init__(
@@ -139,19 +138,19 @@ class Leases:
 
     @contextmanager
     def beating(self) -> Iterator[None]:
-        """Count as alive and renew leases inside the context."""
-        renew = partial(self._store.heartbeat, self._study, self.owner, LEASE_SECONDS)
+        """Count as alive and renew leases."""
+        renew = partial(self._store.leases.heartbeat, self._study, self.owner, LEASE_SECONDS)
         with living(self.owner), heartbeat(renew):
             yield
 
     def mark_lost(self) -> list[int]:
         """Mark trials of dead drivers as lost; return their numbers."""
         self.look()
-        return self._store.mark_lost(self._study, is_alive=self.is_alive)
+        return self._store.leases.mark_lost(self._study, is_alive=self.is_alive)
 
     def look(self) -> None:
-        """Record which leases were renewed since the last look."""
-        leases, now = self._store.leases(self._study), self._clock()
+        """Record which leases were renewed."""
+        leases, now = self._store.leases.ends(self._study), self._clock()
         passed, self._looked_at = min(LONGEST_LOOK, now - self._looked_at), now
         for owner in {*self._seen} - {*leases}:
             del self._seen[owner]
@@ -163,7 +162,7 @@ class Leases:
                 seen.unrenewed_seconds += passed
 
     def is_alive(self, owner: str) -> bool | None:
-        """Return whether a driver is alive; None until its lease was watched long enough."""
+        """True if a driver is alive; None if unknown and its lease was not renewed for `LEASE_SECONDS`."""
         alive, seen = is_alive(owner), self._seen.get(owner)
         unrenewed = 0.0 if seen is None else seen.unrenewed_seconds
         if alive is False or unrenewed >= GONE_AFTER:
@@ -171,14 +170,14 @@ class Leases:
         return None if alive is None and unrenewed >= LEASE_SECONDS else True
 
     def has_lease(self, owner: str) -> bool:
-        """Return whether a driver renewed its lease recently."""
+        """True if a driver recently renewed its lease."""
         seen = self._seen.get(owner)
         return seen is not None and seen.unrenewed_seconds < LEASE_SECONDS
 
     def take(self, name: str) -> bool:
-        """Try to take a claim; return whether this driver holds it."""
+        """Try to take a claim; True if this driver holds it."""
         self.look()
-        found = self._store.claim(
+        found = self._store.leases.claim(
             self._study, name, owner=self.owner, lease_seconds=LEASE_SECONDS, is_alive=self.is_alive
         )
         if found:
@@ -189,11 +188,11 @@ class Leases:
         """Release a claim if held."""
         if name in self._held:
             self._held.discard(name)
-            self._store.release(self._study, name, owner=self.owner)
+            self._store.leases.release(self._study, name, owner=self.owner)
 
     @contextmanager
     def held(self, name: str, wait: Callable[[], None]) -> Iterator[None]:
-        """Hold a claim inside the context; call ``wait`` while another driver does."""
+        """Hold a claim; call ``wait`` while another driver does."""
         while not self.take(name):
             wait()
         try:

@@ -1,4 +1,4 @@
-"""Callbacks that report the progress of a run."""
+"""Callbacks of a run."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from bssearch.search.history import History
 
 
 class Listener:
-    """Base class of listeners; every method does nothing."""
+    """Base class; every method does nothing."""
 
     def opened(self, study: StudyRecord, database: str, continued: bool) -> None:
         """The study was opened (database password masked)."""
 
     def note(self, message: str) -> None:
-        """Receive a notice."""
+        """A notice."""
 
     def started(self, trial: TrialRecord, history: History) -> None:
         """A trial started."""
@@ -25,4 +25,4 @@ class Listener:
         """A trial ended; the history includes it."""
 
     def search_ended(self, reason: str, history: History) -> None:
-        """The search ended; confirmation follows if requested."""
+        """The search ended."""

@@ -24,10 +24,10 @@ LATE = 0.5
 
 RETUNED = 3
 RETUNED_IN_VAIN = 5
-"""Trials that a contending batch size needs before the search ends, with and without a hit."""
+"""Trials that a contending batch size needs, with and without a hit."""
 
 ENDED_BEFORE = 2
-"""Trials before a search may end if they store no expectations (older versions)."""
+"""Ended trials needed if none stores an expectation (older versions)."""
 
 
 class Planner:
@@ -40,10 +40,10 @@ class Planner:
         self._sampler = sampler
 
     def next_trial(self) -> tuple[TrialPlan | None, str | None]:
-        """Return the next search trial, or None and the reason if the search ended.
+        """Next search trial, or None and the reason if the search ended.
 
-        Order: enqueued, lost, paused, default, comparison trials, then the sampler's proposal. Lost uncapped trials
-        are retried regardless of the budget, because users may have enqueued them; promising paused trials resume too.
+        Order: enqueued, lost, paused, default, comparison trials, then the sampler's proposal. Lost uncapped trials are
+        retried and promising paused ones resumed regardless of the budget.
         """
         history, ending = self._history, self._spent()
         if queued := history.in_state(TrialState.QUEUED):
@@ -83,7 +83,6 @@ class Planner:
         return (None if last is None else replace(last, expected_improvement=expected)), ending
 
     def _is_little(self, expected: float | None) -> bool:
-        """True if the expected gain is small now and was for the newest ended trial."""
         least, history = self.spec.budget.least_improvement, self._history
         if expected is None or expected >= least or history.spent < self.spec.budget.least_trials:
             return False
@@ -92,7 +91,7 @@ class Planner:
 
     @property
     def _goes_on(self) -> bool:
-        """True if the search continues, as far as known without refitting the sampler's model."""
+        """As far as known without refitting the sampler's model."""
         return self._sampler.ending(self._history) is None and not self._is_little(self._history.last_expectation)
 
     def _retuned(self) -> Choice | None:
@@ -116,8 +115,8 @@ class Planner:
         budget = self.spec.budget
         if self._history.time_share >= 1:
             return (
-                f"budget.wall_seconds = {budget.wall_seconds:g} is spent: search trials have been running for so many "
-                "seconds, over all runs of the study; run it with a larger one to go on"
+                f"budget.wall_seconds = {budget.wall_seconds:g} is spent by the search trials of all runs of the "
+                "study; raise it to continue"
             )
         if self._history.spent >= budget.trials:
             return f"the budget of {budget.trials} trials is spent"
@@ -131,7 +130,6 @@ class Planner:
         return self._history.incumbent is None and self._history.budget_share >= LATE
 
     def _plan(self, of: Choice | TrialRecord) -> TrialPlan:
-        """Return the plan of a trial; a paused one keeps its micro-batches."""
         history, earlier = self._history, of if isinstance(of, TrialRecord) else None
         number, state = (None, None) if earlier is None else (earlier.number, earlier.state)
         is_queued, resumes = state is TrialState.QUEUED, state is TrialState.PAUSED
@@ -156,10 +154,6 @@ class Planner:
         )
 
     def _limit(self, configuration: Configuration, uncapped: bool, earlier: TrialRecord | None) -> float:
-        """Return the cap set by the incumbent or, for uncapped trials, by the best of the same batch size.
-
-        Queued and retried uncapped trials keep their limit.
-        """
         history, size, full = self._history, configuration.batch_size, self._full_limit
         if uncapped and earlier is not None:
             return full if earlier.state is TrialState.QUEUED else min(full, earlier.train_seconds_limit)
@@ -172,7 +166,7 @@ class Planner:
         return min(full, max(limit, _seconds_to_look_twice(history.probes[size])))
 
     def _first_limit(self) -> float:
-        """Return the limit before the first hit: a quarter in the first sweep of batch sizes, half in the second."""
+        """A quarter in the first sweep of batch sizes, then half."""
         if self._pruning.paces_itself():
             return self._full_limit
         return self._full_limit * min(1.0, 2.0 ** (self._history.spent // len(self._history.feasible) - 2))
@@ -183,6 +177,6 @@ class Planner:
 
 
 def _seconds_to_look_twice(probe: ProbeRecord) -> float:
-    """Return the train seconds until the second evaluation after step 0; earlier curves are uninformative."""
+    """Earlier curves say little."""
     assert probe.eval_every_steps is not None and probe.step_seconds is not None, "the batch size is feasible"
     return 2 * probe.eval_every_steps * probe.step_seconds

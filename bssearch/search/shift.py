@@ -17,9 +17,9 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupts:
-    """Count SIGINT and SIGTERM; on the second, call ``on_second`` and raise KeyboardInterrupt.
+    """Counts SIGINT and SIGTERM; on the second, or the first if ``at_once``, raises KeyboardInterrupt.
 
-    If ``at_once`` is true, the first raises too. Outside the main thread, which alone can set handlers, does nothing.
+    The second also calls ``on_second``. Does nothing outside the main thread, which alone can set handlers.
     """
 
     def __init__(self, on_second: Callable[[], None], at_once: Callable[[], bool] = lambda: False) -> None:
@@ -51,7 +51,7 @@ class Interrupts:
 
 
 class Shift:
-    """Connects a driver to a supervisor in another thread; ``clock`` is in seconds.
+    """Connects a driver to a supervisor in another thread.
 
     A driver whose shift is ending starts no trial and ends when none runs.
     """
@@ -67,12 +67,12 @@ class Shift:
 
     @property
     def is_ending(self) -> bool:
-        """Return whether no more trials start."""
+        """Whether no more trials start."""
         return self._is_ending
 
     @property
     def seconds_waited(self) -> float:
-        """Return the seconds during which the driver only waited for others."""
+        """Seconds during which the driver only waited for others."""
         since = self._waiting_since
         return 0.0 if since is None else self._clock() - since
 
@@ -95,7 +95,7 @@ class Shift:
                 self._end_loading()
 
     def kill(self) -> None:
-        """Kill all running trials; the last resort."""
+        """Kill all running trials."""
         with self._lock:
             for _, kill in self._drivers:
                 kill()
@@ -107,10 +107,9 @@ class Shift:
 
     @contextmanager
     def loading(self, end: Callable[[], None]) -> Iterator[None]:
-        """Load a workload inside the context; ``end`` may stop the load from another thread.
+        """Load a workload; ``end`` may stop the load from another thread, which raises `InterruptedRunError`.
 
-        Raises `InterruptedRunError` after such a stop. Exits only after ``end`` returned, so that nothing else uses the
-        executor.
+        Exits only after ``end`` returned, so that the executor is free.
         """
         with self._lock:
             self._end_loading = end
@@ -132,10 +131,10 @@ class Shift:
                 interrupts.ask()
 
     def wait(self) -> None:
-        """Record that the driver waits."""
+        """The driver waits."""
         if self._waiting_since is None:
             self._waiting_since = self._clock()
 
     def work(self) -> None:
-        """Record that the driver works."""
+        """The driver works."""
         self._waiting_since = None

@@ -1,4 +1,4 @@
-"""A study's spec: its model and its reader."""
+"""A study's spec."""
 
 from bssearch.spec.model import StudySpec
 from bssearch.spec.reader import checked, find_spec, load_spec

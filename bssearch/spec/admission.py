@@ -1,7 +1,6 @@
 """Check every configuration against the user's spec before it trains.
 
-A database or an imported file can hold any values, and a command puts them into shell words. So queued, retried,
-resumed, confirmed, audited and rerun configurations are all checked.
+A database or an imported file can hold any values, and a command puts them into shell words.
 """
 
 from __future__ import annotations
@@ -29,13 +28,9 @@ BEYOND_BOUNDS = frozenset({Phase.AUDIT, Phase.TO_BUDGET})
 
 
 def admitted(spec: StudySpec, plan: TrialPlan, number: int, *, checkpoint: Path | None) -> TrialRequest:
-    """Return the request for a planned trial.
+    """Request for a planned trial; raises `UsageError` if the spec does not allow the configuration.
 
-    Stored trials must be in the space; new search trials and audits only need possible numbers, because quick answers
-    and audits may leave the searched learning rates.
-
-    Raises:
-        UsageError: the spec does not allow the configuration; names each value and its bound.
+    Stored trials must be in the space; new search trials and audits need only possible numbers.
     """
     in_bounds = not plan.is_new_search and plan.phase not in BEYOND_BOUNDS
     problem = problem_with(spec, plan.configuration, in_bounds=in_bounds)
@@ -48,7 +43,7 @@ def admitted(spec: StudySpec, plan: TrialPlan, number: int, *, checkpoint: Path 
 
 
 def problem_with(spec: StudySpec, configuration: Configuration, *, in_bounds: bool = True) -> str | None:
-    """Return why the spec does not allow a configuration, or None.
+    """Why the spec does not allow a configuration.
 
     Names, types, choices and optimizer options must match the space; with ``in_bounds`` also ranges, except for the
     default.
@@ -70,7 +65,7 @@ def problem_with(spec: StudySpec, configuration: Configuration, *, in_bounds: bo
 
 
 def _problem_with_types(configuration: Configuration) -> str | None:
-    """Return a value of a wrong type: SQLite columns hold any type."""
+    """SQLite columns hold any type."""
     counts = {name: getattr(configuration, name) for name in COUNTS}
     if (problem := _problem_with_counts(counts)) is not None:
         return problem
@@ -159,7 +154,7 @@ def _some_of(domain: Any) -> Any:
 
 
 def _is_default_of(spec: StudySpec, configuration: Configuration) -> bool:
-    """Return whether it is the default, or the default carried to another batch size."""
+    """Or the default carried to another batch size."""
     default, space, size = spec.default_configuration, spec.space, configuration.batch_size
     if configuration.trains_like(default):
         return True

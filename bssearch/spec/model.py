@@ -1,25 +1,27 @@
-"""A study's spec, and the hash of its question."""
+"""A study's spec, and a program's command line with placeholders."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, JsonValue, PrivateAttr, ValidationInfo, field_validator, model_validator
 
+from bssearch.errors import UsageError, WorkloadError
 from bssearch.records import (
     MAKE_TRAINER,
     OWN_GROUPS,
     Configuration,
     ModelParameters,
     NewStudy,
+    ParameterValue,
     Target,
     model_parameters,
 )
 from bssearch.records.batch_schedule import NOISE_SCALE
-from bssearch.spec.command_line import check_command
 from bssearch.spec.parts import (
     BoardName,
     BudgetSpec,
@@ -30,10 +32,117 @@ from bssearch.spec.parts import (
     PrunerSpec,
     SamplerSpec,
     TargetSpec,
+    TrainingSpec,
     whole_configuration,
 )
 from bssearch.spec.space import OPTIONAL, TRAINING_PARAMETERS, BatchRules, SearchSpace, StrictModel
-from bssearch.spec.space.training import TrainingSpec
+
+PLACE = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")  # only a name in braces is a placeholder
+
+# Names of every study, beside those of its space.
+OWN_PLACES = (
+    "batch_size",
+    "micro_batch_size",
+    "accumulation_steps",
+    "learning_rate",
+    "seed",
+    "evaluate_every",
+    "threads",
+    "device",
+)
+
+
+def places_of(command: Sequence[str]) -> set[str]:
+    """Placeholders of a command."""
+    return {name for token in command for name in PLACE.findall(token)}
+
+
+def filled(command: Sequence[str], values: Mapping[str, ParameterValue]) -> list[str]:
+    """Fill in a command; raise `UsageError` for an unknown name."""
+
+    def text(match: re.Match[str]) -> str:
+        name = match[1]
+        if name not in values:
+            raise UsageError(
+                f"command: {match[0]} is no name of this study; it has {', '.join(sorted(values))}",
+                hint="a name in braces stands for its value; the space sets further ones",
+            )
+        value = values[name]
+        return str(value).lower() if isinstance(value, bool) else str(value)
+
+    return [PLACE.sub(text, token) for token in command]
+
+
+def check_command(
+    command: Sequence[str],
+    report: Mapping[str, str],
+    metric: str,
+    set_parameters: Sequence[str],
+    searched: Sequence[str],
+) -> None:
+    """Raise `ValueError` for an unknown placeholder or inconsistent log settings.
+
+    A command whose log is read needs placeholders for all searched parameters; for others see `check_places`.
+    """
+    places = places_of(command)
+    own = {name.rpartition(".")[2] for name in set_parameters}
+    if unknown := places - own - set(OWN_PLACES):
+        raise ValueError(
+            f"command: {{{min(unknown)}}} is no name of this study; it has {', '.join(sorted({*own, *OWN_PLACES}))}"
+        )
+    if report and (lacking := _lacking(places, searched)):
+        raise ValueError(lacking)
+    for name, text in report.items():
+        try:
+            groups = re.compile(text).groups
+        except (re.error, RecursionError, OverflowError) as error:
+            raise ValueError(f"report.{name}: {text} is no regular expression: {error}") from None
+        if groups != 1:
+            raise ValueError(f"report.{name}: {text} must have one group, the value; it has {groups}")
+    for name in ("step", metric):
+        if report and name not in report:
+            raise ValueError(f"report has no expression for {name}; it has {', '.join(report)}")
+
+
+def check_places(places: Collection[str], searched: Sequence[str]) -> None:
+    """Raise `WorkloadError` if a command that does not ask for its trial lacks a searched placeholder."""
+    if lacking := _lacking(places, searched):
+        raise WorkloadError(lacking, hint="or have the program ask: trial = bssearch.current_trial(...)")
+
+
+def _lacking(places: Collection[str], searched: Sequence[str]) -> str | None:
+    return next(
+        (
+            f"command: {name} is searched, and the command does not take {{{name}}}"
+            for name in searched
+            if name not in places and not (name == "batch_size" and "micro_batch_size" in places)
+        ),
+        None,
+    )
+
+
+def values_of(
+    configuration: Configuration,
+    parameters: Mapping[str, ParameterValue],
+    *,
+    seed: int,
+    evaluate_every: int,
+    threads: int,
+    device: str,
+) -> dict[str, ParameterValue]:
+    """Placeholders' values."""
+    return {
+        **parameters,
+        "batch_size": configuration.batch_size,
+        "micro_batch_size": configuration.micro_batch_size,
+        "accumulation_steps": configuration.accumulation_steps,
+        "learning_rate": configuration.learning_rate,
+        "seed": seed,
+        "evaluate_every": evaluate_every,
+        "threads": threads,
+        "device": device,
+    }
+
 
 OF_PROGRAMS = ("arguments", "command", "report")
 QUESTION_FIELDS = ("workload", "workload_settings", *OF_PROGRAMS, "target", "objective", "space", "default", "training")
@@ -156,18 +265,18 @@ class StudySpec(StrictModel):
 
     @property
     def is_program(self) -> bool:
-        """Return whether the training is a script, `make_trainer`, command or function of the user."""
+        """Whether the user's script, `make_trainer`, command or function trains."""
         return bool(self.command) or self.workload == OBJECTIVE or self.workload.endswith((".py", f".py{MAKE_TRAINER}"))
 
     @property
     def searched(self) -> tuple[str, ...]:
-        """Return the searched names, as a command takes them."""
+        """Searched names, as a command takes them."""
         found = [one.name.removeprefix("reference_").rpartition(".")[2] for one in self.space.dimensions()]
         return (*(["batch_size"] if len(self.batch_sizes) > 1 else []), *found)
 
     @property
     def set_parameters(self) -> tuple[str, ...]:
-        """Return the parameters that the spec sets; a program may have its own defaults for the others."""
+        """Parameters that the spec sets; a program may have its own defaults for the others."""
         fields, space, default = type(self.space).model_fields, self.space, self.default
         given = {name for name in fields if getattr(space, name) != fields[name].get_default(call_default_factory=True)}
         given |= {name for name, value in default if value is not None}
@@ -182,22 +291,22 @@ class StudySpec(StrictModel):
 
     @property
     def preset(self) -> str | None:
-        """Return the preset named in the file, which is not stored."""
+        """Preset named in the file."""
         return self._preset
 
     def from_preset(self, name: str) -> Self:
-        """Return the spec with the name of its preset."""
+        """Spec with its preset's name."""
         noted = self.model_copy()
         noted._preset = name
         return noted
 
     @property
     def record_target(self) -> Target:
-        """Return the target as a record."""
+        """Target as a record."""
         return Target(metric=self.target.metric, value=self.target.value, goal=self.target.goal)
 
     def new_study(self, created_by: str) -> NewStudy:
-        """Return the study to store."""
+        """Study to store."""
         return NewStudy(
             name=self.name,
             spec=self.model_dump(mode="json"),
@@ -209,46 +318,46 @@ class StudySpec(StrictModel):
 
     @property
     def default_configuration(self) -> Configuration:
-        """Return the default configuration."""
+        """Default configuration."""
         return whole_configuration(self.default, self.space)
 
     @property
     def timed_model(self) -> ModelParameters:
-        """Return the model parameters used for step times and memory."""
+        """Model parameters of step times and memory."""
         return model_parameters(self.default_configuration)
 
     @property
     def varied_in_model(self) -> list[str]:
-        """Return the searched parameters of ``space.model``."""
+        """Searched parameters of ``space.model``."""
         values = dict(self.timed_model)
         domains = (self.space.model or {}).items()
         return [name for name, domain in domains if domain not in (values[name], (values[name],))]
 
     @property
     def has_several_models(self) -> bool:
-        """Return whether trials may have different models."""
+        """True if trials may have different models."""
         return bool(self.varied_in_model)
 
     @property
     def is_imported(self) -> bool:
-        """Return whether runs were imported, without a workload."""
+        """True if runs were imported."""
         return self.workload == IMPORTED
 
     @property
     def default_is_known(self) -> bool:
-        """Return whether the default is known; imported studies may lack one."""
+        """False for some imported studies."""
         return not self.is_imported or bool(self.workload_settings.get("default_known"))
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
-        """Return all batch sizes, ascending: the ladder's and the default's."""
+        """The ladder's and the default's, ascending."""
         return tuple(sorted({*self.space.rungs, self.default.batch_size}))
 
     @property
     def question(self) -> dict[str, Any]:
-        """Return the fields of the question as JSON values; other fields may change on resume.
+        """Fields of the question as JSON values; other fields may change on resume.
 
-        Batch growth is excluded, because it does not affect fixed batch sizes.
+        Excludes batch growth, which does not affect fixed batch sizes.
         """
         question = self.model_dump(mode="json", include=set(QUESTION_FIELDS))
         del question["space"]["batch_schedule"]
@@ -256,7 +365,7 @@ class StudySpec(StrictModel):
 
     @property
     def question_hash(self) -> str:
-        """Hash the question; fields added in later versions count only if set."""
+        """Hash of the question; fields of later versions count only if set."""
         question = self.question
         for part in (question["space"], question["default"]):
             for name in ("ema_decay", *OWN_GROUPS):

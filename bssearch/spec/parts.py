@@ -1,4 +1,4 @@
-"""The parts of a spec: target, default, sampler, pruner, confirmation, budget, training and executor."""
+"""Parts of a spec."""
 
 from __future__ import annotations
 
@@ -37,6 +37,27 @@ from bssearch.spec.space import (
 )
 from bssearch.spec.space.domains import Range
 from bssearch.spec.space.own_parameters import OwnRange, OwnValues, as_in_domain
+
+
+class TrainingSpec(StrictModel):
+    """How the steps are computed.
+
+    ``precision: auto`` is bf16 if the CUDA device has it, else fp32. ``compile`` is a mode of ``torch.compile``.
+    ``fused``: null means CUDA only. ``data`` is kept on the ``device`` (``auto``: if it fits) or streamed from the
+    ``host`` by ``loader_workers``. Batch normalisation uses ``ghost_batch_size`` samples (null: micro-batch).
+    """
+
+    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
+    compile: Literal["none", "default", "reduce-overhead", "max-autotune"] = "none"
+    channels_last: bool = False
+    fused: bool | None = None
+    activation_checkpointing: bool = False
+    deterministic: bool = False
+    ghost_batch_size: int | None = Field(default=None, ge=2)
+    data: Literal["auto", "device", "host"] = "auto"
+    loader_workers: int = Field(default=2, ge=0, le=256)
+    measure_noise: bool = True
+
 
 T = TypeVar("T")
 Positive = Annotated[float, Field(gt=0)]
@@ -89,7 +110,7 @@ class DefaultSpec(StrictModel):
     """The configuration in use today: the first trial, and the baseline of speed-ups.
 
     Missing fields take the space's fixed value; searched ones are required. ``learning_rate`` is that at
-    ``batch_size``; it may be outside the space. ``model`` and ``loss`` hold the user's parameters.
+    ``batch_size``; it may be outside the space.
     """
 
     batch_size: int = Field(ge=1)
@@ -111,7 +132,7 @@ class DefaultSpec(StrictModel):
 
 
 def _with_option(data: Any, name: str, default: Any) -> Any:
-    """Move an option beside the part's name into ``options``, as in specs stored by earlier versions."""
+    """Specs stored by earlier versions have the option beside the part's name."""
     if not isinstance(data, Mapping) or name not in data or not isinstance(data.get("options", {}), Mapping):
         return data
     rest = {key: value for key, value in data.items() if key != name}
@@ -119,10 +140,7 @@ def _with_option(data: Any, name: str, default: Any) -> Any:
 
 
 def made_with(kind: Callable[..., T], options: Mapping[str, Any], place: str, *given: Any) -> T:
-    """Return ``kind(*given, **options)`` if the options match the annotations.
-
-    Raises `UsageError` naming the option below ``place``, its value and its bound.
-    """
+    """``kind(*given, **options)``; raises `UsageError` if the options do not match the annotations."""
     known = list(parameters_of(kind).values())[len(given) :]
     fields: dict[str, Any] = {
         one.name: (one.annotation, Field() if one.default is one.empty else one.default) for one in known
@@ -139,7 +157,7 @@ def made_with(kind: Callable[..., T], options: Mapping[str, Any], place: str, *g
 
 
 def parameters_of(kind: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """Return a class's named parameters with evaluated annotations (`Any` if impossible)."""
+    """Class's named parameters with evaluated annotations (`Any` if impossible)."""
     scope = getattr(inspect.unwrap(kind.__init__), "__globals__", {})
     named = {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}
     parameters = inspect.signature(kind).parameters
@@ -159,10 +177,9 @@ def _evaluated(annotation: Any, scope: dict[str, Any]) -> Any:
 
 
 class SamplerSpec(StrictModel):
-    """How configurations are chosen, with options of the sampler's class.
+    """How configurations are chosen; see `bssearch guide searching`.
 
-    See `bssearch guide searching`. ``optuna:CLASS`` and ``optunahub:PACKAGE`` sample the rest once the batch size has
-    been allocated.
+    ``optuna:CLASS`` and ``optunahub:PACKAGE`` sample all but the batch size.
     """
 
     name: SamplerName = "auto"
@@ -175,10 +192,10 @@ class SamplerSpec(StrictModel):
 
 
 class PrunerSpec(StrictModel):
-    """When trials are pruned, with options of the pruner's class; see `bssearch guide searching`.
+    """When trials are pruned; see `bssearch guide searching`.
 
-    Except with ``none``, a trial ends at ``slack`` × the incumbent's time-to-target; by default slack follows from the
-    seed-to-seed spread. Paused trials use at most ``checkpoint_gib`` of disk.
+    Except with ``none``, a trial ends at ``slack`` × the incumbent's time-to-target, by default from the seed-to-seed
+    spread. Paused trials use at most ``checkpoint_gib`` of disk.
     """
 
     name: PrunerName = "balanced"
@@ -196,7 +213,7 @@ class ConfirmSpec(StrictModel):
     """Fresh seeds for finalists: the ``top`` batch sizes (two configurations each), the default, the largest.
 
     Each gets ``runs``. With ``max_runs``, indistinguishable finalists get more until the answer is settled, each has
-    ``max_runs``, or the runs took ``train_seconds`` in total.
+    ``max_runs``, or the runs took ``train_seconds``.
     """
 
     top: int = Field(default=2, ge=1)
@@ -220,13 +237,11 @@ class ConfirmSpec(StrictModel):
 class BudgetSpec(StrictModel):
     """Limits of the search; confirmation is extra.
 
-    ``wall_seconds`` (None: unlimited) is time with running search trials, evaluations included, over all runs and
-    drivers of the study. Overlaps count once; step times, confirmation and pauses between runs are excluded. After it
-    no search trial starts, running ones finish, and confirmation follows.
+    ``wall_seconds`` is time with running search trials, evaluations included, over all runs and drivers of the study.
+    Overlaps count once; step times and pauses between runs are excluded. After it no search trial starts.
 
     The search ends early if no trial is expected to improve the incumbent's time by ``least_improvement`` (if the
-    sampler can tell, as ``auto`` does), but not before ``least_trials``: a study that ended early and gets a
-    larger budget uses all of it.
+    sampler can tell, as ``auto`` does), but not before ``least_trials``.
 
     ``schedule_trials`` with growing batches follow if the space has a ``batch_schedule``.
     """
@@ -243,9 +258,9 @@ class ExecutorSpec(StrictModel):
     """Where trials run: ``slots`` at once, each with ``threads`` CPU threads on ``device``.
 
     ``slots: auto`` is one per idle CUDA device, one on the CPU. ``local`` runs a worker process per slot; ``inline``
-    one trial at a time in this process, for debuggers; ``ray`` uses the cluster at ``address`` (``auto`` or
-    ``HOST:PORT``), else a local Ray. A trial without progress for ``hang_seconds`` is hung. ``memory_limit_gib``
-    simulates a smaller device; on the CPU it limits each worker's data segment.
+    one trial at a time in this process; ``ray`` uses the cluster at ``address`` (``auto`` or ``HOST:PORT``), else a
+    local Ray. A trial without progress for ``hang_seconds`` is hung. ``memory_limit_gib`` simulates a smaller device;
+    on the CPU it limits each worker's data segment.
     """
 
     name: ExecutorName = "local"
@@ -264,20 +279,17 @@ class ExecutorSpec(StrictModel):
 
     @property
     def least_slots(self) -> int:
-        """Return the slots; for ``auto`` the minimum, as only the machine knows."""
+        """Minimum slots; only the machine knows ``auto``."""
         return 1 if self.slots == "auto" else self.slots
 
     @property
     def memory_limit_bytes(self) -> int | None:
-        """Return the limit in bytes, or None."""
+        """Limit in bytes."""
         return None if self.memory_limit_gib is None else int(self.memory_limit_gib * 2**30)
 
 
 def whole_configuration(default: DefaultSpec, space: SearchSpace) -> Configuration:
-    """Complete a default with the space's fixed values at its batch size.
-
-    Raises `ValueError` naming searched parameters without a value.
-    """
+    """Complete a default with the space's fixed values; raise `ValueError` for missing searched parameters."""
 
     def fixed(name: str, given: Any, domain: Domain | None) -> Any:
         if given is not None or domain is None:

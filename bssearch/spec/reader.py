@@ -1,4 +1,7 @@
-"""Read specs from YAML, TOML or dicts; errors name file, line and field."""
+"""Read specs from YAML, TOML or dicts; errors name file, line and field.
+
+YAML is restricted to values of bounded size.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +11,131 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
+from yaml.composer import ComposerError
+from yaml.constructor import ConstructorError
 
 from bssearch import settings
 from bssearch.errors import DatabaseError, NotFoundError, SpecError, UnknownFieldError, UsageError, problem_in_words
 from bssearch.records import StudyRecord
 from bssearch.spec.model import StudySpec
 from bssearch.spec.space import UNKNOWN_KEY
-from bssearch.spec.yaml_values import MOST_BITS, MOST_LEVELS, is_unicode, read_yaml, shortened
+
+MOST_NODES = 20_000  # most values of a document, aliases expanded; large specs have a few hundred
+
+MOST_LEVELS = 50
+
+MOST_BITS = 1024  # bits of the largest double
+
+LONGEST_SHOWN = 120
+
+TAGS = frozenset(f"tag:yaml.org,2002:{name}" for name in ("map", "seq", "str", "int", "float", "bool", "null", "merge"))
+
+
+class Loader(yaml.SafeLoader):
+    """YAML 1.1 as `yaml.SafeLoader` reads it, but 1e-3 is a number, a date is text, and a duplicate key is an error.
+
+    So are non-scalar keys, other tags, recursive aliases, invalid Unicode, and exceeding `MOST_NODES` or `MOST_LEVELS`.
+    All are `yaml.MarkedYAMLError`.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._nodes = self._levels = 0
+        self._deepest = 0
+        self._sizes: dict[int, tuple[int, int]] = {}
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """Count nodes."""
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        if self.check_event(yaml.AliasEvent):
+            node = super().compose_node(parent, index)
+            if id(node) not in self._sizes:
+                raise ComposerError(None, None, f"the alias {event.anchor!r} leads into itself", event.start_mark)
+            self._count(*self._sizes[id(node)], event)
+            return node
+        before, deepest = self._nodes, self._deepest
+        self._deepest = self._levels
+        self._count(1, 1, event)
+        self._levels += 1
+        node = super().compose_node(parent, index)
+        self._levels -= 1
+        self._sizes[id(node)] = self._nodes - before, self._deepest - self._levels
+        self._deepest = max(deepest, self._deepest)
+        return node
+
+    def _count(self, nodes: int, levels: int, event: Any) -> None:
+        self._nodes += nodes
+        self._deepest = max(self._deepest, self._levels + levels)
+        if self._deepest > MOST_LEVELS:
+            raise ComposerError(None, None, f"more than {MOST_LEVELS} levels lie in each other", event.start_mark)
+        if self._nodes > MOST_NODES:
+            raise ComposerError(None, None, f"it holds more than {MOST_NODES:,} values", event.start_mark)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Allow only distinct scalar keys."""
+        seen = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise ConstructorError(None, None, "a key must be a text, not a list or a mapping", key.start_mark)
+            if key.value in seen:
+                raise ConstructorError(None, None, f"the key {shortened(key.value)} appears twice", key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """Allow only types in `TAGS`."""
+        if node.tag not in TAGS:
+            raise ConstructorError(None, None, f"the tag {shortened(node.tag)} is not known here", node.start_mark)
+        try:
+            value = super().construct_object(node, deep)
+        except (ValueError, OverflowError, TypeError):  # !!int x, and numbers of thousands of digits
+            kind = node.tag.rpartition(":")[2]
+            problem = (
+                f"{shortened(node.value)} is no {kind}" if isinstance(node, yaml.ScalarNode) else f"it is no {kind}"
+            )
+            raise ConstructorError(None, None, problem, node.start_mark) from None
+        if isinstance(value, int) and value.bit_length() > MOST_BITS:
+            raise ConstructorError(None, None, f"a number of more than {MOST_BITS} bits", node.start_mark)
+        if isinstance(value, str) and not is_unicode(value):
+            raise ConstructorError(None, None, f"{shortened(value)} is no Unicode text", node.start_mark)
+        return value
+
+
+Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\d[\d_]*)(\.[\d_]*)?[eE][-+]?\d+$"),
+    list("-+0123456789"),
+)
+Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag in TAGS]
+    for first, resolvers in Loader.yaml_implicit_resolvers.items()
+}
+
+
+def read_yaml(text: str) -> tuple[Any, yaml.Node | None]:
+    """Document's value and node (None if empty); raises `yaml.YAMLError`."""
+    loader = Loader(text)
+    try:
+        node = loader.get_single_node()
+        return (None if node is None else loader.construct_document(node)), node
+    finally:
+        loader.dispose()
+
+
+def is_unicode(text: str) -> bool:
+    """True if a text has no lone surrogates."""
+    return not any("\ud800" <= one <= "\udfff" for one in text)
+
+
+def shortened(value: object) -> str:
+    """Value shortened for an error."""
+    text = ascii(value) if isinstance(value, str) and not is_unicode(value) else repr(value)
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…"
+
 
 # How each kind of `bssearch.spec.space.domains.domain_kind` is written.
 WRITTEN = {"fixed": "a value", "range": "a mapping", "choices": "a list"}
@@ -36,10 +153,7 @@ GROUPS = frozenset({"space", "training", "confirm", "pruner", "sampler", "budget
 
 
 def find_spec(path_or_name: str | Path) -> Path:
-    """Return a spec's file by path or by shipped name.
-
-    Raises `NotFoundError`, or `UsageError` for a folder.
-    """
+    """Spec's file by path or shipped name; raises `NotFoundError`, or `UsageError` for a folder."""
     path = Path(path_or_name)
     if path.is_file():
         return path
@@ -57,11 +171,22 @@ def find_spec(path_or_name: str | Path) -> Path:
     raise NotFoundError(f"no spec {str(path_or_name)!r}: no such file, nor a shipped study", hint=advice)
 
 
+def check_study_name(name: str) -> None:
+    """Raise `UsageError` for an invalid name of a study."""
+    try:
+        TypeAdapter(Annotated[str, StudySpec.model_fields["name"]]).validate_python(name)
+    except ValidationError:
+        raise UsageError(
+            f"invalid study name {name!r}",
+            hint="use letters, digits, '.', '_' and '-'; start with a letter or digit; use at most 100 characters",
+        ) from None
+
+
 def load_spec(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> StudySpec:
     """Read a spec from a file, a shipped study's name or a dict; ``overrides`` are like ``a.b=c``.
 
-    ``preset: NAME`` fills missing fields from ``studies/presets``. A dict is not changed. Raises `NotFoundError`,
-    and `SpecError` naming file, line and field.
+    ``preset: NAME`` fills missing fields from ``studies/presets``. Raises `NotFoundError`, and `SpecError` naming file,
+    line and field.
     """
     if isinstance(source, Mapping):
         _check_values(source, IN_PYTHON)
@@ -113,7 +238,6 @@ def _text_of(path: Path) -> str:
 
 
 def _check_values(data: Any, source: str) -> None:
-    """Raise `SpecError` for non-finite numbers, invalid Unicode and deep nesting."""
     left: list[tuple[Any, Location]] = [(data, ())]
     while left:
         value, location = left.pop()
@@ -142,10 +266,7 @@ def _copied(value: Any) -> Any:
 
 
 def checked(spec: StudySpec) -> StudySpec:
-    """Validate a spec made in Python, because pydantic's ``model_copy`` does not.
-
-    Raises `SpecError` naming every wrong field.
-    """
+    """Validate a spec made in Python, because pydantic's ``model_copy`` does not; raise `SpecError`."""
     return _validated(spec.model_dump(warnings=False), {}, IN_PYTHON)
 
 
@@ -181,7 +302,6 @@ def _is_given(data: Any, location: Location) -> bool:
 
 
 def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge two groups recursively; ``above`` wins."""
     both = {
         field: _over(below[field], value)
         if field in GROUPS and isinstance(below.get(field), Mapping) and isinstance(value, Mapping)
@@ -225,7 +345,7 @@ def _read_toml(path: Path, text: str) -> tuple[Any, dict[Location, int]]:
 
 
 def _toml_lines(text: str) -> Iterable[tuple[Location, int]]:
-    """Yield the lines of tables and plain keys; keys in inline tables take the table's line."""
+    """Keys in inline tables take the table's line."""
     table: Location = ()
     for number, line in enumerate(text.splitlines(), start=1):
         if header := re.match(r"\s*\[+\s*([\w.\-]+)\s*\]+", line):
@@ -236,7 +356,7 @@ def _toml_lines(text: str) -> Iterable[tuple[Location, int]]:
 
 
 def parse_value(text: str, origin: str) -> Any:
-    """Parse a command-line value as in a spec; raise `SpecError` naming its origin."""
+    """Parse a command-line value as in a spec; raise `SpecError`."""
     try:
         if len(text) > MOST_BYTES or not is_unicode(text):
             raise SpecError(f"{shortened(origin)}: the value must be a Unicode text of at most {MOST_BYTES:,} bytes")
@@ -263,7 +383,6 @@ def _override(data: dict[str, Any], override: str) -> Location:
 
 
 def _explain(problem: Any, data: Any, origins: Mapping[Location, str], path: str) -> str:
-    """Return a validation problem as ``field = value: problem (file:line)``."""
     wanted = list(problem["loc"])
     if problem["type"] == UNKNOWN_KEY:
         wanted.append(problem["ctx"]["key"])
@@ -307,7 +426,7 @@ NEWER = "a newer bssearch may have written it: upgrade this one"
 
 
 def spec_of(study: StudyRecord) -> StudySpec:
-    """Return a stored study's spec; raise `DatabaseError` if this version cannot read it."""
+    """Stored study's spec; raises `DatabaseError` if unreadable."""
     try:
         spec = StudySpec.model_validate(study.spec)
     except ValidationError as error:
@@ -325,7 +444,7 @@ def spec_of(study: StudyRecord) -> StudySpec:
 
 
 def changed_fields(old: Any, new: Any, path: str = "") -> dict[str, tuple[object, object]]:
-    """Return the dotted fields that differ between two JSON values, as (old, new)."""
+    """Dotted fields that differ between two JSON values, as (old, new)."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         found: dict[str, tuple[object, object]] = {}
         for key in sorted({*old, *new}):

@@ -1,15 +1,17 @@
-"""A worker's template file: the studies and values that its operator allows others to run.
+"""Submissions to the queue, and a worker's template file: the studies and values that others may run.
 
-A queue row gives only a template's name and typed values, never a path, folder, command or code: those are in specs on
-the worker's own disk.
+A queue row gives only a template's name and typed values, never a path, folder, command or code.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -19,8 +21,131 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from bssearch.errors import NotFoundError, SpecError, UnknownFieldError, UsageError, problem_in_words
 from bssearch.settings import shipped_studies
 from bssearch.spec import StudySpec, find_spec, load_spec
-from bssearch.spec.submission import TEMPLATE_NAME, Value, Values, is_template_name
-from bssearch.spec.yaml_values import read_yaml, shortened
+from bssearch.spec.reader import SUFFIXES, read_yaml, shortened
+
+Value = float | int | bool | str | list[int] | list[float]
+
+Values = Mapping[str, Value]  # values by dotted key of the spec
+
+LOWEST_PRIORITY = 1e-6
+HIGHEST_PRIORITY = 1e6
+MOST_TAGS = 20
+LONGEST_OWNER = 100
+
+_TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,63}")
+
+EARLIEST = datetime(1, 1, 2, tzinfo=UTC)
+LATEST = datetime(9999, 12, 30, tzinfo=UTC)  # moments from EARLIEST to here can be written with any UTC offset
+
+TEMPLATE_NAME = (
+    "a template's name is of at most 100 letters, digits, '_', '.' and '-', such as digits, and ends as no file does "
+    f"({', '.join(SUFFIXES)}); a submission's file ends in .yaml or .yml"
+)
+_TEMPLATE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+
+
+class SubmissionState(StrEnum):
+    """WAITING to be served; PAUSED or CANCELLED by a user; DONE or FAILED by a worker."""
+
+    WAITING = "waiting"
+    PAUSED = "paused"
+    CANCELLED = "cancelled"
+    DONE = "done"
+    FAILED = "failed"
+
+    @property
+    def is_over(self) -> bool:
+        """True if done, failed or cancelled."""
+        return self not in {SubmissionState.WAITING, SubmissionState.PAUSED}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewSubmission:
+    """A study to run from a worker's template with values.
+
+    Workers need all ``tags``, and serve it from ``not_before`` on. Stored rows are not checked.
+    """
+
+    name: str
+    template: str
+    values: Values
+    owner: str
+    priority: float = 1.0
+    tags: tuple[str, ...] = ()
+    not_before: datetime | None = None
+
+    def check(self) -> None:
+        """Raise `UsageError` for a field out of bounds."""
+        if not LOWEST_PRIORITY <= self.priority <= HIGHEST_PRIORITY:
+            raise UsageError(f"priority = {self.priority:g} must be from {LOWEST_PRIORITY:g} to {HIGHEST_PRIORITY:g}")
+        if not self.owner.strip() or len(self.owner) > LONGEST_OWNER or not self.owner.isprintable():
+            raise UsageError(f"owner = {self.owner!r} must be a name of at most {LONGEST_OWNER} characters")
+        if self.not_before is not None and self.not_before.tzinfo is None:
+            raise UsageError(
+                f"not before {self.not_before.isoformat()}: the moment must say its offset from UTC",
+                hint=f"such as {self.not_before.isoformat(timespec='minutes')}+00:00",
+            )
+        if self.not_before is not None and not EARLIEST <= self.not_before <= LATEST:
+            raise UsageError(
+                f"not before {self.not_before.isoformat()}: it must lie from {EARLIEST.date()} to {LATEST.date()}"
+            )
+        check_template_name(self.template)
+        check_tags(self.tags)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission(NewSubmission):
+    """A stored submission; ``login`` is PostgreSQL's user, ``served_seconds`` are slot seconds."""
+
+    login: str | None
+    submitted_at: datetime
+    state: SubmissionState
+    reason: str
+    served_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerRecord:
+    """A worker as others see it.
+
+    ``templates`` are its offers. A worker that ended in order has ``left_at``; ``is_here``: seen lately and not left.
+    """
+
+    name: str
+    user: str
+    host: str
+    tags: tuple[str, ...]
+    slots: str
+    device_name: str | None
+    templates: Mapping[str, Mapping[str, object]]
+    seen_at: datetime
+    left_at: datetime | None
+    serving: str | None
+    serving_since: datetime | None
+    is_here: bool
+
+
+def is_template_name(name: str) -> bool:
+    """True unless like a path or file of `queue submit`."""
+    return _TEMPLATE.fullmatch(name) is not None and not name.endswith(SUFFIXES)
+
+
+def check_template_name(name: str) -> None:
+    """Raise `UsageError` for an invalid template name."""
+    if not is_template_name(name):
+        raise UsageError(f"{shortened(name)} is no name of a template", hint=TEMPLATE_NAME)
+
+
+def check_tags(tags: Sequence[str]) -> None:
+    """Raise `UsageError` for an invalid tag."""
+    if len(tags) > MOST_TAGS:
+        raise UsageError(f"{len(tags)} tags are more than {MOST_TAGS}")
+    for tag in tags:
+        if not _TAG.fullmatch(tag):
+            raise UsageError(
+                f"{tag!r} is no tag", hint="a tag is of letters, digits, '_', '.', ':' and '-', such as gpu:h200"
+            )
+
 
 MOST_NUMBERS = 64
 
@@ -34,7 +159,7 @@ class _Type(BaseModel):
 
 
 class NumberType(_Type):
-    """A number or list of numbers in [``low``, ``high``], optionally whole."""
+    """A number or list of numbers in [``low``, ``high``]."""
 
     type: Literal["integer", "number", "integers", "numbers"]
     low: float
@@ -48,7 +173,7 @@ class NumberType(_Type):
 
     @property
     def wanted(self) -> str:
-        """Description of the valid values."""
+        """Valid values in words."""
         what = {
             "integer": "a whole number",
             "number": "a number",
@@ -59,12 +184,12 @@ class NumberType(_Type):
 
     @property
     def example(self) -> Value:
-        """A value of the type."""
+        """A valid value."""
         low = math.ceil(self.low) if self.type.startswith("integer") else self.low
         return [low] if self.type.endswith("s") else low
 
     def takes(self, value: object) -> bool:
-        """Return whether a value is of the type."""
+        """True if valid."""
         if self.type.endswith("s"):
             return isinstance(value, list) and 1 <= len(value) <= MOST_NUMBERS and all(map(self._is_number, value))
         return self._is_number(value)
@@ -81,16 +206,16 @@ class BooleanType(_Type):
 
     @property
     def wanted(self) -> str:
-        """Description of the valid values."""
+        """Valid values in words."""
         return "true or false"
 
     @property
     def example(self) -> Value:
-        """A value of the type."""
+        """A valid value."""
         return True
 
     def takes(self, value: object) -> bool:
-        """Return whether a value is of the type."""
+        """True if valid."""
         return isinstance(value, bool)
 
 
@@ -101,16 +226,16 @@ class ChoiceType(_Type):
 
     @property
     def wanted(self) -> str:
-        """Description of the valid values."""
+        """Valid values in words."""
         return f"one of {', '.join(map(str, self.choices))}"
 
     @property
     def example(self) -> Value:
-        """A value of the type."""
+        """A valid value."""
         return self.choices[0]
 
     def takes(self, value: object) -> bool:
-        """Return whether a value is of the type."""
+        """True if valid."""
         return any(isinstance(one, bool) == isinstance(value, bool) and one == value for one in self.choices)
 
 
@@ -118,7 +243,7 @@ ValueType = NumberType | BooleanType | ChoiceType
 
 
 def value_type(data: object) -> ValueType:
-    """Return the type written in a template file or worker row; raise `ValueError`."""
+    """Type in a template file or worker row; raises `ValueError` if invalid."""
     if not isinstance(data, Mapping):
         raise ValueError("a value's type is a mapping such as {type: integer, low: 1, high: 400}")
     kind: type[ValueType]
@@ -148,7 +273,7 @@ def _problem(problem: Any) -> str:
 
 
 def checked_values(template: str, types: Mapping[str, ValueType], values: Values) -> dict[str, Value]:
-    """Return a template's values; raise `UsageError` naming each rejected one."""
+    """Template's values; raises `UsageError` naming each rejected one."""
     if not isinstance(values, Mapping):  # a row from elsewhere
         raise UsageError(f"values = {shortened(values)} must be a mapping of keys to values")
     problems = []
@@ -187,14 +312,14 @@ class Template:
         load_spec(self.spec, overrides)
 
     def check_keys(self, overrides: tuple[str, ...] = ()) -> None:
-        """Raise `SpecError` for a key without a field; value checks need the other values."""
+        """Raise `SpecError` for a key without a field."""
         for key in self.values:
             problems = [self._unknown(key, given, overrides) for given in self._names_above(key)]
             if all(problems):
                 raise SpecError(f"values.{problems[0]}", hint="bssearch schema spec prints every field")
 
     def _names_above(self, key: str) -> Iterator[tuple[str, ...]]:
-        """Yield (), then the settable names above the key that decide which keys exist."""
+        """Names decide which keys exist."""
         yield ()
         parts = key.split(".")
         for depth in range(1, len(parts)):
@@ -203,7 +328,6 @@ class Template:
                 yield from ((f"{name}={json.dumps(choice)}",) for choice in type_.choices)
 
     def _unknown(self, key: str, given: tuple[str, ...], overrides: tuple[str, ...]) -> str:
-        """Return the problem of a key beside other values; empty if its spec has the field."""
         try:
             load_spec(self.spec, [*given, f"{key}={json.dumps(self.values[key].example)}", *overrides])
         except UnknownFieldError as error:
@@ -215,7 +339,7 @@ class Template:
         return ""
 
     def study(self, name: str, values: Values, overrides: tuple[str, ...] = ()) -> StudySpec:
-        """Return a submission's spec; ``overrides`` are the worker's, as for ``--set``.
+        """Submission's spec; ``overrides`` are the worker's.
 
         Raises `UsageError` for a rejected value, `SpecError` for an invalid spec.
         """
@@ -235,7 +359,7 @@ class Templates:
         return self.by_name[name]
 
     def offered(self) -> dict[str, dict[str, object]]:
-        """Return the types of each template's values, as JSON values."""
+        """Types of each template's values, as JSON values."""
         return {
             name: {key: type_.model_dump(mode="json") for key, type_ in template.values.items()}
             for name, template in self.by_name.items()
@@ -243,10 +367,7 @@ class Templates:
 
 
 def load_templates(path: Path, overrides: tuple[str, ...] = ()) -> Templates:
-    """Read a worker's file; ``overrides`` must be valid for each spec.
-
-    Raises `SpecError` naming file and fields.
-    """
+    """Read a worker's file; ``overrides`` must be valid for each spec. Raises `SpecError`."""
     data = read_file(path, "file of templates", _EXAMPLE)
     if not isinstance(data, Mapping) or set(data) != {"templates"} or not isinstance(data["templates"], Mapping):
         raise SpecError(f"{path}: it must hold `templates` and nothing else", hint=_EXAMPLE)
@@ -256,7 +377,7 @@ def load_templates(path: Path, overrides: tuple[str, ...] = ()) -> Templates:
 
 
 def read_file(path: Path, what: str, hint: str) -> Any:
-    """Read a YAML file. Raises `NotFoundError` with the hint, else `SpecError`."""
+    """Read a YAML file; raise `NotFoundError` with the hint, else `SpecError`."""
     try:
         content = path.read_bytes()
         if len(content) > MOST_BYTES:

@@ -126,18 +126,6 @@ never started a trial.
 """
 
 
-def patiently(
-    method: Callable[Concatenate[Any, Parameters], Result],
-) -> Callable[Concatenate[Any, Parameters], Result]:
-    """Make an idempotent method retry while the server is unreachable."""
-
-    @wraps(method)
-    def patient(self: Database, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
-        return self._patience.run(lambda: method(self, *args, **kwargs))
-
-    return patient
-
-
 _STUDY_ID = select(StudyRow.id).where(StudyRow.name == bindparam("name"))
 _LOCKED_STUDY_ID = _STUDY_ID.with_for_update()
 
@@ -160,15 +148,15 @@ class Database:
         self._engine = create_engine_for(url, write=write)
         self._write = write
         self._environment_ids: dict[Environment, int] = {}
-        self._asked: dict[str, int] = {}
+        self.asked: dict[str, int] = {}  # ids of the studies asked for; their rows are checked after an unknown error
         self._turn = _Turn()
         notify = notify or (lambda message: None)
-        self._patience = Patience(shown(self._engine.url), notify)
+        self.patience = Patience(shown(self._engine.url), notify)
         try:
             if write:
                 migrate.prepare(self._engine, notify)
             else:
-                self._patience.end()
+                self.patience.end()
                 migrate.check(self._engine)
         except BaseException:
             self.close()
@@ -189,8 +177,8 @@ class Database:
     def _refuse_faulty_rows(self, error: Exception) -> None:
         from bssearch.storage.integrity import first_fault
 
-        for name, study_id in (self._asked or self._all_studies()).items():
-            with self._reading() as connection:
+        for name, study_id in (self.asked or self._all_studies()).items():
+            with self.reading() as connection:
                 fault = first_fault(connection, study_id)
             if fault is not None:
                 raise DatabaseError(
@@ -199,12 +187,12 @@ class Database:
                 ) from error
 
     def _all_studies(self) -> dict[str, int]:
-        with self._reading() as connection:
+        with self.reading() as connection:
             return {name: study_id for name, study_id in connection.execute(select(StudyRow.name, StudyRow.id))}
 
     def close(self) -> None:
         """Close all connections; waiting calls in other threads fail."""
-        self._patience.end()
+        self.patience.end()
         self._engine.dispose()
 
     @property
@@ -221,20 +209,29 @@ class Database:
     @property
     def is_waiting(self) -> bool:
         """Whether a call waits for an unreachable server."""
-        return self._patience.is_waiting
+        return self.patience.is_waiting
 
     def give_up(self) -> None:
         """Stop retrying, also in future calls."""
-        self._patience.end()
+        self.patience.end()
 
-    def _reading(self) -> AbstractContextManager[Connection]:
+    def reading(self) -> AbstractContextManager[Connection]:
+        """Open a transaction that sees one state of the database."""
         return self._in_turn() or reading(self._engine)
 
-    def _looking(self) -> AbstractContextManager[Connection]:
+    def looking(self) -> AbstractContextManager[Connection]:
+        """Open a connection for independent statements; saves messages."""
         return self._in_turn() or looking(self._engine)
 
     @contextmanager
-    def _writing(self) -> Iterator[Connection]:
+    def reading_study(self, name: str) -> Iterator[tuple[Connection, int]]:
+        """Open a transaction that sees one state of the database; yield it with a study's id."""
+        with self.reading() as connection:
+            yield connection, self.study_id(connection, name)
+
+    @contextmanager
+    def writing(self) -> Iterator[Connection]:
+        """Open a transaction that commits on exit; it ends this thread's turn."""
         if not self._write:
             raise DatabaseError(f"{self.masked_url} was opened read-only")
         held, self._turn.connection = self._turn.connection, None
@@ -254,16 +251,16 @@ class Database:
 
         def take() -> None:
             with ExitStack() as stack:
-                connection = stack.enter_context(self._writing())
+                connection = stack.enter_context(self.writing())
                 if connection.dialect.name == "postgresql":
                     limit = f"SET LOCAL idle_in_transaction_session_timeout = '{LONGEST_TURN_SECONDS:g}s'"
                     connection.exec_driver_sql(limit)
-                self._lock_study(connection, study)
+                self.lock_study(connection, study)
                 self._turn.ending, self._turn.connection = stack.pop_all(), connection
 
         if self._engine.dialect.name == "sqlite":
             time.sleep(random.uniform(0.0, SPREAD_SECONDS))
-        self._patience.run(take)
+        self.patience.run(take)
         try:
             yield
         finally:
@@ -289,25 +286,30 @@ class Database:
             with suppress(_TurnOver, ConnectionLostError), self._turn.ending.pop_all():
                 raise _TurnOver
 
-    def _on_study(self, name: str, work: Callable[[Connection, int], Result]) -> Result:
-        """Keep the id for retries: the first try may have renamed or deleted the study."""
+    def on_study(self, name: str, work: Callable[[Connection, int], Result]) -> Result:
+        """Run ``work`` on a locked study, in one transaction, and retry it.
+
+        The id is kept for retries: the first try may have renamed or deleted the study.
+        """
         study_id: int | None = None
 
         def once() -> Result:
             nonlocal study_id
-            with self._writing() as connection:
+            with self.writing() as connection:
                 if study_id is None:
-                    study_id = self._lock_study(connection, name)
+                    study_id = self.lock_study(connection, name)
                 else:
                     connection.execute(select(StudyRow.id).where(StudyRow.id == study_id).with_for_update())
                 return work(connection, study_id)
 
-        return self._patience.run(once)
+        return self.patience.run(once)
 
-    def _study_id(self, connection: Connection, name: str) -> int:
+    def study_id(self, connection: Connection, name: str) -> int:
+        """Return a study's id; raise `NotFoundError`."""
         return self._found(connection, name, _STUDY_ID)
 
-    def _lock_study(self, connection: Connection, name: str) -> int:
+    def lock_study(self, connection: Connection, name: str) -> int:
+        """Lock a study's row until the transaction ends; return its id."""
         return self._found(connection, name, _LOCKED_STUDY_ID)
 
     def _found(self, connection: Connection, name: str, query: Select[Any]) -> int:
@@ -315,10 +317,11 @@ class Database:
         study_id: int | None = connection.scalar(query, {"name": name})
         if study_id is None:
             raise no_study(connection, name)
-        self._asked[name] = study_id
+        self.asked[name] = study_id
         return study_id
 
-    def _environment_id(self, connection: Connection, environment: Environment) -> int:
+    def environment_id(self, connection: Connection, environment: Environment) -> int:
+        """Return an environment's id; store it if new."""
         if environment in self._environment_ids:
             return self._environment_ids[environment]
         digest = environment_digest(environment)
@@ -328,6 +331,26 @@ class Database:
             # Cache only committed ids: this transaction may roll back.
             self._environment_ids[environment] = found
         return found
+
+
+class StorePart:
+    """A part of the store, on its database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self.patience = database.patience
+
+
+def patiently(
+    method: Callable[Concatenate[Any, Parameters], Result],
+) -> Callable[Concatenate[Any, Parameters], Result]:
+    """Make an idempotent method retry while the server is unreachable."""
+
+    @wraps(method)
+    def patient(self: Database | StorePart, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        return self.patience.run(lambda: method(self, *args, **kwargs))
+
+    return patient
 
 
 def environment_digest(environment: Environment) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection, and_, delete, insert, or_, select, update
@@ -14,6 +15,7 @@ from sqlalchemy import Connection, and_, delete, insert, or_, select, update
 from bssearch.errors import UsageError
 from bssearch.records import TrialOutcome, TrialState
 from bssearch.storage.columns import database_now, database_started, now, to_columns
+from bssearch.storage.database import StorePart, patiently
 from bssearch.storage.models import ClaimRow, ObservationRow, TrialRow
 from bssearch.storage.revisions import mark_changed
 from bssearch.storage.statements import end_trial, is_running
@@ -36,31 +38,7 @@ def ended_by(connection: Connection) -> datetime:
     return time
 
 
-def heartbeat(connection: Connection, study_id: int, *, owner: str, lease_seconds: float) -> None:
-    """Extend an owner's leases to ``lease_seconds`` from now."""
-    expires_at = now(connection) + timedelta(seconds=lease_seconds)
-    connection.execute(
-        update(TrialRow).where(*is_running(study_id), TrialRow.lease_owner == owner).values(lease_expires_at=expires_at)
-    )
-    connection.execute(
-        update(ClaimRow).where(ClaimRow.study_id == study_id, ClaimRow.owner == owner).values(expires_at=expires_at)
-    )
-
-
-def last_renewed(connection: Connection, study_id: int) -> dict[str, datetime]:
-    """Return each owner's latest lease end."""
-    found: dict[str, datetime] = {}
-    rows = [
-        *connection.execute(select(TrialRow.lease_owner, TrialRow.lease_expires_at).where(*is_running(study_id))),
-        *connection.execute(select(ClaimRow.owner, ClaimRow.expires_at).where(ClaimRow.study_id == study_id)),
-    ]
-    for owner, expires_at in rows:
-        if owner is not None:
-            found[owner] = max(expires_at, found.get(owner, expires_at))
-    return found
-
-
-def mark_lost(connection: Connection, study_id: int, *, is_alive: IsAlive) -> list[int]:
+def _mark_lost(connection: Connection, study_id: int, *, is_alive: IsAlive) -> list[int]:
     """End the trials of dead owners, and of unknown ones with expired leases; return their numbers."""
     owners = connection.scalars(select(TrialRow.lease_owner).where(*is_running(study_id)).distinct()).all()
     known = {owner: is_alive(owner) for owner in owners if owner is not None}
@@ -105,31 +83,6 @@ def _last_seen(connection: Connection, trial_id: int) -> dict[str, Any]:
     return dict(last.mappings().first() or {})
 
 
-def claim(
-    connection: Connection, study_id: int, *, name: str, owner: str, lease_seconds: float, is_alive: IsAlive
-) -> bool:
-    """Take a claim that is free, the owner's or abandoned; return whether the owner has it."""
-    place = ClaimRow.study_id == study_id, ClaimRow.name == name
-    held = connection.execute(select(ClaimRow.owner, ClaimRow.expires_at).where(*place)).first()
-    values = {"owner": owner, "expires_at": now(connection) + timedelta(seconds=lease_seconds)}
-    if held is None:
-        connection.execute(insert(ClaimRow).values(study_id=study_id, name=name, **values))
-        return True
-    if held.owner != owner:
-        alive = is_alive(held.owner)
-        if alive or (alive is None and held.expires_at > ended_by(connection)):
-            return False
-    connection.execute(update(ClaimRow).where(*place).values(values))
-    return True
-
-
-def release(connection: Connection, study_id: int, *, name: str, owner: str) -> None:
-    """Release a claim of this owner."""
-    connection.execute(
-        delete(ClaimRow).where(ClaimRow.study_id == study_id, ClaimRow.name == name, ClaimRow.owner == owner)
-    )
-
-
 def check_idle(connection: Connection, study_id: int, name: str, doing: str) -> None:
     """Raise `UsageError` if a live lease holds a trial or claim of the study."""
     ended = ended_by(connection)
@@ -153,3 +106,74 @@ def check_idle(connection: Connection, study_id: int, name: str, doing: str) -> 
         f"the study {name!r} cannot be {doing}: {busy}",
         hint=f"stop that driver first; if it is dead, its lease ends at {until:%Y-%m-%d %H:%M:%S} UTC",
     )
+
+
+class LeaseStore(StorePart):
+    """Leases of running trials and claims."""
+
+    def heartbeat(self, study: str, owner: str, lease_seconds: float) -> None:
+        """Extend the owner's leases to ``lease_seconds`` from now."""
+
+        def extend(connection: Connection, study_id: int) -> None:
+            expires_at = now(connection) + timedelta(seconds=lease_seconds)
+            own_trials = update(TrialRow).where(*is_running(study_id), TrialRow.lease_owner == owner)
+            connection.execute(own_trials.values(lease_expires_at=expires_at))
+            own_claims = update(ClaimRow).where(ClaimRow.study_id == study_id, ClaimRow.owner == owner)
+            connection.execute(own_claims.values(expires_at=expires_at))
+
+        self._database.on_study(study, extend)
+
+    @patiently
+    def ends(self, study: str) -> dict[str, datetime]:
+        """Return each owner's latest lease end."""
+        found: dict[str, datetime] = {}
+        with self._database.reading_study(study) as (connection, study_id):
+            rows = [
+                *connection.execute(
+                    select(TrialRow.lease_owner, TrialRow.lease_expires_at).where(*is_running(study_id))
+                ),
+                *connection.execute(select(ClaimRow.owner, ClaimRow.expires_at).where(ClaimRow.study_id == study_id)),
+            ]
+        for owner, expires_at in rows:
+            if owner is not None:
+                found[owner] = max(expires_at, found.get(owner, expires_at))
+        return found
+
+    def mark_lost(self, study: str, *, is_alive: IsAlive) -> list[int]:
+        """End trials of dead owners as lost; return their numbers.
+
+        If ``is_alive`` returns None (unknown), the lease decides.
+        """
+        return self._database.on_study(study, partial(_mark_lost, is_alive=is_alive))
+
+    def claim(self, study: str, name: str, *, owner: str, lease_seconds: float, is_alive: IsAlive) -> bool:
+        """Claim a task that one driver does at a time; return whether the owner has it.
+
+        A claim lasts until its lease ends or its owner dies.
+        """
+
+        def take(connection: Connection, study_id: int) -> bool:
+            place = ClaimRow.study_id == study_id, ClaimRow.name == name
+            held = connection.execute(select(ClaimRow.owner, ClaimRow.expires_at).where(*place)).first()
+            values = {"owner": owner, "expires_at": now(connection) + timedelta(seconds=lease_seconds)}
+            if held is None:
+                connection.execute(insert(ClaimRow).values(study_id=study_id, name=name, **values))
+                return True
+            if held.owner != owner:
+                alive = is_alive(held.owner)
+                if alive or (alive is None and held.expires_at > ended_by(connection)):
+                    return False
+            connection.execute(update(ClaimRow).where(*place).values(values))
+            return True
+
+        return self._database.on_study(study, take)
+
+    def release(self, study: str, name: str, *, owner: str) -> None:
+        """Release a claim of this owner."""
+
+        def delete_own(connection: Connection, study_id: int) -> None:
+            connection.execute(
+                delete(ClaimRow).where(ClaimRow.study_id == study_id, ClaimRow.name == name, ClaimRow.owner == owner)
+            )
+
+        self._database.on_study(study, delete_own)

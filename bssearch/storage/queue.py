@@ -27,11 +27,11 @@ from sqlalchemy.orm import InstrumentedAttribute, Mapped, mapped_column
 
 from bssearch.errors import NotFoundError, UsageError
 from bssearch.records import TrialState
-from bssearch.spec.submission import EARLIEST, LATEST, NewSubmission, Submission, SubmissionState, WorkerRecord
+from bssearch.spec.reader import check_study_name
+from bssearch.spec.templates import EARLIEST, LATEST, NewSubmission, Submission, SubmissionState, WorkerRecord
 from bssearch.storage.columns import Sentences, are_finite, enum, not_negative, now, positive
 from bssearch.storage.connection.engine import from_json
-from bssearch.storage.database import Database, patiently
-from bssearch.storage.keeping import check_name
+from bssearch.storage.database import StorePart, patiently
 from bssearch.storage.models import Base, Id, StudyRow, TrialRow
 from bssearch.storage.statements import insert_if_absent
 
@@ -143,7 +143,7 @@ _MAY_BECOME = {
 }
 
 
-class Queue(Database):
+class QueueStore(StorePart):
     """Stores the queue."""
 
     def submit(self, new: NewSubmission) -> Submission:
@@ -151,13 +151,13 @@ class Queue(Database):
 
         Raises `UsageError` if the name is invalid or taken.
         """
-        check_name(new.name)
+        check_study_name(new.name)
         new.check()
         tried_at: datetime | None = None
 
         def add() -> Submission:
             nonlocal tried_at
-            with self._writing() as connection:
+            with self._database.writing() as connection:
                 _lock(connection)
                 earlier = _found(connection, new.name)
                 if earlier is not None and earlier.submitted_at == tried_at and earlier.owner == new.owner:
@@ -179,18 +179,18 @@ class Queue(Database):
                     raise _taken(_found(connection, new.name), new.name)
                 return _submission(connection, new.name)
 
-        return self._patience.run(add)
+        return self.patience.run(add)
 
     @patiently
     def submissions(self) -> list[Submission]:
         """Return all submissions in order of arrival."""
-        with self._reading() as connection:
+        with self._database.reading() as connection:
             return [submission_record(row) for row in connection.execute(SUBMISSIONS).mappings()]
 
     @patiently
     def submission(self, name: str) -> Submission:
         """Return a submission; raise `NotFoundError`."""
-        with self._reading() as connection:
+        with self._database.reading() as connection:
             return _submission(connection, name)
 
     @patiently
@@ -209,7 +209,7 @@ class Queue(Database):
             )
         )
         found: dict[str, list[int]] = {}
-        with self._reading() as connection:
+        with self._database.reading() as connection:
             left = connection.execute(of_cancelled).all()
             processes = {_process(name) for name in connection.scalars(select(WorkerRow.name))} if left else set()
         for name, number, owner in left:
@@ -218,12 +218,12 @@ class Queue(Database):
         return found
 
     @patiently
-    def set_submission(self, name: str, state: SubmissionState, reason: str) -> Submission:
+    def set_state(self, name: str, state: SubmissionState, reason: str) -> Submission:
         """Pause, cancel or requeue a submission and return it.
 
         Raises `NotFoundError`, or `UsageError` if its state does not allow the change.
         """
-        with self._writing() as connection:
+        with self._database.writing() as connection:
             _lock(connection)
             found = _submission(connection, name)
             if found.state is state:
@@ -237,7 +237,7 @@ class Queue(Database):
     @patiently
     def waiting(self) -> list[str]:
         """Return the names of submissions to serve, in order."""
-        with self._reading() as connection:
+        with self._database.reading() as connection:
             return [one.name for one in _waiting(connection)]
 
     @patiently
@@ -245,7 +245,7 @@ class Queue(Database):
         """Store a worker; delete those not seen for `FORGOTTEN_AFTER`."""
         row = {one.name: getattr(worker, one.name) for one in fields(WorkerRecord) if one.name not in _OF_SHIFTS}
         row["templates"] = {name: dict(types) for name, types in worker.templates.items()}
-        with self._writing() as connection:
+        with self._database.writing() as connection:
             row["seen_at"] = now(connection)
             if not insert_if_absent(connection, WorkerRow, row):
                 connection.execute(update(WorkerRow).where(WorkerRow.name == worker.name).values(row))
@@ -254,14 +254,14 @@ class Queue(Database):
     @patiently
     def workers(self) -> list[WorkerRecord]:
         """Return workers, most recently seen first."""
-        with self._reading() as connection:
+        with self._database.reading() as connection:
             time = now(connection)
             return [worker_record(row, time, SEEN_WITHIN_S) for row in connection.execute(WORKERS).mappings()]
 
     @patiently
     def beat(self, worker: str, *, left: bool = False) -> None:
         """Record a heartbeat or an orderly exit."""
-        with self._writing() as connection:
+        with self._database.writing() as connection:
             values: dict[str, Any] = {"seen_at": now(connection)}
             if left:
                 values["left_at"] = values["seen_at"]
@@ -273,7 +273,7 @@ class Queue(Database):
 
         A worker keeps its waiting submission: an earlier try was committed, or the end of its shift was lost.
         """
-        with self._writing() as connection:
+        with self._database.writing() as connection:
             _lock(connection)
             serving = connection.scalar(select(WorkerRow.serving).where(WorkerRow.name == worker))
             waiting = {one.name: one for one in _waiting(connection)}
@@ -290,7 +290,7 @@ class Queue(Database):
     @patiently
     def renew_shift(self, worker: str, eligible: Collection[str], used: float) -> bool:
         """Add slot seconds; return False if another submission comes first."""
-        with self._writing() as connection:
+        with self._database.writing() as connection:
             name = _add_served(connection, worker, used)
             first = _first(_waiting(connection), eligible)
             return name is not None and first is not None and first.name == name
@@ -303,7 +303,7 @@ class Queue(Database):
 
         If it stays waiting, ``reason`` says why this worker did not finish it.
         """
-        with self._writing() as connection:
+        with self._database.writing() as connection:
             name = _add_served(connection, worker, used)
             values = {"serving": None, "serving_since": None, "seen_at": now(connection)}
             connection.execute(update(WorkerRow).where(WorkerRow.name == worker).values(values))

@@ -1,4 +1,4 @@
-"""Placement of the training part, and its micro-batches in the order that the seed fixes."""
+"""Placement and micro-batches of the training part."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ Rows = npt.NDArray[np.int64]
 
 
 def place(data: Data, computation: Computation, memory_bytes: int | None = None) -> tuple[Data, Placement]:
-    """Return the data placed for training, and the training part's placement.
+    """Place the data for training; return the training part's placement, too.
 
-    Validation and test always go to the device. ``memory_bytes`` is the usable device memory; None for all.
+    Validation and test go to the device. ``memory_bytes`` is its usable memory; None for all.
     """
     device = computation.device
     to_device = computation.settings.data == "device" or (
@@ -56,7 +56,7 @@ def place(data: Data, computation: Computation, memory_bytes: int | None = None)
 
 
 def fits_on_device(train: Part, device: torch.device, memory_bytes: int | None = None) -> bool:
-    """Return whether the part takes at most `DATA_SHARE` of device memory; always on the CPU."""
+    """True on the CPU, or up to `DATA_SHARE` of device memory."""
     if device.type == "cpu":
         return True
     if memory_bytes is None:
@@ -65,7 +65,7 @@ def fits_on_device(train: Part, device: torch.device, memory_bytes: int | None =
 
 
 def placement_of(train: Part, computation: Computation) -> Placement:
-    """Return a training part's placement; on the CPU the ``data`` setting decides."""
+    """A training part's placement; on the CPU the ``data`` setting decides."""
     if isinstance(train, HostPart):
         return "host"
     if train.device.type != "cpu":
@@ -85,9 +85,9 @@ def micro_batches(
 ) -> Generator[Batch, None, None]:
     """Yield the (inputs, targets) of each micro-batch on the device, without end.
 
-    A separate CPU generator permutes each epoch, so the order depends on neither device nor dropout; the last
-    incomplete batch is dropped. ``after_steps`` skips optimizer steps; ``growth`` is the start if the batch grows.
-    Close the generator to end the loader processes.
+    A CPU generator permutes each epoch, so the order depends on neither device nor dropout; the last incomplete batch
+    is dropped. ``after_steps`` skips optimizer steps; ``growth`` is the start if the batch grows. Closing ends the
+    loader processes.
     """
     if growth is not None and growth.schedule is not None:
         return _growing_micro_batches(train, computation, seed, growth)
@@ -142,7 +142,7 @@ def rows_on_device(
     *,
     after_steps: int = 0,
 ) -> Generator[torch.Tensor, None, None]:
-    """Yield the rows (micro-batch size,) of each micro-batch on the device."""
+    """Yield rows (micro-batch size,)."""
     # A thread draws for a GPU, because a draw on the GPU would depend on its kind.
     epochs = _ready(_epochs(len(train), configuration.batch_size, seed, after_steps), computation)
     return _split(epochs, configuration.micro_batch_size)
@@ -151,7 +151,7 @@ def rows_on_device(
 def drawn_ahead(
     epochs: Iterator[torch.Tensor], prepare: Callable[[torch.Tensor], torch.Tensor]
 ) -> Generator[torch.Tensor, None, None]:
-    """Return the epochs in order, the next prepared by a thread; closing ends the thread."""
+    """Yield the epochs; a thread prepares the next until closed."""
     thread = ThreadPoolExecutor(1, thread_name_prefix="epoch-order")
 
     def draw() -> torch.Tensor:
@@ -218,7 +218,7 @@ def _gathered(train: Part, micro_batches: Generator[torch.Tensor, None, None]) -
 
 
 def start_method(train: Part, device: torch.device, shared_memory: Path = SHARED_MEMORY) -> StartMethod:
-    """Return how loader processes start: forkserver if plain tensors fit shared memory twice, else the default."""
+    """Forkserver if plain tensors fit shared memory twice, else the default."""
     # A fork copies the locks of CUDA's threads and may hang; user classes cannot be pickled.
     if device.type != "cuda" or type(train) is not Part or not (_is_plain(train.inputs) and _is_plain(train.targets)):
         return None
@@ -267,7 +267,7 @@ def _until_closed(batches: Iterator[Batch]) -> Generator[Batch, None, None]:
 
 
 def shared_memory_is_full(error: Exception, shared_memory: Path = SHARED_MEMORY) -> LaunchError:
-    """Return the error for loader processes that ran out of shared memory."""
+    """Error of loader processes without shared memory."""
     try:
         size = f"{shared_memory} has {shutil.disk_usage(shared_memory).total / 2**20:,.0f} MiB"
     except OSError:
@@ -319,7 +319,7 @@ _END = object()
 
 
 class CollatedSamples(Dataset[Batch]):
-    """Collates the samples of a micro-batch in any process."""
+    """Collates samples in any process."""
 
     def __init__(self, part: DatasetPart, seed: int) -> None:
         self._part = part
@@ -334,10 +334,9 @@ class CollatedSamples(Dataset[Batch]):
 def streamed(
     stream: BatchStream, micro_batch_size: int, device: torch.device, seed: int, *, skip: int
 ) -> Generator[Batch, None, None]:
-    """Return the workload's micro-batches on the device; the first ``skip`` are made and dropped now.
+    """Yield the workload's micro-batches on the device; drop the first ``skip`` now.
 
-    Raises:
-        WorkloadError: A batch has another size, or an epoch has no whole batch.
+    Raises `WorkloadError` for a batch of another size, or none in an epoch.
     """
     batches = _endless(stream, micro_batch_size, device, seed)
     for _ in range(skip):
@@ -396,13 +395,13 @@ def _samples_in(batch: Batch) -> int:
 
 
 def seed_of(seed: int, position: int) -> int:
-    """Return the 32-bit seed of a position in a trial's data."""
+    """32-bit seed of a position in the data."""
     return int(np.random.SeedSequence([seed % 2**63, position]).generate_state(1)[0])
 
 
 @contextmanager
 def seeded(seed: int, position: int) -> Iterator[None]:
-    """Seed the host's global generators for a position in the data, then restore their states."""
+    """Seed the host's global generators within the block."""
     python_state, numpy_state, torch_state = random.getstate(), np.random.get_state(), torch.get_rng_state()
     drawn = seed_of(seed, position)
     random.seed(drawn)
@@ -417,10 +416,10 @@ def seeded(seed: int, position: int) -> Iterator[None]:
 
 
 class Growth:
-    """Position of a trial in its batch schedule.
+    """A trial's position in its batch schedule.
 
-    The next step is in stage ``place``, at sample ``offset`` of ``epoch``, which ends if fewer samples than a batch are
-    left. ``train_samples`` is None if the workload makes its batches.
+    The next step is in stage ``place``, at sample ``offset`` of ``epoch``, which ends before an incomplete batch.
+    ``train_samples`` is None if the workload makes its batches.
     """
 
     def __init__(self, configuration: Configuration, train_samples: int | None) -> None:
@@ -433,32 +432,32 @@ class Growth:
 
     @property
     def stage(self) -> Stage:
-        """Return the stage of the next step."""
+        """Stage of the next step."""
         return self.stages[self.place]
 
     @property
     def next_size(self) -> int | None:
-        """Return the batch size of the next stage; None in the last."""
+        """The next stage's batch size, if any."""
         following = self.stages[self.place + 1 : self.place + 2]
         return following[0].batch_size if following else None
 
     @property
     def position(self) -> int:
-        """Return the position in the learning rate schedule: samples seen, in steps of the first batch size."""
+        """Samples seen, in steps of the first batch size."""
         return self.samples // self.stages[0].batch_size
 
     @property
     def rate_factor(self) -> float:
-        """Return the factor on the learning rate at the next batch size."""
+        """Factor on the next learning rate."""
         return 1.0 if self.schedule is None else self.schedule.rate_factor(self.stage.batch_size)
 
     @property
     def is_measured(self) -> bool:
-        """Return whether measurements decide when the batch grows."""
+        """True if measurements decide the growth."""
         return self.schedule is not None and self.schedule.is_measured
 
     def stepped(self) -> None:
-        """Count a step; begin the next stage if due."""
+        """Count a step; it may begin a stage."""
         stage = self.stage
         self.samples += stage.batch_size
         self.offset += stage.batch_size
@@ -469,12 +468,12 @@ class Growth:
         self._end_epoch()
 
     def grow(self) -> None:
-        """Begin the next stage of a measured schedule."""
+        """Begin a measured schedule's next stage."""
         self.place += 1
         self._end_epoch()
 
     def state(self) -> dict[str, Any]:
-        """Return the position."""
+        """The position."""
         return {
             "samples": self.samples,
             "micro_batches": self.micro_batches,
@@ -508,10 +507,7 @@ class Growth:
 def growing_rows(
     epochs: Iterator[torch.Tensor], growth: Growth, *, ahead: bool = False
 ) -> Generator[torch.Tensor, None, None]:
-    """Yield the rows (micro-batch size,) of each micro-batch from the trial's position on.
-
-    With ``ahead`` the generator advances ``growth``.
-    """
+    """Yield each micro-batch's rows (micro-batch size,), from the trial's position on; ``ahead`` advances it."""
     try:
         for epoch, order in zip(itertools.count(growth.epoch), epochs):
             while growth.epoch == epoch:

@@ -1,7 +1,7 @@
-"""The clock of a trial: four ledgers, and the wall time that they must add up to.
+"""The clock of a trial: four ledgers that add up to the wall time.
 
-Only ``train`` counts toward time-to-target. On CUDA one synchronisation ends each segment; the host may be
-`RUN_AHEAD` micro-batches ahead, which delays stops and limits.
+Only ``train`` counts toward time-to-target. On CUDA one synchronisation ends each segment; the host may be `RUN_AHEAD`
+micro-batches ahead, which delays stops and limits.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ LOOKS = 10  # tries to read the time without a CPU wait between it and the accou
 
 
 class SegmentMeter(Protocol):
-    """Reads counters at both ends of each train segment, outside the timed part."""
+    """Reads counters around train segments, untimed."""
 
     def begin(self) -> None:
         """Read before the segment."""
@@ -74,7 +74,7 @@ class Clock:
         self._knows_delays = self._delay_now() is not None
 
     def state(self) -> dict[str, Any]:
-        """Return the booked seconds and wall time."""
+        """Seconds to save."""
         return {
             "seconds": dict(self._seconds),
             "cpu_seconds": self._cpu_seconds,
@@ -94,7 +94,7 @@ class Clock:
 
     @contextmanager
     def ledger(self, name: Ledger) -> Iterator[None]:
-        """Book the block's seconds, even if it raises. Ledgers do not nest."""
+        """Book the block's seconds, even if it raises. Do not nest."""
         if name == "train":
             with self._train():
                 yield
@@ -107,55 +107,54 @@ class Clock:
             self._seconds[name] += self._now() - entered
 
     def seconds(self, name: Ledger) -> float:
-        """Return the booked seconds, without an open block."""
+        """Booked seconds, without an open block."""
         return self._seconds[name]
 
     @property
     def wall_seconds(self) -> float:
-        """Return the seconds since the start."""
+        """Seconds since the start."""
         return self._now() - self._started
 
     def warnings(self, wall: float) -> list[str]:
-        """Return a warning if much of ``wall`` is in no ledger."""
+        """A warning if much of ``wall`` is in no ledger."""
         gap = wall - sum(self._seconds.values())
         if gap <= max(LEDGER_GAP_SHARE * wall, LEDGER_GAP_SECONDS):
             return []
         return [f"{gap:.3g} s of the trial's {wall:.3g} s are in no ledger ({gap / wall:.1%})"]
 
     def pace(self, micro_batches: int = 1) -> None:
-        """Limit how far the host is ahead; call after every step."""
+        """Limit the host's lead; call after every step."""
 
     def waiting(self) -> AbstractContextManager[None]:
-        """Return a context for waits for the device in a train segment."""
+        """Context for waits for the device."""
         return nullcontext()
 
     @property
     def host_bound_share(self) -> float | None:
-        """Return `CudaClock.host_bound_share`; None on the CPU."""
+        """See `CudaClock`; None on the CPU."""
         return None
 
     @property
     def train_seconds_so_far(self) -> float:
-        """Return the train seconds, open block included, by the host's clock."""
+        """Train seconds by the host, with the open block."""
         open_seconds = 0.0 if self._train_entered is None else self._now() - self._train_entered
         return self._seconds["train"] + open_seconds
 
     @property
     def cpu_share(self) -> float | None:
-        """Return the share of train seconds that this thread had a CPU, or None."""
+        """Share of train seconds on a CPU."""
         return self._cpu_seconds / self._host_train_seconds if self._host_train_seconds > 0 else None
 
     def undelayed_train_seconds(self, threads: int) -> float | None:
-        """Return the train seconds without waits for a CPU; None if several threads or a GPU did the work.
+        """Train seconds without waits for a CPU; None with several threads or a GPU.
 
-        Waits for data count. If the kernel keeps no account of waits, these are the CPU seconds.
+        Without the kernel's account of waits, these are the CPU seconds.
         """
         return self._undelayed_seconds if threads == 1 and self.cpu_share is not None else None
 
     def counted_train_seconds(self, threads: int) -> float:
-        """Return the train seconds by which trials compete, so that a busy neighbour does not prune a trial.
-
-        Waits for a CPU are subtracted if known.
+        """Train seconds by which trials compete: without known waits for a CPU, so that a busy neighbour prunes no
+        trial.
         """
         if not self._knows_delays or threads != 1:
             return self.train_seconds_so_far
@@ -168,7 +167,7 @@ class Clock:
         return max(0.0, seconds - delayed)
 
     def is_contended(self, threads: int) -> bool:
-        """Return whether other programs took the CPU; False with several threads, which wait for each other."""
+        """True if other programs took the CPU; False with several threads, which wait for each other."""
         share = self.cpu_share
         if share is not None and self._knows_delays:
             share = self._undelayed_seconds / self._host_train_seconds
@@ -220,15 +219,13 @@ class Clock:
 
 @dataclass(slots=True)
 class _Segment:
-    """The host's steps and waits in one train segment."""
-
     steps: int = 0
     first_step_seconds: float = 0.0
     waited_seconds: float = 0.0
     last_wait_seconds: float = 0.0
 
     def working_seconds(self, seconds: float) -> float:
-        """Return the seconds without waits; see `CudaClock.host_bound_share`."""
+        """Seconds without waits; see `CudaClock.host_bound_share`."""
         working = seconds - self.waited_seconds
         if self.steps and self.last_wait_seconds > seconds / self.steps:
             working = min(working, self.steps * self.first_step_seconds)
@@ -236,7 +233,7 @@ class _Segment:
 
 
 class CudaClock(Clock):
-    """Times train segments by CUDA events, the rest by the host after a synchronisation."""
+    """Times train segments by CUDA events, the rest by the host."""
 
     def __init__(self, device: torch.device, now: Callable[[], float] = time.perf_counter) -> None:
         self._device = device
@@ -252,7 +249,7 @@ class CudaClock(Clock):
         self._working_seconds = self._watched_seconds = 0.0
 
     def state(self) -> dict[str, Any]:
-        """Return the booked seconds, also those behind `host_bound_share`."""
+        """Seconds to save."""
         own = {"working_seconds": self._working_seconds, "watched_seconds": self._watched_seconds}
         return {**super().state(), **own}
 
@@ -263,7 +260,7 @@ class CudaClock(Clock):
         self._watched_seconds += state["watched_seconds"]
 
     def pace(self, micro_batches: int = 1) -> None:
-        """Wait for the device if the host is `RUN_AHEAD` micro-batches ahead."""
+        """Wait if `RUN_AHEAD` micro-batches ahead."""
         if self._segment is not None:
             self._segment.steps += 1
             if self._segment.steps == 1:
@@ -279,7 +276,7 @@ class CudaClock(Clock):
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Count the block as a wait for the device."""
+        """Count the block as a wait."""
         entered = self._now()
         try:
             yield
@@ -290,11 +287,10 @@ class CudaClock(Clock):
 
     @property
     def host_bound_share(self) -> float | None:
-        """Return 1 − (seconds the host waited for the device) ÷ train seconds, or None.
+        """1 − (seconds the host waited for the device) ÷ train seconds, or None.
 
-        Near 1 if the device waits for launches or data. A faster host saves at most this share, because the device
-        works while the host waits. Only waits in `pace`, in `waiting` and at the end of a segment are seen; other waits
-        (reading a loss, fp16's loss scaling) count as work.
+        A faster host saves at most this share, because the device works while the host waits. Waits outside `pace`,
+        `waiting` and a segment's end (reading a loss, fp16's loss scaling) count as work.
         """
         # The last step's kernels also run while the host waits, so segments of a few steps understate the share, by at
         # most one step of the device each. The driver blocks unseen after about a thousand queued launches (as users
@@ -319,7 +315,7 @@ class CudaClock(Clock):
 
     @property
     def cpu_share(self) -> float | None:
-        """Return None: the host mostly waits for the device."""
+        """None: the host mostly waits for the device."""
         return None
 
     def _mark(self) -> torch.cuda.Event:
@@ -337,14 +333,14 @@ class CudaClock(Clock):
 
 
 class RunDelay(threading.local):
-    """The kernel's account of this thread's waits for a CPU; its file stays open for fast reads."""
+    """The kernel's account of this thread's waits for a CPU."""
 
     def __init__(self) -> None:
         self._process: int | None = None
         self._file: int | None = None
 
     def seconds(self, schedstat: Path = Path("/proc/thread-self/schedstat")) -> float | None:
-        """Return the seconds of waiting for a CPU, proc_pid_schedstat(5)'s second number, or None."""
+        """Seconds waited: proc_pid_schedstat(5)'s second number."""
         if self._process != os.getpid():  # after a fork the open file is the parent's
             self._process, self._file = os.getpid(), None
             with suppress(OSError):
@@ -362,5 +358,5 @@ RUN_DELAY = RunDelay()
 
 
 def clock_for(device: torch.device) -> Clock:
-    """Return the clock for a device."""
+    """A device's clock."""
     return CudaClock(device) if device.type == "cuda" else Clock()

@@ -1,4 +1,4 @@
-"""Computing steps on a device: precision, compilation, activation checkpointing and ghost batch norms."""
+"""Precision, compilation, activation checkpointing and ghost batch norms."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from bssearch.errors import LaunchError, WorkloadError
 from bssearch.records import WITH_CUDA_GRAPHS, ParameterValue
-from bssearch.spec.space.training import TrainingSpec
+from bssearch.spec.parts import TrainingSpec
 from bssearch.training.contention import CorePace
 from bssearch.workloads.base import Workload
 from bssearch.workloads.data import mapped
@@ -24,13 +24,11 @@ NO_PARAMETERS: Mapping[str, ParameterValue] = MappingProxyType({})
 
 
 class Computation:
-    """The training settings of a study, resolved for one device; a worker keeps it for all its trials.
+    """A study's training settings on one device.
 
     Construction sets process-wide switches (tf32, cuDNN benchmarking, deterministic algorithms). `fallback` ends
-    ``compiles`` and sets ``given_up``; ``warnings`` apply to every later trial.
-
-    Raises:
-        LaunchError: The device lacks the precision.
+    ``compiles`` and sets ``given_up``; ``warnings`` apply to later trials. Raises `LaunchError` if the device lacks the
+    precision.
     """
 
     def __init__(self, device: torch.device, settings: TrainingSpec | None = None) -> None:
@@ -56,9 +54,9 @@ class Computation:
     def build_model(
         self, workload: Workload, dropout: float, own: Mapping[str, ParameterValue] = NO_PARAMETERS
     ) -> nn.Module:
-        """Return a freshly initialised model in training mode on the device; the caller sets the seed.
+        """A fresh model in training mode on the device; the caller seeds.
 
-        With CUDA graphs the previous model becomes unusable. The model stays uncompiled if ``torch.compile`` raises.
+        With CUDA graphs the previous model becomes unusable. A failing ``torch.compile`` is given up.
         """
         settings = self.settings
         build: Any = workload.build_model
@@ -83,29 +81,29 @@ class Computation:
         return model
 
     def training(self) -> AbstractContextManager[object]:
-        """Return the context for forward pass and loss of a training micro-batch."""
+        """Context of a micro-batch's forward pass and loss."""
         if self.replays_graphs:
             self._begin_micro_batch()
         return autocast(self.precision, self.device)
 
     @property
     def compile_mode(self) -> str:
-        """Return the ``torch.compile`` mode in use, or ``none``."""
+        """The ``torch.compile`` mode in use, or ``none``."""
         return self.settings.compile if self.compiles else "none"
 
     def whole_step(self) -> AbstractContextManager[object]:
-        """Return the context for a workload's own training step, in which weights change."""
+        """Context of a workload's own step, in which weights change."""
         return autocast(self.precision, self.device, keep_casts=False)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Evaluate in the training's precision, uncompiled, because evaluation has other shapes."""
+        """Context of evaluations; uncompiled, as their shapes differ."""
         with self.uncompiled(), autocast(self.precision, self.device):
             yield
 
     @contextmanager
     def exact(self) -> Iterator[None]:
-        """Compute in fp32, uncompiled and without benchmarking kernels."""
+        """Context: fp32, uncompiled, no benchmarked kernels."""
         tries_kernels = torch.backends.cudnn.benchmark
         allow_tf32(False)
         torch.backends.cudnn.benchmark = False
@@ -117,12 +115,12 @@ class Computation:
             allow_tf32(self.precision == "tf32")
 
     def uncompiled(self) -> AbstractContextManager[object]:
-        """Return a context in which compiled models run uncompiled."""
+        """Context: compiled models run uncompiled."""
         return torch.compiler.set_stance("force_eager") if self.compiles else nullcontext()
 
     @contextmanager
     def without_compiling(self) -> Iterator[None]:
-        """Build models uncompiled in the block."""
+        """Context: models are built uncompiled."""
         compiles, self.compiles = self.compiles, False
         try:
             yield
@@ -130,11 +128,11 @@ class Computation:
             self.compiles = compiles
 
     def inputs(self, inputs: Any) -> Any:
-        """Return inputs in the model's memory format."""
+        """Inputs in the model's memory format."""
         return mapped(_channels_last, inputs) if self.settings.channels_last else inputs
 
     def new_scaler(self) -> torch.amp.GradScaler | None:
-        """Return a loss scaler for fp16, else None."""
+        """Loss scaler for fp16, else None."""
         return torch.amp.GradScaler(self.device.type) if self.precision == "fp16" else None
 
     def warn(self, sentence: str) -> None:
@@ -143,7 +141,7 @@ class Computation:
             self.warnings.append(sentence)
 
     def fallback(self, error: Exception) -> None:
-        """Give up compiling; models built before become unusable."""
+        """Give up compiling; earlier models become unusable."""
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         self.given_up = f"compile = {self.settings.compile!r} failed and was given up, steps run uncompiled: {reason}"
         self.warn(self.given_up)
@@ -154,7 +152,7 @@ class Computation:
 
     @property
     def replays_graphs(self) -> bool:
-        """Return whether models run as CUDA graphs."""
+        """True if models run as CUDA graphs."""
         return self.compiles and self.settings.compile in WITH_CUDA_GRAPHS and self.device.type == "cuda"
 
     def _begin_micro_batch(self) -> None:
@@ -180,7 +178,7 @@ GRAPHS_PER_FUNCTION = 4096
 
 
 def compile_in_place(model: nn.Module, mode: str) -> None:
-    """Compile a model's forward pass, one graph per input shape; the object and its names stay."""
+    """Compile a forward pass, one graph per input shape; object and names stay."""
     import torch._dynamo.config as dynamo
 
     dynamo.recompile_limit = GRAPHS_PER_FUNCTION
@@ -195,9 +193,9 @@ def compile_in_place(model: nn.Module, mode: str) -> None:
 
 
 def share_storage(model: nn.Module, places: dict[str, torch.Tensor]) -> None:
-    """Move a model's tensors into the previous model's memory, whose addresses CUDA graphs recorded.
+    """Move a model into the previous one's memory, whose addresses CUDA graphs recorded.
 
-    The first model fills ``places``; the previous model loses its values.
+    The previous model loses its values.
     """
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         place = places.setdefault(name, tensor.detach())
@@ -212,7 +210,7 @@ class TracedDropout(nn.Dropout):
     keep: torch.Tensor
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        """Zero elements with probability p and scale the rest by 1 / (1 − p)."""
+        """Zero with probability p; scale the rest by 1 / (1 − p)."""
         if not self.training:
             return input
         kept = torch.rand_like(input, dtype=torch.float32) < self.keep
@@ -236,7 +234,7 @@ _AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def available_precisions(device: torch.device) -> tuple[str, ...]:
-    """Return the precisions of a device; bf16 on a CPU may be emulated."""
+    """Precisions of a device; bf16 on a CPU may be emulated."""
     if device.type != "cuda":
         return "fp32", "bf16"
     if torch.cuda.get_device_capability(device) < AMPERE:
@@ -245,10 +243,8 @@ def available_precisions(device: torch.device) -> tuple[str, ...]:
 
 
 def resolve_precision(wanted: str, device: torch.device) -> str:
-    """Return the precision to compute in; ``auto`` is bf16 on capable CUDA devices, else fp32.
-
-    Raises:
-        LaunchError: The device lacks the precision.
+    """Precision to compute in; ``auto`` is bf16 on capable CUDA devices, else fp32. Raises `LaunchError` if not
+    available.
     """
     available = available_precisions(device)
     if wanted == "auto":
@@ -263,13 +259,13 @@ def resolve_precision(wanted: str, device: torch.device) -> str:
 
 
 def autocast(precision: str, device: torch.device, *, keep_casts: bool = True) -> AbstractContextManager[object]:
-    """Return the context of a forward pass and loss; with ``keep_casts``, weights must not change inside."""
+    """Context of forward pass and loss; ``keep_casts`` needs constant weights."""
     dtype = _AUTOCAST.get(precision)
     return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype, cache_enabled=keep_casts)
 
 
 def allow_tf32(allowed: bool) -> None:
-    """Allow or forbid tf32 on CUDA in this process."""
+    """Allow or forbid tf32 on CUDA."""
     # PyTorch's older switches: its compiler refuses a mixture with the new ones
     torch.backends.cuda.matmul.allow_tf32 = allowed
     torch.backends.cudnn.allow_tf32 = allowed
@@ -285,10 +281,7 @@ def _describe(device: torch.device) -> str:
 def checkpoint_activations(workload: Workload, model: nn.Module) -> None:
     """Recompute the activations of ``workload.checkpointed_modules(model)`` in the backward pass.
 
-    Random numbers repeat; running statistics do not count twice.
-
-    Raises:
-        WorkloadError: The workload names no such modules.
+    Random numbers repeat; running statistics do not count twice. Raises `WorkloadError` without such modules.
     """
     checkpointed_modules = getattr(workload, "checkpointed_modules", None)
     if checkpointed_modules is None:
@@ -303,7 +296,7 @@ def checkpoint_activations(workload: Workload, model: nn.Module) -> None:
 
 
 def checkpoint_modules(modules: Iterable[Any]) -> None:
-    """Recompute the activations of these modules in the backward pass."""
+    """Recompute these modules' activations."""
     for module in modules:
         module.__class__ = _checkpointed_class(module.__class__)
 
@@ -341,7 +334,7 @@ Running = tuple[torch.Tensor | None, torch.Tensor | None]
 
 
 def convert_batch_norms(model: nn.Module, ghost_batch_size: int) -> int:
-    """Turn batch norms into ghost batch norms in place; return their number. Parameter and buffer names stay."""
+    """Turn batch norms into ghost batch norms, names unchanged; count them."""
     norms: list[Any] = [module for module in model.modules() if isinstance(module, BATCH_NORMS)]
     for norm in norms:
         norm.__class__ = _ghost_class(norm.__class__)
@@ -400,5 +393,4 @@ class GhostNorm:
 
 @functools.cache
 def _ghost_class(kind: Any) -> Any:
-    """One class per kind, because compiled graphs are cached by class."""
     return type(f"Ghost{kind.__name__}", (GhostNorm, kind), {})

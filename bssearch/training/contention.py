@@ -1,7 +1,7 @@
-"""Whether other work used the machine during a trial or a timed step.
+"""Whether other work used the machine.
 
-GPU: NVML's processes at each look, or else growth of used memory. CPU: busy seconds in ``/proc/stat``, minus ours, our
-parent's and its boards'; load that this account misses shows in the pace of the core.
+GPU: NVML's processes, else growth of used memory. CPU: busy seconds in ``/proc/stat``, minus ours, our parent's and its
+boards'; other load shows in the core's pace.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _BUSY_FIELDS = (0, 1, 2, 5, 6, 7)  # user, nice, system, irq, softirq, steal: pr
 
 @dataclass(frozen=True, slots=True)
 class Contention:
-    """Whether other work shared the machine, and its ``reason``; ``unknown`` names a check that was impossible."""
+    """Whether and why other work shared the machine; ``unknown``: an impossible check."""
 
     contended: bool
     reason: str | None = None
@@ -45,13 +45,13 @@ class Contention:
 
     @property
     def warnings(self) -> list[str]:
-        """Return the trial's warnings."""
+        """The trial's warnings."""
         return [f"contended: {self.reason}"] if self.reason is not None else [*filter(None, [self.unknown])]
 
 
 @dataclass(frozen=True, slots=True)
 class CpuUse:
-    """Seconds since a fixed moment: ``wall``, and CPU seconds of all programs, ours and our parent."""
+    """Seconds: ``wall``, and CPU of all programs, ours and our parent."""
 
     wall: float
     busy: float
@@ -60,7 +60,7 @@ class CpuUse:
     cpus: int
 
     def less(self, other: CpuUse) -> CpuUse:
-        """Return the difference to an earlier use."""
+        """Difference to an earlier use."""
         return CpuUse(
             wall=self.wall - other.wall,
             busy=self.busy - other.busy,
@@ -71,7 +71,7 @@ class CpuUse:
 
 
 class ContentionMeter:
-    """Compares the use of the machine at two moments; ``threads`` is the number of CPUs that the work can use."""
+    """Compares the machine's use at two moments; ours is up to ``threads``."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class ContentionMeter:
         self._gpu = DeviceWatch(device) if device.type == "cuda" else None
 
     def count_siblings(self) -> None:
-        """Count all children of our parent as ours (ranks of one trial); call before `start`."""
+        """Count our parent's children (a trial's ranks) as ours; call before `start`."""
         self._read_cpu = cpu_use_of_siblings
 
     def start(self) -> None:
@@ -102,7 +102,7 @@ class ContentionMeter:
             self._gpu.start()
 
     def state(self) -> dict[str, Any]:
-        """Return the observations since the start."""
+        """Observations to save."""
         after = self._read_cpu()
         used = None if self._before is None or after is None else asdict(after.less(self._before))
         slow, looks = self._slow_looks()
@@ -110,7 +110,7 @@ class ContentionMeter:
         return {"used": used, "slow": slow, "looks": looks, "on_gpu": on_gpu}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Add the observations of an earlier part."""
+        """Add observations of an earlier part."""
         if self._before is not None and state["used"] is not None:
             self._before = self._before.less(CpuUse(**state["used"]))
         self._slow_before, self._looks_before = state["slow"], state["looks"]
@@ -118,14 +118,14 @@ class ContentionMeter:
             self._gpu.add(state["on_gpu"])
 
     def look(self) -> None:
-        """Look at the GPU or the core while it is busy."""
+        """Look at the busy GPU or core."""
         if self._gpu is not None:
             self._gpu.look()
         if self._core is not None:
             self._looks.append(self._core.look())
 
     def stop(self) -> Contention:
-        """Return the verdict since the start."""
+        """Judge the time since the start."""
         after = self._read_cpu()
         reasons = [] if self._gpu is None else self._gpu.reasons()
         if self._before is not None and after is not None:
@@ -143,7 +143,7 @@ class ContentionMeter:
 
 
 class DeviceWatch:
-    """Watches a GPU for other processes and foreign memory; ``is_unknown`` if processes could not be listed."""
+    """Watches a GPU's processes and memory; ``is_unknown`` without a list."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -167,7 +167,7 @@ class DeviceWatch:
         self._reasons = dict.fromkeys(reasons) | self._reasons
 
     def look(self) -> None:
-        """Record processes, throttling and memory growth since the last look."""
+        """Record processes, throttling and memory growth."""
         others, since = known_other_processes(self._device), self._since
         self._since = time.time()
         self.is_unknown |= others is None
@@ -187,7 +187,7 @@ class DeviceWatch:
 
 
 def memory_of_others(device: torch.device) -> int | None:
-    """Return the GPU bytes outside our allocator, driver and contexts included; None if unknown."""
+    """GPU bytes outside our allocator, with driver and contexts."""
     try:
         free, total = torch.cuda.mem_get_info(device)
     except (RuntimeError, AssertionError):  # a device that failed, or a PyTorch without CUDA
@@ -196,10 +196,10 @@ def memory_of_others(device: torch.device) -> int | None:
 
 
 def cpu_crowd(before: CpuUse, after: CpuUse, threads: int) -> str | None:
-    """Return a description of the CPU use of others if it can slow our work, else None.
+    """Describe the CPU use of others if it can slow our work.
 
     It can if others used over `LEAST_OTHERS` CPUs and all programs over `FULL_SHARE` of them. One tick per CPU is
-    subtracted from the others, so that rounding does not judge trials of milliseconds.
+    subtracted: rounding must not judge trials of milliseconds.
     """
     seconds = after.wall - before.wall
     if seconds <= 0:
@@ -213,10 +213,7 @@ def cpu_crowd(before: CpuUse, after: CpuUse, threads: int) -> str | None:
 
 
 def cpu_use(stat: Path = Path("/proc/stat"), parents: Iterable[int] | None = None) -> CpuUse | None:
-    """Return the use of the CPUs; None if the kernel keeps no account.
-
-    ``parents`` started this process for the same run.
-    """
+    """CPU use, if known; ``parents`` started this process."""
     try:
         lines = stat.read_text().splitlines()
     except OSError:
@@ -232,7 +229,7 @@ def cpu_use(stat: Path = Path("/proc/stat"), parents: Iterable[int] | None = Non
 
 
 def cpu_use_of_siblings() -> CpuUse | None:
-    """Return the use of the CPUs with all our parent's children as ours."""
+    """CPU use, our parent's children included."""
     use = cpu_use()
     return None if use is None else replace(use, ours=descendants_seconds(os.getppid()))
 
@@ -280,9 +277,9 @@ LOOK_SECONDS = 0.02  # between timings of the kernel, which then cost a few perc
 
 
 class CorePace:
-    """Compares the core's pace with the fastest of the last `REMEMBERED` looks; one per process.
+    """Compares the core's pace with the fastest of `REMEMBERED` looks; one per process.
 
-    A look takes about 0.25 ms on a core that has not idled. Slow looks are recognised only after one at full pace.
+    Slow looks are recognised only after one at full pace.
     """
 
     def __init__(self, spin: Callable[[], float] | None = None) -> None:
@@ -290,25 +287,25 @@ class CorePace:
         self._looks: deque[float] = deque(maxlen=REMEMBERED)
 
     def look(self) -> float:
-        """Return the seconds of the fixed work; the fastest of a few, because the first meets cold caches."""
+        """Seconds of fixed work, the fastest of a few: the first meets cold caches."""
         seconds = min(self._spin() for _ in range(SPINS))
         self._looks.append(seconds)
         return seconds
 
     @property
     def slow_above(self) -> float:
-        """Seconds above which a look counts as slow."""
+        """Seconds above which a look is slow."""
         return SLOW * min(self._looks)
 
     def is_slow(self, seconds: float) -> bool:
-        """Return whether a look was slow."""
+        """True if a look was slow."""
         return seconds > self.slow_above
 
 
 class ReferenceKernel:
-    """Times fixed matrix products, in CPU seconds, as a yardstick for steps on a shared core.
+    """Times fixed matrix products, in CPU seconds, as a yardstick on a shared core.
 
-    Looks within ``period`` seconds of the last one are skipped.
+    Looks within ``period`` seconds are skipped.
     """
 
     def __init__(self, period: float = LOOK_SECONDS) -> None:
@@ -319,12 +316,12 @@ class ReferenceKernel:
 
     @classmethod
     def where_it_tells(cls, device: torch.device, threads: int) -> ReferenceKernel | None:
-        """Return a kernel if one CPU thread computes the steps, else None."""
+        """A kernel if one CPU thread computes the steps."""
         return cls() if device.type == "cpu" and threads == 1 else None
 
     @property
     def seconds(self) -> float | None:
-        """Return the median look, or None."""
+        """The median look."""
         return statistics.median(self._looks) if self._looks else None
 
     def look(self) -> None:
@@ -339,7 +336,7 @@ class ReferenceKernel:
         self._looks.append(time.thread_time() - started)
 
     def state(self) -> dict[str, Any]:
-        """Return the looks."""
+        """The looks."""
         return {"looks": list(self._looks)}
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -352,7 +349,7 @@ class ReferenceKernel:
 
 
 def are_too_many(slow: int, looks: int) -> bool:
-    """Return whether enough looks were slow for contention."""
+    """True if slow looks mean contention."""
     return slow >= SLOW_LOOKS and slow >= SLOW_SHARE * looks
 
 

@@ -1,4 +1,7 @@
-"""A trial's progress toward its target, and the evaluations that end it."""
+"""A trial's evaluations: cadence, progress toward the target, and endings.
+
+The cadence in steps is fixed per batch size: a seed repeats its steps.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,41 @@ from bssearch.records import (
     Configuration,
     MetricInfo,
     Observation,
+    ProbeRecord,
+    StepTime,
     Target,
     TrialOutcome,
     TrialRequest,
     TrialState,
 )
 from bssearch.records.curves import Crossing, crossing, with_crossing
+
+# at most, in the full limit of train seconds: a crossing is then known to 0.1% of the limit
+EVALUATIONS_PER_LIMIT = 1000
+
+EVALUATION_SHARE = 0.2  # largest share of a trial's train and evaluation seconds
+
+FEWEST_EVALUATIONS = 20  # at least, in the full limit: a crossing is then known to 5% of the limit
+
+
+def eval_every_steps(step_seconds: float, evaluation_seconds: float, full_limit: float) -> int:
+    """The evaluation cadence in optimizer steps.
+
+    Evaluation may take at most `EVALUATION_SHARE`: e / (n·t + e) ≤ share gives n ≥ e·(1/share − 1) / t. The bounds
+    `EVALUATIONS_PER_LIMIT` and `FEWEST_EVALUATIONS` take precedence.
+    """
+    by_number = full_limit / (EVALUATIONS_PER_LIMIT * step_seconds)
+    by_share = evaluation_seconds * (1 / EVALUATION_SHARE - 1) / step_seconds
+    return max(1, math.ceil(min(max(by_number, by_share), full_limit / (FEWEST_EVALUATIONS * step_seconds))))
+
+
+def probe_record(measured: StepTime, full_limit: float) -> ProbeRecord:
+    """Add the cadence to a step-time measurement."""
+    cadence = None
+    if measured.step_seconds is not None and measured.evaluation_seconds is not None:
+        cadence = eval_every_steps(measured.step_seconds, measured.evaluation_seconds, full_limit)
+    return ProbeRecord(**asdict(measured), eval_every_steps=cadence)
+
 
 CHANCE_MARGIN = 0.05  # a metric within this share of the way from chance to the target is no better than chance
 
@@ -27,7 +59,7 @@ WINDOW_SHARE = 0.9  # a metric is near the target after this share of the way fr
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a trial ended; ``asked`` if the caller stopped it."""
+    """A trial's end; ``asked``: by the caller."""
 
     state: TrialState
     reason: str
@@ -38,7 +70,7 @@ class Ending:
 class Progress:
     """Last observation, best metric, memory peaks (bytes), and warnings from before a pause.
 
-    ``crossing`` and ``reached`` describe where a trial that trains on met its target.
+    ``crossing`` and ``reached``: where a trial that trains on met its target.
     """
 
     last: Observation | None = None
@@ -50,20 +82,20 @@ class Progress:
 
     @property
     def peak(self) -> int | None:
-        """Return the largest memory peak, or None."""
+        """The largest memory peak."""
         return max(self.peaks, default=None)
 
     def note_peak(self, peak: int | None) -> None:
-        """Keep a peak of the trial before other work is measured."""
+        """Keep a peak before other work is measured."""
         if peak is not None:
             self.peaks.append(peak)
 
     def state(self) -> dict[str, Any]:
-        """Return all fields as JSON values."""
+        """All fields as JSON values."""
         return asdict(self)
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore a saved state."""
+        """Restore the state."""
         last, crossing = state["last"], state["crossing"]
         self.last = None if last is None else Observation(**last)
         self.best, self.peaks, self.warnings = state["best"], state["peaks"], state["warnings"]
@@ -72,14 +104,14 @@ class Progress:
 
 
 class Approach:
-    """Follows a metric from its ``first`` value toward the target."""
+    """Follows a metric from ``first`` toward the target."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
         self.first: float | None = None
 
     def is_near(self, metric: float) -> bool:
-        """Take the next metric; return whether it is near the target, or past it."""
+        """True near or past the target."""
         if self.first is None:
             self.first = metric
         way = max(0.0, self._target.shortfall(self.first))
@@ -87,13 +119,13 @@ class Approach:
 
 
 def not_finite(what: str, value: float) -> str:
-    """Return a sentence about a metric or loss that is not finite, or too large."""
+    """Describe a metric or loss that is not finite or too large."""
     is_beyond = LARGEST_METRIC < abs(value) < math.inf
     return f"{what} = {value:g} is beyond {LARGEST_METRIC:g}" if is_beyond else f"{what} is not finite"
 
 
 def paused(ending: Ending, checkpoint: str | None, save: Callable[[str], str | None]) -> Ending:
-    """Return the ending of a trial to pause: pruned if it cannot be saved. ``save`` returns why not, or None."""
+    """A trial's ending: a pause is saved, or becomes pruned. ``save`` returns a problem or None."""
     if ending.state is not TrialState.PAUSED:
         return ending
     if checkpoint is None:
@@ -108,12 +140,12 @@ def paused(ending: Ending, checkpoint: str | None, save: Callable[[str], str | N
 
 
 def first_line(error: BaseException) -> str:
-    """Return an error's type and first line."""
+    """An error's type and first line."""
     return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}".rstrip(": ")
 
 
 def where(configuration: Configuration, step: int) -> str:
-    """Return the configuration and step, in words."""
+    """Configuration and step, in words."""
     size, rate = configuration.batch_size, configuration.learning_rate
     return f"batch size {size}, learning rate {rate:.4g}, step {step}"
 
@@ -127,7 +159,7 @@ class Course:
         self.progress = Progress()
 
     def observe(self, observation: Observation, *, is_over: bool = False) -> Ending | None:
-        """Take an evaluation; return the ending at the target or the horizon, if due."""
+        """Take an evaluation; return the ending, if due."""
         target, progress = self._request.target, self.progress
         previous, progress.last = progress.last, observation
         if progress.best is None or target.gain(observation.metric) > target.gain(progress.best):
@@ -142,7 +174,7 @@ class Course:
         return None
 
     def limited(self, train_seconds: float) -> Ending | None:
-        """Return the ending of a trial past its time limit, or None."""
+        """Ending of a trial past its time limit."""
         limit = self._plan.train_seconds_limit
         if train_seconds <= limit:
             return None
@@ -151,8 +183,7 @@ class Course:
     def stuck_at_chance(self, train_seconds: float, where: str) -> Ending | None:
         """End a trial that stayed at chance for half of the whole budget.
 
-        A limit set by the incumbent does not count: it may be shorter than a large batch's warmup. One good evaluation
-        is enough to continue.
+        The incumbent's limit does not count: it may be shorter than a large batch's warmup.
         """
         request, target, best = self._request, self._request.target, self.progress.best
         if (
@@ -174,13 +205,13 @@ class Course:
         )
 
     def reached_before(self, ending: Ending) -> Ending:
-        """Return the ending as reached if the target was met, unless the caller stopped the trial."""
+        """The ending; reached if the target was met, unless the caller stopped the trial."""
         if self.progress.crossing is None or ending.state is TrialState.REACHED or ending.asked:
             return ending
         return Ending(TrialState.REACHED, f"{self.progress.reached}, then trained on: {ending.reason}")
 
     def with_target(self, outcome: TrialOutcome) -> TrialOutcome:
-        """Return the outcome with its crossing of the target, or with the last miss."""
+        """Add the crossing, or the last miss."""
         found, last = self.progress.crossing, self.progress.last
         if found is None and last is not None:
             return replace(outcome, last_miss_step=last.step, last_miss_seconds=last.train_seconds)

@@ -1,4 +1,4 @@
-"""Descriptions of where trials run: device, versions and the workload's code."""
+"""Where trials run: device, versions, workload code."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ GIT_SECONDS = 5.0  # limit for each git command
 def describe_environment(
     computation: Computation, workload: object | None = None, *, memory_limit_bytes: int | None = None
 ) -> Environment:
-    """Return the environment of a computation, with the workload's source if given."""
+    """Describe a computation and the workload's source."""
     return describe_device(
         computation.device,
         precision=computation.precision,
@@ -54,7 +54,7 @@ def describe_device(
     workload_revision: str | None = None,
     source: Path | None = None,
 ) -> Environment:
-    """Return the environment of code on a device; ``source`` is the file whose repository gives the revision."""
+    """Describe a device; ``source`` gives the repository."""
     is_cuda = device.type == "cuda"
     revision, is_dirty = (None, None) if source is None else git_state(source)
     memory = torch.cuda.get_device_properties(device).total_memory if is_cuda else psutil.virtual_memory().total
@@ -87,7 +87,7 @@ def describe_program(
     notice: str | None = None,
     source: Path | None = None,
 ) -> WorkloadDescription:
-    """Describe a user's program by its ``metrics`` and those known before its first step."""
+    """Describe a program by its ``metrics`` and ``untrained`` values."""
     return WorkloadDescription(
         train_samples=None,
         validation_samples=None,
@@ -111,9 +111,9 @@ def describe_program(
 
 
 def workload_revision(workload: object) -> str | None:
-    """Return 12 hex digits of the SHA-256 of the workload's file, or None.
+    """12 hex digits of the workload's file's SHA-256, if any.
 
-    For a notebook's class: of the class and its bases there, because other cells may change.
+    For a notebook: of the class and its bases there, because other cells may change.
     """
     source = _source_file(workload)
     in_file = None if source is None else source.read_bytes()
@@ -139,10 +139,10 @@ def _source(kind: type) -> str | None:
 
 
 def git_state(source: Path) -> tuple[str | None, bool | None]:
-    """Return the commit (12 hex digits) of a file's repository, and whether its tracked files differ.
+    """Commit (12 hex digits) of a file's repository, and whether its tracked files differ.
 
-    ``+`` after the commit means that the file itself differs. The second value is None if git takes too long. Both are
-    None without git, outside a repository, and for ignored files, such as an installed package's.
+    ``+`` after the commit: the file itself differs. The second value is None if git takes too long; both are None
+    without git or a repository, and for ignored files, such as an installed package's.
     """
     commit = _git(source.parent, "rev-parse", "--verify", "HEAD")
     state = _git(source.parent, "status", "--porcelain", "--ignored", "--", source.name)
@@ -153,7 +153,7 @@ def git_state(source: Path) -> tuple[str | None, bool | None]:
 
 
 def library_versions() -> tuple[str, ...]:
-    """Return ``name version`` of the libraries that decide what is trained, sorted."""
+    """Sorted ``name version`` of what decides training."""
     names = {*STOOD_ON, *(name for name in OF_WORKLOADS if name in sys.modules)}
     return tuple(f"{name} {version}" for name in sorted(names) if (version := _version(name)) is not None)
 
@@ -185,7 +185,7 @@ def _source_file(workload: object) -> Path | None:
 
 
 def cudnn_version() -> str | None:
-    """Return cuDNN's version; its number is 90100 for 9.1.0 and, before version 9, 8902 for 8.9.2."""
+    """cuDNN's version; its number is 90100 for 9.1.0 and, before version 9, 8902 for 8.9.2."""
     number: int | None = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
     if number is None:
         return None
@@ -195,7 +195,7 @@ def cudnn_version() -> str | None:
 
 
 def device_name(device: torch.device) -> str:
-    """Return the model name of the GPU or CPU."""
+    """Model name of the GPU or CPU."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else _processor_name()
 
 

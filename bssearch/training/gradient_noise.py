@@ -1,7 +1,6 @@
 """The gradient noise scale of a model in training, measured in separate passes.
 
-A pass computes gradients of a few small batches in fp32, uncompiled, and changes no training state. Short passes are
-pooled over trials (`bssearch.records.noise_scale.pooled`).
+A pass computes gradients of a few small batches in fp32, uncompiled, and changes no training state.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ PASSES_AT_ONCE = 2 * FEWEST_PASSES  # the most passes after one evaluation, so t
 
 
 def small_batch_size(configuration: Configuration, samples: int, small_batches: int = SMALL_BATCHES) -> int:
-    """Return the samples of a small batch; 0 if the training part is too small.
+    """Samples of a small batch; 0 if the training part is too small.
 
     ‖G‖²'s variance falls faster with the small batch than with passes: short passes use half a micro-batch, long ones
     1/8.
@@ -61,7 +60,7 @@ def small_batch_size(configuration: Configuration, samples: int, small_batches: 
 
 
 class GradientPasses:
-    """Measures gradient norms of a trainer's model."""
+    """Measures a trainer's gradient norms."""
 
     def __init__(
         self,
@@ -89,14 +88,14 @@ class GradientPasses:
         self._generator = np.random.default_rng(seed)
 
     def small_batch(self, small_batches: int) -> int:
-        """Return the samples of each of ``small_batches``; 0 if the training part is too small."""
+        """Samples of each of ``small_batches``; 0 if too few."""
         size = small_batch_size(self._configuration, len(self._train), small_batches)
         group = self._computation.settings.ghost_batch_size
         # Drop the samples that would form a ghost batch too small to normalise.
         return size if group is None or size <= group else size - size % group
 
     def measure(self, small_batches: int = SMALL_BATCHES) -> Pass | None:
-        """Make a pass; return None if a gradient is not finite. Waits for the device."""
+        """Make a pass; None for a non-finite gradient. Waits for the device."""
         small_batch = self.small_batch(small_batches)
         rows = self._generator.choice(len(self._train), small_batches * small_batch, replace=False)
         batches = torch.split(torch.from_numpy(rows).to(self._train.device), small_batch)
@@ -115,17 +114,17 @@ class GradientPasses:
         )
 
     def load_kernels(self, small_batches: int) -> None:
-        """Compute one small batch so that a GPU loads its kernels, which takes as long as many passes."""
+        """Load a GPU's kernels, which takes as long as many passes."""
         rows = torch.arange(self.small_batch(small_batches), device=self._train.device)
         with _untouched(self._model, self._computation.device, seed=0), self._computation.exact():
             self._norms((rows,))
 
     def state(self) -> dict[str, Any]:
-        """Return the sample generator's state."""
+        """The generator's state."""
         return dict(self._generator.bit_generator.state)
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore the sample generator."""
+        """Restore the generator."""
         self._generator.bit_generator.state = state
 
     def _norms(self, batches: tuple[torch.Tensor, ...]) -> tuple[Norms, Norms | None]:
@@ -159,10 +158,7 @@ class GradientPasses:
 
 
 class NoiseBudget:
-    """Seconds for passes in one process: `NOISE_SHARE` of all trials' train seconds.
-
-    A pass is expected to take as long as the last of its shape (small batches, samples of each).
-    """
+    """Seconds for passes in one process: `NOISE_SHARE` of all trials' train seconds."""
 
     def __init__(self) -> None:
         self._train_seconds = 0.0
@@ -179,16 +175,16 @@ class NoiseBudget:
         self._pass_seconds[shape] = seconds
 
     def affords(self, seconds: float) -> bool:
-        """Return whether the share allows so many more seconds."""
+        """True if the share allows these seconds."""
         return self._spent + seconds <= NOISE_SHARE * self._train_seconds
 
     def pass_seconds(self, shape: tuple[int, int]) -> float | None:
-        """Return the seconds of the shape's last pass, or None."""
+        """Seconds of the last pass of a shape (small batches, samples of each)."""
         return self._pass_seconds.get(shape)
 
 
 class NoiseMeter:
-    """Measures a trial's noise scale near the target, until the target is met or memory runs out."""
+    """Measures a trial's noise scale near the target."""
 
     def __init__(
         self,
@@ -221,7 +217,7 @@ class NoiseMeter:
         self._earned = 0.0
 
     def after_evaluation(self, metric: float, train_seconds: float) -> None:
-        """Make the passes that the metric calls for and the train seconds allow."""
+        """Make passes near the target, within budget."""
         self._budget.earn(train_seconds - self._earned)
         self._earned = train_seconds
         near = self._approach.is_near(metric)
@@ -242,7 +238,7 @@ class NoiseMeter:
                 return
 
     def state(self) -> dict[str, Any]:
-        """Return the passes so far and the state of the next."""
+        """Passes to save."""
         return {
             "generator": self._make.state(),
             "first_metric": self._approach.first,
@@ -264,7 +260,7 @@ class NoiseMeter:
         self._small_batches, self._earned = state["small_batches"], state["earned"]
 
     def result(self) -> GradientNoise:
-        """Return the noise scale and its moments."""
+        """The noise scale and its moments."""
         return gradient_noise(self._passes, self._spent if self._made else None)
 
     def _chosen_length(self, train_seconds: float) -> int:
@@ -376,10 +372,9 @@ REMEMBERED = 8  # newest passes whose moments are averaged; the noise scale grow
 
 
 class NoiseGrowth:
-    """Grows a trial's batch, after evaluations, to the largest size within a share of the noise scale.
+    """Grows the batch, after evaluations, to the largest size within a share of the noise scale.
 
-    Under Adam the noise scale is that of the gradients that Adam has divided. The number of passes is fixed, so a
-    request repeats its steps.
+    Under Adam the gradients count as Adam divides them. The number of passes is fixed, so a request repeats its steps.
     """
 
     def __init__(self, passes: GradientPasses, growth: Growth) -> None:
@@ -390,7 +385,7 @@ class NoiseGrowth:
         self._moments: list[tuple[float, float]] = []
 
     def after_evaluation(self) -> None:
-        """Measure, and begin the stages that the noise scale allows."""
+        """Measure; begin the stages that the noise scale allows."""
         if self._growth.next_size is None:
             return
         for _ in range(PASSES):
@@ -404,18 +399,18 @@ class NoiseGrowth:
 
     @property
     def noise_scale(self) -> float | None:
-        """Return the noise scale (samples) of the newest passes; None if it is not distinguishable from infinity."""
+        """Noise scale (samples) of recent passes; None if maybe infinite."""
         if not self._moments:
             return None
         trace, square = (statistics.fmean(column) for column in zip(*self._moments, strict=True))
         return max(0.0, trace / square) if square > 0 else None
 
     def state(self) -> dict[str, Any]:
-        """Return the moments and the generator's state."""
+        """Moments and generator."""
         return {"generator": self._make.state(), "moments": [list(pair) for pair in self._moments]}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore saved moments."""
+        """Restore the state."""
         self._make.restore(state["generator"])
         self._moments = [(trace, square) for trace, square in state["moments"]]
 
@@ -428,7 +423,7 @@ def noise_meter(
     train: Part,
     budget: NoiseBudget | None,
 ) -> NoiseMeter | None:
-    """Return the meter of a trial's noise scale; None if not requested or impossible."""
+    """A trial's meter, if requested and possible."""
     if request.branch is not None or not computation.settings.measure_noise or not trainer.has_noise:
         return None
     given = workload, computation, trainer, request.plan.configuration, train, request.target, request.plan.seed
@@ -438,7 +433,7 @@ def noise_meter(
 def noise_growth(
     request: TrialRequest, workload: Workload, computation: Computation, trainer: Trainer, train: Part
 ) -> NoiseGrowth | None:
-    """Return the batch growth by noise scale, or None; `WorkloadError` if it cannot be measured."""
+    """Scheduled growth by noise scale; `WorkloadError` if not measurable."""
     if not trainer.growth.is_measured:
         return None
     small = small_batch_size(request.plan.configuration, len(train)) if trainer.has_noise else 0

@@ -5,14 +5,13 @@
 * ``stop``, asked after every step, returns a state       → that state; `PAUSED` once saved
 * the schedule's horizon, or a branch, ends               → evaluated once more, then `EXHAUSTED`
 * the loss or the metric is not finite at an evaluation   → `DIVERGED`
-* it stays at chance for half of its whole budget         → `DIVERGED`
+* the metric stays at chance for half of the whole budget → `DIVERGED`
 * the loss of the first step is not finite                → `DIVERGED`
 * memory runs out                                         → `OOM`
 
-A request may continue past the target; if the target was met, the trial is still `REACHED` unless the caller stops it.
-A resumed trial repeats the steps, evaluations and random numbers of an unpaused one, and its times add up.
-
-On the CPU the same request, with the same threads, takes the same steps to the target, bit for bit.
+A trial that met its target and trains on is still `REACHED`, unless the caller stops it. A resumed trial repeats an
+unpaused one's steps, evaluations and random numbers, and its times add up. On the CPU the same request, with the same
+threads, takes the same steps to the target, bit for bit.
 """
 
 from __future__ import annotations
@@ -36,7 +35,6 @@ from bssearch.records import (
     is_metric,
 )
 from bssearch.spec.space.micro_batches import batch_norm_caveats
-from bssearch.training.branch import continue_from
 from bssearch.training.clock import Clock
 from bssearch.training.computation import NO_PARAMETERS, Computation
 from bssearch.training.contention import Contention, ContentionMeter, ReferenceKernel
@@ -45,7 +43,7 @@ from bssearch.training.gradient_noise import NoiseBudget, NoiseGrowth, NoiseMete
 from bssearch.training.memory import is_out_of_memory, peak_memory_meter, unused_memory
 from bssearch.training.nvml import DeviceMeter
 from bssearch.training.trainer import Trainer, seed_everything, warm_up
-from bssearch.training.trial_checkpoint import Checkpoint, RandomState, Saved, identity_of
+from bssearch.training.trial_checkpoint import Checkpoint, RandomState, Saved, continue_from, identity_of
 from bssearch.workloads.base import Data, Workload, measure, metric_value
 
 # states after which the test part may be evaluated
@@ -57,7 +55,7 @@ Stop = Callable[[], tuple[TrialState, str] | None]
 class Trial:
     """One run of a request; iterate over its `observations`.
 
-    ``stop`` and ``on_progress`` are called after every step. The process's trials share ``noise_budget``.
+    ``stop`` and ``on_progress`` are called after every step.
     """
 
     def __init__(
@@ -140,7 +138,7 @@ class Trial:
         self._further_test_metrics = found or None
 
     def prepare(self) -> Trainer:
-        """Warm up on a throw-away model, then build the trial's model or load its branch point."""
+        """Warm up; build the model or load its branch point."""
         request, plan = self._request, self._plan
         workload, computation = self._workload, self._computation
         with self._clock.ledger("warmup"):
@@ -193,9 +191,9 @@ class Trial:
         return training, measured
 
     def train_segment(self, trainer: Trainer) -> Ending | None:
-        """Train until the next evaluation; return the ending if the trial ends before it.
+        """Train until the next evaluation; return the ending if the trial ends first.
 
-        A due evaluation precedes the time limit, so that microseconds do not decide whether a crossing counts.
+        A due evaluation precedes the time limit: microseconds must not decide whether a crossing counts.
         """
         with self._clock.ledger("train"):
             while True:
@@ -345,10 +343,9 @@ def describe_model(
     seed: int = 0,
     own: Mapping[str, ParameterValue] = NO_PARAMETERS,
 ) -> ModelDescription:
-    """Build a model from a seed, evaluate it on the validation part, and describe it. Changes the random state.
+    """Evaluate and describe a model built from a seed. Changes the random state.
 
-    Raises:
-        WorkloadError: ``evaluate`` does not return every declared metric.
+    Raises `WorkloadError` if ``evaluate`` lacks a declared metric.
     """
     seed_everything(seed)
     model = computation.build_model(workload, dropout, own)
@@ -363,11 +360,7 @@ def describe_model(
 
 
 def tokens_per_sample(workload: Workload) -> int | None:
-    """Return the tokens of a training sample, or None if not counted.
-
-    Raises:
-        WorkloadError: The number is not a positive integer.
-    """
+    """Tokens of a sample, if counted; `WorkloadError` if not a positive integer."""
     tokens = getattr(workload, "tokens_per_sample", None)
     if tokens is not None and (type(tokens) is not int or tokens < 1):
         raise WorkloadError(f"tokens_per_sample = {tokens!r} must be an integer >= 1, or left out")
@@ -375,6 +368,6 @@ def tokens_per_sample(workload: Workload) -> int | None:
 
 
 def batch_norm_layers(model: nn.Module) -> int:
-    """Return the number of layers that use batch statistics; frozen batch norms use their running ones."""
+    """Layers that use batch statistics; frozen ones do not."""
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
     return sum(norm.training or norm.running_mean is None for norm in norms)

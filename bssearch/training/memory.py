@@ -1,4 +1,4 @@
-"""Memory of a trial: detecting exhaustion, measuring the peak and limiting the use."""
+"""Memory of a trial: exhaustion, peak and limit."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ UNUSED_SHARE = 0.2  # warn if the allocator holds this share of the device witho
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether an exception means that host or device memory ran out."""
+    """True if host or device memory ran out."""
     # PyTorch's CPU allocator, cuBLAS and cuDNN raise a plain RuntimeError for it.
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
@@ -66,13 +66,13 @@ def _is_device_full() -> bool:
 
 
 def reset_peak_memory(device: torch.device) -> None:
-    """Reset the peak of device memory."""
+    """Reset the device's peak."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
 
 
 def peak_memory_bytes(device: torch.device) -> int | None:
-    """Return the peak bytes of tensors on the device since the reset; None on the CPU."""
+    """Peak bytes of tensors on a GPU."""
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
 
 
@@ -91,17 +91,17 @@ class DeviceMemoryMeter:
     restart = start
 
     def peak_bytes(self) -> int | None:
-        """Return the peak bytes."""
+        """Peak bytes."""
         return peak_memory_bytes(self._device)
 
     def close(self) -> None:
-        """No-op."""
+        """Do nothing."""
 
 
 class ResidentMemoryMeter:
     """Growth of the resident set to the kernel's high-water mark (proc_pid_clear_refs(5)).
 
-    Freed memory is returned to the system first; a trial would otherwise reuse it unnoticed.
+    Freed memory is returned first: a trial would reuse it unnoticed.
     """
 
     basis: ClassVar[MemoryBasis] = MemoryBasis.RESIDENT
@@ -120,16 +120,16 @@ class ResidentMemoryMeter:
         _reset_high_water_mark(CLEAR_REFS)
 
     def peak_bytes(self) -> int | None:
-        """Return the growth in bytes, or None."""
+        """Growth in bytes."""
         peak = _resident_bytes("VmHWM")
         return None if self._from is None or peak is None else max(0, peak - self._from)
 
     def close(self) -> None:
-        """No-op."""
+        """Do nothing."""
 
 
 class SampledMemoryMeter:
-    """Growth of the resident set, sampled by a thread every `SAMPLING_SECONDS`."""
+    """Growth of the resident set, sampled every `SAMPLING_SECONDS`."""
 
     basis: ClassVar[MemoryBasis] = MemoryBasis.RESIDENT_SAMPLED
 
@@ -152,7 +152,7 @@ class SampledMemoryMeter:
         self._peak = self._resident()
 
     def peak_bytes(self) -> int | None:
-        """Return the growth in bytes, or None."""
+        """Growth in bytes."""
         return None if self._from is None else max(0, max(self._peak, self._resident()) - self._from)
 
     def close(self) -> None:
@@ -173,7 +173,7 @@ PeakMemoryMeter = DeviceMemoryMeter | ResidentMemoryMeter | SampledMemoryMeter
 
 
 def peak_memory_meter(device: torch.device, clear_refs: Path = CLEAR_REFS) -> PeakMemoryMeter:
-    """Return the meter of a trial's peak memory on a device."""
+    """Meter of a trial's peak memory."""
     if device.type == "cuda":
         return DeviceMemoryMeter(device)
     try:
@@ -184,7 +184,7 @@ def peak_memory_meter(device: torch.device, clear_refs: Path = CLEAR_REFS) -> Pe
 
 
 def trim_heap() -> None:
-    """Return free heap pages to the system if the C library can (malloc_trim(3))."""
+    """Return free heap pages to the system (malloc_trim(3))."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
@@ -195,10 +195,10 @@ def _reset_high_water_mark(clear_refs: Path) -> None:
 
 
 def limit_memory(device: torch.device, limit_bytes: int) -> None:
-    """Cap this process's memory; no effect above the physical size.
+    """Cap this process's memory.
 
     On a GPU the limit is on PyTorch's reserved memory. On the CPU it is on the data segment (``RLIMIT_DATA``: heap and
-    private writable mappings, touched or not), because the system cannot limit resident memory.
+    private writable mappings, touched or not): the system cannot limit resident memory.
     """
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
@@ -217,12 +217,12 @@ def _give_back_what_is_freed() -> None:
 
 
 def allocation_retries(device: torch.device) -> int:
-    """Return how often the GPU allocator freed its cache and retried; 0 on the CPU."""
+    """Retries of the GPU allocator."""
     return int(torch.cuda.memory_stats(device)["num_alloc_retries"]) if device.type == "cuda" else 0
 
 
 def unused_memory(device: torch.device, peak_bytes: int | None) -> str | None:
-    """Return a warning if the allocator held `UNUSED_SHARE` of a GPU more than tensors did, else None."""
+    """A warning if the allocator held `UNUSED_SHARE` of a GPU without tensors."""
     if device.type != "cuda" or peak_bytes is None:
         return None
     reserved = torch.cuda.max_memory_reserved(device)
@@ -234,7 +234,7 @@ def unused_memory(device: torch.device, peak_bytes: int | None) -> str | None:
 
 
 def peak_process_memory_bytes(device: torch.device, status: Path = STATUS) -> int | None:
-    """Return the peak bytes of the whole process: tensors on a GPU, else resident memory; None if unknown."""
+    """The process's peak bytes: tensors on a GPU, else resident."""
     return peak_memory_bytes(device) if device.type == "cuda" else _resident_bytes("VmHWM", status)
 
 

@@ -1,7 +1,7 @@
 """NVML's view of an NVIDIA GPU, by nvidia-ml-py (`pynvml`, extra ``gpu``).
 
-Functions return None or an empty list if the answer is unknown: on the CPU, without library or driver, or if the
-device, driver or an older library lacks the feature.
+Unknown answers are None or an empty list: on the CPU, without library or driver, or if the device, driver or library
+lacks the feature.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _WORKER = "bssearch.executors.worker"
 
 
 def other_processes(device: torch.device) -> list[tuple[int, str]]:
-    """Return `known_other_processes`, or an empty list."""
+    """`known_other_processes`, or an empty list."""
     return known_other_processes(device) or []
 
 
 def known_other_processes(device: torch.device) -> list[tuple[int, str]] | None:
-    """Return id and name of programs computing on a device; None if unknown.
+    """Id and name of programs computing on a device; None if unknown.
 
-    Our ancestors, descendants and driver's workers are left out. In a container, ids may be the host's.
+    Leaves out our ancestors, descendants and driver's workers. A container may show the host's ids.
     """
     listed = listed_processes(device)
     if listed is None or (os.getpid() not in listed and torch.cuda.memory_reserved(device) > 0):
@@ -54,7 +54,7 @@ def known_other_processes(device: torch.device) -> list[tuple[int, str]] | None:
 
 
 def computing_processes(device: torch.device, since: float) -> list[tuple[int, str]]:
-    """Return the `known_other_processes` that computed since a `time.time`, even without memory."""
+    """`known_other_processes` that computed since a `time.time`, even without memory."""
 
     def read(library: Any, handle: Any) -> set[int]:
         samples = library.nvmlDeviceGetProcessUtilization(handle, int(since * 1e6))
@@ -65,7 +65,7 @@ def computing_processes(device: torch.device, since: float) -> list[tuple[int, s
 
 
 def listed_processes(device: torch.device) -> set[int] | None:
-    """Return the ids of all processes computing on a device, as NVML numbers them, or None."""
+    """Ids of computing processes, by NVML."""
 
     def read(library: Any, handle: Any) -> set[int]:
         return {int(process.pid) for process in library.nvmlDeviceGetComputeRunningProcesses(handle)}
@@ -80,12 +80,12 @@ def _named(processes: set[int]) -> list[tuple[int, str]]:
 
 
 def throttle_reasons(device: torch.device) -> list[str]:
-    """Return `known_throttle_reasons`, or an empty list."""
+    """`known_throttle_reasons`, or an empty list."""
     return known_throttle_reasons(device) or []
 
 
 def known_throttle_reasons(device: torch.device) -> list[str] | None:
-    """Return why the device is slowed down now, in words, or None."""
+    """Why the device is slow now."""
 
     def read(library: Any, handle: Any) -> list[str]:
         active = int(library.nvmlDeviceGetCurrentClocksEventReasons(handle))
@@ -95,24 +95,24 @@ def known_throttle_reasons(device: torch.device) -> list[str] | None:
 
 
 def is_power_capped(device: torch.device) -> bool:
-    """Return whether the device is at its power limit now."""
+    """True at the power limit."""
     return POWER_CAP in throttle_reasons(device)
 
 
 def total_energy_joules(device: torch.device) -> float | None:
-    """Return the device's energy since the driver was loaded, or None."""
+    """Energy since the driver was loaded."""
     millijoules = _ask(device, lambda library, handle: library.nvmlDeviceGetTotalEnergyConsumption(handle))
     return millijoules / 1e3 if millijoules else None
 
 
 def clock_mhz(device: torch.device) -> float | None:
-    """Return the current clock of the streaming multiprocessors, or None."""
+    """Current clock of the streaming multiprocessors."""
     megahertz = _ask(device, lambda library, handle: library.nvmlDeviceGetClockInfo(handle, library.NVML_CLOCK_SM))
     return float(megahertz) if megahertz else None
 
 
 def device_uuid(device: torch.device) -> str:
-    """Return a CUDA device's UUID, such as ``GPU-8f6f…``; without NVML a MIG slice looks like a full GPU."""
+    """A CUDA device's UUID, such as ``GPU-8f6f…``; without NVML a MIG slice looks like a full GPU."""
     told = _ask(device, lambda library, handle: library.nvmlDeviceGetUUID(handle))
     if told is not None:
         return told.decode() if isinstance(told, bytes) else str(told)
@@ -179,7 +179,7 @@ def _name(pid: int) -> str | None:
 
 
 class DeviceMeter:
-    """Reads a device's counters over a trial and its segments; without NVML all values are None.
+    """Reads a device's counters over a trial; without NVML all values are None.
 
     Call `sample` at evaluations, while the device is warm.
     """
@@ -197,18 +197,18 @@ class DeviceMeter:
         self._reasons: dict[str, None] | None = None
 
     def begin(self) -> None:
-        """Read the energy counter before a train segment."""
+        """Read the energy before a train segment."""
         self._counter, self._began = nvml.total_energy_joules(self._device), self._now()
 
     def end(self) -> None:
-        """Add the energy and seconds of a train segment."""
+        """Add a train segment's energy and seconds."""
         before, now = self._counter, nvml.total_energy_joules(self._device)
         if before is not None and now is not None:
             self._joules += now - before
             self._seconds += self._now() - self._began
 
     def sample(self) -> None:
-        """Read the clock and the throttle reasons."""
+        """Read clock and throttle reasons."""
         clock = nvml.clock_mhz(self._device)
         if clock is not None:
             self._clocks.append(clock)
@@ -217,12 +217,12 @@ class DeviceMeter:
             self._reasons = (self._reasons or {}) | dict.fromkeys(reasons)
 
     def state(self) -> dict[str, Any]:
-        """Return the readings."""
+        """The readings."""
         reasons = None if self._reasons is None else list(self._reasons)
         return {"joules": self._joules, "seconds": self._seconds, "clocks": self._clocks, "reasons": reasons}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Add readings of an earlier part, on any device."""
+        """Add an earlier part, on any device."""
         self._joules += state["joules"]
         self._seconds += state["seconds"]
         self._clocks = [*state["clocks"], *self._clocks]
@@ -230,10 +230,7 @@ class DeviceMeter:
             self._reasons = dict.fromkeys(state["reasons"]) | (self._reasons or {})
 
     def stop(self) -> DeviceUse:
-        """Return the use since the start; the energy is the whole device's in train segments, None if unknown.
-
-        Some devices update the counter only a few times a second.
-        """
+        """Use since the start; the energy is the whole device's in train segments."""
         joules = self._joules if self._joules > 0 else None
         return DeviceUse(
             energy_joules=joules,

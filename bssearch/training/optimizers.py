@@ -1,4 +1,4 @@
-"""bssearch's optimizers, and those that a workload builds."""
+"""bssearch's optimizers, and those of workloads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ParameterGroups = list[dict[str, Any]]
 
 
 def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> ParameterGroups:
-    """Return the groups with and without weight decay.
+    """Groups with and without weight decay.
 
     Biases and norm scales (fewer than two dimensions) get none, as in Goyal et al. 2017 (§ 5.1), He et al. 2019 ("Bag
     of tricks", § 3.1) and the MLPerf references.
@@ -41,11 +41,7 @@ OLDEST = (1, 0, 13)  # the oldest supported timm
 
 
 def timm_optimizers(name: str) -> ModuleType:
-    """Return ``timm.optim``.
-
-    Raises:
-        LaunchError: timm is missing or too old.
-    """
+    """Return ``timm.optim``; `LaunchError` if missing or old."""
     oldest = ".".join(map(str, OLDEST))
     hint = "pip install 'bssearch[optimizers]'"
     try:
@@ -60,7 +56,7 @@ def timm_optimizers(name: str) -> ModuleType:
 
 
 class OptimizersAsOne(torch.optim.Optimizer):
-    """One optimizer made of several over different parameters; loss scaling skips the step of all of them."""
+    """Several optimizers as one; loss scaling skips all of them."""
 
     def __init__(self, parts: Sequence[torch.optim.Optimizer]) -> None:
         self._parts = tuple(parts)
@@ -69,7 +65,7 @@ class OptimizersAsOne(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Step each optimizer; return the closure's loss, or None."""
+        """Step all; return the closure's loss."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -79,7 +75,7 @@ class OptimizersAsOne(torch.optim.Optimizer):
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore a state."""
+        """Restore the state."""
         super().load_state_dict(state_dict)
         self._share()
 
@@ -93,13 +89,10 @@ class OptimizersAsOne(torch.optim.Optimizer):
 def muon_with_adamw(
     model: nn.Module, configuration: Configuration, options: Mapping[str, Any], fused: bool | None
 ) -> torch.optim.Optimizer:
-    """Return Muon over weight matrices outside embeddings, and AdamW over the rest at its learning rate scale.
+    """Muon over weight matrices outside embeddings, and AdamW over the rest at its learning rate scale.
 
     PyTorch's Muon takes two dimensions only, so convolution filters go to AdamW. An output layer counts as a matrix
-    unless it shares an embedding's weights.
-
-    Raises:
-        UsageError: The model has no such matrix.
+    unless it shares an embedding's weights. Raises `UsageError` without such a matrix.
     """
     embeddings = _embeddings(model)
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -165,7 +158,7 @@ KEYWORDS = {
 
 
 def build_optimizer(model: nn.Module, configuration: Configuration, fused: bool = False) -> torch.optim.Optimizer:
-    """Return the optimizer over a model's trainable parameters, at the peak learning rate.
+    """Build the optimizer of a model's trainable parameters, at the peak learning rate.
 
     ``fused`` asks for one kernel if the optimizer has it on every device.
 
@@ -225,7 +218,7 @@ Optimizers = tuple[torch.optim.Optimizer, ...]
 
 
 def built_optimizers(workload: Workload, model: nn.Module, configuration: Configuration, fused: bool) -> Any:
-    """Return the workload's optimizers as it returns them, else `build_optimizer`'s, with its errors."""
+    """The workload's optimizers as returned, else `build_optimizer`'s."""
     build = getattr(workload, "build_optimizer", None)
     if build is None:
         return build_optimizer(model, configuration, fused=fused)
@@ -233,11 +226,7 @@ def built_optimizers(workload: Workload, model: nn.Module, configuration: Config
 
 
 def check_libraries(workload: Workload, names: Iterable[str]) -> None:
-    """Check the libraries of these optimizers, unless the workload builds its own.
-
-    Raises:
-        LaunchError: A library is missing or too old.
-    """
+    """Raise `LaunchError` for a missing or old library, unless the workload builds its optimizers."""
     if getattr(workload, "build_optimizer", None) is None:
         for name in OF_TIMM:
             if name in names:
@@ -245,11 +234,7 @@ def check_libraries(workload: Workload, names: Iterable[str]) -> None:
 
 
 def flat(built: Any, model: nn.Module) -> Optimizers:
-    """Return the optimizers of a tuple, list, dict or single one, in order.
-
-    Raises:
-        WorkloadError: An element is not an optimizer, or its parameters are not the model's.
-    """
+    """A tuple, list, dict or single optimizer as a tuple; `WorkloadError` if not of the model's parameters."""
     values = built.values() if isinstance(built, Mapping) else built if isinstance(built, tuple | list) else [built]
     optimizers = tuple(values)
     if not optimizers:
@@ -261,7 +246,7 @@ def flat(built: Any, model: nn.Module) -> Optimizers:
 
 
 def ignored_learning_rate(workload: Workload, model: nn.Module, configuration: Configuration) -> str | None:
-    """Return a warning if the workload's optimizers ignore the learning rate, else None."""
+    """A warning if the workload's optimizers ignore the learning rate."""
     if getattr(workload, "build_optimizer", None) is None:
         return None
     doubled = replace(configuration, learning_rate=2 * configuration.learning_rate)
@@ -299,7 +284,7 @@ def _check(optimizer: object, parameters: set[int]) -> None:
 
 
 def states_of(optimizers: Optimizers) -> Any:
-    """Return the state of one or several optimizers."""
+    """State of one or several optimizers."""
     states = [optimizer.state_dict() for optimizer in optimizers]
     return states[0] if len(states) == 1 else states
 
@@ -316,9 +301,9 @@ KIND_OPTIONS = ("betas", "momentum", "alpha", "beta2_decay", "ns_steps")
 
 
 def take_over_states(optimizers: Optimizers, saved: Any, model: nn.Module | None = None) -> None:
-    """Load another run's states, but keep each group's options.
+    """Load another run's states, but keep each group's options; `ValueError` if kinds or parameters differ.
 
-    A single group over ``model``'s trained parameters fits several groups. `ValueError` if kinds or parameters differ.
+    A single group over ``model``'s trained parameters fits several groups.
     """
     states = saved if isinstance(saved, list | tuple) else [saved]
     if len(states) != len(optimizers):

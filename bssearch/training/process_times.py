@@ -1,4 +1,4 @@
-"""CPU seconds of running processes, by the kernel's clocks."""
+"""CPU seconds of running processes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SCHEDULED_TIME = 2  # the clock of a process: ~pid << 3 | CPUCLOCK_SCHED, as cl
 
 
 def process_seconds(pid: int) -> float:
-    """Return the CPU seconds of a process; 0 if it has exited or is outside our container (0)."""
+    """CPU seconds of a process; 0 if exited or outside our container."""
     if pid == 0:
         return 0.0
     try:
@@ -21,7 +21,7 @@ def process_seconds(pid: int) -> float:
 
 
 def descendants_seconds(pid: int) -> float:
-    """Return the CPU seconds of all descendants; for this process, including waited-for ones."""
+    """CPU seconds of descendants; for this process, with waited-for ones."""
     ended = resource.getrusage(resource.RUSAGE_CHILDREN) if pid == os.getpid() else None
     seconds = 0.0 if ended is None else ended.ru_utime + ended.ru_stime
     for child in children_of(pid):
@@ -30,7 +30,7 @@ def descendants_seconds(pid: int) -> float:
 
 
 def children_of(pid: int) -> list[int]:
-    """Return the children of a process; empty if the kernel does not list them."""
+    """Children of a process, if the kernel lists them."""
     found: list[int] = []
     for children in Path(f"/proc/{pid}/task").glob("*/children"):
         try:

@@ -1,6 +1,6 @@
-"""Learning rate schedules, as factors on the peak: pure functions of the step, counted from 0.
+"""Learning rate schedules: factors on the peak, pure functions of the step from 0.
 
-Warmup and horizon are in samples or epochs, so that they mean the same at every batch size.
+Warmup and horizon are in samples or epochs, to mean the same at every batch size.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ ONE_CYCLE_START, ONE_CYCLE_END = 1 / 25, 1 / 25e4  # first and last factor, as i
 
 
 def warmup_steps(warmup_epochs: float, train_samples: int, batch_size: int) -> int:
-    """Return the optimizer steps of the warmup, rounded."""
+    """Optimizer steps of the warmup, rounded."""
     return round(warmup_epochs * train_samples / batch_size)
 
 
 def horizon_steps(horizon_samples: float, batch_size: int) -> int:
-    """Return the fewest optimizer steps (≥ 1) that see ``horizon_samples`` samples."""
+    """Fewest steps (≥ 1) over ``horizon_samples``."""
     return max(1, math.ceil(horizon_samples / batch_size))
 
 
@@ -39,7 +39,6 @@ class Schedule:
     Warmup (Goyal et al. 2017): step s of w uses (s + 1)/(w + 1), so no step has rate 0 and step w is the first at the
     peak. Decay from step w to horizon h, with u = (s − w)/(h − w): 1 − u for ``linear``, (1 + cos πu)/2 for ``cosine``
     (Loshchilov & Hutter 2017, one cycle); step h − 1 is above zero. A horizon within the warmup cuts it off.
-
     ``warmup_stable_decay`` decays in the last ``decay_share`` of the horizon, by 1 − √u with u from 0 to 1 over it
     (Hägele et al. 2024, arXiv 2405.18392; Hu et al. 2024, arXiv 2404.06395). ``one_cycle`` is PyTorch's OneCycleLR step
     by step, with constant momentum (Smith & Topin 2018, arXiv 1708.07120); without warmup it rises for 30 % of the
@@ -52,7 +51,7 @@ class Schedule:
     decay_share: float = DECAY_SHARE
 
     def factor(self, step: int) -> float:
-        """Return the factor on the peak learning rate, 0 to 1."""
+        """Factor on the peak learning rate, 0 to 1."""
         if self.kind == "one_cycle" and self.horizon_steps is not None:
             return self._one_cycle(step, self.horizon_steps)
         if step < self.warmup_steps:
@@ -74,7 +73,7 @@ class Schedule:
         return _half_cosine(min(1.0, (step - top) / max(1.0, last - top)), 1.0, ONE_CYCLE_END)
 
     def is_over(self, step: int) -> bool:
-        """Return whether ``step`` is past the horizon."""
+        """True past the horizon."""
         return self.horizon_steps is not None and step >= self.horizon_steps
 
 
@@ -83,11 +82,7 @@ def _half_cosine(progress: float, start: float, end: float) -> float:
 
 
 def schedule_of(configuration: Configuration, train_samples: int) -> Schedule:
-    """Return the schedule of a configuration.
-
-    Raises:
-        UsageError: The schedule is unknown, or decays without ``horizon_samples``.
-    """
+    """A configuration's schedule; `UsageError` if unknown, or decaying without ``horizon_samples``."""
     kind = configuration.parameters.get("schedule", "constant")
     if kind not in KINDS:
         raise UsageError(f"schedule = {kind!r} must be one of {', '.join(KINDS)}")
@@ -104,22 +99,18 @@ def schedule_of(configuration: Configuration, train_samples: int) -> Schedule:
 
 @dataclass(frozen=True, slots=True)
 class OwnSchedule:
-    """The workload's factors on the learning rate, until the configured horizon, if any."""
+    """The workload's factors, until the configured horizon."""
 
     factor_at: Callable[[int], Any]
     configured: Schedule
 
     @property
     def warmup_steps(self) -> int:
-        """Return the configured warmup steps, in which a trial is not judged stuck."""
+        """Configured; a trial in warmup is not stuck."""
         return self.configured.warmup_steps
 
     def factor(self, step: int) -> float:
-        """Return the factor on the learning rate.
-
-        Raises:
-            WorkloadError: It is not a number >= 0.
-        """
+        """Factor on the rate; `WorkloadError` if not a number >= 0."""
         factor = self.factor_at(step)
         try:
             value = float(factor)
@@ -130,17 +121,12 @@ class OwnSchedule:
         return value
 
     def is_over(self, step: int) -> bool:
-        """Return whether ``step`` is past the horizon."""
+        """True past the horizon."""
         return self.configured.is_over(step)
 
 
 def schedule_for(workload: Workload, configuration: Configuration, train_samples: int) -> Schedule | OwnSchedule:
-    """Return the workload's schedule, or else the configured one.
-
-    Raises:
-        WorkloadError: ``build_schedule`` returned no function.
-        UsageError: The configured schedule is invalid; see `schedule_of`.
-    """
+    """The workload's schedule, else the configured one; `WorkloadError` if ``build_schedule`` returned no function."""
     configured = schedule_of(configuration, train_samples)
     build = getattr(workload, "build_schedule", None)
     if build is None:
@@ -169,9 +155,9 @@ class BranchSchedule:
     warmup_steps: int = 0
 
     def factor(self, step: int) -> float:
-        """Return the factor for a step of the branch, counted from 0."""
+        """Factor of a branch's step, from 0."""
         return self.run.factor(self.offset + step) * min(1.0, (step + 1) / (self.rise + 1))
 
     def is_over(self, step: int) -> bool:
-        """Return whether the branch is finished."""
+        """True after the branch."""
         return step >= self.steps

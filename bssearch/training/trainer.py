@@ -1,19 +1,22 @@
-"""A model in training, one optimizer step after another, without clock or stopping rule."""
+"""A model in training, without clock or stopping rule."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
+from operator import methodcaller
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
 from torch import nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from bssearch.errors import BSSearchError, UsageError, WorkloadError
 from bssearch.records import Configuration, parameters_of_group
@@ -21,15 +24,276 @@ from bssearch.records.batch_schedule import constant_configurations
 from bssearch.training.batches import Growth, micro_batches, placement_of
 from bssearch.training.computation import Computation
 from bssearch.training.memory import is_out_of_memory
-from bssearch.training.optimizers import built_optimizers, flat, ignored_learning_rate
+from bssearch.training.optimizers import (
+    Optimizers,
+    built_optimizers,
+    flat,
+    ignored_learning_rate,
+    restore_states,
+    states_of,
+    take_over_states,
+)
 from bssearch.training.schedule import BranchSchedule, OwnSchedule, Schedule, schedule_for
-from bssearch.training.updates import OwnStep, Updates, own_training_step
-from bssearch.workloads.base import WeightedLoss, Workload, measure, metric_value
+from bssearch.workloads.base import TrainingStep, WeightedLoss, Workload, measure, metric_value
 from bssearch.workloads.data import Batch, BatchStream, Data, Part
 
 
+class AveragedWeights:
+    """Average of a model's parameters and floating-point buffers.
+
+    After each step: average ← decay · average + (1 − decay) · weights (Polyak & Juditsky 1992; Tarvainen & Valpola
+    2017, eq. 2). Integer buffers and buffers with infinities (counters, masks) are not averaged.
+    """
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        buffers = (buffer for buffer in model.buffers() if buffer.is_floating_point() and buffer.isfinite().all())
+        self._weights = [tensor.detach() for tensor in (*model.parameters(), *buffers)]
+        self._averages = [tensor.clone() for tensor in self._weights]
+        self._average = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
+
+    def update(self) -> None:
+        """Add the current weights."""
+        self._average(self._averages, self._weights, None)
+
+    def begin_again(self) -> None:
+        """Restart at the current weights."""
+        _copy(self._weights, self._averages)
+
+    def state(self) -> list[torch.Tensor]:
+        """The averages, not copied."""
+        return self._averages
+
+    def restore(self, averages: list[torch.Tensor]) -> None:
+        """Restore averages."""
+        _copy(averages, self._averages)
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Swap the averages into the model, at the same addresses."""
+        kept = [tensor.clone() for tensor in self._weights]
+        _copy(self._averages, self._weights)
+        try:
+            yield
+        finally:
+            _copy(kept, self._weights)
+
+
+def ema_decay_of(configuration: Configuration) -> float | None:
+    """Decay of averaged weights; `UsageError` outside (0, 1)."""
+    value = configuration.parameters.get("ema_decay")
+    if value is None:
+        return None
+    if isinstance(value, bool | str) or not 0 < value < 1:
+        raise UsageError(f"ema_decay = {value!r} must be a number in (0, 1), or none for no average of the weights")
+    return float(value)
+
+
+def _copy(sources: list[torch.Tensor], targets: list[torch.Tensor]) -> None:
+    for source, target in zip(sources, targets, strict=True):
+        target.copy_(source)
+
+
+class Updates:
+    """Optimizers with fp16 loss scaling, clipping and weight averaging.
+
+    ``skipped`` counts, on the device, the updates that loss scaling skipped.
+    """
+
+    def __init__(
+        self, model: nn.Module, optimizers: Optimizers, configuration: Configuration, computation: Computation
+    ) -> None:
+        self.optimizers = optimizers
+        self._model = model
+        self._learning_rate = self._peak_learning_rate = configuration.learning_rate
+        self._peak_rates = [[group["lr"] for group in one.param_groups] for one in optimizers]
+        self._clip_norm = clip_norm_of(configuration)
+        decay = ema_decay_of(configuration)
+        self.average = None if decay is None else AveragedWeights(model, decay)
+        self.scaler = computation.new_scaler()
+        self._step: Callable[[torch.optim.Optimizer], object]
+        self._step = methodcaller("step") if self.scaler is None else self.scaler.step
+        self.skipped = torch.zeros((), device=computation.device)
+        self._left_out = torch.zeros_like(self.skipped)
+        self._was_scaled = False
+
+    def begin(self, factor: float) -> None:
+        """Clear gradients; set rates to ``factor`` × the initial ones."""
+        learning_rate = self._peak_learning_rate * factor
+        if learning_rate != self._learning_rate:
+            self._learning_rate = learning_rate
+            for optimizer, rates in zip(self.optimizers, self._peak_rates, strict=True):
+                for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                    group["lr"] = rate * factor
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=True)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Add a loss's gradient, scaled in fp16."""
+        if self.scaler is not None:
+            loss = self.scaler.scale(loss)
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def apply(self) -> None:
+        """Clip the whole gradient; step all."""
+        if self.scaler is not None:
+            self._unscale(self.optimizers)
+        if self._clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self._model.parameters(), self._clip_norm)
+        for optimizer in self.optimizers:
+            self._step(optimizer)
+        self.end()
+
+    def apply_one(self, optimizer: torch.optim.Optimizer) -> None:
+        """Clip and step one optimizer; call `end` later."""
+        if self.scaler is not None:
+            self._unscale([optimizer])
+        if self._clip_norm is not None:
+            trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            torch.nn.utils.clip_grad_norm_(trained, self._clip_norm)
+        self._step(optimizer)
+
+    def apply_each(self) -> None:
+        """Step each optimizer that has gradients."""
+        for optimizer in self.optimizers:
+            if any(parameter.grad is not None for group in optimizer.param_groups for parameter in group["params"]):
+                self.apply_one(optimizer)
+        self.end()
+
+    def end(self) -> None:
+        """Update loss scaling and the average."""
+        if self.scaler is not None and self._was_scaled:
+            self.scaler.update()
+            self.skipped = self.skipped + self._left_out
+            self._left_out = torch.zeros_like(self.skipped)
+            self._was_scaled = False
+        if self.average is not None:
+            self.average.update()
+
+    def _unscale(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        assert self.scaler is not None, "there is a loss scaling in fp16 only"
+        self._was_scaled = True
+        for optimizer in optimizers:
+            self.scaler.unscale_(optimizer)
+            for found in self.scaler._found_inf_per_device(optimizer).values():
+                self._left_out = torch.maximum(self._left_out, found)
+
+    def state(self) -> dict[str, Any]:
+        """State to save; tensors are not copied."""
+        return {
+            "optimizer": states_of(self.optimizers),
+            "learning_rate": self._learning_rate,
+            "average": None if self.average is None else self.average.state(),
+            "scaler": None if self.scaler is None else self.scaler.state_dict(),
+            "skipped": self.skipped,
+        }
+
+    def take_over(self, optimizer: Any, average: list[torch.Tensor] | None) -> None:
+        """Take over another run's optimizer states and average, not its options; `ValueError` if parameters differ."""
+        if optimizer is not None:
+            take_over_states(self.optimizers, optimizer, self._model)
+        if self.average is not None and average is not None:
+            self.average.restore(average)
+        elif self.average is not None:
+            self.average.begin_again()
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Restore the state."""
+        restore_states(self.optimizers, state["optimizer"])
+        self._learning_rate = state["learning_rate"]
+        if self.average is not None:
+            self.average.restore(state["average"])
+        if self.scaler is not None:
+            self.scaler.load_state_dict(state["scaler"])
+        self.skipped = state["skipped"].to(self.skipped.device)
+
+
+def clip_norm_of(configuration: Configuration) -> float | None:
+    """Largest gradient norm; `UsageError` if not > 0."""
+    value = configuration.parameters.get("clip_norm")
+    if value is None:
+        return None
+    if isinstance(value, bool | str) or not value > 0 or not math.isfinite(value):
+        raise UsageError(f"clip_norm = {value!r} must be a number > 0, or none for no clipping")
+    return float(value)
+
+
+Take = Callable[[TrainingStep], Any]
+T = TypeVar("T")
+
+
+def own_training_step(workload: Workload, computation: Computation) -> Take | None:
+    """The workload's ``training_step``; `UsageError` with CUDA graphs."""
+    step: Take | None = getattr(workload, "training_step", None)
+    if step is not None and computation.replays_graphs:
+        raise UsageError(
+            f"training.compile = {computation.settings.compile!r} must be 'default' or 'none' for a workload with a "
+            "training_step: CUDA graphs reuse memory that it may still use"
+        )
+    return step
+
+
+class OwnStep:
+    """Runs the workload's ``training_step``."""
+
+    def __init__(
+        self,
+        take: Take,
+        model: torch.nn.Module,
+        optimizers: Any,
+        configuration: Configuration,
+        computation: Computation,
+        updates: Updates,
+    ) -> None:
+        self._take = take
+        self._model = model
+        self._optimizers = optimizers
+        self._configuration = configuration
+        self._computation = computation
+        self._updates = updates
+
+    def run(self, number: int, batches: Iterator[Batch], configuration: Configuration) -> torch.Tensor | WeightedLoss:
+        """Take a step; `WorkloadError` for skipped micro-batches or no loss."""
+        total = configuration.accumulation_steps
+        taken = itertools.islice(batches, total)
+        step = TrainingStep(
+            model=self._model,
+            optimizers=self._optimizers,
+            configuration=configuration,
+            number=number,
+            micro_batches=taken,
+            _backward=self._outside_autocast(self._updates.backward),
+            _update=self._outside_autocast(self._updates.apply_one),
+        )
+        with self._computation.whole_step():
+            loss = self._take(step)
+        if left := len(list(taken)):
+            raise WorkloadError(f"training_step() took {total - left} of {total} micro-batches; it must take all")
+        return _checked(loss)
+
+    def _outside_autocast(self, function: Callable[[T], None]) -> Callable[[T], None]:
+
+        def called(argument: T) -> None:
+            with torch.autocast(self._computation.device.type, enabled=False):
+                function(argument)
+
+        return called
+
+
+def _checked(loss: Any) -> torch.Tensor | WeightedLoss:
+    if isinstance(loss, int | float) and not isinstance(loss, bool):
+        return torch.tensor(float(loss))
+    scalar = loss.total if isinstance(loss, WeightedLoss) else loss
+    if not isinstance(scalar, torch.Tensor) or scalar.ndim:
+        shape = f" of shape {tuple(scalar.shape)}" if isinstance(scalar, torch.Tensor) else ""
+        raise WorkloadError(
+            f"training_step() returned a {type(scalar).__name__}{shape}; it must return the loss to log: "
+            "a scalar tensor, a number or a WeightedLoss"
+        )
+    return loss  # type: ignore[no-any-return]
+
+
 class Trainer:
-    """Trains a freshly initialised model; the seed fixes initialisation, data order, augmentation and dropout.
+    """Trains a fresh model; the seed fixes initialisation, data order, augmentation and dropout.
 
     ``now`` is the last step's configuration; ``dropped_samples`` is per epoch, None if the workload makes its batches.
     """
@@ -77,51 +341,51 @@ class Trainer:
 
     @property
     def samples(self) -> int:
-        """Return the number of training samples seen."""
+        """Training samples seen."""
         grows = self.growth.schedule is not None
         return self.growth.samples if grows else self.steps * self._configuration.batch_size
 
     @property
     def position(self) -> int:
-        """Return the steps as the learning rate schedule counts them; see `Growth.position`."""
+        """Steps as the learning rate schedule counts them."""
         return self.steps if self.growth.schedule is None else self.growth.position
 
     @property
     def is_over(self) -> bool:
-        """Return whether the schedule has ended."""
+        """True once the schedule has ended."""
         return self.schedule.is_over(self.position)
 
     def has_seen_again(self, samples: int) -> bool:
-        """Return whether the last step completed another ``samples`` samples, or no step was taken."""
+        """True if the last step completed another ``samples``, or at step 0."""
         return self.samples % samples < self.now.batch_size
 
     @property
     def learning_rate(self) -> float:
-        """Return the last step's learning rate, or the first one's before it has run."""
+        """The last step's learning rate, or the first step's."""
         return self._configuration.learning_rate * (self._factor if self._last_factor is None else self._last_factor)
 
     @property
     def skipped_steps(self) -> int | None:
-        """Return the steps that loss scaling skipped, or None; they count. Waits for the device."""
+        """Counted steps that loss scaling skipped; waits for the device."""
         return None if self.updates.scaler is None else int(self.updates.skipped.item())
 
     @property
     def optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
-        """Return all optimizers."""
+        """All optimizers."""
         return self.updates.optimizers
 
     @property
     def optimizer(self) -> torch.optim.Optimizer:
-        """Return the first optimizer."""
+        """The first optimizer."""
         return self.updates.optimizers[0]
 
     @property
     def has_noise(self) -> bool:
-        """Return whether gradients of arbitrary samples can be computed."""
+        """True if gradients of arbitrary samples can be computed."""
         return self._own_step is None and self._train.has_rows
 
     def step(self) -> None:
-        """Run one optimizer step with all its micro-batches."""
+        """Take an optimizer step."""
         self.now, self._last_factor = self._configurations[self.growth.place], self._factor
         self.updates.begin(self._last_factor)
         if self._own_step is None:
@@ -141,7 +405,7 @@ class Trainer:
             self.updates.apply_each()
 
     def state(self) -> dict[str, Any]:
-        """Return all state but the random state; tensors are not copied."""
+        """State to save, without random state; tensors not copied."""
         model = self.model
         return {
             "steps": self.steps,
@@ -154,11 +418,7 @@ class Trainer:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore a trainer of the same configuration and seed, but not the random state.
-
-        Raises:
-            WorkloadError: The model differs.
-        """
+        """Restore the state; `WorkloadError` for another model."""
         restore_model(self.model, state["model"], state["extra"])
         self.updates.restore(state)
         self._losses.restore(state["losses"])
@@ -171,13 +431,13 @@ class Trainer:
         self._batches = self._micro_batches()
 
     def take_mean_loss(self) -> float | None:
-        """Return the mean training loss since the last call, or None. Waits for the device."""
+        """Mean loss since the last call; waits for the device."""
         mean = self._losses.mean()
         self._losses.clear()
         return mean
 
     def first_step_problem(self) -> str | None:
-        """Return a description of a non-finite loss in the first step; call right after it. Waits for the device."""
+        """Describe a non-finite first loss; waits for the device."""
         loss = self._losses.mean()
         if loss is None or math.isfinite(loss):
             return None
@@ -188,7 +448,7 @@ class Trainer:
         )
 
     def first_non_finite(self) -> str | None:
-        """Return the name of the first non-finite parameter or gradient, or None."""
+        """Name the first non-finite parameter or gradient."""
         named = list(self.model.named_parameters())
         tensors = {f"parameter: {name}": parameter.detach() for name, parameter in named}
         tensors |= {f"gradient: {name}": parameter.grad for name, parameter in named if parameter.grad is not None}
@@ -198,15 +458,11 @@ class Trainer:
         )
 
     def evaluate(self, part: Part, metric: str) -> float:
-        """Return a metric over a whole part."""
+        """A metric over a whole part."""
         return self.metrics(part, [metric])[metric]
 
     def metrics(self, part: Part, names: Sequence[str]) -> dict[str, float]:
-        """Return metrics over a whole part, with averaged weights if there are any.
-
-        Raises:
-            WorkloadError: The workload does not return one of them as a number.
-        """
+        """Metrics over a whole part, by averaged weights if any."""
         weights = nullcontext() if self.updates.average is None else self.updates.average.in_place()
         with weights, self._computation.evaluating():
             found = measure(self._workload, self.model, part)
@@ -280,12 +536,7 @@ def seed_everything(seed: int) -> None:
 
 
 def check_split(configuration: Configuration, train_samples: int) -> None:
-    """Check that a batch consists of its micro-batches and fits the training part.
-
-    Raises:
-        UsageError: The micro-batches do not make up the batch.
-        WorkloadError: The training part is smaller than the batch.
-    """
+    """Raise `UsageError` unless micro-batches fill the batch, `WorkloadError` above the training part."""
     batch_size = configuration.batch_size
     micro, accumulation = configuration.micro_batch_size, configuration.accumulation_steps
     if configuration.world_size != 1:
@@ -302,7 +553,7 @@ Loss = Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor | Weighted
 
 
 def loss_of(workload: Workload, configuration: Configuration) -> Loss:
-    """Return a workload's loss of (model, inputs, targets) with the configuration's own parameters."""
+    """The loss of (model, inputs, targets), with its own parameters."""
     own: dict[str, Any] = parameters_of_group(configuration.parameters, "loss")
     loss: Any = getattr(workload, "loss", _no_loss)
     return partial(loss, label_smoothing=configuration.label_smoothing, **own)
@@ -313,7 +564,7 @@ def _no_loss(*arguments: object, **settings: object) -> torch.Tensor:
 
 
 class LossSum:
-    """Sum of micro-batch losses and of their weights; a mean loss weighs one."""
+    """Sums of micro-batch losses and weights; a mean loss weighs one."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -331,7 +582,7 @@ class LossSum:
         self._losses = 0
 
     def add(self, loss: torch.Tensor | WeightedLoss) -> None:
-        """Add a micro-batch's loss without waiting for it."""
+        """Add a loss without waiting for it."""
         self._losses += 1
         if isinstance(loss, WeightedLoss):
             self._total += loss.total.detach()
@@ -343,7 +594,7 @@ class LossSum:
             self._weight = self._weight + 1.0
 
     def state(self) -> dict[str, Any]:
-        """Return the sums."""
+        """The sums."""
         weight = self._weight if isinstance(self._weight, torch.Tensor) else float(self._weight)
         return {"total": self._total, "weight": weight, "losses": self._losses}
 
@@ -358,17 +609,13 @@ class LossSum:
         self._losses = state["losses"]
 
     def mean(self) -> float | None:
-        """Return the weighted mean loss, or None. Waits for the device."""
+        """Weighted mean loss. Waits for the device."""
         return (self._total / self._weight).item() if self._losses else None
 
 
 @torch.no_grad()
 def restore_model(model: torch.nn.Module, saved: Mapping[str, torch.Tensor], extra: dict[str, Any]) -> None:
-    """Copy saved tensors and extra state into a model.
-
-    Raises:
-        WorkloadError: A parameter is missing or has another shape.
-    """
+    """Copy saved tensors and extra state into a model; `WorkloadError` if parameters differ."""
     for name, parameter in model.named_parameters():
         if name not in saved or saved[name].shape != parameter.shape:
             was = f"of shape {tuple(saved[name].shape)}" if name in saved else "missing"
@@ -398,11 +645,8 @@ def warm_up(
 ) -> None:
     """Run every shape of a trial before its time starts, on a throw-away model.
 
-    It evaluates once and takes two steps per batch size on the trial's own rows, and gives up compiling if only the
-    compiled model fails. The random state changes; the trial's trainer seeds it again.
-
-    Raises:
-        WorkloadError: A batch is larger than the training part.
+    Evaluates once and takes two steps per batch size on the trial's own rows; gives up compiling if only the compiled
+    model fails. Changes the random state. Raises as `check_split`.
     """
     check_split(configuration, len(data.train))
     try:

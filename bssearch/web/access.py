@@ -8,11 +8,12 @@ from __future__ import annotations
 import hashlib
 import hmac
 import ipaddress
+import re
 import secrets
 import socket
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+from urllib.parse import parse_qsl, quote, urlencode
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import cookie_parser
@@ -24,6 +25,9 @@ TOKEN_BYTES = 32
 
 MOST_QUERY_BYTES = 16_384
 """Maximum query length in bytes, far above any form's."""
+
+ADMITTED = "bssearch_admitted"
+"""Key of a request's state if `Guard` admitted it, which the server's connections read."""
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 
@@ -70,15 +74,12 @@ class Access:
 
     def answers_to(self, host: str) -> bool:
         """True if a Host header names this server."""
-        try:
-            parts = urlsplit(f"//{host}")
-            # Ports are not compared, because a tunnel has its own and browsers send that one.
-            name, _ = parts.hostname or "", parts.port
-        except ValueError:
+        # Ports are not compared, because a tunnel has its own and browsers send that one.
+        parts = re.fullmatch(r"(\[[^\[\]]+\]|[^\[\]:]+)(:[0-9]{0,5})?", host)
+        if parts is None:
             return False
-        if parts.username is not None or parts.path or parts.query or parts.fragment:
-            return False
-        return _normal(name) in self.names or (self.any_address and _is_address(name))
+        name = _normal(parts[1])
+        return name in self.names or (self.any_address and _is_address(name))
 
     @property
     def cookie(self) -> str:
@@ -141,10 +142,11 @@ class Guard:
             await send(message)
 
         answer = self._answer(scope)
-        if answer is None:
-            await self._app(scope, receive, send_with_headers)
+        if answer is not None and answer.status_code >= 400:
+            answer.headers["Connection"] = "close"
         else:
-            await answer(scope, receive, send_with_headers)
+            scope.setdefault("state", {})[ADMITTED] = True
+        await (answer or self._app)(scope, receive, send_with_headers)
 
     def _answer(self, scope: Scope) -> Response | None:
         headers, access = Headers(scope=scope), self._access

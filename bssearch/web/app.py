@@ -24,8 +24,16 @@ from bssearch.figures.html import page_style, templates
 from bssearch.records.text import in_words, plural, visible, without_passwords
 from bssearch.web.access import Access, Guard
 from bssearch.web.calculator.page import calculator_page
-from bssearch.web.studies import best_page, compare_page, studies_page
-from bssearch.web.study import answer_document, study_page, study_version, trial_page, trials_page
+from bssearch.web.studies import (
+    answer_document,
+    best_page,
+    compare_page,
+    studies_page,
+    study_page,
+    study_version,
+    trial_page,
+    trials_page,
+)
 from bssearch.web.views import Asked, Databases, Document, Page
 
 STATUS: tuple[tuple[type[BSSearchError], int], ...] = (

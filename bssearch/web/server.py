@@ -4,35 +4,79 @@ from __future__ import annotations
 
 import errno
 import socket
-from asyncio import Transport
+from asyncio import TimerHandle, Transport
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
 
+import h11
+import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from bssearch.errors import UsageError
+from bssearch.web.access import ADMITTED, Access, is_loopback, new_token
+from bssearch.web.app import create_app
+from bssearch.web.views import Databases
 
 # Browsers open connections in advance and leave them unused for minutes.
 
 MOST_CONNECTIONS = 400
 """Maximum open connections, below the default limit of 1,024 files per process. A browser opens up to six."""
 
-FIRST_REQUEST_S = 10.0
-"""Seconds for a connection's first request, enough for a slow network."""
+MOST_STRANGERS = 100
+"""Maximum open connections without an admitted request. A further one replaces the oldest."""
+
+REQUEST_S = 10.0
+"""Seconds to send a whole request, head and body; enough for a slow network."""
 
 
 class Connection(H11Protocol):
-    """A connection that closes without a timely first request; uvicorn's own limit applies after a response."""
+    """A connection that must send each request in time, and gives way to newer ones until `Guard` admits a request."""
+
+    opened_at: float
+    _is_admitted = False
+    _deadline: TimerHandle | None = None
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
-        """Start the request timeout."""
+        """Start the first request's deadline; close the oldest stranger if there are too many."""
         super().connection_made(transport)
-        self.loop.call_later(FIRST_REQUEST_S, self._close_unused)
+        self.opened_at = self.loop.time()
+        strangers = [one for one in self.connections if isinstance(one, Connection) and one.is_stranger]
+        if len(strangers) > MOST_STRANGERS:
+            min(strangers, key=lambda one: one.opened_at).transport.abort()
+        self._deadline = self.loop.call_later(REQUEST_S, transport.abort)
 
-    def _close_unused(self) -> None:
-        if not self.cycle:  # uvicorn: None until a request has come
-            self.transport.close()
+    def data_received(self, data: bytes) -> None:
+        """Start or stop the request's deadline."""
+        super().data_received(data)
+        self._watch()
+
+    def on_response_complete(self) -> None:
+        """Start the deadline of a request that has partly arrived; uvicorn's keep-alive limit closes idle ones."""
+        super().on_response_complete()
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the deadline."""
+        super().connection_lost(exc)
+        self._stop_deadline()
+
+    @property
+    def is_stranger(self) -> bool:
+        """True if open and `Guard` has admitted no request yet."""
+        self._is_admitted = self._is_admitted or (self.scope is not None and ADMITTED in self.scope["state"])
+        return not (self._is_admitted or self.transport.is_closing())
+
+    def _watch(self) -> None:
+        awaits_head = self.conn.their_state is h11.IDLE and bool(self.conn.trailing_data[0])
+        if not (awaits_head or self.conn.their_state is h11.SEND_BODY):
+            self._stop_deadline()
+        elif self._deadline is None:
+            self._deadline = self.loop.call_later(REQUEST_S, self.transport.abort)
+
+    def _stop_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
 
 
 GRACE_S = 3
@@ -57,11 +101,6 @@ def serve(
     address with the token once. ``port`` 0 takes a free one; ``names`` are further host names. Raises `UsageError` if
     host or port cannot listen or a required token is declined, and as `open_databases`.
     """
-    uvicorn = _uvicorn()
-    from bssearch.web.access import Access, is_loopback, new_token
-    from bssearch.web.app import create_app
-    from bssearch.web.views import Databases
-
     databases = Databases(urls)
     needs_token = not is_loopback(host)
     if asks_token is False and needs_token:
@@ -130,15 +169,3 @@ def _not_ours(error: OSError, host: str, port: int) -> UsageError:
             return UsageError(f"--host {host} is no address of this machine", hint="0.0.0.0 stands for all it has")
         case _:
             return UsageError(f"--host {host} --port {port} cannot be listened on: {error.strerror}")
-
-
-def _uvicorn() -> Any:
-    try:
-        import starlette
-        import uvicorn
-    except ImportError as error:
-        raise UsageError(
-            f"bssearch serve needs {error.name}, which is not installed", hint="pip install 'bssearch[serve]'"
-        ) from None
-    del starlette
-    return uvicorn

@@ -1,18 +1,33 @@
-"""Pages about several studies: list, comparison and best results."""
+"""Pages about several studies (list, comparison, best results), about one study, its trials and each trial."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
+from urllib.parse import urlencode
 
+from bssearch.analysis.answer import Answer
+from bssearch.analysis.numbers import number
 from bssearch.commands.across.answers import ANSWERED, answered_row, answers_in
 from bssearch.commands.across.answers import in_words as agreement_in_words
-from bssearch.commands.across.databases import found_study
-from bssearch.commands.across.matching import StudyFilter, study_rows
-from bssearch.commands.report import COMPARED, compare, compared_row
-from bssearch.errors import UsageError
-from bssearch.records.text import in_words
+from bssearch.commands.across.databases import StudyFilter, found_study, study_rows
+from bssearch.commands.report import COMPARED, compare, compared_row, picture_of
+from bssearch.commands.rerun import Reproduction, reproduction
+from bssearch.commands.trials import Status, matching_trials, status
+from bssearch.errors import NotFoundError, TargetNotReachedError, UsageError
+from bssearch.exchange.trial_rows import trial_document, trial_row
+from bssearch.figures.chart import Chart
+from bssearch.figures.html import Page
+from bssearch.figures.page import facts_of, page_of
+from bssearch.figures.plots import recent_curves_chart
+from bssearch.records import Observation, Phase, StudyRecord, TrialRecord, TrialState
+from bssearch.records.batch_schedule import sizes_in_words
+from bssearch.records.text import NOTHING, in_words
+from bssearch.search.finding import answer
 from bssearch.storage.repository import Store
 from bssearch.web.views import Answered, Asked, Document, View, numbered, shortened
 
@@ -69,7 +84,7 @@ def compare_page(asked: Asked) -> Answered:
     if len(names) > MOST_COMPARED:
         raise UsageError(f"{len(names)} studies are too many to compare: at most {MOST_COMPARED}")
     with asked.databases.opened() as stores:
-        known = [(store, one.name) for store in stores for one in store.studies() if one.archived_at is None]
+        known = [(store, one.name) for store in stores for one in store.studies.summaries() if one.archived_at is None]
         found = compare([_placed(stores, name) for name in names]) if len(names) > 1 else []
     if asked.text("format") == "json":
         return Document([one.model_dump(mode="json") for one in found])
@@ -131,3 +146,258 @@ def _placed(stores: list[Store], given: str) -> tuple[Store, str]:
 
 def _shown(row: Mapping[str, Any], columns: Sequence[str]) -> dict[str, str]:
     return {name: in_words(row.get(name)) for name in columns}
+
+
+MOST_CURVES = 8
+"""Maximum curves drawn, from the latest trials, so that a reader can tell them apart."""
+
+PAUSE_SECONDS = 60.0
+"""Time after its last trial during which a study counts as live; longer than a driver needs between trials
+and than most step timing before the first.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """Progress of a study's run; ``curves`` is None without evaluations.
+
+    A study stays live between trials, so that its page keeps its form.
+    """
+
+    status: Status
+    running: list[dict[str, Any]]
+    counts: list[tuple[str, str, int]]
+    curves: Chart | None
+    summary: str
+    is_live: bool
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a trial is running."""
+        return bool(self.status.running)
+
+
+def version_of(store: Store, name: str) -> str:
+    """Return a value that changes with a study's trials, running evaluations and other content."""
+    running = [trial.number for trial in store.trials.of(name, states=[TrialState.RUNNING])]
+    seen = {number: len(curve) for number, curve in store.trials.evaluations(name, running).items()} if running else {}
+    found = {part: value for part, value in (store.findings.last(name) or {}).items() if part != "answer"}
+    shown = is_live(store, name, running), store.studies.get(name).archived_at
+    told = f"{store.findings.stamp(name)} {sorted(seen.items())} {shown} {found}"
+    return hashlib.sha256(told.encode()).hexdigest()[:24]
+
+
+def progress(store: Store, study: StudyRecord, trials: Sequence[TrialRecord]) -> Progress:
+    """Return progress with the curves of running trials, else of the latest ended ones."""
+    found = status(store, study.name, trials)
+    running = [trial for trial in trials if trial.state is TrialState.RUNNING]
+    drawn = (running or [trial for trial in trials if trial.state.is_finished])[-MOST_CURVES:]
+    curves = store.trials.curves(study.name, [trial.number for trial in drawn]) if drawn else {}
+    return Progress(
+        status=found,
+        running=[_running_row(trial, curves.get(trial.number, [])) for trial in running],
+        counts=[(phase, state, count) for phase, states in found.trials.items() for state, count in states.items()],
+        curves=recent_curves_chart(study.target, [(trial, curves[trial.number]) for trial in drawn]),
+        summary=_summary(found),
+        is_live=is_live(store, study.name, found.running) and not found.is_imported,
+    )
+
+
+def is_live(store: Store, name: str, running: Sequence[int]) -> bool:
+    """True if a trial runs or ended recently."""
+    return bool(running) or store.trials.seconds_at_rest(name) < PAUSE_SECONDS
+
+
+def _summary(found: Status) -> str:
+    if found.is_imported:
+        return f"{found.spent_trials} imported runs."
+    spent, running = f"{found.spent_trials} of {found.budget_trials} search trials", len(found.running)
+    ended = "" if found.search_ended is None else f"; the search has ended: {found.search_ended}"
+    return f"{spent}{f', {running} running' if running else ''}{ended}."
+
+
+def _running_row(trial: TrialRecord, curve: Sequence[Observation]) -> dict[str, Any]:
+    last = curve[-1] if curve else None
+    return {
+        "number": trial.number,
+        "phase": trial.phase.value,
+        "batch_size": sizes_in_words(trial.configuration),
+        "learning_rate": number(trial.configuration.learning_rate),
+        "seconds": NOTHING if last is None else number(last.train_seconds),
+        "limit": number(trial.train_seconds_limit),
+        "metric": NOTHING if last is None else number(last.metric),
+        "share": 0.0 if last is None else min(1.0, last.train_seconds / trial.train_seconds_limit),
+    }
+
+
+RUNNING_SECONDS = 2.0
+
+RESTING_SECONDS = 15.0
+"""Slow refresh; an idle study may be resumed."""
+
+
+def study_page(asked: Asked) -> Answered:
+    """Show a study's progress while it runs, and its answer once available."""
+    with asked.databases.study(asked.study, asked.database) as store:
+        study, trials = store.studies.get(asked.study), store.trials.of(asked.study)
+        far = progress(store, study, trials)
+        page, missing = _found(store, asked.study, trials)
+    return View(
+        template="study.html",
+        values={
+            **about_study(asked, far),
+            "archived": study.archived_at is not None,
+            "target": study.target.in_words,
+            "page": page,
+            "missing": missing,
+        },
+        live_seconds=RUNNING_SECONDS if far.is_live else RESTING_SECONDS,
+    )
+
+
+def study_version(asked: Asked) -> str:
+    """Return a value that changes with every trial and running evaluation."""
+    with asked.databases.study(asked.study, asked.database) as store:
+        return version_of(store, asked.study)
+
+
+def answer_document(asked: Asked) -> Answered:
+    """Return the answer of ``best --format json``."""
+    with asked.databases.study(asked.study, asked.database) as store:
+        found: Answer = answer(store, asked.study)
+    return Document(found.model_dump(mode="json"))
+
+
+def about_study(asked: Asked, far: Progress | None = None) -> dict[str, Any]:
+    """Return the values common to a study's pages."""
+    return {"study": asked.study, "db": asked.database, "progress": far}
+
+
+def _found(store: Store, name: str, trials: Sequence[TrialRecord]) -> tuple[Page | None, str | None]:
+    try:
+        return page_of(picture_of(store, name, trials)), None
+    except TargetNotReachedError as error:
+        return None, error.message
+
+
+PAGE_TRIALS = 100
+"""Trials per page."""
+
+COLUMNS = {
+    "number": "Trial",
+    "phase": "Phase",
+    "state": "State",
+    "batch_size": "Batch",
+    "learning_rate": "Learning rate",
+    "train_seconds": "Trained s",
+    "time_to_target_s": "To target s",
+    "steps_to_target": "Steps",
+    "final_metric": "Metric",
+    "reason": "Reason",
+}
+LEAST_FIRST = ("time_to_target_s", "batch_size", "learning_rate", "train_seconds", "steps_to_target")
+"""Columns that sort trials in ascending order; trial numbers sort newest first."""
+
+
+HIDDEN = {"number", "phase", "state", "reason", "warnings", "traceback"}
+"""Heading of a trial's facts."""
+
+
+def trials_page(asked: Asked) -> Answered:
+    """List a study's trials by phase, state or batch size, one page at a time, newest first."""
+    phase = asked.one_of("phase", {one.value: one for one in Phase})
+    state = asked.one_of("state", {one.value: one for one in TrialState})
+    size, order = asked.count("batch_size"), asked.one_of("order", {one: one for one in ("number", *LEAST_FIRST)})
+    with asked.databases.study(asked.study, asked.database) as store:
+        every = store.trials.of(asked.study)
+        running = [trial.number for trial in every if trial.state is TrialState.RUNNING]
+        live_seconds = RUNNING_SECONDS if is_live(store, asked.study, running) else RESTING_SECONDS
+    kept = matching_trials(every, phase=phase, state=state, batch_size=size)
+    rows = [trial_row(trial) for trial in kept]
+    if asked.text("format") == "json":
+        return Document(rows)
+    pages = max(1, math.ceil(len(rows) / PAGE_TRIALS))
+    page = asked.count("page", 1, most=pages) or 1
+    shown = _ordered(kept, rows, order or "number")[(page - 1) * PAGE_TRIALS : page * PAGE_TRIALS]
+    return View(
+        template="trials.html",
+        values={
+            **about_study(asked),
+            "columns": COLUMNS,
+            "rows": shown,
+            "count": len(rows),
+            "page": page,
+            "pages": pages,
+            "newer": _page_link(asked, page - 1) if page > 1 else None,
+            "older": _page_link(asked, page + 1) if page < pages else None,
+            "asked": {name: asked.text(name) or "" for name in ("phase", "state", "batch_size", "order")},
+            "phases": _options(trial.phase.value for trial in every),
+            "states": _options(trial.state.value for trial in every),
+            "orders": [("", "Newest first"), *((name, f"Least {COLUMNS[name].lower()}") for name in LEAST_FIRST)],
+        },
+        live_seconds=live_seconds,
+    )
+
+
+def trial_page(asked: Asked) -> Answered:
+    """Show a trial's configuration, curve, place, end reason and command to rerun it."""
+    number = asked.path["number"]
+    if not number.isascii() or not number.isdecimal() or len(number) > 9:
+        raise NotFoundError(f"study {asked.study!r} has no trial {number[:20]!r}")
+    with asked.databases.study(asked.study, asked.database) as store:
+        study, trial = store.studies.get(asked.study), store.trials.get(asked.study, int(number))
+        curve = store.trials.observations(asked.study, trial.number)
+        environment, spec = (
+            store.trials.environment(asked.study, trial.number),
+            store.trials.spec(asked.study, trial.number),
+        )
+        document = trial_document(trial, curve, environment, spec)
+        if asked.text("format") == "json":
+            return Document(document)
+        log, again = store.trials.log(asked.study, trial.number), _again(store, asked.study, trial)
+    settings = {
+        name: value for name, value in document.items() if value is not None and not isinstance(value, dict | list)
+    }
+    return View(
+        template="trial.html",
+        values={
+            **about_study(asked),
+            "trial": trial,
+            "size": sizes_in_words(trial.configuration),
+            "facts": [(name, in_words(value)) for name, value in settings.items() if name not in HIDDEN],
+            "warnings": trial.outcome.warnings if trial.outcome else (),
+            "traceback": document["traceback"],
+            "stages": document["stages"],
+            "chart": recent_curves_chart(study.target, [(trial, curve)]),
+            "evaluations": len(curve),
+            "place_facts": facts_of(environment),
+            "log": log,
+            "again": again,
+        },
+        live_seconds=0 if trial.state.is_finished else RUNNING_SECONDS,
+    )
+
+
+def _ordered(trials: Sequence[TrialRecord], rows: Sequence[dict[str, Any]], order: str) -> list[dict[str, Any]]:
+    shown = [
+        {**row, "batch_size": sizes_in_words(trial.configuration), "key": row[order]}
+        for trial, row in zip(trials, rows, strict=True)
+    ]
+    if order == "number":
+        return shown[::-1]
+    return sorted(shown, key=lambda row: (row["key"] is None, row["key"] or 0, row["number"]))
+
+
+def _options(present: Iterable[str]) -> list[tuple[str, str]]:
+    return [("", "All"), *((one, one) for one in sorted(set(present)))]
+
+
+def _page_link(asked: Asked, page: int) -> str:
+    return f"?{urlencode({**{name: value for name, value in asked.query.items() if value}, 'page': page})}"
+
+
+def _again(store: Store, study: str, trial: TrialRecord) -> Reproduction | str:
+    try:
+        return reproduction(store, study, trial.number)
+    except UsageError as error:
+        return error.message

@@ -36,7 +36,7 @@ class Databases:
         with self.opened() as stores:
             store = found_study(stores if number is None else [self._numbered(stores, number)], name)[0]
             with store:  # which names a row that cannot be used
-                store.study(name)
+                store.studies.get(name)
                 yield store
 
     def number_of(self, database: str) -> int | None:

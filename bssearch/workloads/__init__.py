@@ -1,1 +1,1 @@
-"""What is trained: the protocol in `base`, then one file per workload."""
+"""What is trained: the protocol, and a file per workload."""

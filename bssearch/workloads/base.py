@@ -1,6 +1,6 @@
-"""The workload protocol, and resolving a spec's ``workload`` string to a workload.
+"""The workload protocol, and resolving a spec's ``workload`` string.
 
-The string is a shipped name (``digits``), an import path (``package.module:MyWorkload``), or a file
+It is a shipped name (``digits``), an import path (``package.module:MyWorkload``), or a file
 (``folder/file.py:MyWorkload``) relative to the spec's folder.
 """
 
@@ -46,7 +46,7 @@ class TrainingStep:
 
     @property
     def accumulation_steps(self) -> int:
-        """Return the number of micro-batches."""
+        """Number of micro-batches."""
         return self.configuration.accumulation_steps
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -54,7 +54,7 @@ class TrainingStep:
         self._backward(loss)
 
     def update(self, optimizer: torch.optim.Optimizer) -> None:
-        """Unscale fp16 gradients, clip to ``clip_norm``, step; ``optimizer.step()`` alone does neither."""
+        """Unscale fp16 gradients, clip to ``clip_norm``, step; ``optimizer.step()`` only steps."""
         self._update(optimizer)
 
 
@@ -94,10 +94,10 @@ class Workload(Protocol):
 
     * ``collate(samples: list) -> tuple[inputs, targets]`` makes a batch in the loader processes, such as by padding;
       default: PyTorch's ``default_collate``. A mapping or tensor is the inputs alone.
-    * ``train_batches(batch_size: int, seed: int) -> Iterable[tuple[inputs, targets]]`` makes the training batches of an
-      epoch, from an ``IterableDataset`` or your ``DataLoader``; ``batch_size`` is the micro-batch size, ``seed`` new in
-      each epoch. The first tensor must have ``batch_size`` rows; a smaller last batch is dropped. A resumed trial makes
-      earlier batches again, off the clock.
+    * ``train_batches(batch_size: int, seed: int) -> Iterable[tuple[inputs, targets]]`` makes an epoch's training
+      batches, from an ``IterableDataset`` or your ``DataLoader``; ``batch_size`` is the micro-batch size, ``seed`` new
+      in each epoch. The first tensor must have ``batch_size`` rows; a smaller last batch is dropped. A resumed trial
+      makes earlier batches again, off the clock.
     * ``train_samples: int``: samples per epoch of ``train_batches`` if ``load().train`` is None.
     * ``build_optimizer(model: Module, configuration: Configuration) -> Optimizer`` returns one optimizer, or a tuple,
       list or dict of them, at ``configuration.learning_rate``. The schedule multiplies each group's first rate.
@@ -150,7 +150,7 @@ TAKES = {"model": "build_model", "loss": "loss"}  # the method that takes each g
 
 
 def check_takes(workload: Workload, names: Iterable[str]) -> None:
-    """Raise `WorkloadError` if a method does not take one of these own parameters, such as ``model.hidden``."""
+    """Raise `WorkloadError` if a method lacks an own parameter, such as ``model.hidden``."""
     for full in names:
         group, _, name = full.partition(".")
         try:
@@ -171,15 +171,14 @@ METHODS = ("load", "build_model", "loss", "evaluate")
 
 
 def lies_in_no_file(name: str) -> bool:
-    """Return whether the workload is defined in a notebook or the running script."""
+    """True if in a notebook or the running script."""
     return name.rpartition(":")[0] == MAIN
 
 
 def resolve(name: str, settings: Mapping[str, Any], folder: Path) -> Workload:
-    """Return the workload that a spec names, built with its settings; files are relative to ``folder``.
+    """Build the workload that a spec names; files are relative to ``folder``.
 
-    Raises:
-        WorkloadError: The code does not import, cannot be built, or lacks members.
+    Raises `WorkloadError` if the code does not import, cannot be built, or lacks members.
     """
     target = SHIPPED.get(name, name)
     location, separator, attribute = target.rpartition(":")
@@ -199,11 +198,7 @@ def resolve(name: str, settings: Mapping[str, Any], folder: Path) -> Workload:
 
 
 def found_attribute(name: str, folder: Path) -> Any:
-    """Return the object at ``package.module:attribute`` or ``path/file.py:attribute``, relative to ``folder``.
-
-    Raises:
-        WorkloadError: It does not import or has no such member.
-    """
+    """Return the object at ``package.module:attribute`` or ``path/file.py:attribute``; raises like `resolve`."""
     location, _, attribute = name.rpartition(":")
     is_file = location.endswith(".py")
     module = import_file(name, folder / location) if is_file else _import_module(name, location, folder)
@@ -215,7 +210,7 @@ def found_attribute(name: str, folder: Path) -> Any:
 
 
 def built(name: str, found: Any, settings: Mapping[str, Any]) -> Workload:
-    """Return the workload that a callable builds from settings; raises like `resolve`."""
+    """Build a workload from settings; raises like `resolve`."""
     try:
         made = found(**settings)
     except Exception as error:
@@ -226,7 +221,7 @@ def built(name: str, found: Any, settings: Mapping[str, Any]) -> Workload:
 
 
 def whole(name: str, found: object) -> Workload:
-    """Return an object as a workload; `WorkloadError` if it lacks members."""
+    """Check that an object is a workload; `WorkloadError` if it lacks members."""
     has_step = callable(getattr(found, "training_step", None))
     methods = [method for method in METHODS if not (method == "loss" and has_step)]
     missing = [method for method in methods if not callable(getattr(found, method, None))]
@@ -253,7 +248,7 @@ def _noted(name: str) -> Iterator[None]:
 
 
 def refuse_while_importing() -> None:
-    """Raise `UsageError` while a workload's file is imported, because every worker would run the study again."""
+    """Refuse a study in a file being imported: every worker would run it."""
     if _importing:
         raise UsageError(
             f"the file of workload {_importing[-1]!r} runs a study when it is imported, as every worker process does",
@@ -273,7 +268,7 @@ def _import_module(name: str, module: str, folder: Path) -> ModuleType:
 
 
 def import_file(name: str, path: Path) -> ModuleType:
-    """Return the module of a file; `WorkloadError` if it is missing or fails."""
+    """Import a file; `WorkloadError` if it is missing or fails."""
     if not path.is_file():
         raise WorkloadError(f"workload {name!r}: no file {path}")
     module_name = f"bssearch_workload_{path.stem}"
@@ -303,11 +298,7 @@ def _own_line(error: BaseException) -> str:
 
 
 def measure(workload: Workload, model: torch.nn.Module, part: Part) -> Mapping[str, Any]:
-    """Return the metrics over a whole part, with the model left in training mode.
-
-    Raises:
-        WorkloadError: ``evaluate`` returned no mapping.
-    """
+    """Metrics over a whole part; leaves the model in training mode. `WorkloadError` if no mapping."""
     import torch
 
     model.eval()
@@ -320,11 +311,7 @@ def measure(workload: Workload, model: torch.nn.Module, part: Part) -> Mapping[s
 
 
 def metric_value(workload: Workload, metrics: Mapping[str, Any], metric: str) -> float:
-    """Return a metric as a float, possibly NaN.
-
-    Raises:
-        WorkloadError: It is missing, not a number, or outside its declared bounds.
-    """
+    """A metric as a float, possibly NaN; `WorkloadError` if missing, no number, or out of bounds."""
     if metric not in metrics:
         offered = ", ".join(sorted(metrics)) or "nothing"
         raise WorkloadError(f"evaluate() returned no metric {metric!r}; it offers {offered}")

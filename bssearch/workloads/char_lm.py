@@ -1,7 +1,7 @@
-"""A character-level language model: next-character prediction with a small GPT-style transformer.
+"""A character-level language model: a small GPT-style transformer.
 
-The default text, the sources of Python's standard library, differs between Python versions, and with it every loss:
-compare within one version only. The worker's log has the text's SHA-256.
+The default text, the sources of Python's standard library, differs between Python versions, and with it every loss. The
+worker's log has the text's SHA-256.
 """
 
 from __future__ import annotations
@@ -45,10 +45,9 @@ class CharLM:
     heads: int = 4
     width: int = 64
     validation_sequences: int = 128
-    vocabulary: str = field(default="", init=False)
-    """Characters of the training part; one more token is for all others."""
+    vocabulary: str = field(default="", init=False)  # of the training part; one more token is for all others
+    # mean cross-entropy in nats per character; chance is ln(tokens)
     metrics: Mapping[str, MetricInfo] = field(default_factory=lambda: {"loss": MetricInfo(low=0.0)}, init=False)
-    """Mean cross-entropy in nats per character; chance is ln(tokens)."""
 
     def __post_init__(self) -> None:
         for name in _COUNTS:
@@ -62,14 +61,13 @@ class CharLM:
 
     @property
     def tokens_per_sample(self) -> int:
-        """Return the characters that a sample predicts."""
+        """Characters that a sample predicts."""
         return self.context
 
     def load(self, device: torch.device) -> Data:
-        """Return sequences (sequences, context) of int64 tokens; targets are one character later.
+        """Sequences (sequences, context) of int64 tokens; targets are one character later.
 
-        Raises:
-            WorkloadError: The text is missing, unreadable, not UTF-8, or too short.
+        Raises `WorkloadError` if the text is missing, unreadable, not UTF-8, or too short.
         """
         text = _read(_files(self.text), self.max_characters)
         held_out = len(text) // _HELD_OUT_SHARE
@@ -94,7 +92,7 @@ class CharLM:
         )
 
     def build_model(self, *, dropout: float) -> nn.Module:
-        """Return a transformer over the text's vocabulary; call `load` first."""
+        """A transformer over the text's vocabulary; call `load` first."""
         if not self.vocabulary:
             raise WorkloadError("char_lm builds its model over the characters of the text: call load() first")
         return CharTransformer(
@@ -107,17 +105,17 @@ class CharLM:
         )
 
     def checkpointed_modules(self, model: nn.Module) -> Sequence[nn.Module]:
-        """Return the transformer's blocks."""
+        """The transformer's blocks."""
         return [module for module in model.modules() if isinstance(module, Block)]
 
     def loss(
         self, model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, *, label_smoothing: float
     ) -> torch.Tensor:
-        """Return the mean cross-entropy in nats per character."""
+        """Mean cross-entropy in nats per character."""
         return functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), label_smoothing=label_smoothing)
 
     def evaluate(self, model: nn.Module, part: Part) -> Mapping[str, float]:
-        """Return the mean cross-entropy in nats per character."""
+        """Mean cross-entropy in nats per character."""
         total = 0.0
         for inputs, targets in part.chunks(max(1, _EVALUATION_CHARACTERS // self.context)):
             scores = model(inputs).flatten(0, 1)
@@ -135,8 +133,8 @@ class CharLM:
 class CharTransformer(nn.Module):
     """A decoder-only pre-norm transformer with learned positions (Radford et al. 2019, GPT-2).
 
-    Output and token embedding share weights. Initial deviation is 0.5 / √width (0.02 at GPT-2's width of 768), over
-    √(2 × layers) for writes to the residual stream. Dropout acts on embeddings and on each block's outputs.
+    Output and token embedding share weights. Initial deviation is 0.5 / √width (0.02 at GPT-2's width of 768), over √(2
+    × layers) for writes to the residual stream. Dropout acts on embeddings and on each block's outputs.
     """
 
     def __init__(self, *, tokens: int, context: int, layers: int, heads: int, width: int, dropout: float) -> None:
@@ -153,7 +151,7 @@ class CharTransformer(nn.Module):
                 nn.init.normal_(parameter, std=deviation / math.sqrt(2 * layers) if writes else deviation)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Return the scores (sequences, characters, tokens) of each next character."""
+        """Scores (sequences, characters, tokens) of each next character."""
         positions = self.positions.weight[: inputs.shape[1]]
         stream = self.dropout(self.tokens(inputs) + positions)
         for block in self.blocks:
@@ -176,7 +174,7 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, stream: torch.Tensor) -> torch.Tensor:
-        """Return the stream (sequences, characters, width)."""
+        """The stream (sequences, characters, width)."""
         stream = stream + self.dropout(self._attend(self.attention_norm(stream)))
         hidden = functional.gelu(self.mlp_in(self.mlp_norm(stream)))
         added: torch.Tensor = self.dropout(self.mlp_out(hidden))

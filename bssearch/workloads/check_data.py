@@ -15,10 +15,9 @@ TRIED_SAMPLES = 8  # samples that are collated as a test
 
 
 def check_data(data: object, workload: object = None) -> Data:
-    """Return the data as three parts; with ``train_batches``, train is a `BatchStream`.
+    """The data as three parts; with ``train_batches``, train is a `BatchStream`.
 
-    Raises:
-        WorkloadError: A part has an unknown form, unequal rows, no sample, or samples that do not collate.
+    Raises `WorkloadError` for an unknown form, unequal rows, or samples that are missing or do not collate.
     """
     found = [_part(data, name, workload) for name in PARTS]
     same = isinstance(data, Data) and all(getattr(data, name) is one for name, one in zip(PARTS, found, strict=True))
@@ -139,7 +138,7 @@ def _refused(whole: object, field: str, place: str, leaf: object = None) -> Work
 
 
 def in_words(value: object) -> str:
-    """Describe a non-tensor: its keys, or the element that differs from the first."""
+    """Describe a non-tensor: its keys, or an unlike element."""
     kind = type(value).__name__
     if isinstance(value, Mapping):
         fields = ", ".join(f"{name!r}: {kind_of(one)}" for name, one in itertools.islice(value.items(), 4))
@@ -153,7 +152,7 @@ def in_words(value: object) -> str:
 
 
 def kind_of(value: object) -> str:
-    """Return a value's type, and its shape if any."""
+    """A value's type, and its shape if any."""
     shape = None if getattr(value, "is_nested", False) else getattr(value, "shape", None)
     nested = "nested " if getattr(value, "is_nested", False) else ""
     return f"a {nested}{type(value).__name__}" + ("" if shape is None else f" of shape {tuple(shape)}")

@@ -1,9 +1,4 @@
-"""The data of a workload, in the forms that ``load`` may return.
-
-* `Part`: tensors with one row per sample, possibly nested in dicts, lists and tuples
-* `DatasetPart`: a map-style ``Dataset`` or a sequence of samples, collated per batch
-* `BatchStream`: a training part whose batches the workload makes
-"""
+"""The forms of data that ``load`` may return: `Part`, `DatasetPart` and `BatchStream`."""
 
 from __future__ import annotations
 
@@ -25,7 +20,7 @@ CONTAINERS = (dict, list, tuple)
 
 
 def mapped(function: Callable[[Any], Any], value: Nesting) -> Nesting:
-    """Return a nesting with the function applied to each leaf."""
+    """Apply a function to each leaf."""
     if not isinstance(value, CONTAINERS):
         return function(value)
     from torch.utils._pytree import tree_map
@@ -34,7 +29,7 @@ def mapped(function: Callable[[Any], Any], value: Nesting) -> Nesting:
 
 
 def leaves(value: Nesting) -> list[Any]:
-    """Return the leaves in order."""
+    """The leaves, in order."""
     if not isinstance(value, CONTAINERS):
         return [value]
     from torch.utils._pytree import tree_leaves
@@ -43,7 +38,7 @@ def leaves(value: Nesting) -> list[Any]:
 
 
 def places(value: Nesting) -> list[tuple[str, Any]]:
-    """Return each leaf with its path, such as ``['ids'][0]``."""
+    """Each leaf with its path, such as ``['ids'][0]``."""
     if not isinstance(value, CONTAINERS):
         return [("", value)]
     from torch.utils._pytree import keystr, tree_flatten_with_path
@@ -52,14 +47,14 @@ def places(value: Nesting) -> list[tuple[str, Any]]:
 
 
 def tensors(value: Nesting) -> list[torch.Tensor]:
-    """Return the tensor leaves."""
+    """The tensor leaves."""
     import torch
 
     return [leaf for leaf in leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 def moved(value: Nesting, device: torch.device, *, non_blocking: bool = False) -> Nesting:
-    """Return a nesting with its tensors on a device."""
+    """Move a nesting's tensors to a device."""
     import torch
 
     def to_device(leaf: Any) -> Any:
@@ -86,7 +81,7 @@ class Part:
 
     @staticmethod
     def of(samples: Any, *, collate: Collate | None = None) -> DatasetPart:
-        """Return a part of samples: a map-style ``Dataset``, or an indexable with a length.
+        """A part of samples: a map-style ``Dataset``, or an indexable with a length.
 
         ``collate`` makes (inputs, targets), or only inputs, of a list; by default the workload's ``collate``, else
         PyTorch's ``default_collate``.
@@ -98,17 +93,17 @@ class Part:
 
     @property
     def device(self) -> torch.device:
-        """Return the device of the rows."""
+        """Device of the rows."""
         device: torch.device = leaves(self.inputs)[0].device
         return device
 
     @property
     def bytes(self) -> int:
-        """Return the part's bytes."""
+        """Size in bytes."""
         return sum(tensor.nbytes for tensor in [*leaves(self.inputs), *leaves(self.targets)])
 
     def to(self, device: torch.device) -> Part:
-        """Return the part on a device."""
+        """Move to a device."""
         return Part(moved(self.inputs, device), moved(self.targets, device))
 
     def gather(self, rows: torch.Tensor) -> Batch:
@@ -127,19 +122,19 @@ class HostPart(Part):
 
     @property
     def device(self) -> torch.device:
-        """Return the CPU."""
+        """The CPU."""
         import torch
 
         return torch.device("cpu")
 
     @property
     def bytes(self) -> int:
-        """Return 0."""
+        """Nothing goes to the device: 0."""
         return 0
 
 
 class DatasetPart(HostPart):
-    """A part made of samples; `chunks` moves collated batches to the device."""
+    """A part of samples, collated per batch; `chunks` moves batches to the device."""
 
     def __init__(self, samples: Any, collate: Collate | None = None, device: torch.device | None = None) -> None:
         self.samples = samples
@@ -160,11 +155,11 @@ class DatasetPart(HostPart):
         return len(self.samples)
 
     def to(self, device: torch.device) -> DatasetPart:
-        """Return the part with chunks on a device."""
+        """Let `chunks` move batches to a device."""
         return DatasetPart(self.samples, self.collate, device)
 
     def gather(self, rows: torch.Tensor) -> Batch:
-        """Return the collated batch of rows (samples,) on the host."""
+        """Collate rows (samples,) on the host."""
         return self._collated(rows.tolist())
 
     def chunks(self, size: int) -> Iterator[Batch]:
@@ -191,7 +186,7 @@ class DatasetPart(HostPart):
 
 
 class BatchStream(HostPart):
-    """A training part from the workload's ``train_batches``, with ``samples`` per epoch."""
+    """A training part of ``train_batches``, with ``samples`` per epoch."""
 
     has_rows = False
 
@@ -203,7 +198,7 @@ class BatchStream(HostPart):
         return self.samples
 
     def to(self, device: torch.device) -> BatchStream:
-        """Return the part itself."""
+        """Stay on the host."""
         return self
 
 
@@ -225,11 +220,7 @@ def _cut(value: Nesting, rows: torch.Tensor | slice) -> Nesting:
 
 
 def pair_of(batch: Any, maker: str) -> Batch:
-    """Return a batch as (inputs, targets); a mapping (as a dict) or lone tensor is inputs only.
-
-    Raises:
-        WorkloadError: A tuple or list is not a pair.
-    """
+    """A batch as (inputs, targets); a mapping or lone tensor is inputs only. `WorkloadError` if no pair."""
     if not isinstance(batch, tuple | list):
         return _as_dict(batch), None
     if len(batch) != 2:
@@ -245,11 +236,11 @@ def _as_dict(value: Any) -> Any:
 
 
 def stratified_order(labels: np.ndarray) -> np.ndarray:
-    """Return all rows sorted by label, shuffled within each, equal on every machine."""
+    """Rows sorted by label, shuffled within each, alike everywhere."""
     shuffled = np.random.RandomState(0).permutation(len(labels))
     return shuffled[np.argsort(labels[shuffled], kind="stable")]
 
 
 def evenly(rows: np.ndarray, count: int) -> np.ndarray:
-    """Return ``count`` evenly spaced rows; of stratified rows, each label's share."""
+    """``count`` evenly spaced rows, which keep each label's share."""
     return rows[np.arange(count) * len(rows) // count]

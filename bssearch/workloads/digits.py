@@ -1,7 +1,7 @@
-"""scikit-learn's handwritten digits: 1,797 images (8 × 8) and a small convolutional network; about 1 s per trial.
+"""scikit-learn's handwritten digits: 1,797 images (8 × 8), a small convolutional network, about 1 s per trial.
 
-Source: Alpaydin, Kaynak, "Optical Recognition of Handwritten Digits", UCI, 1998. Importing `sklearn.datasets` would
-take longer than most trials, so the package's file is read directly.
+Source: Alpaydin, Kaynak, "Optical Recognition of Handwritten Digits", UCI, 1998. Reads the package's file, because
+importing `sklearn.datasets` takes longer than most trials.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Digits:
         self.test_samples = test_samples
 
     def load(self, device: torch.device) -> Data:
-        """Return images (samples, 1, 8, 8), standardised, and their digits."""
+        """Images (samples, 1, 8, 8), standardised, and their digits."""
         images, labels = _read()
         held_out = self.validation_samples + self.test_samples
         if held_out >= len(labels):
@@ -68,7 +68,7 @@ class Digits:
         return Data(train=part(train), validation=part(validation), test=part(test))
 
     def build_model(self, *, dropout: float) -> nn.Module:
-        """Return three group-normalised convolutions and a linear layer."""
+        """Three group-normalised convolutions and a linear layer."""
         return nn.Sequential(
             nn.Conv2d(1, 16, kernel_size=3, padding=1),
             nn.GroupNorm(4, 16),
@@ -89,11 +89,11 @@ class Digits:
     def loss(
         self, model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, *, label_smoothing: float
     ) -> torch.Tensor:
-        """Return the mean cross-entropy."""
+        """Mean cross-entropy."""
         return functional.cross_entropy(model(inputs), targets, label_smoothing=label_smoothing)
 
     def evaluate(self, model: nn.Module, part: Part) -> Mapping[str, float]:
-        """Return accuracy and mean cross-entropy."""
+        """Accuracy and mean cross-entropy."""
         scores = torch.cat([model(inputs) for inputs, _ in part.chunks(_EVALUATION_CHUNK)])
         correct = (scores.argmax(1) == part.targets).sum()
         return {

@@ -1,11 +1,21 @@
-"""Fashion-MNIST: 70,000 images (28 × 28) of clothes in ten classes, with a residual network or a perceptron.
+"""Fashion-MNIST: 70,000 images (28 × 28) of clothes in ten classes.
 
-Source: Xiao, Rasul, Vollgraf 2017, arXiv 1708.07747.
+Source: Xiao, Rasul, Vollgraf 2017, arXiv 1708.07747. Places of the four files, in this order:
+
+1. only the folder in ``BSSEARCH_DATA_DIR``, if set: itself, its ``fashion-mnist`` or ``FashionMNIST/raw`` (torchvision)
+2. Debian's package ``dataset-fashion-mnist``
+3. an earlier download in ``$XDG_CACHE_HOME/bssearch``, by default ``~/.cache/bssearch``
+4. a download into it with torchvision
 """
 
 from __future__ import annotations
 
+import gzip
+import importlib
+import importlib.util
 import math
+import os
+import tempfile
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,9 +28,120 @@ from torch.nn import functional
 
 from bssearch.errors import WorkloadError
 from bssearch.records import MetricInfo
+from bssearch.settings import DATA_DIR_VARIABLE, cache_folder
 from bssearch.workloads.base import Data, Part
 from bssearch.workloads.data import evenly, stratified_order
-from bssearch.workloads.data_folder import find_fashion_mnist, read_idx
+
+DEBIAN_FOLDER = Path("/usr/share/datasets/fashion-mnist")
+FILES = (
+    "train-images-idx3-ubyte",
+    "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte",
+    "t10k-labels-idx1-ubyte",
+)
+WAYS = f"""any of these brings them:
+  apt-get install dataset-fashion-mnist    (Debian, Ubuntu)
+  pip install torchvision                  (downloads 30 MB at the first use)
+  bssearch run ... --data-dir DIR          (or {DATA_DIR_VARIABLE}=DIR: a folder with {FILES[0]}.gz and the others)"""
+
+
+def find_fashion_mnist(debian_folder: Path = DEBIAN_FOLDER) -> Mapping[str, Path]:
+    """Find the four files, plain or ``.gz``, or download them; `WorkloadError` if a file is missing."""
+    given = os.environ.get(DATA_DIR_VARIABLE)
+    if given:
+        root = Path(given).expanduser()
+        if not root.is_dir():
+            raise WorkloadError(f"there is no folder {given}, which --data-dir or {DATA_DIR_VARIABLE} names; {WAYS}")
+        folders = [root, root / "fashion-mnist", root / "FashionMNIST" / "raw"]
+        found = _first(folders)
+        if found is None:
+            raise WorkloadError(
+                f"the folder that --data-dir or {DATA_DIR_VARIABLE} names holds no Fashion-MNIST: no {FILES[0]}, with "
+                f"or without .gz, in {', '.join(map(str, folders))}; without that folder, {debian_folder} is "
+                f"searched; {WAYS}"
+            )
+        return found
+    cache = cache_folder() / "fashion-mnist"
+    return _first([debian_folder, cache]) or _downloaded(cache)
+
+
+def _first(folders: list[Path]) -> dict[str, Path] | None:
+    for folder in folders:
+        found = {name: path for name in FILES if (path := _plain_or_compressed(folder / name))}
+        if found:
+            missing = [name for name in FILES if name not in found]
+            if missing:
+                raise WorkloadError(f"{folder} lacks {' and '.join(missing)}, with or without .gz; {WAYS}")
+            return found
+    return None
+
+
+def _plain_or_compressed(plain: Path) -> Path | None:
+    return next((path for path in (plain, plain.with_name(f"{plain.name}.gz")) if path.is_file()), None)
+
+
+def _downloaded(folder: Path) -> dict[str, Path]:
+    # download beside the folder, then rename, so that no process sees half a download
+    if importlib.util.find_spec("torchvision") is None:
+        raise WorkloadError(f"the images of Fashion-MNIST are not on this machine; {WAYS}")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="download-", dir=folder.parent) as temporary:
+            importlib.import_module("torchvision.datasets").FashionMNIST(temporary, download=True)
+            try:
+                Path(temporary, "FashionMNIST", "raw").rename(folder)
+            except OSError:
+                if not folder.is_dir():  # otherwise another process was faster
+                    raise
+    except Exception as error:  # whatever torchvision and the network raise
+        raise WorkloadError(
+            f"the images of Fashion-MNIST are not on this machine, and torchvision could not download them into "
+            f"{folder}: {type(error).__name__}: {error}; {WAYS}"
+        ) from error
+    found = _first([folder])
+    if found is None:
+        raise WorkloadError(f"torchvision downloaded no file named {FILES[0]} into {folder}; {WAYS}")
+    return found
+
+
+# idx files (MNIST's format): two zero bytes, the type (8: unsigned byte), the number of dimensions, each dimension
+# as four big-endian bytes, then the values in C order (LeCun, Cortes, Burges, "The MNIST database", 1998).
+
+_UNSIGNED_BYTE = 8
+
+
+def read_idx(path: Path, dimensions: int) -> np.ndarray:
+    """An idx file's read-only uint8 values; `WorkloadError` for another format."""
+    content = _content(path)
+    magic = bytes([0, 0, _UNSIGNED_BYTE, dimensions])
+    if content[:4] != magic:
+        raise WorkloadError(
+            f"{path} starts with the bytes {content[:4].hex(' ') or '(none)'}; "
+            f"an idx file of bytes in {dimensions} dimension{'s' * (dimensions > 1)} starts with {magic.hex(' ')}"
+        )
+    header_bytes = len(magic) + 4 * dimensions
+    if len(content) < header_bytes:
+        raise WorkloadError(f"{path} is {len(content)} bytes long; its header alone takes {header_bytes}")
+    shape = tuple(np.frombuffer(content, dtype=">u4", count=dimensions, offset=len(magic)).tolist())
+    found, expected = len(content) - header_bytes, math.prod(shape)
+    if found != expected:
+        raise WorkloadError(
+            f"{path} holds {found} bytes after its header, which says {' × '.join(map(str, shape))} = {expected}"
+        )
+    return np.frombuffer(content, dtype=np.uint8, offset=header_bytes).reshape(shape)
+
+
+def _content(path: Path) -> bytes:
+    try:
+        content = path.read_bytes()
+        return gzip.decompress(content) if path.suffix == ".gz" else content
+    except EOFError as error:
+        raise WorkloadError(
+            f"{path} ends early, after {len(content)} bytes: the gzip stream is not complete"
+        ) from error
+    except (OSError, zlib.error) as error:
+        raise WorkloadError(f"{path} cannot be read: {error}") from error
+
 
 CLASSES = 10
 SIDE = 28
@@ -75,10 +196,9 @@ class FashionMnist:
         self._augments = augment
 
     def load(self, device: torch.device) -> Data:
-        """Return images (samples, 1, 28, 28) as float32, standardised over the training part, and int64 classes.
+        """Images (samples, 1, 28, 28) as float32, standardised over the training part, and int64 classes.
 
-        Raises:
-            WorkloadError: The files are missing, damaged, or not Fashion-MNIST's.
+        Raises `WorkloadError` for missing or damaged files, or another data set's.
         """
         files = find_fashion_mnist()
         images, labels = read_images(files, "train")
@@ -97,25 +217,25 @@ class FashionMnist:
         )
 
     def build_model(self, *, dropout: float) -> nn.Module:
-        """Return a freshly initialised model."""
+        """A fresh model."""
         return perceptron(dropout) if self.model == "mlp" else residual_network(dropout, self.norm)
 
     def checkpointed_modules(self, model: nn.Module) -> Sequence[nn.Module]:
-        """Return the residual blocks."""
+        """The residual blocks."""
         return [module for module in model.modules() if isinstance(module, ResidualBlock)]
 
     def augment(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Return the images, moved and mirrored if ``augment`` is set."""
+        """Move and mirror images if ``augment`` is set."""
         return moved_and_mirrored(inputs) if self._augments else inputs
 
     def loss(
         self, model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, *, label_smoothing: float
     ) -> torch.Tensor:
-        """Return the mean cross-entropy."""
+        """Mean cross-entropy."""
         return functional.cross_entropy(model(inputs), targets, label_smoothing=label_smoothing)
 
     def evaluate(self, model: nn.Module, part: Part) -> Mapping[str, float]:
-        """Return accuracy and mean cross-entropy."""
+        """Accuracy and mean cross-entropy."""
         scores = torch.cat([model(inputs) for inputs, _ in part.chunks(_EVALUATION_CHUNK)])
         correct = (scores.argmax(1) == part.targets).sum()
         return {
@@ -125,10 +245,9 @@ class FashionMnist:
 
 
 def read_images(files: Mapping[str, Path], part: Literal["train", "t10k"]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the images (samples, 28, 28) and classes (samples,) of a pair of files, as uint8.
+    """Images (samples, 28, 28) and classes (samples,) of a pair of files, as uint8.
 
-    Raises:
-        WorkloadError: A file is damaged, or another data set's: MNIST has the same file names.
+    Raises `WorkloadError` if damaged or another data set's: MNIST has the same file names.
     """
     images_file, labels_file = files[f"{part}-images-idx3-ubyte"], files[f"{part}-labels-idx1-ubyte"]
     labels = read_idx(labels_file, dimensions=1)
@@ -151,7 +270,7 @@ def read_images(files: Mapping[str, Path], part: Literal["train", "t10k"]) -> tu
 
 
 def split(labels: np.ndarray, validation_samples: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the training and validation rows."""
+    """Training and validation rows."""
     held_out = evenly(stratified_order(labels), HELD_OUT)
     return np.setdiff1d(np.arange(len(labels)), held_out), evenly(held_out, validation_samples)
 
@@ -165,9 +284,9 @@ def _moments(images: np.ndarray) -> tuple[float, float]:
 
 
 def moved_and_mirrored(images: torch.Tensor) -> torch.Tensor:
-    """Return images (samples, 1, height, width), each moved by up to `SHIFT` pixels, half of them mirrored.
+    """Move images (samples, 1, height, width) by up to `SHIFT` pixels; mirror half of them.
 
-    He et al. 2016 (arXiv 1512.03385, § 4.2), with repeated borders as padding.
+    He et al. 2016 (arXiv 1512.03385, § 4.2), with repeated borders.
     """
     samples, _, height, width = images.shape
     down, right = torch.randint(-SHIFT, SHIFT + 1, (2, samples, 1), device=images.device)
@@ -181,7 +300,7 @@ def moved_and_mirrored(images: torch.Tensor) -> torch.Tensor:
 
 
 def perceptron(dropout: float) -> nn.Module:
-    """Return two hidden layers of 256 units with dropout: 0.27 million parameters."""
+    """Two hidden layers of 256 units with dropout: 0.27 million parameters."""
     return nn.Sequential(
         nn.Flatten(),
         nn.Linear(SIDE * SIDE, _HIDDEN),
@@ -195,7 +314,7 @@ def perceptron(dropout: float) -> nn.Module:
 
 
 def residual_network(dropout: float, norm: str) -> nn.Module:
-    """Return three residual blocks of 32, 64 and 96 channels: 0.22 million parameters."""
+    """Three residual blocks of 32, 64 and 96 channels: 0.22 million parameters."""
     width = _STAGES[0]
     layers: list[nn.Module] = [_convolution(1, width), _norm(norm, width), nn.ReLU()]
     for stage, channels in enumerate(_STAGES):
@@ -224,7 +343,7 @@ class ResidualBlock(nn.Module):
             )
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Return images (samples, channels_out, height / stride, width / stride)."""
+        """Images (samples, channels_out, height / stride, width / stride)."""
         return functional.relu(self.branch(inputs) + self.shortcut(inputs))
 
 

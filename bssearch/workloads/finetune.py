@@ -1,4 +1,4 @@
-"""Fine-tuning on Fashion-MNIST: a network trained on five classes learns the other five from few images.
+"""Fine-tuning on Fashion-MNIST: a network of five classes learns the others from few images.
 
 All layers learn, with a fresh head (Howard & Ruder 2018, arXiv 1801.06146). The frozen old head measures forgetting
 (French 1999, "Catastrophic forgetting in connectionist networks").
@@ -46,8 +46,8 @@ _PRETRAINING_RATE = 3e-3
 class FineTune:
     """Classify five new classes with a network that knows five others.
 
-    ``train_samples`` is balanced over the new classes. In validation and test, new classes give ``accuracy`` and
-    ``loss``, old ones ``old_accuracy`` and ``forgetting``, its loss since the start.
+    ``train_samples`` is balanced over the new classes. New classes give ``accuracy`` and ``loss``, old ones
+    ``old_accuracy`` and ``forgetting``, its loss since the start.
     """
 
     train_samples: int = 2500
@@ -71,10 +71,10 @@ class FineTune:
                 raise ValueError(f"{name} = {value!r} must be a whole number from {low} to {high}")
 
     def load(self, device: torch.device) -> Data:
-        """Return images (samples, 1, 28, 28) as float32 and targets (samples, 2) as int64; only new classes train.
+        """Images (samples, 1, 28, 28) as float32 and targets (samples, 2) as int64; only new classes train.
 
-        A target is the class and, for old classes, whether the network was right before fine-tuning (else 0).
-        Pre-training takes about 10 s of one core; its weights are cached.
+        A target is the class and, for old classes, whether the network was right before (else 0). Pre-training takes
+        about 10 s of one core; its weights are cached.
         """
         data = FashionMnist(validation_samples=self.validation_samples).load(torch.device("cpu"))
         train = data.train
@@ -89,7 +89,7 @@ class FineTune:
         )
 
     def build_model(self, *, dropout: float) -> nn.Module:
-        """Return the pre-trained network with a fresh head; call `load` first."""
+        """The pre-trained network with a fresh head; call `load` first."""
         if self._weights is None:
             raise WorkloadError("finetune builds its model from pre-trained weights: call load() first")
         model = TwoHeaded(dropout)
@@ -99,11 +99,11 @@ class FineTune:
     def loss(
         self, model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, *, label_smoothing: float
     ) -> torch.Tensor:
-        """Return the mean cross-entropy on new classes."""
+        """Mean cross-entropy on new classes."""
         return functional.cross_entropy(model(inputs), targets[:, 0] - OLD_CLASSES, label_smoothing=label_smoothing)
 
     def evaluate(self, model: Any, part: Part) -> Mapping[str, float]:
-        """Return accuracy and loss on new classes, accuracy and forgetting on old ones; needs both."""
+        """Metrics of new classes, and of old ones."""
         features = torch.cat([model.trunk(inputs) for inputs, _ in part.chunks(_EVALUATION_CHUNK)])
         classes, were_right = part.targets.unbind(1)
         is_old = classes < OLD_CLASSES
@@ -130,13 +130,13 @@ class TwoHeaded(nn.Module):
         self.old_head = nn.Linear(_FEATURES, OLD_CLASSES).requires_grad_(False)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Return the scores (samples, new classes) of images (samples, 1, 28, 28)."""
+        """Scores (samples, new classes) of images (samples, 1, 28, 28)."""
         scores: torch.Tensor = self.head(self.dropout(self.trunk(inputs)))
         return scores
 
 
 def trunk() -> nn.Sequential:
-    """Return the network from images (samples, 1, 28, 28) to features (samples, 64)."""
+    """The network from images (samples, 1, 28, 28) to features (samples, 64)."""
     layers: list[nn.Module] = []
     width = 1
     for channels in _CHANNELS:
@@ -147,7 +147,7 @@ def trunk() -> nn.Sequential:
 
 
 def pretrained_weights(old: Part) -> Weights:
-    """Return trunk and old head, trained on images of the old classes."""
+    """Train trunk and old head."""
     features, head = trunk(), nn.Linear(_FEATURES, OLD_CLASSES)
     parameters = [*features.parameters(), *head.parameters()]
     optimizer = torch.optim.AdamW(parameters, lr=_PRETRAINING_RATE, foreach=True)

@@ -1,6 +1,6 @@
-"""Workloads given from Python: their stored names and the processes that can run them.
+"""Workloads given from Python: their stored names, and the processes that can run them.
 
-A class of a notebook or running script is named ``__main__:Class``; its trials run in the process that has it.
+A class of a notebook or running script is named ``__main__:Class``; its trials run in that process.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LONGEST_SETTING = 10_000  # characters of a setting's JSON; of longer ones only 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenWorkload:
-    """The code's ``name`` in a spec, and an object's constructor ``settings`` (None: the spec's).
+    """A workload's ``name`` in a spec, and an object's constructor ``settings`` (None: the spec's).
 
     ``in_process`` is the class or object if no other process can load it.
     """
@@ -37,18 +37,15 @@ class GivenWorkload:
 
     @property
     def label(self) -> str:
-        """Return the class name."""
+        """The class name."""
         return self.name.rpartition(":")[2]
 
 
 def given_workload(workload: Any, folder: Path) -> GivenWorkload:
-    """Return a workload's name: code by its file, relative to ``folder`` if inside, or its module.
+    """Name a workload by its file, relative to ``folder`` if inside, or its module.
 
     Constructor arguments are read from equally named attributes. If they do not rebuild an equal object, the object
-    itself runs in this process.
-
-    Raises:
-        UsageError: The workload is None or a module.
+    itself runs in this process. Raises `UsageError` for None or a module.
     """
     if isinstance(workload, str):
         return GivenWorkload(name=workload)
@@ -63,17 +60,17 @@ def given_workload(workload: Any, folder: Path) -> GivenWorkload:
 
 
 def is_of_main(workload: object) -> bool:
-    """Return whether an object's class is from a notebook or the running script."""
+    """True if from a notebook or the running script."""
     return type(workload).__module__ == MAIN
 
 
 def is_maker(given: object) -> bool:
-    """Return whether the workload is a class or function to call."""
+    """True for a class or function."""
     return isinstance(given, type) or inspect.isroutine(given)
 
 
 def made(name: str, given: Any, settings: Mapping[str, Any]) -> Workload:
-    """Return the given workload, or call it with settings; raises like `resolve`."""
+    """The given workload, called with settings if callable; raises like `resolve`."""
     return built(name, given, settings) if is_maker(given) else whole(name, given)
 
 

@@ -1,7 +1,6 @@
 """Pre-trained weights, cached per user.
 
-A file is named by its recipe: the digest of code, data, PyTorch version and kind of CPU. Other or damaged files are
-made again.
+A file is named by the digest of code, data, PyTorch version and kind of CPU. Other or damaged files are made again.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ _DIGITS = 16  # of the recipe's digest in the file name
 def pretrained(name: str, made_of: Sequence[bytes], make: Callable[[], Weights]) -> Weights:
     """Return the weights from ``make``, or from the cache.
 
-    ``made_of`` is all that decides the weights besides PyTorch and the CPU: code, and digests of data. ``make`` runs in
-    one thread with a fixed seed, so concurrent processes make the same weights.
+    ``made_of``: code, and digests of data, that decide the weights. ``make`` runs in one thread with a fixed seed, so
+    that all processes make the same weights.
     """
     recipe = _recipe(made_of)
     path = cache_folder() / "pretrained" / f"{name}-{recipe[:_DIGITS]}.pt"

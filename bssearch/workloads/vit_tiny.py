@@ -50,27 +50,27 @@ class VitTiny:
         self._images()
 
     def load(self, device: torch.device) -> Data:
-        """Return the data of `FashionMnist.load`."""
+        """See `FashionMnist.load`."""
         return self._images().load(device)
 
     def build_model(self, *, dropout: float) -> nn.Module:
-        """Return a freshly initialised transformer."""
+        """A fresh transformer."""
         return VisionTransformer(
             patch=self.patch, width=self.width, depth=self.depth, heads=self.heads, dropout=dropout
         )
 
     def checkpointed_modules(self, model: nn.Module) -> Sequence[nn.Module]:
-        """Return the transformer's blocks."""
+        """The transformer's blocks."""
         return [module for module in model.modules() if isinstance(module, Block)]
 
     def loss(
         self, model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, *, label_smoothing: float
     ) -> torch.Tensor:
-        """Return the mean cross-entropy."""
+        """Mean cross-entropy."""
         return functional.cross_entropy(model(inputs), targets, label_smoothing=label_smoothing)
 
     def evaluate(self, model: nn.Module, part: Part) -> Mapping[str, float]:
-        """Return accuracy and mean cross-entropy."""
+        """Accuracy and mean cross-entropy."""
         return self._images().evaluate(model, part)
 
     def _images(self) -> FashionMnist:
@@ -81,7 +81,7 @@ class VisionTransformer(nn.Module):
     """Linear patches, learned positions, blocks, mean over patches, and a linear head.
 
     The mean replaces the paper's class token (as good, appendix D.3). Dropout follows embeddings and all dense layers
-    but the one for queries, keys and values (appendix B.1).
+    but queries, keys and values (appendix B.1).
     """
 
     def __init__(self, *, patch: int, width: int, depth: int, heads: int, dropout: float) -> None:
@@ -94,7 +94,7 @@ class VisionTransformer(nn.Module):
         self.head = nn.Linear(width, CLASSES)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Return the scores (samples, classes) of images (samples, 1, 28, 28)."""
+        """Scores (samples, classes) of images (samples, 1, 28, 28)."""
         stream = self.dropout(self.patches(inputs).flatten(2).transpose(1, 2) + self.positions)
         for block in self.blocks:
             stream = block(stream)
@@ -117,7 +117,7 @@ class Block(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, stream: torch.Tensor) -> torch.Tensor:
-        """Return the stream (samples, patches, width)."""
+        """The stream (samples, patches, width)."""
         stream = stream + self.dropout(self._attend(self.attention_norm(stream)))
         hidden = self.dropout(functional.gelu(self.mlp_in(self.mlp_norm(stream))))
         added: torch.Tensor = self.dropout(self.mlp_out(hidden))

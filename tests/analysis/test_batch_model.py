@@ -23,7 +23,7 @@ from bssearch.analysis.law.batch_model import (
     predict_optimum,
     rising,
 )
-from bssearch.analysis.law.joint import runnable_steps
+from bssearch.analysis.report import runnable_steps
 from tests.factories import make_probe, not_none
 
 RCP = Path(__file__).resolve().parents[1] / "data" / "mlperf-rcp"

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from bssearch.analysis.law.batch_model import LawPoint, RunnableStep
-from bssearch.analysis.law.critical_batch import critical_batch, expected_optimum
+from bssearch.analysis.law.quick import critical_batch, expected_optimum
 
 SIZES = [2**power for power in range(2, 11)]
 

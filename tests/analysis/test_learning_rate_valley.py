@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bssearch.analysis.law.learning_rate_valley import TUNING_GAP, heights
+from bssearch.analysis.certainty import TUNING_GAP, heights
 from bssearch.analysis.optimum import Verdict, decide
 from bssearch.records import Phase, TrialRecord, TrialState
 from tests.factories import make_trial, not_none

@@ -32,7 +32,7 @@ import psutil
 import typer
 
 from bssearch import registry
-from bssearch.exchange.boards.process import BoardProcess
+from bssearch.exchange.boards.base import BoardProcess
 from bssearch.executors.base import ExecutorSettings
 from bssearch.executors.slots import LocalExecutor
 from bssearch.records import (

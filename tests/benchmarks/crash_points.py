@@ -156,7 +156,7 @@ def faults(folder: Path, told: dict[int, str]) -> list[str]:
             found.append(f"the file is not whole: {whole}")
     if told:
         with open_store(f"sqlite:///{database}", write=False) as store:
-            stored = {trial.number: trial.state.value for trial in store.trials(SPEC.name)}
+            stored = {trial.number: trial.state.value for trial in store.trials.of(SPEC.name)}
         found += [
             f"trial {number} was reported {state}, and is {stored.get(number, 'missing')}"
             for number, state in told.items()
@@ -166,7 +166,7 @@ def faults(folder: Path, told: dict[int, str]) -> list[str]:
     if done.returncode:
         return [*found, f"the study does not complete: {done.stderr.strip()[-200:]}"]
     with open_store(f"sqlite:///{database}", write=False) as store:
-        trials = store.trials(SPEC.name)
+        trials = store.trials.of(SPEC.name)
     counted = Counter(trial.phase for trial in trials if trial.state.is_finished and not trial.state.is_missing)
     if counted[Phase.SEARCH] != TRIALS:
         found.append(f"{counted[Phase.SEARCH]} search trials, of {TRIALS}")

@@ -109,9 +109,9 @@ def run(url: str, trials: int) -> tuple[float, list[float]]:
     """Search a study to a number of trials; return the seconds of the first look, and those of each trial."""
     spec, executor = spec_of(trials), EmptyTrials()
     with open_store(url) as store:
-        if store.find_study(spec.name) is None:
-            store.create_study(spec.new_study("benchmark"))
-            store.bind_environment(spec.name, make_environment())
+        if store.studies.find(spec.name) is None:
+            store.studies.create(spec.new_study("benchmark"))
+            store.studies.bind(spec.name, make_environment())
         began = time.monotonic()
         driver = Driver(spec, store, executor, make_environment(), Listener())
         driver.engine = Engine(spec, sampler=MadeBeforehand(spec))
@@ -128,7 +128,8 @@ def multiply(file: Path, trials: int) -> None:
             for table in ("bss_trial", "bss_observation")
         }
         columns = [name for name in names["bss_trial"] if name != "id"]
-        values = ", ".join("n.i" if name == "number" else name for name in columns)
+        replaced = {"number": "n.i", "plan_id": "NULL"}
+        values = ", ".join(replaced.get(name, name) for name in columns)
         connection.execute(
             f"WITH RECURSIVE n(i) AS (SELECT {TEMPLATES + 1} UNION ALL SELECT i + 1 FROM n WHERE i < {trials}) "
             f"INSERT INTO bss_trial ({', '.join(columns)}) "

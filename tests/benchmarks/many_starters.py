@@ -152,8 +152,8 @@ def prepare(barrier: Any, index: int, url: str, sampler: str) -> None:
 
 def make(store: Store, spec: StudySpec) -> None:
     """Make a study and run it alone."""
-    store.create_study(spec.new_study("benchmark"))
-    store.bind_environment(spec.name, make_environment())
+    store.studies.create(spec.new_study("benchmark"))
+    store.studies.bind(spec.name, make_environment())
     Driver(spec, store, EmptyTrials(), make_environment(), Listener()).run()
 
 
@@ -181,8 +181,8 @@ def rate_of(found: Sequence[Sequence[Started]]) -> Rate:
 def read_back(barrier: Any, index: int, url: str) -> list[tuple[int, TrialState, int]]:
     """Return number, state and count of observations of each stored trial."""
     with open_store(url, write=False) as store:
-        trials = store.trials("toy")
-        curves = store.curves("toy", [trial.number for trial in trials])
+        trials = store.trials.of("toy")
+        curves = store.trials.curves("toy", [trial.number for trial in trials])
     return [(trial.number, trial.state, len(curves[trial.number])) for trial in trials]
 
 

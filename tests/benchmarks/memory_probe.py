@@ -18,7 +18,7 @@ from pathlib import Path
 
 from bssearch.commands.launch import Launch
 from bssearch.commands.opening import opened
-from bssearch.commands.probe.memory import MemoryProbe, probe_memory
+from bssearch.commands.probes import MemoryProbe, probe_memory
 from bssearch.commands.unstored import run_request
 from bssearch.executors.base import Executor
 from bssearch.records import Goal, TrialOutcome, TrialState

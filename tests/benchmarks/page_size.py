@@ -40,7 +40,7 @@ def median_seconds(work: Callable[[], object]) -> float:
 
 def report(url: str, page: Path) -> tuple[float, int]:
     """Write the page; return the seconds and the peak resident bytes of the process."""
-    command = [sys.executable, "-m", "bssearch.cli.app", "report", "toy", "--db", url, "--html", str(page)]
+    command = [sys.executable, "-m", "bssearch", "report", "toy", "--db", url, "--html", str(page)]
     start = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)

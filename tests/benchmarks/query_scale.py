@@ -32,17 +32,17 @@ def fill(url: str, trials: int, observations: int) -> int:
     """Store a study of search trials, and of confirmation runs for every tenth; return how many observations."""
     spec, environment, rng = make_spec(), make_environment(), random.Random(0)
     with open_store(url) as store:
-        store.create_study(spec.new_study("benchmark"))
-        store.bind_environment(spec.name, environment)
+        store.studies.create(spec.new_study("benchmark"))
+        store.studies.bind(spec.name, environment)
         for size in LADDER:
-            store.save_probe(spec.name, environment, make_probe(size), 1)
+            store.probes.add_step_time(spec.name, environment, make_probe(size), 1)
         for index in range(trials):
             confirms = index % 10 == 9
             size = 32 if confirms else rng.choice(LADDER)
             rate = 0.1 if confirms else rng.uniform(0.01, 1.0)
             add_trial(store, spec.name, size, rate, Phase.CONFIRM if confirms else Phase.SEARCH, observations, rng)
         save_finding(store, spec.name)  # as a driver does when a trial ends
-        return store.observation_count(spec.name)
+        return store.trials.observation_count(spec.name)
 
 
 def add_trial(
@@ -57,7 +57,7 @@ def add_trial(
         seed=rng.randrange(2**31),
     )
     lease = Lease(owner="benchmark/1/1.00/x", seconds=60.0)
-    started = store.start(study, plan, environment=make_environment(), lease=lease)
+    started = store.trials.start(study, plan, environment=make_environment(), lease=lease)
     assert started is not None
     number = started.number
     curve = [
@@ -71,7 +71,7 @@ def add_trial(
         )
         for n in range(observations)
     ]
-    store.append_observations(study, [(number, observation) for observation in curve])
+    store.trials.append_observations(study, [(number, observation) for observation in curve])
     outcome = TrialOutcome(
         state=TrialState.REACHED,
         reason="accuracy = 0.9",
@@ -83,12 +83,12 @@ def add_trial(
         final_metric=0.9,
         best_metric=0.9,
     )
-    store.finish_trial(study, number, outcome, steps_x_step_time_s=seconds)
+    store.trials.finish(study, number, outcome, steps_x_step_time_s=seconds)
 
 
 def best(url: str) -> None:
     """Run ``bssearch best`` as a whole process."""
-    command = [sys.executable, "-m", "bssearch.cli.app", "best", "toy", "--db", url, "--format", "json"]
+    command = [sys.executable, "-m", "bssearch", "best", "toy", "--db", url, "--format", "json"]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 

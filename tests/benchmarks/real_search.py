@@ -112,10 +112,10 @@ def main(
                 one = variant(spec, sampler, pruner, seed, wall_seconds)
                 run_study(one, Launch(db=db, data_dir=data_dir))
                 with open_store(db, write=False) as store:
-                    trials = store.trials(one.name)
-                    environment = store.study(one.name).environment
+                    trials = store.trials.of(one.name)
+                    environment = store.studies.get(one.name).environment
                     assert environment is not None
-                    probes |= store.probes(one.name, environment)
+                    probes |= store.probes.by_batch_size(one.name, environment)
                 made[sampler, pruner, seed] = (*incumbents(trials), len(trials))
     with described(spec, Launch(data_dir=data_dir)) as (executor, _):
         true: dict[str, float] = {}

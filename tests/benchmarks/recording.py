@@ -116,7 +116,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=20.0, help="how long the animation takes")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "bssearch.cli.app", "run", str(options.spec.resolve())]
+        command = [sys.executable, "-m", "bssearch", "run", str(options.spec.resolve())]
         chunks, code = record(command, folder)
     if code:
         sys.exit(f"the run ended with {code}: {''.join(text for _, text in chunks)[-2000:]}")

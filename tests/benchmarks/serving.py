@@ -45,7 +45,7 @@ PAINT = "performance.getEntriesByName('first-contentful-paint').map((one) => one
 @contextmanager
 def serving(url: str) -> Iterator[tuple[psutil.Process, str]]:
     """Give the process of a server and its address."""
-    command = [sys.executable, "-m", "bssearch.cli.app", "serve", "--db", url, "--port", "0"]
+    command = [sys.executable, "-m", "bssearch", "serve", "--db", url, "--port", "0"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         address = next(line.strip() for line in process.stderr if line.startswith("http://"))

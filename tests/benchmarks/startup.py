@@ -19,7 +19,7 @@ BAR = 4.0
 RUNS = 20
 COMMANDS = {
     "import typer": [sys.executable, "-c", "import typer"],
-    "bssearch --help": [sys.executable, "-m", "bssearch.cli.app", "--help"],
+    "bssearch --help": [sys.executable, "-m", "bssearch", "--help"],
 }
 
 

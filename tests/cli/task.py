@@ -16,7 +16,8 @@ import pytest
 import typer
 import yaml
 
-from bssearch.cli.app import app, main
+from bssearch.cli import main
+from bssearch.cli.app import app
 
 WORKLOAD = """
 import ctypes
@@ -160,7 +161,7 @@ def refused(folder: Path, *words: str | Path, code: int) -> str:
 
 
 def command(*arguments: str | Path) -> list[str]:
-    return [sys.executable, "-m", "bssearch.cli.app", *map(str, arguments)]
+    return [sys.executable, "-m", "bssearch", *map(str, arguments)]
 
 
 def environment() -> dict[str, str]:

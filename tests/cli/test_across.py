@@ -176,7 +176,7 @@ def test_a_copy_of_a_study_in_another_database_does_not_count_again(folder: Path
 
 def test_archived_studies_do_not_answer(folder: Path) -> None:
     with open_store(f"sqlite:///{folder / 'b.db'}") as store:
-        store.archive_study("other")
+        store.studies.archive("other")
     assert "there are devices" in refused(folder, "best", "--device", "h100", "--db", B, code=3)
 
 

@@ -22,7 +22,7 @@ from bssearch.errors import DatabaseError, LaunchError
 from bssearch.records import Observation, Phase, TrialRecord, TrialState
 from bssearch.search.leases import is_alive
 from bssearch.settings import CHECKPOINT_DIR_VARIABLE, DATABASE_URL_VARIABLE, STATE_DIR_VARIABLE
-from bssearch.spec.submission import SubmissionState
+from bssearch.spec.templates import SubmissionState
 from bssearch.storage.repository import open_store
 from tests.cli.task import UNCONFIRMED, command, environment, space_of, write_task
 from tests.cli.test_interruptions import alive
@@ -243,9 +243,9 @@ def count_of(server: Postgres, condition: str) -> int:
 def check_study(database: str) -> None:
     """See that every trial ended once, the budget is spent to the trial, and nothing is left behind."""
     with open_store(database, write=False) as store:
-        trials = store.trials("task")
-        curves = store.curves("task", [one.number for one in trials])
-        [submission] = store.submissions()
+        trials = store.trials.of("task")
+        curves = store.trials.curves("task", [one.number for one in trials])
+        [submission] = store.queue.submissions()
     assert [one.number for one in trials] == list(range(1, len(trials) + 1))
     assert submission.state is SubmissionState.DONE, submission.reason
     assert all(one.state.is_finished and one.state is not TrialState.PAUSED for one in trials)

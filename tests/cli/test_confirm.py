@@ -84,7 +84,7 @@ def test_what_is_asked_is_stored_with_the_study(folder: Path, by_law: LawExecuto
     done = ran(folder, "study", "confirm", "toy", "--runs", "3", "--max-runs", "5", "--train-seconds", "60")
     assert "settled after" in done.stderr
     with open_store(f"sqlite:///{folder / 'bssearch.db'}", write=False) as store:
-        study = store.study("toy")
+        study = store.studies.get("toy")
     assert study.spec["confirm"] == {"top": 1, "runs": 3, "max_runs": 5, "train_seconds": 60.0}
     assert study.spec_hash == make_spec().question_hash
 
@@ -100,7 +100,7 @@ def test_to_budget_answers_with_the_final_metrics_and_leaves_the_confirmation_as
     assert len(to_budget) == len(by_law.requests)
     assert all(trial["test_metric"] == 0.89 for trial in to_budget)
     with open_store(f"sqlite:///{folder / 'bssearch.db'}", write=False) as store:
-        confirm = store.study("toy").spec["confirm"]
+        confirm = store.studies.get("toy").spec["confirm"]
     assert confirm == {"top": 1, "runs": 2, "max_runs": None, "train_seconds": None}
 
 

@@ -89,7 +89,7 @@ def test_a_trial_shows_its_schedule_and_what_it_ran_of_each_stage(stored: Path) 
     assert sum(one["steps"] for one in document["stages"]) == trial["steps"]
     assert sum(one["samples"] for one in document["stages"]) == trial["samples"]
     with open_store(f"sqlite:///{stored}/bssearch.db", write=False) as store:
-        schedule = batch_schedule_of(store.trial("task", trial["number"]).configuration)
+        schedule = batch_schedule_of(store.trials.get("task", trial["number"]).configuration)
     assert schedule is not None and schedule.samples_after(trial["steps"]) == trial["samples"]
     assert sum(one["train_seconds"] for one in document["stages"]) == pytest.approx(trial["undelayed_train_seconds"])
     assert all(one["micro_batch_size"] == 32 for one in rest)
@@ -104,7 +104,7 @@ def test_a_trial_that_measured_shows_the_sizes_that_it_had(stored: Path) -> None
     assert sum(one["samples"] for one in stages) == trial["samples"] != 16 * trial["steps"]
     changes = {one["start_samples"] for one in stages}
     with open_store(f"sqlite:///{stored}/bssearch.db", write=False) as store:
-        assert changes <= {one.samples for one in store.observations("task", trial["number"])}
+        assert changes <= {one.samples for one in store.trials.observations("task", trial["number"])}
 
 
 def test_a_trial_whose_batch_stays_has_no_stages(stored: Path) -> None:
@@ -295,14 +295,14 @@ def test_scheduled_trials_come_through_another_database_as_they_are(folder: Path
         open_store(f"sqlite:///{folder}/bssearch.db", write=False) as here,
         open_store(f"sqlite:///{folder}/other.db", write=False) as there,
     ):
-        mine, theirs = here.trials("task"), there.trials("task")
+        mine, theirs = here.trials.of("task"), there.trials.of("task")
         assert sum(one.phase is Phase.GROWTH for one in theirs) == 3 + len(SHARES)
         assert sum(one.phase is Phase.AUDIT for one in theirs) > 0
         assert [(one.phase, one.configuration, one.sampled, one.outcome) for one in mine] == [
             (one.phase, one.configuration, one.sampled, one.outcome) for one in theirs
         ]
         numbers = [one.number for one in mine]
-        assert here.curves("task", numbers) == there.curves("task", numbers)
+        assert here.trials.curves("task", numbers) == there.trials.curves("task", numbers)
     answers = [
         json.loads(printed(folder, "best", "task", "--format", "json", "--db", f"sqlite:///{name}.db"))
         for name in ("bssearch", "other")

@@ -57,8 +57,8 @@ def import_runs(folder: Path, *options: str, rows: Sequence[str] = ROWS, header:
 
 def stored(folder: Path, name: str = "runs") -> tuple[StudyRecord, StudySpec, list[TrialRecord]]:
     with open_store(f"sqlite:///{folder / 'bssearch.db'}", write=False) as store:
-        study = store.study(name)
-        return study, StudySpec.model_validate(study.spec), store.trials(name)
+        study = store.studies.get(name)
+        return study, StudySpec.model_validate(study.spec), store.trials.of(name)
 
 
 def outcome(trial: TrialRecord) -> TrialOutcome:

@@ -42,7 +42,7 @@ def folder(measured: Path, tmp_path: Path) -> Path:
 
 def names(folder: Path) -> list[str]:
     with open_store(f"sqlite:///{folder / 'bssearch.db'}", write=False) as store:
-        return [one.name for one in store.studies()]
+        return [one.name for one in store.studies.summaries()]
 
 
 def refuse(folder: Path, *arguments: str, code: int, said: str) -> None:
@@ -92,7 +92,7 @@ def test_two_studies_that_are_not_archived_must_be_told_apart(folder: Path) -> N
 
 def test_deleting_without_a_terminal_takes_a_yes(folder: Path) -> None:
     with open_store(f"sqlite:///{folder / 'bssearch.db'}", write=False) as store:
-        observations = sum(map(len, store.curves("task", range(1, 6)).values()))
+        observations = sum(map(len, store.trials.curves("task", range(1, 6)).values()))
     what = f"study task with 5 trials and {observations} observations"
     refuse(folder, "study", "delete", "task", code=2, said=f"cannot ask before deleting {what}")
     assert what in printed(folder, "study", "delete", "task", "--yes")
@@ -107,8 +107,8 @@ def test_what_waited_of_a_deleted_study_goes_and_where_the_store_is_away_that_is
         (tmp_path / "store").mkdir()
         monkeypatch.setenv("BSSEARCH_CHECKPOINT_DIR", f"troubled://{tmp_path}/store")
         for name in ("task", "other"):
-            (tmp_path / "store" / studies.study(name).mark).mkdir()
-            (tmp_path / "store" / studies.study(name).mark / "trial-1.pt").touch()
+            (tmp_path / "store" / studies.studies.get(name).mark).mkdir()
+            (tmp_path / "store" / studies.studies.get(name).mark / "trial-1.pt").touch()
         printed(folder, "study", "delete", "task", "--yes")
         assert len(list((tmp_path / "store").rglob("trial-1.pt"))) == 1
         store.is_away = True

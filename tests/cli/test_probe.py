@@ -44,7 +44,7 @@ def test_step_times_are_fitted_and_stored(folder: Path) -> None:
     assert all(probe["step_seconds_low"] <= probe["step_seconds"] for probe in found["probes"])
     assert found["throughput_knee"] in {16, 32, 64}
     with open_store(f"sqlite:///{folder / 'bssearch.db'}", write=False) as store:
-        stored = store.probes("task")
+        stored = store.probes.by_batch_size("task")
     measured = {probe["batch_size"]: probe["step_seconds"] for probe in found["probes"]}
     assert {size: probe.step_seconds for size, probe in stored.items()} == measured
 
@@ -65,7 +65,7 @@ def test_a_run_makes_the_visits_that_a_probe_has_left_to_it(searched: Path) -> N
     told = [line for line in (searched / "stderr.txt").read_text().splitlines() if line.startswith("timing steps")]
     assert told == ["timing steps at batch sizes 16, 32, 64"]
     with open_store(f"sqlite:///{searched / 'bssearch.db'}", write=False) as store:
-        errors = [probe.error for probe in store.probes("task").values()]
+        errors = [probe.error for probe in store.probes.by_batch_size("task").values()]
     assert [error and error.visits for error in errors] == [FIRST_VISITS] * 3
 
 
@@ -86,5 +86,5 @@ def test_memory_is_probed_under_a_limit_that_binds_no_run(tmp_path: Path) -> Non
     assert found["largest_that_fits"] == found["ceiling"] == 500
     assert [use["fits"] for use in found["uses"]] == [True] * len(found["uses"])
     with open_store(f"sqlite:///{tmp_path / 'bssearch.db'}", write=False) as store:
-        bound = store.study("task").environment
+        bound = store.studies.get("task").environment
     assert bound is None or bound.device_memory_bytes != 2 * 2**30

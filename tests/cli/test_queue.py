@@ -15,7 +15,7 @@ import pytest
 from bssearch.commands.queue.submissions import submit_study
 from bssearch.records import TrialState
 from bssearch.settings import CHECKPOINT_DIR_VARIABLE, DATABASE_URL_VARIABLE
-from bssearch.spec.submission import SubmissionState
+from bssearch.spec.templates import SubmissionState
 from bssearch.storage.repository import open_store
 from tests.cli.task import UNCONFIRMED, WORKLOAD, printed, read, space_of
 from tests.cli.worker_process import PATIENCE_S, make_node, worker
@@ -84,7 +84,7 @@ def test_two_workers_serve_what_a_third_submits_though_one_is_killed(
     assert states(here) == dict.fromkeys(("study-0", "study-1", "study-2"), "done"), second.said
     with open_store(url, write=False) as store:
         for name in states(here):
-            ended = Counter(trial.state for trial in store.trials(name))
+            ended = Counter(trial.state for trial in store.trials.of(name))
             assert not ended[TrialState.RUNNING] + ended[TrialState.PAUSED]
             assert ended.total() - ended[TrialState.LOST] == 3
     assert list(here.iterdir()) == []
@@ -99,17 +99,17 @@ def test_a_worker_told_to_stop_gives_its_trial_back_and_another_goes_on_to_the_s
     printed(here, "queue", "submit", "task", "target.value=0.95", "--name", "long")
     with worker(first_node, url, checkpoints) as first, open_store(url, write=False) as store:
         first.wait_for("trial 1 runs")
-        wait_for(lambda: store.observations("long", 1)[1:], first.process)  # now it is in its middle
-        assert store.trial("long", 1).state is TrialState.RUNNING
+        wait_for(lambda: store.trials.observations("long", 1)[1:], first.process)  # now it is in its middle
+        assert store.trials.get("long", 1).state is TrialState.RUNNING
         first.process.send_signal(signal.SIGTERM)
         assert first.wait(30) == 0, first.said
-        stopped = store.trial("long", 1)
+        stopped = store.trials.get("long", 1)
         assert (stopped.state, first.lines[-1][9:]) == (TrialState.PAUSED, "has stopped"), first.said
-        assert store.submission("long").state is SubmissionState.WAITING
-        assert [one.is_here for one in store.workers()] == [False]
+        assert store.queue.submission("long").state is SubmissionState.WAITING
+        assert [one.is_here for one in store.queue.workers()] == [False]
         with worker(second_node, url, checkpoints, "--until-empty") as second:
             assert second.wait() == 0, second.said
-        trials = store.trials("long")
+        trials = store.trials.of("long")
         assert len(trials) == 2, "the trial that was stopped is not tried again, it goes on"
         went_on, outcome = trials[0], trials[0].outcome
         assert went_on.state is TrialState.REACHED and outcome is not None and outcome.steps_to_target is not None
@@ -127,7 +127,7 @@ def test_a_person_pauses_resumes_and_cancels_what_runs(tmp_path: Path, url: str,
         served.wait_for("trial 1 runs")
         printed(here, "queue", "pause", "one")
         served.wait_for("one: paused: paused by")
-        assert {trial.state for trial in store.trials("one")} <= {TrialState.PAUSED, TrialState.CAPPED}
+        assert {trial.state for trial in store.trials.of("one")} <= {TrialState.PAUSED, TrialState.CAPPED}
         assert states(here) == {"one": "paused"}
         served.lines.clear()
         printed(here, "queue", "resume", "one")
@@ -135,8 +135,8 @@ def test_a_person_pauses_resumes_and_cancels_what_runs(tmp_path: Path, url: str,
         assert [row["serving"] for row in queue(here)["workers"]] == ["one"]
         printed(here, "queue", "cancel", "one")
         served.wait_for("one: cancelled: cancelled by")
-        assert {trial.state for trial in store.trials("one")} <= {TrialState.CANCELLED, TrialState.CAPPED}
-        assert store.submission("one").served_seconds > 0
+        assert {trial.state for trial in store.trials.of("one")} <= {TrialState.CANCELLED, TrialState.CAPPED}
+        assert store.queue.submission("one").served_seconds > 0
         served.process.send_signal(signal.SIGTERM)
         assert served.wait() == 0, served.said
 
@@ -154,7 +154,7 @@ def test_a_worker_outlasts_a_server_that_is_away(tmp_path: Path, own_postgres: P
         with open_store(url) as store:
             submit_study(store, "task", {"budget.trials": 3}, name="one")
             served.wait_for("one: done")
-            assert len(store.trials("one")) == 3
+            assert len(store.trials.of("one")) == 3
         served.process.send_signal(signal.SIGTERM)
         assert served.wait(30) == 0, served.said
 

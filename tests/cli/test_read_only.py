@@ -91,7 +91,7 @@ def make_studies(url: str, folder: Path) -> None:
             load_spec(folder / f"{name}.yaml"), Launch(db=url, folder=folder, make_executor=lambda *_: LawExecutor())
         )
     with open_store(url, write=False) as store:
-        store.write_study("other", folder / "whole.jsonl.gz")
+        store.transfer.write("other", folder / "whole.jsonl.gz")
     (folder / "h100.csv").write_text("batch_size,step_seconds\n" + "".join(f"{2**k},0.001\n" for k in range(3, 8)))
     (folder / "templates.yaml").write_text("templates: {task: {spec: task.yaml}}")
     (folder / "runs.csv").write_text("batch_size,train_seconds,reached\n8,1.0,true\n16,2.0,true\n")
@@ -188,7 +188,7 @@ class TestLooking:
 
 AS_NOBODY = """
 import os, shlex, sys
-from bssearch.cli.app import main
+from bssearch.cli import main
 
 def run(line):
     sys.argv = ["bssearch", *shlex.split(line)]
@@ -242,4 +242,4 @@ class TestWriting:
                 out, *words(line, out), "--db", url, code=4
             )
         with open_store(reader, write=False) as store:
-            assert [one.name for one in store.studies()] == ["other", "task"]
+            assert [one.name for one in store.studies.summaries()] == ["other", "task"]

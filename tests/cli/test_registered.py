@@ -26,7 +26,7 @@ from pydantic import Field
 from bssearch.analysis.objectives.samples_to_target import SamplesToTarget
 from bssearch.commands.launch import Launch
 from bssearch.commands.opening import described
-from bssearch.commands.probe.report import ProbeReport
+from bssearch.commands.probes import ProbeReport
 from bssearch.exchange.exporters.exports import Exported
 from bssearch.exchange.importers.runs import import_runs
 from bssearch.registry import Option
@@ -66,7 +66,7 @@ class Rows(SamplesToTarget):
 def numbers(store, name: str, file: str | None = None) -> Exported:
     """Write the numbers of a study's trials."""
     path = Path(file or f"{name}.numbers")
-    path.write_text(" ".join(str(trial.number) for trial in store.trials(name)))
+    path.write_text(" ".join(str(trial.number) for trial in store.trials.of(name)))
     return Exported([str(path)])
 
 

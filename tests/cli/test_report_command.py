@@ -29,21 +29,23 @@ TABLES = ("trials.csv", "batches.csv", "observations.csv")
 def add_study(store: Store, spec: StudySpec, trials: Sequence[TrialRecord], **environment: Any) -> None:
     """Store a study with trials as they are, each with a curve of three observations."""
     place = make_environment(**environment)
-    store.create_study(spec.new_study("test"))
-    store.bind_environment(spec.name, place)
+    store.studies.create(spec.new_study("test"))
+    store.studies.bind(spec.name, place)
     for size in SIZES:
-        store.save_probe(spec.name, place, make_probe(size, step_seconds=0.01 + 0.0002 * size), 1)
+        store.probes.add_step_time(spec.name, place, make_probe(size, step_seconds=0.01 + 0.0002 * size), 1)
     for trial in trials:
         assert trial.outcome is not None
         limit = {} if spec.objective != "metric_in_budget" else {"train_seconds_limit": trial.outcome.train_seconds}
         plan = make_plan(
             configuration=trial.configuration, phase=trial.phase, seed=trial.seed, sampled=trial.sampled, **limit
         )
-        started = store.start(spec.name, plan, environment=place, lease=Lease(owner="test/1/1.00/x", seconds=60.0))
+        started = store.trials.start(
+            spec.name, plan, environment=place, lease=Lease(owner="test/1/1.00/x", seconds=60.0)
+        )
         assert started is not None
         curve = make_curve((0.0, 0.1), (0.5, 0.8), (1.0, 0.9))
-        store.append_observations(spec.name, [(started.number, one) for one in curve])
-        store.finish_trial(spec.name, started.number, trial.outcome, steps_x_step_time_s=None)
+        store.trials.append_observations(spec.name, [(started.number, one) for one in curve])
+        store.trials.finish(spec.name, started.number, trial.outcome, steps_x_step_time_s=None)
 
 
 def slower(trials: Sequence[TrialRecord], factor: float) -> list[TrialRecord]:

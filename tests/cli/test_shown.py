@@ -22,6 +22,7 @@ from rich.live import Live
 from bssearch.analysis.answer import Answer, Figure
 from bssearch.analysis.shape import Notice
 from bssearch.cli import app as application
+from bssearch.cli import main, output
 from bssearch.cli import trial as trial_commands
 from bssearch.cli.answer import SCREEN_COLUMNS, SCREEN_LINES, exported, print_answer, screen
 from bssearch.cli.output import note
@@ -31,9 +32,9 @@ from bssearch.commands.launch import Launch
 from bssearch.commands.run import run_study
 from bssearch.commands.trials import status
 from bssearch.errors import NotFoundError, UsageError
-from bssearch.exchange.csv_rows import write_csv
 from bssearch.exchange.trial_rows import trial_document
 from bssearch.executors.base import Event
+from bssearch.files import write_csv
 from bssearch.records import GradientNoise, MemoryBasis, Observation, Phase, TrialEnded, TrialRecord, TrialState
 from bssearch.search.history import History
 from bssearch.search.pruners.controller import PruningController
@@ -75,9 +76,9 @@ def test_each_way_to_end_has_its_exit_code(
         raise raised
 
     monkeypatch.setattr(application, "app", fails)
-    monkeypatch.setattr(application, "end_of_pipe", lambda: sys.exit(0))
+    monkeypatch.setattr(output, "end_of_pipe", lambda: sys.exit(0))
     with pytest.raises(SystemExit) as caught:
-        application.main()
+        main()
     assert caught.value.code == code
     told = capsys.readouterr()
     assert told.out == ""
@@ -93,7 +94,7 @@ def test_other_errors_go_through_with_their_traceback(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(application, "app", fails)
     with pytest.raises(ZeroDivisionError):
-        application.main()
+        main()
 
 
 # One trial ------------------------------------------------------------------------------------------------------------
@@ -532,6 +533,6 @@ def test_status_says_that_the_search_has_ended_and_why_until_it_goes_on(tmp_path
         found = status(store, "toy")
         assert found.search_ended == "the budget of 12 trials is spent"
         assert found.document()["search_ended"] == found.search_ended
-        spec = dict(store.study("toy").spec)
-        store.update_spec("toy", {**spec, "budget": {**spec["budget"], "trials": 20}})  # type: ignore[dict-item]
+        spec = dict(store.studies.get("toy").spec)
+        store.studies.update_spec("toy", {**spec, "budget": {**spec["budget"], "trials": 20}})  # type: ignore[dict-item]
         assert status(store, "toy").search_ended is None, "a larger budget asks for more"

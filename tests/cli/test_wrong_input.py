@@ -27,7 +27,7 @@ def refuse(folder: Path, *arguments: str, code: int, said: str) -> None:
 @pytest.mark.parametrize(
     ("place", "said"),
     [
-        ("nowhere://bucket/x", "nowhere:// is none of "),
+        ("nowhere://bucket/x", "unknown protocol nowhere://; choose from "),
         ("lacking://ada:s3cr@t@host/x", "lacking://ada:***@host/x' needs a package that is not installed: Install it"),
     ],
 )

@@ -13,5 +13,5 @@ from tests.commands.probing import SPEC
 def store(tmp_path: Path) -> Iterator[Store]:
     """A store with a study that nothing was measured for."""
     with open_store(f"sqlite:///{tmp_path / 'study.db'}") as store:
-        store.create_study(SPEC.new_study("tester"))
+        store.studies.create(SPEC.new_study("tester"))
         yield store

@@ -11,7 +11,7 @@ import pytest
 
 from bssearch.analysis.answer import Answer, Figure
 from bssearch.commands.across.answers import Finding, agreement_of, in_words
-from bssearch.commands.across.matching import StudyFilter, nothing_matches, target_of, workload_names
+from bssearch.commands.across.databases import StudyFilter, nothing_matches, target_of, workload_names
 from bssearch.errors import UsageError
 from bssearch.records import StudyRecord
 from tests.documents import ROOT

@@ -88,7 +88,7 @@ def audited(folder: Path, executor: LawExecutor | None = None, **asked: Any) -> 
 
 def audit_trials(folder: Path) -> list[TrialRecord]:
     with open_store(url(folder), write=False) as store:
-        return [trial for trial in store.trials(SPEC.name) if trial.phase is Phase.AUDIT]
+        return [trial for trial in store.trials.of(SPEC.name) if trial.phase is Phase.AUDIT]
 
 
 def of(found: Audit, rule: Rule, batch_size: int | None = 256) -> RuleFinding:
@@ -159,7 +159,7 @@ def test_more_runs_than_the_confirmation_had_are_made_of_the_tuned_optimum_too(s
     fresh = trial_seed(SPEC.seed, Phase.CONFIRM, 3)
     at_256 = [one for one in audit_trials(studied) if one.configuration.batch_size == 256 and one.seed == fresh]
     with open_store(url(studied), write=False) as store:
-        confirmed = {one.configuration.key for one in store.trials(SPEC.name) if one.phase is Phase.CONFIRM}
+        confirmed = {one.configuration.key for one in store.trials.of(SPEC.name) if one.phase is Phase.CONFIRM}
     assert sum(one.configuration.key in confirmed for one in at_256) == 1
     assert "paired by 4 seeds" in of(found, Rule.LINEAR_RATE).reason
 
@@ -190,7 +190,7 @@ def test_what_is_timed_in_micro_batches_keeps_the_cadence_of_its_batch_size(done
     assert (256, 64) in splits
     assert of(done.found, Rule.ACCUMULATION).verdict == "broke"  # by the law it costs nothing
     with open_store(url(done.folder), write=False) as store:
-        assert store.probes(SPEC.name)[256].micro_batch_size == 256
+        assert store.probes.by_batch_size(SPEC.name)[256].micro_batch_size == 256
 
 
 def test_the_whole_training_part_stands_for_memory_where_it_fits(done: Audited) -> None:

@@ -12,8 +12,7 @@ import torch
 import yaml
 
 from bssearch.analysis.law.branches import LocalCriticalBatch, plan_branches
-from bssearch.commands.opening import OpenStudy
-from bssearch.commands.probe.branch import (
+from bssearch.commands.branch_probe import (
     BranchedCheckpoint,
     Branching,
     BranchPoint,
@@ -25,6 +24,7 @@ from bssearch.commands.probe.branch import (
     samples_of,
     sentences,
 )
+from bssearch.commands.opening import OpenStudy
 from bssearch.errors import LaunchError, UsageError
 from bssearch.executors.base import Event
 from bssearch.records import Observation, TrialEnded, TrialObserved, TrialOutcome, TrialRequest, TrialState
@@ -123,9 +123,9 @@ def test_what_is_stored_is_not_trained_again_and_a_changed_checkpoint_is(folder:
     words = "--checkpoint", "early.pt", "--tokens", "512", "--octaves", "1"
     first = probe(folder, *words)
     with open_store(f"sqlite:///{folder / 'bssearch.db'}", write=False) as store:
-        here = store.study("line").environment
+        here = store.studies.get("line").environment
         assert here is not None
-        stored = store.branches("line", here)
+        stored = store.probes.branches("line", here)
     assert len(stored) == sum(len(row["ends"]) for row in first["checkpoints"][0]["branches"])
     (folder / "early.pt").rename(folder / "moved.pt")
     done = bssearch("probe", "branch", "line.yaml", "--checkpoint", "moved.pt", *words[2:], cwd=folder)

@@ -49,7 +49,7 @@ def in_main(module: Any) -> Any:
 
 def stored(folder: Path, name: str = "task") -> StudySpec:
     with open_store(f"sqlite:///{folder / 'study.db'}", write=False) as store:
-        return StudySpec.model_validate(store.study(name).spec)
+        return StudySpec.model_validate(store.studies.get(name).spec)
 
 
 def python(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -98,13 +98,13 @@ def test_a_class_of_main_is_run_here_said_once_and_refused_by_the_command_line(
     monkeypatch.setattr(training_environment, "_source", lambda one: "one")
     spec = load_spec(FIELDS)
     found = run_study(spec, Launch(workload=task, db=db, listener=notes))
-    assert sum("lies in no file" in one for one in notes.notes) == 1
+    assert sum("is not in a file" in one for one in notes.notes) == 1
     kept = stored(tmp_path)
     assert (kept.workload, kept.executor.name) == ("__main__:Task", "inline")
     best = bssearch("best", "task", "--db", db, "--format", "json", cwd=tmp_path)
     assert json.loads(best.stdout)["optimal"] == found.model_dump(mode="json")["optimal"]
     assert bssearch("study", "show", "task", "--db", db, cwd=tmp_path).returncode == 0
-    assert "lies in no file" in refused(tmp_path, "study", "confirm", "task", "--runs", "2", "--db", db, code=2)
+    assert "is not in a file" in refused(tmp_path, "study", "confirm", "task", "--runs", "2", "--db", db, code=2)
     confirmed = confirm_study(with_confirmation(kept, runs=2), Launch(workload=task, db=db))
     assert confirmed.optimal.time_to_target_s is not None and confirmed.optimal.time_to_target_s.runs == 2
     with pytest.raises(UsageError, match="are not those of the workload given"):
@@ -118,7 +118,7 @@ def test_without_a_workload_nothing_runs(tmp_path: Path) -> None:
     db = f"sqlite:///{tmp_path / 'study.db'}"
     with pytest.raises(UsageError, match="names none, and none is given"):
         run_study(load_spec(FIELDS), Launch(db=db))
-    with pytest.raises(BSSearchError, match="lies in no file"):
+    with pytest.raises(BSSearchError, match="is not in a file"):
         check(load_spec({**FIELDS, "workload": "__main__:Task"}))
     assert not (tmp_path / "study.db").exists()
 
@@ -186,14 +186,14 @@ def test_code_that_fails_before_anything_is_measured_leaves_no_study_and_mended_
         attempt(broken)
     open_store(db).close()
     with open_store(db) as store:
-        assert store.studies() == []
+        assert store.studies.summaries() == []
     # Another question: a study that was left behind would refuse it.
     found = attempt(f"{WORKLOAD}\n# mended\n", target={"metric": "accuracy", "value": 0.85})
     assert (found.study, found.optimal.batch_size) == ("task", 32)
     with pytest.raises(BSSearchError):
         attempt(broken, target={"metric": "accuracy", "value": 0.85})
     with open_store(db) as store:
-        assert len(store.trials("task")) == 2, "what has trials stays"
+        assert len(store.trials.of("task")) == 2, "what has trials stays"
 
 
 def test_a_library_that_an_optimizer_needs_is_asked_for_before_anything_is_stored(
@@ -209,4 +209,4 @@ def test_a_library_that_an_optimizer_needs_is_asked_for_before_anything_is_store
             run()
         assert caught.value.hint == "pip install 'bssearch[optimizers]'"
     with open_store(db) as store:
-        assert store.find_study("task") is None
+        assert store.studies.find("task") is None

@@ -74,7 +74,7 @@ def test_a_run_has_the_slots_that_auto_came_to_and_the_study_keeps_the_word(tmp_
     spec = make_spec(executor={"slots": "auto"})
     with opened(spec, Launch(db=url, make_executor=lambda *_: LawExecutor(slots=3))) as study:
         assert study.spec.executor.slots == 3
-        assert spec_of(study.store.study(spec.name)).executor.slots == "auto"
+        assert spec_of(study.store.studies.get(spec.name)).executor.slots == "auto"
         assert study.spec.question_hash == make_spec().question_hash
 
 

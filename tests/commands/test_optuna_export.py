@@ -229,7 +229,7 @@ def test_a_second_export_and_what_cannot_be_exported_are_refused(folder: Path) -
 def test_a_study_without_trials_is_not_exported(tmp_path: Path) -> None:
     spec = make_spec()
     with open_store(f"sqlite:///{tmp_path / 'bssearch.db'}") as store:
-        store.create_study(spec.new_study("someone"))
+        store.studies.create(spec.new_study("someone"))
         with pytest.raises(UsageError, match="study 'toy' has no trials"):
             optuna_export.export_to_optuna(store, "toy", str(tmp_path / "optuna.db"))
         assert len(bssearch.load_optuna_study("toy", store=store).trials) == 0

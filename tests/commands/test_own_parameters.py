@@ -13,8 +13,7 @@ import optuna
 import pytest
 
 from bssearch.analysis.answer import Answer
-from bssearch.analysis.derived import predict_for_device
-from bssearch.analysis.report import build_answer
+from bssearch.analysis.report import build_answer, predict_for_device
 from bssearch.commands.check import check
 from bssearch.commands.enqueue import enqueue
 from bssearch.commands.launch import Launch
@@ -99,14 +98,14 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     url = f"sqlite:///{folder / 'own.db'}"
     spec = spec_for()
     with open_store(url) as store:
-        store.create_study(spec.new_study("tester"))
+        store.studies.create(spec.new_study("tester"))
         enqueue(store, "own", {"model.hidden": 48, "model.activation": "tanh", "loss.power": 1.0, "batch_size": 16})
         run_study(spec, Launch(folder=folder, db=url))
         yield store
 
 
 def test_trials_keep_what_they_ran_with_and_the_answer_holds_it(store: Store) -> None:
-    trials = store.trials("own")
+    trials = store.trials.of("own")
     enqueued = own_parameters(trials[0].configuration)
     assert enqueued == {"hidden": 48, "activation": "tanh", "power": 1.0}
     assert len({own_parameters(one.configuration)["hidden"] for one in trials}) > 2
@@ -129,7 +128,7 @@ def test_trials_keep_what_they_ran_with_and_the_answer_holds_it(store: Store) ->
 def test_steps_are_multiplied_with_the_step_time_of_their_own_model_alone(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec = spec_of(store.study("own"))
+    spec = spec_of(store.studies.get("own"))
     moved: list[TrialRecord] = []
 
     def noted(study: StudyRecord, spec: StudySpec, trials: Sequence[TrialRecord], *rest: Any) -> Answer:
@@ -138,7 +137,7 @@ def test_steps_are_multiplied_with_the_step_time_of_their_own_model_alone(
 
     monkeypatch.setattr(finding, "build_answer", noted)
     compute_answer(store, "own", 0.795)
-    for trials in (store.trials("own"), moved):
+    for trials in (store.trials.of("own"), moved):
         reached = [one for one in trials if one.outcome and one.outcome.steps_to_target]
         has_product = {model_parameters(one.configuration): one.steps_x_step_time_s is not None for one in reached}
         assert has_product == {model: model == spec.timed_model for model in has_product}

@@ -66,7 +66,7 @@ def test_without_a_database_nothing_is_known_and_none_is_made(tmp_path: Path, mo
 def test_step_times_law_and_samples_are_the_studys(studied: str) -> None:
     found = plan_scale(devices=2, per_device_batch=64, study=SPEC.name, db=studied, parameters=10**6, bandwidth_gb_s=10)
     with open_store(studied, write=False) as store:
-        best, line = answer(store, SPEC.name), fit_step_time(list(store.probes(SPEC.name).values()))
+        best, line = answer(store, SPEC.name), fit_step_time(list(store.probes.by_batch_size(SPEC.name).values()))
     assert best.fit is not None and line is not None
     law = best.fit.b_crit
     assert (found.b_crit.estimate, found.b_crit.low, found.b_crit.high) == (law.estimate, law.low, law.high)
@@ -89,14 +89,14 @@ def test_what_is_stated_goes_before_what_is_stored(studied: str) -> None:
 def test_where_no_search_has_a_law_the_quick_answer_stands_in(studied: str, tmp_path: Path) -> None:
     spec = SPEC.model_copy(update={"name": "fresh"})
     with open_store(url(tmp_path)) as store:
-        store.create_study(spec.new_study("tester"))
+        store.studies.create(spec.new_study("tester"))
         save_quick(store, "fresh", make_quick(b_crit={"estimate": 60.0, "low": 30.0, "high": 120.0}))
     found = plan_scale(devices=1, batch=64, study="fresh", db=url(tmp_path), alpha_s=0.1, beta_s=0.1)
     assert (found.b_crit.low, found.b_crit.estimate, found.b_crit.high) == (30.0, 60.0, 120.0)
     with pytest.raises(UsageError, match="the seconds of a step are not given, and study 'fresh' has none"):
         plan_scale(devices=1, batch=64, study="fresh", db=url(tmp_path))
     with open_store(url(tmp_path)) as store:
-        store.save_finding("fresh", store.stamp("fresh"), {"quick": {"b_crit": "written by something else"}})
+        store.findings.save("fresh", store.findings.stamp("fresh"), {"quick": {"b_crit": "written by something else"}})
     with pytest.raises(UsageError, match="the critical batch size is not given, and study 'fresh' has none"):
         plan_scale(devices=1, batch=64, study="fresh", db=url(tmp_path), alpha_s=0.1, beta_s=0.1)
     with pytest.raises(NotFoundError):

@@ -11,9 +11,17 @@ import pytest
 
 from bssearch.analysis.law.affine_step_time import fit_memory
 from bssearch.commands.launch import Launch
-from bssearch.commands.probe.memory import BRACKET, FINE, MemoryProbe, next_size, probe_memory
-from bssearch.commands.probe.noise import probe_noise
-from bssearch.commands.probe.step_time import SECONDS_LIMIT, probe_step_times, step_time
+from bssearch.commands.probes import (
+    BRACKET,
+    FINE,
+    SECONDS_LIMIT,
+    MemoryProbe,
+    next_size,
+    probe_memory,
+    probe_noise,
+    probe_step_times,
+    step_time,
+)
 from bssearch.errors import LaunchError
 from bssearch.records import (
     Configuration,
@@ -45,7 +53,7 @@ def test_every_batch_size_is_timed_for_longer_than_a_run_would_and_told(store: S
     listener = Ear()
     probes = probe_step_times(open_study(store, executor, listener))
     assert [probe.batch_size for probe in probes] == SIZES
-    assert probes == list(store.probes(SPEC.name).values())
+    assert probes == list(store.probes.by_batch_size(SPEC.name).values())
     assert listener.notes == [f"batch {probe.batch_size}: {probe.steps_timed} steps timed" for probe in probes]
     assert executor.limits == [SECONDS_LIMIT] * 5
     assert all(probe.eval_every_steps for probe in probes)
@@ -84,17 +92,17 @@ def test_a_run_that_follows_makes_the_visits_that_are_left(store: Store) -> None
 
 def test_visits_go_round_over_the_batch_sizes(store: Store) -> None:
     measure_step_times(SPEC, store, ProbedExecutor(), HERE, lambda: None, trials=[])
-    assert [(one.visit, one.batch_size) for one in store.visits(SPEC.name)] == [
+    assert [(one.visit, one.batch_size) for one in store.probes.visits(SPEC.name)] == [
         (visit, size) for visit in range(1, calibration.FIRST_VISITS + 1) for size in SIZES
     ]
     measure_step_times(SPEC, store, ProbedExecutor(), HERE, lambda: None, calibration.COMPARING_VISITS, trials=[])
-    assert len(store.visits(SPEC.name)) == calibration.COMPARING_VISITS * len(SIZES)
+    assert len(store.probes.visits(SPEC.name)) == calibration.COMPARING_VISITS * len(SIZES)
 
 
 def test_a_probe_is_one_more_visit_and_what_it_returns_is_what_is_stored(store: Store) -> None:
     first = probe_step_times(open_study(store, ProbedExecutor()))
     again = probe_step_times(open_study(store, ProbedExecutor(slower=4.0)))
-    assert again == list(store.probes(SPEC.name).values())
+    assert again == list(store.probes.by_batch_size(SPEC.name).values())
     assert [probe.step_seconds for probe in again] == pytest.approx([2 * step_seconds(size) for size in SIZES])
     assert [probe.eval_every_steps for probe in again] == [probe.eval_every_steps for probe in first]
     assert [probe.error and probe.error.visits for probe in again] == [2] * 5
@@ -104,11 +112,11 @@ def test_what_contradicts_the_other_step_times_is_visited_again(store: Store) ->
     for visit in range(1, calibration.COMPARING_VISITS + 1):
         for size in SIZES:
             seconds = step_seconds(size) * (6.0 if size == 32 else 1.0)
-            store.save_probe(SPEC.name, HERE, make_probe(size, step_seconds=seconds), visit)
+            store.probes.add_step_time(SPEC.name, HERE, make_probe(size, step_seconds=seconds), visit)
     assert missing_step_times(SPEC, store, HERE, trials=[]) == []
     assert missing_step_times(SPEC, store, HERE, calibration.COMPARING_VISITS, trials=[]) == [32, 64]
     measure_step_times(SPEC, store, ProbedExecutor(), HERE, lambda: None, calibration.COMPARING_VISITS, trials=[])
-    assert Counter(one.batch_size for one in store.visits(SPEC.name)) == {
+    assert Counter(one.batch_size for one in store.probes.visits(SPEC.name)) == {
         **dict.fromkeys(SIZES, calibration.COMPARING_VISITS),
         **dict.fromkeys([32, 64], calibration.MOST_VISITS),
     }, "and no more, though it is doubted still"
@@ -123,22 +131,22 @@ def test_what_does_not_fit_is_timed_in_smaller_micro_batches(store: Store) -> No
         (64, 32),
         (128, 32),
     ]
-    assert store.memory_boundary(SPEC.name, HERE).too_large == 64
+    assert store.probes.memory_boundary(SPEC.name, HERE).too_large == 64
 
 
 def test_visits_that_others_disturbed_are_made_and_not_made_again_for_ever(store: Store) -> None:
     for visit in range(1, calibration.COMPARING_VISITS + 1):
         for size in SIZES:
-            store.save_probe(SPEC.name, HERE, make_probe(size, contended=visit > 1), visit)
+            store.probes.add_step_time(SPEC.name, HERE, make_probe(size, contended=visit > 1), visit)
     assert missing_step_times(SPEC, store, HERE, calibration.COMPARING_VISITS, trials=[]) == []
-    assert [probe.error and probe.error.visits for probe in store.probes(SPEC.name).values()] == [3] * 5
+    assert [probe.error and probe.error.visits for probe in store.probes.by_batch_size(SPEC.name).values()] == [3] * 5
 
 
 def test_what_would_be_timed_in_smaller_micro_batches_than_those_in_force_is_left_alone(store: Store) -> None:
-    store.save_memory(SPEC.name, HERE, MemoryUse(micro_batch_size=100, fits=False, peak_memory_bytes=None))
-    store.save_memory(SPEC.name, HERE, MemoryUse(micro_batch_size=20, fits=True, peak_memory_bytes=None))
+    store.probes.save_memory(SPEC.name, HERE, MemoryUse(micro_batch_size=100, fits=False, peak_memory_bytes=None))
+    store.probes.save_memory(SPEC.name, HERE, MemoryUse(micro_batch_size=20, fits=True, peak_memory_bytes=None))
     for size in SIZES:
-        store.save_probe(SPEC.name, HERE, make_probe(size, micro_batch_size=min(size, 64)), 1)
+        store.probes.add_step_time(SPEC.name, HERE, make_probe(size, micro_batch_size=min(size, 64)), 1)
     executor = ProbedExecutor()
     measure_step_times(SPEC, store, executor, HERE, lambda: None, trials=[])
     assert len(executor.limits) <= len(SIZES) * calibration.MOST_VISITS
@@ -227,7 +235,7 @@ def test_a_size_that_leaves_no_reserve_neither_fits_nor_is_too_large(store: Stor
     assert found.smallest_that_does_not > 300
     assert {260 < use.micro_batch_size <= 300 for use in found.marginal} == {True}
     assert all("only without a reserve" in (use.reason or "") for use in found.marginal)
-    stored = {use.micro_batch_size for use in store.memory(SPEC.name, HERE)}
+    stored = {use.micro_batch_size for use in store.probes.memory(SPEC.name, HERE)}
     assert stored.isdisjoint(use.micro_batch_size for use in found.marginal)
 
 
@@ -269,7 +277,7 @@ def test_where_not_even_one_sample_fits_the_error_has_the_probes_numbers(store: 
     with pytest.raises(LaunchError, match=r"not even .* Test CPU \(8 GiB\); these ran out of it: 8, 4, 2, 1 \(no") as e:
         probe(store, LawExecutor(fits_up_to=0))
     assert e.value.exit_code == 6
-    assert [use.fits for use in store.memory(SPEC.name, HERE)] == [False] * 4
+    assert [use.fits for use in store.probes.memory(SPEC.name, HERE)] == [False] * 4
 
 
 def test_the_fit_is_of_sizes_that_fit_and_says_how_far_off_it_is() -> None:
@@ -289,14 +297,14 @@ def test_the_fit_is_of_sizes_that_fit_and_says_how_far_off_it_is() -> None:
 def add_trial(store: Store, configuration: Configuration, seconds: float | None) -> None:
     """Add a trial that reached the target after these seconds, or was capped."""
     plan = make_plan(configuration=configuration, eval_every_steps=17)
-    trial = store.start(SPEC.name, plan, environment=HERE, lease=Lease(owner="driver", seconds=60.0))
+    trial = store.trials.start(SPEC.name, plan, environment=HERE, lease=Lease(owner="driver", seconds=60.0))
     assert trial is not None
     outcome = TrialOutcome(state=TrialState.CAPPED, reason="as the test has it", train_seconds=0.1, wall_seconds=0.1)
     if seconds is not None:
         outcome = replace(
             outcome, state=TrialState.REACHED, train_seconds=seconds, time_to_target_s=seconds, steps_to_target=10
         )
-    store.finish_trial(SPEC.name, trial.number, outcome, steps_x_step_time_s=None)
+    store.trials.finish(SPEC.name, trial.number, outcome, steps_x_step_time_s=None)
 
 
 def test_the_default_is_measured_where_no_trial_has_reached_the_target(store: Store) -> None:
@@ -307,11 +315,11 @@ def test_the_default_is_measured_where_no_trial_has_reached_the_target(store: St
     assert request.configuration == SPEC.default_configuration
     assert executor.splits_timed and request.eval_every_steps >= 1
     assert (request.target, request.train_seconds_limit) == (SPEC.record_target, SPEC.budget.trial_train_seconds)
-    assert store.noise(SPEC.name) == [found]
+    assert store.probes.noise(SPEC.name) == [found]
 
 
 def test_a_step_time_that_is_stored_is_not_measured_again(store: Store) -> None:
-    store.save_probe(SPEC.name, HERE, make_probe(SPEC.default.batch_size, eval_every_steps=9))
+    store.probes.add_step_time(SPEC.name, HERE, make_probe(SPEC.default.batch_size, eval_every_steps=9))
     executor = ProbedExecutor()
     probe_noise(open_study(store, executor))
     assert executor.splits_timed == []
@@ -333,7 +341,7 @@ def test_the_configuration_of_the_fastest_trial_is_measured_as_it_ran(store: Sto
 def test_a_second_measurement_takes_the_place_of_the_first(store: Store) -> None:
     for _ in range(2):
         probe_noise(open_study(store, ProbedExecutor()))
-    assert len(store.noise(SPEC.name)) == 1
+    assert len(store.probes.noise(SPEC.name)) == 1
 
 
 def test_a_default_that_does_not_fit_is_an_error(store: Store) -> None:

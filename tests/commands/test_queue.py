@@ -38,7 +38,7 @@ from bssearch.errors import (
 )
 from bssearch.records import Lease, TrialOutcome, TrialState
 from bssearch.spec import load_spec
-from bssearch.spec.submission import NewSubmission, SubmissionState
+from bssearch.spec.templates import NewSubmission, SubmissionState
 from bssearch.storage.repository import Store, open_store
 from tests.cli.task import INLINE, UNCONFIRMED, bssearch, environment, printed, refused, space_of
 from tests.cli.worker_process import make_node
@@ -82,14 +82,14 @@ def serve(node: Path, url: str, **options: Any) -> str:
 
 
 def state(store: Store, name: str) -> tuple[str, str]:
-    found = store.submission(name)
+    found = store.queue.submission(name)
     return found.state.value, found.reason
 
 
 def put(store: Store, name: str, **changes: Any) -> None:
     """Store a submission past all that `submit` refuses, as who may write the table could."""
     values: dict[str, Any] = {"template": "task", "values": {}, "owner": "ann"}
-    store.submit(NewSubmission(name=name, **{**values, **changes}))
+    store.queue.submit(NewSubmission(name=name, **{**values, **changes}))
 
 
 @pytest.mark.slow
@@ -97,8 +97,8 @@ def test_a_study_is_served_to_its_end_and_says_what_was_found(node: Path, url: s
     submit_study(store, "task", {"budget.trials": 4, "space.batch_size": [16, 64]}, name="mine", owner="ann")
     said = serve(node, url, tags=("a:b",))
     assert state(store, "mine")[0] == "done" and "reaches accuracy ≥ 0.93" in state(store, "mine")[1], said
-    assert len(store.trials("mine")) == 4
-    assert {trial.configuration.batch_size for trial in store.trials("mine")} <= {16, 32, 64}
+    assert len(store.trials.of("mine")) == 4
+    assert {trial.configuration.batch_size for trial in store.trials.of("mine")} <= {16, 32, 64}
     [row] = queued_studies(store, everything=True).submissions
     assert (row.trials, row.position) == (4, None) and row.served_seconds > 0
     [worker] = queued_studies(store, everything=True).workers
@@ -147,7 +147,7 @@ class TestRefusals:
         put(store, "wrong", values=values)
         assert "wrong: failed" in serve(node, url)
         assert state(store, "wrong")[0] == "failed" and said in state(store, "wrong")[1]
-        assert store.studies() == []
+        assert store.studies.summaries() == []
 
     @pytest.mark.slow
     @pytest.mark.parametrize("values", ["[1]", '"budget.trials"', "null"])
@@ -167,7 +167,7 @@ class TestRefusals:
 
     def test_values_that_another_worker_takes_are_left_to_it(self, tmp_path: Path, url: str, store: Store) -> None:
         node = make_node(tmp_path / "node", values={"budget.trials": {"type": "integer", "low": 1, "high": 2}}, **QUICK)
-        store.keep_worker(
+        store.queue.keep_worker(
             record("other", templates={"task": {"budget.trials": {"type": "integer", "low": 1, "high": 9}}})
         )
         put(store, "large", values={"budget.trials": 5})
@@ -196,14 +196,14 @@ class TestRefusals:
         for name in ("elsewhere", "mine"):
             put(store, name)
         spec = load_spec(node / "task.yaml", ["name=elsewhere"])
-        store.create_study(spec.new_study("ann"))
-        store.bind_environment("elsewhere", replace(make_environment(), device_name="H200"))
+        store.studies.create(spec.new_study("ann"))
+        store.studies.bind("elsewhere", replace(make_environment(), device_name="H200"))
         said = serve(node, url)
         assert "elsewhere: waiting: the study 'elsewhere' was measured on" in said
         assert "(left alone here for 600 s)" in said
         assert (state(store, "elsewhere")[0], state(store, "mine")[0]) == ("waiting", "done")
         assert " was measured on H200" in queued_studies(store).submissions[0].reason
-        assert store.trials("elsewhere") == []
+        assert store.trials.of("elsewhere") == []
 
     @pytest.mark.slow
     @pytest.mark.parametrize("broken", [None, "workload: [", "name: task\n"])
@@ -233,8 +233,8 @@ class TestRefusals:
         put(store, "tagged", tags=("gpu:h200", "fast"))
         put(store, "other", template="other")
         assert "nothing is left to serve" in serve(node, url, tags=("gpu:h200",))
-        assert [one.served_seconds for one in store.submissions()] == [0.0, 0.0]
-        assert {one.state for one in store.submissions()} == {SubmissionState.WAITING}
+        assert [one.served_seconds for one in store.queue.submissions()] == [0.0, 0.0]
+        assert {one.state for one in store.queue.submissions()} == {SubmissionState.WAITING}
 
     @pytest.mark.parametrize(
         "options", [{"slots": 0}, {"turn_seconds": 0.0}, {"tags": ("no tag",)}, {"device": "abacus"}]
@@ -261,8 +261,8 @@ def test_the_queue_says_why_no_worker_serves_what_waits(
         put(store, "mine", **changes)
         assert [one.reason for one in queued_studies(store).submissions] == [""]  # of no worker nothing is known
         offered = {"task": {"budget.trials": {"type": "integer", "low": 1, "high": 4}}}
-        store.keep_worker(record("untagged", templates=offered, tags=()))
-        store.keep_worker(record("tagged", templates=offered, tags=("a:b",)))
+        store.queue.keep_worker(record("untagged", templates=offered, tags=()))
+        store.queue.keep_worker(record("tagged", templates=offered, tags=("a:b",)))
         [row] = queued_studies(store).submissions
         assert said in row.reason and bool(row.reason) == bool(said)
     shown = bssearch("queue", "list", "--db", url, cwd=tmp_path).stdout
@@ -275,19 +275,19 @@ def test_a_worker_with_the_tags_that_does_not_take_the_values_is_none_that_serve
     put(store, "mine", values={"budget.trials": 9}, tags=("a:b",))
     for name, most, tags in (("small", 4, ("a:b",)), ("large", 40, ())):
         offered = {"task": {"budget.trials": {"type": "integer", "low": 1, "high": most}}}
-        store.keep_worker(record(name, templates=offered, tags=tags))
+        store.queue.keep_worker(record(name, templates=offered, tags=tags))
     [row] = queued_studies(store).submissions
     assert row.reason == "no present worker that offers it has the tag a:b"
 
 
 def test_what_kept_one_worker_from_a_study_is_forgotten_once_another_serves_it(store: Store) -> None:
     for name in ("one", "two"):
-        store.keep_worker(record(name))
+        store.queue.keep_worker(record(name))
     put(store, "mine")
-    store.begin_shift("one", {"mine"})
-    store.end_shift("one", 1.0, SubmissionState.WAITING, "on one: no GPU")
+    store.queue.begin_shift("one", {"mine"})
+    store.queue.end_shift("one", 1.0, SubmissionState.WAITING, "on one: no GPU")
     assert state(store, "mine") == ("waiting", "on one: no GPU")
-    store.begin_shift("two", {"mine"})
+    store.queue.begin_shift("two", {"mine"})
     assert state(store, "mine") == ("waiting", "")
 
 
@@ -295,13 +295,13 @@ def test_what_kept_one_worker_from_a_study_is_forgotten_once_another_serves_it(s
 def test_a_study_that_is_done_goes_on_with_a_larger_budget(node: Path, url: str, store: Store) -> None:
     submit_study(store, "task", {"budget.trials": 3}, name="mine", owner="ann")
     serve(node, url)
-    before = store.submission("mine")
-    assert (before.state, len(store.trials("mine"))) == (SubmissionState.DONE, 3)
+    before = store.queue.submission("mine")
+    assert (before.state, len(store.trials.of("mine"))) == (SubmissionState.DONE, 3)
     again = submit_study(store, "task", {"budget.trials": 5}, name="mine", owner="ann")
     assert (again.state, again.reason, again.values) == (SubmissionState.WAITING, "", {"budget.trials": 5})
     assert again.served_seconds == before.served_seconds
     serve(node, url)
-    assert (state(store, "mine")[0], len(store.trials("mine"))) == ("done", 5)
+    assert (state(store, "mine")[0], len(store.trials.of("mine"))) == ("done", 5)
 
 
 def test_only_its_owner_submits_a_study_again_from_its_template_and_once_it_is_over(store: Store) -> None:
@@ -309,12 +309,12 @@ def test_only_its_owner_submits_a_study_again_from_its_template_and_once_it_is_o
     for changes in ({}, {"owner": "bert"}):
         with pytest.raises(UsageError, match="'mine' was already submitted by ann from the template task"):
             put(store, "mine", **changes)
-    store.set_submission("mine", SubmissionState.CANCELLED, "")
+    store.queue.set_state("mine", SubmissionState.CANCELLED, "")
     for changes in ({"owner": "bert"}, {"template": "other"}):
         with pytest.raises(UsageError, match="and is cancelled"):
             put(store, "mine", **changes)
     put(store, "mine", priority=2.0)
-    assert [(one.name, one.priority) for one in store.submissions()] == [("mine", 2.0)]
+    assert [(one.name, one.priority) for one in store.queue.submissions()] == [("mine", 2.0)]
 
 
 def test_what_a_killed_worker_left_of_a_cancelled_study_is_settled_once_nobody_is_at_work_on_it(
@@ -324,22 +324,22 @@ def test_what_a_killed_worker_left_of_a_cancelled_study_is_settled_once_nobody_i
     monkeypatch.setattr("bssearch.commands.queue.submissions.is_alive", lambda owner: driver_runs)
     put(store, "mine")
     spec = load_spec(node / "task.yaml", ["name=mine"])
-    store.create_study(spec.new_study("ann"))
-    store.bind_environment("mine", make_environment())
-    store.keep_worker(record(WORKER))
+    store.studies.create(spec.new_study("ann"))
+    store.studies.bind("mine", make_environment())
+    store.queue.keep_worker(record(WORKER))
     lease = Lease(owner=ITS_DRIVER, seconds=60.0)
     for _ in range(2):
-        store.start("mine", make_plan(), environment=make_environment(), lease=lease)
+        store.trials.start("mine", make_plan(), environment=make_environment(), lease=lease)
     paused = TrialOutcome(state=TrialState.PAUSED, reason="later")
-    store.finish_trial("mine", 2, paused, steps_x_step_time_s=None)
+    store.trials.finish("mine", 2, paused, steps_x_step_time_s=None)
     settle_left_behind(store)
-    store.set_submission("mine", SubmissionState.CANCELLED, "by ann")
+    store.queue.set_state("mine", SubmissionState.CANCELLED, "by ann")
     settle_left_behind(store)
-    assert [trial.state for trial in store.trials("mine")] == [TrialState.RUNNING, TrialState.PAUSED]
+    assert [trial.state for trial in store.trials.of("mine")] == [TrialState.RUNNING, TrialState.PAUSED]
     driver_runs = False
     settle_left_behind(store)
-    assert [trial.state for trial in store.trials("mine")] == [TrialState.LOST, TrialState.CANCELLED]
-    assert store.unsettled() == {}
+    assert [trial.state for trial in store.trials.of("mine")] == [TrialState.LOST, TrialState.CANCELLED]
+    assert store.queue.unsettled() == {}
 
 
 @pytest.mark.slow
@@ -349,33 +349,37 @@ def test_what_cannot_be_settled_keeps_a_worker_neither_from_other_cancelled_stud
     with open_store(url) as store:
         for name in ("broken", "left"):
             put(store, name)
-            store.create_study(load_spec(node / "task.yaml", [f"name={name}"]).new_study("ann"))
-            store.bind_environment(name, make_environment())
-            store.start(name, make_plan(), environment=make_environment(), lease=Lease(owner=ITS_DRIVER, seconds=60.0))
-            store.finish_trial(name, 1, TrialOutcome(state=TrialState.PAUSED, reason="later"), steps_x_step_time_s=None)
-            store.set_submission(name, SubmissionState.CANCELLED, "by ann")
-        store.keep_worker(record(WORKER, left_at=datetime.now(UTC)))
+            store.studies.create(load_spec(node / "task.yaml", [f"name={name}"]).new_study("ann"))
+            store.studies.bind(name, make_environment())
+            store.trials.start(
+                name, make_plan(), environment=make_environment(), lease=Lease(owner=ITS_DRIVER, seconds=60.0)
+            )
+            store.trials.finish(
+                name, 1, TrialOutcome(state=TrialState.PAUSED, reason="later"), steps_x_step_time_s=None
+            )
+            store.queue.set_state(name, SubmissionState.CANCELLED, "by ann")
+        store.queue.keep_worker(record(WORKER, left_at=datetime.now(UTC)))
         put(store, "mine")
     execute(tmp_path / "queue.db", "UPDATE bss_study SET spec = '{\"a\": 1e400}' WHERE name = 'broken'")
     said = serve(node, url)
     assert said.count("broken: cancelled, but what is left of it cannot be ended: ") == 1, said
     with open_store(url) as store:
         assert state(store, "mine")[0] == "done"
-        assert store.unsettled() == {"broken": [1]}
+        assert store.queue.unsettled() == {"broken": [1]}
 
 
 def test_what_somebody_has_paused_who_ran_a_cancelled_study_by_hand_is_left_to_them(node: Path, store: Store) -> None:
     put(store, "mine")
-    store.set_submission("mine", SubmissionState.CANCELLED, "by ann")
-    store.keep_worker(record(WORKER))
-    store.create_study(load_spec(node / "task.yaml", ["name=mine"]).new_study("ann"))
-    store.bind_environment("mine", make_environment())
+    store.queue.set_state("mine", SubmissionState.CANCELLED, "by ann")
+    store.queue.keep_worker(record(WORKER))
+    store.studies.create(load_spec(node / "task.yaml", ["name=mine"]).new_study("ann"))
+    store.studies.bind("mine", make_environment())
     paused = TrialOutcome(state=TrialState.PAUSED, reason="stopped")
     for number, owner in enumerate((BY_HAND, ITS_DRIVER), start=1):
-        store.start("mine", make_plan(), environment=make_environment(), lease=Lease(owner=owner, seconds=60.0))
-        store.finish_trial("mine", number, paused, steps_x_step_time_s=None)
+        store.trials.start("mine", make_plan(), environment=make_environment(), lease=Lease(owner=owner, seconds=60.0))
+        store.trials.finish("mine", number, paused, steps_x_step_time_s=None)
     settle_left_behind(store)
-    assert [trial.state for trial in store.trials("mine")] == [TrialState.PAUSED, TrialState.CANCELLED]
+    assert [trial.state for trial in store.trials.of("mine")] == [TrialState.PAUSED, TrialState.CANCELLED]
 
 
 @pytest.mark.slow
@@ -394,7 +398,7 @@ def test_what_cannot_be_settled_keeps_no_worker_from_what_waits(
     monkeypatch.setattr("bssearch.commands.queue.worker.AWAY_FOR_S", 0.3)
     monkeypatch.setattr("bssearch.commands.queue.worker.SETTLE_SECONDS", 0.1)
     put(store, "mine")
-    monkeypatch.setattr("bssearch.commands.queue.worker.Worker._may_come", lambda worker: bool(store.waiting()))
+    monkeypatch.setattr("bssearch.commands.queue.worker.Worker._may_come", lambda worker: bool(store.queue.waiting()))
     serve(node, url)
     assert state(store, "mine")[0] == "done"
 
@@ -414,8 +418,8 @@ def test_a_study_that_is_submitted_again_while_it_runs_is_served_with_what_is_as
 
     run_worker(node / "templates.yaml", Launch(db=url), Serving(until_empty=True), tell=tell)
     assert state(store, "mine")[0] == "done", lines
-    assert len([one for one in store.trials("mine") if one.state is TrialState.REACHED]) <= 5
-    assert len(store.trials("mine")) >= 5, lines
+    assert len([one for one in store.trials.of("mine") if one.state is TrialState.REACHED]) <= 5
+    assert len(store.trials.of("mine")) >= 5, lines
 
 
 @pytest.mark.parametrize(
@@ -464,14 +468,14 @@ def test_slot_seconds_are_those_of_trials_and_of_one_slot_without_any() -> None:
 class TestSubmitting:
     def test_what_no_worker_offers_is_refused_at_once(self, store: Store) -> None:
         submit_study(store, "unknown", {}, name="before")  # no worker has been seen: nothing is known
-        store.keep_worker(record())
+        store.queue.keep_worker(record())
         with pytest.raises(UsageError, match="no worker has a template 'other'; there are digits"):
             submit_study(store, "other", {}, name="a")
         with pytest.raises(UsageError, match=r"budget.trials = 10 must be a whole number from 1 to 9"):
             submit_study(store, "digits", {"budget.trials": 10}, name="a")
         with pytest.raises(UsageError, match="the template 'digits' does not take it"):
             submit_study(store, "digits", {"workload": "x.py:X"}, name="a")
-        store.keep_worker(
+        store.queue.keep_worker(
             record("wider", templates={"digits": {"budget.trials": {"type": "integer", "low": 1, "high": 99}}})
         )
         assert submit_study(store, "digits", {"budget.trials": 10}, name="a").values == {"budget.trials": 10}
@@ -540,7 +544,7 @@ class TestCommands:
             assert "no submission 'none'" in refused(tmp_path, "queue", verb, "none", "--db", url, code=3)
 
     def test_the_queue_is_shown_to_people(self, tmp_path: Path, url: str, store: Store) -> None:
-        store.keep_worker(record())
+        store.queue.keep_worker(record())
         words = ("queue", "submit", "digits", "budget.trials=4", "--name", "mine", "--tag", "gpu:h200", "--db", url)
         assert "mine is queued for " in bssearch(*words, cwd=tmp_path).stdout
         shown = bssearch("queue", "list", "--db", url, cwd=tmp_path).stdout

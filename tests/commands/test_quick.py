@@ -109,7 +109,7 @@ def test_its_runs_are_search_trials_that_a_search_goes_on_from(ask: Ask, url: st
     executor = NoisyExecutor()
     answer = run_study(SPEC, Launch(db=url, make_executor=lambda *_: executor))
     with open_store(url, write=False) as store:
-        trials = store.trials(SPEC.name)
+        trials = store.trials.of(SPEC.name)
         record = track_record(store)
     assert [one.trial for one in found.runs] == [trial.number for trial in trials][: len(found.runs)]
     assert all(
@@ -269,13 +269,13 @@ def test_from_quick_is_refused_where_the_objective_is_no_time(url: str) -> None:
     with pytest.raises(UsageError, match="objective = 'samples_to_target'"):
         run(url, samples, from_quick=True)
     with open_store(url) as store:
-        assert store.find_study(samples.name) is None
+        assert store.studies.find(samples.name) is None
 
 
 def test_a_run_far_behind_the_fastest_does_not_take_the_time_of_a_quick_answer(ask: Ask, url: str) -> None:
     ask()
     with open_store(url, write=False) as store:
-        trials = store.trials(SPEC.name)
+        trials = store.trials.of(SPEC.name)
     fastest = math.inf
     for trial in trials:
         assert trial.train_seconds_limit <= SLOWER * fastest
@@ -288,9 +288,9 @@ def test_a_run_far_behind_the_fastest_does_not_take_the_time_of_a_quick_answer(a
 )
 def test_what_is_no_quick_answer_counts_as_none(url: str, changes: dict[str, Any]) -> None:
     with open_store(url) as store:
-        store.create_study(SPEC.new_study("tester"))
+        store.studies.create(SPEC.new_study("tester"))
         for quick in (make_quick().model_dump(mode="json"), {**make_quick().model_dump(mode="json"), **changes}):
-            store.save_finding(SPEC.name, store.stamp(SPEC.name), {"quick": quick})
+            store.findings.save(SPEC.name, store.findings.stamp(SPEC.name), {"quick": quick})
             assert (quick_prior(store, SPEC) is None) is (quick != make_quick().model_dump(mode="json"))
 
 
@@ -300,7 +300,7 @@ def test_a_default_that_had_too_little_time_runs_again_where_there_is_more(ask: 
     assert found.target == SPEC.target.value
     assert "easier_target" not in [one.code for one in found.warnings]
     with open_store(url, write=False) as store:
-        trials = store.trials(SPEC.name)
+        trials = store.trials.of(SPEC.name)
     default = [one.state for one in trials if one.configuration.trains_like(SPEC.default_configuration)]
     assert default == [TrialState.CAPPED, TrialState.REACHED]
 
@@ -309,7 +309,7 @@ def test_a_run_that_diverges_does_not_tell_how_long_the_others_train(ask: Ask, u
     slow = SPEC.model_copy(update={"budget": SPEC.budget.model_copy(update={"trial_train_seconds": 0.3})})
     ask(NoisyExecutor(diverges=lambda one: one.batch_size == 256), slow)
     with open_store(url, write=False) as store:
-        limits = {one.configuration.batch_size: one.train_seconds_limit for one in store.trials(SPEC.name)}
+        limits = {one.configuration.batch_size: one.train_seconds_limit for one in store.trials.of(SPEC.name)}
     assert 256 in limits and len(limits) > 2
     assert min(limits.values()) == pytest.approx(0.3)
 
@@ -327,10 +327,10 @@ def test_a_quick_answer_after_the_search_is_no_promise(ask: Ask, url: str) -> No
 def test_from_quick_makes_no_answer_once_a_search_has_ended(url: str) -> None:
     run(url)
     with open_store(url, write=False) as store:
-        trials = len(store.trials(SPEC.name))
+        trials = len(store.trials.of(SPEC.name))
         run(url, from_quick=True)
         assert stored_quick(store, SPEC.name) is None
-        assert len(store.trials(SPEC.name)) == trials
+        assert len(store.trials.of(SPEC.name)) == trials
 
 
 def test_a_default_that_had_too_little_time_to_train_is_told_to_take_more(ask: Ask) -> None:

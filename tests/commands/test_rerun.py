@@ -60,17 +60,17 @@ class Runs:
         self.specs: list[StudySpec] = []
         self.executor = FakeExecutor(lambda request: iter(curve()))
         with open_store(self.url) as store:
-            store.create_study(SPEC.new_study("tester"))
+            store.studies.create(SPEC.new_study("tester"))
 
     def store(self, outcome: TrialOutcome, seen: list[Observation], **changes: Any) -> None:
         """Store a trial that ended so."""
         with open_store(self.url) as store:
-            lease = Lease(owner="d", seconds=60.0, spec=store.keep_spec("toy", SPEC.model_dump(mode="json")))
+            lease = Lease(owner="d", seconds=60.0, spec=store.studies.keep_spec("toy", SPEC.model_dump(mode="json")))
             plan = replace(PLAN, **changes)
-            trial = store.start("toy", plan, environment=HERE, lease=lease)
+            trial = store.trials.start("toy", plan, environment=HERE, lease=lease)
             assert trial is not None
-            store.append_observations("toy", [(trial.number, one) for one in seen])
-            store.finish_trial("toy", trial.number, outcome, steps_x_step_time_s=None)
+            store.trials.append_observations("toy", [(trial.number, one) for one in seen])
+            store.trials.finish("toy", trial.number, outcome, steps_x_step_time_s=None)
 
     def again(self, **options: Any) -> Rerun:
         def make(spec: StudySpec, folder: Path) -> FakeExecutor:
@@ -100,7 +100,7 @@ def test_it_is_trained_as_it_was_but_for_the_incumbents_limit_and_by_the_spec_of
         executor={"slots": 8, "hang_seconds": 7.0},
     )
     with open_store(runs.url) as store:
-        store.update_spec("toy", later.model_dump(mode="json"))
+        store.studies.update_spec("toy", later.model_dump(mode="json"))
     found = runs.again(runs=3)
     request = runs.executor.requests[0]
     assert runs.executor.requests == 3 * [request]
@@ -213,7 +213,7 @@ def test_a_trial_that_ended_before_its_first_evaluation_shows_nothing_to_compare
 
 def test_a_trial_that_runs_is_waited_for(runs: Runs) -> None:
     with open_store(runs.url) as store:
-        store.start("toy", PLAN, environment=HERE, lease=Lease(owner="d", seconds=60.0))
+        store.trials.start("toy", PLAN, environment=HERE, lease=Lease(owner="d", seconds=60.0))
     with pytest.raises(UsageError, match="it still runs"):
         runs.again()
 
@@ -233,7 +233,7 @@ def test_ctrl_c_ends_it_and_nothing_is_stored(runs: Runs) -> None:
     with pytest.raises(InterruptedRunError, match="nothing is stored"):
         runs.again()
     with open_store(runs.url, write=False) as store:
-        assert [trial.number for trial in store.trials("toy")] == [1]
+        assert [trial.number for trial in store.trials.of("toy")] == [1]
 
 
 def test_another_gpu_of_the_same_kind_is_a_difference(runs: Runs) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -11,31 +11,19 @@ import pytest
 from bssearch.commands.trials import status
 from bssearch.exchange.trial_rows import ALWAYS_THERE, UNKNOWN_OF_IMPORTED, trial_row
 from bssearch.records import Phase, StudyRecord, TrialRecord, TrialState
-from bssearch.spec import StudySpec
 from bssearch.spec.model import IMPORTED
 from bssearch.storage.repository import Store
 from tests.factories import EPOCH, make_environment, make_spec, make_trial, not_none
 
 
-class Stored:
-    """A study with its trials, as the store returns them."""
-
-    def __init__(self, spec: StudySpec, trials: Sequence[TrialRecord]) -> None:
-        self._study = StudyRecord.created(spec.new_study("tester"), EPOCH, make_environment())
-        self._trials = list(trials)
-
-    def study(self, name: str) -> StudyRecord:
-        return self._study
-
-    def trials(self, name: str) -> list[TrialRecord]:
-        return self._trials
-
-    def last_finding(self, name: str) -> None:
-        """No answer is stored."""
-
-
 def status_of(*trials: TrialRecord, **changes: Any) -> dict[str, Any]:
-    return status(cast(Store, Stored(make_spec(**changes), trials)), "toy").document()
+    study = StudyRecord.created(make_spec(**changes).new_study("tester"), EPOCH, make_environment())
+    store = SimpleNamespace(
+        studies=SimpleNamespace(get=lambda name: study),
+        trials=SimpleNamespace(of=lambda name: list(trials)),
+        findings=SimpleNamespace(last=lambda name: None),
+    )
+    return status(cast(Store, store), "toy").document()
 
 
 def test_missing_trials_and_confirmation_runs_are_not_spent_and_all_train_seconds_count() -> None:

@@ -21,7 +21,7 @@ from bssearch.executors.loops.own_loop import LoopTrial
 from bssearch.records import TrialRecord, TrialState
 from bssearch.storage.repository import open_store
 from bssearch.training.memory import SampledMemoryMeter
-from tests.documents import DOCUMENTS, blocks
+from tests.documents import OWN_TRAINING
 from tests.factories import not_none
 
 SPEC: dict[str, Any] = {
@@ -46,7 +46,7 @@ def url(folder: Path) -> str:
 
 def trials_of(folder: Path) -> list[TrialRecord]:
     with open_store(url(folder), write=False) as store:
-        return store.trials("own")
+        return store.trials.of("own")
 
 
 def train(trial: LoopTrial) -> None:
@@ -252,8 +252,7 @@ def test_a_loop_that_goes_on_after_its_end_is_stopped(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_guides_function_trains_a_study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    section = DOCUMENTS["own-training"].split("## A function, or a loop that asks")[1].split("\n## ")[0]
-    (code,) = blocks(section, "python")
+    code = (OWN_TRAINING / "function.py").read_text(encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, Any] = {}
     exec(compile(code, "guide", "exec"), namespace)

@@ -28,27 +28,29 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A study with a trial that reached its target, one that failed elsewhere, one that runs, and one that waits."""
     monkeypatch.chdir(tmp_path)
     with open_store("sqlite:///bssearch.db") as opened:
-        opened.create_study(make_spec().new_study("someone"))
+        opened.studies.create(make_spec().new_study("someone"))
         parameters: dict[str, ParameterValue] = {"momentum": 0.9, "note": FORMULA}
         configuration = Configuration(batch_size=32, micro_batch_size=32, learning_rate=0.1, parameters=parameters)
         start(opened, 0, "cpu-1", configuration=configuration, sampled={"learning_rate": 0.1})
-        opened.append_observations("toy", [(1, one) for one in make_curve((0.0, 0.1), (1.5, 0.9))])
+        opened.trials.append_observations("toy", [(1, one) for one in make_curve((0.0, 0.1), (1.5, 0.9))])
         reached = TrialOutcome(
             state=TrialState.REACHED, reason=FORMULA, time_to_target_s=1.5, steps_to_target=10, warnings=("slow", "hot")
         )
-        opened.finish_trial("toy", 1, reached, steps_x_step_time_s=1.25)
+        opened.trials.finish("toy", 1, reached, steps_x_step_time_s=1.25)
         start(opened, 1, "cpu-2", seed=2**62)
         failed = TrialOutcome(state=TrialState.FAILED, reason="broke", traceback="Traceback: here")
-        opened.finish_trial("toy", 2, failed, steps_x_step_time_s=None)
+        opened.trials.finish("toy", 2, failed, steps_x_step_time_s=None)
         start(opened, 2, "cpu-1")
-        opened.enqueue("toy", make_plan())
+        opened.trials.enqueue("toy", make_plan())
         yield opened
 
 
 def start(store: Store, after: int, device: str, **changes: Any) -> None:
     environment = make_environment(device_name=device)
     lease = Lease(owner="me", seconds=60.0)
-    assert store.start("toy", make_plan(after=after, **changes), environment=environment, lease=lease) is not None
+    assert (
+        store.trials.start("toy", make_plan(after=after, **changes), environment=environment, lease=lease) is not None
+    )
 
 
 def test_csv_has_a_row_for_each_trial_with_where_it_ran_and_no_formula(store: Store) -> None:
@@ -97,7 +99,7 @@ def test_pandas_columns_have_the_types_of_their_fields(store: Store) -> None:
     assert frame["seed"].tolist()[1] == 2**62  # which a float would round
     assert frame["steps_to_target"].isna().tolist() == [False, True, True, True]
     assert frame["reason"][0] == FORMULA
-    assert frame["created_at"][0].to_pydatetime() == store.trial("toy", 1).created_at
+    assert frame["created_at"][0].to_pydatetime() == store.trials.get("toy", 1).created_at
     assert json.loads(frame["warnings"][0]) == ["slow", "hot"]
 
 

@@ -172,7 +172,7 @@ def memory(task: Task) -> Found:
     """Probe the micro-batch of the compute-bound model to near the device's end, and train at what fits."""
     from bssearch.commands.launch import Launch
     from bssearch.commands.opening import opened
-    from bssearch.commands.probe.memory import probe_memory
+    from bssearch.commands.probes import probe_memory
     from bssearch.records import TrialState
     from bssearch.search.listener import Listener
     from tests.benchmarks.memory_probe import run

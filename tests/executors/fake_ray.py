@@ -16,7 +16,7 @@ from bssearch.executors.failures import Death
 from bssearch.executors.messages import Load, Loaded, Reply, decode_command, encode
 from bssearch.executors.ray import executor as ray_executor
 from bssearch.executors.ray.actor import Heard, Place
-from bssearch.executors.ray.cluster import Node
+from bssearch.executors.ray.executor import Node
 from bssearch.records import TrialRequest
 from tests.executors.fake import DESCRIPTION
 

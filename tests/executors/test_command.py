@@ -347,7 +347,7 @@ def test_what_cannot_be_measured_of_a_command_is_said(tmp_path: Path) -> None:
         noise_seconds_limit=1.0,
         eval_every_steps=1,
     )
-    with pytest.raises(WorkloadError, match="keeps its loss to itself"):
+    with pytest.raises(WorkloadError, match="does not expose its loss"):
         loaded(tmp_path, BEGINS).measure(noise)
 
 

@@ -61,9 +61,9 @@ def test_slots_take_turns_on_the_idle_devices_and_on_busy_ones_only_if_that_is_a
 @pytest.mark.parametrize(
     ("devices", "busy", "wanted", "said"),
     [
-        (0, {}, "cuda", "'cuda' is not there; this machine has cpu$"),
-        (0, {}, "cuda:0", "'cuda:0' is not there; this machine has cpu$"),
-        (2, {}, "cuda:2", "'cuda:2' is not there; this machine has cpu, cuda:0, cuda:1$"),
+        (0, {}, "cuda", "no device 'cuda'; this machine has cpu$"),
+        (0, {}, "cuda:0", "no device 'cuda:0'; this machine has cpu$"),
+        (2, {}, "cuda:2", "no device 'cuda:2'; this machine has cpu, cuda:0, cuda:1$"),
         (2, {1: TWO}, "cuda:1", r"cuda:1 by process 12 \(ollama\), process 34 \(train.py\)"),
         (2, {0: ONE, 1: TWO}, "auto", r"cuda:0 by process 4711 \(python3\); cuda:1 by process 12"),
     ],

@@ -11,8 +11,8 @@ import pytest
 
 
 def lifeline(code: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run some lines with the module `bssearch.executors.lifeline` in a process of its own."""
-    text = "import ctypes, os\nfrom bssearch.executors.lifeline import *\n" + code
+    """Run some lines with the module `bssearch.executors.process` in a process of its own."""
+    text = "import ctypes, os\nfrom bssearch.executors.process import *\n" + code
     return subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60, **options)
 
 

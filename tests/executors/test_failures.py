@@ -22,7 +22,7 @@ from bssearch.executors.failures import (
     words_of_no_memory,
 )
 from bssearch.records import TrialState
-from bssearch.workloads.data_folder import read_idx
+from bssearch.workloads.fashion_mnist import read_idx
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_an_exception_is_told_with_the_users_own_line_not_the_librarys(tmp_path:
     [
         (lambda: json.loads("nonsense"), f"({__file__}:"),
         (lambda: describe_exit("not a number"), f"({__file__}:"),  # type: ignore[arg-type]
-        (lambda: read_idx("no path", 1), f"{os.sep}workloads{os.sep}data_folder.py:"),  # type: ignore[arg-type]
+        (lambda: read_idx("no path", 1), f"{os.sep}workloads{os.sep}fashion_mnist.py:"),  # type: ignore[arg-type]
     ],
     ids=["beside the package", "in the package", "a shipped workload"],
 )

@@ -22,7 +22,7 @@ from bssearch.executors.base import ExecutorSettings
 from bssearch.executors.inline import PYTHON_THRESHOLDS, InlineExecutor
 from bssearch.records import StepTimeRequest, TrialEnded, TrialState
 from bssearch.spec import StudySpec
-from bssearch.spec.space.training import TrainingSpec
+from bssearch.spec.parts import TrainingSpec
 from tests.executors.line_workload import (
     outcomes,
     request_endless_trial,

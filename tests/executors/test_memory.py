@@ -11,7 +11,7 @@ import pytest
 
 from bssearch.commands.launch import Launch
 from bssearch.commands.opening import opened as opened_study
-from bssearch.commands.probe.memory import next_size, probe_memory
+from bssearch.commands.probes import next_size, probe_memory
 from bssearch.errors import LaunchError
 from bssearch.executors.base import Executor, ExecutorSettings
 from bssearch.executors.slots import LocalExecutor

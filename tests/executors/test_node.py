@@ -26,7 +26,7 @@ from bssearch.records import (
     TrialRequest,
     TrialState,
 )
-from bssearch.spec.space.training import TrainingSpec
+from bssearch.spec.parts import TrainingSpec
 from bssearch.training import memory
 from tests.executors.line_workload import request_trial, write_workload
 from tests.executors.scripted_worker import Node, ScriptedWorker

@@ -134,7 +134,7 @@ time.sleep(1000)
 TOLD = """\
 import os, signal, sys, threading
 from concurrent.futures import ThreadPoolExecutor
-from bssearch.executors.ray.cluster import Cluster
+from bssearch.executors.ray.executor import Cluster
 
 told = threading.Event()
 signal.signal(signal.SIGTERM, lambda *_: told.set())
@@ -191,7 +191,7 @@ def test_without_an_address_a_ray_of_its_own_is_started_beside_a_cluster(cluster
 
 
 BESIDE = """
-from bssearch.executors.ray.cluster import Cluster
+from bssearch.executors.ray.executor import Cluster
 
 here = Cluster(None)
 print(len(here.nodes()))
@@ -204,13 +204,13 @@ import os
 import socket
 
 from bssearch.errors import LaunchError
-from bssearch.executors.ray import cluster
+from bssearch.executors.ray import executor
 
-cluster.CONNECT_SECONDS = 1.0
+executor.CONNECT_SECONDS = 1.0
 with socket.create_server(("127.0.0.1", 0)) as silent:
     address = f"127.0.0.1:{silent.getsockname()[1]}"
     try:
-        cluster.Cluster(address)
+        executor.Cluster(address)
     except LaunchError as error:
         print(str(error).replace(address, "ADDRESS"), flush=True)
 os._exit(0)  # Ray still tries, in a thread of its own

@@ -20,8 +20,7 @@ from bssearch.executors.base import ExecutorSettings, make_executor
 from bssearch.executors.messages import Load
 from bssearch.executors.ray import executor as ray_executor
 from bssearch.executors.ray.actor import Heard
-from bssearch.executors.ray.cluster import Cluster, Node, said_by
-from bssearch.executors.ray.executor import RayExecutor
+from bssearch.executors.ray.executor import Cluster, Node, RayExecutor, said_by
 from bssearch.records import TrialEnded, TrialState
 from bssearch.settings import environment_with
 from tests.executors.fake_ray import Actor, FakeRay, RayTaskError

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from bssearch.errors import UsageError
-from bssearch.executors.programs import reported_trial
-from bssearch.executors.programs.reported_trial import ReportedTrial
+from bssearch.executors.programs import command
+from bssearch.executors.programs.command import ReportedTrial
 from bssearch.executors.programs.reports import Report
 from bssearch.records import COULD_NOT_PAUSE, Observation, SecondsBasis, Target, TrialRequest, TrialState
 from tests.executors.line_workload import request_trial
@@ -83,8 +83,8 @@ def test_a_lone_report_counts_by_the_time_since_the_start() -> None:
     [
         ([(1, 10, None), (2, 10, None)], "step 10 after step 10: steps must rise"),
         ([(1, 10, 1.0), (2, 5, 2.0)], "step 5 after step 10"),
-        ([(1, 0, None), (2, 10, 1.0)], "seconds at times: at step 10"),
-        ([(1, 0, 0.0), (2, 10, None)], "seconds at times: at step 10"),
+        ([(1, 0, None), (2, 10, 1.0)], "seconds only sometimes: step 10"),
+        ([(1, 0, 0.0), (2, 10, None)], "seconds only sometimes: step 10"),
         ([(1, 10, 2.0), (2, 20, 1.5)], "1.5 seconds after 2"),
     ],
 )
@@ -178,7 +178,7 @@ def test_reports_in_bursts_make_the_wall_clock_coarse_and_are_told() -> None:
 
 
 def test_evaluations_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reported_trial, "MOST_OBSERVATIONS", 3)
+    monkeypatch.setattr(command, "MOST_OBSERVATIONS", 3)
     told = Told()
     for step in range(3):
         told.takes(step, step, accuracy=0.1)

@@ -9,5 +9,5 @@ from bssearch.storage.repository import Store
 def counts(store: Store, name: str, file: str | None = None) -> Exported:
     """Write the number of a study's trials."""
     path = Path(file or f"{name}.txt")
-    path.write_text(f"{len(store.trials(name))}\n")
+    path.write_text(f"{len(store.trials.of(name))}\n")
     return Exported([str(path)])

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from bssearch.commands.launch import Launch
 from bssearch.commands.opening import described
-from bssearch.commands.probe.report import ProbeReport
+from bssearch.commands.probes import ProbeReport
 from bssearch.registry import Option
 from bssearch.spec import StudySpec
 

@@ -20,10 +20,11 @@ from bssearch.planning.memory.parameters import (
     STATES,
     Format,
     ParameterBytes,
+    Transformer,
     parameter_bytes,
+    sample_bytes,
 )
 from bssearch.planning.memory.plan import GIB
-from bssearch.planning.memory.transformer import Transformer, sample_bytes
 from tests.cli.task import bssearch as run
 
 BASE: dict[str, Any] = {"layers": 12, "hidden": 768, "heads": 12, "sequence": 512, "vocabulary": 30522}

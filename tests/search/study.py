@@ -14,4 +14,4 @@ def url_in(folder: Path) -> str:
 
 def trials_in(folder: Path, phase: Phase | None = None, name: str = "toy") -> list[TrialRecord]:
     with open_store(url_in(folder), write=False) as store:
-        return store.trials(name, phase=phase)
+        return store.trials.of(name, phase=phase)

@@ -51,7 +51,7 @@ HERE = make_environment()
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
     with open_store(url_in(tmp_path)) as opened:
-        opened.create_study(SPEC.new_study("tester"))
+        opened.studies.create(SPEC.new_study("tester"))
         yield opened
 
 
@@ -117,7 +117,7 @@ def test_a_step_time_far_above_what_trials_ran_at_is_doubted() -> None:
 def visit_all(store: Store, visits: int, sizes: list[int] = SIZES, step_seconds: float = 0.01) -> None:
     for visit in range(1, visits + 1):
         for size in sizes:
-            store.save_probe("toy", HERE, make_probe(size, step_seconds=step_seconds * size), visit)
+            store.probes.add_step_time("toy", HERE, make_probe(size, step_seconds=step_seconds * size), visit)
 
 
 @pytest.mark.parametrize("visits", [FIRST_VISITS, COMPARING_VISITS])
@@ -135,7 +135,7 @@ def test_before_the_search_nothing_is_doubted_and_before_comparing_up_to_six_vis
     def visited(times: int) -> list[int]:
         for visit in range(1, times + 1):
             for size, seconds in ((8, 1.0), (16, 0.1), (32, 2.0)):
-                store.save_probe("toy", HERE, make_probe(size, step_seconds=seconds), visit)
+                store.probes.add_step_time("toy", HERE, make_probe(size, step_seconds=seconds), visit)
         return missing_step_times(SPEC, store, HERE, COMPARING_VISITS, trials=())
 
     visited(FIRST_VISITS)
@@ -155,7 +155,7 @@ def fits(size: int, peak: int | None = 2**30) -> MemoryUse:
 
 def test_what_no_longer_fits_is_timed_anew_in_smaller_micro_batches(store: Store) -> None:
     visit_all(store, FIRST_VISITS)
-    store.save_memory("toy", HERE, too_large(32))
+    store.probes.save_memory("toy", HERE, too_large(32))
     assert missing_step_times(SPEC, store, HERE, trials=()) == [32]
 
 
@@ -164,29 +164,29 @@ def test_measuring_ends_where_nothing_is_missing_and_each_round_is_one_visit(sto
     measure_step_times(SPEC, store, executor, HERE, lambda: asked.append(len(executor.splits_timed)), trials=[])
     assert [one.batch_size for one in executor.splits_timed] == FIRST_VISITS * SIZES
     assert asked == list(range(FIRST_VISITS * len(SIZES))), "between any two it may be interrupted"
-    assert {visit.visit for visit in store.visits("toy")} == set(range(1, FIRST_VISITS + 1))
+    assert {visit.visit for visit in store.probes.visits("toy")} == set(range(1, FIRST_VISITS + 1))
     measure_step_times(SPEC, store, executor, HERE, lambda: asked.append(-1), trials=[])
     assert -1 not in asked
 
 
 def test_other_libraries_refuse_no_study_and_nothing_is_measured_again(store: Store) -> None:
-    store.bind_environment("toy", HERE)
-    store.save_memory("toy", HERE, too_large(32))
+    store.studies.bind("toy", HERE)
+    store.probes.save_memory("toy", HERE, too_large(32))
     measure_step_times(SPEC, store, LawExecutor(), HERE, lambda: None, trials=[])
-    before = store.probes("toy", HERE)
+    before = store.probes.by_batch_size("toy", HERE)
     upgraded = make_environment(libraries=("numpy 3.0", "timm 2.0"), git_dirty=True, torch_version="3.0.0")
-    store.bind_environment("toy", upgraded)
+    store.studies.bind("toy", upgraded)
     assert missing_step_times(SPEC, store, upgraded, trials=()) == []
-    assert store.probes("toy", upgraded) == before
-    assert store.memory("toy", upgraded) == store.memory("toy", HERE)
+    assert store.probes.by_batch_size("toy", upgraded) == before
+    assert store.probes.memory("toy", upgraded) == store.probes.memory("toy", HERE)
 
 
 def test_a_batch_size_that_has_had_trials_keeps_their_cadence(store: Store) -> None:
     at_16 = Configuration(batch_size=16, micro_batch_size=16, learning_rate=0.1)
     plan = make_plan(configuration=at_16, eval_every_steps=77)
-    assert store.start("toy", plan, environment=HERE, lease=Lease(owner="driver", seconds=60.0)) is not None
-    measure_step_times(SPEC, store, LawExecutor(), HERE, lambda: None, trials=store.trials("toy"))
-    cadences = {size: one.eval_every_steps for size, one in store.probes("toy").items()}
+    assert store.trials.start("toy", plan, environment=HERE, lease=Lease(owner="driver", seconds=60.0)) is not None
+    measure_step_times(SPEC, store, LawExecutor(), HERE, lambda: None, trials=store.trials.of("toy"))
+    cadences = {size: one.eval_every_steps for size, one in store.probes.by_batch_size("toy").items()}
     assert cadences[16] == 77 and 77 not in (cadences[8], cadences[32])
 
 
@@ -208,9 +208,9 @@ def test_a_batch_size_that_the_users_code_refuses_is_left_out_for_good_and_told(
     executor = Picky()
     measure_step_times(spec, store, executor, HERE, lambda: None, trials=[], tell=told.append)
     assert len(told) == 1 and "batch size 8 is left out" in told[0] and "no batch of 8" in told[0]
-    probes = store.probes("toy", HERE)
+    probes = store.probes.by_batch_size("toy", HERE)
     assert History(spec, (), probes).feasible == (16, 32) and History(spec, (), probes).untimed == ()
-    assert store.memory_boundary("toy", HERE) == MemoryBoundary(fits=32), "it says nothing of memory"
+    assert store.probes.memory_boundary("toy", HERE) == MemoryBoundary(fits=32), "it says nothing of memory"
     assert missing_step_times(spec, store, HERE, MOST_VISITS, trials=()) == [16, 32]
     for size in (16, 32):
         executor.refuses = (size,)
@@ -224,7 +224,7 @@ def test_code_that_fails_at_the_defaults_batch_size_has_no_batch_size_left_out(s
     executor.refuses = (8, 16, 32)
     with pytest.raises(WorkloadError, match="no batch of 32"):
         measure_step_times(SPEC, store, executor, HERE, lambda: None, trials=[], tell=told.append)
-    assert told == [] and store.probes("toy", HERE) == {}
+    assert told == [] and store.probes.by_batch_size("toy", HERE) == {}
 
 
 def test_each_micro_batch_size_that_runs_out_is_told_until_one_fits() -> None:
@@ -251,8 +251,8 @@ def capped(cap: int | None) -> StudySpec:
 
 
 def test_a_cap_known_not_to_fit_is_refused_with_the_sizes_around_it_and_their_peaks(store: Store) -> None:
-    store.save_memory("toy", HERE, fits(16, 3 * 2**29))
-    store.save_memory("toy", HERE, too_large(24))
+    store.probes.save_memory("toy", HERE, fits(16, 3 * 2**29))
+    store.probes.save_memory("toy", HERE, too_large(24))
     with pytest.raises(LaunchError) as caught:
         refuse_cap_beyond_memory(capped(32), store, HERE)
     assert all(said in str(caught.value) for said in ("32", "24", "16", "1.5 GiB", HERE.device_name))
@@ -263,20 +263,20 @@ def test_a_cap_known_not_to_fit_is_refused_with_the_sizes_around_it_and_their_pe
 
 @pytest.mark.parametrize("has", ["a step time", "a trial"])
 def test_a_study_that_has_begun_is_not_refused_for_its_cap(store: Store, has: str) -> None:
-    store.save_memory("toy", HERE, fits(16))
-    store.save_memory("toy", HERE, too_large(24))
+    store.probes.save_memory("toy", HERE, fits(16))
+    store.probes.save_memory("toy", HERE, too_large(24))
     if has == "a step time":
-        store.save_probe("toy", HERE, make_probe(8))
+        store.probes.add_step_time("toy", HERE, make_probe(8))
     else:
-        store.enqueue("toy", make_plan())
+        store.trials.enqueue("toy", make_plan())
     refuse_cap_beyond_memory(capped(32), store, HERE)
 
 
 def test_where_not_one_sample_fits_it_is_refused_with_what_ran_out(store: Store) -> None:
     refuse_where_nothing_fits(SPEC, store, HERE)
-    store.save_memory("toy", HERE, too_large(4))
+    store.probes.save_memory("toy", HERE, too_large(4))
     refuse_where_nothing_fits(SPEC, store, HERE)
-    store.save_memory("toy", HERE, too_large(1))
+    store.probes.save_memory("toy", HERE, too_large(1))
     with pytest.raises(LaunchError) as caught:
         refuse_where_nothing_fits(SPEC, store, HERE)
     assert "1, 4" in str(caught.value) and "no memory left" in str(caught.value)

@@ -342,7 +342,7 @@ def test_confirmation_goes_on_until_it_is_settled_and_says_so(begun: Path) -> No
     runs = Counter(trial.configuration.key for trial in after)
     assert min(runs.values()) == 3  # what is far off had no more
     with open_store(url_in(begun), write=False) as store:
-        assert StudySpec.model_validate(store.study("toy").spec).confirm.max_runs == 60
+        assert StudySpec.model_validate(store.studies.get("toy").spec).confirm.max_runs == 60
     assert go_on(begun, NoisyLaw())[1][-1] == notes[-1]
     assert len(confirmation(begun)) == len(after)
 
@@ -394,12 +394,12 @@ def test_an_interrupted_confirmation_goes_on_where_it_stopped(begun: Path) -> No
 
 def test_to_confirm_on_tries_nothing_new_though_the_budget_would_take_it(begun: Path) -> None:
     with open_store(url_in(begun)) as store:
-        spec = dict(store.study("toy").spec)
-        searched = len(store.trials("toy", phase=Phase.SEARCH))
-        store.update_spec("toy", {**spec, "budget": {**spec["budget"], "trials": 99}})  # type: ignore[dict-item]
+        spec = dict(store.studies.get("toy").spec)
+        searched = len(store.trials.of("toy", phase=Phase.SEARCH))
+        store.studies.update_spec("toy", {**spec, "budget": {**spec["budget"], "trials": 99}})  # type: ignore[dict-item]
     go_on(begun, NoisyLaw(), runs=4)
     with open_store(url_in(begun), write=False) as store:
-        assert len(store.trials("toy", phase=Phase.SEARCH)) == searched
+        assert len(store.trials.of("toy", phase=Phase.SEARCH)) == searched
 
 
 def test_a_study_without_confirmation_needs_to_be_told_how_many(tmp_path: Path) -> None:

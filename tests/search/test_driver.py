@@ -67,7 +67,7 @@ def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     folder, executor = tmp_path_factory.mktemp("ran"), LawExecutor(slots=request.param)
     answer = run(make_spec(budget=BUDGET), folder, executor)
     with open_store(url_in(folder), write=False) as store:
-        return Ran(answer, executor, store.trials("toy"), url_in(folder))
+        return Ran(answer, executor, store.trials.of("toy"), url_in(folder))
 
 
 def test_it_finds_the_optimum_of_the_law(ran: Ran) -> None:
@@ -91,9 +91,9 @@ def test_every_trial_keeps_who_started_it_and_its_spec_though_the_studys_changes
     run(first, tmp_path, LawExecutor())
     run(more, tmp_path, LawExecutor(slots=2))
     with open_store(url_in(tmp_path), write=False) as store:
-        trials = store.trials("toy")
-        specs = [store.spec_at("toy", trial.number) for trial in trials]
-        study = store.study("toy")
+        trials = store.trials.of("toy")
+        specs = [store.trials.spec("toy", trial.number) for trial in trials]
+        study = store.studies.get("toy")
     assert {trial.started_by for trial in trials} == {user_name()}
     assert specs[0] == first.model_dump(mode="json")
     assert specs[-1] == study.spec and len({trial.spec_digest for trial in trials}) == 2
@@ -107,8 +107,8 @@ def test_every_trial_is_stored_with_its_evaluations_and_its_steps_times_the_step
         if steps is not None:
             assert product == pytest.approx(steps * step_seconds(trial.configuration.batch_size))
     with open_store(ran.url, write=False) as store:
-        curves = store.curves("toy", [trial.number for trial in ran.trials])
-        assert store.finding("toy") is not None, "the answer is kept"
+        curves = store.trials.curves("toy", [trial.number for trial in ran.trials])
+        assert store.findings.current("toy") is not None, "the answer is kept"
     assert {len(curve) for curve in curves.values()} == {len(SHARES)}
 
 
@@ -123,7 +123,7 @@ def test_what_the_code_of_a_trial_printed_is_stored_and_white_space_is_not(tmp_p
 
     run(make_spec(budget={**BUDGET, "trials": 5}, confirm={"runs": 0}), tmp_path, Prints())
     with open_store(url_in(tmp_path), write=False) as store:
-        assert [store.log("toy", number) for number in (1, 2, 3)] == ["a line\n", None, None]
+        assert [store.trials.log("toy", number) for number in (1, 2, 3)] == ["a line\n", None, None]
 
 
 def test_the_answer_is_kept_while_the_study_runs_and_takes_a_small_share_of_its_time(
@@ -190,7 +190,7 @@ def test_an_error_in_mid_study_leaves_no_trial_running(tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match="no worker"):
         run(make_spec(**SHORT), tmp_path, Breaking())
     with open_store(url_in(tmp_path), write=False) as store:
-        states = Counter(trial.state for trial in store.trials("toy"))
+        states = Counter(trial.state for trial in store.trials.of("toy"))
     assert states[TrialState.RUNNING] == 0
     assert states[TrialState.CANCELLED] == 1
 
@@ -244,12 +244,12 @@ def test_a_trial_that_another_driver_took_over_is_left_to_it(tmp_path: Path) -> 
         def events(self, timeout: float) -> list[Event]:
             if self.running and self.running[0].number == 3:
                 with open_store(url) as other:
-                    assert other.mark_lost("toy", is_alive=lambda owner: False) == [3]
+                    assert other.leases.mark_lost("toy", is_alive=lambda owner: False) == [3]
             return super().events(timeout)
 
     run(make_spec(**SHORT), tmp_path, Overtaken())
     with open_store(url, write=False) as store:
-        trials = store.trials("toy")
+        trials = store.trials.of("toy")
     assert trials[2].state is TrialState.LOST
     assert [trial.number for trial in trials if trial.retry_of == 3] == [4]
 
@@ -274,11 +274,11 @@ def test_a_search_trial_after_the_confirmation_keeps_no_other_driver_from_confir
                 if request.plan.is_tested and not self.number:
                     self.number, _ = enqueue(another, "toy", {"dropout": 0.44})
                 claim = f"confirm on {make_environment().host}"
-                free[request.number] = another.claim(
+                free[request.number] = another.leases.claim(
                     "toy", claim, owner="another", lease_seconds=60.0, is_alive=lambda owner: True
                 )
                 if free[request.number]:
-                    another.release("toy", claim, owner="another")
+                    another.leases.release("toy", claim, owner="another")
                 super().submit(request)
 
         executor = Looks()
@@ -302,7 +302,7 @@ def test_an_enqueued_configuration_outlives_a_stop_and_a_spent_budget(tmp_path: 
     with pytest.raises(InterruptedRunError):
         run(spec, tmp_path, Stopped())
     with open_store(url, write=False) as store:
-        assert store.trial("toy", number).state is TrialState.CANCELLED
+        assert store.trials.get("toy", number).state is TrialState.CANCELLED
     executor = LawExecutor()
     run(spec, tmp_path, executor)
     assert [request.plan.configuration for request in executor.requests] == [configuration]

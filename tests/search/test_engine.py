@@ -29,7 +29,7 @@ from bssearch.records import (
     TrialState,
     TrialStop,
 )
-from bssearch.search import actions
+from bssearch.search import engine as actions
 from bssearch.search.driver import Driver
 from bssearch.search.engine import Engine
 from bssearch.search.listener import Listener
@@ -169,8 +169,8 @@ class RecordedDriver(Driver):
 
 
 def open_study(store: Store, spec: StudySpec) -> None:
-    store.create_study(spec.new_study("test"))
-    store.bind_environment(spec.name, make_environment())
+    store.studies.create(spec.new_study("test"))
+    store.studies.bind(spec.name, make_environment())
 
 
 @pytest.fixture(autouse=True)
@@ -183,7 +183,7 @@ def driven(spec: StudySpec, folder: Path) -> tuple[list[TrialRecord], dict[int, 
     with open_store(url_in(folder)) as store:
         open_study(store, spec)
         Driver(spec, store, TableExecutor(), make_environment(), Listener()).run()
-        return store.trials(spec.name), store.probes(spec.name, make_environment())
+        return store.trials.of(spec.name), store.probes.by_batch_size(spec.name, make_environment())
 
 
 def simulated(spec: StudySpec, probes: dict[int, ProbeRecord], workers: int = 1) -> VirtualClock:
@@ -272,7 +272,7 @@ def test_the_log_of_a_run_with_pauses_and_an_interrupt_gives_the_same_actions(sa
             first.run()
         again = RecordedDriver(spec, store, executor, make_environment(), Listener())
         again.run()
-        states = [trial.state for trial in store.trials(spec.name)]
+        states = [trial.state for trial in store.trials.of(spec.name)]
     for run in (first.engine, again.engine):
         engine = Engine(spec, slots=2, device_name="Test CPU")
         again_said = [call.on(engine) for call in run.journal]

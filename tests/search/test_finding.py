@@ -41,8 +41,8 @@ SPEC = make_spec(confirm={"runs": 0})
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
     with open_store(url_in(tmp_path)) as opened:
-        opened.create_study(SPEC.new_study("tester"))
-        opened.bind_environment("toy", HERE)
+        opened.studies.create(SPEC.new_study("tester"))
+        opened.studies.bind("toy", HERE)
         yield opened
 
 
@@ -57,7 +57,7 @@ def add_trial(store: Store, batch_size: int, seconds: float, schedule: BatchSche
         configuration, phase = with_batch_schedule(configuration, schedule), Phase.GROWTH
     lease = Lease(owner="driver", seconds=60.0)
     plan = make_plan(configuration=configuration, phase=phase)
-    trial = not_none(store.start("toy", plan, environment=HERE, lease=lease))
+    trial = not_none(store.trials.start("toy", plan, environment=HERE, lease=lease))
     curve = [
         Observation(
             step=step, samples=step * batch_size, train_seconds=share * seconds, metric=metric, loss=None,
@@ -65,13 +65,13 @@ def add_trial(store: Store, batch_size: int, seconds: float, schedule: BatchSche
         )
         for step, share, metric in ((0, 0.0, 0.1), (50, 0.5, 0.8), (100, 1.0, 0.9))
     ]  # fmt: skip
-    store.append_observations("toy", [(trial.number, one) for one in curve])
+    store.trials.append_observations("toy", [(trial.number, one) for one in curve])
     outcome = TrialOutcome(
         state=TrialState.REACHED, reason="by the test", steps=100, train_seconds=seconds, wall_seconds=seconds,
         time_to_target_s=seconds, steps_to_target=100, best_metric=0.9, final_metric=0.9,
         contended=schedule is not None,
     )  # fmt: skip
-    store.finish_trial("toy", trial.number, outcome, steps_x_step_time_s=None)
+    store.trials.finish("toy", trial.number, outcome, steps_x_step_time_s=None)
     return trial.number
 
 
@@ -84,7 +84,7 @@ def found(store: Store) -> Answer:
 
 def test_before_any_trial_reached_there_is_nothing_to_keep(store: Store) -> None:
     save_finding(store, "toy")
-    assert store.finding("toy") is None
+    assert store.findings.current("toy") is None
     with pytest.raises(TargetNotReachedError):
         answer(store, "toy")
 
@@ -92,7 +92,7 @@ def test_before_any_trial_reached_there_is_nothing_to_keep(store: Store) -> None
 def test_what_was_kept_is_read_and_not_made_anew_until_something_changes(store: Store, found: Answer) -> None:
     other = found.model_copy(update={"tied": [8, 16]})
     kept = {"made_by": ANSWERS, "answer": other.model_dump(mode="json")}
-    store.save_finding("toy", store.stamp("toy"), kept)
+    store.findings.save("toy", store.findings.stamp("toy"), kept)
     assert answer(store, "toy") == other
     add_trial(store, 128, 0.5)
     assert answer(store, "toy").optimal.batch_size == 128
@@ -100,7 +100,7 @@ def test_what_was_kept_is_read_and_not_made_anew_until_something_changes(store: 
 
 def test_for_another_target_nothing_that_was_kept_is_read(store: Store, found: Answer) -> None:
     other = found.model_copy(update={"tied": [8, 16]}).model_dump(mode="json")
-    store.save_finding("toy", store.stamp("toy"), {"made_by": ANSWERS, "answer": other})
+    store.findings.save("toy", store.findings.stamp("toy"), {"made_by": ANSWERS, "answer": other})
     assert answer(store, "toy", 0.9) == found, "its own target"
     easier = answer(store, "toy", 0.8)
     assert easier.target.value == 0.8
@@ -113,7 +113,7 @@ def test_for_another_target_a_batch_that_grows_counts_each_step_at_the_size_it_h
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for size in (32, 64, 128):
-        store.save_probe("toy", HERE, make_probe(size, step_seconds=0.001 * size))
+        store.probes.add_step_time("toy", HERE, make_probe(size, step_seconds=0.001 * size))
     add_trial(store, 64, 6.4)
     number = add_trial(store, 32, 9.0, milestones((0, 32), (640, 64), (1920, 128)))
     stages = (Stage(0, 32, 32), Stage(0, 64, 64))
@@ -137,7 +137,7 @@ def test_for_another_target_a_batch_that_grows_counts_each_step_at_the_size_it_h
 def test_the_memory_that_a_probe_measured_is_in_the_answer(store: Store) -> None:
     for size in (8, 16, 32, 64):
         use = MemoryUse(micro_batch_size=size, fits=True, peak_memory_bytes=10**6 + 1000 * size)
-        store.save_memory("toy", HERE, use)
+        store.probes.save_memory("toy", HERE, use)
     add_trial(store, 64, 1.0)
     memory = not_none(compute_answer(store, "toy").measured.memory)
     assert (memory.largest_that_fits, memory.smallest_that_does_not) == (64, None)
@@ -153,7 +153,7 @@ def test_an_answer_says_that_its_trials_ran_with_several_versions_of_torch(
     run_study(spec, Launch(db=url, make_executor=lambda *_: LawExecutor()))
     with open_store(url, write=False) as store:
         alone = compute_answer(store, spec.name)
-        monkeypatch.setattr(store, "torch_versions", lambda _: ["2.11", "2.13"])
+        monkeypatch.setattr(store.trials, "torch_versions", lambda _: ["2.11", "2.13"])
         several = compute_answer(store, spec.name)
     assert several.warnings[:-1] == alone.warnings
     assert several.warnings[-1].code == "torch_changed"
@@ -166,5 +166,5 @@ def test_a_stored_answer_that_is_none_is_made_anew(tmp_path: Path) -> None:
     made = run_study(spec, Launch(db=url, make_executor=lambda *_: LawExecutor()))
     with open_store(url) as store:
         for hostile in ({"made_by": ANSWERS, "answer": {"optimal": 5}}, {"made_by": ANSWERS, "answer": [1]}):
-            store.save_finding(spec.name, store.stamp(spec.name), hostile)
+            store.findings.save(spec.name, store.findings.stamp(spec.name), hostile)
             assert answer(store, spec.name).model_dump() == made.model_dump()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bssearch.commands.audit import audit_study
-from bssearch.commands.dry_run import longest_seconds, pruned_seconds
+from bssearch.commands.check import longest_seconds, pruned_seconds
 from bssearch.commands.enqueue import enqueue, with_schedule
 from bssearch.commands.launch import Launch
 from bssearch.commands.run import run_study
@@ -129,7 +129,7 @@ def store(folder: Path) -> Any:
 
 
 def test_it_follows_the_search_within_its_own_budget_and_its_two_best_are_repeated(store: Store) -> None:
-    spec, trials = spec_of(GROWS), store.trials("toy")
+    spec, trials = spec_of(GROWS), store.trials.of("toy")
     grown = [one for one in trials if one.phase is Phase.GROWTH]
     assert len(grown) == 6 and all(one.configuration.grows for one in grown)
     others = [one for one in trials if one.phase in {Phase.SEARCH, Phase.CONFIRM}]
@@ -180,7 +180,7 @@ def test_without_a_search_the_audit_runs_a_batch_that_doubles_around_the_optimum
     [belief] = [one for one in found.rules if one.rule == "growing the batch saves time"]
     assert belief.verdict in {"held", "broke", "undecided"} and belief.trial_numbers
     with open_store(url_in(tmp_path), write=False) as store:
-        schedule = batch_schedule_of(store.trial("toy", belief.trial_numbers[0]).configuration)
+        schedule = batch_schedule_of(store.trials.get("toy", belief.trial_numbers[0]).configuration)
     assert [one.batch_size for one in not_none(schedule).stages] == [optimum // 2, optimum, 2 * optimum]
 
 
@@ -192,7 +192,7 @@ def test_what_a_person_enqueues_runs_first_whatever_the_space_says(tmp_path: Pat
         assert configuration.parameters["batch_rate_rule"] == "sqrt"
     found = run(spec_of(), tmp_path)
     with open_store(url_in(tmp_path), write=False) as store:
-        trial = store.trial("toy", number)
+        trial = store.trials.get("toy", number)
     assert (trial.phase, trial.state) == (Phase.GROWTH, TrialState.REACHED)
     assert [one.batch_size for one in found.batch_schedule.stages] == [8, 32, 128]
     assert found.batch_schedule.runs == 3 and found.batch_schedule.trials == 1
@@ -206,9 +206,9 @@ def test_a_schedule_whose_target_came_before_its_second_stage_is_not_repeated(tm
             enqueue(store, "toy", {"batch_size": best, "batch_stages": stages})
     found = run(spec_of(), tmp_path)
     with open_store(url_in(tmp_path), write=False) as store:
-        late = next(one for one in store.trials("toy") if one.phase is Phase.GROWTH)
+        late = next(one for one in store.trials.of("toy") if one.phase is Phase.GROWTH)
         assert late.outcome is not None and late.state is TrialState.REACHED and late.outcome.samples < 40000
-        repeated = {one.configuration.key for one in store.trials("toy") if one.phase is Phase.AUDIT}
+        repeated = {one.configuration.key for one in store.trials.of("toy") if one.phase is Phase.AUDIT}
     assert late.configuration.key not in repeated and len(repeated) == 1
     assert found.batch_schedule.stages[1].start_samples == 400
 
@@ -232,10 +232,10 @@ def test_a_schedule_whose_target_came_before_its_second_stage_is_not_repeated(tm
 )
 def test_a_schedule_that_cannot_be_is_not_queued(folder: Path, values: dict[str, Any], expected: str) -> None:
     with open_store(url_in(folder)) as store, pytest.raises(UsageError, match=expected):
-        before = len(store.trials("toy"))
+        before = len(store.trials.of("toy"))
         enqueue(store, "toy", values)
     with open_store(url_in(folder), write=False) as store:
-        assert len(store.trials("toy")) == before
+        assert len(store.trials.of("toy")) == before
 
 
 @pytest.mark.parametrize(
@@ -258,7 +258,7 @@ def test_a_schedule_that_a_program_cannot_follow_is_not_queued(
 def test_milestones_and_the_noise_scale_are_tried_as_they_are_given(tmp_path: Path) -> None:
     run(spec_of({"name": ["milestones", "noise_scale"], "milestones": {640: 32, 3200: 128}}), tmp_path)
     with open_store(url_in(tmp_path), write=False) as store:
-        grown = [one.configuration for one in store.trials("toy") if one.phase is Phase.GROWTH]
+        grown = [one.configuration for one in store.trials.of("toy") if one.phase is Phase.GROWTH]
     by_name = {str(one.parameters["batch_schedule"]): one for one in grown}
     assert by_name["milestones"].parameters["batch_stages"] == "640:32 3200:128"
     assert ":" not in str(by_name["noise_scale"].parameters["batch_stages"])
@@ -275,19 +275,19 @@ def test_where_no_milestone_may_run_the_other_schedules_are_searched_all_the_sam
 
     run(spec_of({"name": ["milestones", "linear"], "milestones": {640: 256}}), tmp_path, Broken())
     with open_store(url_in(tmp_path), write=False) as store:
-        grown = [one.configuration for one in store.trials("toy") if one.phase is Phase.GROWTH]
+        grown = [one.configuration for one in store.trials.of("toy") if one.phase is Phase.GROWTH]
     assert [one.parameters["batch_schedule"] for one in grown] == ["linear"] * 6
 
 
 def test_the_memory_that_a_growing_trial_lacks_says_nothing_of_its_first_micro_batch(tmp_path: Path) -> None:
     run(spec_of(GROWS), tmp_path, EndsGrowth(state=TrialState.OOM))
     with open_store(url_in(tmp_path), write=False) as store:
-        assert store.memory_boundary("toy").too_large is None
-        assert sum(one.state is TrialState.OOM for one in store.trials("toy")) == 6
+        assert store.probes.memory_boundary("toy").too_large is None
+        assert sum(one.state is TrialState.OOM for one in store.trials.of("toy")) == 6
 
 
 def _schedule(store: Store, grown: Any) -> Configuration:
-    return store.trial("toy", grown.trial_numbers[0]).configuration
+    return store.trials.get("toy", grown.trial_numbers[0]).configuration
 
 
 def _optimum(found: Any) -> Configuration:
@@ -330,7 +330,7 @@ def test_nothing_is_tried_twice_and_what_never_begins_is_not_tried(tmp_path: Pat
     assert any("no trial lets the batch grow" in one for one in ear.notes)
     run(spec_of({"name": "milestones", "milestones": {400: 64}, "start": 8}, schedule_trials=12), tmp_path)
     with open_store(url_in(tmp_path), write=False) as store:
-        grown = [one.configuration.key for one in store.trials("toy") if one.phase is Phase.GROWTH]
+        grown = [one.configuration.key for one in store.trials.of("toy") if one.phase is Phase.GROWTH]
     assert len(grown) == len(set(grown)) > 1
 
 

@@ -47,19 +47,21 @@ def test_a_driver_elsewhere_is_gone_once_its_lease_was_watched_for_as_long_as_it
     start(store, lease_owner=ELSEWHERE, lease_seconds=HOURS)
     clock = Clock()
     watch = watched(store, clock, LEASE_SECONDS - HEARTBEAT_SECONDS)
-    assert store.mark_lost("toy", is_alive=watch.is_alive) == [], "the clock may have jumped, and it may renew it"
+    assert store.leases.mark_lost("toy", is_alive=watch.is_alive) == [], (
+        "the clock may have jumped, and it may renew it"
+    )
     watched(store, clock, HEARTBEAT_SECONDS, watch)
     assert watch.is_alive(ELSEWHERE) is None
-    assert store.mark_lost("toy", is_alive=watch.is_alive) == [1]
+    assert store.leases.mark_lost("toy", is_alive=watch.is_alive) == [1]
 
 
 def test_a_lease_that_has_not_ended_by_the_databases_clock_is_kept_for_two(store: Store) -> None:
     start(store, lease_owner=ELSEWHERE, lease_seconds=-HOURS)
     clock = Clock()
     watch = watched(store, clock, GONE_AFTER - HEARTBEAT_SECONDS)
-    assert store.mark_lost("toy", is_alive=watch.is_alive) == []
+    assert store.leases.mark_lost("toy", is_alive=watch.is_alive) == []
     watched(store, clock, HEARTBEAT_SECONDS, watch)
-    assert store.mark_lost("toy", is_alive=watch.is_alive) == [1]
+    assert store.leases.mark_lost("toy", is_alive=watch.is_alive) == [1]
 
 
 def test_a_driver_that_renews_is_alive_whatever_the_databases_clock_says(store: Store) -> None:
@@ -67,30 +69,30 @@ def test_a_driver_that_renews_is_alive_whatever_the_databases_clock_says(store: 
     clock = Clock()
     watch = Leases(store, "toy", clock=clock)
     for beat in range(20):
-        store.heartbeat("toy", ELSEWHERE, HOURS + beat)
+        store.leases.heartbeat("toy", ELSEWHERE, HOURS + beat)
         watched(store, clock, HEARTBEAT_SECONDS, watch)
-        assert store.mark_lost("toy", is_alive=watch.is_alive) == []
+        assert store.leases.mark_lost("toy", is_alive=watch.is_alive) == []
 
 
 def test_a_living_process_without_its_driver_loses_its_trials_and_claims(store: Store) -> None:
     owner, clock = this_driver(), Clock()
     start(store, lease_owner=owner)
-    assert store.claim("toy", "probe", owner=owner, lease_seconds=60.0, is_alive=lambda _: None)
+    assert store.leases.claim("toy", "probe", owner=owner, lease_seconds=60.0, is_alive=lambda _: None)
     with living(owner):
         watch = watched(store, clock, GONE_AFTER - HEARTBEAT_SECONDS)
         assert watch.is_alive(owner) is True
         watched(store, clock, HEARTBEAT_SECONDS, watch)
         assert watch.is_alive(owner) is False, "its heart has stopped"
     fresh = Leases(store, "toy", clock=clock)
-    assert store.mark_lost("toy", is_alive=fresh.is_alive) == [1]
-    assert store.claim("toy", "probe", owner="another", lease_seconds=60.0, is_alive=fresh.is_alive)
+    assert store.leases.mark_lost("toy", is_alive=fresh.is_alive) == [1]
+    assert store.leases.claim("toy", "probe", owner="another", lease_seconds=60.0, is_alive=fresh.is_alive)
 
 
 def test_a_trial_that_has_ended_is_no_lease_to_watch(store: Store) -> None:
     start(store, lease_owner=ELSEWHERE, lease_seconds=HOURS)
     clock = Clock()
     watch = watched(store, clock, LEASE_SECONDS)
-    assert store.mark_lost("toy", is_alive=lambda _: False) == [1]
+    assert store.leases.mark_lost("toy", is_alive=lambda _: False) == [1]
     watch.look()
     start(store, lease_owner=ELSEWHERE, lease_seconds=HOURS)
     watch.look()

@@ -13,7 +13,7 @@ from bssearch.analysis.answer import Answer
 from bssearch.commands.enqueue import enqueue
 from bssearch.commands.launch import Launch
 from bssearch.commands.opening import opened
-from bssearch.commands.probe.memory import probe_memory
+from bssearch.commands.probes import probe_memory
 from bssearch.commands.run import run_study
 from bssearch.errors import LaunchError
 from bssearch.executors.base import Event

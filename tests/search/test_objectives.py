@@ -196,7 +196,7 @@ def go(spec: StudySpec, url: str, executor: Curves) -> list[TrialRecord]:
 
 def search_trials(spec: StudySpec, url: str) -> list[TrialRecord]:
     with open_store(url, write=False) as store:
-        return list(store.trials(spec.name, phase=Phase.SEARCH))
+        return list(store.trials.of(spec.name, phase=Phase.SEARCH))
 
 
 def check_figures(spec: StudySpec, trials: list[TrialRecord]) -> None:

@@ -152,7 +152,7 @@ def run(spec: StudySpec, folder: Path, executor: LawExecutor) -> list[TrialRecor
     executor.full = spec.budget.trial_train_seconds  # type: ignore[attr-defined]
     run_study(spec, Launch(db=url, make_executor=lambda *_: executor))
     with open_store(url, write=False) as store:
-        return list(store.trials(spec.name, phase=Phase.SEARCH))
+        return list(store.trials.of(spec.name, phase=Phase.SEARCH))
 
 
 @pytest.mark.parametrize("slots", [1, 3])
@@ -182,7 +182,7 @@ def test_the_next_run_goes_on_with_what_waits(tmp_path: Path) -> None:
     with pytest.raises(Dies):
         run(spec, tmp_path, doomed)
     with open_store(url_in(tmp_path), write=False) as store:
-        paused = store.trials(spec.name, states=[TrialState.PAUSED])
+        paused = store.trials.of(spec.name, states=[TrialState.PAUSED])
     assert paused
     executor = SteppingLaw(done=doomed.done)
     with pytest.raises(TargetNotReachedError):
@@ -288,7 +288,7 @@ def test_what_is_interrupted_goes_on_first_where_it_was(tmp_path: Path, pruner: 
     with pytest.raises(InterruptedRunError):
         run(spec, tmp_path, first)
     with open_store(url_in(tmp_path), write=False) as store:
-        assert store.trial(spec.name, 4).state is TrialState.PAUSED
+        assert store.trials.get(spec.name, 4).state is TrialState.PAUSED
     second = SteppingLaw(done=first.done)
     trials = run(spec, tmp_path, second)
     assert second.requests[0].number == 4
@@ -307,7 +307,7 @@ def test_a_verdict_under_way_is_not_undone_by_an_interrupt(tmp_path: Path) -> No
     with pytest.raises(InterruptedRunError):
         run(study_spec(), tmp_path, executor)
     with open_store(url_in(tmp_path), write=False) as store:
-        (paused,) = store.trials("toy", states=[TrialState.PAUSED])
+        (paused,) = store.trials.of("toy", states=[TrialState.PAUSED])
     assert "too far behind" in not_none(paused.outcome).reason
 
 
@@ -356,9 +356,9 @@ def test_what_a_driver_that_is_gone_left_waiting_is_ended_where_its_process_ende
     with pytest.raises(Dies):
         run(spec, tmp_path, first)
     with open_store(url_in(tmp_path), write=False) as store:
-        waiting = {trial.number for trial in store.trials(spec.name, states=[TrialState.PAUSED])}
+        waiting = {trial.number for trial in store.trials.of(spec.name, states=[TrialState.PAUSED])}
     assert waiting
-    monkeypatch.setattr("bssearch.search.waiting.is_alive", lambda owner: alive)
+    monkeypatch.setattr("bssearch.search.pruners.checkpoints.is_alive", lambda owner: alive)
     if not here:
         monkeypatch.setenv("BSSEARCH_CHECKPOINT_DIR", str(tmp_path / "elsewhere"))
     trials = run(spec, tmp_path, SteppingLaw(done=first.done))

@@ -30,6 +30,7 @@ from bssearch.search import leases
 from bssearch.search.calibration import COMPARING_VISITS
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store, open_store
+from bssearch.storage.trials import TrialStore
 from tests.factories import make_spec, not_none
 from tests.search.law import LawExecutor
 
@@ -91,7 +92,7 @@ def test_three_drivers_share_one_budget_and_one_confirmation(url: str, law: type
     executors: list[LawExecutor] = [law(), law(), law(slots=2)]
     answers = run_together(SPEC, url, executors)
     with open_store(url, write=False) as store:
-        trials = store.trials(SPEC.name)
+        trials = store.trials.of(SPEC.name)
     assert [trial.number for trial in trials] == list(range(1, len(trials) + 1))
     assert (
         sum(trial.configuration == SPEC.default_configuration for trial in trials if trial.phase is Phase.SEARCH) == 1
@@ -126,11 +127,11 @@ def test_what_a_dead_driver_leaves_behind_is_tried_again_by_one_of_the_others(
         run_study(SHORT, Launch(db=url, make_executor=lambda *_: Doomed()))
     monkeypatch.undo()
     with open_store(url) as store:
-        (left,) = store.trials(SHORT.name, states=[TrialState.RUNNING])
+        (left,) = store.trials.of(SHORT.name, states=[TrialState.RUNNING])
         assert left.number == 4
     run_together(SHORT, url, [law(), law()])
     with open_store(url, write=False) as store:
-        trials = store.trials(SHORT.name)
+        trials = store.trials.of(SHORT.name)
     assert trials[3].state is TrialState.LOST
     assert len([trial for trial in trials if trial.retry_of == 4]) == 1
     assert sum(not trial.state.is_missing for trial in trials if trial.phase is Phase.SEARCH) == SHORT.budget.trials
@@ -146,10 +147,10 @@ def test_leases_are_renewed_while_the_main_loop_waits(
         def events(self, timeout: float) -> list[Event]:
             if len(self.requests) == 3 and self.running:
                 with open_store(url, write=False) as store:
-                    before = store.trial(SHORT.name, 3).lease_expires_at
+                    before = store.trials.get(SHORT.name, 3).lease_expires_at
                     for _ in range(100):
                         threading.Event().wait(0.02)
-                        if store.trial(SHORT.name, 3).lease_expires_at != before:
+                        if store.trials.get(SHORT.name, 3).lease_expires_at != before:
                             renewed.set()
                             break
             return super().events(timeout)  # type: ignore[no-any-return]
@@ -172,7 +173,7 @@ def test_drivers_in_each_others_way_try_no_configuration_twice_and_are_all_serve
     executors = [Rests() for _ in range(6)]
     answers = run_together(MANY, url, [*executors])
     with open_store(url, write=False) as store:
-        trials = store.trials(MANY.name)
+        trials = store.trials.of(MANY.name)
     assert [trial.number for trial in trials] == list(range(1, MANY.budget.trials + 1))
     assert set(Counter(trial.configuration.key for trial in trials).values()) == {1}
     assert sum(len(executor.requests) for executor in executors) == len(trials)
@@ -182,15 +183,15 @@ def test_drivers_in_each_others_way_try_no_configuration_twice_and_are_all_serve
 def test_a_driver_locks_the_study_while_it_chooses_once_it_was_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start, turn, calls = Store.start, Store.turn, list[str]()
+    start, turn, calls = TrialStore.start, Store.turn, list[str]()
     lease = Lease(owner="faster", seconds=60.0)
     outcome = TrialOutcome(state=TrialState.CAPPED, reason="by another driver", train_seconds=1.0)
 
-    def start_second(store: Store, study: str, plan: TrialPlan, **given: Any) -> TrialRecord | None:
+    def start_second(trials: TrialStore, study: str, plan: TrialPlan, **given: Any) -> TrialRecord | None:
         if len(calls) == 3:
-            other = not_none(start(store, study, plan, environment=given["environment"], lease=lease))
-            store.finish_trial(study, other.number, outcome, steps_x_step_time_s=None)
-        trial = start(store, study, plan, **given)
+            other = not_none(start(trials, study, plan, environment=given["environment"], lease=lease))
+            trials.finish(study, other.number, outcome, steps_x_step_time_s=None)
+        trial = start(trials, study, plan, **given)
         calls.append("refused" if trial is None else "started")
         return trial
 
@@ -198,7 +199,7 @@ def test_a_driver_locks_the_study_while_it_chooses_once_it_was_refused(
         calls.append("turn")
         return turn(store, study)
 
-    monkeypatch.setattr(Store, "start", start_second)
+    monkeypatch.setattr(TrialStore, "start", start_second)
     monkeypatch.setattr(Store, "turn", noted_turn)
     run_study(SHORT, Launch(db=f"sqlite:///{tmp_path}/study.db", make_executor=lambda *_: LawExecutor()))
     assert calls[:4] == ["started"] * 3 + ["refused"]

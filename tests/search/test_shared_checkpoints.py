@@ -23,8 +23,7 @@ from bssearch.executors.base import Event
 from bssearch.records import Lease, Phase, TrialOutcome, TrialRecord, TrialRequest, TrialState
 from bssearch.search import leases
 from bssearch.search.leases import Leases
-from bssearch.search.pruners.checkpoints import CheckpointFolder
-from bssearch.search.waiting import WaitingTrials
+from bssearch.search.pruners.checkpoints import CheckpointFolder, WaitingTrials
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import open_store
 from tests.factories import make_environment, make_plan, not_none
@@ -90,7 +89,7 @@ def run(spec: StudySpec, folder: Path, executor: SteppingLaw) -> tuple[list[Tria
     executor.full = spec.budget.trial_train_seconds
     run_study(spec, Launch(db=url, listener=ear, make_executor=lambda *_: executor))
     with open_store(url, write=False) as store:
-        return list(store.trials(spec.name, phase=Phase.SEARCH)), ear.notes
+        return list(store.trials.of(spec.name, phase=Phase.SEARCH)), ear.notes
 
 
 def interrupted(spec: StudySpec, folder: Path) -> SteppingLaw:
@@ -103,7 +102,7 @@ def interrupted(spec: StudySpec, folder: Path) -> SteppingLaw:
 
 def outcome_of(folder: Path, number: int) -> TrialOutcome | None:
     with open_store(url_in(folder), write=False) as store:
-        return store.trial("toy", number).outcome
+        return store.trials.get("toy", number).outcome
 
 
 def kept(place: str) -> dict[str, str]:
@@ -218,8 +217,8 @@ def test_where_the_store_is_away_the_run_goes_on_without_it_and_says_so(
     assert not second.resumed and not second.pauses
     assert sum(not trial.state.is_missing for trial in trials) == 12
     away = f"the checkpoint store troubled://{tmp_path}/store: "
-    assert sum(note.startswith(f"what waits cannot go on for now: {away}") for note in notes) == 1
-    assert sum(note.startswith("trials are stopped for good from now on") and away in note for note in notes) == 1
+    assert sum(note.startswith(f"paused trials cannot be resumed for now: {away}") for note in notes) == 1
+    assert sum(note.startswith("trials can no longer be paused") and away in note for note in notes) == 1
     trouble.is_away = False
     third = SteppingLaw(done=first.done)
     trials, _ = run(spec, tmp_path, third)
@@ -230,8 +229,8 @@ def test_where_the_store_is_away_the_run_goes_on_without_it_and_says_so(
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A store that does nothing for 0.3 s counts as silent."""
-    monkeypatch.setattr("bssearch.search.pruners.checkpoint_store.PATIENCE_SECONDS", 0.3)
-    monkeypatch.setattr("bssearch.search.pruners.checkpoint_store.TICK_SECONDS", 0.01)
+    monkeypatch.setattr("bssearch.search.pruners.checkpoints.PATIENCE_SECONDS", 0.3)
+    monkeypatch.setattr("bssearch.search.pruners.checkpoints.TICK_SECONDS", 0.01)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -248,7 +247,7 @@ def test_a_trial_whose_checkpoint_does_not_arrive_is_tried_again_and_a_silent_st
     assert outcome is not None and outcome.state is TrialState.LOST
     assert "trial 4 cannot be brought back: nothing happened for 0.3 s" in outcome.reason
     assert [trial.number for trial in trials if trial.retry_of == 4]
-    assert sum("nothing happened for 0.3 s" in note for note in notes if note.startswith("what waits cannot")) == 1
+    assert sum("nothing happened for 0.3 s" in note for note in notes if note.startswith("paused trials cannot")) == 1
 
 
 def test_a_trial_that_is_interrupted_while_its_checkpoint_arrives_stays_paused_as_it_was(
@@ -325,9 +324,9 @@ def test_where_the_store_takes_nothing_what_would_wait_is_stopped_and_what_is_in
             run(spec, tmp_path, executor())
     else:
         _, notes = run(spec, tmp_path, executor())
-        assert sum(note.startswith("trials are stopped for good") and said in note for note in notes) == 1
+        assert sum(note.startswith("trials can no longer be paused") and said in note for note in notes) == 1
     with open_store(url_in(tmp_path), write=False) as store:
-        outcomes = [trial.outcome for trial in store.trials(spec.name) if trial.outcome is not None]
+        outcomes = [trial.outcome for trial in store.trials.of(spec.name) if trial.outcome is not None]
     (stopped,) = [one for one in outcomes if "could not be paused: the checkpoint store" in one.reason]
     assert stopped.state is (TrialState.CANCELLED if is_interrupted else TrialState.PRUNED)
     assert stopped.reason.endswith(f"cannot be stored: {said}")
@@ -352,11 +351,11 @@ def test_what_a_driver_elsewhere_has_waiting_is_its_own_to_end_while_it_is_there
     monkeypatch.setenv("BSSEARCH_CHECKPOINT_DIR", str(tmp_path / "shared"))
     spec, notes = study_spec(), list[str]()
     with open_store(url_in(tmp_path)) as store:
-        store.create_study(spec.new_study("ada"))
+        store.studies.create(spec.new_study("ada"))
         lease = Lease(owner=elsewhere, seconds=60.0, user="ada", spec=None)
-        store.start("toy", make_plan(), environment=make_environment(), lease=lease)
+        store.trials.start("toy", make_plan(), environment=make_environment(), lease=lease)
         paused = TrialOutcome(state=TrialState.PAUSED, reason="slow")
-        trial = store.finish_trial("toy", 1, paused, steps_x_step_time_s=None)
+        trial = store.trials.finish("toy", 1, paused, steps_x_step_time_s=None)
 
         def waiting_for(driver: str) -> WaitingTrials:
             return WaitingTrials(spec, store, Leases(store, "toy", driver), notes.append)
@@ -366,11 +365,11 @@ def test_what_a_driver_elsewhere_has_waiting_is_its_own_to_end_while_it_is_there
         file.write_bytes(b"saved")
         far.ended(trial)
         near.settle([trial], TrialState.PRUNED, for_disk=False)
-        assert store.trial("toy", 1).state is TrialState.PAUSED
+        assert store.trials.get("toy", 1).state is TrialState.PAUSED
         assert file.exists()
         far.leave()
         near.settle([trial], TrialState.PRUNED, for_disk=False)
-        assert store.trial("toy", 1).state is TrialState.PRUNED
+        assert store.trials.get("toy", 1).state is TrialState.PRUNED
         assert not file.exists()
     assert not notes
 

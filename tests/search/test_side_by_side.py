@@ -55,7 +55,7 @@ class OneDeviceFails(Node):
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
     with open_store(url_in(tmp_path)) as opened:
-        opened.create_study(SPEC.new_study("me"))
+        opened.studies.create(SPEC.new_study("me"))
         yield opened
 
 
@@ -63,7 +63,7 @@ def measured(store: Store, executor: LawExecutor) -> list[str]:
     """Time steps; return what is told."""
     told: list[str] = []
     measure_step_times(SPEC, store, executor, HERE, lambda: None, 3, trials=[], tell=told.append)
-    visits = [(one.visit, one.batch_size) for one in store.visits(SPEC.name)]
+    visits = [(one.visit, one.batch_size) for one in store.probes.visits(SPEC.name)]
     assert sorted(visits) == [(visit, size) for visit in (1, 2, 3) for size in SIZES]
     return told
 
@@ -101,7 +101,7 @@ def test_a_size_that_runs_out_of_memory_on_another_device_is_timed_in_smaller_mi
 
     executor = Shrinks()
     measure_step_times(SPEC, store, executor, HERE, lambda: None, FIRST_VISITS, trials=[])
-    found = store.probes(SPEC.name, HERE)
+    found = store.probes.by_batch_size(SPEC.name, HERE)
     assert found[SIZES[-1]].micro_batch_size < SIZES[-1]
     assert set(found) == set(SIZES)
 
@@ -109,6 +109,6 @@ def test_a_size_that_runs_out_of_memory_on_another_device_is_timed_in_smaller_mi
 def test_where_another_device_times_nothing_one_device_times_all(store: Store) -> None:
     node = OneDeviceFails()
     assert measured(store, node) == [
-        "step times are taken on one device: on another they cannot be: the worker of slot 2 died"
+        "step times are measured on one device, because another failed: the worker of slot 2 died"
     ]
     assert node.waves == []

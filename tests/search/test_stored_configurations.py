@@ -47,7 +47,7 @@ def run(spec: StudySpec, folder: Path, executor: LawExecutor) -> Answer:
 
 def trials_in(folder: Path, name: str = "toy") -> dict[int, TrialRecord]:
     with open_store(url_in(folder), write=False) as store:
-        return {trial.number: trial for trial in store.trials(name)}
+        return {trial.number: trial for trial in store.trials.of(name)}
 
 
 def forge(folder: Path, number: int, *, activation: str = FORGED, **columns: object) -> None:
@@ -93,9 +93,9 @@ def test_an_imported_queued_trial_is_refused(tmp_path: Path) -> None:
         number, _ = enqueue(store, "toy", {"model.activation": "gelu"})
     forge(theirs, number)
     with open_store(url_in(theirs), write=False) as store:
-        store.write_study("toy", tmp_path / "study.jsonl.gz")
+        store.transfer.write("toy", tmp_path / "study.jsonl.gz")
     with open_store(url_in(mine)) as store:
-        store.join_studies([read_study(tmp_path / "study.jsonl.gz")])
+        store.transfer.join([read_study(tmp_path / "study.jsonl.gz")])
     executor = LawExecutor()
     run(spec_with(9), mine, executor)
     assert_refused(trials_in(mine)[number])

@@ -15,8 +15,8 @@ from bssearch.commands.opening import stored_spec
 from bssearch.commands.run import confirm_study, run_study
 from bssearch.executors.base import Event
 from bssearch.records import Configuration, Phase, TrialEnded, TrialRecord, TrialState
+from bssearch.search.growing import finalists, more_regularised, next_run
 from bssearch.search.history import History, trial_seed
-from bssearch.search.to_budget import finalists, more_regularised, next_run
 from bssearch.spec.space import SearchSpace
 from tests.factories import SPEC as RAW
 from tests.factories import make_probe, make_spec, make_trial, not_none

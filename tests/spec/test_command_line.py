@@ -10,8 +10,7 @@ import pytest
 from bssearch.errors import SpecError, UsageError
 from bssearch.records import ParameterValue
 from bssearch.spec import load_spec
-from bssearch.spec.command_line import filled
-from bssearch.spec.model import COMMAND
+from bssearch.spec.model import COMMAND, filled
 from tests.factories import make_spec
 
 LOG = {"step": r"step (\d+)", "accuracy": r"acc=(\S+)"}

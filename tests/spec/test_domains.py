@@ -7,9 +7,20 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from bssearch.spec.space.domains import LIMITS, Dimension, Domain, Range, bounds, describe, domain_kind, holds
+from bssearch.spec.space.domains import (
+    LIMITS,
+    BatchLadder,
+    Dimension,
+    Domain,
+    Range,
+    RelativeLearningRate,
+    Schedule,
+    bounds,
+    describe,
+    domain_kind,
+    holds,
+)
 from bssearch.spec.space.optimizers import Sgd
-from bssearch.spec.space.parts import BatchLadder, RelativeLearningRate, Schedule
 from bssearch.spec.space.search_space import SearchSpace
 
 NEAR_ZERO, NEAR_ONE = 1e-12, 1 - 1e-12

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from bssearch.spec.parts import BudgetSpec, ConfirmSpec, ExecutorSpec, PrunerSpec, SamplerSpec
+from bssearch.spec.parts import BudgetSpec, ConfirmSpec, ExecutorSpec, PrunerSpec, SamplerSpec, TrainingSpec
 from bssearch.spec.space.domains import StrictModel
-from bssearch.spec.space.training import TrainingSpec
 
 BUDGET = {"trials": 10, "trial_train_seconds": 5.0}
 ABOVE_ZERO = math.ulp(0.0)

@@ -11,8 +11,7 @@ import pytest
 import yaml
 
 from bssearch.errors import BSSearchError, NotFoundError, SpecError, UsageError
-from bssearch.spec.submission import NewSubmission
-from bssearch.spec.templates import OFFERS_NONE, Templates, load_templates, value_type
+from bssearch.spec.templates import OFFERS_NONE, NewSubmission, Templates, load_templates, value_type
 from tests.cli.task import write_task
 
 VALUES = {

@@ -113,7 +113,7 @@ def add_study(store: Store, name: str = "toy", **changes: Any) -> StudyRecord:
         "target": Target(metric="accuracy", value=0.9),
         "created_by": "someone",
     }
-    return store.create_study(NewStudy(name=name, **{**values, **changes}))
+    return store.studies.create(NewStudy(name=name, **{**values, **changes}))
 
 
 def start_planned(
@@ -124,7 +124,7 @@ def start_planned(
     seconds: float = 60.0,
 ) -> TrialRecord | None:
     lease = Lease(owner=owner, seconds=seconds)
-    return store.start(study, plan, environment=make_environment(), lease=lease)
+    return store.trials.start(study, plan, environment=make_environment(), lease=lease)
 
 
 def start(
@@ -137,7 +137,7 @@ def start(
     **changes: Any,
 ) -> int:
     lease = Lease(owner=lease_owner, seconds=lease_seconds)
-    trial = store.start(study, make_plan(**changes), environment=environment or make_environment(), lease=lease)
+    trial = store.trials.start(study, make_plan(**changes), environment=environment or make_environment(), lease=lease)
     assert trial is not None
     return trial.number
 
@@ -149,7 +149,7 @@ def start_after(store: Store, after: int, owner: str, study: str = "toy") -> int
 
 def enqueue(store: Store) -> int:
     changes = {"train_seconds_limit": 5.0, "eval_every_steps": 3, "threads": 2, "uncapped": True}
-    return store.enqueue("toy", make_plan(sampled={"lr": 0.1}, seed=7, **changes))
+    return store.trials.enqueue("toy", make_plan(sampled={"lr": 0.1}, seed=7, **changes))
 
 
 def start_queued(store: Store, number: int, owner: str, **changes: Any) -> bool:

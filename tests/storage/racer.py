@@ -33,16 +33,16 @@ def main(url: str, name: str, counter: Path) -> None:
             created = False
         _wait_for_the_others("claim")
         for _ in range(CLAIMS):
-            while not store.claim("toy", "probe", owner=name, lease_seconds=60.0, is_alive=lambda owner: None):
+            while not store.leases.claim("toy", "probe", owner=name, lease_seconds=60.0, is_alive=lambda owner: None):
                 time.sleep(0.002)
             value = int(counter.read_text())
             time.sleep(0.005)
             counter.write_text(str(value + 1))
-            store.release("toy", "probe", owner=name)
+            store.leases.release("toy", "probe", owner=name)
         _wait_for_the_others("start")
         numbers: list[int] = []
         while len(numbers) < STARTS:
-            seen = max((trial.number for trial in store.trials("toy")), default=0)
+            seen = max((trial.number for trial in store.trials.of("toy")), default=0)
             number = start_after(store, seen, name)
             if number is not None:
                 assert number == seen + 1

@@ -23,11 +23,11 @@ TRIALS = 8
 
 
 def _append(store: Store, number: int) -> None:
-    store.append_observations("toy", [(number, one) for one in make_curve((0.0, 0.1), (1.0, 0.5))])
+    store.trials.append_observations("toy", [(number, one) for one in make_curve((0.0, 0.1), (1.0, 0.5))])
 
 
 def _finish(store: Store, number: int) -> None:
-    store.finish_trial("toy", number, OUTCOME, steps_x_step_time_s=None)
+    store.trials.finish("toy", number, OUTCOME, steps_x_step_time_s=None)
 
 
 CHANGES: dict[str, tuple[Callable[[Store], object], list[int]]] = {
@@ -37,17 +37,17 @@ CHANGES: dict[str, tuple[Callable[[Store], object], list[int]]] = {
     "resume": (lambda store: resume(store, 3), [3]),
     "append to one that has ended": (lambda store: _append(store, 3), [3]),
     "finish": (lambda store: _finish(store, 1), [1]),
-    "settle": (lambda store: store.settle_paused("toy"), [3]),
-    "mark lost": (lambda store: store.mark_lost("toy", is_alive=lambda owner: False), [1]),
+    "settle": (lambda store: store.trials.settle_paused("toy"), [3]),
+    "mark lost": (lambda store: store.leases.mark_lost("toy", is_alive=lambda owner: False), [1]),
 }
 NO_CHANGES: dict[str, Callable[[Store], object]] = {
     "a start that came too late": lambda store: start_after(store, 2, "me"),
     "a trial that waits no more": lambda store: start_queued(store, 1, "me"),
-    "nothing to settle": lambda store: store.settle_paused("toy", []),
-    "nobody lost": lambda store: store.mark_lost("toy", is_alive=lambda owner: True),
-    "a heartbeat": lambda store: store.heartbeat("toy", "driver", 60.0),
+    "nothing to settle": lambda store: store.trials.settle_paused("toy", []),
+    "nobody lost": lambda store: store.leases.mark_lost("toy", is_alive=lambda owner: True),
+    "a heartbeat": lambda store: store.leases.heartbeat("toy", "driver", 60.0),
     "observations of one that runs": lambda store: _append(store, 1),
-    "no observations": lambda store: store.append_observations("toy", []),
+    "no observations": lambda store: store.trials.append_observations("toy", []),
 }
 
 
@@ -59,58 +59,60 @@ def three(store: Store) -> Store:
     start(store)
     enqueue(store)
     start(store)
-    store.finish_trial("toy", 3, PAUSED, steps_x_step_time_s=None)
+    store.trials.finish("toy", 3, PAUSED, steps_x_step_time_s=None)
     return store
 
 
 def test_a_new_study_has_no_changes(store: Store) -> None:
     add_study(store)
-    found = store.changes("toy", 0)
+    found = store.trials.changes("toy", 0)
     assert (found.revision, found.is_rewritten, found.has_new_probes, found.trials) == (0, False, False, [])
 
 
 def test_all_trials_are_read_from_revision_0(three: Store) -> None:
-    found = three.changes("toy", 0)
-    assert found.trials == three.trials("toy")
+    found = three.trials.changes("toy", 0)
+    assert found.trials == three.trials.of("toy")
     assert not found.is_rewritten
 
 
 @pytest.mark.parametrize("what", CHANGES)
 def test_a_change_brings_the_trials_that_it_changed_and_no_others(three: Store, what: str) -> None:
     change, numbers = CHANGES[what]
-    before = three.changes("toy", 0).revision
+    before = three.trials.changes("toy", 0).revision
     change(three)
-    found = three.changes("toy", before)
+    found = three.trials.changes("toy", before)
     assert found.revision > before
     assert [trial.number for trial in found.trials] == numbers
-    assert found.trials == [trial for trial in three.trials("toy") if trial.number in numbers]
+    assert found.trials == [trial for trial in three.trials.of("toy") if trial.number in numbers]
     assert not found.is_rewritten and not found.has_new_probes
-    assert three.changes("toy", found.revision).trials == []
-    assert three.changes("other", 0).revision == 0
+    assert three.trials.changes("toy", found.revision).trials == []
+    assert three.trials.changes("other", 0).revision == 0
 
 
 @pytest.mark.parametrize("what", NO_CHANGES)
 def test_what_changes_no_trial_leaves_the_revision(three: Store, what: str) -> None:
-    before = three.changes("toy", 0).revision
+    before = three.trials.changes("toy", 0).revision
     NO_CHANGES[what](three)
-    assert three.changes("toy", before).revision == before
+    assert three.trials.changes("toy", before).revision == before
 
 
 def test_a_reader_is_told_of_new_probes(three: Store) -> None:
     environment = make_environment()
     calls: list[Callable[[], object]] = [
-        lambda: three.save_probe("toy", environment, make_probe(8)),
-        lambda: three.save_memory("toy", environment, MemoryUse(micro_batch_size=8, fits=True, peak_memory_bytes=None)),
+        lambda: three.probes.add_step_time("toy", environment, make_probe(8)),
+        lambda: three.probes.save_memory(
+            "toy", environment, MemoryUse(micro_batch_size=8, fits=True, peak_memory_bytes=None)
+        ),
     ]
     for call in calls:
-        before = three.changes("toy", 0).revision
+        before = three.trials.changes("toy", 0).revision
         call()
-        found = three.changes("toy", before)
+        found = three.trials.changes("toy", before)
         assert (found.has_new_probes, found.trials) == (True, [])
-        assert not three.changes("toy", found.revision).has_new_probes
-    seen = three.changes("toy", 0).revision
-    three.save_probe("toy", environment, make_probe(8), 1)  # known already
-    assert three.changes("toy", seen).revision == seen
+        assert not three.trials.changes("toy", found.revision).has_new_probes
+    seen = three.trials.changes("toy", 0).revision
+    three.probes.add_step_time("toy", environment, make_probe(8), 1)  # known already
+    assert three.trials.changes("toy", seen).revision == seen
 
 
 def test_an_imported_study_is_read_from_revision_0(store: Store) -> None:
@@ -118,7 +120,7 @@ def test_an_imported_study_is_read_from_revision_0(store: Store) -> None:
     trial = FinishedTrial(
         configuration=plan.configuration, phase=plan.phase, seed=0, train_seconds_limit=1.0, outcome=OUTCOME
     )
-    store.import_studies(
+    store.transfer.import_finished(
         [
             FinishedStudy(
                 study=replace(make_spec().new_study("someone"), name="imported"),
@@ -127,43 +129,43 @@ def test_an_imported_study_is_read_from_revision_0(store: Store) -> None:
             )
         ]
     )
-    found = store.changes("imported", 0)
+    found = store.trials.changes("imported", 0)
     assert found.revision > 0
     assert [one.number for one in found.trials] == [1, 2]
 
 
 def test_after_rows_were_deleted_a_reader_gets_all_there_are(three: Store) -> None:
-    before = three.changes("toy", 0).revision
+    before = three.trials.changes("toy", 0).revision
 
     def delete(connection: Connection, study_id: int) -> None:
         connection.execute(text("DELETE FROM bss_trial WHERE study_id = :id AND number = 2"), {"id": study_id})
         mark_rewritten(connection, study_id)
 
-    three._on_study("toy", delete)
-    found = three.changes("toy", before)
+    three.on_study("toy", delete)
+    found = three.trials.changes("toy", before)
     assert found.is_rewritten
     assert [trial.number for trial in found.trials] == [1, 3]
-    assert not three.changes("toy", found.revision).is_rewritten
+    assert not three.trials.changes("toy", found.revision).is_rewritten
 
 
 def test_a_revision_of_a_study_that_was_deleted_is_read_anew(store: Store) -> None:
     add_study(store)
     for number in (start(store), start(store)):
-        store.finish_trial("toy", number, OUTCOME, steps_x_step_time_s=None)
-    before = store.changes("toy", 0).revision
-    store.delete_study("toy")
+        store.trials.finish("toy", number, OUTCOME, steps_x_step_time_s=None)
+    before = store.trials.changes("toy", 0).revision
+    store.studies.delete("toy")
     add_study(store)
     start(store)
-    found = store.changes("toy", before)
+    found = store.trials.changes("toy", before)
     assert found.is_rewritten
     assert [trial.number for trial in found.trials] == [1]
 
 
 def test_where_nothing_has_changed_one_row_is_read(three: Store) -> None:
-    seen = three.changes("toy", 0).revision
+    seen = three.trials.changes("toy", 0).revision
     statements: list[str] = []
     event.listen(three._engine, "before_cursor_execute", lambda *given: statements.append(given[2]))
-    three.changes("toy", seen)
+    three.trials.changes("toy", seen)
     assert sum("SELECT" in one for one in statements) == 1
     assert not any("bss_trial" in one for one in statements)
 
@@ -175,7 +177,7 @@ def _write(url: str, owner: str, together: threading.Barrier) -> None:
         for index in range(TRIALS):
             number = start(store, lease_owner=owner)
             if index % 2:
-                store.finish_trial("toy", number, PAUSED, steps_x_step_time_s=None)
+                store.trials.finish("toy", number, PAUSED, steps_x_step_time_s=None)
                 resume(store, number, owner)
             _append(store, number)
             _finish(store, number)
@@ -198,12 +200,14 @@ def test_a_reader_beside_several_writers_misses_nothing(store: Store, url: str) 
     is_last = False
     while not is_last:
         is_last = not any(writer.is_alive() for writer in writers)
-        found = store.changes("toy", seen)
+        found = store.trials.changes("toy", seen)
         assert found.revision >= seen and not found.is_rewritten
         seen = found.revision
         known |= {trial.number: trial for trial in found.trials}
-        curves |= {n: len(curve) for n, curve in store.curves("toy", [one.number for one in found.trials]).items()}
-    stored = store.trials("toy")
+        curves |= {
+            n: len(curve) for n, curve in store.trials.curves("toy", [one.number for one in found.trials]).items()
+        }
+    stored = store.trials.of("toy")
     assert len(stored) == WRITERS * TRIALS
     assert _without_lease([known[number] for number in sorted(known)]) == _without_lease(stored)
     assert set(curves.values()) == {2}
@@ -215,7 +219,7 @@ def test_no_revision_is_seen_before_a_smaller_one(store: Store, url: str) -> Non
     """A writer that has raised the counter and not yet committed keeps the next one from raising it."""
     add_study(store)
     first, second = start(store), start(store)
-    before = store.changes("toy", 0).revision
+    before = store.trials.changes("toy", 0).revision
     raised, go_on = threading.Event(), threading.Event()
 
     def pause(connection: Connection, *given: object) -> None:
@@ -232,12 +236,12 @@ def test_no_revision_is_seen_before_a_smaller_one(store: Store, url: str) -> Non
         two.start()
         two.join(0.5)
         assert two.is_alive()
-        assert store.changes("toy", before).trials == []
+        assert store.trials.changes("toy", before).trials == []
         go_on.set()
         one.join()
         two.join()
-    assert [trial.number for trial in store.changes("toy", before).trials] == [first, second]
-    assert [trial.number for trial in store.changes("toy", before + 1).trials] == [second]
+    assert [trial.number for trial in store.trials.changes("toy", before).trials] == [first, second]
+    assert [trial.number for trial in store.trials.changes("toy", before + 1).trials] == [second]
 
 
 # Stored answers -------------------------------------------------------------------------------------------------------
@@ -247,24 +251,26 @@ FOUND = {"made_by": 1, "answer": {"batch": 64, "text": "≥ 0.9", "nothing": Non
 
 
 def save(store: Store) -> None:
-    store.save_finding("toy", store.stamp("toy"), FOUND)
+    store.findings.save("toy", store.findings.stamp("toy"), FOUND)
 
 
 def test_a_finding_comes_back_as_it_was_and_the_newest_counts(store: Store) -> None:
     add_study(store)
-    assert store.finding("toy") is None
+    assert store.findings.current("toy") is None
     save(store)
-    assert store.finding("toy") == FOUND
-    store.save_finding("toy", store.stamp("toy"), {"made_by": 2})
-    assert store.finding("toy") == {"made_by": 2}
+    assert store.findings.current("toy") == FOUND
+    store.findings.save("toy", store.findings.stamp("toy"), {"made_by": 2})
+    assert store.findings.current("toy") == {"made_by": 2}
 
 
 MAKES_OLD: dict[str, Callable[[Store], object]] = {
     "a trial starts": lambda store: start(store),
-    "a trial ends": lambda store: store.finish_trial("toy", 1, OUTCOME, steps_x_step_time_s=None),
-    "a step time": lambda store: store.save_probe("toy", make_environment(), make_probe(8)),
-    "another visit": lambda store: store.save_probe("toy", make_environment(), make_probe(16, step_seconds=9.0), 2),
-    "the spec": lambda store: store.update_spec("toy", {"workload": "digits", "confirm": {"runs": 5}}),
+    "a trial ends": lambda store: store.trials.finish("toy", 1, OUTCOME, steps_x_step_time_s=None),
+    "a step time": lambda store: store.probes.add_step_time("toy", make_environment(), make_probe(8)),
+    "another visit": lambda store: store.probes.add_step_time(
+        "toy", make_environment(), make_probe(16, step_seconds=9.0), 2
+    ),
+    "the spec": lambda store: store.studies.update_spec("toy", {"workload": "digits", "confirm": {"runs": 5}}),
 }
 
 
@@ -272,50 +278,50 @@ MAKES_OLD: dict[str, Callable[[Store], object]] = {
 def test_a_finding_counts_only_until_something_changes(store: Store, change: str) -> None:
     add_study(store)
     start(store)
-    store.save_probe("toy", make_environment(), make_probe(16))
+    store.probes.add_step_time("toy", make_environment(), make_probe(16))
     save(store)
     MAKES_OLD[change](store)
-    assert store.finding("toy") is None
+    assert store.findings.current("toy") is None
 
 
 def test_another_trial_instead_is_noticed_too(store: Store) -> None:
     """As many trials in the same states as before."""
     add_study(store)
     start(store)
-    stamp = store.stamp("toy")
-    store.finish_trial("toy", 1, OUTCOME, steps_x_step_time_s=None)
+    stamp = store.findings.stamp("toy")
+    store.trials.finish("toy", 1, OUTCOME, steps_x_step_time_s=None)
     start(store)
-    assert store.trial("toy", 2).state is TrialState.RUNNING
-    assert store.stamp("toy") != stamp
+    assert store.trials.get("toy", 2).state is TrialState.RUNNING
+    assert store.findings.stamp("toy") != stamp
 
 
 def test_a_renamed_study_has_none_and_a_deleted_one_takes_it_along(store: Store) -> None:
     add_study(store)
     save(store)
-    store.rename_study("toy", "other")
-    assert store.finding("other") is None
-    store.save_finding("other", store.stamp("other"), FOUND)
-    store.delete_study("other")
+    store.studies.rename("toy", "other")
+    assert store.findings.current("other") is None
+    store.findings.save("other", store.findings.stamp("other"), FOUND)
+    store.studies.delete("other")
     add_study(store, "other")
-    assert store.finding("other") is None
+    assert store.findings.current("other") is None
 
 
 def test_the_versions_of_torch_come_in_the_order_of_the_trials(store: Store) -> None:
     add_study(store)
     add_study(store, "other")
     start(store, "other", environment=make_environment(torch_version="1.0"))
-    assert store.torch_versions("toy") == []
+    assert store.trials.torch_versions("toy") == []
     for version in ("2.13", "2.11", "2.13"):
         start(store, environment=make_environment(torch_version=version))
-    assert store.torch_versions("toy") == ["2.13", "2.11"]
+    assert store.trials.torch_versions("toy") == ["2.13", "2.11"]
 
 
 def test_drivers_are_told_of_a_finding_that_is_news(store: Store) -> None:
     add_study(store)
     for is_news in (False, True):
-        seen = store.changes("toy", 0).revision
-        store.save_finding("toy", store.stamp("toy"), {"found": is_news}, is_news=is_news)
-        assert store.changes("toy", seen).has_new_probes is is_news
+        seen = store.trials.changes("toy", 0).revision
+        store.findings.save("toy", store.findings.stamp("toy"), {"found": is_news}, is_news=is_news)
+        assert store.trials.changes("toy", seen).has_new_probes is is_news
 
 
 # By an index ----------------------------------------------------------------------------------------------------------
@@ -327,15 +333,17 @@ CALLS: dict[str, Callable[[Store], object]] = {
     "start queued": lambda store: start_queued(store, 2, "me"),
     "resume": lambda store: resume(store, 3),
     "enqueue": enqueue,
-    "append": lambda store: store.append_observations("toy", [(1, one) for one in make_curve((0.0, 0.1))]),
-    "finish": lambda store: store.finish_trial("toy", 1, OUTCOME, steps_x_step_time_s=None),
-    "settle": lambda store: store.settle_paused("toy", [3]),
-    "heartbeat": lambda store: store.heartbeat("toy", "driver", 60.0),
-    "claim": lambda store: store.claim("toy", "probe", owner="me", lease_seconds=60.0, is_alive=lambda owner: None),
-    "mark lost": lambda store: store.mark_lost("toy", is_alive=lambda owner: False),
-    "curve": lambda store: store.curves("toy", [1]),
-    "evaluations": lambda store: store.evaluations("toy", [1]),
-    "changes": lambda store: store.changes("toy", 1),
+    "append": lambda store: store.trials.append_observations("toy", [(1, one) for one in make_curve((0.0, 0.1))]),
+    "finish": lambda store: store.trials.finish("toy", 1, OUTCOME, steps_x_step_time_s=None),
+    "settle": lambda store: store.trials.settle_paused("toy", [3]),
+    "heartbeat": lambda store: store.leases.heartbeat("toy", "driver", 60.0),
+    "claim": lambda store: store.leases.claim(
+        "toy", "probe", owner="me", lease_seconds=60.0, is_alive=lambda owner: None
+    ),
+    "mark lost": lambda store: store.leases.mark_lost("toy", is_alive=lambda owner: False),
+    "curve": lambda store: store.trials.curves("toy", [1]),
+    "evaluations": lambda store: store.trials.evaluations("toy", [1]),
+    "changes": lambda store: store.trials.changes("toy", 1),
 }
 TABLES = ("bss_trial", "bss_observation")
 
@@ -347,12 +355,12 @@ def test_no_table_is_walked_through(sqlite_url: str, what: str) -> None:
         start(store)
         enqueue(store)
         start(store)
-        store.finish_trial("toy", 3, PAUSED, steps_x_step_time_s=None)
+        store.trials.finish("toy", 3, PAUSED, steps_x_step_time_s=None)
         ran: list[tuple[str, Any]] = []
         event.listen(store._engine, "before_cursor_execute", lambda *given: ran.append((given[2], given[3])))
         CALLS[what](store)
         asked = [one for one in ran if one[0].startswith(("SELECT", "UPDATE", "DELETE"))]
-        with store._reading() as connection:
+        with store.reading() as connection:
             plans = [
                 (statement, row[3])
                 for statement, parameters in asked

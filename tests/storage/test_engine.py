@@ -269,7 +269,7 @@ class TestSqlite:
         with pytest.raises(DatabaseError, match="is read-only"):
             open_store(f"sqlite:///{path}")
         with open_store(f"sqlite:///{path}", write=False) as store:
-            assert store.study("toy").name == "toy"
+            assert store.studies.get("toy").name == "toy"
 
     def test_a_file_locked_for_long_is_a_database_error(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("bssearch.storage.connection.engine.BUSY_TIMEOUT_S", 0.05)
@@ -278,7 +278,7 @@ class TestSqlite:
             other.execute("BEGIN IMMEDIATE")
             with pytest.raises(DatabaseError, match="locked by another process"):
                 start(store)
-            assert store.trials("toy") == []
+            assert store.trials.of("toy") == []
             other.execute("ROLLBACK")
             start(store)
 
@@ -294,7 +294,7 @@ if os.getuid() == 0:
     os.setuid(65534)
 try:
     with open_store(sys.argv[1], write=sys.argv[2] == "write") as store:
-        print(store.study("toy").name)
+        print(store.studies.get("toy").name)
 except BSSearchError as error:
     print(type(error).__name__, error)
 """
@@ -478,7 +478,7 @@ def remote(path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def test_a_file_there_is_read_and_not_written(remote: str) -> None:
     with open_store(remote, write=False) as store:
-        assert store.study("toy").name == "toy"
+        assert store.studies.get("toy").name == "toy"
     with pytest.raises(DatabaseError, match=r"network file system \(nfs4\).*memory that all writers share") as caught:
         open_store(remote)
     assert "PostgreSQL" in str(caught.value.hint)

@@ -6,6 +6,8 @@ import signal
 import subprocess
 import sys
 import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -13,14 +15,16 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sqlalchemy import Connection
 
 from bssearch.errors import UsageError
 from bssearch.exchange.importers.imported_run import LARGEST, Run, make_configuration
 from bssearch.exchange.importers.runs import LARGEST_SEED
 from bssearch.exchange.importers.studies import make_studies
 from bssearch.records import Configuration, NewStudy, Phase, Target, TrialOutcome, TrialRecord, TrialState
+from bssearch.storage.connection.faults import ConnectionLostError
 from bssearch.storage.repository import Store, open_store
-from bssearch.storage.transfer.finished import FinishedStudy, FinishedTrial, Import
+from bssearch.storage.transfer.finished import FinishedStudy, FinishedTrial
 from tests.factories import make_environment, not_none
 from tests.storage.conftest import OUTCOME, add_study, start
 
@@ -51,6 +55,32 @@ def make_study(name: str = "imported", *outcomes: TrialOutcome, **changes: Any) 
     return FinishedStudy(**{**values, **changes})
 
 
+def lose_first(
+    store: Store, monkeypatch: pytest.MonkeyPatch, *, is_committed: bool, meanwhile: Callable[[], None] = lambda: None
+) -> None:
+    """Lose the connection of the store's first transaction, after its commit or before."""
+    writing = store.writing
+    transactions: list[int] = []
+
+    @contextmanager
+    def loses_first() -> Iterator[Connection]:
+        transactions.append(len(transactions))
+        is_first = transactions == [0]
+        with suppress(_NotCommittedError), writing() as connection:
+            yield connection
+            if is_first and not is_committed:
+                raise _NotCommittedError
+        if is_first:
+            meanwhile()
+            raise ConnectionLostError("the server is away")
+
+    monkeypatch.setattr(store, "writing", loses_first)
+
+
+class _NotCommittedError(Exception):
+    pass
+
+
 def as_imported(trial: TrialRecord) -> FinishedTrial:
     return FinishedTrial(
         configuration=trial.configuration,
@@ -64,56 +94,57 @@ def as_imported(trial: TrialRecord) -> FinishedTrial:
 class TestImports:
     def test_a_study_is_stored_with_its_trials_its_environment_and_the_time(self, store: Store) -> None:
         study = make_study()
-        store.import_studies([study])
-        found = store.study("imported")
+        store.transfer.import_finished([study])
+        found = store.studies.get("imported")
         assert (found.spec, found.objective, found.target) == (
             study.study.spec,
             "samples_to_target",
             study.study.target,
         )
         assert found.environment == study.environment
-        trials = store.trials("imported")
+        trials = store.trials.of("imported")
         assert [trial.number for trial in trials] == [1, 2]
         assert [as_imported(trial) for trial in trials] == study.trials
         for trial in trials:
             assert trial.created_at == trial.ended_at == found.created_at
             assert (trial.sampled, trial.retry_of, trial.lease_owner, trial.uncapped) == (None, None, None, True)
-        assert store.environment_of("imported", 2) == study.environment
-        assert [(one.trials, one.reached, one.running) for one in store.studies()] == [(2, 1, 0)]
+        assert store.trials.environment("imported", 2) == study.environment
+        assert [(one.trials, one.reached, one.running) for one in store.studies.summaries()] == [(2, 1, 0)]
 
     def test_a_name_that_is_taken_or_ill_formed_stores_nothing(self, store: Store) -> None:
         add_study(store, "taken")
         for name, said in (("taken", "study 'taken' already exists"), ("a b", "invalid study name")):
             with pytest.raises(UsageError, match=said):
-                store.import_studies([make_study("first"), make_study(name)])
-            assert [study.name for study in store.studies()] == ["taken"]
+                store.transfer.import_finished([make_study("first"), make_study(name)])
+            assert [study.name for study in store.studies.summaries()] == ["taken"]
         with pytest.raises(UsageError, match="study 'first' already exists"):
-            store.import_studies([make_study("first"), make_study("first")])
-        assert [study.name for study in store.studies()] == ["taken"]
+            store.transfer.import_finished([make_study("first"), make_study("first")])
+        assert [study.name for study in store.studies.summaries()] == ["taken"]
 
     def test_a_trial_that_has_not_ended_stores_nothing(self, store: Store) -> None:
         running = replace(OUTCOME, state=TrialState.RUNNING)
         with pytest.raises(ValueError, match="running is not a final state"):
-            store.import_studies([make_study("first"), make_study("second", OUTCOME, running)])
-        assert store.studies() == []
+            store.transfer.import_finished([make_study("first"), make_study("second", OUTCOME, running)])
+        assert store.studies.summaries() == []
 
-    def test_an_import_that_was_committed_unnoticed_is_not_made_again(self, store: Store) -> None:
-        batch = Import([make_study("first"), make_study("second", environment=make_environment())])
-        for _ in range(2):
-            with store._writing() as connection:
-                batch.add(connection, store._environment_id)
-        assert [(one.name, one.trials) for one in store.studies()] == [("first", 2), ("second", 2)]
+    def test_an_import_that_was_committed_unnoticed_is_not_made_again(
+        self, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        lose_first(store, monkeypatch, is_committed=True)
+        store.transfer.import_finished([make_study("first"), make_study("second", environment=make_environment())])
+        assert [(one.name, one.trials) for one in store.studies.summaries()] == [("first", 2), ("second", 2)]
 
-    def test_a_second_try_finds_a_name_that_another_took_meanwhile(self, store: Store) -> None:
-        batch = Import([make_study("first")])
-        with pytest.raises(ConnectionError), store._writing() as connection:
-            batch.add(connection, store._environment_id)
-            raise ConnectionError
-        assert store.studies() == []
-        store.import_studies([make_study("first", OUTCOME)])
-        with pytest.raises(UsageError, match="study 'first' already exists"), store._writing() as connection:
-            batch.add(connection, store._environment_id)
-        assert len(store.trials("first")) == 1
+    def test_a_second_try_finds_a_name_that_another_took_meanwhile(
+        self, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def take_name() -> None:
+            assert store.studies.summaries() == []
+            store.transfer.import_finished([make_study("first", OUTCOME)])
+
+        lose_first(store, monkeypatch, is_committed=False, meanwhile=take_name)
+        with pytest.raises(UsageError, match="study 'first' already exists"):
+            store.transfer.import_finished([make_study("first")])
+        assert len(store.trials.of("first")) == 1
 
     @pytest.mark.slow
     def test_a_process_that_is_killed_in_the_middle_leaves_nothing(self, store: Store, url: str) -> None:
@@ -130,14 +161,14 @@ def die(study, number, time, record=finished._record):
 
 finished._record = die
 studies = [make_study("first"), make_study("second")]
-open_store({url!r}).import_studies(studies)
+open_store({url!r}).transfer.import_finished(studies)
 """
         root = Path(__file__).resolve().parents[2]
         done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False)
         assert done.returncode == -signal.SIGKILL, done.stderr
         with open_store(url) as other:
-            assert other.studies() == []
-            other.import_studies([make_study("first")])
+            assert other.studies.summaries() == []
+            other.transfer.import_finished([make_study("first")])
 
 
 POSITIVE = st.floats(min_value=1e-9, max_value=1e9)
@@ -165,15 +196,15 @@ RUNS = st.builds(
 def test_what_is_imported_comes_back_unchanged(store: Store, runs: list[Run]) -> None:
     name = f"s{uuid.uuid4().hex}"
     made = make_studies(runs, name=name, target=Target(metric="accuracy", value=0.9)).studies
-    store.import_studies(made)
+    store.transfer.import_finished(made)
     for study in made:
-        stored = store.trials(study.study.name)
+        stored = store.trials.of(study.study.name)
         assert tuple(map(as_imported, stored)) == study.trials
-        assert store.study(study.study.name).spec == study.study.spec
-        assert store.study(study.study.name).environment == study.environment
+        assert store.studies.get(study.study.name).spec == study.study.spec
+        assert store.studies.get(study.study.name).environment == study.environment
         seeds = [(trial.configuration.key, trial.seed) for trial in stored]
         assert len(set(seeds)) == len(seeds)
-    back = [trial for study in made for trial in store.trials(study.study.name)]
+    back = [trial for study in made for trial in store.trials.of(study.study.name)]
     assert sorted(map(figures_of_run, runs)) == sorted(map(figures_of_trial, back))
 
 
@@ -194,5 +225,5 @@ def figures_of_trial(trial: TrialRecord) -> str:
 def test_a_trial_that_ends_in_the_moment_of_its_start_is_no_imported_one(store: Store) -> None:
     add_study(store)
     for _ in range(30):
-        store.finish_trial("toy", start(store), OUTCOME, steps_x_step_time_s=None)
-    assert not any(trial.is_imported for trial in store.trials("toy"))
+        store.trials.finish("toy", start(store), OUTCOME, steps_x_step_time_s=None)
+    assert not any(trial.is_imported for trial in store.trials.of("toy"))

@@ -22,8 +22,8 @@ def file(tmp_path: Path) -> Path:
             add_study(store, name)
             for _ in range(2):
                 start(store, name)
-            store.append_observations(name, [(1, one) for one in make_curve((0.0, 0.1), (1.5, 0.4))])
-            store.finish_trial(name, 1, OUTCOME, steps_x_step_time_s=None)
+            store.trials.append_observations(name, [(1, one) for one in make_curve((0.0, 0.1), (1.5, 0.4))])
+            store.trials.finish(name, 1, OUTCOME, steps_x_step_time_s=None)
     return path
 
 
@@ -67,9 +67,9 @@ TOY = "study_id = (SELECT id FROM bss_study WHERE name = 'toy')"
 def test_the_first_row_that_bssearch_cannot_have_stored_is_named(file: Path, statement: str, said: str) -> None:
     execute(file, statement)
     with pytest.raises(DatabaseError) as caught, open_store(f"sqlite:///{file}", write=False) as store:
-        store.study("toy")
-        store.trials("toy")
-        store.curves("toy", [1])
+        store.studies.get("toy")
+        store.trials.of("toy")
+        store.trials.curves("toy", [1])
         raise ZeroDivisionError("what would come of it")
     assert str(caught.value).startswith(f"study 'toy' has an invalid row: {said}")
     assert "other studies" in str(caught.value.hint)
@@ -78,18 +78,18 @@ def test_the_first_row_that_bssearch_cannot_have_stored_is_named(file: Path, sta
 def test_other_studies_are_read_as_ever(file: Path) -> None:
     execute(file, f"UPDATE bss_trial SET state = 'finished' WHERE {TOY}")
     with open_store(f"sqlite:///{file}", write=False) as store:
-        assert len(store.trials("other")) == 2
+        assert len(store.trials.of("other")) == 2
     with pytest.raises(ZeroDivisionError), open_store(f"sqlite:///{file}", write=False) as store:
-        store.trials("other")
+        store.trials.of("other")
         raise ZeroDivisionError("a fault of our own")
 
 
 def test_where_all_rows_are_ours_an_error_is_what_it_is(file: Path) -> None:
     with pytest.raises(ZeroDivisionError), open_store(f"sqlite:///{file}") as store:
-        store.trials("toy")
+        store.trials.of("toy")
         raise ZeroDivisionError("a fault of our own")
     with pytest.raises(BSSearchError, match="no study"), open_store(f"sqlite:///{file}") as store:
-        store.trials("nowhere")
+        store.trials.of("nowhere")
 
 
 def test_a_file_of_ours_has_no_fault_on_any_database(url: str) -> None:
@@ -98,11 +98,11 @@ def test_a_file_of_ours_has_no_fault_on_any_database(url: str) -> None:
     with open_store(url) as store:
         add_study(store)
         start(store)
-        store.append_observations("toy", [(1, one) for one in make_curve((0.0, 0.1), (1.5, 0.4))])
-        store.finish_trial("toy", 1, OUTCOME, steps_x_step_time_s=None)
-        store.save_finding("toy", "stamp", {"answer": None})
-        with store._reading() as connection:
-            assert first_fault(connection, store._study_id(connection, "toy")) is None
+        store.trials.append_observations("toy", [(1, one) for one in make_curve((0.0, 0.1), (1.5, 0.4))])
+        store.trials.finish("toy", 1, OUTCOME, steps_x_step_time_s=None)
+        store.findings.save("toy", "stamp", {"answer": None})
+        with store.reading() as connection:
+            assert first_fault(connection, store.study_id(connection, "toy")) is None
 
 
 def test_a_parameter_that_is_no_single_value_is_named_where_it_does_harm(file: Path) -> None:
@@ -111,5 +111,5 @@ def test_a_parameter_that_is_no_single_value_is_named_where_it_does_harm(file: P
         pytest.raises(DatabaseError, match=r"trial 1: parameters = '{\"x\":\[1\]}'"),
         open_store(f"sqlite:///{file}", write=False) as store,
     ):
-        assert store.trials("toy")
+        assert store.trials.of("toy")
         raise ValueError("an answer is made of single values")

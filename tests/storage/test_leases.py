@@ -28,21 +28,21 @@ class TestLeases:
         start(store, lease_owner="dead")
         start(store, lease_owner="late", lease_seconds=-5.0)
         start(store, lease_owner="dead")
-        store.finish_trial("toy", 4, OUTCOME, steps_x_step_time_s=None)
-        assert store.mark_lost("toy", is_alive={"dead": False}.get) == [2, 3]
-        one, dead, late, ended = store.trials("toy")
+        store.trials.finish("toy", 4, OUTCOME, steps_x_step_time_s=None)
+        assert store.leases.mark_lost("toy", is_alive={"dead": False}.get) == [2, 3]
+        one, dead, late, ended = store.trials.of("toy")
         assert [one.state, dead.state, late.state, ended.state] == ["running", "lost", "lost", "reached"]
         assert dead.outcome == TrialOutcome(state=TrialState.LOST, reason="its driver dead is gone")
         assert not_none(late.outcome).reason.startswith("its lease ended at ")
         assert late.ended_at is not None
-        assert store.mark_lost("toy", is_alive=lambda owner: True) == []
+        assert store.leases.mark_lost("toy", is_alive=lambda owner: True) == []
 
     def test_a_lost_trial_keeps_how_far_it_had_come(self, store: Store) -> None:
         for _ in range(2):
             start(store)
-        store.append_observations("toy", [(2, one) for one in make_curve((0.0, 0.1), (1.5, 0.4))])
-        store.mark_lost("toy", is_alive=lambda owner: False)
-        bare, seen = (trial.outcome for trial in store.trials("toy"))
+        store.trials.append_observations("toy", [(2, one) for one in make_curve((0.0, 0.1), (1.5, 0.4))])
+        store.leases.mark_lost("toy", is_alive=lambda owner: False)
+        bare, seen = (trial.outcome for trial in store.trials.of("toy"))
         assert bare is not None and seen is not None
         assert (bare.steps, bare.final_metric) == (0, None)
         assert (seen.steps, seen.samples, seen.train_seconds, seen.final_metric) == (10, 320, 1.5, 0.4)
@@ -51,17 +51,17 @@ class TestLeases:
         start(store, lease_owner="a", lease_seconds=-5.0)
         start(store, lease_owner="b", lease_seconds=-5.0)
         start(store, lease_owner="a", lease_seconds=-5.0)
-        store.finish_trial("toy", 3, OUTCOME, steps_x_step_time_s=None)
-        store.heartbeat("toy", "a", 60.0)
-        assert store.trial("toy", 3).lease_expires_at is None
-        assert store.mark_lost("toy", is_alive=lambda owner: True) == []
-        assert store.mark_lost("toy", is_alive=lambda owner: None) == [2]
+        store.trials.finish("toy", 3, OUTCOME, steps_x_step_time_s=None)
+        store.leases.heartbeat("toy", "a", 60.0)
+        assert store.trials.get("toy", 3).lease_expires_at is None
+        assert store.leases.mark_lost("toy", is_alive=lambda owner: True) == []
+        assert store.leases.mark_lost("toy", is_alive=lambda owner: None) == [2]
 
     def test_a_lost_trial_cannot_be_finished_by_its_driver(self, store: Store) -> None:
         start(store)
-        store.mark_lost("toy", is_alive=lambda owner: False)
+        store.leases.mark_lost("toy", is_alive=lambda owner: False)
         with pytest.raises(DatabaseError, match="is not running but lost"):
-            store.finish_trial("toy", 1, OUTCOME, steps_x_step_time_s=None)
+            store.trials.finish("toy", 1, OUTCOME, steps_x_step_time_s=None)
 
 
 NOBODY_KNOWS: Callable[[str], bool | None] = lambda owner: None  # noqa: E731
@@ -70,7 +70,7 @@ NOBODY_KNOWS: Callable[[str], bool | None] = lambda owner: None  # noqa: E731
 class TestClaims:
     def claim(self, store: Store, owner: str, **changes: Any) -> bool:
         values: dict[str, Any] = {"name": "probe", "lease_seconds": 60.0, "is_alive": NOBODY_KNOWS}
-        return store.claim("toy", owner=owner, **{**values, **changes})
+        return store.leases.claim("toy", owner=owner, **{**values, **changes})
 
     def test_one_owner_holds_a_claim_until_it_is_released(self, store: Store) -> None:
         add_study(store)
@@ -79,11 +79,11 @@ class TestClaims:
         assert self.claim(store, "a"), "tried again"
         assert not self.claim(store, "b")
         assert self.claim(store, "b", name="confirm host")
-        assert store.claim("other", "probe", owner="b", lease_seconds=60.0, is_alive=NOBODY_KNOWS)
-        store.release("toy", "probe", owner="b")
+        assert store.leases.claim("other", "probe", owner="b", lease_seconds=60.0, is_alive=NOBODY_KNOWS)
+        store.leases.release("toy", "probe", owner="b")
         assert not self.claim(store, "b")
-        store.release("toy", "probe", owner="a")
-        store.release("toy", "probe", owner="a")
+        store.leases.release("toy", "probe", owner="a")
+        store.leases.release("toy", "probe", owner="a")
         assert self.claim(store, "b")
 
     def test_a_claim_is_taken_over_from_a_dead_owner_or_after_its_lease(self, store: Store) -> None:
@@ -99,7 +99,7 @@ class TestClaims:
         add_study(store)
         assert self.claim(store, "a", lease_seconds=-5.0)
         assert self.claim(store, "b", name="confirm host", lease_seconds=-5.0)
-        store.heartbeat("toy", "a", 60.0)
+        store.leases.heartbeat("toy", "a", 60.0)
         assert not self.claim(store, "c")
         assert self.claim(store, "c", name="confirm host")
 
@@ -107,7 +107,7 @@ class TestClaims:
         with pytest.raises(NotFoundError):
             self.claim(store, "a")
         with pytest.raises(NotFoundError):
-            store.release("toy", "probe", owner="a")
+            store.leases.release("toy", "probe", owner="a")
 
 
 # Whose trial ----------------------------------------------------------------------------------------------------------
@@ -119,31 +119,31 @@ HERE = make_environment()
 
 
 def lease_of(store: Store, user: str, spec: Mapping[str, object]) -> Lease:
-    return Lease(owner=f"driver of {user}", seconds=60.0, user=user, spec=store.keep_spec("toy", spec))
+    return Lease(owner=f"driver of {user}", seconds=60.0, user=user, spec=store.studies.keep_spec("toy", spec))
 
 
 def test_a_trial_keeps_who_started_it_and_the_spec_of_that_moment(store: Store) -> None:
     add_study(store)
     anna, ben = lease_of(store, "anna", FIRST), lease_of(store, "ben", SECOND)
     for lease in (anna, ben, anna):
-        assert store.start("toy", make_plan(), environment=HERE, lease=lease) is not None
-    store.update_spec("toy", SECOND)
-    assert [trial.started_by for trial in store.trials("toy")] == ["anna", "ben", "anna"]
-    assert [store.spec_at("toy", number) for number in (1, 2, 3)] == [FIRST, SECOND, FIRST]
-    assert store.keep_spec("toy", FIRST) == store.trial("toy", 1).spec_digest == spec_digest(FIRST)
+        assert store.trials.start("toy", make_plan(), environment=HERE, lease=lease) is not None
+    store.studies.update_spec("toy", SECOND)
+    assert [trial.started_by for trial in store.trials.of("toy")] == ["anna", "ben", "anna"]
+    assert [store.trials.spec("toy", number) for number in (1, 2, 3)] == [FIRST, SECOND, FIRST]
+    assert store.studies.keep_spec("toy", FIRST) == store.trials.get("toy", 1).spec_digest == spec_digest(FIRST)
 
 
 def test_a_queued_trial_is_started_by_whose_driver_takes_it_and_keeps_that_through_a_pause(store: Store) -> None:
     add_study(store)
     number = enqueue(store)
-    assert (store.trial("toy", number).started_by, store.spec_at("toy", number)) == (None, None)
+    assert (store.trials.get("toy", number).started_by, store.trials.spec("toy", number)) == (None, None)
     limits = {"train_seconds_limit": 5.0, "eval_every_steps": 3, "threads": 2}
     anna, ben = lease_of(store, "anna", FIRST), lease_of(store, "ben", SECOND)
-    started = store.start("toy", make_plan(queued=number, **limits), environment=HERE, lease=anna)
+    started = store.trials.start("toy", make_plan(queued=number, **limits), environment=HERE, lease=anna)
     assert started is not None and (started.started_by, started.spec_digest) == ("anna", anna.spec)
     paused = TrialOutcome(state=TrialState.PAUSED, reason="waits", device="cuda:1", device_uuid="GPU-1")
-    store.finish_trial("toy", number, paused, steps_x_step_time_s=None)
-    again = store.start("toy", make_plan(resumed=number, train_seconds_limit=9.0), environment=HERE, lease=ben)
+    store.trials.finish("toy", number, paused, steps_x_step_time_s=None)
+    again = store.trials.start("toy", make_plan(resumed=number, train_seconds_limit=9.0), environment=HERE, lease=ben)
     assert again is not None and (again.started_by, again.spec_digest) == ("anna", anna.spec)
 
 
@@ -151,18 +151,18 @@ def test_the_device_of_a_trial_is_kept_with_its_end(store: Store) -> None:
     add_study(store)
     ended = replace(OUTCOME, device="cuda:1", device_uuid="GPU-8f6f")
     number = start(store)
-    store.finish_trial("toy", number, ended, steps_x_step_time_s=None)
-    assert store.trial("toy", number).outcome == ended
+    store.trials.finish("toy", number, ended, steps_x_step_time_s=None)
+    assert store.trials.get("toy", number).outcome == ended
 
 
 def test_the_specs_of_a_study_go_with_it(store: Store) -> None:
     add_study(store)
-    store.keep_spec("toy", FIRST)
-    store.delete_study("toy")
+    store.studies.keep_spec("toy", FIRST)
+    store.studies.delete("toy")
     add_study(store)
     lease = Lease(owner="driver", seconds=60.0, spec=spec_digest(FIRST))
-    assert store.start("toy", make_plan(), environment=HERE, lease=lease) is not None
-    assert store.spec_at("toy", 1) is None
+    assert store.trials.start("toy", make_plan(), environment=HERE, lease=lease) is not None
+    assert store.trials.spec("toy", 1) is None
 
 
 @pytest.mark.parametrize("changes", [{"libraries": ("timm 1.0",)}, {"git_dirty": False}, {"git_dirty": True}])

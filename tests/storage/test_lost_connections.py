@@ -15,7 +15,7 @@ from sqlalchemy import Connection, event
 
 from bssearch.errors import DatabaseError, NotFoundError, UsageError
 from bssearch.records import TrialOutcome, TrialState
-from bssearch.spec.submission import SubmissionState
+from bssearch.spec.templates import SubmissionState
 from bssearch.storage import database as patience
 from bssearch.storage import leases
 from bssearch.storage.repository import Store, open_store
@@ -62,8 +62,8 @@ def test_all_threads_wait_for_a_server_that_is_away_and_it_is_told_once(
     event.listen(store._engine, "handle_error", lambda context: failed.add(threading.get_ident()))
     calls: list[Callable[[], object]] = [
         lambda: start(store),
-        lambda: store.heartbeat("toy", "driver", 60.0),
-        lambda: store.trials("toy"),
+        lambda: store.leases.heartbeat("toy", "driver", 60.0),
+        lambda: store.trials.of("toy"),
     ]
     with ThreadPoolExecutor() as pool:
         asked = [pool.submit(call) for call in calls]
@@ -73,7 +73,7 @@ def test_all_threads_wait_for_a_server_that_is_away_and_it_is_told_once(
         for one in asked:
             one.result()
     assert not store.is_waiting
-    assert [trial.number for trial in store.trials("toy")] == [1]
+    assert [trial.number for trial in store.trials.of("toy")] == [1]
     lost, back = told
     assert "cannot be reached" in lost
     assert lost.endswith("retrying for 15 minutes")
@@ -100,7 +100,7 @@ def test_opening_and_reading_do_not_wait(url: str, told: list[str], own_postgres
         for call in (
             lambda: open_store(url, notify=told.append),
             lambda: open_store(url, write=False),
-            reader.studies,
+            reader.studies.summaries,
         ):
             with pytest.raises(DatabaseError, match=r"cannot be reached|connection was lost"):
                 call()
@@ -113,7 +113,7 @@ def test_an_answer_of_the_server_that_is_back_is_not_waited_for(
 ) -> None:
     own_postgres.stop()
     with ThreadPoolExecutor() as pool:
-        asked = pool.submit(store.trials, "nix")
+        asked = pool.submit(store.trials.of, "nix")
         wait_for(lambda: told)
         own_postgres.start()
         with pytest.raises(NotFoundError):
@@ -144,7 +144,7 @@ def test_closing_ends_the_wait_of_another_thread(url: str, told: list[str], own_
     store = open_store(url, notify=told.append)
     own_postgres.stop()
     with ThreadPoolExecutor() as pool:
-        asked = pool.submit(store.studies)
+        asked = pool.submit(store.studies.summaries)
         wait_for(lambda: told)
         store.close()
         with pytest.raises(DatabaseError):
@@ -157,14 +157,14 @@ def test_a_restart_gives_every_lease_a_while_to_be_renewed(
     add_study(store)
     start(store, lease_owner="a", lease_seconds=-5.0)
     start(store, lease_owner="gone", lease_seconds=-5.0)
-    store.claim("toy", "probe", owner="a", lease_seconds=-5.0, is_alive=lambda owner: None)
+    store.leases.claim("toy", "probe", owner="a", lease_seconds=-5.0, is_alive=lambda owner: None)
     own_postgres.restart()
     monkeypatch.setattr(leases, "RESTART_GRACE_S", 60.0)
-    assert store.mark_lost("toy", is_alive={"gone": False}.get) == [2]
-    assert not store.claim("toy", "probe", owner="b", lease_seconds=60.0, is_alive=lambda owner: None)
+    assert store.leases.mark_lost("toy", is_alive={"gone": False}.get) == [2]
+    assert not store.leases.claim("toy", "probe", owner="b", lease_seconds=60.0, is_alive=lambda owner: None)
     monkeypatch.setattr(leases, "RESTART_GRACE_S", 0.0)
-    assert store.mark_lost("toy", is_alive=lambda owner: None) == [1]
-    assert store.claim("toy", "probe", owner="b", lease_seconds=60.0, is_alive=lambda owner: None)
+    assert store.leases.mark_lost("toy", is_alive=lambda owner: None) == [1]
+    assert store.leases.claim("toy", "probe", owner="b", lease_seconds=60.0, is_alive=lambda owner: None)
 
 
 def _break_after_commit(store: Store, postgres: Postgres, meanwhile: Callable[[], object] = lambda: None) -> list[str]:
@@ -187,7 +187,7 @@ def _break_after_commit(store: Store, postgres: Postgres, meanwhile: Callable[[]
 
 
 def _numbers(store: Store) -> list[int]:
-    return [trial.number for trial in store.trials("toy")]
+    return [trial.number for trial in store.trials.of("toy")]
 
 
 CURVE = make_curve((0.0, 0.1), (1.0, 0.5))
@@ -195,61 +195,71 @@ AGAIN: dict[str, tuple[Callable[[Store], object], object, Callable[[Store], obje
     "start": (start, 3, _numbers, [1, 2, 3]),
     "start after": (lambda store: start_after(store, 2, "me"), 3, _numbers, [1, 2, 3]),
     "enqueue": (enqueue, 3, _numbers, [1, 2, 3]),
-    "start queued": (lambda store: start_queued(store, 2, "me"), True, lambda s: s.trial("toy", 2).lease_owner, "me"),
+    "start queued": (
+        lambda store: start_queued(store, 2, "me"),
+        True,
+        lambda s: s.trials.get("toy", 2).lease_owner,
+        "me",
+    ),
     "append": (
-        lambda store: store.append_observations("toy", [(1, one) for one in CURVE]),
+        lambda store: store.trials.append_observations("toy", [(1, one) for one in CURVE]),
         None,
-        lambda store: store.observations("toy", 1),
+        lambda store: store.trials.observations("toy", 1),
         CURVE,
     ),
     "finish": (
-        lambda store: store.finish_trial("toy", 1, ENDED, steps_x_step_time_s=None).outcome,
+        lambda store: store.trials.finish("toy", 1, ENDED, steps_x_step_time_s=None).outcome,
         ENDED,
-        lambda store: store.trial("toy", 1).outcome,
+        lambda store: store.trials.get("toy", 1).outcome,
         ENDED,
     ),
     "claim": (
-        lambda store: store.claim("toy", "probe", owner="me", lease_seconds=60.0, is_alive=lambda owner: None),
+        lambda store: store.leases.claim("toy", "probe", owner="me", lease_seconds=60.0, is_alive=lambda owner: None),
         True,
-        lambda store: store.claim("toy", "probe", owner="you", lease_seconds=60.0, is_alive=lambda owner: None),
+        lambda store: store.leases.claim("toy", "probe", owner="you", lease_seconds=60.0, is_alive=lambda owner: None),
         False,
     ),
-    "create": (lambda store: add_study(store, "new").name, "new", lambda store: len(store.studies()), 2),
+    "create": (lambda store: add_study(store, "new").name, "new", lambda store: len(store.studies.summaries()), 2),
     "probe": (
-        lambda store: store.save_probe("toy", make_environment(), make_probe(8)),
+        lambda store: store.probes.add_step_time("toy", make_environment(), make_probe(8)),
         1,
-        lambda store: [(one.visit, one.batch_size) for one in store.visits("toy")],
+        lambda store: [(one.visit, one.batch_size) for one in store.probes.visits("toy")],
         [(1, 8)],
     ),
-    "log": (lambda store: store.save_log("toy", 1, "text"), None, lambda store: store.log("toy", 1), "text"),
+    "log": (
+        lambda store: store.trials.save_log("toy", 1, "text"),
+        None,
+        lambda store: store.trials.log("toy", 1),
+        "text",
+    ),
     "mark lost": (
-        lambda store: store.mark_lost("toy", is_alive=lambda owner: False),
+        lambda store: store.leases.mark_lost("toy", is_alive=lambda owner: False),
         [],  # they were marked by the first try
-        lambda store: store.trial("toy", 1).state,
+        lambda store: store.trials.get("toy", 1).state,
         TrialState.LOST,
     ),
     "rename": (
-        lambda store: store.rename_study("idle", "renamed"),
+        lambda store: store.studies.rename("idle", "renamed"),
         None,
-        lambda store: [study.name for study in store.studies()],
+        lambda store: [study.name for study in store.studies.summaries()],
         ["toy", "renamed"],
     ),
     "submit": (
-        lambda store: store.submit(new("mine")).state,
+        lambda store: store.queue.submit(new("mine")).state,
         SubmissionState.WAITING,
-        lambda store: [(one.name, one.state) for one in store.submissions()],
+        lambda store: [(one.name, one.state) for one in store.queue.submissions()],
         [("mine", SubmissionState.WAITING)],
     ),
     "submit again": (
-        lambda store: store.submit(new("over", values={"budget.trials": 9})).values,
+        lambda store: store.queue.submit(new("over", values={"budget.trials": 9})).values,
         {"budget.trials": 9},
-        lambda store: [(one.name, one.state, one.values) for one in store.submissions()],
+        lambda store: [(one.name, one.state, one.values) for one in store.queue.submissions()],
         [("over", SubmissionState.WAITING, {"budget.trials": 9})],
     ),
     "delete": (
-        lambda store: store.delete_study("idle"),
+        lambda store: store.studies.delete("idle"),
         None,
-        lambda store: [study.name for study in store.studies()],
+        lambda store: [study.name for study in store.studies.summaries()],
         ["toy"],
     ),
 }
@@ -260,16 +270,16 @@ AGAIN: dict[str, tuple[Callable[[Store], object], object, Callable[[Store], obje
 def test_what_is_over_is_submitted_again_once_the_server_is_back_by_its_owner_alone(
     store: Store, told: list[str], own_postgres: Postgres, owner: str
 ) -> None:
-    store.submit(new("mine"))
-    store.set_submission("mine", SubmissionState.CANCELLED, "")
+    store.queue.submit(new("mine"))
+    store.queue.set_state("mine", SubmissionState.CANCELLED, "")
     own_postgres.stop()
     with ThreadPoolExecutor() as pool:
-        submitted = pool.submit(store.submit, new("mine", owner=owner, values={"budget.trials": 9}))
+        submitted = pool.submit(store.queue.submit, new("mine", owner=owner, values={"budget.trials": 9}))
         wait_for(lambda: told)
         own_postgres.start()
         with nullcontext() if owner == "ann" else pytest.raises(UsageError, match="already submitted by ann"):
             assert submitted.result().state is SubmissionState.WAITING
-    assert store.submission("mine").values == {"budget.trials": 9 if owner == "ann" else 4}
+    assert store.queue.submission("mine").values == {"budget.trials": 9 if owner == "ann" else 4}
 
 
 @pytest.mark.parametrize("what", AGAIN)
@@ -283,8 +293,8 @@ def test_what_was_committed_before_the_connection_broke_is_not_done_twice(
     if what in ("rename", "delete"):
         add_study(store, "idle")
     if what == "submit again":
-        store.submit(new("over"))
-        store.set_submission("over", SubmissionState.CANCELLED, "")
+        store.queue.submit(new("over"))
+        store.queue.set_state("over", SubmissionState.CANCELLED, "")
     cut = _break_after_commit(store, own_postgres)
     assert do(store) == returned
     assert len(cut) == 1
@@ -299,7 +309,7 @@ def test_a_start_that_was_committed_is_ones_own_though_others_have_started_since
     with open_store(url) as other:
         _break_after_commit(store, own_postgres, meanwhile=lambda: start_after(other, 1, "you"))
         assert start_after(store, 0, "me") == 1
-    assert [trial.lease_owner for trial in store.trials("toy")] == ["me", "you"]
+    assert [trial.lease_owner for trial in store.trials.of("toy")] == ["me", "you"]
 
 
 @pytest.mark.slow
@@ -314,7 +324,7 @@ def test_a_second_try_takes_turns_as_the_first_did(store: Store, url: str, own_p
             left.set()
 
         cut = _break_after_commit(store, own_postgres, meanwhile=entered.wait)
-        holder = threading.Thread(target=lambda: other._on_study("toy", hold))
+        holder = threading.Thread(target=lambda: other.on_study("toy", hold))
         tries: list[bool] = []
 
         def work(connection: Connection, study_id: int) -> None:
@@ -322,6 +332,6 @@ def test_a_second_try_takes_turns_as_the_first_did(store: Store, url: str, own_p
             if not cut:
                 holder.start()
 
-        store._on_study("toy", work)
+        store.on_study("toy", work)
         holder.join()
     assert tries == [False, True]

@@ -181,8 +181,8 @@ class TestUpgrade:
                 assert not list(tmp_path.glob("*.bak"))
                 told: list[str] = []
                 with open_store(sqlite_url, notify=told.append) as later:
-                    assert later.study("toy").name == "toy"
-                    assert [trial.number for trial in later.trials("toy")] == [1]
+                    assert later.studies.get("toy").name == "toy"
+                    assert [trial.number for trial in later.trials.of("toy")] == [1]
                 assert migrate.current(sqlite_url) == LATER
         copy = path.with_name(f"{path.name}.before-{LATER}.bak")
         assert told == [f"upgraded the schema of {path} from {HEAD} to {LATER} (the file as it was is kept as {copy})"]
@@ -190,7 +190,7 @@ class TestUpgrade:
         assert not list(tmp_path.glob("*.part"))
         assert migrate.current(f"sqlite:///{copy}") == HEAD
         with open_store(f"sqlite:///{copy}", write=False) as old:
-            assert [trial.number for trial in old.trials("toy")] == [1]
+            assert [trial.number for trial in old.trials.of("toy")] == [1]
 
     def test_an_upgrade_names_its_copy(
         self, sqlite_url: str, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -216,7 +216,7 @@ class TestUpgrade:
                 migrate.upgrade(sqlite_url)
         assert migrate.current(sqlite_url) == HEAD
         with open_store(sqlite_url, write=False) as store:
-            assert len(store.trials("toy")) == 1
+            assert len(store.trials.of("toy")) == 1
 
     @pytest.mark.parametrize(
         ("revision", "said", "ways_out"),
@@ -257,7 +257,7 @@ class TestUpgrade:
                     assert caught.value.exit_code == 4
             assert migrate.upgrade(ours) == migrate.Upgrade(before=HEAD, after=LATER)
             with open_store(ours) as store:
-                assert [trial.number for trial in store.trials("toy")] == [1]
+                assert [trial.number for trial in store.trials.of("toy")] == [1]
 
     def test_one_that_fails_on_a_server_changes_nothing(
         self, postgres: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import text
 
 from bssearch.errors import DatabaseError, NotFoundError, UsageError
-from bssearch.spec.submission import NewSubmission, SubmissionState, WorkerRecord
+from bssearch.spec.templates import NewSubmission, SubmissionState, WorkerRecord
 from bssearch.storage import migrate
 from bssearch.storage.access.grants import Roles
 from bssearch.storage.connection.faults import ConnectionLostError
@@ -47,8 +47,8 @@ def record(name: str = "worker", **changes: Any) -> WorkerRecord:
 
 def served(store: Store, worker: str, names: set[str], *, used: float) -> str | None:
     """Serve what comes next for one shift; return its name."""
-    one = store.begin_shift(worker, names)
-    store.end_shift(worker, used)
+    one = store.queue.begin_shift(worker, names)
+    store.queue.end_shift(worker, used)
     return None if one is None else one.name
 
 
@@ -56,8 +56,8 @@ def test_a_submission_is_stored_as_it_was_made(store: Store) -> None:
     moment = datetime(2026, 12, 1, 8, 30, tzinfo=UTC)
     values = {"budget.trials": 4, "space.batch_size": [8, 16], "target.value": 0.97, "training.compile": True}
     asked = new("toy", values=values, priority=2.5, tags=("gpu:h200", "fast"), not_before=moment)
-    found = store.submit(asked)
-    assert store.submissions() == [found]
+    found = store.queue.submit(asked)
+    assert store.queue.submissions() == [found]
     assert {name: getattr(found, name) for name in ("values", "priority", "tags", "not_before", "owner")} == {
         "values": values,
         "priority": 2.5,
@@ -69,111 +69,112 @@ def test_a_submission_is_stored_as_it_was_made(store: Store) -> None:
 
 
 def test_a_name_is_given_once_among_submissions_and_studies(store: Store) -> None:
-    store.submit(new("toy"))
+    store.queue.submit(new("toy"))
     with pytest.raises(UsageError, match="'toy' was already submitted by ann from the template digits and is waiting"):
-        store.submit(new("toy", owner="bob"))
+        store.queue.submit(new("toy", owner="bob"))
     add_study(store, "stored")
     with pytest.raises(UsageError, match="study 'stored' already exists"):
-        store.submit(new("stored"))
+        store.queue.submit(new("stored"))
     with pytest.raises(UsageError, match="invalid study name 'no name'"):
-        store.submit(new("no name"))
+        store.queue.submit(new("no name"))
 
 
 def test_the_highest_priority_comes_first_then_the_oldest(store: Store) -> None:
-    store.keep_worker(record())
+    store.queue.keep_worker(record())
     for name, owner, priority in (("old", "ann", 1.0), ("first", "ann", 3.0), ("new", "bob", 1.0), ("next", "cy", 3.0)):
-        store.submit(new(name, owner=owner, priority=priority))
-    assert store.waiting() == ["first", "next", "old", "new"]
+        store.queue.submit(new(name, owner=owner, priority=priority))
+    assert store.queue.waiting() == ["first", "next", "old", "new"]
     names = {"old", "first", "new", "next"}
     order = []
-    while (one := store.begin_shift("worker", names)) is not None:
-        store.end_shift("worker", 10.0, SubmissionState.DONE, "found")
+    while (one := store.queue.begin_shift("worker", names)) is not None:
+        store.queue.end_shift("worker", 10.0, SubmissionState.DONE, "found")
         order.append(one.name)
     assert order == ["first", "next", "old", "new"]
-    assert {one.name: one.served_seconds for one in store.submissions()} == dict.fromkeys(names, 10.0)
+    assert {one.name: one.served_seconds for one in store.queue.submissions()} == dict.fromkeys(names, 10.0)
 
 
 @pytest.mark.slow
 def test_workers_that_choose_at_once_lose_no_seconds_of_what_they_served(url: str) -> None:
     with open_store(url) as store:
-        store.submit(new("one"))
+        store.queue.submit(new("one"))
 
         def serve(number: int) -> None:
             with open_store(url) as own:
-                own.keep_worker(record(f"worker-{number}"))
+                own.queue.keep_worker(record(f"worker-{number}"))
                 for _ in range(8):
                     assert served(own, f"worker-{number}", {"one"}, used=10.0) == "one"
 
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(serve, range(4)))
-        assert store.submission("one").served_seconds == 320.0
+        assert store.queue.submission("one").served_seconds == 320.0
 
 
 def test_a_shift_goes_on_until_something_of_a_higher_priority_waits(store: Store) -> None:
-    store.keep_worker(record())
-    store.submit(new("one"))
-    assert store.begin_shift("worker", {"one"}) is not None
-    store.submit(new("two", owner="bob"))
-    assert store.renew_shift("worker", {"one", "two"}, used=10.0)
-    store.submit(new("three", priority=2.0))
-    assert store.renew_shift("worker", {"one", "two"}, used=10.0), "this worker may not serve it"
-    assert not store.renew_shift("worker", {"one", "two", "three"}, used=10.0)
-    store.end_shift("worker", 5.0)
-    assert [one.served_seconds for one in store.submissions()] == [35.0, 0.0, 0.0]
+    store.queue.keep_worker(record())
+    store.queue.submit(new("one"))
+    assert store.queue.begin_shift("worker", {"one"}) is not None
+    store.queue.submit(new("two", owner="bob"))
+    assert store.queue.renew_shift("worker", {"one", "two"}, used=10.0)
+    store.queue.submit(new("three", priority=2.0))
+    assert store.queue.renew_shift("worker", {"one", "two"}, used=10.0), "this worker may not serve it"
+    assert not store.queue.renew_shift("worker", {"one", "two", "three"}, used=10.0)
+    store.queue.end_shift("worker", 5.0)
+    assert [one.served_seconds for one in store.queue.submissions()] == [35.0, 0.0, 0.0]
     assert served(store, "worker", {"one", "two", "three"}, used=10.0) == "three"
 
 
 def test_a_worker_that_asks_again_is_given_what_it_serves(store: Store) -> None:
-    store.keep_worker(record())
+    store.queue.keep_worker(record())
     for name in ("one", "two"):
-        store.submit(new(name, owner=name))
-    first = store.begin_shift("worker", {"one", "two"})
-    again = store.begin_shift("worker", {"one", "two"})
+        store.queue.submit(new(name, owner=name))
+    first = store.queue.begin_shift("worker", {"one", "two"})
+    again = store.queue.begin_shift("worker", {"one", "two"})
     assert first is not None and again is not None and first.name == again.name
-    store.end_shift("worker", 1.0)
-    store.end_shift("worker", 1.0)
-    assert sum(one.served_seconds for one in store.submissions()) == 1.0
+    store.queue.end_shift("worker", 1.0)
+    store.queue.end_shift("worker", 1.0)
+    assert sum(one.served_seconds for one in store.queue.submissions()) == 1.0
 
 
 def test_a_worker_whose_shift_s_end_was_lost_goes_on_with_others(store: Store) -> None:
-    store.keep_worker(record())
+    store.queue.keep_worker(record())
     for name in ("one", "two"):
-        store.submit(new(name, owner=name))
-    assert store.begin_shift("worker", {"one"}) is not None
-    store.set_submission("one", SubmissionState.PAUSED, "by me")
+        store.queue.submit(new(name, owner=name))
+    assert store.queue.begin_shift("worker", {"one"}) is not None
+    store.queue.set_state("one", SubmissionState.PAUSED, "by me")
     assert served(store, "worker", {"one", "two"}, used=4.0) == "two"
-    assert store.begin_shift("worker", {"two"}) is not None
-    store.set_submission("two", SubmissionState.CANCELLED, "by me")
-    assert store.begin_shift("worker", {"one", "two"}) is None
-    assert [one.serving for one in store.workers()] == [None]
+    assert store.queue.begin_shift("worker", {"two"}) is not None
+    store.queue.set_state("two", SubmissionState.CANCELLED, "by me")
+    assert store.queue.begin_shift("worker", {"one", "two"}) is None
+    assert [one.serving for one in store.queue.workers()] == [None]
 
 
 def test_nothing_is_chosen_before_its_moment(store: Store) -> None:
-    store.keep_worker(record())
-    store.submit(new("later", not_before=datetime.now(UTC) + timedelta(hours=1)))
-    store.submit(new("now", not_before=datetime.now(UTC) - timedelta(hours=1)))
+    store.queue.keep_worker(record())
+    store.queue.submit(new("later", not_before=datetime.now(UTC) + timedelta(hours=1)))
+    store.queue.submit(new("now", not_before=datetime.now(UTC) - timedelta(hours=1)))
     assert [served(store, "worker", {"later", "now"}, used=1.0) for _ in range(2)] == ["now", "now"]
-    assert store.waiting() == ["now"]
+    assert store.queue.waiting() == ["now"]
 
 
 def test_states_change_as_a_person_and_a_worker_may_change_them(store: Store) -> None:
-    store.keep_worker(record())
-    store.submit(new("one"))
-    assert store.set_submission("one", SubmissionState.PAUSED, "by me").reason == "by me"
+    store.queue.keep_worker(record())
+    store.queue.submit(new("one"))
+    assert store.queue.set_state("one", SubmissionState.PAUSED, "by me").reason == "by me"
     assert served(store, "worker", {"one"}, used=1.0) is None
-    store.set_submission("one", SubmissionState.WAITING, "")
-    assert store.begin_shift("worker", {"one"}) is not None
-    store.set_submission("one", SubmissionState.CANCELLED, "by me")
-    store.end_shift("worker", 1.0, SubmissionState.DONE, "found")  # too late
-    assert store.submission("one").state is SubmissionState.CANCELLED
-    store.set_submission("one", SubmissionState.WAITING, "")
-    store.begin_shift("worker", {"one"})
-    store.end_shift("worker", 1.0, SubmissionState.DONE, "found")
-    assert (store.submission("one").state, store.submission("one").reason) == (SubmissionState.DONE, "found")
+    store.queue.set_state("one", SubmissionState.WAITING, "")
+    assert store.queue.begin_shift("worker", {"one"}) is not None
+    store.queue.set_state("one", SubmissionState.CANCELLED, "by me")
+    store.queue.end_shift("worker", 1.0, SubmissionState.DONE, "found")  # too late
+    assert store.queue.submission("one").state is SubmissionState.CANCELLED
+    store.queue.set_state("one", SubmissionState.WAITING, "")
+    store.queue.begin_shift("worker", {"one"})
+    store.queue.end_shift("worker", 1.0, SubmissionState.DONE, "found")
+    ended = store.queue.submission("one")
+    assert (ended.state, ended.reason) == (SubmissionState.DONE, "found")
     with pytest.raises(UsageError, match="'one' is done and cannot become waiting"):
-        store.set_submission("one", SubmissionState.WAITING, "")
+        store.queue.set_state("one", SubmissionState.WAITING, "")
     with pytest.raises(NotFoundError, match="no submission 'other'") as caught:
-        store.submission("other")
+        store.queue.submission("other")
     assert caught.value.hint == "latest submissions: one"
 
 
@@ -193,32 +194,32 @@ def test_states_change_as_a_person_and_a_worker_may_change_them(store: Store) ->
 def test_a_row_that_something_else_has_written_keeps_no_worker_from_the_next(
     store: Store, column: str, value: object
 ) -> None:
-    store.keep_worker(record())
-    store.submit(new("odd", owner="eve"))
+    store.queue.keep_worker(record())
+    store.queue.submit(new("odd", owner="eve"))
     is_refused = value != value and store.masked_url.startswith("sqlite")  # which makes NULL of it
     refused = pytest.raises(DatabaseError, match="NOT NULL") if is_refused else nullcontext()
-    with refused, store._writing() as connection:
+    with refused, store.writing() as connection:
         connection.execute(text(f'UPDATE bss_submission SET "{column}" = :value'), {"value": value})
     with pytest.raises(UsageError, match=r"'odd' was already (submitted by eve|taken)"):
-        store.submit(new("odd", owner="ann"))
+        store.queue.submit(new("odd", owner="ann"))
     for name, owner in (("a", "ann"), ("of-eve", "eve")):
-        store.submit(new(name, owner=owner))
+        store.queue.submit(new(name, owner=owner))
     names = {"odd", "a", "of-eve"}
-    while (one := store.begin_shift("worker", names)) is not None:
-        store.end_shift("worker", 10.0)
+    while (one := store.queue.begin_shift("worker", names)) is not None:
+        store.queue.end_shift("worker", 10.0)
         names.remove(one.name)
     assert names <= {"odd"}
-    assert "a" in [one.name for one in store.submissions()]
+    assert "a" in [one.name for one in store.queue.submissions()]
 
 
 def test_a_submission_that_is_tried_again_is_not_taken_for_one_that_was_there_before(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store.submit(new("mine"))
-    store.submit(new("theirs", owner="bob"))
-    store.set_submission("mine", SubmissionState.CANCELLED, "")
+    store.queue.submit(new("mine"))
+    store.queue.submit(new("theirs", owner="bob"))
+    store.queue.set_state("mine", SubmissionState.CANCELLED, "")
     lost: list[bool] = []
-    writing = store._writing
+    writing = store.writing
 
     def fails_once() -> Any:
         if not lost:
@@ -226,85 +227,85 @@ def test_a_submission_that_is_tried_again_is_not_taken_for_one_that_was_there_be
             raise ConnectionLostError("the server is away")
         return writing()
 
-    monkeypatch.setattr(store, "_writing", fails_once)
-    assert store.submit(new("mine", values={"budget.trials": 8})).values == {"budget.trials": 8}
+    monkeypatch.setattr(store, "writing", fails_once)
+    assert store.queue.submit(new("mine", values={"budget.trials": 8})).values == {"budget.trials": 8}
     lost.clear()
     with pytest.raises(UsageError, match="'theirs' was already submitted by bob"):
-        store.submit(new("theirs"))
+        store.queue.submit(new("theirs"))
 
 
 def test_a_worker_whose_moments_something_else_has_written_hides_no_other(store: Store) -> None:
     for name in ("odd", "worker"):
-        store.keep_worker(record(name))
-    with store._writing() as connection:
+        store.queue.keep_worker(record(name))
+    with store.writing() as connection:
         connection.execute(text("UPDATE bss_worker SET seen_at = :value WHERE name = 'odd'"), {"value": "infinity"})
-    assert [one.name for one in store.workers()] == ["worker"]
+    assert [one.name for one in store.queue.workers()] == ["worker"]
 
 
 @pytest.mark.parametrize("templates", ["[1, 2]", "null", '"digits"', '{"digits": {"seed": {"choices": [1e400]}}}'])
 def test_a_worker_whose_row_something_else_has_written_offers_nothing(store: Store, templates: str) -> None:
-    store.keep_worker(record())
-    with store._writing() as connection:
+    store.queue.keep_worker(record())
+    with store.writing() as connection:
         connection.execute(text("UPDATE bss_worker SET templates = :value"), {"value": templates})
-    assert [one.templates for one in store.workers()] == [{}]
+    assert [one.templates for one in store.queue.workers()] == [{}]
 
 
 def test_a_worker_is_here_until_it_leaves_or_is_not_seen(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    store.keep_worker(record())
-    store.keep_worker(record(device_name="H200"))
-    [found] = store.workers()
+    store.queue.keep_worker(record())
+    store.queue.keep_worker(record(device_name="H200"))
+    [found] = store.queue.workers()
     assert (found.is_here, found.device_name, found.tags) == (True, "H200", ("gpu:h200",))
     assert found.templates == record().templates
-    store.beat("worker", left=True)
-    assert [one.is_here for one in store.workers()] == [False]
-    store.beat("worker")  # a beat that was late
-    assert [one.is_here for one in store.workers()] == [False]
-    store.keep_worker(record())
-    assert [one.is_here for one in store.workers()] == [True]
+    store.queue.beat("worker", left=True)
+    assert [one.is_here for one in store.queue.workers()] == [False]
+    store.queue.beat("worker")  # a beat that was late
+    assert [one.is_here for one in store.queue.workers()] == [False]
+    store.queue.keep_worker(record())
+    assert [one.is_here for one in store.queue.workers()] == [True]
     monkeypatch.setattr("bssearch.storage.queue.SEEN_WITHIN_S", -1.0)
-    assert [one.is_here for one in store.workers()] == [False]
+    assert [one.is_here for one in store.queue.workers()] == [False]
     monkeypatch.setattr("bssearch.storage.queue.FORGOTTEN_AFTER", timedelta(seconds=-1))
-    store.keep_worker(record("new"))
-    assert [one.name for one in store.workers()] == []
+    store.queue.keep_worker(record("new"))
+    assert [one.name for one in store.queue.workers()] == []
 
 
 def test_a_shift_says_nothing_of_a_submission_that_was_made_again_since_it_began(store: Store) -> None:
-    store.submit(new("one"))
-    store.keep_worker(record())
-    store.begin_shift("worker", {"one"})
-    store.set_submission("one", SubmissionState.CANCELLED, "")
+    store.queue.submit(new("one"))
+    store.queue.keep_worker(record())
+    store.queue.begin_shift("worker", {"one"})
+    store.queue.set_state("one", SubmissionState.CANCELLED, "")
     time.sleep(0.01)  # SQLite's clock counts milliseconds
-    store.submit(new("one", values={"budget.trials": 9}))
-    assert not store.renew_shift("worker", {"one"}, 2.0)
-    store.end_shift("worker", 1.0, SubmissionState.DONE, "the answer to what was asked before")
-    found = store.submission("one")
+    store.queue.submit(new("one", values={"budget.trials": 9}))
+    assert not store.queue.renew_shift("worker", {"one"}, 2.0)
+    store.queue.end_shift("worker", 1.0, SubmissionState.DONE, "the answer to what was asked before")
+    found = store.queue.submission("one")
     assert (found.state, found.reason, found.served_seconds) == (SubmissionState.WAITING, "", 3.0)
-    assert store.begin_shift("worker", {"one"}) is not None
-    store.end_shift("worker", 1.0, SubmissionState.DONE, "found")
-    assert store.submission("one").state is SubmissionState.DONE
+    assert store.queue.begin_shift("worker", {"one"}) is not None
+    store.queue.end_shift("worker", 1.0, SubmissionState.DONE, "found")
+    assert store.queue.submission("one").state is SubmissionState.DONE
 
 
 def test_a_study_that_waits_in_the_queue_keeps_its_name_and_one_that_is_over_takes_it_along(store: Store) -> None:
-    store.submit(new("toy"))
-    store.submit(new("taken"))
+    store.queue.submit(new("toy"))
+    store.queue.submit(new("taken"))
     add_study(store, "toy")
     for state in (SubmissionState.WAITING, SubmissionState.PAUSED):
-        store.set_submission("toy", state, "")
+        store.queue.set_state("toy", state, "")
         refused = f"it is queued and {state}"
         with pytest.raises(UsageError, match=refused):
-            store.rename_study("toy", "other")
+            store.studies.rename("toy", "other")
         with pytest.raises(UsageError, match=refused):
-            store.archive_study("toy")
+            store.studies.archive("toy")
         with pytest.raises(UsageError, match=refused):
-            store.delete_study("toy")
-    store.set_submission("toy", SubmissionState.CANCELLED, "")
+            store.studies.delete("toy")
+    store.queue.set_state("toy", SubmissionState.CANCELLED, "")
     with pytest.raises(UsageError, match="'taken' is already in the queue"):
-        store.rename_study("toy", "taken")
-    store.rename_study("toy", "other")
-    store.archive_study("other")
-    assert [one.name for one in store.submissions()] == ["other", "taken"]
-    store.delete_study("other")
-    assert [one.name for one in store.submissions()] == ["taken"]
+        store.studies.rename("toy", "taken")
+    store.studies.rename("toy", "other")
+    store.studies.archive("other")
+    assert [one.name for one in store.queue.submissions()] == ["other", "taken"]
+    store.studies.delete("other")
+    assert [one.name for one in store.queue.submissions()] == ["taken"]
 
 
 class TestLogins:
@@ -327,27 +328,27 @@ class TestLogins:
 
     def test_another_login_serves_it_and_cannot_change_it(self, team: str) -> None:
         with self.as_login(team, "una") as una, self.as_login(team, "ugo") as ugo, self.as_login(team, "uma") as uma:
-            found = una.submit(new("one"))
+            found = una.queue.submit(new("one"))
             assert found.login == "una"
-            ugo.keep_worker(record())
+            ugo.queue.keep_worker(record())
             assert served(ugo, "worker", {"one"}, used=3.0) == "one"
             for state in (SubmissionState.PAUSED, SubmissionState.CANCELLED):
                 with pytest.raises(DatabaseError, match=r"'one' may be cancelled, paused, .* by una, who submitted it"):
-                    ugo.set_submission("one", state, "")
-            uma.set_submission("one", SubmissionState.PAUSED, "")
+                    ugo.queue.set_state("one", state, "")
+            uma.queue.set_state("one", SubmissionState.PAUSED, "")
             with pytest.raises(DatabaseError, match="may be cancelled"):
-                ugo.set_submission("one", SubmissionState.WAITING, "")
-            una.set_submission("one", SubmissionState.WAITING, "")
-            ugo.begin_shift("worker", {"one"})
-            ugo.end_shift("worker", 1.0, SubmissionState.FAILED, "its values are wrong")
-            assert una.submission("one").state is SubmissionState.FAILED
+                ugo.queue.set_state("one", SubmissionState.WAITING, "")
+            una.queue.set_state("one", SubmissionState.WAITING, "")
+            ugo.queue.begin_shift("worker", {"one"})
+            ugo.queue.end_shift("worker", 1.0, SubmissionState.FAILED, "its values are wrong")
+            assert una.queue.submission("one").state is SubmissionState.FAILED
 
     @pytest.mark.parametrize("column", ["template", "owner", "priority", "login", "values"])
     def test_nobody_but_an_owner_changes_what_was_asked_for(self, team: str, postgres: Postgres, column: str) -> None:
         import psycopg
 
         with self.as_login(team, "una") as una:
-            una.submit(new("one"))
+            una.queue.submit(new("one"))
         database = team.partition("@/")[2].partition("?")[0]
         with (
             pytest.raises(psycopg.errors.InsufficientPrivilege),

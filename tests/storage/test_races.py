@@ -68,7 +68,7 @@ def test_one_creates_the_study_and_the_others_are_told_so(race: Race) -> None:
     creators = [report["name"] for report in race.reports if report["created"]]
     assert len(creators) == 1
     with open_store(race.url, write=False) as store:
-        assert store.study("toy").created_by == creators[0]
+        assert store.studies.get("toy").created_by == creators[0]
 
 
 def test_a_claim_lets_one_in_at_a_time(race: Race) -> None:
@@ -79,7 +79,7 @@ def test_no_number_is_given_twice_and_none_is_lost(race: Race) -> None:
     given = {number: report["name"] for report in race.reports for number in report["numbers"]}
     assert sorted(given) == list(range(1, RACERS * racer.STARTS + 1))
     with open_store(race.url, write=False) as store:
-        assert {trial.number: trial.lease_owner for trial in store.trials("toy")} == given
+        assert {trial.number: trial.lease_owner for trial in store.trials.of("toy")} == given
 
 
 @pytest.mark.slow
@@ -90,5 +90,5 @@ def test_a_new_file_that_another_process_writes_is_waited_for(path: Path) -> Non
         ending = threading.Timer(0.3, lambda: other.execute("COMMIT"))
         ending.start()
         with open_store(f"sqlite:///{path}") as store:
-            assert store.studies() == []
+            assert store.studies.summaries() == []
         ending.join()

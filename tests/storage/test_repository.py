@@ -22,9 +22,9 @@ from bssearch.records import (
     TrialOutcome,
     TrialState,
 )
-from bssearch.storage import starting
 from bssearch.storage.models import StudyRow, TrialRow
 from bssearch.storage.repository import Store, open_store
+from bssearch.storage.trials import start_trial
 from tests.factories import make_environment, make_plan, not_none
 from tests.schema import execute
 from tests.storage.conftest import CANCELLED, OUTCOME, add_study, enqueue, start, start_after, start_queued
@@ -33,7 +33,7 @@ from tests.storage.conftest import CANCELLED, OUTCOME, add_study, enqueue, start
 class TestStudies:
     def test_a_study_comes_back_as_it_was_stored(self, store: Store) -> None:
         created = add_study(store, target=Target(metric="loss", value=-0.5, goal=Goal.MINIMIZE))
-        assert store.study("toy") == store.find_study("toy") == created
+        assert store.studies.get("toy") == store.studies.find("toy") == created
         assert created.environment is None
         assert created.spec == {"workload": "digits", "space": {"dropout": [0.0, None]}}
         assert created.created_at.tzinfo is UTC
@@ -46,33 +46,33 @@ class TestStudies:
 
     def test_an_unknown_study_is_answered_with_names_like_it(self, store: Store) -> None:
         add_study(store, "digits-cpu")
-        assert store.find_study("digit-cpu") is None
+        assert store.studies.find("digit-cpu") is None
         with pytest.raises(NotFoundError, match="no study 'digit-cpu'") as caught:
-            store.study("digit-cpu")
+            store.studies.get("digit-cpu")
         assert "'digits-cpu'" in str(caught.value.hint)
         assert "bssearch study list" in str(caught.value.hint)
         with pytest.raises(NotFoundError):
-            store.trials("digit-cpu")
+            store.trials.of("digit-cpu")
 
     def test_a_spec_is_replaced(self, store: Store) -> None:
         add_study(store)
-        store.update_spec("toy", {"workload": "digits", "budget": {"trials": 7}})
-        assert store.study("toy").spec["budget"] == {"trials": 7}
+        store.studies.update_spec("toy", {"workload": "digits", "budget": {"trials": 7}})
+        assert store.studies.get("toy").spec["budget"] == {"trials": 7}
 
     def test_the_summaries_count_trials_in_one_query(self, store: Store) -> None:
         add_study(store, "first")
         add_study(store, "second", target=Target(metric="loss", value=1.5, goal=Goal.MINIMIZE))
         for _ in range(3):
             start(store, "first")
-        store.finish_trial("first", 1, OUTCOME, steps_x_step_time_s=None)
-        store.finish_trial("first", 2, CANCELLED, steps_x_step_time_s=None)
+        store.trials.finish("first", 1, OUTCOME, steps_x_step_time_s=None)
+        store.trials.finish("first", 2, CANCELLED, steps_x_step_time_s=None)
         statements: list[str] = []
 
         def note(connection: Connection, cursor: object, statement: str, *rest: object) -> None:
             statements.append(statement)
 
         event.listen(store._engine, "before_cursor_execute", note)
-        first, second = store.studies()
+        first, second = store.studies.summaries()
         assert (first.name, first.trials, first.reached, first.running) == ("first", 3, 1, 1)
         assert (second.name, second.trials, second.reached, second.running) == ("second", 0, 0, 0)
         assert (first.workload, first.target, second.target) == ("digits", "accuracy ≥ 0.9", "loss ≤ 1.5")
@@ -82,14 +82,14 @@ class TestStudies:
     def test_the_first_environment_binds_and_another_device_is_refused(self, store: Store) -> None:
         add_study(store)
         first = make_environment(host="a", torch_version="1")
-        store.bind_environment("toy", first)
-        store.bind_environment("toy", make_environment(host="b", torch_version="2"))
-        assert store.study("toy").environment == first
+        store.studies.bind("toy", first)
+        store.studies.bind("toy", make_environment(host="b", torch_version="2"))
+        assert store.studies.get("toy").environment == first
         with pytest.raises(UsageError, match="Test CPU") as caught:
-            store.bind_environment("toy", make_environment(device_name="Other GPU"))
+            store.studies.bind("toy", make_environment(device_name="Other GPU"))
         assert "Other GPU" in str(caught.value)
         assert "another name" in str(caught.value.hint)
-        assert store.study("toy").environment == first
+        assert store.studies.get("toy").environment == first
 
     def test_names_are_remembered_but_not_those_of_a_transaction_that_failed(self, store: Store) -> None:
         add_study(store)
@@ -130,7 +130,7 @@ class TestTrials:
             retry_of=first,
             lease_owner="host/1",
         )
-        trial = store.trial("toy", number)
+        trial = store.trials.get("toy", number)
         assert (first, number) == (1, 2)
         assert (trial.number, trial.state, trial.phase, trial.uncapped) == (2, TrialState.RUNNING, Phase.CONFIRM, True)
         assert trial.configuration == configuration
@@ -141,10 +141,10 @@ class TestTrials:
         assert trial.outcome is None
         assert trial.ended_at is None
         assert not_none(trial.lease_expires_at) - trial.created_at == timedelta(seconds=60)
-        assert store.trial("toy", first).sampled is None
+        assert store.trials.get("toy", first).sampled is None
 
-        store.finish_trial("toy", number, OUTCOME, steps_x_step_time_s=1.5)
-        ended = store.trial("toy", number)
+        store.trials.finish("toy", number, OUTCOME, steps_x_step_time_s=1.5)
+        ended = store.trials.get("toy", number)
         assert ended.outcome == OUTCOME
         assert ended.ended_at is not None
         assert ended.ended_at >= trial.created_at
@@ -162,31 +162,31 @@ class TestTrials:
         start(store, "other")
         for phase in (Phase.SEARCH, Phase.CONFIRM, Phase.SEARCH):
             start(store, phase=phase)
-        store.finish_trial("toy", 3, CANCELLED, steps_x_step_time_s=None)
-        assert [trial.number for trial in store.trials("toy")] == [1, 2, 3]
-        assert [trial.number for trial in store.trials("toy", phase=Phase.SEARCH)] == [1, 3]
-        assert [trial.number for trial in store.trials("toy", states=[TrialState.RUNNING])] == [1, 2]
-        assert store.trials("toy", phase=Phase.CONFIRM, states={TrialState.CANCELLED}) == []
+        store.trials.finish("toy", 3, CANCELLED, steps_x_step_time_s=None)
+        assert [trial.number for trial in store.trials.of("toy")] == [1, 2, 3]
+        assert [trial.number for trial in store.trials.of("toy", phase=Phase.SEARCH)] == [1, 3]
+        assert [trial.number for trial in store.trials.of("toy", states=[TrialState.RUNNING])] == [1, 2]
+        assert store.trials.of("toy", phase=Phase.CONFIRM, states={TrialState.CANCELLED}) == []
 
     def test_an_unknown_trial_is_answered_with_the_numbers_there_are(self, store: Store) -> None:
         with pytest.raises(NotFoundError, match="no trials yet"):
-            store.trial("toy", 1)
+            store.trials.get("toy", 1)
         start(store)
         start(store)
-        for call in (store.trial, store.observations):
+        for call in (store.trials.get, store.trials.observations):
             with pytest.raises(NotFoundError, match=r"no trial 9: its trials are 1 to 2"):
                 call("toy", 9)
 
     def test_only_a_running_trial_can_be_finished(self, store: Store) -> None:
         number = start(store)
-        store.finish_trial("toy", number, OUTCOME, steps_x_step_time_s=None)
+        store.trials.finish("toy", number, OUTCOME, steps_x_step_time_s=None)
         with pytest.raises(DatabaseError, match=r"trial 1 of 'toy' cannot end as cancelled.* reached"):
-            store.finish_trial("toy", number, CANCELLED, steps_x_step_time_s=None)
-        assert store.trial("toy", number).outcome == OUTCOME
+            store.trials.finish("toy", number, CANCELLED, steps_x_step_time_s=None)
+        assert store.trials.get("toy", number).outcome == OUTCOME
         with pytest.raises(NotFoundError):
-            store.finish_trial("toy", 5, CANCELLED, steps_x_step_time_s=None)
+            store.trials.finish("toy", 5, CANCELLED, steps_x_step_time_s=None)
         with pytest.raises(ValueError, match="running"):
-            store.finish_trial(
+            store.trials.finish(
                 "toy", start(store), TrialOutcome(state=TrialState.RUNNING, reason=""), steps_x_step_time_s=None
             )
 
@@ -194,36 +194,36 @@ class TestTrials:
         number = start(store)
         wrong = TrialOutcome(state=TrialState.CAPPED, reason="", time_to_target_s=1.0)
         with pytest.raises(DatabaseError, match="time_to_target_s_when_reached"):
-            store.finish_trial("toy", number, wrong, steps_x_step_time_s=None)
-        assert store.trial("toy", number).state is TrialState.RUNNING
+            store.trials.finish("toy", number, wrong, steps_x_step_time_s=None)
+        assert store.trials.get("toy", number).state is TrialState.RUNNING
 
     def test_a_retry_is_of_a_trial_that_is_there(self, store: Store) -> None:
         with pytest.raises(DatabaseError):
             start(store, retry_of=7)
-        assert store.trials("toy") == []
+        assert store.trials.of("toy") == []
 
     def test_what_is_not_a_number_is_refused(self, store: Store) -> None:
         number = start(store)
         nan = dataclasses.replace(CANCELLED, final_metric=float("nan"))
         with pytest.raises(DatabaseError, match="not a finite number"):
-            store.finish_trial("toy", number, nan, steps_x_step_time_s=None)
+            store.trials.finish("toy", number, nan, steps_x_step_time_s=None)
         with pytest.raises(DatabaseError, match="not finite"):
             start(store, sampled={"lr": float("inf")})
-        assert len(store.trials("toy")) == 1
+        assert len(store.trials.of("toy")) == 1
 
     def test_a_study_is_at_rest_since_its_last_trial_began_or_ended(self, store: Store) -> None:
         long_ago = {"study": 5, "began": 3, "ended": 1}
         moments = {name: store.time() - timedelta(hours=hours) for name, hours in long_ago.items()}
 
         def hours_at_rest(statement: Update) -> int:
-            with store._writing() as connection:
+            with store.writing() as connection:
                 connection.execute(statement)
-            return int(store.seconds_at_rest("toy") / 3600)
+            return int(store.trials.seconds_at_rest("toy") / 3600)
 
         assert hours_at_rest(update(StudyRow).values(created_at=moments["study"])) == 5
         start(store)
         assert hours_at_rest(update(TrialRow).values(created_at=moments["began"])) == 3
-        store.finish_trial("toy", 1, OUTCOME, steps_x_step_time_s=None)
+        store.trials.finish("toy", 1, OUTCOME, steps_x_step_time_s=None)
         assert hours_at_rest(update(TrialRow).values(ended_at=moments["ended"])) == 1
 
     def test_a_trial_is_started_only_where_none_is_newer_than_the_caller_has_seen(self, store: Store) -> None:
@@ -235,7 +235,7 @@ class TestTrials:
         enqueue(store)
         assert start_after(store, 2, "a") is None
         assert start_after(store, 3, "a") == 4
-        assert [trial.lease_owner for trial in store.trials("toy")] == ["a", "b", None, "a"]
+        assert [trial.lease_owner for trial in store.trials.of("toy")] == ["a", "b", None, "a"]
 
     @pytest.mark.parametrize("after", [None, 0])
     def test_a_start_that_is_tried_again_finds_the_trial_of_the_first_try(
@@ -243,57 +243,58 @@ class TestTrials:
     ) -> None:
         def numbers(plan_id: str) -> list[int | None]:
             plan, lease, environment = make_plan(after=after), Lease(owner="a", seconds=9), make_environment()
-            tries = [
-                starting.start(store, "toy", plan, plan_id, lease=lease, environment=environment) for _ in range(2)
-            ]
+            tries = [start_trial(store, "toy", plan, plan_id, lease=lease, environment=environment) for _ in range(2)]
             return [None if trial is None else trial.number for trial in tries]
 
         assert numbers("one") == [1, 1]
         assert numbers("another") == ([2, 2] if after is None else [None, None])
-        store.finish_trial("toy", 1, CANCELLED, steps_x_step_time_s=None)
+        store.trials.finish("toy", 1, CANCELLED, steps_x_step_time_s=None)
         assert numbers("one") == [None, None]
-        assert len(store.trials("toy")) == (2 if after is None else 1)
+        assert len(store.trials.of("toy")) == (2 if after is None else 1)
 
     def test_an_end_that_is_told_again_is_fine_and_another_end_is_not(self, store: Store) -> None:
         start(store)
         for _ in range(2):
-            store.finish_trial("toy", 1, OUTCOME, steps_x_step_time_s=1.5)
+            store.trials.finish("toy", 1, OUTCOME, steps_x_step_time_s=1.5)
         with pytest.raises(DatabaseError, match="not running but reached"):
-            store.finish_trial("toy", 1, dataclasses.replace(OUTCOME, steps=124), steps_x_step_time_s=1.5)
+            store.trials.finish("toy", 1, dataclasses.replace(OUTCOME, steps=124), steps_x_step_time_s=1.5)
 
     def test_a_queued_trial_waits_until_it_is_started_once(self, store: Store) -> None:
         number = enqueue(store)
-        queued = store.trial("toy", number)
+        queued = store.trials.get("toy", number)
         assert (queued.state, queued.phase, queued.uncapped) == (TrialState.QUEUED, Phase.SEARCH, True)
         assert (queued.lease_owner, queued.lease_expires_at, queued.outcome) == (None, None, None)
         assert (queued.sampled, queued.seed, queued.train_seconds_limit, queued.threads) == ({"lr": 0.1}, 7, 5.0, 2)
-        assert store.mark_lost("toy", is_alive=lambda owner: False) == []
+        assert store.leases.mark_lost("toy", is_alive=lambda owner: False) == []
 
         assert start_queued(store, number, "a", train_seconds_limit=3.0, eval_every_steps=4, threads=1)
-        running = store.trial("toy", number)
+        running = store.trials.get("toy", number)
         assert (running.state, running.lease_owner) == (TrialState.RUNNING, "a")
         assert (running.train_seconds_limit, running.eval_every_steps, running.threads) == (3.0, 4, 1)
         assert running.configuration == queued.configuration
         assert not start_queued(store, number, "b")
-        store.finish_trial("toy", number, OUTCOME, steps_x_step_time_s=None)
+        store.trials.finish("toy", number, OUTCOME, steps_x_step_time_s=None)
         assert not start_queued(store, number, "a")
 
     def test_tokens_are_kept_and_never_negative(self, store: Store) -> None:
         start(store)
         with pytest.raises(DatabaseError, match="tokens_not_negative"):
-            store.finish_trial("toy", 1, dataclasses.replace(OUTCOME, tokens=-1), steps_x_step_time_s=None)
-        store.finish_trial("toy", 1, dataclasses.replace(OUTCOME, tokens=2**40), steps_x_step_time_s=None)
-        outcome = store.trial("toy", 1).outcome
+            store.trials.finish("toy", 1, dataclasses.replace(OUTCOME, tokens=-1), steps_x_step_time_s=None)
+        store.trials.finish("toy", 1, dataclasses.replace(OUTCOME, tokens=2**40), steps_x_step_time_s=None)
+        outcome = store.trials.get("toy", 1).outcome
         assert outcome is not None
         assert outcome.tokens == 2**40
 
     def test_a_log_is_kept_whatever_the_worker_wrote(self, store: Store) -> None:
         start(store)
-        assert store.log("toy", 1) is None
-        store.save_log("toy", 1, "first")
-        store.save_log("toy", 1, "NUL \0, a lone surrogate \udcff, and é\n")
-        assert store.log("toy", 1) == "NUL \N{REPLACEMENT CHARACTER}, a lone surrogate ?, and é\n"
-        calls: list[Callable[[], object]] = [lambda: store.log("toy", 2), lambda: store.save_log("toy", 2, "")]
+        assert store.trials.log("toy", 1) is None
+        store.trials.save_log("toy", 1, "first")
+        store.trials.save_log("toy", 1, "NUL \0, a lone surrogate \udcff, and é\n")
+        assert store.trials.log("toy", 1) == "NUL \N{REPLACEMENT CHARACTER}, a lone surrogate ?, and é\n"
+        calls: list[Callable[[], object]] = [
+            lambda: store.trials.log("toy", 2),
+            lambda: store.trials.save_log("toy", 2, ""),
+        ]
         for call in calls:
             with pytest.raises(NotFoundError, match="no trial 2"):
                 call()
@@ -303,7 +304,7 @@ def test_a_store_opened_for_reading_writes_nothing(url: str) -> None:
     with open_store(url) as store:
         add_study(store)
     with open_store(url, write=False) as store:
-        assert isinstance(store.study("toy"), StudyRecord)
+        assert isinstance(store.studies.get("toy"), StudyRecord)
         with pytest.raises(DatabaseError, match="opened read-only"):
             add_study(store, "other")
 
@@ -312,9 +313,9 @@ def test_a_reader_sees_what_a_writer_commits(url: str) -> None:
     with open_store(url) as writer, open_store(url, write=False) as reader:
         add_study(writer)
         start(writer)
-        assert len(reader.trials("toy")) == 1
+        assert len(reader.trials.of("toy")) == 1
         start(writer)
-        assert len(reader.trials("toy")) == 2
+        assert len(reader.trials.of("toy")) == 2
 
 
 def test_the_url_comes_from_the_environment(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,7 +329,7 @@ def test_times_are_stored_as_utc_text_that_sorts(sqlite_url: str, path: Path) ->
     with open_store(sqlite_url) as store:
         add_study(store)
         number = start(store)
-        store.finish_trial("toy", number, OUTCOME, steps_x_step_time_s=None)
+        store.trials.finish("toy", number, OUTCOME, steps_x_step_time_s=None)
     query = "SELECT t.created_at, t.ended_at, s.spec FROM bss_trial t JOIN bss_study s ON s.id = t.study_id"
     [(created, ended, spec)] = execute(path, query)
     assert abs(datetime.fromisoformat(created + "+00:00") - datetime.now(UTC)) < timedelta(minutes=1)

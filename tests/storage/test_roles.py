@@ -268,9 +268,9 @@ def test_a_reader_reads_every_table(team: Team) -> None:
 
 
 KEEPING: dict[str, Callable[[Store, str], None]] = {
-    "rename": lambda store, name: store.rename_study(name, "another"),
-    "archive": lambda store, name: store.archive_study(name),
-    "delete": lambda store, name: store.delete_study(name),
+    "rename": lambda store, name: store.studies.rename(name, "another"),
+    "archive": lambda store, name: store.studies.archive(name),
+    "delete": lambda store, name: store.studies.delete(name),
 }
 
 
@@ -281,21 +281,21 @@ class TestWhoseStudy:
         team = new_team(server)
         with open_store(team.url("wanda")) as store:
             add_study(store)
-            store.finish_trial("toy", start(store), OUTCOME, steps_x_step_time_s=None)
+            store.trials.finish("toy", start(store), OUTCOME, steps_x_step_time_s=None)
         assert team.ask("rita", "SELECT name, login FROM bss_study") == [("toy", "wanda")]
         return team
 
     @pytest.mark.parametrize("doing", KEEPING)
     def test_another_writer_goes_on_with_it_and_does_not_keep_it(self, made: Team, doing: str) -> None:
         with open_store(made.url("will")) as store:
-            store.update_spec("toy", {"workload": "digits", "note": 1})
-            store.bind_environment("toy", make_environment())
-            store.finish_trial("toy", start(store), OUTCOME, steps_x_step_time_s=None)
+            store.studies.update_spec("toy", {"workload": "digits", "note": 1})
+            store.studies.bind("toy", make_environment())
+            store.trials.finish("toy", start(store), OUTCOME, steps_x_step_time_s=None)
             with pytest.raises(DatabaseError, match="by wanda, who made it, and members of team_owner alone") as caught:
                 KEEPING[doing](store, "toy")
             assert caught.value.exit_code == 4
             assert "CONTEXT" not in str(caught.value)
-            assert [(one.name, one.archived_at, one.trials) for one in store.studies()] == [("toy", None, 2)]
+            assert [(one.name, one.archived_at, one.trials) for one in store.studies.summaries()] == [("toy", None, 2)]
 
     @pytest.mark.parametrize("login", ["wanda", "olga", "postgres"])
     @pytest.mark.parametrize("doing", KEEPING)
@@ -313,9 +313,9 @@ class TestWhoseStudy:
             open_store(made.url("wanda")) as store,
             pytest.raises(DatabaseError, match="by members of team_owner alone"),
         ):
-            store.archive_study("toy")
+            store.studies.archive("toy")
         with open_store(made.url("olga")) as store:
-            store.archive_study("toy")
+            store.studies.archive("toy")
 
     def test_nobody_makes_a_study_in_the_name_of_another(self, made: Team) -> None:
         copied = "name, spec, spec_hash, objective, target_metric, target_value, target_goal, created_by, created_at"
@@ -358,9 +358,9 @@ def test_without_roles_who_made_a_study_keeps_it_too(server: Postgres) -> None:
     with open_store(team.url("wanda")) as store:
         add_study(store)
     with open_store(team.url("will")) as store, pytest.raises(DatabaseError, match="by wanda, who made it"):
-        store.delete_study("toy")
+        store.studies.delete("toy")
     with open_store(team.url("wanda")) as store:
-        store.delete_study("toy")
+        store.studies.delete("toy")
 
 
 def test_who_lacks_a_role_is_told_which_to_ask_for(server: Postgres, team: Team) -> None:
@@ -386,29 +386,29 @@ def test_writers_run_a_study_one_after_the_other(server: Postgres) -> None:
 def test_a_writer_stores_all_that_is_measured(team: Team) -> None:
     with open_store(team.url("will")) as store:
         for fits in (True, False):
-            store.save_memory(
+            store.probes.save_memory(
                 "hers", make_environment(), MemoryUse(micro_batch_size=8, fits=fits, peak_memory_bytes=None)
             )
-        store.save_probe("hers", make_environment(), make_probe(8))
+        store.probes.add_step_time("hers", make_environment(), make_probe(8))
         for text in ("first", "second"):
-            store.save_log("hers", 1, text)
-            store.save_finding("hers", "stamp", {"text": text})
+            store.trials.save_log("hers", 1, text)
+            store.findings.save("hers", "stamp", {"text": text})
         for _ in range(2):
-            assert store.claim("hers", "confirm", owner="me", lease_seconds=9, is_alive=lambda owner: True)
-        store.release("hers", "confirm", owner="me")
-        assert (store.log("hers", 1), store.last_finding("hers")) == ("second", {"text": "second"})
+            assert store.leases.claim("hers", "confirm", owner="me", lease_seconds=9, is_alive=lambda owner: True)
+        store.leases.release("hers", "confirm", owner="me")
+        assert (store.trials.log("hers", 1), store.findings.last("hers")) == ("second", {"text": "second"})
 
 
 def test_a_writer_imports_what_is_new_of_a_study(server: Postgres, tmp_path: Path) -> None:
     team = new_team(server)
     with open_store(f"sqlite:///{tmp_path}/source.db") as source, open_store(team.url("will")) as store:
         make_study(source)
-        store.join_studies(copies(source))
-        store.save_finding("toy", store.stamp("toy"), {"made_by": 1, "answer": {}})
+        store.transfer.join(copies(source))
+        store.findings.save("toy", store.findings.stamp("toy"), {"made_by": 1, "answer": {}})
         finish(source, start(source))
-        source.save_probe("toy", make_environment(), make_probe(8))
-        source.save_finding("toy", source.stamp("toy"), {"quick": {"runs": [1]}})
-        assert store.join_studies(copies(source))[0].is_changed
+        source.probes.add_step_time("toy", make_environment(), make_probe(8))
+        source.findings.save("toy", source.findings.stamp("toy"), {"quick": {"runs": [1]}})
+        assert store.transfer.join(copies(source))[0].is_changed
         assert rows(store) == rows(source)
 
 

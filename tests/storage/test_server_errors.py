@@ -84,7 +84,7 @@ def test_a_role_that_may_only_read_reads(postgres: Postgres, role: str) -> None:
         start(store)
     postgres.execute("GRANT SELECT ON ALL TABLES IN SCHEMA public TO alice", database=database)
     with open_store(_with_password(url, role), write=False) as store:
-        assert len(store.trials("toy")) == 1
+        assert len(store.trials.of("toy")) == 1
     error = _refused(lambda: open_store(_with_password(url, role)))
     assert "the role 'alice' lacks the right INSERT on table bss_environment" in str(error), "before it runs anything"
     for grant in not_none(error.hint).partition(": ")[2].split("; "):
@@ -92,7 +92,7 @@ def test_a_role_that_may_only_read_reads(postgres: Postgres, role: str) -> None:
     with open_store(_with_password(url, role)) as store:
         add_study(store, "other")
         start(store)
-        assert len(store.studies()) == 2, "the hint is enough to write"
+        assert len(store.studies.summaries()) == 2, "the hint is enough to write"
 
 
 def test_a_role_that_may_not_make_tables_is_told_so(postgres: Postgres, role: str) -> None:

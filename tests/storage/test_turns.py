@@ -35,11 +35,11 @@ def test_who_starts_in_its_turn_is_the_first_and_others_have_been_slower(
         with store.turn("toy"):
             others = pool.submit(start_after, other, 0, "b")
             assert waits(others)
-            assert [trial.number for trial in store.trials("toy")] == []
+            assert [trial.number for trial in store.trials.of("toy")] == []
             assert start_after(store, 0, "a") == 1
             assert others.result() is None, "the start has ended the turn"
         assert start_after(other, 1, "b") == 2
-    assert [trial.lease_owner for trial in store.trials("toy")] == ["a", "b"]
+    assert [trial.lease_owner for trial in store.trials.of("toy")] == ["a", "b"]
 
 
 def test_a_turn_in_which_nothing_starts_leaves_the_study_to_others(
@@ -88,7 +88,7 @@ def test_who_hangs_in_its_turn_loses_it_to_others_and_sees_what_they_have_starte
         monkeypatch.setattr(database, "LONGEST_TURN_SECONDS", 0.2)
         with store.turn("toy"):
             assert start_after(other, 0, "b") == 1
-            assert [trial.number for trial in store.trials("toy")] == [1]
+            assert [trial.number for trial in store.trials.of("toy")] == [1]
             assert start_after(store, 0, "a") is None
         with store.turn("toy"):
             threading.Event().wait(0.5)

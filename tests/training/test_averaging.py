@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 from bssearch.errors import UsageError
-from bssearch.training.trainer import Trainer
-from bssearch.training.updates import AveragedWeights, ema_decay_of
+from bssearch.training.trainer import AveragedWeights, Trainer, ema_decay_of
 from tests.training.toys import Toy, configuration, on_cpu, toy_data
 
 

@@ -11,9 +11,9 @@ from torch import nn
 
 from bssearch.errors import BSSearchError, NotFoundError, UsageError
 from bssearch.records import Branch, TrialState
-from bssearch.training.branch import branch_schedule, load_weights, read_checkpoint
 from bssearch.training.schedule import Schedule
 from bssearch.training.trainer import Trainer
+from bssearch.training.trial_checkpoint import branch_schedule, load_weights, read_checkpoint
 from tests.training.toys import Run, Toy, configuration, on_cpu, request, toy_data
 
 RATE = 0.05

@@ -16,9 +16,7 @@ from bssearch.records import MemoryRequest, NoiseRequest, StepTimeRequest, Targe
 from bssearch.training.batches import micro_batches, place, placement_of
 from bssearch.training.gradient_noise import GradientPasses
 from bssearch.training.loop import describe_model
-from bssearch.training.probes.memory import measure_memory
-from bssearch.training.probes.noise_scale import measure_noise
-from bssearch.training.probes.step_time import measure_step_time
+from bssearch.training.probes import measure_memory, measure_noise, measure_step_time
 from bssearch.training.trainer import Trainer
 from bssearch.workloads.data import Data
 from tests.factories import changed

@@ -10,9 +10,9 @@ import pytest
 
 from bssearch.executors.messages import decode_reply, encode
 from bssearch.records import StepTime, StepTimeRequest, TrialEnded
+from bssearch.training import probes
 from bssearch.training.clock import RUN_AHEAD, CudaClock
-from bssearch.training.probes import step_time
-from bssearch.training.probes.step_time import measure_step_time
+from bssearch.training.probes import measure_step_time
 from bssearch.training.trainer import Trainer
 from tests.training.fake_cuda import FakeCuda
 from tests.training.toys import Run, Toy, configuration, on_cpu, request, toy_data
@@ -134,7 +134,7 @@ def test_a_trial_tells_its_share_with_the_look_at_its_first_loss_as_a_wait(
 
 
 def test_a_step_time_tells_its_share(cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_time, "clock_for", lambda device: cuda.clock())
+    monkeypatch.setattr(probes, "clock_for", lambda device: cuda.clock())
     asked = StepTimeRequest(configuration=configuration(), seconds_limit=0.5)
     toy = Toy(on_loss=lambda: cuda.launch(0.0002, 0.001, launches=400))
     measured = measure_step_time(asked, toy, toy_data(), on_cpu())

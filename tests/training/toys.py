@@ -22,7 +22,7 @@ from bssearch.records import (
     TrialRequest,
     TrialState,
 )
-from bssearch.spec.space.training import TrainingSpec
+from bssearch.spec.parts import TrainingSpec
 from bssearch.training.clock import Clock
 from bssearch.training.computation import Computation
 from bssearch.training.contention import SPINS, CorePace

@@ -20,7 +20,7 @@ from bssearch.figures.html import page_style, templates
 from bssearch.web.access import HEADERS, Access
 from bssearch.web.app import create_app
 from bssearch.web.calculator.page import calculated
-from bssearch.web.server import Connection
+from bssearch.web.server import MOST_CONNECTIONS, Connection
 from bssearch.web.views import Databases
 
 KINDS = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
@@ -83,8 +83,8 @@ class Server:
 class Served:
     """Pages at a port of their own, which may go away."""
 
-    def __init__(self, *urls: str) -> None:
-        app = create_app(Databases(urls), Access.of("127.0.0.1", 80, token=None))
+    def __init__(self, *urls: str, token: str | None = None) -> None:
+        app = create_app(Databases(urls), Access.of("127.0.0.1", 80, token=token))
         config = uvicorn.Config(
             app,
             port=0,
@@ -92,6 +92,7 @@ class Served:
             log_level="error",
             lifespan="off",
             ws="none",
+            limit_concurrency=MOST_CONNECTIONS,
             timeout_graceful_shutdown=1,
         )
         self._server = uvicorn.Server(config)
@@ -108,8 +109,8 @@ class Served:
 
 
 @contextmanager
-def served(*urls: str) -> Iterator[Served]:
-    server = Served(*urls)
+def served(*urls: str, token: str | None = None) -> Iterator[Served]:
+    server = Served(*urls, token=token)
     try:
         yield server
     finally:

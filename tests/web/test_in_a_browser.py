@@ -134,7 +134,7 @@ def reached(url: str, number: int) -> None:
         best_metric=0.9,
     )
     with open_store(url) as store:
-        store.finish_trial("toy", number, done, steps_x_step_time_s=None)
+        store.trials.finish("toy", number, done, steps_x_step_time_s=None)
 
 
 class TestLive:
@@ -146,7 +146,7 @@ class TestLive:
             page.get_by_role("link", name=str(number), exact=True).focus()
             with open_store(empty) as store:
                 [newest] = make_curve(*((0.1 * n, 0.2 * n) for n in range(1, 5)))[3:]
-                store.append_observations("toy", [(number, newest)])
+                store.trials.append_observations("toy", [(number, newest)])
             page.get_by_role("cell", name="0.8", exact=True).wait_for(timeout=10_000)
             assert page.evaluate("document.activeElement.textContent") == str(number)  # where the reader was
             reached(empty, number)

@@ -17,7 +17,7 @@ from bssearch.errors import DatabaseError
 from bssearch.records import Lease
 from bssearch.search.finding import answer
 from bssearch.storage.repository import open_store
-from bssearch.web import app, study
+from bssearch.web import app, studies
 from bssearch.web.views import Answered, Asked, Document, Page
 from tests.cli.task import read
 from tests.factories import make_curve, make_environment, make_plan, make_spec
@@ -43,13 +43,13 @@ def running_study(url: str, name: str = "toy", evaluations: int = 3) -> int:
     """Store a study with one trial that runs and has been evaluated; return the trial's number."""
     spec = make_spec(name=name)
     with open_store(url) as store:
-        store.create_study(spec.new_study("anna"))
-        store.bind_environment(name, make_environment())
+        store.studies.create(spec.new_study("anna"))
+        store.studies.bind(name, make_environment())
         lease = Lease(owner="here/1/1.00/x", seconds=600.0)
-        trial = store.start(name, make_plan(), environment=make_environment(), lease=lease)
+        trial = store.trials.start(name, make_plan(), environment=make_environment(), lease=lease)
         assert trial is not None
         curve = make_curve(*((0.1 * n, 0.2 * n) for n in range(1, evaluations + 1)))
-        store.append_observations(name, [(trial.number, one) for one in curve])
+        store.trials.append_observations(name, [(trial.number, one) for one in curve])
         return trial.number
 
 
@@ -86,7 +86,7 @@ class TestStudies:
 
     def test_archived_ones_are_shown_where_asked(self, copy: Path) -> None:
         with open_store(f"sqlite:///{copy}") as store:
-            store.archive_study("other")
+            store.studies.archive("other")
         client = client_of(f"sqlite:///{copy}")
         assert "/studies/other" not in client.get("/studies").text
         assert "/studies/other" in client.get("/studies?all=1").text
@@ -107,10 +107,10 @@ class TestAStudy:
     ) -> None:
         number = running_study(empty)
         with open_store(empty) as store:
-            store.finish_trial("toy", number, OUTCOME, steps_x_step_time_s=None)
+            store.trials.finish("toy", number, OUTCOME, steps_x_step_time_s=None)
         between = client_of(empty).get(path)
         assert 'data-live-seconds="2.0"' in between.text
-        monkeypatch.setattr(study, "PAUSE_SECONDS", 0.0)
+        monkeypatch.setattr(studies, "PAUSE_SECONDS", 0.0)
         later = client_of(empty).get(path, headers={"If-None-Match": between.headers["etag"]})
         assert 'data-live-seconds="15.0"' in later.text
 
@@ -129,16 +129,18 @@ class TestAStudy:
         again = client.get("/studies/toy", headers={"If-None-Match": tag})
         assert (again.status_code, again.text) == (304, "")
         with open_store(empty) as store:
-            store.append_observations("toy", [(number, make_curve(*((0.1 * n, 0.2 * n) for n in range(1, 5)))[3])])
+            store.trials.append_observations(
+                "toy", [(number, make_curve(*((0.1 * n, 0.2 * n) for n in range(1, 5)))[3])]
+            )
         assert client.get("/studies/toy", headers={"If-None-Match": tag}).status_code == 200
 
     def test_that_it_was_archived_is_something_new(self, empty: str) -> None:
         with open_store(empty) as store:
-            store.create_study(make_spec(name="toy").new_study("anna"))
+            store.studies.create(make_spec(name="toy").new_study("anna"))
         client = client_of(empty)
         tag = client.get("/studies/toy").headers["etag"]
         with open_store(empty) as store:
-            store.archive_study("toy")
+            store.studies.archive("toy")
         again = client.get("/studies/toy", headers={"If-None-Match": tag})
         assert again.status_code == 200
         assert "The study is archived" in again.text
@@ -180,14 +182,14 @@ class TestAStudy:
 class TestTrials:
     def test_all_are_shown_the_newest_first(self, pages: TestClient, searched: str) -> None:
         with open_store(searched, write=False) as store:
-            numbers = [trial.number for trial in store.trials("task")]
+            numbers = [trial.number for trial in store.trials.of("task")]
         text = pages.get("/studies/task/trials").text
         places = [text.index(f'href="/studies/task/trials/{number}"') for number in numbers]
         assert places == sorted(places, reverse=True)
 
     def test_they_are_those_of_a_phase_a_state_and_a_batch_size(self, pages: TestClient, searched: str) -> None:
         with open_store(searched, write=False) as store:
-            trials = store.trials("task")
+            trials = store.trials.of("task")
         one = trials[0]
         size = one.configuration.batch_size
         asked = {"phase": one.phase.value, "state": one.state.value, "batch_size": size, "format": "json"}
@@ -208,7 +210,7 @@ class TestTrials:
         )
 
     def test_many_are_shown_in_pages_that_lead_on(self, pages: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("bssearch.web.study.PAGE_TRIALS", 5)
+        monkeypatch.setattr("bssearch.web.studies.PAGE_TRIALS", 5)
         first = pages.get("/studies/task/trials?state=reached").text
         assert first.count("/studies/task/trials/") == 5
         assert 'href="?state=reached&amp;page=2"' in first
@@ -342,7 +344,7 @@ class TestDatabases:
         with (
             open_store(url, write=False) as store,
             pytest.raises(DatabaseError, match="read-only transaction"),
-            store._reading() as connection,
+            store.reading() as connection,
         ):
             connection.exec_driver_sql("DELETE FROM bss_study")
 

@@ -7,14 +7,17 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
+from bssearch.cli import report
 from bssearch.errors import UsageError
 from bssearch.web import server
+from bssearch.web.server import MOST_STRANGERS
 from tests.cli.task import command, environment, refused
 from tests.web.serving import served
 
@@ -107,15 +110,68 @@ class TestServing:
                 opened.enter_context(closing(socket.create_connection(("127.0.0.1", port), timeout=STARTS_WITHIN)))
             assert get(port, "/studies")[0] == 200
 
-    def test_a_connection_that_asks_nothing_is_closed(self, searched: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("bssearch.web.server.FIRST_REQUEST_S", 0.1)
+    @pytest.mark.parametrize(
+        "sent",
+        [
+            b"",
+            b"GET /studies HTTP/1.1\r\nHost: 127.0.",
+            b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\nGET / HTTP/1.1\r\nHost: 127.0.",
+            b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n\r\nbody",
+        ],
+        ids=["nothing", "half a head", "half a second head", "half a body"],
+    )
+    def test_a_connection_that_sends_no_whole_request_in_time_is_closed(
+        self, searched: str, monkeypatch: pytest.MonkeyPatch, sent: bytes
+    ) -> None:
+        monkeypatch.setattr("bssearch.web.server.REQUEST_S", 0.1)
         with served(searched) as server:
             port = int(server.address.rpartition(":")[2])
-            for sent in (b"", b"GET /studies HTTP/1.1\r\nHost: 127.0."):
-                with closing(socket.create_connection(("127.0.0.1", port), timeout=STARTS_WITHIN)) as raw:
-                    raw.sendall(sent)
-                    assert raw.recv(100) == b""
+            with closing(socket.create_connection(("127.0.0.1", port), timeout=STARTS_WITHIN)) as raw:
+                raw.sendall(sent)
+                assert _is_closed(raw, sends=b"x")
             assert get(port, "/studies")[0] == 200
+
+    def test_a_thousand_connections_without_the_token_keep_its_holder_out_of_no_page(self, searched: str) -> None:
+        refused = b"GET /studies HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+        with served(searched, token="secret") as server, ExitStack() as opened:
+            port = int(server.address.rpartition(":")[2])
+            for number in range(1000):
+                raw = socket.create_connection(("127.0.0.1", port), timeout=STARTS_WITHIN)
+                opened.enter_context(closing(raw))
+                if number % 2:
+                    raw.sendall(refused)
+                with suppress(OSError):  # closed by the server already
+                    raw.sendall(refused[:30])
+                if number % 100 == 99:
+                    status, text = get(port, "/studies", Authorization="Bearer secret")
+                    assert status == 200, text
+
+    def test_a_connection_that_was_let_in_stays_while_others_are_closed(self, searched: str) -> None:
+        with served(searched, token="secret") as server, ExitStack() as opened:
+            port = int(server.address.rpartition(":")[2])
+            kept = http.client.HTTPConnection("127.0.0.1", port, timeout=STARTS_WITHIN)
+            for _ in range(2):
+                kept.request("GET", "/studies", headers={"Authorization": "Bearer secret"})
+                assert kept.getresponse().read().startswith(b"<!doctype")
+                for _ in range(MOST_STRANGERS + 10):
+                    opened.enter_context(closing(socket.create_connection(("127.0.0.1", port), STARTS_WITHIN)))
+            kept.close()
+
+
+def _is_closed(raw: socket.socket, *, sends: bytes) -> bool:
+    """Return whether the server closes a connection that goes on sending byte by byte."""
+    raw.settimeout(0.02)
+    ends = time.monotonic() + STARTS_WITHIN
+    while time.monotonic() < ends:
+        try:
+            if raw.recv(100_000) == b"":
+                return True
+        except TimeoutError:
+            with suppress(OSError):
+                raw.sendall(sends)
+        except ConnectionError:
+            return True
+    return False
 
 
 class TestRefusing:
@@ -139,9 +195,12 @@ class TestRefusing:
 
     @pytest.mark.parametrize("module", ["uvicorn", "starlette"])
     def test_without_its_extra_it_names_it(self, monkeypatch: pytest.MonkeyPatch, module: str) -> None:
+        ours = {"bssearch.web.server", "bssearch.web.app"}
+        for name in [one for one in sys.modules if one in ours or one.startswith(f"{module}.")]:
+            monkeypatch.delitem(sys.modules, name)
         monkeypatch.setitem(sys.modules, module, None)
         with pytest.raises(UsageError, match=module) as refused:
-            server.serve()
+            report.serve()
         assert "bssearch[serve]" in str(refused.value.hint)
 
     def test_a_port_for_the_superuser_is_named(self) -> None:

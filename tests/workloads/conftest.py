@@ -5,7 +5,7 @@ import os
 import pytest
 
 from bssearch.settings import DATA_DIR_VARIABLE
-from bssearch.workloads.data_folder import DEBIAN_FOLDER
+from bssearch.workloads.fashion_mnist import DEBIAN_FOLDER
 
 
 @pytest.fixture(scope="session")

@@ -15,14 +15,15 @@ from torch import nn
 
 from bssearch.errors import WorkloadError
 from bssearch.settings import DATA_DIR_VARIABLE
-from bssearch.workloads import data_folder
+from bssearch.workloads import fashion_mnist
 from bssearch.workloads.base import Data, Part
-from bssearch.workloads.data_folder import FILES, find_fashion_mnist
 from bssearch.workloads.fashion_mnist import (
     CLASSES,
+    FILES,
     SHIFT,
     FashionMnist,
     ResidualBlock,
+    find_fashion_mnist,
     moved_and_mirrored,
     read_images,
     split,
@@ -141,7 +142,7 @@ def test_a_download_that_fails_leaves_nothing_and_is_tried_again(home: Path, dow
 
 def test_two_downloads_at_once_do_not_disturb_each_other(home: Path, downloads: list[Path]) -> None:
     first = find_fashion_mnist(home / "nothing")
-    assert data_folder._downloaded(home / "cache" / "bssearch" / "fashion-mnist") == first
+    assert fashion_mnist._downloaded(home / "cache" / "bssearch" / "fashion-mnist") == first
     assert len(downloads) == 2
 
 

@@ -1,1 +1,1 @@
-"""The law of batch size: steps to the target, step time, and both together."""
+"""The law of batch size."""

@@ -1,4 +1,4 @@
-"""Linear fits of step time and memory, and the batch size at which throughput levels off."""
+"""Linear fits of step time and memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bssearch.records import MemoryUse, StepTime
 from bssearch.records.intervals import FEWEST_SIZES
 
 KNEE_SHARE = 0.9
-"""Share of the highest measured throughput at which it counts as levelled off."""
+"""Of the highest measured throughput."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +29,13 @@ class StepTimeFit:
 
     @property
     def half_saturation_batch(self) -> float:
-        """Return α/β, the batch size with half of the limiting throughput."""
+        """α/β: half of the limiting throughput."""
         return self.alpha_seconds / self.beta_seconds
 
     def predict(self, batch_size: int, micro_batch_size: int, update_seconds: float) -> float:
-        """Return the seconds of a step: by the line, or with k micro-batches k·(t(micro-batch) − update) + update.
+        """Seconds of a step: t(B), or with k micro-batches k·(t(micro-batch) − update) + update.
 
-        The micro-batch's time is its measured time, else that of the line.
+        A micro-batch's measured time goes before the line's.
         """
         accumulation = batch_size // micro_batch_size
         micro = self.alpha_seconds + self.beta_seconds * micro_batch_size
@@ -47,7 +47,7 @@ class StepTimeFit:
 def fit_step_time(probes: Sequence[StepTime], fewest: int = FEWEST_SIZES) -> StepTimeFit | None:
     """Fit step times without accumulation by least squares of the relative error, with α ≥ 0.
 
-    Returns None below ``fewest`` timed sizes, if β ≤ 0, or if 1 / t overflows.
+    None below ``fewest`` timed sizes, if β ≤ 0, or if 1 / t overflows.
     """
     measured = {
         probe.batch_size: probe.step_seconds
@@ -71,7 +71,7 @@ def fit_step_time(probes: Sequence[StepTime], fewest: int = FEWEST_SIZES) -> Ste
 
 
 def throughput_knee(probes: Sequence[StepTime]) -> int | None:
-    """Return the smallest batch size with at least 90 % of the highest throughput; None without step times."""
+    """Smallest batch size with at least 90 % of the highest throughput."""
     throughputs = {
         probe.batch_size: probe.batch_size / probe.step_seconds for probe in probes if probe.step_seconds is not None
     }
@@ -81,7 +81,7 @@ def throughput_knee(probes: Sequence[StepTime]) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryFit:
-    """Peak memory = fixed + per sample × micro-batch, in bytes; ``largest_residual`` is a share of the peak."""
+    """Peak memory = fixed + per sample × micro-batch, in bytes."""
 
     fixed_bytes: float
     bytes_per_sample: float

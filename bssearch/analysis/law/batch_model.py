@@ -1,7 +1,7 @@
-"""How many steps a batch size needs: the law, its likelihood and fit, and the optimum it predicts.
+"""How many steps a batch size needs: the law, its fit, and the optimum it predicts.
 
 S(B) = S_min (1 + B_crit / B) steps and E(B) = B·S(B) = E_min (1 + B / B_crit) samples, with E_min = S_min·B_crit
-(McCandlish et al. 2018, arXiv 1812.06162). Samples may be in any unit, such as epochs.
+(McCandlish et al. 2018, arXiv 1812.06162).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bssearch.records.intervals import FEWEST_RUNS, FEWEST_SIZES, FLAT_RATIO, st
 
 @dataclass(frozen=True, slots=True)
 class LawPoint:
-    """Samples to the target of a batch size's runs, and samples at the last miss of runs that missed."""
+    """Samples to the target of a batch size's runs; of runs that missed, samples at the last miss."""
 
     batch_size: int
     samples: tuple[float, ...]
@@ -30,7 +30,7 @@ class LawPoint:
 
 
 def law_point(batch_size: int, runs: Iterable[TrialRecord]) -> LawPoint:
-    """Return the samples to the target, or at the last miss, of runs at a batch size."""
+    """`LawPoint` of runs at a batch size."""
     outcomes = [run.outcome for run in runs if run.outcome is not None]
     reached = [one.steps_to_target * batch_size for one in outcomes if one.steps_to_target]
     missed = [one.last_miss_step * batch_size for one in outcomes if one.state.is_censored and one.last_miss_step]
@@ -38,28 +38,27 @@ def law_point(batch_size: int, runs: Iterable[TrialRecord]) -> LawPoint:
 
 
 BEYOND = 1e4
-"""B_crit is sought from the smallest batch size / this to the largest × this."""
+"""B_crit is sought up to this factor beyond the batch sizes."""
 
 GRID = 0.25
 """Grid step of log B_crit; the law bends over about 1."""
 
 ASSUMED_DEVIATION = 0.05
-"""Standard deviation of log samples if two single runs leave nothing to estimate it."""
+"""For two single runs, which leave nothing to estimate it."""
 
 SMALLEST_DEVIATION = 1e-6
 
 NEWTON_STEPS = 50
 SETTLING_STEPS = 100
-"""Iteration limits; both iterations stop early once settled."""
 
 CROSSING_ROUNDS = 12
-"""Rounds that narrow a crossing, each to a sixteenth: double precision."""
+"""Each narrows a crossing to a sixteenth: double precision."""
 
 Numbers = NDArray[np.float64]
 
 
 class LawLikelihood:
-    """The law's likelihood over log B_crit, log E_min at its best, for a given deviation of log samples."""
+    """The law's likelihood over log B_crit, log E_min at its best, for a given deviation."""
 
     def __init__(self, points: Sequence[LawPoint], deviation: float) -> None:
         self.deviation = deviation
@@ -76,15 +75,15 @@ class LawLikelihood:
         self.residuals = reached[0], missed[0]
 
     def log_samples(self, batch_size: int) -> float:
-        """Return log E(B) by the likeliest law."""
+        """Log E(B) by the likeliest law."""
         return self.log_e_min + float(np.logaddexp(0, math.log(batch_size) - self.log_b_crit))
 
     def deviances(self, log_b_crit: Numbers) -> Numbers:
-        """Return −2 log likelihood (n,), up to a constant."""
+        """−2 log likelihood (n,), up to a constant."""
         return deviance(*self._residuals(log_b_crit), self.deviation)
 
     def limits(self, allowed: float) -> tuple[float | None, float | None]:
-        """Return the outermost log B_crit within ``allowed`` of the least deviance; None on an unbounded side."""
+        """Outermost log B_crit within ``allowed`` of the least deviance; None on an unbounded side."""
         grid = np.sort(np.append(self.grid, self.log_b_crit))
         inside = np.flatnonzero(self.deviances(grid) - self.least_deviance <= allowed)
 
@@ -97,7 +96,7 @@ class LawLikelihood:
         return low, high
 
     def region(self, allowed: float) -> tuple[tuple[float, float, float], ...]:
-        """Return (log B_crit, log E_min, half width of log E_min) of the laws within ``allowed``."""
+        """(log B_crit, log E_min, half width of log E_min) of the laws within ``allowed``."""
         low, high = self.limits(allowed)
         ends = self.grid[0] if low is None else low, self.grid[-1] if high is None else high
         over = np.append(np.linspace(*ends, 41), self.log_b_crit)
@@ -113,7 +112,6 @@ class LawLikelihood:
         return _crossing(self._slopes, low, high) if slopes[0] < 0 < slopes[1] else float(self.grid[best])
 
     def _slopes(self, log_b_crit: Numbers) -> Numbers:
-        """Return values proportional to d deviance / d log B_crit."""
         reached, missed = self._residuals(log_b_crit)
         shares = [
             np.exp(-np.logaddexp(0, log_b_crit[:, None] - sizes)) for sizes in (self.reached_sizes, self.missed_sizes)
@@ -128,7 +126,7 @@ class LawLikelihood:
         return reached - level, missed - level
 
     def _bare(self, log_b_crit: Numbers) -> tuple[Numbers, Numbers]:
-        """Return log E − log(1 + B / B_crit), (n, runs): estimates of log E_min."""
+        """Estimates of log E_min, (n, runs)."""
         return (
             self.reached - np.logaddexp(0, self.reached_sizes - log_b_crit[:, None]),
             self.missed - np.logaddexp(0, self.missed_sizes - log_b_crit[:, None]),
@@ -141,12 +139,12 @@ def _logs(runs: Sequence[tuple[int, tuple[float, ...]]]) -> tuple[Numbers, Numbe
 
 
 def likeliest_mean(point: LawPoint, deviation: float) -> float:
-    """Return the likeliest mean log samples of a point."""
+    """Likeliest mean log samples of a point."""
     return float(_level(np.log(point.samples), np.log(point.missed_at), deviation))
 
 
 def around_means(points: Sequence[LawPoint], deviation: float) -> tuple[Numbers, Numbers]:
-    """Return residuals of reached and missed runs about the mean of their batch size."""
+    """Residuals of reached and missed runs about their batch size's mean."""
     means = [likeliest_mean(point, deviation) for point in points]
     reached = [np.log(point.samples) - mean for point, mean in zip(points, means, strict=True)]
     missed = [np.log(point.missed_at) - mean for point, mean in zip(points, means, strict=True)]
@@ -154,9 +152,9 @@ def around_means(points: Sequence[LawPoint], deviation: float) -> tuple[Numbers,
 
 
 def _level(reached: Numbers, missed: Numbers, deviation: float) -> Numbers:
-    """Return the likeliest mean of normal values (..., n), given others that exceed ``missed`` (..., m).
+    """Likeliest mean of normal values (..., n), given others that exceed ``missed`` (..., m).
 
-    Newton's method on the convex, falling score never overshoots from the mean.
+    Newton's method on the convex, falling score never overshoots.
     """
     mean: Numbers = reached.mean(axis=-1)
     level = mean
@@ -172,7 +170,7 @@ def _level(reached: Numbers, missed: Numbers, deviation: float) -> Numbers:
 
 
 def deviance(reached: Numbers, missed: Numbers, deviation: float) -> Numbers:
-    """Return −2 log likelihood of residuals (..., n) and of exceeding ``missed`` (..., m), up to a constant."""
+    """−2 log likelihood of residuals (..., n) and of exceeding ``missed`` (..., m), up to a constant."""
     from scipy.special import log_ndtr
 
     total: Numbers = ((reached / deviation) ** 2).sum(axis=-1) - 2 * log_ndtr(-missed / deviation).sum(axis=-1)
@@ -180,7 +178,7 @@ def deviance(reached: Numbers, missed: Numbers, deviation: float) -> Numbers:
 
 
 def _hazard(distance: Numbers) -> Numbers:
-    """Return φ/Φ of the standard normal, the derivative of log Φ."""
+    """φ/Φ of the standard normal, the derivative of log Φ."""
     from scipy.special import erfcx
 
     hazard: Numbers = math.sqrt(2 / math.pi) / erfcx(-distance / math.sqrt(2))
@@ -188,7 +186,7 @@ def _hazard(distance: Numbers) -> Numbers:
 
 
 def settled_deviation(residuals: Callable[[float], tuple[Numbers, Numbers]], freedom: int) -> float:
-    """Return the deviation of log samples: √(Σr² / freedom), or by the EM algorithm with missed runs."""
+    """Deviation of log samples: √(Σr² / freedom), or by the EM algorithm with missed runs."""
     deviation = ASSUMED_DEVIATION
     for _ in range(SETTLING_STEPS):
         reached, missed = residuals(deviation)
@@ -202,7 +200,6 @@ def settled_deviation(residuals: Callable[[float], tuple[Numbers, Numbers]], fre
 
 
 def _crossing(function: Callable[[Numbers], Numbers], below: float, above: float) -> float:
-    """Return the argument at which a function (n,) → (n,) rises above 0."""
     for _ in range(CROSSING_ROUNDS):
         between = np.linspace(below, above, 17)
         rises = function(between) > 0
@@ -215,22 +212,19 @@ def _crossing(function: Callable[[Numbers], Numbers], below: float, above: float
 FitVerdict = Literal["fits", "poor", "too_few_points"]
 
 CONFIDENCE = 0.90
-"""Confidence of the interval of B_crit."""
 
 STEPS_CONFIDENCE = 0.95
-"""Confidence of predictions and of a rise of the steps."""
 
 
 LARGE_RESIDUAL = 0.10
 STANDARD_ERRORS = 3
-"""A batch size is off the law if its residual exceeds both."""
+"""A residual beyond both is off the law."""
 
 RISE = 1.1
-"""Ratio of steps that counts as a rise if runs are too few for an interval."""
+"""A rise, if runs are too few for an interval."""
 
 
 LACK_OF_FIT = 0.05
-"""Level of the F-test for lack of fit: the usual one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,9 +232,8 @@ class LawFit:
     """The law with the 90 % interval of B_crit; None on an unbounded side.
 
     ``deviation``: residual standard deviation of log samples. ``residuals``: geometric mean samples / law − 1 by batch
-    size. The law says nothing above ``largest_batch``. ``including_untuned``: fit to all batch sizes, None if all are
-    tuned. ``verdict``: too few points below three tuned batch sizes; poor if a residual exceeds 10 % and either 3
-    standard errors or the F-test for lack of fit at 5 %.
+    size. ``verdict``: poor if a residual exceeds 10 % and either 3 standard errors or the F-test for lack of fit at 5
+    %.
     """
 
     s_min: float
@@ -256,28 +249,27 @@ class LawFit:
 
     @property
     def e_min(self) -> float:
-        """Return the samples that the smallest batches need."""
+        """Samples that the smallest batches need."""
         return self.s_min * self.b_crit
 
     @property
     def max_residual(self) -> float:
-        """Return the largest |residual|."""
+        """The largest |residual|."""
         return max(map(abs, self.residuals.values()))
 
     def steps(self, batch_size: int) -> float:
-        """Return S(B). Raises ValueError above the largest batch size run: the law fails there."""
+        """S(B); raises ValueError above the largest batch size run: the law fails there."""
         self._check(batch_size)
         return self.s_min * (1 + self.b_crit / batch_size)
 
     def samples(self, batch_size: int) -> float:
-        """Return E(B). Raises ValueError above the largest batch size run."""
+        """E(B); raises as `steps`."""
         return self.steps(batch_size) * batch_size
 
     def steps_interval(self, batch_size: int) -> tuple[float, float] | None:
-        """Return the 95 % interval of S(B); None below three batch sizes.
+        """95 % interval of S(B): its range over the confidence region of E_min and B_crit.
 
-        The range of S(B) over the confidence region of E_min and B_crit. Raises ValueError above the largest batch size
-        run.
+        None below three batch sizes. Raises as `steps`.
         """
         self._check(batch_size)
         if not self._region:
@@ -287,7 +279,7 @@ class LawFit:
         return math.exp((logs - half).min()), math.exp((logs + half).max())
 
     def steps_of_all(self, batch_sizes: Sequence[int]) -> Numbers | None:
-        """Return S(B) up to a factor for each law in the confidence region, (laws, sizes); None without one."""
+        """S(B) up to a factor for each law in the confidence region, (laws, sizes)."""
         if not self._region:
             return None
         log_b_crit = np.array(self._region)[:, :1]
@@ -304,7 +296,7 @@ class LawFit:
 
 @dataclass(frozen=True, slots=True)
 class RunnableStep:
-    """A batch size with its micro-batch size and the seconds of a step."""
+    """A batch size with the seconds of a step."""
 
     batch_size: int
     micro_batch_size: int
@@ -317,11 +309,10 @@ def fit_law(points: Sequence[LawPoint]) -> LawFit | None:
     Log samples are normal about the law; missed runs are right-censored. Untuned batch sizes are left out if three
     tuned ones remain. The interval of B_crit is a profile likelihood: deviance within Student's t² variances of the
     least. The variance is that about the law (N − 2 degrees of freedom) or, if the F-test rejects the law, the mean
-    square of the lack of fit (K − 2). Measured share of 1,000 studies whose interval holds B_crit, with six batch sizes
-    an octave apart (``tests/benchmarks/law_coverage.py``): five runs, noise 4 %, 10 % or 20 %: 90 %; one run: 89 %;
-    three sizes: 90 % (five runs), 89 % (one); half of the two largest sizes' runs cut: 90 %; tuning off by 4 %: 87 %.
+    square of the lack of fit (K − 2). It holds B_crit in 87 to 90 % of 1,000 studies
+    (``tests/benchmarks/law_coverage.py``).
 
-    Raises ValueError for a batch size below 1 or given twice, or samples that are not finite and above 0.
+    Raises ValueError for invalid points.
     """
     run = _checked(points)
     if sum(bool(point.samples) for point in run) < 2:
@@ -335,10 +326,9 @@ def fit_law(points: Sequence[LawPoint]) -> LawFit | None:
 
 
 def rising(points: Sequence[LawPoint]) -> list[int]:
-    """Return the batch sizes whose steps rise against the next smaller size; no tuned one does.
+    """Batch sizes whose steps rise against the next smaller size; no tuned one does.
 
-    By Welch's t on logarithms from three runs a side, else by a ratio above 1.1. Missed runs count at their last miss,
-    and a smaller size with missed runs is skipped. Raises ValueError as `fit_law` does.
+    By Welch's t on logarithms from three runs a side, else by `RISE`. Missed runs count at their last miss.
     """
     shown = []
     smaller: LawPoint | None = None
@@ -351,11 +341,7 @@ def rising(points: Sequence[LawPoint]) -> list[int]:
 
 
 def predict_optimum(fit: LawFit, steps: Sequence[RunnableStep]) -> Predicted | None:
-    """Return the batch size with the fewest predicted seconds; None if all are above the largest that ran.
-
-    With t(B) = α + β·B the optimum is √(B_crit·α/β). Raises ValueError for sizes below 1 and seconds not finite and
-    above 0.
-    """
+    """Batch size with the fewest predicted seconds; None if all are above the largest that ran."""
     fastest = {size: step for size, step in fastest_by_size(steps).items() if size <= fit.largest_batch}
     if not fastest:
         return None
@@ -384,10 +370,7 @@ def predict_optimum(fit: LawFit, steps: Sequence[RunnableStep]) -> Predicted | N
 
 
 def fastest_by_size(steps: Sequence[RunnableStep]) -> dict[int, RunnableStep]:
-    """Return the fastest split of each batch size, ascending.
-
-    Raises ValueError for sizes below 1 and seconds not finite and above 0.
-    """
+    """Fastest split of each batch size, ascending; raises ValueError for impossible numbers."""
     fastest: dict[int, RunnableStep] = {}
     for step in sorted(steps, key=lambda step: step.batch_size):
         if min(step.batch_size, step.micro_batch_size) < 1 or not 0 < step.step_seconds < math.inf:
@@ -399,7 +382,7 @@ def fastest_by_size(steps: Sequence[RunnableStep]) -> dict[int, RunnableStep]:
 
 
 def around(index: int, holds: NDArray[np.bool_]) -> tuple[int, int] | None:
-    """Return the first and last index of the run around an index for which ``holds``; None if not there."""
+    """First and last index of the run around an index for which ``holds``."""
     if not holds[index]:
         return None
     gaps = np.flatnonzero(~holds)

@@ -1,7 +1,7 @@
 """The local critical batch size: the largest that loses nothing for the same samples.
 
-Branched training (Merrill et al. 2025, arXiv 2505.23971) continues a checkpoint at B, 2B, 4B, …. The paper allows a
-fixed difference; here the bound is the spread of branches at B with other data orders.
+Branched training (Merrill et al. 2025, arXiv 2505.23971) continues a checkpoint at B, 2B, 4B, …. Unlike the paper, the
+bound is the spread of branches at B with other data orders.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from bssearch.records import Goal
 from bssearch.records.intervals import CONFIDENCE, student_t
 
 FEWEST_REPEATS = 3
-"""Branches at each batch size; with fewer, the spread is unknown within a factor of five."""
+"""With fewer, the spread is unknown within a factor of five."""
 
 FEWEST_STEPS = 8
-"""Optimizer steps of the shortest branch; fewer say nothing with momentum."""
+"""Of the shortest branch; fewer say nothing with momentum."""
 
 EVALUATIONS = 8
-"""Evaluations of a branch; `WINDOW` holds three of them."""
+"""`WINDOW` holds three."""
 
 WINDOW = 0.25
-"""Share at the end of a branch over which its metric is averaged."""
+"""Share at a branch's end over which its metric is averaged."""
 
 Verdict = Literal["found", "at_least", "below", "cannot_tell"]
 
@@ -41,14 +41,14 @@ class BranchPlan:
     samples_between: int
 
     def is_in_window(self, samples: int) -> bool:
-        """True if an evaluation after ``samples`` counts for the branch's end."""
+        """True if an evaluation after ``samples`` counts."""
         return samples >= (1 - WINDOW) * self.samples
 
 
 def plan_branches(batch_size: int, samples: int, octaves: int, *, largest: int | None = None) -> BranchPlan:
-    """Return the branches from B up to 2^``octaves`` B that fit into ``samples``; 2B is always included.
+    """Branches from B up to 2^``octaves`` B that fit into ``samples``; raises `UsageError` if 2B does not.
 
-    ``largest`` is the number of training samples. Raises `UsageError` if 2B does not fit.
+    ``largest``: number of training samples.
     """
     if octaves < 1:
         raise UsageError(f"octaves = {octaves} must be >= 1: B and 2B are compared")
@@ -70,14 +70,14 @@ def plan_branches(batch_size: int, samples: int, octaves: int, *, largest: int |
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchedSize:
-    """Mean metric over the window of each branch; None if it diverged."""
+    """Mean metric over each branch's window; None if it diverged."""
 
     batch_size: int
     ends: tuple[float | None, ...]
 
     @property
     def mean(self) -> float | None:
-        """Return the mean of the ends; None if a branch diverged."""
+        """None if a branch diverged."""
         known = [end for end in self.ends if end is not None]
         return statistics.fmean(known) if known and len(known) == len(self.ends) else None
 
@@ -101,13 +101,13 @@ class LocalCriticalBatch:
 
 
 def holds(size: BranchedSize, bound: float, goal: Goal) -> bool:
-    """True if the mean end is no worse than the bound; False if a branch diverged."""
+    """True if the mean end is no worse than the bound."""
     mean = size.mean
     return mean is not None and (mean <= bound if goal is Goal.MINIMIZE else mean >= bound)
 
 
 def bound_of(base: BranchedSize, repeats: int, goal: Goal) -> float | None:
-    """Return the one-sided 95 % bound of the mean end of ``repeats`` more branches at B; None if unknown.
+    """One-sided 95 % bound of the mean end of ``repeats`` more branches at B, if known.
 
     mean ± t s √(1/n + 1/repeats), with Student's t of n − 1 degrees of freedom.
     """
@@ -122,7 +122,7 @@ def bound_of(base: BranchedSize, repeats: int, goal: Goal) -> float | None:
 
 
 def why_unknown(start: float, base: BranchedSize, goal: Goal) -> str | None:
-    """Return the reason why branches at B are no measure, or None; ``start`` is the checkpoint's metric."""
+    """Why branches at B are no measure; ``start`` is the checkpoint's metric."""
     if None in base.ends:
         return f"a branch at batch size {base.batch_size} itself diverged"
     bound = bound_of(base, len(base.ends), goal)
@@ -140,7 +140,7 @@ def why_unknown(start: float, base: BranchedSize, goal: Goal) -> str | None:
 
 
 def local_critical_batch(start: float, sizes: Sequence[BranchedSize], goal: Goal) -> LocalCriticalBatch:
-    """Return the local critical batch size; ``start`` is the metric at the checkpoint."""
+    """Local critical batch size; ``start`` is the checkpoint's metric."""
     base = sizes[0]
     bound = bound_of(base, len(base.ends), goal)  # a larger size has as many, or fewer where one diverged
     ends = [end for end in base.ends if end is not None]

@@ -19,7 +19,7 @@ class CriticalBatch(Model):
 
     @property
     def in_words(self) -> str:
-        """Return the estimate with its interval, or a bound if the interval is open."""
+        """Estimate with its interval, or a bound."""
         if self.low is None and self.high is None:
             return "not bounded by these runs"
         if self.high is None:
@@ -30,14 +30,13 @@ class CriticalBatch(Model):
 
 
 BatchRange = Annotated[list[int], Field(min_length=2, max_length=2)]
-"""Smallest and largest batch size."""
 
 
 class Predicted(Model):
-    """The optimum by law × step time among runnable sizes, and the sizes within 5 % of it.
+    """The optimum by law × step time among runnable sizes.
 
-    ``interval``: the optima of all laws in the fit's 95 % confidence region; null if unbounded. ``surely_flat``: the
-    sizes within 5 % by all of these laws; null if there are no such sizes.
+    ``interval`` and ``surely_flat``: the optima, and the sizes within 5 %, by all laws in the fit's 95 % confidence
+    region.
     """
 
     batch_size: int
@@ -49,7 +48,7 @@ class Predicted(Model):
 
     @property
     def in_words(self) -> str:
-        """Return the optimum with its interval, its seconds, and the sizes within 5 %."""
+        """Optimum, its seconds, and the sizes within 5 %."""
         interval = "" if self.interval is None else f" [{self.interval[0]}, {self.interval[1]}]"
         text = f"batch {self.batch_size}{interval}, {number(self.time_to_target_s)} s"
         flat = self.flat_range if self.interval is None else self.surely_flat
@@ -69,8 +68,8 @@ class Law(Model):
 class Fit(Law):
     """The law fitted to tuned batch sizes; ``including_untuned`` is the fit to all, if it differs.
 
-    ``b_star``: batch size of the least predicted time with step time α + β·B, at most the largest that ran.
-    ``noise_scale_ratio``: gradient noise scale / critical batch size.
+    ``b_star``: batch size of the least predicted time. ``noise_scale_ratio``: gradient noise scale / critical batch
+    size.
     """
 
     alpha_s: float | None

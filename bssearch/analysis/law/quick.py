@@ -1,13 +1,26 @@
-"""The quick answer as ``bssearch run --quick --format json`` prints it."""
+"""The quick answer as ``bssearch run --quick --format json`` prints it, and its critical batch size.
+
+Samples to the target are E_min (1 + B / B_crit) times a departure, a Gaussian process over log B, because no training
+follows the law exactly. The prior of log B_crit is normal around the gradient noise scale, or flat without one; that of
+log E_min is flat. Draws: B_crit on a grid, then departures given B_crit, weighted by the probability that missed runs
+need more samples.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal, Self
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, PositiveFloat, PositiveInt
 
+from bssearch.analysis.law.batch_model import LawPoint, Numbers, RunnableStep, around, fastest_by_size
 from bssearch.analysis.shape import Model, Notice
+from bssearch.records.intervals import FLAT_RATIO
+from bssearch.records.noise_scale import CRITICAL_BATCH_OCTAVES
 
 if TYPE_CHECKING:
     from bssearch.analysis.answer import Answer
@@ -31,7 +44,7 @@ class QuickCriticalBatch(Model):
 
 
 class QuickRun(Model):
-    """A run of the quick answer; ``steps`` are null if it missed the target."""
+    """A run; ``steps`` are null if it missed the target."""
 
     trial: int
     batch_size: int
@@ -45,8 +58,7 @@ class QuickAnswer(Model):
 
     ``interval`` holds the optimum with 90 %. ``gain``: the default's expected time over the optimum's.
     ``learning_rate_gain``: time with the rule's rate over time with the recommended one. ``alpha_s`` + ``beta_s`` ×
-    samples: step seconds, null below three batch sizes. ``target`` is easier than the study's if the default missed
-    that.
+    samples: step seconds. ``target`` is easier than the study's if the default missed it.
     """
 
     schema_version: Literal[1] = 1
@@ -73,7 +85,7 @@ class QuickAnswer(Model):
 
 @dataclass(frozen=True, slots=True)
 class QuickPrior:
-    """A quick answer as prior of a search, in samples; intervals are 90 %."""
+    """A quick answer as prior of a search; intervals are 90 %."""
 
     batch_size: int
     interval: tuple[int, int]
@@ -82,21 +94,18 @@ class QuickPrior:
 
     @classmethod
     def of(cls, found: QuickAnswer) -> Self:
-        """Return the prior of a quick answer."""
+        """Prior of a quick answer."""
         low, high = found.interval
         b_crit = found.b_crit.low, found.b_crit.estimate, found.b_crit.high
         return cls(found.optimal.batch_size, (low, high), b_crit, found.noise_scale)
 
     def holds(self, batch_size: int) -> bool:
-        """True if a batch size is within the interval of the optimum."""
+        """True within the optimum's interval."""
         return self.interval[0] <= batch_size <= self.interval[1]
 
 
 class Promise(Model):
-    """The quick answer's batch size and the search's; ``holds`` if its interval meets the flat range found.
-
-    ``time_ratio``: tuned time at the promised batch size over the optimum's; null if unknown.
-    """
+    """The quick answer's batch size and the search's; ``holds`` if its interval meets the flat range found."""
 
     batch_size: int
     interval: list[int]
@@ -108,7 +117,7 @@ class Promise(Model):
 
     @property
     def in_words(self) -> str:
-        """Return the two side by side, for people."""
+        """Both side by side."""
         low, high = self.interval
         kept = "which holds" if self.holds else "which misses it"
         ratio = "" if self.time_ratio is None else f", where the target takes {self.time_ratio:.2g}× as long"
@@ -116,7 +125,7 @@ class Promise(Model):
 
 
 def promise_of(quick: QuickAnswer, answer: Answer) -> Promise | None:
-    """Return the quick answer beside a confirmed answer; None before confirmation."""
+    """Quick answer beside a confirmed answer; None before confirmation."""
     best = answer.optimal.batch_size
     if not any(row.confirmed and row.batch_size == best for row in answer.batches):
         return None
@@ -131,3 +140,160 @@ def promise_of(quick: QuickAnswer, answer: Answer) -> Promise | None:
         holds=low <= flat[1] and flat[0] <= high,
         time_ratio=times[size] / times[best] if times.get(best) and size in times else None,
     )
+
+
+BEYOND_OCTAVES = 4.0
+"""Of B_crit beyond the runnable batch sizes."""
+
+RUN_DEVIATION = 0.15
+"""Standard deviation of log samples between seeds."""
+
+DEPARTURE = 0.25
+DEPARTURE_OCTAVES = 1.5
+"""Standard deviation and length of the departure from the law."""
+
+LEVEL = 100.0
+"""Standard deviation of log E_min: practically flat."""
+
+GRID = 400
+NODES_PER_OCTAVE = 4
+
+DRAWS = 2000
+SEED = 0
+
+CONFIDENCE = 0.90
+
+
+@dataclass(frozen=True)
+class CriticalBatchPosterior:
+    """Weighted draws of laws: ``log_b_crit`` (draws,), ``departures`` (draws, nodes); ``weights`` sum to 1."""
+
+    log_b_crit: Numbers
+    log_nodes: Numbers
+    departures: Numbers
+    weights: Numbers
+
+    @property
+    def estimate(self) -> float:
+        """Median of B_crit."""
+        return self._quantile(0.5)
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """90 % interval of B_crit."""
+        return self._quantile((1 - CONFIDENCE) / 2), self._quantile((1 + CONFIDENCE) / 2)
+
+    def log_steps(self, sizes: Sequence[int]) -> Numbers:
+        """Log steps to the target by each law, (draws, sizes), up to a constant."""
+        logs = np.log(np.array(sizes, dtype=float))
+        law = np.logaddexp(0, self.log_b_crit[:, None] - logs)
+        steps: Numbers = law + _between(self.log_nodes, self.departures, logs)
+        return steps
+
+    def _quantile(self, share: float) -> float:
+        order = np.argsort(self.log_b_crit)
+        return math.exp(float(np.interp(share, np.cumsum(self.weights[order]), self.log_b_crit[order])))
+
+
+@dataclass(frozen=True)
+class ExpectedOptimum:
+    """The batch size with the least expected time.
+
+    ``interval`` holds the optimum with 90 %. ``relative_times``: expected times over the optimum's.
+    """
+
+    step: RunnableStep
+    interval: tuple[int, int]
+    flat_range: tuple[int, int]
+    relative_times: dict[int, float]
+
+
+def critical_batch(
+    sizes: Sequence[int], noise_scale: float | None, points: Sequence[LawPoint] = ()
+) -> CriticalBatchPosterior:
+    """Posterior of B_crit from the noise scale (samples) and the runs."""
+    reach = BEYOND_OCTAVES * math.log(2)
+    low, high = math.log(min(sizes)), math.log(max(sizes))
+    least, most = low - reach, high + reach
+    if noise_scale is not None:
+        least, most = min(least, math.log(noise_scale) - reach), max(most, math.log(noise_scale) + reach)
+    grid = np.linspace(least, most, GRID)
+    runs = [(math.log(point.batch_size), math.log(samples)) for point in points for samples in point.samples]
+    at, samples = np.array(runs).reshape(-1, 2).T
+    octaves = max(1.0, (high - low) / math.log(2))  # a single batch size needs two nodes as well
+    nodes = np.linspace(low, low + octaves * math.log(2), round(NODES_PER_OCTAVE * octaves) + 1)
+    given = _covariance(at, at) + RUN_DEVIATION**2 * np.eye(len(at))
+    to_nodes = np.linalg.solve(given, _covariance(at, nodes)).T  # (nodes, runs)
+    bare = samples - np.logaddexp(0, at - grid[:, None])  # (values, runs)
+    logs = -0.5 * np.einsum("vr,vr->v", bare, np.linalg.solve(given, bare.T).T)
+    if noise_scale is not None:
+        logs -= 0.5 * ((grid - math.log(noise_scale)) / (CRITICAL_BATCH_OCTAVES * math.log(2))) ** 2
+    rng = np.random.default_rng(SEED)
+    chosen = _drawn(logs, rng)
+    left = _covariance(nodes, nodes) - to_nodes @ _covariance(at, nodes)
+    spread = rng.multivariate_normal(np.zeros(len(nodes)), left, size=DRAWS, method="eigh")
+    departures = bare[chosen] @ to_nodes.T + spread
+    weights = _needing_more(points, grid[chosen], nodes, departures) if len(at) else np.ones(DRAWS)
+    weights = weights + 1e-12
+    return CriticalBatchPosterior(grid[chosen], nodes, departures, weights / weights.sum())
+
+
+def _drawn(logs: Numbers, rng: np.random.Generator) -> NDArray[np.int64]:
+    weights = np.exp(logs - logs.max())
+    shares = (np.arange(DRAWS) + 0.5) / DRAWS
+    return rng.permutation(np.searchsorted(weights.cumsum() / weights.sum(), shares))
+
+
+def _covariance(one: Numbers, other: Numbers) -> Numbers:
+    apart = (one[:, None] - other) / (DEPARTURE_OCTAVES * math.log(2))
+    covariance: Numbers = LEVEL**2 + DEPARTURE**2 * np.exp(-0.5 * apart**2)
+    return covariance
+
+
+def _between(nodes: Numbers, values: Numbers, at: Numbers) -> Numbers:
+    right = np.clip(np.searchsorted(nodes, at), 1, len(nodes) - 1)
+    share = (at - nodes[right - 1]) / (nodes[right] - nodes[right - 1])
+    between: Numbers = values[:, right - 1] * (1 - share) + values[:, right] * share
+    return between
+
+
+def _needing_more(points: Sequence[LawPoint], log_b_crit: Numbers, nodes: Numbers, departures: Numbers) -> Numbers:
+    from scipy.special import ndtr
+
+    likely = np.ones(len(log_b_crit))
+    for point in points:
+        log_size = math.log(point.batch_size)
+        law = np.logaddexp(0, log_size - log_b_crit) + _between(nodes, departures, np.array([log_size]))[:, 0]
+        for missed in point.missed_at:
+            likely = likely * ndtr((law - math.log(missed)) / RUN_DEVIATION)
+    return likely
+
+
+def expected_optimum(
+    posterior: CriticalBatchPosterior, steps: Sequence[RunnableStep], ladder: Sequence[int]
+) -> ExpectedOptimum:
+    """Size of the ``ladder`` with the least expected log time; raises ValueError if none is timed."""
+    by_size = fastest_by_size(steps)
+    sizes = list(by_size)
+    choices = [size for size in sizes if size in set(ladder)]
+    if not choices:
+        raise ValueError(f"no step time is known of the batch sizes {', '.join(map(str, ladder))}")
+    logs = np.log([by_size[size].step_seconds for size in sizes])
+    times = posterior.log_steps(sizes) + logs  # (draws, sizes), up to the level of the law
+    expected = posterior.weights @ (times - times.min(axis=1, keepdims=True))
+    at = dict(zip(sizes, expected.tolist(), strict=True))
+    best = min(choices, key=at.__getitem__)
+    flat = around(sizes.index(best), expected <= max(at[best], expected.min() + math.log(FLAT_RATIO)))
+    assert flat is not None, "the best is within 5 % of itself"
+    return ExpectedOptimum(
+        step=by_size[best],
+        interval=_interval(posterior, times, sizes),
+        flat_range=(sizes[flat[0]], sizes[flat[1]]),
+        relative_times={size: math.exp(at[size] - at[best]) for size in sizes},
+    )
+
+
+def _interval(posterior: CriticalBatchPosterior, times: Numbers, sizes: Sequence[int]) -> tuple[int, int]:
+    shares = np.bincount(times.argmin(axis=1), weights=posterior.weights, minlength=len(sizes)).cumsum()
+    low, high = np.searchsorted(shares, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    return sizes[int(low)], sizes[min(int(high), len(sizes) - 1)]

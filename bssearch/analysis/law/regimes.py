@@ -17,7 +17,7 @@ from bssearch.records.intervals import FEWEST_RUNS
 Regime = Literal["perfect", "diminishing", "maximal", "undecided"]
 
 PERFECT, MAXIMAL = -0.75, -0.25
-"""Slopes between the regimes, half-way between −1, −0.5 and 0."""
+"""Half-way between −1, −0.5 and 0."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Slope:
 
     @property
     def regime(self) -> Regime:
-        """Return the regime that holds the whole interval, else undecided."""
+        """Regime of the whole interval, else undecided."""
         if self.low is None or self.high is None:
             return "undecided"
         if self.high < PERFECT:
@@ -50,7 +50,7 @@ class Slope:
 
 
 def slopes(candidates: Mapping[int, Candidate]) -> dict[int, Slope]:
-    """Return the slope at each batch size with steps to the target except the smallest."""
+    """Slope at each batch size but the smallest."""
     known = [(size, steps) for size, one in sorted(candidates.items()) if (steps := _steps(one)) is not None]
     return {here[0]: _slope(before, here) for before, here in itertools.pairwise(known)}
 

@@ -1,1 +1,1 @@
-"""The objectives of a study, one file each; `base` holds their interface, `seconds` the seconds they are made of."""
+"""Objectives of a study; `base` holds their interface."""

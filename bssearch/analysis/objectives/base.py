@@ -21,44 +21,43 @@ from bssearch.records.step_times import PooledStepTime, StepSeconds
 from bssearch.spec import StudySpec
 
 LARGEST_LOG_RATIO = 300.0
-"""Log ratios are cut here so that squares stay finite in double precision."""
+"""Squares stay finite in double precision."""
 
 
 @dataclass(frozen=True)
 class Objective(ABC):
-    """A figure of a trial to minimise; made by `objective_of`.
+    """A figure of a trial to minimise.
 
     Figures are compared by `log`: a difference of log 1.05 is 5 %. With ``common``, all seconds are of that kind; see
-    `between`. ``price_per_device_hour`` is in the user's currency.
+    `between`.
     """
 
     name: ClassVar[str]
     own_unit: ClassVar[str] = ""
-    """Unit with a leading space, if it is fixed."""
+    """With a leading space."""
 
     comparative: ClassVar[tuple[str, str]] = ("better", "worse")
-    """Words for a smaller and a larger figure than another's."""
+    """Smaller and larger."""
 
     equal: ClassVar[str] = "the same as"
     phrase: ClassVar[str] = "with {}"
-    """Phrase that states the figure, with its unit."""
 
     axis_title: ClassVar[str]
     exceeds: ClassVar[str] = "more"
-    """Word for a figure above a lower bound."""
+    """Above a lower bound."""
 
     digits: ClassVar[int] = 3
-    """Significant digits of a figure in a sentence."""
+    """Significant digits."""
 
     trials_race: ClassVar[bool] = False
     """Whether the figure grows with train seconds at the same rate at every batch size. Pausing, racing and the
-    sampler's model of time apply only to these objectives."""
+    sampler's model of time apply only then.
+    """
 
     stops_at_target: ClassVar[bool] = True
-    """Whether a trial ends at its target; otherwise it trains to its limit, whatever the target."""
+    """Whether a trial ends at its target instead of its limit."""
 
     has_ratios: ClassVar[bool] = True
-    """Whether figures are positive and their ratios meaningful."""
 
     target: Target | None = None
     price_per_device_hour: float | None = None
@@ -66,81 +65,81 @@ class Objective(ABC):
 
     @property
     def unit(self) -> str:
-        """Return the unit of `shown` with a leading space; empty if it has no unit."""
+        """Unit of `shown`, with a leading space."""
         return self.own_unit
 
     @property
     def noun(self) -> str:
-        """Return the noun of a ratio: "time" in "1.3× the time of the optimum"."""
+        """ "time" in "1.3× the time of the optimum"."""
         return self.name.partition("_")[0]
 
     @property
     def label(self) -> str:
-        """Return the name as a heading."""
+        """Name as a heading."""
         return self.name.replace("_", " ").capitalize()
 
     def title(self, metric: str, wanted: str) -> str:
-        """Return the heading of a figure against batch size; ``wanted`` is the target in words."""
+        """Heading of a figure against batch size; ``wanted`` is the target in words."""
         return f"{self.noun.capitalize()} to {wanted}"
 
     def sentence(self, metric: str, reaches_target: str, figure: str) -> str:
-        """Return a result in words: "reaches accuracy ≥ 0.9" becomes "reaches accuracy ≥ 0.9 in 2 s"."""
+        """Result in words: "reaches accuracy ≥ 0.9" becomes "reaches accuracy ≥ 0.9 in 2 s"."""
         return f"{reaches_target} {self.phrase.format(figure)}"
 
     @abstractmethod
     def figure(self, trial: TrialRecord) -> float | None:
-        """Return a trial's figure; None if it missed the target or the figure was not measured."""
+        """Figure; None if the trial missed the target or the figure was not measured."""
 
     @abstractmethod
     def bound(self, trial: TrialRecord) -> float | None:
-        """Return a lower bound of a stopped trial's figure, from its last miss; None if unknown."""
+        """Lower bound of a stopped trial's figure, from its last miss."""
 
     def shown(self, figure: float) -> float:
-        """Return a figure in the unit shown to users."""
+        """Figure in the unit shown to users."""
         return figure
 
     def in_own_unit(self) -> Objective:
-        """Return an objective to compare two studies by: its figures are in the shown unit and have ratios."""
+        """Objective whose figures are in the shown unit and have ratios."""
         return self
 
     def log(self, figure: float) -> float | None:
-        """Return a figure on a scale with equal seed-to-seed spread everywhere; None for zero."""
+        """Figure on a scale with equal seed-to-seed spread; None for zero."""
         return math.log(figure) if figure > 0 else None
 
     def from_log(self, value: float) -> float:
-        """Return the figure at a value of `log`, its inverse."""
+        """Invert `log`."""
         return math.exp(min(value, 2 * LARGEST_LOG_RATIO))
 
     def ratio(self, figure: float, other: float) -> float:
-        """Return how many times worse a figure is than another; above 1 is worse."""
+        """How many times worse a figure is than another."""
         return figure / other
 
     def is_flat(self, figure: float, least: float) -> bool:
-        """True if a figure is within 5 % of the least."""
+        """True within 5 % of the least."""
         return figure <= FLAT_RATIO * least
 
     def between(
         self, runs: Sequence[TrialRecord], step_seconds: StepSeconds, others: Iterable[TrialRecord] = ()
     ) -> Self:
-        """Return the objective that compares runs by the same kind of seconds; see `common_seconds`."""
+        """Objective that compares runs by the same kind of seconds; see `common_seconds`."""
         common = common_seconds(runs, step_seconds, others)
         return self if common is None else replace(self, common=common)
 
     def basis(self, trial: TrialRecord) -> Basis:
-        """Return the source of the seconds by which a trial counts."""
+        """Source of a trial's seconds."""
         is_product = self.common is not None and self.common.step_time(trial) is not None
         return "steps_x_step_time" if is_product else trial_basis(trial)
 
     def step_time(self, trial: TrialRecord) -> PooledStepTime[Kind] | None:
-        """Return the step time used for a trial's figure; None if the trial counts by its own seconds."""
+        """Step time of a trial's figure; None if its own seconds count."""
         return None
 
     def predicted(self, steps: float, batch_size: float, step_seconds: float | None) -> float | None:
-        """Return the figure of a number of steps on one device; None if steps and step time do not determine it."""
+        """Figure of a number of steps on one device, if they determine it."""
         return None
 
     def seconds_as_good_as(self, best: TrialRecord | None, probe: ProbeRecord, full: float) -> float:
-        """Return the train seconds after which a trial cannot beat the best; infinite without a figure yet.
+        """Train seconds after which a trial cannot beat the best; infinite without a figure yet.
 
         ``full``, a trial's limit, if figures are known only at the end.
         """
@@ -157,16 +156,16 @@ class Objective(ABC):
         )
 
     def check_measured(self, trial: TrialRecord, device_name: str) -> None:
-        """Raise `LaunchError` if a finished trial shows that the device cannot measure the figure."""
+        """Raise `LaunchError` if a trial shows that the device cannot measure the figure."""
         return
 
 
 def make_objective(name: str, target: Target | None = None, price_per_device_hour: float | None = None) -> Objective:
-    """Return an objective by its name; raise `UsageError` if it is unknown."""
+    """Objective by its name; raises `UsageError` if unknown."""
     kind = registry.load_class("objectives", name, Objective)  # type: ignore[type-abstract]
     return kind(target=target, price_per_device_hour=price_per_device_hour)
 
 
 def objective_of(spec: StudySpec, target: Target | None = None) -> Objective:
-    """Return the objective of a spec, for its own target or an easier one."""
+    """Objective of a spec, for its own or an easier target."""
     return make_objective(spec.objective, target or spec.record_target, spec.price_per_device_hour)

@@ -1,4 +1,4 @@
-"""The best metric within a budget of train seconds."""
+"""The best metric within a budget."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bssearch.records import ProbeRecord, Target, TrialRecord
 from bssearch.records.intervals import FLAT_RATIO
 
 AS_GOOD = 0.005
-"""Metrics that differ by this share of the target's value are 5 % apart on the scale of `log`."""
+"""Share of the target's value that is 5 % by `log`."""
 
 
 class MetricInBudget(Objective):
@@ -27,53 +27,53 @@ class MetricInBudget(Objective):
     has_ratios = False
 
     def title(self, metric: str, wanted: str) -> str:
-        """Return the metric's name."""
+        """Name the metric."""
         return f"{metric} in the budget"
 
     def sentence(self, metric: str, reaches_target: str, figure: str) -> str:
-        """Return the metric that a batch size reaches."""
+        """Name the metric reached."""
         return f"comes to {metric} {figure} in the budget"
 
     def figure(self, trial: TrialRecord) -> float | None:
-        """Return the best metric of a completed trial, negative if more is better."""
+        """Best metric of a completed trial, negated if more is better."""
         if trial.outcome is None or trial.outcome.best_metric is None or not ran_to_its_end(trial):
             return None
         return -self._target.gain(trial.outcome.best_metric)
 
     def bound(self, trial: TrialRecord) -> None:
-        """Return None: a stopped trial could have reached any better metric."""
+        """None: a stopped trial could have reached any better metric."""
         return
 
     def shown(self, figure: float) -> float:
-        """Return the metric."""
+        """Metric."""
         return self._target.gain(-figure)
 
     def in_own_unit(self) -> Objective:
-        """Return an objective whose figures are the plain metrics, compared as ratios if positive."""
+        """Objective of plain metrics, compared as ratios if positive."""
         return _MetricItself(self.target, self.price_per_device_hour, self.common)
 
     def log(self, figure: float) -> float | None:
-        """Return the figure over `AS_GOOD` of the target's value, in units of log 1.05."""
+        """Figure over `AS_GOOD` of the target's value, in units of log 1.05."""
         return figure * self._scale
 
     def from_log(self, value: float) -> float:
-        """Return the figure at a value of that scale."""
+        """Invert `log`."""
         return value / self._scale
 
     def ratio(self, figure: float, other: float) -> float:
-        """Return 1.05 to the power of how many times `AS_GOOD` of the target's value a figure is worse, cut."""
+        """1.05 to the power of the difference in `AS_GOOD` of the target's value."""
         return math.exp(max(-LARGEST_LOG_RATIO, min(LARGEST_LOG_RATIO, (figure - other) * self._scale)))
 
     def is_flat(self, figure: float, least: float) -> bool:
-        """Return whether a figure is within `AS_GOOD` of the target's value of the least."""
+        """True within `AS_GOOD` of the target's value."""
         return (figure - least) * self._scale <= math.log(FLAT_RATIO)
 
     def seconds_as_good_as(self, best: TrialRecord | None, probe: ProbeRecord, full: float) -> float:
-        """Return the full limit: only there is a trial's metric what counts."""
+        """Full limit: only the metric there counts."""
         return full
 
     def check_target(self, trial: TrialRecord) -> None:
-        """Refuse nothing: a target met before the first step ends no trial."""
+        """A target met before the first step ends no trial."""
 
     @property
     def _target(self) -> Target:
@@ -89,14 +89,11 @@ class MetricInBudget(Objective):
 
 class _MetricItself(MetricInBudget):
     def figure(self, trial: TrialRecord) -> float | None:
-        """Return the best metric of a trial that ran to its end."""
         found = super().figure(trial)
         return None if found is None else self.shown(found)
 
     def log(self, figure: float) -> float | None:
-        """Return the natural logarithm; None for a metric that is not positive, of which there are no ratios."""
         return Objective.log(self, figure)
 
     def from_log(self, value: float) -> float:
-        """Return the metric of a logarithm."""
         return Objective.from_log(self, value)

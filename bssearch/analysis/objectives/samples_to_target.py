@@ -10,7 +10,7 @@ from bssearch.records.batch_schedule import batch_schedule_of
 
 
 class SamplesToTarget(Objective):
-    """Training samples to the target, independent of the device."""
+    """Training samples to the target, whatever the device."""
 
     name = "samples_to_target"
     own_unit = " samples"
@@ -18,23 +18,23 @@ class SamplesToTarget(Objective):
     axis_title = "training samples to the target"
 
     def figure(self, trial: TrialRecord) -> float | None:
-        """Return the samples of a trial that reached the target."""
+        """Samples to the target."""
         if trial.outcome is None or trial.state is not TrialState.REACHED:
             return None
         return samples_after(trial, trial.outcome.steps_to_target)
 
     def bound(self, trial: TrialRecord) -> float | None:
-        """Return the samples at the last miss, contended or not."""
+        """Samples at the last miss."""
         if trial.outcome is None or not trial.state.is_censored:
             return None
         return samples_after(trial, trial.outcome.last_miss_step)
 
     def predicted(self, steps: float, batch_size: float, step_seconds: float | None) -> float:
-        """Return steps × batch size."""
+        """Steps × batch size."""
         return steps * batch_size
 
     def seconds_as_good_as(self, best: TrialRecord | None, probe: ProbeRecord, full: float) -> float:
-        """Return the seconds that the best trial's samples take at the probed batch size."""
+        """Seconds of the best trial's samples at the probed batch size."""
         if best is None or probe.step_seconds is None:
             return super().seconds_as_good_as(best, probe, full)
         samples = self.figure(best)
@@ -42,10 +42,7 @@ class SamplesToTarget(Objective):
 
 
 def samples_after(trial: TrialRecord, steps: int | None) -> float | None:
-    """Return the samples of a trial's first steps; None without ``steps`` or an outcome.
-
-    Scaled by the trial's mean samples per step, because batches can be incomplete, such as the last of an epoch.
-    """
+    """Samples of a trial's first steps, by its mean samples per step: an epoch's last batch can be incomplete."""
     if steps is None or trial.outcome is None:
         return None
     planned = _planned(trial, steps)

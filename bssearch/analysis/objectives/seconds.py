@@ -1,4 +1,4 @@
-"""The train seconds of a trial to its target: measured, or steps × a step time."""
+"""Train seconds to the target: measured, or steps × step time."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from bssearch.records.step_times import (
 )
 
 Basis = Literal["measured", "steps_x_step_time", "wall", "reported"]
-"""Source of the seconds: bssearch, steps × step time, or a program's wall clock or report."""
+"""Clock of bssearch, steps × step time, or a program's clock or report."""
 
 FEW = 0.25
-"""Largest contended share of a configuration's runs: with a step time 10 % off, a geometric mean moves below 3 %."""
+"""Contended share of runs; with a step time 10 % off, a geometric mean moves below 3 %."""
 
 WHOLE = 0.98
-"""Share of the limit at which a run counts as whole; device and host clocks differ by less."""
+"""Share of the limit of a whole run; device and host clocks differ by less."""
 
 
 def seconds_to_target(trial: TrialRecord, basis: Basis | None = None) -> float | None:
-    """Return a trial's seconds to the target; None if it missed the target."""
+    """Seconds to the target, if reached."""
     if trial.outcome is None or trial.state is not TrialState.REACHED:
         return None
     if (basis or trial_basis(trial)) == "steps_x_step_time":
@@ -41,7 +41,7 @@ def seconds_to_target(trial: TrialRecord, basis: Basis | None = None) -> float |
 
 
 def trial_basis(trial: TrialRecord) -> Basis:
-    """Return steps × step time for a contended trial of unknown delay, else its own basis."""
+    """Steps × step time for a contended trial of unknown delay, else its own basis."""
     outcome = trial.outcome
     if outcome is not None and outcome.seconds_basis is not None:
         return "wall" if outcome.seconds_basis is SecondsBasis.WALL else "reported"
@@ -50,22 +50,21 @@ def trial_basis(trial: TrialRecord) -> Basis:
 
 
 Kind = tuple[object, ...]
-"""Key of configurations with equal step times; see `kind_of`."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommonSeconds(ABC):
-    """Seconds of one kind to compare runs by: steps × a step time."""
+    """Steps × a step time, to compare runs by."""
 
     step_seconds: StepSeconds
     in_words: ClassVar[str]
 
     @abstractmethod
     def step_time(self, trial: TrialRecord) -> PooledStepTime[Kind] | None:
-        """Return the step time of a trial's configuration (of the first size if the batch grows); None if unknown."""
+        """Step time of a trial's configuration (of the first size if the batch grows)."""
 
     def seconds(self, trial: TrialRecord, steps: int) -> float | None:
-        """Return the seconds of a trial's first steps; None without step times."""
+        """Seconds of a trial's first steps."""
         step_time, equal = self.step_time(trial), steps_at_first_size(trial.configuration, steps, self.step_seconds)
         return None if step_time is None or equal is None else equal * step_time.seconds
 
@@ -77,7 +76,7 @@ class Products(CommonSeconds):
     in_words: ClassVar[str] = "steps × the step time of their batch size"
 
     def step_time(self, trial: TrialRecord) -> PooledStepTime[Kind] | None:
-        """Return the step time of the trial's split and model."""
+        """Look up the trial's split and model."""
         place = *split(trial.configuration), *model_parameters(trial.configuration)
         seconds = self.step_seconds.get(place)
         return None if seconds is None else PooledStepTime(place, seconds, 0.0, math.inf, 0.0)
@@ -91,12 +90,12 @@ class Pooled(CommonSeconds):
     in_words: ClassVar[str] = "steps × step time, corrected for CPU wait and core speed"
 
     def step_time(self, trial: TrialRecord) -> PooledStepTime[Kind] | None:
-        """Return the step time of the trial's kind."""
+        """Look up the trial's kind."""
         return self.step_times.get(kind_of(trial.configuration))
 
 
 def kind_of(configuration: Configuration) -> Kind:
-    """Return the properties that determine step time: split, model, and switches."""
+    """Properties that determine step time."""
     one = configuration
     switches = sorted(
         (name, value if isinstance(value, bool | str) else value is not None)
@@ -112,11 +111,11 @@ def kind_of(configuration: Configuration) -> Kind:
 def common_seconds(
     runs: Sequence[TrialRecord], step_seconds: StepSeconds, others: Iterable[TrialRecord] = ()
 ) -> CommonSeconds | None:
-    """Return the common seconds to compare runs by; None if each run keeps its own.
+    """Common seconds to compare runs by; None if each run keeps its own.
 
     If CPU waits and the reference kernel's time are known for all runs: steps × the pooled step time of their kind,
     ``others`` included. Otherwise own seconds, unless over `FEW` of a configuration's runs were contended: then steps ×
-    step time, as known now (``step_seconds``) or from the newest run in the same micro-batches.
+    step time, as known now or from the newest run in the same micro-batches.
     """
     paces: dict[Kind, dict[int, Pace]] = defaultdict(dict)
     for trial in (*runs, *others):
@@ -171,7 +170,7 @@ def _step_seconds_of_runs(runs: Iterable[TrialRecord]) -> dict[Timed, float]:
 
 
 def ran_to_its_end(trial: TrialRecord) -> bool:
-    """True if a trial trained to its limit or its schedule's horizon, whether or not it reached the target."""
+    """True if a trial trained to its limit or its schedule's horizon, target reached or not."""
     if trial.outcome is None or trial.state is not TrialState.REACHED:
         return trial.state is TrialState.EXHAUSTED
     horizon = trial.configuration.parameters.get("horizon_samples")

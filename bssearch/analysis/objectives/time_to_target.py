@@ -13,14 +13,14 @@ from bssearch.records.step_times import PooledStepTime
 
 
 class BySeconds(Objective):
-    """A figure that follows from a trial's seconds to the target, measured or steps × step time."""
+    """A figure that follows from the seconds to the target."""
 
     @abstractmethod
     def of_seconds(self, trial: TrialRecord, seconds: float) -> float | None:
-        """Return the figure of a trial that takes these seconds to the target."""
+        """Figure of a trial that takes these seconds to the target."""
 
     def figure(self, trial: TrialRecord) -> float | None:
-        """Return the figure of a trial that reached the target."""
+        """Figure of a trial that reached the target."""
         outcome = trial.outcome
         if outcome is None or trial.state is not TrialState.REACHED:
             return None
@@ -29,7 +29,7 @@ class BySeconds(Objective):
         return None if seconds is None else self.of_seconds(trial, seconds)
 
     def bound(self, trial: TrialRecord) -> float | None:
-        """Return the figure at the last miss; None if the trial was contended and its step time is unknown."""
+        """Figure at the last miss; None if the trial was contended and its step time is unknown."""
         outcome = trial.outcome
         if outcome is None or not trial.state.is_censored:
             return None
@@ -39,7 +39,7 @@ class BySeconds(Objective):
         return None if seconds is None else self.of_seconds(trial, seconds)
 
     def step_time(self, trial: TrialRecord) -> PooledStepTime[Kind] | None:
-        """Return the step time by which a trial is compared with others."""
+        """Step time by which a trial is compared."""
         return None if self.common is None else self.common.step_time(trial)
 
     def _product(self, trial: TrialRecord, steps: int | None) -> float | None:
@@ -47,7 +47,7 @@ class BySeconds(Objective):
 
 
 class TimeToTarget(BySeconds):
-    """Train seconds to the target, as if the trial had its device to itself."""
+    """Train seconds to the target, as if alone on the device."""
 
     name = "time_to_target"
     own_unit = " s"
@@ -59,25 +59,24 @@ class TimeToTarget(BySeconds):
     trials_race = True
 
     def of_seconds(self, trial: TrialRecord, seconds: float) -> float:
-        """Return the seconds."""
+        """Seconds."""
         return seconds
 
     def predicted(self, steps: float, batch_size: float, step_seconds: float | None) -> float | None:
-        """Return steps × step time."""
+        """Steps × step time."""
         return None if step_seconds is None else steps * step_seconds
 
     def seconds_as_good_as(self, best: TrialRecord | None, probe: ProbeRecord, full: float) -> float:
-        """Return the best trial's measured seconds, contended or not, because curves use the same clock."""
+        """Best trial's measured seconds, contended or not: curves use the same clock."""
         seconds = None if best is None else seconds_to_target(best, "measured")
         return math.inf if seconds is None else seconds
 
 
 TIME = TimeToTarget()
-"""Time to target by each trial's own seconds, which every answer states whatever its objective."""
 
 
 class CostToTarget(TimeToTarget):
-    """Hours × devices × the price of a device-hour, in the currency of the price; device-hours without a price."""
+    """Hours × devices × the price of a device-hour; device-hours without a price."""
 
     name = "cost_to_target"
     comparative = ("cheaper", "dearer")
@@ -88,15 +87,15 @@ class CostToTarget(TimeToTarget):
 
     @property
     def unit(self) -> str:
-        """Return device-hours; empty if a price is given, because the spec does not name its currency."""
+        """Device-hours; empty with a price, whose currency is unknown."""
         return " device-hours" if self.price_per_device_hour is None else ""
 
     def of_seconds(self, trial: TrialRecord, seconds: float) -> float:
-        """Return seconds × devices × price / 3600."""
+        """Seconds × devices × price / 3600."""
         return seconds * trial.configuration.world_size * self._price / 3600
 
     def predicted(self, steps: float, batch_size: float, step_seconds: float | None) -> float | None:
-        """Return steps × step time × price / 3600."""
+        """Steps × step time × price / 3600."""
         return None if step_seconds is None else steps * step_seconds * self._price / 3600
 
     @property
@@ -105,7 +104,7 @@ class CostToTarget(TimeToTarget):
 
 
 class EnergyToTarget(BySeconds):
-    """Joules of the device to the target: its mean reported power × the seconds."""
+    """The device's mean reported power × seconds, in joules."""
 
     name = "energy_to_target"
     own_unit = " J"
@@ -113,7 +112,7 @@ class EnergyToTarget(BySeconds):
     axis_title = "joules to the target"
 
     def of_seconds(self, trial: TrialRecord, seconds: float) -> float | None:
-        """Return mean power × seconds; None if the power is unknown."""
+        """Mean power × seconds."""
         power = None if trial.outcome is None else trial.outcome.device_use.mean_power_watts
         return None if power is None else power * seconds
 

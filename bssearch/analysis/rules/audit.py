@@ -45,7 +45,7 @@ COSTS = (1.5, 2.0)
 
 
 class Evidence(NamedTuple):
-    """The judgement at a batch size (None for the whole study), with its trials."""
+    """The judgement at a batch size (None for the whole study)."""
 
     batch_size: int | None
     judgement: Judgement
@@ -53,7 +53,7 @@ class Evidence(NamedTuple):
 
 
 def command(spec: StudySpec, words: str) -> str:
-    """Return the `bssearch study` command in brackets; empty if imported."""
+    """`bssearch study` command in brackets; empty if imported."""
     return "" if spec.is_imported else f" (bssearch study {words})"
 
 
@@ -93,8 +93,8 @@ def about_memory(
 def about_noise_scale(spec: StudySpec, answer: Answer) -> Evidence:
     """Compare the gradient noise scale with the critical batch size.
 
-    The 95 % interval of the ratio adds half widths of logarithms in quadrature. Held: within `SAME`, intervals overlap,
-    and the ratio's is within `APART`. Broke: beyond `APART`.
+    The interval of the ratio adds half widths of logarithms in quadrature. Held: within `SAME`, intervals overlap, and
+    the ratio's is within `APART`. Broke: beyond `APART`.
     """
     noise, fit = answer.measured.noise_scale, answer.fit
     if noise is None:
@@ -190,10 +190,7 @@ def _of_best_largest(others: Sequence[FinalMetrics], points: float) -> Judgement
 
 
 def about_accumulation(spec: StudySpec, step_times: Collection[StepTime]) -> list[Evidence]:
-    """Compare step time with and without micro-batches.
-
-    Held if the ratio's interval is within `COSTS`, broke if outside.
-    """
+    """Compare step time with and without micro-batches; held if the ratio's interval is within `COSTS`."""
     found = []
     for size in sorted({one.batch_size for one in step_times}):
         timed = [one for one in step_times if one.batch_size == size and one.step_seconds]
@@ -229,7 +226,7 @@ def _not_run(batch_size: int | None, reason: str) -> Evidence:
 
 
 def other_kind(trials: Sequence[TrialRecord], tuned: Candidate) -> Configuration | str:
-    """Return the best search configuration with the other kind of optimizer, or the reason why it is unknown."""
+    """Best search configuration with the other kind of optimizer, or why it is unknown."""
     size, is_layerwise = tuned.configuration.batch_size, tuned.configuration.optimizer in LAYERWISE
     found = [
         (figure, trial.number, trial.configuration)
@@ -254,7 +251,7 @@ def judge_layerwise(
 ) -> Judgement:
     """Judge layerwise optimizers by the time without over the time with one.
 
-    Undecided below `LARGE_BATCH` samples, because the belief is about larger batches.
+    Undecided below `LARGE_BATCH`: the belief is about larger batches.
     """
     size, is_layerwise = tuned.configuration.batch_size, tuned.configuration.optimizer in LAYERWISE
     plain, layerwise = (other, tuned) if is_layerwise else (tuned, other)
@@ -282,7 +279,7 @@ FULL_LIMIT_PHASES = frozenset({Phase.AUDIT, Phase.TO_BUDGET})
 
 
 class RuleFinding(Model):
-    """The verdict on a rule at a batch size; ``regret`` is the figure over the tuned optimum's."""
+    """The verdict on a rule; ``regret`` is the figure over the tuned optimum's."""
 
     rule: Rule
     batch_size: int | None
@@ -294,7 +291,7 @@ class RuleFinding(Model):
 
 
 class LearningRateSlope(Model):
-    """The slope of log learning rate over log batch size with its 95 % interval, and which of 0, ½, 1 it excludes."""
+    """Slope of log learning rate over log batch size, and which of `SLOPES` its 95 % interval excludes."""
 
     estimate: float
     low: float
@@ -303,7 +300,7 @@ class LearningRateSlope(Model):
 
 
 class Audit(Model):
-    """The rules of thumb compared with a study; ``spent_train_seconds`` were spent on audit runs."""
+    """The rules of thumb compared with a study."""
 
     study: str
     rules: list[RuleFinding]
@@ -340,13 +337,10 @@ def audit(
     train_samples: int | None = None,
     train_seconds: float | None = None,
 ) -> Audit:
-    """Compare every rule with a study's records; runs nothing.
-
-    ``runs``: wanted per rule (default: the spec's). ``train_seconds``: the budget they had.
-    """
+    """Compare every rule with a study's records; ``train_seconds`` was the budget."""
     wanted = spec.confirm.runs if runs is None else runs
     optima = tuned_optima(spec, trials, step_times, memory)
-    found = _cases(spec, trials, answer, optima)
+    found = cases(spec, trials, answer, optima)
     step_seconds = step_seconds_of(step_times, spec.timed_model)
     spent = spent_train_seconds(trials)
     is_spent = train_seconds is not None and spent >= train_seconds
@@ -368,19 +362,9 @@ def audit(
 
 
 def cases(
-    spec: StudySpec,
-    trials: Sequence[TrialRecord],
-    answer: Answer,
-    step_times: Collection[StepTime] = (),
-    memory: MemoryBoundary = UNKNOWN,
-) -> list[Case]:
-    """Return every rule's configuration at the optimum's and the largest confirmed batch size without accumulation."""
-    return _cases(spec, trials, answer, tuned_optima(spec, trials, step_times, memory))
-
-
-def _cases(
     spec: StudySpec, trials: Sequence[TrialRecord], answer: Answer, optima: Mapping[int, Candidate]
 ) -> list[Case]:
+    """Every rule's configuration at the optimum's and the largest confirmed batch size without accumulation."""
     base = default_configuration(spec, trials)
     largest = max(
         (size for size, one in optima.items() if one.is_confirmed and one.configuration.accumulation_steps == 1),
@@ -403,7 +387,7 @@ def tuned_optima(
     step_times: Collection[StepTime] = (),
     memory: MemoryBoundary = UNKNOWN,
 ) -> Mapping[int, Candidate]:
-    """Return the best candidate of each batch size; see `decide`."""
+    """Best candidate of each batch size; see `decide`."""
     fitting = [
         one
         for one in trials
@@ -415,7 +399,7 @@ def tuned_optima(
 
 
 def runs_of(spec: StudySpec, trials: Sequence[TrialRecord], configuration: Configuration) -> tuple[TrialRecord, ...]:
-    """Return a configuration's completed runs to the full limit, each seed once, confirmation runs first."""
+    """Configuration's completed runs to the full limit, each seed once, confirmation runs first."""
     found: dict[int, TrialRecord] = {}
     for phases in ({Phase.CONFIRM}, FULL_LIMIT_PHASES):
         for trial in trials:
@@ -433,16 +417,16 @@ def is_result(spec: StudySpec, trial: TrialRecord) -> bool:
 
 
 def spent_train_seconds(trials: Sequence[TrialRecord]) -> float:
-    """Return the train seconds of all audit runs."""
+    """Train seconds of all audit runs."""
     return math.fsum(
         trial.outcome.train_seconds for trial in trials if trial.phase is Phase.AUDIT and trial.outcome is not None
     )
 
 
 def learning_rate_slope(spec: StudySpec, answer: Answer) -> LearningRateSlope | None:
-    """Return the slope of log tuned learning rate over log batch size; None below three tuned batch sizes.
+    """Slope of log tuned learning rate over log batch size; None below three tuned batch sizes.
 
-    Least squares with equal weights, Student's t; untuned batch sizes and other optimizers are left out.
+    By least squares and Student's t, for the recommended optimizer.
     """
     if isinstance(spec.space.learning_rate, int | float):
         return None

@@ -1,4 +1,4 @@
-"""Regret: the ratio of two configurations' figures, and the judgement of a rule by it."""
+"""Regret: the ratio of two configurations' figures."""
 
 from __future__ import annotations
 
@@ -18,32 +18,31 @@ from bssearch.records.step_times import StepSeconds
 Finding = Literal["held", "broke", "undecided", "not_run"]
 
 HELD = FLAT_RATIO
-"""Upper end of the regret below which a rule holds: 5 %."""
+"""A rule holds if the regret's upper end is below."""
 
 BROKE = 1.10
-"""Lower end of the regret above which a rule breaks: twice the 5 %."""
+"""A rule breaks if the lower end is above: twice the 5 %."""
 
 
 class Regret(Interval):
-    """A ratio of two figures; ``at_least`` if it is a bound."""
+    """A ratio of two figures; ``at_least`` if a bound."""
 
     at_least: bool
 
 
 NONE = Regret(value=1.0, low=1.0, high=1.0, at_least=False)
-"""The regret of a configuration against itself."""
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """The judgement of a rule by its runs, with its reason."""
+    """The judgement of a rule by its runs."""
 
     finding: Finding
     reason: str
     regret: Regret | None = None
 
     def reversed(self) -> Judgement:
-        """Return the judgement of the opposite rule."""
+        """Judgement of the opposite rule."""
         other: dict[Finding, Finding] = {"held": "broke", "broke": "held"}
         return Judgement(other.get(self.finding, self.finding), self.reason, self.regret)
 
@@ -54,7 +53,7 @@ def judge(
     """Judge a rule's configuration against the tuned one.
 
     Held if the regret's upper end is below `HELD`. Broke if its lower end is above `BROKE`, or if all ``wanted`` runs
-    missed the target (contended: only if their steps show that). Else undecided.
+    missed the target (contended: only if their steps show that).
     """
     rule, tuned, basis = on_one_basis(rule, tuned, step_seconds)
     made, reached = len(rule.runs), rule.estimate.reached
@@ -83,14 +82,14 @@ def judge(
 
 
 def on_one_basis(rule: Candidate, tuned: Candidate, step_seconds: StepSeconds) -> tuple[Candidate, Candidate, str]:
-    """Return both with the same kind of seconds, and the name of that kind; see `Objective.between`."""
+    """Both with the same kind of seconds, and that kind's name; see `Objective.between`."""
     objective = tuned.objective.between((*rule.runs, *tuned.runs), step_seconds)
     said = "" if objective.common is None else f" by {objective.common.in_words}"
     return replace(rule, objective=objective), replace(tuned, objective=objective), said
 
 
 def _regret(rule: Candidate, tuned: Candidate) -> tuple[Regret, str]:
-    """Return the ratio of geometric means and its method: paired t from three common seeds, else Welch's."""
+    """Paired t from three common seeds, else Welch's."""
     mine, theirs = _log_figures(rule), _log_figures(tuned)
     pairs = [mine[seed] - theirs[seed] for seed in mine if seed in theirs]
     if len(pairs) >= FEWEST_RUNS:

@@ -1,4 +1,4 @@
-"""Rules of thumb, and the configurations they give at a batch size (κ = batch size / default batch size)."""
+"""Rules of thumb at a batch size; κ = batch size / default batch size."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _other_optimizer(base: Configuration, tuned: Configuration) -> str | None:
 def _scaled_rate(
     rule: LearningRateRule, space: SearchSpace, base: Configuration, tuned: Configuration
 ) -> Configuration | str:
-    """Return the optimum with η0·κ (Goyal et al. 2017, arXiv 1706.02677) or η0·√κ (Hoffer et al. 2017, 1705.08741)."""
+    """η0·κ (Goyal et al. 2017, arXiv 1706.02677) or η0·√κ (Hoffer et al. 2017, 1705.08741)."""
     if reason := _unknown(base, tuned, "learning_rate") or _other_optimizer(base, tuned):
         return reason
     factor = learning_rate_factor(rule, tuned.batch_size, base.batch_size)
@@ -66,7 +66,7 @@ def _scaled_rate(
 
 
 def _no_warmup(space: SearchSpace, base: Configuration, tuned: Configuration) -> Configuration | str:
-    """Return the optimum without its warmup (Goyal et al. 2017, §2.2); if that is as good, no warmup is needed."""
+    """No warmup is needed if its absence is as good (Goyal et al. 2017, §2.2)."""
     if reason := _unknown(base, tuned, "warmup_epochs"):
         return reason
     if not is_said_to_need_warmup(tuned.batch_size, base.batch_size):
@@ -77,7 +77,7 @@ def _no_warmup(space: SearchSpace, base: Configuration, tuned: Configuration) ->
 
 
 def _sqrt_weight_decay(space: SearchSpace, base: Configuration, tuned: Configuration) -> Configuration | str:
-    """Return the optimum with λ0·√κ (folklore)."""
+    """λ0·√κ (folklore)."""
     if reason := _unknown(base, tuned, "weight_decay") or _other_optimizer(base, tuned):
         return reason
     if base.weight_decay == 0:
@@ -86,7 +86,7 @@ def _sqrt_weight_decay(space: SearchSpace, base: Configuration, tuned: Configura
 
 
 def _timescale(space: SearchSpace, base: Configuration, tuned: Configuration) -> Configuration | str:
-    """Return the optimum with λ0·κ·η0/η: the same averaging time of AdamW (Wang & Aitchison 2024, arXiv 2405.13698)."""
+    """λ0·κ·η0/η: the same averaging time of AdamW (Wang & Aitchison 2024, arXiv 2405.13698)."""
     for name in ("learning_rate", "weight_decay", "optimizer"):
         if reason := _unknown(base, tuned, name):
             return reason
@@ -99,7 +99,7 @@ def _timescale(space: SearchSpace, base: Configuration, tuned: Configuration) ->
 
 
 def _sqrt_dropout(space: SearchSpace, base: Configuration, tuned: Configuration) -> Configuration | str:
-    """Return the optimum with p0·√κ (folklore)."""
+    """p0·√κ (folklore)."""
     if reason := _unknown(base, tuned, "dropout"):
         return reason
     if base.dropout == 0:
@@ -108,7 +108,7 @@ def _sqrt_dropout(space: SearchSpace, base: Configuration, tuned: Configuration)
 
 
 def _beta_half_life(space: SearchSpace, base: Configuration, tuned: Configuration) -> Configuration | str:
-    """Return the optimum with β₂^κ (Marek et al. 2025, arXiv 2507.07101)."""
+    """β₂^κ (Marek et al. 2025, arXiv 2507.07101)."""
     if reason := _without_beta2(base, tuned):
         return reason
     beta2 = half_life(_number(base, "beta2"), tuned.batch_size / base.batch_size)
@@ -116,7 +116,7 @@ def _beta_half_life(space: SearchSpace, base: Configuration, tuned: Configuratio
 
 
 def _sde(space: SearchSpace, base: Configuration, tuned: Configuration) -> Configuration | str:
-    """Return the optimum with the full square-root scaling rule (Malladi et al. 2022, arXiv 2205.10287)."""
+    """The full square-root scaling rule (Malladi et al. 2022, arXiv 2205.10287)."""
     if reason := _without_beta2(base, tuned) or _unknown(base, tuned, "learning_rate"):
         return reason
     ratio = tuned.batch_size / base.batch_size
@@ -128,7 +128,7 @@ def _sde(space: SearchSpace, base: Configuration, tuned: Configuration) -> Confi
 
 
 def _ema_half_life(space: SearchSpace, base: Configuration, tuned: Configuration) -> Configuration | str:
-    """Return the optimum with ρ^κ (Busbridge et al. 2023, arXiv 2307.13813)."""
+    """ρ^κ (Busbridge et al. 2023, arXiv 2307.13813)."""
     if base.parameters.get("ema_decay") is None or tuned.parameters.get("ema_decay") is None:
         return "the default or the optimum averages no weights"
     decay = half_life(_number(base, "ema_decay"), tuned.batch_size / base.batch_size)
@@ -158,7 +158,7 @@ RULES: Mapping[Rule, Callable[[SearchSpace, Configuration, Configuration], Confi
     Rule.SDE: _sde,
     Rule.EMA_HALF_LIFE: _ema_half_life,
 }
-"""Each rule maps the space, the default and the optimum at a batch size to a configuration or a reason against one."""
+"""From the space, the default and the optimum: a configuration or a reason against one."""
 
 CHANGED_PARAMETER: Mapping[Rule, str] = {
     Rule.LINEAR_RATE: "learning_rate",
@@ -171,4 +171,4 @@ CHANGED_PARAMETER: Mapping[Rule, str] = {
     Rule.EMA_HALF_LIFE: "ema_decay",
     Rule.LAYERWISE: "optimizer",
 }
-"""The parameter that a rule sets; rules that set several are absent."""
+"""Without rules that set several."""

@@ -15,8 +15,7 @@ from bssearch.analysis.answer import Answer, Optimal, objective_in
 from bssearch.analysis.headline import with_interval
 from bssearch.analysis.numbers import span
 from bssearch.analysis.shape import Model
-from bssearch.commands.across.databases import open_databases
-from bssearch.commands.across.matching import StudyFilter, device_of, nothing_matches, precision_of
+from bssearch.commands.across.databases import StudyFilter, device_of, nothing_matches, open_databases, precision_of
 from bssearch.errors import DatabaseError, TargetNotReachedError, UsageError
 from bssearch.records import Goal, StudyRecord, Target
 from bssearch.records.text import plural
@@ -416,7 +415,7 @@ def answers_in(stores: Sequence[Store], asked: StudyFilter) -> AcrossAnswer:
     found: list[tuple[StudyAnswer, Finding | None]] = []
     for store in stores:
         with store:
-            here = [study for study in store.study_records() if study.archived_at is None]
+            here = [study for study in store.studies.all() if study.archived_at is None]
             found += [_answered(store, study) for study in here if asked.matches(study)]
         listed += here
     if not found:

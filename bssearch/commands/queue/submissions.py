@@ -16,16 +16,25 @@ from bssearch.records import TrialState
 from bssearch.search.leases import is_alive
 from bssearch.search.pruners.checkpoints import Checkpoints
 from bssearch.settings import user_name
-from bssearch.spec.submission import NewSubmission, Submission, SubmissionState, Value, WorkerRecord
-from bssearch.spec.templates import OFFERS_NONE, checked_values, read_file, value_type
-from bssearch.spec.yaml_values import shortened
+from bssearch.spec.reader import shortened
+from bssearch.spec.templates import (
+    OFFERS_NONE,
+    NewSubmission,
+    Submission,
+    SubmissionState,
+    Value,
+    WorkerRecord,
+    checked_values,
+    read_file,
+    value_type,
+)
 from bssearch.storage.repository import Store
 from bssearch.storage.statements import StudySummary
 
 
 def cancel_study(store: Store, study: str) -> Submission:
     """Cancel a submission and its trials; raise `NotFoundError`, or `UsageError` if done."""
-    found = store.set_submission(study, SubmissionState.CANCELLED, f"cancelled by {user_name()}")
+    found = store.queue.set_state(study, SubmissionState.CANCELLED, f"cancelled by {user_name()}")
     if study not in _served(store):
         settle_cancelled(store, study)  # Otherwise its workers settle it once its trials have ended.
     return found
@@ -33,20 +42,20 @@ def cancel_study(store: Store, study: str) -> Submission:
 
 def pause_study(store: Store, study: str) -> Submission:
     """Pause a submission; raise `NotFoundError`, or `UsageError` if over."""
-    return store.set_submission(study, SubmissionState.PAUSED, f"paused by {user_name()}")
+    return store.queue.set_state(study, SubmissionState.PAUSED, f"paused by {user_name()}")
 
 
 def resume_study(store: Store, study: str) -> Submission:
     """Requeue a submission; raise `NotFoundError`, or `UsageError` if done."""
-    return store.set_submission(study, SubmissionState.WAITING, "")
+    return store.queue.set_state(study, SubmissionState.WAITING, "")
 
 
 def settle_cancelled(store: Store, study: str) -> None:
     """End a cancelled study's paused and orphaned trials, and delete its checkpoints."""
-    record = store.find_study(study)
+    record = store.studies.find(study)
     if record is not None:
-        store.mark_lost(study, is_alive=is_alive)
-        store.settle_paused(study, state=TrialState.CANCELLED)
+        store.leases.mark_lost(study, is_alive=is_alive)
+        store.trials.settle_paused(study, state=TrialState.CANCELLED)
         with suppress(CheckpointError):  # a remote checkpoint that cannot be deleted now does no harm
             Checkpoints(record).clear()
 
@@ -54,7 +63,7 @@ def settle_cancelled(store: Store, study: str) -> None:
 def settle_left_behind(store: Store) -> dict[str, str]:
     """Settle cancelled studies of killed workers; return failures by study."""
     problems: dict[str, str] = {}
-    left = store.unsettled()
+    left = store.queue.unsettled()
     for study in {*left} - _served(store) if left else ():
         try:
             _settle_left_behind(store, study, left[study])
@@ -64,19 +73,19 @@ def settle_left_behind(store: Store) -> dict[str, str]:
 
 
 def _settle_left_behind(store: Store, study: str, numbers: Collection[int]) -> None:
-    store.mark_lost(study, is_alive=is_alive)
+    store.leases.mark_lost(study, is_alive=is_alive)
     time = store.time()
-    if any(until > time and is_alive(owner) is not False for owner, until in store.leases(study).items()):
+    if any(until > time and is_alive(owner) is not False for owner, until in store.leases.ends(study).items()):
         return
-    checkpoints = Checkpoints(store.study(study))
-    store.settle_paused(study, numbers, TrialState.CANCELLED)
+    checkpoints = Checkpoints(store.studies.get(study))
+    store.trials.settle_paused(study, numbers, TrialState.CANCELLED)
     for number in checkpoints.present() & {*numbers}:
         checkpoints.forget(number)
     checkpoints.close()
 
 
 def _served(store: Store) -> set[str]:
-    return {worker.serving for worker in store.workers() if worker.is_here and worker.serving is not None}
+    return {worker.serving for worker in store.queue.workers() if worker.is_here and worker.serving is not None}
 
 
 CODE = frozenset({"workload", "command", "arguments", "report", "preset"})
@@ -118,9 +127,9 @@ def submit_study(
         not_before=not_before,
     )
     new.check()
-    if (problem := why_not_offered(store.workers(), template, new.values)) is not None:
+    if (problem := why_not_offered(store.queue.workers(), template, new.values)) is not None:
         raise problem
-    return store.submit(new)
+    return store.queue.submit(new)
 
 
 def why_not_offered(workers: Sequence[WorkerRecord], template: str, values: Mapping[str, Value]) -> UsageError | None:
@@ -239,12 +248,12 @@ def queued_studies(store: Store, *, everything: bool = False) -> QueueListing:
 
     A waiting study's reason says why no worker serves it.
     """
-    places = {name: number for number, name in enumerate(store.waiting(), start=1)}
-    counts = {one.name: one for one in store.studies()}
-    workers = store.workers()
+    places = {name: number for number, name in enumerate(store.queue.waiting(), start=1)}
+    counts = {one.name: one for one in store.studies.summaries()}
+    workers = store.queue.workers()
     here = [worker for worker in workers if worker.is_here]
     left_out = () if everything else (SubmissionState.DONE, SubmissionState.CANCELLED)
-    listed = [one for one in store.submissions() if one.state not in left_out]
+    listed = [one for one in store.queue.submissions() if one.state not in left_out]
     rows = [_queued(one, counts.get(one.name), here, places.get(one.name)) for one in listed]
     rows.sort(key=lambda row: (row.position is None, row.position or 0))
     return QueueListing(submissions=rows, workers=[_seen(one) for one in (workers if everything else here)])

@@ -41,8 +41,7 @@ from bssearch.search.listener import Listener
 from bssearch.search.shift import SIGNALS, Shift
 from bssearch.settings import user_name
 from bssearch.spec import StudySpec
-from bssearch.spec.submission import Submission, SubmissionState, WorkerRecord, check_tags
-from bssearch.spec.templates import Templates, load_templates
+from bssearch.spec.templates import Submission, SubmissionState, Templates, WorkerRecord, check_tags, load_templates
 from bssearch.storage.repository import Store, open_store
 
 STOPS_WITHIN_S = 25.0  # time to save and return trials before they are killed; schedulers allow at least 30 s
@@ -304,16 +303,16 @@ class Worker:
 
     def run(self) -> None:
         """Serve studies until stopped."""
-        self._store.keep_worker(self._record)
+        self._store.queue.keep_worker(self._record)
         offered = ", ".join(self._templates.by_name)
         self._tell(
             f"serves {self._store.masked_url}: templates {offered}; tags {', '.join(self._record.tags) or 'none'}"
         )
         with self._stop:
-            with heartbeat(partial(self._store.beat, self._name)):
+            with heartbeat(partial(self._store.queue.beat, self._name)):
                 self._serve()
             try:
-                self._store.beat(self._name, left=True)
+                self._store.queue.beat(self._name, left=True)
             except DatabaseError as error:
                 self._tell(f"the queue does not know that this worker has left: {error}")
         self._tell("has stopped")
@@ -353,7 +352,7 @@ class Worker:
             self._store.give_up()
 
     def _serve_next(self) -> bool:
-        one = self._store.begin_shift(self._name, self._eligible())
+        one = self._store.queue.begin_shift(self._name, self._eligible())
         if one is None:
             return False
         meter = Meter(lambda line: self._tell(f"{one.name}: {line}"))
@@ -365,9 +364,9 @@ class Worker:
             self._alone_until[one.name] = time.monotonic() + alone_seconds
         is_left = end.reason and end.state is SubmissionState.WAITING
         reason = f"on {self._record.host}: {end.reason}" if is_left else end.reason
-        self._store.end_shift(self._name, meter.take(), end.state, reason)
+        self._store.queue.end_shift(self._name, meter.take(), end.state, reason)
         if self._record != before:
-            self._store.keep_worker(self._record)  # its device is now known
+            self._store.queue.keep_worker(self._record)  # its device is now known
         found = self._found(one.name)
         if found is None:
             self._tell(f"{one.name}: deleted")
@@ -388,7 +387,7 @@ class Worker:
         tags = {*self._record.tags}
         return [
             one
-            for one in self._store.submissions()
+            for one in self._store.queue.submissions()
             if one.state is SubmissionState.WAITING and one.template in self._templates.by_name and tags >= {*one.tags}
         ]
 
@@ -421,7 +420,7 @@ class Worker:
         return replace(end, alone_seconds=max(alone, end.alone_seconds))
 
     def _refused(self, one: Submission, error: UsageError) -> End:
-        others = [worker for worker in self._store.workers() if worker.is_here and worker.name != self._name]
+        others = [worker for worker in self._store.queue.workers() if worker.is_here and worker.name != self._name]
         if not others or why_not_offered(others, one.template, one.values) is not None:
             return End(SubmissionState.FAILED, str(error))
         return End(SubmissionState.WAITING, str(error), REFUSED_FOR_S)
@@ -453,7 +452,7 @@ class Worker:
                     continue
                 elif now >= turn_ends:
                     turn_ends += self._serving.turn_seconds
-                    if not self._store.renew_shift(self._name, self._eligible(), meter.take()):
+                    if not self._store.queue.renew_shift(self._name, self._eligible(), meter.take()):
                         self._tell(f"{one.name}: makes room for another study")
                         shift.end()
                 elif shift.seconds_waited > WAITS_AT_MOST_S and self._eligible() - {one.name}:
@@ -467,7 +466,7 @@ class Worker:
 
     def _found(self, name: str) -> Submission | None:
         try:
-            return self._store.submission(name)
+            return self._store.queue.submission(name)
         except NotFoundError:
             return None
 

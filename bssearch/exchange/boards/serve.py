@@ -19,8 +19,7 @@ from textwrap import shorten
 from tenacity import Retrying, sleep_using_event, stop_after_attempt, wait_chain, wait_fixed
 
 from bssearch import registry
-from bssearch.exchange.boards.base import Board, Point
-from bssearch.exchange.boards.process import Message
+from bssearch.exchange.boards.base import Board, Message, Point
 from bssearch.settings import BOARD_PROCESS
 from bssearch.training.process_times import descendants_seconds
 

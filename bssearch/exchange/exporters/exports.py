@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING, Any, TextIO, Union, get_args, get_origin, get_
 
 from bssearch.analysis.shape import parameters_of
 from bssearch.errors import UsageError
-from bssearch.exchange.csv_rows import write_csv
 from bssearch.exchange.recorded_curves import RecordedTable, RecordedTrial, write_table
 from bssearch.exchange.trial_rows import flat_table, observations_of, traceback, trial_row
-from bssearch.files import check_file, naming, replacing
+from bssearch.files import check_file, naming, replacing, write_csv
 from bssearch.records import (
     Configuration,
     DeviceUse,
@@ -74,7 +73,7 @@ def export_csv(store: Store, name: str, file: str | None = None) -> Exported:
         with naming(paths[0]):
             write_csv(files[0], columns, rows)
         with naming(paths[1]):
-            write_observations(files[1], observations_of(store, name, store.trials(name)))
+            write_observations(files[1], observations_of(store, name, store.trials.of(name)))
     return Exported([str(path) for path in paths])
 
 
@@ -89,7 +88,7 @@ def export_parquet(store: Store, name: str, file: str | None = None) -> Exported
     columns, rows = export_table(store, name)
     observed = [
         {"trial": number, **dict(zip(OBSERVED, astuple(one), strict=True))}
-        for number, one in observations_of(store, name, store.trials(name))
+        for number, one in observations_of(store, name, store.trials.of(name))
     ]
     frames = [typed_frame(columns, rows), typed_frame(["trial", *OBSERVED], observed)]
     with replacing(paths, binary=True) as files:
@@ -115,8 +114,8 @@ def export_table(store: Store, name: str) -> tuple[list[str], list[dict[str, Any
     Those of ``trials --format json`` with dotted names, plus study, start, end, traceback and ``environment.…``. Raises
     `NotFoundError`.
     """
-    places = store.environments(name)
-    return flat_table([_row(name, trial, places.get(trial.number)) for trial in store.trials(name)])
+    places = store.trials.environments(name)
+    return flat_table([_row(name, trial, places.get(trial.number)) for trial in store.trials.of(name)])
 
 
 def _row(name: str, trial: TrialRecord, place: Environment | None) -> dict[str, Any]:
@@ -224,7 +223,7 @@ def recorded_table(store: Store, name: str) -> RecordedTable:
 
     Raises `NotFoundError`, or `UsageError` without curves.
     """
-    study = store.study(name)
+    study = store.studies.get(name)
     spec = spec_of(study)
     finished = {trial.number: trial for trial in search_trials(store, name)}
     observations = observations_of(store, name, list(finished.values()))
@@ -243,7 +242,7 @@ def recorded_table(store: Store, name: str) -> RecordedTable:
 
 def search_trials(store: Store, name: str) -> list[TrialRecord]:
     """Return finished search trials, without repeats."""
-    return [trial for trial in store.trials(name) if trial.phase is Phase.SEARCH and trial.state.is_finished]
+    return [trial for trial in store.trials.of(name) if trial.phase is Phase.SEARCH and trial.state.is_finished]
 
 
 def stopped_early(store: Store, name: str) -> int:
@@ -267,9 +266,9 @@ def _recorded(trial: TrialRecord, curve: list[Observation]) -> RecordedTrial:
 def export_study(store: Store, name: str, file: str | None = None) -> Exported:
     """Write a whole study, by default to ``NAME.bssearch.jsonl.gz``, without running trials.
 
-    Equal studies give equal bytes. Raises the errors of `Store.write_study`.
+    Equal studies give equal bytes. Raises the errors of `Transfer.write`.
     """
     path = Path(file or f"{name}{SUFFIX}")
-    running = store.write_study(name, path)
+    running = store.transfer.write(name, path)
     note = f"note: skipped {len(running)} running trials; export the study again after they end"
     return Exported([str(path)], [note] if running else [])

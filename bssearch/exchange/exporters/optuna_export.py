@@ -40,7 +40,7 @@ def export_to_optuna(store: Store, name: str, file: str | None = None) -> Export
     url = optuna_database(file or f"{name}.optuna.db")
     study = OptunaStudy.read(store, name)
     if not study.trials:
-        imported = spec_of(store.study(name)).is_imported
+        imported = spec_of(store.studies.get(name)).is_imported
         none = "no search trials: its runs were imported as repeats" if imported else "no trials"
         raise UsageError(f"study {name!r} has {none}; there is nothing to export for Optuna")
     write_study(study, url)

@@ -69,11 +69,11 @@ def import_study(
     Either all are imported or none. Importing the same file again changes nothing. A study that continued in both
     places is refused.
     """
-    from bssearch.storage.keeping import check_name
+    from bssearch.spec.reader import check_study_name
     from bssearch.storage.transfer.study_file import read_study
 
     if name is not None:
-        check_name(name)
+        check_study_name(name)
     copies: list[Copy] = []
     notes: list[str] = []
     for source in file:
@@ -98,12 +98,12 @@ def _of_database(url: str, names: Collection[str] | None, notes: list[str]) -> l
     if file is not None and not file.exists():
         raise NotFoundError(f"no file {_shown(url)}")
     with open_store(url, write=False) as store:
-        there = {one.name: one for one in store.studies()}
+        there = {one.name: one for one in store.studies.summaries()}
         if names:
-            return store.copy_studies([name for name in there if name in names], _shown(url))
+            return store.transfer.read([name for name in there if name in names], _shown(url))
         archived = sorted(name for name, one in there.items() if one.archived_at is not None)
         notes += [f"{_shown(url)}: skipped archived study {name}; --study {name} imports it" for name in archived]
-        return store.copy_studies(None, _shown(url))
+        return store.transfer.read(None, _shown(url))
 
 
 def _shown(source: str) -> str:

@@ -18,8 +18,8 @@ from bssearch.records import Environment, Goal, Phase, Target, TrialOutcome, Tri
 from bssearch.settings import user_name
 from bssearch.spec import StudySpec
 from bssearch.spec.model import IMPORTED
+from bssearch.spec.reader import check_study_name
 from bssearch.spec.space import TRAINING_PARAMETERS
-from bssearch.storage.keeping import check_name
 from bssearch.storage.transfer.finished import FinishedStudy, FinishedTrial
 
 UNKNOWN = "unknown"
@@ -86,7 +86,7 @@ def make_studies(
     studies: list[FinishedStudy] = []
     notes = list(_unknown(runs))
     for kind, study_name in _names(name, list(groups)).items():
-        check_name(study_name)
+        check_study_name(study_name)
         seeded, renumbered = _with_seeds(groups[kind])
         timed = any(one.run.train_seconds is not None for one in seeded)
         spec = _spec(study_name, seeded, target, objective if timed else SamplesToTarget.name, default_batch)

@@ -1,1 +1,1 @@
-"""People's own training as trials: a loop in a script of theirs, a function, a notebook."""
+"""Trials of a user's loop: script, function or notebook."""

@@ -1,4 +1,4 @@
-"""A user loop's assignment, as the loop sees it."""
+"""What a user's loop must do."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Evaluate = Callable[[], Metrics]
 
 
 class LoopStages:
-    """Configuration and samples by step; one stage without a schedule.
+    """Configuration by step; one stage without a schedule.
 
     ``keeps_micro_batches``: only accumulation grows, because the loader's size is fixed.
     """
@@ -42,20 +42,20 @@ class LoopStages:
 
     @property
     def largest(self) -> int:
-        """Return the largest batch size."""
+        """The largest batch size."""
         return self._each[-1].batch_size
 
     def check(self) -> None:
-        """Raise `UsageError` for a schedule that loops cannot follow."""
+        """Refuse a schedule by gradient noise."""
         if self._schedule is not None and self._schedule.is_measured:
             raise UsageError(
-                f"{BATCH_SCHEDULE} = {self._schedule.name!r} goes by the gradient noise scale, which is not measured "
-                "in a loop of your own: its gradients are its own",
-                hint="a schedule by samples: geometric, linear or milestones; or a workload",
+                f"{BATCH_SCHEDULE} = {self._schedule.name!r} needs the gradient noise scale, which cannot be measured "
+                "in your own loop",
+                hint="use geometric, linear or milestones, which count samples; or a workload",
             )
 
     def refuse(self, who: str, why: str) -> None:
-        """Raise `UsageError` if the batch grows, which ``who`` cannot follow because of ``why``."""
+        """Raise `UsageError` if the batch grows."""
         if self._schedule is not None:
             raise UsageError(
                 f"{BATCH_SCHEDULE} = {self._schedule.name!r}: {who} cannot let the batch grow: {why}",
@@ -63,32 +63,32 @@ class LoopStages:
             )
 
     def at(self, steps: int) -> Configuration:
-        """Return the configuration of the step after ``steps``, with the peak learning rate."""
+        """The next step's configuration, at the peak learning rate."""
         return self._each[self._place(steps)]
 
     def last(self, steps: int) -> Configuration:
-        """Return the configuration of step ``steps``, or of the first."""
+        """Configuration of step ``steps``, at least 1."""
         return self.at(max(0, steps - 1))
 
     def changes_at(self, steps: int) -> bool:
-        """Return whether a new stage starts after ``steps``."""
+        """True if the next step begins a stage."""
         return steps > 0 and self._place(steps) != self._place(steps - 1)
 
     def has_new_micro_batches(self, steps: int) -> bool:
-        """Return whether a new micro-batch size starts after ``steps``."""
+        """True if the next micro-batches have another size."""
         return self.changes_at(steps) and self.at(steps).micro_batch_size != self.last(steps).micro_batch_size
 
     def samples(self, steps: int) -> int:
-        """Return the samples in the first ``steps``."""
+        """Samples in the first ``steps``."""
         place = self._place(steps)
         return self._first_samples[place] + (steps - self._first_steps[place]) * self._each[place].batch_size
 
     def has_seen_again(self, samples: int, steps: int) -> bool:
-        """Return whether the last step completed another multiple of ``samples``, or ``steps`` is 0."""
+        """True if the last step completed another ``samples``, or at step 0."""
         return self.samples(steps) % samples < self.last(steps).batch_size
 
     def keep_micro_batches(self) -> None:
-        """Grow only accumulation; raise `UsageError` if a stage is not a multiple of the first micro-batch."""
+        """Grow only accumulation; raise `UsageError` if micro-batches do not fit."""
         self.check()
         size = self._each[0].micro_batch_size
         for one in self._each:
@@ -104,7 +104,7 @@ class LoopStages:
             self._each = [one.in_micro_batches(size) for one in self._each]
 
     def state(self) -> dict[str, Any]:
-        """Return the state to save."""
+        """State to save."""
         return {"keeps_micro_batches": self.keeps_micro_batches}
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -117,23 +117,23 @@ class LoopStages:
 
 
 class Line(Protocol):
-    """The line from a loop to its search."""
+    """A loop's connection to its search."""
 
     def send(self, reply: Reply) -> None:
         """Send a reply; raise `ValueError` for NaN."""
 
     def progressed(self) -> None:
-        """Record progress, so that the trial does not count as hung."""
+        """Record progress; a trial without any counts as hung."""
 
     def asked_to_stop(self) -> tuple[TrialState, str] | None:
-        """Return the requested state and reason, or None."""
+        """The requested state and reason, if any."""
 
 
 class Assignment:
-    """A loop's assignment: train, be timed, be described, or run alone.
+    """A loop's work: a trial, a measurement, a description, or a run alone.
 
-    The defaults neither time, pause nor save. ``cycles``: repeat the data. ``evaluates_passes``: evaluate after each
-    pass regardless of `is_due`. ``is_look``: results do not count as a trial.
+    The defaults do nothing. ``cycles``: repeat the data. ``evaluates_passes``: evaluate after each pass. ``is_look``:
+    not a trial.
     """
 
     configuration: Configuration
@@ -152,27 +152,27 @@ class Assignment:
             self.device, self.parameters = assign.device, assign.parameters
 
     def checkpoint(self) -> str | None:
-        """Return the checkpoint to branch from, or None."""
+        """Checkpoint to branch from, if any."""
         return None
 
     def begin(self) -> None:
-        """Start the clock, once before the first step."""
+        """Start the clock."""
 
     def is_due(self, step: int) -> bool:
-        """Return whether to evaluate after ``step`` steps."""
+        """True if an evaluation is due."""
         return False
 
     def pause(self) -> None:
-        """Stop the training clock."""
+        """Stop the clock."""
 
     def resume(self) -> None:
-        """Resume the training clock."""
+        """Resume the clock."""
 
     def stepped(self, step: int, samples: int | None) -> None:
-        """Record steps up to ``step``; ``samples`` is None if unknown."""
+        """Record steps; ``samples`` is None if unknown."""
 
     def diverged(self, reason: str) -> bool:
-        """End a trial with persistently non-finite gradients; return whether it ended."""
+        """End a trial with non-finite gradients, if there is one."""
         return False
 
     def waited(self, seconds: float) -> None:
@@ -185,49 +185,49 @@ class Assignment:
         """Record a due evaluation."""
 
     def settle(self) -> None:
-        """End the trial between steps if asked to or late."""
+        """End the trial if asked to or late."""
 
     def passes(self, loader: object, in_order: bool) -> int | None:
         """Begin a pass; return a resumed trial's micro-batches to skip, or None at a pass's start.
 
-        Call `skipped` afterwards. With ``in_order`` bssearch's own sampler skips them.
+        With ``in_order`` bssearch's sampler skips them. Call `skipped` afterwards.
         """
         return None
 
     def skipped(self) -> None:
-        """Record that a resumed trial's micro-batches were skipped."""
+        """Note that micro-batches were skipped."""
 
     def pass_ended(self) -> None:
-        """Record that a pass ended early because the micro-batch size changes."""
+        """Note that the micro-batch size changes."""
 
     def looped(self, step: int, because: str = "") -> None:
-        """Record that the loop ended by itself, ``because`` of a reason."""
+        """Note that the loop ended by itself."""
 
     def keep(self, objects: Mapping[str, Any]) -> tuple[int, int]:
-        """Register state to save; return the steps and samples already done."""
+        """Register state; return the steps and samples done."""
         return 0, 0
 
     def test(self, evaluate: Evaluate) -> None:
         """Evaluate the test set, if requested."""
 
     def failed(self, error: BaseException) -> bool:
-        """Return whether the error was reported as an outcome or answer."""
+        """True if the error was reported."""
         return False
 
     def finish(self) -> None:
         """Report an ended trial, once."""
 
     def close(self) -> None:
-        """Release measuring resources."""
+        """Stop measuring."""
 
 
 def ended_by(because: str) -> str:
-    """Return the suffix that explains a loop's end, if known."""
+    """Suffix that explains a loop's end."""
     return f": {because}" if because else ""
 
 
 def number_of(metrics: Metrics, metric: str) -> float:
-    """Return a reported metric as a float, possibly NaN; raise `UsageError` if missing or not a number."""
+    """Parse a metric, possibly NaN; raise `UsageError` if missing or no number."""
     if not isinstance(metrics, Mapping):
         raise UsageError(
             f"evaluate() returned a {type(metrics).__name__}; it must return a mapping such as {{{metric!r}: 0.9}}"
@@ -242,9 +242,9 @@ def number_of(metrics: Metrics, metric: str) -> float:
 
 
 class Alone(Assignment):
-    """A standalone script's assignment.
+    """A script without a search.
 
-    Evaluates every ``evaluate_every`` steps (None: after each pass), ends after ``steps`` (None: with the loop).
+    Evaluates every ``evaluate_every`` steps (None: after each pass); ends after ``steps`` (None: with the loop).
     """
 
     cycles = False
@@ -272,11 +272,11 @@ class Alone(Assignment):
         self._prints = prints
 
     def is_due(self, step: int) -> bool:
-        """Return whether to evaluate."""
+        """True every ``evaluate_every`` steps."""
         return self._every is not None and step > 0 and step % self._every == 0
 
     def stepped(self, step: int, samples: int | None) -> None:
-        """End after the last step, unless an evaluation is due."""
+        """End after the last step, or its evaluation."""
         self.is_over = step >= self._most_steps and not self.is_due(step)
 
     def warned(self, sentence: str) -> None:
@@ -284,7 +284,7 @@ class Alone(Assignment):
         print(sentence, file=sys.stderr)
 
     def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
-        """Print an evaluation; end after the last."""
+        """Print an evaluation; end after the last step."""
         self.is_over = step >= self._most_steps
         if not isinstance(metrics, Mapping):
             raise UsageError(f"evaluate() returned a {type(metrics).__name__}; it must return a mapping of metrics")
@@ -298,11 +298,11 @@ class Alone(Assignment):
             print(f"test: {told}", file=sys.stderr)
 
     def looped(self, step: int, because: str = "") -> None:
-        """Ignored: the loop may end freely."""
+        """Do nothing."""
 
 
 def print_evaluation(step: int, metrics: Metrics) -> None:
-    """Print an evaluation to stderr."""
+    """Print to stderr."""
     told = ", ".join(
         f"{name} {value:.6g}" if isinstance(value, float) else f"{name} {value}" for name, value in metrics.items()
     )

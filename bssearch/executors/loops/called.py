@@ -1,4 +1,4 @@
-"""Trials trained by a user's function in its calling thread, while the search drives from another."""
+"""Trials in a user's thread; the search runs in another."""
 
 from __future__ import annotations
 
@@ -36,14 +36,13 @@ from bssearch.records import (
 )
 from bssearch.training.trainer import seed_everything
 
-TICK_SECONDS = 0.05
-"""Interval between checks for an interrupt."""
+TICK_SECONDS = 0.05  # between checks for an interrupt
 
 T = TypeVar("T")
 
 
 class Piece:
-    """A piece of work for the user's code, and its line to the search."""
+    """Work for the user's code."""
 
     def __init__(self, assign: Assign, threads: int, post: Callable[[Piece, Reply], None]) -> None:
         self.assign = assign
@@ -56,7 +55,7 @@ class Piece:
         self._post = post
 
     def begin(self) -> LoopTrial:
-        """Set threads and seed in the training thread; return the trial."""
+        """Set threads and seed; return the trial."""
         self._threads_before = torch.get_num_threads()
         torch.set_num_threads(self._threads)
         program = self.assign.program
@@ -66,34 +65,34 @@ class Piece:
         return self.trial
 
     def end(self, error: BaseException | None = None) -> None:
-        """Report completion or an error."""
+        """Report completion or the error."""
         assert self._work is not None and self.trial is not None, "what ends has begun"
         self.let_go()
         end_work(self._work, self.assign, self, error, self.trial.close)
 
     def let_go(self) -> None:
-        """Restore CPU threads and stop measuring memory."""
+        """Restore the thread count; stop measuring."""
         torch.set_num_threads(self._threads_before)
         if self._work is not None:
             self._work.close()
 
     def send(self, reply: Reply) -> None:
-        """Send a reply, unless the search dropped this piece."""
+        """Send a reply, unless dropped."""
         if not self.is_dropped:
             self._post(self, reply)
 
     def progressed(self) -> None:
-        """Do nothing: trials in this process have no hang timeout."""
+        """Do nothing: no hang timeout applies."""
 
     def asked_to_stop(self) -> tuple[TrialState, str] | None:
-        """Return the requested state and reason."""
+        """The requested state and reason."""
         return self.stop
 
 
 class CalledExecutor:
-    """Runs work in the user's thread, one piece at a time; see `bssearch.executors.base.Executor`.
+    """`Executor` for a user's function, one piece at a time.
 
-    The user's thread takes each `Piece` from `next_piece`, begins it, trains, and ends it.
+    The user's thread begins, trains and ends each `Piece`.
     """
 
     slots = 1
@@ -111,26 +110,26 @@ class CalledExecutor:
         self._interrupted, self._has_left = threading.Event(), threading.Event()
 
     def next_piece(self) -> Piece | None:
-        """Wait for work; None once the search has ended."""
+        """Wait for work; None after the search."""
         while not self._has_left.is_set():
             with suppress(queue.Empty):
                 return self._pieces.get(timeout=TICK_SECONDS)  # with a limit, so that Ctrl-C is heard
         return None
 
     def interrupt(self) -> None:
-        """End the search as a second Ctrl-C does."""
+        """Act like a second Ctrl-C."""
         self._interrupted.set()
 
     def leave(self) -> None:
-        """Signal the user's thread that no work is left."""
+        """Tell the user's thread to end."""
         self._has_left.set()
 
     def describe(self) -> WorkloadDescription:
-        """Run one evaluation and step; raise `WorkloadError` on failure."""
+        """See `Executor.describe`."""
         return self._ask("describe", WorkloadDescription)
 
     def measure_step_time(self, request: StepTimeRequest) -> StepTime:
-        """Time the loop's steps; raise `WorkloadError` on failure."""
+        """See `Executor.measure_step_time`."""
         return self._ask(request, StepTime)
 
     def measure_memory(self, request: MemoryRequest) -> MemoryUse:
@@ -138,11 +137,11 @@ class CalledExecutor:
         return self._ask(request, MemoryUse)
 
     def measure_noise(self, request: NoiseRequest) -> NoiseMeasurement:
-        """Raise `WorkloadError`: it needs a workload's loss."""
+        """Raise `WorkloadError`: only workloads support it."""
         raise no_noise_scale("a loop")
 
     def submit(self, request: TrialRequest) -> None:
-        """Start a trial; raise `ValueError` if one is running."""
+        """See `Executor.submit`."""
         if self._trial is not None:
             running = self._trial[1].request.number
             raise ValueError(f"no slot is free for trial {request.number}: [{running}] are running")
@@ -151,12 +150,12 @@ class CalledExecutor:
         self._pieces.put(piece)
 
     def stop(self, stop: TrialStop) -> None:
-        """Implement `Executor.stop`."""
+        """See `Executor.stop`."""
         if self._trial is not None and self._trial[1].request.number == stop.number:
             self._trial[0].stop = stop.state, stop.reason
 
     def events(self, timeout: float) -> list[Event]:
-        """Implement `Executor.events`."""
+        """See `Executor.events`."""
         deadline = time.monotonic() + timeout
         while not self._events:
             self._raise_if_interrupted()
@@ -172,7 +171,7 @@ class CalledExecutor:
         return events
 
     def kill(self) -> None:
-        """Cancel the running trial and ignore its later messages."""
+        """Cancel the trial; ignore later messages."""
         if self._trial is None:
             return
         (piece, running), self._trial = self._trial, None

@@ -1,4 +1,4 @@
-"""`current_trial`: the trial of the search that started the script, or a standalone one."""
+"""`current_trial`: a search's trial, or a standalone one."""
 
 from __future__ import annotations
 
@@ -37,12 +37,11 @@ from bssearch.training.memory import limit_memory
 from bssearch.training.trainer import seed_everything
 from bssearch.workloads.base import import_file
 
-LOOK_SECONDS = 0.02
-"""Minimum interval between checks for a stop; a check takes a microsecond."""
+LOOK_SECONDS = 0.02  # least interval between checks for a stop; a check takes a microsecond
 
 
 class SocketLine:
-    """The program's end of the line, without a thread so that the program may fork."""
+    """Line to the search; no thread, so that the program may fork."""
 
     def __init__(self, descriptor: int) -> None:
         self._socket = socket.socket(fileno=descriptor)
@@ -54,7 +53,7 @@ class SocketLine:
 
     @classmethod
     def at(cls, path: str) -> Self:
-        """Connect to a search's socket; raise `LaunchError` if nothing listens."""
+        """Connect to a search; raise `LaunchError` if none listens."""
         line = socket.socket(socket.AF_UNIX)
         try:
             line.connect(path)
@@ -62,17 +61,17 @@ class SocketLine:
             line.close()
             raise LaunchError(
                 f"no search listens at {path}: {error}",
-                hint="one program of a command asks for its trial, once, and before it reports any progress; "
-                "where the path is too long, set TMPDIR to a shorter one",
+                hint="only one program of a command may ask for its trial, once, before it reports progress; "
+                "if the path is too long, set TMPDIR to a shorter one",
             ) from error
         return cls(line.detach())
 
     def assignment(self) -> Assign:
-        """Wait for the assignment; raise `ValueError` for another message."""
+        """Wait for the assignment; otherwise raise `ValueError`."""
         while not self._waiting:
             chunk = self._socket.recv(CHUNK_BYTES)
             if not chunk:
-                raise ValueError("the search has hung up")
+                raise ValueError("the search closed the connection")
             self._waiting += self._lines.feed(chunk)
         found = decode_command(self._waiting.pop(0))
         if not isinstance(found, Assign):
@@ -88,12 +87,12 @@ class SocketLine:
         self._sent = time.monotonic()
 
     def progressed(self) -> None:
-        """Send a heartbeat unless a message was sent recently."""
+        """Send a heartbeat if due."""
         if time.monotonic() - self._sent >= HEARTBEAT_SECONDS:
             self.send("heartbeat")
 
     def asked_to_stop(self) -> tuple[TrialState, str] | None:
-        """Return the requested state and reason, or None."""
+        """The requested state and reason, if any."""
         now = time.monotonic()
         if self._stop is None and now - self._looked >= LOOK_SECONDS:
             self._looked = now
@@ -116,7 +115,7 @@ class SocketLine:
 
 
 class Session:
-    """A process's assignment from a search, with at most one trial."""
+    """A process's assignment: at most one trial."""
 
     def __init__(self, line: SocketLine) -> None:
         self.line = line
@@ -125,7 +124,7 @@ class Session:
         self.trial: LoopTrial | None = None
 
     def take(self, given: dict[str, ParameterValue], ranks: Ranks | None = None) -> TrialRun | Looked | Leader:
-        """Return the work, or its leader if there are several ranks; ``given`` are the script's default values."""
+        """The work, or its leader among several ranks."""
         if self.work is not None:
             raise UsageError("current_trial() is called twice: a script trains one trial")
         prepare(self.assign)
@@ -140,7 +139,7 @@ class Session:
         return leader
 
     def ended(self, script: str, error: BaseException | None) -> None:
-        """Report how the script ended."""
+        """Report the script's end."""
         work = self.work
         if work is None:
             error = error or UsageError(
@@ -159,7 +158,7 @@ _session: Session | None = None
 
 
 def session() -> Session | None:
-    """Return this process's session; None outside a search."""
+    """This process's session, if in a search."""
     global _session
     if _session is None and (line := os.environ.pop(TRIAL_VARIABLE, None)) is not None:
         if line.isdecimal():
@@ -171,7 +170,6 @@ def session() -> Session | None:
 
 
 def _tell_the_end(found: Session) -> None:
-    """Report this process's end at exit, since no other process does."""
     process, show = os.getpid(), sys.excepthook
     raised: list[BaseException] = []
 
@@ -188,7 +186,7 @@ def _tell_the_end(found: Session) -> None:
 
 
 def prepare(assign: Assign) -> None:
-    """Apply the assigned device, memory limit and threads."""
+    """Apply the device, memory limit and threads."""
     device = torch.device(assign.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -209,18 +207,18 @@ def current_trial(
 ) -> LoopTrial:
     """Return the trial to train, and seed all random generators.
 
-    Under a search the trial's values apply, standalone the given ones.
+    Outside a search the given values apply.
 
     Args:
-        evaluate_every: steps between standalone evaluations; None evaluates after each pass.
-        steps: steps of a standalone run; None runs until the loop ends.
-        parameters: further defaults; ``trial.parameters`` has the study's values.
+        evaluate_every: steps between evaluations outside a search; None evaluates after each pass.
+        steps: steps outside a search; None runs until the loop ends.
+        parameters: defaults of ``trial.parameters``.
 
-    With a launcher such as torchrun, every rank must call this after initializing torch.distributed; all get one trial.
+    With a launcher such as torchrun, every rank must call this after initializing torch.distributed.
 
     Raises:
-        UsageError: a second call under a search, uninitialized torch.distributed, a batch that ranks cannot share,
-            or an invalid value.
+        UsageError: a second call under a search, uninitialized torch.distributed, a batch that ranks cannot share, or
+            an invalid value.
         LaunchError: the search no longer listens.
     """
     if batch_size < 1:
@@ -269,19 +267,19 @@ def _trial_of_several(alone: Alone, given: dict[str, ParameterValue], ranks: Ran
     return trial
 
 
+# by Trainer class: the module whose ``fit_made(trial, made)`` trains it
 FITTERS = {
     ("lightning", "Trainer"): "bssearch.executors.loops.lightning",
     ("pytorch_lightning", "Trainer"): "bssearch.executors.loops.lightning",
     ("transformers", "Trainer"): "bssearch.executors.loops.transformers",
 }
-"""Trainer class to the module whose ``fit_made(trial, made)`` trains it."""
 
 
 def train_made(name: str, default: Configuration) -> None:
     """Train with the result of a file's ``make_trainer(trial)``.
 
-    ``default`` holds the batch size and learning rate of the unchanged code. Raises `WorkloadError` if the import
-    fails, `UsageError` for a missing function or wrong result.
+    ``default``: the code's own batch size and learning rate. Raises `WorkloadError` if the import fails, `UsageError`
+    for a missing function or wrong result.
     """
     file, function = Path(name.removesuffix(MAKE_TRAINER)), MAKE_TRAINER.removeprefix(":")
     make = getattr(import_file(name, file), function, None)
@@ -292,14 +290,14 @@ def train_made(name: str, default: Configuration) -> None:
 
 
 def fit_made(trial: LoopTrial, made: Any) -> None:
-    """Train with a ``make_trainer`` result; raise `UsageError` for an unknown kind."""
+    """Train with a ``make_trainer`` result; `UsageError` for an unknown class."""
     trainer = made[0] if isinstance(made, tuple) and made else made
     names = [(one.__module__.partition(".")[0], one.__name__) for one in type(trainer).__mro__]
     found = next((FITTERS[name] for name in names if name in FITTERS), None)
     if found is None:
         known = ", ".join(sorted(".".join(name) for name in FITTERS))
         raise UsageError(
-            f"make_trainer(trial) returned a {type(trainer).__name__} where a trainer must stand",
-            hint=f"the trainers that are known: {known}",
+            f"make_trainer(trial) returned a {type(trainer).__name__}; it must return a trainer",
+            hint=f"known trainers: {known}",
         )
     importlib.import_module(found).fit_made(trial, made)

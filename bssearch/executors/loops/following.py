@@ -1,4 +1,4 @@
-"""Checks that a loop uses its trial's values, counts steps and samples, and follows a growing batch."""
+"""Checks that a loop follows its trial; counts of steps and samples."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from bssearch.executors.loops.assignment import Assignment
 from bssearch.records import Configuration, ParameterValue
 from bssearch.records.batch_schedule import PARAMETERS
 
-MOST_RATES = 3
-"""Maximum learning rates named per message."""
+MOST_RATES = 3  # learning rates named in a message
 
 
 class AskedParameters(Mapping[str, ParameterValue]):
-    """Values by name; ``asked`` holds the names read."""
+    """Parameters; ``asked`` holds the names read."""
 
     def __init__(self, values: Mapping[str, ParameterValue]) -> None:
         self.asked: set[str] = set()
@@ -45,7 +44,7 @@ class AskedParameters(Mapping[str, ParameterValue]):
 
 
 class Asked:
-    """The trial fields a loop has read; ``lately`` holds those since the last clear."""
+    """Fields that a loop has read; ``lately``: in this stage."""
 
     def __init__(self, configuration: Configuration, searched: Collection[str]) -> None:
         self.optimizers: Sequence[Optimizer] = ()
@@ -55,16 +54,16 @@ class Asked:
         self.lately: set[str] = set()
 
     def note(self, field: str) -> None:
-        """Record that a field was read."""
+        """Record a field as read."""
         self._fields.add(field)
         self.lately.add(field)
 
     def has(self, field: str) -> bool:
-        """Return whether a field was read."""
+        """True if a field was read."""
         return field in self._fields
 
     def check_begins(self, *, has_sampler: bool) -> None:
-        """Raise `UsageError` if a loop begins without reading its batch size."""
+        """Raise `UsageError` if the batch size was not read."""
         if not self._fields & {"batch_size", "micro_batch_size"} and not has_sampler:
             raise UsageError(
                 "the script trains without having asked for trial.batch_size or trial.micro_batch_size",
@@ -78,7 +77,7 @@ class Asked:
             )
 
     def check_accumulates(self) -> None:
-        """Raise `UsageError` if the script visibly steps after every micro-batch."""
+        """Raise `UsageError` if the accumulation steps were not read."""
         if self._configuration.accumulation_steps > 1 and not tells_accumulation(self._fields):
             raise UsageError(
                 f"{self._accumulation}, and the script has not asked for trial.accumulation_steps",
@@ -86,9 +85,9 @@ class Asked:
             )
 
     def first_step(self, parameters: AskedParameters, rate: float) -> list[str]:
-        """Return warnings about searched parameters unread, or a rate unused, by the first step's end.
+        """Warnings about searched parameters that the first step ignored.
 
-        Other parameters may be conditional, but an unread searched learning rate raises `UsageError`.
+        Others may be conditional, but an unread searched learning rate raises `UsageError`.
         """
         if "learning_rate" in self._searched and not self.has("learning_rate"):
             raise UsageError(
@@ -105,17 +104,17 @@ class Asked:
         return found
 
     def has_rate(self, rate: float) -> bool:
-        """Return whether an optimizer uses the rate, or none is known."""
+        """True if an optimizer uses the rate, or none is known."""
         return not self.rates or any(math.isclose(one, rate) for one in self.rates)
 
     @property
     def said_rates(self) -> str:
-        """Return some rates for a message."""
+        """Some rates for a message."""
         return ", ".join(f"{one:.4g}" for one in sorted(self.rates)[:MOST_RATES])
 
     @property
     def rates(self) -> set[float]:
-        """Return the optimizers' current and initial learning rates."""
+        """Current and initial learning rates."""
         groups = [group for one in self.optimizers for group in one.param_groups]
         return {float(group[name]) for group in groups for name in ("lr", "initial_lr") if name in group}
 
@@ -126,7 +125,7 @@ class Asked:
 
 
 def tells_accumulation(fields: Set[str]) -> bool:
-    """Return whether these fields imply the accumulation steps."""
+    """True if these imply the accumulation steps."""
     return "accumulation_steps" in fields or fields >= {"batch_size", "micro_batch_size"}
 
 
@@ -134,7 +133,7 @@ SEE = 'see "Batches that grow" in `bssearch guide own-training`'
 
 
 class Followed:
-    """Checks at each new stage; ``awaits_batch``: a new size's first micro-batch is next."""
+    """Checks at each stage; ``awaits_batch``: a new size comes next."""
 
     def __init__(self, assignment: Assignment, asked: Asked) -> None:
         self.awaits_batch = True
@@ -146,13 +145,13 @@ class Followed:
         self._has_warned = False
 
     def resume(self, steps: int) -> None:
-        """Resume after ``steps`` in another process; earlier reads were for the first stage."""
+        """Resume: earlier reads belong to the first stage."""
         if self._stages.grows and steps:
             self._before = self._stages.at(0)
             self._asked.lately.clear()
 
     def go_on(self, steps: int) -> None:
-        """Continue after ``steps``; begin a stage if due."""
+        """Begin a stage if due."""
         if not self._stages.changes_at(steps):
             return
         self._before, self._rates_before = self._stages.last(steps), self._asked.rates
@@ -162,9 +161,8 @@ class Followed:
             self._assignment.pass_ended()
 
     def check_step(self, now: Configuration) -> None:
-        """Warn once if the learning rate did not follow the batch size.
-
-        Raises `UsageError` if a stage's first step did not read the new size.
+        """Warn once if the learning rate did not follow the batch size; raise `UsageError` if the new size was not
+        read.
         """
         before, self._before = self._before, None
         if before is None:
@@ -183,10 +181,7 @@ class Followed:
             self._assignment.warned(f"the batch has grown to {now.batch_size}, and {lacks}")
 
     def check_size(self, batch: Any, size: int, steps: int) -> None:
-        """Warn if a size's first micro-batch has another; batch- or time-first.
-
-        Raises `UsageError` if the batch grew but the loader's did not.
-        """
+        """Warn if a size's first micro-batch has another size; raise `UsageError` for the old size."""
         self.awaits_batch = False
         shapes = [tuple(one.shape[:2]) for one in tree_leaves(batch) if isinstance(one, torch.Tensor) and one.ndim]
         if not shapes or any(size in shape for shape in shapes):
@@ -202,21 +197,20 @@ class Followed:
         self._assignment.warned(f"the loader's first batch has {found} samples; trial.micro_batch_size is {size}")
 
     def watch(self, is_within_step: Callable[[], bool]) -> None:
-        """Make an early optimizer step raise: a counting loop may miss a new stage."""
+        """Refuse early optimizer steps: they may miss a stage."""
 
         def check(*given: object) -> None:
             if is_within_step():
                 raise UsageError(
                     "an optimizer of trial.state took a step before the last of the step's micro-batches, in a trial "
                     "whose batch grows",
-                    hint=f"count the micro-batches anew after each step, up to trial.accumulation_steps; {SEE}",
+                    hint=f"count the micro-batches from 0 after each step, up to trial.accumulation_steps; {SEE}",
                 )
 
         for one in self._asked.optimizers if self._stages.grows else ():
             one.register_step_post_hook(check)
 
     def _lacks_rate(self, rate: float) -> str | None:
-        """Return a warning if the stage's rate is unused; a user's schedule may scale it."""
         has_asked, rates = "learning_rate" in self._asked.lately, self._asked.rates
         if not rates:
             return None if has_asked else "the loop has not asked for trial.learning_rate since"
@@ -234,7 +228,7 @@ def _not_asked(now: Configuration, field: str, value: int, before: int) -> Usage
 
 
 class Place(NamedTuple):
-    """Keys and axis of the batch part whose length is the sample count; lists have no axis."""
+    """The part that counts samples; ``axis`` is None for lists."""
 
     keys: tuple[Any, ...]
     axis: int | None
@@ -242,21 +236,21 @@ class Place(NamedTuple):
 
 
 class BatchRows:
-    """Counts samples in the batch part that matched the requested size in the first micro-batch.
+    """Counts samples in the batch part that matched the first micro-batch's size.
 
-    Handles tensors, arrays and nested sequences or mappings. Without a match, the first tensor or else list counts,
-    unless it is longer than the size.
+    Handles tensors, arrays, nested sequences and mappings. Without a match the first tensor, else the first list
+    counts, unless longer than the size.
     """
 
     def __init__(self) -> None:
         self._place: Place | None = None
 
     def first(self, batch: Any, size: int) -> None:
-        """Choose the counting part from a size's first micro-batch."""
+        """Choose the part for a new size."""
         self._place = _chosen(list(_places(batch)), size)
 
     def count(self, batch: Any, size: int) -> int | None:
-        """Return a micro-batch's samples, or None if unknown."""
+        """Samples in a micro-batch, None if unknown."""
         length = None if self._place is None else _length_at(batch, self._place)
         if length is None:
             self.first(batch, size)
@@ -278,7 +272,6 @@ def _places(batch: Any, keys: tuple[Any, ...] = ()) -> Iterator[Place]:
 
 
 def _chosen(places: list[Place], size: int) -> Place | None:
-    """Return the counting place: tensors' first axis, lists, then second axis (time first)."""
     tensors = [place for place in places if place.axis == 0]
     lists = [place for place in places if place.axis is None]
     second = [place for place in places if place.axis == 1]
@@ -302,7 +295,7 @@ class OptimizerSteps:
     """Counts optimizer steps; of several optimizers, the largest count.
 
     Skipped steps do not count: a gradient scaler does not call the optimizer, or flags a fused one. Accelerate's and
-    Fabric's wrappers are unwrapped, because they skip steps within an accumulation.
+    Fabric's wrappers skip steps within an accumulation, and are unwrapped.
     """
 
     def __init__(self) -> None:
@@ -318,12 +311,12 @@ class OptimizerSteps:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return the counted optimizers' names."""
+        """Counted optimizers."""
         return tuple(self._taken)
 
     @property
     def taken(self) -> int:
-        """Return the largest step count."""
+        """The largest count."""
         return max(self._taken.values(), default=0)
 
     def _counter(self, name: str) -> Any:

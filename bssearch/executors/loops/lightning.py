@@ -1,16 +1,7 @@
-"""Runs a Lightning `Trainer` as a trial.
+"""Runs a Lightning `Trainer` as a trial; see `bssearch guide own-training`.
 
-::
-
-    import bssearch
-    from bssearch.executors.loops.lightning import TrialCallback
-
-    trial = bssearch.current_trial(batch_size=64, learning_rate=1e-3)
-    loader = DataLoader(data, batch_size=trial.micro_batch_size, shuffle=True)
-    trainer = lightning.Trainer(max_epochs=20, callbacks=[TrialCallback(trial)])
-
-Needs ``lightning`` or ``pytorch_lightning`` >= 2.6.5, < 2.7, because it uses private attributes of the Trainer. The
-import raises `UsageError` if neither is installed.
+The import raises `UsageError` without ``lightning`` or ``pytorch_lightning`` >= 2.6.5, < 2.7, whose private attributes
+it uses.
 """
 
 from __future__ import annotations
@@ -29,22 +20,16 @@ from bssearch.executors.loops.assignment import print_evaluation
 from bssearch.executors.loops.own_loop import LoopTrial
 
 OLDEST, BELOW = (2, 6, 5), (2, 7)
-PACKAGES = {"lightning.pytorch": "lightning", "pytorch_lightning": "pytorch-lightning"}
-"""Distribution name by module."""
+PACKAGES = {"lightning.pytorch": "lightning", "pytorch_lightning": "pytorch-lightning"}  # distribution by module
 
-NEVER = sys.maxsize
-"""``check_val_every_n_epoch`` that disables validation."""
+NEVER = sys.maxsize  # ``check_val_every_n_epoch`` that disables validation
 
 ENDS_BY_ITSELF = frozenset({"EarlyStopping", "Timer"})
 DECIDES_FOR_ITSELF = frozenset({"BatchSizeFinder", "LearningRateFinder", "GradientAccumulationScheduler"})
 
 
 def library() -> Any:
-    """Return the Lightning package, preferring one that is already imported.
-
-    Raises:
-        UsageError: If Lightning is not installed or its version is not supported.
-    """
+    """The Lightning package, preferably the imported one; `UsageError` if unsupported."""
     wanted = f"lightning>={'.'.join(map(str, OLDEST))},<{'.'.join(map(str, BELOW))}"
     hint = f"pip install 'bssearch[lightning]', which is {wanted}"
     for module in sorted(PACKAGES, key=lambda one: one not in sys.modules):
@@ -67,17 +52,16 @@ class TrialCallback(Callback):  # type: ignore[misc]
 
     A step is an optimizer step. In a search the callback:
 
-    - sets ``accumulate_grad_batches`` and runs only the validations that are due, outside the measured time;
+    - sets ``accumulate_grad_batches`` and runs only due validations, outside the measured time;
     - multiplies all learning rates and weight decays, see `adopt_learning_rate` and `adopt_weight_decay`;
-    - drops the incomplete accumulation window at the end of an epoch;
-    - stops the fit when the trial ends, even before ``min_steps``. If a limit of the Trainer ends the fit first, the
-      trial's reason names that limit.
+    - drops the incomplete accumulation window of an epoch;
+    - stops the fit when the trial ends, even before ``min_steps``.
 
     Outside a search it only prints the validation metrics.
 
     Args:
-        trial: The trial of this process.
-        metric: The logged validation metric to report; if None all of them, the study's target among them.
+        trial: This process's trial.
+        metric: The logged validation metric to report; all if None.
 
     Raises:
         UsageError: If the trial has a state or a growing batch, optimization is manual, another callback chooses the
@@ -94,7 +78,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
         self._horizon = math.inf
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Check the Trainer and set its gradient accumulation."""
+        """Check the Trainer; set its gradient accumulation."""
         if stage != "fit":
             return
         self._trial.check_trainer("a Lightning Trainer")
@@ -118,7 +102,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
         trainer.callbacks = [*others, self]  # last: the clock resumes after the other callbacks' validation hooks
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Set the learning rates, and evaluate before the first step if due."""
+        """Set the learning rates; evaluate at step 0 if due."""
         self._steps = trainer.global_step
         if self._steps and self._trial.checkpoint is not None:
             raise UsageError(
@@ -146,7 +130,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
         self._end_where_over(trainer)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Drop the incomplete accumulation window, because the Trainer would step on it."""
+        """Drop the incomplete window: the Trainer would step."""
         batches, window = trainer.fit_loop.max_batches, self._trial.accumulation_steps
         if not self._trial.is_searched or not math.isfinite(batches):
             return
@@ -158,7 +142,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
         trainer.fit_loop.max_batches = int(batches) - int(batches) % window
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Check that the due evaluation ran, and check the size of the first batch."""
+        """Check the due evaluation and the first batch's size."""
         if self._is_awaited:
             raise UsageError(
                 f"validation ran no batch after step {self._trial.steps}, where an evaluation was due",
@@ -169,7 +153,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
         self._trial.add_samples(self._trial.samples_in(batch))
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Count an optimizer step and schedule validation if due."""
+        """Count an optimizer step; validate if due."""
         self._micro_batches += 1
         step = trainer.global_step
         if step == self._steps:
@@ -214,7 +198,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
             trainer.should_stop = True
 
     def _lift_limits(self, trainer: Any) -> None:
-        """Remove the step limits for a measurement; schedules stop changing at the Trainer's own limit."""
+        """Schedules still stop at the Trainer's own limit."""
         self._horizon = trainer.estimated_stepping_batches
         told = {"max_steps": trainer.max_steps, "max_epochs": trainer.max_epochs}
         limits = ", ".join(f"{name}={value}" for name, value in told.items() if value not in {-1, None})
@@ -223,7 +207,6 @@ class TrialCallback(Callback):  # type: ignore[misc]
         trainer.fit_loop.max_epochs = trainer.fit_loop.epoch_loop.max_steps = -1
 
     def _check_window(self) -> None:
-        """Warn of an incomplete accumulation window, as a loader without a length can cause."""
         window, self._micro_batches = self._micro_batches, 0
         if self._trial.is_searched and window < self._trial.accumulation_steps:
             self._trial.warn(
@@ -232,7 +215,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
             )
 
     def _logged(self, trainer: Any) -> dict[str, float]:
-        """Return this validation's metrics; `Trainer.callback_metrics` also holds training metrics."""
+        """`Trainer.callback_metrics` also holds training metrics."""
         found = {name: float(value) for name, value in trainer._logger_connector.metrics["callback"].items()}
         if self._metric is not None and self._metric not in found:
             logged = ", ".join(sorted(found)) or "nothing"
@@ -241,12 +224,9 @@ class TrialCallback(Callback):  # type: ignore[misc]
 
 
 def fit_made(trial: LoopTrial, made: Any) -> None:
-    """Fit the ``(trainer, module[, data])`` that ``make_trainer`` returned, adding a `TrialCallback` if missing.
+    """Fit the ``(trainer, module[, data])`` of ``make_trainer``, adding a `TrialCallback` if missing.
 
-    ``data`` is a datamodule, a training loader, or a tuple of training and validation loaders.
-
-    Raises:
-        UsageError: If ``made`` has another form.
+    ``data`` is a datamodule, a training loader, or a tuple of loaders. Raises `UsageError` for another form.
     """
     if not isinstance(made, tuple) or len(made) not in (2, 3):
         raise UsageError(
@@ -261,7 +241,7 @@ def fit_made(trial: LoopTrial, made: Any) -> None:
 
 
 def _kinds(callback: Any) -> set[str]:
-    """Return class names, which are equal in both packages."""
+    """Class names: equal in both packages."""
     return {one.__name__ for one in type(callback).__mro__}
 
 
@@ -269,13 +249,13 @@ def _refuse_what_decides_for_itself(trainer: Any) -> None:
     for one in trainer.callbacks:
         if DECIDES_FOR_ITSELF & _kinds(one):
             raise UsageError(
-                f"the Trainer has the callback {type(one).__name__}, which decides what the trial is to decide",
-                hint="leave it out, and what adds it: Tuner(trainer).scale_batch_size and lr_find",
+                f"the Trainer has the callback {type(one).__name__}, which chooses a value that the trial sets",
+                hint="remove the callback, and calls of Tuner(trainer).scale_batch_size and lr_find",
             )
 
 
 def _validate(trainer: Any) -> None:
-    """Run a validation before the first step, where the Trainer has no hook for one."""
+    """The Trainer has no hook for step 0."""
     trainer.validating = True
     trainer.fit_loop.epoch_loop.val_loop.run()
     trainer.training = True
@@ -293,11 +273,11 @@ def _why_it_ended(trainer: Any) -> str:
     return f"trainer.should_stop was set{f', as by {others}' if others else ''}" if trainer.should_stop else "the fit"
 
 
+# in parameter groups of PyTorch's optimizers and schedules
 GROUP_RATES = ("lr", "initial_lr", "max_lr", "min_lr", "swa_lr")
-"""Learning-rate keys of the parameter groups of PyTorch's optimizers and schedules."""
 
+# attributes of PyTorch's schedules; other rates are derived from these
 SCHEDULE_RATES = ("base_lrs", "max_lrs", "min_lrs", "eta_min", "_last_lr")
-"""Learning-rate attributes of PyTorch's schedules; other rates are derived from these."""
 
 Scale = Callable[[Any], Any]
 
@@ -305,19 +285,14 @@ Scale = Callable[[Any], Any]
 def adopt_learning_rate(trial: LoopTrial, optimizers: Iterable[Any], schedules: Iterable[Any]) -> None:
     """Multiply every learning rate by the trial's rate over the rate given to `current_trial`.
 
-    Does nothing if the script reads ``trial.learning_rate`` or gave no learning rate.
-
-    Args:
-        schedules: Lightning's scheduler configurations.
-
-    Raises:
-        UsageError: If the given learning rate is not above 0.
+    Does nothing if the script reads ``trial.learning_rate``. ``schedules`` are Lightning's scheduler configurations.
+    Raises `UsageError` if the given rate is not above 0.
     """
     given = trial.given.get("learning_rate")
     if given is None or trial.has_asked("learning_rate"):
         return
     if not given > 0:
-        raise UsageError(f"current_trial(learning_rate={given}): must be > 0, for the others are scaled by it")
+        raise UsageError(f"current_trial(learning_rate={given}): must be > 0, because other rates are scaled by it")
     scale = scaling(float(given), trial.learning_rate)
     for optimizer in optimizers:
         _scale_groups(optimizer, GROUP_RATES, scale)
@@ -326,9 +301,9 @@ def adopt_learning_rate(trial: LoopTrial, optimizers: Iterable[Any], schedules: 
 
 
 def adopt_weight_decay(trial: LoopTrial, optimizers: Iterable[Any]) -> None:
-    """Scale the weight decay of all groups if the study sets it and the script has not read it.
+    """Scale all weight decays if the study sets it and the script has not read it.
 
-    The factor is relative to the value given to `current_trial`, or else to the largest of any group.
+    The factor is relative to the value given to `current_trial`, else to the largest of any group.
     """
     name = "weight_decay"
     found = list(optimizers)
@@ -342,7 +317,7 @@ def adopt_weight_decay(trial: LoopTrial, optimizers: Iterable[Any]) -> None:
 
 
 def scaling(given: float, wanted: float) -> Scale:
-    """Return a function that multiplies by wanted / given, and maps ``given`` to exactly ``wanted``."""
+    """Multiply by wanted / given; ``given`` becomes exactly ``wanted``."""
 
     def scale(value: Any) -> Any:
         return wanted if value == given else value * (wanted / given)

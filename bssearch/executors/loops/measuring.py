@@ -1,4 +1,4 @@
-"""Loops that are described, timed or tested for memory instead of trained."""
+"""Loops that are described or measured."""
 
 from __future__ import annotations
 
@@ -24,17 +24,16 @@ from bssearch.records import (
 )
 from bssearch.records.batch_schedule import constant_configurations
 from bssearch.training.contention import CorePace, ReferenceKernel
-from bssearch.training.course import first_line
+from bssearch.training.course import eval_every_steps, first_line
 from bssearch.training.environment import describe_program
 from bssearch.training.memory import is_out_of_memory, peak_memory_bytes, peak_process_memory_bytes, reset_peak_memory
-from bssearch.training.probes.cadence import eval_every_steps
-from bssearch.training.probes.memory import STEPS
-from bssearch.training.probes.step_time import (
+from bssearch.training.probes import (
     LEAST_SHARE,
     PATIENCE,
     RUN_SECONDS,
     RUNS,
     SEGMENT_SECONDS,
+    STEPS,
     WARM_UP_STEPS,
     TimedRun,
     at_full_pace,
@@ -45,7 +44,7 @@ from bssearch.training.probes.step_time import (
 
 
 class Looked(Assignment):
-    """Base of measurements, at one batch size; the first if it grows."""
+    """Base of measurements, at the first batch size."""
 
     is_look = True
 
@@ -57,7 +56,7 @@ class Looked(Assignment):
         self._memory_limit_bytes = assign.memory_limit_bytes
 
     def is_due(self, step: int) -> bool:
-        """Evaluate before the first step and after each."""
+        """Always true."""
         return True
 
     def stepped(self, step: int, samples: int | None) -> None:
@@ -70,10 +69,10 @@ class Looked(Assignment):
         number_of(metrics, self._metric)
 
     def looped(self, step: int, because: str = "") -> None:
-        """Raise `UsageError`: the loop ended early."""
+        """Raise `UsageError`: the loop ended too early."""
         raise UsageError(
-            f"the loop ended by itself after {step} steps, before it was told to{ended_by(because)}",
-            hint="while not trial.should_stop, or for batch in trial.batches(loader)",
+            f"the loop ended by itself after {step} steps, before the measurement was complete{ended_by(because)}",
+            hint="loop while not trial.should_stop, or over trial.batches(loader)",
         )
 
     def _answer(self, answer: Answer) -> None:
@@ -82,7 +81,7 @@ class Looked(Assignment):
 
 
 class DescribedLoop(Looked):
-    """Describes a loop after one evaluation and step."""
+    """Describes a loop by an evaluation and a step."""
 
     def __init__(self, assign: Assign, line: Line) -> None:
         super().__init__(assign, line)
@@ -97,7 +96,7 @@ class DescribedLoop(Looked):
         self._warnings.append(sentence)
 
     def stepped(self, step: int, samples: int | None) -> None:
-        """End after a step if evaluated."""
+        """Note the steps."""
         super().stepped(step, samples)
         self._steps = step
 
@@ -141,18 +140,18 @@ def _is_number(value: Any) -> bool:
 
 
 class MeasuredMemory(Looked):
-    """Takes three whole steps and an evaluation at a micro-batch size."""
+    """Takes three steps and an evaluation."""
 
     def __init__(self, assign: Assign, line: Line) -> None:
         super().__init__(assign, line)
         reset_peak_memory(self._torch_device)
 
     def is_due(self, step: int) -> bool:
-        """Evaluate after the steps."""
+        """True after the steps."""
         return step >= STEPS
 
     def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
-        """Report that it fits, with the peak."""
+        """Report the fit and the peak."""
         super().evaluated(step, metrics, loss)
         self._tell(fits=True, peak=peak_process_memory_bytes(self._torch_device))
 
@@ -171,7 +170,7 @@ class MeasuredMemory(Looked):
 
 
 class TimedLoop(Looked):
-    """Times steps, evaluating as often as a trial; see `probes.step_time`."""
+    """Times steps, evaluating like a trial; see `bssearch.training.probes`."""
 
     def __init__(self, request: StepTimeRequest, assign: Assign, line: Line, *, clock: HostClock | None = None) -> None:
         super().__init__(assign, line)
@@ -193,7 +192,7 @@ class TimedLoop(Looked):
         self._clock.train()
 
     def is_due(self, step: int) -> bool:
-        """Evaluate before the first step, after the first few, then as in a trial."""
+        """True at step 0 and after warm-up, then as in trials."""
         later = step - WARM_UP_STEPS
         return step == 0 or (later >= 0 and later % max(1, self._cadence) == 0)
 
@@ -207,7 +206,7 @@ class TimedLoop(Looked):
         self._last = self._clock.clock.train_seconds_so_far
 
     def stepped(self, step: int, samples: int | None) -> None:
-        """Time steps in groups; the shortest early step sets the group size."""
+        """Time steps in groups of `RUN_SECONDS`."""
         super().stepped(step, samples)
         before, self._steps = self._steps, step
         taken = step - before
@@ -230,7 +229,7 @@ class TimedLoop(Looked):
         self._keep(passed, self._untimed_steps + taken)
 
     def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
-        """Time an evaluation, except the first, which meets new shapes."""
+        """Time an evaluation."""
         before = self._clock.clock.seconds("evaluation")
         self._clock.pause()
         super().evaluated(step, metrics, loss)
@@ -258,7 +257,6 @@ class TimedLoop(Looked):
         return max(1, min(most, eval_every_steps(guess, self._evaluations[-1], self._request.trial_train_seconds)))
 
     def _keep(self, seconds: float, steps: int) -> None:
-        """Sample core pace off the clock; store the group's seconds."""
         self._untimed_steps = 0
         self._clock.pause()
         look = 0.0 if self._core is None else self._core.look()
@@ -269,7 +267,6 @@ class TimedLoop(Looked):
         self._last = self._clock.clock.train_seconds_so_far
 
     def _is_known(self) -> bool:
-        """Return whether the median is known or time is up."""
         fewest, most = RUNS
         counted, limit = at_full_pace(self._runs, self._core), self._request.seconds_limit
         spent = sum(run.seconds * run.count for run in self._runs)
@@ -305,7 +302,7 @@ class TimedLoop(Looked):
 
 
 def work_of(assign: Assign, line: Line) -> TrialRun | Looked:
-    """Return the work for an assignment."""
+    """An assignment's work."""
     match assign.work:
         case TrialRequest() as request:
             return TrialRun(request, assign, line)
@@ -320,7 +317,7 @@ def work_of(assign: Assign, line: Line) -> TrialRun | Looked:
 def end_work(
     work: Assignment, assign: Assign, line: Line, error: BaseException | None, close: Callable[[], None]
 ) -> None:
-    """Report how the user's code ended; without an ``error``, call ``close``."""
+    """Report the user code's end; without ``error``, call ``close``."""
     if error is None and not work.is_over:
         try:
             close()
@@ -333,7 +330,7 @@ def end_work(
 
 
 def failure_of(assign: Assign, error: BaseException) -> Reply:
-    """Return the reply for failed user code."""
+    """Reply for failed user code."""
     if isinstance(assign.work, TrialRequest):
         return TrialEnded(assign.work.number, failed(error))
     return program_refused(error, assign.memory_limit_bytes)

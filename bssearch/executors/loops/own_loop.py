@@ -1,14 +1,4 @@
-"""A user's own training loop as a trial.
-
-::
-
-    trial = bssearch.current_trial(batch_size=64, learning_rate=3e-4)
-    loader = DataLoader(data, batch_size=trial.micro_batch_size, shuffle=True)
-    for batch in trial.batches(loader, evaluate=lambda: {"accuracy": accuracy(model)}):
-        ...
-
-Run alone, the script trains with its own values; under a search, with the trial's.
-"""
+"""A user's own training loop as a trial; see `bssearch guide own-training`."""
 
 from __future__ import annotations
 
@@ -29,11 +19,9 @@ from bssearch.training.optimizers import take_over_states
 
 T = TypeVar("T")
 
-READINGS_PER_MICRO_BATCH = 1000
-"""Maximum reads of ``should_stop`` per micro-batch without a step; far above real use."""
+READINGS_PER_MICRO_BATCH = 1000  # reads of ``should_stop`` before a loop without steps is refused; far above real use
 
-MOST_SKIPPED = 100
-"""Maximum consecutive batches without an optimizer step; a gradient scaler settles within about 20."""
+MOST_SKIPPED = 100  # batches in a row without an optimizer step; a gradient scaler settles within about 20
 
 SKIPPED = "a gradient scaler skips the steps whose gradients are not finite"
 
@@ -41,14 +29,12 @@ SKIPPED = "a gradient scaler skips the steps whose gradients are not finite"
 class LoopTrial:
     """A trial trained by a user's loop.
 
-    ``batch_size`` samples make an optimizer step of ``accumulation_steps`` micro-batches of ``micro_batch_size``. With
-    a batch size schedule, these and ``learning_rate`` apply to the next step. ``parameters`` holds the other values by
-    name. ``seed`` seeds random, numpy and torch. ``given`` holds the arguments of `current_trial`. ``is_look``: the
-    loop is only described or measured. The loop must read the learning rate if it is searched; other unread searched
-    parameters cause a warning.
+    ``batch_size`` samples make an optimizer step, in ``accumulation_steps`` micro-batches of ``micro_batch_size``. With
+    a batch size schedule, these and ``learning_rate`` are those of the next step. ``parameters`` holds the other
+    values, ``given`` the arguments of `current_trial`. ``is_look``: only described or measured. The loop must read a
+    searched learning rate; other unread searched parameters cause a warning.
 
-    Steps are those of the optimizers given to `state`, else one per batch. Samples come from `batches` or `step`; with
-    ``needs_samples`` they are required.
+    Steps are those of the optimizers given to `state`, else one per batch.
     """
 
     def __init__(
@@ -88,42 +74,42 @@ class LoopTrial:
 
     @property
     def batch_size(self) -> int:
-        """Return the samples per optimizer step."""
+        """Samples per optimizer step."""
         self._asked.note("batch_size")
         return self._now.batch_size
 
     @property
     def micro_batch_size(self) -> int:
-        """Return the samples per forward pass, on each rank."""
+        """Samples per forward pass, on each rank."""
         self._asked.note("micro_batch_size")
         return self._samples_at_once
 
     @property
     def accumulation_steps(self) -> int:
-        """Return the micro-batches per optimizer step; divide the loss by it."""
+        """Micro-batches per optimizer step; divide the loss by it."""
         self._asked.note("accumulation_steps")
         return self._now.accumulation_steps
 
     @property
     def learning_rate(self) -> float:
-        """Return the learning rate, or the peak of a schedule."""
+        """The learning rate, or a schedule's peak."""
         self._asked.note("learning_rate")
         return self._now.learning_rate
 
     @property
     def is_over(self) -> bool:
-        """Return whether the trial has ended; unlike `should_stop`, does not start the clock."""
+        """True once ended; does not start the clock."""
         return self._assignment.is_over
 
     @property
     def checkpoint(self) -> str | None:
-        """Return the checkpoint to branch from, or None."""
+        """Checkpoint to branch from, or None."""
         return self._assignment.checkpoint()
 
     def load_optimizer(self, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-        """Load an optimizer's state but keep its learning rate and other options.
+        """Load an optimizer's state, but keep options such as the learning rate.
 
-        ``load_state_dict`` would restore the original run's rate. Raises `UsageError` for another optimizer's state.
+        Raises `UsageError` for another optimizer's state.
         """
         try:
             take_over_states((optimizer,), state)
@@ -131,15 +117,15 @@ class LoopTrial:
             raise UsageError(f"load_optimizer(): the state is not that of this optimizer: {error}") from error
 
     def has_asked(self, name: str) -> bool:
-        """Return whether the script has read a parameter."""
+        """True if the script has read a parameter."""
         return self._asked.has(name) if name == "learning_rate" else name in self.parameters.asked
 
     def check_trainer(self, who: str) -> None:
-        """Raise `UsageError` if the library Trainer ``who`` cannot train this trial."""
+        """Raise `UsageError` if the Trainer ``who`` cannot train this trial."""
         if self.has_state:
             raise UsageError(
-                "trial.state(...) beside a Trainer: it trains a trial from its start, and cannot go on from a pause",
-                hint="leave trial.state(...) out: the trial is then stopped where others are paused",
+                "trial.state(...) cannot be used with a Trainer, which cannot resume a paused trial",
+                hint="remove trial.state(...); the trial is then stopped instead of paused",
             )
         self._stages.refuse(who, "its loader is made once")
 
@@ -157,7 +143,7 @@ class LoopTrial:
 
     @property
     def should_stop(self) -> bool:
-        """Return whether training should end; the first read starts the clock.
+        """True once training should end; the first read starts the clock.
 
         Raises `UsageError` if the loop never steps.
         """
@@ -166,16 +152,16 @@ class LoopTrial:
         most = READINGS_PER_MICRO_BATCH * self._now.accumulation_steps
         if self._assignment.cycles and self._readings > most:
             raise UsageError(
-                f"the loop went round {most} times after step {self.steps} without trial.step()",
+                f"the loop read trial.should_stop {most} times after step {self.steps} without trial.step()",
                 hint="call trial.step() after each step of the optimizer",
             )
         return self._assignment.is_over
 
     @property
     def evaluation_due(self) -> bool:
-        """Return whether to evaluate and `report` now; True stops the clock.
+        """True if the loop must evaluate and `report` now; stops the clock.
 
-        Within `batches`, read it after the optimizer's step: the last micro-batch of a step may be due.
+        Within `batches`, read it after the optimizer's step.
         """
         step = self._step_at_hand
         if step is None or self._assignment.is_over or self._evaluated_at == step:
@@ -192,20 +178,20 @@ class LoopTrial:
         return True
 
     def report(self, *, loss: float | None = None, **metrics: float) -> None:
-        """Report a due evaluation; resumes the clock and random state.
+        """Report a due evaluation; resume the clock and restore the random state.
 
         Raises `UsageError` if none is due, or a metric is missing or not a number.
         """
         self.report_all(metrics, loss)
 
     def report_all(self, metrics: Metrics, loss: float | None = None) -> None:
-        """Like `report`, for metrics of any name, including ``loss``."""
+        """Like `report`, for metrics of any name."""
         step = self._step_at_hand
         if self._assignment.is_over:
             return
         if step is None or self._announced_at != step or self._evaluated_at == step:
             raise UsageError(
-                f"report() after {self.steps} steps, where no evaluation is due",
+                f"report() after {self.steps} steps, but no evaluation is due",
                 hint="if trial.evaluation_due: trial.report(accuracy=...), at the end of the loop's body",
             )
         self._evaluated_at = step
@@ -213,10 +199,10 @@ class LoopTrial:
         self._take_in(step, metrics, loss)
 
     def step(self, samples: int | None = None) -> None:
-        """Record an optimizer step of a loop that does not use `batches`.
+        """Record an optimizer step of a loop without `batches`.
 
-        ``samples`` defaults to ``batch_size``, with a warning unless `sampler` is used. Not counted if the optimizer
-        given to `state` skipped the step.
+        ``samples`` defaults to ``batch_size``, with a warning unless `sampler` is used. A skipped optimizer step does
+        not count.
 
         Raises:
             TrialStopped: the trial has already ended.
@@ -232,11 +218,11 @@ class LoopTrial:
         self.stepped()
 
     def stepped(self) -> None:
-        """Record a step over the samples of `add_samples`; see `step`."""
+        """Like `step`, with the samples from `add_samples`."""
         if self._is_in_batch:
             raise UsageError("step() in the body of batches(), which counts the steps by itself")
         if self._assignment.is_over:
-            raise TrialStopped("the trial has ended; the loop ends where trial.should_stop is true")
+            raise TrialStopped("the trial has ended; end the loop when trial.should_stop is true")
         if not self._has_begun:
             self._begin()
             self._taken_before -= min(1, self._optimizer_steps.taken)  # the step that this call tells of
@@ -257,9 +243,9 @@ class LoopTrial:
         Args:
             loader: a loader, or a function from micro-batch size to loader. With a batch size schedule, the function is
                 called for each new size; a plain loader keeps its size and accumulation grows.
-            evaluate: returns the metrics by name, also called before the first step; without it the body must `report`.
+            evaluate: returns the metrics by name, also before the first step; without it the body must `report`.
             test: returns test metrics, once, when a recommended configuration is confirmed.
-            epochs: passes when run alone; a search repeats the data until the trial ends.
+            epochs: passes outside a search; a search repeats the data.
 
         The body must take the optimizer step at each step's last micro-batch.
         """
@@ -277,7 +263,7 @@ class LoopTrial:
     def test(self, evaluate: Evaluate) -> None:
         """End the training and evaluate the test set, for a loop without `batches`.
 
-        ``evaluate`` runs once, to confirm a recommended configuration or when run alone. Raises `UsageError` within
+        ``evaluate`` runs once, to confirm a recommended configuration or outside a search. Raises `UsageError` within
         `batches`, or if a due evaluation or the target's metric is missing.
         """
         if self._is_looping:
@@ -289,18 +275,17 @@ class LoopTrial:
         self._assignment.test(evaluate)
 
     def sampler(self, dataset: Any) -> SeededSampler:
-        """Return a sampler with bssearch's own order: a seed gives the same batches, and an incomplete last batch is
-        dropped.
+        """Return a sampler for a `DataLoader` with ``batch_size=trial.micro_batch_size``.
 
-        Pass it to a `DataLoader` with ``batch_size=trial.micro_batch_size``.
+        A seed repeats the batches; an incomplete last batch is dropped.
         """
         self._sampler = sampler_of(len(dataset), self._stages, self.seed, lambda: self.steps, self._samples_behind)
         return self._sampler
 
     def state(self, **objects: Any) -> None:
-        """Register the objects to checkpoint, each with ``state_dict()``; makes the trial pausable.
+        """Register the objects to checkpoint, each with ``state_dict()``, so that the trial can pause.
 
-        Counts the optimizers' steps; with several, the largest count. Call once, before `sampler` and `batches`.
+        Counts the optimizers' steps. Call once, before `sampler` and `batches`.
         """
         if self._has_begun or self._sampler is not None:
             raise UsageError("state() comes too late: call it before sampler() and batches()")
@@ -325,7 +310,7 @@ class LoopTrial:
         return isinstance(error, TrialStopped)
 
     def close(self, because: str = "") -> None:
-        """End the training ``because`` of a reason; no effect on an ended trial."""
+        """End the training."""
         if self._has_begun:
             self._check_evaluated()
         if self._skipped and not self.steps and not self._assignment.is_over:
@@ -334,19 +319,18 @@ class LoopTrial:
             self._assignment.looped(self.steps, because)
 
     def count_steps_of(self, optimizers: Mapping[str, Any]) -> None:
-        """Count the steps of these optimizers instead of batches."""
+        """Count these optimizers' steps instead of batches."""
         self._optimizer_steps.watch(optimizers)
 
     @property
     def _step_at_hand(self) -> int | None:
-        """Return the step count including the current body; None if the body has not stepped."""
+        """None if the current body has not stepped."""
         if not self._is_in_batch:
             return self.steps
         return self._step_at_hand_after(is_whole=self._is_whole)
 
     @property
     def _is_whole(self) -> bool:
-        """Return whether this micro-batch is the batch's last."""
         return self._micro_batches % self._now.accumulation_steps == 0
 
     def _step_at_hand_after(self, *, is_whole: bool) -> int | None:
@@ -357,7 +341,6 @@ class LoopTrial:
 
     @property
     def _now(self) -> Configuration:
-        """Return the configuration of the current step."""
         return self._stages.at(self.steps)
 
     @property
@@ -369,7 +352,6 @@ class LoopTrial:
         return 1
 
     def _count(self, step: int) -> None:
-        """Record a step once."""
         if self._counted == step:
             return
         if self._counted < 0:
@@ -425,7 +407,7 @@ class LoopTrial:
         self._rows.first(batch, self._samples_at_once)
 
     def samples_in(self, batch: Any) -> int | None:
-        """Return a micro-batch's sample count, or None with a warning."""
+        """Samples in a micro-batch; warns if unknown."""
         found = self._rows.count(batch, self._samples_at_once)
         if found is not None:
             return found * self._sharers
@@ -448,11 +430,10 @@ class LoopTrial:
         self._settle()
 
     def add_samples(self, samples: int | None) -> None:
-        """Add samples to the current step; None makes the count unknown."""
+        """Add to the current step; None: unknown."""
         self._samples = None if samples is None or self._samples is None else self._samples + samples
 
     def _untold(self, problem: str, remedy: str) -> None:
-        """Warn of unknown samples; raise `UsageError` if the objective needs them."""
         if self._needs_samples:
             raise UsageError(f"{problem}, and the study's objective is samples_to_target", hint=remedy)
         if self._assignment.cycles and not self._has_warned:
@@ -460,7 +441,6 @@ class LoopTrial:
             self.warn(f"{problem}: each step counts as batch_size samples; {remedy}")
 
     def _check_steps(self) -> None:
-        """End a trial as diverged after many skipped steps; raise `UsageError` before its first."""
         self._skipped += 1
         self._readings = 0
         if self._skipped < MOST_SKIPPED:
@@ -478,7 +458,6 @@ class LoopTrial:
         )
 
     def _is_due(self, step: int) -> bool:
-        """Return whether an evaluation is due, or was due earlier in this body."""
         before = self.steps if step > self.steps else self._steps_before
         first = min(step, 1 + max(self._evaluated_at, before))
         return any(self._assignment.is_due(one) for one in range(first, step + 1))
@@ -496,7 +475,7 @@ class LoopTrial:
             self._take_in(self.steps, unmoved(evaluate), None)
 
     def _take_in(self, step: int, metrics: Metrics, loss: float | None) -> None:
-        """Record an evaluation; within a loop's body the trial cannot pause yet."""
+        """Within a loop's body the trial cannot pause."""
         self._assignment.evaluated(step, metrics, loss)
         if not self._is_in_batch:
             self._assignment.settle()
@@ -504,19 +483,17 @@ class LoopTrial:
             self._assignment.resume()
 
     def _check_evaluated(self) -> None:
-        """Raise `UsageError` if a due evaluation is missing; before the first step it is optional, as `batches` has no
-        place for it.
-        """
+        """Step 0 is optional: `batches` has no place for it."""
         step = self.steps
         if self._assignment.is_over or self._evaluated_at == step:
             return
         if self._announced_at == step:
             raise UsageError(
-                f"no report() after step {step}, where trial.evaluation_due was true",
+                f"no report() after step {step}, but trial.evaluation_due was true",
                 hint="if trial.evaluation_due: trial.report(accuracy=...)",
             )
         if step > 0 and self._is_due(step):
             raise UsageError(
-                f"no evaluation after step {step}, where one was due",
+                f"no evaluation after step {step}, but one was due",
                 hint="batches(loader, evaluate=...), or after each step: if trial.evaluation_due: trial.report(...)",
             )

@@ -1,4 +1,4 @@
-"""Passes over the training data, and the seeded samplers that order it."""
+"""Passes over the training data, and samplers."""
 
 from __future__ import annotations
 
@@ -14,12 +14,9 @@ from bssearch.executors.loops.following import Asked
 
 
 class SeededSampler(Sampler[int]):
-    """Sampler that yields a new permutation for each epoch, without the last incomplete batch.
+    """Yields a new permutation per epoch, without the last incomplete batch.
 
-    The first pass skips the samples of the first ``after_steps`` steps.
-
-    Raises:
-        UsageError: If ``batch_size`` exceeds ``samples``.
+    Starts after ``after_steps`` steps. Raises `UsageError` if ``batch_size`` exceeds ``samples``.
     """
 
     def __init__(self, samples: int, batch_size: int, seed: int, *, after_steps: int = 0) -> None:
@@ -34,7 +31,7 @@ class SeededSampler(Sampler[int]):
 
     @property
     def is_at_start(self) -> bool:
-        """True if the next pass is a whole epoch."""
+        """True if the next pass is whole."""
         return self._seen == 0
 
     def __len__(self) -> int:
@@ -50,9 +47,9 @@ class SeededSampler(Sampler[int]):
 
 
 class RankSampler(SeededSampler):
-    """One rank's share of `SeededSampler`: ``share`` consecutive rows of each micro-batch.
+    """One rank's share: ``share`` consecutive rows of each micro-batch.
 
-    A batch therefore has the same samples for any number of ranks.
+    A batch has the same samples for any number of ranks.
     """
 
     def __init__(
@@ -75,11 +72,8 @@ class RankSampler(SeededSampler):
 class GrowingSampler(SeededSampler):
     """Sampler for a growing batch; see `bssearch.training.batches.Growth`.
 
-    An epoch ends when the rest is smaller than the next batch. A pass ends with its epoch, or before the micro-batch
-    size changes. The next pass starts after the ``steps()`` completed, regardless of how many rows were yielded.
-
-    Raises:
-        UsageError: If the largest batch exceeds ``samples``.
+    A pass ends with its epoch, or before the micro-batch size changes. The next pass starts after the completed
+    ``steps()``, regardless of the rows yielded.
     """
 
     def __init__(self, samples: int, stages: LoopStages, seed: int, steps: Callable[[], int]) -> None:
@@ -91,7 +85,7 @@ class GrowingSampler(SeededSampler):
 
     @property
     def is_at_start(self) -> bool:
-        """True if the next pass starts at the start of its epoch."""
+        """True if the next pass starts its epoch."""
         self._catch_up()
         return self._offset == 0
 
@@ -109,7 +103,6 @@ class GrowingSampler(SeededSampler):
 
     @property
     def _end(self) -> int:
-        """Offset in the epoch at which the next pass ends."""
         steps, end = self._done, self._offset
         while True:
             end += self._stages.at(steps).batch_size
@@ -128,7 +121,7 @@ class GrowingSampler(SeededSampler):
 def sampler_of(
     samples: int, stages: LoopStages, seed: int, steps: Callable[[], int], samples_behind: int
 ) -> SeededSampler:
-    """Return a trial's sampler; ``steps`` returns the completed steps, ``samples_behind`` the samples they used."""
+    """Make a sampler that starts after ``samples_behind``."""
     if stages.grows:
         return GrowingSampler(samples, stages, seed, steps)
     size = stages.at(0).batch_size
@@ -142,12 +135,9 @@ Given = Iterable[T] | MakeLoader[T]
 
 
 class Passes(Generic[T]):
-    """The passes over the loader (or loader function) given to `batches`.
+    """The passes over the loader, or loader function, of `batches`.
 
-    ``now`` returns seconds, to time waits for data. A loader keeps its micro-batch size while the batch grows.
-
-    Raises:
-        UsageError: If a later batch is not a multiple of that size.
+    A loader keeps its micro-batch size while the batch grows; `UsageError` if it cannot.
     """
 
     def __init__(
@@ -177,8 +167,8 @@ class Passes(Generic[T]):
     def first(self, size: int, steps: int) -> None:
         """Begin the first pass; a resumed trial continues within its pass.
 
-        A loader draws random numbers when a pass starts, so the saved random state is restored after that. If the trial
-        was paused between two loaders, the first is made again because both may share generators.
+        A loader draws random numbers when a pass starts, so the saved random state is restored afterwards. If the trial
+        was paused between two loaders, the first is made again: both may share generators.
         """
         stages = self._assignment.stages
         if stages.has_new_micro_batches(steps):
@@ -195,7 +185,7 @@ class Passes(Generic[T]):
         self._pass = batches
 
     def batches(self) -> Iterator[T]:
-        """Yield the micro-batches of the current pass and record the waits for data."""
+        """Yield a pass's micro-batches; time the waits."""
         entered, self._is_empty = self._now(), True
         for batch in self._pass:
             self._is_empty = False
@@ -204,15 +194,15 @@ class Passes(Generic[T]):
             entered = self._now()
 
     def check(self, size: int) -> None:
-        """Raise `UsageError` if a pass was empty; the rest of a resumed pass may be."""
+        """Raise `UsageError` for an empty pass, unless resumed."""
         if self._is_empty and self._pass is self._loader:
             raise UsageError(
                 f"the loader of batches() is empty, at a micro-batch size of {size}",
-                hint="drop_last leaves fewer samples out; an iterator can be gone through once",
+                hint="drop_last may drop all samples; an iterator can be used only once",
             )
 
     def begin(self, size: int) -> int | None:
-        """Begin another pass; return the number of micro-batches to skip, or None."""
+        """Begin a pass; return the micro-batches to skip."""
         if self._make is not None:
             self._asked.note("micro_batch_size")
             if size != self._size:

@@ -1,8 +1,7 @@
 """Trials in several processes, the ranks of torch.distributed.
 
 Only rank 0 talks to the search. After each evaluation it broadcasts whether the trial is over and when the next
-evaluation is due; ranks exchange nothing in between. A stop or limit therefore takes effect at the next evaluation, so
-that no rank waits for one that has left.
+evaluation is due. A stop or limit takes effect then, so that no rank waits for one that has left.
 """
 
 from __future__ import annotations
@@ -28,19 +27,19 @@ T = TypeVar("T")
 
 
 class Ranks(Protocol):
-    """The processes that train together; ``rank`` is this one's number, from 0."""
+    """Processes that train together; ``rank`` is this one's number."""
 
     rank: int
     size: int
 
     def share(self, said: T | None) -> T | None:
-        """Broadcast rank 0's value to all ranks."""
+        """Broadcast rank 0's value."""
 
     def wait(self) -> None:
         """Wait for all ranks."""
 
     def device_of(self, device: str) -> str:
-        """Return this rank's device, given rank 0's."""
+        """This rank's device, given rank 0's."""
 
 
 class DistributedRanks:
@@ -55,7 +54,7 @@ class DistributedRanks:
             torch.cuda.set_device(local_rank)
 
     def share(self, said: T | None) -> T | None:
-        """Broadcast rank 0's value to all ranks."""
+        """Broadcast rank 0's value."""
         box = [said]
         distributed.broadcast_object_list(box, src=0)
         return box[0]
@@ -65,15 +64,14 @@ class DistributedRanks:
         distributed.barrier(device_ids=[self._local_rank] if self._uses_cuda else None)
 
     def device_of(self, device: str) -> str:
-        """Return this rank's device; on CUDA its index is the local rank."""
+        """This rank's device, by local rank on CUDA."""
         return f"cuda:{self._local_rank}" if torch.device(device).type == "cuda" else device
 
 
 def ranks_of(environment: Mapping[str, str]) -> DistributedRanks | None:
-    """Return the ranks that a launcher such as torchrun started; None for a single process.
+    """A launcher's ranks; None for a single process.
 
-    Raises:
-        UsageError: If ``WORLD_SIZE`` or ``LOCAL_RANK`` is not a number, or torch.distributed is not initialised.
+    Raises `UsageError` if ``WORLD_SIZE`` or ``LOCAL_RANK`` is not a number, or torch.distributed is not initialised.
     """
     if _number(environment, "WORLD_SIZE", 1) <= 1:
         return None
@@ -94,10 +92,10 @@ def _number(environment: Mapping[str, str], name: str, otherwise: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """Rank 0's message to the other ranks.
+    """Rank 0's message to the others.
 
-    ``due`` holds the steps of the next evaluations; the loop may skip all but the last. ``tests`` says whether a
-    finished trial evaluates its test split.
+    ``due``: steps of the next evaluations; the loop may skip all but the last. ``tests``: whether the test split
+    follows.
     """
 
     is_over: bool
@@ -106,7 +104,7 @@ class Word:
 
 
 class Follower(Assignment):
-    """The assignment of every rank except rank 0."""
+    """The work of the other ranks."""
 
     def __init__(self, assign: Assign, ranks: Ranks) -> None:
         super().__init__(assign.configuration, assign)
@@ -117,36 +115,36 @@ class Follower(Assignment):
         self._word = _heard(ranks)
 
     def begin(self) -> None:
-        """Wait until all ranks begin."""
+        """Wait for all ranks."""
         self._ranks.wait()
 
     def is_due(self, step: int) -> bool:
-        """True if rank 0 announced an evaluation after this step."""
+        """True if rank 0 announced an evaluation."""
         return step in self._word.due
 
     def stepped(self, step: int, samples: int | None) -> None:
-        """Raise `UsageError` if a due evaluation was skipped."""
+        """Refuse a skipped evaluation."""
         check_evaluated(self._word, self._steps)
         self._steps = step
 
     def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
-        """Receive whether the trial is over; this rank's metrics are ignored."""
+        """Learn whether the trial is over."""
         self._ranks.wait()
         self._word = _heard(self._ranks)
         self.is_over = self._word.is_over
 
     def test(self, evaluate: Evaluate) -> None:
-        """Evaluate the test split together with rank 0."""
+        """Evaluate if rank 0 does."""
         if self._word.tests:
             evaluate()
 
     def looped(self, step: int, because: str = "") -> None:
-        """End the trial; rank 0 reports it."""
+        """End; rank 0 reports it."""
         self.is_over = True
 
 
 class Leader(Assignment):
-    """The assignment of rank 0. Its trial ends only at an evaluation and is never paused."""
+    """Rank 0's work; its trial ends only at an evaluation."""
 
     def __init__(self, assign: Assign, line: Line, ranks: Ranks) -> None:
         super().__init__(assign.configuration, assign)
@@ -165,7 +163,7 @@ class Leader(Assignment):
         self.work.begin()
 
     def is_due(self, step: int) -> bool:
-        """True if an evaluation after this step was announced to the other ranks."""
+        """True if this evaluation was announced."""
         return step in self._word.due
 
     def pause(self) -> None:
@@ -177,7 +175,7 @@ class Leader(Assignment):
         self.work.resume()
 
     def stepped(self, step: int, samples: int | None) -> None:
-        """Count steps; raise `UsageError` if a due evaluation was skipped."""
+        """Count steps; refuse a skipped evaluation."""
         check_evaluated(self._word, self._steps)
         self._steps = step
         self.work.stepped(step, samples)
@@ -187,7 +185,7 @@ class Leader(Assignment):
         self.work.waited(seconds)
 
     def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
-        """Record an evaluation after all ranks made it, and broadcast whether the trial is over."""
+        """Record an evaluation after all ranks; announce the next."""
         self._ranks.wait()  # within the evaluation's time: the next step would wait for them
         self.work.evaluated(step, metrics, loss)
         self.is_over = self.work.is_over
@@ -196,20 +194,20 @@ class Leader(Assignment):
         self._ranks.share(self._word)
 
     def test(self, evaluate: Evaluate) -> None:
-        """Evaluate the test split if the other ranks do too, which they do not after leaving the loop."""
+        """Evaluate if the others do."""
         if self._word.tests:
             self.work.test(evaluate)
 
     def warned(self, sentence: str) -> None:
-        """Keep a warning for the outcome."""
+        """Record a warning."""
         self.work.warned(sentence)
 
     def keep(self, objects: Mapping[str, Any]) -> tuple[int, int]:
-        """Register the objects that must stay finite; nothing is saved."""
+        """Register what must stay finite; saves nothing."""
         return self.work.keep(objects)
 
     def looped(self, step: int, because: str = "") -> None:
-        """Record that the loop ended by itself."""
+        """End the trial with its loop."""
         self.work.looped(step, because)
         self.is_over = self.work.is_over
 
@@ -218,15 +216,15 @@ class Leader(Assignment):
 
 
 class LedRun(TrialRun):
-    """A trial of several ranks: it ends only at an evaluation, and is stopped instead of paused."""
+    """A trial of several ranks, which never pauses."""
 
     @property
     def awaits_test(self) -> bool:
-        """True if the test split is still to be evaluated."""
+        """True if the test split is due."""
         return self._is_tested and not self._has_ended
 
     def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
-        """Record an evaluation; end the trial if finished, asked to stop or late."""
+        """Report an evaluation, then settle."""
         super().evaluated(step, metrics, loss)
         self.settle()
 
@@ -235,10 +233,9 @@ class LedRun(TrialRun):
 
 
 class RankTrial(LoopTrial):
-    """One rank's trial: ``batch_size`` is the total of all ranks, ``micro_batch_size`` this rank's.
+    """One rank's trial; ``batch_size`` is of all ranks, ``micro_batch_size`` of this one.
 
-    Raises:
-        UsageError: If the ranks cannot share a micro-batch evenly.
+    Raises `UsageError` if ranks cannot share a micro-batch evenly.
     """
 
     def __init__(
@@ -269,10 +266,7 @@ class RankTrial(LoopTrial):
         return self._ranks.size
 
     def sampler(self, dataset: Any) -> SeededSampler:
-        """Return a sampler of this rank's share of each micro-batch; see `LoopTrial.sampler`.
-
-        For a `DataLoader`'s ``sampler``, with ``batch_size=trial.micro_batch_size``.
-        """
+        """This rank's share of `LoopTrial.sampler`."""
         self._sampler = RankSampler(
             len(dataset),
             self._configuration.batch_size,
@@ -286,16 +280,15 @@ class RankTrial(LoopTrial):
 
 
 def check_evaluated(word: Word, step: int) -> None:
-    """Raise `UsageError` if an evaluation due by ``step`` was skipped: ranks would never learn of the end."""
+    """Refuse a skipped evaluation: ranks would never learn of the end."""
     if step >= word.due[-1]:
         raise UsageError(
-            f"no evaluation after step {word.due[-1]}, where one was due",
+            f"no evaluation after step {word.due[-1]}, but one was due",
             hint="every rank: batches(loader, evaluate=...), or: if trial.evaluation_due: trial.report(accuracy=...)",
         )
 
 
 def _led_work(assign: Assign, line: Line) -> TrialRun | Looked:
-    """Return rank 0's work; the other ranks count as its own machine use."""
     work = work_of(assign, line)
     if isinstance(assign.work, TrialRequest):
         work = LedRun(assign.work, assign, line)

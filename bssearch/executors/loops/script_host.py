@@ -1,9 +1,8 @@
 """Process that runs a training script: ``python -m bssearch.executors.loops.script_host``.
 
-With ``--serve`` it imports the script's packages and forks a process per trial, so that imports are paid once. A fork
-is safe only without a CUDA context and further threads. Otherwise the process re-executes itself without the imports
-and starts a process per trial (``--once``). When its worker ends, it kills all its descendants, in any process group
-and session, and exits.
+With ``--serve`` it imports the script's packages once and forks a process per trial. A fork is safe only without a CUDA
+context and further threads; otherwise the process re-executes itself without the imports and starts a process per trial
+(``--once``). When its worker ends, it kills its descendants and exits.
 """
 
 from __future__ import annotations
@@ -30,19 +29,18 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from bssearch.errors import TrialStopped
-from bssearch.executors.lifeline import become_subreaper, die_with_parent, outlive_parent
 from bssearch.executors.messages import TRIAL_VARIABLE
+from bssearch.executors.process import become_subreaper, die_with_parent, outlive_parent
 from bssearch.executors.programs.script import HOST
 from bssearch.records import MAKE_TRAINER
 
-TICK_SECONDS = 0.02
-"""Interval of the checks on a trial's process; a check takes microseconds."""
+TICK_SECONDS = 0.02  # between checks on a trial's process, which take microseconds
 
 _PACKAGES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
 def main() -> None:
-    """Serve a worker until it disconnects, or run the script once."""
+    """Serve a worker, or run the script once."""
     parser = argparse.ArgumentParser(description="Runs a training script; started by bssearch itself.")
     parser.add_argument("--parent", type=int, required=True)
     parser.add_argument("--serve", type=int, help="descriptor of the socket to the worker")
@@ -64,7 +62,7 @@ def main() -> None:
 
 
 def prepare_to_fork(script: Path) -> str | None:
-    """Import the packages of a script; return why forking is unsafe, or None."""
+    """Import a script's packages; return why forking is unsafe."""
     import torch._dynamo  # noqa: F401 - the first optimizer would load it, seconds of every trial
 
     import bssearch.executors.loops.current  # noqa: F401 - with torch, which every trial needs
@@ -82,7 +80,7 @@ def begin_anew(worker: socket.socket, reason: str) -> NoReturn:
 
 
 def serve(worker: socket.socket, script: str, arguments: list[str], anew: str | None) -> None:
-    """Run a trial for each received line and report its exit, until the worker disconnects."""
+    """Run a trial per descriptor and report its exit."""
     become_subreaper()
     outlive_parent()  # its end is seen on the socket
     worker.set_inheritable(False)
@@ -125,7 +123,6 @@ def _started(script: str, arguments: list[str], line: int) -> int:
 
 
 def _waited_for(child: int, worker: socket.socket) -> int | None:
-    """Return the exit status of a trial's process, or None if the worker ended first."""
     while True:
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
@@ -139,10 +136,7 @@ def _tell(worker: socket.socket, message: dict[str, Any]) -> None:
 
 
 def run_script(script: str, arguments: list[str], line: int) -> int:
-    """Run a script as ``python script arguments`` would; return its exit code.
-
-    For ``file.py:make_trainer``, fit the trainer that the function returns.
-    """
+    """Run a script like ``python script arguments``, or fit a ``file.py:make_trainer``; return its exit code."""
     from bssearch.executors.loops import current
     from bssearch.executors.loops.current import train_made
 
@@ -176,9 +170,9 @@ def run_script(script: str, arguments: list[str], line: int) -> int:
 
 
 def clean_up() -> None:
-    """Join threads, run `atexit` functions and flush open files, as an interpreter does at exit.
+    """Join threads, run `atexit` functions and flush files.
 
-    A real exit would also tear down all modules, which takes a third of a second per trial.
+    A real exit would tear down all modules, a third of a second per trial.
     """
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
@@ -189,7 +183,7 @@ def clean_up() -> None:
 
 
 def import_packages_of(script: Path) -> None:
-    """Import a script's installed top-level packages; ignore errors, which the script will raise again."""
+    """Import installed packages; the script repeats any error."""
     try:
         tree = ast.parse(script.read_bytes())
     except (OSError, SyntaxError, ValueError):
@@ -207,7 +201,7 @@ def import_packages_of(script: Path) -> None:
 
 
 def why_not_to_fork() -> str | None:
-    """Return why a fork of this process is unsafe, or None."""
+    """Why a fork is unsafe, or None."""
     import torch
 
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -220,7 +214,7 @@ def why_not_to_fork() -> str | None:
 
 
 def end_descendants(group: int) -> None:
-    """Kill the rest of a process group and all descendants of this process."""
+    """Kill a process group and all descendants."""
     import psutil
 
     with contextlib.suppress(ProcessLookupError, PermissionError):

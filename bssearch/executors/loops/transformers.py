@@ -1,12 +1,4 @@
-"""Runs a Hugging Face Trainer as a trial.
-
-::
-
-    trial = bssearch.current_trial(batch_size=32, learning_rate=5e-5)
-    args = training_arguments(trial, output_dir="out")
-    trainer = Trainer(model, args, ..., callbacks=[TrialCallback(trial)])
-    trainer.train()
-"""
+"""Runs a Hugging Face Trainer as a trial; see `bssearch guide own-training`."""
 
 from __future__ import annotations
 
@@ -28,12 +20,11 @@ from bssearch.training.schedule import warmup_steps
 __all__ = ["TrialCallback", "both_names", "fit", "fit_made", "training_arguments"]
 
 EXTRA = "bssearch[transformers]"
-LEAST_VERSIONS = {"transformers": (5, 22), "accelerate": (1, 15)}
-"""Oldest tested versions; older Trainers have other events."""
+LEAST_VERSIONS = {"transformers": (5, 22), "accelerate": (1, 15)}  # oldest tested; older Trainers have other events
 
 
 def check_libraries() -> None:
-    """Raise `UsageError` if transformers or accelerate is missing or too old, without importing them."""
+    """Raise `UsageError` for missing or old libraries."""
     for name, least in LEAST_VERSIONS.items():
         wanted = f"{name}>={'.'.join(map(str, least))}"
         try:
@@ -57,25 +48,24 @@ from transformers import (  # noqa: E402 - check_libraries reports missing packa
 )
 
 PREFIX = "eval_"
-"""Prefix of a Trainer's evaluation metrics."""
 
+# timings that a Trainer reports beside the metrics
 NO_METRICS = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
-"""Timings that a Trainer reports beside the metrics."""
 
 
 class TrialCallback(TrainerCallback):  # type: ignore[misc]
-    """Callback that counts a Trainer's optimizer steps as the trial's and runs the due evaluations.
+    """Callback that makes a Trainer's training a trial.
 
     The measured time includes data loading, logging and checkpoints, but no evaluations. An epoch ends with its last
-    whole batch. For data without a length, samples are counted in the model's forward pass. With accumulation, the loss
-    must use ``num_items_in_batch`` or not receive it; see `check_counts_items`.
+    whole batch. With accumulation, the loss must use ``num_items_in_batch`` or not receive it; see
+    `check_counts_items`.
 
     Args:
-        trial: The trial of this process.
+        trial: This process's trial.
         metric: The metric to report, such as ``accuracy`` or ``eval_accuracy``; all if None.
 
     Raises:
-        UsageError: When training begins, if the Trainer's arguments contradict the trial or the trial's batch grows.
+        UsageError: When training begins, if the Trainer contradicts the trial or the batch grows.
     """
 
     def __init__(self, trial: LoopTrial, metric: str | None = None) -> None:
@@ -91,7 +81,7 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
     ) -> None:
-        """Start the trial, and evaluate before the first step if due."""
+        """Start the trial; evaluate at step 0 if due."""
         self._trial.check_trainer("a Hugging Face Trainer")
         check(args, self._trial)
         if state.global_step != self._trial.steps:
@@ -111,17 +101,17 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
     ) -> None:
-        """Reset the step count of the epoch."""
+        """Reset the epoch's step count."""
         self._steps_of_pass = 0
 
     def on_substep_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
     ) -> None:
-        """Count the samples of a micro-batch before the last of a step."""
+        """Count a micro-batch's samples."""
         self._add_samples()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any) -> None:
-        """Count an optimizer step; evaluate if due, and stop when the trial ends."""
+        """Count a step; evaluate if due, stop if over."""
         trial = self._trial
         if self._has_ended(control):
             return
@@ -144,7 +134,7 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
         metrics: Mapping[str, Any],
         **others: Any,
     ) -> None:
-        """Report an evaluation that was due; ignore the user's own evaluations."""
+        """Report a due evaluation; ignore the user's own."""
         if not self._is_training:
             return
         if self._trial.evaluation_due:
@@ -155,13 +145,13 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
     ) -> None:
-        """Close the trial if the Trainer ended first."""
+        """Close the trial."""
         self._is_training = False
         self._end_look_at_samples()
         self._trial.close(_what_ended(args))
 
     def _look(self, model: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """Note the samples given to the model, which may be called more than once per micro-batch."""
+        """The model may be called again per micro-batch."""
         if model.training:
             self._micro_batch_samples = self._trial.samples_in(named or given)
 
@@ -171,14 +161,12 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
         trial.add_samples(trial.micro_batch_size if math.isfinite(self._steps_in_pass) else found)
 
     def _has_ended(self, control: TrainerControl) -> bool:
-        """Stop the Trainer and return True if the trial has ended."""
         if not self._trial.should_stop:
             return False
         control.should_training_stop = True
         return True
 
     def _reported(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the metrics to report; outside a search each metric once, for printing."""
         _refuse_several(metrics)
         named = both_names(metrics)
         if self._metric is not None:
@@ -192,13 +180,13 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
 
 
 def fit(trainer: Trainer, trial: LoopTrial, metric: str | None = None) -> None:
-    """Train a trial with a Trainer, filling its default arguments and adding the callback if missing.
+    """Train a trial with a Trainer; set its default arguments and add the callback if missing.
 
     Args:
         metric: See `TrialCallback`.
 
     Raises:
-        UsageError: If the Trainer has no ``eval_dataset`` or an argument contradicts the trial.
+        UsageError: If there is no ``eval_dataset`` or an argument contradicts the trial.
     """
     if trainer.eval_dataset is None:
         raise UsageError("the Trainer has no eval_dataset: a trial is evaluated", hint="Trainer(..., eval_dataset=...)")
@@ -214,12 +202,12 @@ def fit(trainer: Trainer, trial: LoopTrial, metric: str | None = None) -> None:
 
 
 def fit_made(trial: LoopTrial, made: Trainer) -> None:
-    """Train the trial with the Trainer that ``make_trainer`` returned; see `fit`."""
+    """Train with the result of ``make_trainer``; see `fit`."""
     fit(made, trial)
 
 
 def both_names(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metrics of ``trainer.evaluate()``, each as ``accuracy`` and as ``eval_accuracy``.
+    """Return the metrics of ``trainer.evaluate()``, as ``accuracy`` and as ``eval_accuracy``.
 
     For the test split: ``trial.test(lambda: both_names(trainer.evaluate(test_data)))``.
     """
@@ -229,12 +217,11 @@ def both_names(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_several(metrics: Mapping[str, Any]) -> None:
-    """Raise `UsageError` for several evaluation sets, because the last one is unknown."""
     speeds = [name for name in metrics if name.endswith("_runtime") and name != f"{PREFIX}runtime"]
     if speeds:
         raise UsageError(
-            f"eval_dataset is a dict of several, of which {speeds[0].removesuffix('_runtime')} is one; a trial has one",
-            hint="Trainer(..., eval_dataset=...) with the one of the target",
+            f"eval_dataset has several datasets, such as {speeds[0].removesuffix('_runtime')}; a trial has one",
+            hint="pass only the dataset of the target: Trainer(..., eval_dataset=...)",
         )
 
 
@@ -245,12 +232,12 @@ def _what_ended(args: TrainingArguments) -> str:
     return f"{bound} of the Trainer, or a callback of its own"
 
 
-MOST_STEPS = 10**9
-"""``max_steps`` when the search ends the trial; more than any trial takes."""
+MOST_STEPS = 10**9  # ``max_steps`` when the search ends the trial
 
+# their learning rate does not depend on ``max_steps``
 ENDLESS_SCHEDULES = {"constant", "constant_with_warmup", "inverse_sqrt", "reduce_lr_on_plateau", "greedy"}
-"""Schedules whose learning rate does not depend on ``max_steps``."""
 
+# training argument by study parameter
 RENAMED = {
     "weight_decay": "weight_decay",
     "label_smoothing": "label_smoothing_factor",
@@ -260,10 +247,8 @@ RENAMED = {
     "beta2": "adam_beta2",
     "epsilon": "adam_epsilon",
 }
-"""Training argument by study parameter."""
 
-FILLED = "_filled_for_trial"
-"""Attribute that marks arguments made by `training_arguments`."""
+FILLED = "_filled_for_trial"  # marks the arguments that `training_arguments` made
 
 
 def training_arguments(
@@ -275,8 +260,8 @@ def training_arguments(
 ) -> TrainingArguments:
     """Return the arguments of a Trainer for a trial.
 
-    The trial sets batch sizes, learning rate and seed, and each hyperparameter that its study sets. Without
-    ``max_steps`` and ``num_train_epochs`` the learning rate is constant after warmup, and the search ends the trial.
+    The trial sets batch sizes, learning rate, seed, and the study's hyperparameters. Without ``max_steps`` and
+    ``num_train_epochs`` the learning rate is constant after warmup, and the search ends the trial.
 
     Args:
         train_samples: Number of training samples; required if the study sets ``warmup_epochs``.
@@ -284,8 +269,8 @@ def training_arguments(
         **own: Further arguments.
 
     Raises:
-        UsageError: If an argument contradicts the trial or needs ``max_steps``, or if no argument can express the
-            study's optimizer or schedule.
+        UsageError: If an argument contradicts the trial or needs ``max_steps``, or none can express the study's
+            optimizer or schedule.
     """
     given = {**_lacking(trial, train_samples, own, is_new=True), **own}
     if trial.device == "cpu" and not own.get("use_cpu"):
@@ -300,11 +285,7 @@ def training_arguments(
 
 
 def fill(arguments: TrainingArguments, trial: LoopTrial, train_samples: int | None) -> None:
-    """Set the default-valued fields of arguments that were made without `training_arguments`.
-
-    Raises:
-        UsageError: As `training_arguments` does.
-    """
+    """Set the default arguments, unless `training_arguments` made them."""
     if hasattr(arguments, FILLED):
         return
     defaults = {field.name: field.default for field in dataclasses.fields(arguments)}
@@ -318,7 +299,6 @@ def fill(arguments: TrainingArguments, trial: LoopTrial, train_samples: int | No
 
 
 def _lacking(trial: LoopTrial, train_samples: int | None, own: Mapping[str, Any], *, is_new: bool) -> dict[str, Any]:
-    """Return the arguments that the trial sets, and defaults for those that ``own`` leaves open."""
     decided = decided_by(trial, train_samples)
     _check_obeys(trial, own)
     for name, value in decided.items():
@@ -332,7 +312,7 @@ def _lacking(trial: LoopTrial, train_samples: int | None, own: Mapping[str, Any]
 
 
 def check(arguments: TrainingArguments, trial: LoopTrial) -> None:
-    """Raise `UsageError` if the Trainer's arguments contradict the trial, naming the argument."""
+    """Raise `UsageError` if an argument contradicts the trial."""
     for name, value in _of_steps(trial).items():
         _check_agrees(name, getattr(arguments, name), value)
     if arguments.n_gpu > 1:
@@ -345,17 +325,13 @@ def check(arguments: TrainingArguments, trial: LoopTrial) -> None:
 
 
 def decided_by(trial: LoopTrial, train_samples: int | None) -> dict[str, Any]:
-    """Return the arguments that a trial sets.
-
-    Raises:
-        UsageError: If the study sets ``warmup_epochs`` and ``train_samples`` is None.
-    """
+    """Arguments that a trial sets; `UsageError` if ``train_samples`` is lacking."""
     parameters = trial.parameters
     found = {**_of_steps(trial), **{its: parameters[name] for name, its in RENAMED.items() if name in parameters}}
     if parameters.get("warmup_epochs"):
         if train_samples is None:
             raise UsageError(
-                f"warmup_epochs = {parameters['warmup_epochs']} takes the number of training samples",
+                f"warmup_epochs = {parameters['warmup_epochs']} needs the number of training samples",
                 hint="training_arguments(trial, train_samples=len(train_data), ...)",
             )
         found["warmup_steps"] = warmup_steps(float(str(parameters["warmup_epochs"])), train_samples, trial.batch_size)
@@ -374,7 +350,6 @@ def _of_steps(trial: LoopTrial) -> dict[str, Any]:
 
 
 def _of_optimizer(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the optimizer arguments of a study; empty if the Trainer lacks its optimizer."""
     if parameters.get("optimizer") == "adamw":
         return {"optim": TrainingArguments.default_optim}
     if parameters.get("optimizer") != "sgd":
@@ -384,7 +359,6 @@ def _of_optimizer(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _open(trial: LoopTrial, *, has_horizon: bool, is_new: bool) -> dict[str, Any]:
-    """Return the defaults of a trial's Trainer; ``is_new`` if the Trainer does not exist yet."""
     found: dict[str, Any] = {"logging_nan_inf_filter": False, "save_strategy": "no"}
     if is_new:
         found |= {"report_to": "none", **({"disable_tqdm": True} if trial.is_searched else {})}
@@ -396,7 +370,6 @@ def _open(trial: LoopTrial, *, has_horizon: bool, is_new: bool) -> dict[str, Any
 
 
 def _check_obeys(trial: LoopTrial, own: Collection[str]) -> None:
-    """Raise `UsageError` for an optimizer or schedule that neither an argument nor ``own`` covers."""
     optimizer, schedule = trial.parameters.get("optimizer"), trial.parameters.get("schedule")
     for name, value, known, argument in (
         ("optimizer", optimizer, ("adamw", "sgd"), "optim"),
@@ -404,7 +377,7 @@ def _check_obeys(trial: LoopTrial, own: Collection[str]) -> None:
     ):
         if value is not None and value not in known and argument not in own:
             raise UsageError(
-                f"space.{name}: {value} has no argument of a Trainer that stands for it; {', '.join(known)} has",
+                f"space.{name}: {value} cannot be passed to a Trainer; it takes {', '.join(known)}",
                 hint=f"leave {name} out of the space, or give {argument}=... beside it",
             )
 
@@ -420,7 +393,6 @@ def _check_agrees(name: str, given: Any, value: Any) -> None:
 
 
 def _check_needs_no_horizon(given: Mapping[str, Any]) -> None:
-    """Raise `UsageError` if a schedule needs ``max_steps``."""
     schedule, warmup = given["lr_scheduler_type"], given.get("warmup_steps") or 0
     schedule = getattr(schedule, "value", schedule)
     if schedule not in ENDLESS_SCHEDULES:
@@ -436,10 +408,9 @@ def _check_needs_no_horizon(given: Mapping[str, Any]) -> None:
 
 
 def whole_steps(loader: Any, arguments: TrainingArguments) -> float:
-    """Return the number of whole steps in a pass over a loader; infinite if it has no length.
+    """Whole steps in a pass over a loader; infinite if it has no length.
 
-    Raises:
-        UsageError: If there is no whole step, or if a loader without a length has no ``max_steps``.
+    Raises `UsageError` without a whole step, or for data with neither a length nor ``max_steps``.
     """
     accumulation = arguments.gradient_accumulation_steps
     size = arguments.per_device_train_batch_size * accumulation
@@ -448,8 +419,8 @@ def whole_steps(loader: Any, arguments: TrainingArguments) -> float:
     except TypeError:
         if arguments.max_steps >= MOST_STEPS:
             raise UsageError(
-                "the training data has no length, and a trial goes through its data again and again",
-                hint="data with a length, or data without an end and max_steps=...",
+                "the training data has no length, but a trial repeats its data",
+                hint="use data with a length, or endless data with max_steps=...",
             ) from None
         return math.inf
     rows = len(getattr(loader.batch_sampler, "sampler", loader.dataset))
@@ -459,17 +430,15 @@ def whole_steps(loader: Any, arguments: TrainingArguments) -> float:
     return steps
 
 
-LEAST_CHANGE = 1e-3
-"""Least relative change of a loss whose item count doubles; far below the expected half."""
+LEAST_CHANGE = 1e-3  # of a loss whose item count doubles, relative; far below the expected half
 
 
 def check_counts_items(model: torch.nn.Module) -> Callable[[], None]:
     """Check the model's next loss; return a function that cancels the check.
 
-    A Trainer passes ``num_items_in_batch``, the items of all micro-batches of a step, to each model that accepts
-    further arguments, and expects the model to divide by it. If the model averages over its micro-batch instead, its
-    gradients are too large by the number of micro-batches, and its forward pass raises `UsageError`. The random state
-    is preserved.
+    A Trainer passes ``num_items_in_batch``, the items of all micro-batches of a step, to a model that accepts further
+    arguments and must divide by it. If it averages over its micro-batch instead, its gradients are too large by the
+    number of micro-batches, and its forward pass raises `UsageError`.
     """
 
     def look(module: torch.nn.Module, args: tuple[Any, ...], given: dict[str, Any], output: Any) -> None:
@@ -480,9 +449,9 @@ def check_counts_items(model: torch.nn.Module) -> Callable[[], None]:
         once, twice = (_loss(module, args, {**given, "num_items_in_batch": times * items}) for times in (1, 2))
         if abs(once - twice) <= LEAST_CHANGE * abs(once):
             raise UsageError(
-                f"the loss of {type(module).__name__} does not count num_items_in_batch: a batch in several "
-                "micro-batches would have gradients as many times too large",
-                hint="model.accepts_loss_kwargs = False, before the Trainer is made: that divides the loss itself then",
+                f"the loss of {type(module).__name__} ignores num_items_in_batch: the gradients of a batch "
+                "in several micro-batches would be too large by their number",
+                hint="set model.accepts_loss_kwargs = False before making the Trainer, which then divides the loss",
             )
 
     handle = model.register_forward_hook(look, with_kwargs=True)

@@ -1,4 +1,4 @@
-"""A loop that trains a study's trial: clock, evaluations, end and pauses."""
+"""A loop that trains a study's trial."""
 
 from __future__ import annotations
 
@@ -37,27 +37,21 @@ from bssearch.training.memory import is_out_of_memory, peak_memory_meter
 from bssearch.training.nvml import DeviceMeter
 from bssearch.training.trial_checkpoint import Checkpoint, Part, RandomState, Saved
 
-WARM_UP_STEPS = 3
-"""First steps whose excess over later ones is not training time."""
+WARM_UP_STEPS = 3  # their excess over later steps is not training time
 
-TIMED_STEPS = WARM_UP_STEPS + 20
-"""Steps timed one by one to find that excess; each synchronises a GPU."""
+TIMED_STEPS = WARM_UP_STEPS + 20  # timed one by one to find that excess; each synchronises a GPU
 
-RUN_PROCESSES = 3
-"""Ancestors of a script that belong to its run: server, worker, driver."""
+RUN_PROCESSES = 3  # a script's ancestors: server, worker, driver
 
 
 def contention_meter(device: torch.device, threads: int, core: CorePace | None) -> ContentionMeter:
-    """Return a meter of other programs' use, ignoring the run's own processes."""
+    """Meter without the run's own processes."""
     above = [one.pid for one in psutil.Process().parents()[:RUN_PROCESSES]]
     return ContentionMeter(device, threads, core, lambda: cpu_use(parents=above))
 
 
 class HostClock(Clock):
-    """Times a loop by host time between synchronisations.
-
-    CUDA events on one stream would miss the user's other streams.
-    """
+    """Times by the host: CUDA events would miss the user's other streams."""
 
     def __init__(
         self,
@@ -70,17 +64,17 @@ class HostClock(Clock):
         super().__init__(now, cpu_now, delay_now)
 
     def start(self) -> None:
-        """Reset all times to zero."""
+        """Reset all times."""
         super().start()
         self._knows_delays = self._knows_delays and self._device.type == "cpu"
 
     @property
     def cpu_share(self) -> float | None:
-        """Return this thread's CPU share of train seconds; None on a GPU."""
+        """CPU share of train seconds; None on a GPU."""
         return super().cpu_share if self._device.type == "cpu" else None
 
     def book_rest(self, name: Ledger) -> None:
-        """Book the unbooked wall time in a ledger."""
+        """Book the unbooked wall time."""
         self._seconds[name] += max(0.0, self.wall_seconds - sum(self._seconds.values()))
 
     def wait(self) -> None:
@@ -95,10 +89,10 @@ class HostClock(Clock):
 
 
 class LoopClock:
-    """Books a loop's time; training unless stated otherwise.
+    """Books a loop's time.
 
     The excess of the first `WARM_UP_STEPS` over the later steps' median (compilation, autotuning, caches) is warm-up,
-    in each part of a paused trial. Seconds are counted as in `Clock.counted_train_seconds`.
+    also after a pause. Seconds are those of `Clock.counted_train_seconds`.
     """
 
     def __init__(self, clock: HostClock, threads: int) -> None:
@@ -113,7 +107,7 @@ class LoopClock:
         self._told = 0.0
 
     def train(self) -> None:
-        """Time training, if not already."""
+        """Time training."""
         if self._name != "train":
             self.enter("train")
             self._step_began = self._counted
@@ -125,12 +119,12 @@ class LoopClock:
         self._name = name
 
     def pause(self) -> None:
-        """Synchronise and close the current interval."""
+        """Synchronise and stop timing."""
         self._name = None
         self._opened.close()
 
     def stepped(self) -> None:
-        """Record a step's end."""
+        """Note a step's end."""
         if len(self._steps) >= TIMED_STEPS:
             return
         if self._name == "train":
@@ -141,11 +135,11 @@ class LoopClock:
         self.excess = self._excess_before + _excess(self._steps)
 
     def state(self) -> dict[str, Any]:
-        """Return the state to save."""
+        """State to save."""
         return {"excess": self.excess, "told": self._told}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore saved state; this process's first steps are warm-up again."""
+        """Restore the state; steps warm up again."""
         self.excess = self._excess_before = state["excess"]
         self._told = state["told"]
 
@@ -154,7 +148,7 @@ class LoopClock:
         return self.clock.counted_train_seconds(self._threads)
 
     def train_seconds(self, *, is_hit: bool = False) -> float:
-        """Return counted train seconds without warm-up excess; never decreases.
+        """Counted train seconds without warm-up; never decreases.
 
         Constant until the excess is known: a lower bound, valid for misses of the target but not for a hit
         (``is_hit``).
@@ -174,10 +168,9 @@ def _excess(steps: list[float]) -> float:
 
 
 class Pass:
-    """The current pass over the data: initial random state and completed micro-batches.
+    """The current pass: its initial random state and completed micro-batches.
 
-    ``own`` are the loader's own generators (`generators_of`); a trial paused at a pass's end has ``restored`` only
-    these.
+    ``own`` are the loader's generators. A trial paused at a pass's end has ``restored`` only these.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -194,12 +187,12 @@ class Pass:
         self._own_at_start = [generator.get_state() for generator in self.own]
 
     def end(self) -> None:
-        """End the pass early; a trial paused now resumes with the next."""
+        """End early; a paused trial resumes with the next."""
         self._at_start, self.micro_batches = {}, 0
         self._own_at_start = [generator.get_state() for generator in self.own]
 
     def rewind(self) -> None:
-        """Restore the random state of the pass's start."""
+        """Restore the pass's initial random state."""
         self._random.restore(self._at_start)
         self.restored = False
 
@@ -210,22 +203,22 @@ class Pass:
 
     @property
     def was_within(self) -> bool:
-        """Return whether the trial was paused mid-pass."""
+        """True if the trial was paused within a pass."""
         return self.restored and bool(self._at_start)
 
     def state(self) -> dict[str, Any]:
-        """Return the state to save."""
+        """State to save."""
         return {"at_start": self._at_start, "own_at_start": self._own_at_start, "micro_batches": self.micro_batches}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore saved state."""
+        """Restore the state."""
         self._at_start, self.micro_batches = state["at_start"], state["micro_batches"]
         self._own_at_start = state["own_at_start"]
         self.restored = bool(self._at_start or self._own_at_start)
 
 
 def generators_of(loader: object) -> list[torch.Generator]:
-    """Return the distinct generators of a `DataLoader` and its samplers."""
+    """Generators of a `DataLoader` and its samplers."""
     batch_sampler = getattr(loader, "batch_sampler", None)
     owners = (loader, getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
     found = [getattr(owner, "generator", None) for owner in owners]
@@ -233,7 +226,7 @@ def generators_of(loader: object) -> list[torch.Generator]:
 
 
 def refuse_unreadable(state: dict[str, Any]) -> None:
-    """Raise if a state holds more than tensors and plain values, as loading would; copies no tensors."""
+    """Refuse other values than tensors and plain ones; copies no tensors."""
     file = io.BytesIO()
     torch.save(_without_tensors(state), file)
     file.seek(0)
@@ -249,7 +242,7 @@ def _without_tensors(value: Any) -> Any:
 
 
 def first_non_finite(objects: Mapping[str, Any]) -> str | None:
-    """Return the first non-finite model parameter's name; synchronises."""
+    """Name the first non-finite parameter; synchronises."""
     named = [
         (f"the parameter {name} of {owner}", parameter.detach())
         for owner, model in objects.items()
@@ -263,7 +256,7 @@ def first_non_finite(objects: Mapping[str, Any]) -> str | None:
 
 
 def unmoved(evaluate: Evaluate) -> Metrics:
-    """Evaluate without advancing the training's random state."""
+    """Evaluate without advancing the random state."""
     put_back = kept_random_numbers()
     try:
         return evaluate()
@@ -272,7 +265,7 @@ def unmoved(evaluate: Evaluate) -> Metrics:
 
 
 def kept_random_numbers() -> Callable[[], None]:
-    """Return a function that restores the current random state."""
+    """Return a function that restores random state."""
     states = RandomState(_device_of_generators())
     kept = states.state()
     return lambda: states.restore(kept)
@@ -283,11 +276,11 @@ def _device_of_generators() -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if initialized else torch.device("cpu")
 
 
-NO_STATE = "the script has named no trial.state(...), which one with a Trainer does not"
+NO_STATE = "the script did not call trial.state(...), which a script with a Trainer cannot do"
 
 
 class TrialRun(Assignment):
-    """The assignment to train a trial."""
+    """Trains a trial."""
 
     def __init__(
         self,
@@ -323,17 +316,17 @@ class TrialRun(Assignment):
         self._memory.start()
 
     def checkpoint(self) -> str | None:
-        """Return the checkpoint to branch from, and note that the script asked."""
+        """See `Assignment.checkpoint`; notes the read."""
         self._has_read_checkpoint = True
         return None if self._request.branch is None else self._request.branch.checkpoint
 
     def begin(self) -> None:
-        """Start the clock; earlier script time is not training."""
+        """Start the clock; earlier time is not training."""
         if (branch := self._request.branch) is not None:
             self.stages.refuse("a branch of a longer run", "it ends after as many steps of one size")
             if not self._has_read_checkpoint:
                 raise UsageError(
-                    f"the script is to go on from {branch.checkpoint}, and has not read trial.checkpoint",
+                    f"the script must continue from {branch.checkpoint}, but did not read trial.checkpoint",
                     hint="if trial.checkpoint is not None: load the model, and the optimizer by trial.load_optimizer()",
                 )
         clock = self._clock.clock
@@ -342,12 +335,12 @@ class TrialRun(Assignment):
             self._device_meter.start()
             self.contention.start()
         if self._request.resumes and not self._objects:
-            raise CheckpointError(f"trial {self._request.number} cannot go on: {NO_STATE}")
+            raise CheckpointError(f"trial {self._request.number} cannot resume: {NO_STATE}")
         self.skipped()
         self._clock.train()
 
     def passes(self, loader: object, in_order: bool) -> int | None:
-        """Implement `Assignment.passes`."""
+        """See `Assignment.passes`."""
         was_within, self._pass.own = self._pass.was_within, generators_of(loader)
         if self._pass.restored:
             self._pass.rewind_own()
@@ -368,7 +361,7 @@ class TrialRun(Assignment):
         self._pass.end()
 
     def is_due(self, step: int) -> bool:
-        """Return whether an evaluation is due and was not made before a pause."""
+        """True if due and not made before a pause."""
         last = self._course.progress.last
         every = self._plan.eval_every_steps * self.configuration.batch_size
         is_due = self._is_at_last(step) or self.stages.has_seen_again(every, step)
@@ -384,7 +377,7 @@ class TrialRun(Assignment):
         self._clock.train()
 
     def stepped(self, step: int, samples: int | None) -> None:
-        """Count steps and samples; unknown samples count as full batches."""
+        """Count steps; unknown samples as full batches."""
         full = self.stages.samples(step) - self.stages.samples(self._steps)
         self._samples += full if samples is None else samples
         self._steps = step
@@ -397,9 +390,9 @@ class TrialRun(Assignment):
         return True
 
     def settle(self) -> None:
-        """End the trial if asked to or past its limit.
+        """See `Assignment.settle`.
 
-        A due evaluation comes first, because a resumed loop could not make it up.
+        A due evaluation comes first: a resumed loop could not make it up.
         """
         if not self.is_over and not self.is_due(self._steps):
             self._end_where_asked()
@@ -416,7 +409,7 @@ class TrialRun(Assignment):
             self._course.progress.warnings.append(sentence)
 
     def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
-        """Record and report an evaluation; end the trial if it decides so."""
+        """Report an evaluation; may end the trial."""
         self._clock.pause()
         self._steps = step
         self._line.progressed()
@@ -449,7 +442,7 @@ class TrialRun(Assignment):
             self._end(ending)
 
     def test(self, evaluate: Evaluate) -> None:
-        """Evaluate the test set if requested and the trial ended well."""
+        """Evaluate the test set if requested and ended well."""
         if self._has_ended or not self._is_tested:
             return
         self._clock.enter("evaluation")
@@ -458,7 +451,7 @@ class TrialRun(Assignment):
         self.finish()
 
     def looped(self, step: int, because: str = "") -> None:
-        """End the trial because its loop ended."""
+        """End the trial with its loop."""
         if self.is_over:
             return
         self._clock.pause()
@@ -472,7 +465,7 @@ class TrialRun(Assignment):
         self._end(Ending(TrialState.EXHAUSTED, f"the script ended its loop at step {step}{ended_by(because)}"))
 
     def failed(self, error: BaseException) -> bool:
-        """End the trial if the error is out of memory; return whether it is."""
+        """End the trial if out of memory."""
         if self.is_over or not is_out_of_memory(error):
             return False
         self._clock.pause()
@@ -482,7 +475,7 @@ class TrialRun(Assignment):
         return True
 
     def keep(self, objects: Mapping[str, Any]) -> tuple[int, int]:
-        """Register state; return a resumed trial's steps and samples."""
+        """See `Assignment.keep`."""
         for name, one in objects.items():
             if not callable(getattr(one, "state_dict", None)) or not callable(getattr(one, "load_state_dict", None)):
                 raise UsageError(f"state({name}=...): a {type(one).__name__} has no state_dict() and load_state_dict()")
@@ -505,11 +498,11 @@ class TrialRun(Assignment):
         self._memory.close()
 
     def state(self) -> dict[str, Any]:
-        """Return the counters to save."""
+        """Counters to save."""
         return {"steps": self._steps, "samples": self._samples, "data_seconds": self._data_seconds}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore saved counters."""
+        """Restore the counters."""
         self._steps, self._samples, self._data_seconds = state["steps"], state["samples"], state["data_seconds"]
 
     def _is_at_last(self, step: int) -> bool:
@@ -546,7 +539,6 @@ class TrialRun(Assignment):
         self._saved_random = state
 
     def _save(self, path: str) -> str | None:
-        """Save the trial; return why it failed, or None."""
         if not self._objects:
             return NO_STATE
         self._course.progress.note_peak(self._memory.peak_bytes())

@@ -1,4 +1,4 @@
-"""User commands in any language: described, measured and trained through their reports."""
+"""User commands, which report their progress, and their trials."""
 
 from __future__ import annotations
 
@@ -15,32 +15,204 @@ from bssearch.executors.conversation import TICK_SECONDS, Conversation, LoadedPr
 from bssearch.executors.failures import code_has_changed, judge_command
 from bssearch.executors.messages import Answer, Load, Work
 from bssearch.executors.programs.command_process import LAST_LINES, CommandProcess, Patience, failure_of, outcome_of
-from bssearch.executors.programs.reported_trial import ReportedTrial
 from bssearch.executors.programs.reports import LOSS, Pace, Report, pace_of
 from bssearch.records import (
     BATCH_SCHEDULE,
+    COULD_NOT_PAUSE,
     Configuration,
     MemoryRequest,
     MemoryUse,
     Observation,
+    SecondsBasis,
     StepTime,
     StepTimeRequest,
     TrialOutcome,
     TrialRequest,
     TrialState,
     WorkloadDescription,
+    is_metric,
 )
-from bssearch.spec.command_line import check_places, filled, places_of, values_of
+from bssearch.spec.model import check_places, filled, places_of, values_of
+from bssearch.training.course import Course, Ending, not_finite, where
 
-LARGEST_FILE = 2**26
-"""Bytes hashed by content as code; larger files are data and count by size."""
+MOST_OBSERVATIONS = 100_000  # evaluations of a trial, all stored
 
-LONGEST_NAME = 1000
-"""Maximum characters of a file name."""
+FEWEST_BURSTS = 4  # reports come in bursts if, of more than 2 x 4, one wait exceeds 1/4 of their total time
+
+
+class ReportedTrial:
+    """Collects a program's reports; ``ending`` is None while the trial runs.
+
+    Uses the program's own training seconds, else the wall clock from the first reported step, with earlier steps at the
+    pace of later ones.
+    """
+
+    def __init__(self, request: TrialRequest, on_observation: Callable[[Observation], None], started: float) -> None:
+        self.ending: Ending | None = None
+        self.steps = 0
+        self._request, self._plan = request, request.plan
+        self._on_observation = on_observation
+        self._course = Course(request, None)
+        self._started = started
+        self._ended = started
+        self._basis: SecondsBasis | None = None
+        self._first: tuple[Report, float] | None = None
+        self._waiting: Report | None = None
+        self._zero = 0.0
+        self._seconds = 0.0
+        self._observations = 0
+        self._reports = 0
+        self._last_came = started
+        self._longest_wait = 0.0
+
+    def take(self, report: Report, now: float) -> None:
+        """Add a report received at ``now``.
+
+        Raises `UsageError` if steps or seconds decrease, seconds come only sometimes, or there are more than
+        `MOST_OBSERVATIONS`.
+        """
+        if self.ending is not None:
+            return
+        self._check(report)
+        if self._first is not None:
+            self._longest_wait = max(self._longest_wait, now - self._last_came)
+        self._reports, self._last_came = self._reports + 1, now
+        if self._first is None:
+            self._first = report, now
+            self._basis = SecondsBasis.WALL if report.seconds is None else SecondsBasis.REPORTED
+            self._zero = now
+            if self._basis is SecondsBasis.WALL and report.step > 0:
+                self._waiting = report  # until the pace of its steps is known
+                self.steps = report.step
+                return
+        elif self._waiting is not None:
+            first, began = self._first
+            self._zero = began - first.step * (now - began) / (report.step - first.step)
+            waiting, self._waiting = self._waiting, None
+            self._observe(waiting, began - self._zero)
+        if self.ending is None:
+            self._observe(report, now - self._zero if report.seconds is None else report.seconds)
+
+    def look(self, asked: tuple[TrialState, str] | None, now: float) -> None:
+        """End the trial if asked to or late."""
+        if self.ending is not None:
+            return
+        if asked is not None:
+            state, reason = asked
+            if state is TrialState.PAUSED:
+                state, reason = TrialState.PRUNED, f"{reason}; {COULD_NOT_PAUSE}: a command cannot be checkpointed"
+            self._end(Ending(state, reason, asked=True))
+        elif self._basis is SecondsBasis.WALL:
+            self._end(self._course.limited(now - self._zero))
+
+    def left(self, code: int) -> None:
+        """End the trial of a program that exited well."""
+        self._observe_waiting()
+        if self.ending is None and code == 0:
+            if self._course.progress.last is None:
+                raise UsageError("the command ended without a report of the target's metric")
+            self._end(Ending(TrialState.EXHAUSTED, f"the command ended at step {self.steps}"))
+
+    def failed(self, state: TrialState, reason: str) -> TrialOutcome:
+        """A failed program's outcome, with its observations."""
+        self._observe_waiting()
+        self.ending, self._ended = Ending(state, reason, asked=True), time.monotonic()
+        return self.outcome()
+
+    def outcome(self) -> TrialOutcome:
+        """The ended trial's outcome."""
+        assert self.ending is not None, "a trial that has ended has an ending"
+        progress, wall = self._course.progress, self._ended - self._started
+        outcome = TrialOutcome(
+            state=self.ending.state,
+            reason=self.ending.reason,
+            steps=self.steps,
+            samples=self.steps * self._plan.configuration.batch_size,
+            train_seconds=self._seconds,
+            other_seconds=max(0.0, wall - self._seconds),
+            wall_seconds=wall,
+            seconds_basis=self._basis,
+            final_metric=None if progress.last is None else progress.last.metric,
+            best_metric=progress.best,
+            warnings=self._warnings(),
+        )
+        return self._course.with_target(outcome)
+
+    def _warnings(self) -> tuple[str, ...]:
+        if self._basis is not SecondsBasis.WALL or self._first is None or self._reports <= 2 * FEWEST_BURSTS:
+            return ()
+        if self._longest_wait <= (self._last_came - self._first[1]) / FEWEST_BURSTS:
+            return ()
+        return (
+            f"the command's reports came in bursts, up to {self._longest_wait:.3g} s apart, so the times are "
+            "not more precise: let the command flush each line, or report its own seconds",
+        )
+
+    def _check(self, report: Report) -> None:
+        if report.seconds == 0 and report.step > 0:
+            raise UsageError(f"the command reports 0 seconds of training after {report.step} steps")
+        if self._first is None:
+            return
+        if report.step <= self.steps:
+            raise UsageError(f"the command reports step {report.step} after step {self.steps}: steps must rise")
+        if (report.seconds is None) != (self._basis is SecondsBasis.WALL):
+            raise UsageError(
+                f"the command reports seconds only sometimes: step {report.step} differs from the steps before"
+            )
+        if report.seconds is not None and report.seconds < self._seconds:
+            raise UsageError(f"the command reports {report.seconds:g} seconds after {self._seconds:g}: they must rise")
+
+    def _observe(self, report: Report, seconds: float) -> None:
+        self.steps, self._seconds = report.step, seconds
+        target, configuration = self._request.target, self._plan.configuration
+        loss = report.values.get(LOSS)
+        metric = report.values.get(target.metric)
+        for name, value in ((target.metric, metric), ("the loss", loss)):
+            if value is not None and not is_metric(value):
+                self._end(Ending(TrialState.DIVERGED, f"{not_finite(name, value)}: {where(configuration, self.steps)}"))
+                return
+        if metric is not None:
+            self._observations += 1
+            if self._observations > MOST_OBSERVATIONS:
+                raise UsageError(
+                    f"the command reports {target.metric} more than {MOST_OBSERVATIONS} times in a trial",
+                    hint="report it less often: {evaluate_every} has the steps between two evaluations",
+                )
+            observation = Observation(
+                step=report.step,
+                samples=report.step * configuration.batch_size,
+                train_seconds=seconds,
+                metric=metric,
+                loss=loss,
+                learning_rate=configuration.learning_rate,
+            )
+            ending = self._course.observe(observation)
+            self._on_observation(observation)
+            self._end(ending)
+        self._end(self._course.limited(seconds))
+
+    def _observe_waiting(self) -> None:
+        """Time a single report from the program's start."""
+        if self._waiting is not None and self._first is not None:
+            waiting, self._waiting = self._waiting, None
+            self._observe(waiting, self._first[1] - self._started)
+
+    def _end(self, ending: Ending | None) -> None:
+        if ending is None or self.ending is not None:
+            return
+        self._observe_waiting()
+        if self.ending is None:
+            self.ending = self._course.reached_before(ending)
+            self._ended = time.monotonic()
+
+
+LARGEST_FILE = 2**26  # bytes hashed as code; larger files are data and count by size
+
+LONGEST_NAME = 1000  # characters of a file name
 
 
 def revision_of(program: Program, folder: Path) -> str:
-    """Return 12 hex digits of the SHA-256 of a command, its report format and the files it names."""
+    """12 hex digits of the SHA-256 of a command, its report format and its files."""
     told = hashlib.sha256("\0".join(program.command).encode())
     told.update(repr(sorted(program.report.items())).encode())
     for path in files_of(program.command, folder).values():
@@ -50,7 +222,7 @@ def revision_of(program: Program, folder: Path) -> str:
 
 
 def files_of(command: Sequence[str], folder: Path) -> dict[str, Path]:
-    """Map names in a command's arguments, also after "=", to files."""
+    """Map names in arguments, also after "=", to files."""
     names = [
         name for token in command for name in (token, token.partition("=")[2]) if name and len(name) <= LONGEST_NAME
     ]
@@ -58,7 +230,7 @@ def files_of(command: Sequence[str], folder: Path) -> dict[str, Path]:
 
 
 def digest_of(path: Path) -> str:
-    """Return a digest of a file's content, or of its size above `LARGEST_FILE`."""
+    """Digest of content, or of size above `LARGEST_FILE`."""
     size = path.stat().st_size
     if size > LARGEST_FILE:
         return hashlib.sha256(f"{size} bytes".encode()).hexdigest()
@@ -73,17 +245,13 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-FEW_STEPS, MANY_STEPS = 2, 20
-"""Evaluation interval in steps of the two runs that separate step from evaluation time."""
+FEW_STEPS, MANY_STEPS = 2, 20  # evaluation intervals of the two runs that separate step from evaluation time
 
-MEMORY_STEPS = 3
-"""Steps after which a micro-batch size fits: those of bssearch's own loop."""
+MEMORY_STEPS = 3  # after which a micro-batch size fits, as in bssearch's own loop
 
-UNREAD_LINES = 20
-"""A log of this many lines without a match does not fit ``report``."""
+UNREAD_LINES = 20  # a log of so many lines without a match does not fit ``report``
 
-UNREAD_SHARE = 0.1
-"""Share of ``hang_seconds`` before that check; output before training takes less time."""
+UNREAD_SHARE = 0.1  # of ``hang_seconds`` before that check; output before training takes less time
 
 MOST_METRICS = 100
 
@@ -93,8 +261,8 @@ Reports = Generator[Report, None, None]
 class LoadedCommand(LoadedProgram):
     """A command on a device.
 
-    Raises `WorkloadError` if a named file changed since the run began, `UsageError` for an unknown name in braces,
-    and `LaunchError`.
+    Raises `WorkloadError` if a named file changed since the run began, `UsageError` for an unknown name in braces, and
+    `LaunchError`.
     """
 
     def __init__(self, load: Load) -> None:
@@ -163,7 +331,7 @@ class LoadedCommand(LoadedProgram):
         stop: AskStop,
         on_progress: Callable[[], None] = lambda: None,
     ) -> TrialOutcome:
-        """Run a trial and end its program with it."""
+        """Run a trial; its program ends with it."""
         trial = ReportedTrial(request, on_observation, time.monotonic())
 
         def is_over() -> bool:
@@ -216,7 +384,7 @@ class LoadedCommand(LoadedProgram):
         return CommandProcess(filled(program.command, values), self._folder, program.report, program.metric)
 
     def check_places(self, configuration: Configuration) -> None:
-        """Raise `UsageError` if a command that does not ask for its trial lacks a required placeholder."""
+        """Raise `UsageError` for a missing placeholder."""
         if configuration.grows:
             raise UsageError(
                 f"{BATCH_SCHEDULE} = {configuration.parameters[BATCH_SCHEDULE]!r}: a command is given one batch size, "
@@ -238,10 +406,6 @@ class LoadedCommand(LoadedProgram):
         evaluate_every: int,
         read: Callable[[CommandProcess], Answer],
     ) -> Answer:
-        """Run a piece of work; return the answer, or the result of ``read``.
-
-        Raises as `_until_it_ends`, and if a reporting command lacks a placeholder.
-        """
         with self.started(configuration, seed=0, evaluate_every=evaluate_every, threads=self._threads) as process:
             patience = Patience(self._hang_seconds, process.began)
             if process.connects(lambda: patience.is_over() or self._is_unread(process)):
@@ -256,10 +420,7 @@ class LoadedCommand(LoadedProgram):
             return read(process)
 
     def _until_it_ends(self, process: CommandProcess) -> Reports:
-        """Yield a program's reports; closing the generator ends the program.
-
-        Raises `MemoryError`, or `WorkloadError` if it fails, hangs, ends without a report or its log does not match.
-        """
+        """Yield a program's reports; closing the generator ends it."""
         last, has_reported = process.began, False
         with process:
             while process.goes_on():
@@ -270,13 +431,13 @@ class LoadedCommand(LoadedProgram):
                 if not has_reported and self._is_unread(process):
                     raise WorkloadError(
                         f"the command makes no report{self._hint_of_reports(process)}",
-                        hint="where what it prints before its training takes long: a larger executor.hang_seconds, "
-                        "of which it may take a tenth",
+                        hint="if the output before training takes long, raise executor.hang_seconds: it may take a "
+                        "tenth of that",
                     )
                 if time.monotonic() - last > self._hang_seconds:
                     raise WorkloadError(
                         f"the command made no report for {self._hang_seconds:g} s{self._hint_of_reports(process)}",
-                        hint="executor.hang_seconds is how long it may take",
+                        hint="raise executor.hang_seconds if a report may take longer",
                     )
             code = process.end()
         if code:
@@ -288,7 +449,6 @@ class LoadedCommand(LoadedProgram):
             raise WorkloadError(f"the command ended without a report{self._hint_of_reports(process)}")
 
     def _is_unread(self, process: CommandProcess) -> bool:
-        """True if the log is long enough to show that ``report`` does not match it."""
         is_late = time.monotonic() - process.began > UNREAD_SHARE * self._hang_seconds
         return bool(self._program.report) and is_late and process.log_reader.lines >= UNREAD_LINES
 
@@ -299,7 +459,7 @@ class LoadedCommand(LoadedProgram):
         return WorkloadError(f"the command reports {names}{how_long}; the study's target is of {metric!r}{hint}")
 
     def _reported_step_time(self, configuration: Configuration, process: CommandProcess) -> StepTime:
-        """Time steps from reports; if they include evaluations, use two runs with different intervals."""
+        """Two runs with different intervals separate evaluations."""
         few = self._pace(configuration, process)
         evaluation = 0.0
         seconds = few.seconds / few.steps

@@ -1,4 +1,4 @@
-"""A running user command: its output, its socket and its end."""
+"""A running user command: its output, socket and end."""
 
 from __future__ import annotations
 
@@ -23,20 +23,18 @@ import psutil
 from bssearch.errors import LaunchError, WorkloadError
 from bssearch.executors.conversation import TICK_SECONDS, Conversation, stopped, with_end
 from bssearch.executors.failures import judge_command, kernel_memory_kills
-from bssearch.executors.lifeline import DieWithParent, Watcher, become_subreaper
 from bssearch.executors.messages import CHUNK_BYTES, TRIAL_VARIABLE, Reply
-from bssearch.executors.process import has_exited, report_folder_prefix
+from bssearch.executors.process import DieWithParent, Watcher, become_subreaper, has_exited, report_folder_prefix
 from bssearch.executors.programs.reports import Report, ReportReader
 from bssearch.records import TrialEnded, TrialOutcome, TrialRequest, TrialState
 
 THE_COMMAND = "the command"
-"""A command's name in messages."""
 
 
 class TrialSocket:
-    """A Unix socket that accepts one program; its folder belongs to the worker.
+    """A Unix socket for one program; its folder belongs to the worker.
 
-    Does not listen if the path exceeds 108 bytes (Linux, unix(7)); programs that only report need no socket.
+    Does not listen if the path exceeds 108 bytes (Linux, unix(7)); programs that report need none.
     """
 
     def __init__(self, path: Path) -> None:
@@ -51,7 +49,7 @@ class TrialSocket:
 
     @property
     def listening(self) -> list[socket.socket]:
-        """Return the socket if a program may still connect."""
+        """The socket, while open."""
         return [] if self._door is None else [self._door]
 
     def accept(self) -> None:
@@ -76,10 +74,7 @@ class TrialSocket:
 
 
 class Patience:
-    """A silence limit with the interface of `TrialStop`; each reply restarts it.
-
-    Raises `WorkloadError` when the time is over.
-    """
+    """A silence limit; each reply restarts it."""
 
     def __init__(self, seconds: float, began: float) -> None:
         self._seconds = seconds
@@ -98,12 +93,12 @@ class Patience:
         if self.is_over():
             raise WorkloadError(
                 f"the command said nothing for {self._seconds:g} s after it had asked for its trial",
-                hint="executor.hang_seconds is how long it may take",
+                hint="raise executor.hang_seconds if the command may be silent longer",
             )
 
 
 def failure_of(code: int, process: CommandProcess) -> Exception:
-    """Return the `WorkloadError` or `MemoryError` for an exit code."""
+    """The `WorkloadError` or `MemoryError` for an exit code."""
     state, reason = judge_command(code, process.kernel_kills, process.last_lines)
     return MemoryError(reason) if state is TrialState.OOM else WorkloadError(f"{reason}{process.shown_lines}")
 
@@ -111,9 +106,9 @@ def failure_of(code: int, process: CommandProcess) -> Exception:
 def outcome_of(
     found: Conversation, request: TrialRequest, asked: tuple[TrialState, str] | None, printed: str
 ) -> TrialOutcome:
-    """Return a connected command's outcome from its replies, ``asked`` or its exit code.
+    """A connected command's outcome, from its replies, ``asked`` or its exit code.
 
-    An error exit before the trial's time limit is a failure, even if the line reports that the loop ended.
+    An error exit before the trial's time limit is a failure, even after a reported end.
     """
     state, reason = judge_command(found.exit_code, found.kernel_kills, printed)
     if not isinstance(found.reply, TrialEnded):
@@ -127,32 +122,25 @@ def outcome_of(
     return with_end(outcome, found, THE_COMMAND)
 
 
-REPORT_VARIABLE = "BSSEARCH_REPORT"
-"""Environment variable with the path of the pipe for JSON lines."""
+REPORT_VARIABLE = "BSSEARCH_REPORT"  # path of the pipe for JSON lines
 
-TERMINATE_SECONDS = 5.0
-"""Seconds between SIGTERM and SIGKILL."""
+TERMINATE_SECONDS = 5.0  # between SIGTERM and SIGKILL
 
-KILL_SECONDS = 10.0
-"""Seconds allowed after SIGKILL; a process in disk I/O needs several."""
+KILL_SECONDS = 10.0  # after SIGKILL; a process in disk I/O needs several
 
 MOST_LOGGED_BYTES = 2**24
 
-LAST_LINES = 10
-"""Output lines shown in errors."""
+LAST_LINES = 10  # shown in errors
 
 _TAIL_BYTES = 1 << 14
 
-_MOST_CHUNKS_LEFT = 16
-"""Far above a pipe's 64 KiB (pipe(7))."""
+_MOST_CHUNKS_LEFT = 16  # far above a pipe's 64 KiB (pipe(7))
 
 
 class CommandProcess:
-    """A started program; leaving the ``with`` block ends it and all its descendants.
+    """A started program; leaving the ``with`` block ends it and its descendants.
 
-    ``began`` is its start time, ``kernel_kills`` the `kernel_memory_kills` then; ``log_reader`` parses its output.
-
-    Raises `WorkloadError` if the command does not exist, `LaunchError` if it cannot start.
+    ``began`` is its start time. Raises `WorkloadError` if the command does not exist, `LaunchError` if it cannot start.
     """
 
     def __init__(
@@ -194,31 +182,30 @@ class CommandProcess:
 
     @property
     def last_lines(self) -> str:
-        """The end of the program's output."""
+        """End of the output."""
         return self._tail.decode(errors="replace")
 
     @property
     def has_reported(self) -> bool:
-        """True if the first sign seen by `connects` was a report."""
+        """True if a report came first."""
         return self._first_reports is not None
 
     @property
     def shown_lines(self) -> str:
-        """Return the last output lines."""
+        """Last output lines, for a message."""
         lines = [line[:500] for line in self.last_lines.splitlines() if line.strip()][-LAST_LINES:]
         return "; it printed:\n" + "\n".join(lines) if lines else "; it printed nothing"
 
     @property
     def line(self) -> socket.socket:
-        """Return our end of a connected program's line."""
+        """Our end of a connected program's socket."""
         assert self._socket.line is not None, "the program has connected"
         return self._socket.line
 
     def connects(self, is_over: Callable[[], bool]) -> bool:
-        """Wait for the program's first sign; return whether it connected.
+        """Wait for the program's first sign; True if it connected.
 
-        False if it reports first, exits, or ``is_over`` returns True; later connections are refused. Raises as
-        `ReportReader.feed`.
+        False if it reports first, exits, or ``is_over``; later connections are refused.
         """
         while self._socket.line is None and self._first_reports is None and self.goes_on() and not is_over():
             reports = self.reports(TICK_SECONDS)
@@ -228,7 +215,7 @@ class CommandProcess:
         return self._socket.line is not None
 
     def exit_code(self) -> int | None:
-        """Log output; return a connected program's exit code, or None while it runs."""
+        """Log output; return the exit code, None while running."""
         if self._code is not None:
             return self._code
         self.log()
@@ -237,7 +224,7 @@ class CommandProcess:
     def goes_on(self) -> bool:
         """True while the program runs or has unread output.
 
-        Ends its descendants when it exits, because their output would hide the exit.
+        Ends its descendants when it exits: their output would hide the exit.
         """
         self._reap_orphans()
         if not has_exited(self._process):
@@ -246,7 +233,7 @@ class CommandProcess:
         return self._first_reports is not None or bool(select.select(self._sources, [], [], 0.0)[0])
 
     def reports(self, seconds: float) -> Iterator[Report]:
-        """Yield reports, waiting up to the given seconds for the first; raise as `ReportReader.feed`."""
+        """Yield reports, waiting up to ``seconds``; raise as `ReportReader.feed`."""
         first, self._first_reports = self._first_reports, None
         if first is not None:
             yield from first
@@ -255,7 +242,7 @@ class CommandProcess:
             yield from self._readers[descriptor].feed(chunk)
 
     def last_reports(self) -> Iterator[Report]:
-        """Yield reports from unterminated last lines after a clean exit; raise as `reports`."""
+        """Yield unterminated last lines; raise as `reports`."""
         yield from self._pipe_reader.end()
         yield from self.log_reader.end()
 
@@ -264,7 +251,7 @@ class CommandProcess:
         self.end()
 
     def end(self) -> int:
-        """Send SIGTERM to the group, then SIGKILL to all that remains; return the exit code. Idempotent."""
+        """Send SIGTERM, then SIGKILL; return the exit code. Idempotent."""
         if self._code is None:
             try:
                 self._terminate()
@@ -276,7 +263,6 @@ class CommandProcess:
         return self._code
 
     def _open_pipe(self, kept: ExitStack) -> Path:
-        """Create the report pipe and the socket if needed; return the pipe's path."""
         prefix = report_folder_prefix(os.getpid())
         folder = kept.enter_context(tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True))
         pipe = Path(folder) / "report"
@@ -316,7 +302,7 @@ class CommandProcess:
                 os.write(sys.stdout.fileno(), b"\n(the rest of what it prints is left out)\n")
 
     def log(self) -> None:
-        """Log unread output, within a bound because the program may keep writing."""
+        """Log unread output, bounded."""
         for _ in range(_MOST_CHUNKS_LEFT):
             if not list(self._chunks(0.0)):
                 return
@@ -335,7 +321,7 @@ class CommandProcess:
             os.killpg(self._process.pid, number)
 
     def _end_what_is_left(self) -> None:
-        """Kill the group and other descendants; the group id stays valid until the program is reaped."""
+        """The group id stays valid until the program is reaped."""
         if self._has_left:
             return
         self._has_left = True
@@ -349,12 +335,12 @@ class CommandProcess:
             psutil.wait_procs(left, timeout=1.0)
 
     def _descendants(self) -> list[psutil.Process]:
-        """Return surviving descendants, including other sessions; orphans are children of this process."""
+        """Orphans are children of this process."""
         found = set(psutil.Process().children(recursive=True)) - self._before
         return [one for one in found if one.pid != self._process.pid]
 
     def _reap_orphans(self) -> None:
-        """Reap orphans, so that long trials do not fill the process table."""
+        """Long trials must not fill the process table."""
         own = {self._process.pid, self._watcher.pid, *(one.pid for one in self._before)}
         with suppress(ChildProcessError):
             while hasattr(os, "waitid"):
@@ -365,7 +351,6 @@ class CommandProcess:
 
 
 def _started(command: Sequence[str], folder: Path, pipe: Path, line: Path) -> subprocess.Popen[bytes]:
-    """Start a program, with unbuffered output if it is Python."""
     return subprocess.Popen(
         list(command),
         cwd=folder,

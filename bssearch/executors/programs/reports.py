@@ -7,7 +7,7 @@ A JSON line is an object such as ``{"step": 100, "accuracy": 0.91, "seconds": 3.
     accuracy: 'acc=([0-9.]+)'
 
 Matches form one report when the line with their step arrives. Other lines are skipped. An unreadable report raises
-`UsageError` at any time.
+`UsageError`.
 """
 
 from __future__ import annotations
@@ -23,55 +23,44 @@ from bssearch.errors import UsageError
 
 STEP, SECONDS, LOSS = "step", "seconds", "loss"
 
-LONGEST_LINE = 2**16
-"""Maximum bytes of a JSON line; longer lines are skipped."""
+LONGEST_LINE = 2**16  # bytes of a JSON line; longer lines are skipped
 
-LONGEST_LOG_LINE = 2**12
-"""Maximum bytes for expressions; many take quadratic time."""
+LONGEST_LOG_LINE = 2**12  # bytes for expressions, of which many take quadratic time
 
-LONGEST_NAME = 100
-"""Maximum characters of a metric name; longer or unprintable names are skipped."""
+LONGEST_NAME = 100  # characters; longer or unprintable names are skipped
 
-LARGEST_STEP = 2**40
-"""One step per microsecond for twelve days; its samples fit 64 bits."""
+LARGEST_STEP = 2**40  # a step per microsecond for twelve days; its samples fit 64 bits
 
-LARGEST_SECONDS = 1e9
-"""Thirty years."""
+LARGEST_SECONDS = 1e9  # thirty years
 
 _OF_GROUPS = ": its group must match a number and nothing else"
 
 _ENDS_OF_LINES = re.compile(rb"([\r\n])")
 
+# start of an object with its own step; nested objects may have one, too
 _JSON_WITH_STEP = re.compile(rf'\{{[^{{\[]*"{STEP}"\s*:')
-"""Start of an object with its own step; nested objects may have one, too."""
 
 _WITH_THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?")
-_AMBIGUOUS = re.compile(r"[-+]?[1-9]\d{0,2},\d{3}")
-"""Ambiguous with a decimal comma, unless the number is an integer."""
+_AMBIGUOUS = re.compile(r"[-+]?[1-9]\d{0,2},\d{3}")  # may have a decimal comma, unless an integer
 
+# after a truncated number: 1 of 1,000, 9 of 9e-05, 1 of 1k
 _REST_OF_NUMBER = re.compile(r"\d|[,_'’\u00a0\u202f]\d{3}(?!\d)|[eE][-+]?\d|[kKM]\b")
-"""Follows a truncated number: 1 of 1,000, 9 of 9e-05, 1 of 1k."""
 
-_REST_OF_STEP = re.compile(r"[ .]\d{3}(?!\d)")
-"""The same for integers with space or dot separators: 1 of 1 000."""
+_REST_OF_STEP = re.compile(r"[ .]\d{3}(?!\d)")  # 1 of 1 000
 
-_STEP_WITH_DOTS = re.compile(r"[1-9]\d{0,2}(\.\d{3})+")
-"""An ambiguous step: 10 or 10,000, as in 10.000."""
+_STEP_WITH_DOTS = re.compile(r"[1-9]\d{0,2}(\.\d{3})+")  # 10.000 may be 10 or 10,000
 
 
-REPORTS_TIMED = 4
-"""Minimum reports for step timing."""
+REPORTS_TIMED = 4  # least reports to time a step
 
-SECONDS_TIMED = 1.0
-"""Minimum seconds of reports for step timing, because the clock is another process's."""
+SECONDS_TIMED = 1.0  # least seconds to time a step, because the clock is another process's
 
-SECONDS_ENOUGH = 10.0
-"""Seconds after which fewer reports suffice for step timing."""
+SECONDS_ENOUGH = 10.0  # seconds after which fewer reports suffice
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A report after a number of optimizer steps; ``values`` maps names to metrics and loss."""
+    """After ``step`` optimizer steps; ``values`` are metrics and loss."""
 
     step: int
     values: Mapping[str, float]
@@ -80,7 +69,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Time of a run's steps, and the clock used."""
+    """Time of a run's steps; ``is_own``: by the program's clock."""
 
     seconds: float
     steps: int
@@ -88,7 +77,7 @@ class Pace:
 
 
 def pace_of(reports: Iterator[Report]) -> tuple[Pace | None, int]:
-    """Return the time per step between reports, None if too few, and their count."""
+    """The pace, None if too few reports, and their count."""
     began, count, pace = 0.0, 0, None
     first: Report | None = None
     for report in reports:
@@ -113,11 +102,11 @@ def _pace_between(first: Report, last: Report, wall_seconds: float) -> Pace | No
 
 
 class ReportReader:
-    """Parses reports from a byte stream, buffering at most one line.
+    """Parses reports from a byte stream.
 
-    ``expressions`` map names, including ``step``, to regular expressions with one group; empty means JSON lines.
-    In JSON, ``step`` must be a number; ``metric`` (the target's), seconds and loss a number or null. ``lines``
-    counts lines; ``unmatched`` holds the expressions without a match.
+    ``expressions`` map names, including ``step``, to regular expressions with one group; empty means JSON lines. In
+    JSON, ``step`` must be a number; ``metric`` (the target's), seconds and loss a number or null. ``unmatched`` holds
+    the expressions without a match.
     """
 
     def __init__(self, expressions: Mapping[str, str], metric: str | None = None) -> None:
@@ -131,7 +120,7 @@ class ReportReader:
         self._follows_return = False
 
     def feed(self, chunk: bytes) -> Iterator[Report]:
-        """Yield reports completed by this chunk; a carriage return also ends a line.
+        """Yield the reports that a chunk completes; a carriage return also ends a line.
 
         Raises `UsageError` for an unreadable report, and steps or seconds out of bounds.
         """
@@ -148,7 +137,7 @@ class ReportReader:
         self._rest += rest[: self._longest + 1 - len(self._rest)]
 
     def end(self) -> Iterator[Report]:
-        """Yield the report of an unterminated last line after a clean exit; raise as `feed`."""
+        """Yield an unterminated last line; raise as `feed`."""
         yield from self.feed(b"\n")
 
     def _read(self, line: str, follows_return: bool) -> Iterator[Report]:
@@ -169,10 +158,7 @@ class ReportReader:
                 self.unmatched.pop(name, None)
 
     def _read_json(self, line: str, follows_return: bool) -> dict[str, float] | None:
-        """Return the numbers of a JSON object, or None.
-
-        After a carriage return it skips text before the object, because progress bars leave their line open.
-        """
+        """Progress bars leave text before the object."""
         if follows_return:
             line = line[max(0, line.find("{")) :]
         if not line.startswith("{"):
@@ -211,7 +197,6 @@ class ReportReader:
 
 
 def _number_in(match: re.Match[str], name: str) -> float:
-    """Parse an expression's match; raise `UsageError` if it is no number or truncated."""
     text: str | None = match[1]
     if text is None:
         raise UsageError(f"report.{name} found nothing in {_shown(match[0])}: its group must take part in each match")
@@ -234,7 +219,7 @@ def _number_in(match: re.Match[str], name: str) -> float:
 
 
 def _number(value: object, *, is_whole: bool) -> float | None:
-    """Return a value as a number, or None; commas may only separate thousands."""
+    """Commas may only separate thousands."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""User scripts: described, measured and trained in processes that a worker starts."""
+"""User scripts, run in processes that a worker starts."""
 
 from __future__ import annotations
 
@@ -38,12 +38,11 @@ from bssearch.records import (
     WorkloadDescription,
 )
 
-HOST = "bssearch.executors.loops.script_host"
-"""Started by name, because the module is in a higher layer."""
+HOST = "bssearch.executors.loops.script_host"  # by name, because the module is in a higher layer
 
 
 class ScriptProcess:
-    """A script process and our end of its line; the server reports its exit."""
+    """A script's process and its line."""
 
     def __init__(self, line: socket.socket, server: ScriptServer, pid: int) -> None:
         self.line = line
@@ -52,22 +51,22 @@ class ScriptProcess:
         self._code: int | None = None
 
     def exit_code(self) -> int | None:
-        """Return the exit code, negative for a signal, or None; raise `LaunchError` if the server died."""
+        """See `ProgramProcess.exit_code`; `LaunchError` if the server died."""
         if self._code is None:
             self._code = self._server.exit_told()
         return self._code
 
     def kill(self) -> None:
-        """Kill the script's group; the server ends other descendants."""
+        """Kill the group; the server ends the rest."""
         if self._code is None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._pid, signal.SIGKILL)
 
 
 class ScriptServer:
-    """A server process that starts one script at a time and ends its leftovers.
+    """Starts one script at a time and ends its leftovers.
 
-    ``notice`` says why scripts are not forked, None if they are. Raises `LaunchError` if the server cannot start.
+    ``notice`` says why scripts are not forked, if so. Raises `LaunchError` if the server cannot start.
     """
 
     def __init__(self, script: str, arguments: Sequence[str]) -> None:
@@ -91,7 +90,7 @@ class ScriptServer:
                 process_group=0,
             )
         reason = self._told()["anew"]
-        self.notice = None if reason is None else f"each trial imports anew what the script imports: {reason}"
+        self.notice = None if reason is None else f"each trial repeats the script's imports: {reason}"
 
     def start(self) -> ScriptProcess:
         """Start the script; raise `LaunchError` if impossible."""
@@ -108,7 +107,7 @@ class ScriptServer:
             raise LaunchError(f"the script cannot be started: {error}") from error
 
     def exit_told(self) -> int | None:
-        """Return the last script's exit code, or None."""
+        """The last script's exit code, or None."""
         self._control.setblocking(False)
         try:
             code: int = self._told()["exit"]
@@ -119,12 +118,11 @@ class ScriptServer:
         return code
 
     def close(self) -> None:
-        """Close the server and its script."""
+        """End the server."""
         self._control.close()
         self._process.wait()
 
     def _told(self) -> dict[str, Any]:
-        """Return the server's next message; raise `LaunchError` if it died."""
         while b"\n" not in self._said:
             try:
                 chunk = self._control.recv(4096)
@@ -139,11 +137,10 @@ class ScriptServer:
 
 
 THE_SCRIPT = "the script"
-"""A script's name in messages."""
 
 
 class LoadedScript(LoadedProgram):
-    """A script on a device; may run up to ``leave_seconds`` after its trial.
+    """A script on a device; it may run up to ``leave_seconds`` after its trial.
 
     Raises `WorkloadError` if the script is missing or changed since the run began, and `LaunchError`.
     """
@@ -162,7 +159,7 @@ class LoadedScript(LoadedProgram):
         self._server.close()
 
     def describe(self) -> WorkloadDescription:
-        """Describe the script, which evaluates and takes one step. Raises `WorkloadError`."""
+        """Describe by one evaluation and step; raise `WorkloadError`."""
         from bssearch.training.environment import git_state
 
         found = super().describe()
@@ -194,10 +191,7 @@ class LoadedScript(LoadedProgram):
     def _converse(
         self, work: Work, stop: AskStop = lambda: None, take: Callable[[Reply], None] = lambda reply: None
     ) -> Conversation:
-        """Run a piece of work; pass each reply to ``take``.
-
-        Raises `LaunchError`, and `WorkloadError` if the script changed, because each piece of work reads it again.
-        """
+        """Refuse changes: the script is read again."""
         self._refuse_changed()
         kills = kernel_memory_kills()
         process = self._server.start()
@@ -227,7 +221,7 @@ class LoadedScript(LoadedProgram):
 
 
 def revision_of(script: Path, program: Program) -> str:
-    """Return 12 hex digits of the SHA-256 of a script and its arguments."""
+    """12 hex digits of a script's and its arguments' SHA-256."""
     told = hashlib.sha256(script.read_bytes())
     if program.arguments:
         told.update("\0".join(program.arguments).encode())

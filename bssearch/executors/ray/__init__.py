@@ -1,1 +1,1 @@
-"""Trials on a Ray cluster; one actor per slot owns the worker process."""
+"""Trials on a Ray cluster, an actor per slot."""

@@ -1,4 +1,4 @@
-"""The Ray actor of a slot: owns its worker process and relays the local executor's messages."""
+"""A slot's Ray actor, which owns its worker."""
 
 from __future__ import annotations
 
@@ -20,18 +20,16 @@ from bssearch.executors.process import Inbox, WorkerProcess
 from bssearch.executors.slots import LogFolder
 from bssearch.records import TrialEnded, TrialObserved
 
-MOST_LOG_BYTES = 1 << 16
-"""Log bytes per reply; Ray sends less than 100 KiB without its object store."""
+MOST_LOG_BYTES = 1 << 16  # per reply; Ray sends less than 100 KiB without its object store
 
+# Maximum delay of an evaluation: an answer takes 3 ms of CPU time on both sides. Beside one-second trials, 20 answers
+# per second made steps 7 to 10 % slower, 5 per second hardly.
 GATHER_SECONDS = 0.2
-"""Maximum delay of an evaluation. An answer takes about 3 ms of CPU time on both sides. Beside one-second
-trials, 20 answers per second made steps 7 to 10 % slower, 5 per second hardly.
-"""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """An actor's Ray node, machine, bssearch version and whether a folder exists."""
+    """An actor's Ray node, machine and bssearch version."""
 
     node: str
     machine: str
@@ -41,7 +39,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """A worker's output, the replies that followed, and its death, if any."""
+    """A worker's output, then its replies and death."""
 
     log: bytes
     replies: tuple[bytes, ...]
@@ -49,7 +47,7 @@ class Heard:
 
 
 class SlotActor:
-    """Owns a slot's successive worker processes. Methods may be called concurrently."""
+    """Owns a slot's successive workers; thread-safe."""
 
     def __init__(self) -> None:
         # On Linux the kernel kills a worker with the thread that started it; this thread lives as long as the actor.
@@ -64,7 +62,7 @@ class SlotActor:
         self._log_passed = self._log_due = 0
 
     def place(self, current: str, folder: str) -> Place:
-        """Return the actor's place; change to the driver's ``current`` folder if it exists."""
+        """The place; enters the driver's ``current`` folder if present."""
         import ray
 
         with suppress(OSError):
@@ -73,7 +71,7 @@ class SlotActor:
         return Place(node, platform.node(), version("bssearch"), Path(folder).is_dir())
 
     def start(self, slot: int, threads: int, environment: Mapping[str, str]) -> int:
-        """Start a worker after the last has died; return its process id. Raises `OSError`."""
+        """Start a worker after the last has died; return its pid. Raises `OSError`."""
         self._log.write_bytes(b"")
         self._log_passed = self._log_due = 0
         self._death = None
@@ -88,9 +86,9 @@ class SlotActor:
             self._worker.send(decode_command(line))
 
     def hear(self, seconds: float) -> Heard:
-        """Return new output and replies, waiting the given seconds.
+        """New output and replies, after at most ``seconds``.
 
-        Output comes before the replies that followed; they may wait for the next call.
+        Output precedes the replies that followed, which may wait for the next call.
         """
         if not self._waiting:
             self._listen(seconds)
@@ -103,7 +101,7 @@ class SlotActor:
         return Heard(log, tuple(encode(one) for one in replies), self._death)
 
     def write_stack(self) -> None:
-        """Make the worker log its main thread's stack."""
+        """Log the main thread's stack."""
         if self._worker is not None:
             self._worker.write_stack()
 
@@ -141,6 +139,6 @@ class SlotActor:
         return found
 
     def _empty_log(self) -> None:
-        """Truncate the forwarded log to save disk space; the worker appends at the new end."""
+        """The worker appends at the new end."""
         os.truncate(self._log, 0)
         self._log_passed = self._log_due = 0

@@ -1,26 +1,32 @@
-"""Runs trials on a Ray cluster with one worker process per slot."""
+"""Trials on a Ray cluster, with a worker process per slot."""
 
 from __future__ import annotations
 
+import ctypes
+import importlib
+import logging
 import os
 import queue
+import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
 
+import psutil
+
 from bssearch.errors import LaunchError, UsageError
 from bssearch.executors.base import ExecutorSettings
 from bssearch.executors.failures import Death
 from bssearch.executors.messages import Command, Load, Loaded, Refused, Reply, decode_reply, encode
-from bssearch.executors.process import Inbox, Worker
+from bssearch.executors.process import Inbox, Worker, hide_secrets, is_secret
 from bssearch.executors.ray.actor import Heard, Place, SlotActor
-from bssearch.executors.ray.cluster import Cluster, Node, said_by
 from bssearch.executors.slots import Slot, SlotExecutor
 from bssearch.records import (
     TrialEnded,
@@ -28,19 +34,199 @@ from bssearch.records import (
     TrialRequest,
     TrialState,
 )
-from bssearch.settings import CHECKPOINT_DIR_VARIABLE, DATA_DIR_VARIABLE, checkpoint_url
+from bssearch.settings import CHECKPOINT_DIR_VARIABLE, DATA_DIR_VARIABLE, checkpoint_url, environment_with
 
-HEAR_SECONDS = 1.0
-"""Maximum wait of an actor before it answers that there is no reply."""
+CONNECT_SECONDS = 30.0  # for a cluster to answer
 
-SILENCE_SECONDS = 60.0
-"""Seconds of silence until an actor is lost (network partition); dead processes show within seconds."""
+STORE_BYTES = 100 * 2**20  # near Ray's minimum of 75 MiB; actors' replies are not stored there
+
+# environment of a local Ray
+OWN_RAY = {
+    "RAY_USAGE_STATS_ENABLED": "0",  # tell nobody
+    "RAY_worker_niceness": "0",  # trials run beside other programs as those of the executor local do
+    "RAY_memory_monitor_refresh_ms": "0",  # what runs out of memory is the kernel's business, as for the executor local
+}
+
+
+_SIGACTION_BYTES = 512  # above sigaction(2)'s structure size everywhere; 152 on Linux
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node's total CPUs and GPUs."""
+
+    name: str
+    cpus: float
+    gpus: float
+
+    def slots(self, threads: int, gpus: int) -> int:
+        """Slots of these threads and GPUs that fit."""
+        return int(min([self.cpus // threads, *([self.gpus // gpus] if gpus else [])]))
+
+
+class Cluster:
+    """A connection to a Ray cluster; without ``address``, to a local Ray that ends with this process.
+
+    Reuses an open connection and keeps it. Raises `UsageError` if Ray is missing or the address is invalid,
+    `LaunchError` if no cluster answers.
+    """
+
+    def __init__(self, address: str | None) -> None:
+        if address is not None and "://" in address:
+            raise UsageError(
+                f"executor.address = {address!r} must be auto or HOST:PORT: bssearch runs on a machine of the cluster",
+                hint="`ray job submit -- bssearch run …` runs it there",
+            )
+        self.ray = _imported()
+        self._is_own = not self.ray.is_initialized()
+        self._is_begun = self._is_own and address is None
+        if not self._is_own:
+            return
+        hide_secrets()
+        with _unchanged_by_ray():
+            if address is None:
+                self._begin()
+            else:
+                self._connect(address)
+
+    def _begin(self) -> None:
+        try:
+            with environment_with(OWN_RAY):
+                self.ray.init("local", include_dashboard=False, object_store_memory=STORE_BYTES, **_quiet())
+        except Exception as error:
+            raise LaunchError(f"Ray cannot be started on this machine: {said_by(error)}") from error
+
+    def _connect(self, address: str) -> None:
+        failures: list[Exception] = []
+
+        def connect() -> None:
+            try:
+                self.ray.init(address=address, **_quiet())
+            except Exception as error:
+                failures.append(error)
+
+        thread = threading.Thread(target=connect, name="bssearch ray", daemon=True)
+        thread.start()
+        thread.join(CONNECT_SECONDS)
+        if failures or thread.is_alive():
+            why = said_by(failures[0]) if failures else f"no answer for {CONNECT_SECONDS:g} s"
+            raise LaunchError(
+                f"executor.address = {address!r}: no Ray cluster can be reached there: {why}",
+                hint="`ray status` says whether there is one; without executor.address one is started on this machine",
+            )
+
+    def nodes(self) -> list[Node]:
+        """Live nodes."""
+        return [
+            Node(one["NodeManagerHostname"], one["Resources"].get("CPU", 0.0), one["Resources"].get("GPU", 0.0))
+            for one in self.ray.nodes()
+            if one["Alive"]
+        ]
+
+    def close(self) -> None:
+        """Disconnect; stop a local Ray. Idempotent."""
+        if self._is_own:
+            self._is_own = False
+            if self._is_begun:
+                _kill_autoscaler()
+            with _sigterm_as_it_is():
+                self.ray.shutdown()
+
+
+def said_by(error: Exception) -> str:
+    """A Ray error as one line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    return lines[-1] if any(line.startswith('File "') for line in lines) else lines[0]
+
+
+def _kill_autoscaler() -> None:
+    """A local Ray's autoscaler delays shutdown by a second."""
+    for child in psutil.Process().children():
+        with suppress(psutil.Error):
+            if any(word.endswith("monitor.py") and "autoscaler" in word for word in child.cmdline()):
+                child.kill()
+
+
+def _imported() -> Any:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return importlib.import_module("ray")
+    except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
+        raise UsageError(
+            "the executor ray needs Ray, which is not installed", hint="pip install 'bssearch[ray]'"
+        ) from None
+
+
+def _quiet() -> Mapping[str, Any]:
+    """Keep Ray silent: stdout is for the answer."""
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    return {"log_to_driver": False, "configure_logging": False}
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+@contextmanager
+def _unchanged_by_ray() -> Iterator[None]:
+    """Hide environment, command line and stdout from Ray; keep the SIGTERM handler.
+
+    Ray's processes inherit the environment, and clusters show command lines; both may hold secrets.
+    """
+    private = importlib.import_module("ray._private")
+    instead = {
+        (private.utils, "get_entrypoint_name"): lambda: "bssearch",
+        (private.worker, "listen_error_messages"): lambda *_: None,
+    }
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    before = signal.getsignal(signal.SIGTERM)
+    secrets = {name: value for name, value in os.environ.items() if is_secret(name, value)}
+    for name in secrets:
+        del os.environ[name]
+    try:
+        with _sigterm_as_it_is(), ExitStack() as stack:
+            for (module, name), function in instead.items():
+                if hasattr(module, name):
+                    stack.enter_context(_replaced(module, name, function))
+            yield
+    finally:
+        os.environ.update(secrets)
+        if in_main_thread:
+            signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _sigterm_as_it_is() -> Iterator[None]:
+    """Ray replaces the handler from any thread; `signal` restores it only in the main thread."""
+    libc = ctypes.CDLL(None)
+    before = ctypes.create_string_buffer(_SIGACTION_BYTES)
+    libc.sigaction(signal.SIGTERM, None, before)
+    try:
+        yield
+    finally:
+        libc.sigaction(signal.SIGTERM, before, None)
+
+
+HEAR_SECONDS = 1.0  # an actor answers after this wait even without a reply
+
+SILENCE_SECONDS = 60.0  # until an actor is lost (network partition); dead processes show within seconds
 
 
 class ActorWorker:
-    """A worker in an actor on ``machine``, as a `bssearch.executors.slots.Worker`.
+    """A `bssearch.executors.slots.Worker` in an actor on ``machine``.
 
-    One thread sends commands in order, one polls for replies. A dead or silent actor is a lost worker.
+    One thread sends commands in order, one polls for replies. A silent actor is lost.
     """
 
     def __init__(
@@ -73,27 +259,27 @@ class ActorWorker:
 
     @property
     def is_lost(self) -> bool:
-        """Whether the actor itself is gone."""
+        """True if the actor itself is gone."""
         return self._death is not None and self._death.verdict is not None
 
     def send(self, command: Command) -> None:
-        """Implement `Worker.send`."""
+        """See `Worker.send`."""
         self._asked.put(partial(self._actor.tell.remote, encode(command)))
 
     def has_exited(self) -> bool:
-        """Implement `Worker.has_exited`."""
+        """See `Worker.has_exited`."""
         return self._death is not None
 
     def write_stack(self) -> None:
-        """Implement `Worker.write_stack`."""
+        """See `Worker.write_stack`."""
         self._asked.put(self._actor.write_stack.remote)
 
     def kill(self) -> None:
-        """Implement `Worker.kill`."""
+        """See `Worker.kill`."""
         self._asked.put(self._actor.kill.remote)
 
     def bury(self) -> Death:
-        """Implement `Worker.bury`."""
+        """See `Worker.bury`."""
         self._asked.put(None)
         self._listener.join()
         assert self._death is not None, "its end has been told"
@@ -105,7 +291,6 @@ class ActorWorker:
                 self._ray.get(ask(), timeout=SILENCE_SECONDS)
 
     def _listen(self) -> None:
-        """Put replies into the inbox, then None once the worker is dead or lost."""
         try:
             self.pid = self._ray.get(self._start(), timeout=SILENCE_SECONDS)
             self._talker.start()
@@ -138,31 +323,25 @@ class ActorWorker:
         self._death = heard.death
 
     def _end(self, state: TrialState, reason: str) -> None:
-        """Record the loss and end the actor, which may still be alive."""
+        """The actor may still be alive."""
         self._death = Death(0, verdict=(state, reason))
         with suppress(self._ray.exceptions.RayError):
             self._ray.kill(self._actor, no_restart=True)
 
 
-PLACE_SECONDS = 60.0
-"""Time for Ray to place a slot; takes seconds if there is room."""
+PLACE_SECONDS = 60.0  # for Ray to place a slot; takes seconds if there is room
 
-LEAVE_SECONDS = 3.0
-"""Time for an actor to clean up before it is killed."""
+LEAVE_SECONDS = 3.0  # for an actor to clean up before it is killed
 
-ATTEMPTS = 3
-"""Maximum attempts of a request whose node is lost."""
+ATTEMPTS = 3  # of a request whose node is lost
 
-CALLS_AT_ONCE = 4
-"""Concurrent methods of an actor; one always listens."""
+CALLS_AT_ONCE = 4  # methods of an actor, of which one always listens
 
 T = TypeVar("T")
 
 
 @dataclass(slots=True)
 class _Seat:
-    """A slot's actor, its place and its last worker."""
-
     actor: Any
     asked: Any
     place: Place | None = None
@@ -170,11 +349,11 @@ class _Seat:
 
 
 class RayExecutor(SlotExecutor):
-    """Runs trials on a Ray cluster; see `bssearch.executors.base.Executor`.
+    """`Executor` on a Ray cluster.
 
-    Each slot is an actor with ``threads`` CPUs and one GPU, or none on a CPU cluster or with device ``cpu``. A trial
-    lost with its actor is reported as lost; the next gets a new actor. A slot is dropped if no node has room.
-    Workload, data and checkpoints must have the same paths on all nodes.
+    Each slot is an actor with ``threads`` CPUs and one GPU, or none on a CPU cluster or with device ``cpu``. A trial is
+    lost with its actor; the next gets a new actor. A slot is dropped if no node has room. Workload, data and
+    checkpoints need the same paths on all nodes.
 
     Raises:
         UsageError: Ray is missing, the cluster is too small, or a checkpoint store on several machines is not a folder.
@@ -199,13 +378,13 @@ class RayExecutor(SlotExecutor):
 
     @property
     def slots_apart(self) -> bool:
-        """Whether each slot has its own device; Ray gives a GPU to one actor."""
+        """True with GPUs: Ray gives a GPU to one actor."""
         return self._gpus > 0
 
     def submit(self, request: TrialRequest) -> None:
-        """Start a trial in a free slot; raise `LaunchError` if no worker can start.
+        """See `Executor.submit`.
 
-        If a slot's node is gone, its trial is lost and the slot is dropped, unless it is the last.
+        If a slot's node is gone, its trial is lost and the slot is dropped, unless the last.
         """
         try:
             self._again(partial(super().submit, request))
@@ -218,7 +397,7 @@ class RayExecutor(SlotExecutor):
             self._events.append(TrialEnded(request.number, TrialOutcome(state=TrialState.LOST, reason=str(error))))
 
     def close(self) -> None:
-        """Cancel running trials, release the actors and stop a Ray started here."""
+        """See `Executor.close`; stops a Ray started here."""
         super().close()
         ray = self._cluster.ray
         if self._seats:
@@ -230,7 +409,6 @@ class RayExecutor(SlotExecutor):
         self._cluster.close()
 
     def _again(self, work: Callable[[], T]) -> T:
-        """Retry work whose worker or actor is lost, on another node."""
         for _ in range(ATTEMPTS - 1):
             try:
                 return work()
@@ -275,7 +453,6 @@ class RayExecutor(SlotExecutor):
         return _Seat(actor, actor.place.remote(str(Path.cwd()), str(self._settings.folder)))
 
     def _placed(self, slot: Slot, seat: _Seat) -> Place:
-        """Wait for the actor's node; raise `LaunchError` if none is found or it is unsuitable."""
         ray = self._cluster.ray
         threads = self._settings.threads
         needs = f"{threads} CPU{'s' * (threads > 1)}" + (" and a GPU" if self._gpus else "")
@@ -309,7 +486,7 @@ class RayExecutor(SlotExecutor):
         if in_a_file and not place.has_folder:
             raise LaunchError(
                 f"slot {slot.index}: {place.machine} has no folder {self._settings.folder}",
-                hint="the workload must lie at the same path on each node, on a file system that they share",
+                hint="put the workload at the same path on each node, on a shared file system",
             )
 
     def _leave(self, slot: Slot) -> None:
@@ -332,7 +509,6 @@ class RayExecutor(SlotExecutor):
         super()._take(worker, self._of_one_kind(worker, reply) if isinstance(reply, Loaded) else reply)
 
     def _of_one_kind(self, worker: Worker, reply: Loaded) -> Reply:
-        """Return a loaded worker's reply; refuse a device of another kind than the first."""
         assert isinstance(worker, ActorWorker) and reply.device_name is not None
         self._kind = self._kind or (reply.device_name, worker.machine)
         kind, machine = self._kind
@@ -347,7 +523,7 @@ class RayExecutor(SlotExecutor):
 
 
 class _ActorLostError(LaunchError):
-    """An actor was lost before its placement: Ray, the node or the process failed."""
+    """An actor was lost before its placement."""
 
 
 class _NoNodeError(LaunchError):
@@ -359,11 +535,10 @@ class _NoNodeError(LaunchError):
 
 
 def _gpus_of_a_slot(settings: ExecutorSettings, nodes: Sequence[Node]) -> int:
-    """Return GPUs per slot; raise `UsageError` for a device that Ray cannot assign."""
     if settings.device not in {"auto", "cpu", "cuda"}:
         raise UsageError(
             f"executor.device = {settings.device!r} must be auto, cpu or cuda with the executor ray: "
-            "which GPU a slot has is Ray's to say"
+            "Ray chooses the GPU of a slot"
         )
     there_are = any(node.gpus >= 1 for node in nodes)
     if settings.device == "cuda" and not there_are:
@@ -372,13 +547,12 @@ def _gpus_of_a_slot(settings: ExecutorSettings, nodes: Sequence[Node]) -> int:
 
 
 def _check_checkpoint_place(nodes: Sequence[Node]) -> None:
-    """Raise `UsageError` if trials on other machines would need a checkpoint store served from here."""
     url = checkpoint_url()
     machines = len({node.name for node in nodes})
     if url is not None and machines > 1:
         raise UsageError(
             f"{CHECKPOINT_DIR_VARIABLE} = {url.partition('://')[0]}://…: on a Ray cluster of {machines} machines it "
-            "must name a folder: a store's files are sent and brought by the driver's machine alone",
+            "must name a folder: only the driver's machine can use a store",
             hint="name a folder that all machines share",
         )
 
@@ -393,8 +567,8 @@ def _room(settings: ExecutorSettings, nodes: Sequence[Node], gpus: int) -> int:
     if settings.least_slots > room:
         kind = "a GPU and " if gpus else ""
         raise UsageError(
-            f"executor.slots = {settings.slots} must be <= {room}: the Ray cluster has room for so many slots with "
+            f"executor.slots = {settings.slots} must be <= {room}: the Ray cluster has room for no more slots with "
             f"{kind}executor.threads = {settings.threads}",
-            hint="executor.slots = auto takes as many as there are",
+            hint="set executor.slots = auto to use all",
         )
     return room

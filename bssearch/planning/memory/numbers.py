@@ -7,11 +7,17 @@ from itertools import product
 from typing import Any
 
 from bssearch.errors import LaunchError
-from bssearch.planning.memory.devices import smallest_with
-from bssearch.planning.memory.parameters import FORMATS, Format, ParameterBytes, parameter_bytes
+from bssearch.planning.memory.parameters import (
+    FORMATS,
+    Format,
+    ParameterBytes,
+    SampleBytes,
+    layer_parameters,
+    parameter_bytes,
+    sample_bytes,
+)
 from bssearch.planning.memory.plan import Choice, MemoryPlan, Term, gib, in_order
-from bssearch.planning.memory.request import MemoryRequest
-from bssearch.planning.memory.transformer import SampleBytes, layer_parameters, sample_bytes
+from bssearch.planning.memory.request import MemoryRequest, smallest_with
 
 IN_TABLE = tuple(one for one in FORMATS if one.precision != "fp16")  # in the table; fp16 takes as much as bf16
 

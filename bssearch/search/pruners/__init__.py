@@ -1,1 +1,1 @@
-"""Which trials are stopped early, and which wait."""
+"""Which trials stop early, and which pause."""

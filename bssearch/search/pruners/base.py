@@ -1,6 +1,6 @@
-"""The pruner interface: after each evaluation a trial continues, stops or pauses.
+"""The pruner interface.
 
-A pruner sees only `Standings` and keeps no other state, so that a resumed search decides as an uninterrupted one.
+A pruner decides from `Standings` alone, so that a resumed search decides as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -26,12 +26,11 @@ class Action(StrEnum):
 
 @dataclass(slots=True)
 class Standings:
-    """The search trials of a study by number.
+    """Search trials of a study, by number.
 
-    ``limit``: longest train seconds of a trial. ``curves``, ``states``: of all evaluated trials. ``waiting``: curves
-    of resumable trials. ``uncapped``: trials exempt from pruning. ``winners``: trials that set a record when they
-    reached the target, with curve and seconds, fastest first. ``slack``: see `slack_for`. ``can_wait``: whether trials
-    can be checkpointed; if not, they are stopped instead of paused.
+    ``limit``: longest train seconds of a trial. ``waiting``: curves of trials that can resume. ``winners``: curve and
+    seconds of trials that set a record, fastest first. ``can_wait``: whether trials can be checkpointed. If not, they
+    are stopped instead of paused.
     """
 
     limit: float
@@ -46,29 +45,29 @@ class Standings:
 
     @property
     def cap(self) -> float:
-        """Return the train seconds past which no trial can win: ``slack`` × the incumbent's, else ∞."""
+        """Train seconds past which no trial can win: ``slack`` × the incumbent's, else ∞."""
         return self.slack * self.winners[0][1] if self.winners else math.inf
 
 
 class Pruner:
-    """No pruning: every trial runs to its target or its limit.
+    """Runs every trial to its target or limit.
 
-    Subclasses prune; their constructor parameters are options of a spec: ``pruner: {name: race, options: {lag: 2}}``.
-    ``caps``: whether trials end at `Standings.cap` (adaptive capping; Hutter et al. 2009, ParamILS).
+    Constructor parameters are options of a spec. ``caps``: whether trials end at `Standings.cap` (adaptive capping;
+    Hutter et al. 2009, ParamILS).
     """
 
     caps = False
 
     def judge(self, number: int, standings: Standings) -> Action:
-        """Return the action for a running trial whose newest evaluation, already in its curve, missed the target."""
+        """Action for a trial whose newest evaluation, already in its curve, missed the target."""
         return Action.GO_ON
 
     def next_waiting(self, standings: Standings, *, fresh: bool) -> int | None:
-        """Return the paused trial to resume first, if any; ``fresh``: whether new trials remain."""
+        """Paused trial to resume first; ``fresh``: whether new trials remain."""
         return None
 
     def least_promising(self, standings: Standings) -> int | None:
-        """Return the least promising paused trial, if any."""
+        """Least promising paused trial, if any."""
         return max(standings.waiting, default=None)
 
     def paces_itself(self, standings: Standings) -> bool:
@@ -77,23 +76,17 @@ class Pruner:
 
 
 class Cap(Pruner):
-    """Stops trials only at the cap. Lossless for single runs with a slack of 1."""
+    """Stops trials only at the cap; lossless for single runs with a slack of 1."""
 
     caps = True
 
 
 def slack_for(seed_noise: float) -> float:
-    """Return the slack 1 + 2c for a seed-to-seed standard deviation c of log time.
-
-    One deviation for a lucky incumbent, one for an unlucky rival.
-    """
+    """1 + 2c for a seed-to-seed standard deviation c of log time: for a lucky incumbent and an unlucky rival."""
     return 1 + 2 * seed_noise
 
 
 def make_pruner(settings: PrunerSpec) -> Pruner:
-    """Return the pruner that a spec names.
-
-    Raises `UsageError` for an unknown name or option, an option out of bounds, or a class that is not a pruner.
-    """
+    """Pruner of a spec; raises `UsageError` for an unknown name or invalid option."""
     kind = registry.load_class("pruners", settings.name, Pruner)
     return made_with(kind, settings.options, "pruner.options")

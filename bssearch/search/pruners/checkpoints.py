@@ -1,19 +1,332 @@
-"""Storage of paused trials: a local folder, or a remote store with a local staging folder."""
+"""Storage of paused trials, as one driver sees them: a local folder, or a remote store with a local staging folder.
+
+The remote store is any URL that fsspec opens, with one object per trial: a header of `HEADER_BYTES` (JSON with owner
+and SHA-256 of the rest), then the trial's file. It is written under a temporary name and moved when complete. Messages
+never show secrets of the URL.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import posixpath
+import re
 import shutil
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Iterator
+import uuid
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
+from typing import IO, Any, TypeVar
+from urllib.parse import unquote, urlsplit
 
-from bssearch.errors import CheckpointError
-from bssearch.files import make_guarded_folder
-from bssearch.records import StudyRecord
-from bssearch.search.pruners.checkpoint_store import CheckpointStore, Held, SilentStoreError, check_store_url, held_of
-from bssearch.settings import checkpoint_folder, checkpoint_url
+from bssearch.errors import CheckpointError, UsageError
+from bssearch.files import make_guarded_folder, new_guarded_file
+from bssearch.records import COULD_NOT_PAUSE, Phase, StudyRecord, TrialOutcome, TrialPlan, TrialRecord, TrialState
+from bssearch.search.history import INTERRUPTED
+from bssearch.search.leases import Leases, is_alive
+from bssearch.settings import CHECKPOINT_DIR_VARIABLE, checkpoint_folder, checkpoint_url
+from bssearch.spec import StudySpec
+from bssearch.storage.connection.urls import masked
+from bssearch.storage.repository import Store
+
+HEADER_BYTES = 512  # fits two digests and three numbers
+
+CHUNK_BYTES = 4 * 2**20  # at 1 MB/s there is progress every few seconds
+
+PATIENCE_SECONDS = 60.0  # libraries retry on their part
+
+TICK_SECONDS = 0.2  # delay before an unwanted transfer ends
+
+_KIND = "checkpoint of bssearch, 1"
+_NAME = re.compile(r"trial-(\d+)\.pt(\..*)?")
+
+OnProgress = Callable[[], None]
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Saved trials; ``sizes``, in bytes, includes incomplete ones."""
+
+    saved: frozenset[int] = frozenset()
+    sizes: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def bytes(self) -> int:
+        """Total bytes."""
+        return sum(self.sizes.values())
+
+    def without(self, numbers: Collection[int]) -> Held:
+        """Copy without some trials."""
+        left = {number: size for number, size in self.sizes.items() if number not in numbers}
+        return Held(self.saved.difference(numbers), left)
+
+    def beside(self, number: int, size: int) -> Held:
+        """Copy with one more saved trial."""
+        return Held(self.saved | {number}, {**self.sizes, number: size})
+
+
+def held_of(files: Iterable[tuple[str, int]]) -> Held:
+    """Trials among files, given as (name, bytes)."""
+    saved, sizes = set[int](), Counter[int]()
+    for name, size in files:
+        if match := _NAME.fullmatch(name):
+            sizes[int(match[1])] += size
+            if match[2] is None:
+                saved.add(int(match[1]))
+    return Held(frozenset(saved), sizes)
+
+
+class SilentStoreError(CheckpointError):
+    """The store made no progress for `PATIENCE_SECONDS`."""
+
+
+class CheckpointStore:
+    """Checkpoints of one study, in the folder ``mark`` below a URL.
+
+    Methods block, and raise `CheckpointError` if the store fails or stays silent.
+    """
+
+    def __init__(self, url: str, mark: str) -> None:
+        check_store_url(url)
+        self._url, self._mark = url, mark
+        self._shown = masked(url)
+
+    def look(self) -> Held:
+        """List the stored trials."""
+
+        def listed(_: OnProgress) -> Held:
+            files, folder = self._opened
+            files.invalidate_cache(folder)
+            try:
+                entries = files.ls(folder, detail=True)
+            except FileNotFoundError:
+                return Held()
+            return held_of((entry["name"].rstrip("/").rpartition("/")[2], entry["size"] or 0) for entry in entries)
+
+        return self._ask("it cannot be listed", listed)
+
+    def try_out(self) -> None:
+        """Write an object and delete it."""
+
+        def write(_: OnProgress) -> None:
+            files, path = self._opened[0], self._path("written")
+            self._make_folder()
+            files.pipe_file(path, bytes(2**10))
+            files.rm_file(path)
+
+        self._ask("nothing can be written to it", write)
+
+    def put(self, number: int, file: Path) -> int:
+        """Store or replace a trial's file; return the object's bytes."""
+
+        def write(on_progress: OnProgress) -> int:
+            try:
+                return self._put(number, file, on_progress)
+            except BaseException:
+                with suppress(Exception):
+                    self._remove(f"trial-{number}.pt.part")
+                raise
+
+        return self._ask(f"trial {number} cannot be stored", write)
+
+    def _put(self, number: int, file: Path, on_progress: OnProgress) -> int:
+        files, place = self._opened[0], self._path(f"trial-{number}.pt")
+        self._make_folder()
+        self._remove(f"trial-{number}.pt", f"trial-{number}.pt.part")
+        with file.open("rb") as content:
+            digest = _digest(content, on_progress)
+            header = _header(self._mark, number, content.tell(), digest)
+            content.seek(0)
+            with files.open(f"{place}.part", "wb") as target:
+                target.write(header)
+                while chunk := content.read(CHUNK_BYTES):
+                    target.write(chunk)
+                    on_progress()
+            written = HEADER_BYTES + content.tell()
+        on_progress()
+        files.mv(f"{place}.part", place)
+        return written
+
+    def get(self, number: int, file: Path, is_wanted: Callable[[], bool] = lambda: True) -> None:
+        """Download a trial's file while ``is_wanted``; reject incomplete, damaged or foreign ones."""
+
+        def read(on_progress: OnProgress) -> None:
+            # A unique name, because an abandoned upload may still write to the earlier one.
+            part = file.with_name(f"{file.name}.{uuid.uuid4().hex[:8]}.part")
+            try:
+                self._get(number, part, on_progress)
+                on_progress()
+                part.replace(file)
+            finally:
+                part.unlink(missing_ok=True)
+
+        self._ask(f"trial {number} cannot be brought back", read, is_wanted)
+
+    def _get(self, number: int, part: Path, on_progress: OnProgress) -> None:
+        with self._opened[0].open(self._path(f"trial-{number}.pt"), "rb") as source:
+            header = self._checked(number, source.read(HEADER_BYTES))
+            with new_guarded_file(part) as target:
+                while chunk := source.read(CHUNK_BYTES):
+                    target.write(chunk)
+                    on_progress()
+                size = target.tell()
+                target.seek(0)
+                digest = _digest(target, on_progress)
+        if size != header["bytes"]:
+            raise _UnfitError(f"it has {size} of {header['bytes']} bytes")
+        if digest != header["sha256"]:
+            raise _UnfitError("it is damaged: its SHA-256 is not the one that was stored with it")
+
+    def remove(self, number: int) -> None:
+        """Delete a trial's object."""
+        names = f"trial-{number}.pt", f"trial-{number}.pt.part"
+        self._ask(f"trial {number} cannot be deleted", lambda _: self._remove(*names))
+
+    def clear(self) -> None:
+        """Delete all objects."""
+        for number in self.look().sizes:
+            self.remove(number)
+
+    @cached_property
+    def _opened(self) -> tuple[Any, str]:
+        from fsspec.core import url_to_fs
+
+        files, root = url_to_fs(self._url)
+        return files, posixpath.join(root, self._mark)
+
+    def _path(self, name: str) -> str:
+        return posixpath.join(self._opened[1], name)
+
+    def _make_folder(self) -> None:
+        """Never make the URL's own folder: a mount may be missing."""
+        files, folder = self._opened
+        with suppress(FileExistsError):
+            files.mkdir(folder, create_parents=False)
+
+    def _remove(self, *names: str) -> None:
+        for name in names:
+            with suppress(FileNotFoundError):
+                self._opened[0].rm_file(self._path(name))
+
+    def _checked(self, number: int, header: bytes) -> dict[str, Any]:
+        try:
+            found = json.loads(header)
+            kind, study, trial = found["kind"], found["study"], found["trial"]
+        except (ValueError, KeyError, TypeError):
+            raise _UnfitError("it is no checkpoint of bssearch") from None
+        if kind != _KIND:
+            raise _UnfitError(f"it is a {kind}, this bssearch reads a {_KIND}")
+        if study != self._mark:
+            raise _UnfitError(f"it is that of another study, {study}; this one is {self._mark}")
+        if trial != number:
+            raise _UnfitError(f"it is that of trial {trial}")
+        return dict(found)
+
+    def _ask(
+        self, failure: str, work: Callable[[OnProgress], Result], is_wanted: Callable[[], bool] = lambda: True
+    ) -> Result:
+        kind: type[CheckpointError] = CheckpointError
+        try:
+            return _patiently(work, is_wanted)
+        except Exception as error:
+            said = self._told(error)
+            kind = SilentStoreError if isinstance(error, _SilentError) else CheckpointError
+        raise kind(f"the checkpoint store {self._shown}: {failure}: {said}")
+
+    def _told(self, error: Exception) -> str:
+        said = str(error) if isinstance(error, _UnfitError) else f"{type(error).__name__}: {error}"
+        if isinstance(error, FileNotFoundError):
+            said = f"it is not there: {error.filename or error}"
+        elif isinstance(error, OSError) and error.strerror:
+            said = error.strerror
+        said = next(iter(said.strip().splitlines()), "").rstrip(": ").replace(self._url, self._shown)
+        for secret in _secrets(self._url):
+            said = said.replace(secret, "***")
+        return said
+
+
+class _UnfitError(Exception):
+    pass
+
+
+class _SilentError(_UnfitError):
+    pass
+
+
+def _patiently(work: Callable[[OnProgress], Result], is_wanted: Callable[[], bool]) -> Result:
+    """Run ``work`` in a thread: a blocked library call can only be abandoned, and ends at its next progress."""
+    result: Future[Result] = Future()
+    heard, is_given_up = time.monotonic(), False
+
+    def on_progress() -> None:
+        nonlocal heard
+        heard = time.monotonic()
+        if is_given_up:
+            raise _UnfitError("it was given up")
+
+    def run() -> None:
+        try:
+            result.set_result(work(on_progress))
+        except BaseException as error:
+            result.set_exception(error)
+
+    threading.Thread(target=run, name="bssearch checkpoint", daemon=True).start()
+    try:
+        while not wait([result], TICK_SECONDS).done:
+            if time.monotonic() - heard > PATIENCE_SECONDS:
+                raise _SilentError(f"nothing happened for {PATIENCE_SECONDS:g} s, so it was given up")
+            if not is_wanted():
+                raise _UnfitError("it is not wanted any more")
+    finally:
+        is_given_up = True
+    return result.result()
+
+
+def check_store_url(url: str) -> None:
+    """Raise `UsageError` for an invalid store URL or a missing package."""
+    named = f"{CHECKPOINT_DIR_VARIABLE} = {masked(url)!r}"
+    scheme, _, rest = url.partition("://")
+    if "::" in url or not rest.strip("/") or not re.fullmatch(r"[A-Za-z][\w+.-]*", scheme):
+        raise UsageError(f"{named} names no place", hint="it is a folder, or a URL such as s3://BUCKET/FOLDER")
+    import fsspec
+
+    try:
+        fsspec.get_filesystem_class(scheme)
+    except ImportError as error:
+        raise UsageError(f"{named} needs a package that is not installed: {error}") from None
+    except ValueError:
+        known = ", ".join(sorted(fsspec.available_protocols()))
+        raise UsageError(f"{named}: {scheme}:// is none of {known}") from None
+
+
+def _header(mark: str, number: int, size: int, digest: str) -> bytes:
+    said = {"kind": _KIND, "study": mark, "trial": number, "bytes": size, "sha256": digest}
+    return json.dumps(said).encode().ljust(HEADER_BYTES - 1) + b"\n"
+
+
+def _digest(file: IO[bytes], on_progress: OnProgress) -> str:
+    digest = hashlib.sha256()
+    while chunk := file.read(CHUNK_BYTES):
+        digest.update(chunk)
+        on_progress()
+    return digest.hexdigest()
+
+
+def _secrets(url: str) -> list[str]:
+    try:
+        password = urlsplit(url).password
+    except ValueError:
+        return []
+    return [password, unquote(password)] if password else []
+
 
 LOOK_SECONDS = 5.0
 """Seconds for which a store's listing is cached."""
@@ -23,14 +336,14 @@ SILENT_SECONDS = 600.0
 
 
 def check_checkpoint_place() -> None:
-    """Raise `UsageError` if ``BSSEARCH_CHECKPOINT_DIR`` is an invalid URL or its package is missing."""
+    """Raise `UsageError` if the checkpoint URL is invalid or its package is missing."""
     url = checkpoint_url()
     if url is not None:
         check_store_url(url)
 
 
 class CheckpointFolder:
-    """The files of one study, readable by this user or group only (`bssearch.files.make_guarded_folder`)."""
+    """Files of one study, in a guarded folder (`bssearch.files`)."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -42,11 +355,11 @@ class CheckpointFolder:
             file.write(bytes(2**20))
 
     def place(self, number: int) -> Path:
-        """Return the path of a trial's file."""
+        """Path of a trial's file."""
         return self.path / f"trial-{number}.pt"
 
     def look(self) -> Held:
-        """Return the trials in the folder, skipping concurrently deleted files."""
+        """Trials in the folder."""
         found = []
         for file in self._files("trial-*"):
             with suppress(OSError):
@@ -54,7 +367,7 @@ class CheckpointFolder:
         return held_of(found)
 
     def remove(self, number: int) -> None:
-        """Delete a trial's files, incomplete ones included."""
+        """Delete a trial's files."""
         for file in self._files(f"{self.place(number).name}*"):
             with suppress(OSError):
                 file.unlink(missing_ok=True)
@@ -65,7 +378,7 @@ class CheckpointFolder:
         return []
 
     def close(self) -> None:
-        """Delete the folder if it is empty."""
+        """Delete the folder if empty."""
         with suppress(OSError):
             self.path.rmdir()
 
@@ -75,11 +388,10 @@ class CheckpointFolder:
 
 
 class Checkpoints:
-    """Checkpoints of a study, independent of study name and database address.
+    """Checkpoints of a study, independent of its name and the database's address.
 
     Workers write to ``folder``, which is private because its files decide how trials resume. With a remote store, the
-    driver uploads (`send`) before a trial counts as paused and downloads (`bring`) before it resumes. ``refusal``: why
-    checkpoints are impossible; ``away``: why the store cannot be listed. Raises `UsageError` for an invalid store URL.
+    driver uploads (`send`) before a trial counts as paused and downloads (`bring`) before it resumes.
     """
 
     def __init__(self, study: StudyRecord) -> None:
@@ -93,11 +405,11 @@ class Checkpoints:
 
     @property
     def folder(self) -> Path:
-        """Return the local folder."""
+        """Local folder."""
         return self._here.path
 
     def file_for(self, number: int) -> Path | None:
-        """Return the file to save a trial to; None if the folder is unusable."""
+        """File to save a trial to; None if the folder is unusable."""
         if self._is_writable:
             try:
                 make_guarded_folder(self.folder)
@@ -107,7 +419,7 @@ class Checkpoints:
         return self._here.place(number) if self._is_writable else None
 
     def is_writable(self) -> bool:
-        """Test by writing a file, in a remote store too."""
+        """Test by writing, in a remote store too; sets `refusal`."""
         try:
             self._here.try_out()
             if self._store is not None:
@@ -119,11 +431,11 @@ class Checkpoints:
         return True
 
     def has(self, number: int) -> bool:
-        """Return whether a trial is saved."""
+        """True if a trial is saved."""
         return number in self.held().saved
 
     def held(self) -> Held:
-        """Return the saved trials; a remote list may be seconds old, and is empty while unreachable."""
+        """Saved trials; a remote list may be seconds old, and is empty while unreachable."""
         if self._store is None:
             return self._here.look()
         if time.monotonic() >= self._next_look:
@@ -152,11 +464,11 @@ class Checkpoints:
                 self._store.get(number, self._here.place(number), is_wanted)
 
     def present(self) -> frozenset[int]:
-        """Return the trials with any file left, local or remote."""
+        """Trials with any file left."""
         return frozenset({*self.held().sizes, *self._here.look().sizes})
 
     def forget(self, number: int) -> None:
-        """Delete a trial's files; remote failures are ignored."""
+        """Delete a trial's files, remote ones if listed; ignore remote failures."""
         self._here.remove(number)
         if self._store is not None and number in self._known.sizes:
             self._known = self._known.without({number})
@@ -164,7 +476,7 @@ class Checkpoints:
                 self._store.remove(number)
 
     def close(self) -> None:
-        """Delete the folder if it is empty."""
+        """Delete the folder if empty."""
         self._here.close()
 
     def clear(self) -> None:
@@ -189,3 +501,99 @@ class Checkpoints:
     def _note_away(self, error: CheckpointError) -> None:
         pause = SILENT_SECONDS if isinstance(error, SilentStoreError) else LOOK_SECONDS
         self._known, self.away, self._next_look = Held(), str(error), time.monotonic() + pause
+
+
+class WaitingTrials(Checkpoints):
+    """Paused trials of a study; any driver with the checkpoint may resume one.
+
+    While its trials are paused, this driver holds a claim that shows that it is alive.
+    """
+
+    def __init__(self, spec: StudySpec, store: Store, leases: Leases, note: Callable[[str], None]) -> None:
+        super().__init__(store.studies.get(spec.name))
+        self._spec, self._study_store, self._leases, self._note = spec, store, leases, note
+        self._told = ""
+        self._has_claim = False
+
+    @property
+    def are_saved(self) -> bool:
+        """Whether trials are checkpointed."""
+        return self._spec.pruner.checkpoint_gib > 0
+
+    def found(self) -> tuple[frozenset[int], int]:
+        """Accessible checkpoints and their bytes; report an unreachable store."""
+        held = self.held()
+        if self.away and self.away != self._told:
+            self._told = self.away
+            self._note(f"what waits cannot go on for now: {self.away}")
+        return held.saved, held.bytes
+
+    def saves(self, plan: TrialPlan) -> bool:
+        """True if a planned trial is checkpointed."""
+        return plan.phase is Phase.SEARCH and self.are_saved
+
+    def stored(self, number: int, outcome: TrialOutcome) -> TrialOutcome:
+        """Store a paused trial's checkpoint; return its outcome, pruned on failure."""
+        if outcome.state is TrialState.PAUSED:
+            try:
+                self.send(number)
+            except CheckpointError as error:
+                reason = f"{outcome.reason}; {COULD_NOT_PAUSE}: {error}"
+                return replace(outcome, state=TrialState.PRUNED, reason=reason)
+        return outcome
+
+    def bring_back(self, resumed: TrialRecord, is_wanted: Callable[[], bool]) -> TrialOutcome | None:
+        """Fetch a checkpoint; return the trial's outcome on failure. An unwanted trial stays paused."""
+        try:
+            self.bring(resumed.number, is_wanted)
+        except CheckpointError as error:
+            if is_wanted() or resumed.outcome is None:
+                return TrialOutcome(state=TrialState.FAILED, reason=str(error))
+            return replace(resumed.outcome, reason=INTERRUPTED)
+        return None
+
+    def ended(self, trial: TrialRecord) -> None:
+        """Delete an ended trial's checkpoint unless paused."""
+        if trial.state is TrialState.PAUSED:
+            if not self._has_claim:
+                self._has_claim = self._leases.take(_claim_of(self._leases.owner))
+        else:
+            self.forget(trial.number)
+
+    def forget_ended(self, trials: Sequence[TrialRecord], running: Collection[int]) -> None:
+        """Delete checkpoints of trials that ended for good elsewhere."""
+        over = {one.number for one in trials if one.state.is_finished and one.state is not TrialState.PAUSED}
+        for number in over & self.present() - {*running}:
+            self.forget(number)
+
+    def settle(self, trials: Sequence[TrialRecord], state: TrialState, *, for_disk: bool) -> None:
+        """End paused trials of this driver or of dead drivers; all if ``for_disk``."""
+        if not for_disk:
+            self._leases.look()
+        ours = [trial.number for trial in trials if for_disk or self._is_ours(trial)]
+        gone = [str(number) for number in ours if not self.has(number)]
+        if gone:
+            self._note(f"what was saved of them is gone, so they do not go on: trial {', '.join(gone)}")
+        for number in self._study_store.trials.settle_paused(self._spec.name, ours, state):
+            self.forget(number)
+        self.close()
+
+    def leave(self) -> None:
+        """Release the paused trials to other drivers."""
+        self._leases.give_back(_claim_of(self._leases.owner))
+
+    def _is_ours(self, trial: TrialRecord) -> bool:
+        """Claims decide, because a live process may serve other studies."""
+        owner = trial.lease_owner
+        if owner is None or owner == self._leases.owner:
+            return True
+        alive = is_alive(owner) is not False
+        if alive:
+            alive = self._leases.has_lease(owner) or not self.has(trial.number)
+        if not alive:
+            self._study_store.leases.release(self._spec.name, _claim_of(owner), owner=owner)
+        return not alive
+
+
+def _claim_of(owner: str) -> str:
+    return f"waiting trials {owner.rpartition('/')[2]}"

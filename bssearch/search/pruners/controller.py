@@ -16,16 +16,16 @@ from bssearch.spec import StudySpec
 
 @dataclass(frozen=True, slots=True)
 class Halt:
-    """How and why a running trial ends now: paused, pruned or capped."""
+    """How and why a running trial ends now."""
 
     state: TrialState
     reason: str
 
 
 class PruningController:
-    """Keeps the standings of a study's search trials and asks its pruner.
+    """Keeps the standings of a study's search trials; asks its pruner if trials race.
 
-    ``saved``: paused trials with a checkpoint here; only they can resume. Trials outside the race are never pruned.
+    Only paused trials with a checkpoint here can resume.
     """
 
     def __init__(self, spec: StudySpec, history: History, pruner: Pruner | None = None) -> None:
@@ -38,7 +38,6 @@ class PruningController:
         self._noise_is_old = False
         self._winners_are_old = False
         self._hits: list[tuple[datetime, int]] = []
-        """When each trial that reached the target ended, in order."""
         self.standings = Standings(
             limit=spec.budget.trial_train_seconds,
             slack=first_slack(spec),
@@ -48,11 +47,11 @@ class PruningController:
 
     @property
     def can_wait(self) -> bool:
-        """Return whether trials can be saved."""
+        """Whether trials can be checkpointed."""
         return self.standings.can_wait
 
     def wait_no_more(self) -> None:
-        """From now on stop trials instead of pausing them."""
+        """Stop trials instead of pausing them."""
         self.standings.can_wait = False
 
     def take(self, trial: TrialRecord) -> None:
@@ -76,7 +75,7 @@ class PruningController:
             self._note_waiting(number)
 
     def judge(self, number: int, observation: Observation, *, uncapped: bool) -> Halt | None:
-        """Return how to end a trial after a missed evaluation, already in the history; None to continue."""
+        """How to end a trial after a missed evaluation, already in the history; None to continue."""
         if uncapped:
             return None
         self._refresh()
@@ -98,7 +97,7 @@ class PruningController:
         return Halt(state, f"at {now:.3g} train seconds others were ahead, and none had reached the target yet")
 
     def next_waiting(self, *, fresh: bool) -> TrialRecord | None:
-        """Return the trial to resume, user-interrupted ones first; ``fresh``: whether new trials remain."""
+        """Trial to resume, user-interrupted ones first; ``fresh``: whether new trials remain."""
         for trial in self._history.interrupted:
             if trial.number in self._saved:
                 return trial
@@ -107,7 +106,7 @@ class PruningController:
         return None if number is None else self._history.trial(number)
 
     def least_promising(self) -> int | None:
-        """Return the paused trial to drop if the disk limit is exceeded."""
+        """Paused trial to drop if the disk limit is exceeded."""
         self._refresh()
         return self.pruner.least_promising(self.standings)
 
@@ -118,7 +117,7 @@ class PruningController:
 
     @property
     def caps(self) -> bool:
-        """Return whether the pruner caps trials."""
+        """Whether the pruner caps trials."""
         return self.pruner.caps
 
     @property
@@ -128,13 +127,13 @@ class PruningController:
 
     @property
     def cap(self) -> float:
-        """Return the train seconds past which no trial can win; ∞ without capping."""
+        """See `Standings.cap`; ∞ without capping."""
         self._refresh()
         return self.standings.cap if self.caps else math.inf
 
     @property
     def slack(self) -> float:
-        """Return the factor of the cap."""
+        """Factor of the cap."""
         self._refresh()
         return self.standings.slack
 
@@ -165,7 +164,7 @@ class PruningController:
         self._noise_is_old = False
 
     def _note_waiting(self, number: int) -> None:
-        """Update whether a trial is paused here; user-interrupted ones resume regardless of the pruner."""
+        """User-interrupted trials resume regardless of the pruner."""
         trial, curve = self._history.trial(number), self._history.curves.get(number)
         waits = trial is not None and trial.state is TrialState.PAUSED and number in self._saved
         if waits and curve is not None and trial is not None and not is_interrupted(trial):
@@ -175,5 +174,5 @@ class PruningController:
 
 
 def first_slack(spec: StudySpec) -> float:
-    """Return the spec's slack or the initial one, used until seed noise is known."""
+    """Spec's slack, else the initial one, used until seed noise is known."""
     return slack_for(History(spec).seed_noise) if spec.pruner.slack is None else spec.pruner.slack

@@ -1,4 +1,4 @@
-"""Optuna's pruners combined with a cap at the incumbent.
+"""Optuna's pruners with a cap at the incumbent.
 
 Steps are positions on a grid of train seconds, because batch sizes compare only at equal train seconds.
 """
@@ -15,17 +15,16 @@ from bssearch.records import TrialState
 from bssearch.search.pruners.base import Action, Cap, Standings
 
 GRID = 81
-"""Steps to a trial's limit: a power of Optuna's reduction factor."""
+"""A power of Optuna's reduction factor."""
 
 FACTOR = 3
-"""Reduction factor: Hyperband's default, used for successive halving too (default 4)."""
+"""Hyperband's default reduction factor; successive halving's is 4."""
 
 FIRST = GRID // FACTOR**3
-"""Steps to the first rung: 1/27 of the limit."""
 
 
 class OptunaPruner(Cap):
-    """Cap, plus one of Optuna's pruners, which subclasses create as ``pruner``."""
+    """Cap, plus one of Optuna's pruners, made by ``pruner``."""
 
     pruner: Callable[[], optuna.pruners.BasePruner]
 
@@ -40,12 +39,9 @@ class OptunaPruner(Cap):
         )
         self._trials: dict[int, optuna.Trial] = {}
         self._read: dict[int, int] = {}
-        """How many evaluations of each trial's curve have been reported."""
         self._place: dict[int, int] = {}
         self._prunes: dict[int, bool] = {}
-        """What Optuna said of the newest evaluation of each trial that was reported."""
         self._told: set[int] = set()
-        """The trials that have ended for Optuna, which hears no more of them."""
 
     def judge(self, number: int, standings: Standings) -> Action:
         """Stop a trial if Optuna prunes it at a new grid position."""
@@ -58,11 +54,11 @@ class OptunaPruner(Cap):
         return Action.STOP if self._report(number, standings) else Action.GO_ON
 
     def paces_itself(self, standings: Standings) -> bool:
-        """True: Optuna's pruners compare trials from the first one on."""
+        """Optuna's pruners compare trials from the first on."""
         return True
 
     def _report(self, number: int, standings: Standings) -> bool:
-        """Report a curve's new part step by step, because pruners update rungs only when asked."""
+        """Report step by step, because pruners update rungs only when asked."""
         if number in self._told:
             return False  # Lost to another driver: already reported as ended.
         curve, trial, prunes = standings.curves[number], self._trials[number], self._prunes.get(number, False)
@@ -77,7 +73,7 @@ class OptunaPruner(Cap):
         return prunes
 
     def _tell(self, number: int, standings: Standings) -> None:
-        """Report a trial's end; capped and limited trials are complete, interrupted ones running."""
+        """Capped and limited trials are complete, interrupted ones running."""
         state = standings.states.get(number)
         if state is None or not state.is_finished or state is TrialState.PAUSED:
             return
@@ -89,18 +85,18 @@ class OptunaPruner(Cap):
 
 
 class Median(OptunaPruner):
-    """Prunes with Optuna's `median`, after five trials and a tenth of the limit."""
+    """Optuna's `median`, after five trials and a tenth of the limit."""
 
     pruner = partial(optuna.pruners.MedianPruner, n_startup_trials=5, n_warmup_steps=GRID // 10)
 
 
 class Asha(OptunaPruner):
-    """Prunes with Optuna's successive halving, from 1/27 of the limit."""
+    """Optuna's successive halving, from 1/27 of the limit."""
 
     pruner = partial(optuna.pruners.SuccessiveHalvingPruner, min_resource=FIRST, reduction_factor=FACTOR)
 
 
 class Hyperband(OptunaPruner):
-    """Prunes with Optuna's Hyperband, from 1/27 of the limit."""
+    """Optuna's Hyperband, from 1/27 of the limit."""
 
     pruner = partial(optuna.pruners.HyperbandPruner, min_resource=FIRST, max_resource=GRID, reduction_factor=FACTOR)

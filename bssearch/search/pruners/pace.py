@@ -6,8 +6,8 @@ at which that winner had no more than the trial's best gain. A trial is hopeless
     (f / u) · √((1 − u) / (1 − f)) > ``patience``, or f ≥ 1,
     f / u > ``slack``.
 
-First condition: it was f / u times slower and would have to be (1 − u) / (1 − f) times faster to end at T. Second: at
-its pace it ends past slack × T; earlier ends are within seed noise. `fast` ignores seed noise: its ``slack`` is 1.
+First: it was f / u times slower and would have to be (1 − u) / (1 − f) times faster to end at T. Second: at its pace it
+ends past slack × T; earlier is within seed noise, which `fast` ignores.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from bssearch.search.pruners.base import Action, Cap, Standings
 # runs, or was evaluated again.
 
 FIRST = 1 / 16
-"""First rung as a share of the limit; a factor of 2 gives five rungs."""
+"""Of the limit; a factor of 2 gives five rungs."""
 
 PROMOTED = 3
-"""Trials on a rung per promotion; Li et al. recommend a reduction factor of 3 to 4."""
+"""Trials per promotion; Li et al. recommend a reduction factor of 3 to 4."""
 
 LEADERS = 2
-"""Concurrent trials per leader; a leader does not pause above the first rung."""
+"""Concurrent trials per leader, which does not pause above the first rung."""
 
 
 def waits_on_rung(number: int, standings: Standings) -> bool:
@@ -54,7 +54,7 @@ def waits_on_rung(number: int, standings: Standings) -> bool:
 
 
 def promoted(standings: Standings, *, fresh: bool) -> int | None:
-    """Return the best paused trial of the highest promotable rung; of any rung unless ``fresh``."""
+    """Best paused trial of the highest promotable rung; of any rung unless ``fresh``."""
     limit = standings.limit
     at = {number: rung_of(curve, limit) for number, curve in standings.waiting.items()}
     rungs = set(at.values())
@@ -67,7 +67,7 @@ def promoted(standings: Standings, *, fresh: bool) -> int | None:
 
 
 def rung_of(curve: Progress, limit: float) -> int:
-    """Return the highest rung a trial reached; −1 before the first."""
+    """Highest rung a trial reached; −1 before the first."""
     if curve.now < FIRST * limit:
         return -1
     rung = int(math.log2(curve.now / (FIRST * limit)))
@@ -75,7 +75,7 @@ def rung_of(curve: Progress, limit: float) -> int:
 
 
 def seconds_of(rung: int, limit: float) -> float:
-    """Return the train seconds of a rung; 0 before the first."""
+    """Train seconds of a rung; 0 before the first."""
     return FIRST * limit * 2.0**rung if rung >= 0 else 0.0
 
 
@@ -86,7 +86,6 @@ def _is_due(rung: int, standings: Standings) -> bool:
 
 
 def _that_came(rung: int, standings: Standings) -> Iterator[tuple[int, float]]:
-    """Yield prunable trials that reached a rung, with their best gain then."""
     seconds = seconds_of(rung, standings.limit)
     for number, curve in standings.curves.items():
         if curve.now >= seconds and number not in standings.uncapped:
@@ -106,21 +105,20 @@ def _is_leader(number: int, standings: Standings) -> bool:
 
 
 FROM = 0.1
-"""Share of the incumbent's time before which no trial is hopeless; early evaluations say little."""
+"""Of the incumbent's time; early evaluations say little."""
 
 
 class Pace(Cap):
     """Cap, and pause hopeless trials; resume them if a better winner gives them hope.
 
-    Before the first hit, trials pause on rungs. Then promising ones resume by least predicted time t / u. Without
-    checkpoints, hopeless trials are stopped, and none pauses before the first hit.
+    Before the first hit, trials pause on rungs; after it, promising ones resume by least predicted time t / u. Without
+    checkpoints, hopeless trials stop, and none pauses before the first hit.
     """
 
     heeds_seed_noise = True
-    """Whether a trial on pace to end within seed noise of the incumbent keeps a chance."""
 
     usual_patience = 4.0
-    """Tuned, as in the subclasses, on six recorded tables by ``tests/benchmarks/pruning.py``."""
+    """Tuned on six tables by ``tests/benchmarks/pruning.py``."""
 
     def __init__(self, patience: Annotated[float, Field(gt=1)] | None = None) -> None:
         self.patience = self.usual_patience if patience is None else patience
@@ -136,25 +134,25 @@ class Pace(Cap):
         return Action.WAIT if standings.can_wait else Action.STOP
 
     def next_waiting(self, standings: Standings, *, fresh: bool) -> int | None:
-        """Return the trial to resume: a hopeful one, or a promoted one before the first hit."""
+        """Trial to resume: a hopeful one, or before the first hit a promoted one."""
         if not standings.winners:
             return promoted(standings, fresh=fresh)
         hopeful = [one for one, curve in standings.waiting.items() if not self.is_hopeless(curve, standings)]
         return min(hopeful, key=lambda one: (_predicted(standings.waiting[one], standings), one), default=None)
 
     def least_promising(self, standings: Standings) -> int | None:
-        """Return the paused trial with the longest predicted time; before a hit, the worst on the lowest rung."""
+        """Paused trial with the longest predicted time; before a hit, the worst on the lowest rung."""
         waiting, limit = standings.waiting, standings.limit
         if not standings.winners:
             return min(waiting, key=lambda one: (rung_of(waiting[one], limit), waiting[one].gain), default=None)
         return max(waiting, key=lambda one: (_predicted(waiting[one], standings), one), default=None)
 
     def paces_itself(self, standings: Standings) -> bool:
-        """Return whether rungs limit trials before the first hit."""
+        """True if rungs limit trials before the first hit."""
         return standings.can_wait
 
     def is_hopeless(self, curve: Progress, standings: Standings) -> bool:
-        """True if a trial is hopeless by every winner's clock."""
+        """True if hopeless by every winner's clock."""
         elapsed = curve.now / standings.winners[0][1]
         if elapsed < FROM:
             return False
@@ -165,24 +163,23 @@ class Pace(Cap):
 
 
 class Safe(Pace):
-    """Pace that misses the winner in at most 1 % of the draws of ``tests/benchmarks/pruning.py``."""
+    """Misses the winner in at most 1 % of the draws of ``tests/benchmarks/pruning.py``."""
 
 
 class Balanced(Pace):
-    """Pace that misses the winner in at most 5 % of the draws of ``tests/benchmarks/pruning.py``."""
+    """Misses the winner in at most 5 % of those draws."""
 
     usual_patience = 2.7
 
 
 class Fast(Pace):
-    """Pace that misses the winner in at most 12 % of the draws of ``tests/benchmarks/pruning.py``."""
+    """Misses the winner in at most 12 % of those draws."""
 
     usual_patience = 2.1
     heeds_seed_noise = False
 
 
 def _share(curve: Progress, standings: Standings) -> float:
-    """Return progress u towards the target, by the luckiest winner's clock."""
     return max(winner.when(curve.gain) / seconds for winner, seconds in standings.winners)
 
 

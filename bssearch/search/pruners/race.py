@@ -1,4 +1,4 @@
-"""Racing against the incumbent's curve (de Souza et al. 2022, capping methods for automatic configuration)."""
+"""Racing against the incumbent's curve (de Souza et al. 2022)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import Field
 from bssearch.search.pruners.base import Action, Cap, Standings
 
 FROM = 0.1
-"""Share of the cap before which no trial is stopped, because early evaluations say little."""
+"""Of the cap; early evaluations say little."""
 
 
 class Race(Cap):
@@ -19,7 +19,7 @@ class Race(Cap):
         self.lag = lag
 
     def judge(self, number: int, standings: Standings) -> Action:
-        """Stop a trial that lags behind the incumbent."""
+        """Stop a lagging trial."""
         curve = standings.curves[number]
         if not standings.winners or curve.now < FROM * standings.cap:
             return Action.GO_ON

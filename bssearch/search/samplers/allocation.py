@@ -2,14 +2,13 @@
 
 1. The default configuration, uncapped: baseline of speed-ups and first incumbent.
 2. Every feasible batch size once, nearest to the incumbent first, then up to `FLOOR` trials each.
-3. From `EVIDENCE_FROM` of the budget: uncapped trials at the batch sizes that the answer compares with (largest without
-   accumulation, default, and a factor 4 to each side of the incumbent), because caps hide how slow they are and
+3. From `EVIDENCE_FROM` of the budget: uncapped trials at the batch sizes that the answer compares with (largest
+   without accumulation, default, a factor 4 to each side of the incumbent), because caps hide how slow they are and
    untuned learning rates inflate speed-ups.
-4. The rest in proportion to (incumbent / batch size's best)²; neighbours of the incumbent get at least half its weight,
-   because one lucky seed may separate them.
+4. The rest in proportion to (incumbent / batch size's best)², at least half for neighbours of the incumbent.
 
-A quick answer (`bssearch.analysis.law.quick`) that the incumbent confirms sets the start of the ladder, and bracketing
-sizes outside its interval get one evidence trial. Otherwise it is ignored.
+If a quick answer's interval holds the incumbent, the answer sets where the ladder starts, and bracketing sizes outside
+the interval get one evidence trial.
 """
 
 from __future__ import annotations
@@ -23,38 +22,37 @@ from bssearch.records import ParameterValue, TrialRecord
 from bssearch.search.history import TRIED_AGAIN, History, octaves
 
 FLOOR = 2
-"""Minimum trials per batch size; a single one is luck."""
+"""A single trial is luck."""
 
 EVIDENCE_FROM = 0.5
-"""Budget share after which evidence trials start."""
+"""Budget share."""
 
 EVIDENCE_TRIALS = 3
-"""Uncapped trials per compared batch size: the fewest that tune a learning rate."""
+"""The fewest that tune a learning rate."""
 
 RULED_OUT_TRIALS = 1
-"""The same for brackets outside the quick answer's interval."""
+"""For brackets outside the quick answer's interval."""
 
 FIRST_SOURCES: tuple[Literal["transfer", "baseline", "sample"], ...] = ("transfer", "baseline", "sample")
-"""Parameter sources of successive evidence trials before the first hit."""
+"""Of successive evidence trials before a hit."""
 
 EVIDENCE_TRIES = len(FIRST_SOURCES)
-"""Uncapped trials at a batch size without a hit."""
 
 BRACKET_OCTAVES = 2
-"""Bracket distance; with t = α + βB a factor 4 costs 56 % at most."""
+"""With t = α + βB a factor 4 costs 56 % at most."""
 
 UNREACHED = 2.0
-"""Assumed ratio to the incumbent for batch sizes without a hit."""
+"""Assumed ratio to the incumbent."""
 
 NEIGHBOUR = 0.5
-"""Minimum relative weight of the incumbent's neighbours."""
+"""Minimum relative weight."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
     """A batch size and a source of the other parameters.
 
-    transfer: best coordinates of the nearest batch size; baseline: the default's coordinates; sample: the sampler's.
+    transfer: the nearest batch size's best; baseline: the default's; sample: the sampler's.
     """
 
     batch_size: int
@@ -63,7 +61,7 @@ class Proposal:
 
 
 def propose(history: History) -> Proposal | None:
-    """Return the next proposal; None if no batch size is feasible."""
+    """Next proposal; None if no batch size is feasible."""
     default = propose_default(history)
     if default is not None or not history.feasible:
         return default
@@ -86,7 +84,7 @@ def propose(history: History) -> Proposal | None:
 
 
 def propose_default(history: History) -> Proposal | None:
-    """Return the default configuration until tried."""
+    """Default configuration until tried."""
     default = history.spec.default_configuration
     if default.batch_size in history.feasible and not history.tried(default):
         return Proposal(default.batch_size, "default", uncapped=True)
@@ -94,7 +92,7 @@ def propose_default(history: History) -> Proposal | None:
 
 
 def propose_evidence(history: History) -> Proposal | None:
-    """Return the next evidence trial, if any."""
+    """Next evidence trial, if any."""
     wanted = evidence_sizes(history)
     return _first_evidence(history, wanted) or _further_evidence(history, wanted)
 
@@ -133,7 +131,7 @@ def agrees_with_quick(history: History) -> bool:
 
 
 def evidence_sizes(history: History) -> list[int]:
-    """Return the batch sizes that the answer compares with."""
+    """Batch sizes that the answer compares with."""
     centre = _centre(history)
     default = history.spec.default.batch_size
     is_apart = default in history.feasible and octaves(default, centre) >= 1
@@ -171,7 +169,7 @@ def _weight(history: History, batch_size: int) -> float:
 
 
 def known_coordinates(history: History, proposal: Proposal) -> Mapping[str, ParameterValue] | None:
-    """Return the given coordinates; None if the sampler chooses, or an uncapped trial would repeat another."""
+    """Coordinates; None if the sampler chooses, or an uncapped trial would be a repeat."""
     if proposal.source == "sample":
         return None
     spec = history.spec

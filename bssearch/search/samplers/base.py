@@ -1,4 +1,4 @@
-"""The sampler interface: proposes configurations from the history."""
+"""The sampler interface."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from bssearch.spec.parts import made_with
 
 StartupTrials = Annotated[int, Field(ge=1)]
 STARTUP_TRIALS = 6
-"""Random trials before an Optuna sampler uses its model."""
+"""Random trials before Optuna's model."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A configuration to try, with its coordinates; None if outside the space.
+    """A configuration to try; ``sampled``: its coordinates, None if outside the space.
 
-    ``uncapped``: no other trial's time ends it early. ``expected_improvement``: expected gain of a further trial as a
-    share of the incumbent's time; None if unknown.
+    ``uncapped``: no other trial's time ends it early. ``expected_improvement``: expected gain of a further trial, as a
+    share of the incumbent's time.
     """
 
     configuration: Configuration
@@ -38,29 +38,28 @@ class Choice:
 class Sampler(ABC):
     """Chooses trials one by one, from the history and the study's seed alone.
 
-    Constructor parameters beside the spec are options. ``models_time``: it models time, so evidence trials are chosen
-    separately.
+    Constructor parameters beside the spec are options. ``models_time``: evidence trials are chosen separately.
     """
 
     models_time = False
 
     @abstractmethod
     def choose(self, history: History, batch_size: int | None = None) -> Choice | None:
-        """Return the next configuration, optionally at a batch size; None if exhausted."""
+        """Next configuration, optionally at a batch size; None if exhausted."""
 
     def contenders(self, history: History) -> Sequence[int]:
-        """Return the batch sizes that may match the best, if the sampler models them."""
+        """Batch sizes that may match the best, if modelled."""
         return ()
 
     def ending(self, history: History) -> str | None:
-        """Return why no configuration is left; None otherwise."""
+        """Why no configuration is left, if so."""
         return None
 
 
 def make_sampler(spec: StudySpec) -> Sampler:
-    """Return the sampler that a spec names; `auto` becomes TPE without a model of the objective.
+    """Sampler of a spec; `auto` becomes TPE unless trials race.
 
-    Raises `UsageError` for an unknown name or option, or an option out of bounds.
+    Raises `UsageError` for an unknown name or an invalid option.
     """
     models_time = objective_of(spec).trials_race
     name = "tpe" if spec.sampler.name == "auto" and not models_time else spec.sampler.name
@@ -76,11 +75,11 @@ def decoded(
     uncapped: bool = False,
     expected_improvement: float | None = None,
 ) -> Choice:
-    """Return the choice of coordinates at a batch size."""
+    """Choice of coordinates at a batch size."""
     return Choice(spec.space.decode(batch_size, sampled), sampled, uncapped, expected_improvement)
 
 
 def default_choice(spec: StudySpec) -> Choice:
-    """Return the default configuration, the baseline of every speed-up."""
+    """Default configuration, the baseline of every speed-up."""
     default = spec.default_configuration
     return Choice(default, spec.space.encode(default), uncapped=True)

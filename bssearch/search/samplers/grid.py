@@ -15,7 +15,7 @@ MOST_CELLS = 1_000_000  # at one batch size: all of them are kept in memory
 
 
 class Grid(Sampler):
-    """Every combination of a space of lists, in an order that the study's seed fixes.
+    """Every combination, shuffled by the study's seed.
 
     Raises `UsageError` if the space has a range, or more than `MOST_CELLS` combinations.
     """
@@ -40,14 +40,14 @@ class Grid(Sampler):
         random.Random(spec.seed).shuffle(self._choices)
 
     def choose(self, history: History, batch_size: int | None = None) -> Choice | None:
-        """Return an untried feasible combination, or None."""
+        """Untried feasible combination, or None."""
         fitting = self._fitting(history)
         if batch_size is not None:
             fitting = [one for one in fitting if one.configuration.batch_size == batch_size]
         return next((one for one in fitting if not history.tried(one.configuration)), None)
 
     def ending(self, history: History) -> str | None:
-        """Report when all combinations are tried."""
+        """Line when all combinations are tried."""
         if self.choose(history) is not None:
             return None
         fitting = self._fitting(history)

@@ -1,13 +1,13 @@
 """Optuna's samplers for all parameters but the batch size.
 
 A spec names `tpe`, `gp`, `random`, ``optuna:CLASS`` or ``optunahub:PACKAGE``. Each proposal uses a new Optuna study of
-trials within one octave of the batch size, or as many as give enough. Optuna sees:
+trials within an octave of the batch size, or as many as give enough. Optuna sees:
 
 * trials with an objective figure: complete
-* pruned, capped, exhausted, diverged: pruned at one constant step, valued by the shortfall at equal time, so that a cap
-  is never read as a time nor a metric as seconds
+* pruned, capped, exhausted, diverged: pruned at one constant step, valued by the shortfall at equal time, so that no
+  cap is read as a time
 * out of memory: pruned, violating a constraint
-* running: running, so that it is not proposed twice
+* running: running, not to be proposed twice
 * failed, lost, cancelled or outside the space: omitted
 """
 
@@ -38,10 +38,9 @@ from bssearch.spec.parts import parameters_of
 from bssearch.spec.space import Dimension
 
 CENSORED_STEP = 1
-"""Step of every stopped trial, so that Optuna compares them all."""
+"""One step, so that Optuna compares all."""
 
 WORSE_THAN_ANY = 1e9
-"""Shortfall of a trial that never nears the target."""
 
 WITHOUT_NOTES = (
     optuna.samplers.TPESampler,
@@ -49,11 +48,10 @@ WITHOUT_NOTES = (
     optuna.samplers.RandomSampler,
     optuna.samplers.BruteForceSampler,
 )
-"""Samplers that need no trial attributes; others store a generation or a place in a sequence."""
+"""Others store a generation or a place in a sequence."""
 
 
 TPE_OPTIONS = {"multivariate": True, "constant_liar": True}
-"""Options of Optuna's TPE in every search."""
 
 
 class Asker:
@@ -69,12 +67,12 @@ class Asker:
         optuna.logging.set_verbosity(optuna.logging.ERROR)  # CMA-ES warns at every categorical choice
 
     def ask(self, told: Iterable[FrozenTrial], seed: int) -> dict[str, ParameterValue]:
-        """Return coordinates to try."""
+        """Coordinates to try."""
         params = self.study(told, seed).ask(self.distributions).params
         return {name: self._values[name][one] if name in self._values else one for name, one in params.items()}
 
     def study(self, told: Iterable[FrozenTrial], seed: int) -> optuna.Study:
-        """Return an in-memory study of trials with a new sampler."""
+        """In-memory study of trials with a new sampler."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             sampler = self._make(seed=seed) if self._takes_seed else self._make()
@@ -108,7 +106,7 @@ class Asker:
         shortfall: float | None = None,
         violated: str | None = None,
     ) -> FrozenTrial:
-        """Return a trial in Optuna's form, and the violated constraint if any."""
+        """Trial in Optuna's form."""
         sampled, places = trial.sampled or {}, self._places
         told = Told(
             number=-1,  # The study assigns number and id.
@@ -133,7 +131,7 @@ class Asker:
 
 
 class Told(FrozenTrial):
-    """A trial that a study adopts without a copy, because copies would dominate the time."""
+    """A trial that a study adopts without a copy; copies would dominate the time."""
 
     def __deepcopy__(self, memo: object) -> Self:
         return self
@@ -164,7 +162,7 @@ class OptunaSampler(Sampler):
             ) from error
 
     def choose(self, history: History, batch_size: int | None = None) -> Choice | None:
-        """Return the next configuration, optionally at a batch size; None if no batch size is feasible."""
+        """Next configuration, optionally at a batch size; None if none is feasible."""
         if batch_size is not None:
             return decoded(self.spec, batch_size, self.ask(history, batch_size))
         proposal = allocation.propose(history)
@@ -178,7 +176,7 @@ class OptunaSampler(Sampler):
         return decoded(self.spec, proposal.batch_size, sampled, uncapped=proposal.uncapped)
 
     def ask(self, history: History, batch_size: int) -> dict[str, ParameterValue]:
-        """Return coordinates at a batch size."""
+        """Coordinates at a batch size."""
         near = neighbours(history, batch_size, self.startup_trials)
         return self.asker.ask(self.told(history, near), self.spec.seed + len(history.trials))
 
@@ -201,7 +199,7 @@ class OptunaSampler(Sampler):
 
 
 class TPE(OptunaSampler):
-    """Optuna's tree-structured Parzen estimator, multivariate, with a constant liar for running trials."""
+    """Optuna's multivariate tree-structured Parzen estimator, with a constant liar for running trials."""
 
     def __init__(self, spec: StudySpec, startup_trials: StartupTrials = STARTUP_TRIALS) -> None:
         super().__init__(spec, optuna.samplers.TPESampler, {**TPE_OPTIONS, "n_startup_trials": startup_trials})
@@ -215,14 +213,14 @@ class GP(OptunaSampler):
 
 
 class Random(OptunaSampler):
-    """Independent uniform draws, log-uniform on logarithmic ranges."""
+    """Independent uniform draws of coordinates, log-uniform on logarithmic ranges."""
 
     def __init__(self, spec: StudySpec) -> None:
         super().__init__(spec, optuna.samplers.RandomSampler, {})
 
 
 def optuna_sampler(name: str) -> type[OptunaSampler]:
-    """Return a sampler class of ``optuna.samplers``; raise `UsageError` listing them if unknown."""
+    """Sampler class of ``optuna.samplers``; raises `UsageError` if unknown."""
     found = _samplers_in(optuna.samplers)
     if name not in found:
         raise UsageError(f"sampler = 'optuna:{name}' is not known; choose from {', '.join(found)}")
@@ -230,7 +228,7 @@ def optuna_sampler(name: str) -> type[OptunaSampler]:
 
 
 def hub_sampler(package: str) -> type[OptunaSampler]:
-    """Return an OptunaHub sampler; raise `UsageError` if it cannot be loaded."""
+    """OptunaHub sampler; raises `UsageError` if it cannot be loaded."""
     named = f"sampler = 'optunahub:{package}'"
     try:
         import optunahub  # type: ignore[import-not-found,unused-ignore]
@@ -261,8 +259,6 @@ def _named(found: type[BaseSampler]) -> type[OptunaSampler]:
     known = parameters_of(found)
 
     class Named(OptunaSampler):
-        """A sampler that a spec names itself."""
-
         def __init__(self, spec: StudySpec, **options: Any) -> None:
             liar = {"constant_liar": True} if "constant_liar" in known else {}
             super().__init__(spec, found, {**liar, **options})
@@ -275,14 +271,14 @@ def _named(found: type[BaseSampler]) -> type[OptunaSampler]:
 
 
 def neighbours(history: History, batch_size: int, enough: int) -> list[TrialRecord]:
-    """Return trials within one octave of a batch size, or within enough to exceed ``enough``."""
+    """Trials within one octave of a batch size, or within enough to exceed ``enough``."""
     distances = sorted(octaves(trial.configuration.batch_size, batch_size) for trial in history.trials)
     reach = max(1.0, distances[min(enough, len(distances) - 1)]) if distances else 1.0
     return [trial for trial in history.trials if octaves(trial.configuration.batch_size, batch_size) <= reach]
 
 
 def distribution(dimension: Dimension) -> BaseDistribution:
-    """Return Optuna's form of a dimension; numeric choices become ranks."""
+    """Optuna's form of a dimension; numeric choices become ranks."""
     if dimension.integer:
         return IntDistribution(round(dimension.low), round(dimension.high), log=dimension.log)
     if not dimension.choices:
@@ -299,7 +295,6 @@ def _is_ordinal(dimension: Dimension) -> bool:
 
 
 def _shortfall(history: History, trial: TrialRecord, reference: Progress | None) -> float:
-    """Return how far a trial's best metric trailed the reference curve at its end."""
     outcome = None if trial.state is TrialState.DIVERGED else trial.outcome
     if reference is None or outcome is None or outcome.best_metric is None:
         return WORSE_THAN_ANY

@@ -1,16 +1,18 @@
-"""The search space: parameters that vary between trials, and their search coordinates.
+"""The search space: parameters that vary between trials.
 
-The batch size is a ladder. Learning rates are sampled at the reference batch and carried to the trial's batch by a
-rule, so that results transfer between batch sizes. Other parameters are fixed, a range (``{low, high}``) or choices.
+Learning rates are sampled at the reference batch and carried to the trial's by a rule, so that results transfer.
 """
 
 from bssearch.spec.space.domains import (
+    DECAY_SHARE,
     OPTIONAL,
     TRAINING_PARAMETERS,
     UNKNOWN_KEY,
     WORKLOAD_PARAMETERS,
     Dimension,
     Domain,
+    RelativeLearningRate,
+    ScheduleName,
     StrictModel,
     are_coordinates,
     bounds,
@@ -27,7 +29,6 @@ from bssearch.spec.space.micro_batches import (
     split_batch,
 )
 from bssearch.spec.space.optimizers import OPTIMIZER_SETTINGS, OPTIMIZERS, AdamW, Optimizer, OptimizerOptions, Sgd
-from bssearch.spec.space.parts import DECAY_SHARE, RelativeLearningRate, ScheduleName
 from bssearch.spec.space.search_space import SearchSpace
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Domains of parameters: fixed, range or choices, within absolute limits."""
+"""Domains of parameters: fixed, range or choices; batch ladder, learning rate and schedule."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import difflib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Self
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationInfo, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from bssearch.records import ParameterValue
+from bssearch.records.scaling import LearningRateRule
 
 UNKNOWN_KEY: Final = "unknown_key"  # Pydantic's error type for an unknown key
 
@@ -50,7 +51,7 @@ class Range(StrictModel):
 
     @property
     def is_log(self) -> bool:
-        """Return whether the range is searched on a log scale."""
+        """Whether the scale is logarithmic."""
         return self.low > 0 if self.log is None else self.log
 
 
@@ -58,7 +59,7 @@ Scalar = bool | int | float
 
 
 def domain_kind(value: Any) -> str:
-    """Return the form of a value in a spec: range (a mapping), choices (a list) or fixed."""
+    """Form of a value: range (a mapping), choices (a list) or fixed."""
     if isinstance(value, Mapping | BaseModel):
         return "range"
     return "choices" if isinstance(value, list | tuple) else "fixed"
@@ -93,29 +94,29 @@ OPTIONAL = ("clip_norm", "ema_decay")
 
 
 def bounds(domain: Domain) -> tuple[float, float]:
-    """Return a domain's least and greatest value."""
+    """Domain's least and greatest value."""
     if isinstance(domain, Range):
         return domain.low, domain.high
     return (min(domain), max(domain)) if isinstance(domain, tuple) else (domain, domain)
 
 
 def holds(domain: Any, value: Any) -> bool:
-    """Return whether a domain contains a value, up to rounding at its ends."""
+    """True if a domain contains a value, up to rounding."""
     if isinstance(domain, Range):
         inside = domain.low <= value <= domain.high
         return inside or any(math.isclose(value, end, rel_tol=1e-9) for end in (domain.low, domain.high))
     choices = domain if isinstance(domain, tuple) else (domain,)
     return any(
-        value == choice or (_is_number(choice) and _is_number(value) and math.isclose(value, choice, rel_tol=1e-9))
+        value == choice or (is_number(choice) and is_number(value) and math.isclose(value, choice, rel_tol=1e-9))
         for choice in choices
     )
 
 
 def describe(domain: Any, factor: float = 1.0) -> str:
-    """Return a domain in words; numbers times ``factor``."""
+    """Domain in words; numbers times ``factor``."""
 
     def shown(value: Any) -> str:
-        return f"{value * factor:g}" if _is_number(value) else str(value)
+        return f"{value * factor:g}" if is_number(value) else str(value)
 
     if isinstance(domain, Range):
         return f"in [{shown(domain.low)}, {shown(domain.high)}]"
@@ -124,12 +125,13 @@ def describe(domain: Any, factor: float = 1.0) -> str:
     return f"the fixed {shown(domain)}"
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """True for a number; bool is none."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def within_limits(domain: Domain | None, info: ValidationInfo) -> Domain | None:
-    """Return the domain; raise ValueError outside the parameter's limits."""
+    """Raise ValueError outside the parameter's limits."""
     if domain is not None and info.field_name is not None:
         check_bounds(domain, LIMITS[info.field_name])
     return domain
@@ -155,7 +157,7 @@ class Dimension:
     integer: bool = False
 
     def holds(self, value: object) -> bool:
-        """Return whether a value is inside; booleans never equal numbers."""
+        """True if a value is inside; booleans never equal numbers."""
         if self.choices:
             return any(value == one and isinstance(value, bool) is isinstance(one, bool) for one in self.choices)
         if not isinstance(value, int | float) or isinstance(value, bool):
@@ -164,34 +166,34 @@ class Dimension:
 
     @property
     def any_value(self) -> ParameterValue:
-        """Return a value for a coordinate that a configuration does not use."""
+        """Value for a configuration without the coordinate."""
         return self.choices[0] if self.choices else self.low
 
     def other_than(self, value: ParameterValue) -> ParameterValue:
-        """Return the farther end of a range, or another choice (the farthest number)."""
+        """Farther end of a range, or another choice (the farthest number)."""
         if not self.choices:
             ends = (self.nearest(self.low), self.nearest(self.high))
             return max(ends, key=lambda end: abs(float(end or 0.0) - float(value or 0.0)))
         others = [choice for choice in self.choices if choice != value]
-        if not (_is_number(value) and all(map(_is_number, others))):
+        if not (is_number(value) and all(map(is_number, others))):
             return others[0]
         return max(others, key=lambda choice: abs(float(choice or 0.0) - float(value or 0.0)))
 
     def nearest(self, value: ParameterValue) -> ParameterValue:
-        """Return the value if inside, else the nearest number or the first choice."""
+        """Value if inside, else the nearest number or the first choice."""
         if self.choices:
             return value if value in self.choices else self._nearest_choice(value)
         number = min(max(float(value or 0.0), self.low), self.high)
         return round(number) if self.integer else number
 
     def at_share(self, share: float) -> ParameterValue:
-        """Return the number at a share in [0, 1] of the range, on its scale."""
+        """Number at a share in [0, 1] of the range, on its scale."""
         low, high = self.low, self.high
         return self.nearest(low * (high / low) ** share if self.log else low + (high - low) * share)
 
     def _nearest_choice(self, value: ParameterValue) -> ParameterValue:
-        numbers = [float(choice) for choice in self.choices if _is_number(choice)]  # type: ignore[arg-type]
-        if not _is_number(value) or len(numbers) < len(self.choices):
+        numbers = [float(choice) for choice in self.choices if is_number(choice)]  # type: ignore[arg-type]
+        if not is_number(value) or len(numbers) < len(self.choices):
             return self.choices[0]
         number = float(value)  # type: ignore[arg-type]
         are_ratios = min(number, *numbers) > 0
@@ -203,7 +205,86 @@ class Dimension:
 
 
 def are_coordinates(sampled: Mapping[str, ParameterValue] | None, dimensions: Sequence[Dimension]) -> bool:
-    """Return whether ``sampled`` holds a valid value of each dimension and nothing else."""
+    """True if ``sampled`` holds a valid value of each dimension and nothing else."""
     if not isinstance(sampled, Mapping) or {*sampled} != {one.name for one in dimensions}:
         return False
     return all(one.holds(sampled[one.name]) for one in dimensions)
+
+
+class BatchLadder(StrictModel):
+    """Powers of two from low to high."""
+
+    low: int = Field(ge=1)
+    high: int = Field(ge=1)
+
+    @model_validator(mode="after")
+    def _not_empty(self) -> Self:
+        if self.low > self.high:
+            raise ValueError(f"low = {self.low} must be <= high = {self.high}")
+        if not self.rungs:
+            raise ValueError(f"no power of two between low = {self.low} and high = {self.high}: the ladder is empty")
+        return self
+
+    @property
+    def rungs(self) -> tuple[int, ...]:
+        """Batch sizes, ascending."""
+        powers = (2**exponent for exponent in range(self.high.bit_length()))
+        return tuple(power for power in powers if self.low <= power <= self.high)
+
+
+BatchSize = Annotated[int, Field(ge=1)]
+
+
+class RelativeLearningRate(StrictModel):
+    """The learning rate at ``reference_batch``, in log scale, and its scaling rule."""
+
+    low: float = Field(gt=0)
+    high: float = Field(gt=0)
+    reference_batch: int = Field(default=64, ge=1)
+    rule: LearningRateRule = LearningRateRule.SQRT
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.low >= self.high:
+            raise ValueError(f"low = {self.low:g} must be < high = {self.high:g}")
+        return self
+
+
+PositiveRate = Annotated[float, Field(gt=0)]
+
+
+ScheduleName = Literal["constant", "cosine", "linear", "one_cycle", "warmup_stable_decay"]
+# Default decay share of ``warmup_stable_decay`` (Hägele et al. 2024).
+DECAY_SHARE = 0.2
+
+
+class Schedule(StrictModel):
+    """The learning rate after warmup; see `bssearch.training.schedule.Schedule` for formulas.
+
+    Except under ``constant`` it decays to about zero at ``horizon_samples``, where the trial ends; samples, so that all
+    batch sizes see equal data. ``warmup_stable_decay`` decays in the last ``decay_share`` (default 0.2).
+    """
+
+    name: (
+        Annotated[ScheduleName, Tag("fixed")] | Annotated[tuple[ScheduleName, ...], Field(min_length=1), Tag("choices")]
+    ) = Field(default="constant", discriminator=Discriminator(domain_kind))
+    horizon_samples: Domain | None = None
+    decay_share: Domain | None = None
+
+    _limits = field_validator("horizon_samples", "decay_share")(within_limits)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Schedules to choose from."""
+        return (self.name,) if isinstance(self.name, str) else self.name
+
+    @model_validator(mode="after")
+    def _horizon_goes_with_decay(self) -> Self:
+        decays = [name for name in self.names if name != "constant"]
+        if decays and self.horizon_samples is None:
+            raise ValueError(f"a {decays[0]} schedule needs horizon_samples")
+        if not decays and self.horizon_samples is not None:
+            raise ValueError("a constant schedule takes no horizon_samples")
+        if self.decay_share is not None and "warmup_stable_decay" not in decays:
+            raise ValueError(f"decay_share is of warmup_stable_decay; name is {', '.join(self.names)}")
+        return self

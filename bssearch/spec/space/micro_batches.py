@@ -1,7 +1,6 @@
 """Split batches into micro-batches that fit into memory.
 
-The boundary is monotone: if a micro-batch runs out of memory, so does every larger one. A batch that does not fit
-accumulates smaller micro-batches, so only a model that does not fit one sample cannot run.
+If a micro-batch runs out of memory, so does every larger one. A batch that does not fit accumulates smaller ones.
 """
 
 from __future__ import annotations
@@ -25,39 +24,35 @@ from bssearch.records.scaling import (
     sqrt_weight_decay,
     timescale_weight_decay,
 )
-from bssearch.spec.space.domains import Domain, Range, StrictModel, bounds, check_bounds, domain_kind
-from bssearch.spec.space.parts import BatchSize
+from bssearch.spec.space.domains import BatchSize, Domain, Range, StrictModel, bounds, check_bounds, domain_kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryBoundary:
-    """Bounds of the micro-batch size: largest that ``fits`` and smallest ``too_large``, None if unknown."""
+    """Micro-batch sizes: largest that ``fits`` and smallest ``too_large``, None if unknown."""
 
     fits: int | None = None
     too_large: int | None = None
 
     @classmethod
     def of(cls, fitting: Iterable[int], too_large: Iterable[int]) -> Self:
-        """Make it from sizes that ran and sizes that ran out of memory.
-
-        A size that ran, but is not below a failed one, does not count as fitting.
-        """
+        """Make the boundary; a size that ran, but not below a failed one, does not count as fitting."""
         bound = min(too_large, default=None)
         return cls(fits=max((size for size in fitting if bound is None or size < bound), default=None), too_large=bound)
 
     def may_fit(self, micro_batch_size: int) -> bool:
-        """Return whether a size is below all that failed."""
+        """True below all sizes that failed."""
         return self.too_large is None or micro_batch_size < self.too_large
 
     def without(self, micro_batch_size: int) -> MemoryBoundary:
-        """Return the boundary after a size ran out of memory."""
+        """Boundary after a size ran out of memory."""
         fitting = [] if self.fits is None else [self.fits]
         too_large = [] if self.too_large is None else [self.too_large]
         return MemoryBoundary.of(fitting, [*too_large, micro_batch_size])
 
     @property
     def nothing_fits(self) -> bool:
-        """Whether not even one sample fits."""
+        """Whether one sample is too large."""
         return self.too_large is not None and self.too_large <= 1
 
 
@@ -65,7 +60,7 @@ UNKNOWN = MemoryBoundary()
 
 
 def split_batch(batch_size: int, max_micro_batch_size: int | None) -> tuple[int, int]:
-    """Return (micro-batch, accumulation steps) with the largest allowed divisor."""
+    """(micro-batch, accumulation steps) with the largest allowed divisor."""
     if max_micro_batch_size is None or batch_size <= max_micro_batch_size:
         return batch_size, 1
     micro = _largest_divisor(batch_size, max_micro_batch_size)
@@ -73,7 +68,7 @@ def split_batch(batch_size: int, max_micro_batch_size: int | None) -> tuple[int,
 
 
 def _largest_divisor(number: int, most: int) -> int:
-    """Return a number's largest divisor ≤ ``most``, in about √number divisions."""
+    """In about √number divisions."""
     root = isqrt(number)
     for count in range(-(-number // most), root + 1):
         if number % count == 0:
@@ -82,10 +77,9 @@ def _largest_divisor(number: int, most: int) -> int:
 
 
 def choose_micro_batch(batch_size: int, max_micro_batch_size: int | None, memory: MemoryBoundary) -> int | None:
-    """Return the micro-batch size for a batch size, None if nothing fits.
+    """Micro-batch size for a batch size, None if nothing fits.
 
-    The largest divisor below the boundary and the maximum; but if it is unproven, the largest proven one unless that is
-    less than half.
+    The largest divisor below the boundary and the maximum; if unproven, the largest proven one unless less than half.
     """
     if memory.nothing_fits:
         return None
@@ -100,11 +94,10 @@ def choose_micro_batch(batch_size: int, max_micro_batch_size: int | None, memory
 
 
 def in_force(timed: Iterable[ProbeRecord], memory: MemoryBoundary) -> dict[int, ProbeRecord]:
-    """Return, by batch size, the measured step time of the split that trials use.
+    """Measured step time of the split that trials use, by batch size.
 
-    The split is the largest micro-batch below the boundary. Of its measurements the first without contention counts,
-    else the first. The evaluation cadence is the first measurement's, because trials keep it. Batch sizes
-    without such a split are left out.
+    Of the largest micro-batch that may fit, the first measurement without contention counts, with the first one's
+    evaluation cadence, because trials keep it.
     """
     found: dict[int, ProbeRecord] = {}
     for probe in timed:
@@ -137,21 +130,18 @@ class BatchRules(StrictModel):
 
     @property
     def followed(self) -> dict[str, str]:
-        """Return the active rules by field."""
+        """Active rules by field."""
         return {name: rule for name, rule in self if rule != "none"}
 
     def carried(self, values: Mapping[str, Any], ratio: float, rate_factor: float) -> dict[str, Any]:
-        """Apply the rules to values at κ = ``ratio``; invert with 1/κ and η0/η.
-
-        ``rate_factor`` is η/η0.
-        """
+        """Apply the rules to values at κ = ``ratio``, η/η0 = ``rate_factor``; invert with 1/κ and η0/η."""
         rules = self._rules(ratio, rate_factor)
         return {
             name: rules[name](value) if name in rules and value is not None else value for name, value in values.items()
         }
 
     def check(self, parameters: Collection[str]) -> None:
-        """Raise `ValueError` for a rule without its parameter in the space."""
+        """Raise `ValueError` for a rule without its parameter."""
         for field, about in (("betas", "beta2"), ("ema_decay", "ema_decay"), ("weight_decay", "weight_decay")):
             if field in self.followed and about not in parameters:
                 raise ValueError(f"batch_rules.{field} = {self.followed[field]}: the space has no {about}")
@@ -181,10 +171,7 @@ REMEDY = "GroupNorm, or a fixed training.ghost_batch_size, compares batch sizes 
 def batch_norm_caveats(
     layers: int, micro_batch_size: int, *, accumulates: bool, ghost_batch_size: int | None
 ) -> Iterator[tuple[str, str]]:
-    """Yield how batch normalisation distorts a comparison at a micro-batch size, as (code, sentence).
-
-    Ghost batches have ``ghost_batch_size`` samples, at most the micro-batch.
-    """
+    """Yield how batch normalisation distorts a comparison, as (code, sentence)."""
     if not layers:
         return
     samples = micro_batch_size if ghost_batch_size is None else min(micro_batch_size, ghost_batch_size)
@@ -222,10 +209,10 @@ BatchSizes = BatchSize | Annotated[tuple[BatchSize, ...], Field(min_length=1)]
 class BatchGrowth(StrictModel):
     """How batches may grow along ``space.batch_size``, in trials after the search.
 
-    ``geometric`` and ``linear`` rise from ``start`` to ``end`` (default: any) between ``begin`` and ``until``, shares
-    of the samples that the tuned fixed batch size needs. ``milestones`` sets sizes at sample counts; ``noise_scale``
-    takes the largest size ≤ ``noise_share`` × the measured gradient noise scale. The learning rate follows
-    ``rate_rule`` (default: the space's) and is retuned for the first size.
+    ``geometric`` and ``linear`` rise from ``start`` to ``end`` between ``begin`` and ``until``, shares of the samples
+    that the tuned fixed batch size needs. ``milestones`` sets sizes at sample counts; ``noise_scale`` takes the largest
+    size ≤ ``noise_share`` × the measured gradient noise scale. The learning rate follows ``rate_rule`` (default: the
+    space's) and is retuned for the first size.
     """
 
     name: (
@@ -266,7 +253,7 @@ class BatchGrowth(StrictModel):
 
     @property
     def names(self) -> tuple[BatchScheduleName, ...]:
-        """Return the schedule kinds to choose from."""
+        """Schedule kinds to choose from."""
         return self.name if isinstance(self.name, tuple) else (self.name,)
 
     def check(self, rungs: Sequence[int]) -> None:
@@ -289,15 +276,15 @@ class BatchGrowth(StrictModel):
                 )
 
     def starts(self, rungs: Sequence[int]) -> tuple[int, ...]:
-        """Return the possible first sizes, ascending."""
+        """Possible first sizes, ascending."""
         return _listed(self.start, rungs)
 
     def ends(self, rungs: Sequence[int]) -> tuple[int, ...]:
-        """Return the possible last sizes, ascending."""
+        """Possible last sizes, ascending."""
         return _listed(self.end, rungs)
 
     def pairs(self, rungs: Sequence[int]) -> list[tuple[int, int]]:
-        """Return all (start, end) pairs with start < end."""
+        """All (start, end) pairs with start < end."""
         return [(start, end) for start in self.starts(rungs) for end in self.ends(rungs) if start < end]
 
     def _named(self) -> Iterator[tuple[str, int]]:

@@ -1,7 +1,4 @@
-"""Optimizers of a space, with their options and the library's defaults.
-
-Weight decay and learning rate are the space's, the latter times ``learning_rate_scale``; they are no options here.
-"""
+"""Optimizers of a space, with their options and the library's defaults."""
 
 from __future__ import annotations
 
@@ -37,7 +34,7 @@ Switch = Annotated[
 
 
 class OptimizerOptions(StrictModel):
-    """Common fields: name, and a factor on the space's learning rate."""
+    """Name, and a factor on the space's learning rate."""
 
     name: str
     learning_rate_scale: float = Field(default=1.0, gt=0)
@@ -61,17 +58,17 @@ class OptimizerOptions(StrictModel):
 
     @classmethod
     def optimizer_name(cls) -> str:
-        """Return the optimizer's name in a spec."""
+        """Name in a spec."""
         return str(get_args(cls.model_fields["name"].annotation)[0])
 
     @classmethod
     def option_defaults(cls) -> dict[str, Any]:
-        """Return the optimizer's own options and defaults."""
+        """Own options and defaults."""
         return {name: field.default for name, field in cls.model_fields.items() if name not in OPTIMIZER_SETTINGS}
 
     @property
     def options(self) -> dict[str, Any]:
-        """Return the domains of the optimizer's own options."""
+        """Domains of the own options."""
         return {name: getattr(self, name) for name in self.option_defaults()}
 
 
@@ -162,11 +159,11 @@ class Adafactor(OptimizerOptions):
 
 
 class Muon(OptimizerOptions):
-    """Muon (Jordan et al. 2024) for weight matrices, AdamW for the rest.
+    """Muon (Jordan et al. 2024) for weight matrices, AdamW (``beta1``, ``beta2``, ``epsilon``) for the rest.
 
     ``adjustment: match_rms_adamw`` gives updates AdamW's RMS, so both share rate and weight decay (Liu et al. 2025,
-    arXiv 2502.16982, § 2.2), with ``adamw_learning_rate_scale`` = 1. ``original`` needs larger Muon rates: PyTorch's
-    example has 0.02, and AdamW at 0.015 of it. ``beta1``, ``beta2`` and ``epsilon`` are AdamW's.
+    arXiv 2502.16982, § 2.2). ``original`` needs larger Muon rates: PyTorch's example has 0.02, and AdamW at 0.015 of
+    it.
     """
 
     name: Literal["muon"]
@@ -183,7 +180,7 @@ class Muon(OptimizerOptions):
 class Lamb(_Moments):
     """LAMB (You et al. 2020, arXiv 1904.00962), as in timm: AdamW's update times a trust ratio per tensor.
 
-    Clips the gradient's norm to ``max_gradient_norm`` first, and after the space's ``clip_norm``.
+    After the space's ``clip_norm``, it clips the gradient's norm to ``max_gradient_norm``.
     """
 
     name: Literal["lamb"]
@@ -196,7 +193,7 @@ class Lars(_Momentum):
     """LARS (You et al. 2017, arXiv 1708.03888), as in timm: SGD with a rate per tensor.
 
     The rate is multiplied by ``trust_coefficient`` × ‖w‖ / ‖gradient‖; ``trust_clip`` caps it at the learning rate
-    (LARC). Momentum is the paper's 0.9; timm's default is 0.
+    (LARC). Momentum is the paper's; timm's default is 0.
     """
 
     name: Literal["lars"]

@@ -1,4 +1,4 @@
-"""The user's own hyperparameters, under ``model`` and ``loss`` of a spec."""
+"""The user's own hyperparameters, under ``model`` and ``loss``."""
 
 from __future__ import annotations
 
@@ -54,10 +54,7 @@ def _checked_number(value: Any) -> int | float:
 
 
 def _checked_value(value: Any) -> OwnValue:
-    """Return an own parameter's value; raise `ValueError` naming the bound.
-
-    Texts must start so that no spreadsheet reads them as a formula.
-    """
+    """Texts must not start as a spreadsheet's formula."""
     if isinstance(value, bool):
         return value
     if isinstance(value, int | float):
@@ -97,7 +94,7 @@ class OwnRange(Range):
 
     @property
     def is_integer(self) -> bool:
-        """Return whether the range gives whole numbers."""
+        """Whether values are whole numbers."""
         return isinstance(self.low, int) and isinstance(self.high, int) if self.integer is None else self.integer
 
 
@@ -121,7 +118,7 @@ OwnDomain = Annotated[
 
 
 def checked_names(given: Mapping[str, Any] | None) -> Any:
-    """Return a group of own parameters, None if empty; raise for an invalid name."""
+    """Group of own parameters; raises for an invalid name."""
     for name in given or {}:
         if problem := _problem(name):
             raise PydanticCustomError(UNKNOWN_KEY, "{advice}", {"key": name, "advice": problem})
@@ -150,17 +147,14 @@ def check_groups(model: Mapping[str, Any] | None, loss: Mapping[str, Any] | None
 
 
 def kind_of_value(value: ParameterValue) -> Kind:
-    """Return the kind of a value."""
+    """Number, truth value or text."""
     if isinstance(value, bool):
         return "true or false"
     return "a text" if isinstance(value, str) else "a number"
 
 
 def as_in_domain(name: str, value: Any, domain: Any) -> ParameterValue:
-    """Convert a value to its domain's type; it may be out of range.
-
-    Raises `ValueError` for another kind.
-    """
+    """Convert a value to its domain's type, even out of range; raise `ValueError` for another kind."""
     some = domain.low if isinstance(domain, Range) else domain[0] if isinstance(domain, tuple) else domain
     if kind_of_value(value) != kind_of_value(some):
         raise ValueError(f"{name} = {value!r} must be {kind_of_value(some)}, as in space.{name}")
@@ -175,7 +169,7 @@ def as_in_domain(name: str, value: Any, domain: Any) -> ParameterValue:
 
 
 def from_coordinate(value: ParameterValue, domain: Domain | OwnDomain) -> ParameterValue:
-    """Return a coordinate's value, rounded within its range if the domain is integer."""
+    """Coordinate's value, rounded within its range if the domain is integer."""
     if not isinstance(domain, OwnRange) or isinstance(value, str | None):
         return value
     return min(max(round(value), round(domain.low)), round(domain.high)) if domain.is_integer else float(value)

@@ -1,4 +1,4 @@
-"""The search space as a whole, and conversion between coordinates and configurations."""
+"""The search space, its coordinates and configurations."""
 
 from __future__ import annotations
 
@@ -12,12 +12,18 @@ from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 from bssearch.records import OWN_GROUPS, Configuration, ParameterValue
 from bssearch.records.scaling import LearningRateRule, learning_rate_factor, rule_of_optimizer
 from bssearch.spec.space.domains import (
+    DECAY_SHARE,
     OPTIONAL,
     TRAINING_PARAMETERS,
     WORKLOAD_PARAMETERS,
+    BatchLadder,
+    BatchSize,
     Dimension,
     Domain,
+    PositiveRate,
     Range,
+    RelativeLearningRate,
+    Schedule,
     StrictModel,
     bounds,
     describe,
@@ -28,7 +34,6 @@ from bssearch.spec.space.domains import (
 from bssearch.spec.space.micro_batches import BatchGrowth, BatchRules, split_batch
 from bssearch.spec.space.optimizers import Optimizer, OptimizerOptions, Sgd
 from bssearch.spec.space.own_parameters import OwnDomains, OwnRange, check_groups, from_coordinate
-from bssearch.spec.space.parts import DECAY_SHARE, BatchLadder, BatchSize, PositiveRate, RelativeLearningRate, Schedule
 
 REFERENCE_LEARNING_RATE = "reference_learning_rate"
 
@@ -97,41 +102,41 @@ class SearchSpace(StrictModel):
 
     @property
     def own_domains(self) -> dict[str, Any]:
-        """Return the domains of own parameters by ``model.NAME`` and ``loss.NAME``."""
+        """By ``model.NAME`` and ``loss.NAME``."""
         return {
             f"{group}.{name}": domain for group in OWN_GROUPS for name, domain in (getattr(self, group) or {}).items()
         }
 
     @property
     def optimizers(self) -> tuple[OptimizerOptions, ...]:
-        """Return the optimizers to choose from."""
+        """Optimizers to choose from."""
         return self.optimizer if isinstance(self.optimizer, tuple) else (self.optimizer,)
 
     @property
     def rungs(self) -> tuple[int, ...]:
-        """Return the distinct batch sizes to try, ascending."""
+        """Distinct batch sizes to try, ascending."""
         if isinstance(self.batch_size, BatchLadder):
             return self.batch_size.rungs
         return tuple(sorted(set((self.batch_size,) if isinstance(self.batch_size, int) else self.batch_size)))
 
     @property
     def learning_rates(self) -> tuple[float, ...]:
-        """Return a range's two ends, else all distinct learning rates, ascending."""
+        """A range's ends, else all distinct learning rates, ascending."""
         rate = self.learning_rate
         if isinstance(rate, RelativeLearningRate):
             return rate.low, rate.high
         return tuple(sorted(set(rate))) if isinstance(rate, tuple) else (rate,)
 
     def dimensions(self) -> tuple[Dimension, ...]:
-        """Return the searched coordinates, without fixed parameters."""
+        """Searched coordinates."""
         return tuple(dimension for name, domain in self._domains() if (dimension := _dimension(name, domain)))
 
     def candidates(self, batch_sizes: Sequence[int]) -> Any:
-        """Return the points at some batch sizes if a model may choose no others, else None."""
+        """Points at some batch sizes if a model may choose no others, else None."""
         return None
 
     def decode(self, batch_size: int, sampled: Mapping[str, ParameterValue]) -> Configuration:
-        """Return the configuration at a batch size for sampled coordinates."""
+        """Configuration of sampled coordinates."""
         values: dict[str, Any] = {name: sampled.get(name, domain) for name, domain in self._domains()}
         optimizer = self._optimizer(values["optimizer"])
         parameters = {name: values[self._coordinate(optimizer, name)] for name in optimizer.options}
@@ -156,7 +161,7 @@ class SearchSpace(StrictModel):
         )
 
     def encode(self, configuration: Configuration) -> dict[str, ParameterValue] | None:
-        """Return a configuration's coordinates, or None outside the space; micro-batches are ignored."""
+        """Configuration's coordinates, or None outside the space."""
         if configuration.batch_size not in self.rungs or configuration.optimizer not in self._optimizer_names:
             return None
         sampled = self._nearest(self._coordinates(configuration))
@@ -175,7 +180,7 @@ class SearchSpace(StrictModel):
         return replace(configuration, **switched_on)
 
     def outside(self, configuration: Configuration) -> list[str]:
-        """Return why a configuration is outside the space, as ``name = value is not …``."""
+        """Reasons why a configuration is outside the space."""
         found = []
         if configuration.batch_size not in self.rungs:
             found.append(f"batch_size = {configuration.batch_size} is not one of {', '.join(map(str, self.rungs))}")
@@ -200,7 +205,7 @@ class SearchSpace(StrictModel):
         return found
 
     def at_edge(self, configuration: Configuration) -> bool:
-        """Return whether the learning rate is within 5 % (log) of an end of its range, or beyond."""
+        """True if the learning rate is within 5 % (log) of an end of its range, or beyond."""
         if not isinstance(self.learning_rate, RelativeLearningRate):
             return False
         optimizer = self._optimizer(configuration.optimizer)
@@ -209,16 +214,16 @@ class SearchSpace(StrictModel):
         return not 0.05 < (math.log(rate) - low) / (high - low) < 0.95
 
     def learning_rate_factor(self, batch_size: int, optimizer: str) -> float:
-        """Return the factor on the reference learning rate at a batch size."""
+        """Factor on the reference learning rate at a batch size."""
         return self._learning_rate_factor(batch_size, self._optimizer(optimizer))
 
     def rate_rule(self, optimizer: str) -> LearningRateRule:
-        """Return the learning-rate rule: the space's, else the optimizer's."""
+        """Learning-rate rule: the space's, else the optimizer's."""
         rate = self.learning_rate
         return rate.rule if isinstance(rate, RelativeLearningRate) else rule_of_optimizer(optimizer)
 
     def plain_learning_rate(self, batch_size: int, sampled: Mapping[str, ParameterValue]) -> float:
-        """Return the learning rate without the optimizer's scale, for comparison."""
+        """Learning rate without the optimizer's scale."""
         rate = self.learning_rate
         if isinstance(rate, RelativeLearningRate):
             factor = learning_rate_factor(rate.rule, batch_size, rate.reference_batch)
@@ -226,7 +231,7 @@ class SearchSpace(StrictModel):
         return float(sampled.get(REFERENCE_LEARNING_RATE, rate[0] if isinstance(rate, tuple) else rate) or 0.0)
 
     def nearest(self, configuration: Configuration) -> tuple[int, dict[str, ParameterValue]]:
-        """Return the batch size and coordinates nearest to a configuration."""
+        """Batch size and coordinates nearest to a configuration."""
         batch_size = min(self.rungs, key=lambda size: abs(math.log(size / configuration.batch_size)))
         factor = self._learning_rate_factor(batch_size, self._optimizer(configuration.optimizer))
         values = {**self._coordinates(configuration), REFERENCE_LEARNING_RATE: configuration.learning_rate / factor}
@@ -277,7 +282,7 @@ class SearchSpace(StrictModel):
         return optimizer.learning_rate_scale * learning_rate_factor(rate.rule, batch_size, rate.reference_batch)
 
     def _domains(self) -> Iterator[tuple[str, Any]]:
-        """Yield each coordinate's name and domain; a list of one is fixed."""
+        """A list of one is fixed."""
         rate: Any = self.learning_rate
         if isinstance(rate, RelativeLearningRate):
             rate = Range(low=rate.low, high=rate.high, log=True)
@@ -298,8 +303,6 @@ class SearchSpace(StrictModel):
 
 
 def _is_alike(one: Configuration, other: Configuration) -> bool:
-    """Compare what is trained, up to rounding; micro-batches are ignored."""
-
     def near(mine: Any, theirs: Any) -> bool:
         both = isinstance(mine, float) and isinstance(theirs, float)
         return math.isclose(mine, theirs, rel_tol=1e-9) if both else bool(mine == theirs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -18,11 +18,13 @@ from bssearch.records import (
     TrialOutcome,
     TrialRecord,
 )
-from bssearch.storage import keeping
-from bssearch.storage.columns import now, to_columns
+from bssearch.spec.reader import check_study_name
+from bssearch.storage.columns import to_columns
+from bssearch.storage.database import Database
 from bssearch.storage.models import StudyRow, TrialRow
 from bssearch.storage.revisions import raise_revision
 from bssearch.storage.statements import STUDY, study_record
+from bssearch.storage.studies import bind_study, create_study
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,46 +47,32 @@ class FinishedStudy:
     trials: Sequence[FinishedTrial]
 
 
-@dataclass(slots=True)
-class Import:
-    """An idempotent import of studies."""
+def add_study(database: Database, connection: Connection, finished: FinishedStudy, time: datetime) -> None:
+    """Store a study as created at a time; raise `UsageError` for an invalid or taken name."""
+    study = StudyRecord.created(finished.study, time)
+    check_study_name(study.name)
+    _create(connection, study)
+    study_id = connection.execute(select(StudyRow.id).where(StudyRow.name == study.name)).scalar_one()
+    place = {"study_id": study_id, "environment_id": database.environment_id(connection, finished.environment)}
+    bind_study(connection, study_id, finished.environment, place["environment_id"], again=False)
+    place["revision"] = raise_revision(connection, study_id)
+    rows = [
+        {**place, **to_columns(_record(trial, number, time))} for number, trial in enumerate(finished.trials, start=1)
+    ]
+    if rows:
+        connection.execute(insert(TrialRow), rows)
 
-    studies: Sequence[FinishedStudy]
-    first_tried_at: datetime | None = None
 
-    def add(self, connection: Connection, environment_id: Callable[[Connection, Environment], int]) -> None:
-        """Store the studies, unless an earlier try did; raise `UsageError` for an invalid or taken name."""
-        if self.first_tried_at is None:
-            self.first_tried_at = now(connection)
-        elif self._is_stored(connection, self.first_tried_at):
-            return  # the connection broke after the commit
-        for finished in self.studies:
-            study = StudyRecord.created(finished.study, self.first_tried_at)
-            keeping.check_name(study.name)
-            _create(connection, study)
-            study_id = connection.execute(select(StudyRow.id).where(StudyRow.name == study.name)).scalar_one()
-            place = {"study_id": study_id, "environment_id": environment_id(connection, finished.environment)}
-            keeping.bind(connection, study_id, finished.environment, place["environment_id"], again=False)
-            place["revision"] = raise_revision(connection, study_id)
-            rows = [
-                {**place, **to_columns(_record(trial, number, self.first_tried_at))}
-                for number, trial in enumerate(finished.trials, start=1)
-            ]
-            if rows:
-                connection.execute(insert(TrialRow), rows)
-
-    def _is_stored(self, connection: Connection, created_at: datetime) -> bool:
-        for finished in self.studies:
-            study = StudyRecord.created(finished.study, created_at, finished.environment)
-            row = connection.execute(STUDY.where(StudyRow.name == study.name)).mappings().first()
-            if row is None or study_record(row) != study:
-                return False
-        return True
+def is_stored(connection: Connection, finished: FinishedStudy, time: datetime) -> bool:
+    """Return whether a study is stored as created at a time."""
+    study = StudyRecord.created(finished.study, time, finished.environment)
+    row = connection.execute(STUDY.where(StudyRow.name == study.name)).mappings().first()
+    return row is not None and study_record(row) == study
 
 
 def _create(connection: Connection, study: StudyRecord) -> None:
     try:
-        keeping.create(connection, study, again=False)
+        create_study(connection, study, again=False)
     except UsageError as error:
         raise UsageError(
             error.message,

@@ -23,8 +23,8 @@ from sqlalchemy.exc import DataError, IntegrityError
 from bssearch.errors import OtherDeviceError, UsageError
 from bssearch.records import TrialState
 from bssearch.spec.model import IMPORTED
+from bssearch.spec.reader import check_study_name
 from bssearch.storage.integrity import shown
-from bssearch.storage.keeping import check_name
 from bssearch.storage.leases import ended_by
 from bssearch.storage.models import EnvironmentRow, FindingRow, LogRow, ObservationRow, StudyRow, TrialRow
 from bssearch.storage.revisions import raise_revision
@@ -114,7 +114,7 @@ def _known(connection: Connection, copy: Copy) -> int | None:
 
 
 def _create(connection: Connection, copy: Copy, name: str) -> int:
-    check_name(name)
+    check_study_name(name)
     study = copy.study
     columns = {**study, "name": name, "spec": {**study["spec"], "name": name}}
     del columns["environment"]

@@ -11,11 +11,10 @@ from sqlalchemy import ColumnElement, Connection, Select, select, union
 
 from bssearch.errors import DatabaseError, SpecError, UsageError
 from bssearch.records import Environment, StudyRecord, TrialState, spec_digest
-from bssearch.spec.reader import spec_of
+from bssearch.spec.reader import check_study_name, spec_of
 from bssearch.storage.columns import from_columns, to_columns
 from bssearch.storage.database import environment_digest
 from bssearch.storage.integrity import shown
-from bssearch.storage.keeping import check_name
 from bssearch.storage.models import EnvironmentRow, StudyRow, TrialRow
 from bssearch.storage.transfer.layout import KEPT_OF_FINDINGS, LAYOUTS, NAMES, Kind, checked, words
 
@@ -103,7 +102,7 @@ def read_copy(connection: Connection, study_id: int, source: str, *, with_runnin
 def check_study(copy: Copy) -> None:
     """Raise `UsageError` for an invalid name or different spec, `SpecError` for an unreadable one."""
     study = copy.study
-    check_name(copy.name)
+    check_study_name(copy.name)
     try:
         spec = spec_of(from_columns(StudyRecord, {**study, "archived_at": None}, absent="environment"))
     except DatabaseError as error:

@@ -1,8 +1,7 @@
 """What bssearch trains: a network that sorts images into classes.
 
-It runs as it is; every place to change is marked YOURS. bssearch calls the five members of the class and does the rest:
-batches, optimizer, learning rate, clock, stopping at the target. It sets the seed: draw from torch's or numpy's global
-generator wherever you like, but in load().
+It runs as it is; change the places marked YOURS. bssearch does the rest: batches, optimizer, learning rate, clock,
+stopping at the target. It sets the seed: draw from torch's or numpy's global generator, but not in load().
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ import bssearch
 
 
 class Image:
-    """YOURS: in a few words, the data and the model. Here: digits of 8 × 8 pixels, a small convolutional network."""
+    """YOURS: the data and the model. Here: digits of 8 × 8 pixels, a small convolutional network."""
 
     # YOURS: what evaluate() returns, with its bounds, and what guessing gets; the target in the spec is one of these.
     metrics: Mapping[str, bssearch.MetricInfo] = {"accuracy": bssearch.MetricInfo(low=0.0, high=1.0, chance=0.1)}
 
     def load(self, device: torch.device) -> bssearch.Data:
-        """Return all samples, on the device, in three parts that are the same every time."""
+        """Return three parts that never change, on the device."""
         # YOURS: images (samples, channels, height, width) as float32, classes (samples,) as int64.
         digits = load_digits()
         images = digits.images[:, np.newaxis].astype(np.float32) / 16
@@ -41,7 +40,7 @@ class Image:
         return bssearch.Data(train=part(train), validation=part(validation), test=part(test))
 
     def build_model(self, *, dropout: float) -> nn.Module:
-        """Return a new model, on the CPU; a model without dropout ignores it."""
+        """Return a new model, on the CPU; ignore dropout if it has none."""
         # YOURS. Normalise over groups or layers: what batch normalisation does depends on the batch size.
         return nn.Sequential(
             nn.Conv2d(1, 16, kernel_size=3, padding=1),
@@ -60,10 +59,10 @@ class Image:
     def loss(
         self, model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, *, label_smoothing: float
     ) -> torch.Tensor:
-        """Return the mean loss of one batch; random crops and flips of the inputs belong here, too."""
+        """Return the mean loss of one batch; crop and flip the inputs here, too."""
         return functional.cross_entropy(model(inputs), targets, label_smoothing=label_smoothing)  # YOURS
 
     def evaluate(self, model: nn.Module, part: bssearch.Part) -> Mapping[str, float]:
-        """Return every metric over a whole part; the model is in eval mode, gradients are off."""
+        """Return every metric over a whole part; the model is in eval mode, without gradients."""
         correct = sum((model(inputs).argmax(1) == targets).sum().item() for inputs, targets in part.chunks(1024))
         return {"accuracy": correct / len(part)}  # YOURS

@@ -1,7 +1,7 @@
 """What bssearch trains: a network that sorts the rows of a table into classes.
 
-It runs as it is; every place to change is marked YOURS. bssearch calls the five members of the class and does the rest:
-batches, optimizer, learning rate, clock, stopping at the target. It sets the seed before each training.
+It runs as it is; change the places marked YOURS. bssearch does the rest: batches, optimizer, learning rate, clock,
+stopping at the target. It sets the seed before each training.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CLASSES = 4  # YOURS
 
 
 class Tabular:
-    """YOURS: in a few words, the data and the model. Here: a made-up table, a network of two hidden layers."""
+    """YOURS: the data and the model. Here: a made-up table, a network of two hidden layers."""
 
     # YOURS: what evaluate() returns, with its bounds, and what guessing gets; the target in the spec is one of these.
     metrics: Mapping[str, bssearch.MetricInfo] = {
@@ -29,7 +29,7 @@ class Tabular:
     }
 
     def load(self, device: torch.device) -> bssearch.Data:
-        """Return all samples, on the device, in three parts that are the same every time."""
+        """Return three parts that never change, on the device."""
         # YOURS: columns (samples, COLUMNS) as numbers, classes (samples,) as int64.
         columns, classes = make_classification(
             10_240, COLUMNS, n_informative=10, n_classes=CLASSES, n_clusters_per_class=4, class_sep=1.5, random_state=0
@@ -46,7 +46,7 @@ class Tabular:
         return bssearch.Data(train=part(train), validation=part(validation), test=part(test))
 
     def build_model(self, *, dropout: float) -> nn.Module:
-        """Return a new model, on the CPU; a model without dropout ignores it."""
+        """Return a new model, on the CPU; ignore dropout if it has none."""
         return nn.Sequential(  # YOURS
             nn.Linear(COLUMNS, 128),
             nn.ReLU(),
@@ -63,6 +63,6 @@ class Tabular:
         return functional.cross_entropy(model(inputs), targets, label_smoothing=label_smoothing)  # YOURS
 
     def evaluate(self, model: nn.Module, part: bssearch.Part) -> Mapping[str, float]:
-        """Return every metric over a whole part; the model is in eval mode, gradients are off."""
+        """Return every metric over a whole part; the model is in eval mode, without gradients."""
         correct = sum((model(inputs).argmax(1) == targets).sum().item() for inputs, targets in part.chunks(4096))
         return {"accuracy": correct / len(part)}  # YOURS

@@ -1,7 +1,7 @@
 """What bssearch trains: a language model that predicts the next byte of a text.
 
-It runs as it is; every place to change is marked YOURS. bssearch calls the members of the class and does the rest:
-batches, optimizer, learning rate, clock, stopping at the target. It sets the seed before each training.
+It runs as it is; change the places marked YOURS. bssearch does the rest: batches, optimizer, learning rate, clock,
+stopping at the target. It sets the seed before each training.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ TOKENS = 256  # YOURS: the vocabulary
 
 
 class Text:
-    """YOURS: in a few words, the data and the model. Here: sources of Python's standard library, a transformer."""
+    """YOURS: the data and the model. Here: sources of Python's standard library, a transformer."""
 
     # YOURS: what evaluate() returns, with its bounds, and what guessing gets; the target in the spec is one of these.
     metrics: Mapping[str, bssearch.MetricInfo] = {"bits_per_byte": bssearch.MetricInfo(low=0.0, chance=8.0)}
@@ -30,12 +30,12 @@ class Text:
     tokens_per_sample = LENGTH  # may be left out: trials then count samples only
 
     def __init__(self, folder: str = sysconfig.get_path("stdlib"), pattern: str = "*.py") -> None:
-        """Take the spec's workload_settings; leave this out if it takes no settings."""
+        """Take the spec's workload_settings; leave this out without settings."""
         self.folder = Path(folder).expanduser()
         self.pattern = pattern
 
     def load(self, device: torch.device) -> bssearch.Data:
-        """Return all samples, on the device, in three parts that are the same every time."""
+        """Return three parts that never change, on the device."""
         # YOURS: tokens, one after the other, as int64; split between documents where they are alike.
         text = b"\n".join(path.read_bytes() for path in sorted(self.folder.glob(self.pattern)))
         if not text:
@@ -54,7 +54,7 @@ class Text:
         return bssearch.Data(train=part(train), validation=part(held_out[::2]), test=part(held_out[1::2]))
 
     def build_model(self, *, dropout: float) -> nn.Module:
-        """Return a new model, on the CPU; a model without dropout ignores it."""
+        """Return a new model, on the CPU; ignore dropout if it has none."""
         return _Transformer(width=64, heads=4, layers=1, dropout=dropout)  # YOURS
 
     def loss(
@@ -65,7 +65,7 @@ class Text:
         return functional.cross_entropy(scores, targets.flatten(), label_smoothing=label_smoothing)
 
     def evaluate(self, model: nn.Module, part: bssearch.Part) -> Mapping[str, float]:
-        """Return every metric over a whole part; the model is in eval mode, gradients are off."""
+        """Return every metric over a whole part; the model is in eval mode, without gradients."""
         nats = 0.0  # YOURS
         for inputs, targets in part.chunks(64):
             nats += functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), reduction="sum").item()

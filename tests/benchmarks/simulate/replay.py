@@ -24,7 +24,7 @@ from bssearch.records import (
     TrialState,
     TrialStop,
 )
-from bssearch.search import actions
+from bssearch.search import engine as actions
 from bssearch.search.engine import Engine
 
 BEGIN = datetime(2000, 1, 1, tzinfo=UTC)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bssearch.exchange.boards.process import BoardProcess
+from bssearch.exchange.boards.base import BoardProcess
 from tests.cli.task import environment
 from tests.exchange.boards import fakes
 from tests.packages import installed

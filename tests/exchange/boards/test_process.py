@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bssearch.exchange.boards import process
-from bssearch.exchange.boards.process import BoardProcess
+from bssearch.exchange.boards import base
+from bssearch.exchange.boards.base import BoardProcess
 from bssearch.settings import BOARD_PROCESS
 from tests.exchange.boards.conftest import Notebook
 from tests.waiting import wait_for
@@ -45,12 +45,12 @@ def report_end(boards: BoardProcess, number: int) -> None:
 @pytest.fixture(autouse=True)
 def _no_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests wait for boards however slow the machine is, unless they call `at_the_deadline`."""
-    monkeypatch.setattr(process, "SILENT_SECONDS", FOREVER)
-    monkeypatch.setattr(process, "LAST_SECONDS", FOREVER)
+    monkeypatch.setattr(base, "SILENT_SECONDS", FOREVER)
+    monkeypatch.setattr(base, "LAST_SECONDS", FOREVER)
 
 
 def at_the_deadline(monkeypatch: pytest.MonkeyPatch, which: str = "SILENT_SECONDS") -> None:
-    monkeypatch.setattr(process, which, 0.0)
+    monkeypatch.setattr(base, which, 0.0)
 
 
 def test_a_board_takes_everything_in_order_and_evaluations_together(start: Start, notebook: Notebook) -> None:
@@ -253,7 +253,7 @@ def test_a_board_has_its_own_settings_but_no_database_no_gpu_one_thread_and_what
 DRIVER = """
 import sys, time
 sys.path.insert(0, {root!r})
-from bssearch.exchange.boards.process import BoardProcess
+from bssearch.exchange.boards.base import BoardProcess
 from tests.exchange.boards.test_process import report_study
 boards = BoardProcess(["{kind}"])
 report_study(boards)

@@ -13,7 +13,7 @@ import pytest
 
 import bssearch as library
 from bssearch.errors import TargetNotReachedError, UsageError
-from bssearch.exchange.boards import process
+from bssearch.exchange.boards import base
 from bssearch.executors.loops.own_loop import LoopTrial
 from bssearch.records import Observation, TrialRecord, TrialState
 from bssearch.storage.repository import open_store
@@ -42,8 +42,8 @@ def _boards_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def set_boards(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     """Have all boards write into a folder, however long that takes."""
-    monkeypatch.setattr(process, "SILENT_SECONDS", 600.0)
-    monkeypatch.setattr(process, "LAST_SECONDS", 600.0)
+    monkeypatch.setattr(base, "SILENT_SECONDS", 600.0)
+    monkeypatch.setattr(base, "LAST_SECONDS", 600.0)
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_DIR", str(folder))
     monkeypatch.setenv("BSSEARCH_TENSORBOARD_DIR", str(folder / "runs"))
@@ -68,8 +68,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def stored(folder: Path, name: str = "task") -> tuple[list[TrialRecord], dict[int, list[Observation]]]:
     with open_store(f"sqlite:///{folder}/bssearch.db", write=False) as store:
-        trials = store.trials(name)
-        return trials, {number: list(curve) for number, curve in store.curves(name, [t.number for t in trials]).items()}
+        trials = store.trials.of(name)
+        return trials, {
+            number: list(curve) for number, curve in store.trials.curves(name, [t.number for t in trials]).items()
+        }
 
 
 def best(folder: Path) -> library.Answer:

@@ -12,7 +12,7 @@ import pytest
 import bssearch as library
 from bssearch import registry
 from bssearch.errors import SpecError, UsageError
-from bssearch.exchange.boards import process
+from bssearch.exchange.boards import base
 from bssearch.exchange.boards.base import LIBRARIES, boards_of, check_boards, without_secrets
 from bssearch.records import TrialRecord
 from bssearch.spec import StudySpec, load_spec
@@ -30,7 +30,7 @@ def run(folder: Path, *boards: str) -> tuple[library.Answer, list[TrialRecord], 
     spec = make_spec(log=list(boards), budget={"trials": 8, "trial_train_seconds": 10.0})
     answer = library.run_study(spec, library.Launch(db=url, make_executor=lambda *_: LawExecutor(), listener=ear))
     with open_store(url, write=False) as store:
-        return answer, store.trials(spec.name), [note for note in ear.notes if note.partition(":")[0] in boards]
+        return answer, store.trials.of(spec.name), [note for note in ear.notes if note.partition(":")[0] in boards]
 
 
 @pytest.mark.slow
@@ -38,7 +38,7 @@ def run(folder: Path, *boards: str) -> tuple[library.Answer, list[TrialRecord], 
 def test_a_study_with_a_bad_board_is_the_study_without_it(
     board: str, tmp_path: Path, notebook: Notebook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process, "SILENT_SECONDS", 0.0)
+    monkeypatch.setattr(base, "SILENT_SECONDS", 0.0)
     answer, trials, notes = run(tmp_path, board)
     alone, trials_alone, _ = run(tmp_path)
     assert answer.optimal.batch_size == alone.optimal.batch_size
@@ -49,12 +49,12 @@ def test_a_study_with_a_bad_board_is_the_study_without_it(
 
 
 def test_a_board_is_told_what_is_stored(tmp_path: Path, notebook: Notebook, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "SILENT_SECONDS", 1e9)
-    monkeypatch.setattr(process, "LAST_SECONDS", 1e9)
+    monkeypatch.setattr(base, "SILENT_SECONDS", 1e9)
+    monkeypatch.setattr(base, "LAST_SECONDS", 1e9)
     answer, trials, notes = run(tmp_path, "Keeping")
     assert notes == []
     with open_store(f"sqlite:///{tmp_path}/study-Keeping.db", write=False) as store:
-        curves = store.curves(answer.study, [trial.number for trial in trials])
+        curves = store.trials.curves(answer.study, [trial.number for trial in trials])
     calls = notebook.calls("Keeping")
     of: dict[str, list[dict[str, Any]]] = {call["call"]: [] for call in calls}
     for call in calls:

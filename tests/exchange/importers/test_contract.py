@@ -83,8 +83,8 @@ def do(folder: Path, importer: str, *arguments: str) -> list[str]:
 def stored(folder: Path) -> dict[str, tuple[StudyRecord, StudySpec, list[TrialRecord]]]:
     """Return what the folder's database holds, by the studies' names."""
     with open_store(f"sqlite:///{folder}/bssearch.db", write=False) as store:
-        studies = [store.study(one.name) for one in store.studies()]
-        return {one.name: (one, StudySpec.model_validate(one.spec), store.trials(one.name)) for one in studies}
+        studies = [store.studies.get(one.name) for one in store.studies.summaries()]
+        return {one.name: (one, StudySpec.model_validate(one.spec), store.trials.of(one.name)) for one in studies}
 
 
 def refuse(folder: Path, importer: str, *arguments: str, code: int) -> str:
@@ -157,7 +157,7 @@ def test_a_file_that_is_not_there_or_says_nothing_is_named(folder: Path, importe
 
 def rows_of(folder: Path, database: str) -> dict[str, Any]:
     with open_store(f"sqlite:///{folder}/{database}", write=False) as store:
-        return {one.name: rows(store, one.name) for one in store.studies()}
+        return {one.name: rows(store, one.name) for one in store.studies.summaries()}
 
 
 @pytest.mark.slow

@@ -369,8 +369,8 @@ def test_a_study_that_was_exported_comes_back_with_the_same_answer(tmp_path: Pat
     for words in (["export", "task", "--to", "optuna"], ["import", "optuna", "task.optuna.db", "--name", "back"]):
         printed(tmp_path, *words)
     with open_store(f"sqlite:///{tmp_path / 'bssearch.db'}", write=False) as store:
-        before, after = store.trials("task"), store.trials("back")
-        studies = [store.study(name) for name in ("task", "back")]
+        before, after = store.trials.of("task"), store.trials.of("back")
+        studies = [store.studies.get(name) for name in ("task", "back")]
     kept = ("state", "time_to_target_s", "steps_to_target", "train_seconds")
     assert [[getattr(one.outcome, name) for name in kept] for one in after] == [
         [

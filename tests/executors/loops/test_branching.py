@@ -38,7 +38,7 @@ def test_a_training_from_its_start_has_no_checkpoint() -> None:
 
 def test_a_loop_that_does_not_ask_for_its_checkpoint_is_refused() -> None:
     started = branched()
-    with pytest.raises(UsageError, match=r"run\.pt, and has not read trial\.checkpoint"):
+    with pytest.raises(UsageError, match=r"run\.pt, but did not read trial\.checkpoint"):
         Training(started.trial, started.time, keeps_state=False).go("batches")
 
 

@@ -13,7 +13,7 @@ from bssearch.executors.loaded import LoadedWorkload
 from bssearch.executors.messages import Load
 from bssearch.executors.programs.script import LoadedScript
 from bssearch.records import Configuration, Observation, Target, TrialState
-from bssearch.spec.space.training import TrainingSpec
+from bssearch.spec.parts import TrainingSpec
 from tests.executors.test_script import single_threaded
 from tests.factories import make_request
 from tests.training.toys import run_trial

@@ -30,7 +30,7 @@ from bssearch.records import (
     WorkloadDescription,
 )
 from bssearch.spec import StudySpec
-from bssearch.spec.space.training import TrainingSpec
+from bssearch.spec.parts import TrainingSpec
 from tests.executors.loops.loops import FakeLine, Started, asked, assign, clock_of, memory_request, step_time_request
 from tests.executors.loops.test_digits_as_loop import curve
 from tests.executors.test_script import single_threaded
@@ -367,7 +367,7 @@ def test_a_metric_that_validation_does_not_log_is_named_with_what_it_logs() -> N
 
 @pytest.mark.parametrize("made", [5, (5, 6), (trainer_of, 1), ()])
 def test_what_is_no_trainer_is_refused(made: Any) -> None:
-    with pytest.raises(UsageError, match=r"returned a .* where a trainer must stand"):
+    with pytest.raises(UsageError, match=r"returned a .*; it must return a trainer"):
         fit_made(started().trial, made)
 
 

@@ -14,8 +14,7 @@ from bssearch.executors.loops.measuring import DescribedLoop, Looked, MeasuredMe
 from bssearch.executors.loops.own_loop import LoopTrial
 from bssearch.records import MemoryUse, StepTime, WorkloadDescription
 from bssearch.training.contention import ContentionMeter, CorePace
-from bssearch.training.probes.memory import STEPS
-from bssearch.training.probes.step_time import SEGMENT_SECONDS, WARM_UP_STEPS
+from bssearch.training.probes import SEGMENT_SECONDS, STEPS, WARM_UP_STEPS
 from tests.executors.loops.loops import FORMS, FakeLine, Training, assign, clock_of, memory_request, step_time_request
 from tests.training.toys import FakeTime, configuration, core_of_pace
 

@@ -47,7 +47,7 @@ def test_a_report_where_none_is_due_is_an_error() -> None:
     trial = Started(asked()).trial
     assert trial.batch_size == 20
     trial.step()
-    with pytest.raises(UsageError, match="after 1 steps, where no evaluation is due"):
+    with pytest.raises(UsageError, match="after 1 steps, but no evaluation is due"):
         trial.report(accuracy=0.5)
 
 
@@ -78,7 +78,7 @@ def test_further_metrics_are_let_be() -> None:
 def test_a_loop_that_goes_round_without_a_step_is_an_error() -> None:
     trial = Started(asked()).trial
     assert trial.batch_size == 20
-    with pytest.raises(UsageError, match=rf"round {READINGS_PER_MICRO_BATCH} times after step 0"):
+    with pytest.raises(UsageError, match=rf"read trial\.should_stop {READINGS_PER_MICRO_BATCH} times after step 0"):
         while not trial.should_stop:
             pass
 

@@ -199,7 +199,7 @@ def test_an_evaluation_that_is_passed_over_is_an_error_on_every_rank() -> None:
         for _ in trial.batches(loader(trial)):
             pass
 
-    with pytest.raises(UsageError, match="no evaluation after step 5, where one was due"):
+    with pytest.raises(UsageError, match="no evaluation after step 5, but one was due"):
         trained(assign(), FakeLine(), silent)
 
 

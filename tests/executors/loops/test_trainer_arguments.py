@@ -99,7 +99,7 @@ def test_an_argument_that_contradicts_the_trial_is_named(own: dict[str, Any], me
 
 
 def test_warmup_in_epochs_takes_the_number_of_samples() -> None:
-    with pytest.raises(UsageError, match=r"warmup_epochs = 2\.0 takes the number"):
+    with pytest.raises(UsageError, match=r"warmup_epochs = 2\.0 needs the number"):
         training_arguments(trial_with(warmup_epochs=2.0))
 
 

@@ -52,7 +52,11 @@ def test_a_target_that_is_reached_ends_the_fit_at_its_evaluation(
 @pytest.mark.parametrize(
     ("changes", "prepare", "message"),
     [
-        ({}, lambda trial: trial.state(model=torch.nn.Linear(1, 1)), r"trial\.state\(\.\.\.\) beside a Trainer"),
+        (
+            {},
+            lambda trial: trial.state(model=torch.nn.Linear(1, 1)),
+            r"trial\.state\(\.\.\.\) cannot be used with a Trainer",
+        ),
         ({}, lambda trial: setattr(trial, "device", "cuda:1"), "trains on cpu, and the trial is to run on cuda:1"),
         ({"configuration": grows()}, lambda trial: None, "Trainer cannot let the batch grow"),
     ],

@@ -23,7 +23,7 @@ from bssearch.executors.loops.own_loop import LoopTrial
 from bssearch.executors.loops.passes import SeededSampler
 from bssearch.executors.loops.transformers import MOST_STEPS, TrialCallback, both_names, fit
 from bssearch.records import Configuration, MemoryUse, StepTime, TrialState, WorkloadDescription
-from bssearch.training.probes.step_time import WARM_UP_STEPS
+from bssearch.training.probes import WARM_UP_STEPS
 from tests.executors.loops.loops import FakeLine, Started, asked, assign, clock_of, memory_request, step_time_request
 from tests.executors.loops.trainers import Texts, Watched, classifier, collate, trainer_of, weights
 from tests.training.toys import FakeTime, configuration
@@ -139,7 +139,7 @@ def test_a_loss_that_does_not_count_the_items_of_a_batch_is_refused_where_one_is
     found = started(stop_at=1)
     trainer_of(found.trial, tmp_path, model=classifier(takes_items=True)).train()
     assert found.line.outcome.steps == 1
-    with pytest.raises(UsageError, match="the loss of BertForSequenceClassification does not count num_items_in_batch"):
+    with pytest.raises(UsageError, match="the loss of BertForSequenceClassification ignores num_items_in_batch"):
         trainer_of(started(configuration=HALVES).trial, tmp_path, model=classifier(takes_items=True)).train()
 
 
@@ -271,7 +271,7 @@ class Endless(torch.utils.data.IterableDataset[Any]):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"eval_dataset": {"one": Texts(8), "two": Texts(8)}}, "eval_dataset is a dict of several, of which eval_one"),
+        ({"eval_dataset": {"one": Texts(8), "two": Texts(8)}}, "eval_dataset has several datasets, such as eval_one"),
         ({"train_dataset": Texts(12)}, "batch_size = 20 must be <= 12"),
         ({"train_dataset": Endless()}, "the training data has no length"),
         ({"metric": "f1"}, r"evaluate\(\) reports accuracy, .*; the callback's metric is 'f1'"),

@@ -13,8 +13,8 @@ import fsspec
 import pytest
 
 from bssearch.errors import CheckpointError, UsageError
-from bssearch.search.pruners import checkpoint_store
-from bssearch.search.pruners.checkpoint_store import HEADER_BYTES, CheckpointStore, SilentStoreError, check_store_url
+from bssearch.search.pruners import checkpoints
+from bssearch.search.pruners.checkpoints import HEADER_BYTES, CheckpointStore, SilentStoreError, check_store_url
 from tests.search.pruners.stores import Troubled, troubled
 from tests.waiting import wait_for
 
@@ -144,8 +144,8 @@ def test_a_folder_that_is_not_there_is_not_made_for_a_mount_may_be_away(tmp_path
 @pytest.fixture
 def slow_store(tmp_path: Path, trouble: type[Troubled], monkeypatch: pytest.MonkeyPatch) -> CheckpointStore:
     """A store of which everything is noticed at once, and given up after 0.5 s of silence."""
-    monkeypatch.setattr(checkpoint_store, "PATIENCE_SECONDS", 0.5)
-    monkeypatch.setattr(checkpoint_store, "TICK_SECONDS", 0.01)
+    monkeypatch.setattr(checkpoints, "PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr(checkpoints, "TICK_SECONDS", 0.01)
     (tmp_path / "store").mkdir()
     return CheckpointStore(f"troubled://{tmp_path}/store", MARK)
 
@@ -170,18 +170,18 @@ def test_a_store_that_stays_silent_is_given_up_and_leaves_nothing_behind_when_it
 def test_a_transfer_that_makes_progress_may_take_longer_than_the_patience(
     slow_store: CheckpointStore, file: Path, trouble: type[Troubled], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoint_store, "CHUNK_BYTES", 2**19)
+    monkeypatch.setattr(checkpoints, "CHUNK_BYTES", 2**19)
     monkeypatch.setattr(trouble, "seconds_per_write", 0.1)
     began = time.monotonic()
     slow_store.put(3, file)
-    assert time.monotonic() - began > 2 * checkpoint_store.PATIENCE_SECONDS
+    assert time.monotonic() - began > 2 * checkpoints.PATIENCE_SECONDS
     assert slow_store.look().saved == {3}
 
 
 def test_a_file_that_is_not_wanted_any_more_is_waited_for_no_longer_and_is_not_put_in_its_place(
     slow_store: CheckpointStore, file: Path, trouble: type[Troubled], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoint_store, "PATIENCE_SECONDS", 60.0)
+    monkeypatch.setattr(checkpoints, "PATIENCE_SECONDS", 60.0)
     slow_store.put(3, file)
     trouble.holds = "rw"
     file.write_bytes(b"of before")
@@ -217,7 +217,7 @@ def test_an_error_shows_no_password(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             "lacking://bucket/folder",
             "lacking://bucket/folder' needs a package that is not installed: Install lackingfs",
         ),
-        ("nowhere://x", r"nowhere:// is none of .*memory"),
+        ("nowhere://x", r"unknown protocol nowhere://; choose from .*memory"),
         ("s3://", "names no place"),
         ("simplecache::memory://x", "names no place"),
         ("lacking://ada:s3cr@t@host/x", r"lacking://ada:\*\*\*@host/x"),

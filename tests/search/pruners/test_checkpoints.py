@@ -225,7 +225,7 @@ def test_a_store_that_was_silent_is_left_alone_for_a_while(
     monkeypatch.setenv("BSSEARCH_CHECKPOINT_DIR", f"troubled://{tmp_path}/store")
     monkeypatch.setattr("bssearch.search.pruners.checkpoints.LOOK_SECONDS", 0.0)
     monkeypatch.setattr("bssearch.search.pruners.checkpoints.SILENT_SECONDS", seconds_left_alone)
-    monkeypatch.setattr("bssearch.search.pruners.checkpoint_store.PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr("bssearch.search.pruners.checkpoints.PATIENCE_SECONDS", 0.1)
     (tmp_path / "store").mkdir()
     with troubled() as store:
         kept = Checkpoints(make_study_record())

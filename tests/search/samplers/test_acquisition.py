@@ -11,9 +11,15 @@ import numpy as np
 import pytest
 
 from bssearch.records.curves import Progress
-from bssearch.search.samplers.time_model.acquisition import BEHIND, LEAST_COST, KnowledgeGradient, _after, _improvements
+from bssearch.search.samplers.time_model.acquisition import (
+    BEHIND,
+    LEAST_COST,
+    KnowledgeGradient,
+    Posterior,
+    _after,
+    _improvements,
+)
 from bssearch.search.samplers.time_model.extrapolation import Run
-from bssearch.search.samplers.time_model.posterior import Posterior
 from tests.benchmarks.simulate.cells import GridCandidates
 
 SIZES = (8, 32, 128, 512)

@@ -8,9 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bssearch.search.samplers.time_model.candidates import Points
-from bssearch.search.samplers.time_model.extrapolation import Extrapolation
-from bssearch.search.samplers.time_model.posterior import (
+from bssearch.search.samplers.time_model.acquisition import (
     DEEPEST,
     DEPARTURES,
     LAWS,
@@ -24,6 +22,8 @@ from bssearch.search.samplers.time_model.posterior import (
     covariances,
     prior,
 )
+from bssearch.search.samplers.time_model.candidates import Points
+from bssearch.search.samplers.time_model.extrapolation import Extrapolation
 
 SIZES = (8, 32, 128, 512)
 RATES = (0.001, 0.01, 0.1, 1.0)

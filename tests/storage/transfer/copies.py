@@ -34,17 +34,17 @@ OTHER = make_environment(host="other", torch_version="2.13.1")
 
 def make_study(store: Store, spec: StudySpec | None = None) -> None:
     """Make a study bound to a device."""
-    store.create_study((spec or make_spec()).new_study("someone"))
-    store.bind_environment("toy", make_environment())
+    store.studies.create((spec or make_spec()).new_study("someone"))
+    store.studies.bind("toy", make_environment())
 
 
 def append(store: Store, number: int, *points: tuple[float, float], first: int = 0) -> None:
     curve = [replace(one, step=one.step + 10 * first) for one in make_curve(*points)]
-    store.append_observations("toy", [(number, one) for one in curve])
+    store.trials.append_observations("toy", [(number, one) for one in curve])
 
 
 def finish(store: Store, number: int, outcome: TrialOutcome = REACHED) -> None:
-    store.finish_trial("toy", number, outcome, steps_x_step_time_s=0.5)
+    store.trials.finish("toy", number, outcome, steps_x_step_time_s=0.5)
 
 
 def noise(step: int) -> NoiseMeasurement:
@@ -73,35 +73,35 @@ def branch(digest: str) -> BranchMeasurement:
 
 STEPS: tuple[Callable[[Store], object], ...] = (
     make_study,
-    lambda store: store.save_probe("toy", make_environment(), make_probe(8), 1),
-    lambda store: store.save_probe("toy", make_environment(), make_probe(16), 1),
+    lambda store: store.probes.add_step_time("toy", make_environment(), make_probe(8), 1),
+    lambda store: store.probes.add_step_time("toy", make_environment(), make_probe(16), 1),
     start,
     lambda store: append(store, 1, (0.0, 0.1), (1.0, 0.5)),
     lambda store: append(store, 1, (2.0, 0.9), first=2),
     lambda store: finish(store, 1),
-    lambda store: store.save_log("toy", 1, "a log"),
+    lambda store: store.trials.save_log("toy", 1, "a log"),
     lambda store: start(store, environment=OTHER, seed=1),
     lambda store: append(store, 2, (0.0, -0.0)),
     lambda store: finish(store, 2, PAUSED),
     enqueue,
-    lambda store: store.save_memory("toy", OTHER, memory(fits=True)),
+    lambda store: store.probes.save_memory("toy", OTHER, memory(fits=True)),
     lambda store: resume(store, 2),
     lambda store: append(store, 2, (1.0, 0.3), first=1),
     lambda store: finish(store, 2, PAUSED),
-    lambda store: store.save_noise("toy", make_environment(), noise(10)),
+    lambda store: store.probes.save_noise("toy", make_environment(), noise(10)),
     lambda store: start_queued(store, 3, "driver"),
-    lambda store: store.mark_lost("toy", is_alive=lambda owner: False),
+    lambda store: store.leases.mark_lost("toy", is_alive=lambda owner: False),
     lambda store: start(store, retry_of=3, seed=7),
-    lambda store: store.keep_spec("toy", {"name": "toy", "slots": 1}),
-    lambda store: store.keep_spec("toy", {"name": "toy", "slots": 2}),
+    lambda store: store.studies.keep_spec("toy", {"name": "toy", "slots": 1}),
+    lambda store: store.studies.keep_spec("toy", {"name": "toy", "slots": 2}),
     lambda store: save_quick(store, "toy", make_quick(study="toy")),
-    lambda store: store.save_branch("toy", OTHER, branch("a")),
+    lambda store: store.probes.add_branch("toy", OTHER, branch("a")),
     lambda store: finish(store, 4),
-    lambda store: store.save_noise("toy", make_environment(), noise(20)),
-    lambda store: store.save_memory("toy", OTHER, memory(fits=False)),
-    lambda store: store.save_log("toy", 1, "a longer log"),
-    lambda store: store.save_probe("toy", make_environment(), make_probe(8), 2),
-    lambda store: store.settle_paused("toy"),
+    lambda store: store.probes.save_noise("toy", make_environment(), noise(20)),
+    lambda store: store.probes.save_memory("toy", OTHER, memory(fits=False)),
+    lambda store: store.trials.save_log("toy", 1, "a longer log"),
+    lambda store: store.probes.add_step_time("toy", make_environment(), make_probe(8), 2),
+    lambda store: store.trials.settle_paused("toy"),
 )
 """What happens to a study, one after the other."""
 
@@ -124,12 +124,12 @@ def _copied(file: Path, copy: Path) -> Path:
 
 def copies(store: Store) -> list[Copy]:
     """Return the studies of a store, to be joined with those of another one."""
-    return store.copy_studies(None, "the source")
+    return store.transfer.read(None, "the source")
 
 
 def rows(store: Store, name: str = "toy") -> dict[Kind, dict[Any, Any]]:
     """Return all rows of a study that travel."""
-    (copy,) = store.copy_studies([name], "here")
+    (copy,) = store.transfer.read([name], "here")
     return copy.rows
 
 
@@ -137,7 +137,7 @@ def everything(store: Store) -> dict[str, list[Any]]:
     """Return all rows of all tables as they are, ids and revisions included."""
     from bssearch.storage.models import Base
 
-    with store._reading() as connection:
+    with store.reading() as connection:
         return {
             table.name: [tuple(row) for row in connection.execute(table.select().order_by(*table.primary_key))]
             for table in Base.metadata.sorted_tables

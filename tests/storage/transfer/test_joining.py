@@ -57,7 +57,7 @@ def run(store: Store, outcome: object = REACHED, metric: float = 0.1, seed: int 
 
 
 def join(source: Store, target: Store, name: str | None = None, *, dry_run: bool = False) -> Joined:
-    (joined,) = target.join_studies(source.copy_studies(["toy"], "the source"), name=name, dry_run=dry_run)
+    (joined,) = target.transfer.join(source.transfer.read(["toy"], "the source"), name=name, dry_run=dry_run)
     return joined
 
 
@@ -71,7 +71,7 @@ def refused(source: Store, target: Store, name: str | None = None) -> UsageError
 
 
 def trials_in(store: Store) -> dict[int, TrialState]:
-    return {one.number: one.state for one in store.trials("toy")}
+    return {one.number: one.state for one in store.trials.of("toy")}
 
 
 def test_a_study_is_known_by_its_maker_its_moment_and_its_question(source: Store, store: Store) -> None:
@@ -90,30 +90,30 @@ def test_a_study_is_known_by_its_maker_its_moment_and_its_question(source: Store
         "measurements_changed": 0,
         "measurements_known": 0,
     }
-    assert [one.number for one in store.trials("mine")] == [1, 2]
-    assert store.study("mine").spec["name"] == "mine"
-    assert store.study("mine").mark == source.study("toy").mark
+    assert [one.number for one in store.trials.of("mine")] == [1, 2]
+    assert store.studies.get("mine").spec["name"] == "mine"
+    assert store.studies.get("mine").mark == source.studies.get("toy").mark
 
 
 def test_another_study_of_the_name_is_refused_and_may_have_another_name(source: Store, store: Store) -> None:
     make_study(store)
     assert "another study 'toy'" in refused(source, store).message
     assert "'a b'" in refused(source, store, "a b").message
-    source.create_study(make_spec(name="other").new_study("someone"))
-    assert [one.study for one in store.join_studies(copies(source), name="theirs")] == ["theirs", "other"]
+    source.studies.create(make_spec(name="other").new_study("someone"))
+    assert [one.study for one in store.transfer.join(copies(source), name="theirs")] == ["theirs", "other"]
 
 
 def gone(store: Store, number: int) -> None:
     """Start a queued trial whose driver dies."""
     start_queued(store, number, "driver")
     append(store, number, (0.0, 0.2), (1.0, 0.3), (2.0, 0.4))
-    store.save_log("toy", number, "what the worker wrote here")
-    store.heartbeat("toy", "driver", DRIVER_GONE)
+    store.trials.save_log("toy", number, "what the worker wrote here")
+    store.leases.heartbeat("toy", "driver", DRIVER_GONE)
 
 
 def lost(store: Store, number: int) -> None:
     gone(store, number)
-    store.mark_lost("toy", is_alive=lambda owner: False)
+    store.leases.mark_lost("toy", is_alive=lambda owner: False)
 
 
 def paused(store: Store, number: int) -> None:
@@ -129,17 +129,17 @@ def test_a_trial_that_has_ended_elsewhere_replaces_one_that_has_not_whole(
     enqueue(source)
     join(source, store)
     here(store, 2)
-    seen = store.changes("toy", 0).revision
+    seen = store.trials.changes("toy", 0).revision
     start_queued(source, 2, "another")
     append(source, 2, (0.0, 0.1))
     finish(source, 2)
-    source.save_log("toy", 2, "what the worker wrote there")
+    source.trials.save_log("toy", 2, "what the worker wrote there")
     joined = join(source, store)
     assert (joined.counts["trials_changed"], joined.counts["observations_changed"]) == (1, 1)
     assert rows(store) == rows(source)
-    replaced = store.trial("toy", 2)
+    replaced = store.trials.get("toy", 2)
     assert (replaced.lease_owner, replaced.lease_expires_at) == (None, None)
-    assert store.changes("toy", seen).is_rewritten
+    assert store.trials.changes("toy", seen).is_rewritten
     assert not join(source, store).is_changed
 
 
@@ -203,29 +203,29 @@ def test_other_evaluations_of_a_trial_that_has_ended_in_both_are_refused(
 
 def test_a_study_bound_to_two_kinds_of_device_is_refused(tmp_path: Path, store: Store) -> None:
     with open_store(f"sqlite:///{tmp_path}/a.db") as source, open_store(f"sqlite:///{tmp_path}/b.db") as other:
-        source.create_study(make_spec().new_study("someone"))
+        source.studies.create(make_spec().new_study("someone"))
         for there in (store, other):
             join(source, there)
-        source.bind_environment("toy", make_environment(device_name="A"))
-        other.bind_environment("toy", make_environment(device_name="B"))
+        source.studies.bind("toy", make_environment(device_name="A"))
+        other.studies.bind("toy", make_environment(device_name="B"))
         assert join(source, store).is_changed
-        assert store.study("toy").environment == make_environment(device_name="A")
+        assert store.studies.get("toy").environment == make_environment(device_name="A")
         assert isinstance(refused(other, store), OtherDeviceError)
-        source.bind_environment("toy", make_environment(device_name="A", host="other"), again=True)
+        source.studies.bind("toy", make_environment(device_name="A", host="other"), again=True)
         assert not join(source, store).is_changed
 
 
 def test_measurements_that_are_not_here_are_added_and_those_here_stay(source: Store, store: Store) -> None:
-    source.save_probe("toy", ENVIRONMENT, make_probe(8, eval_every_steps=5), 1)
+    source.probes.add_step_time("toy", ENVIRONMENT, make_probe(8, eval_every_steps=5), 1)
     join(source, store)
-    store.save_probe("toy", ENVIRONMENT, make_probe(16, eval_every_steps=7), 2)
-    source.save_probe("toy", ENVIRONMENT, make_probe(16, eval_every_steps=9), 2)
-    source.save_probe("toy", ENVIRONMENT, make_probe(16, eval_every_steps=9), 3)
-    source.save_probe("toy", OTHER, make_probe(16, eval_every_steps=9), 3)
-    source.keep_spec("toy", {"name": "toy", "slots": 2})
-    seen = store.changes("toy", 0).revision
+    store.probes.add_step_time("toy", ENVIRONMENT, make_probe(16, eval_every_steps=7), 2)
+    source.probes.add_step_time("toy", ENVIRONMENT, make_probe(16, eval_every_steps=9), 2)
+    source.probes.add_step_time("toy", ENVIRONMENT, make_probe(16, eval_every_steps=9), 3)
+    source.probes.add_step_time("toy", OTHER, make_probe(16, eval_every_steps=9), 3)
+    source.studies.keep_spec("toy", {"name": "toy", "slots": 2})
+    seen = store.trials.changes("toy", 0).revision
     assert join(source, store).counts["measurements_new"] == 3
-    assert store.changes("toy", seen).has_new_probes
+    assert store.trials.changes("toy", seen).has_new_probes
     probes = {key: row["eval_every_steps"] for key, row in rows(store)[Kind.PROBE].items()}
     assert sorted(probes.values()) == [5, 7, 9]
     assert len(rows(store)[Kind.VISIT]) == 4
@@ -234,39 +234,39 @@ def test_measurements_that_are_not_here_are_added_and_those_here_stay(source: St
 
 def test_spec_and_archive_stay_as_they_are_here(source: Store, store: Store) -> None:
     join(source, store)
-    store.archive_study("toy")
+    store.studies.archive("toy")
     for there, slots in ((source, 4), (store, 2)):
-        there.update_spec("toy", make_spec(executor={"slots": slots}).model_dump(mode="json"))
+        there.studies.update_spec("toy", make_spec(executor={"slots": slots}).model_dump(mode="json"))
     assert not join(source, store).is_changed
-    assert store.study("toy").archived_at is not None
-    assert store.study("toy").spec["executor"]["slots"] == 2  # type: ignore[index]
+    assert store.studies.get("toy").archived_at is not None
+    assert store.studies.get("toy").spec["executor"]["slots"] == 2  # type: ignore[index]
 
 
 def test_drivers_see_what_has_come(source: Store, store: Store) -> None:
     join(source, store)
-    seen = store.changes("toy", 0)
+    seen = store.trials.changes("toy", 0)
     assert [one.number for one in seen.trials] == [1]
     run(source)
     join(source, store)
-    since = store.changes("toy", seen.revision)
+    since = store.trials.changes("toy", seen.revision)
     assert ([one.number for one in since.trials], since.has_new_probes, since.is_rewritten) == ([2], False, False)
 
 
 def test_an_answer_that_was_stored_here_counts_until_something_new_has_come(source: Store, store: Store) -> None:
     join(source, store)
     stored = {"made_by": 1, "answer": {"batch": 64}}
-    store.save_finding("toy", store.stamp("toy"), stored)
-    source.save_finding("toy", source.stamp("toy"), {**stored, "quick": {"runs": [1]}, "search_end": None})
+    store.findings.save("toy", store.findings.stamp("toy"), stored)
+    source.findings.save("toy", source.findings.stamp("toy"), {**stored, "quick": {"runs": [1]}, "search_end": None})
     join(source, store)
-    assert store.finding("toy") is None
-    assert store.last_finding("toy") == {"made_by": 0, "answer": None, "quick": {"runs": [1]}, "search_end": None}
+    assert store.findings.current("toy") is None
+    assert store.findings.last("toy") == {"made_by": 0, "answer": None, "quick": {"runs": [1]}, "search_end": None}
     kept = {**stored, "quick": {"runs": [2]}, "search_end": None}
-    store.save_finding("toy", store.stamp("toy"), kept)
+    store.findings.save("toy", store.findings.stamp("toy"), kept)
     assert not join(source, store).is_changed
-    assert store.finding("toy") == kept
+    assert store.findings.current("toy") == kept
     run(source)
     join(source, store)
-    assert (store.finding("toy"), store.last_finding("toy")) == (None, kept)
+    assert (store.findings.current("toy"), store.findings.last("toy")) == (None, kept)
 
 
 def test_a_dry_run_stores_nothing(source: Store, store: Store) -> None:
@@ -286,8 +286,8 @@ def test_states_of_a_study_in_any_order_make_its_last_trials(
 ) -> None:
     for state in order:
         with open_store(f"sqlite:///{states[state]}", write=False) as source:
-            store.join_studies(copies(source))
-            assert not any(one.is_changed for one in store.join_studies(copies(source)))
+            store.transfer.join(copies(source))
+            assert not any(one.is_changed for one in store.transfer.join(copies(source)))
     with open_store(f"sqlite:///{states[-1]}", write=False) as source:
         last, found = rows(source), rows(store)
     assert [found[kind] for kind in Kind if "trial" in kind] == [last[kind] for kind in Kind if "trial" in kind]
@@ -296,14 +296,14 @@ def test_states_of_a_study_in_any_order_make_its_last_trials(
 
 def test_an_import_that_is_interrupted_anywhere_leaves_nothing(states: list[Path], store: Store) -> None:
     with open_store(f"sqlite:///{states[12]}", write=False) as source:
-        store.join_studies(copies(source))
+        store.transfer.join(copies(source))
     with open_store(f"sqlite:///{states[-1]}", write=False) as source:
         incoming = copies(source)
     before = everything(store)
     for statement in range(60):
         done: list[Joined] = []
         with interrupted_at(store, statement):
-            done = store.join_studies(incoming)
+            done = store.transfer.join(incoming)
         if done:
             break
         assert everything(store) == before
@@ -322,7 +322,7 @@ with open_store(sys.argv[1]) as store:
         if statement.startswith("INSERT INTO bss_log"):
             os.kill(os.getpid(), signal.SIGKILL)
     event.listen(store._engine, "after_cursor_execute", kill)
-    store.join_studies([read_study(Path(sys.argv[2]))])
+    store.transfer.join([read_study(Path(sys.argv[2]))])
 """
 
 
@@ -331,12 +331,12 @@ def test_a_process_that_is_killed_meanwhile_leaves_nothing(
     states: list[Path], store: Store, url: str, tmp_path: Path
 ) -> None:
     with open_store(f"sqlite:///{states[-1]}", write=False) as source:
-        source.write_study("toy", tmp_path / "toy.gz")
+        source.transfer.write("toy", tmp_path / "toy.gz")
     before = everything(store)
     killed = subprocess.run([sys.executable, "-c", KILLED, url, tmp_path / "toy.gz"], env={**os.environ}, check=False)
     assert killed.returncode == -signal.SIGKILL
     assert everything(store) == before
-    assert store.join_studies([read_study(tmp_path / "toy.gz")])[0].is_new
+    assert store.transfer.join([read_study(tmp_path / "toy.gz")])[0].is_new
 
 
 def test_through_files_and_both_databases_the_bytes_are_the_same(
@@ -347,6 +347,6 @@ def test_through_files_and_both_databases_the_bytes_are_the_same(
     for number, url in enumerate(urls):
         with open_store(url) as store:
             if number:
-                store.join_studies([read_study(files[number - 1])])
-            store.write_study("toy", files[number])
+                store.transfer.join([read_study(files[number - 1])])
+            store.transfer.write("toy", files[number])
     assert files[0].read_bytes() == files[1].read_bytes() == files[2].read_bytes()

@@ -64,8 +64,8 @@ def test_two_imports_of_a_new_study_make_one_study(source: Store, store: Store, 
     early = copies(source)
     add_trial(source)
     late = copies(source)
-    with meanwhile(store, "INSERT INTO bss_trial", lambda: other.join_studies(late)) as second:
-        (joined,) = store.join_studies(early)
+    with meanwhile(store, "INSERT INTO bss_trial", lambda: other.transfer.join(late)) as second:
+        (joined,) = store.transfer.join(early)
     (after,) = second[0].result()
     assert (joined.is_new, after.is_new, after.is_changed) == (True, False, True)
     assert rows(store) == rows(source)
@@ -73,9 +73,9 @@ def test_two_imports_of_a_new_study_make_one_study(source: Store, store: Store, 
 
 @pytest.mark.slow
 def test_a_driver_starts_its_trial_after_an_import_that_has_begun(source: Store, store: Store, other: Store) -> None:
-    store.join_studies(copies(source))
+    store.transfer.join(copies(source))
     add_trial(source)
     with meanwhile(store, "UPDATE bss_study SET revision", lambda: start(other, seed=5)) as started:
-        store.join_studies(copies(source))
+        store.transfer.join(copies(source))
     assert started[0].result() == 3
-    assert [one.number for one in store.trials("toy")] == [1, 2, 3]
+    assert [one.number for one in store.trials.of("toy")] == [1, 2, 3]

@@ -37,7 +37,7 @@ def last(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def file(last: Path, tmp_path: Path) -> Path:
     path = tmp_path / "toy.gz"
     with open_store(f"sqlite:///{last}", write=False) as store:
-        store.write_study("toy", path)
+        store.transfer.write("toy", path)
     return path
 
 
@@ -76,10 +76,10 @@ def test_the_same_study_makes_the_same_bytes_from_any_database(file: Path, tmp_p
     again = tmp_path / "again.gz"
     with open_store(f"sqlite:///{tmp_path}/other.db") as store:
         make_study(store)
-        store.rename_study("toy", "other")
+        store.studies.rename("toy", "other")
         start(store, "other")  # so that no id is what it was
-        store.join_studies([read_study(file)])
-        store.write_study("toy", again)
+        store.transfer.join([read_study(file)])
+        store.transfer.write("toy", again)
     assert again.read_bytes() == file.read_bytes()
 
 
@@ -92,12 +92,12 @@ def test_a_trial_that_runs_is_left_out_and_follows_once_it_has_ended(tmp_path: P
         start(source)
         finish(source, 2)
         for running, numbers in (([1], [2]), ([], [1, 2])):
-            assert source.write_study("toy", path) == running
-            target.join_studies([read_study(path)])
-            assert [one.number for one in target.trials("toy")] == numbers
+            assert source.transfer.write("toy", path) == running
+            target.transfer.join([read_study(path)])
+            assert [one.number for one in target.trials.of("toy")] == numbers
             if running:
                 finish(source, 1)
-        assert len(target.observations("toy", 1)) == 1
+        assert len(target.trials.observations("toy", 1)) == 1
 
 
 TRIAL: dict[str, tuple[dict[str, Any], str]] = {
@@ -173,7 +173,7 @@ def test_a_row_that_a_database_does_not_take_is_named_and_nothing_is_stored(
     rewrite(file, lines)
     before = everything(store)
     with pytest.raises(SpecError if "spec: " in said else UsageError) as caught:
-        store.join_studies([read_study(file)])
+        store.transfer.join([read_study(file)])
     assert str(file) in caught.value.message and said in caught.value.message
     assert everything(store) == before
 
@@ -203,11 +203,11 @@ def test_a_file_of_an_earlier_schema_may_lack_columns_that_have_a_default(file: 
             values.pop(name, None)
     rewrite(file, lines)
     with open_store(f"sqlite:///{tmp_path}/target.db") as store:
-        store.join_studies([read_study(file)])
-        outcome = store.trial("toy", 1).outcome
+        store.transfer.join([read_study(file)])
+        outcome = store.trials.get("toy", 1).outcome
         assert outcome is not None and outcome.state is TrialState.REACHED
         assert (outcome.warnings, outcome.further_test_metrics, outcome.host_bound_share) == ((), None, None)
-        assert {one.contended for one in store.step_times("toy")} == {False}
+        assert {one.contended for one in store.probes.step_times("toy")} == {False}
 
 
 def test_a_file_that_was_cut_off_or_changed_is_refused(file: Path) -> None:
@@ -263,6 +263,6 @@ def test_a_study_that_cannot_be_written_leaves_the_file_that_was_there(file: Pat
         open_store(f"sqlite:///{copy}", write=False) as store,
         pytest.raises(DatabaseError, match=r"'toy'.* has an invalid row: visit .*steps_timed = 'many'"),
     ):
-        store.write_study("toy", file)
+        store.transfer.write("toy", file)
     assert file.read_bytes() == content
     assert [one.name for one in tmp_path.iterdir() if one.name.startswith(".bssearch")] == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bssearch.records import StepTime
-from bssearch.training.probes.cadence import eval_every_steps, probe_record
+from bssearch.training.course import eval_every_steps, probe_record
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import torch
 from bssearch.records import Configuration, MemoryRequest
 from bssearch.training import memory
 from bssearch.training.memory import limit_memory, peak_process_memory_bytes
-from bssearch.training.probes.memory import CPU_RESERVE_BYTES, RESERVE, STEPS, bytes_within_reserve, measure_memory
+from bssearch.training.probes import CPU_RESERVE_BYTES, RESERVE, STEPS, bytes_within_reserve, measure_memory
 from bssearch.training.trainer import WARM_UP_STEPS
 from tests.training.toys import CPU, Toy, on_cpu, toy_data
 
@@ -56,9 +56,9 @@ def test_an_allocator_that_thrashes_counts_as_too_large(monkeypatch: pytest.Monk
         trained = len(steps) - WARM_UP_STEPS
         return of_kernels if trained == 0 else of_training[trained == STEPS]
 
-    monkeypatch.setattr("bssearch.training.probes.memory.allocation_retries", retries)
+    monkeypatch.setattr("bssearch.training.probes.allocation_retries", retries)
     reset_at: list[int] = []
-    monkeypatch.setattr("bssearch.training.probes.memory.reset_peak_memory", lambda device: reset_at.append(len(steps)))
+    monkeypatch.setattr("bssearch.training.probes.reset_peak_memory", lambda device: reset_at.append(len(steps)))
     use = measure_memory(REQUEST, Toy(on_loss=lambda: steps.append("step")), toy_data(), on_cpu())
     assert reset_at == [WARM_UP_STEPS], "the peak has no workspaces that were tried"
     assert not use.fits
@@ -70,7 +70,7 @@ def test_a_reserve_is_kept_free_where_the_end_of_the_memory_is_known(monkeypatch
     assert bytes_within_reserve(CPU, 2**30) == 2**30 - CPU_RESERVE_BYTES
     assert bytes_within_reserve(CPU, 100 * 2**30) == pytest.approx((1 - RESERVE) * 100 * 2**30, abs=1)
     limits: list[int] = []
-    monkeypatch.setattr("bssearch.training.probes.memory.limit_memory", lambda device, limit: limits.append(limit))
+    monkeypatch.setattr("bssearch.training.probes.limit_memory", lambda device, limit: limits.append(limit))
     assert measure_memory(REQUEST, Toy(), toy_data(), on_cpu(), memory_bytes=990).fits
     assert limits == [990]
 

@@ -8,7 +8,7 @@ import torch
 from bssearch.errors import LaunchError, WorkloadError
 from bssearch.records import GradientNoise, NoiseMeasurement, NoiseRequest, Target
 from bssearch.records.noise_scale import FEWEST_PASSES
-from bssearch.training.probes.noise_scale import PRECISION, measure_noise
+from bssearch.training.probes import PRECISION, measure_noise
 from tests.training.toys import Toy, configuration, metric_by_evaluation, on_cpu, toy_data
 
 
@@ -66,7 +66,7 @@ def test_a_measurement_without_time_says_nothing() -> None:
 
 def test_the_measurement_ends_at_its_limit_however_wide_the_interval_is(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = iter(range(10**6))
-    monkeypatch.setattr("bssearch.training.probes.noise_scale.time.perf_counter", lambda: float(next(seconds)))
+    monkeypatch.setattr("bssearch.training.probes.time.perf_counter", lambda: float(next(seconds)))
     found = measure(Toy(on_evaluate=metric_by_evaluation([0.95])), noise_seconds_limit=FEWEST_PASSES + 3.0)
     assert found.noise.passes == FEWEST_PASSES + 2
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from bssearch.errors import WorkloadError
 from bssearch.records import Configuration, StepTime, StepTimeRequest
+from bssearch.training import probes
 from bssearch.training.contention import Contention, CorePace
-from bssearch.training.probes import step_time
-from bssearch.training.probes.step_time import measure_step_time, median_interval
-from bssearch.training.updates import Updates
+from bssearch.training.probes import measure_step_time, median_interval
+from bssearch.training.trainer import Updates
 from tests.factories import not_none
 from tests.training.toys import FakeTime, Toy, configuration, core_of_pace, on_cpu, toy_data
 
@@ -50,10 +50,10 @@ def measure(monkeypatch: pytest.MonkeyPatch) -> Measure:
         core: CorePace | None = None,
     ) -> StepTime:
         time = FakeTime()
-        monkeypatch.setattr(step_time, "clock_for", lambda device: time.clock())
-        monkeypatch.setattr(step_time, "ContentionMeter", QuietMeter)
+        monkeypatch.setattr(probes, "clock_for", lambda device: time.clock())
+        monkeypatch.setattr(probes, "ContentionMeter", QuietMeter)
         if not update:  # it would take a thousand of what takes no time to fill its share
-            monkeypatch.setattr(step_time, "UPDATE_SHARE", 0.0)
+            monkeypatch.setattr(probes, "UPDATE_SHARE", 0.0)
         of_losses, of_evaluations = itertools.cycle(losses), iter(evaluations)
 
         def evaluated(metrics: Mapping[str, float]) -> Mapping[str, float]:
@@ -88,9 +88,9 @@ def test_steps_are_timed_between_evaluations_as_in_a_trial(
 ) -> None:
     """A step takes 20 ms, twice as long right after an evaluation, as with cold caches."""
     time = FakeTime()
-    monkeypatch.setattr(step_time, "clock_for", lambda device: time.clock())
-    monkeypatch.setattr(step_time, "ContentionMeter", QuietMeter)
-    monkeypatch.setattr(step_time, "UPDATE_SHARE", 0.0)
+    monkeypatch.setattr(probes, "clock_for", lambda device: time.clock())
+    monkeypatch.setattr(probes, "ContentionMeter", QuietMeter)
+    monkeypatch.setattr(probes, "UPDATE_SHARE", 0.0)
     cold = False
 
     def evaluated(metrics: Mapping[str, float]) -> Mapping[str, float]:
@@ -131,7 +131,7 @@ def test_a_device_at_its_power_limit_is_timed_at_its_lasting_clock(
     """The chip holds its clock for 60 steps, and takes half as long again for each after them."""
     steps = [0.02] * 60 + [0.03] * 1000
     assert measure(steps, [0.1] * 3).step_seconds == pytest.approx(0.02)
-    monkeypatch.setattr(step_time, "is_power_capped", lambda device: True)
+    monkeypatch.setattr(probes, "is_power_capped", lambda device: True)
     found = measure(steps, [0.1] * 3)
     assert found.step_seconds == pytest.approx(0.03) == found.step_seconds_low
 

@@ -1,7 +1,8 @@
 """Knowledge gradient per unit cost (Frazier et al. 2009) on the posterior of log time-to-target.
 
-It chooses the configuration whose next run should lower the lowest mean of the tried ones most, for its price.
-Repeating a lucky configuration is allowed.
+Chooses the configuration whose next run should lower the lowest mean of the tried ones most, for its price. May repeat
+a lucky configuration. The posterior is a mixture over laws, departures from them, and seed noise; each part is a
+Gaussian process around a law with its own level.
 """
 
 from __future__ import annotations
@@ -9,22 +10,284 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from statistics import NormalDist
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg.lapack import dtrtri
 from threadpoolctl import ThreadpoolController
 
 from bssearch.records.intervals import FLAT_RATIO
-from bssearch.search.samplers.time_model.candidates import Indices, Numbers, Points, SpaceCandidates
+from bssearch.records.noise_scale import CRITICAL_BATCH_OCTAVES
+from bssearch.search.samplers.time_model.candidates import Indices, Numbers, Points, SpaceCandidates, latin_hypercube
 from bssearch.search.samplers.time_model.extrapolation import ERROR, Extrapolation, Run, extrapolate
-from bssearch.search.samplers.time_model.posterior import LawPrior, Posterior, condition, prior
+
+LAWS = 512
+BEYOND_OCTAVES = 2.0
+"""Margin of B_crit."""
+
+UNINFORMED = 0.2
+"""Share of laws that ignores the gradient noise scale, a rough estimate."""
+
+KNEE_OCTAVES = 2.0
+"""Above B_crit, where the best learning rate may still grow."""
+
+LEFT = (0.4, 1.0)
+RIGHT = (0.7, 4.0)
+"""Steps ∝ rate^−left far below the best learning rate, ∝ rate^right far above."""
+
+DEEPEST = 3.0
+"""In nats; such trials all miss the target."""
+
+LEVEL = 3.0
+"""Prior deviation of the overall log time."""
+
+SIDE = 0.2
+SIDE_LENGTH = 0.7
+"""Deviation and length scale of other parameters' effects, on [0, 1]."""
+
+OWN = 0.05
+"""A configuration's effect."""
+
+OCTAVES = 2.0
+NATS = 1.2
+"""Length scales of departures in log2 batch size and log learning rate."""
+
+
+class LawPrior:
+    """Laws drawn around a default batch size and learning rate."""
+
+    def __init__(
+        self,
+        *,
+        batch_sizes: Sequence[int],
+        default_size: int,
+        default_log_rate: float,
+        log_rate_width: float,
+        seed: int,
+        noise_scale: float | None = None,
+    ) -> None:
+        """``log_rate_width``: learning-rate range in nats; ``noise_scale``: near the target, in samples."""
+        share = latin_hypercube(LAWS, 6, np.random.default_rng(seed)).clip(1e-6, 1 - 1e-6)
+        low, high = min(batch_sizes), max(batch_sizes)
+        normal = np.array([NormalDist().inv_cdf(one) for one in share[:, 1]])
+        self._critical = np.exp2(
+            _spread(share[:, 0], math.log2(low) - BEYOND_OCTAVES, math.log2(high) + BEYOND_OCTAVES, noise_scale)
+        )
+        self._best_log_rate = default_log_rate + normal * log_rate_width / 4
+        self._slope = share[:, 2]
+        self._knee = self._critical * np.exp2(KNEE_OCTAVES * share[:, 5])
+        self._left = LEFT[0] + (LEFT[1] - LEFT[0]) * share[:, 3]
+        self._right = RIGHT[0] * (RIGHT[1] / RIGHT[0]) ** share[:, 4]
+        self._default_size = default_size
+
+    def log_steps(self, points: Points) -> Numbers:
+        """Log steps, up to a constant per law, shape (points, laws)."""
+        sizes, where = np.unique(points.batch_sizes, return_inverse=True)
+        size = sizes[:, None]
+        shift = self._slope * (np.log1p(self._knee / size) - np.log1p(self._knee / self._default_size))
+        off = points.log_rates[:, None] + (shift - self._best_log_rate)[where]
+        left, right = self._left, self._right
+        below, above = np.exp(np.minimum(-left * off, 8.0)), np.exp(np.minimum(right * off, 8.0))
+        valley = np.log(right / (left + right) * below + left / (left + right) * above)
+        steps: Numbers = np.log1p(self._critical / size)[where] + np.minimum(valley, DEEPEST)
+        return steps
+
+
+def _spread(share: Numbers, low: float, high: float, noise_scale: float | None) -> Numbers:
+    if noise_scale is None:
+        return low + (high - low) * share
+    wide = low + (high - low) * share / UNINFORMED
+    at = [NormalDist().inv_cdf(max(1e-6, one)) for one in (share - UNINFORMED) / (1 - UNINFORMED)]
+    return np.where(share < UNINFORMED, wide, math.log2(noise_scale) + CRITICAL_BATCH_OCTAVES * np.array(at))
+
+
+def covariances(points: Points) -> tuple[Numbers, Numbers]:
+    """Covariance common to all laws and the correlation of departures, both (points, points)."""
+    apart = _squares(points.log2_batch_sizes, OCTAVES) + _squares(points.log_rates, NATS)
+    adds = LEVEL**2 + OWN**2 * np.eye(len(points))
+    for other in points.others.T:
+        apart = apart + _squares(other, 1.0)
+        adds = adds + SIDE**2 * np.exp(-0.5 * _squares(other, SIDE_LENGTH))
+    return adds, np.exp(-0.5 * apart)
+
+
+def _squares(values: Numbers, length: float) -> Numbers:
+    squares: Numbers = ((values[:, None] - values[None, :]) / length) ** 2
+    return squares
+
+
+SEED_NOISES = ((0.10, 0.3), (0.16, 0.4), (0.28, 0.3))
+"""With prior weights."""
+
+DEPARTURES = (0.15, 0.50)
+
+PRIOR_NOISE = 0.15
+PRIOR_DEPARTURE = 0.25
+"""Before any trial."""
+
+UNCERTAIN = 0.02
+"""Extra variance of a mean that estimates a law's level."""
+
+LEAST_WEIGHT = 0.01
+LEAST_LAW = 3e-4
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """Log times of ``points`` (ascending indices): mean (points,), covariance (points, points), seed noise."""
+
+    points: Indices
+    mean: Numbers
+    covariance: Numbers
+    seed_noise: float
+
+    @cached_property
+    def _places(self) -> dict[int, int]:
+        return {point: place for place, point in enumerate(self.points.tolist())}
+
+    def place(self, point: int) -> int:
+        """Point's position."""
+        return self._places[point]
+
+    def places(self, points: Sequence[int]) -> Indices:
+        """Positions, skipping unknown points."""
+        return np.array([self._places[point] for point in points if point in self._places], int)
+
+    def after(self, place: int) -> Posterior:
+        """Posterior after a run that matched its mean."""
+        column = self.covariance[:, place]
+        known = np.outer(column, column) / (column[place] + self.seed_noise**2)
+        return replace(self, covariance=self.covariance - known)
+
+
+@dataclass(frozen=True)
+class _Data:
+    places: Indices
+    mean: Numbers
+    weight: Numbers
+    only_bounds: NDArray[np.bool_]
+    log_likelihood: float
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One seed noise and departure.
+
+    ``across``: covariance of all points with the data; ``root``: inverse Cholesky factor of the noisy data covariance;
+    ``solved``: inverse covariance × residuals of each law.
+    """
+
+    log_weights: Numbers
+    solved: Numbers
+    across: Numbers
+    root: Numbers
+    covariance: Numbers
+    seed_noise: float
+
+
+def prior(indices: Indices, points: Points, laws: Numbers) -> Posterior:
+    """Prior from log times (points, laws)."""
+    adds, departs = covariances(points)
+    covariance = np.cov(laws) + adds + PRIOR_DEPARTURE**2 * departs
+    return Posterior(indices, laws.mean(axis=1), covariance, PRIOR_NOISE)
+
+
+def condition(indices: Indices, points: Points, laws: Numbers, found: Extrapolation) -> Posterior:
+    """Posterior given ``found``; ``indices`` must contain its points."""
+    adds, departs = covariances(points)
+    kept = np.searchsorted(indices, found.points)
+    parts = []
+    for noise, share in SEED_NOISES:
+        data = _by_point(kept, found, noise)
+        for departure in DEPARTURES:
+            covariance = adds + departure**2 * departs
+            parts.append(_part(laws, covariance, data, noise, math.log(share)))
+    return _matched(indices, laws, parts)
+
+
+def _by_point(places: Indices, found: Extrapolation, noise: float) -> _Data:
+    """Exact, because repeats differ by noise alone."""
+    where, group = np.unique(places, return_inverse=True)
+
+    def summed(values: NDArray[Any]) -> Numbers:
+        sums: Numbers = np.bincount(group, values, len(where)).astype(np.float64)
+        return sums
+
+    weights = 1 / (noise**2 + found.variance)
+    weight = summed(weights)
+    mean = summed(weights * found.log_seconds) / weight
+    spread = weights @ (found.log_seconds - mean[group]) ** 2
+    likelihood = -0.5 * spread + 0.5 * np.log(weights).sum() - 0.5 * np.log(weight).sum()
+    return _Data(where, mean, weight, summed(1.0 - found.is_bound) == 0, float(likelihood))
+
+
+def _part(laws: Numbers, covariance: Numbers, data: _Data, noise: float, log_prior: float) -> _Part:
+    at = data.places
+    factor = np.linalg.cholesky(covariance[np.ix_(at, at)] + np.diag(1 / data.weight))
+    root, _ = dtrtri(factor, lower=1)
+    residuals, solved = _residuals(data.mean[:, None] - laws[at], root.T @ root, data)
+    fit = -0.5 * np.einsum("pl,pl->l", residuals, solved) - np.log(np.diag(factor)).sum()
+    return _Part(
+        log_weights=log_prior + data.log_likelihood + fit,
+        solved=solved,
+        across=covariance[:, at],
+        root=root,
+        covariance=covariance,
+        seed_noise=noise,
+    )
+
+
+def _residuals(off: Numbers, inverse: Numbers, data: _Data) -> tuple[Numbers, Numbers]:
+    """Bounds count only their shortfall."""
+    bounds = data.only_bounds
+    if not bounds.any():
+        return off, inverse @ off
+    trust = np.where(bounds, 0.0, 1 / (UNCERTAIN + 1 / data.weight))
+    level = trust @ off / trust.sum() if trust.any() else off.mean(axis=0)
+    residuals = off.copy()
+    residuals[bounds] = np.maximum(off[bounds], level)
+    solved = inverse @ residuals
+    moved = residuals[bounds] - solved[bounds] / data.weight[bounds, None]  # covariance × solved
+    met = np.maximum(off[bounds], moved)
+    solved += inverse[:, bounds] @ (met - residuals[bounds])
+    residuals[bounds] = met
+    return residuals, solved
+
+
+def _matched(indices: Indices, laws: Numbers, parts: Sequence[_Part]) -> Posterior:
+    top = max(part.log_weights.max() for part in parts)
+    weights = [np.exp(part.log_weights - top) for part in parts]
+    total = sum(one.sum() for one in weights)
+    means, shares = [], []
+    within: Numbers = np.zeros((len(indices), len(indices)))
+    variance = 0.0
+    for part, one in zip(parts, weights, strict=True):
+        weight = one.sum() / total
+        variance += weight * part.seed_noise**2
+        if weight < LEAST_WEIGHT:
+            continue
+        kept = one > LEAST_LAW * one.max()
+        means.append(laws[:, kept] + part.across @ part.solved[:, kept])
+        shares.append(one[kept])
+        told = part.across @ part.root.T
+        within += weight * (part.covariance - told @ told.T)
+    mixed, share = np.concatenate(means, axis=1), np.concatenate(shares)
+    share /= share.sum()
+    mean = mixed @ share
+    apart = (mixed - mean[:, None]) * np.sqrt(share)
+    return Posterior(indices, mean, within + apart @ apart.T, math.sqrt(variance))
+
 
 SLOWEST_FALL = 0.3
-"""Lower bound of an extrapolated step time, as a share of a smaller batch size's."""
+"""Extrapolated step time / a smaller batch size's, at least."""
 
 
 def step_seconds_at(known: Mapping[int, float], batch_size: int) -> float:
-    """Return the step time, linearly interpolated from the two nearest batch sizes if unknown."""
+    """Step time, linearly interpolated from the two nearest batch sizes if unknown."""
     if batch_size in known or len(known) == 1:
         return known.get(batch_size) or next(iter(known.values()))
     sizes = sorted(known)
@@ -35,31 +298,28 @@ def step_seconds_at(known: Mapping[int, float], batch_size: int) -> float:
 
 
 MOST_TRIED = 128
-"""Maximum tried points in the model: the best, and a sample of the rest."""
+"""The best, and a sample of the rest."""
 
 PROMISING = 3
-"""Number of best points whose neighbours are candidates."""
+"""Best points with neighbours."""
 
 COST_POWER = 0.5
 LEAST_COST = 0.35
-"""Score: gain / price^`COST_POWER`; the price is at least this share of the incumbent's time."""
+"""Score: gain / price^`COST_POWER`; minimum price as a share of the incumbent's time."""
 
 BEHIND = 0.1
-"""A trial this many nats behind the incumbent will probably be pruned."""
+"""In nats; such a trial will probably be pruned."""
 
 NOT_AGAIN = 1e6
-"""Penalty on tried points; exceeds any gain."""
+"""Exceeds any gain."""
 
 NODES = np.linspace(-4.0, 4.0, 25)
 WEIGHTS = np.exp(-(NODES**2) / 2) / np.exp(-(NODES**2) / 2).sum()
-"""Quadrature of the standard normal distribution."""
+"""Normal quadrature."""
 
 
 class KnowledgeGradient:
-    """Chooses points of a space, deterministic for a ``seed``; ``default`` comes first.
-
-    ``noise_scale``: measured gradient noise scale in samples.
-    """
+    """Chooses points of a space, deterministic for a ``seed``; ``default`` comes first."""
 
     def __init__(
         self,
@@ -87,12 +347,12 @@ class KnowledgeGradient:
         )
         self._known: tuple[object, Posterior, float] | None = None
         self.expected_improvement = math.inf
-        """Largest expected gain at the last ask, in nats, ignoring running trials; ∞ before a hit."""
+        """Largest expected gain at the last ask, in nats; ∞ before a hit."""
 
     def ask(self, runs: Sequence[Run], batch_size: int | None = None) -> int:
-        """Return the next point; the default if there are no runs.
+        """Next point, by default at any batch size; the default if there are no runs.
 
-        With a ``batch_size``: the best point at the nearest one, at any price.
+        With a ``batch_size``, the price does not count.
         """
         if not runs and batch_size is None:
             return self._default
@@ -109,7 +369,7 @@ class KnowledgeGradient:
         return int(posterior.points[np.argmax(score + 1e-12 * self._rng.random(len(score)))])
 
     def incumbent(self, runs: Sequence[Run]) -> int | None:
-        """Return the point with the lowest mean among those that reached the target."""
+        """Point with the lowest mean among those that reached the target."""
         hits = sorted({run.point for run in runs if run.hit is not None})
         if not hits:
             return None
@@ -118,9 +378,9 @@ class KnowledgeGradient:
         return int(posterior.points[at[np.argmin(posterior.mean[at])]])
 
     def contenders(self, runs: Sequence[Run]) -> list[int]:
-        """Return the batch sizes that may match the incumbent, ascending; all before a hit.
+        """Batch sizes that may match the incumbent, ascending; all before a hit.
 
-        Their mean less one standard deviation is within `FLAT_RATIO` of the incumbent's mean.
+        Their mean less one standard deviation is within `FLAT_RATIO` of the incumbent's.
         """
         incumbent = self.incumbent(runs)
         if incumbent is None:
@@ -178,7 +438,7 @@ class KnowledgeGradient:
 
 @cache
 def _linear_algebra() -> ThreadpoolController:
-    """Return the BLAS thread limiter; BLAS threads stall for seconds if trials use every core."""
+    """Beside trials that use every core, two BLAS threads wait for each other for seconds."""
     return ThreadpoolController()
 
 
@@ -196,9 +456,9 @@ def _after(posterior: Posterior, running: Sequence[int]) -> Posterior:
 
 
 def _improvements(posterior: Posterior, tried: Indices, behind: Numbers) -> Numbers:
-    """Return each point's expected drop, in nats, of the lowest mean among ``tried`` places and itself.
+    """Expected drop, in nats, of the lowest mean among ``tried`` and each point.
 
-    ``behind`` adds noise, because a pruned run is less informative.
+    ``behind`` adds noise: a pruned run says less.
     """
     variance = np.diag(posterior.covariance)
     noise = np.sqrt(np.maximum(variance, 1e-9) + posterior.seed_noise**2 + behind**2)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from bssearch.records import ParameterValue
 from bssearch.spec.space import Dimension, SearchSpace
+from bssearch.spec.space.domains import is_number
 from bssearch.spec.space.search_space import REFERENCE_LEARNING_RATE
 
 Numbers = NDArray[np.float64]
@@ -26,10 +27,7 @@ STEPS = (0.05, 0.2)
 
 @dataclass(frozen=True)
 class Points:
-    """Configurations as arrays: ``batch_sizes`` and ``log_rates`` (points,), ``others`` (points, others) in [0, 1].
-
-    Unordered choices are one-hot encoded.
-    """
+    """Configurations as arrays: ``batch_sizes`` and ``log_rates`` (points,), ``others`` (points, others) in [0, 1]."""
 
     batch_sizes: Numbers
     log_rates: Numbers
@@ -40,7 +38,7 @@ class Points:
 
     @cached_property
     def log2_batch_sizes(self) -> Numbers:
-        """Return log2 of the batch sizes."""
+        """log2 of the batch sizes."""
         octaves: Numbers = np.log2(self.batch_sizes)
         return octaves
 
@@ -49,7 +47,7 @@ Coordinates = Mapping[str, ParameterValue]
 
 
 class SpaceCandidates:
-    """Indexed points of a search space. Points from `among` keep their index until its next call."""
+    """Indexed points of a search space; those from `among` keep their index until its next call."""
 
     def __init__(self, space: SearchSpace, batch_sizes: Sequence[int]) -> None:
         self.batch_sizes = sorted(batch_sizes)
@@ -68,19 +66,19 @@ class SpaceCandidates:
         return self._chosen[index]
 
     def add(self, batch_size: int, coordinates: Coordinates) -> int:
-        """Return the permanent index of a point."""
+        """Permanent index of a point."""
         self._forget_made()
         index = self._add(batch_size, coordinates)
         self._kept = len(self._keys)
         return index
 
     def take(self, indices: Indices) -> Points:
-        """Return points as arrays."""
+        """Points as arrays."""
         rows = np.array([self._rows[index] for index in indices])
         return Points(rows[:, 0], rows[:, 1], rows[:, 2:])
 
     def among(self, tried: Sequence[int], best: Sequence[int], rng: np.random.Generator) -> Indices:
-        """Return the tried points, neighbours of the best, and a Latin hypercube."""
+        """Tried points, neighbours of the best, and a Latin hypercube."""
         self._forget_made()
         near = [neighbour for one in best for neighbour in self._neighbours(*self._chosen[one], rng)]
         shares = latin_hypercube(SPREAD, 1 + len(self._dimensions), rng)
@@ -110,7 +108,6 @@ class SpaceCandidates:
     def _neighbours(
         self, batch_size: int, coordinates: Coordinates, rng: np.random.Generator
     ) -> list[tuple[int, Coordinates]]:
-        """Return points that differ in one coordinate, or by one batch size on the ladder."""
         found: list[tuple[int, Coordinates]] = []
         if batch_size in self.batch_sizes:
             place = self.batch_sizes.index(batch_size)
@@ -137,8 +134,8 @@ class SpaceCandidates:
 
 
 def columns_of(values: Sequence[ParameterValue], ordered: Sequence[ParameterValue]) -> list[list[float]]:
-    """Return a parameter's columns in [0, 1]: its rank if numeric, else one-hot."""
-    if all(_is_number(value) for value in ordered):
+    """Columns in [0, 1]: the rank if numeric, else one-hot."""
+    if all(is_number(value) for value in ordered):
         last = max(1, len(ordered) - 1)
         return [[ordered.index(value) / last for value in values]]
     return [[float(value == one) for value in values] for one in ordered]
@@ -167,7 +164,7 @@ def _value(dimension: Dimension, share: float) -> ParameterValue:
 def _beside(dimension: Dimension, value: ParameterValue, rng: np.random.Generator) -> list[ParameterValue]:
     if dimension.choices:
         ordered = sorted(dimension.choices, key=order_of)
-        if not all(_is_number(one) for one in ordered):
+        if not all(is_number(one) for one in ordered):
             return [one for one in ordered if one != value]
         place = ordered.index(value)
         return [*ordered[max(0, place - 1) : place], *ordered[place + 1 : place + 2]]
@@ -178,7 +175,6 @@ def _beside(dimension: Dimension, value: ParameterValue, rng: np.random.Generato
 
 
 def _whole_beside(dimension: Dimension, value: ParameterValue, found: Sequence[ParameterValue]) -> list[ParameterValue]:
-    """Return the adjacent integers and the found values, without the value itself."""
     next_to = [dimension.nearest(float(value or 0.0) + one) for one in (-1, 1)]
     return [one for one in dict.fromkeys([*next_to, *found]) if one != value]
 
@@ -191,16 +187,12 @@ def _ends(dimension: Dimension) -> tuple[float, float]:
 
 
 def latin_hypercube(count: int, dimensions: int, rng: np.random.Generator) -> Numbers:
-    """Return a Latin hypercube in the unit cube, shape (count, dimensions)."""
+    """Latin hypercube, shape (count, dimensions)."""
     places = np.stack([rng.permutation(count) for _ in range(dimensions)], axis=1)
     spread: Numbers = (places + rng.random((count, dimensions))) / count
     return spread
 
 
-def _is_number(value: ParameterValue) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 def order_of(value: ParameterValue) -> tuple[str, object]:
-    """Return a sort key that groups values by type."""
-    return ("", value) if _is_number(value) else (type(value).__name__, str(value))
+    """Sort key that groups values by type."""
+    return ("", value) if is_number(value) else (type(value).__name__, str(value))

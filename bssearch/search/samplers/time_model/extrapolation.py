@@ -2,7 +2,7 @@
 
 If the winners reached a trial's best metric after a share F of their times, and the trial after t seconds, its log time
 is log t − log F: exact for finished trials, less certain for smaller F. For trials far behind, at chance, or overdue,
-the time already run is only a lower bound.
+it is only a lower bound.
 """
 
 from __future__ import annotations
@@ -18,37 +18,32 @@ from bssearch.records.curves import Progress
 from bssearch.search.samplers.time_model.candidates import Numbers
 
 WINNERS = 12
-"""Number of fastest trials that serve as reference."""
 
 LATE = 0.7
-"""Predictions are averaged over evaluations after this share of a trial's time."""
+"""Predictions are averaged after this share of a trial's time."""
 
 FIRST_SHARE = 1e-3
-"""Smallest share of a winner's time that is resolved."""
+"""Smallest resolved share of a winner's time."""
 
 WORST = 6.0
-"""Slower than the fastest winner by this factor, a trial gives only a lower bound."""
+"""Slower than the fastest winner by this factor, a trial gives only a bound."""
 
 BOUND_DEVIATION = 0.3
-"""Standard deviation of a bound, in nats."""
 
 ERROR = 0.35
 ERROR_TRIALS = 4
-"""Prior of the prediction error, and its weight in winners; see `Extrapolation`."""
+"""Prior of `Extrapolation.error`, and its weight in winners."""
 
 EARLY = 0.1
 """Running trials count from this share of the fastest winner's time."""
 
 AT_CHANCE = 0.05
-"""A metric within this share of the way from the worst seen to the target is at chance."""
+"""Share of the way from the worst metric to the target."""
 
 
 @dataclass(slots=True)
 class Run:
-    """A trial's point and learning curve.
-
-    ``hit``: train seconds at the target; a ``diverged`` trial never gets there.
-    """
+    """A trial's point and learning curve; ``hit``: train seconds at the target."""
 
     point: int
     progress: Progress
@@ -59,10 +54,10 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Extrapolation:
-    """Log predicted seconds to the target; all arrays have shape (runs,).
+    """Log predicted seconds to the target; arrays have shape (runs,).
 
-    ``variance`` excludes seed noise. ``is_bound`` marks lower bounds. ``error`` is the standard deviation in log
-    seconds of a prediction from share F, per log 1/F.
+    ``variance`` excludes seed noise. ``error``: standard deviation in log seconds of a prediction from share F, per log
+    1/F.
     """
 
     points: NDArray[np.int64]
@@ -85,9 +80,9 @@ class _Winner:
 
 
 def extrapolate(runs: Sequence[Run], target_gain: float, most_points: int) -> Extrapolation | None:
-    """Return the predictions of all informative runs; None without a reference run.
+    """Predictions of all informative runs; None without a reference run.
 
-    Above ``most_points`` points, keep the best three quarters, a sample of the rest, and an eighth as many diverged.
+    Above ``most_points``, keeps the best and samples the rest.
     """
     shown = _that_have_shown(runs)
     gain = np.array([run.progress.gain for run in shown])
@@ -139,7 +134,6 @@ def _at_chance(runs: Sequence[Run], target_gain: float) -> float:
 
 
 def _winners(runs: Sequence[Run], target_gain: float) -> list[_Winner]:
-    """Return the fastest runs with a hit, else the best run, with its metric as goal."""
     hits = sorted((run for run in runs if run.hit is not None), key=lambda run: run.hit or 0.0)[:WINNERS]
     if hits:
         return [_winner(run, run.hit or 0.0, target_gain) for run in hits]
@@ -157,7 +151,6 @@ def _mean_log_share(winners: Sequence[_Winner], gains: Numbers) -> Numbers:
 
 
 def _error(winners: Sequence[_Winner]) -> float:
-    """Return the prediction error of each winner from the others."""
     squares, count = ERROR_TRIALS * ERROR**2, ERROR_TRIALS
     for index, winner in enumerate(winners):
         others = [*winners[:index], *winners[index + 1 :]]

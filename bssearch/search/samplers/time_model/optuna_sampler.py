@@ -31,20 +31,17 @@ MOST_VALUES = 16
 """Longer integer ranges are continuous; longer batch-size ranges become doublings."""
 
 LARGEST_SEED = 2**32 - 1
-"""Maximum seed of NumPy's generators."""
 
 TELLING = (OptunaState.COMPLETE, OptunaState.PRUNED, OptunaState.FAIL, OptunaState.RUNNING)
 
 
 class TimeToTargetSampler(optuna.samplers.BaseSampler):
-    """Optuna sampler that minimises the seconds to a target over batch size, learning rate and other parameters.
+    """Minimises the seconds to a target over batch size, learning rate and other parameters.
 
-    It uses the model of bssearch's own search (`bssearch.search.samplers.time_model.sampler`), fed with the learning
-    curves of all trials, pruned and running ones included.
+    Uses the model of bssearch's own search, fed with the learning curves of all trials, pruned and running ones too.
 
     The objective suggests ``batch_size`` (int or categorical ints) and ``learning_rate``, reports the metric with
-    *train milliseconds* as the step, and returns the train seconds to the target. If a trial misses the target, the
-    objective prunes it::
+    *train milliseconds* as the step, and returns the train seconds to the target. It prunes a trial that misses::
 
         import math
 
@@ -54,7 +51,7 @@ class TimeToTargetSampler(optuna.samplers.BaseSampler):
         def objective(trial):
             batch_size = trial.suggest_int("batch_size", 8, 512, log=True)
             learning_rate = trial.suggest_float("learning_rate", 1e-3, 1.0, log=True)
-            steps = 300 * (1 + 64 / batch_size) * (1 + math.log(learning_rate / 0.1) ** 2)  # stands for a training
+            steps = 300 * (1 + 64 / batch_size) * (1 + math.log(learning_rate / 0.1) ** 2)  # replaces a training
             seconds = steps * (0.002 + 1e-5 * batch_size)
             for share in (0.0, 0.25, 0.5, 0.75, 1.0):
                 trial.report(0.97 * share, step=round(1000 * share * seconds))
@@ -69,8 +66,8 @@ class TimeToTargetSampler(optuna.samplers.BaseSampler):
 
     Args:
         default: First trial, and centre of the learning-rate prior. Missing parameters start in their middle.
-        step_seconds: Seconds of a training step by batch size; saves trials. Otherwise learned from trials with a user
-            attribute ``steps``. Until two batch sizes are known, a step is half fixed, half proportional at the middle.
+        step_seconds: Seconds of a training step by batch size. By default learned from trials with a user attribute
+            ``steps``; until two batch sizes are known, a step is half fixed, half proportional at the middle.
         seconds_per_report_step: Unit of the report step, if not milliseconds.
         seed: The same seed and trials give the same suggestions, without ``n_jobs``.
 
@@ -111,7 +108,7 @@ class TimeToTargetSampler(optuna.samplers.BaseSampler):
         self._independent.reseed_rng()
 
     def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
-        """Return the parameters of the newest finished trial, else of the newest running one, else {}."""
+        """Parameters of the newest finished trial, else of the newest running one."""
         if len(study.directions) != 1 or study.direction is not optuna.study.StudyDirection.MINIMIZE:
             raise ValueError("TimeToTargetSampler minimises seconds: the study's direction must be minimize")
         others = [one for one in self._others(study, trial) if set(one.distributions) >= NEEDED]
@@ -122,7 +119,7 @@ class TimeToTargetSampler(optuna.samplers.BaseSampler):
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """Return the model's suggestion; {} until the parameters are known."""
+        """Model's suggestion; {} until the parameters are known."""
         if not set(search_space) >= NEEDED:
             return {}
         space = _Space(search_space)
@@ -142,7 +139,7 @@ class TimeToTargetSampler(optuna.samplers.BaseSampler):
     def sample_independent(
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        """Return the default's value in the first trial, else a random one."""
+        """Default's value in the first trial, else a random one."""
         if trial.number == 0 and param_name in self._default:
             value = self._default[param_name]
             if not param_distribution._contains(param_distribution.to_internal_repr(value)):
@@ -151,7 +148,6 @@ class TimeToTargetSampler(optuna.samplers.BaseSampler):
         return self._independent.sample_independent(study, trial, param_name, param_distribution)
 
     def _check_names(self, others: list[FrozenTrial]) -> None:
-        """Raise `ValueError` if the first trial did not suggest a parameter of the default."""
         first = next((one for one in others if one.number == 0 and one.state is OptunaState.COMPLETE), None)
         if first is None or any(self._default.get(name, value) != value for name, value in first.params.items()):
             return  # enqueued, or from another sampler
@@ -210,7 +206,6 @@ def _check_number(name: str, value: object, *, above: float = -math.inf) -> None
 
 
 def _shown(trials: list[FrozenTrial], seconds_per_report_step: float) -> dict[int, float]:
-    """Return the median step time by batch size from trials with a ``steps`` attribute."""
     found: dict[int, list[float]] = {}
     for trial in trials:
         steps = trial.user_attrs.get("steps")
@@ -222,8 +217,6 @@ def _shown(trials: list[FrozenTrial], seconds_per_report_step: float) -> dict[in
 
 
 class _Space:
-    """The part of `SearchSpace` that `SpaceCandidates` uses, for a study's parameters."""
-
     def __init__(self, distributions: Mapping[str, BaseDistribution]) -> None:
         self._distributions = dict(distributions)
         self.batch_sizes = _batch_sizes(distributions[BATCH_SIZE])
@@ -238,11 +231,9 @@ class _Space:
         return self._dimensions
 
     def plain_learning_rate(self, batch_size: int, sampled: Mapping[str, ParameterValue]) -> float:
-        """Return the learning rate, which here does not scale with the batch size."""
         return float(sampled.get(REFERENCE_LEARNING_RATE, self._least_rate) or 0.0)
 
     def point(self, params: Mapping[str, Any]) -> tuple[int, dict[str, ParameterValue]]:
-        """Return batch size and coordinates; missing parameters are in the middle."""
         named = {REFERENCE_LEARNING_RATE if name == LEARNING_RATE else name: value for name, value in params.items()}
         coordinates = {one.name: one.nearest(named.get(one.name, _middle(one))) for one in self._dimensions}
         return int(params[BATCH_SIZE]), coordinates
@@ -260,13 +251,12 @@ class _Space:
 
 
 def _batch_sizes(distribution: BaseDistribution) -> list[int]:
-    """Return all batch sizes if few, else doublings."""
     if isinstance(distribution, CategoricalDistribution) and all(
         isinstance(choice, int) and choice > 0 for choice in distribution.choices
     ):
         return sorted({int(choice) for choice in distribution.choices if choice is not None})
     if not isinstance(distribution, IntDistribution) or distribution.low < 1:
-        raise ValueError(f"batch_size must be integers from 1, or a choice of them: {distribution}")
+        raise ValueError(f"batch_size = {distribution} must be integers or categorical integers >= 1")
     low, high, step = distribution.low, distribution.high, distribution.step
     if not distribution.log and (high - low) // step < MOST_VALUES:
         return list(range(low, high + 1, step))

@@ -1,4 +1,4 @@
-"""The sampler `auto`, based on a model of the time to the target."""
+"""The sampler `auto`."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from bssearch.spec import StudySpec
 
 
 class TimeModelSampler(Sampler):
-    """Chooses trials by `KnowledgeGradient`.
+    """Chooses trials by `KnowledgeGradient`; cached state only saves time.
 
-    ``startup_trials`` configures `tpe`, the fallback without a model of the objective. Cached state only saves time.
+    ``startup_trials`` configures `tpe`, the fallback unless trials race.
     """
 
     models_time = True
@@ -33,10 +33,7 @@ class TimeModelSampler(Sampler):
         self._settled: set[int] = set()
 
     def choose(self, history: History, batch_size: int | None = None) -> Choice | None:
-        """Return the most promising configuration, optionally at a batch size; None if no batch size is feasible.
-
-        A batch size outside the space uses the nearest one inside.
-        """
+        """Most promising configuration, optionally at a batch size or the nearest; None if none is feasible."""
         model = self._model(history)
         if model is None:
             return None
@@ -52,12 +49,12 @@ class TimeModelSampler(Sampler):
         )
 
     def contenders(self, history: History) -> Sequence[int]:
-        """Return the batch sizes that may match the incumbent, ascending."""
+        """Batch sizes that may match the incumbent, ascending."""
         model = self._model(history)
         return [] if model is None else model.contenders(list(self._runs.values()))
 
     def incumbent(self, history: History) -> Choice | None:
-        """Return the successful configuration with the least expected time."""
+        """Successful configuration with the least expected time."""
         model = self._model(history)
         point = None if model is None else model.incumbent(list(self._runs.values()))
         if point is None:
@@ -66,7 +63,6 @@ class TimeModelSampler(Sampler):
         return decoded(self._spec, *self._candidates[point])
 
     def _model(self, history: History) -> KnowledgeGradient | None:
-        """Return the fitted model; a changed space resets the points."""
         space, feasible = self._spec.space, history.feasible
         sizes = [size for size in space.rungs if size in feasible]
         if not sizes:
@@ -94,7 +90,7 @@ class TimeModelSampler(Sampler):
         )
 
     def _has_late(self, new: Sequence[TrialRecord], sizes: list[int]) -> bool:
-        """Return whether an older, queued trial reported after newer ones."""
+        """Queued trials may report late."""
         last = max(self._runs, default=0)
         return any(trial.number < last and trial.number not in self._runs and _has_point(trial, sizes) for trial in new)
 
@@ -121,10 +117,7 @@ def _has_point(trial: TrialRecord, sizes: list[int]) -> bool:
 
 
 def _noise_scale(history: History) -> float | None:
-    """Return the median gradient noise scale of successful trials, as the optimizer sees gradients.
-
-    Falls back to the quick answer's, else None.
-    """
+    """As the optimizer sees gradients."""
     measured = [trial.outcome.noise for trial in history.in_state(TrialState.REACHED) if trial.outcome is not None]
     scales = [scale for one in measured if (scale := one.adam_scale or one.scale) is not None and scale > 0]
     before = None if history.quick is None else history.quick.noise_scale

@@ -24,7 +24,7 @@ from bssearch.analysis.law.branches import (
 )
 from bssearch.commands.launch import Launch
 from bssearch.commands.opening import OpenStudy, opened
-from bssearch.commands.probe.report import ProbeReport
+from bssearch.commands.probes import ProbeReport
 from bssearch.commands.unstored import run_request
 from bssearch.errors import LaunchError, NotFoundError, UsageError
 from bssearch.records import (
@@ -101,7 +101,7 @@ def _point(spec: StudySpec, path: Path, at: int | None) -> BranchPoint:
     if spec.is_program:
         step = None if at is None else at // batch_size
         return BranchPoint(path=path, digest=_file_digest(path), samples=at, step=step)
-    from bssearch.training.branch import read_checkpoint
+    from bssearch.training.trial_checkpoint import read_checkpoint
 
     saved = read_checkpoint(path)
     samples = saved.samples_at(batch_size) if at is None else at
@@ -406,7 +406,7 @@ class Branching:
         self._repeats = repeats
         self._rise_samples = rise_samples
         self._goal = study.spec.record_target.goal
-        self._memory = study.store.memory_boundary(study.spec.name, study.environment)
+        self._memory = study.store.probes.memory_boundary(study.spec.name, study.environment)
         self._most_at_once = study.spec.space.max_micro_batch_size
 
     def at(self, point: BranchPoint) -> BranchedCheckpoint:
@@ -455,7 +455,7 @@ class Branching:
         request = self._request(point, batch_size, repeat)
         spec, store = self._study.spec, self._study.store
         digest = _digest(point, request)
-        stored = store.branches(spec.name, self._study.environment, [digest])
+        stored = store.probes.branches(spec.name, self._study.environment, [digest])
         if stored:
             return stored[0]
         outcome, curve = run_request(self._study.executor, request)
@@ -481,7 +481,7 @@ class Branching:
             start_metric=next((one.metric for one in curve if one.samples == 0), None),
             metric=None if outcome.state is TrialState.DIVERGED else statistics.fmean(ends),
         )
-        store.save_branch(spec.name, self._study.environment, measured)
+        store.probes.add_branch(spec.name, self._study.environment, measured)
         end = "diverged" if measured.metric is None else f"ends at {measured.metric:.5g}"
         self._study.listener.note(f"{point.path.name}, batch {batch_size}, branch {repeat + 1}: {end}")
         return measured

@@ -1,20 +1,41 @@
-"""Seconds of an optimizer step, its update and an evaluation, alone on the device."""
+"""Isolated measurements: seconds of a step, its update and an evaluation; memory; gradient noise scale."""
 
 from __future__ import annotations
 
 import functools
 import math
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from bssearch.records import StepTime, StepTimeRequest
+import torch
+
+from bssearch.errors import LaunchError, WorkloadError
+from bssearch.records import (
+    GradientNoise,
+    MemoryRequest,
+    MemoryUse,
+    NoiseMeasurement,
+    NoiseRequest,
+    StepTime,
+    StepTimeRequest,
+)
+from bssearch.records.noise_scale import FEWEST_PASSES, Interval, Pass, gradient_noise
 from bssearch.training.clock import Clock, Ledger, clock_for
 from bssearch.training.computation import Computation
 from bssearch.training.contention import Contention, ContentionMeter, CorePace, ReferenceKernel
-from bssearch.training.memory import is_out_of_memory, peak_memory_bytes, reset_peak_memory
+from bssearch.training.course import Approach, eval_every_steps
+from bssearch.training.gradient_noise import GradientPasses
+from bssearch.training.memory import (
+    allocation_retries,
+    is_out_of_memory,
+    limit_memory,
+    peak_memory_bytes,
+    peak_process_memory_bytes,
+    reset_peak_memory,
+)
 from bssearch.training.nvml import is_power_capped
-from bssearch.training.probes.cadence import eval_every_steps
 from bssearch.training.trainer import Trainer, warm_up
 from bssearch.workloads.base import Data, Workload
 
@@ -42,12 +63,12 @@ EVALUATION_SECONDS = 0.5
 
 
 def measure_step_time(request: StepTimeRequest, workload: Workload, data: Data, computation: Computation) -> StepTime:
-    """Return the median seconds of a step (with interval), its update and an evaluation.
+    """Median seconds of a step (with interval), its update and an evaluation.
 
     Steps run between evaluations as in a trial, because caches are then cold (10% or more). Short runs (`RUN_SECONDS`)
-    are timed until the median's 95% interval is within the precision or the limit is reached. Runs on a slow core are
-    dropped unless few others remain: contended. A device at its power limit is timed again at its sustained clock. If
-    memory runs out, the result has ``out_of_memory`` and no times.
+    repeat until the median's 95% interval is within the precision, up to the limit. Runs on a slow core are dropped
+    unless few others remain. A device at its power limit is timed again at its sustained clock. If memory runs out, the
+    result has ``out_of_memory`` and no times.
     """
     try:
         return _measure(request, workload, data, computation)
@@ -132,7 +153,7 @@ def _evaluation_seconds(clock: Clock, evaluate: Callable[[], object]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class TimedRun:
-    """``count`` repetitions in a row, each in ``seconds``; ``look`` is the core's pace beside them (0: irrelevant)."""
+    """``count`` repetitions of ``seconds`` each; ``look`` is the core's pace (0: irrelevant)."""
 
     seconds: float
     count: int
@@ -141,7 +162,7 @@ class TimedRun:
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """Median seconds of some work with its interval; ``count`` repetitions ran at full pace, ``count_all`` in all."""
+    """Median seconds with interval; of ``count_all`` repetitions, ``count`` ran at full pace."""
 
     median: float
     low: float
@@ -153,11 +174,7 @@ class Timing:
 
 
 def timing_of(runs: Sequence[TimedRun], core: CorePace | None, precision: float) -> Timing:
-    """Return the timing of the runs at full pace, or of all runs if fewer than six were.
-
-    Raises:
-        ValueError: There are fewer than six runs.
-    """
+    """Timing at full pace, or of all runs if fewer than six were; `ValueError` below six runs."""
     counted, slow = at_full_pace(runs, core), None
     if len(counted) < RUNS[0]:
         slow = f"the core was slow in {len(runs) - len(counted)} of {len(runs)} timings"
@@ -176,20 +193,20 @@ def timing_of(runs: Sequence[TimedRun], core: CorePace | None, precision: float)
 
 
 def at_full_pace(runs: Sequence[TimedRun], core: CorePace | None) -> list[TimedRun]:
-    """Return the runs on a core that was not slow."""
+    """Runs at full pace."""
     slow_above = math.inf if core is None else core.slow_above
     return [run for run in runs if run.look <= slow_above]
 
 
 def is_settled(runs: Sequence[TimedRun], precision: float) -> bool:
-    """Return whether the median's 95% interval is within ``precision``."""
+    """True if the median is known within ``precision``."""
     times = [run.seconds for run in runs]
     low, high = median_interval(times)
     return high - low <= 2 * precision * statistics.median(times)
 
 
 def why_contended(contention: Contention, slow: str | None, clock: Clock, threads: int) -> str | None:
-    """Return why the timed work shared the machine, or None."""
+    """Why timing shared the machine, if so."""
     reasons = [contention.reason, slow]
     if clock.is_contended(threads) and contention.reason is None:
         reasons.append("other work had the processor meanwhile")
@@ -214,10 +231,7 @@ class _Timer:
         between: Callable[[], object] | None = None,
         in_a_row: int | None = None,
     ) -> Timing:
-        """Time runs of work of about ``guess`` seconds until their median is known.
-
-        ``between`` runs, on another ledger, before every ``in_a_row`` repetitions.
-        """
+        """Time runs of about ``guess`` seconds until their median is known; ``between`` precedes every ``in_a_row``."""
         per_run = math.ceil(RUN_SECONDS / guess) if 0 < guess < RUN_SECONDS else 1
         in_a_row = in_a_row or per_run
         rows = math.ceil(per_run / in_a_row)
@@ -270,13 +284,10 @@ def _seconds(clock: Clock, ledger: Ledger, work: Callable[[], object]) -> float:
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return a distribution-free 95% interval of the median of independent values.
+    """A distribution-free 95% interval of the median of independent values.
 
-    From the k-th smallest to the k-th largest, with the largest k for which P(Bin(n, ½) < k) ≤ 2.5%
-    (David & Nagaraja, Order Statistics, § 7.1).
-
-    Raises:
-        ValueError: There are fewer than six values.
+    From the k-th smallest to the k-th largest, with the largest k for which P(Bin(n, ½) < k) ≤ 2.5% (David & Nagaraja,
+    Order Statistics, § 7.1). Raises `ValueError` below six values.
     """
     k = _rank(len(values))
     if k < 1:
@@ -294,3 +305,161 @@ def _rank(count: int) -> int:
             return k
         ways = ways * (count - k) // (k + 1)
     return 0
+
+
+STEPS = 3  # The first step creates the optimizer's state; the next ones show memory that grows.
+
+RESERVE = 0.01  # share of memory that must stay free
+
+# At least this much on the CPU: heaps of alike processes differ there; a used worker held up to 9 MiB more than a new
+# one.
+CPU_RESERVE_BYTES = 16 * 2**20
+
+
+def measure_memory(
+    request: MemoryRequest,
+    workload: Workload,
+    data: Data,
+    computation: Computation,
+    *,
+    memory_bytes: int | None = None,
+) -> MemoryUse:
+    """Run three steps; return whether memory, capped at ``memory_bytes``, sufficed.
+
+    A size does not fit if a GPU's allocator must retry after its kernels are chosen: it would thrash. The peak excludes
+    workspaces of kernels being benchmarked.
+    """
+    device = computation.device
+    if memory_bytes is not None:
+        limit_memory(device, memory_bytes)
+    reason = peak = None
+    try:
+        metric = next(iter(workload.metrics))
+        warm_up(workload, request.configuration, data, computation, metric, seed=0)
+        before = allocation_retries(device)
+        reset_peak_memory(device)
+        peak = _train_and_evaluate(request, workload, data, computation, metric)
+        retries = allocation_retries(device) - before
+        if retries:
+            reason = f"the allocator had to give memory back and ask again {retries} times in {STEPS} steps"
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        lines = str(error).strip().splitlines()
+        reason = lines[0] if lines else type(error).__name__
+    return MemoryUse(
+        micro_batch_size=request.configuration.micro_batch_size,
+        fits=reason is None,
+        peak_memory_bytes=peak or peak_process_memory_bytes(device),
+        reason=reason,
+    )
+
+
+def bytes_within_reserve(device: torch.device, limit_bytes: int | None) -> int | None:
+    """Memory less the reserve; None on a CPU without a limit."""
+    if device.type == "cuda":
+        total = torch.cuda.get_device_properties(device).total_memory
+        return int((1 - RESERVE) * (total if limit_bytes is None else min(limit_bytes, total)))
+    return None if limit_bytes is None else max(0, limit_bytes - max(CPU_RESERVE_BYTES, int(RESERVE * limit_bytes)))
+
+
+def _train_and_evaluate(
+    request: MemoryRequest, workload: Workload, data: Data, computation: Computation, metric: str
+) -> int | None:
+    with Trainer(workload, request.configuration, data.train, computation, seed=0) as trainer:
+        trainer.evaluate(data.validation, metric)
+        for _ in range(STEPS):
+            trainer.step()
+        trainer.evaluate(data.validation, metric)
+        return peak_process_memory_bytes(computation.device)
+
+
+PRECISION = 0.15  # stop once half the interval's width is within this share of the scale
+
+PASS_BATCHES = 32  # small batches in a pass; more than in a trial, which has less time
+
+# Look at the interval each time the passes have grown by this factor; looking after each pass would stop at chance
+# minima.
+GROWTH = 1.5
+
+
+def measure_noise(request: NoiseRequest, workload: Workload, data: Data, computation: Computation) -> NoiseMeasurement:
+    """Train until the metric is near the target, or training ends; measure the noise scale there.
+
+    Its interval does not cover other seeds.
+
+    Raises:
+        WorkloadError: The metric is not finite, samples are too few, or the workload makes its own batches or steps.
+        LaunchError: Memory runs out.
+    """
+    own = [name for name in ("training_step", "train_batches") if callable(getattr(workload, name, None))]
+    if own:
+        raise WorkloadError(
+            f"the gradient noise scale cannot be measured for a workload with its own {' and '.join(own)}: "
+            "it needs loss() on training samples drawn at random"
+        )
+    if len(data.train) < PASS_BATCHES:
+        raise WorkloadError(f"the training part has {len(data.train)} samples; there must be >= {PASS_BATCHES}")
+    try:
+        return _measure_noise(request, workload, data, computation)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        configuration = request.configuration
+        raise LaunchError(
+            f"out of memory, batch size {configuration.batch_size} in micro-batches of "
+            f"{configuration.micro_batch_size}: {error}",
+            hint="bssearch probe memory finds the largest micro-batch that fits",
+        ) from error
+
+
+def _measure_noise(request: NoiseRequest, workload: Workload, data: Data, computation: Computation) -> NoiseMeasurement:
+    configuration = request.configuration
+    warm_up(workload, configuration, data, computation, request.target.metric, request.seed)
+    with Trainer(workload, configuration, data.train, computation, request.seed) as trainer:
+        metric, reason = _train(request, trainer, data, computation)
+        passes = GradientPasses(workload, computation, trainer, configuration, data.train, request.seed)
+        return NoiseMeasurement(
+            batch_size=configuration.batch_size,
+            micro_batch_size=configuration.micro_batch_size,
+            step=trainer.steps,
+            metric=metric,
+            noise=_measure_passes(passes, request.noise_seconds_limit),
+            reason=reason,
+        )
+
+
+def _train(request: NoiseRequest, trainer: Trainer, data: Data, computation: Computation) -> tuple[float, str | None]:
+    approach, clock = Approach(request.target), clock_for(computation.device)
+    while True:
+        metric = trainer.evaluate(data.validation, request.target.metric)
+        if not math.isfinite(metric):
+            raise WorkloadError(f"{request.target.metric} is not finite at step {trainer.steps}")
+        if approach.is_near(metric):
+            return metric, None
+        if clock.seconds("train") >= request.train_seconds_limit:
+            return metric, f"the limit of {request.train_seconds_limit:.4g} train seconds passed before"
+        if trainer.schedule.is_over(trainer.steps):
+            return metric, "the schedule's horizon ended before"
+        with clock.ledger("train"):
+            for _ in range(request.eval_every_steps):
+                trainer.step()
+                clock.pace(request.configuration.accumulation_steps)
+                if trainer.schedule.is_over(trainer.steps) or clock.train_seconds_so_far >= request.train_seconds_limit:
+                    break
+
+
+def _measure_passes(make: GradientPasses, seconds_limit: float) -> GradientNoise:
+    started = time.perf_counter()
+    passes: list[Pass] = []
+    look_at = 2 * FEWEST_PASSES
+    while time.perf_counter() - started < seconds_limit:
+        measured = make.measure(PASS_BATCHES)
+        if measured is not None:
+            passes.append(measured)
+        if len(passes) >= look_at:
+            noise = gradient_noise(passes)
+            if Interval(noise.scale, noise.low, noise.high).relative_half_width <= PRECISION:
+                return noise
+            look_at = math.ceil(GROWTH * len(passes))
+    return gradient_noise(passes)

@@ -1,14 +1,15 @@
-"""Environments, step times, memory and gradient noise scales."""
+"""Probes: step times, memory, gradient noise scales and branches."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 
 from pydantic import ValidationError
-from sqlalchemy import URL, ColumnElement, Connection, delete, func, select
+from sqlalchemy import ColumnElement, Connection, delete, func, select
 
 from bssearch.records import (
+    BranchMeasurement,
     Environment,
     MemoryUse,
     ModelParameters,
@@ -22,8 +23,8 @@ from bssearch.records.step_times import step_seconds_of, with_step_time, with_vi
 from bssearch.spec import StudySpec
 from bssearch.spec.space import MemoryBoundary, in_force
 from bssearch.storage.columns import column_types, from_columns, now, to_columns
-from bssearch.storage.database import Database, Notify, patiently
-from bssearch.storage.models import EnvironmentRow, ProbeKind, ProbeRow, StudyRow, TrialRow, VisitRow
+from bssearch.storage.database import Database, StorePart, patiently
+from bssearch.storage.models import BranchRow, EnvironmentRow, ProbeKind, ProbeRow, StudyRow, TrialRow, VisitRow
 from bssearch.storage.revisions import Counters, counters, mark_probed
 from bssearch.storage.statements import (
     ENVIRONMENTS,
@@ -46,14 +47,14 @@ def _timed_model(spec: object) -> ModelParameters:
         return ()
 
 
-class Measurements(Database):
-    """Stores environments and probes."""
+class ProbeStore(StorePart):
+    """Measurements of a study outside its trials."""
 
-    def __init__(self, url: str | URL, *, write: bool = True, notify: Notify | None = None) -> None:
+    def __init__(self, database: Database) -> None:
+        super().__init__(database)
         self._known_step_times: dict[int, tuple[tuple[object, ...], list[ProbeRecord]]] = {}
-        super().__init__(url, write=write, notify=notify)
 
-    def save_probe(self, study: str, environment: Environment, probe: ProbeRecord, visit: int | None = None) -> int:
+    def add_step_time(self, study: str, environment: Environment, probe: ProbeRecord, visit: int | None = None) -> int:
         """Store a visit's step time and return the visit's number; stored visits stay unchanged.
 
         ``visit=None`` starts a visit, numbered under the study's lock. The first visit fixes the evaluation cadence.
@@ -77,13 +78,13 @@ class Measurements(Database):
                 mark_probed(connection, study_id)
             return number
 
-        return self._on_study(study, save)
+        return self._database.on_study(study, save)
 
     @patiently
     def visits(self, study: str) -> list[Visit]:
         """Return all visits, oldest first."""
-        with self._reading() as connection:
-            return self._visits(connection, self._study_id(connection, study))
+        with self._database.reading_study(study) as (connection, study_id):
+            return self._visits(connection, study_id)
 
     def _visits(self, connection: Connection, study_id: int) -> list[Visit]:
         rows = connection.execute(VISITS.where(VisitRow.study_id == study_id)).mappings().all()
@@ -93,13 +94,12 @@ class Measurements(Database):
         return [from_columns(Visit, {**row, "visit": numbers[row["environment_id"], row["visit"]]}) for row in rows]
 
     @patiently
-    def probes(self, study: str, environment: Environment | None = None) -> dict[int, ProbeRecord]:
+    def by_batch_size(self, study: str, environment: Environment | None = None) -> dict[int, ProbeRecord]:
         """Return step times by batch size, over all visits.
 
         Each is for the largest timed split within `memory_boundary`, which trials use; sizes without one are left out.
         """
-        with self._reading() as connection:
-            study_id = self._study_id(connection, study)
+        with self._database.reading_study(study) as (connection, study_id):
             rows = connection.execute(PROBES.where(ProbeRow.study_id == study_id)).mappings()
             timed = [from_columns(ProbeRecord, row, absent="error") for row in rows]
             found = in_force(timed, self._boundary(connection, study_id, environment)).values()
@@ -108,7 +108,7 @@ class Measurements(Database):
     @patiently
     def step_times(self, study: str) -> list[ProbeRecord]:
         """Return every split's step time, oldest first."""
-        with self._reading() as connection:
+        with self._database.reading() as connection:
             return list(self._step_times(connection, counters(connection, study)))
 
     def _step_times(self, connection: Connection, now: Counters) -> list[ProbeRecord]:
@@ -120,7 +120,7 @@ class Measurements(Database):
             self._known_step_times[study_id] = as_of, with_visits(timed, self._visits(connection, study_id))
         return self._known_step_times[study_id][1]
 
-    def _timed(
+    def timed(
         self, connection: Connection, study_id: int, trials: Sequence[TrialRecord], now: Counters | None = None
     ) -> list[TrialRecord]:
         """Return trials with steps × the step time over all visits so far.
@@ -143,8 +143,8 @@ class Measurements(Database):
         later probe in a separate process fitted it or a larger size. Sizes too large count from devices with at least
         as much memory; sizes that fit, from devices with at most as much.
         """
-        with self._reading() as connection:
-            return self._boundary(connection, self._study_id(connection, study), environment)
+        with self._database.reading_study(study) as (connection, study_id):
+            return self._boundary(connection, study_id, environment)
 
     def _boundary(self, connection: Connection, study_id: int, environment: Environment | None) -> MemoryBoundary:
         here = environment or self._bound_environment(connection, study_id)
@@ -163,41 +163,6 @@ class Measurements(Database):
         row = connection.execute(query.where(StudyRow.id == study_id)).mappings().first()
         return None if row is None else from_columns(Environment, row)
 
-    @patiently
-    def environment_of(self, study: str, number: int) -> Environment | None:
-        """Return a trial's environment; None before its start."""
-        with self._reading() as connection:
-            place = TrialRow.study_id == self._study_id(connection, study), TrialRow.number == number
-            query = ENVIRONMENTS.join(TrialRow, TrialRow.environment_id == EnvironmentRow.id)
-            row = connection.execute(query.where(*place)).mappings().first()
-            return None if row is None else from_columns(Environment, row)
-
-    @patiently
-    def environments(self, study: str) -> dict[int, Environment]:
-        """Return the environment of each started trial."""
-        with self._reading() as connection:
-            query = ENVIRONMENTS.add_columns(EnvironmentRow.id)
-            trials = select(TrialRow.number, TrialRow.environment_id).where(
-                TrialRow.study_id == self._study_id(connection, study), TrialRow.environment_id.is_not(None)
-            )
-            places = {number: place for number, place in connection.execute(trials.order_by(TrialRow.number))}
-            rows = connection.execute(query.where(EnvironmentRow.id.in_({*places.values()}))).mappings()
-            found = {row["id"]: from_columns(Environment, row) for row in rows}
-        return {number: found[place] for number, place in places.items()}
-
-    @patiently
-    def torch_versions(self, study: str) -> list[str]:
-        """Return the trials' torch versions, earliest trial first."""
-        with self._reading() as connection:
-            query = (
-                select(EnvironmentRow.torch_version)
-                .join(TrialRow, TrialRow.environment_id == EnvironmentRow.id)
-                .where(TrialRow.study_id == self._study_id(connection, study))
-                .group_by(EnvironmentRow.torch_version)
-                .order_by(func.min(TrialRow.number))
-            )
-            return list(connection.scalars(query))
-
     def save_memory(self, study: str, environment: Environment, memory: MemoryUse) -> None:
         """Store whether a micro-batch size fits, replacing an earlier result."""
         columns = {
@@ -213,9 +178,9 @@ class Measurements(Database):
     @patiently
     def memory(self, study: str, environment: Environment) -> list[MemoryUse]:
         """Return memory probes of equal devices by micro-batch size, one per host."""
-        with self._reading() as connection:
+        with self._database.reading_study(study) as (connection, study_id):
             query = MEMORY.where(
-                ProbeRow.study_id == self._study_id(connection, study),
+                ProbeRow.study_id == study_id,
                 EnvironmentRow.device_memory_bytes == environment.device_memory_bytes,
                 *of_its_kind(environment),
             )
@@ -237,9 +202,30 @@ class Measurements(Database):
     @patiently
     def noise(self, study: str) -> list[NoiseMeasurement]:
         """Return probed noise scales, newest first."""
-        with self._reading() as connection:
-            query = NOISE.where(ProbeRow.study_id == self._study_id(connection, study))
+        with self._database.reading_study(study) as (connection, study_id):
+            query = NOISE.where(ProbeRow.study_id == study_id)
             return [from_columns(NoiseMeasurement, row) for row in connection.execute(query).mappings()]
+
+    def add_branch(self, study: str, environment: Environment, branch: BranchMeasurement) -> None:
+        """Store a branch unless its digest exists in this environment."""
+
+        def save(connection: Connection, study_id: int) -> None:
+            place = {"study_id": study_id, "environment_id": self._database.environment_id(connection, environment)}
+            insert_if_absent(connection, BranchRow, {**to_columns(branch), **place, "measured_at": now(connection)})
+
+        self._database.on_study(study, save)
+
+    @patiently
+    def branches(
+        self, study: str, environment: Environment, digests: Collection[str] | None = None
+    ) -> list[BranchMeasurement]:
+        """Return branches in an environment, oldest first; ``digests`` limits them."""
+        columns = [BranchRow.__table__.c[name] for name in column_types(BranchMeasurement)]
+        with self._database.reading_study(study) as (connection, study_id):
+            query = select(*columns).where(BranchRow.study_id == study_id).order_by(BranchRow.id)
+            if digests is not None:
+                query = query.where(BranchRow.digest.in_(digests))
+            return [from_columns(BranchMeasurement, row) for row in connection.execute(query).mappings()]
 
     def _replace(self, study: str, environment: Environment, kind: ProbeKind, columns: Mapping[str, object]) -> None:
         def replace(connection: Connection, study_id: int) -> None:
@@ -248,7 +234,7 @@ class Measurements(Database):
             connection.execute(delete(ProbeRow).filter_by(**place))
             insert_if_absent(connection, ProbeRow, {**columns, **place, "measured_at": now(connection)})
 
-        self._on_study(study, replace)
+        self._database.on_study(study, replace)
 
     def _place(
         self,
@@ -260,7 +246,7 @@ class Measurements(Database):
     ) -> dict[str, object]:
         return {
             "study_id": study_id,
-            "environment_id": self._environment_id(connection, environment),
+            "environment_id": self._database.environment_id(connection, environment),
             "kind": kind,
             "batch_size": columns["batch_size"],
             "micro_batch_size": columns["micro_batch_size"],

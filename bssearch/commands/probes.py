@@ -1,0 +1,380 @@
+"""The interface and the result of a probe, and the probes of step times, memory and gradient noise.
+
+``probe memory`` finds the largest micro-batch that fits, by doubling and bisection, one process per size. A size fits
+if it leaves the reserve of `bssearch.training.probes` free, and does not fit if it exhausts all memory. Sizes
+in between are *marginal*, because equal processes differ slightly. If marginal sizes span more than `BRACKET`, both of
+their ends are bisected to `FINE` instead. Only sizes that ran are reported.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Annotated, Any, Protocol
+
+from bssearch.analysis.law.affine_step_time import MemoryFit, StepTimeFit, fit_memory, fit_step_time, throughput_knee
+from bssearch.analysis.numbers import noise_scale
+from bssearch.analysis.optimum import fastest
+from bssearch.commands.launch import Launch
+from bssearch.commands.opening import OpenStudy, opened
+from bssearch.commands.unstored import step_time_of_default
+from bssearch.records import Configuration, MemoryRequest, MemoryUse, NoiseMeasurement, NoiseRequest, Phase, ProbeRecord
+from bssearch.registry import Option
+from bssearch.search.calibration import default_at, measure_step_time_at, nothing_fits
+from bssearch.search.history import trial_seed
+from bssearch.spec import StudySpec
+from bssearch.spec.space import MemoryBoundary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeReport:
+    """A probe's JSON document, rows, table ``columns``, and sentences."""
+
+    document: Mapping[str, Any]
+    rows: Sequence[Mapping[str, Any]]
+    table: Sequence[Mapping[str, Any]] = ()
+    columns: Sequence[str] = ()
+    sentences: Sequence[str] = ()
+
+
+class Probe(Protocol):
+    """A registered function that measures and stores.
+
+    Its docstring is its help; keyword-only parameters with a `bssearch.registry.Option` are its options.
+    """
+
+    def __call__(self, spec: StudySpec, launch: Launch) -> ProbeReport:
+        """Measure, store and return the figures."""
+
+
+SECONDS_LIMIT = 5.0  # default limit per batch size
+
+STEP_TIME_COLUMNS = ("batch", "ms/step", "ms_low", "ms_high", "steps", "samples/s")
+
+
+def step_time(
+    spec: StudySpec,
+    launch: Launch,
+    *,
+    seconds: Annotated[float, Option("The longest to time one batch size.", min=0.1)] = SECONDS_LIMIT,
+) -> ProbeReport:
+    """Time optimizer steps at every batch size, alone on the device.
+
+    The line t = α + β·B is fitted to the step times.
+    """
+    with opened(spec, launch) as study:
+        probes = probe_step_times(study, seconds)
+    fit, knee = fit_step_time(probes), throughput_knee(probes)
+    rows = [asdict(probe) for probe in probes]
+    tells_of_the_host = any(probe.host_bound_share is not None for probe in probes)
+    return ProbeReport(
+        document={
+            "study": spec.name,
+            "probes": rows,
+            "fit": None if fit is None else asdict(fit),
+            "throughput_knee": knee,
+        },
+        rows=rows,
+        table=[_step_time_row(probe, fit) for probe in probes],
+        columns=[*STEP_TIME_COLUMNS, *(["host-bound"] if tells_of_the_host else []), "remark"],
+        sentences=_step_time_sentences(fit, knee),
+    )
+
+
+def _step_time_sentences(fit: StepTimeFit | None, knee: int | None) -> Sequence[str]:
+    smallest = f"Batch {knee} is the smallest with 90 % of the highest throughput measured."
+    if fit is None:
+        return [smallest]
+    line = (
+        f"A step takes {1e3 * fit.alpha_seconds:.3g} ms + {1e3 * fit.beta_seconds:.3g} ms a sample (no size is "
+        f"further than {fit.max_residual:.1%} from it); half of the full throughput at batch "
+        f"{fit.half_saturation_batch:.3g}."
+    )
+    return [line, smallest]
+
+
+def _step_time_row(probe: ProbeRecord, fit: StepTimeFit | None) -> dict[str, Any]:
+    def ms(seconds: float | None) -> float | None:
+        return None if seconds is None else 1000 * seconds
+
+    remarks = [] if probe.settled else ["not within 2 % in the time given"]
+    if probe.micro_batch_size < probe.batch_size:
+        remarks.append(f"in micro-batches of {probe.micro_batch_size}")
+        if fit is not None:
+            predicted = fit.predict(probe.batch_size, probe.micro_batch_size, probe.update_seconds or 0.0)
+            remarks.append(f"{1000 * predicted:.4g} ms by those of the micro-batch")
+    if probe.contended:
+        remarks.append(f"contended: {probe.reason}")
+    return {
+        "batch": probe.batch_size,
+        "ms/step": ms(probe.step_seconds),
+        "ms_low": ms(probe.step_seconds_low),
+        "ms_high": ms(probe.step_seconds_high),
+        "steps": probe.steps_timed,
+        "samples/s": None if probe.step_seconds is None else probe.batch_size / probe.step_seconds,
+        "host-bound": None if probe.host_bound_share is None else f"{probe.host_bound_share:.0%}",
+        "remark": "; ".join(remarks) or None,
+    }
+
+
+def probe_step_times(study: OpenStudy, seconds_limit: float = SECONDS_LIMIT) -> list[ProbeRecord]:
+    """Time the default at every batch size; return the measurements, ascending.
+
+    Each until its median is known within 2 %, or for ``seconds_limit``; in the largest micro-batches that fit, if any.
+    Times pool all visits; trials keep the first visit's evaluation cadence. A later `run` visits
+    only sizes with too few visits. Sizes that run out of memory are stored as such. Raises `LaunchError`,
+    `WorkloadError`.
+    """
+    spec, store, environment = study.spec, study.store, study.environment
+
+    def on_too_large(memory: MemoryUse) -> None:
+        store.probes.save_memory(spec.name, environment, memory)
+
+    visit: int | None = None
+    for size in spec.batch_sizes:
+        memory = store.probes.memory_boundary(spec.name, environment)
+        probe = measure_step_time_at(spec, study.executor, size, memory, on_too_large, seconds_limit)
+        if probe is not None:
+            visit = store.probes.add_step_time(spec.name, environment, probe, visit)
+            study.listener.note(f"batch {probe.batch_size}: {probe.steps_timed} steps timed")
+    return list(store.probes.by_batch_size(spec.name, environment).values())
+
+
+BRACKET = 1.05  # largest final ratio of the smallest failing to the largest fitting size
+
+FINE = 1.01  # the ratio on both sides of marginal sizes, which span less than `BRACKET` themselves
+
+GIB, MIB = 2**30, 2**20
+MEMORY_COLUMNS = ("micro_batch", "fits", "peak_gib", "reason")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryProbe:
+    """The micro-batch sizes that ran, and their boundary.
+
+    ``ceiling`` is the number of training samples. ``fit`` needs three known peaks. ``marginal`` sizes are not stored.
+    """
+
+    uses: tuple[MemoryUse, ...]
+    largest_that_fits: int
+    smallest_that_does_not: int | None
+    ceiling: int
+    fit: MemoryFit | None
+    marginal: tuple[MemoryUse, ...] = ()
+
+    @property
+    def whole_training_part_fits(self) -> bool:
+        """Whether all training samples fit at once."""
+        return self.largest_that_fits >= self.ceiling
+
+
+def memory(
+    spec: StudySpec,
+    launch: Launch,
+    *,
+    limit_gib: Annotated[
+        float | None,
+        Option(
+            "Pretend a device with so much memory; on the CPU a limit on the process's data segment.",
+            min=0.001,
+            metavar="GIB",
+        ),
+    ] = None,
+) -> ProbeReport:
+    """Find the largest micro-batch that fits, in fresh processes.
+
+    Each size takes three optimizer steps and an evaluation.
+    """
+    with opened(spec, replace(launch, pretended_gib=limit_gib)) as study:
+        found = probe_memory(study)
+    return ProbeReport(
+        document={"study": spec.name, "limit_gib": limit_gib, **asdict(found)},
+        rows=[asdict(use) for use in found.uses],
+        table=[
+            {
+                "micro_batch": use.micro_batch_size,
+                "fits": "yes" if use.fits else "marginal" if use in found.marginal else "no",
+                "peak_gib": None if use.peak_memory_bytes is None else use.peak_memory_bytes / GIB,
+                "reason": use.reason,
+            }
+            for use in sorted([*found.uses, *found.marginal], key=lambda use: use.micro_batch_size)
+        ],
+        columns=MEMORY_COLUMNS,
+        sentences=list(memory_sentences(found, is_cpu=study.environment.device_type == "cpu")),
+    )
+
+
+def memory_sentences(found: MemoryProbe, *, is_cpu: bool) -> Iterator[str]:
+    """Yield the boundary, the line through peaks, and their meaning."""
+    if found.whole_training_part_fits:
+        yield f"The whole training part fits at once: {found.ceiling} samples."
+    else:
+        above = found.smallest_that_does_not
+        yield f"The largest micro-batch that fits is {found.largest_that_fits}; " + (
+            "none is known not to." if above is None else f"{above} does not."
+        )
+    if found.marginal:
+        yield "A marginal size ran, but only without a reserve for what a longer training needs: it does not count."
+    if found.fit is not None:
+        yield (
+            f"Peak memory = {found.fit.fixed_bytes / GIB:.3g} GiB + {found.fit.bytes_per_sample / MIB:.3g} MiB "
+            f"a sample (no size is further than {found.fit.largest_residual:.1%} from it)."
+        )
+    if is_cpu:
+        yield "The peak is the process's resident memory with all libraries; a limit is on its data segment."
+
+
+def probe_memory(study: OpenStudy) -> MemoryProbe:
+    """Find and store the largest micro-batch that fits.
+
+    Sizes known on an equal device are not repeated. Raises `LaunchError` if one sample does not fit.
+    """
+    spec, executor, store, environment = study.spec, study.executor, study.store, study.environment
+
+    def tell(use: MemoryUse) -> None:
+        study.listener.note(f"micro-batch {use.micro_batch_size}: {'fits' if use.fits else use.reason}")
+
+    ceiling = executor.describe().train_samples or spec.batch_sizes[-1]
+    uses = store.probes.memory(spec.name, environment)
+    marginal: list[MemoryUse] = []
+    smallest = min(spec.batch_sizes)
+    while (size := next_size(uses, smallest=smallest, ceiling=ceiling, marginal=sizes_of(marginal))) is not None:
+        request = MemoryRequest(configuration=default_at(spec, size, size).configuration, threads=spec.executor.threads)
+        use = executor.measure_memory(replace(request, reserve=True))
+        if not use.fits:
+            without_reserve = executor.measure_memory(request)
+            if without_reserve.fits:
+                use = replace(use, reason=f"only without a reserve: {use.reason}")
+                marginal.append(use)
+                tell(use)
+                continue
+            use = without_reserve
+        store.probes.save_memory(spec.name, environment, use)
+        uses.append(use)
+        tell(use)
+    memory = boundary_of(uses)
+    if memory.fits is None:
+        raise nothing_fits(environment, [*uses, *marginal])
+    return MemoryProbe(
+        uses=tuple(uses),
+        largest_that_fits=memory.fits,
+        smallest_that_does_not=memory.too_large,
+        ceiling=ceiling,
+        fit=fit_memory(uses),
+        marginal=tuple(marginal),
+    )
+
+
+def next_size(uses: Sequence[MemoryUse], *, smallest: int, ceiling: int, marginal: Collection[int] = ()) -> int | None:
+    """Return the next size in [1, ceiling], None once the boundary is known.
+
+    First ``smallest``, then double or halve until one fits and one does not, then bisect to `BRACKET`; with marginal
+    sizes in between, bisect both gaps to `FINE`.
+    """
+    memory = boundary_of(uses)
+    fits, too_large = memory.fits, memory.too_large
+    between = [size for size in marginal if (fits or 0) < size < (too_large or ceiling + 1)]
+    below, above = min([*between, too_large or ceiling + 1]), max([*between, fits or 0])
+    if fits is None and below > ceiling:
+        return min(smallest, ceiling)
+    if fits is None:
+        return None if below <= 1 else below // 2
+    if too_large is None:
+        if below > ceiling:
+            return None if fits >= ceiling else min(2 * fits, ceiling)
+        if above < ceiling:
+            return min(ceiling, max(int(BRACKET * above), 2 * above - fits))
+    if (too_large or ceiling + 1) <= max(fits + 1, BRACKET * fits):
+        return None
+    gaps = [(fits, below)] if too_large is None or not between else [(fits, below), (above, too_large)]
+    near = FINE if between else BRACKET
+    wide = [(low, high) for low, high in gaps if high > max(low + 1, near * low)]
+    if not wide:
+        return None
+    low, high = max(wide, key=lambda gap: gap[1] / gap[0])
+    return (low + high) // 2
+
+
+def sizes_of(uses: Sequence[MemoryUse]) -> list[int]:
+    """Return the micro-batch sizes that ran."""
+    return [use.micro_batch_size for use in uses]
+
+
+def boundary_of(uses: Sequence[MemoryUse]) -> MemoryBoundary:
+    """Return the boundary of the sizes that ran."""
+    return MemoryBoundary.of(
+        (use.micro_batch_size for use in uses if use.fits), (use.micro_batch_size for use in uses if not use.fits)
+    )
+
+
+NOISE_SECONDS = 30.0  # default limit of the measurement, however wide its interval
+
+
+def noise(
+    spec: StudySpec,
+    launch: Launch,
+    *,
+    seconds: Annotated[float, Option("The longest to measure, once near the target.", min=0.1)] = NOISE_SECONDS,
+) -> ProbeReport:
+    """Measure the gradient noise scale of the best configuration near the target."""
+    with opened(spec, launch) as study:
+        found = probe_noise(study, seconds)
+    row = {"study": spec.name, **asdict(found)}
+    row |= {f"noise_{name}": value for name, value in row.pop("noise").items()}
+    return ProbeReport(document=row, rows=[row], sentences=list(noise_sentences(found, spec.target.metric)))
+
+
+def noise_sentences(found: NoiseMeasurement, metric: str) -> Iterator[str]:
+    """Yield the noise scale, its position, and nearness to the target."""
+    noise = found.noise
+    if noise.low is None:
+        yield f"The gradient could not be told from its noise in {noise.passes or 'so few'} passes."
+    else:
+        scale = noise_scale(noise.scale, noise.low, noise.high)
+        yield f"Gradient noise scale: {scale} samples ({noise.passes} passes)"
+    if noise.adam_low is not None:
+        yield f"as Adam sees it: {noise_scale(noise.adam_scale, noise.adam_low, noise.adam_high)} samples"
+    yield f"at batch {found.batch_size}, step {found.step}, where {metric} is {found.metric:.4g}"
+    if found.reason is not None:
+        yield f"note: that is not near the target: {found.reason}"
+
+
+def probe_noise(
+    study: OpenStudy, seconds_limit: float = NOISE_SECONDS, *, train_seconds_limit: float = math.inf
+) -> NoiseMeasurement:
+    """Measure and store the noise scale near the target.
+
+    It depends on the learning rate (Gray et al. 2024): the fastest trial's configuration, else the default. Raises
+    `LaunchError` if it does not fit.
+    """
+    spec = study.spec
+    configuration, eval_every_steps = _best_known(study)
+    measurement = study.executor.measure_noise(
+        NoiseRequest(
+            configuration=configuration,
+            seed=trial_seed(spec.seed, Phase.PROBE, 0),
+            target=spec.record_target,
+            train_seconds_limit=min(train_seconds_limit, spec.budget.trial_train_seconds),
+            noise_seconds_limit=seconds_limit,
+            eval_every_steps=eval_every_steps,
+            threads=spec.executor.threads,
+        )
+    )
+    study.store.probes.save_noise(spec.name, study.environment, measurement)
+    return measurement
+
+
+def _best_known(study: OpenStudy) -> tuple[Configuration, int]:
+    spec, store, environment = study.spec, study.store, study.environment
+    trial = fastest(store.trials.of(spec.name))
+    configuration = spec.default_configuration if trial is None else trial.configuration
+    size = configuration.batch_size
+    probe = store.probes.by_batch_size(spec.name, environment).get(size)
+    if trial is not None:
+        micro = configuration.micro_batch_size if probe is None else probe.micro_batch_size
+        return configuration.in_micro_batches(micro), trial.eval_every_steps
+    if probe is None:
+        probe = step_time_of_default(spec, study.executor, size, store.probes.memory_boundary(spec.name, environment))
+    assert probe.eval_every_steps is not None, "the default was timed"
+    return spec.default_configuration.in_micro_batches(probe.micro_batch_size), probe.eval_every_steps

@@ -1,0 +1,262 @@
+"""Studies and their answers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import Connection, delete, func, select, update
+from sqlalchemy.exc import IntegrityError
+
+from bssearch.errors import OtherDeviceError, UsageError
+from bssearch.records import Environment, NewStudy, StudyRecord, spec_digest
+from bssearch.spec.reader import check_study_name
+from bssearch.storage.columns import now, to_columns
+from bssearch.storage.database import StorePart, patiently
+from bssearch.storage.leases import check_idle
+from bssearch.storage.models import FindingRow, ProbeRow, SpecRow, StudyRow, TrialRow, VisitRow
+from bssearch.storage.queue import forget_submission, refuse_queued, rename_submission
+from bssearch.storage.revisions import mark_probed
+from bssearch.storage.statements import (
+    STUDIES,
+    STUDY,
+    StudySummary,
+    insert_if_absent,
+    no_study,
+    study_record,
+    study_summary,
+)
+
+
+def create_study(connection: Connection, study: StudyRecord, *, again: bool) -> None:
+    """Store a study; ``again``: an earlier try may have stored it. Raises `UsageError` if the name is taken."""
+    if insert_if_absent(connection, StudyRow, to_columns(study)):
+        return
+    stored = connection.execute(STUDY.where(StudyRow.name == study.name)).mappings().first()
+    if not again or stored is None or study_record(stored) != study:
+        raise _taken(study.name)
+
+
+def bind_study(
+    connection: Connection, study_id: int, environment: Environment, environment_id: int, *, again: bool
+) -> None:
+    """Bind a study to a kind of device; raise `OtherDeviceError` for another kind.
+
+    ``again`` rebinds it to another environment of the same kind.
+    """
+    study = study_record(connection.execute(STUDY.where(StudyRow.id == study_id)).mappings().one())
+    same_kind = study.environment is not None and study.environment.fingerprint == environment.fingerprint
+    if study.environment is None or (again and same_kind):
+        connection.execute(update(StudyRow).where(StudyRow.id == study_id).values(environment_id=environment_id))
+    elif not same_kind:
+        raise OtherDeviceError(
+            f"the study {study.name!r} was measured on {study.environment.fingerprint}, this is "
+            f"{environment.fingerprint}; different devices are never pooled",
+            hint="give the spec another name for this device",
+        )
+
+
+def _taken(name: str) -> UsageError:
+    return UsageError(f"study {name!r} already exists", hint="continue it, or choose another name")
+
+
+class StudyStore(StorePart):
+    """Studies: their specs, and the kind of device that each is bound to."""
+
+    def create(self, new: NewStudy) -> StudyRecord:
+        """Store a study; raise `UsageError` if the name is taken."""
+        study: StudyRecord | None = None
+
+        def create() -> StudyRecord:
+            nonlocal study
+            with self._database.writing() as connection:
+                again = study is not None
+                study = study or StudyRecord.created(new, now(connection))
+                create_study(connection, study, again=again)
+            return study
+
+        return self.patience.run(create)
+
+    @patiently
+    def get(self, name: str) -> StudyRecord:
+        """Return a study; raise `NotFoundError` with similar names."""
+        found = self.find(name)
+        if found is None:
+            with self._database.reading() as connection:
+                raise no_study(connection, name)
+        return found
+
+    @patiently
+    def find(self, name: str) -> StudyRecord | None:
+        """Return a study, or None."""
+        with self._database.reading() as connection:
+            self._database.asked.update(
+                connection.execute(select(StudyRow.name, StudyRow.id).where(StudyRow.name == name)).all()
+            )
+            row = connection.execute(STUDY.where(StudyRow.name == name)).mappings().first()
+        return None if row is None else study_record(row)
+
+    @patiently
+    def summaries(self) -> list[StudySummary]:
+        """Return all studies with counts, oldest first."""
+        with self._database.reading() as connection:
+            return [study_summary(row) for row in connection.execute(STUDIES).mappings()]
+
+    @patiently
+    def all(self) -> list[StudyRecord]:
+        """Return all studies with spec and device, oldest first."""
+        with self._database.reading() as connection:
+            return [study_record(row) for row in connection.execute(STUDY.order_by(StudyRow.id)).mappings()]
+
+    def rename(self, old: str, new: str) -> None:
+        """Raise `UsageError` if the name is taken or invalid, or the study is running or queued."""
+
+        def rename(connection: Connection, study_id: int) -> None:
+            refuse_queued(connection, old, "renamed")
+            check_study_name(new)
+            check_idle(connection, study_id, old, "renamed")
+            same_name = select(StudyRow.id).where(StudyRow.name == new, StudyRow.id != study_id)
+            if connection.scalar(same_name) is not None:
+                raise _taken(new)
+            spec = connection.execute(select(StudyRow.spec).where(StudyRow.id == study_id)).scalar_one()
+            renamed = update(StudyRow).where(StudyRow.id == study_id).values(name=new, spec={**spec, "name": new})
+            try:
+                connection.execute(renamed)
+            except IntegrityError:  # another process created it in the meantime
+                raise _taken(new) from None
+            if old != new:
+                rename_submission(connection, old, new)
+
+        self._database.on_study(old, rename)
+
+    def archive(self, name: str, archived: bool = True) -> None:
+        """Archive a study, or undo it; archiving twice keeps the first time.
+
+        Raises `UsageError` if the study is running or queued.
+        """
+
+        def archive(connection: Connection, study_id: int) -> None:
+            changed = update(StudyRow).where(StudyRow.id == study_id)
+            if archived:
+                refuse_queued(connection, name, "archived")
+                check_idle(connection, study_id, name, "archived")
+                connection.execute(changed.where(StudyRow.archived_at.is_(None)).values(archived_at=now(connection)))
+            else:
+                connection.execute(changed.values(archived_at=None))
+
+        self._database.on_study(name, archive)
+
+    def delete(self, name: str) -> None:
+        """Delete a study; raise `UsageError` if it is running or queued."""
+
+        def delete_all(connection: Connection, study_id: int) -> None:
+            refuse_queued(connection, name, "deleted")
+            check_idle(connection, study_id, name, "deleted")
+            connection.execute(delete(StudyRow).where(StudyRow.id == study_id))
+            forget_submission(connection, name)
+
+        self._database.on_study(name, delete_all)
+
+    def update_spec(self, name: str, spec: Mapping[str, object]) -> None:
+        """Replace the spec with one that asks the same question."""
+
+        def replace_spec(connection: Connection, study_id: int) -> None:
+            connection.execute(update(StudyRow).where(StudyRow.id == study_id).values(spec=dict(spec)))
+
+        self._database.on_study(name, replace_spec)
+
+    def keep_spec(self, study: str, spec: Mapping[str, object]) -> str:
+        """Store a spec once; return its digest for `Lease.spec`."""
+        digest = spec_digest(spec)
+
+        def keep(connection: Connection, study_id: int) -> None:
+            insert_if_absent(connection, SpecRow, {"study_id": study_id, "digest": digest, "spec": dict(spec)})
+
+        self._database.on_study(study, keep)
+        return digest
+
+    def bind(self, name: str, environment: Environment, *, again: bool = False) -> None:
+        """Bind a study to its first kind of device; raise `OtherDeviceError` for another.
+
+        ``again`` replaces the environment with this one of the same kind.
+        """
+
+        def bind(connection: Connection, study_id: int) -> None:
+            environment_id = self._database.environment_id(connection, environment)
+            bind_study(connection, study_id, environment, environment_id, again=again)
+
+        self._database.on_study(name, bind)
+
+
+class FindingStore(StorePart):
+    """Answers of studies, valid while their stamp equals the study's."""
+
+    @patiently
+    def stamp(self, study: str) -> str:
+        """Return a digest of trials, probes and spec."""
+        with self._database.reading_study(study) as (connection, study_id):
+            return _stamp(connection, study_id)
+
+    def save(self, study: str, stamp: str, answer: Mapping[str, object], *, is_news: bool = False) -> None:
+        """Replace the stored answer; take ``stamp`` before making the answer.
+
+        ``is_news``: drivers see it like a new measurement.
+        """
+
+        def save(connection: Connection, study_id: int) -> None:
+            fields = {"stamp": stamp, "found_at": now(connection), "answer": answer}
+            if not insert_if_absent(connection, FindingRow, {"study_id": study_id, **fields}):
+                connection.execute(update(FindingRow).where(FindingRow.study_id == study_id).values(**fields))
+            if is_news:
+                mark_probed(connection, study_id)
+
+        self._database.on_study(study, save)
+
+    @patiently
+    def age_seconds(self, study: str) -> float:
+        """Return the age of the answer, or infinity."""
+        with self._database.looking() as connection:
+            query = select(FindingRow.found_at).where(FindingRow.study_id == self._database.study_id(connection, study))
+            found_at = connection.scalar(query)
+            return math.inf if found_at is None else (now(connection) - found_at).total_seconds()
+
+    @patiently
+    def last(self, study: str) -> Mapping[str, Any] | None:
+        """Return the answer, even if outdated, or None."""
+        with self._database.looking() as connection:
+            query = select(FindingRow.answer).where(FindingRow.study_id == self._database.study_id(connection, study))
+            last: Mapping[str, Any] | None = connection.scalar(query)
+            return last
+
+    @patiently
+    def current(self, study: str) -> Mapping[str, Any] | None:
+        """Return the answer; None if missing or outdated."""
+        with self._database.reading_study(study) as (connection, study_id):
+            stored = connection.execute(
+                select(FindingRow.stamp, FindingRow.answer).where(FindingRow.study_id == study_id)
+            ).first()
+            if stored is None or stored.stamp != _stamp(connection, study_id):
+                return None
+            answer: Mapping[str, Any] = stored.answer
+            return answer
+
+
+def _stamp(connection: Connection, study_id: int) -> str:
+    study = connection.execute(
+        select(StudyRow.name, StudyRow.spec, StudyRow.environment_id).where(StudyRow.id == study_id)
+    ).one()
+    trials = connection.execute(
+        select(TrialRow.state, func.count(), func.max(TrialRow.id), func.max(TrialRow.ended_at))
+        .where(TrialRow.study_id == study_id)
+        .group_by(TrialRow.state)
+        .order_by(TrialRow.state)
+    ).all()
+    probes = connection.execute(
+        select(func.count(), func.max(ProbeRow.id), func.max(ProbeRow.measured_at)).where(ProbeRow.study_id == study_id)
+    ).all()
+    visits = connection.execute(select(func.count(), func.max(VisitRow.id)).where(VisitRow.study_id == study_id)).all()
+    parts = [tuple(study), *([tuple(row) for row in rows] for rows in (trials, probes, visits))]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:32]

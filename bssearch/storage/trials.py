@@ -1,0 +1,363 @@
+"""Trials: their starts, ends, observations and logs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from typing import Any
+from uuid import uuid4
+
+from sqlalchemy import Connection, bindparam, func, insert, select, update
+from sqlalchemy.exc import IntegrityError
+
+from bssearch.errors import DatabaseError, UsageError
+from bssearch.records import Environment, Lease, Observation, Phase, TrialOutcome, TrialPlan, TrialRecord, TrialState
+from bssearch.storage.columns import database_now, from_columns, now, to_columns
+from bssearch.storage.database import Database, StorePart, patiently
+from bssearch.storage.models import EnvironmentRow, LogRow, ObservationRow, SpecRow, StudyRow, TrialRow
+from bssearch.storage.probes import ProbeStore
+from bssearch.storage.revisions import Changes, changes, mark_changed, mark_observed, raise_revision
+from bssearch.storage.statements import (
+    ENVIRONMENTS,
+    EVALUATIONS,
+    OBSERVATIONS,
+    TRIALS,
+    end_trial,
+    insert_if_absent,
+    stored_trial,
+    trial_id_of,
+    trial_ids_of,
+    trial_record,
+)
+
+JUST_BEFORE = timedelta(microseconds=1)
+"""Offset of a start from the database's clock. SQLite counts milliseconds: a trial that ends within one would look
+imported (`TrialRecord.is_imported`: start = end).
+"""
+
+_STATE = select(
+    func.max(TrialRow.number),
+    database_now(),
+    select(StudyRow.archived_at).where(StudyRow.id == bindparam("study_id")).scalar_subquery(),
+    select(TrialRow.number).where(TrialRow.plan_id == bindparam("plan_id")).scalar_subquery(),
+).where(TrialRow.study_id == bindparam("study_id"))
+
+_ADDED = insert(TrialRow.__table__)
+
+
+def archived(name: str) -> UsageError:
+    """Return the error for a new trial of an archived study."""
+    return UsageError(
+        f"the study {name!r} is archived and accepts no trials", hint=f"bssearch study archive {name} --undo"
+    )
+
+
+def start_trial(
+    database: Database,
+    study: str,
+    plan: TrialPlan,
+    plan_id: str,
+    *,
+    lease: Lease | None = None,
+    environment: Environment | None = None,
+) -> TrialRecord | None:
+    """Start a trial, or queue it without ``lease``; idempotent per ``plan_id``.
+
+    Returns None if another driver was faster. Raises `UsageError` if the study is archived.
+    """
+    with database.writing() as connection:
+        study_id = database.lock_study(connection, study)
+        environment_id = None if environment is None else database.environment_id(connection, environment)
+        place = {"study_id": study_id, "plan_id": plan_id}
+        last, time, archived_at, number = connection.execute(_STATE, place).one()
+        if number is None and plan.known_number is None:
+            if archived_at is not None:
+                raise archived(study)
+            if plan.after is not None and plan.after != (last or 0):
+                return None
+            number = (last or 0) + 1
+            trial = TrialRecord.planned(plan, number=number, lease=lease, created_at=time - JUST_BEFORE)
+            trial = replace(trial, outcome=TrialOutcome(state=trial.state, reason=""))
+            place |= {"environment_id": environment_id, "revision": raise_revision(connection, study_id)}
+            connection.execute(_ADDED, {**place, **to_columns(trial)})
+        elif number is None:
+            number = plan.known_number
+            assert number is not None and lease is not None, "a stored trial starts under a lease"
+            state = TrialState.QUEUED if plan.resumed is None else TrialState.PAUSED
+            started = connection.execute(
+                update(TrialRow)
+                .where(TrialRow.study_id == study_id, TrialRow.number == number, TrialRow.state == state)
+                .values(
+                    **(_dequeued(plan, lease, environment_id) if plan.resumed is None else _resumed()),
+                    plan_id=plan_id,
+                    created_at=time - JUST_BEFORE,
+                    train_seconds_limit=plan.train_seconds_limit,
+                    expected_improvement=plan.expected_improvement,
+                    lease_owner=lease.owner,
+                    lease_expires_at=time + timedelta(seconds=lease.seconds),
+                )
+            )
+            if started.rowcount != 1:
+                return None
+            mark_changed(connection, study_id, [number])
+        trial = stored_trial(connection, study, study_id, number)
+        return trial if trial.outcome is None else None  # else taken over and ended since an earlier call
+
+
+def _dequeued(plan: TrialPlan, lease: Lease, environment_id: int | None) -> dict[str, Any]:
+    """Change only micro-batches of the configuration."""
+    return {
+        "environment_id": environment_id,
+        "micro_batch_size": plan.configuration.micro_batch_size,
+        "accumulation_steps": plan.configuration.accumulation_steps,
+        "eval_every_steps": plan.eval_every_steps,
+        "threads": plan.threads,
+        "started_by": lease.user,
+        "spec_digest": lease.spec,
+        "state": TrialState.RUNNING,
+    }
+
+
+def _resumed() -> dict[str, Any]:
+    """Keep ``contended``, which applies to the whole trial."""
+    blank = to_columns(TrialOutcome(state=TrialState.RUNNING, reason=""))
+    del blank["contended"]
+    return blank | {"ended_at": None, "steps_x_step_time_s": None}
+
+
+_OBSERVED = insert(ObservationRow.__table__)
+_EVALUATIONS = EVALUATIONS.where(
+    TrialRow.study_id == bindparam("study_id"), TrialRow.number.in_(bindparam("numbers", expanding=True))
+)
+
+
+class TrialStore(StorePart):
+    """Trials, their observations and the last lines that they printed."""
+
+    def __init__(self, database: Database, probes: ProbeStore) -> None:
+        super().__init__(database)
+        self._probes = probes
+
+    def start(self, study: str, plan: TrialPlan, *, environment: Environment, lease: Lease) -> TrialRecord | None:
+        """Start a planned trial under a lease; None if another driver was faster.
+
+        A new trial gets the next number only if no trial is newer than ``plan.after``: each driver knows all earlier
+        trials. A queued or paused trial starts once, its time counts from now, and only its micro-batches may change.
+
+        Raises `UsageError` if the study is archived.
+        """
+        return self.patience.run(
+            partial(start_trial, self._database, study, plan, uuid4().hex, lease=lease, environment=environment)
+        )
+
+    def enqueue(self, study: str, plan: TrialPlan) -> int:
+        """Queue a trial for any driver; return its number."""
+        trial = self.patience.run(partial(start_trial, self._database, study, plan, uuid4().hex))
+        assert trial is not None, "nobody else queues the same plan"
+        return trial.number
+
+    def finish(
+        self, study: str, number: int, outcome: TrialOutcome, *, steps_x_step_time_s: float | None
+    ) -> TrialRecord:
+        """Store how a trial ended. A resumed trial is contended if any part was.
+
+        Raises `DatabaseError` if it ended differently.
+        """
+        if not outcome.state.is_finished:
+            raise ValueError(f"{outcome.state} is not a final state")
+        columns = {**to_columns(outcome), "steps_x_step_time_s": steps_x_step_time_s}
+        if not outcome.contended:
+            del columns["contended"]  # keeps the row's value, from the part before a pause
+
+        def finish(connection: Connection, study_id: int) -> TrialRecord:
+            ended = end_trial(connection, trial_id_of(connection, study, study_id, number), columns)
+            if ended:
+                mark_changed(connection, study_id, [number])
+            [stored] = self._probes.timed(connection, study_id, [stored_trial(connection, study, study_id, number)])
+            # If it did not end just now, an earlier try may have ended it.
+            if not ended and stored.outcome not in (outcome, replace(outcome, contended=True)):
+                raise DatabaseError(
+                    f"trial {number} of {study!r} cannot end as {outcome.state}: it is not running but {stored.state}"
+                )
+            return stored
+
+        return self._database.on_study(study, finish)
+
+    def settle_paused(
+        self, study: str, numbers: Collection[int] | None = None, state: TrialState = TrialState.PRUNED
+    ) -> list[int]:
+        """End paused trials, all or the given ones; return their numbers."""
+
+        def settle(connection: Connection, study_id: int) -> list[int]:
+            settled = update(TrialRow).where(TrialRow.study_id == study_id, TrialRow.state == TrialState.PAUSED)
+            if numbers is not None:
+                settled = settled.where(TrialRow.number.in_(numbers))
+            ended = sorted(connection.scalars(settled.values(state=state).returning(TrialRow.number)))
+            mark_changed(connection, study_id, ended)
+            return ended
+
+        return self._database.on_study(study, settle)
+
+    @patiently
+    def of(
+        self, study: str, *, phase: Phase | None = None, states: Collection[TrialState] | None = None
+    ) -> list[TrialRecord]:
+        """Return trials by number, of one phase or some states."""
+        with self._database.reading_study(study) as (connection, study_id):
+            query = TRIALS.where(TrialRow.study_id == study_id)
+            if phase is not None:
+                query = query.where(TrialRow.phase == phase)
+            if states is not None:
+                query = query.where(TrialRow.state.in_(states))
+            found = [trial_record(row) for row in connection.execute(query).mappings()]
+            return self._probes.timed(connection, study_id, found)
+
+    @patiently
+    def get(self, study: str, number: int) -> TrialRecord:
+        """Return a trial; raise `NotFoundError` with the valid numbers."""
+        with self._database.reading_study(study) as (connection, study_id):
+            [found] = self._probes.timed(connection, study_id, [stored_trial(connection, study, study_id, number)])
+            return found
+
+    @patiently
+    def changes(self, study: str, since: int) -> Changes:
+        """Return the trials that changed after a revision (0: all)."""
+        with self._database.reading() as connection:
+            found, now = changes(connection, study, since)
+            return replace(found, trials=self._probes.timed(connection, now.study_id, found.trials, now))
+
+    @patiently
+    def seconds_at_rest(self, study: str) -> float:
+        """Return the seconds since a trial started or ended, else since the study began."""
+        with self._database.reading_study(study) as (connection, study_id):
+            trials = select(func.max(TrialRow.created_at), func.max(TrialRow.ended_at))
+            last = connection.execute(trials.where(TrialRow.study_id == study_id)).one()
+            made = connection.scalars(select(StudyRow.created_at).where(StudyRow.id == study_id)).one()
+            return (now(connection) - max(one for one in (made, *last) if one is not None)).total_seconds()
+
+    @patiently
+    def spec(self, study: str, number: int) -> Mapping[str, object] | None:
+        """Return the spec that started a trial; None if not stored."""
+        with self._database.reading_study(study) as (connection, study_id):
+            query = (
+                select(SpecRow.spec)
+                .join(TrialRow, (TrialRow.study_id == SpecRow.study_id) & (TrialRow.spec_digest == SpecRow.digest))
+                .where(SpecRow.study_id == study_id, TrialRow.number == number)
+            )
+            found: Mapping[str, object] | None = connection.scalar(query)
+            return found
+
+    @patiently
+    def environment(self, study: str, number: int) -> Environment | None:
+        """Return a trial's environment; None before its start."""
+        with self._database.reading_study(study) as (connection, study_id):
+            place = TrialRow.study_id == study_id, TrialRow.number == number
+            query = ENVIRONMENTS.join(TrialRow, TrialRow.environment_id == EnvironmentRow.id)
+            row = connection.execute(query.where(*place)).mappings().first()
+            return None if row is None else from_columns(Environment, row)
+
+    @patiently
+    def environments(self, study: str) -> dict[int, Environment]:
+        """Return the environment of each started trial."""
+        with self._database.reading_study(study) as (connection, study_id):
+            query = ENVIRONMENTS.add_columns(EnvironmentRow.id)
+            trials = select(TrialRow.number, TrialRow.environment_id).where(
+                TrialRow.study_id == study_id, TrialRow.environment_id.is_not(None)
+            )
+            places = {number: place for number, place in connection.execute(trials.order_by(TrialRow.number))}
+            rows = connection.execute(query.where(EnvironmentRow.id.in_({*places.values()}))).mappings()
+            found = {row["id"]: from_columns(Environment, row) for row in rows}
+        return {number: found[place] for number, place in places.items()}
+
+    @patiently
+    def torch_versions(self, study: str) -> list[str]:
+        """Return the trials' torch versions, earliest trial first."""
+        with self._database.reading_study(study) as (connection, study_id):
+            query = (
+                select(EnvironmentRow.torch_version)
+                .join(TrialRow, TrialRow.environment_id == EnvironmentRow.id)
+                .where(TrialRow.study_id == study_id)
+                .group_by(EnvironmentRow.torch_version)
+                .order_by(func.min(TrialRow.number))
+            )
+            return list(connection.scalars(query))
+
+    @patiently
+    def append_observations(self, study: str, rows: Sequence[tuple[int, Observation]]) -> None:
+        """Store observations, all or none; no change of a running trial.
+
+        Raises `DatabaseError` if a step exists, unless an earlier try stored the same rows.
+        """
+        if not rows:
+            return
+        numbers = list(dict(rows))
+        try:
+            with self._database.writing() as connection:
+                study_id = self._database.lock_study(connection, study)
+                ids = trial_ids_of(connection, study, study_id, numbers)
+                connection.execute(_OBSERVED, [{"trial_id": ids[number], **to_columns(one)} for number, one in rows])
+                mark_observed(connection, study_id, numbers)
+        except DatabaseError as error:
+            if not isinstance(error.__cause__, IntegrityError):
+                raise
+            curves = self.curves(study, numbers)
+            stored = {(number, one.step): one for number, curve in curves.items() for one in curve}
+            if all(stored.get((number, one.step)) == one for number, one in rows):
+                return  # an earlier try was committed although its connection broke
+            keys = [(number, one.step) for number, one in rows]
+            twice = [key for key in keys if key in stored or keys.count(key) > 1]
+            if not twice:
+                raise
+            number, step = twice[0]
+            raise DatabaseError(f"trial {number} of {study!r} already has an observation at step {step}") from error
+
+    @patiently
+    def observations(self, study: str, number: int) -> list[Observation]:
+        """Return a trial's observations by step."""
+        with self._database.reading_study(study) as (connection, study_id):
+            trial_id_of(connection, study, study_id, number)
+        return self.curves(study, [number])[number]
+
+    @patiently
+    def curves(self, study: str, numbers: Collection[int]) -> dict[int, list[Observation]]:
+        """Return trials' observations by step; may be empty."""
+        found: dict[int, list[Observation]] = {number: [] for number in numbers}
+        with self._database.reading_study(study) as (connection, study_id):
+            query = OBSERVATIONS.where(TrialRow.study_id == study_id, TrialRow.number.in_(found))
+            for row in connection.execute(query).mappings():
+                found[row["number"]].append(from_columns(Observation, row))
+        return found
+
+    @patiently
+    def evaluations(self, study: str, numbers: Collection[int]) -> dict[int, list[tuple[float, float]]]:
+        """Return trials' (train seconds, metric) pairs by step, for pruning."""
+        found: dict[int, list[tuple[float, float]]] = {number: [] for number in numbers}
+        with self._database.looking() as connection:
+            of = {"study_id": self._database.study_id(connection, study), "numbers": list(found)}
+            for number, train_seconds, metric in connection.execute(_EVALUATIONS, of):
+                found[number].append((train_seconds, metric))
+        return found
+
+    @patiently
+    def observation_count(self, study: str) -> int:
+        """Return the number of observations."""
+        with self._database.reading_study(study) as (connection, study_id):
+            query = select(func.count()).select_from(ObservationRow).join(TrialRow)
+            return connection.execute(query.where(TrialRow.study_id == study_id)).scalar_one()
+
+    @patiently
+    def save_log(self, study: str, number: int, text: str) -> None:
+        """Replace a trial's last lines."""
+        with self._database.writing() as connection:
+            trial_id = trial_id_of(connection, study, self._database.study_id(connection, study), number)
+            if not insert_if_absent(connection, LogRow, {"trial_id": trial_id, "text": text}):
+                connection.execute(update(LogRow).where(LogRow.trial_id == trial_id).values(text=text))
+
+    @patiently
+    def log(self, study: str, number: int) -> str | None:
+        """Return a trial's last lines, or None."""
+        with self._database.reading_study(study) as (connection, study_id):
+            trial_id = trial_id_of(connection, study, study_id, number)
+            return connection.scalar(select(LogRow.text).where(LogRow.trial_id == trial_id))

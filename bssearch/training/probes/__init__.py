@@ -1,1 +1,0 @@
-"""Measurements of a device and a model in isolation."""
