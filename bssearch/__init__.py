@@ -1,6 +1,6 @@
 """Find the batch size that reaches your target soonest, on your model, data and device.
 
-The same as on the command line, from Python::
+From Python, as on the command line::
 
     import bssearch
 

@@ -24,7 +24,7 @@ from typing import Any
 
 
 class BSSearchError(Exception):
-    """Base class; carries the message, the hint and the exit code."""
+    """Base class, with the message, the hint and the exit code."""
 
     exit_code = 1
 
@@ -48,11 +48,11 @@ class SpecError(UsageError):
 
 
 class UnknownFieldError(SpecError):
-    """A field or option that does not exist."""
+    """An unknown field or option."""
 
 
 class QuestionChangedError(SpecError):
-    """A spec that asks another question than the stored study of its name.
+    """The spec asks another question than the stored study of its name.
 
     ``changes`` maps each dotted field to its (stored, given) values.
     """
@@ -63,11 +63,11 @@ class QuestionChangedError(SpecError):
 
 
 class WorkloadError(UsageError):
-    """A workload that does not import or lacks a part of the protocol."""
+    """The workload does not import or lacks a part of the protocol."""
 
 
 class OtherDeviceError(UsageError):
-    """A study that was measured on another kind of device."""
+    """The study was measured on another kind of device."""
 
 
 class NotFoundError(BSSearchError):
@@ -83,7 +83,7 @@ class DatabaseError(BSSearchError):
 
 
 class SchemaError(DatabaseError):
-    """The schema is missing, older or newer than this version's."""
+    """The schema is missing, or not this version's."""
 
 
 class TargetNotReachedError(BSSearchError):
@@ -99,11 +99,11 @@ class LaunchError(BSSearchError):
 
 
 class CheckpointError(LaunchError):
-    """A paused trial's checkpoint is missing, damaged, another trial's, or its store unreachable."""
+    """A paused trial's checkpoint is missing, damaged, another trial's, or out of reach."""
 
 
 class TrialStopped(BSSearchError):  # noqa: N818 - as Optuna's TrialPruned, it is no failure
-    """Raised in a loop that continues after its trial ended; scripts may ignore it."""
+    """Raised if a loop continues after its trial ended; scripts may ignore it."""
 
 
 class InterruptedRunError(BSSearchError):
@@ -124,7 +124,7 @@ PHRASES = {
 
 
 def problem_in_words(problem: Mapping[str, Any]) -> str:
-    """Return a pydantic problem, from ``errors()``, in plain words."""
+    """Return a problem of pydantic's ``errors()`` in plain words."""
     message: str = problem["msg"]
     if message.startswith("Input should"):
         for theirs, ours in PHRASES.items():

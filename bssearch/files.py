@@ -38,7 +38,6 @@ def check_file(path: Path) -> None:
 
 
 def _refuse_database(path: Path) -> None:
-    """Raise `UsageError` for a database, whose studies would be lost."""
     if not path.is_file():
         return
     with path.open("rb") as file:
@@ -60,7 +59,6 @@ def check_folder(path: Path, files: Sequence[str]) -> None:
 
 
 def _target(path: Path) -> Path:
-    """Resolve a path; raise `UsageError` for circular links."""
     try:
         with naming(path):
             return path.resolve()
@@ -82,10 +80,7 @@ def make_private_folder(path: Path) -> None:
 
 
 def is_for_a_group(folder: Path) -> bool:
-    """Return whether a folder is deliberately open to its group, as by ``chmod 2770``.
-
-    The setgid bit is required, because group write access alone may come from a umask.
-    """
+    """True if a folder is open to its group, as by ``chmod 2770``."""
     try:
         found = folder.lstat()
     except FileNotFoundError:
@@ -94,10 +89,7 @@ def is_for_a_group(folder: Path) -> bool:
 
 
 def make_guarded_folder(path: Path) -> None:
-    """Make a folder for this user, or for the parent's group (`is_for_a_group`).
-
-    Raises `OSError` for a link, or another owner's folder outside that group.
-    """
+    """Make a folder for this user, or for the parent's group; raise `OSError` for others'."""
     if not is_for_a_group(path.parent):
         make_private_folder(path)
         return
@@ -116,7 +108,7 @@ def make_guarded_folder(path: Path) -> None:
 
 
 def _make_for_a_group(path: Path) -> None:
-    """Make a folder for the parent's group; it gets its rights before its name, so that no member is refused."""
+    """Make a folder for the parent's group: rights first, then the name, so that no member is refused."""
     draft = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
     try:
         os.chown(draft, -1, path.parent.stat().st_gid)
@@ -130,17 +122,14 @@ def _make_for_a_group(path: Path) -> None:
 
 
 def new_private_file(path: Path) -> BinaryIO:
-    """Open a new file for this user alone; replaces an old one, does not follow links."""
+    """Open a new file for this user alone; replaces an old one, follows no link."""
     path.unlink(missing_ok=True)
     return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w+b")
 
 
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock on a file; raise `OSError` if it cannot be made.
-
-    Waits for the current holder; the kernel releases the lock of a dead process.
-    """
+    """Hold an exclusive lock on a file, which the kernel releases if the process dies; waits for it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
@@ -151,10 +140,7 @@ def alone(path: Path) -> Iterator[None]:
 
 
 def new_guarded_file(path: Path) -> BinaryIO:
-    """Open a `new_private_file` in a guarded folder, readable by its group.
-
-    Retries once, because another process may just have removed the empty folder.
-    """
+    """Open a `new_private_file` in a guarded folder, readable by its group."""
     make_guarded_folder(path.parent)
     try:
         file = new_private_file(path)
@@ -179,7 +165,7 @@ def naming(path: Path) -> Iterator[None]:
 def replacing(paths: Sequence[Path], *, binary: bool = False) -> Iterator[list[Any]]:
     """Write drafts beside the paths and rename them at the end, all or none.
 
-    Text, or bytes if ``binary``. Links are kept and their targets replaced. Raises `UsageError` naming the file.
+    Links are kept and their targets replaced. Raises `UsageError` naming the file.
     """
     targets = [_target(path) for path in paths]
     for path in targets:
@@ -203,10 +189,7 @@ def _opened(path: Path, draft: Path, binary: bool) -> Iterator[Any]:
 
 
 def _rename(paths: Sequence[Path], drafts: Sequence[Path], targets: Sequence[Path]) -> None:
-    """Rename drafts into place; on failure restore earlier ones.
-
-    The last (or only) target always exists; others are moved aside meanwhile.
-    """
+    """Rename drafts into place; on failure restore earlier ones."""
     aside = [_beside(target, "old") for target in targets[:-1]]
     placed: list[Path] = []
     try:
@@ -239,7 +222,7 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def write_csv(file: TextIO, columns: Sequence[str], rows: Iterable[Row]) -> None:
-    """Write a header and rows; lists and mappings as JSON. Values without a column are dropped."""
+    """Write a header and rows, without unknown columns; lists and mappings as JSON."""
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(map(_csv_cell, columns))
     for row in rows:
@@ -247,7 +230,6 @@ def write_csv(file: TextIO, columns: Sequence[str], rows: Iterable[Row]) -> None
 
 
 def _csv_cell(value: Any) -> Any:
-    """Prefix text that looks like a formula with '."""
     if isinstance(value, dict | list | tuple):
         return json.dumps(value, allow_nan=False)
     if isinstance(value, datetime):

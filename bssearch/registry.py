@@ -1,11 +1,9 @@
-"""Plug-ins of each kind by name: built in, or an entry point of another package.
+"""Plug-ins by kind and name, imported on use.
 
-An installed package adds members by entry points of the group ``bssearch.KIND``::
+Built in, or an entry point of another package::
 
     [project.entry-points."bssearch.pruners"]
     patient = "my_package.patient:Patient"
-
-A member is imported on first use.
 """
 
 from __future__ import annotations
@@ -24,21 +22,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A user's parameter, as an annotation: help, minimum, and display.
-
-    ``flag`` is its command-line name and ``label`` its form name, if different. ``unit`` is that of a number.
-    ``variable`` is an environment variable that gives its default.
-    """
+    """A user's parameter, as an annotation."""
 
     help: str
     min: float | None = None
     metavar: str | None = None
     shown_default: str | None = None
-    flag: str | None = None
-    label: str | None = None
-    unit: str = ""
+    flag: str | None = None  # the command-line name, if different
+    label: str | None = None  # the name in a form, if different
+    unit: str = ""  # of a number
     choices: Sequence[str] = ()
-    variable: str | None = None
+    variable: str | None = None  # an environment variable with its default
 
 
 T = TypeVar("T")
@@ -119,12 +113,12 @@ def _installed(kind: Kind) -> dict[str, EntryPoint]:
 
 
 def names(kind: Kind) -> tuple[str, ...]:
-    """Return a kind's names: built-in first, then other packages'."""
+    """Return a kind's names: built-in ones first."""
     return tuple(dict.fromkeys([*BUILT_IN[kind], *sorted(_installed(kind))]))
 
 
 def is_known(kind: Kind, name: str) -> bool:
-    """Return whether a name is known; members of a family are only checked by `load`."""
+    """True if a name is known; members of a family are only checked by `load`."""
     return name in BUILT_IN[kind] or _family(kind, name) is not None or name in _installed(kind)
 
 

@@ -41,8 +41,7 @@ def environment_with(values: Mapping[str, str]) -> Iterator[None]:
 def database_url(given: str | None = None) -> str:
     """Return the given URL, else ``BSSEARCH_DB_URL``, else a file in this folder.
 
-    ``BSSEARCH_DB_URL_FILE``, next in order, names a file whose first line is the URL, to keep passwords out of the
-    environment. Raises `UsageError` if it has none.
+    Between them comes ``BSSEARCH_DB_URL_FILE``: a file whose first line is the URL. Raises `UsageError` if it has none.
     """
     return given or os.environ.get(DATABASE_URL_VARIABLE) or _url_from_file() or DEFAULT_DATABASE_URL
 
@@ -68,7 +67,7 @@ def _url_from_file() -> str | None:
 def checkpoint_folder() -> Path:
     """Return ``BSSEARCH_CHECKPOINT_DIR``, else a folder in the user's cache.
 
-    For a remote store it is only the staging folder, also in the cache.
+    For a remote store it is a staging folder in the cache.
     """
     given = os.environ.get(CHECKPOINT_DIR_VARIABLE)
     if not given:
@@ -83,17 +82,17 @@ def checkpoint_url() -> str | None:
 
 
 def is_url(text: str) -> bool:
-    """Return whether a text is a URL rather than a path."""
+    """True for a URL, False for a path."""
     return "://" in text
 
 
 def cache_folder() -> Path:
-    """Return ``$XDG_CACHE_HOME/bssearch``, by default ``~/.cache/bssearch``, for reproducible data."""
+    """Return ``$XDG_CACHE_HOME/bssearch``, by default ``~/.cache/bssearch``."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").expanduser() / "bssearch"
 
 
 def state_folder() -> Path:
-    """Return ``BSSEARCH_STATE_DIR``, else a folder in the user's state, for local records."""
+    """Return ``BSSEARCH_STATE_DIR``, else a folder for this user's local records."""
     given = os.environ.get(STATE_DIR_VARIABLE)
     if given:
         return Path(given)
@@ -106,7 +105,7 @@ def tensorboard_folder() -> Path:
 
 
 def user_name() -> str:
-    """Return the user's name, or number if it has none."""
+    """Return the user's name, else number."""
     try:
         return getpass.getuser()
     except (OSError, KeyError, ImportError):
@@ -114,10 +113,7 @@ def user_name() -> str:
 
 
 def packaged_folder(name: str) -> Path:
-    """Return the folder ``migrations`` or ``studies``.
-
-    A wheel has them inside the package as ``_migrations`` and ``_studies``; a checkout beside it.
-    """
+    """Return the folder ``migrations`` or ``studies``, which a wheel has inside the package as ``_NAME``."""
     package = Path(__file__).resolve().parent
     for folder in (package / f"_{name}", package.parent / name):
         if folder.is_dir():

@@ -38,6 +38,6 @@ def main() -> None:
 
 
 def end_interrupted() -> NoReturn:
-    """Exit as interrupted, with one line."""
+    """Exit as interrupted."""
     sys.stderr.write("interrupted\n")
     sys.exit(130)

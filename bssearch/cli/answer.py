@@ -1,4 +1,4 @@
-"""Print an answer as a screen, as JSON, as rows, or as a configuration."""
+"""Print an answer: as a screen, JSON, rows, or a configuration."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ NO_BREAK = "\u00a0"
 
 
 def print_answer(found: Answer, *, details: bool = False) -> None:
-    """Print an answer on one screen, or with all details."""
+    """Print an answer on one screen, or with details."""
     out = console()
     title, *lines = _without_notes(found) if details else screen(found)
     out.print(title, style="bold")
@@ -148,7 +148,6 @@ def _scale(found: Answer) -> Callable[[float], int]:
 
 
 def _bar(scale: Callable[[float], int], low: float | None, median: float, high: float | None) -> str:
-    """Return a bar to the median, solid up to ``low``."""
     if low is None or high is None:
         return "█" * scale(median)
     return "█" * scale(low) + "▓" * (scale(median) - scale(low)) + "░" * (scale(high) - scale(median))
@@ -182,7 +181,7 @@ def _configuration(found: Answer) -> list[str]:
 
 
 def print_details(found: Answer) -> None:
-    """Print steps, step times, regimes, trade-offs, the law and all notes."""
+    """Print all details and notes."""
     out = console()
     figure = _figure_column(found)
     columns: tuple[str, ...] = BATCH_COLUMNS if figure is None else (BATCH_COLUMNS[0], figure, *BATCH_COLUMNS[1:])
@@ -206,7 +205,7 @@ def print_details(found: Answer) -> None:
 
 
 def print_trade_offs(found: Answer) -> None:
-    """Print what batch sizes cost besides time, if known."""
+    """Print what else batch sizes cost, if known."""
     headings, rows = trade_off_rows(found)
     if not rows:
         return
@@ -216,7 +215,7 @@ def print_trade_offs(found: Answer) -> None:
 
 
 def print_generalisation(found: Generalisation, metric: str) -> None:
-    """Print the metrics after equal train seconds as a table."""
+    """Print the metrics after equal train seconds."""
     console().print(f"Trained to {found.train_seconds:g} s each, whenever the target was reached ({metric}):")
     print_table(
         [dict(zip(GENERALISATION_COLUMNS, row, strict=True)) for row in final_rows(found)], GENERALISATION_COLUMNS
@@ -224,7 +223,7 @@ def print_generalisation(found: Generalisation, metric: str) -> None:
 
 
 def about_noise(noise: NoiseAnswer) -> str:
-    """Return the gradient noise scale and where in training it was measured."""
+    """Return the gradient noise scale and where it was measured."""
     one = f"trial {noise.trial}" if noise.step is None else f"step {noise.step}"
     where = one if noise.trials is None else f"pooled over {noise.trials} trials of batch {noise.batch_size}"
     scale = noise_scale(noise.scale, noise.low, noise.high)
@@ -255,7 +254,6 @@ def batch_rows(found: Answer) -> list[dict[str, Any]]:
 
 
 def _figure(found: Answer, row: Batch) -> dict[str, str | None]:
-    """Return the objective's figure by column, unless it is time."""
     name = _figure_column(found)
     if name is None:
         return {}
@@ -271,7 +269,6 @@ def _figure_column(found: Answer) -> str | None:
 
 
 def _time_of(row: Batch) -> str | None:
-    """Return a row's time to target: measured, a lower bound, or predicted by the law."""
     time, bound = row.time_to_target_s, row.lower_bound_s
     if time is None and bound is not None:
         return f"> {bound:.3g} s"
@@ -288,10 +285,7 @@ GRAVE = frozenset(
 
 
 def exported(answer: Answer, form: Export) -> str:
-    """Return the best configuration as YAML, arguments or a Python dictionary.
-
-    Values are read back exactly: floats are written in full, and as plain YAML floats.
-    """
+    """Return the best configuration as YAML, arguments or a Python dictionary, with floats in full."""
     values = winner(answer)
     if form == "yaml":
         return _yaml(values, [*header(answer), *(f"note: {caveat}" for caveat in grave(answer))])
@@ -360,7 +354,7 @@ def _takes(answer: Answer) -> str:
 
 
 def arguments(values: Parameters) -> list[str]:
-    """Return values as options: ``--name value``; ``--name`` or ``--no-name`` for booleans; None omitted."""
+    """Return values as options; booleans as ``--name`` or ``--no-name``, None omitted."""
     words: list[str] = []
     for name, value in values.items():
         option = name.replace("_", "-")

@@ -1,4 +1,4 @@
-"""The ``bssearch`` command; commands import lazily, for a quick ``--help``."""
+"""The ``bssearch`` command; commands are imported on use."""
 
 from __future__ import annotations
 
@@ -72,14 +72,10 @@ MOVED = {
 
 
 class _Commands(TyperGroup):
-    """All commands, with corrections of Typer's behaviour."""
-
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return the names in the order of their headings; Typer lists groups last."""
         return [name for commands in PANELS.values() for name in commands]
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a command; Ctrl-C prints one line, usage errors omit pydantic's prefix and passwords."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:  # Typer would exit silently
@@ -89,7 +85,7 @@ class _Commands(TyperGroup):
             raise
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return the command; refuse repeated options, of which Typer silently uses the last."""
+        """Refuse repeated options, of which Typer silently uses the last."""
         if args[0] in MOVED:
             raise UsageError(f"unknown command {args[0]!r}; use `bssearch {MOVED[args[0]]}`")
         name, command, rest = super().resolve_command(ctx, args)

@@ -64,7 +64,7 @@ def launched(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]
 
 
 def launch_options(*names: str) -> list[inspect.Parameter]:
-    """Return these options of `Launch` as Typer parameters."""
+    """Return options of `Launch` as Typer parameters."""
     kinds = {"data_dir": Path | None, "allow_busy": bool, "allow_changed_workload": bool}
     made = {name: typed(OPTIONS[name], f"--{name.replace('_', '-')}") for name in names}
     return [
@@ -114,7 +114,7 @@ NumberArgument = Annotated[int | None, typer.Argument(hidden=True)]
 
 
 def spec_to_run(spec: str, overrides: list[str] | None, launch: Launch) -> tuple[StudySpec, Launch]:
-    """Return a spec with overrides, and a launch in the folder of its file."""
+    """Return a spec with overrides, and a launch in its file's folder."""
     from bssearch.spec import find_spec, load_spec
 
     path = find_spec(spec)
@@ -145,7 +145,7 @@ def study_to_read(db: Sequence[str] | None, given: str | None) -> AbstractContex
 
 
 def study_name(db: str | None, given: str | None) -> str:
-    """Return the given study's name, or that of the only one; see `found_study`."""
+    """Return the given study's name, or the only one's; see `found_study`."""
     if given is not None:
         return given
     with study_to_read([db] if db else None, None) as (_, name):

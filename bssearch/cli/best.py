@@ -1,4 +1,4 @@
-"""``bssearch best``: the answer of one study, of matching studies, or for another device."""
+"""``bssearch best``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``bssearch check``: try a study before it runs, and suggest a target."""
+"""``bssearch check``."""
 
 from __future__ import annotations
 

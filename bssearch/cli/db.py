@@ -1,4 +1,4 @@
-"""``bssearch db``: the database's schema and roles."""
+"""``bssearch db``."""
 
 from __future__ import annotations
 

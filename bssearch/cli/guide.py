@@ -1,4 +1,4 @@
-"""``bssearch guide`` and ``schema``: the guide's topics and the JSON Schemas."""
+"""``bssearch guide`` and ``schema``."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def topics() -> dict[str, Path]:
 
 
 def topic_file(topic: str) -> Path:
-    """Return a topic's file. Raises `NotFoundError` naming similar topics, else all."""
+    """Return a topic's file; raise `NotFoundError` naming similar topics."""
     from difflib import get_close_matches
 
     there = topics()
@@ -50,7 +50,7 @@ def topic_file(topic: str) -> Path:
 
 
 def contents() -> str:
-    """Return the topics as Markdown, each with its file's first paragraph."""
+    """Return the topics as Markdown, each with its first paragraph."""
     lines = [f"- `bssearch guide {name}`: {_first_paragraph(path)}" for name, path in topics().items()]
     return "\n".join(["# The guide", "", *lines, ""])
 

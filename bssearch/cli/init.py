@@ -1,4 +1,4 @@
-"""``bssearch init``: write a spec and a workload to start from."""
+"""``bssearch init``."""
 
 from __future__ import annotations
 

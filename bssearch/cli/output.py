@@ -1,4 +1,4 @@
-"""Print results: ``--format`` and ``--db`` for every command; data goes to stdout."""
+"""Print results by ``--format``; data goes to stdout."""
 
 from __future__ import annotations
 
@@ -49,10 +49,7 @@ WIDE = 200  # line width without a terminal, wider than every table
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Return a rich console that respects NO_COLOR and the terminal's width.
-
-    It prints text literally: apparent markup or emoji names are the user's own.
-    """
+    """Return a rich console that prints text literally and respects NO_COLOR."""
     from rich.console import Console
 
     class QuietOnBrokenPipe(Console):
@@ -173,7 +170,7 @@ def print_table(rows: Sequence[Row], columns: Sequence[str]) -> None:
 
 
 def duration(seconds: float) -> str:
-    """Return a duration in seconds, minutes or hours with two digits."""
+    """Return a duration in seconds, minutes or hours."""
     if seconds < 10:
         return f"{seconds:.2g} s"
     if seconds < 90:

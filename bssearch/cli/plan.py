@@ -1,7 +1,4 @@
-"""``bssearch plan``: a command per request of `bssearch.planning`, an option per field.
-
-The pydantic models of the requests are imported on use.
-"""
+"""``bssearch plan``: a command per request of `bssearch.planning`, imported on use."""
 
 from __future__ import annotations
 
@@ -125,7 +122,6 @@ app = typer.Typer(cls=_Plans, help="Plan by arithmetic and traces, before any tr
 
 
 def _asked(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Ask for missing answers on stderr."""
     from bssearch.planning.requests import options_of
     from bssearch.planning.start import QUESTIONS, StartRequest
 

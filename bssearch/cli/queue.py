@@ -1,4 +1,4 @@
-"""``bssearch queue``: queue studies and serve them on nodes."""
+"""``bssearch queue``."""
 
 from __future__ import annotations
 
@@ -241,6 +241,5 @@ def _slots(text: str | None) -> int | Literal["auto"] | None:
 
 
 def _tell(line: str) -> None:
-    """Print a line and flush, for journals."""
     sys.stdout.write(f"{datetime.now():%H:%M:%S} {visible(' '.join(line.split()))}\n")
     sys.stdout.flush()

@@ -36,8 +36,6 @@ _ANYTHING = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
 class _Registered(TyperGroup):
-    """A group with a command per registered entry."""
-
     kind: ClassVar[registry.Kind]
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -124,7 +122,6 @@ _LAUNCH = ("db", "data_dir", "allow_busy")
 
 
 def _parameters(entry: Callable[..., Any]) -> list[inspect.Parameter]:
-    """Return Typer parameters: positional ones as arguments, others as options, also without `Option`."""
     return [
         one.replace(annotation=_annotation(one)) for one in inspect.signature(entry, eval_str=True).parameters.values()
     ]
@@ -148,7 +145,6 @@ def _broken(message: str) -> Callable[..., None]:
 
 
 def _store(made: Studies, db: str | None, form: Format) -> None:
-    """Store all studies or none; print their names, and notes on stderr."""
     from bssearch.storage.repository import open_store
 
     with open_store(db, notify=note) as store:
@@ -167,7 +163,6 @@ def _store(made: Studies, db: str | None, form: Format) -> None:
 
 
 def _join(made: WholeStudies, db: str | None, form: Format) -> None:
-    """Merge all studies into the database or none; print their names, and notes on stderr."""
     from bssearch.storage.repository import open_store
 
     if made.dry_run:

@@ -1,4 +1,4 @@
-"""``bssearch report`` and ``serve``: pages of studies."""
+"""``bssearch report`` and ``serve``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TABLES = ("trials.csv", "batches.csv", "observations.csv")
 
 
 def _path(text: str) -> Path:
-    """Return a path; an empty one, which would mean the current folder, is an error."""
+    # An empty path would mean the current folder.
     if not text:
         raise UsageError(
             "the path is empty", hint="--html and --svg take a file, --csv a folder; . is the current folder"

@@ -1,4 +1,4 @@
-"""``bssearch run``: run a study, its plan (--dry-run), or a quick answer (--quick)."""
+"""``bssearch run``."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def run(
 
 
 def print_dry_run(found: DryRun) -> None:
-    """Print a study's trials, their limits and the longest total time."""
+    """Print a dry run."""
     out = console()
     searched = ", ".join(found.searched) or "nothing"
     at_once = "one at once on each device" if found.slots == "auto" else f"{found.slots} at once"

@@ -1,4 +1,4 @@
-"""``bssearch study``: list, show, confirm, audit, compare and tidy stored studies."""
+"""``bssearch study``."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def audit(
 
 
 def print_audit(found: Audit) -> None:
-    """Print the rules, and how the tuned learning rate follows the batch size."""
+    """Print an audit."""
     print_table([audit_row(one) for one in found.rules], AUDIT_COLUMNS)
     out = console()
     out.print(slope_line(found.learning_rate_slope))

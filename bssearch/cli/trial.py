@@ -1,4 +1,4 @@
-"""``bssearch trial``: list, show, add and rerun trials."""
+"""``bssearch trial``."""
 
 from __future__ import annotations
 
@@ -265,7 +265,7 @@ def _row(name: str, ran: Ran) -> dict[str, object]:
 
 
 def sentences(found: Rerun) -> list[str]:
-    """Return whether reruns are identical, by how much they differ, and possible causes."""
+    """Return whether reruns are identical, how they differ, and possible causes."""
     told = [_steps(found)]
     if found.time_ratio is not None:
         what = "the target" if found.steps_ratio is not None else "the last evaluation that both have"
@@ -306,7 +306,6 @@ def _steps(found: Rerun) -> str:
 
 
 def _ends(found: Rerun) -> list[str]:
-    """Return other differences of equal ends: evaluations, steps and reasons."""
     from bssearch.commands.rerun import ENDS_BY_ITSELF, FAILURES
 
     then = found.then

@@ -1,1 +1,1 @@
-"""The commands as plain functions, called by the command line and from Python."""
+"""The commands as plain functions, for the command line and Python."""

@@ -1,4 +1,4 @@
-"""A stored study's answer in Python: best, plots, frames, and predictions for another device."""
+"""A stored study's answer in Python."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A chart as an SVG document without scripts, which notebooks show light or dark."""
+    """A chart as an SVG document, light or dark in notebooks."""
 
     svg: str
 
@@ -29,14 +29,14 @@ class Picture:
 
 
 def plot(answer: Answer) -> Picture:
-    """Return the chart of the objective against batch size, with intervals, bounds and the law."""
+    """Return the chart of the objective against batch size."""
     from bssearch.figures.plots import objective_picture
 
     return Picture(objective_picture(answer))
 
 
 def frame(answer: Answer) -> pd.DataFrame:
-    """Return a data frame with a row per batch size and the columns of ``batches.csv``."""
+    """Return a data frame with a row per batch size."""
     import pandas as pd
 
     from bssearch.exchange.trial_rows import flat_table
@@ -65,10 +65,9 @@ def best(study: str, *, db: str | None = None, target: float | None = None) -> A
 
 
 def predict(store: Store, study: str, step_times: Path, device_name: str | None = None) -> Answer:
-    """Return a stored study's answer with the step times of a file; see `predict_for_device`.
+    """Return a stored study's answer by another device's step times; see `predict_for_device`.
 
-    The device's name defaults to the file's. Raises the errors of `read_step_times` and `predict_for_device`, and
-    `NotFoundError`.
+    The device's name defaults to the file's.
     """
     from bssearch.analysis.report import predict_for_device
     from bssearch.exchange.importers.step_times import read_step_times

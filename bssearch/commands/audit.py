@@ -1,4 +1,4 @@
-"""``audit``: run and judge the configurations of rules of thumb."""
+"""Run and judge the configurations of rules of thumb."""
 
 from __future__ import annotations
 
@@ -47,10 +47,7 @@ def audit_stored(
     train_seconds: float | None = None,
     train_samples: int | None = None,
 ) -> Audit:
-    """Judge the rules from stored runs; see `bssearch.analysis.rules`.
-
-    Raises `NotFoundError`, `TargetNotReachedError`.
-    """
+    """Judge the rules from stored runs."""
     found = answer(store, study)
     return audit(
         spec_of(store.studies.get(study)),
@@ -75,11 +72,11 @@ def audit_study(
     """Run the rules' missing configurations and judge them; can be resumed.
 
     Args:
-        runs: per configuration (default: confirmation runs), with the tuned optimum's seeds at its batch size.
-        train_seconds: no run starts beyond it (default: `FULL_TRIALS` full trials), so one may exceed it.
+        runs: per configuration (default: confirmation runs).
+        train_seconds: no run starts beyond it (default: `FULL_TRIALS` full trials).
         run: if False, judge stored runs only.
 
-    Raises `UsageError` for runs < 1 or seconds ≤ 0, else as `run_study`.
+    Raises `UsageError` for runs < 1 or seconds < 0, else as `run_study`.
     """
     if runs is not None and runs < 1:
         raise UsageError(f"runs = {runs} must be >= 1")
@@ -115,7 +112,7 @@ def next_audit_run(
 ) -> Callable[[History], TrialPlan | None]:
     """Return a planner of missing runs within a budget.
 
-    ``found`` is called at the first run, because confirmation may have changed the cases.
+    ``found`` is called at the first run: confirmation may have changed the cases.
     """
 
     def job(history: History) -> TrialPlan | None:
@@ -127,7 +124,7 @@ def next_audit_run(
 
 
 def missing_audit_runs(history: History, found: Sequence[Case], runs: int) -> Iterator[TrialPlan]:
-    """Yield missing runs, one configuration after the other, so that a short budget settles the first.
+    """Yield missing runs by configuration, so that a short budget settles the first.
 
     Failed, lost and cancelled runs are repeated, and misses of a limit since raised.
     """
@@ -152,10 +149,9 @@ def seeds_of(spec: StudySpec, case: Case, runs: int) -> list[int]:
 
 
 def time_accumulation(study: OpenStudy, found: Answer) -> None:
-    """Time the optimum's and the largest batch size in micro-batches and store the times as one visit.
+    """Time the optimum's and the largest batch size in micro-batches, stored as one visit.
 
-    Only batch sizes that also ran whole are timed. Splits timed before are skipped. Timing stops if the user's code
-    refuses micro-batches. Raises `LaunchError` if the worker dies.
+    Only sizes that also ran whole, each split once. Stops if the user's code refuses micro-batches.
     """
     spec = study.spec
     known = study.store.probes.by_batch_size(spec.name, study.environment)

@@ -48,21 +48,18 @@ MOST_SAMPLES = 2**63 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchPoint:
-    """A checkpoint: file, content digest, samples seen.
-
-    ``samples`` and ``learning_rate`` are None if unknown, ``has_optimizer`` if only the user's program reads the file.
-    """
+    """A checkpoint: file, content digest, samples seen (None if unknown)."""
 
     path: Path
     digest: str
     samples: int | None
     step: int | None
-    has_optimizer: bool | None = None
+    has_optimizer: bool | None = None  # None if only the user's program reads the file
     learning_rate: float | None = None
 
     @property
     def where(self) -> str:
-        """Return its position in words."""
+        """Its position in words."""
         return self.path.name if self.samples is None else f"after {self.samples} samples ({self.path.name})"
 
 
@@ -133,7 +130,7 @@ def _horizon(spec: StudySpec) -> float | None:
 
 
 def _file_digest(path: Path) -> str:
-    """Hash a file's content; for a folder, the names, sizes and times of its files."""
+    """Hash a file; for a folder, the names, sizes and times of its files."""
     if path.is_file():
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -150,18 +147,18 @@ COLUMNS = ("checkpoint", "samples", "batch", "learning_rate", "end", "holds")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchedCheckpoint:
-    """A checkpoint's branches: ``start`` is its metric, ``notice`` why the range ended early."""
+    """A checkpoint's branches."""
 
     point: BranchPoint
     plan: BranchPlan
-    start: float
+    start: float  # the metric at the checkpoint
     sizes: tuple[BranchedSize, ...]
     found: LocalCriticalBatch
-    notice: str | None = None
+    notice: str | None = None  # why the range ended early
 
 
 def rate_rule(spec: StudySpec) -> tuple[LearningRateRule, bool]:
-    """Return the learning-rate rule (the space's, the optimizer's, or square root), and whether it was stated."""
+    """Return the rule (the space's, the optimizer's, or square root), and whether it is known."""
     rate = spec.space.learning_rate
     written: LearningRateRule | None = getattr(rate, "rule", None)
     if written is not None and "rule" in getattr(rate, "model_fields_set", ()):
@@ -545,7 +542,7 @@ def _ends(batch_size: int, measured: Sequence[BranchMeasurement]) -> BranchedSiz
 
 
 def _digest(point: BranchPoint, request: TrialRequest) -> str:
-    """Hash what determines a branch; the checkpoint's path does not."""
+    # The checkpoint's content counts, not its path.
     assert request.branch is not None, "a branch is requested"
     anywhere = replace(request, branch=replace(request.branch, checkpoint=point.digest))
     return hashlib.sha256(to_json(anywhere).encode()).hexdigest()[:32]

@@ -56,7 +56,7 @@ LONGEST_S = 10.0
 def ignored_parameters(spec: StudySpec, executor: Executor, probe: ProbeRecord) -> Iterator[tuple[str, str]]:
     """Yield searched parameters without effect, as (code, sentence).
 
-    ``probe`` is the default's step time. Raises `LaunchError` and `InterruptedRunError`.
+    ``probe`` is the default's step time.
     """
     configuration = spec.default_configuration.in_micro_batches(probe.micro_batch_size)
     others = _other_values(spec, configuration)
@@ -141,7 +141,7 @@ FEW_STEPS = 50  # with fewer steps per trial, learning rates can hardly be compa
 
 @dataclass(frozen=True)
 class Evidence:
-    """A spec, its workload, the step times and the short trial."""
+    """A spec, its workload, step times and the short trial."""
 
     spec: StudySpec
     found: WorkloadDescription
@@ -336,7 +336,7 @@ def _from_scratch(spec: StudySpec) -> Iterator[Suspicion]:
 
 
 def dropped_share(found: WorkloadDescription, batch_size: int) -> float:
-    """Return the share of samples in an epoch's dropped, incomplete batch."""
+    """Return the share of an epoch's samples in its dropped, incomplete batch."""
     samples = found.train_samples
     return 0.0 if samples is None else samples % batch_size / samples
 
@@ -369,10 +369,7 @@ class ShortTrial(Model):
 
 
 class Check(Model):
-    """A study's spec and workload before the first run.
-
-    ``notes`` correct assumptions of the spec.
-    """
+    """A check of a spec and its workload; ``notes`` correct assumptions of the spec."""
 
     study: str
     target: str
@@ -402,10 +399,9 @@ def check(spec: StudySpec, launch: Launch = HERE) -> Check:
 
 
 def check_study(spec: StudySpec, executor: Executor, found: WorkloadDescription) -> Check:
-    """Time the smallest, default and largest batch size, and try the default.
+    """Time the smallest, default and largest batch size, try the default, then other parameter values.
 
-    Then try other values of the workload's parameters. ``found`` must have passed `check_against_workload`. Raises
-    `LaunchError` if the default does not run, `WorkloadError` if the user's code fails.
+    ``found`` must have passed `check_against_workload`. Raises `LaunchError` if the default does not run.
     """
     default = spec.default.batch_size
     probes = {
@@ -481,7 +477,7 @@ class Run(Model):
 
 
 class Row(Model):
-    """One target: its runs and median time (null if half miss it)."""
+    """A target: its runs and median time (null if half miss it)."""
 
     target: float
     reached: int
@@ -514,7 +510,7 @@ def advise_target(
 ) -> Advice:
     """Propose a target from several runs of the default; nothing is stored.
 
-    The spec's own target is ignored. ``on_run`` gets each run. See `advise`.
+    The spec's own target is ignored; ``on_run`` gets each run. See `advise`.
     """
     with described(spec, launch) as (executor, found):
         advice = advise(spec, executor, runs=runs, margin=margin, on_run=on_run)
@@ -531,10 +527,10 @@ def advise(
 ) -> Advice:
     """Run the default ``runs`` times to the study's limit and propose a target.
 
-    The proposal is the median best metric less ``margin``, rounded to the easier side. The default margin is the larger
-    of `MARGIN` of the way from the untrained metric to the median best, and the distance from the median to the worst
-    run. So every run reaches it, unless it would be below `LEAST` of the way. Raises `LaunchError` if the default
-    cannot run, `UsageError` if the margin exceeds the way.
+    The proposal is the median best metric less ``margin``, rounded to the easier side. The default margin lets every
+    run reach it: the distance from the median to the worst run, at least `MARGIN` of the way from the untrained metric;
+    but no target is below `LEAST` of the way. Raises `LaunchError` if the default cannot run, `UsageError` for too
+    large a margin.
     """
     if runs < 1:
         raise UsageError(f"runs = {runs} must be >= 1")
@@ -605,14 +601,13 @@ def summarise(
 def towards_easier(target: Target, best: float, margin: float, way: float) -> float:
     """Return ``best`` less the margin, rounded to the margin's decimal place, never harder.
 
-    The place is at most that of `MARGIN` of ``way`` > 0; without a margin, that of way / 1000.
+    The place is at most that of `MARGIN` of ``way``; without a margin, that of way / 1000.
     """
     unit = Fraction(10) ** math.floor(math.log10(min(margin or way / 1000, MARGIN * way)))
     return target.gain(float(_difference(target.gain(best), margin) // unit * unit))
 
 
 def _difference(one: float, other: float) -> Fraction:
-    """Subtract as decimals: a float error in 0.3 - 0.1 would round down a whole unit."""
     return Fraction(str(one)) - Fraction(str(other))
 
 
@@ -658,7 +653,7 @@ UNCAPPED_TRIALS = 4
 
 
 def most_finalists(spec: StudySpec) -> int:
-    """Return the upper bound of `finalists`: the ``top`` batch sizes and five more."""
+    """Return the upper bound of `finalists`."""
     return CONFIGURATIONS_PER_BATCH * spec.confirm.top + 5
 
 
@@ -673,7 +668,7 @@ def longest_trial_seconds(limit: float, probe: ProbeRecord) -> float:
 def longest_seconds(spec: StudySpec, trial: float | None = None) -> tuple[float, float]:
     """Return the longest wall seconds of search and of the rest.
 
-    ``trial`` is a full trial's; by default evaluation takes `EVALUATION_SHARE`.
+    ``trial``: a full trial's; by default evaluation takes `EVALUATION_SHARE`.
     """
     trial = trial or spec.budget.trial_train_seconds / (1 - EVALUATION_SHARE)
     search = spec.budget.trials * trial / spec.executor.least_slots
@@ -697,7 +692,7 @@ def schedule_runs(spec: StudySpec) -> int:
 def pruned_seconds(spec: StudySpec, default_seconds: float, trial: float) -> float:
     """Return the study's wall seconds if nothing beats the default.
 
-    Its time-to-target then caps search trials, except `UNCAPPED_TRIALS` with ``trial`` seconds each.
+    Its time then caps all but `UNCAPPED_TRIALS` search trials of ``trial`` seconds.
     """
     full = spec.budget.trial_train_seconds
     capped = min(full, first_slack(spec) * default_seconds) if make_pruner(spec.pruner).caps else full
@@ -708,10 +703,7 @@ def pruned_seconds(spec: StudySpec, default_seconds: float, trial: float) -> flo
 
 
 class DryRun(Model):
-    """A study's trials, limits, and longest wall seconds.
-
-    Assumes full trials with evaluation within ``evaluation_share``. ``finalists`` and ``confirmation_runs`` are maxima.
-    """
+    """A study's trials, limits, and longest wall seconds with full trials."""
 
     study: str
     workload: str
@@ -735,10 +727,7 @@ class DryRun(Model):
 
 
 def dry_run(spec: StudySpec) -> DryRun:
-    """Return a run's plan without device, store or workload.
-
-    Raises `SpecError`, or `UsageError` for a part that cannot be loaded.
-    """
+    """Return a run's plan without device, store or workload; raise `SpecError` or `UsageError`."""
     spec = checked(spec)
     check_parts(spec)
     refuse_where_in_no_file(spec)

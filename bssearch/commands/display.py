@@ -39,10 +39,7 @@ class Left:
 
 
 def search_left(history: History) -> Left:
-    """Return what is left of a search with its full budget.
-
-    Uses the mean wall seconds per ended trial without pauses, slots included.
-    """
+    """Return the rest of a search by the mean wall seconds per ended trial."""
     budget = history.spec.budget
     open_ones = len(history.in_state(TrialState.RUNNING, TrialState.PAUSED, TrialState.QUEUED))
     done = history.spent - open_ones
@@ -54,13 +51,13 @@ def search_left(history: History) -> Left:
 
 
 def confirmation_left(history: History) -> Left:
-    """Return the most confirmation left, run by run, from medians per configuration."""
+    """Return the most confirmation left, from medians per configuration."""
     runs = most_left(history)
     return Left(len(runs), math.fsum(_expected_seconds(history, one) for one in runs))
 
 
 def _expected_seconds(history: History, configuration: Configuration) -> float:
-    """Return a run's wall seconds: from its like, the best at its batch size, or the limit."""
+    """Return a run's wall seconds: from its like, its batch size's best, or the limit."""
     full = {TrialState.REACHED, TrialState.EXHAUSTED, TrialState.DIVERGED}
     own = [
         trial.outcome.wall_seconds
@@ -108,10 +105,7 @@ class Lines(Listener):
 
 
 class Display(Lines):
-    """Notes above a live table of batch sizes, incumbent and running trials.
-
-    ``show`` replaces the table; ``clock`` is monotonic, in seconds.
-    """
+    """Notes above a live table; ``show`` replaces the table."""
 
     def __init__(
         self, screen: Console, show: Callable[[RenderableType], None], clock: Callable[[], float] = time.monotonic
@@ -122,8 +116,8 @@ class Display(Lines):
         self._running: dict[int, TrialRecord] = {}
         self._phase = Phase.SEARCH
         self._ending: str | None = None
+        # The earliest estimate so far of the confirmation's end, so that the time left never grows.
         self._until = math.inf
-        """The earliest estimate so far of the confirmation's end, so that the time left never grows."""
 
     def started(self, trial: TrialRecord, history: History) -> None:
         """Show a trial as running."""
@@ -206,7 +200,6 @@ def ended_line(trial: TrialRecord, history: History) -> str:
 
 
 def _after(trial: TrialRecord) -> str:
-    """Return the pruner's seconds to the target; if contended, also steps × step time."""
     measured = seconds_to_target(trial, "measured")
     product = seconds_to_target(trial, "steps_x_step_time") if trial_basis(trial) == "steps_x_step_time" else None
     text = "" if measured is None else f" after {measured:.4g} train seconds"
@@ -236,14 +229,14 @@ def watched(listener: Listener | None, progress: bool | None) -> Iterator[Listen
 
 
 def in_notebook() -> bool:
-    """Return whether this process is a Jupyter kernel."""
+    """True if this process is a Jupyter kernel."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return any(kind.__name__ == "ZMQInteractiveShell" for kind in type(shell).__mro__)
 
 
 class NotebookDisplay(Display):
-    """The table in a notebook cell; ``show`` gets it as HTML."""
+    """The table in a notebook cell, as HTML."""
 
     def __init__(self, show: Callable[[str], None]) -> None:
         super().__init__(Console(file=io.StringIO()), self.update)

@@ -1,4 +1,4 @@
-"""Queue a user's configuration as the next trial of a study."""
+"""Queue a user's configuration as the next trial."""
 
 from __future__ import annotations
 
@@ -45,10 +45,8 @@ from bssearch.storage.trials import archived
 def enqueue(store: Store, study: str, values: Mapping[str, ParameterValue]) -> tuple[int, Configuration]:
     """Queue a configuration; return its trial number and all values.
 
-    Missing ``values`` are the default's; a missing learning rate follows the space's rule and optimizer scale. The
-    trial is never pruned, and accumulates micro-batches if needed. With ``batch_stages`` the batch grows
-    (`bssearch.records.batch_schedule`). Raises `UsageError` for a configuration outside the space, `LaunchError` if
-    nothing fits.
+    Missing ``values`` are the default's; a missing learning rate follows the space's rule. The trial is never pruned.
+    Raises `UsageError` outside the space, `LaunchError` if nothing fits.
     """
     record = store.studies.get(study)
     if record.archived_at is not None:
@@ -84,7 +82,7 @@ def with_schedule(
 ) -> Configuration:
     """Add the batch schedule in ``values``, if any.
 
-    Raises `UsageError` for an impossible schedule, an unknown batch size, or a program that cannot follow it.
+    Raises `UsageError` for an impossible schedule, or a program that cannot follow it.
     """
     given = {name: values[name] for name in PARAMETERS if name in values}
     if not given:
@@ -141,7 +139,7 @@ def configuration_of(spec: StudySpec, values: Mapping[str, ParameterValue]) -> C
 
 
 def any_configuration_of(spec: StudySpec, values: Mapping[str, ParameterValue]) -> Configuration:
-    """Replace values of the default, in the space or not; raise `UsageError` for an invalid one."""
+    """Replace values of the default, in the space or not; raise `UsageError`."""
     base = spec.default_configuration
     optimizer = _optimizer(spec, str(values.get("optimizer", base.optimizer)))
     names = [name for name in type(spec.default).model_fields if name not in {"optimizer", *OWN_GROUPS}]

@@ -1,4 +1,4 @@
-"""The best schedule of growing batches: as configuration values, as stages, and as Python code."""
+"""The best schedule of growing batches: as values, stages, and Python code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bssearch.training.schedule import ONE_CYCLE_END, ONE_CYCLE_RISE, ONE_CYCLE_
 
 @dataclass(frozen=True, slots=True)
 class ScheduledTraining:
-    """A schedule for training: ``values`` as in a configuration, the stages with samples and rates, and ``notes``."""
+    """A schedule for training: ``values``, stages with samples and rates, notes."""
 
     values: Parameters
     stages: Sequence[Mapping[str, Any]]
@@ -27,10 +27,7 @@ class ScheduledTraining:
 
 
 def scheduled_training(store: Store, name: str, answer: Answer) -> ScheduledTraining:
-    """Return the best schedule of a study's answer; if the trial decided its stages, those of its run.
-
-    Raises `UsageError` if no schedule reached the target.
-    """
+    """Return the best schedule of a study's answer; raise `UsageError` if none reached the target."""
     found = answer.batch_schedule
     if found is None:
         raise UsageError(
@@ -49,7 +46,7 @@ def scheduled_training(store: Store, name: str, answer: Answer) -> ScheduledTrai
 
 
 def schedule_values(found: BatchScheduleAnswer) -> Parameters:
-    """Return a schedule's values by name, as ``bssearch trial add`` takes them."""
+    """Return a schedule's values, as ``bssearch trial add`` takes them."""
     first = found.stages[0]
     schedule = BatchSchedule(
         name=found.name,
@@ -67,7 +64,6 @@ def schedule_values(found: BatchScheduleAnswer) -> Parameters:
 
 
 def _stages(found: BatchScheduleAnswer, starts: Mapping[int, int]) -> list[dict[str, Any]]:
-    """Return the stages with known starts, and all that training needs of each."""
     return [
         {
             "start_samples": starts[one.batch_size],
@@ -160,9 +156,9 @@ _CLIP = "        torch.nn.utils.clip_grad_norm_(model.parameters(), {norm!r})\n"
 
 
 def training_loop(found: ScheduledTraining, comments: Iterable[str]) -> str:
-    """Return a Python module, after ``comments``, whose ``train`` grows the batch by the schedule.
+    """Return a Python module whose ``train`` grows the batch by the schedule.
 
-    The caller makes the optimizer from ``CONFIGURATION``; its learning rate is set before each step.
+    The caller makes the optimizer from ``CONFIGURATION``; its rate is set before each step.
     """
     values, first = found.values, found.stages[0]["batch_size"]
     kind, horizon = str(values.get("schedule") or "constant"), values.get("horizon_samples")

@@ -1,6 +1,7 @@
-"""Trust in stored workloads: code that this user has run on this machine.
+"""Trust in stored workloads.
 
-Whoever can write to a database can name any code. So stored names run only if they are in this user's local record.
+Whoever can write to a database can name any code. So stored names run only if this user has run that code on this
+machine, by a local record.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ TEXTS = "texts"
 
 
 def remember(spec: StudySpec, study: StudyRecord, folder: Path) -> None:
-    """Record, if possible, that this user runs this workload and cluster; files by content."""
+    """Record that this user runs this workload and cluster; files by content."""
     if spec.workload in SHIPPED and spec.executor.address is None:
         return
     file = _file(study)
@@ -39,7 +40,7 @@ def refuse_unknown(spec: StudySpec, study: StudyRecord, folder: Path) -> None:
     """Raise `UsageError` if a stored study names code that this user never ran here.
 
     Code is identified by name, settings, executor, file content, and the texts that the space and default pass on,
-    because a command puts them into shell words. Files outside ``folder`` and code in no file are refused, too.
+    because a command puts them into shell words. Files outside ``folder`` are refused, too.
     """
     if spec.workload in SHIPPED:
         return
@@ -80,7 +81,7 @@ def refuse_unknown_address(spec: StudySpec, study: StudyRecord) -> None:
 
 
 def refuse_where_in_no_file(spec: StudySpec) -> None:
-    """Raise `UsageError` for a workload that no file or module holds."""
+    """Raise `UsageError` for a workload that is in no file or module."""
     if spec.workload == GIVEN_IN_PYTHON:
         raise UsageError(
             f"workload: the spec of study {spec.name!r} names none, and none is given",
@@ -148,5 +149,4 @@ def _texts(spec: StudySpec) -> set[str]:
 
 
 def _digest(file: Path) -> str | None:
-    """Return a digest of the workload's file; None for an installed package."""
     return hashlib.sha256(file.read_bytes()).hexdigest() if file.suffix and file.is_file() else None

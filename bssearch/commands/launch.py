@@ -1,4 +1,4 @@
-"""Launch options, defined once for every command that trains."""
+"""Launch options of every command that trains."""
 
 # No `from __future__ import annotations`: the command line reads the `Option` of each field.
 
@@ -21,13 +21,8 @@ if TYPE_CHECKING:
 class Launch:
     """The database, the places of workload and data, and the way trials run.
 
-    A workload file is looked up in ``folder``. ``workload`` replaces the spec's: a class (called with the spec's
-    ``workload_settings``), an object, or a name. Code from a notebook or the running script is trained in this process,
-    one trial at a time, because no worker process can load it.
-
-    ``progress``: True shows the run, None only in a notebook, False never; a ``listener`` replaces the display.
-    ``pretended_gib`` limits device memory for a measurement without binding the study to it. With a ``shift`` the study
-    may yield to other studies.
+    ``workload`` replaces the spec's: a class (called with ``workload_settings``), an object, or a name. Code of a
+    notebook or the running script trains in this process, one trial at a time.
     """
 
     db: Annotated[
@@ -39,7 +34,7 @@ class Launch:
             shown_default="sqlite:///bssearch.db",
         ),
     ] = None
-    folder: Path | str = "."
+    folder: Path | str = "."  # where a workload file is looked up
     data_dir: Annotated[
         Path | str | None,
         Option(
@@ -59,11 +54,11 @@ class Launch:
             shown_default="the stored one, where you have run it on this machine",
         ),
     ] = None
-    listener: "Listener | None" = None
-    progress: bool | None = None
+    listener: "Listener | None" = None  # instead of the display
+    progress: bool | None = None  # True shows the run, None only in a notebook, False never
     make_executor: "Callable[[StudySpec, Path], Executor] | None" = None
-    pretended_gib: float | None = None
-    shift: "Shift | None" = None
+    pretended_gib: float | None = None  # limits device memory without binding the study to it
+    shift: "Shift | None" = None  # lets the study yield to others
 
 
 HERE = Launch()

@@ -122,10 +122,7 @@ def check_question(spec: StudySpec, stored: StudyRecord) -> None:
 
 
 def with_all_that_is_asked(spec: StudySpec, stored: StudyRecord, store: Store) -> StudySpec:
-    """Set ``budget.least_trials`` so that an ended study uses all of a larger budget.
-
-    Kept when the study later runs again with the same budget.
-    """
+    """Set ``budget.least_trials`` so that an ended study uses all of a larger budget."""
     earlier = spec_of(stored)
     before, now = earlier.budget, spec.budget
     least = min(before.least_trials, now.trials)
@@ -198,10 +195,9 @@ def with_workload(spec: StudySpec, given: GivenWorkload) -> StudySpec:
 
 
 def named(spec: StudySpec, given: GivenWorkload | None, launch: Launch, *, keeps_name: bool) -> StudySpec:
-    """Return the spec with the given workload; with ``keeps_name`` the spec's workload name stays, if it has one.
+    """Return the spec with the given workload; ``keeps_name`` keeps the spec's workload name.
 
-    Raises `UsageError` if no process can load a workload, if the given object's settings differ from the spec's, or
-    if a workload is given for a command.
+    Raises `UsageError` if no process can load it, if an object's settings differ from the spec's, or for a command.
     """
     if given is None:
         if launch.make_executor is None:
@@ -242,17 +238,14 @@ def _executor(spec: StudySpec, launch: Launch, given: GivenWorkload | None) -> E
 
 @dataclass(frozen=True, slots=True)
 class OpenStudy:
-    """A stored study with its executor, device and listener.
-
-    ``train_samples`` is an epoch's, None if unknown.
-    """
+    """A stored study with its executor, device and listener."""
 
     spec: StudySpec
     store: Store
     executor: Executor
     environment: Environment
     listener: Listener
-    train_samples: int | None = None
+    train_samples: int | None = None  # of an epoch; None if unknown
     shift: Shift | None = None
 
     def driver(self) -> Driver:
@@ -272,10 +265,8 @@ class OpenStudy:
 def opened(spec: StudySpec, launch: Launch, *, keeps_name: bool = False, reports: bool = False) -> Iterator[OpenStudy]:
     """Create or open a spec's study with an executor; close both at the end.
 
-    Nothing is written before the spec is checked; a new study is deleted if the workload fails before its first
-    measurement. With ``keeps_name`` a given workload runs under the spec's workload name. With ``reports`` trials
-    go to the boards of the spec and ``BSSEARCH_LOG``. Raises the errors of `described`,
-    `DatabaseError` and `QuestionChangedError`.
+    A new study is deleted if the workload fails before its first measurement. ``keeps_name``: see `named`. With
+    ``reports`` trials go to the boards. Raises as `described`, `DatabaseError` and `QuestionChangedError`.
     """
     given, asked = _given(launch), spec
     spec = named(checked(spec), given, launch, keeps_name=keeps_name)
@@ -358,8 +349,8 @@ def stored_spec(
 ) -> StudySpec:
     """Return the spec of a stored study.
 
-    With ``to_run``, ``runs_code`` and ``connects`` raise `UsageError` if it was imported, its code is unknown, or its
-    cluster is unknown here. Raises `NotFoundError`, `DatabaseError`, `TargetNotReachedError`.
+    ``to_run``, ``runs_code`` and ``connects`` refuse (`UsageError`) imported runs, code or a cluster unknown here.
+    Raises `TargetNotReachedError` without an answer.
     """
     with open_store(db, write=False) as store:
         record = store.studies.get(study)

@@ -24,7 +24,7 @@ JUDGED = ("held", "broke", "undecided")
 
 @planned(LearningRateRequest)
 def plan_learning_rate(asked: LearningRateRequest) -> LearningRatePlan:
-    """Return the learning rate that each rule of thumb gives at ``batch``, with the verdicts of stored audits.
+    """Return each rule's learning rate at ``batch``, with the verdicts of stored audits.
 
     Without ``db`` the database file in this folder is read, if there is one.
     """
@@ -32,7 +32,7 @@ def plan_learning_rate(asked: LearningRateRequest) -> LearningRatePlan:
 
 
 def audited_rules(db: str | None = None) -> Iterator[AuditedRule]:
-    """Yield the verdicts of stored audits on the rules."""
+    """Yield stored audits' verdicts on the rules."""
     is_default = db is None and database_url() == DEFAULT_DATABASE_URL
     if is_default and not Path(DEFAULT_DATABASE_URL.removeprefix("sqlite:///")).exists():
         return
@@ -58,9 +58,8 @@ def audited_rules(db: str | None = None) -> Iterator[AuditedRule]:
 def plan_scale(asked: ScaleRequest) -> ScalePlan:
     """Return time, cost and efficiency of 1 … ``devices`` devices, and the point of no further gain.
 
-    A step of m samples takes ``alpha_s`` + ``beta_s``·m seconds. The values are stated, from the file ``step_times``,
-    or fitted to a ``study``; so are B_crit and the samples to the target. Stated values take precedence, then a
-    search's answer, then a quick answer. Raises `UsageError` for missing or contradictory values.
+    A step of m samples takes ``alpha_s`` + ``beta_s``·m seconds. Stated values precede those of ``step_times`` and
+    ``study``. Raises `UsageError` for missing or contradictory values.
     """
     found = {} if asked.study is None else _measured(asked.study, asked.db)
     if asked.step_times is not None:

@@ -1,9 +1,8 @@
 """The interface and the result of a probe, and the probes of step times, memory and gradient noise.
 
 ``probe memory`` finds the largest micro-batch that fits, by doubling and bisection, one process per size. A size fits
-if it leaves the reserve of `bssearch.training.probes` free, and does not fit if it exhausts all memory. Sizes
-in between are *marginal*, because equal processes differ slightly. If marginal sizes span more than `BRACKET`, both of
-their ends are bisected to `FINE` instead. Only sizes that ran are reported.
+if it leaves the reserve of `bssearch.training.probes` free, and does not fit if it exhausts all memory. Sizes in
+between are *marginal*: equal processes differ slightly.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class ProbeReport:
 class Probe(Protocol):
     """A registered function that measures and stores.
 
-    Its docstring is its help; keyword-only parameters with a `bssearch.registry.Option` are its options.
+    Its docstring is its help, its keyword-only parameters with `Option` its options.
     """
 
     def __call__(self, spec: StudySpec, launch: Launch) -> ProbeReport:
@@ -121,10 +120,8 @@ def _step_time_row(probe: ProbeRecord, fit: StepTimeFit | None) -> dict[str, Any
 def probe_step_times(study: OpenStudy, seconds_limit: float = SECONDS_LIMIT) -> list[ProbeRecord]:
     """Time the default at every batch size; return the measurements, ascending.
 
-    Each until its median is known within 2 %, or for ``seconds_limit``; in the largest micro-batches that fit, if any.
-    Times pool all visits; trials keep the first visit's evaluation cadence. A later `run` visits
-    only sizes with too few visits. Sizes that run out of memory are stored as such. Raises `LaunchError`,
-    `WorkloadError`.
+    Each until its median is known within 2 %, or for ``seconds_limit``. Times pool all visits; trials keep the first
+    visit's evaluation cadence. Raises `LaunchError`, `WorkloadError`.
     """
     spec, store, environment = study.spec, study.store, study.environment
 
@@ -151,21 +148,18 @@ MEMORY_COLUMNS = ("micro_batch", "fits", "peak_gib", "reason")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryProbe:
-    """The micro-batch sizes that ran, and their boundary.
-
-    ``ceiling`` is the number of training samples. ``fit`` needs three known peaks. ``marginal`` sizes are not stored.
-    """
+    """The micro-batch sizes that ran, and their boundary."""
 
     uses: tuple[MemoryUse, ...]
     largest_that_fits: int
     smallest_that_does_not: int | None
-    ceiling: int
+    ceiling: int  # number of training samples
     fit: MemoryFit | None
-    marginal: tuple[MemoryUse, ...] = ()
+    marginal: tuple[MemoryUse, ...] = ()  # not stored
 
     @property
     def whole_training_part_fits(self) -> bool:
-        """Whether all training samples fit at once."""
+        """True if all training samples fit at once."""
         return self.largest_that_fits >= self.ceiling
 
 
@@ -206,7 +200,7 @@ def memory(
 
 
 def memory_sentences(found: MemoryProbe, *, is_cpu: bool) -> Iterator[str]:
-    """Yield the boundary, the line through peaks, and their meaning."""
+    """Yield the boundary and the line through peaks."""
     if found.whole_training_part_fits:
         yield f"The whole training part fits at once: {found.ceiling} samples."
     else:
@@ -226,9 +220,9 @@ def memory_sentences(found: MemoryProbe, *, is_cpu: bool) -> Iterator[str]:
 
 
 def probe_memory(study: OpenStudy) -> MemoryProbe:
-    """Find and store the largest micro-batch that fits.
+    """Find and store the largest micro-batch that fits; sizes known on an equal device are not repeated.
 
-    Sizes known on an equal device are not repeated. Raises `LaunchError` if one sample does not fit.
+    Raises `LaunchError` if one sample does not fit.
     """
     spec, executor, store, environment = study.spec, study.executor, study.store, study.environment
 
@@ -270,7 +264,7 @@ def next_size(uses: Sequence[MemoryUse], *, smallest: int, ceiling: int, margina
     """Return the next size in [1, ceiling], None once the boundary is known.
 
     First ``smallest``, then double or halve until one fits and one does not, then bisect to `BRACKET`; with marginal
-    sizes in between, bisect both gaps to `FINE`.
+    sizes wider apart, bisect both gaps to `FINE`.
     """
     memory = boundary_of(uses)
     fits, too_large = memory.fits, memory.too_large
@@ -343,10 +337,9 @@ def noise_sentences(found: NoiseMeasurement, metric: str) -> Iterator[str]:
 def probe_noise(
     study: OpenStudy, seconds_limit: float = NOISE_SECONDS, *, train_seconds_limit: float = math.inf
 ) -> NoiseMeasurement:
-    """Measure and store the noise scale near the target.
+    """Measure and store the noise scale near the target, of the best known configuration.
 
-    It depends on the learning rate (Gray et al. 2024): the fastest trial's configuration, else the default. Raises
-    `LaunchError` if it does not fit.
+    It depends on the learning rate (Gray et al. 2024). Raises `LaunchError` if it does not fit.
     """
     spec = study.spec
     configuration, eval_every_steps = _best_known(study)

@@ -1,4 +1,4 @@
-"""``quick``: a batch size in a minute, from a few runs and the gradient noise."""
+"""A batch size in a minute, from a few runs and the gradient noise."""
 
 from __future__ import annotations
 
@@ -81,19 +81,18 @@ class QuickPlan:
 
     @property
     def left(self) -> float:
-        """Return the remaining seconds, at least 0."""
+        """Remaining seconds, at least 0."""
         return max(0.0, self.seconds - self.passed)
 
     @property
     def passed(self) -> float:
-        """Return the seconds since the start."""
+        """Seconds since the start."""
         return time.monotonic() - self._began
 
     def next_size(self, history: History) -> TrialPlan | None:
         """Return the next run by the learning-rate rule: the default, then other batch sizes.
 
-        Returns None if the default diverged, if a run as long as the fastest would leave no time for gradients, or if
-        no size is left to run. A default stopped in a shorter quick answer runs once more.
+        None if the default diverged, if the rest is needed for gradients, or if no size is left.
         """
         spec = history.spec
         default = ended_run(history, spec.default_configuration)
@@ -110,7 +109,7 @@ class QuickPlan:
         return self._run(history, rule_configuration(history, size), min(share * left, SLOWER * fastest.train_seconds))
 
     def noise_seconds(self, history: History) -> float:
-        """Return the seconds left for measuring gradients."""
+        """Return the seconds left to measure gradients."""
         fastest, share = _fastest(history), NOISE_SHARE * self.seconds
         before = 0.0 if fastest is None else fastest.wall_seconds
         return max(LEAST_NOISE_SHARE * share, min(share, self.left - before))
@@ -150,10 +149,7 @@ class QuickPlan:
 
 
 def run_plan(history: History, configuration: Configuration, limit: float, *, share: float) -> TrialPlan:
-    """Return a run limited to ``limit`` and ``share``, in seconds.
-
-    With its whole share it counts as evidence, like an uncapped trial.
-    """
+    """Return a run limited to ``limit`` and ``share`` seconds; with its whole share it counts as evidence."""
     spec = history.spec
     full = spec.budget.trial_train_seconds
     limit, share = min(full, share, limit), min(full, share)
@@ -186,11 +182,10 @@ def by_rule(history: History) -> list[TrialRecord]:
 
 
 def next_size(history: History, runs: Sequence[TrialRecord]) -> int | None:
-    """Return the batch size to run next, or None.
+    """Return the batch size to run next, or None; ``runs`` follow the learning-rate rule.
 
-    First the default × and ÷ `STEP`, the one expected to be faster before the other. Then, while the optimum's interval
-    is wider than `CLOSE`, the size in it farthest from ``runs``. Last the size to recommend, unless it has run.
-    ``runs`` follow the learning-rate rule.
+    First the default × and ÷ `STEP`. Then, while the optimum's interval is wider than `CLOSE`, the size in it farthest
+    from ``runs``. Last the size to recommend.
     """
     run = {trial.configuration.batch_size for trial in runs}
     optimum = expected(history, law_points(runs), None)[1]
@@ -316,10 +311,7 @@ def caveats(
     of_noise: Sequence[Notice],
     epochs: float | None,
 ) -> list[Notice]:
-    """Return the limits of a quick answer.
-
-    ``target`` may be easier than the study's; ``epochs`` are the default's to its target.
-    """
+    """Return the limits of a quick answer; ``target`` may be easier than the study's."""
     sizes = {run.configuration.batch_size for run in runs if run.outcome and run.outcome.steps_to_target}
     rests = f"the answer rests on the noise scale alone, which is {PROXY}"
     parameters = spec.default_configuration.parameters
@@ -374,8 +366,8 @@ WAY = 0.9  # if the default misses the target, runs are compared at this share o
 def quick(spec: StudySpec, launch: Launch = HERE, *, seconds: float = SECONDS) -> QuickAnswer:
     """Measure, return and store a quick answer.
 
-    Takes longer than ``seconds`` if step times and one run do. Raises `UsageError` unless 0 < ``seconds`` < ∞ and the
-    default trains; else as `run_study`.
+    May take longer than ``seconds``. Raises `UsageError` unless 0 < ``seconds`` < ∞ and the default trains; else as
+    `run_study`.
     """
     if not 0 < seconds < math.inf:
         raise UsageError(f"seconds = {seconds:g} must be a finite number > 0")
@@ -385,10 +377,7 @@ def quick(spec: StudySpec, launch: Launch = HERE, *, seconds: float = SECONDS) -
 
 
 def stored_quick_answer(study: OpenStudy, plan: QuickPlan, preset: str | None = None) -> QuickAnswer:
-    """Make and store an open study's quick answer.
-
-    Not stored after a search, because it then rests on the search's trials.
-    """
+    """Make a quick answer, and store it unless it rests on an ended search's trials."""
     found = quick_answer(study, plan, preset)
     if stored_end(study.store, study.spec.name) is not None:
         return found.model_copy(update={"warnings": [*found.warnings, AFTER_SEARCH]})
@@ -437,10 +426,7 @@ def quick_answer(study: OpenStudy, plan: QuickPlan, preset: str | None = None) -
 
 
 def learning_rate_range(default: float, rate: float, ratio: float) -> list[float]:
-    """Return learning rates to search when retuning, ascending.
-
-    From unscaled ``default`` to linear scaling by ``ratio``, and `RATE_STEP` either way of ``rate``.
-    """
+    """Return the learning rates to search when retuning: linear scaling and `RATE_STEP` either way."""
     ends = (default, default * ratio, rate / RATE_STEP, rate * RATE_STEP)
     return [min(ends), max(ends)]
 
@@ -448,7 +434,7 @@ def learning_rate_range(default: float, rate: float, ratio: float) -> list[float
 def comparable_target(study: OpenStudy, default: TrialRecord, plan: QuickPlan) -> Target:
     """Return the study's target, or a part of the way that the default reached.
 
-    Raises `UsageError` if the default does not train, with a rate that does if found.
+    Raises `UsageError` if the default does not train.
     """
     target = study.spec.record_target
     if default.state is TrialState.REACHED:
@@ -545,16 +531,12 @@ class Kept(Promise):
 
 
 class TrackRecord(Model):
-    """Quick answers compared with searches; ``waiting`` studies have no search yet.
-
-    ``held``: the interval meets the search's flat range. ``median_time_ratio``: time at the quick batch size over the
-    optimum's.
-    """
+    """Quick answers compared with searches."""
 
     studies: list[Kept]
-    held: int
-    median_time_ratio: float | None
-    waiting: list[str]
+    held: int  # how many intervals meet the search's flat range
+    median_time_ratio: float | None  # time at the quick batch size over the optimum's
+    waiting: list[str]  # studies without a search yet
 
 
 def track_record(store: Store) -> TrackRecord:

@@ -1,4 +1,4 @@
-"""``report`` and ``compare``: the content of a study's page, and studies side by side."""
+"""The content of a study's page, and studies side by side."""
 
 from __future__ import annotations
 
@@ -45,11 +45,7 @@ COMPARED = (
 
 
 class Comparison(Model):
-    """One study beside others. ``note`` says why it has no answer or ratio.
-
-    ``objective_value`` is in the objective's unit; ``ratio_to_first`` compares medians with the first study. The
-    critical batch size is null if too few batch sizes support the law. ``database`` is a URL without its password.
-    """
+    """One study beside others; ``note`` says why it has no answer or ratio."""
 
     study: str
     database: str
@@ -61,9 +57,9 @@ class Comparison(Model):
     optimal_batch_size: int | None = None
     objective_value: Figure | None = None
     time_to_target_s: Time | None = None
-    ratio_to_first: Ratio | None = None
+    ratio_to_first: Ratio | None = None  # of medians
     flat_range: list[int] | None = None
-    b_crit: CriticalBatch | None = None
+    b_crit: CriticalBatch | None = None  # null if too few batch sizes support the law
     fit_verdict: str | None = None
     largest_that_fits: int | None = None
     test_metric: float | None = None
@@ -74,7 +70,7 @@ class Comparison(Model):
 def picture_of(store: Store, name: str, trials: Sequence[TrialRecord] | None = None) -> StudyPicture:
     """Return the content of a study's page; ``trials``, if given, are all of its trials.
 
-    Raises `NotFoundError`, and `TargetNotReachedError` if no trial reached the target.
+    Raises `TargetNotReachedError` if no trial reached the target.
     """
     study, trials = store.studies.get(name), store.trials.of(name) if trials is None else trials
     found = answer(store, name, trials=trials)
@@ -97,7 +93,7 @@ def picture_of(store: Store, name: str, trials: Sequence[TrialRecord] | None = N
 
 
 def svg_of(store: Store, name: str) -> str:
-    """Return a study's chart as a dated SVG document; see `picture_of` for errors."""
+    """Return a study's chart as a dated SVG document; raises as `picture_of`."""
     found, study = answer(store, name), store.studies.get(name)
     spec = spec_of(study)
     default = spec.default.batch_size if spec.default_is_known else None

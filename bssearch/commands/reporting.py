@@ -104,7 +104,6 @@ class Reporter(Listener):
                 self._tell_answer(self._store)
 
     def _tell_the_rest(self, store: Store) -> None:
-        """Report the final answer and the ends of other drivers' trials."""
         for trial in store.trials.of(self._name) if self._unfinished else []:
             if trial.number in self._unfinished and trial.state not in UNFINISHED and trial.outcome is not None:
                 self._tell_end(trial)
@@ -161,7 +160,6 @@ def _sizes(one: Any) -> dict[str, Any]:
 
 
 def _numbers(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, float]]:
-    """Yield numbers by name; nested names are joined with ``_``."""
     for name, value in values.items():
         if isinstance(value, Mapping):
             yield from _numbers(value, f"{before}{name}_")
@@ -171,10 +169,7 @@ def _numbers(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str,
 
 @contextmanager
 def reported(spec: StudySpec, watcher: Listener, *, reports: bool) -> Iterator[tuple[Listener, Reporter | None]]:
-    """Give the listener of a run, and the reporter to its boards if any.
-
-    Raises `UsageError` for an unknown or missing board.
-    """
+    """Give a run's listener and board reporter, if any; raise `UsageError` for an unusable board."""
     names = boards_of(spec) if reports else ()
     check_boards(names)
     if not names:

@@ -1,10 +1,4 @@
-"""``rerun``: train a stored trial again, without storing it, and compare.
-
-::
-
-    found = bssearch.rerun("digits", 12, runs=3)
-    print(found.identical, found.steps_ratio, found.differences)
-"""
+"""Train a stored trial again, without storing it, and compare."""
 
 from __future__ import annotations
 
@@ -95,16 +89,13 @@ class Ran(Model):
 
 
 class RerunRun(Ran):
-    """One rerun beside the stored trial.
+    """One rerun beside the stored trial."""
 
-    ``identical``: same state, steps, steps to the target and failure reason, and bit-equal metrics at all evaluations;
-    of a stopped trial only the metrics up to there. Null without evaluations. ``only_then`` and ``only_now`` count
-    evaluations of one side.
-    """
-
+    # same state, steps, steps to the target and failure reason, and bit-equal metrics at all evaluations; of a
+    # stopped trial only the metrics up to there; null without evaluations
     identical: bool | None
     evaluations: list[Compared]
-    only_then: int
+    only_then: int  # evaluations of the stored trial only
     only_now: int
     first_difference_step: int | None
     largest_difference: float | None
@@ -113,11 +104,7 @@ class RerunRun(Ran):
 
 
 class Rerun(Model):
-    """A trial's reruns: the contract of ``rerun --format json``.
-
-    ``steps_ratio`` is the median steps to the target over the stored ones; ``time_ratio`` that of train seconds, or of
-    those to the last common evaluation if one run missed the target.
-    """
+    """A trial's reruns: the contract of ``rerun --format json``."""
 
     schema_version: int = 1
     study: str
@@ -127,8 +114,8 @@ class Rerun(Model):
     then: Ran
     runs: list[RerunRun] = Field(min_length=1)
     identical: bool | None
-    steps_ratio: float | None
-    time_ratio: float | None
+    steps_ratio: float | None  # median steps to the target over the stored ones
+    time_ratio: float | None  # of train seconds, up to the last common evaluation if one run missed the target
     differences: list[Difference]
 
 
@@ -146,14 +133,14 @@ class Stored:
 
     @property
     def until_step(self) -> int | None:
-        """Return the step to stop at; None if the trial ended by itself."""
+        """The step to stop at; None if the trial ended by itself."""
         if self.outcome.state in ENDS_BY_ITSELF:
             return None
         return self.curve[-1].step
 
     @property
     def was_stopped(self) -> bool:
-        """Return whether a limit or a user stopped the trial."""
+        """True if a limit or a user stopped the trial."""
         return self.outcome.state not in ENDS_BY_ITSELF or (
             self.outcome.state is TrialState.REACHED and not self.request.plan.stop_at_target
         )
@@ -162,8 +149,8 @@ class Stored:
 def rerun(study: str, trial: int, launch: Launch = HERE, *, runs: int = 1) -> Rerun:
     """Train a stored trial again and compare; nothing is stored.
 
-    Runs in one slot within ``budget.trial_train_seconds``, with the trial's own settings; a stopped trial stops again
-    at its last evaluation. The workload must be known on this machine, or given by ``launch.workload``.
+    Runs in one slot within ``budget.trial_train_seconds``; a stopped trial stops again at its last evaluation. The
+    workload must be known on this machine, or given by ``launch.workload``.
 
     Raises `UsageError` for ``runs`` < 1, an unsuitable trial or unknown code; else as `run_study`.
     """
@@ -197,10 +184,8 @@ def stored_trial(store: Store, study: str, number: int) -> Stored:
 
 
 def _request(spec: StudySpec, trial: TrialRecord) -> TrialRequest:
-    """Return the worker's request with the study's full time limit: on a slow day the trial's own would end too
-    early.
-    """
     full = spec.budget.trial_train_seconds
+    # The full limit: on a slow day the trial's own would end too early.
     kept = trial.kept | {"train_seconds_limit": max(trial.train_seconds_limit, full)}
     plan = TrialPlan(
         **kept,
@@ -302,13 +287,13 @@ def _against(stored: Stored, outcome: TrialOutcome, curve: Sequence[Observation]
 
 
 def _ended_alike(stored: Stored, outcome: TrialOutcome) -> bool:
-    """Compare ends; out-of-memory reasons are ignored, as they name other processes' bytes."""
     before = stored.outcome
     if before.state not in ENDS_BY_ITSELF:
         return outcome.state not in ENDS_BY_ITSELF
     same = (before.state, before.steps_to_target) == (outcome.state, outcome.steps_to_target)
     if stored.was_stopped:
         return same
+    # A reason of out of memory names the bytes of other processes.
     is_told_by_reason = before.state in FAILURES - {TrialState.OOM}
     return same and before.steps == outcome.steps and (not is_told_by_reason or before.reason == outcome.reason)
 
@@ -358,10 +343,7 @@ class Reproduction:
 
 
 def reproduction(store: Store, study: str, trial: int, *, names_database: bool = False) -> Reproduction:
-    """Return the command that repeats a stored trial.
-
-    A password stays out of it. Raises `UsageError` if the trial cannot run again.
-    """
+    """Return the command that repeats a stored trial, without a password; raise `UsageError` if it cannot."""
     stored = stored_trial(store, study, trial)
     words = ["bssearch", "trial", "rerun", study, str(trial)]
     notes = list(_notes(stored))

@@ -1,4 +1,4 @@
-"""``run`` and ``confirm``: run or resume a study."""
+"""Run, resume and confirm a study."""
 
 from __future__ import annotations
 
@@ -23,9 +23,8 @@ from bssearch.spec.parts import ConfirmSpec
 def run_study(spec: StudySpec, launch: Launch = HERE, *, from_quick: bool = False) -> Answer:
     """Run or resume a study and return the answer.
 
-    A workload in ``launch`` replaces the spec's. ``from_quick`` makes a quick answer to start from, if none is stored.
-    Several processes and machines may run one study. Refused unless allowed: changed workload code, whose trials are
-    not comparable (``launch.allow_changed_workload``), and a busy GPU (``launch.allow_busy``).
+    Several processes and machines may run one study. ``from_quick`` makes a quick answer to start from, if none is
+    stored. Refused unless ``launch`` allows it: changed workload code, whose trials are not comparable, and a busy GPU.
 
     Raises `SpecError`, `WorkloadError`, `DatabaseError`, `LaunchError`, `InterruptedRunError`, `UsageError` for
     ``from_quick`` with an objective other than seconds, and `TargetNotReachedError` if no trial reached the target.
@@ -80,7 +79,7 @@ def _tell_of_quick_answer(study: OpenStudy) -> None:
 def with_confirmation(
     spec: StudySpec, *, runs: int | None = None, max_runs: int | None = None, train_seconds: float | None = None
 ) -> StudySpec:
-    """Change confirmation settings; None keeps a setting. Raises `UsageError`."""
+    """Change confirmation settings; None keeps one. Raises `UsageError`."""
     stored = spec.confirm
     if runs is not None and runs < stored.runs:
         raise UsageError(f"--runs {runs} must be >= confirm.runs = {stored.runs} of the stored study {spec.name!r}")

@@ -40,7 +40,7 @@ Objective = Callable[[LoopTrial], object]
 
 
 class Study:
-    """A study in this process, trained by ``objective`` or by the caller between `ask` and `tell`.
+    """A study in this process, trained by ``objective`` or between `ask` and `tell`.
 
     ``spec`` is a spec, dict or path without a workload. Trials run one by one in the calling thread.
     """
@@ -73,9 +73,8 @@ class Study:
         """Run the objective until the study ends; return the answer.
 
         The first Ctrl-C, SIGTERM or kernel interrupt pauses the trial at its next step if it named its `trial.state`,
-        else cancels it, and raises `InterruptedRunError`; a new `Study` resumes. A second signal cancels at once. Only
-        the main thread handles signals. Otherwise raises as `bssearch.run_study`, and `UsageError` without an
-        objective.
+        else cancels it, and raises `InterruptedRunError`; a new `Study` resumes. A second one cancels at once. Else
+        raises as `bssearch.run_study`, and `UsageError` without an objective.
         """
         if self._objective is None:
             raise UsageError("study.run() calls an objective, and there is none", hint="Study(spec, objective=train)")
@@ -105,7 +104,7 @@ class Study:
     def ask(self) -> LoopTrial | None:
         """Return the next trial, with all generators seeded; None at the end.
 
-        The first trials only time the loop: train them too, until ``trial.should_stop``. Raises `UsageError` before
+        The first trials only time the loop: train them until ``trial.should_stop``, too. Raises `UsageError` before
         `tell`, and any error that ends the study.
         """
         if self._asked is not None:
@@ -149,7 +148,7 @@ class Study:
 
 
 class _Search:
-    """The search in its own thread; holds no reference to `Study`, so that it can be dropped."""
+    """Holds no reference to `Study`, so that it can be dropped."""
 
     def __init__(self, spec: StudySpec, launch: Launch, revision: str) -> None:
         self.answer: Answer | None = None
@@ -217,7 +216,6 @@ class _Search:
 
 
 def _revision(objective: Objective | None) -> str:
-    """Hash an objective's source (12 hex digits of SHA-256)."""
     if objective is None:
         return ""
     try:

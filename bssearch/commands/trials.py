@@ -1,4 +1,4 @@
-"""``trials``: a study's trials as rows and as a data frame."""
+"""A study's trials as rows and as a data frame."""
 
 from __future__ import annotations
 
@@ -21,10 +21,9 @@ if TYPE_CHECKING:
 
 
 def trials_frame(study: str, *, db: str | None = None) -> pd.DataFrame:
-    """Return a data frame with a row per trial.
+    """Return a data frame with a row per trial, with the columns of ``trials.csv`` and more.
 
-    Columns are those of ``trials.csv``, ``sampled`` as a whole, and ``traceback``. Raises `NotFoundError` and
-    `DatabaseError`.
+    Raises `NotFoundError` and `DatabaseError`.
     """
     import pandas as pd
 
@@ -69,8 +68,7 @@ class Fastest:
 class Status:
     """A study's spent budget, running trials, and trials by phase and state.
 
-    ``train_seconds`` cover all ended trials. ``search_ended`` is the reason, or None. Imported runs count as search
-    trials.
+    Imported runs count as search trials.
     """
 
     study: str
@@ -78,10 +76,10 @@ class Status:
     budget_trials: int
     spent_trials: int
     running: tuple[int, ...]
-    train_seconds: float
+    train_seconds: float  # of all ended trials
     fastest: Fastest | None
     trials: dict[str, dict[str, int]]
-    search_ended: str | None = None
+    search_ended: str | None = None  # the reason
 
     def document(self) -> dict[str, Any]:
         """Return the contract of ``status --format json``."""

@@ -1,4 +1,4 @@
-"""Trials outside a study: one at a time, nothing stored."""
+"""Trials outside a study: nothing is stored."""
 
 from __future__ import annotations
 
@@ -30,10 +30,7 @@ POLL_SECONDS = 0.2  # poll interval for Ctrl-C
 def step_time_of_default(
     spec: StudySpec, executor: Executor, batch_size: int, memory: MemoryBoundary = UNKNOWN
 ) -> ProbeRecord:
-    """Time the default at a batch size, with the cadence and micro-batches of real trials.
-
-    Raises `LaunchError` if not even one sample fits.
-    """
+    """Time the default at a batch size, as real trials are timed; raise `LaunchError` if nothing fits."""
     too_large: list[MemoryUse] = []
     probe = measure_step_time_at(spec, executor, batch_size, memory, too_large.append)
     if probe is None:
@@ -50,8 +47,8 @@ def run_default(
 ) -> tuple[TrialOutcome, list[Observation]]:
     """Run the default with the seed of ``index``; return its outcome and curve.
 
-    Without ``stop_at_target`` the target is not used, nor is the distance from chance. Raises `LaunchError` if the
-    trial fails or runs out of memory, `InterruptedRunError` on Ctrl-C.
+    Without ``stop_at_target`` the target is not used. Raises `LaunchError` if the trial fails, `InterruptedRunError` on
+    Ctrl-C.
     """
     assert probe.eval_every_steps is not None, "the default was timed"
     full = stop_at_target and limit >= spec.budget.trial_train_seconds

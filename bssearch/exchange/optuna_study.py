@@ -55,11 +55,9 @@ def load_optuna_study(
 ) -> optuna.Study:
     """Return an in-memory Optuna study: a snapshot of the stored one.
 
-    Its direction is minimize, unless metric_in_budget maximizes. Parameters vary in the space or between trials; the
-    space's distributions are widened to hold all trials. User attributes hold figures, target and objective.
+    It minimizes, unless metric_in_budget maximizes. Distributions are the space's, widened to hold all trials.
 
     Args:
-        name: the study.
         db: the database's URL, ignored if ``store`` is given.
         phases: included phases. Repeats (``"confirm"``, ``"audit"``) count in parameter importances.
         store: an open store.
@@ -135,7 +133,7 @@ def phases_of(given: Phase | str | Collection[Phase | str]) -> set[Phase]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence Optuna's log and its warning about experimental metric names."""
+    """Silence Optuna's log and warnings."""
     import optuna
 
     before = optuna.logging.get_verbosity()
@@ -228,12 +226,11 @@ def _attributes(trial: TrialRecord, value: float | None) -> dict[str, Any]:
 
 
 def _local(moment: datetime) -> datetime:
-    """Return naive local time, as Optuna stores it."""
     return moment.astimezone().replace(tzinfo=None)
 
 
 class _Parameters:
-    """Parameters that vary, each with one distribution: the space's, widened to all configurations."""
+    """Parameters that vary, with the space's distributions widened to all configurations."""
 
     def __init__(self, space: SearchSpace, configurations: Sequence[Configuration]) -> None:
         self._dimensions = {one.name: one for one in space.dimensions() if one.name != REFERENCE_LEARNING_RATE}
@@ -305,7 +302,6 @@ def _choices(values: Iterable[ParameterValue]) -> tuple[ParameterValue, ...]:
 
 
 def _same(one: ParameterValue, other: ParameterValue) -> bool:
-    """Compare up to rounding; True is not 1."""
     if is_number(one) and is_number(other):
         return math.isclose(one, other, rel_tol=1e-9)  # type: ignore[arg-type]
     return type(one) is type(other) and one == other

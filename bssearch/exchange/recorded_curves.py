@@ -1,8 +1,8 @@
 """A past search's trials with their learning curves, as a table.
 
-``NAME.csv.gz`` (or ``NAME.csv``) has the columns ``trial, param.*, seed, step, train_seconds, metric``, grouped by
-trial in order of time; an empty cell means unset. ``NAME.json`` has ``name``, ``metric``, ``goal``, ``target`` and
-``max_train_seconds`` (a trial's limit or null).
+``NAME.csv.gz`` (or ``NAME.csv``): ``trial, param.*, seed, step, train_seconds, metric``, by trial in order of time;
+empty cells are unset. ``NAME.json``: ``name``, ``metric``, ``goal``, ``target`` and ``max_train_seconds`` (a trial's
+limit or null).
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ COLUMNS = ("trial", "seed", "step", "train_seconds", "metric")
 PREFIX = "param."
 SUFFIXES = (".csv.gz", ".csv")
 
-OTHER_SEPARATORS = (";", "\t", "|")
-"""Spreadsheets write semicolons in locales with decimal commas."""
+OTHER_SEPARATORS = (";", "\t", "|")  # Spreadsheets write semicolons in locales with decimal commas
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +97,7 @@ def _csv_text(trials: Sequence[RecordedTrial]) -> str:
 
 
 def description_path(path: Path) -> Path:
-    """Return the description's path."""
+    """Return the description's path; raise `UsageError` for a wrong suffix."""
     for suffix in SUFFIXES:
         if path.name.endswith(suffix) and path.name != suffix:
             return path.with_name(path.name.removesuffix(suffix) + ".json")

@@ -1,4 +1,4 @@
-"""Trials as rows and documents, for `trial list`, `trial show` and exports."""
+"""Trials as rows and documents."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from bssearch.records import Environment, Observation, TrialRecord, outcome_fiel
 from bssearch.records.batch_schedule import run_stages
 from bssearch.storage.repository import Store
 
+# Outcome fields that are 0 if an imported table lacks them.
 ZERO_WHERE_UNKNOWN = frozenset({"steps", "samples", "train_seconds"})
-"""Outcome fields that are 0 if an imported table lacks them."""
 
 
+# Outcome fields that no imported table has.
 UNKNOWN_OF_IMPORTED = (
     "uncapped",
     "train_seconds_limit",
@@ -25,11 +26,10 @@ UNKNOWN_OF_IMPORTED = (
     "wall_seconds",
     "contended",
 )
-"""Outcome fields that no imported table has."""
 
 
+# Null for unfinished trials: a contract of ``trials --format json``.
 ALWAYS_THERE = ("train_seconds", "time_to_target_s", "steps_to_target", "final_metric", "reason")
-"""Null for unfinished trials: a contract of ``trials --format json``."""
 
 
 TRIALS_AT_ONCE = 200
@@ -41,10 +41,7 @@ def trial_table(trials: Sequence[TrialRecord]) -> tuple[list[str], list[dict[str
 
 
 def flat_table(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[dict[str, Any]]]:
-    """Return dotted columns and rows.
-
-    If some rows lack a mapping, only the columns of its parts remain.
-    """
+    """Return dotted columns and rows; if some rows lack a mapping, only its parts' columns remain."""
     flat = [flat_row(row) for row in rows]
     names = dict.fromkeys(key for row in flat for key in row)
     return [name for name in names if not any(other.startswith(f"{name}.") for other in names)], flat
@@ -95,7 +92,7 @@ def trial_document(
 ) -> dict[str, Any]:
     """Return a trial with curve, device and spec: the contract of ``trial --format json``.
 
-    ``stages``: the work at each stage if the batch grows, else null.
+    ``stages`` if the batch grows, else null.
     """
     return {
         **trial_row(trial),

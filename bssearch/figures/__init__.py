@@ -1,1 +1,1 @@
-"""The page of a study and its plots."""
+"""Charts, plots and the page of a study."""

@@ -1,6 +1,6 @@
-"""A chart as data: series of points on two axes, without pixels. `bssearch.figures.svg` draws it.
+"""A chart as data: series of points on two axes, without pixels; `bssearch.figures.svg` draws it.
 
-Colours are variables of ``colours.css``, which has values for light and for dark screens.
+Colours are variables of ``colours.css``, for light and dark screens.
 """
 
 from __future__ import annotations
@@ -15,11 +15,9 @@ from bssearch.analysis.numbers import number
 INK, MUTED, PAGE = "var(--ink)", "var(--muted)", "var(--page)"
 ACCENT, SECOND, THIRD, BAND = "var(--accent)", "var(--second)", "var(--third)", "var(--band)"
 
-STOPS = 4
-"""Colours of the sequence in ``colours.css``: ``--sequence-0`` is the best, ``--sequence-3`` the worst."""
+STOPS = 4  # Colours of the sequence in ``colours.css``: ``--sequence-0`` is the best, ``--sequence-3`` the worst
 
-PADDING = 0.06
-"""Empty space at each end of an axis, as a share of the length."""
+PADDING = 0.06  # Empty space at each end of an axis, as a share of the length
 
 MOST_TICKS = 7
 LONGEST_NAME = 40
@@ -42,7 +40,7 @@ class Axis:
     has_grid: bool = True
 
     def share(self, value: float) -> float:
-        """Return the position of a value: 0 at the low end, 1 at the high end."""
+        """Return a value's position: 0 at the low end, 1 at the high end."""
         if self.is_log:
             return math.log(value / self.low) / math.log(self.high / self.low)
         return (value - self.low) / (self.high - self.low)
@@ -67,17 +65,14 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """Points drawn as a line, symbols or both; a series without a name is not in the legend.
-
-    Shape ``hv`` steps horizontally, then vertically to the next point; ``vh`` the other way round.
-    """
+    """Points drawn as a line, symbols or both; without a name it is not in the legend."""
 
     points: Sequence[Point]
     name: str = ""
     colour: str = ACCENT
     width: float = 0
     dash: Dash = "solid"
-    shape: Shape = "straight"
+    shape: Shape = "straight"  # hv steps horizontally, then vertically; vh the other way round
     symbol: Symbol | None = None
     size: float = 10
     is_hollow: bool = False
@@ -130,7 +125,7 @@ def batch_axis(sizes: Sequence[int], title: str = "batch size") -> Axis:
 
 
 def value_axis(title: str, values: Iterable[float], *, log: bool, room: float = PADDING) -> Axis:
-    """Return an axis that contains the values, with ticks at round numbers."""
+    """Return an axis around the values, with ticks at round numbers."""
     known = [value for value in values if math.isfinite(value) and (value > 0 or not log)]
     low, high = min(known), max(known)
     if log:
@@ -143,13 +138,13 @@ def value_axis(title: str, values: Iterable[float], *, log: bool, room: float = 
 
 
 def extent(series: Iterable[Series]) -> list[float]:
-    """Return the y values of points and of the ends of their intervals."""
+    """Return the y values of points and interval ends."""
     points = (point for one in series for point in one.points)
     return [value for point in points for value in (point.y, point.low, point.high) if value is not None]
 
 
 def linear_ticks(low: float, high: float) -> list[Tick]:
-    """Return at most `MOST_TICKS` multiples of 1, 2 or 5 times a power of ten between low and high."""
+    """Return at most `MOST_TICKS` multiples of 1, 2 or 5 times a power of ten."""
     least = (high - low) / MOST_TICKS
     power = 10 ** math.floor(math.log10(least))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least * (1 - 1e-9))
@@ -159,7 +154,7 @@ def linear_ticks(low: float, high: float) -> list[Tick]:
 
 
 def round_numbers(low: float, high: float) -> list[float]:
-    """Return three to nine round numbers from low to high for a logarithmic axis."""
+    """Return three to nine round numbers for a logarithmic axis."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     found: list[float] = []
     for steps in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 7), tuple(step / 10 for step in range(10, 100))):
@@ -179,6 +174,6 @@ def sequence_colour(share: float) -> str:
 
 
 def short_name(text: object) -> str:
-    """Return a user's name on one line, cut to `LONGEST_NAME` characters."""
+    """Return a name on one line, cut to `LONGEST_NAME` characters."""
     words = " ".join(str(text).split())
     return words if len(words) <= LONGEST_NAME else f"{words[: LONGEST_NAME - 1]}…"

@@ -1,7 +1,7 @@
-"""One HTML file that needs nothing else: a headline, key figures, sections of charts and tables.
+"""One HTML file: a headline, key figures, sections of charts and tables.
 
-The templates escape every value. Charts are SVG; the page's content security policy forbids scripts and requests and
-allows one style sheet by its digest.
+The templates escape every value. The page's content security policy forbids scripts and requests and allows one style
+sheet by its digest.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row of a table; the optimum's is marked."""
+    """A row of a table; the optimum's is marked."""
 
     cells: Sequence[Any]
     marked: bool = False
@@ -39,7 +39,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table; ``folded`` if it is collapsed at first."""
+    """A table, collapsed at first if ``folded``."""
 
     headings: Sequence[str]
     rows: Sequence[Row]
@@ -49,12 +49,12 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """A part of the page: text, charts and table; ``absent`` is the reason if it has neither chart nor table."""
+    """A part of the page."""
 
     name: str
     title: str
     text: str
-    absent: str = ""
+    absent: str = ""  # the reason if it has neither chart nor table
     charts: Mapping[str, Chart | None] = field(default_factory=dict)
     table: Table | None = None
     notes: Sequence[str] = ()
@@ -67,7 +67,7 @@ class Section:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """The values of a page's templates. ``reproduction``: values of the last section; None leaves it out."""
+    """A page's content."""
 
     title: str
     kicker: str
@@ -75,7 +75,7 @@ class Page:
     tiles: Sequence[Tile] = ()
     warnings: Sequence[str] = ()
     sections: Sequence[Section]
-    reproduction: Mapping[str, Any] | None = None
+    reproduction: Mapping[str, Any] | None = None  # the last section's values
 
 
 def html_page(page: Page) -> str:
@@ -92,14 +92,15 @@ def rendered(template: str, **values: Any) -> str:
 
 
 def page_style() -> str:
-    """Return the style sheet of a page, including chart colours."""
+    """Return a page's style sheet."""
     return stylesheet("colours.css") + stylesheet("page.css")
 
 
 def templates(*more: BaseLoader) -> Environment:
     """Return a template environment of the page's templates, then those of further loaders.
 
-    It escapes every value and raises if one is undefined. ``chart | svg(name, title, width)`` draws a chart.
+    It escapes every value and raises if one is undefined. ``chart
+    svg(name, title, width)`` draws a chart.
     """
     from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
@@ -119,7 +120,6 @@ _own_templates = cache(templates)
 
 
 def _policy(style: str) -> str:
-    """Return a content security policy that allows only this style: no scripts, no requests."""
     # Browsers normalise line ends to \n before they compare the digest.
     lines = style.replace("\r\n", "\n").replace("\r", "\n")
     digest = base64.b64encode(hashlib.sha256(lines.encode()).digest()).decode()

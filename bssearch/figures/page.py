@@ -211,10 +211,7 @@ def _rates(curve: Sequence[Observation]) -> list[tuple[float, float]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyPicture:
-    """The data of a study's page; ``curves`` are by batch size.
-
-    ``audit``: a mapping or model with a list ``rules``. ``grown``: a run of the best growing schedule with its curve.
-    """
+    """The data of a study's page."""
 
     study: StudyRecord
     spec: StudySpec
@@ -231,7 +228,7 @@ def render(picture: StudyPicture) -> str:
 
 
 def in_notebook(answer: Answer) -> str:
-    """Return an answer as HTML for a notebook: headline, chart, batch sizes and notices."""
+    """Return an answer as HTML for a notebook."""
     from markupsafe import Markup
 
     return rendered(
@@ -541,7 +538,7 @@ def _slope(slope: Mapping[str, Any]) -> str:
 
 
 def promised_and_found(answer: Answer) -> Section | None:
-    """Return the quick answer beside the search's result; None without a quick answer."""
+    """Return the quick answer beside the search's result; None without one."""
     promise = answer.quick
     if promise is None:
         return None
@@ -591,7 +588,7 @@ SHORT_SPEC = 25
 
 
 def reproduction_of(study: StudyRecord, spec: StudySpec) -> dict[str, Any]:
-    """Return the environment, the commands and the spec of a study."""
+    """Return a study's environment, commands and spec."""
     import yaml
 
     name = study.name

@@ -1,7 +1,4 @@
-"""Plans as key figures, tables and notes, for terminal and calculator.
-
-Each number knows its path in the plan's JSON.
-"""
+"""Plans as key figures, tables and notes; each number knows its path in the plan's JSON."""
 
 from __future__ import annotations
 
@@ -20,6 +17,7 @@ from bssearch.planning.scale import ScalePlan
 from bssearch.records.text import in_words
 
 MIB = 2**20
+# The units in which sizes in bytes are shown.
 UNITS = {
     "fixed_bytes": ("GiB", GIB),
     "peak_bytes": ("GiB", GIB),
@@ -27,7 +25,6 @@ UNITS = {
     "bytes": ("GiB", GIB),
     "bytes_per_sample": ("MiB", MIB),
 }
-"""The units in which sizes in bytes are shown."""
 
 TERMS = {"term": "term", "bytes": "GiB", "bytes_per_sample": "MiB a sample", "when": "lives", "meaning": "what it is"}
 CHOICE = ("precision", "mixed", "optimizer", "checkpointing")
@@ -79,7 +76,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """A plan for people; the values of tiles and tables are `Cell`."""
+    """A plan for people; values are `Cell`."""
 
     sentence: str = ""
     tiles: Sequence[Tile] = ()
@@ -179,7 +176,7 @@ def shown_split(plan: AccumulationPlan) -> Shown:
 
 
 def shown_rules(plan: LearningRatePlan) -> Shown:
-    """Return what the rules give, when they hold, and audit results, for people."""
+    """Return each rule's result, conditions and audits, for people."""
     document, rules = plan.document(), plan.rules.items()
     told = {name: words for name, words in MORE_OF_RULE.items() if _is_told(name, document["rules"].values())}
     document["audits"] = [{"rule": name, **audit} for name, one in document["rules"].items() for audit in one["audits"]]
@@ -217,7 +214,7 @@ def _is_told(name: str, rules: Iterable[Mapping[str, Any]]) -> bool:
 
 
 def shown_scale(plan: ScalePlan) -> Shown:
-    """Return times and costs by number of devices, and the number that still pays, for people."""
+    """Return times and costs by number of devices, for people."""
     document, shown = plan.document(), {row.devices for row in plan.rows_for_people()}
     tiles = {"pays_up_to": "More devices pay up to", "passes_b_crit": "Devices at which the batch passes B_crit"}
     return Shown(

@@ -1,4 +1,4 @@
-"""The charts of a study's page: a value for each batch size, or trials. None if there is nothing to draw."""
+"""The charts of a study's page; None if there is nothing to draw."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ REGIME_SYMBOLS: Mapping[str | None, Symbol] = {
 
 
 def objective_picture(answer: Answer, *, default_batch_size: int | None = None, measured_on: date | None = None) -> str:
-    """Return the chart of the objective as an SVG document that needs nothing else.
+    """Return the chart of the objective as a standalone SVG document.
 
     Raises `UsageError` if no batch size has a value.
     """
@@ -79,10 +79,7 @@ def objective_picture(answer: Answer, *, default_batch_size: int | None = None, 
 
 
 def objective_chart(answer: Answer, default_batch_size: int | None = None) -> Chart | None:
-    """Return the objective against batch size: intervals, lower bounds, the law, the range within 5 %.
-
-    ``default_batch_size`` is the batch size of the user's default; None leaves the default out.
-    """
+    """Return the objective against batch size: intervals, lower bounds, the law, the range within 5 %."""
     objective = objective_in(answer)
     if all(row.objective_value is None for row in answer.batches):
         return None
@@ -115,12 +112,12 @@ def time_chart(answer: Answer) -> Chart | None:
 
 
 def steps_chart(answer: Answer) -> Chart | None:
-    """Return steps to the target against batch size, by regime, with the law and the slope of perfect scaling."""
+    """Return steps to the target against batch size, by regime, with the law and perfect scaling."""
     return _against_law(answer, lambda row: row.steps_to_target, "optimizer steps", _steps_by_law, slope=-1)
 
 
 def samples_chart(answer: Answer) -> Chart | None:
-    """Return samples to the target against batch size, by regime, with the law and the level of perfect scaling."""
+    """Return samples to the target against batch size, by regime, with the law and perfect scaling."""
     return _against_law(
         answer,
         lambda row: row.samples_to_target,
@@ -131,7 +128,7 @@ def samples_chart(answer: Answer) -> Chart | None:
 
 
 def front_chart(answer: Answer, *, priced: bool) -> Chart | None:
-    """Return each batch size's time and cost to the target; the cost is money if ``priced``, samples otherwise."""
+    """Return each batch size's time and cost to the target: money if ``priced``, else samples."""
     if not answer.front:
         return None
     confirmed = {row.batch_size for row in answer.batches if row.confirmed}
@@ -173,7 +170,7 @@ def throughput_chart(answer: Answer) -> Chart | None:
 
 
 def memory_chart(answer: Answer) -> Chart | None:
-    """Return peak memory against batch size in GiB or MiB, beside the device's memory if a peak needs a quarter."""
+    """Return peak memory against batch size, beside the device's memory if a peak needs a quarter."""
     peaks = [row.peak_memory_bytes for row in answer.batches if row.peak_memory_bytes is not None]
     name, unit = ("GiB", 2**30) if max(peaks, default=0) >= 2**30 else ("MiB", 2**20)
     series = _connected(answer, lambda row: None if row.peak_memory_bytes is None else row.peak_memory_bytes / unit)
@@ -309,7 +306,7 @@ def __law_curve(answer: Answer) -> Iterator[Series]:
 
 
 def _step_seconds_at(timed: Mapping[int, float], size: float) -> float | None:
-    """Return a function of step seconds, log-log interpolated between timed batch sizes; None without step times."""
+    """Return the step seconds at a size, log-log interpolated; None without step times."""
     if not timed:
         return None
     return math.exp(np.interp(math.log(size), np.log(list(timed)), np.log(list(timed.values()))))
@@ -325,7 +322,7 @@ def _drawn_law(answer: Answer) -> Fit | None:
 
 
 def dense_sizes(sizes: Collection[int]) -> list[float]:
-    """Return batch sizes from the smallest to the largest, close enough for a smooth line."""
+    """Return batch sizes from smallest to largest, close enough for a smooth line."""
     low, high = min(sizes), max(sizes)
     return [float(one) for one in np.geomspace(low, high, max(2, round(12 * math.log2(high / low)) + 1))]
 
@@ -344,8 +341,7 @@ def _sizes(answer: Answer) -> list[int]:
     return [row.batch_size for row in answer.batches]
 
 
-CURVE_POINTS = 200
-"""Most points of a learning curve: more than a screen can separate."""
+CURVE_POINTS = 200  # Most points of a learning curve: more than a screen can separate
 
 ENDED: dict[str, tuple[Symbol, str, set[TrialState]]] = {
     "stopped before the target": ("triangle", MUTED, {state for state in TrialState if state.is_censored}),
@@ -370,7 +366,7 @@ def curve_trials(answer: Answer, trials: Iterable[TrialRecord]) -> dict[int, int
 
 
 def curves_chart(answer: Answer, curves: Mapping[int, Sequence[Observation]]) -> Chart | None:
-    """Return the metric over train seconds of one run for each batch size, the optimum's the widest."""
+    """Return the metric over train seconds of one run per batch size, the optimum's the widest."""
     drawn = {size: points for size, curve in curves.items() if len(points := thinned(curve)) > 1}
     if not drawn:
         return None
@@ -391,7 +387,7 @@ def curves_chart(answer: Answer, curves: Mapping[int, Sequence[Observation]]) ->
 
 
 def recent_curves_chart(target: Target, runs: Sequence[tuple[TrialRecord, Sequence[Observation]]]) -> Chart | None:
-    """Return the metric over train seconds of some trials; the study needs no answer."""
+    """Return the metric over train seconds of some trials; needs no answer."""
     drawn = [(trial, points) for trial, curve in runs if (points := thinned(curve))]
     if not drawn:
         return None
@@ -425,10 +421,9 @@ def _curves(series: Sequence[Series], seconds: Axis, target: Target) -> Chart:
 def learning_rate_chart(
     trials: Sequence[TrialRecord], objective: Objective, default: Configuration | None
 ) -> Chart | None:
-    """Return learning rate and batch size of all trials, coloured by the objective, with the lines of two rules.
+    """Return learning rate and batch size of all trials, coloured by the objective, with two rules' lines.
 
-    The rules start at the default and need one. Left out: trials with a growing batch or unknown learning rate, and
-    failed, lost or cancelled ones.
+    The rules start at the default. Left out: growing batches, unknown rates, and failed, lost or cancelled trials.
     """
     constant = [trial for trial in trials if not trial.configuration.grows]
     known = [(trial, rate) for trial in constant if (rate := _learning_rate(trial.configuration)) is not None]
@@ -502,7 +497,7 @@ def _learning_rate(configuration: Configuration) -> float | None:
 
 
 def thinned(curve: Sequence[Observation]) -> list[Observation]:
-    """Return at most `CURVE_POINTS` finite points; step 0 is left out, because a logarithmic axis cannot show it."""
+    """Return at most `CURVE_POINTS` finite points, without step 0, which a logarithmic axis cannot show."""
     finite = [one for one in curve if math.isfinite(one.metric) and one.train_seconds > 0]
     if len(finite) <= CURVE_POINTS:
         return finite

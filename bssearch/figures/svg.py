@@ -1,4 +1,4 @@
-"""Charts as script-free SVG: on a page in a wide and a narrow version, or as a standalone picture."""
+"""Charts as script-free SVG: on a page in a wide and a narrow version, or as a picture."""
 
 from __future__ import annotations
 
@@ -17,21 +17,18 @@ from bssearch.figures.chart import INK, PAGE, STOPS, Axis, Band, Chart, ColourSc
 
 Anchor = Literal["start", "middle", "end"]
 Corners = Sequence[tuple[float, float]]
-Place = tuple[float, float, Anchor]
-"""Position, anchor and baseline of a text."""
+Place = tuple[float, float, Anchor]  # Position, anchor and baseline of a text
 
 NARROW_WIDTH, WIDE_WIDTH = 340, 560
 PICTURE_WIDTH, PICTURE_EDGE = 880, 24
-MOST_TOOLTIPS = 200
-"""Series with more points get no tooltips, which would double the page's size."""
+MOST_TOOLTIPS = 200  # Series with more points get no tooltips, which would double the page's size
 TOOLTIP_RADIUS = 6
-TICK, GAP, AWAY = 4, 4, 9
-"""Pixels: length of a tick, its distance from its text, and that of a point from its text."""
+TICK, GAP, AWAY = 4, 4, 9  # Pixels: length of a tick, its distance from its text, and that of a point from its text
 SWATCH, SWATCH_GAP, BETWEEN_NAMES = 24, 6, 16
 BAR_WIDTH, BAR_HEIGHT = 180, 10
-CAP = 5
-"""Half the width of the cap of an interval."""
+CAP = 5  # Half the width of the cap of an interval
 
+# Corners in half sizes of a symbol; y grows downward.
 POLYGONS: dict[str, Corners] = {
     "square": [(-0.9, -0.9), (0.9, -0.9), (0.9, 0.9), (-0.9, 0.9)],
     "diamond": [(0, -1.3), (1.3, 0), (0, 1.3), (-1.3, 0)],
@@ -45,17 +42,16 @@ POLYGONS: dict[str, Corners] = {
         for corner, radius in enumerate((1.3, 0.55) * 5)
     ],
 }
-"""Corners in half sizes of a symbol; y grows downward."""
 STROKES: dict[str, Sequence[Corners]] = {
     "x": [[(-1, -1), (1, 1)], [(-1, 1), (1, -1)]],
     "arrow": [[(-0.6, 0), (0.6, 0)], [(0, 0), (0, -2)], [(-0.6, -1.3), (0, -2), (0.6, -1.3)]],
 }
 
+# Character widths in font sizes (others 0.62), after DejaVu Sans, which is wider than most.
 CHARACTER_WIDTHS = {0.34: "fijlt.,:;'!|I()[]/ -·", 0.85: "mwMW%@—→≥≤±×", 0.7: "ABCDEFGHJKLNOPQRSTUVXYZ&"}
-"""Character widths in font sizes (others 0.62), after DejaVu Sans, which is wider than most."""
 WIDTH_OF = {character: width for width, characters in CHARACTER_WIDTHS.items() for character in characters}
+# Characters that XML 1.0 (section 2.2) forbids.
 NO_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""Characters that XML 1.0 (section 2.2) forbids."""
 HALO = f' paint-order="stroke" stroke="{PAGE}" stroke-width="3" stroke-linejoin="round"'
 MUTED_TEXT = ' fill="var(--muted)"'
 PICTURE_STYLE = "svg.bssearch-chart { max-width: 100%; height: auto; }\n"
@@ -63,7 +59,7 @@ PICTURE_STYLE = "svg.bssearch-chart { max-width: 100%; height: auto; }\n"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """Width of a chart, height of the plot and font size, in the same unit."""
+    """Width of a chart, height of the plot and font size, in one unit."""
 
     kind: str
     width: float
@@ -128,7 +124,7 @@ class Frame:
         return self.box.bottom - self.y_axis.share(value) * (self.box.bottom - self.box.top)
 
     def placed(self, series: Series) -> list[Placed]:
-        """Return the points of a series within the axes, up to rounding."""
+        """Return a series' points within the axes, up to rounding."""
         places = [Placed(point, self.x(point.x), self.y(point.y)) for point in series.points]
         left, top, right, bottom = self.box
         return [one for one in places if left <= one.x + 0.1 <= right + 0.2 and top <= one.y + 0.1 <= bottom + 0.2]
@@ -137,8 +133,7 @@ class Frame:
 def svg(chart: Chart, name: str, title: str, width: float = WIDE_WIDTH) -> str:
     """Return a chart as two ``svg`` elements; the style sheet shows ``wide``, or ``narrow`` on a phone.
 
-    ``name`` must be unique on the page, because it prefixes the ids. ``title`` is the text alternative, ``width`` is in
-    CSS pixels.
+    ``name`` prefixes the ids and must be unique on the page. ``title`` is the text alternative.
     """
     sizes = (
         Size(kind="wide", width=width, plot_height=290 if width <= WIDE_WIDTH else 330),
@@ -154,7 +149,7 @@ def svg(chart: Chart, name: str, title: str, width: float = WIDE_WIDTH) -> str:
 
 
 def picture(chart: Chart, *, title: str, subtitle: str, footnote: str, about: str) -> str:
-    """Return a chart as an SVG document with its own colours; ``about`` is the text alternative."""
+    """Return a chart as an SVG document; ``about`` is the text alternative."""
     size = Size(kind="wide", width=PICTURE_WIDTH - 2 * PICTURE_EDGE, plot_height=310, font=14)
     # Ids must differ between pictures in one notebook.
     elements, height = _drawn(chart, f"chart-{zlib.crc32(repr((chart, title)).encode()):08x}", size)
@@ -257,7 +252,7 @@ def _frame(chart: Chart, size: Size, top: float) -> Frame:
 
 
 def _fitting(ticks: Sequence[Tick], place: Callable[[Tick], float], half: Callable[[Tick], float]) -> Sequence[Tick]:
-    """Return every n-th tick, with the smallest n at which neighbouring texts do not overlap."""
+    """Return every n-th tick, with the smallest n at which texts do not overlap."""
     for every in range(1, len(ticks)):
         shown = ticks[::every]
         if all(abs(place(one) - place(two)) >= half(one) + half(two) for one, two in itertools.pairwise(shown)):
@@ -501,7 +496,7 @@ def width_of(text: str, font: float) -> float:
 
 
 def cut(text: str, font: float, room: float) -> str:
-    """Return a text cut to a width, with an ellipsis if it is too long."""
+    """Return a text cut to a width, with an ellipsis."""
     if width_of(text, font) <= room:
         return text
     while text and width_of(f"{text}…", font) > room:

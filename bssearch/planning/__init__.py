@@ -1,1 +1,1 @@
-"""Plans before anything runs: arithmetic over given numbers, and traced models."""
+"""Plans before anything runs, from numbers or traced models."""

@@ -1,4 +1,4 @@
-"""Exact splits of a batch into micro-batches, accumulation steps and devices."""
+"""Splits of a batch into micro-batches, accumulation steps and devices."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Micro = Annotated[int, Field(ge=1, le=10**6)]  # the sizes up to it are tried on
 
 
 class AccumulationRequest(Request):
-    """A batch and the devices that share it."""
+    """A batch and its devices."""
 
     batch: Annotated[
         Batch, Option("Samples of an optimizer step, over all devices.", label="Wanted batch", unit="samples")
@@ -53,7 +53,7 @@ class AccumulationRequest(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccumulationPlan(Plan):
-    """``batch`` = ``micro_batch`` × ``accumulation_steps`` × ``devices`` samples per optimizer step."""
+    """``batch`` = ``micro_batch`` × ``accumulation_steps`` × ``devices`` samples per step."""
 
     micro_batch: int
     accumulation_steps: int
@@ -64,12 +64,10 @@ class AccumulationPlan(Plan):
 
 @planned(AccumulationRequest)
 def plan_accumulation(asked: AccumulationRequest) -> AccumulationPlan:
-    """Return the exact split of a batch into micro-batches of ``micro`` samples on ``devices``.
+    """Return the exact split of a batch into micro-batches on ``devices``.
 
-    With ``max_micro``, the largest micro-batch up to it that divides a device's share; with neither, the whole share.
-
-    Raises:
-        UsageError: There is no such split; the message names the nearest batches.
+    Without ``micro``, the largest divisor of a device's share up to ``max_micro``. Raises `UsageError` naming the
+    nearest batches if no split exists.
     """
     share = _share(asked.batch, asked.micro or 1, asked.devices)
     size = asked.micro or split_batch(share, asked.max_micro)[0]

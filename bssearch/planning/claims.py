@@ -1,4 +1,4 @@
-"""Common claims about batch sizes that are wrong or not always right, with corrections and sources."""
+"""Common claims about batch sizes, with corrections and sources."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ADAM_LIKE = ("adam", "adamw", "adamax", "nadam", "radam", "lamb")  # keep runnin
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A remark about a plan: a ``code`` for programs and a ``message`` for people."""
+    """A remark: ``code`` for programs, ``message`` for people."""
 
     code: str
     message: str
@@ -25,7 +25,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A claim as ``said``, the ``right`` statement in one line, and its ``source``."""
+    """A claim as ``said``, the ``right`` statement, and its ``source``."""
 
     said: str
     right: str
@@ -33,7 +33,7 @@ class Claim:
 
     @property
     def message(self) -> str:
-        """The claim, its correction and source, in one line."""
+        """Claim, correction and source in one line."""
         return f"“{self.said}”: {self.right} ({self.source})"
 
 
@@ -95,7 +95,7 @@ def notes_on(codes: Mapping[str, object]) -> list[Note]:
 
 
 def notes_on_spec(spec: StudySpec) -> list[Note]:
-    """Return the corrections that the author of such a spec may need."""
+    """Return the corrections that a spec's author may need."""
     space, largest = spec.space, spec.batch_sizes[-1]
     names = {optimizer.name for optimizer in space.optimizers}
     rate = space.learning_rate if isinstance(space.learning_rate, RelativeLearningRate) else None

@@ -1,4 +1,4 @@
-"""Rules of thumb that carry a tuned configuration to another batch size, with their limits."""
+"""Rules of thumb for a tuned configuration at another batch size."""
 
 from __future__ import annotations
 
@@ -41,12 +41,9 @@ ROUNDING = 1e-9  # κ(1 − β) this close to 1 counts as 1; above double-precis
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleOfThumb:
-    """A rule: its effect on each parameter, when it is known to hold or break, and its source.
+    """A rule: its effects, when it holds and breaks, and its source."""
 
-    ``rate`` None means the optimizer's usual rule. ``audited_as`` names the rules of `bssearch study audit`.
-    """
-
-    rate: LearningRateRule | None = None
+    rate: LearningRateRule | None = None  # None: the optimizer's usual rule
     batch_rules: Mapping[str, str] = field(default_factory=dict)
     scales_dropout: bool = False
     smooths_labels: bool = False
@@ -54,7 +51,7 @@ class RuleOfThumb:
     holds: str
     breaks: str
     source: str
-    audited_as: tuple[str, ...] = ()
+    audited_as: tuple[str, ...] = ()  # its rules in `bssearch study audit`
 
 
 NONE, LINEAR, SQRT = LearningRateRule.NONE, LearningRateRule.LINEAR, LearningRateRule.SQRT
@@ -144,7 +141,7 @@ def _listed(given: Any) -> Any:
 
 
 class LearningRateRequest(Request):
-    """A configuration tuned at ``from_batch`` samples, and the ``batch`` to train with."""
+    """A configuration tuned at ``from_batch``, and the ``batch`` to train with."""
 
     from_batch: Annotated[
         Count, Option("The batch size at which the configuration was tuned.", label="Tuned at batch", unit="samples")
@@ -212,7 +209,7 @@ class LearningRateRequest(Request):
 
     @property
     def tuned(self) -> dict[str, Any]:
-        """Values that a rule may carry over, by default the optimizer's β and ε."""
+        """Values that a rule may change, by default the optimizer's."""
         names = ("beta1", "beta2", "epsilon", "ema_decay", "weight_decay")
         given = {name: getattr(self, name) for name in names}
         return {name: self._own.get(name) if value is None else value for name, value in given.items()}
@@ -220,22 +217,19 @@ class LearningRateRequest(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditedRule:
-    """An audit's verdict on a rule in a ``study`` at a batch size; ``regret`` is None if unknown."""
+    """An audit's verdict on a rule."""
 
     study: str
     rule: str
     batch_size: int | None
     verdict: str
-    regret: float | None
+    regret: float | None  # None if unknown
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuledConfiguration:
-    """A rule's configuration at the batch size, and when the rule holds and breaks.
-
-    ``caveats`` are problems in this case, ``audits`` results of the user's studies.
-    """
+    """A rule's configuration, its limits, and results of the user's ``audits``."""
 
     learning_rate: float
     warmup_epochs: float
@@ -255,7 +249,7 @@ class RuledConfiguration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearningRatePlan(Plan):
-    """Configurations at ``batch`` from one tuned at ``from_batch``, by rule; ``ratio`` is batch / from_batch."""
+    """Configurations by rule; ``ratio`` is batch / from_batch."""
 
     from_batch: int
     batch: int
@@ -266,7 +260,7 @@ class LearningRatePlan(Plan):
 
 
 def plan_rules(asked: LearningRateRequest, audits: Sequence[AuditedRule] = ()) -> LearningRatePlan:
-    """Return each rule's configuration at another batch size; parameters outside the rule stay.
+    """Return each rule's configuration; parameters outside the rule stay.
 
     Rules without a learning rate follow ``rate_rule``, by default linear with SGD and LARS, else square root. From 8
     times the batch on, every rule but ``none`` has at least `WARMUP_EPOCHS`.

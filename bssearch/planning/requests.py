@@ -1,4 +1,4 @@
-"""Base classes of plan requests: pydantic models that define the options of command line, page and Python."""
+"""Plan requests: pydantic models that define the options of command line, page and Python."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Made = TypeVar("Made")
 
 
 def parameter_count(given: Any) -> int | None:
-    """Return a number of parameters, also from text: 110000000, 1.1e8, 110M or 7B."""
+    """Parse a number of parameters: 110000000, 1.1e8, 110M or 7B."""
     if given is None:
         return None
     try:
@@ -57,7 +57,7 @@ Database = Annotated[str | None, Option("Database of the studies.", metavar="URL
 
 
 class RequestError(UsageError):
-    """A request with wrong fields; ``problems`` maps fields to messages."""
+    """Wrong fields of a request; ``problems`` maps fields to messages."""
 
     def __init__(self, problems: Mapping[str, str]) -> None:
         super().__init__("\n".join(problems.values()))
@@ -82,7 +82,7 @@ class Request(BaseModel):
 
 
 class Plan:
-    """The answer to a request, of JSON values and dataclasses."""
+    """The answer to a request."""
 
     def document(self) -> dict[str, Any]:
         """Return the plan as JSON values."""
@@ -91,7 +91,7 @@ class Plan:
 
 @cache
 def options_of(model: type[Request]) -> dict[str, Option]:
-    """Return the options of a request by field; fields without one are for Python only."""
+    """Return a request's options by field; fields without one are for Python only."""
     notes = {name: field.metadata for name, field in model.model_fields.items()}
     return {name: one for name, found in notes.items() for one in found if isinstance(one, Option)}
 
@@ -105,11 +105,7 @@ def type_of(model: type[Request], name: str) -> Any:
 
 
 def read(model: type[Model], given: Mapping[str, Any], *, are_texts: bool = False) -> Model:
-    """Return a request from values or texts.
-
-    Raises:
-        RequestError: Fields are wrong; it names each with its bound.
-    """
+    """Return a request from values or texts; raise `RequestError` naming wrong fields and bounds."""
     try:
         return model.model_validate_strings(given, strict=False) if are_texts else model.model_validate(given)
     except ValidationError as error:
@@ -132,7 +128,7 @@ def planned(model: Callable[Asked, Model]) -> Callable[[Callable[[Model], Made]]
 
 
 def require(is_so: object, message: str, *, hint: str | None = None) -> None:
-    """Raise `UsageError` with a message unless ``is_so``."""
+    """Raise `UsageError` unless ``is_so``."""
     if not is_so:
         raise UsageError(message, hint=hint)
 

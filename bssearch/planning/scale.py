@@ -165,38 +165,34 @@ class ScaleRequest(Request):
         return self.per_device_batch if self.batch is None or self.batch % devices else self.batch // devices
 
     def all_reduce_seconds(self, devices: int) -> float:
-        """Return a ring all-reduce's seconds, 2(n − 1)·(latency + bytes / (n·bandwidth)); 0 on one device."""
+        """Return a ring all-reduce's seconds, 2(n − 1)·(latency + bytes / (n·bandwidth))."""
         if devices == 1 or self.bandwidth_gb_s is None:
             return 0.0
         message = self.parameters * self.gradient_bytes / devices / (self.bandwidth_gb_s * 1e9)
         return 2 * (devices - 1) * (self.latency_us * 1e-6 + float(message))
 
     def exposed_seconds(self, devices: int, compute_s: float) -> float:
-        """Return the seconds of communication that ``compute_s`` does not hide."""
+        """Return the communication seconds that ``compute_s`` does not hide."""
         communication = self.all_reduce_seconds(devices)
         return communication - min(self.overlap * communication, compute_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One number of devices: its step and its time to the target.
-
-    ``communication_s`` is the exposed part, ``efficiency`` the speedup per device; ``throughput_efficiency`` counts
-    only samples per second.
-    """
+    """One number of devices: its step and its time to the target."""
 
     devices: int
     batch: int
     micro_batch: int
     accumulation_steps: int
     compute_s: float
-    communication_s: float
+    communication_s: float  # the exposed part
     step_s: float
     samples_per_s: float
-    throughput_efficiency: float
+    throughput_efficiency: float  # by samples per second
     relative_samples: float
     speedup: float
-    efficiency: float
+    efficiency: float  # speedup per device
     time_to_target_s: float | None
     device_hours: float | None
     cost: float | None
@@ -204,7 +200,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """A number with its interval; None for an unknown number or an open side."""
+    """A number with its interval; None if unknown or open."""
 
     estimate: float | None
     low: float | None = None
@@ -213,22 +209,18 @@ class Interval:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalePlan(Plan):
-    """Plan for 1 … ``devices`` devices.
-
-    ``passes_b_crit``: fewest devices whose batch exceeds B_crit. ``pays_up_to``: most devices that each do half of a
-    single one's work or more. Both have B_crit's interval. ``fastest`` takes the least time.
-    """
+    """Plan for 1 … ``devices`` devices."""
 
     devices: int
     b_crit: Interval
     rows: list[Row]
-    passes_b_crit: Interval
-    pays_up_to: Interval
+    passes_b_crit: Interval  # fewest devices whose batch exceeds B_crit, with its interval
+    pays_up_to: Interval  # most devices that each do at least half of a single one's work
     fastest: int
     notes: list[Note]
 
     def rows_for_people(self) -> list[Row]:
-        """Return the rows; of many, powers of two, the last, and those that the plan mentions."""
+        """Return the rows; of many, powers of two, the last, and those in the plan."""
         if len(self.rows) <= SHOWN_ROWS:
             return self.rows
         kept = {1, self.fastest, self.pays_up_to.estimate, self.passes_b_crit.estimate, self.rows[-1].devices}
@@ -236,7 +228,7 @@ class ScalePlan(Plan):
 
 
 def plan_devices(asked: ScaleRequest) -> ScalePlan:
-    """Return the plan; a fixed batch uses only devices that divide it. Needs ``alpha_s``, ``beta_s`` and ``b_crit``."""
+    """Return the plan, for devices that divide a fixed batch. Needs ``alpha_s``, ``beta_s``, ``b_crit``."""
     b_crit = Interval(estimate=asked.b_crit, low=asked.b_crit_low, high=asked.b_crit_high)
     rows = device_rows(asked, asked.b_crit or 1.0)
     pays_up_to = _range(b_crit, lambda value: _pays(device_rows(asked, value)))
@@ -336,7 +328,7 @@ BEYOND = 8  # factor by which the batch sizes extend past the marks
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """A batch size: its ``row`` on one device, and time and samples relative to the least."""
+    """A batch size's ``row`` on one device; time and samples relative to the least."""
 
     row: Row
     relative_time: float
@@ -345,14 +337,11 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TradeOff:
-    """Powers of two with their costs; ``fastest`` takes the least time.
-
-    ``optimum`` is √(B_crit·α/β), without accumulation; 0 if α is 0.
-    """
+    """Powers of two with their costs."""
 
     points: Sequence[Point]
-    fastest: Point
-    optimum: float
+    fastest: Point  # takes the least time
+    optimum: float  # √(B_crit·α/β), without accumulation
     b_crit: float
 
 

@@ -1,4 +1,4 @@
-"""Questions for a first study, by the batch-size handbook, and its spec from ``start.yaml``."""
+"""Questions for a first study, and its spec from ``start.yaml``."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ class StartRequest(Request):
 
     @property
     def memory(self) -> MemoryRequest:
-        """The memory plan; a spec's sgd has momentum."""
+        """The memory plan's input; a spec's sgd has momentum."""
         kept = "momentum" if self.optimizer == "sgd" else self.optimizer
         return MemoryRequest(parameters=self.parameters, precision=self.precision, optimizer=kept)
 
@@ -149,7 +149,7 @@ class StartRequest(Request):
 
     @property
     def saves_memory(self) -> bool:
-        """Whether memory has priority or is the bottleneck."""
+        """True if memory has priority or is the bottleneck."""
         few = self.safe_micro_batch is not None and self.safe_micro_batch < SMALL_MICRO_BATCH
         is_tight = parameter_bytes(self.memory).fixed > TIGHT_SHARE * self.memory_gib * GIB
         return few or is_tight or self.priority == "memory"
@@ -168,7 +168,7 @@ class StartPlan(Plan):
     notes: list[Note]
 
     def document(self) -> dict[str, Any]:
-        """Return the plan as JSON values; ``spec`` has the fields of the YAML text."""
+        """Return JSON values; ``spec`` has the fields of the YAML text."""
         return {**asdict(self), "spec": yaml.safe_load(self.yaml)}
 
 
@@ -176,9 +176,7 @@ class StartPlan(Plan):
 def plan_start(asked: StartRequest) -> StartPlan:
     """Return a first study's spec, which loads as it is.
 
-    Raises:
-        UsageError: Answers are wrong or contradict each other.
-        LaunchError: The model does not fit; the hint names options that would.
+    Raises `UsageError` for wrong or contradictory answers, `LaunchError` if the model does not fit.
     """
     from jinja2 import Environment
 

@@ -1,4 +1,4 @@
-"""Access control: accepted host names, a token if other machines can connect, and GET only.
+"""Access control: host names, a token if other machines can connect, and GET only.
 
 Checking the Host header prevents DNS rebinding. Response headers deny other origins.
 """
@@ -20,14 +20,11 @@ from starlette.requests import cookie_parser
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-TOKEN_BYTES = 32
-"""Bytes of a token; 256 bits cannot be guessed."""
+TOKEN_BYTES = 32  # Bytes of a token; 256 bits cannot be guessed
 
-MOST_QUERY_BYTES = 16_384
-"""Maximum query length in bytes, far above any form's."""
+MOST_QUERY_BYTES = 16_384  # Maximum query length in bytes, far above any form's
 
-ADMITTED = "bssearch_admitted"
-"""Key of a request's state if `Guard` admitted it, which the server's connections read."""
+ADMITTED = "bssearch_admitted"  # Key of a request's state if `Guard` admitted it, which the server's connections read
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 
@@ -43,28 +40,24 @@ HEADERS = {
     "Cache-Control": "no-cache, private",
 }
 
-Refuse = Callable[[int, str, str], Response]
-"""Returns a refusal page for a status, message and hint."""
+Refuse = Callable[[int, str, str], Response]  # Returns a refusal page for a status, message and hint
 
+# Returns a page with a link; a redirect from another site would lose the strict cookie.
 Welcome = Callable[[str], Response]
-"""Returns a page with a link; a redirect from another site would lose the strict cookie."""
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """A server's accepted host names and its token, None if not required.
-
-    ``any_address`` accepts every IP address: unlike names, addresses cannot be rebound.
-    """
+    """A server's accepted host names and its token, None if not required."""
 
     names: frozenset[str]
     port: int
     token: str | None = None
-    any_address: bool = False
+    any_address: bool = False  # accepts every IP address: unlike names, addresses cannot be rebound
 
     @classmethod
     def of(cls, host: str, port: int, *, token: str | None, names: Collection[str] = ()) -> Access:
-        """Return the access of a server on a host; ``names`` are further accepted names."""
+        """Return the access of a server; ``names`` are further accepted names."""
         known = {host, *names}
         if is_loopback(host):
             known |= {*LOOPBACK_NAMES}
@@ -83,7 +76,7 @@ class Access:
 
     @property
     def cookie(self) -> str:
-        """The cookie's name; browsers send a host's cookies to all its ports."""
+        """The cookie's name, with the port: browsers send a host's cookies to all ports."""
         return f"bssearch-{self.port}"
 
     @property

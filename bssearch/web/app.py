@@ -36,13 +36,13 @@ from bssearch.web.studies import (
 )
 from bssearch.web.views import Asked, Databases, Document, Page
 
+# Status of an error page.
 STATUS: tuple[tuple[type[BSSearchError], int], ...] = (
     (NotFoundError, 404),
     (TargetNotReachedError, 404),
     (UsageError, 400),
     (DatabaseError, 503),
 )
-"""Status of an error page."""
 
 PAGES: dict[str, Page] = {
     "/studies": Page(studies_page),
@@ -55,20 +55,17 @@ PAGES: dict[str, Page] = {
     "/calculator": Page(calculator_page),
 }
 
-THREADS = 4
-"""Concurrent requests; they share one interpreter, and each thread keeps memory."""
+THREADS = 4  # Concurrent requests; they share one interpreter, and each thread keeps memory
 
-MOST_AT_ONCE = 40
-"""Maximum waiting and active requests, some seconds of work; others get a retry message."""
+MOST_AT_ONCE = 40  # Maximum waiting and active requests, some seconds of work; others get a retry message
 
-KEPT_PAGES = 16
-"""Number of cached pages."""
+KEPT_PAGES = 16  # Number of cached pages
 
 log = logging.getLogger("bssearch.web")
 
 
 def create_app(databases: Databases, access: Access) -> Starlette:
-    """Return the application that serves databases within `Access`."""
+    """Return the application that serves databases."""
     pages = _Pages(databases)
     return Starlette(
         routes=[
@@ -83,8 +80,6 @@ def create_app(databases: Databases, access: Access) -> Starlette:
 
 
 class _Pages:
-    """Makes responses of views."""
-
     def __init__(self, databases: Databases) -> None:
         self._databases = databases
         self._environment = templates(PackageLoader("bssearch.web"))
@@ -136,11 +131,9 @@ class _Pages:
         return refused
 
     def welcome(self, place: str) -> Response:
-        """Return the page after a correct token, with a link onwards."""
         return self._page("welcome.html", 200, {"place": place})
 
     def http_error(self, request: Request, error: Exception) -> Response:
-        """Return the page for an unknown address."""
         status = error.status_code if isinstance(error, HTTPException) else 500
         known = {404: f"There is no page {request.url.path}"}
         return self._failed(request, status, known.get(status, str(error)), "")

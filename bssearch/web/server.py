@@ -1,4 +1,4 @@
-"""The HTTP server, which binds its socket before printing its address."""
+"""The HTTP server."""
 
 from __future__ import annotations
 
@@ -19,14 +19,12 @@ from bssearch.web.views import Databases
 
 # Browsers open connections in advance and leave them unused for minutes.
 
+# Maximum open connections, below the default limit of 1,024 files per process. A browser opens up to six.
 MOST_CONNECTIONS = 400
-"""Maximum open connections, below the default limit of 1,024 files per process. A browser opens up to six."""
 
-MOST_STRANGERS = 100
-"""Maximum open connections without an admitted request. A further one replaces the oldest."""
+MOST_STRANGERS = 100  # Maximum open connections without an admitted request. A further one replaces the oldest.
 
-REQUEST_S = 10.0
-"""Seconds to send a whole request, head and body; enough for a slow network."""
+REQUEST_S = 10.0  # Seconds to send a whole request, head and body; enough for a slow network
 
 
 class Connection(H11Protocol):
@@ -79,11 +77,9 @@ class Connection(H11Protocol):
             self._deadline = None
 
 
-GRACE_S = 3
-"""Seconds for requests to finish after a stop."""
+GRACE_S = 3  # Seconds for requests to finish after a stop
 
-BACKLOG = 128
-"""The listen backlog."""
+BACKLOG = 128  # The listen backlog
 
 
 def serve(
@@ -97,9 +93,9 @@ def serve(
 ) -> None:
     """Serve database pages until Ctrl-C or SIGTERM.
 
-    A token is required if ``host`` is reachable from other machines or ``asks_token``. ``tell`` gets the
-    address with the token once. ``port`` 0 takes a free one; ``names`` are further host names. Raises `UsageError` if
-    host or port cannot listen or a required token is declined, and as `open_databases`.
+    A token is required if ``host`` is reachable from other machines or ``asks_token``; ``tell`` gets the address with
+    it once. ``port`` 0 takes a free one; ``names`` are further host names. Raises `UsageError` if it cannot listen or a
+    required token is declined.
     """
     databases = Databases(urls)
     needs_token = not is_loopback(host)

@@ -1,4 +1,4 @@
-"""Pages about several studies (list, comparison, best results), about one study, its trials and each trial."""
+"""Pages about several studies, one study, its trials and each trial."""
 
 from __future__ import annotations
 
@@ -31,8 +31,7 @@ from bssearch.search.finding import answer
 from bssearch.storage.repository import Store
 from bssearch.web.views import Answered, Asked, Document, View, numbered, shortened
 
-FILTERS = ("workload", "device", "target", "objective", "precision")
-"""Study filters, as in `bssearch study list`."""
+FILTERS = ("workload", "device", "target", "objective", "precision")  # Study filters, as in `bssearch study list`
 
 LIVE_SECONDS = 5.0
 
@@ -56,7 +55,7 @@ def studies_page(asked: Asked) -> Answered:
 
 
 def study_filter(asked: Asked) -> StudyFilter:
-    """Return a query's filter. Raises `UsageError`."""
+    """Return a query's filter; raise `UsageError`."""
     return StudyFilter.of(**{name: asked.text(name) for name in FILTERS})
 
 
@@ -71,11 +70,9 @@ def _listed(asked: Asked, row: dict[str, Any]) -> dict[str, Any]:
     return {**row, "db": asked.databases.number_of(row["database"]), "when": f"{created:%Y-%m-%d %H:%M}"}
 
 
-MOST_COMPARED = 20
-"""Maximum compared studies, more than fit side by side."""
+MOST_COMPARED = 20  # Maximum compared studies, more than fit side by side
 
-MOST_TOLD = 5
-"""Maximum disagreements shown; JSON has all."""
+MOST_TOLD = 5  # Maximum disagreements shown; JSON has all
 
 
 def compare_page(asked: Asked) -> Answered:
@@ -108,7 +105,7 @@ def compare_page(asked: Asked) -> Answered:
 
 
 def best_page(asked: Asked) -> Answered:
-    """Show matching studies' results and agreement; only the form if no filter is given."""
+    """Show matching studies' results and agreement; only the form without a filter."""
     wanted = study_filter(asked)
     values: dict[str, Any] = {"filters": {name: asked.text(name) or "" for name in FILTERS}, "found": None}
     if wanted.conditions:
@@ -148,37 +145,32 @@ def _shown(row: Mapping[str, Any], columns: Sequence[str]) -> dict[str, str]:
     return {name: in_words(row.get(name)) for name in columns}
 
 
-MOST_CURVES = 8
-"""Maximum curves drawn, from the latest trials, so that a reader can tell them apart."""
+MOST_CURVES = 8  # Maximum curves drawn, from the latest trials, so that a reader can tell them apart
 
+# Time after its last trial during which a study counts as live; longer than a driver needs between trials and than
+# most step timing before the first.
 PAUSE_SECONDS = 60.0
-"""Time after its last trial during which a study counts as live; longer than a driver needs between trials
-and than most step timing before the first.
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """Progress of a study's run; ``curves`` is None without evaluations.
-
-    A study stays live between trials, so that its page keeps its form.
-    """
+    """Progress of a study, live also between trials, so that its page keeps its form."""
 
     status: Status
     running: list[dict[str, Any]]
     counts: list[tuple[str, str, int]]
-    curves: Chart | None
+    curves: Chart | None  # None without evaluations
     summary: str
     is_live: bool
 
     @property
     def is_running(self) -> bool:
-        """Whether a trial is running."""
+        """True if a trial is running."""
         return bool(self.status.running)
 
 
 def version_of(store: Store, name: str) -> str:
-    """Return a value that changes with a study's trials, running evaluations and other content."""
+    """Return a value that changes with a study's content and running evaluations."""
     running = [trial.number for trial in store.trials.of(name, states=[TrialState.RUNNING])]
     seen = {number: len(curve) for number, curve in store.trials.evaluations(name, running).items()} if running else {}
     found = {part: value for part, value in (store.findings.last(name) or {}).items() if part != "answer"}
@@ -232,12 +224,11 @@ def _running_row(trial: TrialRecord, curve: Sequence[Observation]) -> dict[str, 
 
 RUNNING_SECONDS = 2.0
 
-RESTING_SECONDS = 15.0
-"""Slow refresh; an idle study may be resumed."""
+RESTING_SECONDS = 15.0  # Slow refresh; an idle study may be resumed
 
 
 def study_page(asked: Asked) -> Answered:
-    """Show a study's progress while it runs, and its answer once available."""
+    """Show a study's progress, and its answer once available."""
     with asked.databases.study(asked.study, asked.database) as store:
         study, trials = store.studies.get(asked.study), store.trials.of(asked.study)
         far = progress(store, study, trials)
@@ -256,7 +247,7 @@ def study_page(asked: Asked) -> Answered:
 
 
 def study_version(asked: Asked) -> str:
-    """Return a value that changes with every trial and running evaluation."""
+    """Return a value that changes with every trial and evaluation."""
     with asked.databases.study(asked.study, asked.database) as store:
         return version_of(store, asked.study)
 
@@ -280,8 +271,7 @@ def _found(store: Store, name: str, trials: Sequence[TrialRecord]) -> tuple[Page
         return None, error.message
 
 
-PAGE_TRIALS = 100
-"""Trials per page."""
+PAGE_TRIALS = 100  # Trials per page
 
 COLUMNS = {
     "number": "Trial",
@@ -295,16 +285,15 @@ COLUMNS = {
     "final_metric": "Metric",
     "reason": "Reason",
 }
+# Columns that sort trials in ascending order; trial numbers sort newest first.
 LEAST_FIRST = ("time_to_target_s", "batch_size", "learning_rate", "train_seconds", "steps_to_target")
-"""Columns that sort trials in ascending order; trial numbers sort newest first."""
 
 
-HIDDEN = {"number", "phase", "state", "reason", "warnings", "traceback"}
-"""Heading of a trial's facts."""
+HIDDEN = {"number", "phase", "state", "reason", "warnings", "traceback"}  # Heading of a trial's facts
 
 
 def trials_page(asked: Asked) -> Answered:
-    """List a study's trials by phase, state or batch size, one page at a time, newest first."""
+    """List a study's trials by phase, state or batch size, page by page, newest first."""
     phase = asked.one_of("phase", {one.value: one for one in Phase})
     state = asked.one_of("state", {one.value: one for one in TrialState})
     size, order = asked.count("batch_size"), asked.one_of("order", {one: one for one in ("number", *LEAST_FIRST)})
@@ -340,7 +329,7 @@ def trials_page(asked: Asked) -> Answered:
 
 
 def trial_page(asked: Asked) -> Answered:
-    """Show a trial's configuration, curve, place, end reason and command to rerun it."""
+    """Show a trial's configuration, curve, place, end reason and rerun command."""
     number = asked.path["number"]
     if not number.isascii() or not number.isdecimal() or len(number) > 9:
         raise NotFoundError(f"study {asked.study!r} has no trial {number[:20]!r}")

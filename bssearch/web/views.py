@@ -1,4 +1,4 @@
-"""Requests to pages, and the pages' contents."""
+"""Requests and pages."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from bssearch.commands.across.databases import found_study, open_databases
 from bssearch.errors import NotFoundError, UsageError
 from bssearch.storage.repository import Store
 
-NUMBER = "db"
-"""Query key of a database's number from 1, if several hold a study of the same name."""
+NUMBER = "db"  # Query key of a database's number from 1, if several hold a study of the same name
 
 
 class Databases:
-    """Read-only databases; ``urls`` as in `open_databases`."""
+    """Read-only databases, as in `open_databases`."""
 
     def __init__(self, urls: Sequence[str] | None = None) -> None:
         with open_databases(urls) as stores:  # raises what is wrong with them before anything is served
@@ -56,8 +55,7 @@ def numbered(stores: Sequence[Store], number: str) -> Store | None:
     return stores[int(number[:9]) - 1] if is_number else None
 
 
-LONGEST_SHOWN = 60
-"""Maximum characters of a query value in an error."""
+LONGEST_SHOWN = 60  # Maximum characters of a query value in an error
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +74,7 @@ class Asked:
 
     @property
     def database(self) -> str | None:
-        """The study's database number, as given."""
+        """The database's number, as given."""
         return self.query.get(NUMBER) or None
 
     def text(self, name: str) -> str | None:
@@ -105,7 +103,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """A template and its contents; polls for changes every ``live_seconds``, never if 0."""
+    """A template and its contents, refreshed every ``live_seconds`` (0: never)."""
 
     template: str
     values: Mapping[str, Any]
@@ -125,7 +123,7 @@ Version = Callable[[Asked], str]
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page's renderer and its version; a client with the current ``version`` gets no body, None always renders.
+    """A page's renderer and its version; a client with the current ``version`` gets no body.
 
     Both raise `BSSearchError` if there is nothing to show.
     """

@@ -1,4 +1,4 @@
-"""``best`` without a study: answers of matching studies, and their agreement."""
+"""Answers of all matching studies, and their agreement."""
 
 from __future__ import annotations
 
@@ -26,10 +26,7 @@ from bssearch.workloads.base import SHIPPED
 
 
 class Question(Model):
-    """A study's question; only equal questions are compared.
-
-    ``workload`` is without its folder, ``device`` a kind; empty if unknown.
-    """
+    """A study's question; ``workload`` is without its folder, ``device`` empty if unknown."""
 
     workload: str
     metric: str
@@ -53,7 +50,7 @@ class Question(Model):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A study with its answer and its database."""
+    """A study with its answer and database."""
 
     study: StudyRecord
     database: str
@@ -67,7 +64,7 @@ class Finding:
         return {self.answer.optimal.batch_size, *flat, *self.answer.tied}
 
     def accepts(self, batch_size: int) -> bool:
-        """Return whether a batch size, tried or not, is within 5 %."""
+        """True if a batch size, tried or not, is within 5 %."""
         low, high = self.answer.flat_range
         return low <= batch_size <= high or batch_size in self.acceptable
 
@@ -92,7 +89,7 @@ def _without_folder(workload: str) -> str:
 
 
 def without_copies(found: Sequence[Finding]) -> list[Finding]:
-    """Keep one finding per study: the copy with the most trials, else the first.
+    """Keep the copy of each study with the most trials, else the first.
 
     Copies have equal creator, creation time and question.
     """
@@ -119,10 +116,7 @@ OF_CODE = ("workload_revision", "git_revision")
 
 
 class Disagreement(Model):
-    """Studies that disagree ``about`` the batch size, or the figure at it.
-
-    Two studies, or more if they agree only in pairs. ``differences`` are likely causes.
-    """
+    """Studies that disagree ``about`` the batch size, or the figure at it, and likely causes."""
 
     between: list[str]
     about: list[Literal["batch_size", "figure"]]
@@ -131,7 +125,7 @@ class Disagreement(Model):
 
 
 class QuestionAgreement(Model):
-    """Whether the answers to one ``question`` agree; see `Agreement`."""
+    """Agreement of the answers to one ``question``; see `Agreement`."""
 
     question: Question
     studies: list[str]
@@ -142,21 +136,17 @@ class QuestionAgreement(Model):
 
 
 class Agreement(Model):
-    """Whether studies ``agree``: one question, a common batch size within 5 %, overlapping figures.
-
-    ``flat_range`` is the common range, or null. ``agree`` is false if there are several ``questions``;
-    ``disagreements`` are within a question. Copies count once.
-    """
+    """Whether studies ``agree``: one question, a common batch size within 5 %, overlapping figures."""
 
     agree: bool
     batch_size: int | None
-    flat_range: list[int] | None
+    flat_range: list[int] | None  # the common range
     disagreements: list[Disagreement]
     questions: list[QuestionAgreement]
 
 
 def agreement_of(found: Sequence[Finding]) -> Agreement:
-    """Return whether findings (at least one) agree, compared in pairs."""
+    """Return whether findings (at least one) agree in pairs."""
     asked: dict[tuple[str, ...], list[tuple[str, Finding]]] = {}
     for label, one in labelled(without_copies(found)):
         asked.setdefault(tuple(one.question.in_words.values()), []).append((label, one))
@@ -172,7 +162,7 @@ def agreement_of(found: Sequence[Finding]) -> Agreement:
 
 
 def labelled(found: Sequence[Finding]) -> list[tuple[str, Finding]]:
-    """Pair findings with study names, with databases if ambiguous."""
+    """Pair findings with study names, and databases if ambiguous."""
     counts = Counter(one.study.name for one in found)
     return [(one.study.name if counts[one.study.name] == 1 else in_database(one), one) for one in found]
 
@@ -201,7 +191,7 @@ def _of_one_question(named: Sequence[tuple[str, Finding]]) -> QuestionAgreement:
 
 
 def _common_size(found: Sequence[Finding]) -> int | None:
-    """Return the batch size that most recommend and all accept, tried ones first; else None."""
+    """Return the size that most recommend and all accept, tried ones first."""
     recommended = Counter(one.answer.optimal.batch_size for one in found)
     known = set().union(*(one.acceptable | set(one.answer.flat_range) for one in found))
     common = [size for size in known if all(one.accepts(size) for one in found)]
@@ -348,11 +338,7 @@ ANSWERED = (
 
 
 class StudyAnswer(Model):
-    """The answer of one matching study.
-
-    ``database`` has no password. From ``optimal`` on the fields are those of `bssearch.best`; null without an answer,
-    see ``note``. ``copy_of`` names the copy that counts.
-    """
+    """The answer of one study; from ``optimal`` on null without one, see ``note``."""
 
     study: str
     database: str
@@ -370,7 +356,7 @@ class StudyAnswer(Model):
     provisional: bool | None = None
     within_5_percent: float | None = None
     note: str | None = None
-    copy_of: str | None = None
+    copy_of: str | None = None  # the copy that counts
 
 
 class AcrossAnswer(Model):
@@ -393,14 +379,8 @@ def best_across(
 ) -> AcrossAnswer:
     """Return all matching studies' answers, and whether they agree.
 
-    Archived studies are left out. Conditions are those of `StudyFilter`.
-
-    Args:
-        db: one database URL or several.
-        target: a value or ``METRIC=VALUE``.
-
-    Raises `UsageError` without a condition, `NotFoundError`, `TargetNotReachedError` without any answer,
-    `DatabaseError`.
+    Archived studies are left out. ``db`` is one URL or several. Raises `UsageError` without a condition,
+    `NotFoundError`, `TargetNotReachedError` without any answer, `DatabaseError`.
     """
     asked = StudyFilter.of(workload=workload, device=device, target=target, objective=objective, precision=precision)
     if not asked.conditions:

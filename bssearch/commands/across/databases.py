@@ -1,4 +1,4 @@
-"""Read several databases, find the one that holds a study, and filter studies."""
+"""Read several databases, find and filter studies."""
 
 from __future__ import annotations
 
@@ -20,10 +20,7 @@ from bssearch.workloads.base import SHIPPED
 
 @contextmanager
 def open_databases(urls: Sequence[str] | None = None) -> Iterator[list[Store]]:
-    """Open databases for reading, each once; by default `settings.database_url`.
-
-    All or none, because a partial answer would look complete. Raises as `open_store`.
-    """
+    """Open databases for reading, each once, all or none; by default `settings.database_url`."""
     with ExitStack() as stack:
         stores = []
         for url in _each_once(urls or [database_url()]):
@@ -34,7 +31,7 @@ def open_databases(urls: Sequence[str] | None = None) -> Iterator[list[Store]]:
 
 @contextmanager
 def study_in(urls: Sequence[str] | None, given: str | None) -> Iterator[tuple[Store, str]]:
-    """Give a study's store and name; see `open_databases` and `found_study`."""
+    """Give a study's store and name; see `found_study`."""
     with open_databases(urls) as stores:
         store, name = found_study(stores, given)
         with store:
@@ -112,10 +109,7 @@ MOST_NAMED = 8  # the most values of a condition that an error lists
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyFilter:
-    """Conditions on a study; None matches everything.
-
-    ``workload`` is a name, file, class or shipped workload; ``device`` a case-insensitive part of its name.
-    """
+    """Conditions on a study; None matches everything. ``device`` is a part of its name."""
 
     workload: str | None = None
     device: str | None = None
@@ -161,7 +155,7 @@ class StudyFilter:
         return " ".join(f"--{name} {value}" for name, value in values.items())
 
     def matches(self, study: StudyRecord) -> bool:
-        """Return whether a study meets all conditions."""
+        """True if a study meets all conditions."""
         return not self.unmet(study)
 
     def unmet(self, study: StudyRecord) -> set[str]:
@@ -175,10 +169,7 @@ class StudyFilter:
 
 
 def target_of(text: str | float) -> tuple[str | None, float]:
-    """Parse ``VALUE`` or ``METRIC=VALUE``; the metric may be None.
-
-    Raises `UsageError` for a non-finite number.
-    """
+    """Parse ``VALUE`` or ``METRIC=VALUE``; raise `UsageError` for a non-finite number."""
     metric, _, number = str(text).rpartition("=")
     try:
         value = float(number)
@@ -192,8 +183,7 @@ def target_of(text: str | float) -> tuple[str | None, float]:
 def workload_names(study: StudyRecord) -> set[str]:
     """Return the names by which a study's workload may be given.
 
-    ``tasks/task.py:Task`` is also ``tasks/task.py``, ``task.py:Task``, ``task.py``, ``task`` and ``Task``; a command
-    has the names of its scripts.
+    ``tasks/task.py:Task`` is also ``tasks/task.py``, ``task.py:Task``, ``task.py``, ``task`` and ``Task``.
     """
     named = str(study.spec.get("workload", ""))
     location, _, attribute = named.rpartition(":")

@@ -113,9 +113,8 @@ def submit_study(
 ) -> Submission:
     """Queue a study for workers that offer its template.
 
-    The highest ``priority`` is served first, then the oldest. A worker needs all ``tags`` and starts the study at
-    ``not_before`` or later. ``owner`` defaults to the current user. Raises `UsageError` if the name is
-    taken, or if workers are known and all reject the values.
+    The highest ``priority`` is served first, then the oldest. A worker needs all ``tags``. ``owner`` defaults to the
+    current user. Raises `UsageError` if the name is taken, or if workers are known and all reject the values.
     """
     new = NewSubmission(
         name=name,
@@ -133,7 +132,7 @@ def submit_study(
 
 
 def why_not_offered(workers: Sequence[WorkerRecord], template: str, values: Mapping[str, Value]) -> UsageError | None:
-    """Return why all workers reject the values, or None; None without workers."""
+    """Return why all workers reject the values, or None."""
     offers = [worker for worker in workers if template in worker.templates]
     if workers and not offers:
         known = ", ".join(sorted({name for worker in workers for name in worker.templates})) or "none"
@@ -244,10 +243,7 @@ class QueueListing(BaseModel):
 
 
 def queued_studies(store: Store, *, everything: bool = False) -> QueueListing:
-    """Return the queue; ``everything`` adds finished submissions and departed workers.
-
-    A waiting study's reason says why no worker serves it.
-    """
+    """Return the queue; ``everything`` adds finished submissions and departed workers."""
     places = {name: number for number, name in enumerate(store.queue.waiting(), start=1)}
     counts = {one.name: one for one in store.studies.summaries()}
     workers = store.queue.workers()

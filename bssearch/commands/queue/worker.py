@@ -1,4 +1,4 @@
-"""``worker``: serve the queue on a node until stopped."""
+"""Serve the queue on a node until stopped."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _LOOK_SECONDS = 0.1
 class Stop:
     """Handles SIGTERM and Ctrl-C: calls ``obey`` from a thread, later ``kill``.
 
-    Python allows signal handlers only in the main thread; elsewhere use `ask`.
+    Signal handlers work only in the main thread; elsewhere use `ask`.
     """
 
     def __init__(self, obey: Callable[[], None], kill: Callable[[], None], within: float = STOPS_WITHIN_S) -> None:
@@ -78,7 +78,7 @@ class Stop:
 
     @property
     def is_asked(self) -> bool:
-        """Return whether a stop was requested."""
+        """True if a stop was requested."""
         return self._asked_at is not None
 
     def ask(self) -> None:
@@ -124,15 +124,12 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """A shift's end: new state, reason, and how long to skip the study.
-
-    ``failed_here``: may recur on this machine, so repetition lengthens the time.
-    """
+    """A shift's end."""
 
     state: SubmissionState
     reason: str = ""
-    alone_seconds: float = 0.0
-    failed_here: bool = False
+    alone_seconds: float = 0.0  # how long to skip the study
+    failed_here: bool = False  # may recur on this machine, so repetition lengthens the time
 
     def alone_after(self, failures: int) -> float:
         """Return the seconds to skip after ``failures`` in a row."""
@@ -195,7 +192,7 @@ class ServedStudy:
         self._thread.start()
 
     def is_over(self, wait_seconds: float) -> bool:
-        """Return whether it ended, after a short wait."""
+        """True if it ended, after a short wait."""
         self._thread.join(wait_seconds)
         return not self._thread.is_alive()
 
@@ -212,10 +209,7 @@ class ServedStudy:
 
 
 def ended_by(error: BaseException) -> End:
-    """Return the end for an error.
-
-    A bad request ends the submission; problems of this machine do not.
-    """
+    """Return the end for an error: a bad request ends the submission, problems of this machine do not."""
     said = str(error)
     ends: dict[type[BaseException] | tuple[type[BaseException], ...], End] = {  # the first match counts
         (InterruptedRunError, KeyboardInterrupt): End(SubmissionState.WAITING),
@@ -244,15 +238,12 @@ _TICK_SECONDS = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
-    """A worker's scope; ``slots`` and ``device`` override specs.
+    """A worker's scope; ``slots`` and ``device`` override specs."""
 
-    Submissions may only have tags in ``tags``. Studies yield after ``turn_seconds``.
-    """
-
-    tags: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()  # submissions may only have these
     slots: int | Literal["auto"] | None = None
     device: str | None = None
-    turn_seconds: float = TURN_SECONDS
+    turn_seconds: float = TURN_SECONDS  # after which a study yields
     until_empty: bool = False
 
     def __post_init__(self) -> None:
@@ -275,10 +266,9 @@ ALL = Serving()
 def run_worker(
     templates: Path | str, launch: Launch = HERE, serving: Serving = ALL, *, tell: Tell = lambda line: None
 ) -> None:
-    """Serve the queue from a file's templates until SIGTERM or Ctrl-C.
+    """Serve the queue from a file's templates until SIGTERM or Ctrl-C, which pause trials.
 
-    A worker serves one study at a time: the highest priority, then the oldest. On a stop,
-    trials are paused with their checkpoints and given back. Raises `SpecError` and `NotFoundError` for the file, and
+    One study at a time: the highest priority, then the oldest. Raises `SpecError` and `NotFoundError` for the file, and
     `DatabaseError` if the database is not writable at the start; later the worker waits for it.
     """
     offered = load_templates(Path(templates), serving.overrides)

@@ -1,1 +1,1 @@
-"""Experiment trackers that a study reports to, in one process beside the driver."""
+"""Experiment trackers, in one process beside the driver."""

@@ -37,13 +37,13 @@ _SECRET = re.compile(r"passw|passphrase|secret|credential|api[_-]?key|token$", r
 
 
 class Board(Protocol):
-    """Shows one driver's trials. Calls come from one thread; one that raises is repeated up to twice."""
+    """Shows one driver's trials, from one thread; a failed call is repeated up to twice."""
 
     def opened(self, name: str, mark: str, metric: str, about: Words) -> None:
-        """Show a study. ``mark`` is unique; ``about`` has ``target``, ``objective``, ``device`` and ``spec`` (YAML)."""
+        """Show a study; ``mark`` is unique."""
 
     def started(self, number: int, at: float, parameters: Parameters) -> None:
-        """Show a trial that starts or resumes at an epoch second; parameters include phase and seed."""
+        """Show a trial that starts or resumes at an epoch second."""
 
     def observed(self, number: int, points: Sequence[Point]) -> None:
         """Add evaluations; figures include the metric and ``train_seconds``."""
@@ -52,7 +52,7 @@ class Board(Protocol):
         """Show that a trial ended or paused. ``is_elsewhere``: a dead driver had started it."""
 
     def answered(self, trials: int, words: Words, parameters: Parameters, figures: Figures) -> None:
-        """Show the answer; ``words`` has ``headline``, ``verdict`` and ``document`` (JSON)."""
+        """Show the answer; ``words`` has headline, verdict and document (JSON)."""
 
     def close(self) -> None:
         """Flush; no call follows."""
@@ -68,7 +68,7 @@ def masked(value: Any) -> Any:
 
 
 def without_secrets(value: Any, name: str = "") -> Any:
-    """Replace texts by ``***`` if a key, ``--password=…`` or the argument before names a secret."""
+    """Replace texts by ``***`` if their key, option or preceding argument names a secret."""
     if isinstance(value, Mapping):
         return {key: without_secrets(one, str(key)) for key, one in value.items()}
     if isinstance(value, list):
@@ -100,7 +100,7 @@ def boards_of(spec: StudySpec) -> tuple[str, ...]:
 
 
 def check_boards(names: Iterable[str]) -> None:
-    """Raise `UsageError` if a built-in board's library is missing or too old; import none."""
+    """Raise `UsageError` if a built-in board's library is missing or too old; imports none."""
     for name in LIBRARIES.keys() & set(names):
         distribution, oldest = LIBRARIES[name]
         version = next((one.version for one in importlib.metadata.distributions(name=distribution)), "")
@@ -122,7 +122,7 @@ Message = tuple[list[str], str, dict[str, Any]]  # the boards to call, the metho
 class BoardProcess:
     """Reports to boards in another process. Raises `OSError` if it cannot start.
 
-    ``asked`` counts reports, ``delivered`` those taken by each board; ``notes`` are for users.
+    ``asked`` counts reports, ``delivered`` those taken by each board.
     """
 
     def __init__(self, names: Sequence[str], *, capacity: int = CAPACITY) -> None:

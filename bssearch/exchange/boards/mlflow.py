@@ -27,7 +27,7 @@ STATUS |= dict.fromkeys(("diverged", "failed", "oom"), "FAILED")
 
 
 class MLflow:
-    """Logs with MLflow's client; tags of mark and number identify a trial's run."""
+    """Logs with MLflow's client; tags of mark and number identify a run."""
 
     def __init__(self) -> None:
         with ExitStack() as stack:
@@ -68,7 +68,7 @@ class MLflow:
             self._runs.pop(number, None)
 
     def answered(self, trials: int, words: Words, parameters: Parameters, figures: Figures) -> None:
-        """Log the answer; a different recommendation makes the old run an earlier answer."""
+        """Log the answer; another recommendation makes the old run an earlier answer."""
         found, shown = self._found(kind="answer"), {"headline": words["headline"], "verdict": words["verdict"]}
         if found is not None and found.data.params != {one.key: one.value for one in _params(parameters)}:
             self._client.set_tag(found.info.run_id, "bssearch.kind", "earlier answer")

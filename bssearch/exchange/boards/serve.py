@@ -35,7 +35,7 @@ _SAYING = threading.Lock()
 
 
 class Delivery(threading.Thread):
-    """Delivers reports to a board and counts them; hurries if ``closing``."""
+    """Delivers and counts a board's reports; hurries if ``closing``."""
 
     def __init__(self, name: str, connection: Connection, closing: threading.Event) -> None:
         super().__init__(name=name)

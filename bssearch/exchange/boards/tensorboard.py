@@ -64,7 +64,7 @@ class TensorBoard:
         del self._writers[number]
 
     def answered(self, trials: int, words: Words, parameters: Parameters, figures: Figures) -> None:
-        """Write the answer at its number of trials."""
+        """Write the answer."""
         lines = [words["headline"], "", f"This is {words['verdict']}.", "", "| parameter | value |", "|---|---|"]
         lines += [f"| {name} | {value} |" for name, value in parameters.items()]
         with SummaryWriter(str(self._folder / "summary")) as summary:

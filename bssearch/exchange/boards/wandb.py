@@ -14,7 +14,7 @@ ID_CHARACTERS = 64  # wandb.init takes no longer id
 
 
 class WeightsAndBiases:
-    """Keeps a run open per running trial; ids are study and number. Sends no code or console."""
+    """Keeps a run open per running trial. Sends no code or console output."""
 
     def __init__(self) -> None:
         self._runs: dict[int, wandb.Run] = {}
@@ -44,7 +44,7 @@ class WeightsAndBiases:
             self._run(number).log({**figures, f"by_step/{self._metric}": figures[self._metric]}, step=step)
 
     def ended(self, number: int, state: str, reason: str, at: float, figures: Figures, is_elsewhere: bool) -> None:
-        """Write results and finish the run; a paused trial resumes by id."""
+        """Finish the run; a paused trial resumes it by id."""
         if is_elsewhere and number not in self._runs:
             return  # W&B itself notices that a run's process has gone
         run = self._run(number)

@@ -48,13 +48,13 @@ class Exported:
 
 
 OBSERVED = tuple(one.name for one in fields(Observation))
+# Nullable pandas types by Python type; others become text.
 KINDS: Mapping[object, str] = {
     bool: "boolean",
     int: "Int64",
     float: "float64",
     datetime: "datetime64[us, UTC]",
 }
-"""Nullable pandas types by Python type; others become text."""
 
 TEXT = "string"
 MOST_INTEGER = 2**63
@@ -62,11 +62,7 @@ LARGEST_FLOAT = int(sys.float_info.max)
 
 
 def export_csv(store: Store, name: str, file: str | None = None) -> Exported:
-    """Write ``NAME.csv`` (trials) and ``NAME.observations.csv``, both or none.
-
-    Text that looks like a formula gets the prefix '. Raises `NotFoundError`, or `UsageError` if a file cannot be
-    written.
-    """
+    """Write ``NAME.csv`` (trials) and ``NAME.observations.csv``, both or none."""
     paths = _paths(name, file, ".csv")
     columns, rows = export_table(store, name)
     with replacing(paths) as files:
@@ -80,8 +76,7 @@ def export_csv(store: Store, name: str, file: str | None = None) -> Exported:
 def export_parquet(store: Store, name: str, file: str | None = None) -> Exported:
     """Write typed ``NAME.parquet`` and ``NAME.observations.parquet``, both or none.
 
-    Integers are nullable 64-bit, times UTC, lists JSON. Raises `NotFoundError`, or `UsageError` if the extra
-    ``parquet`` is missing or a file cannot be written.
+    Integers are nullable, times UTC, lists JSON. Raises `UsageError` without the extra ``parquet``.
     """
     require_parquet()
     paths = _paths(name, file, ".parquet")
@@ -109,11 +104,7 @@ def require_parquet() -> None:
 
 
 def export_table(store: Store, name: str) -> tuple[list[str], list[dict[str, Any]]]:
-    """Return columns and rows of trials.
-
-    Those of ``trials --format json`` with dotted names, plus study, start, end, traceback and ``environment.…``. Raises
-    `NotFoundError`.
-    """
+    """Return columns and rows of trials: those of ``trials --format json`` and more, with dotted names."""
     places = store.trials.environments(name)
     return flat_table([_row(name, trial, places.get(trial.number)) for trial in store.trials.of(name)])
 
@@ -130,7 +121,7 @@ def _row(name: str, trial: TrialRecord, place: Environment | None) -> dict[str, 
 
 
 def write_observations(file: TextIO, observations: Iterable[tuple[int, Observation]]) -> None:
-    """Write observations with trial numbers as CSV."""
+    """Write observations as CSV."""
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(("trial", *OBSERVED))
     writer.writerows((number, *astuple(one)) for number, one in observations)
@@ -151,7 +142,7 @@ def typed_frame(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> pd
 def column_type(column: str, values: Sequence[Any]) -> str:
     """Return a column's pandas type: as declared if the values fit, else by values.
 
-    Mixed numbers and integers beyond 64 bits become floats; beyond float range, and for other mixtures, text.
+    Mixed numbers and integers beyond 64 bits become floats, other mixtures text.
     """
     kinds = {_kind_of(one) for one in values if one is not None}
     declared = _declared().get(column)
@@ -204,10 +195,7 @@ def _paths(name: str, file: str | None, suffix: str) -> list[Path]:
 
 
 def export_curves(store: Store, name: str, file: str | None = None) -> Exported:
-    """Write search trials' curves, by default to ``NAME.csv.gz``, with a JSON description.
-
-    Raises the errors of `recorded_table`.
-    """
+    """Write search trials' curves, by default to ``NAME.csv.gz``, with a JSON description."""
     table = recorded_table(store, name)
     early = stopped_early(store, name)
     written = [str(path) for path in write_table(table, Path(file or f"{name}.csv.gz"))]
@@ -221,7 +209,7 @@ def export_curves(store: Store, name: str, file: str | None = None) -> Exported:
 def recorded_table(store: Store, name: str) -> RecordedTable:
     """Return finished search trials with curves; a trial stopped early ends there when replayed.
 
-    Raises `NotFoundError`, or `UsageError` without curves.
+    Raises `UsageError` without curves.
     """
     study = store.studies.get(name)
     spec = spec_of(study)
@@ -266,7 +254,7 @@ def _recorded(trial: TrialRecord, curve: list[Observation]) -> RecordedTrial:
 def export_study(store: Store, name: str, file: str | None = None) -> Exported:
     """Write a whole study, by default to ``NAME.bssearch.jsonl.gz``, without running trials.
 
-    Equal studies give equal bytes. Raises the errors of `Transfer.write`.
+    Equal studies give equal bytes.
     """
     path = Path(file or f"{name}{SUFFIX}")
     running = store.transfer.write(name, path)

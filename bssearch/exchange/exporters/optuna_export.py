@@ -30,12 +30,8 @@ if TYPE_CHECKING:
 def export_to_optuna(store: Store, name: str, file: str | None = None) -> Exported:
     """Write search trials as an Optuna study of the same name, all or none.
 
-    ``file`` is a URL or a SQLite path, by default ``NAME.optuna.db``; it may hold other Optuna studies.
-
-    Raises:
-        UsageError: without trials, if the name is taken, or if the database belongs to another program.
-        SchemaError: if another version of Optuna made the tables.
-        DatabaseError: if the database cannot be opened or written.
+    ``file`` is a URL or a SQLite path, by default ``NAME.optuna.db``. Raises `UsageError` without trials, if the name
+    is taken, or for another program's database; `SchemaError` for another version of Optuna; `DatabaseError`.
     """
     url = optuna_database(file or f"{name}.optuna.db")
     study = OptunaStudy.read(store, name)
@@ -180,5 +176,4 @@ def _trial(study_id: int, trial: FrozenTrial) -> dict[str, Any]:
 
 
 def _utc(local: datetime | None) -> datetime | None:
-    """Return naive UTC, as Optuna 5 stores it."""
     return None if local is None else local.astimezone(UTC).replace(tzinfo=None)

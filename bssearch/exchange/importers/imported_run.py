@@ -16,8 +16,7 @@ from bssearch.records import Configuration, ParameterValue, TrialState
 from bssearch.spec.space import TRAINING_PARAMETERS
 from bssearch.spec.space.domains import LIMITS
 
-LARGEST = 2**31 - 1
-"""Largest integer of every database's integer column."""
+LARGEST = 2**31 - 1  # Largest integer of every database's integer column
 
 MOST_BYTES = 2**26
 
@@ -85,36 +84,30 @@ def csv_rows(text: str, source: str, *, skipinitialspace: bool = False) -> Itera
 
 
 def number(text: str) -> float:
-    """Parse a number; NaN if invalid. No underscores between digits."""
+    """Parse a number; NaN if invalid or with underscores."""
     try:
         return math.nan if "_" in text else float(text)
     except ValueError:
         return math.nan
 
 
-TYPED = ("learning_rate", *TRAINING_PARAMETERS, "optimizer")
-"""Parameters whose configuration field cannot be empty."""
+TYPED = ("learning_rate", *TRAINING_PARAMETERS, "optimizer")  # Parameters whose configuration field cannot be empty
 
 SPLIT = ("micro_batch_size", "accumulation_steps", "world_size")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """An imported run; None means unknown.
+    """An imported run; None means unknown."""
 
-    ``steps`` and ``train_seconds`` run to the target, or to the end of a miss. ``last_miss_step``: the last evaluation
-    before the target; ``missed``: the state of a miss. Unknown parameters have a placeholder in the configuration and
-    None in ``parameters``. ``origin``: the place, such as ``runs.csv:12``.
-    """
-
-    origin: str
-    configuration: Configuration
+    origin: str  # the place, such as runs.csv:12
+    configuration: Configuration  # with a placeholder for unknown parameters
     seed: int | None = None
     reached: bool = True
-    missed: TrialState = TrialState.EXHAUSTED
-    steps: int | None = None
-    last_miss_step: int | None = None
-    train_seconds: float | None = None
+    missed: TrialState = TrialState.EXHAUSTED  # the state of a miss
+    steps: int | None = None  # to the target, or to the end of a miss
+    last_miss_step: int | None = None  # the last evaluation before the target
+    train_seconds: float | None = None  # to the target, or to the end of a miss
     final_metric: float | None = None
     device: str | None = None
     precision: str | None = None
@@ -131,10 +124,9 @@ class RunTable:
 def make_configuration(
     batch_size: int, values: Mapping[str, ParameterValue], origin: str, label: Callable[[str], str] = str
 ) -> Configuration:
-    """Build a configuration; None means unknown.
+    """Build a configuration; unknown `TYPED` parameters (None) get a placeholder.
 
-    Unknown `TYPED` parameters get a placeholder. A split counts if its product is the batch size. ``label`` names a
-    parameter as in the file. Raises `UsageError`.
+    A split counts if its product is the batch size. ``label`` names a parameter as in the file. Raises `UsageError`.
     """
     given = {name: value for name, value in values.items() if value is not None}
     typed: dict[str, Any] = {"learning_rate": 1.0, **dict.fromkeys(TRAINING_PARAMETERS, 0.0), "optimizer": "unknown"}
@@ -163,7 +155,7 @@ def _within_limits(name: str, value: ParameterValue, label: str, origin: str) ->
 
 
 def _split(batch_size: int, parts: Mapping[str, int]) -> tuple[int, int, int]:
-    """Return the factors of `SPLIT`; one micro-batch if their product is not the batch size."""
+    """Return the factors of `SPLIT`; one micro-batch per device if their product is not the batch size."""
     world, micro = parts.get("world_size", 1), parts.get("micro_batch_size")
     accumulation = parts.get("accumulation_steps", 1 if micro is None else max(1, batch_size // (micro * world)))
     micro = micro or max(1, batch_size // (accumulation * world))
@@ -230,14 +222,14 @@ _ALIASES = {
     ),
     STEP_BATCH: ("global_batch_size", "total_batch_size", "total_train_batch_size", "step_batch_size"),
 }
+# Numbers of machines; with them a number of devices may be per machine.
 _NODES = ("nodes", "num_nodes", "n_nodes", "nnodes")
-"""Numbers of machines; with them a number of devices may be per machine."""
 
 _PARTS = {name: ours for ours, theirs in _ALIASES.items() for name in (ours, *theirs)}
 
 
 def part_of_batch(name: str) -> str | None:
-    """Return the batch part that a column means; None for other parameters."""
+    """Return the batch part that a column means, or None."""
     return _PARTS.get(_plain(name))
 
 
@@ -255,7 +247,7 @@ class GivenBatch:
 
     @classmethod
     def of(cls, values: Mapping[str, Any], origin: str, label: Callable[[str], str] = str) -> GivenBatch:
-        """Collect batch parts from values by the file's names, ignoring None and "".
+        """Collect batch parts by the file's names, ignoring None and "".
 
         Raises `UsageError` for an invalid value, or two names of a part that differ.
         """
@@ -278,7 +270,7 @@ class GivenBatch:
 
     @property
     def is_known(self) -> bool:
-        """Whether the batch per step or device is given."""
+        """True if the batch per step or device is given."""
         return bool({BATCH, MICRO, STEP_BATCH} & self.parts.keys())
 
     @property
@@ -288,7 +280,7 @@ class GivenBatch:
 
     @property
     def is_open(self) -> bool:
-        """Whether the batch size may be per device or per step."""
+        """True if the batch size may be per device or per step."""
         return BATCH in self.parts and not {MICRO, STEP_BATCH} & self.parts.keys()
 
     def in_words(self, *names: str) -> str:
@@ -307,8 +299,8 @@ class StepBatches:
 def step_batches(given: Sequence[GivenBatch], rename: str) -> StepBatches:
     """Return the batches per step of runs that are all known.
 
-    ``rename``: a hint to rename ``batch_size``, with ``{}`` for that name. Raises `UsageError` for an unknown,
-    contradictory or ambiguous batch.
+    ``rename``: a hint to rename ``batch_size``, with ``{}`` for that name. Raises `UsageError` for an unknown or
+    ambiguous batch.
     """
     open_ones = [one for one in given if one.is_open]
     per_device, why = _is_per_device(open_ones, rename)
@@ -335,7 +327,6 @@ def step_batches(given: Sequence[GivenBatch], rename: str) -> StepBatches:
 
 
 def _is_per_device(given: Sequence[GivenBatch], rename: str) -> tuple[bool, str]:
-    """Return the evidence too, "" if every step has one micro-batch."""
     several = [one for one in given if one.factor > 1]
     if not several:
         return False, ""
@@ -390,7 +381,6 @@ def _batch(one: GivenBatch, known: set[str], per_device: bool) -> dict[str, int]
 
 
 def _whole_split(batch: int, micro: int | None, parts: Mapping[str, int]) -> dict[str, int]:
-    """Fill in missing factors, accumulation first."""
     world = parts.get(WORLD)
     if micro is None:
         micro = batch // (parts.get(ACCUMULATION, 1) * (world or 1))

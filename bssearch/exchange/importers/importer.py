@@ -33,15 +33,14 @@ class WholeStudies:
     dry_run: bool
 
 
+# The option of importers that make studies.
 StudyName = Annotated[str | None, Option("Name of the study.", shown_default="the file's")]
-"""The option of importers that make studies."""
 
 
 class Importer(Protocol):
-    """Makes studies of a file: a function, registered in `bssearch.registry`.
+    """A registered function that makes studies of a file.
 
-    Its docstring is its help. Parameters annotated with `bssearch.registry.Option` are its file and options. Only the
-    importer of whole studies takes several files.
+    Its docstring is its help, its parameters annotated with `Option` its file and options.
     """
 
     def __call__(self, file: Path, *, name: str | None = None) -> Studies | WholeStudies:

@@ -25,7 +25,7 @@ METRIC_NAMES = "study:metric_names"
 
 @dataclass(frozen=True, slots=True)
 class OptunaTrials:
-    """An Optuna study with its trials by number; ``place`` names its database, without a password."""
+    """An Optuna study; ``place`` names its database, without a password."""
 
     name: str
     place: str
@@ -38,11 +38,8 @@ class OptunaTrials:
 def read_optuna_study(file: str, study: str | None = None) -> OptunaTrials:
     """Read a study, by default the only one.
 
-    Raises:
-        NotFoundError: if the file or study does not exist.
-        UsageError: if it is not an Optuna database, or has several studies and ``study`` is None.
-        SchemaError: if another version of Optuna made the tables.
-        DatabaseError: if a server cannot be read.
+    Raises `NotFoundError`, `UsageError` if it is not an Optuna database or the study is ambiguous, `SchemaError` for
+    another version of Optuna, `DatabaseError`.
     """
     url = optuna_database(file or ".")
     _check_file(url)
@@ -141,7 +138,7 @@ def _read_only(url: URL) -> URL:
 
 
 def _check_tables(url: URL, name: str) -> None:
-    """Raise `UsageError` if a table is missing, because Optuna would create it."""
+    """Raise `UsageError` if a table is missing: Optuna would create it."""
     engine = create_engine(url)
     try:
         tables = set(inspect(engine).get_table_names())

@@ -1,6 +1,6 @@
 """``import optuna``: finished trials of an Optuna study.
 
-Optuna's report steps have no unit: seconds and optimizer steps are read only from named places or bssearch's exports.
+Optuna's report steps have no unit: seconds and steps are read only from named places or bssearch's exports.
 """
 
 from __future__ import annotations
@@ -34,15 +34,12 @@ if TYPE_CHECKING:
     from bssearch.exchange.importers.optuna_database import OptunaTrials
 
 VALUE, USER_ATTRIBUTE = "value", "user_attr:"
+# Attributes of `export --to optuna`: two for the study's target, one for the whole trial.
 OWN_TIME, OWN_STEPS, OWN_SECONDS = "time_to_target_s", "steps_to_target", "train_seconds"
-"""Attributes of `export --to optuna`: two for the study's target, one for the whole trial."""
 
 
 def check_own_place(found: OptunaTrials, option: str, place: str | None, own: Target, wanted: Target) -> None:
-    """Raise `UsageError` if an exported study's figures are for another target.
-
-    Values (seconds only under time_to_target) and two attributes are for the ``own`` target.
-    """
+    """Raise `UsageError` if an exported study's figures are for another target."""
     if place == VALUE and list(found.metric_names) != [OWN_TIME]:
         named = ", ".join(found.metric_names) or "not named"
         raise UsageError(f"{option} {VALUE}: the values of {found.name!r}, which bssearch exported, are {named}")
@@ -54,12 +51,12 @@ def check_own_place(found: OptunaTrials, option: str, place: str | None, own: Ta
 
 
 def ended_at_target(hit: Crossing | None, trial: FrozenTrial) -> bool:
-    """Return whether the first hit is the last report, after a miss."""
+    """True if the first hit is the last report, after a miss."""
     return hit is not None and hit.last_miss_step < hit.first_hit_step == max(trial.intermediate_values)
 
 
 def hit_before_end(hit: Crossing, trial: FrozenTrial, *, is_value_a_metric: bool) -> bool:
-    """Return whether a trial met the target early and its reports cover the training.
+    """True if a trial met the target early and its reports cover the training.
 
     A value unlike all reports was measured later: training may have been longer.
     """
@@ -71,15 +68,14 @@ def hit_before_end(hit: Crossing, trial: FrozenTrial, *, is_value_a_metric: bool
 
 
 def says_target(name: str) -> bool:
-    """Return whether a name refers to the target, such as ``steps_to_target``."""
+    """True if a name refers to the target, such as ``steps_to_target``."""
     return "target" in name.lower()
 
 
 def are_seconds_of_whole(trial: FrozenTrial, seconds: float, share: float) -> bool | None:
-    """Return whether seconds cover the whole trial, by its duration; None if unknown.
+    """True if seconds cover the whole trial, by its duration; None if unknown.
 
-    ``share``: the fraction up to the target, which seconds to the target cannot exceed; 20 % more allows for a slow
-    first epoch.
+    20 % more than ``share`` of it allows for a slow first epoch.
     """
     lasted = 0.0 if trial.duration is None else trial.duration.total_seconds()
     if lasted <= 0 or seconds > lasted * 1.02:
@@ -88,7 +84,7 @@ def are_seconds_of_whole(trial: FrozenTrial, seconds: float, share: float) -> bo
 
 
 def is_feasible(trial: FrozenTrial) -> bool:
-    """Return whether all constraints are <= 0, as Optuna's `Study.best_trial` requires."""
+    """True if all constraints are <= 0, as for Optuna's `Study.best_trial`."""
     return all(value <= 0.0 for value in trial.constraints.values())
 
 
@@ -108,8 +104,7 @@ def number(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-FEW = 10
-"""Smaller gaps are rarely optimizer steps: evaluating would take longer than training between reports."""
+FEW = 10  # Smaller gaps are rarely optimizer steps: evaluating would take longer than training between reports
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,19 +128,19 @@ class ReportSteps:
 
     @property
     def may_be_epochs(self) -> bool:
-        """Whether reports come every few steps."""
+        """True if reports come every few steps."""
         return self.largest_gap is not None and self.largest_gap <= FEW and self.first <= FEW
 
     @property
     def are_epochs(self) -> bool:
-        """Whether reports are 0, 1, 2, … or 1, 2, 3, …, with gaps."""
+        """True if reports are 0, 1, 2, … or 1, 2, 3, …, with gaps."""
         return self.may_be_epochs and self.smallest_gap == 1 and self.first <= 1
 
     @property
     def epochs_before_first(self) -> int:
         """1 if report 0 ends the first epoch, else 0.
 
-        Reports 4, 9, 14, … count from 0; reports 0, 100, 200, … are more likely steps, with an evaluation at the start.
+        Reports 4, 9, 14, … count from 0; 0, 100, 200, … are more likely steps.
         """
         gap = self.smallest_gap or 1
         return int((self.first == 0 and gap <= FEW) or (gap > 1 and self.first == gap - 1))
@@ -154,8 +149,8 @@ class ReportSteps:
 DURATION, STEP_MS, STEP, EPOCH = "duration", "step_ms", "step", "epoch"
 ENDED = ("COMPLETE", "PRUNED")
 AS_EPOCHS = f"use --steps {EPOCH} --samples-per-epoch N, with N training samples per epoch"
+# Study attributes of `export --to optuna`.
 OURS = frozenset({"objective", "target_metric", "target_value", "target_goal", "train_seconds_limit"})
-"""Study attributes of `export --to optuna`."""
 
 
 def import_optuna(
@@ -216,10 +211,9 @@ def import_optuna(
 ) -> Studies:
     """Make a study from the finished trials of an Optuna study.
 
-    Parameters are batch_size, learning_rate and any others. A trial reached the target if a report or its value meets
-    it; otherwise COMPLETE becomes exhausted, PRUNED pruned. FAIL, RUNNING and WAITING trials, and trials that violate a
-    constraint, are left out. --seconds and --steps say where seconds and steps are recorded; a study written by `export
-    --to optuna` needs neither.
+    A trial reached the target if a report or its value meets it. FAIL, RUNNING and WAITING trials, and trials that
+    violate a constraint, are left out. --seconds and --steps say where seconds and steps are recorded; a study written
+    by `export --to optuna` needs neither.
     """
     # SQLAlchemy, which `import --help` does without
     from bssearch.exchange.importers.optuna_database import default_name, read_optuna_study
@@ -348,19 +342,13 @@ def _infeasible(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Reader:
-    """Reads a study's trials.
-
-    ``is_ours``: bssearch exported the study; values are its objective's, never the metric. ``takes_own``: figures come
-    from the export's attributes or values.
-    """
-
     place: str
     target: Target
     names: Mapping[str, str]
     seconds: str | None
     steps: str | None
-    is_ours: bool
-    takes_own: bool
+    is_ours: bool  # bssearch exported the study: values are its objective's, never the metric
+    takes_own: bool  # figures come from the export's attributes or values
     own_values_are_seconds: bool
     device: str | None
     reports: ReportSteps
@@ -450,7 +438,7 @@ class _Reader:
             )
 
     def _check_attributes(self, ended: Sequence[FrozenTrial]) -> None:
-        """Raise `UsageError` if an attribute may be for the target while trials continued past it."""
+        """Raise `UsageError` if an attribute may be for the target while trials continued."""
         if self.figures_at is not None or self.is_ours:
             return
         for option, name in self._attributes():
@@ -565,7 +553,6 @@ class _Reader:
         return values
 
     def _points(self, trial: FrozenTrial) -> list[Observation]:
-        """Return finite reports by step, with seconds if steps are milliseconds."""
         unit = 1000 if self.seconds == STEP_MS else math.inf
         return [
             Observation(step=step, samples=0, train_seconds=step / unit, metric=value, loss=None, learning_rate=0.0)
@@ -599,7 +586,6 @@ class _Reader:
         batch_size: int,
         origin: str,
     ) -> int | None:
-        """To the target, or of the whole trial if missed."""
         if self.takes_own:
             name = OWN_STEPS if reached else "steps"
             return self._own_count(trial, name, reached, origin)
@@ -639,7 +625,6 @@ class _Reader:
     def _seconds(
         self, trial: FrozenTrial, reached: bool, points: Sequence[Observation], hit: Crossing | None, origin: str
     ) -> float | None:
-        """To the target, or of the whole trial if missed."""
         if self.takes_own:
             return self._own_seconds(trial, reached, origin)
         if self._seconds_name is not None:
@@ -660,7 +645,6 @@ class _Reader:
         return None if not took or took < 0 or (reached and not is_to_target) else took
 
     def _own_seconds(self, trial: FrozenTrial, reached: bool, origin: str) -> float | None:
-        """Return bssearch's seconds; for a contended trial, the study's value."""
         attributes = trial.user_attrs
         if not reached:
             return checked_seconds(attributes.get(OWN_SECONDS), OWN_SECONDS, reached, origin)

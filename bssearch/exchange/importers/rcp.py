@@ -1,7 +1,6 @@
-"""``import rcp``: MLPerf's reference convergence points, the samples of several runs a batch size to the target.
+"""``import rcp``: MLPerf's reference convergence points, samples to the target by batch size.
 
-Files: https://github.com/mlcommons/logging, ``mlperf_logging/rcp_checker/*/rcps_*.json``. They hold no seconds or
-metrics.
+https://github.com/mlcommons/logging, ``mlperf_logging/rcp_checker/*/rcps_*.json``.
 """
 
 from __future__ import annotations
@@ -28,18 +27,18 @@ from bssearch.exchange.importers.importer import Studies, StudyName
 from bssearch.records import Configuration, ParameterValue, Target
 from bssearch.registry import Option
 
+# ImageNet (resnet), MLPerf's OpenImages (retinanet); bert's "epochs" count samples.
 SAMPLES_PER_EPOCH = {"bert": 1, "resnet": 1_281_167, "retinanet": 1_170_301}
-"""ImageNet (resnet), MLPerf's OpenImages (retinanet); bert's "epochs" count samples."""
 
+# https://mlcommons.org/benchmarks/training
 TARGETS = {
     "bert": Target(metric="masked_lm_accuracy", value=0.72),
     "resnet": Target(metric="accuracy", value=0.759),
     "retinanet": Target(metric="mean_average_precision", value=0.34),
 }
-"""https://mlcommons.org/benchmarks/training"""
 
+# If the file has no target: 1 when the benchmark's is reached.
 UNKNOWN_TARGET = Target(metric="quality_target", value=1.0)
-"""If the file has no target: 1 when the benchmark's is reached."""
 
 LEARNING_RATE = "opt_base_learning_rate"
 EPOCHS, SAMPLES = "epochs to converge", "samples to converge"
@@ -78,10 +77,7 @@ def import_rcp(
 
 
 def read_rcp(path: Path, *, samples_per_epoch: int | None = None) -> ReferencePoints:
-    """Read a file; runs without a value are noted and left out.
-
-    ``samples_per_epoch`` defaults to `SAMPLES_PER_EPOCH`. Raises `NotFoundError` or `UsageError`.
-    """
+    """Read a file; runs without a value are noted and left out."""
     entries = [_Entry(name, fields, str(path)) for name, fields in _entries(read_text(path), path).items()]
     benchmarks = sorted({one.benchmark for one in entries if one.benchmark is not None})
     if len(benchmarks) > 1:

@@ -1,4 +1,4 @@
-"""``import runs``: a CSV table with one run per row, checked cell by cell."""
+"""``import runs``: a CSV table with one run per row."""
 
 from __future__ import annotations
 
@@ -45,14 +45,13 @@ class FiguresAt(StrEnum):
 
 
 Measure = Literal["steps", "train_seconds"]
+# Relative difference of two equal ends: clocks differ, step counts do not.
 TOLERANCE = {"steps": 0.0, "train_seconds": 0.01}
-"""Relative difference of two equal ends: clocks differ, step counts do not."""
 
-MOST_ROUNDING = 1.25
-"""Largest ratio of samples in equal epochs: the last batch may be partial or dropped."""
+MOST_ROUNDING = 1.25  # Largest ratio of samples in equal epochs: the last batch may be partial or dropped
 
+# Ratios of seconds for equal steps: at most for repeats, at least for other configurations.
 SAME_PACE, OTHER_PACE = 1.05, 1.25
-"""Ratios of seconds for equal steps: at most for repeats, at least for other configurations."""
 
 REMEDY = (
     "put the values at the first evaluation that met the target into the columns steps and train_seconds; if they "
@@ -150,7 +149,7 @@ def _key(run: Run) -> tuple[int, str, str]:
 
 
 def _seconds_differ(runs: Sequence[Run]) -> bool:
-    """Return whether seconds differ by configuration: equal steps may then be a setting."""
+    """True if seconds differ by configuration: equal steps may then be a setting."""
     seconds: dict[int, dict[str, list[float]]] = {}
     for run in runs:
         if run.reached and run.train_seconds:
@@ -193,11 +192,9 @@ REQUIRED = ("batch_size", "reached")
 PREFIX = "param."
 ALIASES = {"param.lr": "param.learning_rate"}
 BOOLEANS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
-LARGEST_SEED = 2**62
-"""Leaves room in 64 bits to number repeated runs."""
+LARGEST_SEED = 2**62  # Leaves room in 64 bits to number repeated runs
 
-LONGEST_S = 1e9
-"""30 years: more is a mistake."""
+LONGEST_S = 1e9  # 30 years: more is a mistake
 
 MOST_RUNS = 1_000_000
 
@@ -253,10 +250,7 @@ def import_runs(
 
 
 def read_runs(path: Path) -> RunTable:
-    """Read a CSV file; columns are `COLUMNS` and ``param.NAME``.
-
-    Raises `NotFoundError`, or `UsageError` with line, column, value and bound.
-    """
+    """Read a CSV file of `COLUMNS` and ``param.NAME``; raise `UsageError` with place, value and bound."""
     return parse_runs(read_text(path), str(path))
 
 

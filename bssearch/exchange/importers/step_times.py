@@ -18,18 +18,16 @@ REQUIRED = frozenset(COLUMNS[:2])
 SHORTEST_S, LONGEST_S = 1e-9, 1e6
 
 SHOWN_COLUMNS = 8
-LONGEST_INTEGER = 300
-"""Digits that fit a float."""
+LONGEST_INTEGER = 300  # Digits that fit a float
 
 _brief = Repr()
 _brief.maxstring = 40
 
 
 def read_step_times(path: Path) -> dict[int, ProbeRecord]:
-    """Read CSV (batch_size, step_seconds) or the probe's JSON.
+    """Read CSV (batch_size, step_seconds) or the probe's JSON; raise `UsageError` with the place.
 
-    ``micro_batch_size`` defaults to the batch size. Raises `NotFoundError`, or `UsageError` with file, row, value and
-    bound.
+    ``micro_batch_size`` defaults to the batch size.
     """
     text = read_text(path)
     rows = list(_json_rows(path, text) if text.lstrip()[:1] in {"{", "["} else _csv_rows(path, text))

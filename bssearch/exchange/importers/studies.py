@@ -34,10 +34,7 @@ class _SeededRun:
 
 
 def find_target(runs: Sequence[Run], metric: str, value: float | None, goal: Goal) -> tuple[Target, list[str]]:
-    """Return the target and notes.
-
-    Default: the worst final metric that reached it. Raises `UsageError` without such a run, or if not finite.
-    """
+    """Return the target and notes; by default the worst final metric that reached it; raise `UsageError`."""
     if value is not None and not math.isfinite(value):
         raise UsageError(f"--target = {value} must be a finite number")
     reached = [run.final_metric for run in runs if run.reached and run.final_metric is not None]
@@ -155,10 +152,7 @@ def _slug(text: str) -> str:
 
 
 def _with_seeds(runs: Sequence[Run]) -> tuple[list[_SeededRun], list[str]]:
-    """Make seeds unique within a configuration; return the changed places.
-
-    Several runs of a configuration count as confirmation, a single run as search.
-    """
+    """Make seeds unique within a configuration; return the changed places."""
     keys = [run.configuration.key for run in runs]
     taken: dict[str, set[int]] = {key: set() for key in keys}
     seeds: list[int | None] = []

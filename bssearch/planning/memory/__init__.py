@@ -1,4 +1,4 @@
-"""The memory of a training step, from numbers (`numbers`) or from a traced model (`traced`, `models`: need torch)."""
+"""The memory of a training step, from numbers or a traced model (needs torch)."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["MemoryPlan", "MemoryRequest", "plan_memory"]
 
 @planned(MemoryRequest)
 def plan_memory(asked: MemoryRequest) -> MemoryPlan:
-    """Return a training step's memory per device, term by term, and the micro-batches that fit.
+    """Return a training step's memory per device by term, and the micro-batches that fit.
 
-    Give ``parameters``, with a transformer's dimensions for activations, or a ``model`` to trace (see `models`) with
-    ``model_settings`` and fake inputs of ``input_shape``. ``stage`` is ZeRO's.
+    Takes ``parameters``, with a transformer's dimensions for activations, or a ``model`` to trace (see `models`) with
+    ``model_settings`` and inputs of ``input_shape``. ``stage`` is ZeRO's.
 
     Raises:
         UsageError: Numbers, names or combinations are wrong.

@@ -1,9 +1,7 @@
-"""Models for a traced memory plan, with random weights and without network access.
+"""Models for a traced memory plan, with random weights and no network access.
 
-* ``package.module:attribute`` or ``path/file.py:attribute``: a function returning a module, or a module and a function
-  ``loss(module, size)`` of the batch's samples
-* ``transformers:Class``, with its default configuration, or a path of a ``config.json``
-* ``timm:name``
+``package.module:attribute`` or ``path/file.py:attribute`` returns a module, or a module and ``loss(module, size)``.
+``transformers:Class`` takes its default configuration or a ``config.json``. Or ``timm:name``.
 """
 
 from __future__ import annotations
@@ -47,10 +45,9 @@ class ModelUnderPlan:
 
 
 def build_model(asked: MemoryRequest, mode: FakeTensorMode, dtype: torch.dtype | None = None) -> ModelUnderPlan:
-    """Return a model in training mode with fake tensors of ``mode``, and weights of ``dtype`` if given.
+    """Return a model in training mode with fake tensors; weights of ``dtype`` if given.
 
-    Raises:
-        UsageError: The name is invalid, the inputs are unknown, or the model fails to build or needs the network.
+    Raises `UsageError` if it is unknown, does not build or needs the network.
     """
     with _without_network(asked.name):
         try:
@@ -74,7 +71,7 @@ WAYS_TO_CHECKPOINT: Mapping[str, Mapping[str, Any]] = {
 
 
 def checkpoint_blocks(module: Any, name: str) -> None:
-    """Recompute a model's blocks by its method, else all repeated modules of its lists."""
+    """Recompute a model's blocks by its method, else its lists' repeated modules."""
     way = next((one for one in WAYS_TO_CHECKPOINT if hasattr(module, one)), None)
     if way is not None:
         try:
@@ -102,7 +99,7 @@ def _blocks(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def real_model(asked: MemoryRequest) -> ModelUnderPlan:
-    """Return a model with real tensors; raises like `build_model`."""
+    """Return a model with real tensors; raises as `build_model`."""
     try:
         return _maker(asked)
     except BSSearchError:

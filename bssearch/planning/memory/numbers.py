@@ -29,11 +29,7 @@ MOST_SHARDS = 1024  # most devices to propose
 
 
 def plan_numbers(asked: MemoryRequest) -> MemoryPlan:
-    """Return the plan for given parameters, with a transformer's activations if described.
-
-    Raises:
-        LaunchError: The parameters alone do not fit; the hint names options that would.
-    """
+    """Return the plan for given parameters; raise `LaunchError` if they alone do not fit."""
     fixed, sample = parameter_bytes(asked), _sample(asked)
     check_fits(asked, fixed.least, IN_TABLE)
     largest, safe = _fitting(asked)
@@ -59,11 +55,7 @@ def plan_numbers(asked: MemoryRequest) -> MemoryPlan:
 
 
 def check_fits(asked: MemoryRequest, needed: int, formats: Sequence[Format]) -> None:
-    """Check that the needed bytes fit.
-
-    Raises:
-        LaunchError: They do not; the hint names smaller choices.
-    """
+    """Raise `LaunchError` if the bytes do not fit; the hint names smaller options."""
     if asked.room_bytes is None or needed <= asked.room_bytes:
         return
     there = asked.device or "the memory given"

@@ -1,13 +1,12 @@
-"""Bytes per parameter (weights, gradients, optimizer state, master weights) and of activations.
+"""Bytes of parameters, gradients, optimizer state, master weights and activations.
 
 ``master`` (Megatron, DeepSpeed, Apex): 16-bit weights and gradients with fp32 master weights; 16 bytes with Adam
-(Rajbhandari et al. 2020, arXiv 1910.02054, § 3.1). ``autocast`` (PyTorch): fp32 parameters and 16-bit copies during
-the passes; 18 bytes with Adam.
+(Rajbhandari et al. 2020, arXiv 1910.02054, § 3.1). ``autocast`` (PyTorch): fp32 parameters and 16-bit copies during the
+passes; 18 bytes with Adam.
 
-Activations of a transformer from its dimensions (Korthikanti et al. 2022, arXiv 2205.05198, § 4.1): in 16 bits with
-dropout and unfused attention, a layer keeps s·h·(34 + 5·a·s/h) bytes per sample, for s tokens, hidden size h and a
-heads (their equation 2). `_layer` generalises the counts; fused attention (Dao et al. 2022, arXiv 2205.14135) keeps one
-logarithm per row instead of scores.
+A transformer's activations (Korthikanti et al. 2022, arXiv 2205.05198, § 4.1): in 16 bits with dropout and unfused
+attention, a layer keeps s·h·(34 + 5·a·s/h) bytes per sample, for s tokens, hidden size h and a heads (equation 2).
+Fused attention (Dao et al. 2022, arXiv 2205.14135) keeps one logarithm per row instead of scores.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ FP32 = 4
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """Bytes per number: ``state`` of the optimizer, ``copy`` of autocast; fp8 computes in 16 bits."""
+    """Bytes per number; fp8 computes in 16 bits."""
 
     precision: str
     mixed: str | None
     weight: int
     gradient: int
     master: int
-    state: int
-    copy: int
+    state: int  # of the optimizer
+    copy: int  # of autocast
     activation: int
 
 
@@ -87,23 +86,23 @@ NO_FOREACH = frozenset({"adam8bit"})  # update each tensor in its own kernel
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterBytes:
-    """Bytes on one device; ``autocast_copies`` exist in the passes, ``foreach`` in the update."""
+    """Bytes on one device."""
 
     weights: int
     gradients: int
     optimizer_state: int
     master_weights: int
-    autocast_copies: int
-    foreach: int
+    autocast_copies: int  # exist in the passes
+    foreach: int  # exists in the update
 
     @property
     def fixed(self) -> int:
-        """Return the bytes between steps, gradients included."""
+        """Bytes between steps, gradients included."""
         return self.weights + self.gradients + self.optimizer_state + self.master_weights
 
     @property
     def least(self) -> int:
-        """Return the least bytes of a step: the fixed ones and autocast's copies."""
+        """Least bytes of a step: fixed ones and autocast's copies."""
         return self.fixed + self.autocast_copies
 
 
@@ -141,7 +140,7 @@ LOGIT_BYTES = 3 * FP32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transformer:
-    """A transformer's dimensions; by default ``kv_heads`` = ``heads`` and ``intermediate`` = 4 × ``hidden``."""
+    """A transformer's dimensions; default ``kv_heads`` = ``heads``, ``intermediate`` = 4 × ``hidden``."""
 
     layers: int
     hidden: int
@@ -165,15 +164,15 @@ class SampleBytes:
 
     @property
     def total(self) -> int:
-        """Return the sum."""
+        """The sum."""
         return self.activations + self.attention_scores + self.logits
 
 
 def sample_bytes(model: Transformer, form: Format, *, checkpointing: bool) -> SampleBytes:
     """Return a sample's bytes at the end of the forward pass.
 
-    With checkpointing each layer keeps only its input (2·s·h in 16 bits: § 5, full recomputation), beside the larger of
-    the logits and one recomputed layer.
+    With checkpointing: each layer's input (2·s·h in 16 bits: § 5), and the larger of the logits and one recomputed
+    layer.
     """
     layer, scores = _layer(model, form), _scores(model, form)
     stream = model.sequence * model.hidden * _stream_bytes(form)

@@ -1,4 +1,4 @@
-"""Memory plans: the bytes of each term on a device, and the samples that fit."""
+"""Memory plans: bytes by term, and the samples that fit."""
 
 from __future__ import annotations
 
@@ -60,12 +60,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan(Plan):
-    """A training step's memory per device in bytes; None for values not requested.
-
-    ``basis`` is ``numbers`` or ``trace``. ``fixed_bytes``: weights, gradients, optimizer state and master weights.
-    ``activation_bytes_per_sample``: growth of the peak, with logits. ``safe_micro_batch`` leaves ``headroom_bytes``.
-    ``peak_bytes`` is at ``micro_batch``, by default the safe one.
-    """
+    """A training step's memory per device in bytes; None for values not requested."""
 
     basis: Literal["numbers", "trace"]
     model: str | None = None
@@ -82,13 +77,13 @@ class MemoryPlan(Plan):
     gradients_bytes: int
     optimizer_bytes: int
     master_weights_bytes: int
-    fixed_bytes: int
-    activation_bytes_per_sample: int | None
+    fixed_bytes: int  # weights, gradients, optimizer state, master weights
+    activation_bytes_per_sample: int | None  # growth of the peak, with logits
     largest_micro_batch: int | None
-    safe_micro_batch: int | None
+    safe_micro_batch: int | None  # leaves headroom_bytes
     headroom_bytes: int | None
     micro_batch: int | None
-    peak_bytes: int | None
+    peak_bytes: int | None  # at micro_batch, by default the safe one
     terms: list[Term]
     table: list[Choice]
     notes: list[str]

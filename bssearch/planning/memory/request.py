@@ -27,7 +27,7 @@ CONTEXT_BYTES = 512 * MIB  # memory of a CUDA context and kernels; about half a 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A kind of device: memory in bytes, or None, and CUDA compute capability, or None."""
+    """A kind of device; memory and compute capability may be None."""
 
     name: str
     memory_bytes: int | None
@@ -35,25 +35,24 @@ class Device:
 
     @property
     def is_cuda(self) -> bool:
-        """Return whether it is a GPU."""
+        """True for a GPU."""
         return self.capability is not None
 
     @property
     def has_flash(self) -> bool:
-        """Return whether it has flash attention and bf16 (compute capability ≥ 8.0)."""
+        """True with flash attention and bf16 (compute capability ≥ 8.0)."""
         return self.capability is not None and self.capability >= (8, 0)
 
     def lacks(self, precision: str) -> bool:
-        """Return whether a GPU has no tensor cores for a precision: bf16 needs 8.0, fp8 8.9 (Ada)."""
+        """True if a GPU has no tensor cores for a precision: bf16 needs 8.0, fp8 8.9 (Ada)."""
         least = {"bf16": (8, 0), "fp8": (8, 9)}.get(precision)
         return least is not None and self.capability is not None and self.capability < least
 
     @property
     def workspace_bytes(self) -> int:
-        """Return cuBLAS's workspaces for the forward and backward threads.
+        """Bytes of cuBLAS's workspaces for the forward and backward threads.
 
-        32 MiB each from Hopper (9.0) on, 8.1 MiB before (PyTorch's "cuBLAS workspaces"; ``CUBLAS_WORKSPACE_CONFIG``
-        :4096:8 and :4096:2:16:8).
+        32 MiB each from Hopper (9.0) on, 8.1 MiB before (``CUBLAS_WORKSPACE_CONFIG`` :4096:8 and :4096:2:16:8).
         """
         if self.capability is None:
             return 0
@@ -61,7 +60,7 @@ class Device:
 
     @property
     def taken_bytes(self) -> int:
-        """Return the bytes taken before the first tensor; the context counts if the memory is known."""
+        """Bytes taken before the first tensor; the context counts if the memory is known."""
         return self.workspace_bytes + (CONTEXT_BYTES if self.memory_bytes is not None else 0)
 
 
@@ -123,7 +122,7 @@ def device_named(name: str) -> Device:
 
 
 def smallest_with(memory_bytes: int, *, bf16: bool = False) -> Device | None:
-    """Return the smallest device with these bytes beside context and workspaces, or None; ``bf16`` requires bf16."""
+    """Return the smallest device with these bytes free, or None; ``bf16`` requires bf16."""
     known = [one for one in DEVICES.values() if one.memory_bytes is not None and (one.has_flash or not bf16)]
     fitting = [one for one in known if one.memory_bytes and one.memory_bytes - one.taken_bytes >= memory_bytes]
     return min(fitting, key=lambda one: one.memory_bytes or 0, default=None)
@@ -161,7 +160,7 @@ def _settings(given: Any) -> Any:
 
 
 class MemoryRequest(Request):
-    """Either ``parameters``, with a transformer's dimensions for its activations, or a ``model``."""
+    """``parameters``, with a transformer's dimensions for its activations, or a ``model``."""
 
     parameters: Annotated[
         Parameters,
@@ -308,7 +307,7 @@ class MemoryRequest(Request):
         require(self.mixed != "master", "mixed = master cannot be used with a model; use autocast or pure")
 
     def has(self, name: str) -> bool:
-        """Return whether a field is given."""
+        """True if a field is given."""
         return bool(getattr(self, name) != type(self).model_fields[name].default)
 
     @property
@@ -368,13 +367,13 @@ class MemoryRequest(Request):
         return ceil(size / (self.devices or 1)) if (self.stage or 0) >= from_stage else ceil(size)
 
     def fitting(self, largest: Callable[[int], int]) -> tuple[int | None, int | None]:
-        """Return the largest and the safe micro-batch, given the largest within some bytes."""
+        """Return the largest and the safe micro-batch; ``largest`` maps bytes to samples."""
         if self.room_bytes is None or self.headroom_bytes is None:
             return None, None
         return largest(self.room_bytes), largest(self.room_bytes - self.headroom_bytes)
 
     def in_plan(self) -> dict[str, Any]:
-        """Return the request's fields that a plan repeats."""
+        """Return the fields that a plan repeats."""
         same = ("precision", "optimizer", "checkpointing", "device", "memory_bytes", "headroom_bytes", "model")
         shards = {"stage": self.stage or 0, "devices": self.devices or 1}
         return {**{name: getattr(self, name) for name in same}, "mixed": self.form.mixed, **shards}

@@ -1,6 +1,6 @@
-"""Memory plans from a model's training step, traced with fake tensors at two batch sizes.
+"""Memory plans from a training step, traced with fake tensors at two batch sizes.
 
-Autograd runs over fake tensors (shapes without values), so the trace shows which tensors the backward pass keeps.
+The trace shows which tensors the backward pass keeps.
 """
 
 from __future__ import annotations
@@ -40,31 +40,27 @@ CUDA_BLOCK_BYTES = 512
 
 @dataclass(slots=True)
 class Allocation:
-    """A storage of ``size`` bytes from event ``start`` to ``end`` (None: never freed).
+    """A storage between two events; each creation or release of a storage is an event."""
 
-    Each creation and release of a storage is an event. ``phase`` is build, inputs, forward, backward or optimizer.
-    ``elements`` and ``width`` (last dimension) are the first tensor's.
-    """
-
-    start: int
-    size: int
-    phase: str
-    elements: int
-    width: int
-    end: int | None = None
+    start: int  # the event that created it
+    size: int  # in bytes
+    phase: str  # build, inputs, forward, backward or optimizer
+    elements: int  # of the first tensor
+    width: int  # its last dimension
+    end: int | None = None  # the event that released it; None: never
     term: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StepLifetimes:
-    """Storages of a traced training step, which begins at event ``since``."""
+    """Storages of a traced step, which begins at event ``since``."""
 
     micro_batch_size: int
     since: int
     allocations: Sequence[Allocation]
 
     def accumulating(self) -> StepLifetimes:
-        """Return the step with all gradients present from the start, as from the second micro-batch on."""
+        """Return the step with all gradients present, as from the second micro-batch on."""
         return replace(
             self,
             allocations=[
@@ -89,7 +85,7 @@ class StepLifetimes:
         return np.cumsum(changes)[self.since :]
 
     def terms_at(self, event: int) -> dict[str, int]:
-        """Return the live bytes of each term at an event of the step."""
+        """Return the live bytes of each term at an event."""
         found: dict[str, int] = {}
         for one in self.allocations:
             if one.start <= event + self.since and (one.end is None or event + self.since < one.end):
@@ -98,13 +94,13 @@ class StepLifetimes:
         return found
 
     def most_of(self, term: str) -> int:
-        """Return a term's most live bytes during the step."""
+        """Return a term's most live bytes."""
         of_term = [one for one in self.allocations if one.term == term]
         return int(StepLifetimes(self.micro_batch_size, self.since, of_term).live_bytes().max(initial=0))
 
 
 class PeakByBatch:
-    """Peak of a step as a function of the micro-batch size, from traces of two sizes.
+    """Peak of a step by micro-batch size, from traces of two sizes.
 
     Live bytes at each event are linear in the batch size; the peak is the highest line. If the traces' events differ (a
     kernel depends on the batch size), the peak itself is taken as linear.
@@ -134,7 +130,7 @@ class PeakByBatch:
         return floor(((memory_bytes - self._fixed[grows]) / self._per_sample[grows]).min()) if grows.any() else 0
 
     def terms(self, micro_batch_size: int) -> Mapping[str, tuple[float, float]]:
-        """Return the terms at the peak of the passes: fixed bytes and bytes per sample."""
+        """Return each term's fixed bytes and bytes per sample at the peak of the passes."""
         if len(self._fixed) > 1:
             live = self._fixed + micro_batch_size * self._per_sample
             event = int(live[: self._small.events_before_update()].argmax())
@@ -197,7 +193,7 @@ IN_FP32 = frozenset(
 
 
 class CudaKernels(TorchFunctionMode):
-    """Choose kernels as a CUDA device would; ``has_flash`` from compute capability 8.0 on."""
+    """Choose kernels as CUDA does; ``has_flash`` from compute capability 8.0 on."""
 
     def __init__(self, *, has_flash: bool) -> None:
         super().__init__()
@@ -279,17 +275,13 @@ TERM_OF_PHASE = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """The step to trace.
-
-    ``batch(size)`` makes a batch, ``loss(model, batch)`` the loss and the model's output. ``optimizer`` None means no
-    update; ``autocast`` is bf16, fp16 or None.
-    """
+    """The step to trace."""
 
     model: nn.Module
-    batch: Callable[[int], Any]
-    loss: Callable[[nn.Module, Any], tuple[torch.Tensor, torch.Tensor | None]]
-    optimizer: Callable[[nn.Module], torch.optim.Optimizer] | None
-    autocast: str | None = None
+    batch: Callable[[int], Any]  # makes a batch of a size
+    loss: Callable[[nn.Module, Any], tuple[torch.Tensor, torch.Tensor | None]]  # returns the loss and the output
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer] | None  # None: no update
+    autocast: str | None = None  # bf16, fp16 or None
     is_cuda: bool = True
     has_flash: bool = True
 
@@ -297,7 +289,7 @@ class Step:
 def trace(step: Step, micro_batch_size: int, mode: FakeTensorMode) -> StepLifetimes:
     """Return the lifetimes of a training step's storages, once the optimizer has state.
 
-    The model needs tensors of ``mode``. Gradients start as None.
+    The model needs tensors of ``mode``.
     """
     logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)  # the error itself is raised
     model = step.model
@@ -385,7 +377,6 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def note(self, tensor: torch.Tensor, term: str | None = None) -> None:
-        """Record the storage of a tensor once; ``term`` names its role."""
         storage = tensor.untyped_storage()
         key = storage._cdata
         known = self._live.get(key)
@@ -448,9 +439,8 @@ _SHARDED_FROM = {
 def plan_model(asked: MemoryRequest) -> MemoryPlan:
     """Return the plan of a model's training step.
 
-    Raises:
-        LaunchError: It does not fit even before activations.
-        UsageError: The model does not build, or its step cannot be traced.
+    Raises `LaunchError` if it does not fit even without activations, `UsageError` if it does not build or cannot be
+    traced.
     """
     small, large, module = _traces(asked, asked.optimizer)
     asked = asked.model_copy(update={"parameters": sum(one.numel() for one in module.parameters())})

@@ -1,4 +1,4 @@
-"""The calculator's form, made from request fields, and its commands."""
+"""The calculator's form and its commands."""
 
 from __future__ import annotations
 
@@ -21,46 +21,43 @@ from bssearch.planning.scale import ScaleRequest
 Kind = Literal["whole", "number", "text", "choice", "yes_no", "flag"]
 KINDS: Mapping[type, Kind] = {int: "whole", float: "number"}
 
+# Options whose meaning differs from the same name in another request.
 RENAMED = {
     (LearningRateRequest, "optimizer"): "lr_optimizer",
     (LearningRateRequest, "dropout"): "lr_dropout",
     (ScaleRequest, "devices"): "most_devices",
 }
-"""Options whose meaning differs from the same name in another request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """One input; ``default`` applies if the query names no field of its group."""
+    """One input."""
 
     name: str
     label: str
     help: str
     kind: Kind
     unit: str
-    default: str
+    default: str  # if the query names no field of its group
     empty: str
     choices: Sequence[str]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fieldset:
-    """Options of a request with page defaults; ``rare`` ones are folded away.
-
-    ``name`` identifies the fieldset, ``legend`` is its title. Fieldsets of a ``group`` share their defaults.
-    """
+    """Options of a request; fieldsets of a ``group`` share their defaults."""
 
     name: str
     legend: str
     group: str
     request: type[Request]
     options: Mapping[str, str]
-    rare: Sequence[str] = ()
+    rare: Sequence[str] = ()  # folded away
     text: str = ""
 
     @cached_property
     def fields(self) -> list[Field]:
-        """Fields shown by default."""
+        """Unfolded fields."""
         return [_field(self.request, *one) for one in self.options.items()]
 
     @cached_property
@@ -186,6 +183,9 @@ FIELDS = {field.name: field for one in FIELDSETS for field in (*one.fields, *one
 
 GROUPS = {field.name: one.group for one in FIELDSETS for field in (*one.fields, *one.rare_fields)}
 
+# Devlin et al. 2018, arXiv 1810.04805; Radford et al. 2019 (the small model); Dosovitskiy et al. 2020, arXiv
+# 2010.11929; Dubey et al. 2024, arXiv 2407.21783; He et al. 2015, arXiv 1512.03385 (parameters only; convolution
+# activations need more numbers).
 PRESETS: Mapping[str, Mapping[str, str]] = {
     "BERT-base": {
         "parameters": "110M",
@@ -246,15 +246,11 @@ PRESETS: Mapping[str, Mapping[str, str]] = {
         "optimizer": "momentum",
     },
 }
-"""Devlin et al. 2018, arXiv 1810.04805; Radford et al. 2019 (the small model); Dosovitskiy et al. 2020,
-arXiv 2010.11929; Dubey et al. 2024, arXiv 2407.21783; He et al. 2015, arXiv 1512.03385 (parameters only; convolution
-activations need more numbers).
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrawnFigure:
-    """A figure with its page name, title and description."""
+    """A figure with name, title and description."""
 
     name: str
     title: str
@@ -274,23 +270,19 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """A result section; ``absent`` says why it is empty.
-
-    ``command`` prints the same numbers, or is empty. ``refusals`` are input errors.
-    """
+    """A result section."""
 
     name: str
     title: str
     text: str
     shown: Shown = field(default_factory=Shown)
     figures: Sequence[DrawnFigure] = ()
-    command: str = ""
-    absent: str = ""
+    command: str = ""  # prints the same numbers, or is empty
+    absent: str = ""  # why it is empty
     refusals: Sequence[Refusal] = ()
 
 
-LONGEST_VALUE = 64
-"""Maximum characters of a value, far above any valid entry."""
+LONGEST_VALUE = 64  # Maximum characters of a value, far above any valid entry
 
 YES, NO = frozenset({"on", "yes", "true", "1"}), frozenset({"no", "off", "false", "0"})
 
@@ -299,18 +291,15 @@ Asked = TypeVar("Asked", bound=Request)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asking(Generic[Asked]):
-    """A command with its options' texts.
-
-    ``options`` have fields, ``set_by_page`` values come from the page, ``needed`` options are required for a plan.
-    """
+    """A command with its options' texts."""
 
     part: Part
     command: str
     request: type[Asked]
     typed: Mapping[str, str]
-    options: Sequence[str]
-    needed: Sequence[str]
-    set_by_page: Mapping[str, str] = field(default_factory=dict)
+    options: Sequence[str]  # those with fields
+    needed: Sequence[str]  # required for a plan
+    set_by_page: Mapping[str, str] = field(default_factory=dict)  # values from the page
 
     @property
     def texts(self) -> dict[str, str]:
@@ -330,7 +319,7 @@ class Asking(Generic[Asked]):
         return [option for option in self.needed if option not in self.texts]
 
     def answered(self, answer: Callable[[Asked], Mapping[str, Any]]) -> Part:
-        """Return the part with its answer, or without one if a field is missing or wrong."""
+        """Return the part, without an answer if a field is missing or wrong."""
         part = replace(self.part, command=self.line)
         fill_in = " and ".join(f"“{self.field_of(option).label}”" for option in self.missing)
         absent = f"fill in {fill_in}" if fill_in else "what is wrong stands above the results"
@@ -352,7 +341,7 @@ class Asking(Generic[Asked]):
         return FIELDS[field_name(self.request, option)]
 
     def in_page_words(self, message: str) -> str:
-        """Replace option names in a message by the page's labels."""
+        """Replace option names in a message by page labels."""
         return self._pattern.sub(lambda match: f"“{self.field_of(_option(match)).label}”", message)
 
     def _refusals(self, error: BSSearchError) -> Iterator[Refusal]:

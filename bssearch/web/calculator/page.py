@@ -1,4 +1,4 @@
-"""The calculator's page: form, errors and results; its script refreshes results while the user types."""
+"""The calculator's page: form, errors and results, which its script refreshes."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ HIGHEST = 1e4
 
 
 def trade_off_figure(found: TradeOff, max_micro: int | None) -> Chart:
-    """Draw time and samples over their minima; ``max_micro`` marks the largest batch without accumulation."""
+    """Draw time and samples over their minima."""
     points = [one for one in found.points if max(one.relative_time, one.relative_samples) <= HIGHEST] or [found.fastest]
     sizes = [one.row.batch for one in points]
     times, samples = [one.relative_time for one in points], [one.relative_samples for one in points]
@@ -142,8 +142,8 @@ def _largest_at_once(found: TradeOff, sizes: list[int], max_micro: int | None) -
 
 LARGEST_DRAWN = 2**30
 
+# Options that import code, read files or databases, or are set by the page.
 NEVER_TAKEN = frozenset({"model", "model_settings", "input_shape", "table", "rule", "study", "step_times", "db"})
-"""Options that import code, read files or databases, or are set by the page."""
 
 MEMORY = Part(
     name="memory",
@@ -309,7 +309,6 @@ def _best(found: TradeOff, max_micro: int | None) -> str:
 
 
 def _points(found: TradeOff) -> Table:
-    """The command prints only the fastest."""
     names = ("batch", "micro_batch", "accumulation_steps", "step_s")
     rows = []
     for point in found.points:
@@ -322,30 +321,24 @@ def _points(found: TradeOff) -> Table:
     return Table(caption=caption, headings=headings, rows=rows, folded=True)
 
 
-RESULTS = "results"
-"""The part that the script replaces."""
+RESULTS = "results"  # The part that the script replaces
 
-LONGEST_ECHO = 200
-"""Characters of a long text shown again."""
+LONGEST_ECHO = 200  # Characters of a long text shown again
 
-MOST_NAMED = 5
-"""Maximum unknown fields listed."""
+MOST_NAMED = 5  # Maximum unknown fields listed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calculated:
-    """A rendered page's content; ``texts`` are field values, ``wrong`` their errors.
-
-    ``presets`` are query strings with a named model, otherwise unchanged. ``summary`` is for screen readers.
-    """
+    """A rendered page's content."""
 
     texts: Mapping[str, str]
-    wrong: Mapping[str, str]
+    wrong: Mapping[str, str]  # the fields' errors
     errors: Sequence[Refusal]
     notes: Sequence[str]
     parts: Sequence[Part]
-    presets: Mapping[str, str]
-    summary: str
+    presets: Mapping[str, str]  # query strings with a named model
+    summary: str  # for screen readers
     fieldsets: Sequence[Fieldset] = FIELDSETS
 
     def is_open(self, fieldset: Fieldset) -> bool:
@@ -364,9 +357,9 @@ def calculator_page(asked: Asked) -> Answered:
 
 
 def calculated(query: Mapping[str, str]) -> Calculated:
-    """Return the page of a query; wrong or missing fields omit dependent parts.
+    """Return the page of a query; wrong or missing fields omit dependent parts. Never raises.
 
-    A group without fields in the query gets its defaults. The mapping resolves repeated keys. Never raises.
+    A group without fields in the query gets its defaults.
     """
     named = {GROUPS[name] for name in query if name in FIELDS}
     typed = {
