@@ -12,7 +12,7 @@ import shutil
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -26,7 +26,7 @@ from bssearch.exchange.trial_rows import trial_table
 from bssearch.executors.messages import LineSplitter, decode_reply
 from bssearch.executors.programs.command import ReportedTrial
 from bssearch.executors.programs.reports import ReportReader
-from bssearch.records import Configuration, Observation, Target, TrialRequest, TrialState, to_json
+from bssearch.records import Configuration, Observation, Target, TrialState, to_json
 from bssearch.search.finding import compute_answer
 from bssearch.settings import shipped_studies
 from bssearch.spec import load_spec
@@ -34,6 +34,7 @@ from bssearch.spec.reader import parse_value
 from bssearch.storage.models import Base
 from bssearch.storage.repository import Store, open_store
 from tests.factories import make_request, make_spec
+from tests.schema import execute
 
 DATA = Path(__file__).parent / "data"
 
@@ -181,7 +182,16 @@ def _message(rng: random.Random, folder: Path) -> None:
 
 def _program_reports(rng: random.Random, folder: Path) -> None:
     reader = ReportReader(rng.choice(({}, EXPRESSIONS)))
-    trial = ReportedTrial(program_request(), _as_json, 0.0)
+    request = make_request(
+        number=1,
+        configuration=Configuration(batch_size=32, micro_batch_size=32, learning_rate=0.1),
+        seed=0,
+        target=Target(metric="accuracy", value=0.9),
+        train_seconds_limit=100.0,
+        limit_state=TrialState.EXHAUSTED,
+        eval_every_steps=1,
+    )
+    trial = ReportedTrial(request, _as_json, 0.0)
     content = in_bytes(rng, mutated(rng, rng.choice(PROGRAM_LOGS))) + b"\n"
     content = content.replace(b"PAD", rng.choice((b"", b"x" * 70_000, b'{"a":' * 10_000, bytes(1000))))
     try:
@@ -197,19 +207,6 @@ def _program_reports(rng: random.Random, folder: Path) -> None:
 
 def _as_json(observation: Observation) -> None:
     json.dumps(asdict(observation), allow_nan=False)
-
-
-def program_request() -> TrialRequest:
-    """Return the request of a trial of a program."""
-    return make_request(
-        number=1,
-        configuration=Configuration(batch_size=32, micro_batch_size=32, learning_rate=0.1),
-        seed=0,
-        target=Target(metric="accuracy", value=0.9),
-        train_seconds_limit=100.0,
-        limit_state=TrialState.EXHAUSTED,
-        eval_every_steps=1,
-    )
 
 
 @dataclass(frozen=True)
@@ -235,18 +232,20 @@ class StoredRows:
         for left in folder.glob("study.db*"):
             left.unlink()
         shutil.copy(self.database, copy)
-        with closing(sqlite3.connect(copy)) as connection:
-            connection.execute("PRAGMA ignore_check_constraints = ON")
-            where = f" WHERE rowid = (SELECT max(rowid) FROM {table})" if one_row else ""
-            with suppress(sqlite3.IntegrityError):  # a key twice, or nothing where something must be
-                connection.execute(f'UPDATE {table} SET "{column}" = {value}{where}')
-            connection.commit()
+        put(copy, table, column, value, one_row=one_row)
         for ask in ASKED:
             # Each in a store of its own: what went wrong is judged where it is closed.
             began = time.process_time()
             with suppress(BSSearchError), open_store(f"sqlite:///{copy}", write=False) as store:
                 json.dumps(ask(store, self.study), default=str, allow_nan=False)
             self.seconds.append(time.process_time() - began)
+
+
+def put(file: Path, table: str, column: str, value: str, *, one_row: bool) -> None:
+    """Put a value into a column of one row or of all, unless a key would stand twice or something must not be NULL."""
+    where = f" WHERE rowid = (SELECT max(rowid) FROM {table})" if one_row else ""
+    with suppress(sqlite3.IntegrityError):
+        execute(file, f'UPDATE {table} SET "{column}" = {value}{where}')
 
 
 def _curves(store: Store, name: str) -> object:

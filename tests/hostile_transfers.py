@@ -25,7 +25,7 @@ from bssearch.storage.models import Base
 from bssearch.storage.repository import Store, open_store
 from bssearch.storage.transfer.layout import Kind
 from bssearch.storage.transfer.study_file import read_study
-from tests.hostile import TOKENS, VALUES, mutated
+from tests.hostile import TOKENS, VALUES, mutated, put
 from tests.storage.transfer.copies import everything, make_states
 
 JSON_VALUES = (
@@ -191,12 +191,8 @@ class Transfers:
         shutil.copy(self.last, source)
         table = rng.choice(Base.metadata.sorted_tables)
         column = rng.choice(list(table.columns)).name
-        with closing(sqlite3.connect(source)) as connection:
-            connection.execute("PRAGMA ignore_check_constraints = ON")
-            where = f" WHERE rowid = (SELECT max(rowid) FROM {table})" if rng.random() < 0.5 else ""
-            with suppress(sqlite3.IntegrityError):
-                connection.execute(f"UPDATE {table} SET {column} = {rng.choice(VALUES)}{where}")
-            connection.commit()
+        one_row = rng.random() < 0.5
+        put(source, table.name, column, rng.choice(VALUES), one_row=one_row)
 
         def take(store: Store) -> bool:
             with open_store(f"sqlite:///{source}", write=False) as there:

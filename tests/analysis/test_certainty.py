@@ -124,8 +124,7 @@ def test_a_batch_size_that_was_stopped_before_the_best_had_reached_may_be_better
             make_trial(900 + place, batch_size=batch_size, state=TrialState.EXHAUSTED, seconds=one)
             for place, one in enumerate(seconds)
         ]
-        found = not_none(certainty(verdict_over(*known, *stopped), {}))
-        return found.within_5_percent
+        return not_none(certainty(verdict_over(*known, *stopped), {})).within_5_percent
 
     assert sure(0.5) < sure() - 0.1
     assert sure(1.2) == sure(), "it needs longer than the best"

@@ -199,8 +199,7 @@ def test_an_objective_that_is_not_known_is_refused_by_its_name_with_those_there_
 def measured(number: int, **changes: Any) -> TrialRecord:
     """Return a trial of 100 steps that others disturbed: half of its two seconds it had no CPU."""
     given = {"seconds": 2.0, "contended": True, "undelayed_train_seconds": 1.0, "reference_seconds": 2e-4, **changes}
-    trial = make_trial(number, **given)
-    return with_outcome(trial, steps=100)
+    return with_outcome(make_trial(number, **given), steps=100)
 
 
 class TestStepTimesOfTheTrialsThemselves:

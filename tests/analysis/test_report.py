@@ -457,5 +457,4 @@ def test_where_all_accumulate_the_largest_that_ran_is_named() -> None:
 
 def test_the_only_batch_size_of_a_study_is_no_edge() -> None:
     spec = make_spec(space={**SPEC.model_dump(mode="json")["space"], "batch_size": 32})
-    found = build_answer(study(spec), spec, [make_trial(0, batch_size=32)], {})
-    assert "optimum_at_edge" not in codes(found)
+    assert "optimum_at_edge" not in codes(build_answer(study(spec), spec, [make_trial(0, batch_size=32)], {}))

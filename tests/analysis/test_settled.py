@@ -60,8 +60,7 @@ def test_a_larger_batch_size_is_undecided_where_it_could_be_faster_by_more_than_
 
 
 def test_batch_sizes_shown_to_be_as_good_as_each_other_are_settled_though_neither_is_shown_to_be_better() -> None:
-    found = stand(runs(16, 1.001), runs(32, 1.0), runs(64, 1.001))
-    assert sizes(found) == (32, 16, [], [])
+    assert sizes(stand(runs(16, 1.001), runs(32, 1.0), runs(64, 1.001))) == (32, 16, [], [])
 
 
 def test_the_recommended_runs_too_where_it_is_not_shown_to_be_near_a_rival_of_the_least() -> None:

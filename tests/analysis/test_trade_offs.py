@@ -101,5 +101,4 @@ def test_the_table_has_a_column_of_what_is_known_and_says_what_it_is() -> None:
 
 
 def test_without_anything_beside_time_and_samples_there_is_no_table() -> None:
-    found = answer([make_trial(1, batch_size=64, best_metric=None)])
-    assert trade_off_rows(found) == ([], [])
+    assert trade_off_rows(answer([make_trial(1, batch_size=64, best_metric=None)])) == ([], [])

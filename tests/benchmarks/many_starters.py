@@ -224,8 +224,7 @@ def optunas(url: str, sampler: str, workers: int, trials: int) -> Rate:
     """Return the rate of so many workers of Optuna's."""
     in_processes(1, prepare_optuna, url)
     taken = _processes.Value("i", 0)
-    found = in_processes(workers, optuna_worker, url, sampler, trials, taken)
-    return rate_of(found)
+    return rate_of(in_processes(workers, optuna_worker, url, sampler, trials, taken))
 
 
 def import_all() -> None:

@@ -147,7 +147,7 @@ def _changes(root: ast.Module) -> Iterator[tuple[ast.expr | ast.stmt, tuple[int,
             lines = (min(statement.lineno, lines[0]), lines[1])
         for kind, after in _expression_changes(node) if isinstance(node, ast.expr) else ():
             yield node, lines, kind, f"({after})"
-        if isinstance(node, ast.Return) and node.value and not _is_none(node.value):
+        if isinstance(node, ast.Return) and node.value and ast.unparse(node.value) != "None":
             yield node.value, lines, "returns None", "None"
         if isinstance(node, ast.If) and not _is_never_run(node):
             test = (node.test.lineno, node.test.end_lineno or node.test.lineno)
@@ -185,10 +185,6 @@ def _mutable(root: ast.AST, statement: ast.stmt | None = None) -> Iterator[tuple
             if isinstance(child, ast.expr | ast.stmt):
                 yield child, inside
             yield from _mutable(child, inside)
-
-
-def _is_none(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and node.value is None
 
 
 def _is_never_run(node: ast.AST) -> bool:
@@ -286,8 +282,9 @@ def tests_for(mutation: Mutation, coverage: Coverage) -> list[str]:
     files = {test.partition("::")[0] for test in passed}
     lines = coverage.lines.get(mutation.path, {})
     found = {test for line in range(mutation.line, mutation.last_line + 1) for test in lines.get(str(line), ())}
-    own = {file for file in files if _is_test_of(file, mutation.path)}
-    room = PurePosixPath(mutation.path).parent.name
+    module = PurePosixPath(mutation.path)
+    own = {file for file in files if PurePosixPath(file).name == f"test_{module.name}"}
+    room = module.parent.name
     if not found:  # it runs at import time, or in no test at all
         found = {test.partition("::")[0] for tests in lines.values() for test in tests}
         found |= {file for file in files if PurePosixPath(file).parent.name == room}
@@ -304,11 +301,6 @@ def tests_for(mutation: Mutation, coverage: Coverage) -> list[str]:
             chosen.append(test)
             spent += coverage.seconds[test]
     return chosen
-
-
-def _is_test_of(file: str, path: str) -> bool:
-    """Return whether a test file is named after a module."""
-    return PurePosixPath(file).name == f"test_{PurePosixPath(path).name}"
 
 
 # Running -------------------------------------------------------------------------------------------------------------

@@ -67,12 +67,6 @@ def paint_seconds(browser: Browser, address: str) -> float:
     return seconds
 
 
-def end_a_trial(url: str, rng: random.Random) -> None:
-    """Let one more trial end, so that the study's page is another; its answer is not made, as while many run."""
-    with open_store(url) as store:
-        add_trial(store, "toy", 32, rng.uniform(0.01, 1.0), Phase.SEARCH, 72, rng)
-
-
 def visit(address: str) -> None:
     """Ask for every page, as several readers do at once."""
 
@@ -91,7 +85,8 @@ def measured(browser: Browser, url: str) -> tuple[list[float], list[float], floa
         paint_seconds(browser, address)  # what is imported at first is no matter of the page
         new, kept = [], []
         for _ in range(VISITS):
-            end_a_trial(url, rng)
+            with open_store(url) as store:  # the study's page is another; its answer is not made, as while many run
+                add_trial(store, "toy", 32, rng.uniform(0.01, 1.0), Phase.SEARCH, 72, rng)
             new.append(paint_seconds(browser, address))
             kept.append(paint_seconds(browser, address))
         visit(address)

@@ -17,7 +17,6 @@ from bssearch.analysis.rules.rule_book import Rule
 from bssearch.cli.study import audit_row, slope_line
 from bssearch.commands.launch import Launch
 from bssearch.commands.run import run_study
-from bssearch.spec import StudySpec
 from tests.cli.task import bssearch, ran, read
 from tests.factories import make_spec
 from tests.search.law import LawExecutor
@@ -38,22 +37,11 @@ RUNS = "batch_size,seed,reached,steps,train_seconds\n" + "".join(
 )
 
 
-def store_law(folder: Path, executor: LawExecutor, spec: StudySpec = SPEC) -> None:
-    run_study(spec, Launch(db=f"sqlite:///{folder / 'bssearch.db'}", make_executor=lambda *_: executor))
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("finished")
-    store_law(folder, LawExecutor())
+    run_study(SPEC, Launch(db=f"sqlite:///{folder / 'bssearch.db'}", make_executor=lambda *_: LawExecutor()))
     return folder
-
-
-@pytest.fixture
-def folder(finished: Path, tmp_path: Path) -> Path:
-    """A folder with a finished study of the law."""
-    shutil.copytree(finished, tmp_path, dirs_exist_ok=True)
-    return tmp_path
 
 
 @pytest.fixture

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -45,18 +43,8 @@ def write_table(folder: Path, *rows: str, header: str = HEADER) -> None:
     (folder / "runs.csv").write_text("\n".join([header, *rows]) + "\n", encoding="utf-8")
 
 
-@cache
-def empty_database() -> bytes:
-    """Return a database with the tables and nothing in them: to make one takes longer than most imports."""
-    with TemporaryDirectory() as folder:
-        open_store(f"sqlite:///{folder}/bssearch.db").close()
-        return Path(folder, "bssearch.db").read_bytes()
-
-
 def imported(folder: Path, *arguments: str) -> tuple[list[str], str]:
     """Import into the folder's database; return the studies' names, and what was said of them."""
-    if not (folder / "bssearch.db").exists():
-        (folder / "bssearch.db").write_bytes(empty_database())
     done = ran(folder, "import", *arguments)
     return done.stdout.splitlines(), done.stderr
 
@@ -219,8 +207,7 @@ def test_of_imported_runs_nothing_is_said_to_have_been_searched_here(tmp_path: P
         assert not [word for word in ("search", "so far", "until it is confirmed") if word in said], shown
     codes = {one["code"] for one in read(tmp_path, "best")["warnings"]}
     assert "unconfirmed" in codes
-    document = read(tmp_path, "study", "show")
-    assert document["trials"] == {"search": {"reached": 3}}
+    assert read(tmp_path, "study", "show")["trials"] == {"search": {"reached": 3}}
 
 
 def test_the_default_is_what_is_in_use_at_the_given_batch_size(tmp_path: Path) -> None:

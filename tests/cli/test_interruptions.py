@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
 from tests.cli.task import DEFAULT, INLINE, UNCONFIRMED, bssearch, command, environment, printed, space_of, write_task
+from tests.schema import execute
 from tests.waiting import wait_for
 
 SLOW = {
@@ -70,11 +71,12 @@ def trials(folder: Path) -> list[dict[str, object]]:
 
 def wait_for_start(folder: Path, process: subprocess.Popen[str]) -> None:
     """Wait until a trial starts, so that one is in its middle: between two trials nothing may run."""
-    with closing(sqlite3.connect(folder / "bssearch.db")) as connection:
-        running = set(connection.execute("SELECT number FROM bss_trial WHERE state = 'running'"))
-        while not set(connection.execute("SELECT number FROM bss_trial WHERE state = 'running'")) - running:
-            assert process.poll() is None
-            time.sleep(0.02)
+
+    def running() -> set[Any]:
+        return set(execute(folder / "bssearch.db", "SELECT number FROM bss_trial WHERE state = 'running'"))
+
+    before = running()
+    wait_for(lambda: running() - before, process)
 
 
 def check_complete(folder: Path, searched: int) -> list[dict[str, object]]:
@@ -166,8 +168,7 @@ def test_a_broken_trial_is_stored_with_its_reason_and_the_study_goes_on(
     assert failed
     assert {trial["batch_size"] for trial in failed} == {16}
     assert all(said in str(trial["reason"]) for trial in failed)
-    shown = bssearch("trial", "show", str(failed[0]["number"]), cwd=tmp_path).stdout
-    assert "task.py" in shown
+    assert "task.py" in bssearch("trial", "show", str(failed[0]["number"]), cwd=tmp_path).stdout
     assert sum(trial["state"] != "failed" for trial in found) == trials_asked
     assert any(trial["state"] == "reached" for trial in found)
 
@@ -231,21 +232,16 @@ def host(folder: Path, name: str, place: str) -> dict[str, str]:
 
 def wait_for_an_evaluation(folder: Path, process: subprocess.Popen[str]) -> None:
     """Wait until a trial runs that has been evaluated in its middle."""
-    query = """SELECT COUNT(*) FROM bss_observation JOIN bss_trial ON bss_trial.id = trial_id
+    query = """SELECT step FROM bss_observation JOIN bss_trial ON bss_trial.id = trial_id
         WHERE step > 0 AND state = 'running'"""
-    while process.poll() is None:
-        with closing(sqlite3.connect(folder / "bssearch.db")) as connection:
-            tables = connection.execute("SELECT COUNT(*) FROM sqlite_master WHERE name = 'bss_observation'")
-            if tables.fetchone()[0] and connection.execute(query).fetchone()[0]:
-                return
-        time.sleep(0.02)
-    raise AssertionError(process.communicate()[1])
+    table = "SELECT * FROM sqlite_master WHERE name = 'bss_observation'"
+    file = folder / "bssearch.db"
+    wait_for(lambda: execute(file, table) and execute(file, query), process)
 
 
 def steps_seen(folder: Path) -> list[int]:
     query = "SELECT step FROM bss_observation JOIN bss_trial ON bss_trial.id = trial_id WHERE number = 1 ORDER BY step"
-    with closing(sqlite3.connect(folder / "bssearch.db")) as connection:
-        return [step for (step,) in connection.execute(query)]
+    return [step for (step,) in execute(folder / "bssearch.db", query)]
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from bssearch.records import TrialState
 from bssearch.settings import CHECKPOINT_DIR_VARIABLE, DATABASE_URL_VARIABLE
 from bssearch.spec.templates import SubmissionState
 from bssearch.storage.repository import open_store
-from tests.cli.task import UNCONFIRMED, WORKLOAD, printed, space_of
+from tests.cli.task import UNCONFIRMED, WORKLOAD, printed, read, space_of
 from tests.cli.worker_process import PATIENCE_S, make_node, worker
 from tests.postgres import Postgres
 from tests.waiting import wait_for
@@ -60,8 +60,7 @@ def here(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def queue(here: Path) -> dict[str, Any]:
-    found = json.loads(printed(here, "queue", "list", "--all", "--format", "json"))
-    assert isinstance(found, dict)
+    found: dict[str, Any] = read(here, "queue", "list", "--all")
     return found
 
 

@@ -170,8 +170,7 @@ def test_each_kind_is_added_from_outside_and_used_through_the_command_line(folde
 )
 def test_a_wrong_name_or_option_is_refused_before_a_study_begins(folder: Path, changes: list[str], said: str) -> None:
     words = [word for one in changes for word in ("--set", one)]
-    told = refused(folder, "run", "task.yaml", "--dry-run", *words, code=2)
-    assert said in told
+    assert said in refused(folder, "run", "task.yaml", "--dry-run", *words, code=2)
 
 
 def test_a_pruner_of_another_package_is_simulated_with_its_options(folder: Path) -> None:

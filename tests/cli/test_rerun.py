@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.cli.task import INLINE, UNCONFIRMED, bssearch, printed, ran, read, refused, space_of, write_task
+from tests.schema import execute
 
 RUNS = "batch_size,seed,reached,steps,train_seconds\n16,0,true,100,2.0\n64,0,true,90,3.0\n"
 PRINTED = "a new model"
@@ -36,9 +37,7 @@ def folder(stored: Path, tmp_path: Path) -> Path:
 
 
 def change(folder: Path, statement: str) -> None:
-    with closing(sqlite3.connect(folder / "bssearch.db")) as connection:
-        connection.execute(statement)
-        connection.commit()
+    execute(folder / "bssearch.db", statement)
 
 
 def rows_of(folder: Path) -> list[str]:

@@ -503,13 +503,9 @@ def test_the_display_tells_the_phase_and_what_is_left_of_it_which_never_grows_on
     assert seconds and seconds == sorted(seconds, reverse=True)
 
 
-def history_of(*trials: TrialRecord) -> History:
-    return History(LIVE, trials, {32: make_probe(32, step_seconds=0.04)})
-
-
 def test_a_line_tells_the_train_seconds_by_which_trials_are_pruned_and_names_those_of_a_product() -> None:
     contended = make_trial(1, seconds=7.13, contended=True, product=4.022)
-    history = history_of(contended)
+    history = History(LIVE, [contended], {32: make_probe(32, step_seconds=0.04)})
     line = ended_line(contended, history)
     assert "after 7.13 train seconds" in line
     assert "steps × step time is 4.022 s" in line

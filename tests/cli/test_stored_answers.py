@@ -29,5 +29,4 @@ def test_the_answer_of_a_stored_study_stays_as_it_was(name: str, tmp_path: Path)
     imported = call("import", "study", str(STORED / f"{name}.study"))
     assert imported.returncode == 0, imported.stderr
     answer = json.loads(call("best", name, "--format", "json").stdout)
-    stored = (STORED / f"{name}.json").read_text(encoding="utf-8")
-    assert answer == json.loads(stored, parse_float=close_to)
+    assert answer == json.loads((STORED / f"{name}.json").read_text(encoding="utf-8"), parse_float=close_to)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from tests.cli.task import bssearch, printed
+from tests.schema import execute
 
 TRAIN = 'for step in 1 2 3; do echo "{\\"step\\": $step, \\"accuracy\\": 0.$((2 * step + 3))}"; sleep 0.02; done; : '
 SPEC = f"""
@@ -33,13 +32,11 @@ def test_a_forged_text_runs_nothing_in_a_shell(tmp_path: Path, way: str) -> None
     spec.write_text(SPEC)
     assert bssearch("run", spec, cwd=tmp_path).returncode == 0
     assert bssearch("trial", "add", "shell", "model.activation=gelu", cwd=tmp_path).returncode == 0
-    with closing(sqlite3.connect(mine)) as connection, connection:
-        forged = json.dumps("r$(touch PWNED)")
-        connection.execute(
-            "UPDATE bss_trial SET parameters = json_set(parameters, '$.\"model.activation\"', json(?)) "
-            "WHERE state = 'queued'",
-            (forged,),
-        )
+    execute(
+        mine,
+        "UPDATE bss_trial SET parameters = json_set(parameters, '$.\"model.activation\"', ?) WHERE state = 'queued'",
+        ["r$(touch PWNED)"],
+    )
     if way == "imported":
         assert bssearch("export", "shell", "--to", "study", cwd=tmp_path).returncode == 0
         mine.unlink()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from bssearch.storage.migrate import SCHEMA_HEAD
 from bssearch.storage.repository import open_store
 from tests.cli.task import bssearch, printed, read, refused
 from tests.factories import make_spec
+from tests.schema import execute
 from tests.search.law import LawExecutor
 
 
@@ -78,8 +77,7 @@ def test_another_name_is_given_where_the_study_is_new(folder: Path) -> None:
     run_by_law(folder / "team.db")  # another study of its name
     assert "--as NAME" in refused(folder, "import", "study", "a.gz", "--db", "sqlite:///team.db", code=2)
     assert [row["study"] for row in imported(folder, "a.gz", "--as", "theirs")] == ["theirs"]
-    answer = read(folder, "best", "theirs", "--db", "sqlite:///team.db")
-    assert answer["study"] == "theirs"
+    assert read(folder, "best", "theirs", "--db", "sqlite:///team.db")["study"] == "theirs"
 
 
 def test_several_studies_are_exported_each_into_its_own_file(folder: Path) -> None:
@@ -134,9 +132,7 @@ def test_archived_studies_are_left_out_unless_they_are_named(folder: Path) -> No
 
 
 def test_a_database_of_a_newer_version_is_refused(folder: Path) -> None:
-    with closing(sqlite3.connect(folder / "first.db")) as connection:
-        connection.execute("UPDATE bss_alembic_version SET version_num = '9999'")
-        connection.commit()
+    execute(folder / "first.db", "UPDATE bss_alembic_version SET version_num = '9999'")
     said = refused(folder, "import", "study", "sqlite:///first.db", "--db", "sqlite:///team.db", code=4)
     assert "9999" in said and SCHEMA_HEAD in said
 

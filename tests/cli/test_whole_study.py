@@ -7,7 +7,6 @@ import io
 import json
 import math
 import shutil
-import sqlite3
 from collections import Counter
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import pytest
 import bssearch as library
 from tests.cli.conftest import run_by_law
 from tests.cli.task import bssearch, printed, ran, read, refused, space_of, write_task
+from tests.schema import execute
 from tests.search.law import LawExecutor
 
 
@@ -101,8 +101,7 @@ def test_steps_times_step_time_stands_beside_the_measured_seconds(folder: Path) 
 
 
 def test_lists_come_in_every_format(folder: Path) -> None:
-    rows = read(folder, "study", "list")
-    assert {"name", "target", "trials", "reached"} <= set(rows[0])
+    assert {"name", "target", "trials", "reached"} <= set(read(folder, "study", "list")[0])
     lines = bssearch("trial", "list", "task", "--format", "jsonl", cwd=folder).stdout.splitlines()
     assert [json.loads(line)["number"] for line in lines] == list(range(1, len(lines) + 1))
     table = list(csv.DictReader(io.StringIO(bssearch("best", "--format", "csv", cwd=folder).stdout)))
@@ -127,9 +126,7 @@ def test_what_a_trial_printed_is_kept(folder: Path) -> None:
 
 def test_a_trial_that_printed_nothing_says_so_on_stderr(folder: Path, tmp_path: Path) -> None:
     shutil.copy(folder / "bssearch.db", tmp_path)
-    with sqlite3.connect(tmp_path / "bssearch.db") as connection:
-        connection.execute("delete from bss_log")
-    connection.close()
+    execute(tmp_path / "bssearch.db", "DELETE FROM bss_log")
     shown = bssearch("trial", "show", "task", "3", "--log", cwd=tmp_path)
     assert (shown.returncode, shown.stdout, shown.stderr) == (0, "", "trial 3 of task printed nothing\n")
 
@@ -137,18 +134,14 @@ def test_a_trial_that_printed_nothing_says_so_on_stderr(folder: Path, tmp_path: 
 def test_what_looks_like_markup_is_printed_as_it_is(folder: Path, tmp_path: Path) -> None:
     shutil.copy(folder / "bssearch.db", tmp_path)
     reason = "KeyError: x[batch_size] [/data] [bold] :warning:"
-    with sqlite3.connect(tmp_path / "bssearch.db") as connection:
-        connection.execute("update bss_trial set reason = ? where number = 1", [reason])
-    connection.close()
+    execute(tmp_path / "bssearch.db", "UPDATE bss_trial SET reason = ? WHERE number = 1", [reason])
     for arguments in (("trial", "list", "task"), ("trial", "show", "1")):
-        shown = ran(tmp_path, *arguments)
-        assert reason in shown.stdout
+        assert reason in ran(tmp_path, *arguments).stdout
 
 
 def test_an_easier_target_is_answered_from_the_stored_curves(folder: Path) -> None:
     answer = read(folder, "best", "--target", "0.85")
     own = read(folder, "best")
-    assert isinstance(answer, dict) and isinstance(own, dict)
     jsonschema.validate(answer, json.loads(bssearch("schema", "best", cwd=folder).stdout))
     assert answer["target"]["value"] == 0.85
     assert answer["warnings"][0]["code"] == "retargeted"
@@ -174,8 +167,7 @@ def test_an_easier_target_is_answered_from_the_stored_curves(folder: Path) -> No
 
 def test_the_same_command_again_repeats_nothing(lawful: Path, by_law: LawExecutor) -> None:
     before = read(lawful, "trial", "list")
-    done = ran(lawful, "run", "task.yaml")
-    assert "going on with study task" in done.stderr
+    assert "going on with study task" in ran(lawful, "run", "task.yaml").stderr
     assert by_law.requests == []
     assert read(lawful, "trial", "list") == before
 
@@ -189,15 +181,13 @@ def test_library_and_command_line_give_the_same(folder: Path) -> None:
 
 
 def test_observations_start_at_step_zero_and_keep_one_cadence(folder: Path) -> None:
-    with sqlite3.connect(folder / "bssearch.db") as connection:
-        rows = connection.execute(
-            "select t.number, t.batch_size, t.eval_every_steps, o.step from bss_observation o "
-            "join bss_trial t on t.id = o.trial_id order by t.number, o.step"
-        ).fetchall()
-    connection.close()
     cadence: dict[int, set[int]] = {}
     steps: dict[int, list[int]] = {}
-    for number, size, every, step in rows:
+    query = (
+        "SELECT t.number, t.batch_size, t.eval_every_steps, o.step FROM bss_observation o "
+        "JOIN bss_trial t ON t.id = o.trial_id ORDER BY t.number, o.step"
+    )
+    for number, size, every, step in execute(folder / "bssearch.db", query):
         cadence.setdefault(size, set()).add(every)
         steps.setdefault(number, []).append(step)
         assert step % every == 0

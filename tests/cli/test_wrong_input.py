@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sqlite3
 import subprocess
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 
 from tests.cli.task import INLINE, SPEC, WORKLOAD, bssearch, command, environment, printed, read, refused, write_task
 from tests.packages import installed
+from tests.schema import execute
 
 SPACE = dict(SPEC["space"])  # type: ignore[call-overload]
 
@@ -143,9 +143,7 @@ def test_a_newer_schema_and_an_unknown_study(tmp_path: Path) -> None:
     printed(tmp_path, "db", "upgrade")
     refuse(tmp_path, "best", "nothing", code=3, said="nothing")
     refuse(tmp_path, "trial", "list", code=3, said="no study")
-    with sqlite3.connect(tmp_path / "bssearch.db") as connection:
-        connection.execute("update bss_alembic_version set version_num = '9999'")
-    connection.close()
+    execute(tmp_path / "bssearch.db", "UPDATE bss_alembic_version SET version_num = '9999'")
     refuse(tmp_path, "best", "nothing", code=4, said="newer")
     write_task(tmp_path)
     refuse(tmp_path, "run", "task.yaml", code=4, said="newer")

@@ -31,9 +31,8 @@ def stored() -> StudyRecord:
 
 
 def test_what_was_run_here_is_known_and_nothing_else() -> None:
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(UsageError, match="which you have not run for it on this machine") as caught:
         refuse_unknown(OWN, stored(), FOLDER)
-    assert "which you have not run for it on this machine" in caught.value.message
     assert caught.value.hint == "where you trust it, add --workload task.py:Task"
     remember(OWN, stored(), FOLDER)
     refuse_unknown(OWN, stored(), FOLDER)

@@ -247,5 +247,4 @@ def test_the_importance_of_a_parameter_is_of_the_search_trials() -> None:
 def test_a_study_goes_on_in_optuna() -> None:
     study = as_optuna(*many())
     study.sampler = optuna.samplers.TPESampler(seed=0)
-    trial = study.ask(study.trials[0].distributions)
-    assert 8 <= trial.params["batch_size"] <= 128
+    assert 8 <= study.ask(study.trials[0].distributions).params["batch_size"] <= 128

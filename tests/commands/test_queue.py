@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import re
 import signal
-import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -45,6 +43,7 @@ from bssearch.storage.repository import Store, open_store
 from tests.cli.task import INLINE, UNCONFIRMED, bssearch, environment, printed, refused, space_of
 from tests.cli.worker_process import make_node
 from tests.factories import make_environment, make_plan, make_trial, not_none
+from tests.schema import execute
 from tests.storage.test_queue import record
 
 QUICK: dict[str, Any] = {
@@ -158,8 +157,8 @@ class TestRefusals:
         node = make_node(tmp_path / "node", **{**QUICK, "budget": {"trials": 2, "trial_train_seconds": 2.0}})
         with open_store(url) as store:
             put(store, "odd")
-            with closing(sqlite3.connect(tmp_path / "queue.db")) as connection, connection:
-                connection.execute("UPDATE bss_submission SET \"values\" = ?, owner = '', priority = 1e9", (values,))
+            forged = "UPDATE bss_submission SET \"values\" = ?, owner = '', priority = 1e9"
+            execute(tmp_path / "queue.db", forged, [values])
             put(store, "next")
             serve(node, url)
             assert state(store, "odd")[0] == "failed" and "must be a mapping" in state(store, "odd")[1]
@@ -361,8 +360,7 @@ def test_what_cannot_be_settled_keeps_a_worker_neither_from_other_cancelled_stud
             store.queue.set_state(name, SubmissionState.CANCELLED, "by ann")
         store.queue.keep_worker(record(WORKER, left_at=datetime.now(UTC)))
         put(store, "mine")
-    with closing(sqlite3.connect(tmp_path / "queue.db")) as connection, connection:
-        connection.execute("UPDATE bss_study SET spec = '{\"a\": 1e400}' WHERE name = 'broken'")
+    execute(tmp_path / "queue.db", "UPDATE bss_study SET spec = '{\"a\": 1e400}' WHERE name = 'broken'")
     said = serve(node, url)
     assert said.count("broken: cancelled, but what is left of it cannot be ended: ") == 1, said
     with open_store(url) as store:

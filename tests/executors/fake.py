@@ -249,7 +249,8 @@ class FakeExecutor:
         had = -1 if playing.last is None else playing.last.step
         try:
             with redirect_stdout(playing.log), redirect_stderr(playing.log):
-                playing.next = next((item for item in playing.items if _is_new(item, had)), None)
+                new = (one for one in playing.items if isinstance(one, TrialOutcome) or one.step > had)
+                playing.next = next(new, None)
         except Exception as error:
             with redirect_stderr(playing.log):
                 playing.next = failed(error)
@@ -264,10 +265,6 @@ class FakeExecutor:
     def _refuse_while_a_trial_runs(self) -> None:
         if self._playing:
             raise ValueError("nothing is measured while a trial runs")
-
-
-def _is_new(item: Observation | TrialOutcome, had: int) -> bool:
-    return isinstance(item, TrialOutcome) or item.step > had
 
 
 def _reached_before(

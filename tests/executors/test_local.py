@@ -48,10 +48,6 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalExecutor]:
             yield executor
 
 
-def log_of(executor: LocalExecutor) -> str:
-    return executor._slots[0].log.read_text()
-
-
 @pytest.mark.slow
 def test_logs_that_nobody_asked_to_keep_do_not_grow_and_still_tell_of_a_death(tmp_path: Path) -> None:
     deadly = StepTimeRequest(configuration=request_trial(1, "segfault").plan.configuration)
@@ -60,7 +56,7 @@ def test_logs_that_nobody_asked_to_keep_do_not_grow_and_still_tell_of_a_death(tm
             executor.submit(request_endless_trial(number, "print", seconds=0.2))
             ended = wait_for(executor, lambda events: any(isinstance(event, TrialEnded) for event in events))
             assert ["from a child" in event.log for event in ended if isinstance(event, TrialEnded)] == [True]
-            assert log_of(executor) == ""
+            assert executor._slots[0].log.read_text() == ""
         with pytest.raises(LaunchError, match="worker killed by SIGSEGV") as death:
             executor.measure_step_time(deadly)
         assert "Segmentation fault" in str(death.value) and "in misbehave" in str(death.value)

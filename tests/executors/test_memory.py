@@ -101,7 +101,8 @@ def test_a_worker_under_a_limit_keeps_nothing_of_the_trials_before(tmp_path: Pat
     with hungry(tmp_path, code=code) as executor:
         train(executor, 1, steps=3)
         [pid] = worker_pids(executor)
-        assert data_bytes(pid) < LIMIT / 2
+        data_kib = int(Path(f"/proc/{pid}/status").read_text().split("VmData:")[1].split()[0])
+        assert 1024 * data_kib < LIMIT / 2, "what counts towards the limit of a process"
 
 
 @pytest.mark.slow
@@ -129,11 +130,6 @@ def test_the_probes_answer_never_runs_out_in_200_steps_and_one_size_above_its_br
     assert not uses[SAMPLES].fits and "can't allocate memory" in (uses[SAMPLES].reason or "")
     assert (fits.state, fits.steps) == (TrialState.CANCELLED, 200)
     assert runs_out.state is TrialState.OOM
-
-
-def data_bytes(pid: int) -> int:
-    """Return what counts towards the limit of a process on the CPU."""
-    return 1024 * int(Path(f"/proc/{pid}/status").read_text().split("VmData:")[1].split()[0])
 
 
 def train(executor: Executor, size: int, steps: int = 200) -> TrialOutcome:

@@ -338,11 +338,6 @@ def executor(script: Script) -> Iterator[LocalExecutor]:
         yield made
 
 
-def processes_below(executor: LocalExecutor) -> list[int]:
-    worker = not_none(executor._slots[0].worker)
-    return [one.pid for one in psutil.Process(worker.pid).children(recursive=True)]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["kill", "sigkill", "close"])
 def test_nothing_is_left_of_a_worker_that_ends_in_a_trial(how: str, script: Script, executor: LocalExecutor) -> None:
@@ -350,9 +345,10 @@ def test_nothing_is_left_of_a_worker_that_ends_in_a_trial(how: str, script: Scri
     (script.folder / "grandchild").unlink(missing_ok=True)
     executor.submit(NEVER)
     wait_for(executor, lambda events: len(events) > 2)
-    below = [*processes_below(executor), int((script.folder / "grandchild").read_text())]
-    assert len(set(below)) >= 4, "the server, the script, its child, and the worker's shell"
     worker = not_none(executor._slots[0].worker)
+    children = psutil.Process(worker.pid).children(recursive=True)
+    below = [*(one.pid for one in children), int((script.folder / "grandchild").read_text())]
+    assert len(set(below)) >= 4, "the server, the script, its child, and the worker's shell"
     if how == "sigkill":
         os.kill(worker.pid, signal.SIGKILL)
     else:

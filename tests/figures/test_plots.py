@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from bssearch.analysis.answer import Answer
-from bssearch.analysis.numbers import number
 from bssearch.analysis.objectives.base import objective_of
 from bssearch.analysis.objectives.time_to_target import TIME
 from bssearch.analysis.report import build_answer
@@ -33,6 +32,7 @@ from bssearch.records import (
     TrialRecord,
     TrialState,
 )
+from bssearch.records.text import number
 from bssearch.spec import StudySpec
 from tests.factories import (
     EPOCH,
@@ -54,16 +54,12 @@ def study_of(spec: StudySpec, **environment: Any) -> StudyRecord:
     return StudyRecord.created(spec.new_study("test"), EPOCH, make_environment(**environment))
 
 
-def steps_at(size: int) -> int:
-    return round(S_MIN * (1 + B_CRIT / size))
-
-
 def law_trials(sizes: Sequence[int] = SIZES, **changes: Any) -> list[TrialRecord]:
     """Return three confirmation runs at each batch size on the law, with a step of 10 ms + 0.2 ms a sample."""
     trials: list[TrialRecord] = []
     for size in sizes:
         for seed, factor in enumerate(NOISE):
-            steps = steps_at(size) * factor
+            steps = round(S_MIN * (1 + B_CRIT / size)) * factor
             trials.append(
                 make_trial(
                     len(trials),

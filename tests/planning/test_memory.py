@@ -223,17 +223,13 @@ def test_what_is_said_to_fit_has_room_for_the_copies_of_autocast_and_computes_th
         for one, found in zip(changed, plans, strict=True):
             is_new = (one["device"], one["precision"]) != (device, "bf16")
             assert not (is_new and any("computes no bf16" in note for note in found.notes))
-    assert all(found.fixed_bytes + copies(found) <= room_of(found) for found in plans)
+    assert all(map(has_room, plans))
 
 
-def copies(found: MemoryPlan) -> int:
-    """Return the bytes of autocast's copies of the weights."""
-    return sum(one.bytes for one in found.terms if one.term == "autocast_copies")
-
-
-def room_of(found: MemoryPlan) -> int:
-    """Return the memory of the device that is left beside its workspaces."""
-    return (found.memory_bytes or 0) - sum(one.bytes for one in found.terms if one.term == "workspaces")
+def has_room(found: MemoryPlan) -> bool:
+    """Return whether the weights, autocast's copies of them and the device's workspaces fit the device."""
+    beside = sum(one.bytes for one in found.terms if one.term in {"autocast_copies", "workspaces"})
+    return found.fixed_bytes + beside <= (found.memory_bytes or 0)
 
 
 def test_the_name_that_a_driver_reports_is_near_that_of_the_device() -> None:

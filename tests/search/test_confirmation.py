@@ -27,7 +27,8 @@ from bssearch.spec import StudySpec
 from bssearch.storage.repository import open_store
 from tests.factories import make_probe, make_spec, make_trial, not_none
 from tests.search.law import LawExecutor
-from tests.search.study import Ear, trials_in, url_in
+from tests.search.study import trials_in, url_in
+from tests.waiting import Ear
 
 SIZES = (8, 16, 32, 64, 128)
 SPEC = make_spec(confirm={"top": 2, "runs": 3})
@@ -380,8 +381,7 @@ def test_an_interrupted_confirmation_goes_on_where_it_stopped(begun: Path) -> No
     stopped.stop_after = 2
     with pytest.raises(InterruptedRunError, match="every trial that had ended is stored"):
         go_on(begun, stopped, max_runs=6)
-    states = Counter(trial.state for trial in confirmation(begun))
-    assert states[TrialState.CANCELLED] == 1
+    assert Counter(trial.state for trial in confirmation(begun))[TrialState.CANCELLED] == 1
     go_on(begun, NoisyLaw())  # the settings are those that were stored
     counted = [
         sorted((one.configuration.key, one.seed) for one in confirmation(place) if not one.state.is_missing)

@@ -39,7 +39,8 @@ from bssearch.spec import StudySpec
 from bssearch.storage.repository import open_store
 from tests.factories import SPEC, make_environment, make_spec, not_none
 from tests.search.law import SHARES, LawExecutor, step_seconds
-from tests.search.study import Ear, url_in
+from tests.search.study import url_in
+from tests.waiting import Ear
 
 BUDGET = {"trials": 40, "trial_train_seconds": 100.0}
 SHORT: dict[str, Any] = {"budget": {**BUDGET, "trials": 9}, "confirm": {"runs": 0}}

@@ -336,14 +336,11 @@ class Live:
 
 def live(spec: StudySpec, workers: int) -> Live:
     engine = Recorded(spec, slots=workers)
-    clock = VirtualClock(engine, row_of, probes=probes_of(spec), workers=workers)
+    probes = {size: make_probe(size, step_seconds=step_seconds(size)) for size in spec.batch_sizes}
+    clock = VirtualClock(engine, row_of, probes=probes, workers=workers)
     for _ in clock.run():
         pass
     return Live(spec, workers, engine.journal, list(map(silent, engine.answers)))
-
-
-def probes_of(spec: StudySpec) -> dict[int, ProbeRecord]:
-    return {size: make_probe(size, step_seconds=step_seconds(size)) for size in spec.batch_sizes}
 
 
 def assert_a_new_engine_goes_on_as_the_old_one(run: Live, cuts: Sequence[int]) -> None:

@@ -32,7 +32,8 @@ from bssearch.search.history import trial_seed
 from bssearch.storage.repository import Store, open_store
 from tests.factories import make_spec, not_none
 from tests.search.law import LawExecutor, step_seconds
-from tests.search.study import Ear, trials_in, url_in
+from tests.search.study import trials_in, url_in
+from tests.waiting import Ear
 
 LIMIT = 100.0
 GROWS: dict[str, Any] = {"name": ["geometric", "linear"]}
@@ -200,7 +201,7 @@ def test_what_a_person_enqueues_runs_first_whatever_the_space_says(tmp_path: Pat
 def test_a_schedule_whose_target_came_before_its_second_stage_is_not_repeated(tmp_path: Path) -> None:
     run(spec_of(), tmp_path)
     with open_store(url_in(tmp_path)) as store:
-        best = tuned_batch(store)
+        best = answer(store, "toy").optimal.batch_size
         for stages in (f"40000:{2 * best}", f"400:{2 * best}"):
             enqueue(store, "toy", {"batch_size": best, "batch_stages": stages})
     found = run(spec_of(), tmp_path)
@@ -210,10 +211,6 @@ def test_a_schedule_whose_target_came_before_its_second_stage_is_not_repeated(tm
         repeated = {one.configuration.key for one in store.trials.of("toy") if one.phase is Phase.AUDIT}
     assert late.configuration.key not in repeated and len(repeated) == 1
     assert found.batch_schedule.stages[1].start_samples == 400
-
-
-def tuned_batch(store: Store) -> int:
-    return answer(store, "toy").optimal.batch_size
 
 
 @pytest.mark.parametrize(
@@ -276,8 +273,7 @@ def test_where_no_milestone_may_run_the_other_schedules_are_searched_all_the_sam
                 raise WorkloadError("no batch of 256")
             return super().measure_step_time(request)
 
-    spec = spec_of({"name": ["milestones", "linear"], "milestones": {640: 256}})
-    run(spec, tmp_path, Broken())
+    run(spec_of({"name": ["milestones", "linear"], "milestones": {640: 256}}), tmp_path, Broken())
     with open_store(url_in(tmp_path), write=False) as store:
         grown = [one.configuration for one in store.trials.of("toy") if one.phase is Phase.GROWTH]
     assert [one.parameters["batch_schedule"] for one in grown] == ["linear"] * 6
@@ -316,8 +312,7 @@ def test_an_estimate_has_the_schedules_and_their_repeats() -> None:
 
 @pytest.mark.parametrize("objective", ["samples_to_target", "cost_to_target"])
 def test_a_trial_may_take_half_as_long_again_as_the_best_whatever_is_asked(objective: str, tmp_path: Path) -> None:
-    spec = spec_of(GROWS).model_copy(update={"objective": objective, "price_per_device_hour": 2.0})
-    run(spec, tmp_path)
+    run(spec_of(GROWS).model_copy(update={"objective": objective, "price_per_device_hour": 2.0}), tmp_path)
     trials = trials_in(tmp_path)
     reached = [
         one.outcome.time_to_target_s

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import shutil
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
@@ -171,18 +170,9 @@ def _powered(event: Event) -> Event:
     return replace(event, outcome=replace(event.outcome, device_use=DeviceUse(mean_power_watts=WATTS)))
 
 
-@pytest.fixture(scope="module")
-def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An empty database, so that not every study has to make its tables."""
-    path = tmp_path_factory.mktemp("database") / "study.db"
-    open_store(f"sqlite:///{path}").close()
-    return path
-
-
 @pytest.fixture
-def url(empty_database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("BSSEARCH_CHECKPOINT_DIR", str(tmp_path / "waiting"))
-    shutil.copy(empty_database, tmp_path / "study.db")
     return url_in(tmp_path)
 
 

@@ -28,8 +28,9 @@ from bssearch.spec import StudySpec
 from bssearch.storage.repository import open_store
 from tests.factories import make_environment, make_plan, not_none
 from tests.search.pruners.stores import Troubled, troubled
-from tests.search.study import Ear, trials_in, url_in
+from tests.search.study import trials_in, url_in
 from tests.search.test_pausing_driver import Dies, Doomed, SteppingLaw, study_spec
+from tests.waiting import Ear
 
 FAR = "elsewhere/1/0/0/far"
 """A driver of another machine, of which nobody here can know whether it runs."""
@@ -48,7 +49,10 @@ class Interrupted(SteppingLaw):
 
 
 @pytest.fixture
-def trouble() -> Iterator[type[Troubled]]:
+def trouble(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Troubled]]:
+    """A store that fails as the test has it, which ``BSSEARCH_CHECKPOINT_DIR`` names."""
+    (tmp_path / "store").mkdir()
+    monkeypatch.setenv("BSSEARCH_CHECKPOINT_DIR", f"troubled://{tmp_path}/store")
     with troubled() as found:
         yield found
 
@@ -201,10 +205,8 @@ def test_a_trial_whose_checkpoint_is_not_its_own_is_tried_again_and_the_run_goes
 
 
 def test_where_the_store_is_away_the_run_goes_on_without_it_and_says_so(
-    tmp_path: Path, on_host: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, trouble: type[Troubled]
+    tmp_path: Path, on_host: Callable[[str], None], trouble: type[Troubled]
 ) -> None:
-    (tmp_path / "store").mkdir()
-    monkeypatch.setenv("BSSEARCH_CHECKPOINT_DIR", f"troubled://{tmp_path}/store")
     spec = study_spec(budget={"trials": 12, "trial_train_seconds": 4.0})
     first = interrupted(spec, tmp_path)
     on_host("two")
@@ -233,10 +235,8 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("impatient")
 def test_a_trial_whose_checkpoint_does_not_arrive_is_tried_again_and_a_silent_store_is_asked_no_more(
-    tmp_path: Path, on_host: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, trouble: type[Troubled]
+    tmp_path: Path, on_host: Callable[[str], None], trouble: type[Troubled]
 ) -> None:
-    (tmp_path / "store").mkdir()
-    monkeypatch.setenv("BSSEARCH_CHECKPOINT_DIR", f"troubled://{tmp_path}/store")
     spec = study_spec(budget={"trials": 8, "trial_train_seconds": 4.0})
     first = interrupted(spec, tmp_path)
     on_host("two")
@@ -251,10 +251,8 @@ def test_a_trial_whose_checkpoint_does_not_arrive_is_tried_again_and_a_silent_st
 
 
 def test_a_trial_that_is_interrupted_while_its_checkpoint_arrives_stays_paused_as_it_was(
-    tmp_path: Path, on_host: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, trouble: type[Troubled]
+    tmp_path: Path, on_host: Callable[[str], None], trouble: type[Troubled]
 ) -> None:
-    (tmp_path / "store").mkdir()
-    monkeypatch.setenv("BSSEARCH_CHECKPOINT_DIR", f"troubled://{tmp_path}/store")
     spec = study_spec(budget={"trials": 8, "trial_train_seconds": 4.0})
     first = interrupted(spec, tmp_path)
     before = outcome_of(tmp_path, 4)
@@ -302,7 +300,7 @@ class SilencingAndInterrupted(Silencing, Interrupted):
     """Is interrupted then."""
 
 
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("impatient", "trouble")
 @pytest.mark.parametrize(
     ("executor", "said"),
     [
@@ -315,13 +313,9 @@ class SilencingAndInterrupted(Silencing, Interrupted):
 def test_where_the_store_takes_nothing_what_would_wait_is_stopped_and_what_is_interrupted_is_cancelled(
     tmp_path: Path,
     on_host: Callable[[str], None],
-    monkeypatch: pytest.MonkeyPatch,
-    trouble: type[Troubled],
     executor: type[Filling],
     said: str,
 ) -> None:
-    (tmp_path / "store").mkdir()
-    monkeypatch.setenv("BSSEARCH_CHECKPOINT_DIR", f"troubled://{tmp_path}/store")
     is_interrupted = issubclass(executor, Interrupted)
     pruner = {"name": "none" if is_interrupted else "balanced", "slack": 1.0}
     spec = study_spec(pruner=pruner, budget={"trials": 20, "trial_train_seconds": 4.0})

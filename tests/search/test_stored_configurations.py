@@ -6,7 +6,6 @@ Each test writes into the database what somebody with the right to write could. 
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from bssearch.spec import StudySpec
 from bssearch.storage.repository import open_store
 from bssearch.storage.transfer.study_file import read_study
 from tests.factories import SPEC, make_spec
+from tests.schema import execute
 from tests.search.law import LawExecutor
 from tests.search.study import url_in
 from tests.search.test_pausing_driver import Dies, Doomed, SteppingLaw, study_spec
@@ -53,13 +53,8 @@ def trials_in(folder: Path, name: str = "toy") -> dict[int, TrialRecord]:
 def forge(folder: Path, number: int, *, activation: str = FORGED, **columns: object) -> None:
     """Change a stored trial as anybody can who may write the database."""
     names = ["parameters = json_set(parameters, '$.\"model.activation\"', ?)", *(f"{name} = ?" for name in columns)]
-    connection = sqlite3.connect(folder / "study.db")
-    with connection:
-        changed = connection.execute(
-            f"UPDATE bss_trial SET {', '.join(names)} WHERE number = ?", (activation, *columns.values(), number)
-        )
-        assert changed.rowcount == 1
-    connection.close()
+    statement = f"UPDATE bss_trial SET {', '.join(names)} WHERE number = ? RETURNING number"
+    assert execute(folder / "study.db", statement, (activation, *columns.values(), number)) == [(number,)]
 
 
 def given(executor: LawExecutor) -> set[object]:

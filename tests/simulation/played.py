@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from bssearch.records import Configuration, TrialState
@@ -27,7 +28,8 @@ def search_spec(limit: float = 100.0, **pruner: Any) -> StudySpec:
 
 def recorded(*trials: Replay) -> list[Recorded]:
     """Return trials with a configuration each."""
-    return [Recorded(_configuration(place), one) for place, one in enumerate(trials)]
+    at = Configuration(batch_size=32, micro_batch_size=32, learning_rate=0.1)
+    return [Recorded(replace(at, parameters={"place": place}), one) for place, one in enumerate(trials)]
 
 
 class Played:
@@ -64,7 +66,3 @@ class Played:
 def engine_of(trials: Sequence[Replay], pruner: Pruner, *, workers: int = 1, limit: float = 100.0) -> Engine:
     """Return an engine that takes trials in their order."""
     return Engine(search_spec(limit), slots=workers, pruner=pruner, make_planner=plain(Order(recorded(*trials))))
-
-
-def _configuration(place: int) -> Configuration:
-    return Configuration(batch_size=32, micro_batch_size=32, learning_rate=0.1, parameters={"place": place})

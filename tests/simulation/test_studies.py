@@ -35,8 +35,7 @@ def plan(cells: Seconds = CLEAR, **options: Any) -> Plan:
 
 
 def studies(of: Plan, *pairs: tuple[str, str], repeats: int = 2, processes: int = 0) -> StudiesSummary:
-    found = simulate_studies(of, pairs or [PAIR], repeats=repeats, processes=processes)
-    return next(iter(found.values()))
+    return next(iter(simulate_studies(of, pairs or [PAIR], repeats=repeats, processes=processes).values()))
 
 
 @pytest.fixture(scope="module")

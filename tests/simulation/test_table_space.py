@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -51,9 +52,8 @@ def test_the_step_time_of_a_batch_size_is_the_median_of_its_trials() -> None:
     ],
 )
 def test_a_configuration_that_is_not_in_the_table_is_refused(told: str, said: str) -> None:
-    with pytest.raises(UsageError) as raised:
+    with pytest.raises(UsageError, match=re.escape(said)):
         table_space(grid(RAGGED)).point_of(told)
-    assert said in raised.value.message
 
 
 def no_batch_size(cell: tuple[ParameterValue, ...]) -> Seconds:
@@ -75,6 +75,5 @@ def no_batch_size(cell: tuple[ParameterValue, ...]) -> Seconds:
     ],
 )
 def test_a_table_that_cannot_be_searched_is_refused(cells: Seconds, names: tuple[str, ...] | None, said: str) -> None:
-    with pytest.raises(UsageError) as raised:
+    with pytest.raises(UsageError, match=re.escape(said)):
         table_space(grid(cells, names or ("batch_size", "learning_rate")))
-    assert said in raised.value.message

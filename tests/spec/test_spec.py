@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -155,9 +156,8 @@ def test_an_optimizer_that_there_is_not_is_named_with_those_that_there_are(
     tmp_path: Path, optimizer: str, said: str
 ) -> None:
     path = write(tmp_path, GOOD)
-    with pytest.raises(SpecError) as caught:
+    with pytest.raises(SpecError, match=re.escape(said)):
         load_spec(path, [f"space.optimizer={optimizer}"])
-    assert said in str(caught.value)
 
 
 def test_wrong_overrides_are_named_as_given(tmp_path: Path) -> None:
@@ -301,9 +301,8 @@ def test_a_dict_is_read_as_a_file_is_and_left_as_it_was() -> None:
         ({"preset": "fast"}, "given in Python: preset = 'fast' is not known"),
     ]
     for change, said in wrong:
-        with pytest.raises(SpecError) as caught:
+        with pytest.raises(SpecError, match=re.escape(said)):
             load_spec({**given, **change})
-        assert said in str(caught.value)
     circle: dict[str, object] = {}
     circle["space"] = circle
     with pytest.raises(SpecError, match="levels lie in each other"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -79,9 +80,8 @@ def test_values_of_the_stated_types_make_a_study_of_the_template(templates: Temp
     ],
 )
 def test_any_other_value_is_refused_and_named(templates: Templates, key: str, value: Any, said: str) -> None:
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(UsageError, match=re.escape(said)):
         templates["task"].study("mine", {key: value})
-    assert said in str(caught.value)
 
 
 def test_a_choice_of_text_stays_the_text_that_it_is(tmp_path: Path) -> None:
@@ -159,9 +159,8 @@ def test_a_type_that_is_none_is_refused(tmp_path: Path, type_: object, said: str
 def test_a_file_that_is_wrong_is_refused_at_the_start(tmp_path: Path, text: str, said: str) -> None:
     path = written(tmp_path)
     path.write_text(text)
-    with pytest.raises(BSSearchError) as caught:
+    with pytest.raises(BSSearchError, match=re.escape(said)):
         load_templates(path)
-    assert said in str(caught.value)
 
 
 def test_a_file_that_is_not_there_says_what_one_holds(tmp_path: Path) -> None:

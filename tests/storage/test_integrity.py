@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -11,6 +9,7 @@ import pytest
 from bssearch.errors import BSSearchError, DatabaseError
 from bssearch.storage.repository import open_store
 from tests.factories import make_curve
+from tests.schema import execute
 from tests.storage.conftest import OUTCOME, add_study, start
 
 
@@ -26,13 +25,6 @@ def file(tmp_path: Path) -> Path:
             store.trials.append_observations(name, [(1, one) for one in make_curve((0.0, 0.1), (1.5, 0.4))])
             store.trials.finish(name, 1, OUTCOME, steps_x_step_time_s=None)
     return path
-
-
-def change(path: Path, statement: str) -> None:
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("PRAGMA ignore_check_constraints = ON")
-        connection.execute(statement)
-        connection.commit()
 
 
 TOY = "study_id = (SELECT id FROM bss_study WHERE name = 'toy')"
@@ -73,7 +65,7 @@ TOY = "study_id = (SELECT id FROM bss_study WHERE name = 'toy')"
     ],
 )
 def test_the_first_row_that_bssearch_cannot_have_stored_is_named(file: Path, statement: str, said: str) -> None:
-    change(file, statement)
+    execute(file, statement)
     with pytest.raises(DatabaseError) as caught, open_store(f"sqlite:///{file}", write=False) as store:
         store.studies.get("toy")
         store.trials.of("toy")
@@ -84,7 +76,7 @@ def test_the_first_row_that_bssearch_cannot_have_stored_is_named(file: Path, sta
 
 
 def test_other_studies_are_read_as_ever(file: Path) -> None:
-    change(file, f"UPDATE bss_trial SET state = 'finished' WHERE {TOY}")
+    execute(file, f"UPDATE bss_trial SET state = 'finished' WHERE {TOY}")
     with open_store(f"sqlite:///{file}", write=False) as store:
         assert len(store.trials.of("other")) == 2
     with pytest.raises(ZeroDivisionError), open_store(f"sqlite:///{file}", write=False) as store:
@@ -114,7 +106,7 @@ def test_a_file_of_ours_has_no_fault_on_any_database(url: str) -> None:
 
 
 def test_a_parameter_that_is_no_single_value_is_named_where_it_does_harm(file: Path) -> None:
-    change(file, f"UPDATE bss_trial SET parameters = '{{\"x\":[1]}}' WHERE {TOY} AND number = 1")
+    execute(file, f"UPDATE bss_trial SET parameters = '{{\"x\":[1]}}' WHERE {TOY} AND number = 1")
     with (
         pytest.raises(DatabaseError, match=r"trial 1: parameters = '{\"x\":\[1\]}'"),
         open_store(f"sqlite:///{file}", write=False) as store,

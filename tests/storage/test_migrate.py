@@ -3,11 +3,9 @@ from __future__ import annotations
 import importlib
 import logging
 import shutil
-import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,7 @@ from bssearch.storage.connection.engine import create_engine_for, writing
 from bssearch.storage.models import Base
 from bssearch.storage.repository import open_store
 from tests.postgres import Postgres
+from tests.schema import execute
 from tests.storage.conftest import add_study, start
 
 pytestmark = pytest.mark.usefixtures("migrations")
@@ -219,27 +218,26 @@ class TestUpgrade:
         with open_store(sqlite_url, write=False) as store:
             assert len(store.trials.of("toy")) == 1
 
-    def test_a_newer_schema_is_refused_for_reading_and_writing(self, empty_url: str, engine: Engine) -> None:
+    @pytest.mark.parametrize(
+        ("revision", "said", "ways_out"),
+        [
+            ("0099", r"written by a newer bssearch.*0099", []),
+            ("0016", "revision 0016", ["bssearch export STUDY --to study", "bssearch import study"]),
+        ],
+        ids=["newer", "of before the first release"],
+    )
+    def test_a_schema_that_this_version_does_not_know_is_refused_for_reading_and_writing(
+        self, empty_url: str, engine: Engine, revision: str, said: str, ways_out: list[str]
+    ) -> None:
         migrate.upgrade(empty_url)
         with writing(engine) as connection:
-            connection.execute(text(f"UPDATE {migrate.VERSION_TABLE} SET version_num = '0099'"))
+            connection.execute(text(f"UPDATE {migrate.VERSION_TABLE} SET version_num = '{revision}'"))
         for write in (True, False):
-            with pytest.raises(SchemaError, match=r"written by a newer bssearch.*0099") as caught:
+            with pytest.raises(SchemaError, match=said) as caught:
                 open_store(empty_url, write=write)
             assert caught.value.exit_code == 4
-        with pytest.raises(SchemaError, match="newer"):
-            migrate.upgrade(empty_url)
-
-    def test_one_of_before_the_first_release_is_refused_with_the_way_out(self, empty_url: str, engine: Engine) -> None:
-        migrate.upgrade(empty_url)
-        with writing(engine) as connection:
-            connection.execute(text(f"UPDATE {migrate.VERSION_TABLE} SET version_num = '0016'"))
-        for write in (True, False):
-            with pytest.raises(SchemaError, match="revision 0016") as caught:
-                open_store(empty_url, write=write)
-            assert "bssearch export STUDY --to study" in str(caught.value.hint)
-            assert "bssearch import study" in str(caught.value.hint)
-        with pytest.raises(SchemaError, match="revision 0016"):
+            assert [way for way in ways_out if way not in str(caught.value.hint)] == []
+        with pytest.raises(SchemaError, match=said):
             migrate.upgrade(empty_url)
 
     def test_a_server_is_never_upgraded_unasked(
@@ -275,18 +273,13 @@ class TestUpgrade:
 
 class TestForeignTables:
     def test_another_program_in_the_same_file_is_left_alone(self, sqlite_url: str, path: Path) -> None:
-        with closing(sqlite3.connect(path)) as connection:
-            connection.execute("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL)")
-            connection.execute("INSERT INTO alembic_version VALUES ('v3.2.0.a')")
-            connection.execute("CREATE TABLE studies (study_id INTEGER PRIMARY KEY, study_name TEXT)")
-            connection.execute("INSERT INTO studies VALUES (1, 'theirs')")
-            connection.commit()
+        execute(path, "CREATE TABLE alembic_version AS SELECT 'v3.2.0.a' AS version_num")
+        execute(path, "CREATE TABLE studies AS SELECT 1 AS study_id, 'theirs' AS study_name")
         assert migrate.current(sqlite_url) is None
         with pytest.raises(SchemaError, match="no bssearch tables"):
             open_store(sqlite_url, write=False)
         with open_store(sqlite_url) as store:
             add_study(store)
         assert not list(path.parent.glob("*.bak"))
-        with closing(sqlite3.connect(path)) as connection:
-            assert connection.execute("SELECT * FROM alembic_version").fetchall() == [("v3.2.0.a",)]
-            assert connection.execute("SELECT * FROM studies").fetchall() == [(1, "theirs")]
+        assert execute(path, "SELECT * FROM alembic_version") == [("v3.2.0.a",)]
+        assert execute(path, "SELECT * FROM studies") == [(1, "theirs")]

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sqlite3
 from collections.abc import Callable
-from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -28,6 +26,7 @@ from bssearch.storage.models import StudyRow, TrialRow
 from bssearch.storage.repository import Store, open_store
 from bssearch.storage.trials import start_trial
 from tests.factories import make_environment, make_plan, not_none
+from tests.schema import execute
 from tests.storage.conftest import CANCELLED, OUTCOME, add_study, enqueue, start, start_after, start_queued
 
 
@@ -86,9 +85,8 @@ class TestStudies:
         store.studies.bind("toy", first)
         store.studies.bind("toy", make_environment(host="b", torch_version="2"))
         assert store.studies.get("toy").environment == first
-        with pytest.raises(UsageError) as caught:
+        with pytest.raises(UsageError, match="Test CPU") as caught:
             store.studies.bind("toy", make_environment(device_name="Other GPU"))
-        assert "Test CPU" in str(caught.value)
         assert "Other GPU" in str(caught.value)
         assert "another name" in str(caught.value.hint)
         assert store.studies.get("toy").environment == first
@@ -333,8 +331,7 @@ def test_times_are_stored_as_utc_text_that_sorts(sqlite_url: str, path: Path) ->
         number = start(store)
         store.trials.finish("toy", number, OUTCOME, steps_x_step_time_s=None)
     query = "SELECT t.created_at, t.ended_at, s.spec FROM bss_trial t JOIN bss_study s ON s.id = t.study_id"
-    with closing(sqlite3.connect(path)) as connection:
-        created, ended, spec = connection.execute(query).fetchone()
+    [(created, ended, spec)] = execute(path, query)
     assert abs(datetime.fromisoformat(created + "+00:00") - datetime.now(UTC)) < timedelta(minutes=1)
     assert len(created) == len(ended) == len("2026-01-01 00:00:00.000000")
     assert json.loads(spec)["workload"] == "digits"

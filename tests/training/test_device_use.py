@@ -198,9 +198,11 @@ def test_a_list_that_the_driver_does_not_give_is_not_known_and_not_empty(fake: F
 
 def test_what_has_computed_and_is_gone_from_the_list_is_seen(fake: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvml, "_family", lambda: {os.getpid()})
-    fake.computing = {"GPU-0": {os.getpid(): 90, 1: 5, os.getppid(): 0}}
-    assert [pid for pid, _ in nvml.computing_processes(CUDA, since=0.0)] == [1], "0 per cent is not computing"
-    fake.computing = {"GPU-0": {4_000_000: 90, 1: 5}}
+    monkeypatch.setattr(nvml, "_name", lambda pid: "program")
+    busy, idle, other = range(os.getpid() + 1, os.getpid() + 4)
+    fake.computing = {"GPU-0": {os.getpid(): 90, busy: 5, idle: 0}}
+    assert [pid for pid, _ in nvml.computing_processes(CUDA, since=0.0)] == [busy], "0 per cent is not computing"
+    fake.computing = {"GPU-0": {other: 90, busy: 5}}
     assert nvml.computing_processes(CUDA, since=0.0) == [], "without this process's the numbers mean nothing"
 
 

@@ -163,5 +163,4 @@ def test_a_class_of_a_notebook_has_a_revision_of_its_own_source(tmp_path: Path) 
 
     assert revision(1, "1") == revision(2, "1") != revision(3, "2")
     assert revision(1, "1") is not None
-    made = type("Task", (), {"__module__": "__main__"})
-    assert workload_revision(made()) is None
+    assert workload_revision(type("Task", (), {"__module__": "__main__"})()) is None

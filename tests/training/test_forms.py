@@ -154,11 +154,7 @@ class Sized(Streams):
         self.sizes = sizes
 
     def train_batches(self, batch_size: int, seed: int) -> Any:
-        return (padded_zeros(size) for size in self.sizes)
-
-
-def padded_zeros(size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.zeros(size, 3), torch.zeros(size)
+        return ((torch.zeros(size, 3), torch.zeros(size)) for size in self.sizes)
 
 
 @pytest.mark.parametrize(

@@ -8,16 +8,9 @@ import torch
 from torch import nn
 
 from bssearch.training.computation import convert_batch_norms
+from tests.training.toys import Frozen
 
 SHAPES = {nn.BatchNorm1d: (3,), nn.BatchNorm2d: (3, 4, 2), nn.BatchNorm3d: (3, 2, 2, 2)}
-
-
-class Frozen(nn.BatchNorm1d):
-    """A batch norm that never leaves evaluation mode, as in a pretrained backbone."""
-
-    def train(self, mode: bool = True) -> Frozen:
-        super().train(False)
-        return self
 
 
 def norm_and_ghost(kind: Any, ghost_batch_size: int, **settings: Any) -> tuple[nn.Module, nn.Module]:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pytest
@@ -279,6 +279,11 @@ class Meter:
         if self.fails:
             raise torch.OutOfMemoryError("CUDA out of memory")
 
+    def begun(self) -> Self:
+        """Return the meter after a first evaluation, far from the target."""
+        self.small_batches_after(0.5, 0.0)
+        return self
+
     def small_batches_after(self, metric: float, train_seconds: float) -> int:
         """Return how many small batches are made; a step takes as long as one."""
         before = self.losses
@@ -305,8 +310,7 @@ def test_passes_take_no_more_than_their_share_of_the_train_seconds() -> None:
 
 @pytest.mark.parametrize(("settings", "slowdown"), [({}, 1), ({"precision": "bf16"}, 2), ({"compile": "default"}, 10)])
 def test_the_first_pass_is_made_where_it_fits_even_if_it_is_slow(settings: dict[str, Any], slowdown: int) -> None:
-    meter = Meter(computation=on_cpu(**settings))
-    meter.small_batches_after(0.5, 0.0)
+    meter = Meter(computation=on_cpu(**settings)).begun()
     affordable = slowdown * SHORT_PASS_SECONDS / NOISE_SHARE
     assert meter.small_batches_after(0.88, 0.99 * affordable) == 0
     assert meter.small_batches_after(0.88, 1.01 * affordable) == slowdown * FEWEST_SMALL_BATCHES
@@ -315,8 +319,7 @@ def test_the_first_pass_is_made_where_it_fits_even_if_it_is_slow(settings: dict[
 def test_a_trial_makes_long_passes_where_it_affords_an_interval_of_them_and_short_ones_elsewhere() -> None:
     enough = FEWEST_PASSES * PASS_SECONDS / NOISE_SHARE
     for train_seconds, small_batches in ((0.99 * enough, FEWEST_SMALL_BATCHES), (1.01 * enough, SMALL_BATCHES)):
-        meter = Meter()
-        meter.small_batches_after(0.5, 0.0)
+        meter = Meter().begun()
         meter.small_batches_after(0.88, train_seconds)
         assert {one.small_batches for one in meter.meter._passes} == {small_batches}
 
@@ -337,8 +340,7 @@ class ColdMeter(Meter):
 
 
 def test_loading_the_kernels_of_a_first_pass_forbids_no_second_one() -> None:
-    meter = ColdMeter()
-    meter.small_batches_after(0.5, 0.0)
+    meter = ColdMeter().begun()
     enough = 1.01 * SHORT_PASS_SECONDS / NOISE_SHARE
     assert meter.small_batches_after(0.88, enough) == 1 + FEWEST_SMALL_BATCHES, "one small batch loads the kernels"
     assert meter.small_batches_after(0.88, 2 * enough) == FEWEST_SMALL_BATCHES
@@ -362,8 +364,7 @@ class TestBudgetOfAProcess:
         budget, train_seconds = NoiseBudget(), 0.4 * SHORT_PASS_SECONDS / NOISE_SHARE
         made = []
         for _ in range(10):
-            meter = Meter(budget=budget)
-            meter.small_batches_after(0.5, 0.0)
+            meter = Meter(budget=budget).begun()
             made.append(meter.small_batches_after(0.95, train_seconds) // FEWEST_SMALL_BATCHES)
         assert made == [0, 0, 1, 0, 1, 0, 0, 1, 0, 1]
         assert sum(made) * SHORT_PASS_SECONDS <= NOISE_SHARE * 10 * train_seconds
@@ -371,8 +372,7 @@ class TestBudgetOfAProcess:
     def test_what_a_trial_leaves_that_came_nowhere_near_pays_for_one_pass_of_another(self) -> None:
         budget = NoiseBudget()
         Meter(budget=budget).small_batches_after(0.1, 100 * SHORT_PASS_SECONDS / NOISE_SHARE)
-        meter = Meter(budget=budget)
-        meter.small_batches_after(0.5, 0.0)
+        meter = Meter(budget=budget).begun()
         assert meter.small_batches_after(0.88, 0.5 * SHORT_PASS_SECONDS / NOISE_SHARE) == FEWEST_SMALL_BATCHES
         assert meter.small_batches_after(0.89, 0.9 * SHORT_PASS_SECONDS / NOISE_SHARE) == 0
 
@@ -380,8 +380,7 @@ class TestBudgetOfAProcess:
         budget = NoiseBudget()
         budget.earn(100.0)
         budget.spend((FEWEST_SMALL_BATCHES, 4), 0.1 * SHORT_PASS_SECONDS)
-        meter = Meter(budget=budget)
-        meter.small_batches_after(0.5, 0.0)
+        meter = Meter(budget=budget).begun()
         assert meter.small_batches_after(0.88, 0.11 * SHORT_PASS_SECONDS / NOISE_SHARE) == FEWEST_SMALL_BATCHES
 
     def test_a_trial_that_goes_on_elsewhere_earns_there_only_what_it_trains_there(self) -> None:

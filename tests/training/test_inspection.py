@@ -11,15 +11,7 @@ from torch import nn
 from bssearch.errors import WorkloadError
 from bssearch.records import MetricInfo
 from bssearch.training.loop import describe_model, tokens_per_sample
-from tests.training.toys import Toy, on_cpu, toy_data
-
-
-class Frozen(nn.BatchNorm1d):
-    """A batch norm that never leaves evaluation mode, as in a pretrained backbone."""
-
-    def train(self, mode: bool = True) -> Frozen:
-        super().train(False)
-        return self
+from tests.training.toys import Frozen, Toy, on_cpu, toy_data
 
 
 def toy_with(*layers: nn.Module) -> Any:

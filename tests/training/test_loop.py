@@ -238,8 +238,7 @@ def test_a_trial_that_lost_the_processor_is_marked(monkeypatch: pytest.MonkeyPat
         time = FakeTime()
         takes = time.wait_for_a_cpu if contended else time.pass_by
         toy = Toy(on_loss=lambda takes=takes: takes(1.0))  # type: ignore[misc]
-        outcome = Run(request(), toy, clock=time.clock()).outcome
-        assert outcome.contended is contended
+        assert Run(request(), toy, clock=time.clock()).outcome.contended is contended
 
 
 def test_a_trial_beside_other_work_is_marked_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

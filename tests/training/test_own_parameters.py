@@ -53,8 +53,7 @@ def test_the_model_and_the_loss_get_theirs_in_training_and_in_noise_passes() -> 
 
 
 def test_the_model_that_is_described_is_the_default_s() -> None:
-    found = describe_model(Own(), toy_data(), on_cpu(), own={"hidden": 3})
-    assert found.parameters == 6 * 3 + 3 + 3 * 2 + 2
+    assert describe_model(Own(), toy_data(), on_cpu(), own={"hidden": 3}).parameters == 6 * 3 + 3 + 3 * 2 + 2
 
 
 class Anything:

@@ -275,8 +275,7 @@ class TestWhatCannotBeSaved:
         assert "FileExistsError" in why and str(tmp_path / "file") in why
 
     def test_a_folder_that_somebody_has_removed_is_made_again(self, tmp_path: Path) -> None:
-        outcome = Parts(asked(SGD, tmp_path / "removed")).run(stop_after=7)
-        assert outcome.state is TrialState.PAUSED
+        assert Parts(asked(SGD, tmp_path / "removed")).run(stop_after=7).state is TrialState.PAUSED
         assert len(list((tmp_path / "removed").iterdir())) == 1
 
     def test_a_state_that_cannot_be_pickled(self, tmp_path: Path) -> None:

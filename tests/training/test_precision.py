@@ -12,11 +12,6 @@ from tests.training.toys import CPU
 CUDA = torch.device("cuda:0")
 
 
-def pretend_capability(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int]) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Some GPU")
-
-
 @pytest.mark.parametrize(("wanted", "resolved"), [("auto", "fp32"), ("fp32", "fp32"), ("bf16", "bf16")])
 def test_the_cpu_has_fp32_and_bf16(wanted: str, resolved: str) -> None:
     assert resolve_precision(wanted, CPU) == resolved
@@ -41,7 +36,8 @@ def test_what_the_cpu_lacks_is_refused_with_what_it_has(wanted: str) -> None:
 def test_a_gpu_has_tf32_and_bf16_since_ampere_and_takes_bf16_by_itself(
     monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], available: tuple[str, ...], by_itself: str
 ) -> None:
-    pretend_capability(monkeypatch, capability)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Some GPU")
     assert available_precisions(CUDA) == available
     assert resolve_precision("auto", CUDA) == by_itself
     for wanted in ("fp32", "tf32", "bf16", "fp16"):

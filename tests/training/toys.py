@@ -228,3 +228,11 @@ def ticking(
     on_evaluate = metric_by_evaluation(metrics) if metrics else lambda found: found
     toy = Toy(on_loss=lambda: time.pass_by(step_seconds), on_evaluate=on_evaluate)
     return Run(trial_request, toy, clock=time.clock(), **more)
+
+
+class Frozen(nn.BatchNorm1d):
+    """A batch norm that never leaves evaluation mode, as in a pretrained backbone."""
+
+    def train(self, mode: bool = True) -> Frozen:
+        super().train(False)
+        return self

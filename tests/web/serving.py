@@ -57,8 +57,7 @@ class Server:
             return Response(status_code=503)
         time.sleep(next((seconds for words, seconds in self.delays.items() if words in query), 0) if is_part else 0)
         template = "calculator_results.html" if is_part else "calculator.html"
-        text = rendered(request.query_params, template)
-        return HTMLResponse(text, headers=HEADERS)
+        return HTMLResponse(rendered(request.query_params, template), headers=HEADERS)
 
     def _asset(self, request: Request) -> Response:
         name = request.path_params["name"]

@@ -123,10 +123,6 @@ class Elements(HTMLParser):
         return next(given for tag, given in self.tags if tag in ("input", "select") and given.get("name") == name)
 
 
-def of_document(document: Any, key: str) -> Any:
-    return reduce(lambda inner, step: inner[int(step) if step.isdigit() else step], key.split("."), document)
-
-
 def from_python(words: list[str]) -> Any:
     """Return the document of the public function that has a command's name, called with its options."""
     name, *options = words
@@ -159,7 +155,8 @@ def check_against_others(part: ResultSection, numbers: Mapping[str, Any], folder
     assert from_python(words) == document
     assert len(numbers) > 2
     for key, value in numbers.items():
-        assert value == of_document(document, key), f"{part.command}: {key}"
+        told = reduce(lambda inner, step: inner[int(step) if step.isdigit() else step], key.split("."), document)
+        assert value == told, f"{part.command}: {key}"
     return True
 
 

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-import sqlite3
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from html import unescape
 from pathlib import Path
 from threading import Event
@@ -22,9 +19,10 @@ from bssearch.search.finding import answer
 from bssearch.storage.repository import open_store
 from bssearch.web import app, studies
 from bssearch.web.views import Answered, Document, Page, PageRequest
-from tests.cli.task import bssearch
+from tests.cli.task import read
 from tests.factories import make_curve, make_environment, make_plan, make_spec
 from tests.postgres import Postgres
+from tests.schema import execute
 from tests.storage.conftest import OUTCOME
 from tests.web.conftest import client_of, make_study
 
@@ -61,14 +59,22 @@ def copy(searched: str, tmp_path: Path) -> Path:
     return Path(shutil.copy(searched.removeprefix("sqlite:///"), tmp_path / "copy.db"))
 
 
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [
+        ("/studies?format=json", "study list"),
+        ("/studies/task/best.json", "best task"),
+        ("/studies/task/trials/1?format=json", "trial show task 1"),
+    ],
+)
+def test_json_is_that_of_the_command(pages: TestClient, searched: str, tmp_path: Path, path: str, words: str) -> None:
+    assert pages.get(path).json() == read(tmp_path, *words.split(), "--db", searched)
+
+
 class TestStudies:
     def test_they_are_listed_with_links_the_newest_first(self, pages: TestClient) -> None:
         text = pages.get("/").text
         assert text.index('href="/studies/task"') < text.index('href="/studies/other"')
-
-    def test_json_is_that_of_the_command(self, pages: TestClient, searched: str, tmp_path: Path) -> None:
-        printed = json.loads(bssearch("study", "list", "--db", searched, "--format", "json", cwd=tmp_path).stdout)
-        assert pages.get("/studies?format=json").json() == printed
 
     def test_a_filter_leaves_out_what_does_not_match(self, pages: TestClient) -> None:
         [device] = {row["device"] for row in pages.get("/studies?format=json").json()}
@@ -94,10 +100,6 @@ class TestAStudy:
         assert f"atch {best.optimal.batch_size} reaches" in text
         assert f"{far.spent_trials} of {far.budget_trials} search trials" in text
         assert "<svg" in text
-
-    def test_json_is_that_of_the_command(self, pages: TestClient, searched: str, tmp_path: Path) -> None:
-        printed = json.loads(bssearch("best", "task", "--db", searched, "--format", "json", cwd=tmp_path).stdout)
-        assert pages.get("/studies/task/best.json").json() == printed
 
     @pytest.mark.parametrize("path", ["/studies/toy", "/studies/toy/trials"])
     def test_between_two_trials_it_is_still_live_and_only_later_at_rest(
@@ -171,8 +173,7 @@ class TestAStudy:
         assert "<script>alert" not in missing.text
 
     def test_a_stored_name_that_nothing_of_ours_made_is_escaped(self, copy: Path) -> None:
-        with closing(sqlite3.connect(copy)) as connection, connection:
-            connection.execute("UPDATE bss_study SET name = '<img src=x onerror=alert(1)>' WHERE name = 'other'")
+        execute(copy, "UPDATE bss_study SET name = '<img src=x onerror=alert(1)>' WHERE name = 'other'")
         client = client_of(f"sqlite:///{copy}")
         for path in ("/studies", "/compare", "/studies/%3Cimg%20src=x%20onerror=alert(1)%3E"):
             assert "<img" not in client.get(path).text
@@ -240,12 +241,6 @@ class TestTrials:
         assert "<svg" in text
         assert "learning_rate" in text
 
-    def test_one_as_json_is_that_of_the_command(self, pages: TestClient, searched: str, tmp_path: Path) -> None:
-        printed = json.loads(
-            bssearch("trial", "show", "task", "1", "--db", searched, "--format", "json", cwd=tmp_path).stdout
-        )
-        assert pages.get("/studies/task/trials/1?format=json").json() == printed
-
     @pytest.mark.parametrize("number", ["0", "9999", "9" * 30, "x", "-1", "1.5", "²"])
     def test_one_that_is_not_there_is_not_found(self, pages: TestClient, number: str) -> None:
         assert pages.get(f"/studies/task/trials/{number}").status_code == 404
@@ -268,10 +263,8 @@ class TestAcross:
 
     def test_what_all_have_found_is_that_of_the_command(self, pages: TestClient, searched: str, tmp_path: Path) -> None:
         [device] = {row["device"] for row in pages.get("/studies?format=json").json()}
-        words = ("best", "--device", device, "--db", searched, "--format", "json")
-        assert pages.get("/best", params={"device": device, "format": "json"}).json() == json.loads(
-            bssearch(*words, cwd=tmp_path).stdout
-        )
+        told = read(tmp_path, "best", "--device", device, "--db", searched)
+        assert pages.get("/best", params={"device": device, "format": "json"}).json() == told
         assert "/studies/other" in pages.get("/best", params={"device": device}).text
 
     @pytest.mark.slow
@@ -319,13 +312,11 @@ class TestDatabases:
         assert client.get("/studies/task").status_code == 200
 
     def test_one_that_is_no_database_is_told(self, copy: Path) -> None:
-        client = client_of(f"sqlite:///{copy}")
         copy.write_bytes(b"x" * 4096)
-        assert client.get("/studies").status_code == 503
+        assert client_of(f"sqlite:///{copy}").get("/studies").status_code == 503
 
     def test_a_row_that_nobody_of_ours_wrote_is_told(self, copy: Path) -> None:
-        with closing(sqlite3.connect(copy)) as connection, connection:
-            connection.execute("UPDATE bss_trial SET parameters = '[1' WHERE number = 3")
+        execute(copy, "UPDATE bss_trial SET parameters = '[1' WHERE number = 3")
         faulty = client_of(f"sqlite:///{copy}").get("/studies/task/trials")
         assert faulty.status_code == 503
         assert "trial 3: parameters" in faulty.text

@@ -204,8 +204,7 @@ class TestRefusing:
         assert "bssearch[serve]" in str(refused.value.hint)
 
     def test_a_port_for_the_superuser_is_named(self) -> None:
-        error = server._not_ours(OSError(13, "Permission denied"), "127.0.0.1", 80)
-        assert "80" in error.message
+        assert "80" in server._not_ours(OSError(13, "Permission denied"), "127.0.0.1", 80).message
 
 
 VISIT = """

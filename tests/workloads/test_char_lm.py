@@ -10,7 +10,8 @@ from torch.nn import functional
 from bssearch.errors import WorkloadError
 from bssearch.records import MetricInfo
 from bssearch.workloads.base import Part
-from bssearch.workloads.char_lm import CausalBlock, CharLM
+from bssearch.workloads.char_lm import CharLM
+from bssearch.workloads.transformer import Block
 
 CPU = torch.device("cpu")
 ALPHABET = "abcdefghij"
@@ -142,7 +143,7 @@ def test_the_blocks_are_what_may_be_checkpointed(tmp_path: Path) -> None:
     workload = CharLM(text=text_file(tmp_path), context=8, layers=3)
     workload.load(CPU)
     blocks = workload.checkpointed_modules(workload.build_model(dropout=0.0))
-    assert len(blocks) == 3 and all(isinstance(block, CausalBlock) for block in blocks)
+    assert len(blocks) == 3 and all(isinstance(block, Block) for block in blocks)
 
 
 def test_the_default_text_is_there_always_the_same_and_logged(capfd: pytest.CaptureFixture[str]) -> None:
@@ -169,8 +170,7 @@ def test_a_folder_or_glob_is_read_in_order_from_the_current_folder(
     (tmp_path / "folder").mkdir()
     (tmp_path / ".hidden").write_bytes(b"\xff")
     workload = CharLM(text, context=4)
-    data = workload.load(CPU)
-    assert decoded(workload, data.train) == ["aaaaa"] * 20 + ["bbbbb"] * 20 + ["ccccc"] * 14
+    assert decoded(workload, workload.load(CPU).train) == ["aaaaa"] * 20 + ["bbbbb"] * 20 + ["ccccc"] * 14
 
 
 def test_no_more_characters_are_read_than_asked(tmp_path: Path) -> None:

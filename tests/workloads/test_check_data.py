@@ -158,8 +158,7 @@ def test_what_is_no_part_is_named_with_what_to_do(train: Any, said: str, hint: s
 
 def test_nestings_differ_in_their_rows_by_name() -> None:
     inputs = {"ids": torch.zeros(4, 7), "mask": torch.zeros(3, 7)}
-    message = refusal(inputs)
-    assert "4 inputs['ids'], 3 inputs['mask'], 4 targets" in message
+    assert "4 inputs['ids'], 3 inputs['mask'], 4 targets" in refusal(inputs)
 
 
 @pytest.mark.parametrize("samples", [None, 0, 2.5, "9"])

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from bssearch.errors import UsageError
-from bssearch.exchange.recorded_curves import RecordedTable, RecordedTrial
+from bssearch.exchange.recorded_curves import RecordedTable
 from bssearch.records import ParameterValue, Target
 from tests.benchmarks.simulate.replay import Replay, replays
 
@@ -144,7 +144,8 @@ def table_space(table: RecordedTable) -> TableSpace:
     names = _names(table)
     found: dict[Cell, list[Replay]] = defaultdict(list)
     for trial, replay in zip(table.trials, replays(table), strict=True):
-        found[_cell(table.name, names, trial)].append(replay)
+        place = f"trial {trial.number} of table {table.name!r}"
+        found[tuple(_value(place, name, trial.parameters.get(name)) for name in names)].append(replay)
     if len(found) < 2:
         raise UsageError(f"table {table.name!r} has one combination of parameters: there is nothing to search")
     grid = tuple(_ascending({cell[index] for cell in found}) for index in range(len(names)))
@@ -175,11 +176,6 @@ def _names(table: RecordedTable) -> tuple[str, ...]:
     if BATCH_SIZE not in names:
         raise UsageError(f"table {table.name!r} has no column 'param.batch_size': a sampler has nothing to search")
     return names
-
-
-def _cell(table: str, names: Sequence[str], trial: RecordedTrial) -> Cell:
-    """Return a trial's values of all parameters, the batch size as a whole number."""
-    return tuple(_value(f"trial {trial.number} of table {table!r}", name, trial.parameters.get(name)) for name in names)
 
 
 def _value(origin: str, name: str, value: ParameterValue) -> ParameterValue:

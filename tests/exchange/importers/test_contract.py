@@ -71,21 +71,13 @@ def folder(tmp_path: Path) -> Path:
     """A folder with a file of each importer's kind, and a database with nothing in it."""
     for name, content in FILES.items():
         (tmp_path / f"{name}.txt").write_bytes(content.encode() if isinstance(content, str) else content())
-    (tmp_path / "bssearch.db").write_bytes(_empty_database())
+    open_store(f"sqlite:///{tmp_path}/bssearch.db").close()
     return tmp_path
-
-
-@cache
-def _empty_database() -> bytes:
-    with TemporaryDirectory() as place:
-        open_store(f"sqlite:///{place}/bssearch.db").close()
-        return Path(place, "bssearch.db").read_bytes()
 
 
 def do(folder: Path, importer: str, *arguments: str) -> list[str]:
     """Import the importer's file; return the studies' names."""
-    done = ran(folder, "import", importer, f"{importer}.txt", *arguments)
-    return done.stdout.splitlines()
+    return ran(folder, "import", importer, f"{importer}.txt", *arguments).stdout.splitlines()
 
 
 def stored(folder: Path) -> dict[str, tuple[StudyRecord, StudySpec, list[TrialRecord]]]:

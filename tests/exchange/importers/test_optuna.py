@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from datetime import datetime, timedelta
 from functools import cache
 from pathlib import Path
@@ -31,6 +29,7 @@ from bssearch.storage.repository import open_store
 from tests.cli.task import bssearch, printed
 from tests.factories import EPOCH, make_environment, make_spec, make_trial
 from tests.postgres import Postgres
+from tests.schema import execute
 from tests.search.law import LawExecutor
 
 SIZES = optuna.distributions.IntDistribution(1, 4096, log=True)
@@ -501,9 +500,7 @@ def test_a_server_is_read_and_its_password_is_never_shown(write: Write, postgres
 
 def test_tables_of_another_version_of_optuna_are_named(write: Write, tmp_path: Path) -> None:
     file = write(trial(0.95, to_target_s=1.0))
-    with closing(sqlite3.connect(file)) as connection:
-        connection.execute("UPDATE alembic_version SET version_num = 'v2.6.0.a'")
-        connection.commit()
+    execute(file, "UPDATE alembic_version SET version_num = 'v2.6.0.a'")
     refuse(SchemaError, file, said="optuna storage upgrade", target=0.9)
 
 
@@ -518,9 +515,7 @@ def test_tables_of_another_version_of_optuna_are_named(write: Write, tmp_path: P
 )
 def test_rows_that_cannot_be_read_are_no_traceback(write: Write, change: str) -> None:
     file = write(trial(0.95, to_target_s=1.0))
-    with closing(sqlite3.connect(file)) as connection:
-        connection.execute(change)
-        connection.commit()
+    execute(file, change)
     refuse(UsageError, file, said="optuna.db", target=0.9, seconds="user_attr:to_target_s")
 
 

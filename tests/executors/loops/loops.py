@@ -91,9 +91,10 @@ class Started:
         self.trial = LoopTrial(self.run, now=lambda: self.time.seconds)
         seed_everything(self.trial.seed)
 
-    def stop_at(self, step: int, state: TrialState = TrialState.PAUSED) -> None:
-        """Have the search stop the trial from a step on."""
-        self.line.stop = lambda: (state, "as the test says") if self.run._steps >= step else None
+    def stop_at(self, step: int | None, state: TrialState = TrialState.PAUSED) -> Started:
+        """Have the search stop the trial from a step on, if there is one."""
+        self.line.stop = lambda: None if step is None or self.run._steps < step else (state, "as the test says")
+        return self
 
 
 class Training:
@@ -177,9 +178,7 @@ class Training:
 
 def trained(form: str, request: TrialRequest, stop_at: int | None = None, **settings: Any) -> tuple[Started, Training]:
     """Run a trial of a loop to its end."""
-    started = Started(request)
-    if stop_at is not None:
-        started.stop_at(stop_at)
+    started = Started(request).stop_at(stop_at)
     training = Training(started.trial, started.time, **settings)
     training.go(form)
     started.run.finish()

@@ -20,7 +20,7 @@ from bssearch.executors.loops.ranks import RankTrial
 from bssearch.records import TrialState
 from tests.executors.loops.loops import ROWS, FakeLine, Started, asked, assign, clock_of, step_time_request
 from tests.executors.loops.test_ranks import FakeRanks, Group
-from tests.factories import changed, make_spec
+from tests.factories import changed, make_spec, not_none
 from tests.training.toys import FakeTime, configuration
 
 FOURFOLD = configuration(20, micro_batch_size=5, accumulation_steps=4)
@@ -29,9 +29,7 @@ Collate = Callable[[list[int]], Any]
 
 def until(steps: int, **changes: Any) -> Started:
     """Return a trial that the search stops after ``steps``; fifty rows are evaluated every second step."""
-    started = Started(asked(**changes))
-    started.stop_at(steps, TrialState.PRUNED)
-    return started
+    return Started(asked(**changes)).stop_at(steps, TrialState.PRUNED)
 
 
 def counted(started: Started) -> list[tuple[int, int]]:
@@ -305,10 +303,8 @@ def test_a_loop_of_steps_says_its_samples_or_is_warned_or_has_the_order_of_the_s
 
 
 def test_a_loop_of_steps_must_say_its_samples_if_the_study_is_about_samples() -> None:
-    assert [program_of(make_program(one)).needs_samples for one in ("samples_to_target", "time_to_target")] == [  # type: ignore[union-attr]
-        True,
-        False,
-    ]
+    for objective, needs in (("samples_to_target", True), ("time_to_target", False)):
+        assert not_none(program_of(make_spec(objective=objective, workload="train.py"))).needs_samples is needs
     trial = LoopTrial(until(9).run, needs_samples=True)
     assert trial.batch_size == 20
     with pytest.raises(UsageError, match=r"trial\.step\(\) does not say the samples") as caught:
@@ -321,17 +317,13 @@ def test_a_loop_of_steps_must_say_its_samples_if_the_study_is_about_samples() ->
         trial.step(samples=0)
 
 
-def make_program(objective: str) -> Any:
-    return make_spec(objective=objective, workload="train.py")
-
-
 @pytest.mark.parametrize("stop", [2, 3, 4])
 def test_counts_go_on_where_a_trial_was_paused(stop: int, tmp_path: Path) -> None:
     request = asked(tmp_path, configuration=configuration(20, micro_batch_size=4, accumulation_steps=5))
     parts = []
     for part in (1, 2):
-        started = Started(changed(request, resumes=part == 2))
-        started.stop_at(*((stop,) if part == 1 else (7, TrialState.PRUNED)))
+        end = (stop,) if part == 1 else (7, TrialState.PRUNED)
+        started = Started(changed(request, resumes=part == 2)).stop_at(*end)
         windows(started, at_end=False, drop_last=False)
         parts.append(counted(started))
     # The third step of a pass goes on in the next one, with 2 + 4 × 4 samples.
@@ -341,8 +333,8 @@ def test_counts_go_on_where_a_trial_was_paused(stop: int, tmp_path: Path) -> Non
 
 def test_a_skipped_batch_is_behind_a_trial_that_goes_on_in_the_order_of_the_sampler(tmp_path: Path) -> None:
     def train(resumes: bool, stop: int | None, skips: int | None) -> list[list[int]]:
-        started = Started(changed(asked(tmp_path), resumes=resumes))
-        started.stop_at(*((9, TrialState.PRUNED) if stop is None else (stop,)))
+        end = (9, TrialState.PRUNED) if stop is None else (stop,)
+        started = Started(changed(asked(tmp_path), resumes=resumes)).stop_at(*end)
         optimizer = optimizer_of()
         started.trial.state(optimizer=optimizer)
         loader: DataLoader[Any] = DataLoader(range(ROWS), 20, sampler=started.trial.sampler(range(ROWS)))  # type: ignore[arg-type]

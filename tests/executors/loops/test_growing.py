@@ -243,9 +243,7 @@ def check_pauses(whole: TrialRequest, form: str, order: str, *stops: int) -> Non
     expected = reference.go()
     rows, seen = list[Any](), list[Any]()
     for part, at in enumerate((*stops, None)):
-        started = Started(changed(whole, resumes=part > 0))
-        if at is not None:
-            started.stop_at(at)
+        started = Started(changed(whole, resumes=part > 0)).stop_at(at)
         training = Growing(started, form, order, until=11)
         weights = training.go()
         assert started.trial.steps == (at or reference.trial.steps)
@@ -288,8 +286,7 @@ def test_a_loop_that_goes_on_at_the_old_size_is_refused(form: str, forgets: str,
 
 
 def test_a_loop_that_goes_on_from_a_pause_at_the_first_size_is_refused(tmp_path: Path) -> None:
-    started = Started(grown(tmp_path))
-    started.stop_at(3)
+    started = Started(grown(tmp_path)).stop_at(3)
     Growing(started, "plain", "shuffled").go()
     started = Started(changed(started.request, resumes=True))
     once = started.trial.accumulation_steps
@@ -456,8 +453,7 @@ def test_memory_that_runs_out_names_the_micro_batch_of_its_stage() -> None:
 def test_the_loop_of_the_guide_grows_and_trains_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     script = (OWN_TRAINING / "growing_loop.py").read_text(encoding="utf-8")
     wanted = grows((0, 20), (200, 100, 50), (600, 200, 50), learning_rate=0.2)
-    started = Started(grown(None, configuration=wanted, eval_every_steps=5))
-    started.stop_at(20, TrialState.PRUNED)
+    started = Started(grown(None, configuration=wanted, eval_every_steps=5)).stop_at(20, TrialState.PRUNED)
     alone = LoopTrial(Alone(configuration(), 0, {}))
     for trial in (started.trial, alone):
         monkeypatch.setattr(bssearch, "current_trial", lambda trial=trial, **given: trial)

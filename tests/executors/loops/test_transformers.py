@@ -38,9 +38,14 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def started(stop_at: int = 50, **changes: Any) -> Started:
     """Return a trial on a fake clock, that the search stops after a step where nothing has ended it before."""
-    found = Started(asked(**changes))
-    found.stop_at(stop_at)
-    return found
+    return Started(asked(**changes)).stop_at(stop_at)
+
+
+def trained(found: Started, folder: Path, **changes: Any) -> Watched:
+    """Train a trial with a Trainer; return the Trainer."""
+    trainer = trainer_of(found.trial, folder, **changes)
+    trainer.train()
+    return trainer
 
 
 def alone(steps: int | None = None, every: int | None = None) -> LoopTrial:
@@ -64,8 +69,7 @@ def test_bssearch_does_not_import_the_library() -> None:
 
 def test_each_step_is_of_one_whole_batch_and_is_evaluated_where_the_trial_says(tmp_path: Path) -> None:
     found = started(stop_at=9, configuration=HALVES)
-    trainer = trainer_of(found.trial, tmp_path)
-    trainer.train()
+    trainer = trained(found, tmp_path)
     assert [one.step for one in found.line.observations] == [0, 2, 4, 6, 8]
     assert found.line.outcome.steps == found.trial.steps == trainer.state.global_step == 9
     assert (found.line.outcome.state, found.line.outcome.reason) == (TrialState.PRUNED, "as the test says")
@@ -79,13 +83,12 @@ def test_the_metric_is_that_of_all_samples(tmp_path: Path) -> None:
     found = started(stop_at=1, eval_every_steps=1)
     texts = Texts(11)
     right = [texts[row]["labels"] for row in range(11)].count(0) / 11
-    trainer = trainer_of(
-        found.trial,
+    trained(
+        found,
         tmp_path,
         eval_dataset=texts,
         compute_metrics=lambda told: {"accuracy": float((told.label_ids == 0).mean())},
     )
-    trainer.train()
     assert found.line.observations[0].metric == pytest.approx(right)
 
 
@@ -122,14 +125,13 @@ def next_tokens(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("counts_tokens", [False, True])
 def test_accumulated_micro_batches_train_as_the_whole_batch_does(counts_tokens: bool, tmp_path: Path) -> None:
-    trained = []
+    ended = []
     for at in (configuration(20), HALVES):
         found = started(stop_at=5, configuration=replace(at, learning_rate=0.5), metric="loss", target=100.0)
         parts = {"model": language_model(), "data_collator": next_tokens} if counts_tokens else {"model": classifier(0)}
-        trainer = trainer_of(found.trial, tmp_path, compute_metrics=None, own={"optim": "sgd"}, **parts)
-        trainer.train()
-        trained.append(weights(trainer))
-    whole, halves = trained
+        trainer = trained(found, tmp_path, compute_metrics=None, own={"optim": "sgd"}, **parts)
+        ended.append(weights(trainer))
+    whole, halves = ended
     assert all(torch.allclose(one, other, atol=1e-5) for one, other in zip(whole, halves, strict=True))
 
 
@@ -142,13 +144,12 @@ def test_a_loss_that_does_not_count_the_items_of_a_batch_is_refused_where_one_is
 
 
 def test_the_seed_gives_the_order_and_evaluations_do_not_change_the_training(tmp_path: Path) -> None:
-    trained = []
+    ended = []
     for seed, every in ((3, 1), (3, 3), (4, 3)):
         found = started(stop_at=5, seed=seed, eval_every_steps=every)
-        trainer = trainer_of(found.trial, tmp_path, model=classifier(dropout=0.5))
-        trainer.train()
-        trained.append((trainer.seen.rows[:5], weights(trainer)))
-    (first, often), (second, seldom), (other, _) = trained
+        trainer = trained(found, tmp_path, model=classifier(dropout=0.5))
+        ended.append((trainer.seen.rows[:5], weights(trainer)))
+    (first, often), (second, seldom), (other, _) = ended
     assert first == second != other
     assert first[:2] != first[2:4], "each pass has an order of its own"
     assert all(torch.equal(one, two) for one, two in zip(often, seldom, strict=True))
@@ -161,8 +162,7 @@ def test_a_subclass_has_the_order_of_bssearchs_own_loop(tmp_path: Path) -> None:
         def _get_train_sampler(self, train_dataset: Any = None) -> Any:
             return found.trial.sampler(self.train_dataset)
 
-    trainer = trainer_of(found.trial, tmp_path, kind=Ordered)
-    trainer.train()
+    trainer = trained(found, tmp_path, kind=Ordered)
     epochs = SeededSampler(50, 20, found.trial.seed)
     wanted = [row for _ in range(3) for row in epochs][:100]
     assert [row for rows in trainer.seen.rows for row in rows] == wanted
@@ -196,8 +196,7 @@ def test_a_bound_of_the_trainers_own_ends_a_trial_and_is_its_reason(
     own: dict[str, Any], steps: int, tmp_path: Path
 ) -> None:
     found = started()
-    trainer = trainer_of(found.trial, tmp_path, own=own, train_dataset=Texts(60))
-    trainer.train()
+    trainer = trained(found, tmp_path, own=own, train_dataset=Texts(60))
     assert (found.line.outcome.state, found.line.outcome.steps) == (TrialState.EXHAUSTED, steps)
     ((name, value),) = own.items()
     assert f"at step {steps}: {name}={value} of the Trainer" in str(found.line.outcome.reason)
@@ -206,8 +205,7 @@ def test_a_bound_of_the_trainers_own_ends_a_trial_and_is_its_reason(
 
 def test_the_test_part_is_evaluated_after_the_training(tmp_path: Path) -> None:
     found = started(target=-1.0, tested=True)
-    trainer = trainer_of(found.trial, tmp_path)
-    trainer.train()
+    trainer = trained(found, tmp_path)
     found.trial.test(lambda: both_names(trainer.evaluate(Texts(7))))
     assert found.line.outcome.test_metric is not None
     assert found.line.outcome.test_metric * 7 == pytest.approx(round(found.line.outcome.test_metric * 7))
@@ -327,8 +325,7 @@ class Stream(torch.utils.data.IterableDataset[Any]):
 def test_data_without_a_length_count_the_samples_that_the_model_sees(accumulation: int, tmp_path: Path) -> None:
     size = 20 // accumulation
     found = started(configuration=configuration(20, micro_batch_size=size, accumulation_steps=accumulation))
-    trainer = trainer_of(found.trial, tmp_path, own={"max_steps": 6}, train_dataset=Stream())
-    trainer.train()
+    trainer = trained(found, tmp_path, own={"max_steps": 6}, train_dataset=Stream())
     found.run.finish()
     seen = [len(rows) for rows in trainer.seen.rows]
     assert {size, 10} >= set(seen) and 10 in seen

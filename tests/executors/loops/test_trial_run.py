@@ -73,8 +73,7 @@ def test_a_trial_ends_at_its_limit_between_evaluations(form: str) -> None:
 
 @every_form
 def test_a_stop_that_comes_where_an_evaluation_is_due_takes_effect_after_it(form: str) -> None:
-    started = Started(asked())
-    started.stop_at(4, TrialState.PRUNED)
+    started = Started(asked()).stop_at(4, TrialState.PRUNED)
     Training(started.trial, started.time).go(form)
     assert (started.line.outcome.state, started.line.outcome.reason) == (TrialState.PRUNED, "as the test says")
     assert (started.line.outcome.steps, started.line.observations[-1].step) == (4, 4)
@@ -130,9 +129,7 @@ def test_a_trial_goes_on_bit_by_bit_where_it_was_paused(
     seen: list[Observation] = []
     train_seconds: list[float] = []
     for stop in [*stops, None]:
-        part = Started(changed(whole, resumes=bool(seen or train_seconds)))
-        if stop is not None:
-            part.stop_at(stop)
+        part = Started(changed(whole, resumes=bool(seen or train_seconds))).stop_at(stop)
         weights = Training(part.trial, part.time, **order).go(form)
         part.run.finish()
         assert part.line.outcome.state is (TrialState.REACHED if stop is None else TrialState.PAUSED)
@@ -154,9 +151,8 @@ def test_a_trial_is_paused_once_all_of_a_loops_body_is_done(stop_at: int, tmp_pa
     """A scheduler may step after the report of an evaluation, which is due after each second step."""
     scheduled = []
     for part in (1, 2):
-        started = Started(changed(asked(tmp_path, train_seconds_limit=9.5), resumes=part == 2))
-        if part == 1:
-            started.stop_at(stop_at)
+        request = changed(asked(tmp_path, train_seconds_limit=9.5), resumes=part == 2)
+        started = Started(request).stop_at(stop_at if part == 1 else None)
         training = Training(started.trial, started.time, keeps_state=False)
         scheduler = torch.optim.lr_scheduler.StepLR(training.optimizer, 1, 0.9)
         started.trial.state(model=training.model, optimizer=training.optimizer, scheduler=scheduler)
@@ -173,11 +169,9 @@ def test_a_trial_is_paused_once_all_of_a_loops_body_is_done(stop_at: int, tmp_pa
 
 def test_the_time_before_the_first_step_and_after_the_last_is_in_the_books_of_a_trial_in_parts(tmp_path: Path) -> None:
     whole = asked(tmp_path, target=0.013)
-    for part in (1, 2):
-        started = Started(changed(whole, resumes=part == 2))
+    for stop in (3, None):
+        started = Started(changed(whole, resumes=stop is None)).stop_at(stop)
         started.time.pass_by(50.0)
-        if part == 1:
-            started.stop_at(3)
         Training(started.trial, started.time).go("batches")
         started.run.finish()
     outcome = started.line.outcome
@@ -201,8 +195,7 @@ def test_a_state_that_could_not_be_read_again_is_not_saved(tmp_path: Path) -> No
         def load_state_dict(self, state: dict[str, Any]) -> None:
             raise AssertionError("nothing was saved")
 
-    started = Started(asked(tmp_path))
-    started.stop_at(3)
+    started = Started(asked(tmp_path)).stop_at(3)
     training = Training(started.trial, started.time, keeps_state=False)
     started.trial.state(model=training.model, own=Custom())
     training.go("batches")

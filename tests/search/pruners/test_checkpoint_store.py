@@ -16,6 +16,7 @@ from bssearch.errors import CheckpointError, UsageError
 from bssearch.search.pruners import checkpoints
 from bssearch.search.pruners.checkpoints import HEADER_BYTES, CheckpointStore, SilentStoreError, check_store_url
 from tests.search.pruners.stores import Troubled, troubled
+from tests.waiting import wait_for
 
 MARK = "0123456789abcdef"
 CONTENT = os.urandom(5 * 2**20)
@@ -149,11 +150,6 @@ def slow_store(tmp_path: Path, trouble: type[Troubled], monkeypatch: pytest.Monk
     return CheckpointStore(f"troubled://{tmp_path}/store", MARK)
 
 
-def until_nothing_is_left(folder: Path) -> None:
-    while list(folder.iterdir()):
-        threading.Event().wait(0.01)
-
-
 def test_a_store_that_stays_silent_is_given_up_and_leaves_nothing_behind_when_it_wakes(
     slow_store: CheckpointStore, file: Path, tmp_path: Path, trouble: type[Troubled]
 ) -> None:
@@ -166,7 +162,7 @@ def test_a_store_that_stays_silent_is_given_up_and_leaves_nothing_behind_when_it
     with pytest.raises(SilentStoreError, match=r"trial 4 cannot be brought back: nothing happened for 0\.5 s"):
         slow_store.get(4, there / "trial-4.pt")
     trouble.goes_on.set()
-    until_nothing_is_left(there)
+    wait_for(lambda: not list(there.iterdir()))
     while slow_store.look().sizes.keys() != {4}:
         threading.Event().wait(0.01)
 

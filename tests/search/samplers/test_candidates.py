@@ -55,8 +55,7 @@ def test_a_point_keeps_its_index_and_what_was_made_beside_it_does_not() -> None:
     here: dict[str, ParameterValue] = {"reference_learning_rate": 0.1, "dropout": 0.2}
     there: dict[str, ParameterValue] = {"reference_learning_rate": 0.2, "dropout": 0.2}
     first = found.add(16, here)
-    made = found.among([first], [first], RNG)
-    assert len(made) > SPREAD
+    assert len(found.among([first], [first], RNG)) > SPREAD
     assert found.add(16, dict(here)) == first
     second = found.add(64, there)
     assert second == 1, "what was made is forgotten"

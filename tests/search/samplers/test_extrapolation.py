@@ -103,8 +103,7 @@ def test_before_the_first_hit_trials_are_measured_by_the_one_that_came_furthest(
 def test_a_first_trial_at_chance_is_no_measure() -> None:
     noise = run(0, (0.0, 0.001), (1.0, 0.02), (2.0, 0.02), (3.0, 0.021))
     assert extrapolate([noise], 1.0, MOST) is None
-    found = seen(noise, line(1, 40.0, until=0.3))
-    assert found.is_bound.tolist() == [True, False]
+    assert seen(noise, line(1, 40.0, until=0.3)).is_bound.tolist() == [True, False]
 
 
 def test_each_winner_counts_once_in_the_error_as_all_the_others_predict_it() -> None:
@@ -151,11 +150,9 @@ def test_a_trial_under_way_shows_something_from_a_tenth_of_the_fastest_time_on(
 
 @pytest.mark.parametrize(("gain", "is_bound"), [(0.04, True), (0.06, False)])
 def test_within_a_twentieth_of_the_way_from_the_worst_a_trial_is_at_chance(gain: float, is_bound: bool) -> None:
-    found = seen(line(0, 10.0), run(1, (0.0, 0.0), (2.0, gain)))
-    assert found.is_bound[1] == is_bound
+    assert seen(line(0, 10.0), run(1, (0.0, 0.0), (2.0, gain))).is_bound[1] == is_bound
 
 
 def test_a_pace_is_that_of_the_evaluations_after_seven_tenths_of_the_time() -> None:
     slow_start = [(0.0, 0.0), (6.9, 0.05), (7.0, 0.35), (10.0, 0.5)]
-    found = seen(line(0, 10.0), run(1, *slow_start))
-    assert np.exp(found.log_seconds[1]) == pytest.approx(20.0)
+    assert np.exp(seen(line(0, 10.0), run(1, *slow_start)).log_seconds[1]) == pytest.approx(20.0)

@@ -7,9 +7,7 @@ import hashlib
 import json
 import resource
 import shutil
-import sqlite3
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,7 @@ from bssearch.storage.repository import Store, open_store
 from bssearch.storage.transfer import study_file
 from bssearch.storage.transfer.layout import LAYOUTS, NAMES, OWN
 from bssearch.storage.transfer.study_file import read_study
+from tests.schema import execute
 from tests.storage.conftest import start
 from tests.storage.transfer.copies import append, everything, finish, make_states, make_study
 
@@ -259,10 +258,7 @@ def test_a_study_that_cannot_be_written_leaves_the_file_that_was_there(file: Pat
     content = file.read_bytes()
     copy = tmp_path / "copy.db"
     shutil.copy(last, copy)
-    with closing(sqlite3.connect(copy)) as connection:
-        connection.execute("PRAGMA ignore_check_constraints = ON")
-        connection.execute("UPDATE bss_visit SET steps_timed = 'many'")
-        connection.commit()
+    execute(copy, "UPDATE bss_visit SET steps_timed = 'many'")
     with (
         open_store(f"sqlite:///{copy}", write=False) as store,
         pytest.raises(DatabaseError, match=r"'toy'.* has an invalid row: visit .*steps_timed = 'many'"),
