@@ -1,7 +1,7 @@
 """Driver of a study: reports events of store and executor to the engine and executes its actions.
 
-Several drivers may share a study. The store rejects a trial if another one started since the driver's decision; a
-rejected driver then locks the study before each decision.
+The store rejects a trial if another driver started one since the decision; the rejected driver then locks the study
+before each decision.
 """
 
 from __future__ import annotations
@@ -68,23 +68,22 @@ from bssearch.storage.revisions import Changes
 NOTHING_SAVED = frozenset[int](), 0
 
 TIMING = "time steps"
-"""Claim for timing steps: one driver of a study at a time."""
+"""Claim to time steps."""
 
 POLL_SECONDS = 0.2
-"""Maximum wait for executor events; delays Ctrl-C."""
+"""Delays Ctrl-C."""
 
 LOOK_SECONDS = 1.0
-"""Interval between looks at the store while idle."""
 
 
 FLUSH_SECONDS = 1.0
-"""Interval between writes of observations; a crash loses at most this."""
+"""A crash loses at most this."""
 
 FINDING_SHARE = 0.02
-"""Maximum share of time that a study's drivers spend on recomputing its answer."""
+"""Maximum share of the drivers' time for the answer."""
 
 FINDING_SECONDS = 0.02
-"""Initial estimate of the time per answer."""
+"""First estimate."""
 
 
 class Recorder:

@@ -23,7 +23,7 @@ from bssearch.spec.reader import spec_of
 from bssearch.storage.repository import Store
 
 ANSWERS = 19
-"""Cache version; increase it when equal trials give another answer."""
+"""Increase it when equal trials give another answer."""
 
 
 class SearchEnd(BaseModel):

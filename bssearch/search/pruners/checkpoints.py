@@ -1,8 +1,7 @@
-"""Storage of paused trials, as one driver sees them: a local folder, or a remote store with a local staging folder.
+"""Storage of paused trials, as one driver sees them: a local folder, or a remote store with a staging folder.
 
-The remote store is any URL that fsspec opens, with one object per trial: a header of `HEADER_BYTES` (JSON with owner
-and SHA-256 of the rest), then the trial's file. It is written under a temporary name and moved when complete. Messages
-never show secrets of the URL.
+The remote store is any URL that fsspec opens, with one object per trial: a JSON header of `HEADER_BYTES` and the
+trial's file, written under a temporary name, then moved. Messages hide secrets of the URL.
 """
 
 from __future__ import annotations
@@ -329,10 +328,9 @@ def _secrets(url: str) -> list[str]:
 
 
 LOOK_SECONDS = 5.0
-"""Seconds for which a store's listing is cached."""
 
 SILENT_SECONDS = 600.0
-"""Seconds to skip a silent store; each request takes a minute."""
+"""Each request takes a minute."""
 
 
 def check_checkpoint_place() -> None:
