@@ -107,6 +107,14 @@ class Optimal(Model):
     peak_memory_basis: MemoryBasis | None = None
     further_metrics: dict[str, Figure] = Field(default_factory=dict)
 
+    @property
+    def values(self) -> Parameters:
+        """Return the best values by name; a micro-batch only with accumulation."""
+        values: Parameters = {"batch_size": self.batch_size}
+        if self.accumulation_steps > 1:
+            values |= {"micro_batch_size": self.micro_batch_size, "accumulation_steps": self.accumulation_steps}
+        return values | self.parameters
+
 
 class Largest(Model):
     """The largest batch size that ran without accumulation.
