@@ -239,7 +239,7 @@ def confirm_out_of_memory(
                 MemoryRequest(configuration=alone, threads=spec.executor.threads, reserve=True)
             )
         except BSSearchError as error:
-            tell(f"whether a micro-batch of {size} fits could not be tried again: {error}")
+            tell(f"could not retry whether a micro-batch of {size} fits: {error}")
             break
         store.probes.save_memory(spec.name, environment, found)
         if found.fits:
@@ -366,7 +366,7 @@ def _devices_that_agree(
     try:
         found = executor.step_times_by_device(request)
     except LaunchError as error:
-        tell(f"step times are taken on one device: on another they cannot be: {error}")
+        tell(f"step times are measured on one device, because another failed: {error}")
         return None
     seconds = {device: one.step_seconds for device, one in found.items() if one.step_seconds and not one.contended}
     if len(seconds) < len(found) or alone.step_seconds is None:

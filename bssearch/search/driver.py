@@ -362,7 +362,7 @@ class Driver:
         lost = self._leases.mark_lost()
         if lost:
             numbers = ", ".join(map(str, lost))
-            self.listener.note(f"lost with their driver, to be tried again: trial {numbers}")
+            self.listener.note(f"driver died; retrying trials {numbers}")
         self._looked = time.monotonic()
 
     def _note_wait(self, wait: Wait) -> None:
@@ -430,9 +430,7 @@ class Driver:
         self._checkpoints.ended(trial)
         self._do(self.engine.ended(trial))
         if trial.state is TrialState.LOST and ended.outcome.state is not TrialState.LOST:
-            self.listener.note(
-                f"trial {trial.number} was taken over by another driver; what it measured here is left out"
-            )
+            self.listener.note(f"another driver took over trial {trial.number}; its measurements here are discarded")
             return
         self.listener.ended(trial, self.engine.history)
         self._find_saved()

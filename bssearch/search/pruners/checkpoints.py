@@ -303,7 +303,7 @@ def check_store_url(url: str) -> None:
         raise UsageError(f"{named} needs a package that is not installed: {error}") from None
     except ValueError:
         known = ", ".join(sorted(fsspec.available_protocols()))
-        raise UsageError(f"{named}: {scheme}:// is none of {known}") from None
+        raise UsageError(f"{named}: unknown protocol {scheme}://; choose from {known}") from None
 
 
 def _header(mark: str, number: int, size: int, digest: str) -> bytes:
@@ -523,7 +523,7 @@ class WaitingTrials(Checkpoints):
         held = self.held()
         if self.away and self.away != self._told:
             self._told = self.away
-            self._note(f"what waits cannot go on for now: {self.away}")
+            self._note(f"paused trials cannot be resumed for now: {self.away}")
         return held.saved, held.bytes
 
     def saves(self, plan: TrialPlan) -> bool:
@@ -571,7 +571,7 @@ class WaitingTrials(Checkpoints):
         ours = [trial.number for trial in trials if for_disk or self._is_ours(trial)]
         gone = [str(number) for number in ours if not self.has(number)]
         if gone:
-            self._note(f"what was saved of them is gone, so they do not go on: trial {', '.join(gone)}")
+            self._note(f"checkpoint missing; cannot resume trials {', '.join(gone)}")
         for number in self._study_store.trials.settle_paused(self._spec.name, ours, state):
             self.forget(number)
         self.close()
