@@ -48,7 +48,7 @@ Kind = Literal["objectives", "pruners", "samplers", "executors", "importers", "e
 BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
     "objectives": {
         "time_to_target": "bssearch.analysis.objectives.time_to_target:TimeToTarget",
-        "samples_to_target": "bssearch.analysis.objectives.samples_to_target:SamplesToTarget",
+        "samples_to_target": "bssearch.analysis.objectives.time_to_target:SamplesToTarget",
         "cost_to_target": "bssearch.analysis.objectives.time_to_target:CostToTarget",
         "energy_to_target": "bssearch.analysis.objectives.time_to_target:EnergyToTarget",
         "metric_in_budget": "bssearch.analysis.objectives.metric_in_budget:MetricInBudget",

@@ -1,4 +1,4 @@
-"""Train seconds to the target."""
+"""Train seconds, samples, cost and energy to the target."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from bssearch.analysis.objectives.base import Objective
 from bssearch.analysis.objectives.seconds import Kind, seconds_to_target
 from bssearch.errors import LaunchError
 from bssearch.records import ProbeRecord, TrialRecord, TrialState
+from bssearch.records.batch_schedule import batch_schedule_of
 from bssearch.records.step_times import PooledStepTime
 
 
@@ -126,3 +127,54 @@ class EnergyToTarget(BySeconds):
             f"{trial.number} is unknown",
             hint="use a CUDA device with the extra gpu, or time_to_target or cost_to_target, which need only seconds",
         )
+
+
+class SamplesToTarget(Objective):
+    """Training samples to the target, independent of the device."""
+
+    name = "samples_to_target"
+    own_unit = " samples"
+    comparative = ("fewer samples", "more samples")
+    axis_title = "training samples to the target"
+
+    def figure(self, trial: TrialRecord) -> float | None:
+        """Return the samples of a trial that reached the target."""
+        if trial.outcome is None or trial.state is not TrialState.REACHED:
+            return None
+        return samples_after(trial, trial.outcome.steps_to_target)
+
+    def bound(self, trial: TrialRecord) -> float | None:
+        """Return the samples at the last miss, contended or not."""
+        if trial.outcome is None or not trial.state.is_censored:
+            return None
+        return samples_after(trial, trial.outcome.last_miss_step)
+
+    def predicted(self, steps: float, batch_size: float, step_seconds: float | None) -> float:
+        """Return steps × batch size."""
+        return steps * batch_size
+
+    def seconds_as_good_as(self, best: TrialRecord | None, probe: ProbeRecord, full: float) -> float:
+        """Return the seconds that the best trial's samples take at the probed batch size."""
+        if best is None or probe.step_seconds is None:
+            return super().seconds_as_good_as(best, probe, full)
+        samples = self.figure(best)
+        return math.inf if samples is None else samples / probe.batch_size * probe.step_seconds
+
+
+def samples_after(trial: TrialRecord, steps: int | None) -> float | None:
+    """Return the samples of a trial's first steps; None without ``steps`` or an outcome.
+
+    Scaled by the trial's mean samples per step, because batches can be incomplete, such as the last of an epoch.
+    """
+    if steps is None or trial.outcome is None:
+        return None
+    planned = _planned(trial, steps)
+    whole = _planned(trial, trial.outcome.steps)
+    return planned * (trial.outcome.samples / whole) if whole and trial.outcome.samples else planned
+
+
+def _planned(trial: TrialRecord, steps: int) -> float:
+    schedule = batch_schedule_of(trial.configuration)
+    if schedule is None or schedule.is_measured:
+        return float(steps * trial.configuration.batch_size)
+    return schedule.samples_after(steps)
