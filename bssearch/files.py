@@ -89,7 +89,7 @@ def is_for_a_group(folder: Path) -> bool:
 
 
 def make_guarded_folder(path: Path) -> None:
-    """Make a folder for this user, or for the parent's group; raise `OSError` for others'."""
+    """Make a folder for this user, or for the parent's group; raise `OSError` for another user's folder."""
     if not is_for_a_group(path.parent):
         make_private_folder(path)
         return
@@ -189,7 +189,7 @@ def _opened(path: Path, draft: Path, binary: bool) -> Iterator[Any]:
 
 
 def _rename(paths: Sequence[Path], drafts: Sequence[Path], targets: Sequence[Path]) -> None:
-    """Rename drafts into place; on failure restore earlier ones."""
+    """Rename drafts into place; on failure restore the earlier files."""
     aside = [_beside(target, "old") for target in targets[:-1]]
     placed: list[Path] = []
     try:

@@ -41,7 +41,8 @@ def environment_with(values: Mapping[str, str]) -> Iterator[None]:
 def database_url(given: str | None = None) -> str:
     """Return the given URL, else ``BSSEARCH_DB_URL``, else a file in this folder.
 
-    Between them comes ``BSSEARCH_DB_URL_FILE``: a file whose first line is the URL. Raises `UsageError` if it has none.
+    ``BSSEARCH_DB_URL_FILE`` precedes the default: a file whose first line is the URL. Raises `UsageError` if it is
+    empty.
     """
     return given or os.environ.get(DATABASE_URL_VARIABLE) or _url_from_file() or DEFAULT_DATABASE_URL
 

@@ -100,7 +100,7 @@ def growing_batch(
 ) -> Configuration | str:
     """Best schedule found, else doubling around the ``tuned`` batch size, or the reason against it.
 
-    Doubling goes from half the batch size to twice, a third of the samples each.
+    Doubling trains a third of the samples each at half, one and two times the batch size.
     """
     by_number = {one.number: one.configuration for one in trials}
     if found is not None and found.trial_numbers[0] in by_number:

@@ -67,7 +67,7 @@ def _about_confirmation(spec: StudySpec, trials: Sequence[TrialRecord], verdict:
         (
             "unconfirmed",
             not verdict.confirmed,
-            "based on single runs, and the best of many is partly luck; repeat it with other seeds"
+            "based on single runs, and the best of many is partly luck; repeat the best runs with other seeds"
             if spec.is_imported
             else "based on single search trials, and the best of many is partly luck until it is confirmed",
         ),

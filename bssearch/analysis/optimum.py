@@ -36,7 +36,7 @@ Rule = Literal["least", "smallest_shown_within_5_percent", "law"]
 class Candidate:
     """One configuration with its confirmation runs, or its one search trial.
 
-    ``selection``: mean bias of the log figure from having been chosen as the least.
+    ``selection``: mean bias of the log figure, because the candidate is the least of several.
     """
 
     configuration: Configuration

@@ -60,8 +60,8 @@ class Estimate:
 def estimate(runs: Sequence[TrialRecord], objective: Objective = TIME) -> Estimate:
     """Figure of one configuration over its repeats.
 
-    The interval is Student's t on logarithms, because seed noise is multiplicative. It includes the error of the shared
-    step time, holds the median, and extends downwards by `PooledStepTime.excess`.
+    The interval is Student's t on logarithms, because seed noise is multiplicative. The interval includes the error of
+    the shared step time, holds the median, and extends downwards by `PooledStepTime.excess`.
     """
     basis, step_time = _basis(runs, objective), objective.step_time(runs[0]) if runs else None
     known = [value for run in runs if (value := objective.figure(run)) is not None]

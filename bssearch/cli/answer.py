@@ -204,7 +204,7 @@ def print_details(found: Answer) -> None:
 
 
 def print_trade_offs(found: Answer) -> None:
-    """Print what else batch sizes cost, if known."""
+    """Print further costs of batch sizes, if known."""
     headings, rows = trade_off_rows(found)
     if not rows:
         return

@@ -108,7 +108,10 @@ StudyArgument = Annotated[
     str | None, typer.Argument(metavar="STUDY", help="Name of the study (optional if there is only one).")
 ]
 StudyOrNumber = Annotated[
-    str, typer.Argument(metavar="[STUDY] NUMBER", help="Number of the trial, after its study unless there is one.")
+    str,
+    typer.Argument(
+        metavar="[STUDY] NUMBER", help="Number of the trial, after the study's name if there are several studies."
+    ),
 ]
 NumberArgument = Annotated[int | None, typer.Argument(hidden=True)]
 

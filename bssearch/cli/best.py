@@ -124,7 +124,7 @@ def _print_answers(found: AcrossAnswer) -> None:
     for disagreement in told[:MOST_TOLD]:
         out.print(disagreement.message)
     if len(told) > MOST_TOLD:
-        out.print(f"{len(told) - MOST_TOLD} more pairs do not agree: --format json has them.")
+        out.print(f"{len(told) - MOST_TOLD} more pairs do not agree; print all with --format json.")
     for one in found.answers:
         if one.copy_of is not None:
             out.print(f"note on {one.study} in {one.database}: a copy of {one.copy_of}, counted once")

@@ -37,7 +37,7 @@ def init(
     typer.echo(
         f"next: bssearch check {name}.yaml\n"
         f"      bssearch run {name}.yaml\n"
-        "then replace what is marked YOURS in both files"
+        "then replace the lines marked YOURS in both files"
     )
 
 
@@ -63,8 +63,8 @@ def class_name_of(name: str) -> str:
     """Return the name in CamelCase; raise `UsageError` if it is invalid."""
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name) or len(name) > LONGEST_NAME:
         raise UsageError(
-            f"NAME = {name!r} must be letters, digits, dashes and underscores, a letter first, "
-            f"at most {LONGEST_NAME} of them"
+            f"NAME = {name!r} must begin with a letter and have only letters, digits, dashes and underscores, "
+            f"at most {LONGEST_NAME} characters"
         )
     class_name = "".join(part[:1].upper() + part[1:] for part in re.split("[-_]+", name))
     if keyword.iskeyword(class_name):
@@ -105,6 +105,6 @@ def write_new(files: Mapping[Path, str]) -> None:
         if isinstance(error, OSError):
             raise UsageError(
                 f"{Path.cwd() / (error.filename or '')} cannot be written: {error.strerror}",
-                hint="go to a folder where you may write and that has room",
+                hint="change to a writable folder with free space",
             ) from error
         raise

@@ -31,7 +31,7 @@ class Format(StrEnum):
 
 
 FormatOption = Annotated[
-    Format, typer.Option("--format", "-f", help="Output format: table for people, others for programs.")
+    Format, typer.Option("--format", "-f", help="Output format: table for people, the other formats for programs.")
 ]
 Shown = TypeVar("Shown", bound="BaseModel")
 # Short headings of columns in tables.

@@ -42,7 +42,7 @@ COLUMNS = (
 WORKER_COLUMNS = ("worker", "device", "tags", "slots", "serving", "templates")
 
 TagsOption = Annotated[
-    list[str] | None, typer.Option("--tag", "--tags", metavar="TAG", help="Such as gpu:h200; may be repeated.")
+    list[str] | None, typer.Option("--tag", "--tags", metavar="TAG", help="Tag, such as gpu:h200; may be repeated.")
 ]
 
 

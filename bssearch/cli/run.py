@@ -39,7 +39,7 @@ def run(
         float | None, typer.Option(help="With --quick: approximate total time in seconds.", show_default="60")
     ] = None,
     from_quick: Annotated[
-        bool, typer.Option("--from-quick", help="Start from the quick answer; make one if none is stored.")
+        bool, typer.Option("--from-quick", help="Start from the quick answer; make one if necessary.")
     ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the trials and their longest time; run nothing.")
@@ -130,7 +130,7 @@ def print_quick(found: QuickAnswer) -> None:
     for notice in found.warnings:
         out.print(f"note: {notice.message}")
     out.print(
-        "It speaks of the time to a target from scratch: not of what is best after a fixed number of epochs, nor of "
-        "what a fine-tuning forgets."
+        "This answer is about the time to a target from scratch, not about a fixed number of epochs or forgetting in "
+        "a fine-tuning."
     )
     out.print("next: bssearch run SPEC searches from there, tunes and confirms")

@@ -124,7 +124,7 @@ def confirm(
     ] = None,
     max_runs: Annotated[
         int | None,
-        typer.Option(min=1, help="Most runs per finalist while finalists cannot be told apart."),
+        typer.Option(min=1, help="Most runs per finalist while the finalists cannot be distinguished."),
     ] = None,
     train_seconds: Annotated[
         float | None,
@@ -308,7 +308,7 @@ def delete(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     form: FormatOption = Format.TABLE,
 ) -> None:
-    """Delete a study for good, with all its trials and observations."""
+    """Delete a study with all its trials and observations; this cannot be undone."""
     from bssearch.search.pruners.checkpoints import Checkpoints
 
     with existing_store(db) as store:
@@ -320,7 +320,7 @@ def delete(
                     f"cannot ask before deleting {what}: there is no terminal",
                     hint=f"bssearch study delete {study} --yes, or bssearch study archive {study}",
                 )
-            typer.echo(f"this deletes {what} from {store.masked_url}, for good", err=True)
+            typer.echo(f"this deletes {what} from {store.masked_url} and cannot be undone", err=True)
             if typer.prompt("type the study's name to continue", default="", show_default=False, err=True) != study:
                 raise UsageError("the name does not match; nothing was deleted")
         waiting = Checkpoints(store.studies.get(study))

@@ -86,15 +86,15 @@ def check_room(spec: StudySpec, points: Sequence[BranchPoint], samples: int) -> 
     for point in points:
         if horizon is not None and point.samples is not None and point.samples + samples > horizon:
             raise UsageError(
-                f"checkpoint {point.path}: {point.samples} samples and {samples} of a branch must be <= {horizon:g}, "
-                "schedule.horizon_samples, where the learning rate ends"
+                f"checkpoint {point.path}: {point.samples} samples + {samples} of a branch must be <= "
+                f"schedule.horizon_samples = {horizon:g}"
             )
 
 
 def _point(spec: StudySpec, path: Path, at: int | None) -> BranchPoint:
     batch_size = spec.default.batch_size
     if not path.exists():
-        raise NotFoundError(f"checkpoint {path}: there is no such file")
+        raise NotFoundError(f"checkpoint {path}: the file does not exist")
     if spec.is_program:
         step = None if at is None else at // batch_size
         return BranchPoint(path=path, digest=_file_digest(path), samples=at, step=step)
@@ -117,10 +117,10 @@ def _check_known(spec: StudySpec, point: BranchPoint, *, several: bool) -> None:
     if point.samples is not None and point.samples > MOST_SAMPLES:
         raise UsageError(f"checkpoint {point.path}: {point.samples} samples must be <= {MOST_SAMPLES}")
     if point.samples is None and (several or _horizon(spec) is not None):
-        why = "several checkpoints are told apart by them" if several else "the learning rate's schedule goes by them"
+        why = "the samples distinguish several checkpoints" if several else "the learning rate's schedule needs them"
         raise UsageError(
-            f"checkpoint {point.path} says neither step nor samples: {why}",
-            hint="--at says the samples before each checkpoint, or save them beside the model",
+            f"checkpoint {point.path} has neither step nor samples: {why}",
+            hint="give the samples before each checkpoint with --at, or save them in the file",
         )
 
 
@@ -250,16 +250,16 @@ def sentences(spec: StudySpec, found: Sequence[BranchedCheckpoint], repeats: int
         yield "The batch size is the same at all checkpoints: no growing schedule was measured."
     elif rises:
         yield (
-            "The batch sizes never fall from one checkpoint to the next: a growing schedule is what was measured "
-            f"(bssearch trial add {spec.name} {schedule_words(found)} trains it)."
+            "The batch sizes never fall from one checkpoint to the next: this is a growing schedule. "
+            f"Train it with `bssearch trial add {spec.name} {schedule_words(found)}`."
         )
     elif rises is not None:
-        yield "The batch sizes fall between two checkpoints: a growing schedule is not what was measured."
+        yield "The batch sizes fall between two checkpoints: this is no growing schedule."
     plan = found[0].plan
     yield (
-        f"Each branch has {plan.samples} samples; its end is the mean {spec.target.metric} of the validation part over "
-        f"the last quarter. A batch size holds where the mean end of its {repeats} branches is no worse than the "
-        f"one-sided 95 % bound that {repeats} branches at {plan.batch_sizes[0]}, in other orders of the data, give."
+        f"Each branch has {plan.samples} samples; its end is the mean validation {spec.target.metric} over the last "
+        f"quarter. A batch size holds if the mean end of its {repeats} branches is within the one-sided 95 % bound of "
+        f"{repeats} branches at {plan.batch_sizes[0]} in other orders of the data."
     )
 
 
@@ -284,7 +284,7 @@ def answer(found: LocalCriticalBatch, base: int) -> str:
         case "below":
             return f"the local critical batch size is below {found.high}, which loses: {base} is the smallest tried."
         case "cannot_tell":
-            return f"cannot tell: {found.reason}. Longer branches (--tokens) or more of them (--repeats) may."
+            return f"cannot tell: {found.reason}. Longer (--tokens) or more branches (--repeats) may."
 
 
 def _checkpoint(spec: StudySpec, one: BranchedCheckpoint, rule: LearningRateRule) -> dict[str, Any]:
@@ -340,18 +340,18 @@ def branch(
         list[Path], Option("A checkpoint of the run; repeat it for a schedule of batch sizes.", metavar="PATH")
     ],
     tokens: Annotated[
-        int, Option("The length of each branch in tokens, or in samples where the workload counts no tokens.", min=1)
+        int, Option("Length of each branch in tokens, or in samples if the workload counts no tokens.", min=1)
     ],
-    octaves: Annotated[int, Option("Double the default's batch size at most so often.", min=1)] = OCTAVES,
+    octaves: Annotated[int, Option("Largest number of doublings of the default's batch size.", min=1)] = OCTAVES,
     repeats: Annotated[int, Option("Branches at each batch size, in other orders of the data.", min=3)] = (
         FEWEST_REPEATS
     ),
     at: Annotated[
         list[int] | None,
-        Option("Samples seen at each checkpoint, where its file does not say.", min=0, metavar="SAMPLES"),
+        Option("Samples seen at each checkpoint, if missing in its file.", min=0, metavar="SAMPLES"),
     ] = None,
     warmup_steps: Annotated[
-        int, Option("Let the learning rate rise over so many steps of B: for an optimizer that begins anew.", min=0)
+        int, Option("Learning-rate warmup in steps of B, for a checkpoint without optimizer state.", min=0)
     ] = 0,
 ) -> ProbeReport:
     """Find a run's critical batch size by branches from checkpoints.
@@ -361,7 +361,7 @@ def branch(
     """
     if spec.command:
         raise UsageError(
-            "a command cannot be told of a checkpoint: there is no placeholder for it",
+            "a command cannot receive a checkpoint: no placeholder exists for it",
             hint="a script that asks for its trial reads trial.checkpoint",
         )
     rule, is_known = rate_rule(spec)
@@ -525,8 +525,8 @@ def notices(
     for point in points:
         if point.has_optimizer is False:
             yield (
-                f"{point.path.name} is without optimizer state: {optimizer} begins anew; "
-                "--warmup-steps lets its learning rate rise"
+                f"{point.path.name} has no optimizer state, so {optimizer} restarts; "
+                "warm up its learning rate with --warmup-steps"
             )
         rate, default = point.learning_rate, spec.default.learning_rate
         falls = spec.default_configuration.parameters.get("schedule", "constant") != "constant"

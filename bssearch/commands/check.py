@@ -303,8 +303,8 @@ def _about_the_learning_rate(spec: StudySpec) -> list[Suspicion]:
         (
             "learning_rate_fixed",
             is_far and len(rates) == 1,
-            f"space.learning_rate = {rates[0]:g} is held fixed for all batch sizes, and {reaches}: a larger batch "
-            "is then judged at a learning rate that nobody chose for it; search it, with a rule to start from",
+            f"space.learning_rate = {rates[0]:g} is fixed, and {reaches}: larger batches are judged "
+            "at an untuned learning rate; search it, starting from a rule",
         ),
         (
             "no_warmup",

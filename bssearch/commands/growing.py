@@ -27,7 +27,7 @@ class ScheduledTraining:
 
 
 def scheduled_training(store: Store, name: str, answer: Answer) -> ScheduledTraining:
-    """Return the best schedule of a study's answer; raise `UsageError` if none reached the target."""
+    """Return the best schedule of a study's answer; raise `UsageError` if no schedule reached the target."""
     found = answer.batch_schedule
     if found is None:
         raise UsageError(
@@ -97,7 +97,7 @@ STAGES = [  # samples seen before it, batch size, micro-batch size, peak learnin
 
 
 def stage_at(samples):
-    """Return the stage of the step that begins after so many samples."""
+    """Return the stage of the step that begins after these samples."""
     return [stage for stage in STAGES if stage[0] <= samples][-1]
 
 

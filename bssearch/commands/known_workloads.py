@@ -56,7 +56,7 @@ def refuse_unknown(spec: StudySpec, study: StudyRecord, folder: Path) -> None:
         raise UsageError(
             f"{named}, which you have not run for it on this machine as it is now: code is not run on a database's "
             "word alone",
-            hint=f"where you trust it, add --workload {shlex.quote(spec.workload)}{_what_runs(spec)}",
+            hint=f"if you trust it, add --workload {shlex.quote(spec.workload)}{_what_runs(spec)}",
         )
 
 
@@ -84,8 +84,8 @@ def refuse_where_in_no_file(spec: StudySpec) -> None:
     """Raise `UsageError` for a workload that is in no file or module."""
     if spec.workload == GIVEN_IN_PYTHON:
         raise UsageError(
-            f"workload: the spec of study {spec.name!r} names none, and none is given",
-            hint="`workload: my_task.py:MyTask` in the spec, or in Python "
+            f"workload: the spec of study {spec.name!r} names no workload",
+            hint="write `workload: my_task.py:MyTask` in the spec, or in Python "
             "bssearch.run_study(spec, bssearch.Launch(workload=MyTask))",
         )
     if spec.workload == OBJECTIVE or lies_in_no_file(spec.workload):

@@ -38,7 +38,7 @@ class Launch:
     data_dir: Annotated[
         Path | str | None,
         Option(
-            "Where the shipped workloads look for their data.",
+            "Folder with the data of the shipped workloads.",
             metavar="FOLDER",
             variable=DATA_DIR_VARIABLE,
             shown_default="",
@@ -51,7 +51,7 @@ class Launch:
         Option(
             "The code to run; a file is looked up from this folder.",
             metavar="FILE.py:NAME",
-            shown_default="the stored one, where you have run it on this machine",
+            shown_default="the stored one, if you have run it on this machine",
         ),
     ] = None
     listener: "Listener | None" = None  # instead of the display

@@ -99,8 +99,8 @@ def check_target(spec: StudySpec, found: WorkloadDescription) -> None:
         )
     if untrained is None:
         raise SpecError(
-            f"target.metric = {target.metric!r}: of an untrained model it is not a finite number, and a trial ends "
-            "where it is not"
+            f"target.metric = {target.metric!r} is not a finite number for an untrained model; "
+            "trials with such a metric end as diverged"
         )
 
 
@@ -155,10 +155,10 @@ def refuse_changed_workload(study: StudyRecord, store: Store) -> None:
     name = str(study.spec["workload"])
     where = "source" if name == OBJECTIVE or lies_in_no_file(name) else "file"
     raise UsageError(
-        f"the {where} of workload {study.spec['workload']!r} has changed since the study {study.name!r} began: what it "
-        "trains now does not compare with the trials that are stored",
+        f"the {where} of workload {study.spec['workload']!r} has changed since the study {study.name!r} began: "
+        "new trials would not compare with the stored ones",
         hint=f"give the spec another name, or `bssearch study delete {study.name}`; "
-        "`run --allow-changed-workload` (in Python `allow_changed_workload=True`) where the change does not matter",
+        "if the change does not matter, `run --allow-changed-workload` (in Python `allow_changed_workload=True`)",
     )
 
 
@@ -358,7 +358,7 @@ def stored_spec(
         if to_run and spec.is_imported:
             raise UsageError(
                 f"the runs of study {study!r} were made elsewhere and imported: there is no workload to run",
-                hint="make more of them where they were made, and import those too, under another name",
+                hint="make more runs in the original program, and import them under another name",
             )
         answer(store, study)
     if runs_code and not spec.is_imported:

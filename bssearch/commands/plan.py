@@ -58,16 +58,15 @@ def audited_rules(db: str | None = None) -> Iterator[AuditedRule]:
 def plan_scale(asked: ScaleRequest) -> ScalePlan:
     """Return time, cost and efficiency of 1 … ``devices`` devices, and the point of no further gain.
 
-    A step of m samples takes ``alpha_s`` + ``beta_s``·m seconds. Stated values precede those of ``step_times`` and
-    ``study``. Raises `UsageError` for missing or contradictory values.
+    A step of m samples takes ``alpha_s`` + ``beta_s``·m seconds. Stated values override
+    ``step_times`` and ``study``. Raises `UsageError` for missing or contradictory values.
     """
     found = {} if asked.study is None else _measured(asked.study, asked.db)
     if asked.step_times is not None:
         line = fit_step_time(list(read_step_times(asked.step_times).values()))
         if line is None:
             raise UsageError(
-                f"step_times = {asked.step_times}: no line goes through them; it takes three sizes, the larger the "
-                "slower"
+                f"step_times = {asked.step_times}: no line fits; give three batch sizes with growing step times"
             )
         found |= {"alpha_s": line.alpha_seconds, "beta_s": line.beta_seconds}
     for own in (("alpha_s", "beta_s"), ("b_crit", "b_crit_low", "b_crit_high"), ("samples_to_target", "at_batch")):
@@ -75,8 +74,10 @@ def plan_scale(asked: ScaleRequest) -> ScalePlan:
             found = {name: value for name, value in found.items() if name not in own}
     whole = read(ScaleRequest, {**asked.model_dump(), **found, "study": None, "step_times": None})
     where = "" if asked.study is None else f", and study {asked.study!r} has none"
-    require(whole.beta_s, f"the seconds of a step are not given{where}: alpha_s and beta_s, step_times, or a study")
-    require(whole.b_crit, f"the critical batch size is not given{where}: b_crit, or a study that has a law")
+    require(
+        whole.beta_s, f"the seconds of a step are not given{where}; give alpha_s and beta_s, step_times, or a study"
+    )
+    require(whole.b_crit, f"the critical batch size is not given{where}; give b_crit, or a study with a law")
     return plan_devices(whole)
 
 

@@ -102,7 +102,7 @@ def _step_time_row(probe: ProbeRecord, fit: StepTimeFit | None) -> dict[str, Any
         remarks.append(f"in micro-batches of {probe.micro_batch_size}")
         if fit is not None:
             predicted = fit.predict(probe.batch_size, probe.micro_batch_size, probe.update_seconds or 0.0)
-            remarks.append(f"{1000 * predicted:.4g} ms by those of the micro-batch")
+            remarks.append(f"{1000 * predicted:.4g} ms by the step times of the micro-batch")
     if probe.contended:
         remarks.append(f"contended: {probe.reason}")
     return {
@@ -170,7 +170,7 @@ def memory(
     limit_gib: Annotated[
         float | None,
         Option(
-            "Pretend a device with so much memory; on the CPU a limit on the process's data segment.",
+            "Pretend a device with this memory; on the CPU, limit the process's data segment.",
             min=0.001,
             metavar="GIB",
         ),
@@ -206,10 +206,10 @@ def memory_sentences(found: MemoryProbe, *, is_cpu: bool) -> Iterator[str]:
     else:
         above = found.smallest_that_does_not
         yield f"The largest micro-batch that fits is {found.largest_that_fits}; " + (
-            "none is known not to." if above is None else f"{above} does not."
+            "no size failed." if above is None else f"{above} does not."
         )
     if found.marginal:
-        yield "A marginal size ran, but only without a reserve for what a longer training needs: it does not count."
+        yield "A marginal size ran, but without a reserve for a longer training: it does not count."
     if found.fit is not None:
         yield (
             f"Peak memory = {found.fit.fixed_bytes / GIB:.3g} GiB + {found.fit.bytes_per_sample / MIB:.3g} MiB "
@@ -263,7 +263,7 @@ def probe_memory(study: OpenStudy) -> MemoryProbe:
 def next_size(uses: Sequence[MemoryUse], *, smallest: int, ceiling: int, marginal: Collection[int] = ()) -> int | None:
     """Return the next size in [1, ceiling], None once the boundary is known.
 
-    First ``smallest``, then double or halve until one fits and one does not, then bisect to `BRACKET`; with marginal
+    First ``smallest``, then double or halve until a size fits and a size fails, then bisect to `BRACKET`; with marginal
     sizes wider apart, bisect both gaps to `FINE`.
     """
     memory = boundary_of(uses)
@@ -323,7 +323,7 @@ def noise_sentences(found: NoiseMeasurement, metric: str) -> Iterator[str]:
     """Yield the noise scale, its position, and nearness to the target."""
     noise = found.noise
     if noise.low is None:
-        yield f"The gradient could not be told from its noise in {noise.passes or 'so few'} passes."
+        yield f"The gradient could not be distinguished from its noise in {noise.passes or 'the'} passes."
     else:
         scale = noise_scale(noise.scale, noise.low, noise.high)
         yield f"Gradient noise scale: {scale} samples ({noise.passes} passes)"
@@ -339,7 +339,7 @@ def probe_noise(
 ) -> NoiseMeasurement:
     """Measure and store the noise scale near the target, of the best known configuration.
 
-    It depends on the learning rate (Gray et al. 2024). Raises `LaunchError` if it does not fit.
+    The noise scale depends on the learning rate (Gray et al. 2024). Raises `LaunchError` if the batch does not fit.
     """
     spec = study.spec
     configuration, eval_every_steps = _best_known(study)

@@ -284,7 +284,11 @@ def about_noise(found: NoiseMeasurement) -> Iterator[Notice]:
     """Yield caveats about a measured noise scale."""
     if noise_scale_of(found.noise) is None:
         low = found.noise.adam_low or found.noise.low
-        bound = "the gradient could not be told from its noise" if low is None else f"it is above {low:.3g} samples"
+        bound = (
+            "the gradient could not be distinguished from its noise"
+            if low is None
+            else f"it is above {low:.3g} samples"
+        )
         yield Notice(code="noise_not_measured", message=f"no gradient noise scale: {bound}, and no more is known")
     elif found.reason is not None:
         yield Notice(
@@ -327,7 +331,7 @@ def caveats(
         (
             "one_batch_size",
             len(sizes) < 2,
-            "only one batch size came to where runs are compared; "
+            "only one batch size reached the metric at which runs are compared; "
             + ("no noise scale is known either" if noise_scale is None else rests),
         ),
         (
@@ -344,7 +348,7 @@ def caveats(
         (
             "fine_tuning",
             preset == FINE_TUNING,
-            "a fine-tuning: what is forgotten at a batch size, and how it generalises, is not measured here",
+            "a fine-tuning: forgetting and generalisation at each batch size are not measured here",
         ),
         (
             "many_epochs",

@@ -44,7 +44,7 @@ COMPARED = (
 
 
 class Comparison(Model):
-    """One study beside others; ``note`` says why it has no answer or ratio."""
+    """A study in a comparison; ``note`` says why it has no answer or ratio."""
 
     study: str
     database: str

@@ -31,7 +31,7 @@ def run_study(spec: StudySpec, launch: Launch = HERE, *, from_quick: bool = Fals
     """
     if from_quick and not objective_of(spec).trials_race:
         raise UsageError(
-            f"objective = {spec.objective!r}: a quick answer tells the seconds to a target, and the search no seconds",
+            f"objective = {spec.objective!r}: a quick answer gives seconds to a target, the search does not",
             hint="run the study without --from-quick",
         )
     with opened(spec, launch, reports=True) as study:
@@ -94,14 +94,14 @@ def with_confirmation(
         given = "".join(f".{name} = {problem['input']}" for name in problem["loc"])
         raise UsageError(f"confirm{given}: {problem_in_words(problem)}") from None
     if settings.runs == 0:
-        raise UsageError(f"confirm.runs = 0 of the stored study {spec.name!r}: --runs must say how many to make")
+        raise UsageError(f"confirm.runs = 0 of the stored study {spec.name!r}: give the number of runs with --runs")
     return spec.model_copy(update={"confirm": settings})
 
 
 def confirm_study(spec: StudySpec, launch: Launch = HERE, *, to_budget_runs: int | None = None) -> Answer:
     """Run missing confirmation and return the answer; can be resumed.
 
-    With ``to_budget_runs`` finalists train that often to the full limit instead. Raises as `run_study`.
+    ``to_budget_runs``: runs of each finalist that train to the full limit instead. Raises as `run_study`.
     """
     with opened(spec, launch, keeps_name=True, reports=True) as study:
         driver = study.driver()

@@ -77,7 +77,7 @@ class Study:
         raises as `bssearch.run_study`, and `UsageError` without an objective.
         """
         if self._objective is None:
-            raise UsageError("study.run() calls an objective, and there is none", hint="Study(spec, objective=train)")
+            raise UsageError("study.run() needs an objective", hint="Study(spec, objective=train)")
         with Interrupts(on_second=lambda: None, at_once=lambda: not self._search.stops_in_order()):
             return self._run(self._objective)
 
@@ -120,7 +120,7 @@ class Study:
     def tell(self, trial: LoopTrial, error: BaseException | None = None) -> None:
         """Report a trial's end, or its ``error``; raise `UsageError` for another trial."""
         if self._asked is None or self._asked.trial is not trial:
-            raise UsageError("tell() of a trial that is not the one asked for last")
+            raise UsageError("tell() needs the trial that ask() returned last")
         piece, self._asked = self._asked, None
         piece.end(error)
 

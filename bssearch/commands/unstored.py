@@ -96,7 +96,7 @@ def run_request(
                                 executor.stop(TrialStop(request.number, TrialState.CANCELLED, "it has been looked at"))
                         case TrialEnded(_, outcome):
                             if interrupts.count:
-                                raise InterruptedRunError("stopped; nothing is stored of it")
+                                raise InterruptedRunError("stopped; its results are not stored")
                             return outcome, curve
     except KeyboardInterrupt:
-        raise InterruptedRunError("killed; nothing is stored of it") from None
+        raise InterruptedRunError("killed; its results are not stored") from None

@@ -51,7 +51,7 @@ def load_optuna_study(
 ) -> optuna.Study:
     """Return an in-memory Optuna study: a snapshot of the stored one.
 
-    It minimizes, unless metric_in_budget maximizes. Distributions are the space's, widened to hold all trials.
+    The study minimizes, unless metric_in_budget maximizes. Distributions are the space's, widened to hold all trials.
 
     Args:
         db: the database's URL, ignored if ``store`` is given.

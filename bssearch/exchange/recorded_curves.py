@@ -59,7 +59,7 @@ def check_separator(header: Sequence[str], origin: str) -> None:
 
 
 def write_table(table: RecordedTable, path: Path) -> list[Path]:
-    """Write a table and its description, both or none; return their paths.
+    """Write a table and its description; return their paths.
 
     Equal tables give equal bytes. Raises `UsageError` for a wrong suffix or an unwritable file.
     """

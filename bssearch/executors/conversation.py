@@ -63,7 +63,7 @@ class Conversation:
     """Exchange of messages about one piece of work.
 
     Attributes:
-        reply: the final reply; ``take`` gets all others.
+        reply: the final reply; ``take`` gets all other replies.
         overstayed: killed because it ran on after its trial.
     """
 
@@ -180,7 +180,7 @@ class LoadedProgram(ABC):
         if isinstance(request, NoiseRequest):
             raise no_noise_scale("a program of your own")
         answer = self._answer(request)
-        assert not isinstance(answer, WorkloadDescription), "what is measured is no description"
+        assert not isinstance(answer, WorkloadDescription), "a measurement is not a description"
         return answer
 
     @abstractmethod

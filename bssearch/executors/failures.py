@@ -158,7 +158,7 @@ def _last_bytes(log: Path, start: int) -> str:
 
 
 def printed(log: Path, start: int) -> str:
-    """Log after byte ``start``; both ends above 64 KiB."""
+    """Log after byte ``start``; its start and end above 64 KiB."""
     with log.open("rb") as file:
         size = file.seek(0, 2) - start
         file.seek(start)

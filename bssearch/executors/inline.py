@@ -201,7 +201,7 @@ class InlineExecutor:
 
     def _refuse_while_a_trial_runs(self) -> None:
         if self._trial is not None:
-            raise ValueError("nothing is measured while a trial runs")
+            raise ValueError("cannot measure while a trial runs")
 
     def _advance(self, trial: RunningTrial) -> None:
         assert self._observations is not None, "a trial in the slot has its observations"

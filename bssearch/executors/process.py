@@ -305,7 +305,7 @@ class WorkerProcess:
             self.kill()
             with self.log.open("a", encoding="utf-8") as log:
                 log.write(
-                    f"worker killed: what it sent is no reply: {' '.join(str(error).split())[:_SAID_CHARACTERS]}\n"
+                    f"worker killed, its reply is unreadable: {' '.join(str(error).split())[:_SAID_CHARACTERS]}\n"
                 )
         finally:
             self._inbox.put((self, None))

@@ -109,7 +109,7 @@ Place = tuple[str, str]  # (machine, device): trials in the same place slow each
 
 
 class SlotState(Enum):
-    """What a slot's worker does."""
+    """State of a slot's worker."""
 
     EMPTY = auto()  # no worker
     LOADING = auto()
@@ -424,7 +424,7 @@ class SlotExecutor(ABC):
 
     def _refuse_while_a_trial_runs(self) -> None:
         if any(slot.trial for slot in self._slots):
-            raise ValueError("nothing is measured while a trial runs")
+            raise ValueError("cannot measure while a trial runs")
 
     def submit(self, request: TrialRequest) -> None:
         """See `Executor.submit`.

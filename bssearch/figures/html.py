@@ -99,7 +99,7 @@ def page_style() -> str:
 def templates(*more: BaseLoader) -> Environment:
     """Return a template environment of the page's templates, then those of further loaders.
 
-    It escapes every value and raises if one is undefined. ``chart
+    The environment escapes every value and raises if a value is undefined. ``chart
     svg(name, title, width)`` draws a chart.
     """
     from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined

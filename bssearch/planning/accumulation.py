@@ -46,7 +46,7 @@ class AccumulationRequest(Request):
     def _has_one_micro_batch(self) -> Self:
         require(
             self.micro is None or self.max_micro is None,
-            f"micro = {self.micro} and max_micro = {self.max_micro} contradict each other: give one of them",
+            f"micro = {self.micro} and max_micro = {self.max_micro} contradict each other; give only one",
         )
         return self
 

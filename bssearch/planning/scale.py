@@ -128,7 +128,7 @@ class ScaleRequest(Request):
         )
         require(
             self.step_times is None or (self.alpha_s is None and self.beta_s is None),
-            f"step_times = {self.step_times} and alpha_s, beta_s contradict each other: give one of them",
+            f"step_times = {self.step_times} and alpha_s, beta_s contradict each other; give only one",
         )
         require(
             (self.alpha_s is None) == (self.beta_s is None),
@@ -220,7 +220,7 @@ class ScalePlan(Plan):
     notes: list[Note]
 
     def rows_for_people(self) -> list[ScaleRow]:
-        """Return the rows; of many, powers of two, the last, and those in the plan."""
+        """Return the rows; if many, only powers of two, the last row, and rows in the plan."""
         if len(self.rows) <= SHOWN_ROWS:
             return self.rows
         kept = {1, self.fastest, self.pays_up_to.estimate, self.passes_b_crit.estimate, self.rows[-1].devices}
@@ -309,7 +309,7 @@ def _remarks(asked: ScaleRequest, rows: Sequence[ScaleRow], pays_up_to: ScaleInt
     if batch is not None and len(rows) < asked.devices:
         yield (
             f"batch {batch} is split exactly on {', '.join(str(row.devices) for row in rows)} of 1 to {asked.devices} "
-            "devices; others would train another batch"
+            "devices; other numbers would train another batch"
         )
     if batch is not None and batch > b_crit:
         yield (

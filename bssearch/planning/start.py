@@ -256,7 +256,7 @@ def _room(asked: StartRequest) -> str:
     safe = asked.safe_micro_batch
     if safe is None:
         return "The memory probe finds the samples that fit beside them; `bssearch plan memory` estimates them."
-    return f"Within {SAFE_SHARE:.0%} of it, a share that is feasible and not optimal, {safe} samples fit at once."
+    return f"{safe} samples fit at once in {SAFE_SHARE:.0%} of the memory."
 
 
 def _reasons(asked: StartRequest, batch: int, max_micro: int | None) -> Mapping[str, str]:
@@ -270,7 +270,7 @@ def _reasons(asked: StartRequest, batch: int, max_micro: int | None) -> Mapping[
     micro = "larger batches accumulate: exact but for batch normalisation, and not stale after any number"
     return {
         "preset": "from a pretrained model: few small steps keep its knowledge" if tuning else "",
-        "workload": "YOURS: it stands in for your own, so that this runs as it is; `bssearch init` writes a start"
+        "workload": "YOURS: replace this runnable stand-in by your own; `bssearch init` writes a start"
         if asked.workload == STAND_IN
         else "",
         "target": "YOURS: the metric of your training today, or a bit less; `check --suggest-target` proposes one",
@@ -289,8 +289,7 @@ def _reasons(asked: StartRequest, batch: int, max_micro: int | None) -> Mapping[
         else of_devices
         if asked.devices > 1
         else ladder,
-        "learning_rate": f"around today's at batch {batch}; the rule is where the search begins, and is audited, not "
-        "believed",
+        "learning_rate": f"around today's at batch {batch}; the search begins at the rule and audits it",
         "warmup_epochs": "little: the weights are good already"
         if tuning
         else "searched: needed at large batches with large rates, said to be from 8×",

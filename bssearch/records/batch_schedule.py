@@ -225,8 +225,7 @@ def _check(schedule: BatchSchedule) -> None:
     for before, stage in zip(schedule.stages, schedule.stages[1:], strict=False):
         if stage.batch_size <= before.batch_size:
             raise UsageError(
-                f"{BATCH_STAGES}: batch {stage.batch_size} after {before.batch_size}: a batch must grow, it may not "
-                "shrink"
+                f"{BATCH_STAGES}: batch {stage.batch_size} after {before.batch_size}: a batch may only grow"
             )
         if schedule.is_measured:
             continue

@@ -42,7 +42,7 @@ class Norms:
 
     @property
     def are_finite(self) -> bool:
-        """True if both are finite."""
+        """True if both bounds are finite."""
         return math.isfinite(self.small) and math.isfinite(self.big)
 
 

@@ -97,7 +97,7 @@ class TrialRequest:
 
     @property
     def resumes(self) -> bool:
-        """True if it continues from its checkpoint."""
+        """True if the trial continues from its checkpoint."""
         return self.plan.resumed is not None
 
 

@@ -167,7 +167,7 @@ def measure_step_times(
                     continue
                 probe = _refused(spec, size, memory, str(error))
                 tell(
-                    f"batch size {size} is left out of this study, for the training fails there: {error} "
+                    f"batch size {size} is left out of this study, because its training fails: {error} "
                     f"(`bssearch probe step-time {spec.name}` tries it again)"
                 )
             if probe is None:
@@ -248,7 +248,7 @@ def confirm_out_of_memory(
 
 def _refused(spec: StudySpec, batch_size: int, memory: MemoryBoundary, reason: str) -> ProbeRecord:
     micro = choose_micro_batch(batch_size, spec.space.max_micro_batch_size, memory)
-    assert micro is not None, "a batch size was tried in some micro-batches"
+    assert micro is not None, "a tried batch size has a micro-batch size"
     return ProbeRecord(
         batch_size=batch_size,
         micro_batch_size=micro,
@@ -282,7 +282,7 @@ def measure_step_time_at(
     on_too_large: Callable[[MemoryUse], None] = lambda memory: None,
     seconds_limit: float = SECONDS_LIMIT,
 ) -> ProbeRecord | None:
-    """Time the default at a batch size in the largest micro-batch that fits; None if none fits."""
+    """Time the default at a batch size in the largest micro-batch that fits; None if no size fits."""
     while (micro := choose_micro_batch(batch_size, spec.space.max_micro_batch_size, memory)) is not None:
         measured = executor.measure_step_time(default_at(spec, batch_size, micro, seconds_limit))
         if not measured.out_of_memory:
@@ -373,7 +373,7 @@ def _devices_that_agree(
         return None
     usual = statistics.median(seconds.values())
     for device, ratio in _apart(seconds, usual).items():
-        tell(f"step times are taken on one device: a step on {device} takes {ratio:.3g} times as long as on the others")
+        tell(f"step times come from one device: a step on {device} takes {ratio:.3g} times as long as on the others")
     slower = _apart({"all": usual}, alone.step_seconds)
     if slower:
         tell(f"step times are taken on one device: with all at work a step takes {slower['all']:.3g} times as long")

@@ -361,7 +361,7 @@ class History:
         return [trial for trial in self.in_state(TrialState.PAUSED) if is_interrupted(trial)]
 
     def tried(self, configuration: Configuration) -> bool:
-        """True if the configuration runs or ran; False if it will be retried."""
+        """True if the configuration runs or ran; False if the trial will be retried."""
         return self._tried[identity_of(configuration)] > 0
 
     def has_trial_of(self, configuration: Configuration) -> bool:

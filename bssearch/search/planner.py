@@ -27,7 +27,7 @@ RETUNED_IN_VAIN = 5
 """Trials that a contending batch size needs, with and without a hit."""
 
 ENDED_BEFORE = 2
-"""Ended trials needed if none stores an expectation (older versions)."""
+"""Ended trials needed if no trial stores an expectation (older versions)."""
 
 
 class Planner:

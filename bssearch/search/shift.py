@@ -72,7 +72,7 @@ class Shift:
 
     @property
     def seconds_waited(self) -> float:
-        """Seconds during which the driver only waited for others."""
+        """Seconds during which the driver only waited for other drivers."""
         since = self._waiting_since
         return 0.0 if since is None else self._clock() - since
 

@@ -64,8 +64,8 @@ def filled(command: Sequence[str], values: Mapping[str, ParameterValue]) -> list
         name = match[1]
         if name not in values:
             raise UsageError(
-                f"command: {match[0]} is no name of this study; it has {', '.join(sorted(values))}",
-                hint="a name in braces stands for its value; the space sets further ones",
+                f"command: {match[0]} is no name of this study; choose from {', '.join(sorted(values))}",
+                hint="a name in braces is replaced by its value; add names to the space",
             )
         value = values[name]
         return str(value).lower() if isinstance(value, bool) else str(value)
@@ -88,7 +88,8 @@ def check_command(
     own = {name.rpartition(".")[2] for name in set_parameters}
     if unknown := places - own - set(OWN_PLACES):
         raise ValueError(
-            f"command: {{{min(unknown)}}} is no name of this study; it has {', '.join(sorted({*own, *OWN_PLACES}))}"
+            f"command: {{{min(unknown)}}} is no name of this study; "
+            f"choose from {', '.join(sorted({*own, *OWN_PLACES}))}"
         )
     if report and (lacking := _lacking(places, searched)):
         raise ValueError(lacking)

@@ -436,7 +436,7 @@ def spec_of(study: StudyRecord) -> StudySpec:
             hint=NEWER if is_newer else "other studies of this database are not concerned",
         ) from None
     if spec.name != study.name:
-        raise DatabaseError(f"the spec stored with study {study.name!r} is that of {spec.name!r}")
+        raise DatabaseError(f"the spec stored with study {study.name!r} belongs to {spec.name!r}")
     return spec
 
 

@@ -1,4 +1,4 @@
-"""Submissions to the queue, and a worker's template file: the studies and values that others may run.
+"""Submissions to the queue, and a worker's template file: the studies and values that users may submit.
 
 A queue row gives only a template's name and typed values, never a path, folder, command or code.
 """
@@ -38,7 +38,7 @@ EARLIEST = datetime(1, 1, 2, tzinfo=UTC)
 LATEST = datetime(9999, 12, 30, tzinfo=UTC)  # moments from EARLIEST to here can be written with any UTC offset
 
 TEMPLATE_NAME = (
-    "a template's name is of at most 100 letters, digits, '_', '.' and '-', such as digits, and ends as no file does "
+    "a template's name has at most 100 letters, digits, '_', '.' and '-', such as digits, and ends as no file does "
     f"({', '.join(SUFFIXES)}); a submission's file ends in .yaml or .yml"
 )
 _TEMPLATE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
@@ -106,7 +106,7 @@ class Submission(NewSubmission):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerRecord:
-    """A worker as others see it.
+    """A worker as other users see it.
 
     ``templates`` are its offers. A worker that ended in order has ``left_at``; ``is_here``: seen lately and not left.
     """
@@ -143,7 +143,7 @@ def check_tags(tags: Sequence[str]) -> None:
     for tag in tags:
         if not _TAG.fullmatch(tag):
             raise UsageError(
-                f"{tag!r} is no tag", hint="a tag is of letters, digits, '_', '.', ':' and '-', such as gpu:h200"
+                f"{tag!r} is no tag", hint="a tag has only letters, digits, '_', '.', ':' and '-', such as gpu:h200"
             )
 
 
@@ -301,7 +301,7 @@ _EXAMPLE = "templates: {digits: {spec: digits.yaml, values: {budget.trials: {typ
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """A local spec, and the types of values that others may set, by dotted key."""
+    """A local spec, and the types of values that submitters may set, by dotted key."""
 
     name: str
     spec: Path
@@ -420,11 +420,11 @@ def _template(path: Path, name: object, data: object, overrides: tuple[str, ...]
 
 def _check_key(where: str, key: object) -> None:
     if not isinstance(key, str) or not all(key.split(".")):
-        raise SpecError(f"{where}: {shortened(key)} is no key of a spec, such as budget.trials")
+        raise SpecError(f"{where}: {shortened(key)} is no key of a spec; write a key such as budget.trials")
     field = key.split(".")[0]
     if field in OFFERS_NONE:
         raise SpecError(
-            f"{where}.{key}: no template lets others set {field}",
+            f"{where}.{key}: no template may admit {field}",
             hint=f"{', '.join(sorted(OFFERS_NONE))} are the operator's: make another template of another spec",
         )
     if field not in StudySpec.model_fields:

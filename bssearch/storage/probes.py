@@ -97,7 +97,7 @@ class ProbeStore(StorePart):
     def by_batch_size(self, study: str, environment: Environment | None = None) -> dict[int, ProbeRecord]:
         """Return step times by batch size over all visits, for the largest timed split within `memory_boundary`.
 
-        Sizes without such a split are left out.
+        Sizes without a split within the boundary are left out.
         """
         with self._database.reading_study(study) as (connection, study_id):
             rows = connection.execute(PROBES.where(ProbeRow.study_id == study_id)).mappings()
@@ -164,7 +164,7 @@ class ProbeStore(StorePart):
         return None if row is None else from_columns(Environment, row)
 
     def save_memory(self, study: str, environment: Environment, memory: MemoryUse) -> None:
-        """Store or replace whether a micro-batch size fits."""
+        """Store whether a micro-batch size fits, replacing an earlier result."""
         columns = {
             "batch_size": memory.micro_batch_size,
             "micro_batch_size": memory.micro_batch_size,
@@ -195,7 +195,7 @@ class ProbeStore(StorePart):
             ]
 
     def save_noise(self, study: str, environment: Environment, noise: NoiseMeasurement) -> None:
-        """Store or replace a gradient noise scale."""
+        """Store a gradient noise scale, replacing an earlier one."""
         columns = {"steps_timed": 0, "out_of_memory": False, **to_columns(noise)}
         self._replace(study, environment, ProbeKind.NOISE_SCALE, columns)
 

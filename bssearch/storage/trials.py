@@ -154,7 +154,7 @@ class TrialStore(StorePart):
     def enqueue(self, study: str, plan: TrialPlan) -> int:
         """Queue a trial for any driver; return its number."""
         trial = self.patience.run(partial(start_trial, self._database, study, plan, uuid4().hex))
-        assert trial is not None, "nobody else queues the same plan"
+        assert trial is not None, "plan ids are unique"
         return trial.number
 
     def finish(

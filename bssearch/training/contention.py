@@ -182,7 +182,7 @@ class DeviceWatch:
     def reasons(self) -> list[str]:
         """Look once more; return all reasons."""
         self.look()
-        grown = f"others took {self._grown_bytes / 2**30:.3g} GiB of the device's memory meanwhile"
+        grown = f"other programs took {self._grown_bytes / 2**30:.3g} GiB of the device's memory meanwhile"
         return [*self._reasons, *([grown] if self._grown_bytes >= GROWTH_BYTES else [])]
 
 
@@ -196,10 +196,10 @@ def memory_of_others(device: torch.device) -> int | None:
 
 
 def cpu_crowd(before: CpuUse, after: CpuUse, threads: int) -> str | None:
-    """Describe the CPU use of others if it can slow our work.
+    """Describe the CPU use of other programs if it can slow this process.
 
-    It can if others used over `LEAST_OTHERS` CPUs and all programs over `FULL_SHARE` of them. One tick per CPU is
-    subtracted: rounding must not judge trials of milliseconds.
+    It can if other programs used over `LEAST_OTHERS` CPUs and all programs over `FULL_SHARE` of the CPUs. One tick per
+    CPU is subtracted: rounding must not judge trials of milliseconds.
     """
     seconds = after.wall - before.wall
     if seconds <= 0:

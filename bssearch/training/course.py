@@ -70,7 +70,7 @@ class Ending:
 class CourseProgress:
     """Last observation, best metric, memory peaks (bytes), and warnings from before a pause.
 
-    ``crossing`` and ``reached``: where a trial that trains on met its target.
+    ``crossing`` and ``reached``: the target's crossing in a trial that trains on.
     """
 
     last: Observation | None = None

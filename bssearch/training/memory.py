@@ -197,8 +197,8 @@ def _reset_high_water_mark(clear_refs: Path) -> None:
 def limit_memory(device: torch.device, limit_bytes: int) -> None:
     """Cap this process's memory.
 
-    On a GPU the limit is on PyTorch's reserved memory. On the CPU it is on the data segment (``RLIMIT_DATA``: heap and
-    private writable mappings, touched or not): the system cannot limit resident memory.
+    On a GPU the limit is on PyTorch's reserved memory. On the CPU the limit is on the data segment (``RLIMIT_DATA``:
+    heap and private writable mappings, touched or not): the system cannot limit resident memory.
     """
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory

@@ -1,4 +1,4 @@
-"""bssearch's optimizers, and those of workloads."""
+"""bssearch's and workloads' optimizers."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def muon_with_adamw(
     """Muon over weight matrices outside embeddings, and AdamW over the rest at its learning rate scale.
 
     PyTorch's Muon takes two dimensions only, so convolution filters go to AdamW. An output layer counts as a matrix
-    unless it shares an embedding's weights. Raises `UsageError` without such a matrix.
+    unless it shares an embedding's weights. Raises `UsageError` without a weight matrix.
     """
     embeddings = _embeddings(model)
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]

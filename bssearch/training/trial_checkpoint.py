@@ -186,7 +186,7 @@ def _check(path: Path, saved: Mapping[str, str], wanted: Identity) -> None:
     for name in {**wanted, **saved}:
         if saved.get(name) != wanted.get(name):
             raise CheckpointError(
-                f"the checkpoint {path} is that of another trial: "
+                f"the checkpoint {path} belongs to another trial: "
                 f"its {name} is {saved.get(name)}, this trial's is {wanted.get(name)}"
             )
 
@@ -349,8 +349,8 @@ def continue_from(trainer: Trainer, branch: Branch, batch_size: int) -> None:
         trainer.updates.take_over(saved.optimizer, saved.average)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(
-            f"checkpoint {path}: its optimizer is not that of the study: {error}",
-            hint="leave 'optimizer' out of the file, and the optimizer begins anew; or let the spec's be the run's",
+            f"checkpoint {path}: its optimizer is not the study's: {error}",
+            hint="omit 'optimizer' from the file to restart the optimizer, or name the run's optimizer in the spec",
         ) from error
     assert not isinstance(trainer.schedule, BranchSchedule), "a trainer continues one checkpoint"
     trainer.schedule = branch_schedule(trainer.schedule, branch, batch_size)
@@ -364,7 +364,7 @@ def branch_schedule(run: RateSchedule | OwnSchedule, branch: Branch, batch_size:
     if branch.start_samples is None:
         if isinstance(run, OwnSchedule) or run.horizon_steps is not None:
             raise UsageError(
-                f"checkpoint {branch.checkpoint} says neither step nor samples, and the learning rate depends on them",
+                f"checkpoint {branch.checkpoint} has neither step nor samples, and the learning rate depends on them",
                 hint="--at says the samples before each checkpoint",
             )
         offset = run.warmup_steps
@@ -387,9 +387,9 @@ def load_weights(model: nn.Module, saved: Mapping[str, Any], path: Path) -> None
         if not isinstance(found, torch.Tensor) or found.shape != value.shape:
             there = f"of shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else "missing"
             raise UsageError(
-                f"checkpoint {path} is that of another model: {name} of shape {tuple(value.shape)} is {there} in it"
+                f"checkpoint {path} belongs to another model: {name} of shape {tuple(value.shape)} is {there} in it"
             )
     buffers = dict(model.named_buffers())
     if unknown := [name for name in saved if name not in own and name not in buffers]:
-        raise UsageError(f"checkpoint {path} is that of another model, which has no {unknown[0]}")
+        raise UsageError(f"checkpoint {path} belongs to another model, which has no {unknown[0]}")
     model.load_state_dict({name: value for name, value in saved.items() if name in own})

@@ -82,7 +82,7 @@ class Access:
     @property
     def pass_value(self) -> str:
         """Cookie value, derived from the token."""
-        assert self.token is not None, "there is a cookie only where there is a token"
+        assert self.token is not None, "a cookie needs a token"
         return hmac.new(self.token.encode(), b"bssearch cookie", hashlib.sha256).hexdigest()
 
     def accepts_token(self, given: str) -> bool:
@@ -170,7 +170,7 @@ class Guard:
             return None
         return self._refuse(
             401,
-            "The token is not the one of this server" if given else "This server asks for its token",
+            "The token is not this server's" if given else "This server asks for its token",
             "It was printed once, when the server was started",
         )
 

@@ -162,6 +162,8 @@ def _not_ours(error: OSError, host: str, port: int) -> UsageError:
         case errno.EACCES:
             return UsageError(f"--port {port} is not for every user", hint="take one from 1024 on")
         case errno.EADDRNOTAVAIL:
-            return UsageError(f"--host {host} is no address of this machine", hint="0.0.0.0 stands for all it has")
+            return UsageError(
+                f"--host {host} is no address of this machine", hint="use 0.0.0.0 for all addresses of this machine"
+            )
         case _:
             return UsageError(f"--host {host} --port {port} cannot be listened on: {error.strerror}")

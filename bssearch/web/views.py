@@ -125,7 +125,7 @@ Version = Callable[[PageRequest], str]
 class Page:
     """A page's renderer and its version; a client with the current ``version`` gets no body.
 
-    Both raise `BSSearchError` if there is nothing to show.
+    Renderer and version raise `BSSearchError` if the page has no content.
     """
 
     show: Callable[[PageRequest], Answered]

@@ -1,1 +1,1 @@
-"""What is trained: the protocol, and a file per workload."""
+"""Workloads: the protocol, and a file per workload."""

@@ -221,7 +221,7 @@ def built(name: str, found: Any, settings: Mapping[str, Any]) -> Workload:
 
 
 def whole(name: str, found: object) -> Workload:
-    """Check that an object is a workload; `WorkloadError` if it lacks members."""
+    """Check that an object is a workload; `WorkloadError` if members are missing."""
     has_step = callable(getattr(found, "training_step", None))
     methods = [method for method in METHODS if not (method == "loss" and has_step)]
     missing = [method for method in methods if not callable(getattr(found, method, None))]
@@ -268,7 +268,7 @@ def _import_module(name: str, module: str, folder: Path) -> ModuleType:
 
 
 def import_file(name: str, path: Path) -> ModuleType:
-    """Import a file; `WorkloadError` if it is missing or fails."""
+    """Import a file; `WorkloadError` if the file is missing or fails."""
     if not path.is_file():
         raise WorkloadError(f"workload {name!r}: no file {path}")
     module_name = f"bssearch_workload_{path.stem}"

@@ -1,4 +1,4 @@
-"""Fine-tuning on Fashion-MNIST: a network of five classes learns the others from few images.
+"""Fine-tuning on Fashion-MNIST: a network of five classes learns the other five from few images.
 
 All layers learn, with a fresh head (Howard & Ruder 2018, arXiv 1801.06146). The frozen old head measures forgetting
 (French 1999, "Catastrophic forgetting in connectionist networks").

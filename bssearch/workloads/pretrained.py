@@ -43,7 +43,7 @@ def pretrained(name: str, made_of: Sequence[bytes], make: Callable[[], Weights])
         with replacing([path], binary=True) as (file,):
             torch.save({"recipe": recipe, "digest": _digest(weights), "weights": weights}, file)
     except (UsageError, OSError, RuntimeError) as error:  # PyTorch tells a full disk by a RuntimeError
-        print(f"{name}: {error}; each process trains them anew", file=sys.stderr)
+        print(f"{name}: {error}; each process trains the weights again", file=sys.stderr)
     return weights
 
 

@@ -1,4 +1,4 @@
-"""What the shipped transformers share: their blocks, and the check of their sizes."""
+"""Blocks of the shipped transformers, and the check of their sizes."""
 
 from __future__ import annotations
 

@@ -208,7 +208,7 @@ def test_a_worker_told_to_stop_kills_what_does_not_within_25_seconds(
         asked = time.monotonic()
         served.process.send_signal(signal.SIGTERM)
         served.wait()
-        assert "not stopped within 25 s: what runs is killed" in served.said
+        assert "not stopped within 25 s: killing the running trials" in served.said
         assert time.monotonic() - asked >= 25
         psutil.wait_procs(family, PATIENCE_S)
         assert not [one for one in family if one.is_running()]

@@ -227,7 +227,7 @@ def test_figures_disagree_where_their_intervals_are_apart() -> None:
     assert "[1, 1.2]" in told.message and "[2, 2.5]" in told.message
     assert "Nothing that is stored" in told.message
     [told_of_all] = in_words(agreement)
-    assert "agree on batch 32" in told_of_all and "not on what it takes" in told_of_all
+    assert "agree on batch 32" in told_of_all and "not on its cost" in told_of_all
 
 
 def test_figures_of_too_few_runs_and_those_that_overlap_do_not_disagree() -> None:

@@ -156,7 +156,7 @@ def test_a_run_that_was_saved_at_another_learning_rate_is_told(folder: Path, sav
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--checkpoint", "none.pt", "--tokens", "512"], "there is no such file"),
+        (["--checkpoint", "none.pt", "--tokens", "512"], "the file does not exist"),
         (["--checkpoint", "line.py", "--tokens", "512"], "cannot be read as tensors"),
         (
             ["--checkpoint", "early.pt", "--tokens", "28"],
@@ -186,11 +186,11 @@ def test_a_branch_beyond_the_horizon_is_refused(tmp_path: Path) -> None:
     spec = with_schedule(TOY)
     torch.save({"model": {}, "samples": 900}, tmp_path / "c.pt")
     points = branch_points(spec, [tmp_path / "c.pt"], None)
-    with pytest.raises(UsageError, match=r"900 samples and 200 of a branch must be <= 1000"):
+    with pytest.raises(UsageError, match=r"900 samples \+ 200 of a branch must be <= schedule.horizon_samples = 1000"):
         check_room(spec, points, 200)
     check_room(spec, points, 100)
     torch.save({"model": {}}, tmp_path / "c.pt")
-    with pytest.raises(UsageError, match="says neither step nor samples"):
+    with pytest.raises(UsageError, match="has neither step nor samples"):
         branch_points(spec, [tmp_path / "c.pt"], None)
     assert branch_points(spec, [tmp_path / "c.pt"], [300])[0].samples == 300
 
@@ -387,7 +387,7 @@ def test_the_schedule_that_is_proposed_has_each_batch_size_from_its_checkpoint_o
         )
         for at, size in zip(samples, sizes, strict=True)
     ]
-    assert f"(bssearch trial add toy {words} trains it)" in " ".join(sentences(make_spec(), found, 3))
+    assert f"Train it with `bssearch trial add toy {words}`" in " ".join(sentences(make_spec(), found, 3))
 
 
 def test_more_samples_than_a_database_keeps_are_refused(folder: Path) -> None:
@@ -415,7 +415,7 @@ def test_a_command_cannot_be_told_of_a_checkpoint(folder: Path) -> None:
     report = {"loss": "loss=([0-9.]+)", "step": "step=([0-9]+)"}
     (folder / "line.yaml").write_text(yaml.safe_dump({**spec, "command": command, "report": report}))
     told = refused(folder, "probe", "branch", "line.yaml", "--checkpoint", "early.pt", "--tokens", "512", code=2)
-    assert "a command cannot be told of a checkpoint" in told
+    assert "a command cannot receive a checkpoint" in told
 
 
 def test_tokens_are_whole_samples_and_too_few_are_told_in_tokens() -> None:

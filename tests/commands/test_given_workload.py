@@ -116,7 +116,7 @@ def test_a_class_of_main_is_run_here_said_once_and_refused_by_the_command_line(
 
 def test_without_a_workload_nothing_runs(tmp_path: Path) -> None:
     db = f"sqlite:///{tmp_path / 'study.db'}"
-    with pytest.raises(UsageError, match="names none, and none is given"):
+    with pytest.raises(UsageError, match="names no workload"):
         run_study(load_spec(FIELDS), Launch(db=db))
     with pytest.raises(BSSearchError, match="is not in a file"):
         check(load_spec({**FIELDS, "workload": "__main__:Task"}))

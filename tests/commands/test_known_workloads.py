@@ -33,7 +33,7 @@ def stored() -> StudyRecord:
 def test_what_was_run_here_is_known_and_nothing_else() -> None:
     with pytest.raises(UsageError, match="which you have not run for it on this machine") as caught:
         refuse_unknown(OWN, stored(), FOLDER)
-    assert caught.value.hint == "where you trust it, add --workload task.py:Task"
+    assert caught.value.hint == "if you trust it, add --workload task.py:Task"
     remember(OWN, stored(), FOLDER)
     refuse_unknown(OWN, stored(), FOLDER)
     for changed in (
@@ -106,7 +106,7 @@ def test_a_name_in_a_hint_is_quoted() -> None:
     odd = OWN.model_copy(update={"workload": "task.py:Task; touch X"})
     with pytest.raises(UsageError) as caught:
         refuse_unknown(odd, stored(), FOLDER)
-    assert caught.value.hint == "where you trust it, add --workload 'task.py:Task; touch X'"
+    assert caught.value.hint == "if you trust it, add --workload 'task.py:Task; touch X'"
 
 
 REPORT = {"step": r"step (\d+)", "accuracy": r"acc=(\S+)"}

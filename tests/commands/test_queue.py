@@ -129,7 +129,7 @@ def test_that_what_runs_is_stopped_is_said_once(tmp_path: Path, url: str, monkey
                 pause_study(store, "mine")
 
         run_worker(node / "templates.yaml", Launch(db=url), Serving(until_empty=True), tell=tell)
-    assert len([line for line in lines if "what runs of it is stopped" in line]) == 1, lines
+    assert len([line for line in lines if "stopping its running trials" in line]) == 1, lines
 
 
 class TestRefusals:
@@ -362,7 +362,7 @@ def test_what_cannot_be_settled_keeps_a_worker_neither_from_other_cancelled_stud
         put(store, "mine")
     execute(tmp_path / "queue.db", "UPDATE bss_study SET spec = '{\"a\": 1e400}' WHERE name = 'broken'")
     said = serve(node, url)
-    assert said.count("broken: cancelled, but what is left of it cannot be ended: ") == 1, said
+    assert said.count("broken: cancelled, but its remaining trials cannot be ended: ") == 1, said
     with open_store(url) as store:
         assert state(store, "mine")[0] == "done"
         assert store.queue.unsettled() == {"broken": [1]}

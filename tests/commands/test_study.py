@@ -263,5 +263,5 @@ def test_the_guides_function_trains_a_study(tmp_path: Path, monkeypatch: pytest.
 def test_what_is_no_objectives_study_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="names the workload 'digits'"):
         bssearch.Study({**SPEC, "workload": "digits"})
-    with pytest.raises(UsageError, match="there is none"):
+    with pytest.raises(UsageError, match="needs an objective"):
         bssearch.Study(SPEC, launch=bssearch.Launch(db=url(tmp_path))).run()

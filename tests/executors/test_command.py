@@ -144,11 +144,13 @@ print(json.dumps({"step": 0, "accuracy": 0.95}), file=open(os.environ["BSSEARCH_
     run(command, request(configuration=configuration, seed=7, eval_every_steps=3))
     told = json.loads((tmp_path / "told.json").read_text())
     assert told == ["--lr=1e-05", "16/8x2", "7", "3", "1cpu", "{}", "$HOME; {seed!r}"]
-    with pytest.raises(UsageError, match=r"command: \{size\} is no name of this study; it has accumulation_steps, "):
+    with pytest.raises(
+        UsageError, match=r"command: \{size\} is no name of this study; choose from accumulation_steps, "
+    ):
         run(loaded(tmp_path, "true {size}"))
     outcome, _ = run(loaded(tmp_path, BEGINS + "true {batch_size}; SLEEP"), request(configuration=configuration))
     assert outcome.state is TrialState.FAILED
-    assert "takes 2 micro-batches a step, and the command does not take two of" in str(outcome.reason)
+    assert "takes 2 micro-batches a step, and the command takes fewer than two of" in str(outcome.reason)
     parameters = {"batch_schedule": "milestones", "batch_stages": "64:32", "batch_rate_rule": "sqrt"}
     growing = replace(configuration, accumulation_steps=1, micro_batch_size=16, parameters=parameters)
     outcome, _ = run(loaded(tmp_path, BEGINS + "true {batch_size}; SLEEP"), request(configuration=growing))

@@ -246,7 +246,7 @@ def test_what_is_no_reply_and_what_an_actor_raises_fail_the_trial_and_end_the_ac
     for other, reason in (
         (
             lambda self, seconds: replace(hear(self, seconds), replies=(b"{}\n",)),
-            "what came from host of a is no reply",
+            "the reply of host of a is unreadable",
         ),
         (raises, "the worker cannot be served on host of a: OSError: [Errno 28] No space left on device"),
     ):

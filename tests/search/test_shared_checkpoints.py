@@ -176,7 +176,7 @@ def test_two_drivers_share_what_waits_in_one_place(
     [
         (lambda content: content[:-1] + b"?", "it is damaged: its SHA-256"),
         (lambda content: b"something else", "it is no checkpoint of bssearch"),
-        (lambda content: content.replace(b'"study": "', b'"study": "0', 1)[:-1], "it is that of another study"),
+        (lambda content: content.replace(b'"study": "', b'"study": "0', 1)[:-1], "it belongs to another study"),
     ],
 )
 def test_a_trial_whose_checkpoint_is_not_its_own_is_tried_again_and_the_run_goes_on(

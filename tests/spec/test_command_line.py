@@ -33,7 +33,10 @@ def test_a_command_stands_for_the_workload() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"command": ["a", "{batch_size}", "{learning_rate}", "{rate}"]}, "{rate} is no name of this study; it has "),
+        (
+            {"command": ["a", "{batch_size}", "{learning_rate}", "{rate}"]},
+            "{rate} is no name of this study; choose from ",
+        ),
         (
             {"report": LOG, "command": ["a", "{batch_size}"]},
             "learning_rate is searched, and the command does not take {learning_rate}",
@@ -89,7 +92,7 @@ def test_values_stand_in_their_places_and_are_not_read_again() -> None:
     values: dict[str, ParameterValue] = {"seed": 3, "rate": 1e-05, "nesterov": True, "name": "{seed} $HOME"}
     words = ["{seed}{seed}", "--rate={rate}", "{nesterov}", "{name}", "{}", "{a b}", "{{seed}}"]
     assert filled(words, values) == ["33", "--rate=1e-05", "true", "{seed} $HOME", "{}", "{a b}", "{3}"]
-    with pytest.raises(UsageError, match=r"\{x\} is no name of this study; it has name, nesterov, rate, seed"):
+    with pytest.raises(UsageError, match=r"\{x\} is no name of this study; choose from name, nesterov, rate, seed"):
         filled(["{x}"], values)
 
 

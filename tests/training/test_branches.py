@@ -112,7 +112,7 @@ def test_the_schedule_of_a_branch_is_the_runs_from_the_checkpoint_on() -> None:
     assert not schedule.is_over(9) and schedule.is_over(10)
     unknown = Branch(checkpoint="c.pt", samples=100)
     assert branch_schedule(RateSchedule(warmup_steps=4), unknown, batch_size=10).factor(0) == 1.0
-    with pytest.raises(UsageError, match="says neither step nor samples"):
+    with pytest.raises(UsageError, match="has neither step nor samples"):
         branch_schedule(run, unknown, batch_size=10)
 
 
@@ -133,9 +133,9 @@ def test_a_checkpoint_of_another_model_is_refused_by_its_first_difference(
 
 def test_a_checkpoint_of_another_optimizer_is_refused(tmp_path: Path) -> None:
     path, _ = saved(tmp_path / "c.pt")
-    with pytest.raises(UsageError, match=r"its optimizer is not that of the study: .* betas"):
+    with pytest.raises(UsageError, match=r"its optimizer is not the study's: .* betas"):
         branched(path, settings={"optimizer": "adamw"})
-    with pytest.raises(UsageError, match="its optimizer is not that of the study"):
+    with pytest.raises(UsageError, match="its optimizer is not the study's"):
         branched(saved(tmp_path / "d.pt", optimizer=[])[0])
 
 

@@ -152,7 +152,7 @@ def test_memory_that_others_take_meanwhile_is_contention_and_that_of_our_tensors
     quiet_gpu["used"] = 75
     meter.look()
     quiet_gpu["used"] = 60
-    assert meter.stop() == Contention(True, "others took 15 GiB of the device's memory meanwhile")
+    assert meter.stop() == Contention(True, "other programs took 15 GiB of the device's memory meanwhile")
 
 
 def test_what_cannot_be_known_of_a_gpu_is_said_and_not_taken_for_nothing(
@@ -164,7 +164,7 @@ def test_what_cannot_be_known_of_a_gpu_is_said_and_not_taken_for_nothing(
     assert not found.contended and found.warnings == [contention.UNKNOWN]
     meter = watched_gpu()
     quiet_gpu["used"] += 2
-    assert meter.stop().warnings == ["contended: others took 2 GiB of the device's memory meanwhile"]
+    assert meter.stop().warnings == ["contended: other programs took 2 GiB of the device's memory meanwhile"]
 
 
 def test_a_pause_is_no_part_of_what_others_used() -> None:

@@ -369,7 +369,7 @@ class TestWhatCannotBeReadBack:
     )
     def test_one_of_another_trial(self, parts: Parts, name: str, changes: Mapping[str, Any]) -> None:
         with refused(parts, **changes) as caught:
-            assert f"is that of another trial: its {name} is " in str(caught.value)
+            assert f"belongs to another trial: its {name} is " in str(caught.value)
 
     def test_one_of_another_precision_or_workload(self, parts: Parts) -> None:
         parts.settings = {"precision": "bf16"}

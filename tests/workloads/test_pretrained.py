@@ -132,7 +132,7 @@ def test_where_nothing_can_be_kept_they_are_made_in_memory_and_that_is_said(
     first, second = (pretrained("toy", MADE_OF, training) for _ in range(2))
     assert equal(first, second) and training.times == 2
     said = capsys.readouterr().err
-    assert str(blocked) in said and "each process trains them anew" in said
+    assert str(blocked) in said and "each process trains the weights again" in said
     assert blocked.read_text() == "no folder"
 
 

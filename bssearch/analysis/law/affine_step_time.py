@@ -29,13 +29,13 @@ class StepTimeFit:
 
     @property
     def half_saturation_batch(self) -> float:
-        """α/β: half of the limiting throughput."""
+        """α/β: batch size with half of the limiting throughput."""
         return self.alpha_seconds / self.beta_seconds
 
     def predict(self, batch_size: int, micro_batch_size: int, update_seconds: float) -> float:
         """Seconds of a step: t(B), or with k micro-batches k·(t(micro-batch) − update) + update.
 
-        A micro-batch's measured time goes before the line's.
+        A measured micro-batch time overrides the fitted line.
         """
         accumulation = batch_size // micro_batch_size
         micro = self.alpha_seconds + self.beta_seconds * micro_batch_size

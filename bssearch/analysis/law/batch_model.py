@@ -309,7 +309,7 @@ def fit_law(points: Sequence[LawPoint]) -> LawFit | None:
     Log samples are normal about the law; missed runs are right-censored. Untuned batch sizes are left out if three
     tuned ones remain. The interval of B_crit is a profile likelihood: deviance within Student's t² variances of the
     least. The variance is that about the law (N − 2 degrees of freedom) or, if the F-test rejects the law, the mean
-    square of the lack of fit (K − 2). It holds B_crit in 87 to 90 % of 1,000 studies
+    square of the lack of fit (K − 2). The interval holds B_crit in 87 to 90 % of 1,000 studies
     (``tests/benchmarks/law_coverage.py``).
 
     Raises ValueError for invalid points.

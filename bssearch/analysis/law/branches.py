@@ -70,7 +70,7 @@ def plan_branches(batch_size: int, samples: int, octaves: int, *, largest: int |
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchedSize:
-    """Mean metric over each branch's window; None if it diverged."""
+    """Mean metric over each branch's window; None if the branch diverged."""
 
     batch_size: int
     ends: tuple[float | None, ...]

@@ -44,7 +44,7 @@ class QuickCriticalBatch(Model):
 
 
 class QuickRun(Model):
-    """A run; ``steps`` are null if it missed the target."""
+    """A run; ``steps`` are null if the run missed the target."""
 
     trial: int
     batch_size: int
@@ -117,10 +117,10 @@ class Promise(Model):
 
     @property
     def in_words(self) -> str:
-        """Both side by side."""
+        """The quick and the measured answer in a sentence."""
         low, high = self.interval
         kept = "which holds" if self.holds else "which misses it"
-        ratio = "" if self.time_ratio is None else f", where the target takes {self.time_ratio:.2g}× as long"
+        ratio = "" if self.time_ratio is None else f", which takes {self.time_ratio:.2g}× as long to the target"
         return f"the quick answer had said batch {self.batch_size}{ratio}, and {low} to {high} with 90 %, {kept}"
 
 
@@ -143,7 +143,7 @@ def promise_of(quick: QuickAnswer, answer: Answer) -> Promise | None:
 
 
 BEYOND_OCTAVES = 4.0
-"""Of B_crit beyond the runnable batch sizes."""
+"""Octaves of B_crit considered beyond the runnable batch sizes."""
 
 RUN_DEVIATION = 0.15
 """Standard deviation of log samples between seeds."""
@@ -272,7 +272,7 @@ def _needing_more(points: Sequence[LawPoint], log_b_crit: Numbers, nodes: Number
 def expected_optimum(
     posterior: CriticalBatchPosterior, steps: Sequence[RunnableStep], ladder: Sequence[int]
 ) -> ExpectedOptimum:
-    """Size of the ``ladder`` with the least expected log time; raises ValueError if none is timed."""
+    """Size of the ``ladder`` with the least expected log time; raises ValueError without a timed size."""
     by_size = fastest_by_size(steps)
     sizes = list(by_size)
     choices = [size for size in sizes if size in set(ladder)]

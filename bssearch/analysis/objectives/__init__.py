@@ -1,1 +1,1 @@
-"""Objectives of a study; `base` holds their interface."""
+"""Objectives of a study; `base` has the interface of objectives."""

@@ -87,7 +87,7 @@ class CostToTarget(TimeToTarget):
 
     @property
     def unit(self) -> str:
-        """Device-hours; empty with a price, whose currency is unknown."""
+        """ "device-hours", or empty if a price is set: its currency is unknown."""
         return " device-hours" if self.price_per_device_hour is None else ""
 
     def of_seconds(self, trial: TrialRecord, seconds: float) -> float:

@@ -25,7 +25,7 @@ BROKE = 1.10
 
 
 class Regret(Interval):
-    """A ratio of two figures; ``at_least`` if a bound."""
+    """A ratio of two figures; ``at_least``: the value is a lower bound."""
 
     at_least: bool
 

@@ -316,10 +316,10 @@ def _told_of(one: QuestionAgreement) -> str:
     if answers == 1:
         return f"One study answers: batch {size}{within}."
     if size is None:
-        return f"The {answers} answers do not agree: no batch size is within 5 % of the best in all of them."
+        return f"The {answers} answers do not agree: no batch size is within 5 % of the best in every answer."
     if one.agree:
         return f"All {answers} answers agree on batch {size}{within and f'{within} in each of them'}."
-    return f"All {answers} answers agree on batch {size}{within and f'{within} in each'}, but not on what it takes."
+    return f"All {answers} answers agree on batch {size}{within and f'{within} in each'}, but not on its cost."
 
 
 ANSWERED = (
@@ -402,7 +402,7 @@ def answers_in(stores: Sequence[Store], asked: StudyFilter) -> AcrossAnswer:
     if all(finding is None for _, finding in found):
         first = found[0][0]
         raise TargetNotReachedError(
-            f"{len(found)} studies match and none has an answer: {first.study}: {first.note}"
+            f"{len(found)} studies match, but no study has an answer: {first.study}: {first.note}"
             if len(found) > 1
             else f"study {first.study!r} matches and has no answer: {first.note}"
         )

@@ -52,7 +52,7 @@ def found_study(stores: Sequence[Store], given: str | None) -> tuple[Store, str]
         raise _nowhere(stores, given)
     if len(holders) > 1:
         raise UsageError(
-            f"study {given!r} is in several databases: {_listed(holders)}", hint="name the one that is meant with --db"
+            f"study {given!r} is in several databases: {_listed(holders)}", hint="choose a database with --db"
         )
     return holders[0], given
 

@@ -154,7 +154,7 @@ def asked_in_file(path: Path) -> AskedStudy:
     """Read a submission file; raise `SpecError`."""
     data = read_file(path, "file of a submission", "a template is named without a suffix")
     if not isinstance(data, Mapping):
-        raise SpecError(f"{path}: a submission is a mapping: template, name, and values as a spec has them")
+        raise SpecError(f"{path}: write a submission as a mapping of template, name and values of a spec")
     if code := sorted(CODE & {str(key) for key in data}):
         raise SpecError(
             f"{path}: {code[0]} cannot be submitted: a row of the queue carries no code, no path and no command",
@@ -194,7 +194,7 @@ def checked_value(key: str, value: Any, where: str) -> Value:
     if isinstance(value, list) and all(isinstance(one, int | float) and not isinstance(one, bool) for one in value):
         return value
     raise SpecError(
-        f"{where}: {key} = {shortened(value)} must be a number, true or false, a choice, or a list of numbers"
+        f"{where}: {key} = {shortened(value)} must be a number, true or false, a text, or a list of numbers"
     )
 
 

@@ -102,7 +102,7 @@ class Stop:
         self._obey()
         if self._is_over.wait(self._asked_at + self._within - time.monotonic()):
             return
-        sys.stderr.write(f"not stopped within {self._within:g} s: what runs is killed\n")
+        sys.stderr.write(f"not stopped within {self._within:g} s: killing the running trials\n")
         threading.Thread(target=self._kill, daemon=True).start()
         if not self._is_over.wait(LEAVES_WITHIN_S):
             os._exit(1)
@@ -331,7 +331,7 @@ class QueueWorker:
             problems = settle_left_behind(self._store)
             for study, problem in problems.items():
                 if problem != self._unsettled.get(study):
-                    self._tell(f"{study}: cancelled, but what is left of it cannot be ended: {problem}")
+                    self._tell(f"{study}: cancelled, but its remaining trials cannot be ended: {problem}")
             self._unsettled = problems
             self._next_settling = time.monotonic() + SETTLE_SECONDS
 
@@ -435,7 +435,7 @@ class QueueWorker:
                 if found is None or is_another or found.state is not SubmissionState.WAITING:
                     if not is_stopping:
                         what = "submitted again" if is_another else found.state if found else "deleted"
-                        self._tell(f"{one.name}: {what}; what runs of it is stopped")
+                        self._tell(f"{one.name}: {what}; stopping its running trials")
                     is_stopping = True
                     shift.interrupt()
                 elif shift.is_ending:
@@ -446,7 +446,7 @@ class QueueWorker:
                         self._tell(f"{one.name}: makes room for another study")
                         shift.end()
                 elif shift.seconds_waited > WAITS_AT_MOST_S and self._eligible() - {one.name}:
-                    self._tell(f"{one.name}: other drivers are at work on what is left of it for now")
+                    self._tell(f"{one.name}: other drivers run its remaining trials")
                     alone = BACK_AFTER_S
                     shift.end()
             except DatabaseError as error:

@@ -62,7 +62,7 @@ LARGEST_FLOAT = int(sys.float_info.max)
 
 
 def export_csv(store: Store, name: str, file: str | None = None) -> Exported:
-    """Write ``NAME.csv`` (trials) and ``NAME.observations.csv``, both or none."""
+    """Write ``NAME.csv`` (trials) and ``NAME.observations.csv``."""
     paths = _paths(name, file, ".csv")
     columns, rows = export_table(store, name)
     with replacing(paths) as files:
@@ -74,7 +74,7 @@ def export_csv(store: Store, name: str, file: str | None = None) -> Exported:
 
 
 def export_parquet(store: Store, name: str, file: str | None = None) -> Exported:
-    """Write typed ``NAME.parquet`` and ``NAME.observations.parquet``, both or none.
+    """Write typed ``NAME.parquet`` and ``NAME.observations.parquet``.
 
     Integers are nullable, times UTC, lists JSON. Raises `UsageError` without the extra ``parquet``.
     """
@@ -104,7 +104,7 @@ def require_parquet() -> None:
 
 
 def export_table(store: Store, name: str) -> tuple[list[str], list[dict[str, Any]]]:
-    """Return columns and rows of trials: those of ``trials --format json`` and more, with dotted names."""
+    """Return columns and rows of trials with dotted names; ``trials --format json`` has fewer columns."""
     places = store.trials.environments(name)
     return flat_table([_row(name, trial, places.get(trial.number)) for trial in store.trials.of(name)])
 

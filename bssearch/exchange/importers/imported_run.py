@@ -249,7 +249,7 @@ class GivenBatch:
     def of(cls, values: Mapping[str, Any], origin: str, label: Callable[[str], str] = str) -> GivenBatch:
         """Collect batch parts by the file's names, ignoring None and "".
 
-        Raises `UsageError` for an invalid value, or two names of a part that differ.
+        Raises `UsageError` for an invalid value, or if two names of a part have different values.
         """
         parts: dict[str, int] = {}
         labels: dict[str, str] = {}
@@ -299,7 +299,7 @@ class StepBatches:
 def step_batches(given: Sequence[GivenBatch], rename: str) -> StepBatches:
     """Return the batches per step of runs that are all known.
 
-    ``rename``: a hint to rename ``batch_size``, with ``{}`` for that name. Raises `UsageError` for an unknown or
+    ``rename``: a hint to rename ``batch_size``, with ``{}`` for the new name. Raises `UsageError` for an unknown or
     ambiguous batch.
     """
     open_ones = [one for one in given if one.is_open]

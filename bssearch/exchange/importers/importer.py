@@ -50,7 +50,7 @@ class Importer(Protocol):
 def import_study(
     file: Annotated[
         list[str],
-        Option("Files of `bssearch export STUDY --to study`, and databases; both are only read.", metavar="FILE|URL…"),
+        Option("Files of `bssearch export STUDY --to study`, and databases, which are only read.", metavar="FILE|URL…"),
     ],
     *,
     name: Annotated[
@@ -61,7 +61,7 @@ def import_study(
         list[str] | None,
         Option("Import only this study; may be repeated.", metavar="NAME", shown_default="all", flag="--study"),
     ] = None,
-    dry_run: Annotated[bool, Option("Print what would be imported; store nothing.", flag="--dry-run")] = False,
+    dry_run: Annotated[bool, Option("Print the imports without storing them.", flag="--dry-run")] = False,
 ) -> WholeStudies:
     """Import whole studies, or their new parts if they are stored already.
 

@@ -203,7 +203,7 @@ def import_optuna(
     ] = None,
     objective: Annotated[
         RunsObjective | None,
-        Option("What the best batch size minimizes.", shown_default=RunsObjective.TIME_TO_TARGET.value),
+        Option("Cost minimized by the best batch size.", shown_default=RunsObjective.TIME_TO_TARGET.value),
     ] = None,
     default_batch: Annotated[int | None, Option("Current batch size, the baseline of comparisons.")] = None,
     device: Annotated[str | None, Option("Device of the trials.")] = None,
@@ -212,7 +212,7 @@ def import_optuna(
     """Make a study from the finished trials of an Optuna study.
 
     A trial reached the target if a report or its value meets it. FAIL, RUNNING and WAITING trials, and trials that
-    violate a constraint, are left out. --seconds and --steps say where seconds and steps are recorded; a study written
+    violate a constraint, are left out. --seconds and --steps name the records of seconds and steps; a study written
     by `export --to optuna` needs neither.
     """
     # SQLAlchemy, which `import --help` does without
@@ -285,7 +285,7 @@ def _reader(
             f"the target of the Optuna study {found.name!r} is unknown"
             if target is None
             else f"--target = {target} must be a finite number",
-            hint="give it with --target VALUE",
+            hint="add --target VALUE",
         )
     for option, place in (("--seconds", seconds), ("--steps", steps)) if is_ours else ():
         check_own_place(found, option, place, own, wanted)
@@ -376,7 +376,7 @@ class _Reader:
                         *notes,
                     ]
                 ),
-                hint=f"say where seconds are with --seconds {DURATION}, {STEP_MS}, {VALUE} or {USER_ATTRIBUTE}NAME, or "
+                hint=f"name the seconds with --seconds {DURATION}, {STEP_MS}, {VALUE} or {USER_ATTRIBUTE}NAME, or "
                 f"steps with --steps {STEP}, {EPOCH} or {USER_ATTRIBUTE}NAME; if {DURATION} or "
                 f"{USER_ATTRIBUTE}NAME ends at the target, add --figures-at {FiguresAt.TARGET}",
             )

@@ -54,8 +54,8 @@ MOST_ROUNDING = 1.25  # Largest ratio of samples in equal epochs: the last batch
 SAME_PACE, OTHER_PACE = 1.05, 1.25
 
 REMEDY = (
-    "put the values at the first evaluation that met the target into the columns steps and train_seconds; if they "
-    f"are, add --figures-at {FiguresAt.TARGET}"
+    "put the values at the first evaluation that met the target into the columns steps and train_seconds; if the "
+    f"columns hold these values, add --figures-at {FiguresAt.TARGET}"
 )
 
 
@@ -216,7 +216,9 @@ def import_runs(
         Option("Target value of the metric.", shown_default="the worst final_metric of a run that reached it"),
     ] = None,
     goal: Annotated[Goal, Option("Direction in which the metric improves.")] = Goal.MAXIMIZE,
-    objective: Annotated[RunsObjective, Option("What the best batch size minimizes.")] = RunsObjective.TIME_TO_TARGET,
+    objective: Annotated[
+        RunsObjective, Option("Cost minimized by the best batch size.")
+    ] = RunsObjective.TIME_TO_TARGET,
     default_batch: Annotated[int | None, Option("Current batch size, the baseline of comparisons.")] = None,
     precision: Annotated[str | None, Option("Precision of runs without one in the table.")] = None,
     figures_at: Annotated[

@@ -45,9 +45,7 @@ def find_target(runs: Sequence[ImportedRun], metric: str, value: float | None, g
         target = Target(metric=metric, value=worst, goal=goal)
         notes = [f"the target is {metric} {goal.sign} {worst:g}: the worst final_metric of a run that reached it"]
     else:
-        raise UsageError(
-            "the target is unknown: no run that reached it has a final_metric", hint="give it with --target VALUE"
-        )
+        raise UsageError("the target is unknown: no run that reached it has a final_metric", hint="add --target VALUE")
     wrong = [
         run for run in runs if run.final_metric is not None and target.is_met_by(run.final_metric) is not run.reached
     ]
@@ -71,7 +69,7 @@ def make_studies(
 ) -> Studies:
     """Return a study per device and precision.
 
-    A single study is called ``name``; otherwise the device follows. Without train seconds the objective is
+    A single study is called ``name``; of several, the device follows the name. Without train seconds the objective is
     ``samples_to_target``. Raises `UsageError` if no run has ``default_batch``.
     """
     groups: dict[tuple[str, str], list[ImportedRun]] = {}

@@ -1,4 +1,4 @@
-"""What a user's loop must do."""
+"""The assignment of a user's loop."""
 
 from __future__ import annotations
 

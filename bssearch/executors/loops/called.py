@@ -1,4 +1,4 @@
-"""Trials in a user's thread; the search runs in another."""
+"""Trials in a user's thread; the search runs in another thread."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ class CalledExecutor:
 
     def _ask(self, work: Work, kind: type[T]) -> T:
         if self._trial is not None:
-            raise ValueError("nothing is measured while a trial runs")
+            raise ValueError("cannot measure while a trial runs")
         piece = self._piece(work)
         self._pieces.put(piece)
         while True:

@@ -53,7 +53,7 @@ class SocketLine:
 
     @classmethod
     def at(cls, path: str) -> Self:
-        """Connect to a search; raise `LaunchError` if none listens."""
+        """Connect to a search; raise `LaunchError` if no search listens."""
         line = socket.socket(socket.AF_UNIX)
         try:
             line.connect(path)
@@ -256,7 +256,7 @@ def _trial_of_several(alone: Alone, given: dict[str, ParameterValue], ranks: Ran
         alone.device = ranks.device_of(alone.device)
         return RankTrial(alone, ranks)
     assign = decode_command(said)
-    assert isinstance(assign, Assign), "the first rank shares what it is assigned"
+    assert isinstance(assign, Assign), "the first rank shares its assignment"
     assign = replace(assign, device=ranks.device_of(assign.device))
     if found is None:
         prepare(assign)

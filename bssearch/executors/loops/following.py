@@ -66,22 +66,22 @@ class FieldsRead:
         """Raise `UsageError` if the batch size was not read."""
         if not self._fields & {"batch_size", "micro_batch_size"} and not has_sampler:
             raise UsageError(
-                "the script trains without having asked for trial.batch_size or trial.micro_batch_size",
+                "the script trains without reading trial.batch_size or trial.micro_batch_size",
                 hint="DataLoader(..., batch_size=trial.micro_batch_size)",
             )
         if self._configuration.accumulation_steps > 1 and not self.has("micro_batch_size"):
             raise UsageError(
-                f"{self._accumulation}, and the script has not asked for trial.micro_batch_size",
-                hint="DataLoader(..., batch_size=trial.micro_batch_size), and an optimizer step after every "
-                "trial.accumulation_steps of them",
+                f"{self._accumulation}, but the script does not read trial.micro_batch_size",
+                hint="use DataLoader(..., batch_size=trial.micro_batch_size), and step the optimizer after every "
+                "trial.accumulation_steps micro-batches",
             )
 
     def check_accumulates(self) -> None:
         """Raise `UsageError` if the accumulation steps were not read."""
         if self._configuration.accumulation_steps > 1 and not tells_accumulation(self._fields):
             raise UsageError(
-                f"{self._accumulation}, and the script has not asked for trial.accumulation_steps",
-                hint="an optimizer step after every trial.accumulation_steps micro-batches, their losses divided by it",
+                f"{self._accumulation}, but the script does not read trial.accumulation_steps",
+                hint="divide each loss by trial.accumulation_steps, and step the optimizer after as many micro-batches",
             )
 
     def first_step(self, parameters: AskedParameters, rate: float) -> list[str]:

@@ -120,7 +120,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
         if self._steers:
             if not trainer.enable_validation:
                 raise UsageError(
-                    "the Trainer has nothing to validate with: no validation loader, no validation_step, or "
+                    "the Trainer cannot validate: no validation loader, no validation_step, or "
                     f"limit_val_batches = {trainer.limit_val_batches}",
                     hint="trainer.fit(module, train_loader, validation_loader)",
                 )
@@ -145,8 +145,8 @@ class TrialCallback(Callback):  # type: ignore[misc]
         """Check the due evaluation and the first batch's size."""
         if self._is_awaited:
             raise UsageError(
-                f"validation ran no batch after step {self._trial.steps}, where an evaluation was due",
-                hint="a validation loader that has batches",
+                f"validation ran no batch after step {self._trial.steps}, although an evaluation was due",
+                hint="use a validation loader with batches",
             )
         if self._trial.is_searched and self._trial.steps == 0 and self._micro_batches == 0:
             self._trial.check_size(batch)

@@ -119,7 +119,7 @@ class DescribedLoop(Looked):
             )
 
     def looped(self, step: int, because: str = "") -> None:
-        """Raise `UsageError` naming what is missing."""
+        """Raise `UsageError`: the loop took no step, or was never evaluated."""
         if not step:
             raise UsageError(
                 f"the loop took no step{ended_by(because)}",

@@ -114,7 +114,7 @@ class LoopTrial:
         try:
             take_over_states((optimizer,), state)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise UsageError(f"load_optimizer(): the state is not that of this optimizer: {error}") from error
+            raise UsageError(f"load_optimizer(): the state belongs to another optimizer: {error}") from error
 
     def has_asked(self, name: str) -> bool:
         """True if the script has read a parameter."""
@@ -180,7 +180,7 @@ class LoopTrial:
     def report(self, *, loss: float | None = None, **metrics: float) -> None:
         """Report a due evaluation; resume the clock and restore the random state.
 
-        Raises `UsageError` if none is due, or a metric is missing or not a number.
+        Raises `UsageError` if no evaluation is due, or a metric is missing or not a number.
         """
         self.report_all(metrics, loss)
 

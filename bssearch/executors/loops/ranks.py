@@ -92,7 +92,7 @@ def _number(environment: Mapping[str, str], name: str, otherwise: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """Rank 0's message to the others.
+    """Rank 0's message to the other ranks.
 
     ``due``: steps of the next evaluations; the loop may skip all but the last. ``tests``: whether the test split
     follows.
@@ -194,7 +194,7 @@ class Leader(Assignment):
         self._ranks.share(self._word)
 
     def test(self, evaluate: Evaluate) -> None:
-        """Evaluate if the others do."""
+        """Evaluate if the other ranks do."""
         if self._word.tests:
             self.work.test(evaluate)
 
@@ -203,7 +203,7 @@ class Leader(Assignment):
         self.work.warned(sentence)
 
     def keep(self, objects: Mapping[str, Any]) -> tuple[int, int]:
-        """Register what must stay finite; saves nothing."""
+        """Register values that must stay finite; saves nothing."""
         return self.work.keep(objects)
 
     def looped(self, step: int, because: str = "") -> None:

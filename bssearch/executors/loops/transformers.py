@@ -229,7 +229,7 @@ def _what_ended(args: TrainingArguments) -> str:
     if args.max_steps == MOST_STEPS:
         return "a callback of the Trainer, or the end of its data"
     bound = f"max_steps={args.max_steps}" if args.max_steps > 0 else f"num_train_epochs={args.num_train_epochs:g}"
-    return f"{bound} of the Trainer, or a callback of its own"
+    return f"{bound} of the Trainer, or one of its callbacks"
 
 
 MOST_STEPS = 10**9  # ``max_steps`` when the search ends the trial
@@ -436,9 +436,9 @@ LEAST_CHANGE = 1e-3  # of a loss whose item count doubles, relative; far below t
 def check_counts_items(model: torch.nn.Module) -> Callable[[], None]:
     """Check the model's next loss; return a function that cancels the check.
 
-    A Trainer passes ``num_items_in_batch``, the items of all micro-batches of a step, to a model that accepts further
-    arguments and must divide by it. If it averages over its micro-batch instead, its gradients are too large by the
-    number of micro-batches, and its forward pass raises `UsageError`.
+    A model with further arguments must divide by ``num_items_in_batch``, the items of all micro-batches of a step. If
+    the model averages over its micro-batch instead, its gradients are too large, and its forward pass raises
+    `UsageError`.
     """
 
     def look(module: torch.nn.Module, args: tuple[Any, ...], given: dict[str, Any], output: Any) -> None:

@@ -396,7 +396,8 @@ class LoadedCommand(LoadedProgram):
         if configuration.accumulation_steps > 1 and len(self._takes & split) < 2:
             raise UsageError(
                 f"batch size {configuration.batch_size} takes {configuration.accumulation_steps} micro-batches a step, "
-                "and the command does not take two of {batch_size}, {micro_batch_size} and {accumulation_steps}"
+                "and the command takes fewer than two of {batch_size}, {micro_batch_size} and {accumulation_steps}",
+                hint="add a placeholder to the command",
             )
 
     def _asked(

@@ -129,7 +129,7 @@ class ScriptServer:
             except ConnectionResetError:
                 chunk = b""
             if not chunk:
-                raise LaunchError("the process that starts the script has ended, see what it printed")
+                raise LaunchError("the process that starts the script has ended; see its output")
             self._said += chunk
         line, self._said = self._said.split(b"\n", 1)
         told: dict[str, Any] = json.loads(line)

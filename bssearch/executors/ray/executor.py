@@ -208,7 +208,7 @@ def _unchanged_by_ray() -> Iterator[None]:
 
 @contextmanager
 def _sigterm_as_it_is() -> Iterator[None]:
-    """Ray replaces the handler from any thread; `signal` restores it only in the main thread."""
+    """Ray replaces the handler from any thread; `signal` restores a handler only in the main thread."""
     libc = ctypes.CDLL(None)
     before = ctypes.create_string_buffer(_SIGACTION_BYTES)
     libc.sigaction(signal.SIGTERM, None, before)
@@ -282,7 +282,7 @@ class ActorWorker:
         """See `WorkerHandle.bury`."""
         self._asked.put(None)
         self._listener.join()
-        assert self._death is not None, "its end has been told"
+        assert self._death is not None, "the listener reports the worker's end"
         return self._death
 
     def _talk(self) -> None:
@@ -308,7 +308,7 @@ class ActorWorker:
         except OSError as error:
             self._end(TrialState.FAILED, f"the log {self.log} cannot be written: {error.strerror}")
         except ValueError as error:
-            self._end(TrialState.FAILED, f"what came from {self.machine} is no reply: {error}")
+            self._end(TrialState.FAILED, f"the reply of {self.machine} is unreadable: {error}")
         finally:
             self._inbox.put((self, None))
 
@@ -530,7 +530,7 @@ class _NoNodeError(LaunchError):
     """No node has room for a slot."""
 
     def __init__(self, message: str, slot: int) -> None:
-        super().__init__(message, hint="`ray status` says who has what of the cluster")
+        super().__init__(message, hint="`ray status` shows the use of the cluster")
         self.slot = slot
 
 

@@ -47,7 +47,7 @@ class ModelUnderPlan:
 def build_model(asked: MemoryPlanRequest, mode: FakeTensorMode, dtype: torch.dtype | None = None) -> ModelUnderPlan:
     """Return a model in training mode with fake tensors; weights of ``dtype`` if given.
 
-    Raises `UsageError` if it is unknown, does not build or needs the network.
+    Raises `UsageError` if the model is unknown, does not build or needs the network.
     """
     with _without_network(asked.name):
         try:

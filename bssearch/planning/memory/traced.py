@@ -583,8 +583,8 @@ def _table(asked: MemoryPlanRequest) -> Iterator[MemoryOption]:
 
 def _notes(module: nn.Module, asked: MemoryPlanRequest, gradients: int) -> Iterator[str]:
     yield (
-        "The peak is that of a step of one micro-batch. Largest and safe micro-batch leave room for the gradients "
-        f"beside all activations, as accumulation needs: {gib(gradients)} at every batch size."
+        "The peak is for a step of one micro-batch. The largest and the safe micro-batch leave room to accumulate "
+        f"gradients: {gib(gradients)} at every batch size."
     )
     if asked.stage == 3:
         yield "The layers whose shards stage 3 gathers, one or two at a time, are not in the trace."
@@ -592,4 +592,4 @@ def _notes(module: nn.Module, asked: MemoryPlanRequest, gradients: int) -> Itera
         yield "Traces miss the workspaces of recurrent kernels; `bssearch probe memory` measures them."
     yield from asked.notes()
     if asked.kind is not None and asked.kind.is_cuda:
-        yield "Attention, autocast and dropout are those of a GPU; workspaces of convolutions are estimates."
+        yield "Attention, autocast and dropout are traced as on a GPU; workspaces of convolutions are estimates."

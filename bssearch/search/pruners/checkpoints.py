@@ -182,7 +182,7 @@ class CheckpointStore:
         if size != header["bytes"]:
             raise _UnfitError(f"it has {size} of {header['bytes']} bytes")
         if digest != header["sha256"]:
-            raise _UnfitError("it is damaged: its SHA-256 is not the one that was stored with it")
+            raise _UnfitError("it is damaged: its SHA-256 differs from the stored SHA-256")
 
     def remove(self, number: int) -> None:
         """Delete a trial's object."""
@@ -224,9 +224,9 @@ class CheckpointStore:
         if kind != _KIND:
             raise _UnfitError(f"it is a {kind}, this bssearch reads a {_KIND}")
         if study != self._mark:
-            raise _UnfitError(f"it is that of another study, {study}; this one is {self._mark}")
+            raise _UnfitError(f"it belongs to another study, {study}; this one is {self._mark}")
         if trial != number:
-            raise _UnfitError(f"it is that of trial {trial}")
+            raise _UnfitError(f"it belongs to trial {trial}")
         return dict(found)
 
     def _ask(
@@ -559,7 +559,7 @@ class WaitingTrials(Checkpoints):
             self.forget(trial.number)
 
     def forget_ended(self, trials: Sequence[TrialRecord], running: Collection[int]) -> None:
-        """Delete checkpoints of trials that ended for good elsewhere."""
+        """Delete checkpoints of trials that ended in other drivers."""
         over = {one.number for one in trials if one.state.is_finished and one.state is not TrialState.PAUSED}
         for number in over & self.present() - {*running}:
             self.forget(number)

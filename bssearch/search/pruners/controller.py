@@ -94,7 +94,9 @@ class PruningController:
                 f"at {now:.3g} train seconds too far behind the fastest trial, which took {fastest:.3g} train seconds"
             )
             return Halt(state, reason)
-        return Halt(state, f"at {now:.3g} train seconds others were ahead, and none had reached the target yet")
+        return Halt(
+            state, f"at {now:.3g} train seconds other trials were ahead, and no trial had reached the target yet"
+        )
 
     def next_waiting(self, *, fresh: bool) -> TrialRecord | None:
         """Trial to resume, user-interrupted ones first; ``fresh``: whether new trials remain."""

@@ -31,7 +31,7 @@ from bssearch.search.pruners.base import Action, Cap, Standings
 # runs, or was evaluated again.
 
 FIRST = 1 / 16
-"""Of the limit; a factor of 2 gives five rungs."""
+"""Share of the limit; a factor of 2 gives five rungs."""
 
 PROMOTED = 3
 """Trials per promotion; Li et al. recommend a reduction factor of 3 to 4."""
@@ -105,7 +105,7 @@ def _is_leader(number: int, standings: Standings) -> bool:
 
 
 FROM = 0.1
-"""Of the incumbent's time; early evaluations say little."""
+"""Share of the incumbent's time; early evaluations say little."""
 
 
 class Pace(Cap):
@@ -167,13 +167,13 @@ class Safe(Pace):
 
 
 class Balanced(Pace):
-    """Misses the winner in at most 5 % of those draws."""
+    """Misses the winner in at most 5 % of the draws of ``tests/benchmarks/pruning.py``."""
 
     usual_patience = 2.7
 
 
 class Fast(Pace):
-    """Misses the winner in at most 12 % of those draws."""
+    """Misses the winner in at most 12 % of the draws of ``tests/benchmarks/pruning.py``."""
 
     usual_patience = 2.1
     heeds_seed_noise = False

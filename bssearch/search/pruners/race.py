@@ -9,7 +9,7 @@ from pydantic import Field
 from bssearch.search.pruners.base import Action, Cap, Standings
 
 FROM = 0.1
-"""Of the cap; early evaluations say little."""
+"""Share of the cap; early evaluations say little."""
 
 
 class Race(Cap):

@@ -48,7 +48,7 @@ WITHOUT_NOTES = (
     optuna.samplers.RandomSampler,
     optuna.samplers.BruteForceSampler,
 )
-"""Others store a generation or a place in a sequence."""
+"""Other samplers store a generation or a place in a sequence."""
 
 
 TPE_OPTIONS = {"multivariate": True, "constant_liar": True}
@@ -88,7 +88,7 @@ class Asker:
         """Let the sampler propose and finish a trial, which stores its attributes."""
         study.enqueue_trial(told.params)
         trial = study.ask(self.distributions)
-        assert trial.relative_params is not None, "sampled now: what is enqueued needs none"
+        assert trial.relative_params is not None, "enqueued parameters need no sampling"
         for key, value in told.constraints.items():
             trial.set_constraint(key, value)
         for step, shortfall in told.intermediate_values.items():
@@ -162,7 +162,7 @@ class OptunaSampler(Sampler):
             ) from error
 
     def choose(self, history: History, batch_size: int | None = None) -> Choice | None:
-        """Next configuration, optionally at a batch size; None if none is feasible."""
+        """Next configuration, optionally at a batch size; None without a feasible one."""
         if batch_size is not None:
             return decoded(self.spec, batch_size, self.ask(history, batch_size))
         proposal = allocation.propose(history)
@@ -228,7 +228,7 @@ def optuna_sampler(name: str) -> type[OptunaSampler]:
 
 
 def hub_sampler(package: str) -> type[OptunaSampler]:
-    """OptunaHub sampler; raises `UsageError` if it cannot be loaded."""
+    """OptunaHub sampler; raises `UsageError` if the sampler cannot be loaded."""
     named = f"sampler = 'optunahub:{package}'"
     try:
         import optunahub  # type: ignore[import-not-found,unused-ignore]

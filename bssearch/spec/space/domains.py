@@ -126,7 +126,7 @@ def describe(domain: Any, factor: float = 1.0) -> str:
 
 
 def is_number(value: Any) -> bool:
-    """True for a number; bool is none."""
+    """True for a number other than a bool."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

@@ -248,7 +248,7 @@ class BatchGrowth(StrictModel):
                 raise ValueError(f"milestones: {after} must be >= {samples + size}, one step of {size} after {samples}")
         sizes = [size for _, size in changes]
         if any(after <= before for before, after in itertools.pairwise(sizes)):
-            raise ValueError(f"milestones = {sizes}: a batch must grow, it may not shrink")
+            raise ValueError(f"milestones = {sizes}: a batch may only grow")
         return self
 
     @property
@@ -267,7 +267,7 @@ class BatchGrowth(StrictModel):
             )
         if self.milestones and min(self.milestones.values()) <= min(self.starts(rungs)):
             first = min(self.milestones.values())
-            raise ValueError(f"batch_schedule.milestones: {first} must be > {min(self.starts(rungs))}, where it starts")
+            raise ValueError(f"batch_schedule.milestones: {first} must be > {min(self.starts(rungs))}, its start")
         if self.milestones:
             start = max(size for size in self.starts(rungs) if size < min(self.milestones.values()))
             if min(self.milestones) < start:

@@ -54,7 +54,7 @@ _DIVERGED = "the study continued in both places, or rows were changed; keep one 
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """What `join` did, with counts by kind of row."""
+    """Result of `join`, with counts by kind of row."""
 
     study: str
     source: str

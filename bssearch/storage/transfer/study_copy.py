@@ -34,7 +34,7 @@ _RUNS = _TRIAL.c.state == TrialState.RUNNING
 class Copy:
     """A study's rows by kind and key, in the order of writing.
 
-    ``source`` names the file or database in messages; ``running`` are omitted trials.
+    ``source`` names the file or database in messages; ``running``: numbers of running trials, which are left out.
     """
 
     source: str
@@ -100,7 +100,7 @@ def read_copy(connection: Connection, study_id: int, source: str, *, with_runnin
 
 
 def check_study(copy: Copy) -> None:
-    """Raise `UsageError` for an invalid name or other spec, `SpecError` if unreadable."""
+    """Raise `UsageError` if the name is invalid or the spec asks another question, `SpecError` if unreadable."""
     study = copy.study
     check_study_name(copy.name)
     try:

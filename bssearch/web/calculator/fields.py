@@ -156,7 +156,7 @@ FIELDSETS = (
         legend="Speed and critical batch size",
         group="speed",
         text="A step of m samples takes α + β·m seconds: “bssearch probe step-time” measures both on your device. "
-        "The critical batch size is what a study finds, and “bssearch probe noise” estimates.",
+        "A study finds the critical batch size; “bssearch probe noise” estimates it.",
         request=ScaleRequest,
         options={
             "alpha_s": "0.02",
@@ -322,7 +322,7 @@ class Asking(Generic[Asked]):
         """Return the part, without an answer if a field is missing or wrong."""
         part = replace(self.part, command=self.line)
         fill_in = " and ".join(f"“{self.field_of(option).label}”" for option in self.missing)
-        absent = f"fill in {fill_in}" if fill_in else "what is wrong stands above the results"
+        absent = f"fill in {fill_in}" if fill_in else "see the errors above the results"
         without = replace(part, absent=f"Not calculated: {absent}.")
         try:
             if unreadable := self._unreadable():

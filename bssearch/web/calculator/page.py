@@ -148,8 +148,8 @@ NEVER_TAKEN = frozenset({"model", "model_settings", "input_shape", "table", "rul
 MEMORY = ResultSection(
     name="memory",
     title="Memory",
-    text="What a training step needs on each device, and how many samples fit at once. It is what fits, not what is "
-    "best, and it is predicted: “bssearch probe memory” measures it.",
+    text="The memory of a training step on each device, and the samples that fit at once. The largest size that fits "
+    "may not be the best. Predicted: “bssearch probe memory” measures it.",
 )
 SPLIT = ResultSection(
     name="accumulation",
@@ -159,8 +159,8 @@ SPLIT = ResultSection(
 RATES = ResultSection(
     name="rates",
     title="Learning rate at the wanted batch",
-    text="What each rule of thumb makes of the tuned configuration. Rules are only sometimes right: beside each stands "
-    "when it holds and when it breaks. “bssearch run” measures the best rate.",
+    text="The tuned configuration by each rule of thumb, with the conditions under which the rule holds and breaks. "
+    "“bssearch run” measures the best rate.",
 )
 TRADE_OFF = ResultSection(
     name="trade-off",
@@ -171,8 +171,8 @@ TRADE_OFF = ResultSection(
 DEVICES = ResultSection(
     name="devices",
     title="Several devices",
-    text="What 1 to N devices take to the target, and from which number on more stop paying: there each does less than "
-    "half of what one alone would.",
+    text="Time to the target on 1 to N devices, and the number from which more stop paying: each then does less than "
+    "half the work of a single device.",
 )
 
 
@@ -209,7 +209,7 @@ def _memory_figures(asked: MemoryPlanRequest, plan: MemoryPlan) -> list[DrawnFig
     drawn = DrawnFigure(
         name="memory",
         title="Memory against the micro-batch",
-        text="Predicted. Where the peak crosses the dotted line the device's memory ends.",
+        text="Predicted. The dotted line is the device's memory.",
         figure=memory_figure(plan, sizes, peaks),
     )
     return [drawn]

@@ -1,4 +1,4 @@
-"""What bssearch trains: a network that sorts images into classes.
+"""A workload for bssearch: a network that sorts images into classes.
 
 It runs as it is; change the places marked YOURS. bssearch does the rest: batches, optimizer, learning rate, clock,
 stopping at the target. It sets the seed: draw from torch's or numpy's global generator, but not in load().

@@ -1,4 +1,4 @@
-"""What bssearch trains: a language model that predicts the next byte of a text.
+"""A workload for bssearch: a language model that predicts the next byte of a text.
 
 It runs as it is; change the places marked YOURS. bssearch does the rest: batches, optimizer, learning rate, clock,
 stopping at the target. It sets the seed before each training.

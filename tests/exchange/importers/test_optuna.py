@@ -432,7 +432,7 @@ def test_figures_of_a_study_that_was_exported_are_those_to_its_own_target(tmp_pa
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({}, "give it with --target VALUE"),
+        ({}, "add --target VALUE"),
         ({"target": float("inf")}, "--target = inf"),
         ({"target": 0.9, "seconds": "minutes"}, "--seconds = 'minutes' must be duration, step_ms, value or user_attr:"),
         ({"target": 0.9, "seconds": "user_attr:"}, "--seconds = 'user_attr:'"),

@@ -320,8 +320,8 @@ class Unvalidated(Tiny):
     ("module", "settings", "message"),
     [
         (Manual, {}, r"Manual.automatic_optimization = False: .* several optimizers"),
-        (Unvalidated, {}, "nothing to validate with"),
-        (Tiny, {"limit_val_batches": 0}, "nothing to validate with: .*limit_val_batches = 0"),
+        (Unvalidated, {}, "cannot validate"),
+        (Tiny, {"limit_val_batches": 0}, "cannot validate: .*limit_val_batches = 0"),
     ],
 )
 def test_a_fit_that_cannot_be_a_trial_is_refused(module: type[Tiny], settings: dict[str, Any], message: str) -> None:

@@ -105,9 +105,9 @@ def test_one_loop_at_a_time_and_no_step_in_its_body() -> None:
 @pytest.mark.parametrize(
     ("accumulation_steps", "asks", "said"),
     [
-        (1, (), r"without having asked for trial\.batch_size"),
-        (4, ("batch_size",), r"not asked for trial\.micro_batch_size"),
-        (4, ("micro_batch_size",), r"not asked for trial\.accumulation_steps"),
+        (1, (), r"without reading trial\.batch_size"),
+        (4, ("batch_size",), r"does not read trial\.micro_batch_size"),
+        (4, ("micro_batch_size",), r"does not read trial\.accumulation_steps"),
         (4, ("batch_size", "micro_batch_size"), None),
     ],
 )

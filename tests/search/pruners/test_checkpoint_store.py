@@ -81,13 +81,13 @@ def test_studies_are_kept_apart_and_one_is_cleared_alone(url: str, file: Path) -
     ("content", "said"),
     [
         (lambda whole: whole[:-1], "it has 5242879 of 5242880 bytes"),
-        (lambda whole: whole[:-1] + bytes([whole[-1] ^ 1]), "it is damaged: its SHA-256 is not the one"),
+        (lambda whole: whole[:-1] + bytes([whole[-1] ^ 1]), "it is damaged: its SHA-256 differs"),
         (lambda whole: whole[:100], "it is no checkpoint of bssearch"),
         (lambda whole: b"", "it is no checkpoint of bssearch"),
         (lambda whole: CONTENT, "it is no checkpoint of bssearch"),
         (lambda whole: whole.replace(b"bssearch, 1", b"bssearch, 9"), "it is a checkpoint of bssearch, 9"),
-        (lambda whole: whole.replace(b"0123456789abcdef", b"f" * 16), "it is that of another study, ffffffffffffffff"),
-        (lambda whole: whole.replace(b'"trial": 3', b'"trial": 4'), "it is that of trial 4"),
+        (lambda whole: whole.replace(b"0123456789abcdef", b"f" * 16), "it belongs to another study, ffffffffffffffff"),
+        (lambda whole: whole.replace(b'"trial": 3', b'"trial": 4'), "it belongs to trial 4"),
     ],
 )
 def test_what_was_not_stored_so_is_refused_and_nothing_of_it_is_left_here(

@@ -40,7 +40,7 @@ RIGHT = (0.7, 4.0)
 """Steps ∝ rate^−left far below the best learning rate, ∝ rate^right far above."""
 
 DEEPEST = 3.0
-"""In nats; such trials all miss the target."""
+"""In nats; trials this far behind all miss the target."""
 
 LEVEL = 3.0
 """Prior deviation of the overall log time."""
@@ -308,7 +308,7 @@ LEAST_COST = 0.35
 """Score: gain / price^`COST_POWER`; minimum price as a share of the incumbent's time."""
 
 BEHIND = 0.1
-"""In nats; such a trial will probably be pruned."""
+"""In nats; a trial this far behind will probably be pruned."""
 
 NOT_AGAIN = 1e6
 """Exceeds any gain."""

@@ -33,7 +33,7 @@ class TimeModelSampler(Sampler):
         self._settled: set[int] = set()
 
     def choose(self, history: History, batch_size: int | None = None) -> Choice | None:
-        """Most promising configuration, optionally at a batch size or the nearest; None if none is feasible."""
+        """Most promising configuration, optionally at a batch size or the nearest; None without a feasible one."""
         model = self._model(history)
         if model is None:
             return None
