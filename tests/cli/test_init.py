@@ -132,7 +132,7 @@ def test_names_that_yaml_takes_for_something_else_stay_names(tmp_path: Path, nam
 
 @pytest.mark.parametrize("name", ["", "3d", "_x", "a b", "a/b", "../a", "a.b", "ä", "x" * 101])
 def test_names_that_are_none(tmp_path: Path, name: str) -> None:
-    assert f"NAME = {name!r} must be letters, digits, dashes and underscores" in refused(tmp_path, "init", name, code=2)
+    assert f"NAME = {name!r} must begin with a letter and have only letters" in refused(tmp_path, "init", name, code=2)
     assert files_in(tmp_path) == {}
 
 

@@ -499,7 +499,7 @@ class TestSubmitting:
             ("template: digits\nspace: {optimizer: [{name: sgd}]}", "space.optimizer = .* must be a number"),
             ("template: digits\nseed: null", "seed = None must be a number"),
             ("template: digits\nbudget: {trials: 4}\nbudget.trials: 5", "budget.trials is given twice: 4 and 5"),
-            ("- digits", "a submission is a mapping"),
+            ("- digits", "write a submission as a mapping"),
             ("template: [", "not valid YAML"),
         ],
     )
