@@ -41,14 +41,14 @@ from bssearch.search.calibration import (
 from bssearch.search.engine import (
     CONTINUE,
     Action,
-    Claim,
+    ClaimConfirmation,
     Engine,
     Failed,
     Finished,
     NextRun,
     Release,
     SearchEnded,
-    Settle,
+    SettlePaused,
     Start,
     Tell,
     TimeSteps,
@@ -264,11 +264,11 @@ class Driver:
                     self._next_look = time.monotonic() + LOOK_SECONDS
                 case TimeSteps(to_compare):
                     self._time_steps(COMPARING_VISITS if to_compare else self._first_visits)
-                case Claim():
+                case ClaimConfirmation():
                     self._do(self.engine.claimed(self._leases.take(self._confirming)))
                 case Release():
                     self._leases.give_back(self._confirming)
-                case Settle():
+                case SettlePaused():
                     trials = [trial for one in action.numbers if (trial := self.engine.history.trial(one)) is not None]
                     self._checkpoints.settle(trials, action.state, for_disk=action.for_disk)
                     self._refresh()
