@@ -1,4 +1,4 @@
-"""``check`` and ``advise_target``: whether a workload trains, and which target it reaches; ``run --dry-run``."""
+"""Whether a workload trains, which target it reaches, and ``run --dry-run``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page of a study: answer, charts, tables, growing batches, rules of thumb, and how to reproduce it."""
+"""The page of a study: answer, charts, tables, growing batches, rules of thumb, reproduction."""
 
 from __future__ import annotations
 
@@ -575,8 +575,7 @@ def trained_for_the_same_time(answer: Answer) -> Section | None:
     )
 
 
-SHORT_SPEC = 25
-"""Lines of the longest spec that is shown unfolded."""
+SHORT_SPEC = 25  # Lines of the longest spec that is shown unfolded
 
 
 def reproduction_of(study: StudyRecord, spec: StudySpec) -> dict[str, Any]:

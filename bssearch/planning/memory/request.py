@@ -1,4 +1,4 @@
-"""Input of a memory plan: parameters or a model, a device by its name, a transformer's dimensions."""
+"""Input of a memory plan, and devices by name."""
 
 from __future__ import annotations
 
