@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bssearch.analysis.build_answer import runnable_steps
 from bssearch.analysis.law.batch_model import (
     BEYOND,
     GRID,
@@ -23,7 +24,6 @@ from bssearch.analysis.law.batch_model import (
     predict_optimum,
     rising,
 )
-from bssearch.analysis.report import runnable_steps
 from tests.factories import make_probe, not_none
 
 RCP = Path(__file__).resolve().parents[1] / "data" / "mlperf-rcp"

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from bssearch.analysis.build_answer import build_answer
 from bssearch.analysis.generalisation import Generalisation, generalisation, notable_gap
 from bssearch.analysis.notices import about_generalisation
 from bssearch.analysis.optimum import decide
-from bssearch.analysis.report import build_answer
 from bssearch.records import Configuration, Goal, Phase, Target, TrialRecord, TrialState
 from tests.analysis.test_report import study
 from tests.factories import make_probe, make_spec, make_trial, not_none, with_outcome

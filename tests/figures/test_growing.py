@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from bssearch.analysis.build_answer import build_answer
 from bssearch.analysis.growing import typical_run
-from bssearch.analysis.report import build_answer
 from bssearch.figures import plots
 from bssearch.figures.page import StudyPicture
 from bssearch.records import Configuration, GradientNoise, Observation, Phase, TrialRecord

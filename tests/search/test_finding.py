@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bssearch.analysis.answer import Answer
-from bssearch.analysis.report import build_answer
+from bssearch.analysis.build_answer import build_answer
 from bssearch.commands.launch import Launch
 from bssearch.commands.run import run_study
 from bssearch.errors import TargetNotReachedError
