@@ -28,7 +28,8 @@ SavesTime = Literal["yes", "no", "undecided", "not_run"]
 class Device(Model):
     """The device on which the study ran; a predicted answer knows only its name.
 
-    ``threads``: CPU threads per trial. ``compile_mode``: ``none`` is eager, ``own`` a program's, ``unknown`` imported.
+    ``threads``: CPU threads per trial. ``compile_mode``: ``none`` is eager, ``own`` a program's, ``unknown`` if
+    imported.
     """
 
     name: str
@@ -105,6 +106,14 @@ class Optimal(Model):
     trial_numbers: list[int]
     peak_memory_basis: MemoryBasis | None = None
     further_metrics: dict[str, Figure] = Field(default_factory=dict)
+
+    @property
+    def values(self) -> Parameters:
+        """Return the best values by name; a micro-batch only with accumulation."""
+        values: Parameters = {"batch_size": self.batch_size}
+        if self.accumulation_steps > 1:
+            values |= {"micro_batch_size": self.micro_batch_size, "accumulation_steps": self.accumulation_steps}
+        return values | self.parameters
 
 
 class Largest(Model):
@@ -198,9 +207,9 @@ class Settle(Model):
 
 
 class FrontPoint(Model):
-    """Time and cost of a batch size; ``on_front`` if no other confirmed one is better in both.
+    """Time and cost of a batch size; ``on_front`` if no other is better in both.
 
-    Cost: device-hours × price, or samples without a price.
+    Cost: device-hours × price, or samples without a price. Once some are confirmed, only these are compared.
     """
 
     batch_size: int

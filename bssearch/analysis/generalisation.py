@@ -28,6 +28,12 @@ class MetricOverSeeds(Model):
     standard_deviation: float | None
     runs: int
 
+    @property
+    def in_words(self) -> str:
+        """Return the metric with its standard deviation over seeds."""
+        spread = "" if self.standard_deviation is None else f" ± {self.standard_deviation:.2g}"
+        return f"{self.median:.4g}{spread}"
+
 
 class FinalMetrics(Model):
     """Final metrics of one configuration at the full limit: medians over ``runs``.

@@ -6,9 +6,8 @@ import math
 
 from bssearch.analysis.answer import Answer, Figure, Ratio, Time, objective_in
 from bssearch.analysis.batches import MODELS_DIFFER
-from bssearch.analysis.numbers import ends, number
 from bssearch.analysis.objectives.base import Objective
-from bssearch.records.text import plural
+from bssearch.records.text import ends, number, plural
 
 
 def headline(answer: Answer) -> str:

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from bssearch.analysis.answer import Answer, Batch, FrontPoint
-from bssearch.analysis.numbers import memory, metric_over_seeds, noise_scale, number
 from bssearch.analysis.optimum import Candidate
 from bssearch.analysis.shape import Notice
 from bssearch.records import MemoryBasis
 from bssearch.records.intervals import FLAT_RATIO
+from bssearch.records.text import memory, noise_scale, number
 
 NOTHING = "–"
 
@@ -130,9 +130,7 @@ def _columns(answer: Answer) -> dict[str, Callable[[Batch], str]]:
 
     def metric(part: str) -> Callable[[Batch], str]:
         return lambda row: (
-            metric_over_seeds(row.generalisation)
-            if row.generalisation is not None and row.generalisation.part == part
-            else ""
+            row.generalisation.in_words if row.generalisation is not None and row.generalisation.part == part else ""
         )
 
     return {

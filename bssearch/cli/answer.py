@@ -25,14 +25,13 @@ from bssearch.analysis.headline import (
     with_interval,
 )
 from bssearch.analysis.measured import NoiseAnswer
-from bssearch.analysis.numbers import noise_scale, number
 from bssearch.analysis.shape import Parameters
 from bssearch.analysis.trade_offs import about_columns, trade_off_rows
 from bssearch.cli.arguments import Export
 from bssearch.cli.output import Format, cell, console, print_table, show_model
 from bssearch.commands.growing import ScheduledTraining, training_loop
 from bssearch.records import Goal
-from bssearch.records.text import plural, visible
+from bssearch.records.text import noise_scale, number, plural, visible
 
 TIME_COLUMN = "time_to_target"
 BATCH_COLUMNS = ("batch", TIME_COLUMN, "steps", "ms/step", "learning_rate", "regime", "trials")
@@ -286,7 +285,7 @@ GRAVE = frozenset(
 
 def exported(answer: Answer, form: Export) -> str:
     """Return the best configuration as YAML, arguments or a Python dictionary, with floats in full."""
-    values = winner(answer)
+    values = answer.optimal.values
     if form == "yaml":
         return _yaml(values, [*header(answer), *(f"note: {caveat}" for caveat in grave(answer))])
     if form == "args":
@@ -312,15 +311,6 @@ def _yaml(values: Mapping[str, object], comments: Iterable[str]) -> str:
 
 def _one_line(comment: str) -> str:
     return " ".join(visible(comment).split())
-
-
-def winner(answer: Answer) -> Parameters:
-    """Return the best values by name; a micro-batch only with accumulation."""
-    best = answer.optimal
-    values: Parameters = {"batch_size": best.batch_size}
-    if best.accumulation_steps > 1:
-        values |= {"micro_batch_size": best.micro_batch_size, "accumulation_steps": best.accumulation_steps}
-    return values | best.parameters
 
 
 def grave(answer: Answer) -> list[str]:

@@ -13,12 +13,12 @@ from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, Protocol
 
 from bssearch.analysis.law.affine_step_time import MemoryFit, StepTimeFit, fit_memory, fit_step_time, throughput_knee
-from bssearch.analysis.numbers import noise_scale
 from bssearch.analysis.optimum import fastest
 from bssearch.commands.launch import Launch
 from bssearch.commands.opening import OpenStudy, opened
 from bssearch.commands.unstored import step_time_of_default
 from bssearch.records import Configuration, MemoryRequest, MemoryUse, NoiseMeasurement, NoiseRequest, Phase, ProbeRecord
+from bssearch.records.text import noise_scale
 from bssearch.registry import Option
 from bssearch.search.calibration import default_at, measure_step_time_at, nothing_fits
 from bssearch.search.history import trial_seed

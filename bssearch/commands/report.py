@@ -12,7 +12,6 @@ from bssearch.analysis.answer import Answer, Figure, Ratio, Time, objective_in
 from bssearch.analysis.growing import typical_run
 from bssearch.analysis.headline import with_interval
 from bssearch.analysis.law.fitted import CriticalBatch
-from bssearch.analysis.numbers import ends, number, span
 from bssearch.analysis.objectives.base import objective_of
 from bssearch.analysis.rules.audit import FULL_LIMIT_PHASES, audit
 from bssearch.analysis.shape import Model, Notice
@@ -22,7 +21,7 @@ from bssearch.figures.page import StudyPicture
 from bssearch.figures.plots import curve_trials, objective_picture
 from bssearch.records import Phase, StudyRecord, TrialRecord
 from bssearch.records.step_times import step_seconds_of
-from bssearch.records.text import plural
+from bssearch.records.text import ends, number, plural, span
 from bssearch.search.finding import answer
 from bssearch.spec.reader import spec_of
 from bssearch.storage.repository import Store

@@ -1,12 +1,12 @@
-"""Local worker processes as the driver sees them, and what ends a worker and its children when the driver dies.
+"""Local worker processes, which end with their driver, even after SIGKILL.
 
-Three mechanisms end them even if the driver dies by SIGKILL, and cover each other's gaps:
+Three mechanisms cover each other's gaps:
 
-* ``PR_SET_PDEATHSIG`` (Linux) works even while the interpreter's lock is held.
-* A thread kills the process group at the end of the command stream (all systems).
-* A shell in the group reads the driver's pipe and kills the group, with data loaders, when it closes.
+* ``PR_SET_PDEATHSIG`` (Linux) works while the interpreter's lock is held.
+* A thread kills the process group when the commands end.
+* A shell in the group kills the group, with data loaders, when the driver's pipe closes.
 
-A user's command has its own group, `Watcher` and subreaper. Only processes that leave it survive a killed driver.
+A user's command has its own group, `Watcher` and subreaper. Only processes that leave it survive.
 """
 
 from __future__ import annotations
@@ -311,11 +311,9 @@ class WorkerProcess:
             self._inbox.put((self, None))
 
 
-_PR_SET_PDEATHSIG = 1
-"""prctl(2): the signal this process gets when the thread that started it ends."""
+_PR_SET_PDEATHSIG = 1  # prctl(2): the signal when the thread that started this process ends
 
-_PR_SET_CHILD_SUBREAPER = 36
-"""prctl(2): orphaned descendants become this process's children."""
+_PR_SET_CHILD_SUBREAPER = 36  # prctl(2): orphaned descendants become children
 
 
 def die_with_parent(parent: int) -> None:

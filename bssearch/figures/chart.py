@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from bssearch.analysis.numbers import number
+from bssearch.records.text import number
 
 INK, MUTED, PAGE = "var(--ink)", "var(--muted)", "var(--page)"
 ACCENT, SECOND, THIRD, BAND = "var(--accent)", "var(--second)", "var(--third)", "var(--band)"

@@ -14,19 +14,17 @@ from bssearch.analysis.generalisation import final_rows
 from bssearch.analysis.headline import about_device, about_growing, about_law, headline, speedup_shares, with_interval
 from bssearch.analysis.law.fitted import Fit
 from bssearch.analysis.measured import NoiseAnswer
-from bssearch.analysis.numbers import ends, memory, noise_scale, number
 from bssearch.analysis.objectives.base import Objective, objective_of
 from bssearch.analysis.objectives.time_to_target import TIME
 from bssearch.analysis.rules.regret import BROKE, HELD
 from bssearch.analysis.rules.rule_book import CHANGED_PARAMETER
-from bssearch.analysis.shape import Parameters
 from bssearch.analysis.trade_offs import about_columns, trade_off_rows
 from bssearch.figures import plots
 from bssearch.figures.chart import ACCENT, MUTED, SECOND, Chart, Point, Series, Shape, extent, value_axis
 from bssearch.figures.html import Page, Row, Section, Table, Tile, html_page, rendered
 from bssearch.records import Configuration, Environment, MemoryBasis, Observation, StudyRecord, TrialRecord
 from bssearch.records.batch_schedule import RunStage, batch_schedule_of, run_stages
-from bssearch.records.text import NOTHING, in_words, plural, sentence
+from bssearch.records.text import NOTHING, ends, in_words, memory, noise_scale, number, plural, sentence
 from bssearch.spec import StudySpec
 
 Pairs = Sequence[tuple[float, float]]
@@ -34,10 +32,7 @@ Run = tuple[TrialRecord, Sequence[Observation]]
 
 
 def growing(answer: Answer, run: Run | None, optimum: Sequence[Observation]) -> Section | None:
-    """Return the section of the best schedule; None if no schedule reached the target.
-
-    ``run``: a trial of the schedule with its curve; ``optimum``: the curve of a trial of the optimum.
-    """
+    """Return the section of the best schedule; None if no schedule reached the target."""
     found = answer.batch_schedule
     if found is None:
         return None
@@ -83,7 +78,7 @@ def rate_growth_chart(
 ) -> Chart | None:
     """Return learning rate over samples seen, for the schedule's run and the optimum's.
 
-    Rates are from each evaluation's last step, after warmup and decay; without evaluations, from the stage.
+    From each evaluation's last step; without evaluations, from the stage.
     """
     if not stages:
         return None
@@ -408,10 +403,7 @@ def _without_figure(answer: Answer) -> list[str]:
 
 def _recipe(answer: Answer) -> Section:
     best = answer.optimal
-    values: Parameters = {"batch_size": best.batch_size}
-    if best.accumulation_steps > 1:
-        values |= {"micro_batch_size": best.micro_batch_size, "accumulation_steps": best.accumulation_steps}
-    rows = [Row([name, in_words(value)]) for name, value in (values | best.parameters).items() if value is not None]
+    rows = [Row([name, in_words(value)]) for name, value in best.values.items() if value is not None]
     return Section(
         name="recipe",
         title="Train with",

@@ -12,7 +12,6 @@ from bssearch.analysis.answer import Answer, Batch, Time, objective_in
 from bssearch.analysis.answer import Figure as Median
 from bssearch.analysis.batches import LAW_NOT_TIMED
 from bssearch.analysis.law.fitted import Fit, Law
-from bssearch.analysis.numbers import number
 from bssearch.analysis.objectives.base import Objective
 from bssearch.analysis.objectives.time_to_target import TIME
 from bssearch.analysis.shape import parameters_of
@@ -43,7 +42,7 @@ from bssearch.figures.chart import (
 from bssearch.figures.svg import picture
 from bssearch.records import Configuration, Observation, Target, TrialRecord, TrialState
 from bssearch.records.scaling import LearningRateRule, learning_rate_factor
-from bssearch.records.text import plural
+from bssearch.records.text import number, plural
 
 REGIME_SYMBOLS: Mapping[str | None, Symbol] = {
     None: "circle",

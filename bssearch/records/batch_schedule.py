@@ -181,7 +181,7 @@ def sizes_in_words(configuration: Configuration) -> str:
 def growing(
     name: Literal["geometric", "linear"], sizes: Sequence[int], from_samples: float, until_samples: float
 ) -> list[tuple[int, int]]:
-    """Return the section of the best schedule; None if no schedule reached the target."""
+    """(samples, batch size) of each change; log B (`geometric`) or B (`linear`) rises linearly."""
     first, last = sizes[0], sizes[-1]
     shares = [
         math.log(size / first) / math.log(last / first) if name == "geometric" else (size - first) / (last - first)

@@ -28,7 +28,7 @@ from bssearch.records.intervals import student_t
 
 VISIT_DEVIATION = 0.1
 VISIT_FREEDOM = 4
-"""Prior of a log step time between visits (measured 0.05 to 0.14)."""
+"""Prior deviation of a log step time between visits (measured 0.05 to 0.14)."""
 
 STEP_DEVIATION = 0.3
 """Within one trial; weighs short trials less."""
@@ -40,7 +40,7 @@ SMALLEST_PENALTY = 0.01
 """Below it visits are fixed effects."""
 
 MIDMEAN_ERROR = 1.09
-"""Over the mean's: 84 % efficiency (Rosenberger & Gasko 1983)."""
+"""Standard error over the mean's: 84 % efficiency (Rosenberger & Gasko 1983)."""
 
 ROUNDS = 30
 """The alternating fit converges in a few."""

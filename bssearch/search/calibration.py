@@ -117,7 +117,8 @@ def measure_step_times(
     """Measure and store the `missing_step_times`, after `confirm_out_of_memory`.
 
     If a node's devices agree, visits after the first use all of them at once. A batch size at which the user's code
-    fails is stored without a step time, which excludes it. ``before_each`` may raise to stop.
+    fails is stored without a step time, which excludes it. ``before_each`` may raise to stop; ``trials`` keep their
+    evaluation cadences.
 
     Raises:
         LaunchError: If no batch size fits.

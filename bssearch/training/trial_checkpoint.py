@@ -1,4 +1,4 @@
-"""A paused trial as a file, and branches: trials that continue a longer run from its checkpoint for some samples.
+"""A paused trial as a file, and trials that branch off a longer run's checkpoint.
 
 A paused trial is a zip archive, with a checksum for each part and no executable content: ``trial.json`` (identity),
 ``training.pt`` (tensors and plain values), and ``measured.json`` (ledgers, with the time of writing). State outside

@@ -11,7 +11,6 @@ from typing import Any
 from urllib.parse import urlencode
 
 from bssearch.analysis.answer import Answer
-from bssearch.analysis.numbers import number
 from bssearch.commands.across.answers import ANSWERED, answered_row, answers_in
 from bssearch.commands.across.answers import in_words as agreement_in_words
 from bssearch.commands.across.databases import StudyFilter, found_study, study_rows
@@ -26,7 +25,7 @@ from bssearch.figures.page import facts_of, page_of
 from bssearch.figures.plots import recent_curves_chart
 from bssearch.records import Observation, Phase, StudyRecord, TrialRecord, TrialState
 from bssearch.records.batch_schedule import sizes_in_words
-from bssearch.records.text import NOTHING, in_words
+from bssearch.records.text import NOTHING, in_words, number
 from bssearch.search.finding import answer
 from bssearch.storage.repository import Store
 from bssearch.web.views import Answered, Asked, Document, View, numbered, shortened

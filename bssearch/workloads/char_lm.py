@@ -22,6 +22,7 @@ from torch.nn import functional
 from bssearch.errors import WorkloadError
 from bssearch.records import MetricInfo
 from bssearch.workloads.base import Data, Part
+from bssearch.workloads.transformer import Block, blocks_of, check_counts
 
 _HELD_OUT_SHARE = 20  # 1/20 of the characters validates, 1/20 tests
 
@@ -50,10 +51,7 @@ class CharLM:
     metrics: Mapping[str, MetricInfo] = field(default_factory=lambda: {"loss": MetricInfo(low=0.0)}, init=False)
 
     def __post_init__(self) -> None:
-        for name in _COUNTS:
-            value = getattr(self, name)
-            if type(value) is not int or value < 1:
-                raise ValueError(f"{name} = {value!r} must be a whole number >= 1")
+        check_counts(self, _COUNTS)
         if not (self.text is None or isinstance(self.text, str)):
             raise ValueError(f"text = {self.text!r} must be a path or a glob")
         if self.width % self.heads:
@@ -106,7 +104,7 @@ class CharLM:
 
     def checkpointed_modules(self, model: nn.Module) -> Sequence[nn.Module]:
         """The transformer's blocks."""
-        return [module for module in model.modules() if isinstance(module, Block)]
+        return blocks_of(model)
 
     def loss(
         self, model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, *, label_smoothing: float
@@ -142,7 +140,7 @@ class CharTransformer(nn.Module):
         self.tokens = nn.Embedding(tokens, width)
         self.positions = nn.Embedding(context, width)
         self.dropout = nn.Dropout(dropout)
-        self.blocks = nn.ModuleList(Block(width, heads, dropout) for _ in range(layers))
+        self.blocks = nn.ModuleList(Block(width, heads, dropout, is_causal=True) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
         deviation = 0.5 / math.sqrt(width)
         for name, parameter in self.named_parameters():
@@ -157,35 +155,6 @@ class CharTransformer(nn.Module):
         for block in self.blocks:
             stream = block(stream)
         return functional.linear(self.norm(stream), self.tokens.weight)
-
-
-class Block(nn.Module):
-    """Causal self-attention and an MLP of four times the width, with residuals."""
-
-    def __init__(self, width: int, heads: int, dropout: float) -> None:
-        super().__init__()
-        self.heads = heads
-        self.attention_norm = nn.LayerNorm(width)
-        self.attention_in = nn.Linear(width, 3 * width)
-        self.attention_out = nn.Linear(width, width)
-        self.mlp_norm = nn.LayerNorm(width)
-        self.mlp_in = nn.Linear(width, 4 * width)
-        self.mlp_out = nn.Linear(4 * width, width)
-        self.dropout = nn.Dropout(dropout)
-
-    def forward(self, stream: torch.Tensor) -> torch.Tensor:
-        """The stream (sequences, characters, width)."""
-        stream = stream + self.dropout(self._attend(self.attention_norm(stream)))
-        hidden = functional.gelu(self.mlp_in(self.mlp_norm(stream)))
-        added: torch.Tensor = self.dropout(self.mlp_out(hidden))
-        return stream + added
-
-    def _attend(self, stream: torch.Tensor) -> torch.Tensor:
-        split = self.attention_in(stream).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        query, key, value = split.unbind()
-        seen = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-        added: torch.Tensor = self.attention_out(seen.transpose(1, 2).flatten(2))
-        return added
 
 
 def _files(text: str | None) -> list[Path]:

@@ -13,9 +13,9 @@ from torch.nn import functional
 from bssearch.records import MetricInfo
 from bssearch.workloads.base import Data, Part
 from bssearch.workloads.fashion_mnist import CLASSES, HELD_OUT, SIDE, FashionMnist
+from bssearch.workloads.transformer import Block, blocks_of, check_counts
 
 _COUNTS = ("patch", "width", "depth", "heads")
-_MLP_RATIO = 4  # hidden units per unit of width, as in table 1 of the paper
 
 
 @dataclass(eq=False)
@@ -39,10 +39,7 @@ class VitTiny:
     )
 
     def __post_init__(self) -> None:
-        for name in _COUNTS:
-            value = getattr(self, name)
-            if type(value) is not int or value < 1:
-                raise ValueError(f"{name} = {value!r} must be a whole number >= 1")
+        check_counts(self, _COUNTS)
         if SIDE % self.patch:
             raise ValueError(f"patch = {self.patch} must divide the {SIDE} pixels of an image's side")
         if self.width % self.heads:
@@ -61,7 +58,7 @@ class VitTiny:
 
     def checkpointed_modules(self, model: nn.Module) -> Sequence[nn.Module]:
         """The transformer's blocks."""
-        return [module for module in model.modules() if isinstance(module, Block)]
+        return blocks_of(model)
 
     def loss(
         self, model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, *, label_smoothing: float
@@ -89,7 +86,7 @@ class VisionTransformer(nn.Module):
         self.patches = nn.Conv2d(1, width, kernel_size=patch, stride=patch)
         self.positions = nn.Parameter(torch.empty(1, (SIDE // patch) ** 2, width).normal_(std=0.02))
         self.dropout = nn.Dropout(dropout)
-        self.blocks = nn.ModuleList(Block(width, heads, dropout) for _ in range(depth))
+        self.blocks = nn.ModuleList(Block(width, heads, dropout, hidden_dropout=dropout) for _ in range(depth))
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, CLASSES)
 
@@ -100,32 +97,3 @@ class VisionTransformer(nn.Module):
             stream = block(stream)
         scores: torch.Tensor = self.head(self.norm(stream).mean(1))
         return scores
-
-
-class Block(nn.Module):
-    """Pre-norm self-attention and MLP with residuals."""
-
-    def __init__(self, width: int, heads: int, dropout: float) -> None:
-        super().__init__()
-        self.heads = heads
-        self.attention_norm = nn.LayerNorm(width)
-        self.attention_in = nn.Linear(width, 3 * width)
-        self.attention_out = nn.Linear(width, width)
-        self.mlp_norm = nn.LayerNorm(width)
-        self.mlp_in = nn.Linear(width, _MLP_RATIO * width)
-        self.mlp_out = nn.Linear(_MLP_RATIO * width, width)
-        self.dropout = nn.Dropout(dropout)
-
-    def forward(self, stream: torch.Tensor) -> torch.Tensor:
-        """The stream (samples, patches, width)."""
-        stream = stream + self.dropout(self._attend(self.attention_norm(stream)))
-        hidden = self.dropout(functional.gelu(self.mlp_in(self.mlp_norm(stream))))
-        added: torch.Tensor = self.dropout(self.mlp_out(hidden))
-        return stream + added
-
-    def _attend(self, stream: torch.Tensor) -> torch.Tensor:
-        split = self.attention_in(stream).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        query, key, value = split.unbind()
-        seen = functional.scaled_dot_product_attention(query, key, value)
-        added: torch.Tensor = self.attention_out(seen.transpose(1, 2).flatten(2))
-        return added

@@ -13,7 +13,7 @@ import yaml
 
 from bssearch.analysis.answer import Answer, Figure
 from bssearch.analysis.shape import Notice
-from bssearch.cli.answer import exported, winner
+from bssearch.cli.answer import exported
 from bssearch.cli.arguments import Export
 from tests.benchmarks.simulate.draws import simulate
 from tests.benchmarks.simulate.tables import read_table
@@ -82,7 +82,7 @@ def test_yaml_is_read_back_and_says_where_it_is_from(folder: Path) -> None:
 
 def test_awkward_values_come_back_as_they_were(folder: Path) -> None:
     answer = awkward(folder)
-    values = winner(answer)
+    values = answer.optimal.values
     assert same(yaml.safe_load(exported(answer, "yaml")), values)
     assert same(ast.literal_eval(exported(answer, "python")), values)
     given = {name: value for name, value in values.items() if value is not None}
@@ -94,8 +94,8 @@ def test_awkward_values_come_back_as_they_were(folder: Path) -> None:
 
 
 def test_the_micro_batch_is_there_where_batches_are_accumulated(folder: Path) -> None:
-    assert "micro_batch_size" not in winner(awkward(folder))
-    values = winner(awkward(folder, batch_size=64, micro_batch_size=16, accumulation_steps=4))
+    assert "micro_batch_size" not in awkward(folder).optimal.values
+    values = awkward(folder, batch_size=64, micro_batch_size=16, accumulation_steps=4).optimal.values
     assert list(values.items())[:3] == [("batch_size", 64), ("micro_batch_size", 16), ("accumulation_steps", 4)]
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from bssearch.analysis.answer import Answer
-from bssearch.analysis.numbers import number
 from bssearch.analysis.objectives.base import objective_of
 from bssearch.analysis.objectives.time_to_target import TIME
 from bssearch.analysis.report import build_answer
@@ -33,6 +32,7 @@ from bssearch.records import (
     TrialRecord,
     TrialState,
 )
+from bssearch.records.text import number
 from bssearch.spec import StudySpec
 from tests.factories import (
     EPOCH,

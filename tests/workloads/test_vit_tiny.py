@@ -9,7 +9,8 @@ from bssearch.records import TrialState
 from bssearch.spec import load_spec
 from bssearch.training.trainer import Trainer
 from bssearch.workloads.base import Data, Part
-from bssearch.workloads.vit_tiny import Block, VisionTransformer, VitTiny
+from bssearch.workloads.transformer import Block
+from bssearch.workloads.vit_tiny import VisionTransformer, VitTiny
 from tests.training.toys import Run, on_cpu, request
 
 SMALL = {"patch": 14, "width": 16, "depth": 1, "heads": 2}

@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from bssearch.analysis.numbers import ends, number
 from bssearch.analysis.shape import Model
+from bssearch.records.text import ends, number
 
 
 class CriticalBatch(Model):

@@ -1,4 +1,4 @@
-"""Rules of thumb compared with a study's measurements."""
+"""Rules of thumb compared with a study."""
 
 from __future__ import annotations
 
@@ -26,22 +26,21 @@ from bssearch.spec import StudySpec
 from bssearch.spec.space import UNKNOWN, MemoryBoundary
 
 MEMORY_SHARE = 0.8
-"""Share of the largest micro-batch in the rule "fill 80 % of memory"."""
 
 NEAR = 2.0
-"""Largest factor by which a batch size may be below its share of memory: an octave."""
+"""How far below its share of memory a batch size may be."""
 
 SAME = 1.25
-"""Factor within which noise scale and critical batch size count as equal."""
+"""Noise scale and critical batch size count as equal within it."""
 
 APART = 2.0
-"""Factor beyond which they differ."""
+"""They differ beyond it."""
 
 FROM_90_TO_95 = 1.96 / 1.645
-"""Half width of a 95 % over a 90 % normal interval."""
+"""Half width of a 95 % over a 90 % interval."""
 
 COSTS = (1.5, 2.0)
-"""Factors of step time claimed for accumulation."""
+"""Claimed for accumulation."""
 
 
 class Evidence(NamedTuple):
@@ -269,13 +268,11 @@ def judge_layerwise(
 
 
 ROUNDING = 1e-9
-"""Tolerance for slopes at an end of the interval."""
 
 SLOPES = (0.0, 0.5, 1.0)
-"""Slopes of log learning rate over log batch size: none, sqrt, linear."""
+"""None, sqrt, linear."""
 
 FULL_LIMIT_PHASES = frozenset({Phase.AUDIT, Phase.TO_BUDGET})
-"""Phases whose trials always run under the full limit."""
 
 
 class RuleFinding(Model):

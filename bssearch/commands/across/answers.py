@@ -13,12 +13,11 @@ from pydantic import Field
 
 from bssearch.analysis.answer import Answer, Optimal, objective_in
 from bssearch.analysis.headline import with_interval
-from bssearch.analysis.numbers import span
 from bssearch.analysis.shape import Model
 from bssearch.commands.across.databases import StudyFilter, device_of, nothing_matches, open_databases, precision_of
 from bssearch.errors import DatabaseError, TargetNotReachedError, UsageError
 from bssearch.records import Goal, StudyRecord, Target
-from bssearch.records.text import plural
+from bssearch.records.text import plural, span
 from bssearch.search.finding import answer
 from bssearch.spec.reader import changed_fields, spec_of
 from bssearch.storage.repository import Store

@@ -12,12 +12,12 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import URL, Connection, create_engine, insert, inspect, select
+from sqlalchemy import URL, Connection, insert, select
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from bssearch.errors import DatabaseError, UsageError
 from bssearch.exchange.exporters.exports import Exported
-from bssearch.exchange.importers.optuna_database import optuna_database, optuna_storage
+from bssearch.exchange.importers.optuna_database import optuna_database, optuna_storage, table_names
 from bssearch.exchange.optuna_study import OptunaStudy, quiet
 from bssearch.spec.reader import spec_of
 from bssearch.storage.connection.urls import masked, shown, sqlite_file, without_secrets
@@ -86,11 +86,7 @@ def _refuse_others(url: URL) -> None:
         if not path.absolute().parent.is_dir():
             raise DatabaseError(f"cannot write to {path}: there is no folder {path.parent}")
         return
-    engine = create_engine(url)
-    try:
-        tables = set(inspect(engine).get_table_names())
-    finally:
-        engine.dispose()
+    tables = table_names(url)
     hint = "give a separate database with --file; it is created if missing"
     if "bss_study" in tables:
         raise UsageError(f"{shown(url)} is a bssearch database; Optuna's tables need another one", hint=hint)

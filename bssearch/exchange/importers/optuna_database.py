@@ -139,17 +139,22 @@ def _read_only(url: URL) -> URL:
 
 def _check_tables(url: URL, name: str) -> None:
     """Raise `UsageError` if a table is missing: Optuna would create it."""
-    engine = create_engine(url)
-    try:
-        tables = set(inspect(engine).get_table_names())
-    finally:
-        engine.dispose()
+    tables = table_names(url)
     if not {"studies", "trials", "version_info", "alembic_version"} <= tables:
         own = "bss_study" in tables
         raise UsageError(
             f"{name} is {'a bssearch database' if own else 'not an Optuna database'}",
             hint="--db reads it" if own else None,
         )
+
+
+def table_names(url: URL) -> set[str]:
+    """Return the names of a database's tables."""
+    engine = create_engine(url)
+    try:
+        return set(inspect(engine).get_table_names())
+    finally:
+        engine.dispose()
 
 
 def _named(study: str | None, names: list[str], url: URL) -> str:

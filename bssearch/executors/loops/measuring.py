@@ -263,8 +263,7 @@ class TimedLoop(Looked):
         if self._reference is not None:
             self._reference.look()
         self._runs.append(TimedRun(seconds / steps, steps, look))
-        self._clock.train()
-        self._last = self._clock.clock.train_seconds_so_far
+        self.resume()
 
     def _is_known(self) -> bool:
         fewest, most = RUNS

@@ -1,0 +1,57 @@
+"""What the shipped transformers share: their blocks, and the check of their sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+MLP_RATIO = 4  # hidden units per unit of width, as in GPT-2 and ViT
+
+
+class Block(nn.Module):
+    """Pre-norm self-attention and MLP with residuals; ``hidden_dropout`` acts inside the MLP."""
+
+    def __init__(
+        self, width: int, heads: int, dropout: float, *, is_causal: bool = False, hidden_dropout: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.heads = heads
+        self.is_causal = is_causal
+        self.attention_norm = nn.LayerNorm(width)
+        self.attention_in = nn.Linear(width, 3 * width)
+        self.attention_out = nn.Linear(width, width)
+        self.mlp_norm = nn.LayerNorm(width)
+        self.mlp_in = nn.Linear(width, MLP_RATIO * width)
+        self.mlp_out = nn.Linear(MLP_RATIO * width, width)
+        self.dropout = nn.Dropout(dropout)
+        self.hidden_dropout = nn.Dropout(hidden_dropout)
+
+    def forward(self, stream: torch.Tensor) -> torch.Tensor:
+        """Return the stream (samples, positions, width)."""
+        stream = stream + self.dropout(self._attend(self.attention_norm(stream)))
+        hidden = self.hidden_dropout(functional.gelu(self.mlp_in(self.mlp_norm(stream))))
+        added: torch.Tensor = self.dropout(self.mlp_out(hidden))
+        return stream + added
+
+    def _attend(self, stream: torch.Tensor) -> torch.Tensor:
+        split = self.attention_in(stream).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        query, key, value = split.unbind()
+        seen = functional.scaled_dot_product_attention(query, key, value, is_causal=self.is_causal)
+        added: torch.Tensor = self.attention_out(seen.transpose(1, 2).flatten(2))
+        return added
+
+
+def blocks_of(model: nn.Module) -> Sequence[nn.Module]:
+    """Return a transformer's blocks."""
+    return [module for module in model.modules() if isinstance(module, Block)]
+
+
+def check_counts(workload: object, names: Iterable[str]) -> None:
+    """Raise `ValueError` unless each of a workload's settings is a whole number from 1 on."""
+    for name in names:
+        value = getattr(workload, name)
+        if type(value) is not int or value < 1:
+            raise ValueError(f"{name} = {value!r} must be a whole number >= 1")
