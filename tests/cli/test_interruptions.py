@@ -75,7 +75,7 @@ def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
 
 
 def trials(folder: Path) -> list[dict[str, object]]:
-    found = read(folder, "trial", "list")
+    found: list[dict[str, object]] = read(folder, "trial", "list")
     return found
 
 
