@@ -19,7 +19,7 @@ from bssearch.commands.launch import Launch
 from bssearch.errors import UsageError
 
 if TYPE_CHECKING:
-    from bssearch.commands.check import Advice, Check, Run
+    from bssearch.commands.check import Advice, Check, DefaultRun
 
 SEEDS = 5  # default runs of --suggest-target
 
@@ -64,7 +64,7 @@ def check(
     runs = runs or SEEDS
     screen = console(stderr=True)
 
-    def tell(run: Run) -> None:
+    def tell(run: DefaultRun) -> None:
         screen.print(
             f"run {run.seed_index + 1} of {runs}: best {study.target.metric} {cell(run.best_metric)} "
             f"at {cell(run.best_at_s)} of {cell(run.train_seconds)} train seconds",

@@ -23,7 +23,7 @@ from bssearch.spec.reader import spec_of
 from bssearch.storage.repository import Store
 
 ANSWERS = 19
-"""Cache version; increase it when equal trials give another answer."""
+"""Increase it when equal trials give another answer."""
 
 
 class SearchEnd(BaseModel):
@@ -117,7 +117,7 @@ def compute_answer(
         raise UsageError(
             f"the runs of study {name!r} were imported without learning curves: when they reached "
             f"{study.target.metric} {target:g} is not known",
-            hint="import them again with that target, where their table has the steps and seconds to it",
+            hint="import them again with that target, if their table has the steps and seconds to it",
         )
     easier = easier_target(study.target, target)
     curves = store.trials.curves(name, [trial.number for trial in trials])

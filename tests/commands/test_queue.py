@@ -392,7 +392,9 @@ def test_what_cannot_be_settled_keeps_no_worker_from_what_waits(
     monkeypatch.setattr("bssearch.commands.queue.worker.AWAY_FOR_S", 0.3)
     monkeypatch.setattr("bssearch.commands.queue.worker.SETTLE_SECONDS", 0.1)
     put(store, "mine")
-    monkeypatch.setattr("bssearch.commands.queue.worker.Worker._may_come", lambda worker: bool(store.queue.waiting()))
+    monkeypatch.setattr(
+        "bssearch.commands.queue.worker.QueueWorker._may_come", lambda worker: bool(store.queue.waiting())
+    )
     serve(node, url)
     assert state(store, "mine")[0] == "done"
 

@@ -370,7 +370,7 @@ def test_what_waits_is_given_up_where_it_takes_more_disk_than_it_may(bytes_there
     run = live(study("tpe", "balanced", trials=20, pruner_disk=0.5), 1)
     at, saved = next((at, run.journal[at].given[0]) for at in run.places("found_saved") if run.journal[at].given[0])
     answer = rebuilt(run.spec, run.journal[:at], 1).found_saved(saved, bytes_there)
-    assert [isinstance(action, actions.Settle) for action in answer] == [True] * given_up
+    assert [isinstance(action, actions.SettlePaused) for action in answer] == [True] * given_up
 
 
 def test_a_plan_that_another_driver_forestalled_changes_nothing() -> None:
@@ -385,9 +385,9 @@ def test_a_plan_that_another_driver_forestalled_changes_nothing() -> None:
 def test_a_claim_that_another_driver_holds_is_waited_for() -> None:
     run = live(study("tpe", "balanced"), 1)
     engine = rebuilt(run.spec, run.journal[: run.searched], 1)
-    assert actions.Claim() in engine.slot_free(0.0)
+    assert actions.ClaimConfirmation() in engine.slot_free(0.0)
     assert engine.claimed(False) == [actions.Wait(for_claim=True)]
-    assert engine.slot_free(0.0) == [actions.Claim()]
+    assert engine.slot_free(0.0) == [actions.ClaimConfirmation()]
     assert engine.claimed(True) == []
     (action,) = engine.slot_free(0.0)
     assert isinstance(action, actions.Start) and action.plan.phase.value == "confirm"

@@ -18,7 +18,7 @@ from bssearch.records import Lease
 from bssearch.search.finding import answer
 from bssearch.storage.repository import open_store
 from bssearch.web import app, studies
-from bssearch.web.views import Answered, Asked, Document, Page
+from bssearch.web.views import Answered, Document, Page, PageRequest
 from tests.cli.task import read
 from tests.factories import make_curve, make_environment, make_plan, make_spec, not_none, store_study
 from tests.postgres import Postgres
@@ -349,7 +349,7 @@ class TestDatabases:
 def test_who_asks_while_too_many_wait_is_told_to_come_again(searched: str, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, may_end = Event(), Event()
 
-    def slow(asked: Asked) -> Answered:
+    def slow(asked: PageRequest) -> Answered:
         begun.set()
         may_end.wait(60)
         return Document([])
