@@ -309,8 +309,9 @@ class TestDatabases:
         assert client.get("/studies/task").status_code == 200
 
     def test_one_that_is_no_database_is_told(self, copy: Path) -> None:
+        client = client_of(f"sqlite:///{copy}")
         copy.write_bytes(b"x" * 4096)
-        assert client_of(f"sqlite:///{copy}").get("/studies").status_code == 503
+        assert client.get("/studies").status_code == 503
 
     def test_a_row_that_nobody_of_ours_wrote_is_told(self, copy: Path) -> None:
         execute(copy, "UPDATE bss_trial SET parameters = '[1' WHERE number = 3")
