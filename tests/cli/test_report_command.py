@@ -105,23 +105,23 @@ def files(place: Path) -> set[str]:
     return {path.name for path in place.iterdir()}
 
 
-def test_the_page_is_written_and_its_path_printed(folder: Path, tmp_path: Path) -> None:
-    path = tmp_path / "report.html"
-    done = bssearch("report", "toy", "--html", path, cwd=folder)
+@pytest.mark.parametrize(
+    ("option", "name", "begins", "holds", "ends"),
+    [
+        ("--html", "report.html", "<!doctype html>", "<title>toy", "</html>"),
+        ("--svg", "picture.svg", "<svg ", "study toy, ", "</svg>\n"),
+    ],
+)
+def test_a_page_or_a_picture_is_written_and_its_path_printed(
+    folder: Path, tmp_path: Path, option: str, name: str, begins: str, holds: str, ends: str
+) -> None:
+    path = tmp_path / name
+    done = bssearch("report", "toy", option, path, cwd=folder)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{path}\n", "")
-    assert files(tmp_path) == {"report.html"}
+    assert files(tmp_path) == {name}
     text = path.read_text(encoding="utf-8")
-    assert text.startswith("<!doctype html>") and text.rstrip().endswith("</html>")
+    assert text.startswith(begins) and holds in text and text.endswith(ends)
     assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~_umask()
-
-
-def test_the_picture_is_written_and_its_path_printed(folder: Path, tmp_path: Path) -> None:
-    path = tmp_path / "picture.svg"
-    done = bssearch("report", "toy", "--svg", path, cwd=folder)
-    assert (done.returncode, done.stdout, done.stderr) == (0, f"{path}\n", "")
-    text = path.read_text(encoding="utf-8")
-    assert text.startswith("<svg ") and text.endswith("</svg>\n")
-    assert "study toy, " in text
 
 
 def _umask() -> int:
