@@ -115,8 +115,8 @@ def compute_answer(
         return found.model_copy(update={"quick": promise, "warnings": [*found.warnings, *about_versions(versions)]})
     if spec.is_imported:
         raise UsageError(
-            f"the runs of study {name!r} were imported without learning curves: when they reached "
-            f"{study.target.metric} {target:g} is not known",
+            f"the runs of study {name!r} were imported without learning curves, so the time to "
+            f"{study.target.metric} {target:g} is unknown",
             hint="import them again with that target, if their table has the steps and seconds to it",
         )
     easier = easier_target(study.target, target)
