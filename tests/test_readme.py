@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from datetime import date
@@ -17,7 +16,7 @@ from bssearch.cli.answer import print_answer
 from bssearch.figures.plots import objective_picture
 from bssearch.settings import shipped_studies
 from bssearch.spec import load_spec
-from tests.cli.task import bssearch, printed
+from tests.cli.task import printed, read
 from tests.documents import GUIDE, OWN_TRAINING, README, ROOT, blocks
 
 ANSWER = Answer.model_validate_json((ROOT / "tests" / "data" / "digits.best.json").read_text(encoding="utf-8"))
@@ -39,7 +38,7 @@ def test_the_workload_and_spec_of_the_guide_run_as_they_stand(tmp_path: Path) ->
     changes = ["budget.trials=4", "confirm.runs=0", "executor.name=inline", "space.batch_size.low=64"]
     overrides = [word for one in changes for word in ("--set", one)]
     printed(tmp_path, "run", "my_study.yaml", *overrides)
-    answer = json.loads(bssearch("best", "my-task", "--format", "json", cwd=tmp_path).stdout)
+    answer = read(tmp_path, "best", "my-task")
     assert answer["optimal"]["batch_size"] in (64, 128, 256, 512)
 
 

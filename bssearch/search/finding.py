@@ -10,10 +10,10 @@ from typing import Any
 from pydantic import BaseModel, ValidationError, ValidatorFunctionWrapHandler, field_validator
 
 from bssearch.analysis.answer import NO_NEXT_STEP, Answer
+from bssearch.analysis.build_answer import at_target, build_answer, easier_target, refuse_another_target
 from bssearch.analysis.law.quick import Promise, QuickAnswer, QuickPrior
 from bssearch.analysis.notices import about_versions, retargeted
 from bssearch.analysis.objectives.base import objective_of
-from bssearch.analysis.report import at_target, build_answer, easier_target, refuse_another_target
 from bssearch.errors import TargetNotReachedError, UsageError
 from bssearch.records import Configuration, TrialRecord, model_parameters
 from bssearch.records.step_times import step_seconds_of, with_step_time
@@ -115,8 +115,8 @@ def compute_answer(
         return found.model_copy(update={"quick": promise, "warnings": [*found.warnings, *about_versions(versions)]})
     if spec.is_imported:
         raise UsageError(
-            f"the runs of study {name!r} were imported without learning curves: when they reached "
-            f"{study.target.metric} {target:g} is not known",
+            f"the runs of study {name!r} were imported without learning curves, so the time to "
+            f"{study.target.metric} {target:g} is unknown",
             hint="import them again with that target, if their table has the steps and seconds to it",
         )
     easier = easier_target(study.target, target)
