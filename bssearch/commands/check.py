@@ -37,8 +37,8 @@ from bssearch.records import (
 )
 from bssearch.records.curves import first_crossing
 from bssearch.records.scaling import WARMUP_RATIO, is_said_to_need_warmup
+from bssearch.search.after_search import REPEATED
 from bssearch.search.confirmation import CONFIGURATIONS_PER_BATCH
-from bssearch.search.growing import REPEATED
 from bssearch.search.history import trial_seed
 from bssearch.search.pruners.base import make_pruner
 from bssearch.search.pruners.controller import first_slack

@@ -373,10 +373,10 @@ def _devices_that_agree(
         return None
     usual = statistics.median(seconds.values())
     for device, ratio in _apart(seconds, usual).items():
-        tell(f"step times come from one device: a step on {device} takes {ratio:.3g} times as long as on the others")
+        tell(f"step times are measured on one device: a step on {device} takes {ratio:.3g} times as long as on others")
     slower = _apart({"all": usual}, alone.step_seconds)
     if slower:
-        tell(f"step times are taken on one device: with all at work a step takes {slower['all']:.3g} times as long")
+        tell(f"step times are measured on one device: with all at work a step takes {slower['all']:.3g} times as long")
     return None if slower or _apart(seconds, usual) else executor
 
 

@@ -97,9 +97,7 @@ def _measure(request: StepTimeRequest, workload: Workload, data: Data, computati
             trainer.step()
             clock.pace(configuration.accumulation_steps)
 
-        def evaluate() -> None:
-            trainer.evaluate(data.validation, metric)
-
+        evaluate = functools.partial(trainer.evaluate, data.validation, metric)
         evaluation = _evaluation_seconds(clock, evaluate)
         undelayed_before = clock.undelayed_train_seconds(request.threads) or 0.0
         if request.trial_train_seconds is None:

@@ -115,8 +115,7 @@ def test_fewer_heads_for_keys_and_values_another_mlp_and_no_dropout() -> None:
 
 def test_logits_are_a_term_of_their_own_in_fp32() -> None:
     plan = bssearch.plan_memory(parameters="110M", precision="bf16", **BASE)
-    logits = next(one for one in plan.terms if one.term == "logits")
-    assert logits.bytes_per_sample == 512 * 30522 * 12
+    assert next(one for one in plan.terms if one.term == "logits").bytes_per_sample == 512 * 30522 * 12
     assert plan.activation_bytes_per_sample == sum(one.bytes_per_sample for one in plan.terms)
 
 

@@ -86,8 +86,7 @@ def downloads() -> nn.Module:
 
 
 def from_the_hub() -> Any:
-    transformers = pytest.importorskip("transformers")
-    return transformers.AutoModel.from_pretrained("no-one/no-model")
+    return pytest.importorskip("transformers").AutoModel.from_pretrained("no-one/no-model")
 
 
 def raises() -> nn.Module:

@@ -51,8 +51,7 @@ def test_the_interval_holds_the_exact_value_in_nine_of_ten_runs(ratio: float, pa
     random = np.random.default_rng(round(100 * ratio) + passes)
     found = [gradient_noise(gaussian_passes(ratio, passes, random)) for _ in range(100)]
     exact = ratio * PASS_SAMPLES
-    held = sum(one.low is not None and one.low <= exact <= (one.high or math.inf) for one in found)
-    assert held >= 90
+    assert sum(one.low is not None and one.low <= exact <= (one.high or math.inf) for one in found) >= 90
     if ratio <= 1:
         assert all(one.high is not None for one in found), "such a gradient can be told from zero"
     if passes == 8 * FEWEST_PASSES:

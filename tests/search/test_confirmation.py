@@ -403,7 +403,7 @@ def test_to_confirm_on_tries_nothing_new_though_the_budget_would_take_it(begun: 
 
 
 def test_a_study_without_confirmation_needs_to_be_told_how_many(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"confirm.runs = 0 of the stored study 'toy': give the number of runs with --runs"):
+    with pytest.raises(UsageError, match=r"confirm.runs = 0 of the stored study 'toy': give the number of runs"):
         with_confirmation(make_spec(confirm={"runs": 0}))
     assert with_confirmation(make_spec(confirm={"runs": 0}), runs=2).confirm.runs == 2
     more = with_confirmation(make_spec(confirm={"runs": 3, "max_runs": 9}), runs=10).confirm

@@ -36,7 +36,7 @@ from bssearch.search.listener import Listener
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store, open_store
 from tests.benchmarks.simulate.replay import Playing, Replay, VirtualClock
-from tests.factories import make_environment, make_probe, make_spec, not_none
+from tests.factories import make_environment, make_probe, make_spec, not_none, store_study
 from tests.search.law import LawExecutor, step_seconds, steps_needed
 from tests.search.study import url_in
 
@@ -169,8 +169,7 @@ class RecordedDriver(Driver):
 
 
 def open_study(store: Store, spec: StudySpec) -> None:
-    store.studies.create(spec.new_study("test"))
-    store.studies.bind(spec.name, make_environment())
+    store_study(store, spec)
 
 
 @pytest.fixture(autouse=True)

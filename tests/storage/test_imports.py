@@ -19,8 +19,8 @@ from sqlalchemy import Connection
 
 from bssearch.errors import UsageError
 from bssearch.exchange.importers.imported_run import LARGEST, ImportedRun, make_configuration
+from bssearch.exchange.importers.imported_studies import make_studies
 from bssearch.exchange.importers.runs import LARGEST_SEED
-from bssearch.exchange.importers.studies import make_studies
 from bssearch.records import Configuration, NewStudy, Phase, Target, TrialOutcome, TrialRecord, TrialState
 from bssearch.storage.connection.faults import ConnectionLostError
 from bssearch.storage.repository import Store, open_store

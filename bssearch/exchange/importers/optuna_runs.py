@@ -216,8 +216,8 @@ def import_optuna(
     by `export --to optuna` needs neither.
     """
     # SQLAlchemy, which `import --help` does without
+    from bssearch.exchange.importers.imported_studies import make_studies
     from bssearch.exchange.importers.optuna_database import default_name, read_optuna_study
-    from bssearch.exchange.importers.studies import make_studies
 
     found = read_optuna_study(file, study)
     if samples_per_epoch is not None and steps != EPOCH:

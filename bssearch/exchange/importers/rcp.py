@@ -69,7 +69,9 @@ def import_rcp(
 
     They are the samples that runs of each batch size took to the target.
     """
-    from bssearch.exchange.importers.studies import make_studies  # SQLAlchemy, which `import --help` does without
+    from bssearch.exchange.importers.imported_studies import (
+        make_studies,  # SQLAlchemy, which `import --help` does without
+    )
 
     found = read_rcp(file, samples_per_epoch=samples_per_epoch)
     made = make_studies(found.table.runs, name=name or file.stem, target=found.target, objective=SamplesToTarget.name)

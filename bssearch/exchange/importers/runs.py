@@ -236,7 +236,7 @@ def import_runs(
     param.learning_rate, param.NAME. Leave unknown cells empty. micro_batch_size, accumulation_steps and world_size may
     replace batch_size.
     """
-    from bssearch.exchange.importers.studies import (  # SQLAlchemy, which `import --help` does without
+    from bssearch.exchange.importers.imported_studies import (  # SQLAlchemy, which `import --help` does without
         find_target,
         make_studies,
     )

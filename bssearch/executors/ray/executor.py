@@ -180,7 +180,7 @@ def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 @contextmanager
 def _unchanged_by_ray() -> Iterator[None]:
-    """Hide environment, command line and stdout from Ray; keep the SIGTERM handler.
+    """Hide secret variables, command line and stdout from Ray; keep the SIGTERM handler.
 
     Ray's processes inherit the environment, and clusters show command lines; both may hold secrets.
     """
