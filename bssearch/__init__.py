@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bssearch.commands.across.answers import best_across
-    from bssearch.commands.answer import Answer, best
     from bssearch.commands.audit import audit_study
+    from bssearch.commands.best import Answer, best
     from bssearch.commands.check import advise_target, check
     from bssearch.commands.enqueue import enqueue
     from bssearch.commands.launch import Launch
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
     from bssearch.workloads.data import Data, Part
 
 _HOMES = {
-    "Answer": "bssearch.commands.answer",
+    "Answer": "bssearch.commands.best",
     "BSSearchError": "bssearch.errors",
     "CheckpointError": "bssearch.errors",
     "Configuration": "bssearch.records",
@@ -96,7 +96,7 @@ _HOMES = {
     "WorkloadError": "bssearch.errors",
     "advise_target": "bssearch.commands.check",
     "audit_study": "bssearch.commands.audit",
-    "best": "bssearch.commands.answer",
+    "best": "bssearch.commands.best",
     "best_across": "bssearch.commands.across.answers",
     "cancel_study": "bssearch.commands.queue.submissions",
     "check": "bssearch.commands.check",

@@ -1,4 +1,4 @@
-"""Atomic and private writing of files, and CSV without formulas; unusable paths are refused early."""
+"""Atomic and private writing of files, and CSV without formulas."""
 
 from __future__ import annotations
 
@@ -217,8 +217,8 @@ def _beside(target: Path, what: str) -> Path:
 
 
 Row = Mapping[str, Any]
+# First characters of formulas (https://owasp.org/www-community/attacks/CSV_Injection).
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
-"""First characters of formulas (https://owasp.org/www-community/attacks/CSV_Injection)."""
 
 
 def write_csv(file: TextIO, columns: Sequence[str], rows: Iterable[Row]) -> None:

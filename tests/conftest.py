@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, settings
 from bssearch.settings import DATABASE_URL_FILE_VARIABLE, DATABASE_URL_VARIABLE, STATE_DIR_VARIABLE
 from bssearch.storage import migrate
 from bssearch.storage.connection import engine
-from tests.postgres import own_postgres, postgres
+from tests.postgres import Postgres, own_postgres, postgres
 from tests.schema import make_engine, make_tables
 
 __all__ = ["own_postgres", "postgres"]  # fixtures for all tests
@@ -92,6 +92,15 @@ def pytest_collection_finish() -> None:
     """
     gc.freeze()
     gc.enable()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A database of each kind."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'study.db'}"
+    postgres: Postgres = request.getfixturevalue("postgres")
+    return postgres.create_database()
 
 
 @pytest.fixture(scope="session", autouse=True)

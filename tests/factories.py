@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from bssearch.analysis.law.quick import QuickAnswer
 from bssearch.records import (
@@ -24,6 +24,9 @@ from bssearch.records import (
     TrialState,
 )
 from bssearch.spec import StudySpec
+
+if TYPE_CHECKING:
+    from bssearch.storage.repository import Store
 
 T = TypeVar("T")
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
@@ -68,6 +71,12 @@ def make_study_record() -> StudyRecord:
         created_at=EPOCH,
         environment=None,
     )
+
+
+def store_study(store: Store, spec: StudySpec, environment: Environment | None = None) -> None:
+    """Store a study that is bound to a device."""
+    store.studies.create(spec.new_study("test"))
+    store.studies.bind(spec.name, environment or make_environment())
 
 
 def make_environment(**changes: Any) -> Environment:

@@ -23,7 +23,7 @@ from bssearch.errors import BSSearchError, UsageError
 from bssearch.exchange.importers.rcp import import_rcp
 from bssearch.exchange.importers.runs import import_runs
 from bssearch.exchange.trial_rows import trial_table
-from bssearch.executors.messages import Lines, decode_reply
+from bssearch.executors.messages import LineSplitter, decode_reply
 from bssearch.executors.programs.command import ReportedTrial
 from bssearch.executors.programs.reports import ReportReader
 from bssearch.records import Configuration, Observation, Target, TrialState, to_json
@@ -173,7 +173,7 @@ def _reference_points(rng: random.Random, folder: Path) -> None:
 
 
 def _message(rng: random.Random, folder: Path) -> None:
-    lines = Lines()
+    lines = LineSplitter()
     content = in_bytes(rng, mutated(rng, rng.choice(REPLIES))) + b"\n"
     with suppress(ValueError):  # which ends the worker
         for line in lines.feed(content):

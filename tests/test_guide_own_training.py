@@ -11,7 +11,7 @@ import pytest
 
 from bssearch.spec.space import OPTIMIZERS
 from bssearch.spec.space.optimizers import SCRATCH_RATES
-from tests.cli.task import bssearch, printed
+from tests.cli.task import bssearch, printed, read
 from tests.documents import DOCUMENTS, OWN_TRAINING, blocks
 
 TEXT = DOCUMENTS["own-training"]
@@ -24,7 +24,7 @@ def run(folder: Path, code: str, *changes: str) -> Any:
     (folder / "my_text.yaml").write_text(SPEC)
     few = ["budget.trials=3", "confirm.runs=0", "executor.name=inline", "space.batch_size.low=64", *changes]
     printed(folder, "run", "my_text.yaml", *(word for one in few for word in ("--set", one)))
-    return json.loads(bssearch("best", "my-text", "--format", "json", cwd=folder).stdout)
+    return read(folder, "best", "my-text")
 
 
 @pytest.mark.slow

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from datetime import date
 from itertools import zip_longest
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -17,7 +17,7 @@ from bssearch.cli.answer import print_answer
 from bssearch.figures.plots import objective_picture
 from bssearch.settings import shipped_studies
 from bssearch.spec import load_spec
-from tests.cli.task import bssearch, printed
+from tests.cli.task import printed, read
 from tests.documents import GUIDE, OWN_TRAINING, README, ROOT, blocks
 
 ANSWER = Answer.model_validate_json((ROOT / "tests" / "data" / "digits.best.json").read_text(encoding="utf-8"))
@@ -39,7 +39,7 @@ def test_the_workload_and_spec_of_the_guide_run_as_they_stand(tmp_path: Path) ->
     changes = ["budget.trials=4", "confirm.runs=0", "executor.name=inline", "space.batch_size.low=64"]
     overrides = [word for one in changes for word in ("--set", one)]
     printed(tmp_path, "run", "my_study.yaml", *overrides)
-    answer = json.loads(bssearch("best", "my-task", "--format", "json", cwd=tmp_path).stdout)
+    answer = read(tmp_path, "best", "my-task")
     assert answer["optimal"]["batch_size"] in (64, 128, 256, 512)
 
 
@@ -55,8 +55,9 @@ def test_the_script_and_spec_of_the_readme_are_right(tmp_path: Path) -> None:
         return 0.5
 
     names = {"DataLoader": lambda data, batch_size, shuffle: range(len(data) // batch_size), "data": [0] * 256}
-    exec(script, {**names, "model": None, "accuracy": accuracy})
-    assert evaluated == [None], "alone it is evaluated after its one pass over the data"
+    model = Mock()
+    exec(script, {**names, "model": model, "accuracy": accuracy, "SGD": Mock()})
+    assert evaluated == [model], "alone it is evaluated after its one pass over the data"
 
 
 def test_the_set_up_is_two_commands() -> None:

@@ -265,7 +265,7 @@ class Answer(Model):
 
     ``tied`` and ``worse``: batch sizes shown to be within 5 % of the least, or not to be. ``within_5_percent``:
     probability that the recommendation costs at most 5 % more than the best; below 0.9 the answer is ``provisional``.
-    `bssearch.commands.answer` adds the class variables.
+    `bssearch.commands.best` adds the class variables.
     """
 
     plot: ClassVar[Callable[[Answer], Any]]

@@ -9,7 +9,6 @@ from typer.core import TyperGroup
 
 from bssearch.cli import (
     best,
-    check,
     db,
     end_interrupted,
     guide,
@@ -41,7 +40,7 @@ All commands: bssearch --help. How it works: bssearch guide."""
 PANELS: dict[str, dict[str, Any]] = {
     "Start": {
         "init": init.init,
-        "check": check.check,
+        "check": run.check,
         "run": run.run,
         "best": best.best,
         "report": report.report,

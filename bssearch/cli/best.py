@@ -89,7 +89,7 @@ def best(
         show_model(form, every, _print_answers, every.answers, ANSWERED)
         return
     from bssearch.cli.answer import exported, exported_schedule, grave, print_found
-    from bssearch.commands.answer import predict
+    from bssearch.commands.best import predict
     from bssearch.search.finding import answer
 
     with study_to_read(db, study) as (store, name):
@@ -97,7 +97,7 @@ def best(
             raise UsageError(f"--target {asked.metric}: the target of study {name!r} is of {metric}")
         found = predict(store, name, step_times, device) if step_times else answer(store, name, asked.target)
         if schedule:
-            from bssearch.commands.growing import scheduled_training
+            from bssearch.commands.scheduled_training import scheduled_training
 
             scheduled = scheduled_training(store, name, found)
     if export is None:

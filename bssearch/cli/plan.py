@@ -111,7 +111,7 @@ def _start(
 
 # The request and the function of each command.
 COMMANDS = {
-    "memory": ("bssearch.planning.memory:MemoryRequest", _memory),
+    "memory": ("bssearch.planning.memory:MemoryPlanRequest", _memory),
     "lr": ("bssearch.planning.learning_rate:LearningRateRequest", _learning_rate),
     "accumulation": ("bssearch.planning.accumulation:AccumulationRequest", _accumulation),
     "scale": ("bssearch.planning.scale:ScaleRequest", _scale),

@@ -24,7 +24,7 @@ from bssearch.errors import UsageError
 from bssearch.records.text import visible
 
 if TYPE_CHECKING:
-    from bssearch.commands.queue.submissions import Asked, QueueListing
+    from bssearch.commands.queue.submissions import AskedStudy, QueueListing
     from bssearch.storage.repository import Store
 
 COLUMNS = (
@@ -94,12 +94,12 @@ def submit(
     tell(form, done, study=found.name, owner=found.owner, template=found.template)
 
 
-def _asked(template: str, values: list[str]) -> Asked:
-    from bssearch.commands.queue.submissions import Asked, asked_in_file, checked_value
+def _asked(template: str, values: list[str]) -> AskedStudy:
+    from bssearch.commands.queue.submissions import AskedStudy, asked_in_file, checked_value
     from bssearch.spec.reader import parse_value
 
     path = Path(template)
-    of_file = asked_in_file(path) if path.suffix in {".yaml", ".yml"} else Asked(template, {})
+    of_file = asked_in_file(path) if path.suffix in {".yaml", ".yml"} else AskedStudy(template, {})
     given = {}
     for text in values:
         key, separator, value = text.partition("=")
@@ -108,7 +108,7 @@ def _asked(template: str, values: list[str]) -> Asked:
         if key in given:
             raise UsageError(f"{text!r}: {key} is given twice")
         given[key] = checked_value(key, parse_value(value, text), "on the command line")
-    return Asked(of_file.template, {**of_file.values, **given}, of_file.name)
+    return AskedStudy(of_file.template, {**of_file.values, **given}, of_file.name)
 
 
 def _moment(text: str) -> datetime:

@@ -1,4 +1,4 @@
-"""``check`` and ``advise_target``: whether a workload trains, and which target it reaches; ``run --dry-run``."""
+"""Whether a workload trains, which target it reaches, and ``run --dry-run``."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ from bssearch.records import (
 )
 from bssearch.records.curves import first_crossing
 from bssearch.records.scaling import WARMUP_RATIO, is_said_to_need_warmup
+from bssearch.search.after_search import REPEATED
 from bssearch.search.confirmation import CONFIGURATIONS_PER_BATCH
-from bssearch.search.growing import REPEATED
 from bssearch.search.history import trial_seed
 from bssearch.search.pruners.base import make_pruner
 from bssearch.search.pruners.controller import first_slack
@@ -140,7 +140,7 @@ FEW_STEPS = 50  # with fewer steps per trial, learning rates can hardly be compa
 
 
 @dataclass(frozen=True)
-class Evidence:
+class CheckEvidence:
     """A spec, its workload, step times and the short trial."""
 
     spec: StudySpec
@@ -153,7 +153,7 @@ class Evidence:
 Suspicion = tuple[str, object, str]  # a code, the condition under which it applies, and a sentence
 
 
-def suspicions(evidence: Evidence) -> Iterator[tuple[str, str]]:
+def suspicions(evidence: CheckEvidence) -> Iterator[tuple[str, str]]:
     """Yield suspicious properties, as (code, sentence)."""
     for code, holds, sentence in (
         *_about_the_metric(evidence),
@@ -166,7 +166,7 @@ def suspicions(evidence: Evidence) -> Iterator[tuple[str, str]]:
             yield code, sentence
 
 
-def _about_the_metric(evidence: Evidence) -> list[Suspicion]:
+def _about_the_metric(evidence: CheckEvidence) -> list[Suspicion]:
     target = evidence.spec.record_target
     info = evidence.found.metrics[target.metric]
     untrained = evidence.found.model.initial_metrics.get(target.metric)
@@ -195,7 +195,7 @@ def _about_the_metric(evidence: Evidence) -> list[Suspicion]:
     ]
 
 
-def _about_the_trial(evidence: Evidence) -> list[Suspicion]:
+def _about_the_trial(evidence: CheckEvidence) -> list[Suspicion]:
     outcome, curve, target = evidence.outcome, evidence.curve, evidence.spec.record_target
     known = {message for _, message in batch_normalisation_caveats(evidence.spec, evidence.found)}
     found: list[Suspicion] = [("training", sentence not in known, sentence) for sentence in outcome.warnings]
@@ -230,7 +230,7 @@ def _about_the_trial(evidence: Evidence) -> list[Suspicion]:
     ]
 
 
-def _about_the_batch_sizes(evidence: Evidence) -> list[Suspicion]:
+def _about_the_batch_sizes(evidence: CheckEvidence) -> list[Suspicion]:
     spec, found = evidence.spec, evidence.found
     limit, samples = spec.budget.trial_train_seconds, found.train_samples or 0
     evaluation = max(probe.evaluation_seconds or 0.0 for probe in evidence.probes)
@@ -272,7 +272,7 @@ def _about_a_batch_size(spec: StudySpec, probe: ProbeRecord) -> list[Suspicion]:
     ]
 
 
-def _about_the_spec(evidence: Evidence) -> list[Suspicion]:
+def _about_the_spec(evidence: CheckEvidence) -> list[Suspicion]:
     spec, slowest = evidence.spec, evidence.probes[0]
     epochs, limit = spec.default_configuration.warmup_epochs, spec.budget.trial_train_seconds
     warmup = epochs * (evidence.found.train_samples or 0) / slowest.batch_size * (slowest.step_seconds or 0.0)
@@ -410,7 +410,7 @@ def check_study(spec: StudySpec, executor: Executor, found: WorkloadDescription)
     }
     limit = min(TRIAL_SECONDS, spec.budget.trial_train_seconds)
     outcome, curve = run_default(spec, executor, 0, probe=probes[default], limit=limit, stop_at_target=True)
-    evidence = Evidence(spec, found, list(probes.values()), outcome, curve)
+    evidence = CheckEvidence(spec, found, list(probes.values()), outcome, curve)
     reached = outcome.time_to_target_s
     longest = max(longest_trial_seconds(spec.budget.trial_train_seconds, probe) for probe in evidence.probes)
     suspicious = [*suspicions(evidence), *ignored_parameters(spec, executor, probes[default])]
@@ -467,7 +467,7 @@ WAY = (0.5, 0.8, 0.9, 0.95, 0.98, 1.0)
 LATE = 0.5
 
 
-class Run(Model):
+class DefaultRun(Model):
     """One run of the default to its limit."""
 
     seed_index: int
@@ -476,7 +476,7 @@ class Run(Model):
     train_seconds: float
 
 
-class Row(Model):
+class TargetRow(Model):
     """A target: its runs and median time (null if half miss it)."""
 
     target: float
@@ -495,8 +495,8 @@ class Advice(Model):
     margin: float
     proposed: float
     limit_s: float
-    runs: list[Run]
-    targets: list[Row]
+    runs: list[DefaultRun]
+    targets: list[TargetRow]
     notes: list[str]
 
 
@@ -506,7 +506,7 @@ def advise_target(
     *,
     runs: int = 5,
     margin: float | None = None,
-    on_run: Callable[[Run], None] = lambda run: None,
+    on_run: Callable[[DefaultRun], None] = lambda run: None,
 ) -> Advice:
     """Propose a target from several runs of the default; nothing is stored.
 
@@ -523,7 +523,7 @@ def advise(
     *,
     runs: int,
     margin: float | None = None,
-    on_run: Callable[[Run], None] = lambda run: None,
+    on_run: Callable[[DefaultRun], None] = lambda run: None,
 ) -> Advice:
     """Run the default ``runs`` times to the study's limit and propose a target.
 
@@ -545,7 +545,7 @@ def advise(
             raise LaunchError(f"the default configuration does not train: {outcome.reason}")
         best = max(curve, key=lambda one: target.gain(one.metric))
         made.append(
-            Run(
+            DefaultRun(
                 seed_index=index,
                 best_metric=best.metric,
                 best_at_s=best.train_seconds,
@@ -558,7 +558,11 @@ def advise(
 
 
 def summarise(
-    target: Target, limit: float, runs: Sequence[Run], curves: Sequence[Sequence[Observation]], margin: float | None
+    target: Target,
+    limit: float,
+    runs: Sequence[DefaultRun],
+    curves: Sequence[Sequence[Observation]],
+    margin: float | None,
 ) -> Advice:
     """Return the proposal and its alternatives from curves; see `advise`."""
     # The best untrained model: none of them may meet the proposal.
@@ -611,13 +615,13 @@ def _difference(one: float, other: float) -> Fraction:
     return Fraction(str(one)) - Fraction(str(other))
 
 
-def _row(target: Target, value: float, limit: float, curves: Sequence[Sequence[Observation]]) -> Row:
+def _row(target: Target, value: float, limit: float, curves: Sequence[Sequence[Observation]]) -> TargetRow:
     asked = Target(metric=target.metric, value=value, goal=target.goal)
     crossings = [first_crossing(curve, asked) for curve in curves]
     seconds = [one.train_seconds if one else math.inf for one in crossings]
     median = statistics.median(seconds)
     known = math.isfinite(median)
-    return Row(
+    return TargetRow(
         target=value,
         reached=sum(map(math.isfinite, seconds)),
         time_to_target_s=median if known else None,
@@ -625,7 +629,9 @@ def _row(target: Target, value: float, limit: float, curves: Sequence[Sequence[O
     )
 
 
-def _notes(target: Target, proposed: float, limit: float, rows: Sequence[Row], runs: Sequence[Run]) -> list[str]:
+def _notes(
+    target: Target, proposed: float, limit: float, rows: Sequence[TargetRow], runs: Sequence[DefaultRun]
+) -> list[str]:
     row = next(row for row in rows if row.target == proposed)
     share = row.share_of_limit or 0.0
     notes = [

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
+from bssearch.analysis.build_answer import at_target, runnable_steps
 from bssearch.analysis.law.affine_step_time import fit_step_time
 from bssearch.analysis.law.batch_model import LawPoint, law_point
 from bssearch.analysis.law.quick import (
@@ -24,7 +25,6 @@ from bssearch.analysis.law.quick import (
 )
 from bssearch.analysis.objectives.samples_to_target import samples_after
 from bssearch.analysis.objectives.time_to_target import TimeToTarget
-from bssearch.analysis.report import at_target, runnable_steps
 from bssearch.analysis.shape import Model, Notice
 from bssearch.commands.enqueue import any_configuration_of, configuration_of
 from bssearch.commands.launch import HERE, Launch

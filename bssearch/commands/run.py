@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from bssearch.analysis.objectives.base import objective_of
-from bssearch.commands.answer import Answer
+from bssearch.commands.best import Answer
 from bssearch.commands.launch import HERE, Launch
 from bssearch.commands.opening import OpenStudy, opened
 from bssearch.errors import UsageError, problem_in_words
@@ -56,10 +56,10 @@ def grow(study: OpenStudy) -> None:
     asked = any(trial.phase is Phase.GROWTH for trial in study.store.trials.of(study.spec.name))
     if study.spec.space.batch_schedule is None and not asked:
         return
-    from bssearch.search import growing
+    from bssearch.search import after_search
 
-    study.driver().run_planned(growing.next_trial, Phase.GROWTH)
-    study.driver().run_planned(growing.next_repeat, Phase.AUDIT)
+    study.driver().run_planned(after_search.next_trial, Phase.GROWTH)
+    study.driver().run_planned(after_search.next_repeat, Phase.AUDIT)
     if not any(trial.phase is Phase.GROWTH for trial in study.store.trials.of(study.spec.name)):
         study.listener.note(
             "no trial lets the batch grow: no schedule of space.batch_schedule changes the batch size within a trial's "
@@ -110,7 +110,7 @@ def confirm_study(spec: StudySpec, launch: Launch = HERE, *, to_budget_runs: int
             if (told := confirm.ending(study.history())) is not None:
                 study.listener.note(told)
         else:
-            from bssearch.search.growing import next_run
+            from bssearch.search.after_search import next_run
 
             study.listener.note(_plan(study.history(), to_budget_runs))
             driver.run_planned(next_run(to_budget_runs), Phase.TO_BUDGET)
@@ -118,7 +118,7 @@ def confirm_study(spec: StudySpec, launch: Launch = HERE, *, to_budget_runs: int
 
 
 def _plan(history: History, runs: int) -> str:
-    from bssearch.search.growing import finalists
+    from bssearch.search.after_search import finalists
 
     sizes = sorted({one.batch_size for one in finalists(history)})
     seconds = history.spec.budget.trial_train_seconds

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from bssearch.commands.answer import Answer
+from bssearch.commands.best import Answer
 from bssearch.commands.launch import HERE, Launch
 from bssearch.commands.opening import opened, program_of
 from bssearch.errors import TrialStopped, UsageError

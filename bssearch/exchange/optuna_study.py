@@ -1,14 +1,11 @@
 """A stored study as an Optuna study, for Optuna's plots and tools.
 
-Learning curves become intermediate values, in the target's direction. States become:
-
 * reached: COMPLETE with the objective's value (if contended, steps × the step time for seconds);
 * pruned, capped, exhausted, paused, diverged: PRUNED without a value;
 * running: RUNNING; queued: WAITING;
-* failed, lost, cancelled, out of memory: FAIL.
+* failed, lost, cancelled, out of memory: FAIL, as is a reached trial without a measured value.
 
-Under metric_in_budget, trials that used the whole budget are COMPLETE with their best metric. A COMPLETE trial without
-a measured value becomes FAIL.
+Under metric_in_budget, trials that used the whole budget are COMPLETE with their best metric.
 """
 
 from __future__ import annotations
@@ -42,8 +39,7 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
     from optuna.trial import FrozenTrial
 
-SEARCH = (Phase.SEARCH,)
-"""Without repeats, which Optuna would take for evidence."""
+SEARCH = (Phase.SEARCH,)  # Without repeats, which Optuna would take for evidence
 
 
 def load_optuna_study(

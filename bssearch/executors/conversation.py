@@ -18,7 +18,7 @@ from bssearch.executors.messages import (
     CHUNK_BYTES,
     Answer,
     Assign,
-    Lines,
+    LineSplitter,
     Load,
     Measured,
     Measurement,
@@ -83,7 +83,7 @@ class Conversation:
         self._stop = stop
         self._take = take
         self._leave_seconds = leave_seconds
-        self._lines = Lines()
+        self._lines = LineSplitter()
         self._has_stopped = False
         self._ended_at: float | None = None
 

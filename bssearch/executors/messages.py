@@ -162,7 +162,7 @@ TRIAL_VARIABLE = "BSSEARCH_TRIAL"  # a program's connection to its search: a soc
 LONGEST_LINE_BYTES = 2**25  # a deep recursion's traceback takes 1 MB
 
 
-class Lines:
+class LineSplitter:
     """Splits bytes into lines; raises `ValueError` above `LONGEST_LINE_BYTES`."""
 
     def __init__(self) -> None:

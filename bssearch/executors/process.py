@@ -30,7 +30,7 @@ from typing import NoReturn, Protocol
 import psutil
 
 from bssearch.executors.failures import Death, kernel_memory_kills
-from bssearch.executors.messages import CHUNK_BYTES, Command, Lines, Reply, decode_reply, encode
+from bssearch.executors.messages import CHUNK_BYTES, Command, LineSplitter, Reply, decode_reply, encode
 from bssearch.records import TrialStop
 from bssearch.settings import CHECKPOINT_DIR_VARIABLE, DATABASE_URL_VARIABLE, is_url
 
@@ -147,7 +147,7 @@ def kill_descendants(parent: int) -> None:
             killed |= fresh
 
 
-class Worker(Protocol):
+class WorkerHandle(Protocol):
     """A process that takes commands and puts replies into an `Inbox`, None last.
 
     Output goes to ``log`` from byte ``log_start``. ``last_heard`` is monotonic seconds.
@@ -182,7 +182,7 @@ class Worker(Protocol):
         """Release a dead worker; return how it died."""
 
 
-Inbox = queue.SimpleQueue[tuple[Worker, Reply | None]]
+Inbox = queue.SimpleQueue[tuple[WorkerHandle, Reply | None]]
 
 
 class WorkerProcess:
@@ -245,24 +245,24 @@ class WorkerProcess:
         return ""
 
     def send(self, command: Command) -> None:
-        """See `Worker.send`."""
+        """See `WorkerHandle.send`."""
         if command != "exit" and not isinstance(command, TrialStop):  # a job that it may die of
             self._kernel_kills = kernel_memory_kills()
         with suppress(BrokenPipeError):
             self._commands.write(encode(command))
 
     def has_exited(self) -> bool:
-        """See `Worker.has_exited`; only `bury` reaps."""
+        """See `WorkerHandle.has_exited`; only `bury` reaps."""
         return has_exited(self._process)
 
     def write_stack(self) -> None:
-        """See `Worker.write_stack`."""
+        """See `WorkerHandle.write_stack`."""
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGUSR1)
         time.sleep(_STACK_SECONDS)
 
     def kill(self) -> None:
-        """See `Worker.kill`; reaches other sessions."""
+        """See `WorkerHandle.kill`; reaches other sessions."""
         if not self.has_exited():
             kill_descendants(self.pid)
         with suppress(ProcessLookupError, PermissionError):
@@ -285,7 +285,7 @@ class WorkerProcess:
 
         A forked child may hold the pipe open. An invalid reply kills the worker.
         """
-        lines = Lines()
+        lines = LineSplitter()
         poll = select.poll()
         poll.register(self._replies, select.POLLIN)
         try:

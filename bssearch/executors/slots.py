@@ -17,7 +17,7 @@ from bssearch.errors import BSSearchError, LaunchError
 from bssearch.executors.base import Event, ExecutorSettings, check_threads
 from bssearch.executors.failures import printed, tail, words_of_no_memory
 from bssearch.executors.messages import Answer, Load, Loaded, Measurement, Refused, Reply
-from bssearch.executors.process import Inbox, Worker, WorkerProcess, allocator_environment
+from bssearch.executors.process import Inbox, WorkerHandle, WorkerProcess, allocator_environment
 from bssearch.records import (
     Configuration,
     MemoryRequest,
@@ -136,7 +136,7 @@ class Slot:
         self.index = index
         self.log = log
         self.state = SlotState.EMPTY
-        self.worker: Worker | None = None
+        self.worker: WorkerHandle | None = None
         self.device: str | None = None
         self.device_uuid: str | None = None
         self.answer: Answer | None = None
@@ -147,7 +147,7 @@ class Slot:
         self._verdict: tuple[TrialState, str] | None = None
         self._job_log = 0  # position when the worker got its last job
 
-    def start(self, worker: Worker, load: Load) -> None:
+    def start(self, worker: WorkerHandle, load: Load) -> None:
         """EMPTY → LOADING: load the workload."""
         self._move(SlotState.LOADING, SlotState.EMPTY)
         self.worker, self.failure, self.answer, self._verdict = worker, None, None, None
@@ -242,7 +242,7 @@ class Slot:
         return self.worker.place, self.device_uuid or self.device
 
     @property
-    def _living(self) -> Worker:
+    def _living(self) -> WorkerHandle:
         assert self.worker is not None, f"a slot that is {self.state.name} has no worker"
         return self.worker
 
@@ -301,7 +301,7 @@ class SlotExecutor(ABC):
         self._has_gpus = False
 
     @abstractmethod
-    def _started(self, slot: Slot, environment: Mapping[str, str]) -> Worker:
+    def _started(self, slot: Slot, environment: Mapping[str, str]) -> WorkerHandle:
         pass
 
     def _load_of(self, slot: Slot) -> Load:
@@ -539,7 +539,7 @@ class SlotExecutor(ABC):
         compiles = settings.training.compile != "none" and (slot.trial is None or slot.trial.last is None)
         return max(settings.hang_seconds, COMPILE_SECONDS if compiles else 0.0)
 
-    def _take(self, worker: Worker, reply: Reply | None) -> None:
+    def _take(self, worker: WorkerHandle, reply: Reply | None) -> None:
         slot = next(one for one in self._slots if one.index == worker.slot)
         if isinstance(reply, Loaded):
             self._revision = self._revision or reply.revision
@@ -563,7 +563,7 @@ class LocalExecutor(SlotExecutor):
         check_threads(settings)
         super().__init__(settings)
 
-    def _started(self, slot: Slot, environment: Mapping[str, str]) -> Worker:
+    def _started(self, slot: Slot, environment: Mapping[str, str]) -> WorkerHandle:
         try:
             return WorkerProcess(
                 slot=slot.index,

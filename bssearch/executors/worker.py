@@ -26,7 +26,7 @@ from bssearch.executors.messages import (
     CHUNK_BYTES,
     HEARTBEAT_SECONDS,
     Command,
-    Lines,
+    LineSplitter,
     Load,
     Loaded,
     Measured,
@@ -124,7 +124,7 @@ class Worker:
         return self._loaded
 
     def _listen(self) -> NoReturn:
-        lines = Lines()
+        lines = LineSplitter()
         try:
             while chunk := self._channel.read():
                 for line in lines.feed(chunk):

@@ -88,7 +88,7 @@ class Band:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class ReferenceLine:
     """A named dotted line at a value of the y axis, or of the x axis if upright."""
 
     at: float
@@ -113,7 +113,7 @@ class Chart:
     y: Axis
     series: Sequence[Series]
     bands: Sequence[Band] = ()
-    rules: Sequence[Rule] = ()
+    rules: Sequence[ReferenceLine] = ()
     colours: ColourScale | None = None
 
 

@@ -66,7 +66,7 @@ class Section:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Page:
+class PageContent:
     """A page's content."""
 
     title: str
@@ -78,7 +78,7 @@ class Page:
     reproduction: Mapping[str, Any] | None = None  # the last section's values
 
 
-def html_page(page: Page) -> str:
+def html_page(page: PageContent) -> str:
     """Return a page as one HTML file."""
     from markupsafe import Markup
 

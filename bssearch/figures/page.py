@@ -1,4 +1,4 @@
-"""The page of a study: answer, charts, tables, growing batches, rules of thumb, and how to reproduce it."""
+"""The page of a study: answer, charts, tables, growing batches, rules of thumb, reproduction."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from bssearch.analysis.rules.rule_book import CHANGED_PARAMETER
 from bssearch.analysis.trade_offs import about_columns, trade_off_rows
 from bssearch.figures import plots
 from bssearch.figures.chart import ACCENT, MUTED, SECOND, Chart, Point, Series, Shape, extent, value_axis
-from bssearch.figures.html import Page, Row, Section, Table, Tile, html_page, rendered
+from bssearch.figures.html import PageContent, Row, Section, Table, Tile, html_page, rendered
 from bssearch.records import Configuration, Environment, MemoryBasis, Observation, StudyRecord, TrialRecord
 from bssearch.records.batch_schedule import RunStage, batch_schedule_of, run_stages
 from bssearch.records.text import NOTHING, ends, in_words, memory, noise_scale, number, plural, sentence
@@ -235,9 +235,9 @@ def in_notebook(answer: Answer) -> str:
     )
 
 
-def page_of(picture: StudyPicture) -> Page:
+def page_of(picture: StudyPicture) -> PageContent:
     """Return the parts of the page."""
-    return Page(
+    return PageContent(
         title=f"{picture.study.name}: optimal batch size",
         kicker=_kicker(picture),
         headline=headline(picture.answer),
@@ -575,8 +575,7 @@ def trained_for_the_same_time(answer: Answer) -> Section | None:
     )
 
 
-SHORT_SPEC = 25
-"""Lines of the longest spec that is shown unfolded."""
+SHORT_SPEC = 25  # Lines of the longest spec that is shown unfolded
 
 
 def reproduction_of(study: StudyRecord, spec: StudySpec) -> dict[str, Any]:

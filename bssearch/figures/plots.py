@@ -29,7 +29,7 @@ from bssearch.figures.chart import (
     ColourScale,
     Dash,
     Point,
-    Rule,
+    ReferenceLine,
     Series,
     Symbol,
     batch_axis,
@@ -97,7 +97,11 @@ def objective_chart(answer: Answer, default_batch_size: int | None = None) -> Ch
         y=value_axis(objective.axis_title, extent(series), log=objective.has_ratios),
         series=series,
         bands=[Band(f"within 5 %: {span}", low / 2**0.2, high * 2**0.2)],
-        rules=[Rule(at=largest.batch_size, name=f"{largest.in_words}: {largest.batch_size}{times}", is_upright=True)],
+        rules=[
+            ReferenceLine(
+                at=largest.batch_size, name=f"{largest.in_words}: {largest.batch_size}{times}", is_upright=True
+            )
+        ],
     )
 
 
@@ -181,7 +185,7 @@ def memory_chart(answer: Answer) -> Chart | None:
         x=batch_axis(_sizes(answer)),
         y=value_axis(f"peak memory, {name}", [0.0, *extent([series]), *limits], log=False),
         series=[series],
-        rules=[Rule(at=limit, name="memory of the device", colour=SECOND) for limit in limits],
+        rules=[ReferenceLine(at=limit, name="memory of the device", colour=SECOND) for limit in limits],
     )
 
 
@@ -413,7 +417,7 @@ def _curve(curve: Sequence[Observation], name: str) -> list[Point]:
 
 def _curves(series: Sequence[Series], seconds: Axis, target: Target) -> Chart:
     metric = value_axis(short_name(target.metric), [*extent(series), target.value], log=False)
-    rule = Rule(at=target.value, name=f"target {target.goal.sign} {target.value:g}", colour=ACCENT)
+    rule = ReferenceLine(at=target.value, name=f"target {target.goal.sign} {target.value:g}", colour=ACCENT)
     return Chart(x=seconds, y=metric, series=series, rules=[rule])
 
 

@@ -13,7 +13,20 @@ from functools import cache
 from importlib import resources
 from typing import Literal, NamedTuple
 
-from bssearch.figures.chart import INK, PAGE, STOPS, Axis, Band, Chart, ColourScale, Point, Rule, Series, Symbol, Tick
+from bssearch.figures.chart import (
+    INK,
+    PAGE,
+    STOPS,
+    Axis,
+    Band,
+    Chart,
+    ColourScale,
+    Point,
+    ReferenceLine,
+    Series,
+    Symbol,
+    Tick,
+)
 
 Anchor = Literal["start", "middle", "end"]
 Corners = Sequence[tuple[float, float]]
@@ -292,7 +305,7 @@ def _band(band: Band, frame: Frame) -> str:
     )
 
 
-def _rule(rule: Rule, frame: Frame) -> str:
+def _rule(rule: ReferenceLine, frame: Frame) -> str:
     box = frame.box
     path = (
         f"M{short(frame.x(rule.at))} {short(box.bottom)}V{short(box.top)}"
@@ -373,7 +386,7 @@ def _tooltips(series: Series, points: Sequence[Placed]) -> Iterator[str]:
 
 
 def _texts(
-    rules: Sequence[Rule], placed: Sequence[tuple[Series, Sequence[Placed]]], frame: Frame, size: Size
+    rules: Sequence[ReferenceLine], placed: Sequence[tuple[Series, Sequence[Placed]]], frame: Frame, size: Size
 ) -> Iterator[str]:
     box = Box(frame.box.left, frame.box.top - 2, size.width, frame.box.bottom)
     wanted: list[tuple[str, str, list[Place]]] = []
@@ -404,7 +417,7 @@ def _obstacles(series: Series, placed: Placed, frame: Frame) -> Iterator[Box]:
         yield Box(x - CAP, ends[1], x + CAP, ends[0])
 
 
-def _beside_rule(rule: Rule, frame: Frame, size: Size) -> list[Place]:
+def _beside_rule(rule: ReferenceLine, frame: Frame, size: Size) -> list[Place]:
     box = frame.box
     if rule.is_upright:
         x = frame.x(rule.at)

@@ -178,7 +178,7 @@ class ScaleRequest(Request):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class ScaleRow:
     """One number of devices: its step and its time to the target."""
 
     devices: int
@@ -199,7 +199,7 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Interval:
+class ScaleInterval:
     """A number with its interval; None if unknown or open."""
 
     estimate: float | None
@@ -212,14 +212,14 @@ class ScalePlan(Plan):
     """Plan for 1 … ``devices`` devices."""
 
     devices: int
-    b_crit: Interval
-    rows: list[Row]
-    passes_b_crit: Interval  # fewest devices whose batch exceeds B_crit, with its interval
-    pays_up_to: Interval  # most devices that each do at least half of a single one's work
+    b_crit: ScaleInterval
+    rows: list[ScaleRow]
+    passes_b_crit: ScaleInterval  # fewest devices whose batch exceeds B_crit, with its interval
+    pays_up_to: ScaleInterval  # most devices that each do at least half of a single one's work
     fastest: int
     notes: list[Note]
 
-    def rows_for_people(self) -> list[Row]:
+    def rows_for_people(self) -> list[ScaleRow]:
         """Return the rows; of many, powers of two, the last, and those in the plan."""
         if len(self.rows) <= SHOWN_ROWS:
             return self.rows
@@ -229,7 +229,7 @@ class ScalePlan(Plan):
 
 def plan_devices(asked: ScaleRequest) -> ScalePlan:
     """Return the plan, for devices that divide a fixed batch. Needs ``alpha_s``, ``beta_s``, ``b_crit``."""
-    b_crit = Interval(estimate=asked.b_crit, low=asked.b_crit_low, high=asked.b_crit_high)
+    b_crit = ScaleInterval(estimate=asked.b_crit, low=asked.b_crit_low, high=asked.b_crit_high)
     rows = device_rows(asked, asked.b_crit or 1.0)
     pays_up_to = _range(b_crit, lambda value: _pays(device_rows(asked, value)))
     return ScalePlan(
@@ -246,16 +246,16 @@ def plan_devices(asked: ScaleRequest) -> ScalePlan:
     )
 
 
-def device_rows(asked: ScaleRequest, b_crit: float) -> list[Row]:
+def device_rows(asked: ScaleRequest, b_crit: float) -> list[ScaleRow]:
     """Return the rows for one critical batch size."""
-    found: list[Row] = []
+    found: list[ScaleRow] = []
     for count in range(1, asked.devices + 1):
         if (share := asked.share(count)) is not None:
             found.append(_row(count, share, asked, b_crit, found[0] if found else None))
     return found
 
 
-def _row(devices: int, share: int, asked: ScaleRequest, b_crit: float, single: Row | None) -> Row:
+def _row(devices: int, share: int, asked: ScaleRequest, b_crit: float, single: ScaleRow | None) -> ScaleRow:
     micro, steps = _split(share, asked.max_micro)
     compute = steps * ((asked.alpha_s or 0.0) + (asked.beta_s or 0.0) * micro)
     exposed = asked.exposed_seconds(devices, compute)
@@ -269,7 +269,7 @@ def _row(devices: int, share: int, asked: ScaleRequest, b_crit: float, single: R
     seconds = None if total is None else total / throughput
     hours = None if seconds is None else devices * seconds / SECONDS_PER_HOUR
     price = asked.price_per_device_hour
-    return Row(
+    return ScaleRow(
         devices=devices,
         batch=batch,
         micro_batch=micro,
@@ -288,10 +288,10 @@ def _row(devices: int, share: int, asked: ScaleRequest, b_crit: float, single: R
     )
 
 
-def _range(b_crit: Interval, devices_at: Callable[[float], int | None]) -> Interval:
+def _range(b_crit: ScaleInterval, devices_at: Callable[[float], int | None]) -> ScaleInterval:
     ends = (b_crit.estimate, b_crit.low, b_crit.high)
     estimate, low, high = (None if end is None else devices_at(end) for end in ends)
-    return Interval(estimate=estimate, low=low, high=high)
+    return ScaleInterval(estimate=estimate, low=low, high=high)
 
 
 def _passes(asked: ScaleRequest, b_crit: float) -> int | None:
@@ -300,11 +300,11 @@ def _passes(asked: ScaleRequest, b_crit: float) -> int | None:
     return 1 if (asked.batch or 0) > b_crit else None
 
 
-def _pays(rows: Sequence[Row]) -> int:
+def _pays(rows: Sequence[ScaleRow]) -> int:
     return [rows[0], *itertools.takewhile(lambda row: row.efficiency >= PAYS, rows[1:])][-1].devices
 
 
-def _remarks(asked: ScaleRequest, rows: Sequence[Row], pays_up_to: Interval) -> Iterator[str]:
+def _remarks(asked: ScaleRequest, rows: Sequence[ScaleRow], pays_up_to: ScaleInterval) -> Iterator[str]:
     batch, b_crit = asked.batch, asked.b_crit or 0.0
     if batch is not None and len(rows) < asked.devices:
         yield (
@@ -327,10 +327,10 @@ BEYOND = 8  # factor by which the batch sizes extend past the marks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class ScalePoint:
     """A batch size's ``row`` on one device; time and samples relative to the least."""
 
-    row: Row
+    row: ScaleRow
     relative_time: float
     relative_samples: float
 
@@ -339,8 +339,8 @@ class Point:
 class TradeOff:
     """Powers of two with their costs."""
 
-    points: Sequence[Point]
-    fastest: Point  # takes the least time
+    points: Sequence[ScalePoint]
+    fastest: ScalePoint  # takes the least time
     optimum: float  # √(B_crit·α/β), without accumulation
     b_crit: float
 
@@ -358,7 +358,7 @@ def plan_trade_off(asked: ScaleRequest) -> TradeOff:
     rows = [device_rows(one, b_crit)[0] for one in requests]
     seconds = [row.relative_samples / row.samples_per_s for row in rows]
     points = [
-        Point(
+        ScalePoint(
             row=row,
             relative_time=one / min(seconds),
             relative_samples=row.relative_samples / rows[0].relative_samples,

@@ -17,7 +17,7 @@ from bssearch.planning.claims import Note, notes_on
 from bssearch.planning.memory.numbers import what_fits
 from bssearch.planning.memory.parameters import FORMATS, parameter_bytes
 from bssearch.planning.memory.plan import GIB
-from bssearch.planning.memory.request import HEADROOM, MemoryRequest
+from bssearch.planning.memory.request import HEADROOM, MemoryPlanRequest
 from bssearch.planning.requests import Count, Finite, Name, Parameters, Plan, Positive, Request, planned, require
 from bssearch.records.scaling import rule_of_optimizer
 from bssearch.registry import Option
@@ -127,10 +127,10 @@ class StartRequest(Request):
         return self.workload.endswith(".py")
 
     @property
-    def memory(self) -> MemoryRequest:
+    def memory(self) -> MemoryPlanRequest:
         """The memory plan's input; a spec's sgd has momentum."""
         kept = "momentum" if self.optimizer == "sgd" else self.optimizer
-        return MemoryRequest(parameters=self.parameters, precision=self.precision, optimizer=kept)
+        return MemoryPlanRequest(parameters=self.parameters, precision=self.precision, optimizer=kept)
 
     @property
     def sample_bytes(self) -> float:

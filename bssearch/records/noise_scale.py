@@ -58,7 +58,7 @@ class Pass:
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
+class NoiseScaleInterval:
     """Noise scale in samples with its 95 % interval: unbounded without ``high``, unknown without ``low``."""
 
     scale: float | None = None
@@ -79,7 +79,9 @@ def gradient_noise(passes: Sequence[Pass], seconds: float | None = None) -> Grad
         return GradientNoise(seconds=seconds)
     plain = [moments(one, one.plain) for one in passes]
     adam = [moments(one, one.adam) for one in passes if one.adam is not None]
-    found, preconditioned = (estimate(pairs) if len(pairs) >= FEWEST_PASSES else Interval() for pairs in (plain, adam))
+    found, preconditioned = (
+        estimate(pairs) if len(pairs) >= FEWEST_PASSES else NoiseScaleInterval() for pairs in (plain, adam)
+    )
     return _noise(found, preconditioned, _means(plain), _means(adam), passes=len(passes), seconds=seconds)
 
 
@@ -107,15 +109,15 @@ Means = tuple[float | None, float | None]
 """(tr Σ, ‖G‖²)."""
 
 
-def _pooled(rows: Sequence[tuple[int | None, float | None, float | None]]) -> tuple[Interval, Means]:
+def _pooled(rows: Sequence[tuple[int | None, float | None, float | None]]) -> tuple[NoiseScaleInterval, Means]:
     known = [
         (passes, trace, square) for passes, trace, square in rows if passes and trace is not None and square is not None
     ]
     if not known:
-        return Interval(), (None, None)
+        return NoiseScaleInterval(), (None, None)
     weights, values = np.array([row[0] for row in known], dtype=np.float64), np.array([row[1:] for row in known])
     trace, square = np.average(values, axis=0, weights=weights).tolist()
-    found = _of_trials(values, weights) if len(known) >= FEWEST_TRIALS else Interval()
+    found = _of_trials(values, weights) if len(known) >= FEWEST_TRIALS else NoiseScaleInterval()
     return found, (trace, square)
 
 
@@ -127,8 +129,8 @@ def _means(pairs: Sequence[tuple[float, float]]) -> Means:
 
 
 def _noise(
-    plain: Interval,
-    adam: Interval,
+    plain: NoiseScaleInterval,
+    adam: NoiseScaleInterval,
     means: Means,
     adam_means: Means,
     *,
@@ -158,7 +160,7 @@ def moments(one: Pass, norms: Norms) -> tuple[float, float]:
     return trace, norms.big - trace * (big - 1 / one.samples)
 
 
-def estimate(pairs: Sequence[tuple[float, float]]) -> Interval:
+def estimate(pairs: Sequence[tuple[float, float]]) -> NoiseScaleInterval:
     """Mean tr Σ / mean ‖G‖² over consecutive passes, with its 95 % interval.
 
     The interval holds each θ for which mean(tr Σ − θ‖G‖²) is within t standard errors of zero (a quadratic). A negative
@@ -169,7 +171,7 @@ def estimate(pairs: Sequence[tuple[float, float]]) -> Interval:
     return _fieller(values.mean(axis=0), _covariance_of_means(values, block), len(values) / block - 1, unit)
 
 
-def _of_trials(moments: Numbers, weights: Numbers) -> Interval:
+def _of_trials(moments: Numbers, weights: Numbers) -> NoiseScaleInterval:
     """Linearised ratio (Cochran 1977, ch. 6); t has (Σw)²/Σw² − 1 degrees of freedom (Kish 1965)."""
     values, unit = _scaled(moments)
     shares = weights / weights.sum()
@@ -185,7 +187,7 @@ def _scaled(values: Numbers) -> tuple[Numbers, Numbers]:
     return values / unit, unit
 
 
-def _fieller(means: Numbers, covariance: Numbers, freedom: float, unit: Numbers) -> Interval:
+def _fieller(means: Numbers, covariance: Numbers, freedom: float, unit: Numbers) -> NoiseScaleInterval:
     covariance = covariance * student_t(freedom) ** 2
     trace, square, ratio = means[0], max(means[1], 0.0), unit[0] / unit[1]
     # a·θ² − 2b·θ + c ≤ 0
@@ -195,8 +197,8 @@ def _fieller(means: Numbers, covariance: Numbers, freedom: float, unit: Numbers)
     upper_root = b + math.sqrt(max(0.0, b**2 - a * c))
     if a > 0:
         low = max(0.0, c / upper_root) if upper_root > 0 else 0.0
-        return Interval(float(trace / square * ratio), float(low * ratio), float(upper_root / a * ratio))
-    return Interval(low=float(c / upper_root * ratio)) if c > 0 and upper_root > 0 else Interval()
+        return NoiseScaleInterval(float(trace / square * ratio), float(low * ratio), float(upper_root / a * ratio))
+    return NoiseScaleInterval(low=float(c / upper_root * ratio)) if c > 0 and upper_root > 0 else NoiseScaleInterval()
 
 
 def _covariance_of_means(values: Numbers, block: int) -> Numbers:

@@ -176,7 +176,7 @@ def with_visits(probes: Iterable[ProbeRecord], visits: Sequence[Visit]) -> list[
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class TrialPace:
     """Step seconds of a whole trial: wall, without waits for a CPU, and of the reference kernel."""
 
     steps: float
@@ -191,10 +191,10 @@ class Pace:
         return self.steps / (self.steps + (STEP_DEVIATION / VISIT_DEVIATION) ** 2)
 
 
-def pool_paces(paces: Mapping[Key, Sequence[Pace]], compared: Collection[Key]) -> dict[Key, PooledStepTime[Key]]:
+def pool_paces(paces: Mapping[Key, Sequence[TrialPace]], compared: Collection[Key]) -> dict[Key, PooledStepTime[Key]]:
     """Step time of each kind of configuration, without waits for a CPU, from its trials.
 
-    A geometric mean weighted by `Pace.weight`, of uncontended trials alone if every ``compared`` kind has
+    A geometric mean weighted by `TrialPace.weight`, of uncontended trials alone if every ``compared`` kind has
     `UNDISTURBED`. The kernel's pace is a midmean: robust to disturbed trials.
     """
     alone = {key: [one for one in found if not one.contended] for key, found in paces.items()}

@@ -1,6 +1,6 @@
 """Isolated step times of all batch sizes, each in the largest micro-batch that fits.
 
-Batch sizes are visited in rounds, so that a temporary slowdown does not affect a single one.
+Visits go round all batch sizes, so that a temporary slowdown affects them alike.
 """
 
 from __future__ import annotations
@@ -33,22 +33,21 @@ from bssearch.storage.repository import Store
 from bssearch.training.course import probe_record
 
 SECONDS_LIMIT = 0.25
-"""Maximum seconds of steps per visit."""
+"""Per visit."""
 
 FIRST_VISITS = 2
-"""Visits before trials; a spread needs two."""
+"""A spread needs two."""
 
 COMPARING_VISITS = 3
-"""Visits before confirmation."""
+"""Before confirmation."""
 
 MOST_VISITS = 6
-"""Maximum visits if the step time is doubtful."""
 
 STANDARD_ERRORS = 2
-"""Step times within this many standard errors may be equal."""
+"""Step times within it may be equal."""
 
 TOLERANCE = 1.1
-"""A step time this many times that of uncontended trials is doubtful."""
+"""On the step time of uncontended trials."""
 
 
 def missing_step_times(
@@ -240,7 +239,7 @@ def confirm_out_of_memory(
                 MemoryRequest(configuration=alone, threads=spec.executor.threads, reserve=True)
             )
         except BSSearchError as error:
-            tell(f"whether a micro-batch of {size} fits could not be tried again: {error}")
+            tell(f"could not retry whether a micro-batch of {size} fits: {error}")
             break
         store.probes.save_memory(spec.name, environment, found)
         if found.fits:
@@ -367,17 +366,17 @@ def _devices_that_agree(
     try:
         found = executor.step_times_by_device(request)
     except LaunchError as error:
-        tell(f"step times are taken on one device: on another they cannot be: {error}")
+        tell(f"step times are measured on one device, because another failed: {error}")
         return None
     seconds = {device: one.step_seconds for device, one in found.items() if one.step_seconds and not one.contended}
     if len(seconds) < len(found) or alone.step_seconds is None:
         return None
     usual = statistics.median(seconds.values())
     for device, ratio in _apart(seconds, usual).items():
-        tell(f"step times are taken on one device: a step on {device} takes {ratio:.3g} times as long as on the others")
+        tell(f"step times are measured on one device: a step on {device} takes {ratio:.3g} times as long as on others")
     slower = _apart({"all": usual}, alone.step_seconds)
     if slower:
-        tell(f"step times are taken on one device: with all at work a step takes {slower['all']:.3g} times as long")
+        tell(f"step times are measured on one device: with all at work a step takes {slower['all']:.3g} times as long")
     return None if slower or _apart(seconds, usual) else executor
 
 

@@ -1,7 +1,7 @@
 """Driver of a study: reports events of store and executor to the engine and executes its actions.
 
-Several drivers may share a study. The store rejects a trial if another one started since the driver's decision; a
-rejected driver then locks the study before each decision.
+The store rejects a trial if another driver started one since the decision; the rejected driver then locks the study
+before each decision.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from bssearch.search.calibration import (
 from bssearch.search.engine import (
     CONTINUE,
     Action,
-    Claim,
+    ClaimConfirmation,
     Engine,
     Failed,
     Finished,
     NextRun,
     Release,
     SearchEnded,
-    Settle,
+    SettlePaused,
     Start,
     Tell,
     TimeSteps,
@@ -68,23 +68,22 @@ from bssearch.storage.revisions import Changes
 NOTHING_SAVED = frozenset[int](), 0
 
 TIMING = "time steps"
-"""Claim for timing steps: one driver of a study at a time."""
+"""Claim to time steps."""
 
 POLL_SECONDS = 0.2
-"""Maximum wait for executor events; delays Ctrl-C."""
+"""Delays Ctrl-C."""
 
 LOOK_SECONDS = 1.0
-"""Interval between looks at the store while idle."""
 
 
 FLUSH_SECONDS = 1.0
-"""Interval between writes of observations; a crash loses at most this."""
+"""A crash loses at most this."""
 
 FINDING_SHARE = 0.02
-"""Maximum share of time that a study's drivers spend on recomputing its answer."""
+"""Maximum share of the drivers' time for the answer."""
 
 FINDING_SECONDS = 0.02
-"""Initial estimate of the time per answer."""
+"""First estimate."""
 
 
 class Recorder:
@@ -275,11 +274,11 @@ class Driver:
                     self._next_look = time.monotonic() + LOOK_SECONDS
                 case TimeSteps(to_compare):
                     self._time_steps(COMPARING_VISITS if to_compare else self._first_visits)
-                case Claim():
+                case ClaimConfirmation():
                     self._do(self.engine.claimed(self._leases.take(self._confirming)))
                 case Release():
                     self._leases.give_back(self._confirming)
-                case Settle():
+                case SettlePaused():
                     trials = [trial for one in action.numbers if (trial := self.engine.history.trial(one)) is not None]
                     self._checkpoints.settle(trials, action.state, for_disk=action.for_disk)
                     self._refresh()
@@ -374,7 +373,7 @@ class Driver:
         lost = self._leases.mark_lost()
         if lost:
             numbers = ", ".join(map(str, lost))
-            self.listener.note(f"lost with their driver, to be tried again: trial {numbers}")
+            self.listener.note(f"driver died; retrying trials {numbers}")
         self._looked = time.monotonic()
 
     def _note_wait(self, wait: Wait) -> None:
@@ -454,9 +453,7 @@ class Driver:
         self._dropped.discard(trial.number)
         self._drop(refused)
         if is_lost:
-            self.listener.note(
-                f"trial {trial.number} was taken over by another driver; what it measured here is left out"
-            )
+            self.listener.note(f"another driver took over trial {trial.number}; its measurements here are discarded")
             return
         self.listener.ended(trial, self.engine.history)
         self._find_saved()

@@ -51,7 +51,7 @@ class TimeSteps:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class ClaimConfirmation:
     """Request this host's right to confirm; `Engine.claimed` follows."""
 
 
@@ -61,7 +61,7 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
-class Settle:
+class SettlePaused:
     """End paused trials of this driver and of dead ones; with ``for_disk`` (too many bytes), of any driver."""
 
     numbers: Sequence[int]
@@ -106,7 +106,19 @@ class Failed:
     error: BSSearchError
 
 
-Action = Start | TimeSteps | Claim | Release | TrialStop | Settle | Wait | SearchEnded | Tell | Finished | Failed
+Action = (
+    Start
+    | TimeSteps
+    | ClaimConfirmation
+    | Release
+    | TrialStop
+    | SettlePaused
+    | Wait
+    | SearchEnded
+    | Tell
+    | Finished
+    | Failed
+)
 
 
 CONTINUE = "run the same command again to continue"
@@ -132,7 +144,7 @@ class PlansTrials(Protocol):
 MakePlanner = Callable[[StudySpec, History, PruningController, Sampler], PlansTrials]
 
 
-class Stage(StrEnum):
+class EngineStage(StrEnum):
     """State of the engine; CLAIM waits for the right to confirm, REPEAT makes confirmation or planned runs."""
 
     SEARCH = "search"
@@ -183,7 +195,7 @@ class Engine:
         self._searches = next_run is None
         self._next_run: NextRun = next_run or confirmation.next_run
         self._phase = phase
-        self._stage = Stage.SEARCH if self._searches else Stage.CLAIM
+        self._stage = EngineStage.SEARCH if self._searches else EngineStage.CLAIM
         self._running: dict[int, Running] = {}
         self._is_new = True
         self._was_timed = False
@@ -214,24 +226,24 @@ class Engine:
         return self._running[number].last
 
     def claimed(self, granted: bool) -> list[Action]:
-        """Handle the reply to a `Claim`."""
+        """Handle the reply to a `ClaimConfirmation`."""
         if not granted:
-            return [Wait(for_claim=self._stage is Stage.CLAIM)]
+            return [Wait(for_claim=self._stage is EngineStage.CLAIM)]
         self._has_claim = True
-        if self._stage is Stage.CLAIM:
-            self._stage = Stage.REPEAT
+        if self._stage is EngineStage.CLAIM:
+            self._stage = EngineStage.REPEAT
         return []
 
     def slot_free(self, now: float) -> list[Action]:
         """Fill a free slot; ``now`` is in seconds since 1970."""
         self.history.now = now
-        if self._stage in {Stage.STOPPING, Stage.DONE}:
+        if self._stage in {EngineStage.STOPPING, EngineStage.DONE}:
             return []
         if not self._was_timed or self.history.untimed:
             return [Wait()] if self._running else [TimeSteps()]
-        if self._stage is Stage.CLAIM:
-            return [Claim()]
-        if self._stage is Stage.REPEAT:
+        if self._stage is EngineStage.CLAIM:
+            return [ClaimConfirmation()]
+        if self._stage is EngineStage.REPEAT:
             return self._repeat()
         plan, self._ending = self._planner.next_trial()
         if plan is None:
@@ -248,16 +260,16 @@ class Engine:
         if others:
             return [Wait(for_others=tuple(others))]
         actions = self._settle()
-        self._stage = Stage.CLAIM
+        self._stage = EngineStage.CLAIM
         if self._next_run(self.history) is not None:
             actions.append(TimeSteps(to_compare=True))
-        return [*actions, Claim()]
+        return [*actions, ClaimConfirmation()]
 
     def _fill(self) -> list[Action]:
         plan = self._next_run(self.history) if self._slots_apart else None
         if plan is None:
             return [Wait()]
-        return [Start(plan)] if self._has_claim else [Claim()]
+        return [Start(plan)] if self._has_claim else [ClaimConfirmation()]
 
     def _repeat(self) -> list[Action]:
         slots = self._slots if self._slots_apart and self._searches else 1
@@ -276,18 +288,18 @@ class Engine:
             return [Release(), *self._done()]
         end = confirmation.in_vain if self.spec.confirm.max_runs is None else confirmation.ending
         told = end(self.history)
-        self._stage, self._has_repeated = Stage.SEARCH, True
+        self._stage, self._has_repeated = EngineStage.SEARCH, True
         return [*([] if told is None else [Tell(told)]), Release()]
 
     def _done(self) -> list[Action]:
-        self._stage = Stage.DONE
+        self._stage = EngineStage.DONE
         return [Finished()]
 
     def _settle(self) -> list[Action]:
         paused = self.history.in_state(TrialState.PAUSED)
         cut_short = [trial.number for trial in paused if trial.uncapped or is_interrupted(trial)]
         others = [trial.number for trial in paused if trial.number not in cut_short]
-        settled = [Settle(cut_short, TrialState.CANCELLED), Settle(others, TrialState.PRUNED)]
+        settled = [SettlePaused(cut_short, TrialState.CANCELLED), SettlePaused(others, TrialState.PRUNED)]
         ended = [] if self._ending is None else [SearchEnded(self._ending)]
         return [*ended, *(one for one in settled if one.numbers)]
 
@@ -331,7 +343,7 @@ class Engine:
         actions += [Tell(line) for line in lines_about(trial, self.history)]
         if not (trial.is_refused and not running.plan.is_new_search):
             actions += self._failed(self._refusals.of(trial, self.history))
-        if self._stage is Stage.STOPPING and not self._running:
+        if self._stage is EngineStage.STOPPING and not self._running:
             actions += self._stopped()
         return actions
 
@@ -386,7 +398,7 @@ class Engine:
         if size <= self.spec.pruner.checkpoint_gib * 2**30:
             return []
         number = self.pruning.least_promising()
-        return [] if number is None else [Settle([number], TrialState.PRUNED, for_disk=True)]
+        return [] if number is None else [SettlePaused([number], TrialState.PRUNED, for_disk=True)]
 
     def can_save(self) -> list[Action]:
         """Allow pausing again."""
@@ -402,7 +414,7 @@ class Engine:
 
     def interrupted(self) -> list[Action]:
         """Pause or cancel running trials, then fail with `InterruptedRunError`."""
-        self._stage = Stage.STOPPING
+        self._stage = EngineStage.STOPPING
         if not self._running:
             return self._stopped()
         return [
@@ -412,13 +424,13 @@ class Engine:
         ]
 
     def _stopped(self) -> list[Action]:
-        self._stage = Stage.DONE
+        self._stage = EngineStage.DONE
         return [Failed(InterruptedRunError("stopped; every trial is stored", hint=CONTINUE))]
 
     def _failed(self, error: BSSearchError | None) -> list[Action]:
         if error is None:
             return []
-        self._stage = Stage.DONE
+        self._stage = EngineStage.DONE
         return [Failed(error)]
 
 

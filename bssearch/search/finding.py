@@ -10,10 +10,10 @@ from typing import Any
 from pydantic import BaseModel, ValidationError, ValidatorFunctionWrapHandler, field_validator
 
 from bssearch.analysis.answer import NO_NEXT_STEP, Answer
-from bssearch.analysis.law.quick import QuickAnswer, QuickPrior, promise_of
+from bssearch.analysis.build_answer import at_target, build_answer, easier_target, refuse_another_target
+from bssearch.analysis.law.quick import Promise, QuickAnswer, QuickPrior
 from bssearch.analysis.notices import about_versions, retargeted
 from bssearch.analysis.objectives.base import objective_of
-from bssearch.analysis.report import at_target, build_answer, easier_target, refuse_another_target
 from bssearch.errors import TargetNotReachedError, UsageError
 from bssearch.records import Configuration, TrialRecord, model_parameters
 from bssearch.records.step_times import step_seconds_of, with_step_time
@@ -23,7 +23,7 @@ from bssearch.spec.reader import spec_of
 from bssearch.storage.repository import Store
 
 ANSWERS = 19
-"""Cache version; increase it when equal trials give another answer."""
+"""Increase it when equal trials give another answer."""
 
 
 class SearchEnd(BaseModel):
@@ -111,13 +111,13 @@ def compute_answer(
         refuse_another_target(objective_of(spec))
     if target is None or target == study.target.value:
         found, quick = build_answer(study, spec, trials, probes, memory, uses, noise), stored_quick(store, name)
-        promise = None if quick is None else promise_of(quick, found)
+        promise = None if quick is None else _promise_of(quick, found)
         return found.model_copy(update={"quick": promise, "warnings": [*found.warnings, *about_versions(versions)]})
     if spec.is_imported:
         raise UsageError(
-            f"the runs of study {name!r} were imported without learning curves: when they reached "
-            f"{study.target.metric} {target:g} is not known",
-            hint="import them again with that target, where their table has the steps and seconds to it",
+            f"the runs of study {name!r} were imported without learning curves, so the time to "
+            f"{study.target.metric} {target:g} is unknown",
+            hint="import them again with that target, if their table has the steps and seconds to it",
         )
     easier = easier_target(study.target, target)
     curves = store.trials.curves(name, [trial.number for trial in trials])
@@ -133,3 +133,21 @@ def compute_answer(
     found = build_answer(replace(study, target=easier), spec, moved, probes, memory, uses, noise)
     warnings = [retargeted(study.target), *found.warnings, *about_versions(versions)]
     return found.model_copy(update={"warnings": warnings, **NO_NEXT_STEP})
+
+
+def _promise_of(quick: QuickAnswer, answer: Answer) -> Promise | None:
+    """Quick answer beside a confirmed answer; None before confirmation."""
+    best = answer.optimal.batch_size
+    if not any(row.confirmed and row.batch_size == best for row in answer.batches):
+        return None
+    (low, high), flat, size = quick.interval, answer.flat_range, quick.optimal.batch_size
+    times = {row.batch_size: row.time_to_target_s.median for row in answer.batches if row.time_to_target_s is not None}
+    return Promise(
+        batch_size=size,
+        interval=quick.interval,
+        gain=quick.gain,
+        found_batch_size=best,
+        found_flat_range=flat,
+        holds=low <= flat[1] and flat[0] <= high,
+        time_ratio=times[size] / times[best] if times.get(best) and size in times else None,
+    )

@@ -1,4 +1,4 @@
-"""Leases and heartbeats: which driver runs a trial or holds a claim, and whether it is alive."""
+"""Which driver runs a trial or holds a claim, and whether it is alive."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ LEASE_SECONDS = 60.0
 HEARTBEAT_SECONDS = 15.0
 
 LONGEST_LOOK = 2 * HEARTBEAT_SECONDS
-"""Longest gap in seconds that counts between two looks; after a longer one the database was unreachable."""
+"""After a longer gap the database was unreachable."""
 
 GONE_AFTER = 2 * LEASE_SECONDS
-"""Seconds without renewal after which a driver counts as dead, even if its process exists."""
+"""A driver without renewal counts as dead, even if its process exists."""
 
 PROC = Path("/proc")
 

@@ -1,7 +1,4 @@
-"""Read specs from YAML, TOML or dicts; errors name file, line and field.
-
-YAML is restricted to values of bounded size.
-"""
+"""Read specs from YAML, TOML or dicts; YAML values have bounded size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Column types, their checks, and the mapping of records to columns."""
+"""Column types, checks, and the mapping of records to columns."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ NAMING_CONVENTION = {
 
 
 class UtcDateTime(TypeDecorator[datetime]):
-    """Aware datetimes in UTC, on SQLite too."""
+    """Aware datetimes in UTC."""
 
     impl = DateTime(timezone=True)
     cache_ok = True
@@ -84,13 +84,13 @@ class FiniteFloat(TypeDecorator[float]):
 
 
 class StorableText(TypeDecorator[str]):
-    """Text; NUL (invalid in PostgreSQL) and lone surrogates become replacement characters."""
+    """Text; NUL and lone surrogates become replacement characters."""
 
     impl = Text
     cache_ok = True
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
-        """Replace what no database stores."""
+        """Replace characters that no database stores."""
         if value is None:
             return None
         return value.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode("utf-8")
@@ -103,7 +103,7 @@ class Sentences(TypeDecorator[tuple[str, ...]]):
     cache_ok = True
 
     def process_bind_param(self, value: tuple[str, ...] | None, dialect: Dialect) -> str | None:
-        """Join sentences; their line breaks become spaces."""
+        """Join sentences."""
         return None if value is None else "\n".join(" ".join(sentence.split()) for sentence in value)
 
     def process_result_value(self, value: str | None, dialect: Dialect) -> tuple[str, ...] | None:
@@ -112,7 +112,7 @@ class Sentences(TypeDecorator[tuple[str, ...]]):
 
 
 def enum(kind: type[StrEnum], name: str) -> Enum:
-    """Return a text type with a CHECK of its values, equal on every database."""
+    """Return a text type with a CHECK of its values."""
     return Enum(
         kind,
         name=name,
@@ -134,10 +134,7 @@ def not_negative(*columns: str) -> list[CheckConstraint]:
 
 
 def are_finite(*columns: ColumnElement[float] | InstrumentedAttribute[float]) -> ColumnElement[bool]:
-    """Return the condition that columns are finite, for rows that another program may have written.
-
-    SQLite and PostgreSQL store infinities; PostgreSQL sorts NaN above all numbers.
-    """
+    """Return the condition that columns are finite: other programs may store infinities or NaN."""
     return and_(*(column <= LARGEST for column in columns))
 
 
@@ -172,7 +169,7 @@ def _sqlite_now(element: database_now, compiler: SQLCompiler, **options: Any) ->
 
 
 class database_started(FunctionElement[datetime]):  # noqa: N801 - it reads as the SQL function that it is
-    """Start of the server; NULL on SQLite."""
+    """The server's start; NULL on SQLite."""
 
     type = UtcDateTime()
     inherit_cache = True
@@ -204,12 +201,11 @@ PREFIXES: Mapping[type, str] = {
     DeviceUse: "",
     StepTimeError: "error_",
 }
-"""Column prefixes of nested records."""
 
 
 @cache
 def layout(record_type: type) -> dict[str, type | None]:
-    """Return the record's fields with the types of nested records, else None."""
+    """Return field names with their nested record types, if any."""
     hints = typing.get_type_hints(record_type)
     return {field.name: _nested(hints[field.name]) for field in fields(record_type)}
 
@@ -220,7 +216,7 @@ def _nested(hint: object) -> type | None:
 
 
 def column_types(record_type: type, *, without: str | None = None) -> dict[str, Any]:
-    """Return the columns of a record's fields with their types, in order."""
+    """Return a record's column types in order."""
     hints = typing.get_type_hints(record_type)
     found: dict[str, Any] = {}
     for name, nested in layout(record_type).items():
@@ -232,7 +228,7 @@ def column_types(record_type: type, *, without: str | None = None) -> dict[str, 
 
 
 def to_columns(record: DataclassInstance, prefix: str = "") -> dict[str, Any]:
-    """Return column values, without nested records that are None."""
+    """Return column values without missing nested records."""
     columns: dict[str, Any] = {}
     for name, nested in layout(type(record)).items():
         value = getattr(record, name)

@@ -1,4 +1,4 @@
-"""An open database: transactions, retries, and the ids behind names."""
+"""An open database: transactions, retries and ids."""
 
 from __future__ import annotations
 
@@ -25,18 +25,17 @@ from bssearch.storage.connection.urls import masked, shown
 from bssearch.storage.models import EnvironmentRow, StudyRow
 from bssearch.storage.statements import insert_if_absent, no_study
 
+# Seconds: longer than a server takes to restart or be replaced.
 RETRY_FOR_S = 900.0
-"""Longer than a server takes to restart or be replaced."""
 
 FIRST_WAIT_S = 0.5
 LONGEST_WAIT_S = 10.0
-"""Pause before the second try, and the longest later one."""
 
 
 class Patience:
-    """Retries work that lost its connection, with growing random pauses, for `RETRY_FOR_S`.
+    """Retries work after a lost connection, with growing random pauses, for `RETRY_FOR_S`.
 
-    Threads may share it; ``notify`` reports a loss and a return once.
+    Threads may share it. ``notify`` reports a loss and a return once.
     """
 
     def __init__(self, where: str, notify: Callable[[str], None]) -> None:
@@ -47,7 +46,7 @@ class Patience:
         self._over = threading.Event()
 
     def end(self) -> None:
-        """Stop retrying; current and future calls fail immediately."""
+        """Fail current and future calls immediately."""
         self._over.set()
 
     def run(self, work: Callable[[], Result]) -> Result:
@@ -117,13 +116,12 @@ Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 Notify = Callable[[str], None]
 
+# The server ends a silent driver's lock on a study after this time.
 LONGEST_TURN_SECONDS = 10.0
-"""The server ends a silent driver's lock on a study after this time."""
 
+# Longest pause before a turn on SQLite. Writers poll for the lock every 100 ms: without the pause, one of 8 drivers
+# never started a trial.
 SPREAD_SECONDS = 0.1
-"""Longest pause before a turn on SQLite. Writers poll for the lock every 100 ms: without the pause, one of 8 drivers
-never started a trial.
-"""
 
 
 _STUDY_ID = select(StudyRow.id).where(StudyRow.name == bindparam("name"))
@@ -131,7 +129,7 @@ _LOCKED_STUDY_ID = _STUDY_ID.with_for_update()
 
 
 class _Turn(threading.local):
-    """A thread's locking transaction; None before the lock and after the first write."""
+    # A thread's locking transaction; no connection before the lock and after the first write.
 
     connection: Connection | None = None
     ending = ExitStack()
@@ -191,7 +189,7 @@ class Database:
             return {name: study_id for name, study_id in connection.execute(select(StudyRow.name, StudyRow.id))}
 
     def close(self) -> None:
-        """Close all connections; waiting calls in other threads fail."""
+        """Close all connections and stop retrying."""
         self.patience.end()
         self._engine.dispose()
 
@@ -208,11 +206,11 @@ class Database:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a call waits for an unreachable server."""
+        """Whether a call is retrying."""
         return self.patience.is_waiting
 
     def give_up(self) -> None:
-        """Stop retrying, also in future calls."""
+        """Fail current and future retries."""
         self.patience.end()
 
     def reading(self) -> AbstractContextManager[Connection]:
@@ -220,18 +218,18 @@ class Database:
         return self._in_turn() or reading(self._engine)
 
     def looking(self) -> AbstractContextManager[Connection]:
-        """Open a connection for independent statements; saves messages."""
+        """Open a connection for independent statements."""
         return self._in_turn() or looking(self._engine)
 
     @contextmanager
     def reading_study(self, name: str) -> Iterator[tuple[Connection, int]]:
-        """Open a transaction that sees one state of the database; yield it with a study's id."""
+        """Open a reading transaction; yield it with a study's id."""
         with self.reading() as connection:
             yield connection, self.study_id(connection, name)
 
     @contextmanager
     def writing(self) -> Iterator[Connection]:
-        """Open a transaction that commits on exit; it ends this thread's turn."""
+        """Open a transaction that commits on exit and ends this thread's turn."""
         if not self._write:
             raise DatabaseError(f"{self.masked_url} was opened read-only")
         held, self._turn.connection = self._turn.connection, None
@@ -244,7 +242,7 @@ class Database:
 
     @contextmanager
     def turn(self, study: str) -> Iterator[None]:
-        """Lock a study for this thread until its first write, which joins the transaction and commits it.
+        """Lock a study for this thread until its first write, which commits the transaction.
 
         A server ends the lock after `LONGEST_TURN_SECONDS` of silence; the write then retries in a new transaction.
         """
@@ -267,7 +265,6 @@ class Database:
             self._end_turn()
 
     def _in_turn(self) -> AbstractContextManager[Connection] | None:
-        """This thread's turn, for reading; a turn ends with its connection."""
         connection = self._turn.connection
         return None if connection is None else self._reading_in(connection)
 
@@ -287,11 +284,8 @@ class Database:
                 raise _TurnOver
 
     def on_study(self, name: str, work: Callable[[Connection, int], Result]) -> Result:
-        """Run ``work`` on a locked study, in one transaction, and retry it.
-
-        The id is kept for retries: the first try may have renamed or deleted the study.
-        """
-        study_id: int | None = None
+        """Run ``work`` on a locked study in one transaction, with retries."""
+        study_id: int | None = None  # kept for retries: the first try may have renamed or deleted the study
 
         def once() -> Result:
             nonlocal study_id
@@ -309,7 +303,7 @@ class Database:
         return self._found(connection, name, _STUDY_ID)
 
     def lock_study(self, connection: Connection, name: str) -> int:
-        """Lock a study's row until the transaction ends; return its id."""
+        """Lock a study's row; return its id."""
         return self._found(connection, name, _LOCKED_STUDY_ID)
 
     def _found(self, connection: Connection, name: str, query: Select[Any]) -> int:
@@ -321,7 +315,7 @@ class Database:
         return study_id
 
     def environment_id(self, connection: Connection, environment: Environment) -> int:
-        """Return an environment's id; store it if new."""
+        """Return an environment's id, storing it if new."""
         if environment in self._environment_ids:
             return self._environment_ids[environment]
         digest = environment_digest(environment)
@@ -334,7 +328,7 @@ class Database:
 
 
 class StorePart:
-    """A part of the store, on its database."""
+    """A part of the store."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -344,7 +338,7 @@ class StorePart:
 def patiently(
     method: Callable[Concatenate[Any, Parameters], Result],
 ) -> Callable[Concatenate[Any, Parameters], Result]:
-    """Make an idempotent method retry while the server is unreachable."""
+    """Retry an idempotent method while the server is unreachable."""
 
     @wraps(method)
     def patient(self: Database | StorePart, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
@@ -354,9 +348,9 @@ def patiently(
 
 
 def environment_digest(environment: Environment) -> str:
-    """Return the digest that equal environments share; later fields count only if known."""
+    """Return the digest of equal environments."""
     told = json.loads(to_json(environment))
-    for name in ("git_dirty", "libraries"):
+    for name in ("git_dirty", "libraries"):  # later fields count only if known
         if told[name] in (None, []):
             del told[name]
     return hashlib.sha256(json.dumps(told, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

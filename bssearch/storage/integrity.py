@@ -1,4 +1,4 @@
-"""Finds rows of a study that bssearch cannot have stored; used only after an error.
+"""Search for rows that bssearch cannot have stored, after an error.
 
 SQLite accepts any type in any column; PostgreSQL does not.
 """
@@ -48,24 +48,24 @@ from bssearch.storage.models import (
     VisitRow,
 )
 
+# Bounds of measured numbers are this and its inverse.
 LARGEST = 1e300
-"""Bound of measured numbers; its inverse is the lower one."""
 
 LARGEST_WHOLE = 2**62
 
+# Columns of JSON objects of booleans, numbers, texts and nulls.
 OF_SCALARS = frozenset({"parameters", "sampled", "further_test_metrics"})
-"""Columns of JSON objects of booleans, numbers, texts and nulls."""
 
 LONGEST = 60
 
 
 def is_scalar(value: object) -> bool:
-    """Return whether a value is a `bssearch.records.ParameterValue`."""
+    """Return whether a value is a `ParameterValue`."""
     return value is None or isinstance(value, bool | int | float | str)
 
 
 def first_fault(connection: Connection, study_id: int) -> str | None:
-    """Describe the first invalid row; None if all are valid."""
+    """Describe the first invalid row, or return None."""
     for table, words, label, scope in _rows_of(study_id):
         for column in table.columns:
             value = type_coerce(column, NullType())
@@ -172,6 +172,6 @@ def _is_ours(found: Any, is_of_scalars: bool) -> bool:
 
 
 def shown(value: object) -> str:
-    """Return a short text of the value."""
+    """Return a value's short text."""
     text = "nothing" if value is None else repr(value)
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"

@@ -1,4 +1,4 @@
-"""Leases: the owner of a running trial or claim, and its expiry by the database's clock.
+"""Leases of running trials and claims, by the database's clock.
 
 An owner with an expired lease counts as gone, unless its process is known to live.
 """
@@ -20,18 +20,15 @@ from bssearch.storage.models import ClaimRow, ObservationRow, TrialRow
 from bssearch.storage.revisions import mark_changed
 from bssearch.storage.statements import end_trial, is_running
 
+# Seconds without expiries after a server's start: longer than a driver's pause between tries.
 RESTART_GRACE_S = 60.0
-"""Seconds after a server's start without expiries: longer than a driver's pause between tries."""
 
+# Returns None if unknown.
 IsAlive = Callable[[str], bool | None]
-"""None if unknown."""
 
 
 def ended_by(connection: Connection) -> datetime:
-    """Return the time up to which leases have expired; never soon after a server's start.
-
-    No driver can renew a lease while the server is down.
-    """
+    """Return the time up to which leases have expired; never soon after a server's start."""
     time, started = connection.execute(select(database_now(), database_started())).one()
     if started is not None and time < started + timedelta(seconds=RESTART_GRACE_S):
         return datetime.min.replace(tzinfo=UTC)
@@ -39,7 +36,6 @@ def ended_by(connection: Connection) -> datetime:
 
 
 def _mark_lost(connection: Connection, study_id: int, *, is_alive: IsAlive) -> list[int]:
-    """End the trials of dead owners, and of unknown ones with expired leases; return their numbers."""
     owners = connection.scalars(select(TrialRow.lease_owner).where(*is_running(study_id)).distinct()).all()
     known = {owner: is_alive(owner) for owner in owners if owner is not None}
     dead = {owner for owner, alive in known.items() if alive is False}
@@ -84,7 +80,7 @@ def _last_seen(connection: Connection, trial_id: int) -> dict[str, Any]:
 
 
 def check_idle(connection: Connection, study_id: int, name: str, doing: str) -> None:
-    """Raise `UsageError` if a live lease holds a trial or claim of the study."""
+    """Raise `UsageError` if a live lease holds a trial or claim."""
     ended = ended_by(connection)
     running = connection.execute(
         select(TrialRow.number, TrialRow.lease_owner, TrialRow.lease_expires_at)
@@ -112,7 +108,7 @@ class LeaseStore(StorePart):
     """Leases of running trials and claims."""
 
     def heartbeat(self, study: str, owner: str, lease_seconds: float) -> None:
-        """Extend the owner's leases to ``lease_seconds`` from now."""
+        """Extend an owner's leases to ``lease_seconds`` from now."""
 
         def extend(connection: Connection, study_id: int) -> None:
             expires_at = now(connection) + timedelta(seconds=lease_seconds)
@@ -140,17 +136,11 @@ class LeaseStore(StorePart):
         return found
 
     def mark_lost(self, study: str, *, is_alive: IsAlive) -> list[int]:
-        """End trials of dead owners as lost; return their numbers.
-
-        If ``is_alive`` returns None (unknown), the lease decides.
-        """
+        """End trials of dead owners; return their numbers. The lease decides if ``is_alive`` returns None."""
         return self._database.on_study(study, partial(_mark_lost, is_alive=is_alive))
 
     def claim(self, study: str, name: str, *, owner: str, lease_seconds: float, is_alive: IsAlive) -> bool:
-        """Claim a task that one driver does at a time; return whether the owner has it.
-
-        A claim lasts until its lease ends or its owner dies.
-        """
+        """Claim a task for one driver, until its lease ends or it dies; return whether it succeeded."""
 
         def take(connection: Connection, study_id: int) -> bool:
             place = ClaimRow.study_id == study_id, ClaimRow.name == name
@@ -169,7 +159,7 @@ class LeaseStore(StorePart):
         return self._database.on_study(study, take)
 
     def release(self, study: str, name: str, *, owner: str) -> None:
-        """Release a claim of this owner."""
+        """Release an owner's claim."""
 
         def delete_own(connection: Connection, study_id: int) -> None:
             connection.execute(

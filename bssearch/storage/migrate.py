@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 REVISIONS: Final = ("0001_initial",)
 
+# Pre-release revisions without an upgrade path; their study files can be imported.
 UNRELEASED: Final = frozenset(f"{number:04d}" for number in range(1, 17))
-"""Pre-release revisions without an upgrade path; their study files can be imported."""
 
 SCHEMA_HEAD: Final = REVISIONS[-1]
 VERSION_TABLE: Final = "bss_alembic_version"
@@ -47,7 +47,7 @@ _EXISTS = frozenset({"42P07", "23505"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upgrade:
-    """Revisions before and after (equal: no change), and the backup."""
+    """Revisions before and after, and the backup."""
 
     before: str | None
     after: str
@@ -59,7 +59,7 @@ class Upgrade:
 
 
 def current(database: str | URL | Engine) -> str | None:
-    """Return the revision; None without bssearch tables."""
+    """Return the revision, or None."""
     if isinstance(database, Engine):
         return _current(database)
     engine = create_engine_for(database, write=False)
@@ -70,7 +70,7 @@ def current(database: str | URL | Engine) -> str | None:
 
 
 def check(database: str | URL | Engine) -> None:
-    """Raise `SchemaError` unless the schema is this version's."""
+    """Raise `SchemaError` for another revision."""
     name = shown(database.url if isinstance(database, Engine) else parse_url(database))
     _refuse_another(current(database), name)
 
@@ -90,8 +90,7 @@ def _refuse_another(revision: str | None, name: str) -> None:
 def prepare(engine: Engine, notify: Callable[[str], None]) -> None:
     """Upgrade a SQLite file, or check a server, for writing.
 
-    ``notify`` reports the upgrade of a non-empty file. For a server, raises `SchemaError` if outdated, `DatabaseError`
-    if the login lacks a right.
+    ``notify`` reports an upgrade. Raises `SchemaError` if a server is outdated, `DatabaseError` if a right is missing.
     """
     if sqlite_file(engine.url) is None:
         _refuse_another(_current(engine, to_write=True), shown(engine.url))
@@ -108,8 +107,7 @@ def prepare(engine: Engine, notify: Callable[[str], None]) -> None:
 def upgrade(url: str | URL, roles: Roles | None = None) -> Upgrade:
     """Upgrade the schema in one transaction, after a backup of a SQLite file.
 
-    ``roles`` creates roles on a server; existing roles get the rights on new tables. Concurrent calls wait
-    for `bssearch.storage.connection.locks.LONGEST_WAIT_S`.
+    ``roles`` creates roles on a server. Concurrent calls wait for `bssearch.storage.connection.locks.LONGEST_WAIT_S`.
 
     Raises:
         SchemaError: if a newer version wrote the database.
@@ -156,7 +154,7 @@ def _upgrade(connection: Connection, before: str | None, roles: Roles | None) ->
 
 
 def refuse_roles_of_a_file(url: URL) -> None:
-    """Raise `UsageError` for a SQLite file: it has no roles."""
+    """Raise `UsageError` for a SQLite file."""
     path = sqlite_file(url)
     if path is not None:
         raise UsageError(
@@ -166,7 +164,7 @@ def refuse_roles_of_a_file(url: URL) -> None:
 
 
 def is_ours(name: str | None, kind: str, parents: object) -> bool:
-    """Limit Alembic to our tables, because programs share databases."""
+    """Limit Alembic to our tables."""
     return kind != "table" or (name is not None and name.startswith("bss_") and name != VERSION_TABLE)
 
 
@@ -217,7 +215,7 @@ def _refuse_unknown(revision: str, name: str) -> None:
 
 
 def _refuse_other_roles(connection: Connection, roles: Roles) -> None:
-    """Raise `UsageError` for roles with another prefix, because they would keep their rights."""
+    # Roles with another prefix would keep their rights.
     there = found_roles(connection, VERSION_TABLE)
     if there not in {None, roles}:
         raise UsageError(
@@ -270,7 +268,7 @@ def _run_migrations(connection: Connection) -> None:
 
 
 def beside_tables() -> list[str]:
-    """Return PostgreSQL's statements beside tables: each revision's ``POSTGRESQL``."""
+    """Return each revision's ``POSTGRESQL`` statements."""
     from alembic.script import ScriptDirectory
 
     revisions = reversed(list(ScriptDirectory.from_config(_config()).walk_revisions()))

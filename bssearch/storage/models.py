@@ -1,6 +1,6 @@
 """The tables. Columns have the names of records' fields (see `bssearch.storage.columns`).
 
-Times are UTC; bytes and counts are integers. JSON is only for user-defined keys.
+Times are UTC. JSON is only for user-defined keys.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ UNFINISHED = "state IN ('queued', 'running')"
 
 
 class ProbeKind(StrEnum):
-    """The kind of a probe."""
+    """Kinds of probes."""
 
     MEMORY = "memory"
     STEP_TIME = "step_time"
@@ -86,7 +86,7 @@ _ENUMS: Mapping[type[StrEnum], str] = {
 
 
 class Base(DeclarativeBase):
-    """Base of all tables; a table has a column for each field of the records that it ``holds``."""
+    """Base of all tables, with a column for each field of the records that a table ``holds``."""
 
     __table__: ClassVar[Table]
     metadata = MetaData(naming_convention=NAMING_CONVENTION)
@@ -126,11 +126,11 @@ class EnvironmentRow(Base, holds=(Environment,)):
 
 
 class StudyRow(Base, holds=(NewStudy,)):
-    """Studies; the first environment binds a study to a kind of device.
+    """Studies.
 
     ``revision`` counts changes; ``rewritten_at_revision`` is the last that deleted or rewrote rows,
-    ``probed_at_revision`` the last with a probe. PostgreSQL sets ``login``: only that login and owners may rename,
-    archive or delete the study.
+    ``probed_at_revision`` the last with a probe. On PostgreSQL only ``login`` and owners may rename, archive or delete
+    the study.
     """
 
     __tablename__ = "bss_study"
@@ -155,11 +155,9 @@ class StudyRow(Base, holds=(NewStudy,)):
 
 
 class TrialRow(Base, holds=(TrialRecord,)):
-    """Trials: configuration, lease while running, outcome.
+    """Trials: configuration, lease while running, outcome (zeros before the end).
 
-    ``plan_id`` identifies the last plan that started or queued the trial; a stored plan never starts again.
-    ``revision`` is that of the last change. Before the end, outcome columns hold zeros; a resumed trial keeps
-    ``contended``.
+    ``plan_id`` is the last plan that started or queued the trial; ``revision`` that of the last change.
     """
 
     __tablename__ = "bss_trial"
@@ -226,7 +224,7 @@ class ObservationRow(Base, holds=(Observation,)):
 
 
 class ProbeRow(Base, holds=(StepTime, NoiseMeasurement)):
-    """Measurements of a batch size and split in an environment.
+    """Measurements by batch size and split.
 
     Memory probes have ``batch_size`` = ``micro_batch_size``; only noise scales have ``step`` and ``metric``.
     """
@@ -262,7 +260,7 @@ class ProbeRow(Base, holds=(StepTime, NoiseMeasurement)):
 
 
 class VisitRow(Base, holds=(Visit,)):
-    """Step times by visit; append-only, numbered within an environment."""
+    """Step times by visit, numbered within an environment; append-only."""
 
     __tablename__ = "bss_visit"
     __table_args__ = (
@@ -287,7 +285,7 @@ class VisitRow(Base, holds=(Visit,)):
 
 
 class FindingRow(Base):
-    """Answers; ``stamp`` is the study's when the answer was made."""
+    """Answers, with the study's ``stamp`` at that time."""
 
     __tablename__ = "bss_finding"
 
@@ -298,7 +296,7 @@ class FindingRow(Base):
 
 
 class LogRow(Base):
-    """The last lines of a trial's worker."""
+    """The end of a trial's output."""
 
     __tablename__ = "bss_log"
 
@@ -307,7 +305,7 @@ class LogRow(Base):
 
 
 class ClaimRow(Base):
-    """Leases for tasks that one driver does at a time."""
+    """Leases for tasks of one driver."""
 
     __tablename__ = "bss_claim"
 
@@ -318,7 +316,7 @@ class ClaimRow(Base):
 
 
 class BranchRow(Base, holds=(BranchMeasurement,)):
-    """Branches; append-only. ``digest`` covers all that determines the result."""
+    """Branches, by a digest of all inputs; append-only."""
 
     __tablename__ = "bss_branch"
     __table_args__ = (

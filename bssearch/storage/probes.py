@@ -1,4 +1,4 @@
-"""Probes: step times, memory, gradient noise scales and branches."""
+"""Probes: step times, memory, noise scales and branches."""
 
 from __future__ import annotations
 
@@ -48,16 +48,16 @@ def _timed_model(spec: object) -> ModelParameters:
 
 
 class ProbeStore(StorePart):
-    """Measurements of a study outside its trials."""
+    """Measurements outside trials."""
 
     def __init__(self, database: Database) -> None:
         super().__init__(database)
         self._known_step_times: dict[int, tuple[tuple[object, ...], list[ProbeRecord]]] = {}
 
     def add_step_time(self, study: str, environment: Environment, probe: ProbeRecord, visit: int | None = None) -> int:
-        """Store a visit's step time and return the visit's number; stored visits stay unchanged.
+        """Store a visit's step time; return the visit's number (``visit=None``: a new visit).
 
-        ``visit=None`` starts a visit, numbered under the study's lock. The first visit fixes the evaluation cadence.
+        Stored visits stay unchanged. The first visit fixes the evaluation cadence.
         """
         number = visit
 
@@ -95,9 +95,9 @@ class ProbeStore(StorePart):
 
     @patiently
     def by_batch_size(self, study: str, environment: Environment | None = None) -> dict[int, ProbeRecord]:
-        """Return step times by batch size, over all visits.
+        """Return step times by batch size over all visits, for the largest timed split within `memory_boundary`.
 
-        Each is for the largest timed split within `memory_boundary`, which trials use; sizes without one are left out.
+        Sizes without such a split are left out.
         """
         with self._database.reading_study(study) as (connection, study_id):
             rows = connection.execute(PROBES.where(ProbeRow.study_id == study_id)).mappings()
@@ -107,12 +107,12 @@ class ProbeStore(StorePart):
 
     @patiently
     def step_times(self, study: str) -> list[ProbeRecord]:
-        """Return every split's step time, oldest first."""
+        """Return all splits' step times, oldest first."""
         with self._database.reading() as connection:
             return list(self._step_times(connection, counters(connection, study)))
 
     def _step_times(self, connection: Connection, now: Counters) -> list[ProbeRecord]:
-        """Cache until the next measurement, because every read of trials needs step times."""
+        # Cached until the next measurement, because every read of trials needs step times.
         study_id, as_of = now.study_id, now.measured_as_of
         if study_id not in self._known_step_times or self._known_step_times[study_id][0] != as_of:
             rows = connection.execute(PROBES.where(ProbeRow.study_id == study_id)).mappings()
@@ -123,7 +123,7 @@ class ProbeStore(StorePart):
     def timed(
         self, connection: Connection, study_id: int, trials: Sequence[TrialRecord], now: Counters | None = None
     ) -> list[TrialRecord]:
-        """Return trials with steps × the step time over all visits so far.
+        """Return trials with steps × the step time over all visits.
 
         Trials with another model keep their stored product: only the default's model was timed.
         """
@@ -139,9 +139,9 @@ class ProbeStore(StorePart):
     def memory_boundary(self, study: str, environment: Environment | None = None) -> MemoryBoundary:
         """Return the micro-batch sizes that fit; default: the largest device a trial ran on.
 
-        All probes and out-of-memory trials of this kind of device count. A size with one such trial is ignored if a
-        later probe in a separate process fitted it or a larger size. Sizes too large count from devices with at least
-        as much memory; sizes that fit, from devices with at most as much.
+        Probes and out-of-memory trials count. A size with a single out-of-memory trial is ignored if a later probe in a
+        separate process fitted this or a larger size. Sizes too large count from devices with at least as much memory;
+        sizes that fit, from devices with at most as much.
         """
         with self._database.reading_study(study) as (connection, study_id):
             return self._boundary(connection, study_id, environment)
@@ -164,7 +164,7 @@ class ProbeStore(StorePart):
         return None if row is None else from_columns(Environment, row)
 
     def save_memory(self, study: str, environment: Environment, memory: MemoryUse) -> None:
-        """Store whether a micro-batch size fits, replacing an earlier result."""
+        """Store or replace whether a micro-batch size fits."""
         columns = {
             "batch_size": memory.micro_batch_size,
             "micro_batch_size": memory.micro_batch_size,
@@ -177,7 +177,7 @@ class ProbeStore(StorePart):
 
     @patiently
     def memory(self, study: str, environment: Environment) -> list[MemoryUse]:
-        """Return memory probes of equal devices by micro-batch size, one per host."""
+        """Return memory probes of equal devices by micro-batch size."""
         with self._database.reading_study(study) as (connection, study_id):
             query = MEMORY.where(
                 ProbeRow.study_id == study_id,
@@ -195,19 +195,19 @@ class ProbeStore(StorePart):
             ]
 
     def save_noise(self, study: str, environment: Environment, noise: NoiseMeasurement) -> None:
-        """Store a gradient noise scale, replacing an earlier one."""
+        """Store or replace a gradient noise scale."""
         columns = {"steps_timed": 0, "out_of_memory": False, **to_columns(noise)}
         self._replace(study, environment, ProbeKind.NOISE_SCALE, columns)
 
     @patiently
     def noise(self, study: str) -> list[NoiseMeasurement]:
-        """Return probed noise scales, newest first."""
+        """Return noise scales, newest first."""
         with self._database.reading_study(study) as (connection, study_id):
             query = NOISE.where(ProbeRow.study_id == study_id)
             return [from_columns(NoiseMeasurement, row) for row in connection.execute(query).mappings()]
 
     def add_branch(self, study: str, environment: Environment, branch: BranchMeasurement) -> None:
-        """Store a branch unless its digest exists in this environment."""
+        """Store a branch unless already stored."""
 
         def save(connection: Connection, study_id: int) -> None:
             place = {"study_id": study_id, "environment_id": self._database.environment_id(connection, environment)}
@@ -219,7 +219,7 @@ class ProbeStore(StorePart):
     def branches(
         self, study: str, environment: Environment, digests: Collection[str] | None = None
     ) -> list[BranchMeasurement]:
-        """Return branches in an environment, oldest first; ``digests`` limits them."""
+        """Return branches, oldest first; ``digests`` limits them."""
         columns = [BranchRow.__table__.c[name] for name in column_types(BranchMeasurement)]
         with self._database.reading_study(study) as (connection, study_id):
             query = select(*columns).where(BranchRow.study_id == study_id).order_by(BranchRow.id)
@@ -256,10 +256,7 @@ class ProbeStore(StorePart):
 def _ran_out(
     connection: Connection, study_id: int, kind: Sequence[ColumnElement[bool]]
 ) -> list[tuple[int, int | None]]:
-    """Return (micro-batch size, device memory) of out-of-memory trials, without chance failures.
-
-    Other processes, or earlier trials in the process, may have held the memory.
-    """
+    # Without chance failures: other processes, or earlier trials in the process, may have held the memory.
     trials = connection.execute(MICRO_BATCHES_TOO_LARGE.where(TrialRow.study_id == study_id, *kind)).all()
     if all(count > 1 for _, _, count, _ in trials):
         return [(size, memory) for size, memory, _, _ in trials]

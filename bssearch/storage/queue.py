@@ -1,4 +1,4 @@
-"""The queue: submitted studies by priority, then age, and their workers."""
+"""Submitted studies by priority, then age, and their workers."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class WorkerRow(Base):
 
 
 def _columns(row: type[Base], names: Iterable[str], json: str) -> list[ColumnElement[Any]]:
-    """Return columns with JSON as text, so that each row is parsed separately."""
+    # JSON as text, so that each row is parsed separately.
     table = row.__table__
     return [cast(table.c[name], Text).label(name) if name == json else table.c[name] for name in names]
 
@@ -88,10 +88,11 @@ def _columns(row: type[Base], names: Iterable[str], json: str) -> list[ColumnEle
 def _are_moments(
     *columns: InstrumentedAttribute[datetime] | InstrumentedAttribute[datetime | None],
 ) -> ColumnElement[bool]:
-    """Return the condition for null or valid datetimes; PostgreSQL has infinities and later years."""
+    # PostgreSQL has infinities and later years than Python.
     return and_(*(or_(column.is_(None), column.between(EARLIEST, LATEST)) for column in columns))
 
 
+# In order of arrival, without rows of invalid numbers or times.
 SUBMISSIONS = (
     select(*_columns(SubmissionRow, (one.name for one in fields(Submission)), json="values"))
     .where(
@@ -100,14 +101,13 @@ SUBMISSIONS = (
     )
     .order_by(SubmissionRow.id)
 )
-"""In order of arrival, without rows of invalid numbers or times."""
 
+# Most recently seen first, without rows of invalid times.
 WORKERS = (
     select(*_columns(WorkerRow, (one.name for one in fields(WorkerRecord) if one.name != "is_here"), json="templates"))
     .where(_are_moments(WorkerRow.seen_at, WorkerRow.left_at, WorkerRow.serving_since))
     .order_by(WorkerRow.seen_at.desc())
 )
-"""Most recently seen first, without rows of invalid times."""
 
 
 def submission_record(row: RowMapping) -> Submission:
@@ -130,11 +130,11 @@ def _value(stored: str) -> Any:
         return stored
 
 
+# A worker counts as gone after four missed heartbeats.
 SEEN_WITHIN_S = 60.0
-"""A worker counts as gone after four missed heartbeats."""
 
+# Absent workers' rows stay, because `submit` needs their templates.
 FORGOTTEN_AFTER = timedelta(days=7)
-"""Absent workers' rows stay, because `submit` needs their templates."""
 
 _MAY_BECOME = {
     SubmissionState.PAUSED: (SubmissionState.WAITING,),
@@ -147,7 +147,7 @@ class QueueStore(StorePart):
     """Stores the queue."""
 
     def submit(self, new: NewSubmission) -> Submission:
-        """Queue a study, or requeue the owner's finished submission of the template with new values.
+        """Queue a study, or requeue the owner's finished submission with new values.
 
         Raises `UsageError` if the name is invalid or taken.
         """
@@ -183,7 +183,7 @@ class QueueStore(StorePart):
 
     @patiently
     def submissions(self) -> list[Submission]:
-        """Return all submissions in order of arrival."""
+        """Return submissions in order of arrival."""
         with self._database.reading() as connection:
             return [submission_record(row) for row in connection.execute(SUBMISSIONS).mappings()]
 
@@ -197,7 +197,7 @@ class QueueStore(StorePart):
     def unsettled(self) -> dict[str, list[int]]:
         """Return the running and paused trials that workers left in cancelled studies.
 
-        Trials run or paused outside the queue do not count.
+        Trials that were started outside the queue do not count.
         """
         of_cancelled = (
             select(SubmissionRow.name, TrialRow.number, TrialRow.lease_owner)
@@ -219,9 +219,9 @@ class QueueStore(StorePart):
 
     @patiently
     def set_state(self, name: str, state: SubmissionState, reason: str) -> Submission:
-        """Pause, cancel or requeue a submission and return it.
+        """Pause, cancel or requeue a submission.
 
-        Raises `NotFoundError`, or `UsageError` if its state does not allow the change.
+        Raises `NotFoundError`, or `UsageError` if the submission's state does not allow the change.
         """
         with self._database.writing() as connection:
             _lock(connection)
@@ -236,13 +236,13 @@ class QueueStore(StorePart):
 
     @patiently
     def waiting(self) -> list[str]:
-        """Return the names of submissions to serve, in order."""
+        """Return submissions to serve, in order."""
         with self._database.reading() as connection:
             return [one.name for one in _waiting(connection)]
 
     @patiently
     def keep_worker(self, worker: WorkerRecord) -> None:
-        """Store a worker; delete those not seen for `FORGOTTEN_AFTER`."""
+        """Store a worker; delete those absent for `FORGOTTEN_AFTER`."""
         row = {one.name: getattr(worker, one.name) for one in fields(WorkerRecord) if one.name not in _OF_SHIFTS}
         row["templates"] = {name: dict(types) for name, types in worker.templates.items()}
         with self._database.writing() as connection:
@@ -260,7 +260,7 @@ class QueueStore(StorePart):
 
     @patiently
     def beat(self, worker: str, *, left: bool = False) -> None:
-        """Record a heartbeat or an orderly exit."""
+        """Record a heartbeat or exit."""
         with self._database.writing() as connection:
             values: dict[str, Any] = {"seen_at": now(connection)}
             if left:
@@ -269,9 +269,9 @@ class QueueStore(StorePart):
 
     @patiently
     def begin_shift(self, worker: str, eligible: Collection[str]) -> Submission | None:
-        """Choose which ``eligible`` submission a worker serves next, if any.
+        """Return the submission that a worker serves next, or None.
 
-        A worker keeps its waiting submission: an earlier try was committed, or the end of its shift was lost.
+        A worker keeps its waiting submission: an earlier try was committed, or the end of the shift was lost.
         """
         with self._database.writing() as connection:
             _lock(connection)
@@ -289,7 +289,7 @@ class QueueStore(StorePart):
 
     @patiently
     def renew_shift(self, worker: str, eligible: Collection[str], used: float) -> bool:
-        """Add slot seconds; return False if another submission comes first."""
+        """Add slot seconds; False if another submission comes first."""
         with self._database.writing() as connection:
             name = _add_served(connection, worker, used)
             first = _first(_waiting(connection), eligible)
@@ -301,7 +301,7 @@ class QueueStore(StorePart):
     ) -> None:
         """End a shift of ``used`` slot seconds; set the state of a submission that is still waiting.
 
-        If it stays waiting, ``reason`` says why this worker did not finish it.
+        ``reason`` says why the worker did not finish the study.
         """
         with self._database.writing() as connection:
             name = _add_served(connection, worker, used)
@@ -313,7 +313,7 @@ class QueueStore(StorePart):
 
 
 def refuse_queued(connection: Connection, name: str, doing: str) -> None:
-    """Raise `UsageError` if a study is queued: a worker would recreate it under its old name."""
+    """Raise `UsageError` if queued: a worker would recreate the study."""
     state = connection.scalar(select(SubmissionRow.state).where(SubmissionRow.name == name))
     if state is not None and not state.is_over:
         raise UsageError(
@@ -330,7 +330,7 @@ def rename_submission(connection: Connection, old: str, new: str) -> None:
 
 
 def forget_submission(connection: Connection, name: str) -> None:
-    """Delete a submission to free its name."""
+    """Delete a submission."""
     connection.execute(delete(SubmissionRow).where(SubmissionRow.name == name))
 
 
@@ -338,7 +338,7 @@ _OF_SHIFTS = frozenset({"seen_at", "serving", "serving_since", "is_here"})
 
 
 def _process(owner: str) -> str:
-    """The process part of a driver's or worker's name (see `bssearch.search.leases`)."""
+    # See `bssearch.search.leases` for the names of drivers and workers.
     return owner.rpartition("/")[0]
 
 
@@ -381,10 +381,7 @@ def _first(waiting: Iterable[Submission], eligible: Collection[str]) -> Submissi
 
 
 def _add_served(connection: Connection, worker: str, used: float) -> str | None:
-    """Add slot seconds to the worker's submission; return its name.
-
-    None if it was resubmitted during the shift, whose values were the old ones.
-    """
+    # None if it was resubmitted during the shift, whose values were the old ones.
     _lock(connection)
     row = connection.execute(select(WorkerRow.serving, WorkerRow.serving_since).where(WorkerRow.name == worker)).first()
     one = None if row is None or row.serving is None else _found(connection, row.serving)

@@ -1,4 +1,4 @@
-"""The store, made of parts. Each method is one transaction."""
+"""The store. Each method is one transaction."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 def open_store(url: str | URL | None = None, *, write: bool = True, notify: Notify | None = None) -> Store:
     """Open the database at ``url``, else at ``BSSEARCH_DB_URL``, else the file in the current folder.
 
-    ``write`` creates or upgrades a SQLite file; otherwise it must exist and stays untouched. ``notify`` receives
-    one-line messages: schema upgraded, connection lost, connection back.
+    ``write`` creates or upgrades a SQLite file. ``notify`` receives one-line messages about upgrades and the
+    connection.
 
     Raises:
         UsageError: if the URL is malformed.
@@ -43,7 +43,7 @@ def open_store(url: str | URL | None = None, *, write: bool = True, notify: Noti
 
 
 def check_writable(url: str | None = None) -> None:
-    """Raise the error of `open_store` if nothing could be stored. Opens and creates no file."""
+    """Raise the error of `open_store` if nothing could be stored; change no file."""
     engine = create_engine_for(database_url(url))
     try:
         if sqlite_file(engine.url) is None:
@@ -53,10 +53,10 @@ def check_writable(url: str | None = None) -> None:
 
 
 class Transfer(StorePart):
-    """Copies of whole studies. Modules are imported on use: most commands need none."""
+    """Copies of whole studies."""
 
     def import_finished(self, studies: Sequence[FinishedStudy]) -> None:
-        """Store studies with finished trials, all or none; raise `UsageError` if a name is taken."""
+        """Store all studies or none; raise `UsageError` if a name is taken."""
         tried_at: datetime | None = None
 
         def add() -> None:
@@ -72,12 +72,9 @@ class Transfer(StorePart):
         self.patience.run(add)
 
     def write(self, study: str, path: Path) -> Sequence[int]:
-        """Write a study to a file, whole or not at all; return its running trials, which are left out.
+        """Write a study to a file; return its running trials, which are left out.
 
-        Raises:
-            NotFoundError: if the study does not exist.
-            UsageError: if the file cannot be written.
-            DatabaseError: if a row is invalid.
+        Raises `NotFoundError`; `UsageError` if the file cannot be written; `DatabaseError` for an invalid row.
         """
         from bssearch.storage.transfer.study_file import write_study
 
@@ -86,7 +83,7 @@ class Transfer(StorePart):
         return copy.running
 
     def read(self, names: Collection[str] | None, source: str) -> list[Copy]:
-        """Read named studies, or all not archived, in one state of the database, without running trials.
+        """Read named studies, or all not archived, without running trials.
 
         ``source`` names the database in messages. Raises `NotFoundError`, or `DatabaseError` for an invalid row.
         """
@@ -100,8 +97,7 @@ class Transfer(StorePart):
     def join(self, copies: Sequence[Copy], *, name: str | None = None, dry_run: bool = False) -> list[Joined]:
         """Insert missing rows in one transaction; return their counts.
 
-        The first study is called ``name`` if new. Raises `UsageError` for a contradiction
-        (`bssearch.storage.transfer.joining`) or a taken name.
+        A new first study is called ``name``. Raises `UsageError` for a contradiction or a taken name.
         """
         from bssearch.storage.transfer.joining import join, wait_for_others
 

@@ -1,8 +1,7 @@
-"""A study's revision: a counter that changes of its trials and probes raise.
+"""A study's revision: a counter of changes of its trials and probes.
 
-Change and increment share a transaction that locks the study's row. So changes commit in revision order, and a reader
-of a revision has seen all earlier ones. Heartbeats and observations of running trials do not count: every driver would
-reread all running trials each second.
+Each change locks the study's row, so a reader of a revision has seen all earlier changes. Heartbeats and observations
+of running trials do not count: every driver would reread all running trials each second.
 """
 
 from __future__ import annotations
@@ -39,11 +38,9 @@ _ENDED = select(TrialRow.number).where(*_AMONG, TrialRow.state != TrialState.RUN
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
-    """Trials that changed since a revision, and the current one.
+    """Trials that changed since a revision: stored, started, resumed, ended, or observed after the end.
 
-    Trials change when stored, started, resumed or ended, or observed after their end. ``is_rewritten``: rows were
-    deleted or rewritten, ``trials`` holds all, and readers discard theirs. ``has_new_probes``: step times may differ
-    after a probe or a trial out of memory.
+    ``is_rewritten``: rows were deleted or rewritten; ``trials`` holds all. ``has_new_probes``: step times may differ.
     """
 
     revision: int
@@ -58,14 +55,14 @@ def raise_revision(connection: Connection, study_id: int) -> int:
 
 
 def mark_changed(connection: Connection, study_id: int, numbers: Collection[int]) -> None:
-    """Give changed trials, if any, a new revision."""
+    """Give changed trials a new revision."""
     if numbers:
         changed = {"of_study": study_id, "numbers": list(numbers)}
         connection.execute(_CHANGED, {**changed, "revision": raise_revision(connection, study_id)})
 
 
 def mark_observed(connection: Connection, study_id: int, numbers: Collection[int]) -> None:
-    """Mark finished trials that received observations as changed."""
+    """Mark finished trials with new observations as changed."""
     ended = connection.scalars(_ENDED, {"of_study": study_id, "numbers": list(numbers)})
     mark_changed(connection, study_id, ended.all())
 
@@ -77,17 +74,14 @@ def mark_probed(connection: Connection, study_id: int) -> None:
 
 
 def mark_rewritten(connection: Connection, study_id: int) -> None:
-    """Make readers reread everything.
-
-    Every deletion of trials or observations from a remaining study must call this.
-    """
+    """Make readers reread everything; required after deleting trials or observations."""
     revision = raise_revision(connection, study_id)
     connection.execute(update(StudyRow).where(StudyRow.id == study_id).values(rewritten_at_revision=revision))
 
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """The change counters."""
+    """A study's counters."""
 
     study_id: int
     created_at: datetime
@@ -97,12 +91,12 @@ class Counters:
 
     @property
     def measured_as_of(self) -> tuple[datetime, int, int]:
-        """Changes with every measurement, and differs for a later study with the same id."""
+        """Changes with every measurement; differs for a later study with the same id."""
         return self.created_at, self.probed_at_revision, self.rewritten_at_revision
 
 
 def counters(connection: Connection, study: str | int) -> Counters:
-    """Return the counters of a study; raise `NotFoundError`."""
+    """Return a study's counters; raise `NotFoundError`."""
     query, value = (_OF_ID, study) if isinstance(study, int) else (_OF_NAME, study)
     row = connection.execute(query, {"study": value}).first()
     if row is None:
@@ -111,11 +105,9 @@ def counters(connection: Connection, study: str | int) -> Counters:
 
 
 def changes(connection: Connection, study: str, since: int) -> tuple[Changes, Counters]:
-    """Return the changes since a revision (0: all) and the counters.
-
-    A revision above the study's is from a deleted study of the same name: all trials are returned.
-    """
+    """Return the changes since a revision (0: all) and the counters."""
     row = counters(connection, study)
+    # A revision above the study's is from a deleted study of the same name.
     is_rewritten = since < row.rewritten_at_revision or since > row.revision
     trials: list[TrialRecord] = []
     if row.revision != since:

@@ -1,4 +1,4 @@
-"""SQL statements shared by the parts of the store."""
+"""Shared SQL statements."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from bssearch.storage.models import (
 
 
 def _columns(row: type[Base], record_type: type, *, without: str | None = None) -> list[ColumnElement[Any]]:
-    """Use the table, because ORM attributes cost a comparison per query."""
+    # Use the table, because ORM attributes cost a comparison per query.
     return [row.__table__.c[name] for name in column_types(record_type, without=without)]
 
 
@@ -97,10 +97,10 @@ VISITS: Select[Any] = select(VisitRow.environment_id, *_columns(VisitRow, Visit)
     VisitRow.measured_at, VisitRow.id
 )
 
+# The user's program refuses the batch size; this says nothing about memory.
 IS_REFUSED = (
     (ProbeRow.kind == ProbeKind.STEP_TIME) & ProbeRow.step_seconds.is_(None) & ProbeRow.out_of_memory.is_(False)
 )
-"""The user's program refuses the batch size; this says nothing about memory."""
 
 MICRO_BATCHES_PROBED: Select[int, bool, int | None] = (
     select(ProbeRow.micro_batch_size, ProbeRow.out_of_memory, EnvironmentRow.device_memory_bytes)
@@ -110,6 +110,7 @@ MICRO_BATCHES_PROBED: Select[int, bool, int | None] = (
     .distinct()
 )
 
+# Growing batches are excluded: the size at the failure is unknown.
 MICRO_BATCHES_TOO_LARGE: Select[int, int | None, int, datetime | None] = (
     select(
         TrialRow.micro_batch_size,
@@ -121,21 +122,18 @@ MICRO_BATCHES_TOO_LARGE: Select[int, int | None, int, datetime | None] = (
     .where(TrialRow.state == TrialState.OOM, ~cast(TrialRow.parameters, Text).contains(BATCH_STAGES))
     .group_by(TrialRow.micro_batch_size, EnvironmentRow.device_memory_bytes)
 )
-"""Out-of-memory trials by size: count and last time. Growing batches are excluded: the size at the failure is unknown.
-"""
 
 MICRO_BATCHES_FITTED: Select[int, int | None, datetime] = (
     select(ProbeRow.micro_batch_size, EnvironmentRow.device_memory_bytes, ProbeRow.measured_at)
     .join(EnvironmentRow)
     .where(ProbeRow.kind == ProbeKind.MEMORY, ProbeRow.out_of_memory.is_(False))
 )
-"""Sizes that fitted in a separate process, and when."""
 
 ENVIRONMENTS: Select[Any] = select(*_columns(EnvironmentRow, Environment)).select_from(EnvironmentRow)
 
 
 def of_its_kind(environment: Environment) -> tuple[ColumnElement[bool], ...]:
-    """Conditions for environments with comparable seconds and bytes (`Environment.fingerprint`)."""
+    """Conditions for environments with comparable seconds and bytes."""
     return (
         EnvironmentRow.device_name == environment.device_name,
         EnvironmentRow.precision == environment.precision,
@@ -178,7 +176,7 @@ _ENDS_OWN = _ENDS.where(TrialRow.lease_owner == bindparam("of_owner"))
 
 
 def end_trial(connection: Connection, trial_id: int, columns: Mapping[str, Any], owner: str | None = None) -> bool:
-    """End a running trial and its lease; False if not running, or not for ``owner``. Its owner stays stored."""
+    """End a running trial and its lease; False if not running, or not for ``owner``."""
     values = {**columns, "lease_expires_at": None, "of_trial": trial_id}
     if owner is None:
         return connection.execute(_ENDS, values).rowcount == 1
@@ -233,12 +231,12 @@ def study_summary(row: RowMapping) -> StudySummary:
 
 
 def trial_record(row: RowMapping) -> TrialRecord:
-    """Build a trial from `TRIALS`; no outcome before its end."""
+    """Build a trial from `TRIALS`."""
     return from_columns(TrialRecord, row, absent=None if row["state"].is_finished else "outcome")
 
 
 def stored_trial(connection: Connection, study: str, study_id: int, number: int) -> TrialRecord:
-    """Return a trial; raise `NotFoundError` with the valid numbers."""
+    """Return a trial; raise `NotFoundError`."""
     row = connection.execute(_TRIAL, {"study_id": study_id, "number": number}).mappings().first()
     if row is None:
         raise no_trial(connection, study, study_id, number)
@@ -246,7 +244,7 @@ def stored_trial(connection: Connection, study: str, study_id: int, number: int)
 
 
 def trial_ids_of(connection: Connection, study: str, study_id: int, numbers: Collection[int]) -> dict[int, int]:
-    """Return ids by number; raise `NotFoundError` if one is missing."""
+    """Return ids by number; raise `NotFoundError`."""
     rows = connection.execute(_TRIAL_IDS, {"study_id": study_id, "numbers": list(numbers)})
     found = {number: trial_id for number, trial_id in rows}
     for number in numbers:
@@ -271,7 +269,7 @@ def held_trial_ids(
 
 
 def trial_id_of(connection: Connection, study: str, study_id: int, number: int) -> int:
-    """Return a trial's id; raise `NotFoundError` with the valid numbers."""
+    """Return a trial's id; raise `NotFoundError`."""
     return trial_ids_of(connection, study, study_id, [number])[number]
 
 

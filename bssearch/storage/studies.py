@@ -32,7 +32,7 @@ from bssearch.storage.statements import (
 
 
 def create_study(connection: Connection, study: StudyRecord, *, again: bool) -> None:
-    """Store a study; ``again``: an earlier try may have stored it. Raises `UsageError` if the name is taken."""
+    """Store a study; ``again`` allows an equal one. Raises `UsageError` if the name is taken."""
     if insert_if_absent(connection, StudyRow, to_columns(study)):
         return
     stored = connection.execute(STUDY.where(StudyRow.name == study.name)).mappings().first()
@@ -45,7 +45,7 @@ def bind_study(
 ) -> None:
     """Bind a study to a kind of device; raise `OtherDeviceError` for another kind.
 
-    ``again`` rebinds it to another environment of the same kind.
+    ``again`` replaces the environment by one of the same kind.
     """
     study = study_record(connection.execute(STUDY.where(StudyRow.id == study_id)).mappings().one())
     same_kind = study.environment is not None and study.environment.fingerprint == environment.fingerprint
@@ -64,7 +64,7 @@ def _taken(name: str) -> UsageError:
 
 
 class StudyStore(StorePart):
-    """Studies: their specs, and the kind of device that each is bound to."""
+    """Studies: specs and bound devices."""
 
     def create(self, new: NewStudy) -> StudyRecord:
         """Store a study; raise `UsageError` if the name is taken."""
@@ -82,7 +82,7 @@ class StudyStore(StorePart):
 
     @patiently
     def get(self, name: str) -> StudyRecord:
-        """Return a study; raise `NotFoundError` with similar names."""
+        """Return a study; raise `NotFoundError`."""
         found = self.find(name)
         if found is None:
             with self._database.reading() as connection:
@@ -107,12 +107,12 @@ class StudyStore(StorePart):
 
     @patiently
     def all(self) -> list[StudyRecord]:
-        """Return all studies with spec and device, oldest first."""
+        """Return all studies, oldest first."""
         with self._database.reading() as connection:
             return [study_record(row) for row in connection.execute(STUDY.order_by(StudyRow.id)).mappings()]
 
     def rename(self, old: str, new: str) -> None:
-        """Raise `UsageError` if the name is taken or invalid, or the study is running or queued."""
+        """Rename a study; raise `UsageError` if the name is invalid or taken, or the study running or queued."""
 
         def rename(connection: Connection, study_id: int) -> None:
             refuse_queued(connection, old, "renamed")
@@ -133,10 +133,7 @@ class StudyStore(StorePart):
         self._database.on_study(old, rename)
 
     def archive(self, name: str, archived: bool = True) -> None:
-        """Archive a study, or undo it; archiving twice keeps the first time.
-
-        Raises `UsageError` if the study is running or queued.
-        """
+        """Archive a study, or undo it; raise `UsageError` if it is running or queued."""
 
         def archive(connection: Connection, study_id: int) -> None:
             changed = update(StudyRow).where(StudyRow.id == study_id)
@@ -161,7 +158,7 @@ class StudyStore(StorePart):
         self._database.on_study(name, delete_all)
 
     def update_spec(self, name: str, spec: Mapping[str, object]) -> None:
-        """Replace the spec with one that asks the same question."""
+        """Replace the spec; the question must stay the same."""
 
         def replace_spec(connection: Connection, study_id: int) -> None:
             connection.execute(update(StudyRow).where(StudyRow.id == study_id).values(spec=dict(spec)))
@@ -169,7 +166,7 @@ class StudyStore(StorePart):
         self._database.on_study(name, replace_spec)
 
     def keep_spec(self, study: str, spec: Mapping[str, object]) -> str:
-        """Store a spec once; return its digest for `Lease.spec`."""
+        """Store a spec; return its digest."""
         digest = spec_digest(spec)
 
         def keep(connection: Connection, study_id: int) -> None:
@@ -181,7 +178,7 @@ class StudyStore(StorePart):
     def bind(self, name: str, environment: Environment, *, again: bool = False) -> None:
         """Bind a study to its first kind of device; raise `OtherDeviceError` for another.
 
-        ``again`` replaces the environment with this one of the same kind.
+        ``again`` replaces the environment by this one of the same kind.
         """
 
         def bind(connection: Connection, study_id: int) -> None:
@@ -201,7 +198,7 @@ class FindingStore(StorePart):
             return _stamp(connection, study_id)
 
     def save(self, study: str, stamp: str, answer: Mapping[str, object], *, is_news: bool = False) -> None:
-        """Replace the stored answer; take ``stamp`` before making the answer.
+        """Replace the answer; take ``stamp`` before making it.
 
         ``is_news``: drivers see it like a new measurement.
         """
@@ -217,7 +214,7 @@ class FindingStore(StorePart):
 
     @patiently
     def age_seconds(self, study: str) -> float:
-        """Return the age of the answer, or infinity."""
+        """Return the answer's age, or infinity."""
         with self._database.looking() as connection:
             query = select(FindingRow.found_at).where(FindingRow.study_id == self._database.study_id(connection, study))
             found_at = connection.scalar(query)
@@ -225,7 +222,7 @@ class FindingStore(StorePart):
 
     @patiently
     def last(self, study: str) -> Mapping[str, Any] | None:
-        """Return the answer, even if outdated, or None."""
+        """Return the last answer, even if outdated."""
         with self._database.looking() as connection:
             query = select(FindingRow.answer).where(FindingRow.study_id == self._database.study_id(connection, study))
             last: Mapping[str, Any] | None = connection.scalar(query)

@@ -33,10 +33,9 @@ from bssearch.storage.statements import (
     trial_record,
 )
 
+# Offset of a start from the database's clock. SQLite counts milliseconds: a trial that ends within one would look
+# imported (`TrialRecord.is_imported`: start = end).
 JUST_BEFORE = timedelta(microseconds=1)
-"""Offset of a start from the database's clock. SQLite counts milliseconds: a trial that ends within one would look
-imported (`TrialRecord.is_imported`: start = end).
-"""
 
 _STATE = select(
     func.max(TrialRow.number),
@@ -49,7 +48,7 @@ _ADDED = insert(TrialRow.__table__)
 
 
 def archived(name: str) -> UsageError:
-    """Return the error for a new trial of an archived study."""
+    """Return the error for an archived study."""
     return UsageError(
         f"the study {name!r} is archived and accepts no trials", hint=f"bssearch study archive {name} --undo"
     )
@@ -108,7 +107,7 @@ def start_trial(
 
 
 def _dequeued(plan: TrialPlan, lease: Lease, environment_id: int | None) -> dict[str, Any]:
-    """Change only micro-batches of the configuration."""
+    # Of the configuration only micro-batches change.
     return {
         "environment_id": environment_id,
         "micro_batch_size": plan.configuration.micro_batch_size,
@@ -122,7 +121,7 @@ def _dequeued(plan: TrialPlan, lease: Lease, environment_id: int | None) -> dict
 
 
 def _resumed() -> dict[str, Any]:
-    """Keep ``contended``, which applies to the whole trial."""
+    # `contended` stays, because it applies to the whole trial.
     blank = to_columns(TrialOutcome(state=TrialState.RUNNING, reason=""))
     del blank["contended"]
     return blank | {"ended_at": None, "steps_x_step_time_s": None}
@@ -135,17 +134,17 @@ _EVALUATIONS = EVALUATIONS.where(
 
 
 class TrialStore(StorePart):
-    """Trials, their observations and the last lines that they printed."""
+    """Trials, observations and logs."""
 
     def __init__(self, database: Database, probes: ProbeStore) -> None:
         super().__init__(database)
         self._probes = probes
 
     def start(self, study: str, plan: TrialPlan, *, environment: Environment, lease: Lease) -> TrialRecord | None:
-        """Start a planned trial under a lease; None if another driver was faster.
+        """Start a trial under a lease; None if another driver was faster.
 
-        A new trial gets the next number only if no trial is newer than ``plan.after``: each driver knows all earlier
-        trials. A queued or paused trial starts once, its time counts from now, and only its micro-batches may change.
+        A new trial starts only if no trial is newer than ``plan.after``: each driver knows all earlier trials. A queued
+        or paused trial starts once; only its micro-batches may change.
 
         Raises `UsageError` if the study is archived.
         """
@@ -168,9 +167,9 @@ class TrialStore(StorePart):
         steps_x_step_time_s: float | None,
         owner: str | None = None,
     ) -> TrialRecord:
-        """Store how a trial ended. A resumed trial is contended if any part was.
+        """Store a trial's end; raise `DatabaseError` if it ended differently, or ``owner`` does not hold its lease.
 
-        Raises `DatabaseError` if it ended differently, or if another driver than ``owner``, if given, holds its lease.
+        A resumed trial is contended if any part was.
         """
         if not outcome.state.is_finished:
             raise ValueError(f"{outcome.state} is not a final state")
@@ -196,7 +195,7 @@ class TrialStore(StorePart):
     def settle_paused(
         self, study: str, numbers: Collection[int] | None = None, state: TrialState = TrialState.PRUNED
     ) -> list[int]:
-        """End paused trials, all or the given ones; return their numbers."""
+        """End paused trials (default: all); return their numbers."""
 
         def settle(connection: Connection, study_id: int) -> list[int]:
             settled = update(TrialRow).where(TrialRow.study_id == study_id, TrialRow.state == TrialState.PAUSED)
@@ -224,14 +223,14 @@ class TrialStore(StorePart):
 
     @patiently
     def get(self, study: str, number: int) -> TrialRecord:
-        """Return a trial; raise `NotFoundError` with the valid numbers."""
+        """Return a trial; raise `NotFoundError`."""
         with self._database.reading_study(study) as (connection, study_id):
             [found] = self._probes.timed(connection, study_id, [stored_trial(connection, study, study_id, number)])
             return found
 
     @patiently
     def changes(self, study: str, since: int) -> Changes:
-        """Return the trials that changed after a revision (0: all)."""
+        """Return trials that changed after a revision (0: all)."""
         with self._database.reading() as connection:
             found, now = changes(connection, study, since)
             return replace(found, trials=self._probes.timed(connection, now.study_id, found.trials, now))
@@ -247,7 +246,7 @@ class TrialStore(StorePart):
 
     @patiently
     def spec(self, study: str, number: int) -> Mapping[str, object] | None:
-        """Return the spec that started a trial; None if not stored."""
+        """Return the spec that started a trial, or None."""
         with self._database.reading_study(study) as (connection, study_id):
             query = (
                 select(SpecRow.spec)
@@ -259,7 +258,7 @@ class TrialStore(StorePart):
 
     @patiently
     def environment(self, study: str, number: int) -> Environment | None:
-        """Return a trial's environment; None before its start."""
+        """Return a trial's environment, or None."""
         with self._database.reading_study(study) as (connection, study_id):
             place = TrialRow.study_id == study_id, TrialRow.number == number
             query = ENVIRONMENTS.join(TrialRow, TrialRow.environment_id == EnvironmentRow.id)
@@ -281,7 +280,7 @@ class TrialStore(StorePart):
 
     @patiently
     def torch_versions(self, study: str) -> list[str]:
-        """Return the trials' torch versions, earliest trial first."""
+        """Return torch versions, earliest trial first."""
         with self._database.reading_study(study) as (connection, study_id):
             query = (
                 select(EnvironmentRow.torch_version)
@@ -296,7 +295,7 @@ class TrialStore(StorePart):
     def append_observations(
         self, study: str, rows: Sequence[tuple[int, Observation]], *, owner: str | None = None
     ) -> frozenset[int]:
-        """Store observations, all or none; no change of a running trial.
+        """Store all observations or none.
 
         With ``owner``, nothing is stored of trials whose lease this driver has lost; returns their numbers.
 
@@ -344,7 +343,7 @@ class TrialStore(StorePart):
 
     @patiently
     def curves(self, study: str, numbers: Collection[int]) -> dict[int, list[Observation]]:
-        """Return trials' observations by step; may be empty."""
+        """Return trials' observations by step."""
         found: dict[int, list[Observation]] = {number: [] for number in numbers}
         with self._database.reading_study(study) as (connection, study_id):
             query = OBSERVATIONS.where(TrialRow.study_id == study_id, TrialRow.number.in_(found))
@@ -354,7 +353,7 @@ class TrialStore(StorePart):
 
     @patiently
     def evaluations(self, study: str, numbers: Collection[int]) -> dict[int, list[tuple[float, float]]]:
-        """Return trials' (train seconds, metric) pairs by step, for pruning."""
+        """Return trials' (train seconds, metric) pairs by step."""
         found: dict[int, list[tuple[float, float]]] = {number: [] for number in numbers}
         with self._database.looking() as connection:
             of = {"study_id": self._database.study_id(connection, study), "numbers": list(found)}
@@ -371,7 +370,7 @@ class TrialStore(StorePart):
 
     @patiently
     def save_log(self, study: str, number: int, text: str, *, owner: str | None = None) -> None:
-        """Replace a trial's last lines; with ``owner``, only while this driver holds its lease."""
+        """Replace a trial's log; with ``owner``, only while this driver holds its lease."""
         with self._database.writing() as connection:
             study_id = self._database.study_id(connection, study)
             if owner is not None and not held_trial_ids(connection, study, study_id, [number], owner):
@@ -382,7 +381,7 @@ class TrialStore(StorePart):
 
     @patiently
     def log(self, study: str, number: int) -> str | None:
-        """Return a trial's last lines, or None."""
+        """Return a trial's log, or None."""
         with self._database.reading_study(study) as (connection, study_id):
             trial_id = trial_id_of(connection, study, study_id, number)
             return connection.scalar(select(LogRow.text).where(LogRow.trial_id == trial_id))

@@ -67,7 +67,7 @@ class Ending:
 
 
 @dataclass(slots=True)
-class Progress:
+class CourseProgress:
     """Last observation, best metric, memory peaks (bytes), and warnings from before a pause.
 
     ``crossing`` and ``reached``: where a trial that trains on met its target.
@@ -156,7 +156,7 @@ class Course:
     def __init__(self, request: TrialRequest, metric: MetricInfo | None) -> None:
         self._request, self._plan = request, request.plan
         self._metric = metric
-        self.progress = Progress()
+        self.progress = CourseProgress()
 
     def observe(self, observation: Observation, *, is_over: bool = False) -> Ending | None:
         """Take an evaluation; return the ending, if due."""

@@ -21,7 +21,7 @@ from bssearch.records import (
     StepTime,
     StepTimeRequest,
 )
-from bssearch.records.noise_scale import FEWEST_PASSES, Interval, Pass, gradient_noise
+from bssearch.records.noise_scale import FEWEST_PASSES, NoiseScaleInterval, Pass, gradient_noise
 from bssearch.training.clock import Clock, Ledger, clock_for
 from bssearch.training.computation import Computation
 from bssearch.training.contention import Contention, ContentionMeter, CorePace, ReferenceKernel
@@ -97,9 +97,7 @@ def _measure(request: StepTimeRequest, workload: Workload, data: Data, computati
             trainer.step()
             clock.pace(configuration.accumulation_steps)
 
-        def evaluate() -> None:
-            trainer.evaluate(data.validation, metric)
-
+        evaluate = functools.partial(trainer.evaluate, data.validation, metric)
         evaluation = _evaluation_seconds(clock, evaluate)
         undelayed_before = clock.undelayed_train_seconds(request.threads) or 0.0
         if request.trial_train_seconds is None:
@@ -161,7 +159,7 @@ class TimedRun:
 
 
 @dataclass(frozen=True, slots=True)
-class Timing:
+class WorkTiming:
     """Median seconds with interval; of ``count_all`` repetitions, ``count`` ran at full pace."""
 
     median: float
@@ -173,7 +171,7 @@ class Timing:
     slow: str | None
 
 
-def timing_of(runs: Sequence[TimedRun], core: CorePace | None, precision: float) -> Timing:
+def timing_of(runs: Sequence[TimedRun], core: CorePace | None, precision: float) -> WorkTiming:
     """Timing at full pace, or of all runs if fewer than six were; `ValueError` below six runs."""
     counted, slow = at_full_pace(runs, core), None
     if len(counted) < RUNS[0]:
@@ -181,7 +179,7 @@ def timing_of(runs: Sequence[TimedRun], core: CorePace | None, precision: float)
         counted = list(runs)
     times = [run.seconds for run in counted]
     low, high = median_interval(times)
-    return Timing(
+    return WorkTiming(
         median=statistics.median(times),
         low=low,
         high=high,
@@ -230,7 +228,7 @@ class _Timer:
         limit: float,
         between: Callable[[], object] | None = None,
         in_a_row: int | None = None,
-    ) -> Timing:
+    ) -> WorkTiming:
         """Time runs of about ``guess`` seconds until their median is known; ``between`` precedes every ``in_a_row``."""
         per_run = math.ceil(RUN_SECONDS / guess) if 0 < guess < RUN_SECONDS else 1
         in_a_row = in_a_row or per_run
@@ -250,7 +248,7 @@ class _Timer:
 
         return self._time(run, rows * in_a_row, limit)
 
-    def _time(self, run: Callable[[], float], per_run: int, limit: float) -> Timing:
+    def _time(self, run: Callable[[], float], per_run: int, limit: float) -> WorkTiming:
         fewest, most = RUNS
         runs: list[TimedRun] = []
         counted: list[TimedRun] = []
@@ -459,7 +457,7 @@ def _measure_passes(make: GradientPasses, seconds_limit: float) -> GradientNoise
             passes.append(measured)
         if len(passes) >= look_at:
             noise = gradient_noise(passes)
-            if Interval(noise.scale, noise.low, noise.high).relative_half_width <= PRECISION:
+            if NoiseScaleInterval(noise.scale, noise.low, noise.high).relative_half_width <= PRECISION:
                 return noise
             look_at = math.ceil(GROWTH * len(passes))
     return gradient_noise(passes)

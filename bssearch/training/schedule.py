@@ -33,7 +33,7 @@ def horizon_steps(horizon_samples: float, batch_size: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class RateSchedule:
     """Linear warmup, then a constant rate or a decay until the trial ends at the horizon.
 
     Warmup (Goyal et al. 2017): step s of w uses (s + 1)/(w + 1), so no step has rate 0 and step w is the first at the
@@ -81,7 +81,7 @@ def _half_cosine(progress: float, start: float, end: float) -> float:
     return end + (start - end) * (1 + math.cos(math.pi * progress)) / 2
 
 
-def schedule_of(configuration: Configuration, train_samples: int) -> Schedule:
+def schedule_of(configuration: Configuration, train_samples: int) -> RateSchedule:
     """A configuration's schedule; `UsageError` if unknown, or decaying without ``horizon_samples``."""
     kind = configuration.parameters.get("schedule", "constant")
     if kind not in KINDS:
@@ -89,7 +89,7 @@ def schedule_of(configuration: Configuration, train_samples: int) -> Schedule:
     horizon = configuration.parameters.get("horizon_samples")
     if horizon is None and kind != "constant":
         raise UsageError(f"schedule = {kind!r} needs horizon_samples, the samples after which it ends")
-    return Schedule(
+    return RateSchedule(
         kind=kind,
         warmup_steps=warmup_steps(configuration.warmup_epochs, train_samples, configuration.batch_size),
         horizon_steps=None if horizon is None else horizon_steps(float(horizon), configuration.batch_size),
@@ -102,7 +102,7 @@ class OwnSchedule:
     """The workload's factors, until the configured horizon."""
 
     factor_at: Callable[[int], Any]
-    configured: Schedule
+    configured: RateSchedule
 
     @property
     def warmup_steps(self) -> int:
@@ -125,7 +125,7 @@ class OwnSchedule:
         return self.configured.is_over(step)
 
 
-def schedule_for(workload: Workload, configuration: Configuration, train_samples: int) -> Schedule | OwnSchedule:
+def schedule_for(workload: Workload, configuration: Configuration, train_samples: int) -> RateSchedule | OwnSchedule:
     """The workload's schedule, else the configured one; `WorkloadError` if ``build_schedule`` returned no function."""
     configured = schedule_of(configuration, train_samples)
     build = getattr(workload, "build_schedule", None)
@@ -148,7 +148,7 @@ class BranchSchedule:
     warmup does not count.
     """
 
-    run: Schedule | OwnSchedule
+    run: RateSchedule | OwnSchedule
     offset: int
     steps: int
     rise: int = 0

@@ -28,7 +28,7 @@ from bssearch.training.clock import Clock
 from bssearch.training.computation import Computation
 from bssearch.training.course import first_line
 from bssearch.training.environment import workload_revision
-from bssearch.training.schedule import BranchSchedule, OwnSchedule, Schedule
+from bssearch.training.schedule import BranchSchedule, OwnSchedule, RateSchedule
 from bssearch.training.trainer import Trainer
 from bssearch.workloads.base import Workload
 
@@ -76,7 +76,7 @@ class Saved(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SavedPart:
     """A `Saved` made of two functions."""
 
     state: Callable[[], State]
@@ -356,7 +356,7 @@ def continue_from(trainer: Trainer, branch: Branch, batch_size: int) -> None:
     trainer.schedule = branch_schedule(trainer.schedule, branch, batch_size)
 
 
-def branch_schedule(run: Schedule | OwnSchedule, branch: Branch, batch_size: int) -> BranchSchedule:
+def branch_schedule(run: RateSchedule | OwnSchedule, branch: Branch, batch_size: int) -> BranchSchedule:
     """A branch's schedule, from the whole run's at this batch size.
 
     At an unknown position a constant rate is past its warmup; other rates raise `UsageError`.

@@ -34,7 +34,7 @@ from bssearch.web.studies import (
     trial_page,
     trials_page,
 )
-from bssearch.web.views import Asked, Databases, Document, Page
+from bssearch.web.views import Databases, Document, Page, PageRequest
 
 # Status of an error page.
 STATUS: tuple[tuple[type[BSSearchError], int], ...] = (
@@ -141,7 +141,7 @@ class _Pages:
     def _answer(self, page: Page, request: Request) -> Response:
         query = request.query_params
         several = {name: query.getlist(name) for name in query}
-        asked = Asked(self._databases, request.path_params, dict(query), several)
+        asked = PageRequest(self._databases, request.path_params, dict(query), several)
         if page.version is None:
             return self._made(page, asked, request.url.path)
         version = page.version(asked)
@@ -158,7 +158,7 @@ class _Pages:
         kept[1].headers.update(tag)
         return kept[1]
 
-    def _made(self, page: Page, asked: Asked, path: str, version: str | None = None) -> Response:
+    def _made(self, page: Page, asked: PageRequest, path: str, version: str | None = None) -> Response:
         found = page.show(asked)
         if isinstance(found, Document):
             return JSONResponse(found.content)

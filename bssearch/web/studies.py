@@ -20,7 +20,7 @@ from bssearch.commands.trials import Status, matching_trials, status
 from bssearch.errors import NotFoundError, TargetNotReachedError, UsageError
 from bssearch.exchange.trial_rows import trial_document, trial_row
 from bssearch.figures.chart import Chart
-from bssearch.figures.html import Page
+from bssearch.figures.html import PageContent
 from bssearch.figures.page import facts_of, page_of
 from bssearch.figures.plots import recent_curves_chart
 from bssearch.records import Observation, Phase, StudyRecord, TrialRecord, TrialState
@@ -28,14 +28,14 @@ from bssearch.records.batch_schedule import sizes_in_words
 from bssearch.records.text import NOTHING, in_words, number
 from bssearch.search.finding import answer
 from bssearch.storage.repository import Store
-from bssearch.web.views import Answered, Asked, Document, View, numbered, shortened
+from bssearch.web.views import Answered, Document, PageRequest, View, numbered, shortened
 
 FILTERS = ("workload", "device", "target", "objective", "precision")  # Study filters, as in `bssearch study list`
 
 LIVE_SECONDS = 5.0
 
 
-def studies_page(asked: Asked) -> Answered:
+def studies_page(asked: PageRequest) -> Answered:
     """List matching studies of all databases, newest first."""
     archived = asked.text("all") is not None
     rows = _rows(asked, archived=archived)
@@ -53,18 +53,18 @@ def studies_page(asked: Asked) -> Answered:
     )
 
 
-def study_filter(asked: Asked) -> StudyFilter:
+def study_filter(asked: PageRequest) -> StudyFilter:
     """Return a query's filter; raise `UsageError`."""
     return StudyFilter.of(**{name: asked.text(name) for name in FILTERS})
 
 
-def _rows(asked: Asked, *, archived: bool) -> list[dict[str, Any]]:
+def _rows(asked: PageRequest, *, archived: bool) -> list[dict[str, Any]]:
     wanted = study_filter(asked)
     with asked.databases.opened() as stores:
         return [row for store in stores for row in study_rows(store, wanted, archived=archived)]
 
 
-def _listed(asked: Asked, row: dict[str, Any]) -> dict[str, Any]:
+def _listed(asked: PageRequest, row: dict[str, Any]) -> dict[str, Any]:
     created = datetime.fromisoformat(row["created_at"])
     return {**row, "db": asked.databases.number_of(row["database"]), "when": f"{created:%Y-%m-%d %H:%M}"}
 
@@ -74,7 +74,7 @@ MOST_COMPARED = 20  # Maximum compared studies, more than fit side by side
 MOST_TOLD = 5  # Maximum disagreements shown; JSON has all
 
 
-def compare_page(asked: Asked) -> Answered:
+def compare_page(asked: PageRequest) -> Answered:
     """Compare studies with the first."""
     names = list(dict.fromkeys(name for name in asked.several.get("study", []) if name))
     if len(names) > MOST_COMPARED:
@@ -103,7 +103,7 @@ def compare_page(asked: Asked) -> Answered:
     )
 
 
-def best_page(asked: Asked) -> Answered:
+def best_page(asked: PageRequest) -> Answered:
     """Show matching studies' results and agreement; only the form without a filter."""
     wanted = study_filter(asked)
     values: dict[str, Any] = {"filters": {name: asked.text(name) or "" for name in FILTERS}, "found": None}
@@ -152,7 +152,7 @@ PAUSE_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class StudyProgress:
     """Progress of a study, live also between trials, so that its page keeps its form."""
 
     status: Status
@@ -178,13 +178,13 @@ def version_of(store: Store, name: str) -> str:
     return hashlib.sha256(told.encode()).hexdigest()[:24]
 
 
-def progress(store: Store, study: StudyRecord, trials: Sequence[TrialRecord]) -> Progress:
+def progress(store: Store, study: StudyRecord, trials: Sequence[TrialRecord]) -> StudyProgress:
     """Return progress with the curves of running trials, else of the latest ended ones."""
     found = status(store, study.name, trials)
     running = [trial for trial in trials if trial.state is TrialState.RUNNING]
     drawn = (running or [trial for trial in trials if trial.state.is_finished])[-MOST_CURVES:]
     curves = store.trials.curves(study.name, [trial.number for trial in drawn]) if drawn else {}
-    return Progress(
+    return StudyProgress(
         status=found,
         running=[_running_row(trial, curves.get(trial.number, [])) for trial in running],
         counts=[(phase, state, count) for phase, states in found.trials.items() for state, count in states.items()],
@@ -226,7 +226,7 @@ RUNNING_SECONDS = 2.0
 RESTING_SECONDS = 15.0  # Slow refresh; an idle study may be resumed
 
 
-def study_page(asked: Asked) -> Answered:
+def study_page(asked: PageRequest) -> Answered:
     """Show a study's progress, and its answer once available."""
     with asked.databases.study(asked.study, asked.database) as store:
         study, trials = store.studies.get(asked.study), store.trials.of(asked.study)
@@ -245,25 +245,25 @@ def study_page(asked: Asked) -> Answered:
     )
 
 
-def study_version(asked: Asked) -> str:
+def study_version(asked: PageRequest) -> str:
     """Return a value that changes with every trial and evaluation."""
     with asked.databases.study(asked.study, asked.database) as store:
         return version_of(store, asked.study)
 
 
-def answer_document(asked: Asked) -> Answered:
+def answer_document(asked: PageRequest) -> Answered:
     """Return the answer of ``best --format json``."""
     with asked.databases.study(asked.study, asked.database) as store:
         found: Answer = answer(store, asked.study)
     return Document(found.model_dump(mode="json"))
 
 
-def about_study(asked: Asked, far: Progress | None = None) -> dict[str, Any]:
+def about_study(asked: PageRequest, far: StudyProgress | None = None) -> dict[str, Any]:
     """Return the values common to a study's pages."""
     return {"study": asked.study, "db": asked.database, "progress": far}
 
 
-def _found(store: Store, name: str, trials: Sequence[TrialRecord]) -> tuple[Page | None, str | None]:
+def _found(store: Store, name: str, trials: Sequence[TrialRecord]) -> tuple[PageContent | None, str | None]:
     try:
         return page_of(picture_of(store, name, trials)), None
     except TargetNotReachedError as error:
@@ -291,7 +291,7 @@ LEAST_FIRST = ("time_to_target_s", "batch_size", "learning_rate", "train_seconds
 HIDDEN = {"number", "phase", "state", "reason", "warnings", "traceback"}  # Heading of a trial's facts
 
 
-def trials_page(asked: Asked) -> Answered:
+def trials_page(asked: PageRequest) -> Answered:
     """List a study's trials by phase, state or batch size, page by page, newest first."""
     phase = asked.one_of("phase", {one.value: one for one in Phase})
     state = asked.one_of("state", {one.value: one for one in TrialState})
@@ -327,7 +327,7 @@ def trials_page(asked: Asked) -> Answered:
     )
 
 
-def trial_page(asked: Asked) -> Answered:
+def trial_page(asked: PageRequest) -> Answered:
     """Show a trial's configuration, curve, place, end reason and rerun command."""
     number = asked.path["number"]
     if not number.isascii() or not number.isdecimal() or len(number) > 9:
@@ -380,7 +380,7 @@ def _options(present: Iterable[str]) -> list[tuple[str, str]]:
     return [("", "All"), *((one, one) for one in sorted(set(present)))]
 
 
-def _page_link(asked: Asked, page: int) -> str:
+def _page_link(asked: PageRequest, page: int) -> str:
     return f"?{urlencode({**{name: value for name, value in asked.query.items() if value}, 'page': page})}"
 
 

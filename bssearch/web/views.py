@@ -59,7 +59,7 @@ LONGEST_SHOWN = 60  # Maximum characters of a query value in an error
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PageRequest:
     """A request: databases, path parameters, query, and all values of each key."""
 
     databases: Databases
@@ -118,7 +118,7 @@ class Document:
 
 
 Answered = View | Document
-Version = Callable[[Asked], str]
+Version = Callable[[PageRequest], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class Page:
     Both raise `BSSearchError` if there is nothing to show.
     """
 
-    show: Callable[[Asked], Answered]
+    show: Callable[[PageRequest], Answered]
     version: Version | None = None
 
 

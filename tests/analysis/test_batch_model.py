@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bssearch.analysis.build_answer import runnable_steps
 from bssearch.analysis.law.batch_model import (
     BEYOND,
     GRID,
@@ -23,7 +24,6 @@ from bssearch.analysis.law.batch_model import (
     predict_optimum,
     rising,
 )
-from bssearch.analysis.report import runnable_steps
 from tests.factories import make_probe, not_none
 
 RCP = Path(__file__).resolve().parents[1] / "data" / "mlperf-rcp"
@@ -131,19 +131,14 @@ def test_batch_sizes_that_no_run_reached_the_target_at_make_no_interval() -> Non
 @pytest.mark.parametrize("half_censored", [False, True])
 def test_the_interval_of_b_crit_holds_it_nine_times_in_ten(half_censored: bool) -> None:
     limits = {size: law(size) for size in (256, 512)} if half_censored else {}
-    held = 0
-    for seed in range(40):
-        fit = fitted(censored(noisy(seed), limits))
-        held += (fit.b_crit_low or 0) <= B_CRIT <= (fit.b_crit_high or math.inf)
+    fits = [fitted(censored(noisy(seed), limits)) for seed in range(40)]
+    held = sum((fit.b_crit_low or 0) <= B_CRIT <= (fit.b_crit_high or math.inf) for fit in fits)
     assert 34 <= held <= 39
 
 
 def test_the_interval_of_steps_holds_them() -> None:
-    held = 0
-    for seed in range(60):
-        interval = not_none(fitted(noisy(seed)).steps_interval(512))
-        held += interval[0] <= law(512) / 512 <= interval[1]
-    assert held >= 53
+    intervals = [not_none(fitted(noisy(seed)).steps_interval(512)) for seed in range(60)]
+    assert sum(low <= law(512) / 512 <= high for low, high in intervals) >= 53
 
 
 def test_an_end_that_the_runs_do_not_bound_is_none() -> None:

@@ -57,8 +57,7 @@ def test_where_other_hyperparameters_were_searched_more_may_be_hidden() -> None:
             )
             for place, rate in enumerate(rates)
         ]
-        sure = not_none(certainty(found, {}, searched))
-        return sure.within_5_percent
+        return not_none(certainty(found, {}, searched)).within_5_percent
 
     assert share((0.0, 0.5)) < share((0.0, 0.0))
 

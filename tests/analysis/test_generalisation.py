@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from bssearch.analysis.build_answer import build_answer
 from bssearch.analysis.generalisation import Generalisation, generalisation, notable_gap
 from bssearch.analysis.notices import about_generalisation
 from bssearch.analysis.optimum import decide
-from bssearch.analysis.report import build_answer
 from bssearch.records import Configuration, Goal, Phase, Target, TrialRecord, TrialState
 from tests.analysis.test_report import study
 from tests.factories import make_probe, make_spec, make_trial, not_none, with_outcome
@@ -27,11 +27,11 @@ def at(size: int, **changes: Any) -> Configuration:
 def to_budget(configuration: Configuration, *finals: float, start: int = 100, **changes: Any) -> list[TrialRecord]:
     """Return runs that reached the target on the way and went on to their limit."""
     values: dict[str, Any] = {"phase": Phase.TO_BUDGET, "uncapped": True, "seconds": LIMIT, "test_metric": finals[0]}
-    trials = []
-    for seed, final in enumerate(finals):
-        made = make_trial(start + seed, configuration=configuration, seed=seed, **{**values, **changes})
-        trials.append(with_outcome(made, final_metric=final))
-    return trials
+    changes = {"configuration": configuration, **values, **changes}
+    return [
+        with_outcome(make_trial(start + seed, seed=seed, **changes), final_metric=final)
+        for seed, final in enumerate(finals)
+    ]
 
 
 def found(*audits: list[TrialRecord], target: Target = ACCURACY) -> Generalisation | None:
@@ -41,8 +41,7 @@ def found(*audits: list[TrialRecord], target: Target = ACCURACY) -> Generalisati
         make_trial(n, configuration=next(one.configuration for one in trials if one.configuration.batch_size == size))
         for n, size in enumerate(sizes)
     ]
-    verdict = not_none(decide([*searched, *trials], 3))
-    return generalisation(trials, verdict, target)
+    return generalisation(trials, not_none(decide([*searched, *trials], 3)), target)
 
 
 def test_without_runs_to_the_full_limit_there_is_nothing_to_say() -> None:

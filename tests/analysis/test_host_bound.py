@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from bssearch.analysis.answer import Answer
+from bssearch.analysis.build_answer import build_answer, predict_for_device
 from bssearch.analysis.law.affine_step_time import fit_step_time
 from bssearch.analysis.notices import device_bound
-from bssearch.analysis.report import build_answer, predict_for_device
 from bssearch.records import Phase, ProbeRecord, StudyRecord, TrialRecord
 from bssearch.spec import StudySpec
 from tests.factories import EPOCH, make_environment, make_probe, make_spec, make_trial

@@ -8,8 +8,7 @@ from tests.factories import make_trial, with_outcome
 
 
 def run(seed: int, steps: int, metric: float) -> TrialRecord:
-    one = make_trial(seed, seed=seed)
-    return with_outcome(one, steps=steps, final_metric=metric)
+    return with_outcome(make_trial(seed, seed=seed), steps=steps, final_metric=metric)
 
 
 def test_runs_with_the_same_steps_and_metric_under_every_seed_ignore_it() -> None:

@@ -34,9 +34,8 @@ def search(rates: Mapping[int, Sequence[float]], noise: float = 0.02) -> list[Tr
 
 
 def verdict_over(trials: list[TrialRecord]) -> Verdict:
-    best = {}
-    for trial in sorted(trials, key=lambda one: -(one.outcome.time_to_target_s or math.inf) if one.outcome else 0):
-        best[trial.configuration.batch_size] = trial
+    slowest_first = sorted(trials, key=lambda one: -(one.outcome.time_to_target_s or math.inf) if one.outcome else 0)
+    best = {trial.configuration.batch_size: trial for trial in slowest_first}
     runs = [
         replace(trial, number=1000 * size + seed, phase=Phase.CONFIRM, seed=seed)
         for size, trial in best.items()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from bssearch.analysis.answer import Largest
+from bssearch.analysis.build_answer import MOST, SPEC, next_steps
 from bssearch.analysis.certainty import Certainty, Settles
 from bssearch.analysis.optimum import Verdict, decide
-from bssearch.analysis.report import MOST, SPEC, next_steps
 from bssearch.records import Phase
 from bssearch.spec import StudySpec
 from tests.factories import make_spec, make_trial, not_none

@@ -45,10 +45,8 @@ def test_samples_are_those_that_a_trial_counted() -> None:
     # A hundred steps of 32 would be 3,200 samples; each epoch ends with a smaller batch.
     smaller = with_outcome(REACHED, steps=100, samples=2400)
     assert objective.figure(smaller) == 2400
-    later = with_outcome(REACHED, steps=200, samples=4800)
-    assert objective.figure(later) == 2400
-    stopped = with_outcome(CAPPED, steps=250, samples=6000)
-    assert objective.bound(stopped) == 240 * 24
+    assert objective.figure(with_outcome(REACHED, steps=200, samples=4800)) == 2400
+    assert objective.bound(with_outcome(CAPPED, steps=250, samples=6000)) == 240 * 24
     verdict = not_none(decide([smaller], 1, objective))
     best = verdict.optimal
     assert (best.value, median_samples(best)) == (2400, 2400)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from bssearch.analysis.report import at_step_time, predict_for_device
+from bssearch.analysis.build_answer import at_step_time, predict_for_device
 from bssearch.errors import TargetNotReachedError, UsageError
 from bssearch.records import Phase, TrialRecord, TrialState
 from bssearch.records.batch_schedule import with_batch_schedule

@@ -125,8 +125,7 @@ def test_where_the_tuned_runs_have_no_median_there_is_no_ratio() -> None:
 def test_a_shared_device_leaves_open_whether_none_would_have_reached_unless_the_runs_diverged() -> None:
     tuned = runs(1.0, 1.0, 1.0, contended=True, product=1.0)
     for state, finding in ((MISSED, "undecided"), (DIVERGED, "broke")):
-        rule = runs(5.0, 5.0, 5.0, state=state, contended=True)
-        assert against(rule, tuned).finding == finding
+        assert against(runs(5.0, 5.0, 5.0, state=state, contended=True), tuned).finding == finding
 
 
 def test_a_rule_most_of_whose_runs_missed_costs_at_least_what_those_ran() -> None:

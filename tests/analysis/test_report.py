@@ -9,8 +9,8 @@ import jsonschema
 import pytest
 
 from bssearch.analysis.answer import NO_NEXT_STEP, Answer
+from bssearch.analysis.build_answer import build_answer
 from bssearch.analysis.headline import headline, speedup_shares
-from bssearch.analysis.report import build_answer
 from bssearch.errors import TargetNotReachedError
 from bssearch.records import Phase, StudyRecord, TrialRecord, TrialState
 from bssearch.spec import StudySpec

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from bssearch.analysis.answer import Answer
+from bssearch.analysis.build_answer import build_answer
 from bssearch.analysis.generalisation import FinalMetrics, Generalisation
 from bssearch.analysis.law.fitted import CriticalBatch, Fit
 from bssearch.analysis.measured import NoiseAnswer
-from bssearch.analysis.report import build_answer
 from bssearch.analysis.rules.audit import Audit, RuleFinding, audit
 from bssearch.analysis.rules.rule_book import Rule
 from bssearch.analysis.shape import Interval

@@ -30,8 +30,7 @@ def runs(batch_size: int, median: float, spread: tuple[float, ...] = STEADY, mis
 
 
 def stand(*trials: list[TrialRecord]) -> Standing:
-    verdict = not_none(decide([one for group in trials for one in group], 3))
-    return not_none(standing(verdict))
+    return not_none(standing(not_none(decide([one for group in trials for one in group], 3))))
 
 
 def sizes(found: Standing) -> tuple[int, int, list[int], list[int]]:
@@ -78,5 +77,4 @@ def test_where_a_run_missed_nothing_is_shown_and_more_runs_do_not_help() -> None
 
 
 def test_before_confirmation_nothing_stands() -> None:
-    verdict = not_none(decide([make_trial(1), make_trial(2, batch_size=64)], 3))
-    assert standing(verdict) is None
+    assert standing(not_none(decide([make_trial(1), make_trial(2, batch_size=64)], 3))) is None

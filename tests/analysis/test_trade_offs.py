@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from bssearch.analysis.answer import Answer
+from bssearch.analysis.build_answer import build_answer
 from bssearch.analysis.generalisation import over_seeds
-from bssearch.analysis.report import build_answer
 from bssearch.analysis.trade_offs import about_columns, trade_off_rows
 from bssearch.records import DeviceUse, MemoryBasis, Phase, TrialRecord
 from tests.analysis.test_report import answer, confirmed, study

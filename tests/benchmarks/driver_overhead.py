@@ -34,7 +34,7 @@ from bssearch.search.samplers.base import Choice, Sampler
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import open_store
 from tests.benchmarks.harness import script
-from tests.factories import make_environment, make_spec
+from tests.factories import make_environment, make_spec, store_study
 from tests.search import law
 
 SIZES = (100, 1000, 5000)
@@ -95,13 +95,13 @@ class MadeBeforehand(Sampler):
         return Choice(configuration, self.spec.space.encode(configuration))
 
 
-def spec_of(trials: int) -> StudySpec:
-    """Return a study by `auto`, searched to this many trials and not confirmed."""
+def spec_of(trials: int, sampler: str = "auto", trial_train_seconds: float = 10.0) -> StudySpec:
+    """Return a study that is searched to this many trials and not confirmed."""
     return make_spec(
-        sampler={"name": "auto"},
+        sampler={"name": sampler},
         pruner={"checkpoint_gib": 0},
         confirm={"runs": 0},
-        budget={"trials": trials, "trial_train_seconds": 10.0},
+        budget={"trials": trials, "trial_train_seconds": trial_train_seconds},
     )
 
 
@@ -110,8 +110,7 @@ def run(url: str, trials: int) -> tuple[float, list[float]]:
     spec, executor = spec_of(trials), EmptyTrials()
     with open_store(url) as store:
         if store.studies.find(spec.name) is None:
-            store.studies.create(spec.new_study("benchmark"))
-            store.studies.bind(spec.name, make_environment())
+            store_study(store, spec)
         began = time.monotonic()
         driver = Driver(spec, store, executor, make_environment(), Listener())
         driver.engine = Engine(spec, sampler=MadeBeforehand(spec))

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from bssearch.analysis.law.batch_model import LawPoint, fit_law, rising
 from tests.analysis.test_batch_model import rcp_points
 from tests.benchmarks.harness import script
+from tests.factories import not_none
 
 ERROR_BAR = 0.07
 
@@ -50,8 +51,7 @@ def three_of(points: list[LawPoint]) -> list[LawPoint]:
 def judge(workload: str, bar: Bar) -> bool:
     """Print the fit to all runs of a workload; return whether it meets the bar."""
     points = rcp_points(workload)
-    fit = fit_law(points)
-    assert fit is not None
+    fit = not_none(fit_law(points))
     met = fit.verdict == bar.verdict and bar.b_crit[0] <= fit.b_crit <= bar.b_crit[1]
     met = met and bar.rising <= set(rising(points))
     rises = ",".join(map(str, rising(points))) or "-"
@@ -67,8 +67,7 @@ def errors(workload: str) -> list[float]:
     """Print and return the relative errors of the law of three batch sizes at the other ones."""
     points = rcp_points(workload)
     three = three_of(points)
-    fit = fit_law(three)
-    assert fit is not None
+    fit = not_none(fit_law(three))
     others = [point for point in points if point not in three]
     found = {point.batch_size: fit.samples(point.batch_size) / mean(point) - 1 for point in others}
     text = "  ".join(f"{size}: {error:+.1%}" for size, error in sorted(found.items()))

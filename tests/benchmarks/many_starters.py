@@ -37,14 +37,14 @@ from bssearch.search.history import History
 from bssearch.search.listener import Listener
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store, open_store
-from tests.benchmarks.driver_overhead import OBSERVATIONS, EmptyTrials, Started
+from tests.benchmarks.driver_overhead import OBSERVATIONS, EmptyTrials, Started, spec_of
 from tests.benchmarks.harness import one_of, script
-from tests.factories import make_environment, make_spec
+from tests.factories import make_environment, store_study
 from tests.postgres import running_postgres
 
 FIRST = 5
 """Trials of a study before all drivers begin."""
-LONGEST_WAIT_BAR_S, RATIO_BAR = 5.0, 2.0
+LONGEST_TRIAL_S, LONGEST_WAIT_BAR_S, RATIO_BAR = 100.0, 5.0, 2.0
 
 
 @dataclass(frozen=True)
@@ -96,17 +96,6 @@ class Rate:
     counted: int
 
 
-def spec_of(sampler: str, trials: int, name: str = "toy") -> StudySpec:
-    """Return a study that is searched to this many trials and not confirmed."""
-    return make_spec(
-        name=name,
-        sampler={"name": sampler},
-        pruner={"checkpoint_gib": 0},
-        confirm={"runs": 0},
-        budget={"trials": trials, "trial_train_seconds": 100.0},
-    )
-
-
 def in_processes(count: int, work: Callable[..., Any], *arguments: Any) -> list[Any]:
     """Run ``work(barrier, index, *arguments)`` in forked processes; return what each returned."""
     barrier, results = _processes.Barrier(count), _processes.SimpleQueue()
@@ -134,7 +123,7 @@ def _report(results: Any, work: Callable[..., Any], *arguments: Any) -> None:
 
 def drive(barrier: Any, index: int, url: str, sampler: str, trials: int) -> list[Started]:
     """Run one driver; return the starts of its trials."""
-    executor, spec = EmptyTrials(), spec_of(sampler, trials)
+    executor, spec = EmptyTrials(), spec_of(trials, sampler, LONGEST_TRIAL_S)
     with open_store(url) as store:
         driver = Driver(spec, store, executor, make_environment(), UntilTheEnd())
         barrier.wait()
@@ -147,13 +136,12 @@ def drive(barrier: Any, index: int, url: str, sampler: str, trials: int) -> list
 def prepare(barrier: Any, index: int, url: str, sampler: str) -> None:
     """Make the study, with its step times and its first trials."""
     with open_store(url) as store:
-        make(store, spec_of(sampler, FIRST))
+        make(store, spec_of(FIRST, sampler, LONGEST_TRIAL_S))
 
 
 def make(store: Store, spec: StudySpec) -> None:
     """Make a study and run it alone."""
-    store.studies.create(spec.new_study("benchmark"))
-    store.studies.bind(spec.name, make_environment())
+    store_study(store, spec)
     Driver(spec, store, EmptyTrials(), make_environment(), Listener()).run()
 
 
@@ -223,8 +211,7 @@ def prepare_optuna(barrier: Any, index: int, url: str) -> None:
 def optunas(url: str, sampler: str, workers: int, trials: int) -> Rate:
     """Return the rate of so many workers of Optuna's."""
     in_processes(1, prepare_optuna, url)
-    taken = _processes.Value("i", 0)
-    return rate_of(in_processes(workers, optuna_worker, url, sampler, trials, taken))
+    return rate_of(in_processes(workers, optuna_worker, url, sampler, trials, _processes.Value("i", 0)))
 
 
 def import_all() -> None:
@@ -232,7 +219,7 @@ def import_all() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for sampler, kind in OPTUNA.items():
             with open_store(f"sqlite:///{folder}/{sampler}.db") as store:
-                make(store, spec_of(sampler, 2 * FIRST + 10))
+                make(store, spec_of(2 * FIRST + 10, sampler, LONGEST_TRIAL_S))
             study = optuna.create_study(storage=f"sqlite:///{folder}/optuna-{sampler}.db", sampler=kind())
             for _ in range(12):
                 ask_report_tell(study)

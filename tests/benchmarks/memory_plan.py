@@ -27,7 +27,7 @@ import typer
 from torch import nn
 from torch.nn import functional
 
-from bssearch.planning.memory import MemoryPlan, MemoryRequest, plan_memory
+from bssearch.planning.memory import MemoryPlan, MemoryPlanRequest, plan_memory
 from bssearch.planning.memory.models import checkpoint_blocks, real_model
 from tests.benchmarks.harness import one_of, script
 from tests.torchvision import import_timm
@@ -219,9 +219,9 @@ def experts() -> tuple[nn.Module, Loss]:
     return nn.Sequential(*(Experts() for _ in range(4))), loss
 
 
-def request_of(case: Case) -> MemoryRequest:
+def request_of(case: Case) -> MemoryPlanRequest:
     """Return how the model of a case is built."""
-    return MemoryRequest(
+    return MemoryPlanRequest(
         model=case.model,
         model_settings=case.settings,
         sequence=case.sequence,

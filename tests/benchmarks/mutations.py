@@ -504,11 +504,8 @@ def main(
     outcomes = work / f"outcomes-{fingerprint(tree)}-{drawn}.jsonl"
     known = outcomes_in(outcomes)
     left = [(index, mutation) for index, mutation in enumerate(mutations) if index not in known]
-    forked = []
-    for job in range(jobs):
-        working = partial(share, left[job::jobs], work / f"job{job}", tree, coverage, outcomes)
-        forked.append(fork(work, work / f"job{job}.log", working))
-    for process in forked:
+    shares = [partial(share, left[job::jobs], work / f"job{job}", tree, coverage, outcomes) for job in range(jobs)]
+    for process in [fork(work, work / f"job{job}.log", working) for job, working in enumerate(shares)]:
         ended(process, None)
     print(table(mutations, outcomes_in(outcomes)), end="")
 

@@ -20,7 +20,7 @@ from bssearch.records import Configuration, Lease, Observation, Phase, TrialOutc
 from bssearch.search.finding import save_finding
 from bssearch.storage.repository import Store, open_store
 from tests.benchmarks.harness import script, timed_in_turns
-from tests.factories import make_environment, make_plan, make_probe, make_spec
+from tests.factories import make_environment, make_plan, make_probe, make_spec, not_none, store_study
 
 BAR = 1.5
 RUNS = 15
@@ -32,8 +32,7 @@ def fill(url: str, trials: int, observations: int) -> int:
     """Store a study of search trials, and of confirmation runs for every tenth; return how many observations."""
     spec, environment, rng = make_spec(), make_environment(), random.Random(0)
     with open_store(url) as store:
-        store.studies.create(spec.new_study("benchmark"))
-        store.studies.bind(spec.name, environment)
+        store_study(store, spec, environment)
         for size in LADDER:
             store.probes.add_step_time(spec.name, environment, make_probe(size), 1)
         for index in range(trials):
@@ -57,8 +56,7 @@ def add_trial(
         seed=rng.randrange(2**31),
     )
     lease = Lease(owner="benchmark/1/1.00/x", seconds=60.0)
-    started = store.trials.start(study, plan, environment=make_environment(), lease=lease)
-    assert started is not None
+    started = not_none(store.trials.start(study, plan, environment=make_environment(), lease=lease))
     number = started.number
     curve = [
         Observation(

@@ -17,7 +17,7 @@ from collections import Counter
 
 import numpy as np
 
-from bssearch.analysis.report import build_answer
+from bssearch.analysis.build_answer import build_answer
 from bssearch.records import Phase, Target, TrialRecord
 from tests.benchmarks.harness import script
 from tests.factories import EPOCH, make_environment, make_probe, make_spec, make_trial

@@ -31,7 +31,7 @@ from bssearch.executors.slots import LocalExecutor
 from bssearch.records import Configuration, Target, TrialRequest, TrialState
 from bssearch.spec.parts import TrainingSpec
 from tests.benchmarks.harness import one_of, script
-from tests.factories import make_request
+from tests.factories import make_request, not_none
 
 GPU_BAR = 0.01
 
@@ -74,8 +74,7 @@ def busy_process(code: str) -> Iterator[int]:
     """Run a busy process inside the block; give its id once it is busy."""
     process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
-        assert process.stdout is not None
-        process.stdout.readline()
+        not_none(process.stdout).readline()
         yield process.pid
     finally:
         process.kill()

@@ -1,7 +1,12 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from bssearch.commands.launch import Launch
+from bssearch.commands.run import run_study
+from tests.factories import make_spec
 from tests.search.law import LawExecutor
 
 
@@ -10,6 +15,12 @@ def run_by_law(patch: pytest.MonkeyPatch) -> LawExecutor:
     executor = LawExecutor()
     patch.setattr("bssearch.executors.slots.LocalExecutor", lambda *_, **__: executor)
     return executor
+
+
+def search_by_law(database: Path, name: str = "toy", *, trials: int = 5) -> None:
+    """Search a study in a SQLite file by the law."""
+    spec = make_spec(name=name, budget={"trials": trials, "trial_train_seconds": 100.0}, confirm={"top": 1, "runs": 0})
+    run_study(spec, Launch(db=f"sqlite:///{database}", make_executor=lambda *_: LawExecutor()))
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -29,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_device_whose_steps_grow_less_takes_a_larger_batch(folder: Path) -> None:
-    here = json.loads(bssearch("best", "vision", "--format", "json", cwd=folder).stdout)
+    here = read(folder, "best", "vision")
     assert here["optimal"]["batch_size"] == 32
     there = read(folder, "best", "vision", "--step-times", "h200.csv", "--device", "H200")
     assert (there["optimal"]["batch_size"], there["device"]["name"]) == (128, "H200")

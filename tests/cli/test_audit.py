@@ -17,6 +17,7 @@ from bssearch.analysis.rules.rule_book import Rule
 from bssearch.cli.study import audit_row, slope_line
 from bssearch.commands.launch import Launch
 from bssearch.commands.run import run_study
+from tests.cli.conftest import run_by_law
 from tests.cli.task import bssearch, ran, read
 from tests.factories import make_spec
 from tests.search.law import LawExecutor
@@ -44,21 +45,12 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def by_law(monkeypatch: pytest.MonkeyPatch) -> LawExecutor:
-    """Have the command run its trials by the law."""
-    executor = LawExecutor()
-    monkeypatch.setattr("bssearch.commands.opening.make_executor", lambda *_: executor)
-    return executor
-
-
 @pytest.fixture(scope="module")
 def audited(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the study and what its first audit printed, for tests to read."""
     place = Path(shutil.copytree(finished, tmp_path_factory.mktemp("audited"), dirs_exist_ok=True))
-    executor = LawExecutor()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bssearch.commands.opening.make_executor", lambda *_: executor)
+        executor = run_by_law(patch)
         done = ran(place, "study", "audit", "toy")
     assert len({request.plan.seed for request in executor.requests}) == 3
     (place / "stdout.txt").write_text(done.stdout)
@@ -78,7 +70,7 @@ def test_it_runs_the_rules_and_says_which_held(audited: Path) -> None:
 
 
 def test_json_is_the_audit_and_rows_are_its_rules(audited: Path, by_law: LawExecutor) -> None:
-    found = json.loads(bssearch("study", "audit", "toy", "--runs", "3", "-f", "json", cwd=audited).stdout)
+    found = read(audited, "study", "audit", "toy", "--runs", "3")
     assert by_law.requests == []
     assert set(found) == {"study", "rules", "learning_rate_slope", "spent_train_seconds"}
     assert found["study"] == "toy"

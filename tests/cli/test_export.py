@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import json
 import shlex
 from pathlib import Path
 from typing import Any, get_args
@@ -19,7 +18,7 @@ from bssearch.cli.arguments import Export
 from tests.benchmarks.simulate.draws import simulate
 from tests.benchmarks.simulate.tables import read_table
 from tests.cli.conftest import run_by_law
-from tests.cli.task import INLINE, bssearch, printed, refused, space_of, write_task
+from tests.cli.task import INLINE, bssearch, printed, read, refused, space_of, write_task
 
 AWKWARD: dict[str, bool | int | float | str | None] = {
     "learning_rate": 0.1 + 0.2,
@@ -69,7 +68,7 @@ def read_arguments(line: str, values: dict[str, Any]) -> dict[str, Any]:
 
 def test_yaml_is_read_back_and_says_where_it_is_from(folder: Path) -> None:
     done = bssearch("best", "task", "--export", "yaml", cwd=folder)
-    answer = json.loads(bssearch("best", "--format", "json", cwd=folder).stdout)
+    answer = read(folder, "best")
     values = yaml.safe_load(done.stdout)
     assert same(values, {"batch_size": answer["optimal"]["batch_size"], **answer["optimal"]["parameters"]})
     header = [line for line in done.stdout.splitlines() if line.startswith("#")]
@@ -166,7 +165,7 @@ def test_the_curves_of_a_study_are_exported_for_the_simulation(tmp_path: Path) -
     write_task(tmp_path, space=space_of(32, 64), executor=INLINE, budget=budget, confirm=confirm)
     assert bssearch("run", "task.yaml", cwd=tmp_path).returncode == 0
     assert printed(tmp_path, "export", "task", "--to", "curves").splitlines() == ["task.csv.gz", "task.json"]
-    stored = json.loads(bssearch("trial", "list", "task", "--format", "json", cwd=tmp_path).stdout)
+    stored = read(tmp_path, "trial", "list", "task")
     table = read_table(tmp_path / "task.csv.gz")
     assert [trial.number for trial in table.trials] == [trial["number"] for trial in stored]
     assert [trial.parameters["batch_size"] for trial in table.trials] == [trial["batch_size"] for trial in stored]

@@ -182,10 +182,8 @@ def test_devices_and_precisions_are_never_pooled(tmp_path: Path) -> None:
     assert names == ["x-nvidia-a100-bf16", "x-nvidia-a100-fp32", "x-h100", "x-nvidia-a100", "x-unknown"]
     steps = [[outcome(trial).steps for trial in stored(tmp_path, name)[2]] for name in names]
     assert steps == [[10], [11], [12, 15], [13], [14]]
-    kinds = []
-    for name in names:
-        environment = not_none(stored(tmp_path, name)[0].environment)
-        kinds.append((environment.device_name, environment.precision))
+    environments = [not_none(stored(tmp_path, name)[0].environment) for name in names]
+    kinds = [(one.device_name, one.precision) for one in environments]
     assert kinds[:3] == [("NVIDIA A100", "bf16"), ("NVIDIA A100", "fp32"), ("H100", "bf16")]
     assert kinds[3:] == [("nvidia a100", "bf16"), ("unknown", "bf16")]
     assert "study x-h100: 2 runs, 2 reached, on device H100, precision bf16" in said

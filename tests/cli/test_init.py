@@ -69,8 +69,7 @@ def test_a_template_is_a_workload_whose_largest_batch_fits_its_data(kind: Kind) 
     workload = resolve(spec.workload, spec.workload_settings, TEMPLATES)
     data = check_data(workload.load(torch.device("cpu")))
     assert len(data.train) >= 2 * spec.batch_sizes[-1]
-    again = workload.load(torch.device("cpu"))
-    assert torch.equal(data.validation.targets, again.validation.targets)
+    assert torch.equal(data.validation.targets, workload.load(torch.device("cpu")).validation.targets)
     torch.manual_seed(0)
     model = workload.build_model(dropout=0.0).eval()
     with torch.no_grad():

@@ -16,7 +16,18 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.cli.task import DEFAULT, INLINE, UNCONFIRMED, bssearch, command, environment, printed, space_of, write_task
+from tests.cli.task import (
+    DEFAULT,
+    INLINE,
+    UNCONFIRMED,
+    bssearch,
+    command,
+    environment,
+    printed,
+    read,
+    space_of,
+    write_task,
+)
 from tests.schema import execute
 from tests.waiting import wait_for
 
@@ -64,8 +75,7 @@ def alive(processes: list[psutil.Process]) -> list[psutil.Process]:
 
 
 def trials(folder: Path) -> list[dict[str, object]]:
-    found = json.loads(bssearch("trial", "list", "--format", "json", cwd=folder).stdout)
-    assert isinstance(found, list)
+    found: list[dict[str, object]] = read(folder, "trial", "list")
     return found
 
 

@@ -12,12 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from bssearch.commands.launch import Launch
-from bssearch.commands.run import run_study
 from bssearch.storage.repository import open_store
+from tests.cli.conftest import search_by_law
 from tests.cli.task import bssearch, printed, read, refused
-from tests.factories import make_spec
-from tests.search.law import LawExecutor
 from tests.search.pruners.stores import troubled
 
 
@@ -25,13 +22,8 @@ from tests.search.pruners.stores import troubled
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("measured")
     for name in ("task", "other"):
-        run_by_law(place, name, trials=5)
+        search_by_law(place / "bssearch.db", name)
     return place
-
-
-def run_by_law(folder: Path, name: str, *, trials: int) -> None:
-    spec = make_spec(name=name, budget={"trials": trials, "trial_train_seconds": 10.0}, confirm={"top": 1, "runs": 0})
-    run_study(spec, Launch(db=f"sqlite:///{folder / 'bssearch.db'}", make_executor=lambda *_: LawExecutor()))
 
 
 @pytest.fixture
@@ -67,7 +59,7 @@ def test_a_renamed_study_keeps_its_trials_and_goes_on_under_its_new_name(folder:
     assert read(folder, "study", "rename", "task", "better") == {"study": "better", "renamed_from": "task"}
     assert names(folder) == ["better", "other"]
     assert read(folder, "trial", "list", "better") == before
-    run_by_law(folder, "better", trials=6)
+    search_by_law(folder / "bssearch.db", "better", trials=6)
     assert read(folder, "trial", "list", "better")[:5] == before
     assert len(read(folder, "trial", "list", "better")) == 6
 

@@ -20,7 +20,7 @@ from bssearch.planning.memory.parameters import MIXED, PRECISIONS, STATES
 from bssearch.planning.requests import options_of
 from bssearch.planning.start import QUESTIONS
 from bssearch.spec import load_spec
-from tests.cli.task import bssearch, refused
+from tests.cli.task import bssearch, read, refused
 
 CASES = 200
 
@@ -42,8 +42,7 @@ def learning_rate(rng: random.Random) -> Given:
 
 def accumulation(rng: random.Random) -> Given:
     micro, steps, devices = rng.randint(1, 64), rng.randint(1, 40), rng.randint(1, 16)
-    key = rng.choice(["micro", "max_micro"])
-    return {"batch": micro * steps * devices, key: micro, "devices": devices}
+    return {"batch": micro * steps * devices, rng.choice(["micro", "max_micro"]): micro, "devices": devices}
 
 
 def scale(rng: random.Random) -> Given:
@@ -156,11 +155,11 @@ def test_whatever_is_given_comes_to_finite_numbers_or_to_an_error_on_purpose(nam
 
 def test_the_keys_that_programs_rely_on(tmp_path: Path) -> None:
     words = ["--from-batch", "256", "--learning-rate", "0.1", "--batch", "512", "--rule", "linear", "--rule", "sqrt"]
-    rules = json.loads(bssearch("plan", "lr", *words, "--format", "json", cwd=tmp_path).stdout)["rules"]
+    rules = read(tmp_path, "plan", "lr", *words)["rules"]
     assert list(rules) == ["linear", "sqrt"]
     assert {"learning_rate", "warmup_epochs", "weight_decay"} <= rules["linear"].keys()
     words = ["--batch", "512", "--micro", "16", "--devices", "4"]
-    split = json.loads(bssearch("plan", "accumulation", *words, "--format", "json", cwd=tmp_path).stdout)
+    split = read(tmp_path, "plan", "accumulation", *words)
     assert {"micro_batch": 16, "accumulation_steps": 8, "devices": 4, "batch": 512}.items() <= split.items()
 
 

@@ -55,7 +55,7 @@ def test_the_noise_scale_is_measured_at_the_default_and_shown_by_best(searched: 
     assert (found["study"], found["batch_size"]) == ("task", 32)
     assert found["noise_passes"] >= 8 and found["noise_low"] > 0 and found["noise_adam_scale"] is None
     assert "Gradient noise scale near the target:" in bssearch("best", "--details", cwd=searched).stdout
-    best = json.loads(bssearch("best", "--format", "json", cwd=searched).stdout)
+    best = read(searched, "best")
     assert best["measured"]["noise_scale"]["low"] == found["noise_low"]
     assert best["measured"].keys() == {"step_time", "memory", "noise_scale"}
 
@@ -71,7 +71,7 @@ def test_a_run_makes_the_visits_that_a_probe_has_left_to_it(searched: Path) -> N
 
 @pytest.mark.slow
 def test_a_trial_tells_its_environment(searched: Path) -> None:
-    told = json.loads(bssearch("trial", "show", "task", "1", "--format", "json", cwd=searched).stdout)
+    told = read(searched, "trial", "show", "task", "1")
     environment = told["environment"]
     assert (environment["precision"], environment["compile_mode"]) == ("fp32", "none")
     assert environment["torch_version"] and environment["host"] and environment["workload_revision"]

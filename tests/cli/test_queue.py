@@ -34,14 +34,6 @@ LONG = {
 """Trials of some seconds."""
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'queue.db'}"
-    postgres: Postgres = request.getfixturevalue("postgres")
-    return postgres.create_database()
-
-
 @pytest.fixture
 def checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "shared"
@@ -137,8 +129,7 @@ def test_a_person_pauses_resumes_and_cancels_what_runs(tmp_path: Path, url: str,
         served.wait_for("one: cancelled: cancelled by")
         assert {trial.state for trial in store.trials.of("one")} <= {TrialState.CANCELLED, TrialState.CAPPED}
         assert store.queue.submission("one").served_seconds > 0
-        served.process.send_signal(signal.SIGTERM)
-        assert served.wait() == 0, served.said
+        served.stop()
 
 
 @pytest.mark.slow
@@ -155,8 +146,7 @@ def test_a_worker_outlasts_a_server_that_is_away(tmp_path: Path, own_postgres: P
             submit_study(store, "task", {"budget.trials": 3}, name="one")
             served.wait_for("one: done")
             assert len(store.trials.of("one")) == 3
-        served.process.send_signal(signal.SIGTERM)
-        assert served.wait(30) == 0, served.said
+        served.stop(30)
 
 
 @pytest.mark.slow
@@ -170,8 +160,7 @@ def test_a_worker_told_to_stop_while_the_server_is_away_stops(
         served.wait_for("templates task")
         own_postgres.stop()
         served.wait_for("retrying for 15 minutes")
-        served.process.send_signal(signal.SIGTERM)
-        assert served.wait(30) == 0, served.said
+        served.stop(30)
         assert "has stopped" in served.lines[-1]
 
 
@@ -184,8 +173,7 @@ def test_a_worker_told_to_stop_while_a_workload_is_loaded_waits_for_it_no_longer
     printed(here, "queue", "submit", "task", "--name", "mine")
     with worker(node, url, checkpoints) as served:
         wait_for((node / "loads").exists, served.process)
-        served.process.send_signal(signal.SIGTERM)
-        assert served.wait() == 0, served.said
+        served.stop()
         assert "has stopped" in served.lines[-1] and "what runs is killed" not in served.said
     assert states(here) == {"mine": "waiting"}
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.cli.task import bssearch, command, environment, write_task
+from tests.cli.task import command, environment, read, write_task
 from tests.cli.test_interruptions import SLOW, alive, check_complete, wait_for_start
 from tests.waiting import wait_for
 
@@ -74,6 +74,6 @@ def test_a_killed_actor_is_a_trial_to_be_tried_again_and_ctrl_c_ends_ray_too(tmp
 
     found = check_complete(tmp_path, 14)
     (lost,) = [one for one in found if one["state"] == "lost"]
-    told = json.loads(bssearch("trial", "show", "task", str(lost["number"]), "--format", "json", cwd=tmp_path).stdout)
+    told = read(tmp_path, "trial", "show", "task", str(lost["number"]))
     assert "lost with its Ray actor" in json.dumps(told)
     assert [one["retry_of"] for one in found].count(lost["number"]) == 1

@@ -131,8 +131,7 @@ def test_each_kind_is_added_from_outside_and_used_through_the_command_line(folde
     rates = [trial["learning_rate"] / (trial["batch_size"] / 32) ** 0.5 for trial in trials]
     assert sum(abs(rate - 0.125) < 1e-9 for rate in rates) >= 5, "the sampler's, with its option"
     assert TrialState.PRUNED in {state for state, _ in by_law.stopped.values()}, "by the pruner, with its option"
-    exported = bssearch("export", "task", "--to", "numbers", cwd=folder)
-    assert exported.stdout == "task.numbers\n"
+    assert bssearch("export", "task", "--to", "numbers", cwd=folder).stdout == "task.numbers\n"
     assert (folder / "task.numbers").read_text().split() == [str(trial["number"]) for trial in trials]
 
     others = ["name=rows", "objective=rows_to_target", "budget.trials=6", "confirm.runs=0"]

@@ -9,7 +9,7 @@ import re
 import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -19,7 +19,16 @@ from bssearch.records import Lease, Phase, TrialRecord, TrialState
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store, open_store
 from tests.cli.task import bssearch, ran, refused
-from tests.factories import make_curve, make_environment, make_plan, make_probe, make_spec, make_trial
+from tests.factories import (
+    make_curve,
+    make_environment,
+    make_plan,
+    make_probe,
+    make_spec,
+    make_trial,
+    not_none,
+    store_study,
+)
 from tests.figures.test_plots import SIZES, law_trials
 
 FEW = (16, 32, 64)
@@ -29,8 +38,7 @@ TABLES = ("trials.csv", "batches.csv", "observations.csv")
 def add_study(store: Store, spec: StudySpec, trials: Sequence[TrialRecord], **environment: Any) -> None:
     """Store a study with trials as they are, each with a curve of three observations."""
     place = make_environment(**environment)
-    store.studies.create(spec.new_study("test"))
-    store.studies.bind(spec.name, place)
+    store_study(store, spec, place)
     for size in SIZES:
         store.probes.add_step_time(spec.name, place, make_probe(size, step_seconds=0.01 + 0.0002 * size), 1)
     for trial in trials:
@@ -39,10 +47,9 @@ def add_study(store: Store, spec: StudySpec, trials: Sequence[TrialRecord], **en
         plan = make_plan(
             configuration=trial.configuration, phase=trial.phase, seed=trial.seed, sampled=trial.sampled, **limit
         )
-        started = store.trials.start(
-            spec.name, plan, environment=place, lease=Lease(owner="test/1/1.00/x", seconds=60.0)
+        started = not_none(
+            store.trials.start(spec.name, plan, environment=place, lease=Lease(owner="test/1/1.00/x", seconds=60.0))
         )
-        assert started is not None
         curve = make_curve((0.0, 0.1), (0.5, 0.8), (1.0, 0.9))
         store.trials.append_observations(spec.name, [(started.number, one) for one in curve])
         store.trials.finish(spec.name, started.number, trial.outcome, steps_x_step_time_s=None)
@@ -98,23 +105,23 @@ def files(place: Path) -> set[str]:
     return {path.name for path in place.iterdir()}
 
 
-def test_the_page_is_written_and_its_path_printed(folder: Path, tmp_path: Path) -> None:
-    path = tmp_path / "report.html"
-    done = bssearch("report", "toy", "--html", path, cwd=folder)
+@pytest.mark.parametrize(
+    ("option", "name", "begins", "holds", "ends"),
+    [
+        ("--html", "report.html", "<!doctype html>", "<title>toy", "</html>"),
+        ("--svg", "picture.svg", "<svg ", "study toy, ", "</svg>\n"),
+    ],
+)
+def test_a_page_or_a_picture_is_written_and_its_path_printed(
+    folder: Path, tmp_path: Path, option: str, name: str, begins: str, holds: str, ends: str
+) -> None:
+    path = tmp_path / name
+    done = bssearch("report", "toy", option, path, cwd=folder)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{path}\n", "")
-    assert files(tmp_path) == {"report.html"}
+    assert files(tmp_path) == {name}
     text = path.read_text(encoding="utf-8")
-    assert text.startswith("<!doctype html>") and text.rstrip().endswith("</html>")
+    assert text.startswith(begins) and holds in text and text.endswith(ends)
     assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~_umask()
-
-
-def test_the_picture_is_written_and_its_path_printed(folder: Path, tmp_path: Path) -> None:
-    path = tmp_path / "picture.svg"
-    done = bssearch("report", "toy", "--svg", path, cwd=folder)
-    assert (done.returncode, done.stdout, done.stderr) == (0, f"{path}\n", "")
-    text = path.read_text(encoding="utf-8")
-    assert text.startswith("<svg ") and text.endswith("</svg>\n")
-    assert "study toy, " in text
 
 
 def _umask() -> int:
@@ -150,7 +157,7 @@ def test_a_page_that_fails_leaves_the_earlier_one(
     assert (files(tmp_path), path.read_text()) == ({"report.html"}, "old")
 
 
-def _full_disk(self: Path, target: Path) -> Path:
+def _full_disk(*_: object) -> NoReturn:
     raise OSError(28, "No space left on device")
 
 
@@ -207,10 +214,7 @@ def test_earlier_tables_are_replaced_and_nothing_else_is_left(folder: Path, tmp_
 def test_a_table_that_does_not_fit_on_the_disk_is_named(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(exports, "write_observations", full)
+    monkeypatch.setattr(exports, "write_observations", _full_disk)
     done = bssearch("report", "toy", "--csv", tmp_path, cwd=folder)
     assert f"{tmp_path / 'observations.csv'} cannot be written: No space left" in done.stderr
     assert (done.returncode, files(tmp_path)) == (2, set())

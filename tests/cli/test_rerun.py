@@ -53,7 +53,7 @@ def rerun(folder: Path, number: int, *options: str) -> dict[str, Any]:
 @pytest.mark.slow
 def test_every_trial_comes_out_the_same_again_and_nothing_is_stored(folder: Path) -> None:
     before = rows_of(folder)
-    trials = json.loads(bssearch("trial", "list", "task", "--format", "json", cwd=folder).stdout)
+    trials = read(folder, "trial", "list", "task")
     assert "reached" in {trial["state"] for trial in trials}
     for trial in trials:
         found = rerun(folder, trial["number"], "--runs", "2")
@@ -138,7 +138,7 @@ def test_the_command_that_runs_a_trial_again_is_printed_and_does(folder: Path) -
     assert (program, words[:4]) == ("bssearch", ["trial", "rerun", "task", "1"]) and url in words
     notes = printed.stderr.splitlines()
     assert all(line.startswith("# ") for line in notes)
-    trial = json.loads(bssearch("trial", "show", "task", "1", "--format", "json", cwd=folder).stdout)
+    trial = read(folder, "trial", "show", "task", "1")
     assert "compile none, threads 1" in printed.stderr
     for fact in (trial["seed"], trial["started_by"], trial["environment"]["workload_revision"], "task.py:Task"):
         assert str(fact) in printed.stderr

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.task import bssearch, printed
+from tests.cli.task import bssearch, printed, read
 from tests.schema import execute
 
 TRAIN = 'for step in 1 2 3; do echo "{\\"step\\": $step, \\"accuracy\\": 0.$((2 * step + 3))}"; sleep 0.02; done; : '
@@ -42,7 +42,7 @@ def test_a_forged_text_runs_nothing_in_a_shell(tmp_path: Path, way: str) -> None
         mine.unlink()
         assert bssearch("import", "study", "shell.bssearch.jsonl.gz", cwd=tmp_path).returncode == 0
     printed(tmp_path, "run", spec, "--set", "budget.trials=5")
-    trials = json.loads(bssearch("trial", "list", "shell", "--format", "json", cwd=tmp_path).stdout)
+    trials = read(tmp_path, "trial", "list", "shell")
     (refused,) = [one for one in trials if "PWNED" in json.dumps(one)]
     assert (refused["state"], refused["steps"]) == ("failed", 0)
     assert "model.activation" in refused["reason"]

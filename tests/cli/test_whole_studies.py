@@ -9,26 +9,18 @@ from typing import Any
 
 import pytest
 
-from bssearch.commands.launch import Launch
-from bssearch.commands.run import run_study
 from bssearch.storage.migrate import SCHEMA_HEAD
 from bssearch.storage.repository import open_store
+from tests.cli.conftest import search_by_law
 from tests.cli.task import bssearch, printed, read, refused
-from tests.factories import make_spec
 from tests.schema import execute
-from tests.search.law import LawExecutor
-
-
-def run_by_law(database: Path, *, name: str = "toy", trials: int = 5) -> None:
-    spec = make_spec(name=name, budget={"trials": trials, "trial_train_seconds": 100.0}, confirm={"top": 1, "runs": 0})
-    run_study(spec, Launch(db=f"sqlite:///{database}", make_executor=lambda *_: LawExecutor()))
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("made")
-    run_by_law(place / "first.db")
-    run_by_law(place / "second.db", name="other")
+    search_by_law(place / "first.db")
+    search_by_law(place / "second.db", name="other")
     return place
 
 
@@ -66,7 +58,7 @@ def test_a_study_goes_through_a_file_and_is_answered_and_gone_on_with(folder: Pa
     }
     before = read(folder, "best", "--db", "sqlite:///first.db")
     assert read(folder, "best", *there) == before
-    run_by_law(folder / "team.db", trials=7)
+    search_by_law(folder / "team.db", trials=7)
     assert len(read(folder, "trial", "list", *there)) == 7
     assert "toy" in printed(folder, "report", "toy", *there)
 
@@ -74,7 +66,7 @@ def test_a_study_goes_through_a_file_and_is_answered_and_gone_on_with(folder: Pa
 @pytest.mark.slow
 def test_another_name_is_given_where_the_study_is_new(folder: Path) -> None:
     printed(folder, "export", "toy", "--to", "study", "--file", "a.gz", "--db", "sqlite:///first.db")
-    run_by_law(folder / "team.db")  # another study of its name
+    search_by_law(folder / "team.db")  # another study of its name
     assert "--as NAME" in refused(folder, "import", "study", "a.gz", "--db", "sqlite:///team.db", code=2)
     assert [row["study"] for row in imported(folder, "a.gz", "--as", "theirs")] == ["theirs"]
     assert read(folder, "best", "theirs", "--db", "sqlite:///team.db")["study"] == "theirs"
@@ -112,7 +104,7 @@ def test_a_dry_run_stores_nothing_and_one_study_may_be_named(folder: Path) -> No
 
 def test_sources_that_contradict_each_other_are_refused_and_none_is_stored(folder: Path) -> None:
     (folder / "second.db").unlink()
-    run_by_law(folder / "second.db")  # another study of the name toy
+    search_by_law(folder / "second.db")  # another study of the name toy
     open_store(f"sqlite:///{folder}/team.db").close()
     words = "sqlite:///first.db", "sqlite:///second.db"
     for dry_run in (["--dry-run"], []):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import threading
 import time
@@ -59,6 +60,11 @@ class WorkerProcess:
         code = self.process.wait(seconds)
         self._reader.join(seconds)
         return code
+
+    def stop(self, seconds: float = PATIENCE_S) -> None:
+        """Tell it to stop, and see that it ends in good order."""
+        self.process.send_signal(signal.SIGTERM)
+        assert self.wait(seconds) == 0, self.said
 
     def _read(self) -> None:
         for line in not_none(self.process.stdout):

@@ -208,12 +208,14 @@ def test_studies_that_cannot_be_audited_say_so(tmp_path: Path) -> None:
         run_study(unreached, Launch(db=url(tmp_path), make_executor=lambda *_: LawExecutor(reachable=False)))
     with pytest.raises(TargetNotReachedError, match="nearest: "):
         stored_spec(SPEC.name, db=url(tmp_path))
-    with pytest.raises(UsageError, match="runs = 0 must be >= 1"):
-        audited(tmp_path, runs=0)
-    with pytest.raises(UsageError, match="train_seconds = -1 must be a finite number >= 0"):
-        audited(tmp_path, train_seconds=-1.0)
-    with pytest.raises(UsageError, match="train_seconds = inf must be a finite number"):
-        audited(tmp_path, train_seconds=math.inf)
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"runs": 0}, "runs = 0 must be >= 1"),
+        ({"train_seconds": -1.0}, "train_seconds = -1 must be a finite number >= 0"),
+        ({"train_seconds": math.inf}, "train_seconds = inf must be a finite number"),
+    ]
+    for asked, said in wrong:
+        with pytest.raises(UsageError, match=said):
+            audited(tmp_path, **asked)
 
 
 def case_and_history(spec: StudySpec, *made: tuple[int, TrialState], limit: float = 100.0) -> tuple[Case, History]:
@@ -256,8 +258,7 @@ def test_a_run_that_missed_within_a_smaller_limit_is_made_again() -> None:
 
 def test_seeds_are_those_the_tuned_optimum_had_whatever_the_study_would_give_now() -> None:
     case, _ = case_and_history(SPEC)
-    reseeded = SPEC.model_copy(update={"seed": 5})
-    assert seeds_of(reseeded, case, 3) == SEEDS
+    assert seeds_of(SPEC.model_copy(update={"seed": 5}), case, 3) == SEEDS
     assert seeds_of(SPEC, case, 2) == SEEDS[:2]
     assert seeds_of(SPEC, case, 4) == [*SEEDS, trial_seed(SPEC.seed, Phase.CONFIRM, 3)]
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from bssearch.cli.check import print_check
+from bssearch.cli.run import print_check
 from bssearch.commands.check import LONGEST_S, STEPS, Check, check
 from bssearch.commands.launch import Launch
 from bssearch.errors import LaunchError, SpecError

@@ -101,8 +101,7 @@ def test_what_is_written_is_what_optuna_itself_would_write(url: str, theirs: opt
 @pytest.mark.slow
 def test_a_database_takes_several_studies_but_no_name_twice(url: str) -> None:
     write_study(toy(), optuna_database(url))
-    other = OptunaStudy.of(record(make_spec(name="other")), many(), {})
-    write_study(other, optuna_database(url))
+    write_study(OptunaStudy.of(record(make_spec(name="other")), many(), {}), optuna_database(url))
     before = loaded(url).trials
     with pytest.raises(UsageError, match=r"already has an Optuna study 'toy'"):
         write_study(toy(), optuna_database(url))
@@ -216,13 +215,11 @@ def test_a_second_export_and_what_cannot_be_exported_are_refused(folder: Path) -
     again = command("export", "task", "--to", "optuna", "--file", "task.optuna.db", cwd=folder)
     assert (again.returncode, again.stdout) == (2, "")
     assert "task.optuna.db already has an Optuna study 'task'" in again.stderr
-    own = command("export", "task", "--to", "optuna", "--file", "bssearch.db", cwd=folder)
-    assert own.returncode == 2
+    assert command("export", "task", "--to", "optuna", "--file", "bssearch.db", cwd=folder).returncode == 2
     unknown = command("export", "task", "--to", "tea", cwd=folder)
     assert unknown.returncode == 2
     assert "curves, optuna" in unknown.stderr
-    nobody = command("export", "nobody", "--to", "optuna", cwd=folder)
-    assert nobody.returncode == 3
+    assert command("export", "nobody", "--to", "optuna", cwd=folder).returncode == 3
     assert not (folder / "nobody.optuna.db").exists()
 
 

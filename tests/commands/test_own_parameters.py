@@ -13,7 +13,7 @@ import optuna
 import pytest
 
 from bssearch.analysis.answer import Answer
-from bssearch.analysis.report import build_answer, predict_for_device
+from bssearch.analysis.build_answer import build_answer, predict_for_device
 from bssearch.commands.check import check
 from bssearch.commands.enqueue import enqueue
 from bssearch.commands.launch import Launch

@@ -297,8 +297,7 @@ def test_the_fit_is_of_sizes_that_fit_and_says_how_far_off_it_is() -> None:
 def add_trial(store: Store, configuration: Configuration, seconds: float | None) -> None:
     """Add a trial that reached the target after these seconds, or was capped."""
     plan = make_plan(configuration=configuration, eval_every_steps=17)
-    trial = store.trials.start(SPEC.name, plan, environment=HERE, lease=Lease(owner="driver", seconds=60.0))
-    assert trial is not None
+    trial = not_none(store.trials.start(SPEC.name, plan, environment=HERE, lease=Lease(owner="driver", seconds=60.0)))
     outcome = TrialOutcome(state=TrialState.CAPPED, reason="as the test has it", train_seconds=0.1, wall_seconds=0.1)
     if seconds is not None:
         outcome = replace(

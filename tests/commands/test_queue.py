@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -42,7 +41,7 @@ from bssearch.spec.templates import NewSubmission, SubmissionState
 from bssearch.storage.repository import Store, open_store
 from tests.cli.task import INLINE, UNCONFIRMED, bssearch, environment, printed, refused, space_of
 from tests.cli.worker_process import make_node
-from tests.factories import make_environment, make_plan, make_trial, not_none
+from tests.factories import make_environment, make_plan, make_trial, not_none, store_study
 from tests.schema import execute
 from tests.storage.test_queue import record
 
@@ -196,8 +195,7 @@ class TestRefusals:
         for name in ("elsewhere", "mine"):
             put(store, name)
         spec = load_spec(node / "task.yaml", ["name=elsewhere"])
-        store.studies.create(spec.new_study("ann"))
-        store.studies.bind("elsewhere", replace(make_environment(), device_name="H200"))
+        store_study(store, spec, make_environment(device_name="H200"))
         said = serve(node, url)
         assert "elsewhere: waiting: the study 'elsewhere' was measured on" in said
         assert "(left alone here for 600 s)" in said
@@ -323,9 +321,7 @@ def test_what_a_killed_worker_left_of_a_cancelled_study_is_settled_once_nobody_i
     driver_runs = True
     monkeypatch.setattr("bssearch.commands.queue.submissions.is_alive", lambda owner: driver_runs)
     put(store, "mine")
-    spec = load_spec(node / "task.yaml", ["name=mine"])
-    store.studies.create(spec.new_study("ann"))
-    store.studies.bind("mine", make_environment())
+    store_study(store, load_spec(node / "task.yaml", ["name=mine"]))
     store.queue.keep_worker(record(WORKER))
     lease = Lease(owner=ITS_DRIVER, seconds=60.0)
     for _ in range(2):
@@ -349,8 +345,7 @@ def test_what_cannot_be_settled_keeps_a_worker_neither_from_other_cancelled_stud
     with open_store(url) as store:
         for name in ("broken", "left"):
             put(store, name)
-            store.studies.create(load_spec(node / "task.yaml", [f"name={name}"]).new_study("ann"))
-            store.studies.bind(name, make_environment())
+            store_study(store, load_spec(node / "task.yaml", [f"name={name}"]))
             store.trials.start(
                 name, make_plan(), environment=make_environment(), lease=Lease(owner=ITS_DRIVER, seconds=60.0)
             )
@@ -372,8 +367,7 @@ def test_what_somebody_has_paused_who_ran_a_cancelled_study_by_hand_is_left_to_t
     put(store, "mine")
     store.queue.set_state("mine", SubmissionState.CANCELLED, "by ann")
     store.queue.keep_worker(record(WORKER))
-    store.studies.create(load_spec(node / "task.yaml", ["name=mine"]).new_study("ann"))
-    store.studies.bind("mine", make_environment())
+    store_study(store, load_spec(node / "task.yaml", ["name=mine"]))
     paused = TrialOutcome(state=TrialState.PAUSED, reason="stopped")
     for number, owner in enumerate((BY_HAND, ITS_DRIVER), start=1):
         store.trials.start("mine", make_plan(), environment=make_environment(), lease=Lease(owner=owner, seconds=60.0))
@@ -398,7 +392,9 @@ def test_what_cannot_be_settled_keeps_no_worker_from_what_waits(
     monkeypatch.setattr("bssearch.commands.queue.worker.AWAY_FOR_S", 0.3)
     monkeypatch.setattr("bssearch.commands.queue.worker.SETTLE_SECONDS", 0.1)
     put(store, "mine")
-    monkeypatch.setattr("bssearch.commands.queue.worker.Worker._may_come", lambda worker: bool(store.queue.waiting()))
+    monkeypatch.setattr(
+        "bssearch.commands.queue.worker.QueueWorker._may_come", lambda worker: bool(store.queue.waiting())
+    )
     serve(node, url)
     assert state(store, "mine")[0] == "done"
 
@@ -469,12 +465,14 @@ class TestSubmitting:
     def test_what_no_worker_offers_is_refused_at_once(self, store: Store) -> None:
         submit_study(store, "unknown", {}, name="before")  # no worker has been seen: nothing is known
         store.queue.keep_worker(record())
-        with pytest.raises(UsageError, match="no worker has a template 'other'; there are digits"):
-            submit_study(store, "other", {}, name="a")
-        with pytest.raises(UsageError, match=r"budget.trials = 10 must be a whole number from 1 to 9"):
-            submit_study(store, "digits", {"budget.trials": 10}, name="a")
-        with pytest.raises(UsageError, match="the template 'digits' does not take it"):
-            submit_study(store, "digits", {"workload": "x.py:X"}, name="a")
+        cases: list[tuple[str, dict[str, Any], str]] = [
+            ("other", {}, "no worker has a template 'other'; there are digits"),
+            ("digits", {"budget.trials": 10}, r"budget.trials = 10 must be a whole number from 1 to 9"),
+            ("digits", {"workload": "x.py:X"}, "the template 'digits' does not take it"),
+        ]
+        for template, values, said in cases:
+            with pytest.raises(UsageError, match=said):
+                submit_study(store, template, values, name="a")
         store.queue.keep_worker(
             record("wider", templates={"digits": {"budget.trials": {"type": "integer", "low": 1, "high": 99}}})
         )

@@ -25,7 +25,7 @@ from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store, open_store
 from tests.executors.fake import DESCRIPTION, FakeExecutor
 from tests.factories import SPEC as RAW
-from tests.factories import make_environment, make_plan, make_spec
+from tests.factories import make_environment, make_plan, make_spec, not_none
 from tests.postgres import Postgres
 
 HERE = make_environment()
@@ -67,8 +67,7 @@ class Runs:
         with open_store(self.url) as store:
             lease = Lease(owner="d", seconds=60.0, spec=store.studies.keep_spec("toy", SPEC.model_dump(mode="json")))
             plan = replace(PLAN, **changes)
-            trial = store.trials.start("toy", plan, environment=HERE, lease=lease)
-            assert trial is not None
+            trial = not_none(store.trials.start("toy", plan, environment=HERE, lease=lease))
             store.trials.append_observations("toy", [(trial.number, one) for one in seen])
             store.trials.finish("toy", trial.number, outcome, steps_x_step_time_s=None)
 

@@ -54,8 +54,7 @@ def start(store: Store, after: int, device: str, **changes: Any) -> None:
 
 
 def test_csv_has_a_row_for_each_trial_with_where_it_ran_and_no_formula(store: Store) -> None:
-    exported = export_csv(store, "toy")
-    assert exported.written == ["toy.csv", "toy.observations.csv"]
+    assert export_csv(store, "toy").written == ["toy.csv", "toy.observations.csv"]
     with Path("toy.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["number"] for row in rows] == ["1", "2", "3", "4"]

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from bssearch.commands.check import LEAST, Advice, Run, summarise, towards_easier
+from bssearch.commands.check import LEAST, Advice, DefaultRun, summarise, towards_easier
 from bssearch.commands.check import advise as advise_on
 from bssearch.errors import LaunchError, UsageError
 from bssearch.records import Goal, Observation, Target, TrialState
@@ -24,7 +24,8 @@ def saturating(best: float, start: float = 0.1) -> list[Observation]:
 def advise(target: Target, bests: list[float], start: float = 0.1, margin: float | None = None) -> Advice:
     curves = [saturating(best, start) for best in bests]
     runs = [
-        Run(seed_index=index, best_metric=best, best_at_s=9.0, train_seconds=LIMIT) for index, best in enumerate(bests)
+        DefaultRun(seed_index=index, best_metric=best, best_at_s=9.0, train_seconds=LIMIT)
+        for index, best in enumerate(bests)
     ]
     return summarise(target, LIMIT, runs, curves, margin)
 
@@ -81,7 +82,7 @@ def test_one_bad_seed_does_not_drag_the_proposal_down_to_an_untrained_model(goal
 def test_the_luckiest_untrained_model_does_not_meet_the_proposal() -> None:
     target = Target(metric="accuracy", value=0.5)
     curves = [saturating(0.9, start) for start in (0.1, 0.1, 0.6)]
-    runs = [Run(seed_index=index, best_metric=0.9, best_at_s=9.0, train_seconds=LIMIT) for index in range(3)]
+    runs = [DefaultRun(seed_index=index, best_metric=0.9, best_at_s=9.0, train_seconds=LIMIT) for index in range(3)]
     advice = summarise(target, LIMIT, runs, curves, None)
     assert (advice.untrained, advice.proposed) == (0.6, 0.893)
     with pytest.raises(UsageError, match=r"margin = 0\.3 leads to a target of 0\.6, which an untrained model meets"):

@@ -106,10 +106,10 @@ class FakeExecutor:
     the trial, and ``play`` yields all of them for a request that resumes, too: those that the trial had are left out.
     What ``play`` prints is the log, what it raises fails the trial, and where it just ends the trial is exhausted.
 
-    ``step_times`` are the seconds of a step by batch size: `STEP_SECONDS` where none is given, out of memory where it
-    is None. ``largest_micro_batch`` is the largest that fits.
+    ``step_times`` are the seconds of a step by batch size, by default `STEP_SECONDS`.
     """
 
+    slots_apart = False
     STEP_SECONDS = 0.01
     EVALUATION_SECONDS = 0.001
 
@@ -117,21 +117,17 @@ class FakeExecutor:
         self,
         play: Play,
         slots: int = 1,
-        step_times: Mapping[int, float | None] | None = None,
+        step_times: Mapping[int, float] | None = None,
         *,
-        slots_apart: bool = False,
-        largest_micro_batch: int | None = None,
         description: WorkloadDescription = DESCRIPTION,
     ) -> None:
         self.slots = slots
-        self.slots_apart = slots_apart
         self.seconds = 0.0
         """The virtual time."""
         self.requests: list[TrialRequest] = []
         """All that was submitted."""
         self._play = play
         self._step_times = step_times or {}
-        self._largest_micro_batch = largest_micro_batch
         self._description = description
         self._playing: dict[int, _Playing] = {}
         self._events: list[Event] = []
@@ -143,8 +139,6 @@ class FakeExecutor:
         self._refuse_while_a_trial_runs()
         configuration = request.configuration
         seconds = self._step_times.get(configuration.batch_size, self.STEP_SECONDS)
-        if seconds is None or not self._fits(configuration.micro_batch_size):
-            return StepTime.where_memory_ran_out(configuration)
         return StepTime(
             batch_size=configuration.batch_size,
             micro_batch_size=configuration.micro_batch_size,
@@ -161,13 +155,8 @@ class FakeExecutor:
     def measure_memory(self, request: MemoryRequest) -> MemoryUse:
         self._refuse_while_a_trial_runs()
         micro_batch_size = request.configuration.micro_batch_size
-        fits = self._fits(micro_batch_size)
-        return MemoryUse(
-            micro_batch_size=micro_batch_size,
-            fits=fits,
-            peak_memory_bytes=micro_batch_size * 2**20,
-            reason=None if fits else "out of memory",
-        )
+        peak = micro_batch_size * 2**20
+        return MemoryUse(micro_batch_size=micro_batch_size, fits=True, peak_memory_bytes=peak, reason=None)
 
     def measure_noise(self, request: NoiseRequest) -> NoiseMeasurement:
         self._refuse_while_a_trial_runs()
@@ -256,11 +245,7 @@ class FakeExecutor:
                 playing.next = failed(error)
 
     def _end(self, number: int, outcome: TrialOutcome) -> None:
-        playing = self._playing.pop(number)
-        self._events.append(TrialEnded(number, outcome, playing.log.getvalue()))
-
-    def _fits(self, micro_batch_size: int) -> bool:
-        return self._largest_micro_batch is None or micro_batch_size <= self._largest_micro_batch
+        self._events.append(TrialEnded(number, outcome, self._playing.pop(number).log.getvalue()))
 
     def _refuse_while_a_trial_runs(self) -> None:
         if self._playing:

@@ -15,7 +15,7 @@ from bssearch.errors import WorkloadError
 from bssearch.executors.base import Program
 from bssearch.executors.messages import Load
 from bssearch.executors.programs.command import LoadedCommand
-from bssearch.executors.programs.command_process import Patience
+from bssearch.executors.programs.command_process import SilenceLimit
 from bssearch.records import Configuration, StepTime, StepTimeRequest, TrialState
 from tests.executors.own_command import BEGINS, DEFAULT, loaded, request, run, settings
 
@@ -78,7 +78,7 @@ def test_a_program_that_has_reported_cannot_ask_and_needs_its_places(tmp_path: P
 
 @pytest.mark.slow
 def test_a_program_that_asks_and_is_silent_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class NoneOnceItAsked(Patience):
+    class NoneOnceItAsked(SilenceLimit):
         """Lets a program take its time to import torch, on a machine however busy, and no more than that."""
 
         def stop(self) -> None:

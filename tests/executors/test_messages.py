@@ -11,7 +11,7 @@ import pytest
 from bssearch.errors import LaunchError, WorkloadError
 from bssearch.executors import messages
 from bssearch.executors.base import ExecutorSettings, Program
-from bssearch.executors.messages import Command, Lines, Reply, decode_command, decode_reply, encode
+from bssearch.executors.messages import Command, LineSplitter, Reply, decode_command, decode_reply, encode
 from bssearch.records import (
     Environment,
     MemoryRequest,
@@ -158,7 +158,7 @@ def test_refusals_become_the_error_they_name() -> None:
 
 def test_lines_are_put_together_from_any_chunks() -> None:
     stream = b"one\ntwo\n\nunfinished"
-    lines = Lines()
+    lines = LineSplitter()
     found = [line for byte in stream for line in lines.feed(bytes([byte]))]
     assert found == [b"one", b"two", b""]
-    assert Lines().feed(stream) == found
+    assert LineSplitter().feed(stream) == found

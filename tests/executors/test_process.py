@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bssearch.executors.messages import LONGEST_LINE_BYTES, Lines
+from bssearch.executors.messages import LONGEST_LINE_BYTES, LineSplitter
 from bssearch.executors.process import SECRETS, Inbox, WorkerProcess, allocator_environment, worker_environment
 
 
@@ -79,7 +79,7 @@ def test_a_driver_with_secrets_is_closed_to_other_processes_of_its_user(secret: 
 
 
 def test_a_message_has_a_longest_length() -> None:
-    lines = Lines()
+    lines = LineSplitter()
     with pytest.raises(ValueError, match="a line of more than"):
         for _ in range(LONGEST_LINE_BYTES // 2**20 + 2):
             lines.feed(bytes(2**20))

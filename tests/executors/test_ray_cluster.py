@@ -62,8 +62,7 @@ def executor(cluster: Any, tmp_path: Path) -> Iterator[RayExecutor]:
 
 
 def pid_of(executor: RayExecutor, slot: int) -> int:
-    worker = not_none(executor._slots[slot].worker)
-    return worker.pid
+    return not_none(executor._slots[slot].worker).pid
 
 
 def trained(events: list[Event]) -> set[int]:

@@ -25,8 +25,9 @@ class Told:
         self.observed: list[Observation] = []
         self.trial = ReportedTrial(request, self.observed.append, 100.0)
 
-    def takes(self, at: float, step: int, seconds: float | None = None, **values: float) -> None:
+    def takes(self, at: float, step: int, seconds: float | None = None, **values: float) -> Told:
         self.trial.take(Report(step, values, seconds), 100.0 + at)
+        return self
 
     @property
     def curve(self) -> list[tuple[int, float, float]]:
@@ -38,9 +39,7 @@ class Told:
 
 
 def test_seconds_of_the_program_are_those_that_count() -> None:
-    told = Told()
-    told.takes(5.0, 10, 1.0, accuracy=0.5)
-    told.takes(50.0, 20, 2.0, accuracy=0.95, loss=0.25)
+    told = Told().takes(5.0, 10, 1.0, accuracy=0.5).takes(50.0, 20, 2.0, accuracy=0.95, loss=0.25)
     assert told.curve == [(10, 1.0, 0.5), (20, 2.0, 0.95)] and told.observed[1].loss == 0.25
     outcome = told.trial.outcome()
     assert (outcome.state, outcome.seconds_basis) == (TrialState.REACHED, SecondsBasis.REPORTED)
@@ -49,9 +48,7 @@ def test_seconds_of_the_program_are_those_that_count() -> None:
 
 
 def test_the_wall_clock_begins_with_step_0() -> None:
-    told = Told()
-    told.takes(5.0, 0, accuracy=0.1)
-    told.takes(6.5, 10, accuracy=0.5)
+    told = Told().takes(5.0, 0, accuracy=0.1).takes(6.5, 10, accuracy=0.5)
     assert told.curve == [(0, 0.0, 0.1), (10, 1.5, 0.5)]
     states = []
     for now in (110.0, 115.5):
@@ -62,8 +59,7 @@ def test_the_wall_clock_begins_with_step_0() -> None:
 
 
 def test_steps_before_the_first_report_count_at_the_pace_of_those_after_it() -> None:
-    told = Told()
-    told.takes(5.0, 10, accuracy=0.5)
+    told = Told().takes(5.0, 10, accuracy=0.5)
     assert told.curve == []
     told.takes(7.0, 30, accuracy=0.6)
     assert [one.step for one in told.observed] == [10, 30]
@@ -71,8 +67,7 @@ def test_steps_before_the_first_report_count_at_the_pace_of_those_after_it() -> 
 
 
 def test_a_lone_report_counts_by_the_time_since_the_start() -> None:
-    told = Told()
-    told.takes(5.0, 10, accuracy=0.95)
+    told = Told().takes(5.0, 10, accuracy=0.95)
     told.trial.left(1)
     assert told.curve == [(10, 5.0, 0.95)]
     assert told.state is TrialState.REACHED, "whatever the program did after it"
@@ -91,8 +86,7 @@ def test_a_lone_report_counts_by_the_time_since_the_start() -> None:
 def test_what_runs_backwards_or_comes_at_times_is_refused(
     reports: list[tuple[float, int, float | None]], said: str
 ) -> None:
-    told = Told()
-    told.takes(*reports[0], accuracy=0.1)
+    told = Told().takes(*reports[0], accuracy=0.1)
     with pytest.raises(UsageError, match=said) as caught:
         told.takes(*reports[1], accuracy=0.2)
     outcome = told.trial.failed(TrialState.FAILED, caught.value.message)
@@ -110,9 +104,7 @@ def test_what_runs_backwards_or_comes_at_times_is_refused(
     ],
 )
 def test_what_is_no_number_diverges(values: dict[str, float], said: str) -> None:
-    told = Told()
-    told.takes(1.0, 0, accuracy=0.1)
-    told.takes(2.0, 10, **values)
+    told = Told().takes(1.0, 0, accuracy=0.1).takes(2.0, 10, **values)
     assert told.trial.ending is not None and told.state is TrialState.DIVERGED
     assert told.trial.ending.reason.startswith(f"{said}: batch size 8, learning rate 0.05, step 10")
     assert len(told.observed) == 1
@@ -154,8 +146,7 @@ def test_a_program_that_leaves_has_an_end_by_what_it_said(code: int, state: Tria
     ("asked", "state"), [(TrialState.CANCELLED, TrialState.CANCELLED), (TrialState.PAUSED, TrialState.PRUNED)]
 )
 def test_a_stop_is_one_and_a_pause_becomes_one(asked: TrialState, state: TrialState) -> None:
-    told = Told()
-    told.takes(1.0, 0, accuracy=0.1)
+    told = Told().takes(1.0, 0, accuracy=0.1)
     told.trial.look((asked, "asked"), 102.0)
     outcome = told.trial.outcome()
     told.takes(3.0, 10, accuracy=0.99)
@@ -188,7 +179,6 @@ def test_evaluations_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_steps_that_took_no_time_are_refused() -> None:
-    told = Told()
-    told.takes(0.0, 0, 0.0, accuracy=0.1)
+    told = Told().takes(0.0, 0, 0.0, accuracy=0.1)
     with pytest.raises(UsageError, match="0 seconds of training after 5 steps"):
         told.takes(1.0, 5, 0.0, accuracy=0.5)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from bssearch.analysis.build_answer import build_answer
 from bssearch.analysis.growing import typical_run
-from bssearch.analysis.report import build_answer
 from bssearch.figures import plots
 from bssearch.figures.page import StudyPicture
 from bssearch.records import Configuration, GradientNoise, Observation, Phase, TrialRecord
@@ -33,9 +33,8 @@ PROBES = {size: make_probe(size, step_seconds=0.01 + 0.0002 * size) for size in 
 def grown(schedule: BatchSchedule, first: int, *, runs: int = 3, steps: int = 40, **changes: Any) -> list[TrialRecord]:
     """Return a trial of the search for a schedule, and runs that repeat it with the seeds of the confirmation."""
     phases = [Phase.GROWTH] + runs * [Phase.AUDIT]
-    trials = []
-    for place, phase in enumerate(phases):
-        trial = make_trial(
+    trials = [
+        make_trial(
             first + place,
             configuration=with_batch_schedule(BASE, schedule),
             phase=phase,
@@ -45,8 +44,9 @@ def grown(schedule: BatchSchedule, first: int, *, runs: int = 3, steps: int = 40
             samples=2240,
             **changes,
         )
-        trials.append(with_outcome(trial, steps=40))
-    return trials
+        for place, phase in enumerate(phases)
+    ]
+    return [with_outcome(trial, steps=40) for trial in trials]
 
 
 def curve(points: Sequence[tuple[int, int, float]] = CURVE) -> list[Observation]:
@@ -62,8 +62,7 @@ def picture(schedule: BatchSchedule = PLANNED, **changes: Any) -> StudyPicture:
     trials = law_trials(noise=noise)
     trials += grown(schedule, len(trials), **changes)
     answer = build_answer(study_of(SPEC), SPEC, trials, PROBES)
-    run = typical_run(not_none(answer.batch_schedule), trials)
-    assert run is not None
+    run = not_none(typical_run(not_none(answer.batch_schedule), trials))
     best = answer.optimal.batch_size
     constant = [replace(one, samples=one.step * best, learning_rate=0.3) for one in curve()]
     return StudyPicture(

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
+from bssearch.analysis.build_answer import build_answer
 from bssearch.analysis.headline import headline
-from bssearch.analysis.report import build_answer
 from bssearch.figures.page import SHORT_SPEC, StudyPicture, render, reproduction_of
 from bssearch.figures.plots import curve_trials
 from bssearch.records import TrialState

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from bssearch.analysis.answer import Answer
+from bssearch.analysis.build_answer import build_answer
 from bssearch.analysis.objectives.base import objective_of
 from bssearch.analysis.objectives.time_to_target import TIME
-from bssearch.analysis.report import build_answer
 from bssearch.figures import plots
 from bssearch.figures.chart import (
     PADDING,

@@ -14,11 +14,11 @@ import pytest
 
 import bssearch
 from bssearch.errors import LaunchError, UsageError
-from bssearch.planning.memory import MemoryPlan, MemoryRequest
+from bssearch.planning.memory import MemoryPlan, MemoryPlanRequest
 from bssearch.planning.memory.parameters import (
     BY_NAME,
     STATES,
-    Format,
+    NumberFormat,
     ParameterBytes,
     Transformer,
     parameter_bytes,
@@ -32,7 +32,7 @@ BASE: dict[str, Any] = {"layers": 12, "hidden": 768, "heads": 12, "sequence": 51
 
 
 def of_parameters(parameters: int, precision: str = "fp32", **asked: Any) -> ParameterBytes:
-    return parameter_bytes(MemoryRequest(parameters=parameters, precision=precision, **asked))
+    return parameter_bytes(MemoryPlanRequest(parameters=parameters, precision=precision, **asked))
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_optimizers_in_their_order() -> None:
 MASTER = BY_NAME["bf16", "master"]
 
 
-def layer_bytes(form: Format = MASTER, *, checkpointing: bool = False, **changes: Any) -> int:
+def layer_bytes(form: NumberFormat = MASTER, *, checkpointing: bool = False, **changes: Any) -> int:
     """Return what one more layer adds."""
     two, one = (
         sample_bytes(Transformer(**{**BASE, **changes, "layers": layers}), form, checkpointing=checkpointing).total
@@ -115,8 +115,7 @@ def test_fewer_heads_for_keys_and_values_another_mlp_and_no_dropout() -> None:
 
 def test_logits_are_a_term_of_their_own_in_fp32() -> None:
     plan = bssearch.plan_memory(parameters="110M", precision="bf16", **BASE)
-    logits = next(one for one in plan.terms if one.term == "logits")
-    assert logits.bytes_per_sample == 512 * 30522 * 12
+    assert next(one for one in plan.terms if one.term == "logits").bytes_per_sample == 512 * 30522 * 12
     assert plan.activation_bytes_per_sample == sum(one.bytes_per_sample for one in plan.terms)
 
 

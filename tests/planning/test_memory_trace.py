@@ -12,7 +12,7 @@ from torch.nn import functional
 
 import bssearch
 from bssearch.errors import LaunchError, UsageError
-from bssearch.planning.memory import MemoryPlan, MemoryRequest
+from bssearch.planning.memory import MemoryPlan, MemoryPlanRequest
 from bssearch.planning.memory.models import real_model
 from bssearch.planning.memory.plan import GIB
 from bssearch.planning.memory.traced import Allocation, PeakByBatch, StepLifetimes
@@ -86,8 +86,7 @@ def downloads() -> nn.Module:
 
 
 def from_the_hub() -> Any:
-    transformers = pytest.importorskip("transformers")
-    return transformers.AutoModel.from_pretrained("no-one/no-model")
+    return pytest.importorskip("transformers").AutoModel.from_pretrained("no-one/no-model")
 
 
 def raises() -> nn.Module:
@@ -283,7 +282,7 @@ def test_a_name_of_a_hub_is_no_model(name: str) -> None:
 
 
 def test_tied_weights_count_once() -> None:
-    made = real_model(MemoryRequest(model=f"{HERE}:attention", input_shape=(8,), vocabulary=50))
+    made = real_model(MemoryPlanRequest(model=f"{HERE}:attention", input_shape=(8,), vocabulary=50))
     assert sum(one.numel() for one in made.module.parameters()) == plan("attention", device="cpu").parameters
 
 

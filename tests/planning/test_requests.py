@@ -13,7 +13,7 @@ import bssearch as api
 from bssearch.errors import UsageError
 from bssearch.planning.accumulation import AccumulationRequest
 from bssearch.planning.learning_rate import LearningRateRequest
-from bssearch.planning.memory import MemoryRequest
+from bssearch.planning.memory import MemoryPlanRequest
 from bssearch.planning.requests import Request, RequestError, options_of, read
 from bssearch.planning.scale import ScaleRequest
 from bssearch.planning.start import StartRequest
@@ -120,7 +120,7 @@ def test_values_that_contradict_each_other_are_named(
     assert [name for name in named if name not in caught.value.message] == []
 
 
-REQUESTS = (MemoryRequest, LearningRateRequest, AccumulationRequest, ScaleRequest, StartRequest)
+REQUESTS = (MemoryPlanRequest, LearningRateRequest, AccumulationRequest, ScaleRequest, StartRequest)
 
 
 @pytest.mark.parametrize("model", REQUESTS)

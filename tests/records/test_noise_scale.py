@@ -12,7 +12,7 @@ from bssearch.records import GradientNoise
 from bssearch.records.noise_scale import (
     FEWEST_PASSES,
     FEWEST_TRIALS,
-    Interval,
+    NoiseScaleInterval,
     Norms,
     Pass,
     estimate,
@@ -51,8 +51,7 @@ def test_the_interval_holds_the_exact_value_in_nine_of_ten_runs(ratio: float, pa
     random = np.random.default_rng(round(100 * ratio) + passes)
     found = [gradient_noise(gaussian_passes(ratio, passes, random)) for _ in range(100)]
     exact = ratio * PASS_SAMPLES
-    held = sum(one.low is not None and one.low <= exact <= (one.high or math.inf) for one in found)
-    assert held >= 90
+    assert sum(one.low is not None and one.low <= exact <= (one.high or math.inf) for one in found) >= 90
     if ratio <= 1:
         assert all(one.high is not None for one in found), "such a gradient can be told from zero"
     if passes == 8 * FEWEST_PASSES:
@@ -84,12 +83,12 @@ def test_a_mean_gradient_that_may_be_zero_leaves_low_or_more() -> None:
 
 
 def test_where_neither_moment_can_be_told_from_zero_nothing_is_known() -> None:
-    assert estimate([(0.0, 0.0)] * 16) == Interval()
-    assert estimate([((-1.0) ** index, (-1.0) ** (index // 2)) for index in range(16)]) == Interval()
+    assert estimate([(0.0, 0.0)] * 16) == NoiseScaleInterval()
+    assert estimate([((-1.0) ** index, (-1.0) ** (index // 2)) for index in range(16)]) == NoiseScaleInterval()
 
 
 def test_gradients_without_noise_have_a_noise_scale_of_zero() -> None:
-    assert estimate([(0.0, 2.0)] * 16) == Interval(0.0, 0.0, 0.0)
+    assert estimate([(0.0, 2.0)] * 16) == NoiseScaleInterval(0.0, 0.0, 0.0)
 
 
 def test_neighbours_that_are_alike_make_the_interval_wider() -> None:
@@ -122,10 +121,15 @@ def test_the_interval_ends_where_the_mean_of_the_difference_is_t_standard_errors
 
 
 def test_an_interval_without_an_end_is_infinitely_wide_and_one_of_zero_has_no_width() -> None:
-    assert Interval(8.0, 6.0, 14.0).relative_half_width == 0.5
-    for unknown in (Interval(), Interval(low=3.0), Interval(8.0, 6.0), Interval(8.0, high=9.0)):
+    assert NoiseScaleInterval(8.0, 6.0, 14.0).relative_half_width == 0.5
+    for unknown in (
+        NoiseScaleInterval(),
+        NoiseScaleInterval(low=3.0),
+        NoiseScaleInterval(8.0, 6.0),
+        NoiseScaleInterval(8.0, high=9.0),
+    ):
         assert unknown.relative_half_width == math.inf
-    assert Interval(0.0, 0.0, 0.0).relative_half_width == 0.0
+    assert NoiseScaleInterval(0.0, 0.0, 0.0).relative_half_width == 0.0
 
 
 def test_norms_that_are_no_numbers_cannot_be_used() -> None:

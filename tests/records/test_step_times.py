@@ -13,8 +13,8 @@ from bssearch.records import Configuration, ParameterValue, Visit
 from bssearch.records.step_times import (
     VISIT_DEVIATION,
     VISIT_FREEDOM,
-    Pace,
     StepSeconds,
+    TrialPace,
     fit_step_times,
     pool_paces,
     seconds_of_steps,
@@ -84,8 +84,8 @@ def test_a_split_without_visits_keeps_its_first_measurement() -> None:
 
 
 def test_of_trials_that_nothing_disturbed_there_is_nothing_left_to_take_off() -> None:
-    def pace(step_seconds: float, contended: bool) -> Pace:
-        return Pace(100, step_seconds, undelayed_step_seconds=0.01, reference_seconds=1e-4, contended=contended)
+    def pace(step_seconds: float, contended: bool) -> TrialPace:
+        return TrialPace(100, step_seconds, undelayed_step_seconds=0.01, reference_seconds=1e-4, contended=contended)
 
     quiet, busy = [pace(0.012, False)] * 3, [pace(0.02, True)] * 3
     alone = pool_paces({"a": [*quiet, *busy], "b": busy}, {"a"})
@@ -96,8 +96,10 @@ def test_of_trials_that_nothing_disturbed_there_is_nothing_left_to_take_off() ->
 
 
 def test_the_pace_of_a_study_is_that_of_the_middle_half_of_its_trials() -> None:
-    def pace(reference: float) -> Pace:
-        return Pace(1000, step_seconds=0.01, undelayed_step_seconds=0.01, reference_seconds=reference, contended=False)
+    def pace(reference: float) -> TrialPace:
+        return TrialPace(
+            1000, step_seconds=0.01, undelayed_step_seconds=0.01, reference_seconds=reference, contended=False
+        )
 
     quiet = pool_paces({"a": [pace(1e-4)] * 8}, {"a"})["a"]
     disturbed = pool_paces({"a": [*[pace(1e-4)] * 6, pace(9e-4), pace(8e-4)]}, {"a"})["a"]
@@ -109,8 +111,8 @@ def test_the_pace_of_a_study_is_that_of_the_middle_half_of_its_trials() -> None:
 
 
 def test_a_trial_of_few_steps_weighs_less_than_a_long_one() -> None:
-    def pace(steps: int, step_seconds: float) -> Pace:
-        return Pace(steps, step_seconds, step_seconds, reference_seconds=1e-4, contended=False)
+    def pace(steps: int, step_seconds: float) -> TrialPace:
+        return TrialPace(steps, step_seconds, step_seconds, reference_seconds=1e-4, contended=False)
 
     long = [pace(10_000, 0.01)] * 3
     one = pool_paces({"a": [*long, pace(3, 0.03)]}, {"a"})["a"]

@@ -36,7 +36,7 @@ from bssearch.search.listener import Listener
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store, open_store
 from tests.benchmarks.simulate.replay import Playing, Replay, VirtualClock
-from tests.factories import make_environment, make_probe, make_spec, not_none
+from tests.factories import make_environment, make_probe, make_spec, not_none, store_study
 from tests.search.law import LawExecutor, step_seconds, steps_needed
 from tests.search.study import url_in
 
@@ -169,8 +169,7 @@ class RecordedDriver(Driver):
 
 
 def open_study(store: Store, spec: StudySpec) -> None:
-    store.studies.create(spec.new_study("test"))
-    store.studies.bind(spec.name, make_environment())
+    store_study(store, spec)
 
 
 @pytest.fixture(autouse=True)
@@ -371,7 +370,7 @@ def test_what_waits_is_given_up_where_it_takes_more_disk_than_it_may(bytes_there
     run = live(study("tpe", "balanced", trials=20, pruner_disk=0.5), 1)
     at, saved = next((at, run.journal[at].given[0]) for at in run.places("found_saved") if run.journal[at].given[0])
     answer = rebuilt(run.spec, run.journal[:at], 1).found_saved(saved, bytes_there)
-    assert [isinstance(action, actions.Settle) for action in answer] == [True] * given_up
+    assert [isinstance(action, actions.SettlePaused) for action in answer] == [True] * given_up
 
 
 def test_a_plan_that_another_driver_forestalled_changes_nothing() -> None:
@@ -386,9 +385,9 @@ def test_a_plan_that_another_driver_forestalled_changes_nothing() -> None:
 def test_a_claim_that_another_driver_holds_is_waited_for() -> None:
     run = live(study("tpe", "balanced"), 1)
     engine = rebuilt(run.spec, run.journal[: run.searched], 1)
-    assert actions.Claim() in engine.slot_free(0.0)
+    assert actions.ClaimConfirmation() in engine.slot_free(0.0)
     assert engine.claimed(False) == [actions.Wait(for_claim=True)]
-    assert engine.slot_free(0.0) == [actions.Claim()]
+    assert engine.slot_free(0.0) == [actions.ClaimConfirmation()]
     assert engine.claimed(True) == []
     (action,) = engine.slot_free(0.0)
     assert isinstance(action, actions.Start) and action.plan.phase.value == "confirm"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bssearch.analysis.answer import Answer
-from bssearch.analysis.report import build_answer
+from bssearch.analysis.build_answer import build_answer
 from bssearch.commands.launch import Launch
 from bssearch.commands.run import run_study
 from bssearch.errors import TargetNotReachedError
@@ -29,7 +29,7 @@ from bssearch.records.scaling import LearningRateRule
 from bssearch.search.finding import ANSWERS, answer, compute_answer, save_finding
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store, open_store
-from tests.factories import make_environment, make_plan, make_probe, make_spec, not_none
+from tests.factories import make_environment, make_plan, make_probe, make_spec, not_none, store_study
 from tests.records.test_batch_schedule import milestones
 from tests.search.law import LawExecutor
 from tests.search.study import url_in
@@ -41,8 +41,7 @@ SPEC = make_spec(confirm={"runs": 0})
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
     with open_store(url_in(tmp_path)) as opened:
-        opened.studies.create(SPEC.new_study("tester"))
-        opened.studies.bind("toy", HERE)
+        store_study(opened, SPEC, HERE)
         yield opened
 
 

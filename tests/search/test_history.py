@@ -211,8 +211,7 @@ def busy_seconds(*trials: TrialRecord, now: float = 0.0, slots: int = 1) -> floa
 def test_busy_seconds_count_overlaps_once_and_leave_pauses_out() -> None:
     first, second = make_trial(1, seconds=5.0), make_trial(2, seconds=5.0)  # ten seconds apart
     assert busy_seconds(first, second) == 10.0
-    beside = replace(second, created_at=first.created_at, ended_at=first.ended_at)
-    assert busy_seconds(first, beside) == 5.0
+    assert busy_seconds(first, replace(second, created_at=first.created_at, ended_at=first.ended_at)) == 5.0
     waited = with_outcome(first, wall_seconds=8.0)  # 3 s before it waited
     assert busy_seconds(waited, second) == 13.0
     assert busy_seconds(waited, second, slots=2) == 11.5

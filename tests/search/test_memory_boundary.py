@@ -128,8 +128,7 @@ def test_memory_that_ends_during_confirmation_repeats_the_runs_of_that_batch_siz
     (ran_out,) = [trial for trial in confirming if trial.state is TrialState.OOM]
     bound = ran_out.configuration.micro_batch_size
     whole = [trial for trial in confirming if trial.configuration.micro_batch_size < bound]
-    runs = Counter(trial.configuration.key for trial in whole)
-    assert set(runs.values()) == {2}
+    assert set(Counter(trial.configuration.key for trial in whole).values()) == {2}
     assert any(trial.configuration.accumulation_steps > 1 for trial in whole)
     assert not {"unconfirmed", "confirmation_incomplete"} & {notice.code for notice in answer.warnings}
     assert answer.optimal.micro_batch_size < bound

@@ -248,8 +248,7 @@ def test_confirmation_fills_slots_of_their_own_device_that_the_last_search_trial
     apart, shared = Notes(slots=3, slots_apart=True), Notes(slots=3)
     for executor, folder in ((apart, tmp_path / "apart"), (shared, tmp_path / "shared")):
         folder.mkdir()
-        trials = run(spec, folder, executor)
-        assert len(trials) == 20
+        assert len(run(spec, folder, executor)) == 20
     assert apart.beside > 0
     assert apart.most_confirmed == 3
     assert (shared.beside, shared.most_confirmed) == (0, 1)

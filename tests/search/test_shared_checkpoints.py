@@ -92,12 +92,12 @@ def run(spec: StudySpec, folder: Path, executor: SteppingLaw) -> tuple[list[Tria
         return list(store.trials.of(spec.name, phase=Phase.SEARCH)), ear.notes
 
 
-def interrupted(spec: StudySpec, folder: Path) -> SteppingLaw:
-    """Run a study that is interrupted in its fourth trial."""
-    executor = Interrupted()
+def interrupted(folder: Path, trials: int = 12) -> tuple[StudySpec, dict[int, int]]:
+    """Run a study that is interrupted in its fourth trial; return it, and how far its trials have come."""
+    spec, executor = study_spec(budget={"trials": trials, "trial_train_seconds": 4.0}), Interrupted()
     with pytest.raises(InterruptedRunError):
         run(spec, folder, executor)
-    return executor
+    return spec, executor.done
 
 
 def outcome_of(folder: Path, number: int) -> TrialOutcome | None:
@@ -114,13 +114,12 @@ def kept(place: str) -> dict[str, str]:
 def test_what_is_interrupted_on_one_host_goes_on_on_another(
     tmp_path: Path, place: str, on_host: Callable[[str], None]
 ) -> None:
-    spec = study_spec(budget={"trials": 12, "trial_train_seconds": 4.0})
-    first = interrupted(spec, tmp_path)
+    spec, done = interrupted(tmp_path)
     paused = outcome_of(tmp_path, 4)
     assert paused is not None and paused.state is TrialState.PAUSED
     assert "trial-4.pt" in kept(place)
     on_host("two")
-    second = SteppingLaw(done=first.done)
+    second = SteppingLaw(done=done)
     trials, _ = run(spec, tmp_path, second)
     assert (second.requests[0].number, second.requests[0].resumes) == (4, True)
     assert len(trials) == 12
@@ -188,12 +187,11 @@ def test_a_trial_whose_checkpoint_is_not_its_own_is_tried_again_and_the_run_goes
 ) -> None:
     place = f"memory://{uuid.uuid4().hex}"
     monkeypatch.setenv("BSSEARCH_CHECKPOINT_DIR", place)
-    spec = study_spec(budget={"trials": 8, "trial_train_seconds": 4.0})
-    first = interrupted(spec, tmp_path)
+    spec, done = interrupted(tmp_path, trials=8)
     path, files = kept(place)["trial-4.pt"], fsspec.filesystem("memory")
     files.pipe_file(path, change(files.cat_file(path)))
     on_host("two")
-    second = SteppingLaw(done=first.done)
+    second = SteppingLaw(done=done)
     trials, _ = run(spec, tmp_path, second)
     outcome = trials[3].outcome
     assert outcome is not None and outcome.state is TrialState.LOST
@@ -207,11 +205,10 @@ def test_a_trial_whose_checkpoint_is_not_its_own_is_tried_again_and_the_run_goes
 def test_where_the_store_is_away_the_run_goes_on_without_it_and_says_so(
     tmp_path: Path, on_host: Callable[[str], None], trouble: type[Troubled]
 ) -> None:
-    spec = study_spec(budget={"trials": 12, "trial_train_seconds": 4.0})
-    first = interrupted(spec, tmp_path)
+    spec, done = interrupted(tmp_path)
     on_host("two")
     trouble.is_away = True
-    second = SteppingLaw(done=first.done)
+    second = SteppingLaw(done=done)
     trials, notes = run(spec, tmp_path, second)
     assert trials[3].state is TrialState.PAUSED, "it may go on once the store is back"
     assert not second.resumed and not second.pauses
@@ -220,7 +217,7 @@ def test_where_the_store_is_away_the_run_goes_on_without_it_and_says_so(
     assert sum(note.startswith(f"paused trials cannot be resumed for now: {away}") for note in notes) == 1
     assert sum(note.startswith("trials can no longer be paused") and away in note for note in notes) == 1
     trouble.is_away = False
-    third = SteppingLaw(done=first.done)
+    third = SteppingLaw(done=done)
     trials, _ = run(spec, tmp_path, third)
     assert third.resumed[0] == 4
     assert trials[3].state not in {TrialState.PAUSED, TrialState.LOST}
@@ -237,10 +234,9 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_trial_whose_checkpoint_does_not_arrive_is_tried_again_and_a_silent_store_is_asked_no_more(
     tmp_path: Path, on_host: Callable[[str], None], trouble: type[Troubled]
 ) -> None:
-    spec = study_spec(budget={"trials": 8, "trial_train_seconds": 4.0})
-    first = interrupted(spec, tmp_path)
+    spec, done = interrupted(tmp_path, trials=8)
     on_host("two")
-    second = SteppingLaw(done=first.done)
+    second = SteppingLaw(done=done)
     trouble.holds = "r"
     trials, notes = run(spec, tmp_path, second)
     outcome = trials[3].outcome
@@ -253,8 +249,7 @@ def test_a_trial_whose_checkpoint_does_not_arrive_is_tried_again_and_a_silent_st
 def test_a_trial_that_is_interrupted_while_its_checkpoint_arrives_stays_paused_as_it_was(
     tmp_path: Path, on_host: Callable[[str], None], trouble: type[Troubled]
 ) -> None:
-    spec = study_spec(budget={"trials": 8, "trial_train_seconds": 4.0})
-    first = interrupted(spec, tmp_path)
+    spec, done = interrupted(tmp_path, trials=8)
     before = outcome_of(tmp_path, 4)
     on_host("two")
     trouble.holds = "r"
@@ -264,14 +259,14 @@ def test_a_trial_that_is_interrupted_while_its_checkpoint_arrives_stays_paused_a
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=interrupt).start()
-    second = SteppingLaw(done=first.done)
+    second = SteppingLaw(done=done)
     with pytest.raises(InterruptedRunError):
         run(spec, tmp_path, second)
     assert not second.requests
     assert before is not None and before.state is TrialState.PAUSED
     assert outcome_of(tmp_path, 4) == before
     trouble.goes_on.set()
-    third = SteppingLaw(done=first.done)
+    third = SteppingLaw(done=done)
     run(spec, tmp_path, third)
     assert third.resumed[0] == 4
 

@@ -99,8 +99,7 @@ def test_a_size_that_runs_out_of_memory_on_another_device_is_timed_in_smaller_mi
             self.fits_up_to = SIZES[-1] - 1
             return super().measure_step_times(requests)
 
-    executor = Shrinks()
-    measure_step_times(SPEC, store, executor, HERE, lambda: None, FIRST_VISITS, trials=[])
+    measure_step_times(SPEC, store, Shrinks(), HERE, lambda: None, FIRST_VISITS, trials=[])
     found = store.probes.by_batch_size(SPEC.name, HERE)
     assert found[SIZES[-1]].micro_batch_size < SIZES[-1]
     assert set(found) == set(SIZES)

@@ -15,7 +15,7 @@ from bssearch.commands.opening import stored_spec
 from bssearch.commands.run import confirm_study, run_study
 from bssearch.executors.base import Event
 from bssearch.records import Configuration, Phase, TrialEnded, TrialRecord, TrialState
-from bssearch.search.growing import finalists, more_regularised, next_run
+from bssearch.search.after_search import finalists, more_regularised, next_run
 from bssearch.search.history import History, trial_seed
 from bssearch.spec.space import SearchSpace
 from tests.factories import SPEC as RAW

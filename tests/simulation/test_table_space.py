@@ -35,8 +35,7 @@ def test_a_cells_true_time_is_the_mean_over_its_seeds_and_infinite_where_one_nev
 def test_the_step_time_of_a_batch_size_is_the_median_of_its_trials() -> None:
     lines = grid({(8, 0.1): [4, 5, 6], (16, 0.1): [7]}, step_seconds=0.5)
     slow = replace(lines.trials[0], steps=tuple(range(1, 5)))
-    space = table_space(replace(lines, trials=(slow, *lines.trials[1:])))
-    assert space.step_seconds == {8: 0.5, 16: 0.5}
+    assert table_space(replace(lines, trials=(slow, *lines.trials[1:]))).step_seconds == {8: 0.5, 16: 0.5}
 
 
 @pytest.mark.parametrize(

@@ -125,8 +125,7 @@ def test_the_default_is_admitted_outside_the_space_and_what_differs_from_it_is_n
     default = {**SPEC["default"], "batch_size": 100, "learning_rate": 7.0, "dropout": 0.7}
     spec = make_spec(default=default)
     assert problem_with(spec, spec.default_configuration) is None
-    other = replace(spec.default_configuration, dropout=0.71)
-    assert "dropout" in str(problem_with(spec, other))
+    assert "dropout" in str(problem_with(spec, replace(spec.default_configuration, dropout=0.71)))
 
 
 @pytest.mark.parametrize("phase", [Phase.AUDIT, Phase.TO_BUDGET, Phase.SEARCH])

@@ -51,8 +51,7 @@ def test_a_configuration_goes_to_its_coordinates_and_back() -> None:
     sampled: dict[str, Any] = {one.name: one.other_than(one.any_value) for one in space.dimensions()}
     assert sampled["model.depth"] == 40
     assert (sampled["model.kind"], sampled["loss.focal"]) == ("dense", True)
-    configuration = space.decode(64, sampled)
-    assert space.encode(configuration) == sampled
+    assert space.encode(space.decode(64, sampled)) == sampled
     assert (
         space.encode(spec_of(SPACE, {**DEFAULT, "model": {**DEFAULT["model"], "hidden": 96}}).default_configuration)
         is None

@@ -48,8 +48,7 @@ def test_learning_rate_rules_at_four_times_the_batch(rule: LearningRateRule, fac
     assert learning_rate_factor(rule, 64, 256) == 1 / factor
     relative = {"reference_batch": 64, "low": 0.01, "high": 1.0, "rule": rule}
     plain = SearchSpace.model_validate({"batch_size": [64, 256], "learning_rate": relative})
-    configuration = plain.decode(256, {"reference_learning_rate": 0.1})
-    assert configuration.learning_rate == pytest.approx(0.1 * factor)
+    assert plain.decode(256, {"reference_learning_rate": 0.1}).learning_rate == pytest.approx(0.1 * factor)
 
 
 @given(st.data())
@@ -189,8 +188,7 @@ def test_what_is_measured_for_all_trials_has_the_regularisation_that_the_space_c
     plain = Configuration(batch_size=8, micro_batch_size=8, learning_rate=0.1)
     on = space.with_all_regularisation(plain)
     assert (on.dropout, on.label_smoothing) == (0.3, 0.1)
-    some = replace(plain, dropout=0.05)
-    assert space.with_all_regularisation(some).dropout == 0.05
+    assert space.with_all_regularisation(replace(plain, dropout=0.05)).dropout == 0.05
     without = SearchSpace.model_validate({"batch_size": 8, "learning_rate": 0.1})
     assert without.with_all_regularisation(plain) == plain
 

@@ -20,7 +20,7 @@ from bssearch.records import (
 )
 from bssearch.storage import leases, migrate
 from bssearch.storage.repository import Store, open_store
-from tests.factories import make_environment, make_plan
+from tests.factories import make_environment, make_plan, not_none
 from tests.postgres import Postgres
 from tests.schema import run_migrations
 
@@ -137,9 +137,16 @@ def start(
     **changes: Any,
 ) -> int:
     lease = Lease(owner=lease_owner, seconds=lease_seconds)
-    trial = store.trials.start(study, make_plan(**changes), environment=environment or make_environment(), lease=lease)
-    assert trial is not None
+    trial = not_none(
+        store.trials.start(study, make_plan(**changes), environment=environment or make_environment(), lease=lease)
+    )
     return trial.number
+
+
+def begun(store: Store, **changes: Any) -> int:
+    """Store the study toy and start a trial of it."""
+    add_study(store)
+    return start(store, **changes)
 
 
 def start_after(store: Store, after: int, owner: str, study: str = "toy") -> int | None:

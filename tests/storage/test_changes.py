@@ -15,7 +15,17 @@ from bssearch.storage.repository import Store, open_store
 from bssearch.storage.revisions import mark_rewritten
 from bssearch.storage.transfer.finished import FinishedStudy, FinishedTrial
 from tests.factories import make_curve, make_environment, make_plan, make_probe, make_spec
-from tests.storage.conftest import CANCELLED, OUTCOME, add_study, enqueue, resume, start, start_after, start_queued
+from tests.storage.conftest import (
+    CANCELLED,
+    OUTCOME,
+    add_study,
+    begun,
+    enqueue,
+    resume,
+    start,
+    start_after,
+    start_queued,
+)
 
 PAUSED = replace(CANCELLED, state=TrialState.PAUSED)
 WRITERS = 3
@@ -55,8 +65,7 @@ NO_CHANGES: dict[str, Callable[[Store], object]] = {
 def three(store: Store) -> Store:
     """A store with a study of a running, a queued and a paused trial, beside another study."""
     add_study(store, "other")
-    add_study(store)
-    start(store)
+    begun(store)
     enqueue(store)
     start(store)
     store.trials.finish("toy", 3, PAUSED, steps_x_step_time_s=None)
@@ -154,8 +163,7 @@ def test_a_revision_of_a_study_that_was_deleted_is_read_anew(store: Store) -> No
         store.trials.finish("toy", number, OUTCOME, steps_x_step_time_s=None)
     before = store.trials.changes("toy", 0).revision
     store.studies.delete("toy")
-    add_study(store)
-    start(store)
+    begun(store)
     found = store.trials.changes("toy", before)
     assert found.is_rewritten
     assert [trial.number for trial in found.trials] == [1]
@@ -276,8 +284,7 @@ MAKES_OLD: dict[str, Callable[[Store], object]] = {
 
 @pytest.mark.parametrize("change", MAKES_OLD)
 def test_a_finding_counts_only_until_something_changes(store: Store, change: str) -> None:
-    add_study(store)
-    start(store)
+    begun(store)
     store.probes.add_step_time("toy", make_environment(), make_probe(16))
     save(store)
     MAKES_OLD[change](store)
@@ -286,8 +293,7 @@ def test_a_finding_counts_only_until_something_changes(store: Store, change: str
 
 def test_another_trial_instead_is_noticed_too(store: Store) -> None:
     """As many trials in the same states as before."""
-    add_study(store)
-    start(store)
+    begun(store)
     stamp = store.findings.stamp("toy")
     store.trials.finish("toy", 1, OUTCOME, steps_x_step_time_s=None)
     start(store)
@@ -351,8 +357,7 @@ TABLES = ("bss_trial", "bss_observation")
 @pytest.mark.parametrize("what", CALLS)
 def test_no_table_is_walked_through(sqlite_url: str, what: str) -> None:
     with open_store(sqlite_url) as store:
-        add_study(store)
-        start(store)
+        begun(store)
         enqueue(store)
         start(store)
         store.trials.finish("toy", 3, PAUSED, steps_x_step_time_s=None)

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from sqlalchemy import Connection
 
 from bssearch.errors import UsageError
-from bssearch.exchange.importers.imported_run import LARGEST, Run, make_configuration
+from bssearch.exchange.importers.imported_run import LARGEST, ImportedRun, make_configuration
+from bssearch.exchange.importers.imported_studies import make_studies
 from bssearch.exchange.importers.runs import LARGEST_SEED
-from bssearch.exchange.importers.studies import make_studies
 from bssearch.records import Configuration, NewStudy, Phase, Target, TrialOutcome, TrialRecord, TrialState
 from bssearch.storage.connection.faults import ConnectionLostError
 from bssearch.storage.repository import Store, open_store
@@ -177,7 +177,7 @@ PARAMETERS = st.dictionaries(
     st.none() | POSITIVE | st.integers(1, 2**60),
 )
 RUNS = st.builds(
-    Run,
+    ImportedRun,
     origin=st.sampled_from(["runs.csv:2", "folder/runs.csv:3"]),
     configuration=st.builds(make_configuration, st.integers(1, LARGEST), PARAMETERS, st.just("")),
     seed=st.none() | st.integers(0, 3) | st.just(LARGEST_SEED),
@@ -193,7 +193,7 @@ RUNS = st.builds(
 
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(runs=st.lists(RUNS, min_size=1, max_size=8))
-def test_what_is_imported_comes_back_unchanged(store: Store, runs: list[Run]) -> None:
+def test_what_is_imported_comes_back_unchanged(store: Store, runs: list[ImportedRun]) -> None:
     name = f"s{uuid.uuid4().hex}"
     made = make_studies(runs, name=name, target=Target(metric="accuracy", value=0.9)).studies
     store.transfer.import_finished(made)
@@ -208,7 +208,7 @@ def test_what_is_imported_comes_back_unchanged(store: Store, runs: list[Run]) ->
     assert sorted(map(figures_of_run, runs)) == sorted(map(figures_of_trial, back))
 
 
-def figures_of_run(run: Run) -> str:
+def figures_of_run(run: ImportedRun) -> str:
     to_target = (run.train_seconds, run.steps) if run.reached else (None, None)
     missed_at = (None, None) if run.reached else (run.train_seconds, run.steps)
     return repr((asdict(run.configuration), run.reached, to_target, missed_at, run.final_metric))

@@ -10,7 +10,7 @@ from bssearch.errors import BSSearchError, DatabaseError
 from bssearch.storage.repository import open_store
 from tests.factories import make_curve
 from tests.schema import execute
-from tests.storage.conftest import OUTCOME, add_study, start
+from tests.storage.conftest import OUTCOME, add_study, begun, start
 
 
 @pytest.fixture
@@ -96,8 +96,7 @@ def test_a_file_of_ours_has_no_fault_on_any_database(url: str) -> None:
     from bssearch.storage.integrity import first_fault
 
     with open_store(url) as store:
-        add_study(store)
-        start(store)
+        begun(store)
         store.trials.append_observations("toy", [(1, one) for one in make_curve((0.0, 0.1), (1.5, 0.4))])
         store.trials.finish("toy", 1, OUTCOME, steps_x_step_time_s=None)
         store.findings.save("toy", "stamp", {"answer": None})

@@ -10,8 +10,8 @@ from sqlalchemy import text
 
 from bssearch.errors import NotFoundError, UsageError
 from bssearch.storage.repository import Store, open_store
-from tests.factories import make_curve, make_environment, make_probe
-from tests.storage.conftest import CANCELLED, OUTCOME, add_study, enqueue, start
+from tests.factories import make_curve, make_environment, make_probe, not_none
+from tests.storage.conftest import CANCELLED, OUTCOME, add_study, begun, enqueue, start
 
 
 class TestKeeping:
@@ -69,8 +69,7 @@ class TestKeeping:
         add_study(store)
         assert store.studies.summaries()[0].archived_at is None
         store.studies.archive("toy")
-        archived_at = store.studies.get("toy").archived_at
-        assert archived_at is not None
+        archived_at = not_none(store.studies.get("toy").archived_at)
         assert abs(archived_at - datetime.now(UTC)) < timedelta(minutes=1)
         store.studies.archive("toy")
         assert store.studies.summaries()[0].archived_at == archived_at
@@ -94,8 +93,7 @@ class TestKeeping:
 
     def test_a_deleted_study_is_not_taken_for_the_next_of_its_name(self, store: Store, url: str) -> None:
         with open_store(url) as other:
-            add_study(store)
-            start(store, lease_seconds=-5.0)
+            begun(store, lease_seconds=-5.0)
             other.studies.delete("toy")
             with pytest.raises(NotFoundError):
                 start(store)

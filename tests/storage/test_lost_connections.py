@@ -21,7 +21,7 @@ from bssearch.storage import leases
 from bssearch.storage.repository import Store, open_store
 from tests.factories import make_curve, make_environment, make_probe
 from tests.postgres import Postgres
-from tests.storage.conftest import add_study, enqueue, start, start_after, start_queued
+from tests.storage.conftest import add_study, begun, enqueue, start, start_after, start_queued
 from tests.storage.test_queue import new
 from tests.waiting import wait_for
 
@@ -154,8 +154,7 @@ def test_closing_ends_the_wait_of_another_thread(url: str, told: list[str], own_
 def test_a_restart_gives_every_lease_a_while_to_be_renewed(
     store: Store, own_postgres: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    add_study(store)
-    start(store, lease_owner="a", lease_seconds=-5.0)
+    begun(store, lease_owner="a", lease_seconds=-5.0)
     start(store, lease_owner="gone", lease_seconds=-5.0)
     store.leases.claim("toy", "probe", owner="a", lease_seconds=-5.0, is_alive=lambda owner: None)
     own_postgres.restart()
@@ -287,8 +286,7 @@ def test_what_was_committed_before_the_connection_broke_is_not_done_twice(
     store: Store, told: list[str], own_postgres: Postgres, what: str
 ) -> None:
     do, returned, look, seen = AGAIN[what]
-    add_study(store)
-    start(store)
+    begun(store)
     enqueue(store)
     if what in ("rename", "delete"):
         add_study(store, "idle")

@@ -11,7 +11,7 @@ from bssearch.records import MemoryUse, Observation, TrialOutcome, TrialState
 from bssearch.spec.space import MemoryBoundary
 from bssearch.storage.repository import Store
 from tests.factories import make_curve, make_environment, make_probe
-from tests.storage.conftest import OUTCOME, add_study, start
+from tests.storage.conftest import OUTCOME, add_study, begun, start
 
 
 class TestObservations:
@@ -48,8 +48,7 @@ class TestObservations:
             store.trials.evaluations("none", [1])
 
     def test_a_step_twice_is_an_error_and_stores_nothing_of_the_batch(self, store: Store) -> None:
-        add_study(store)
-        start(store)
+        begun(store)
         start(store)
         one, two = make_curve((0.0, 0.1), (1.0, 0.5))
         store.trials.append_observations("toy", [(1, one)])
@@ -61,8 +60,7 @@ class TestObservations:
         assert store.trials.curves("toy", [1, 2]) == {1: [one], 2: []}
 
     def test_observations_that_are_stored_again_as_they_were_are_fine(self, store: Store) -> None:
-        add_study(store)
-        start(store)
+        begun(store)
         curve = make_curve((0.0, 0.1), (1.0, 0.5), (2.0, 0.6))
         for _ in range(2):
             store.trials.append_observations("toy", [(1, one) for one in curve[:2]])
@@ -71,8 +69,7 @@ class TestObservations:
         assert store.trials.observations("toy", 1) == curve[:2]
 
     def test_a_value_out_of_bounds_is_named(self, store: Store) -> None:
-        add_study(store)
-        start(store)
+        begun(store)
         wrong = Observation(step=-1, samples=0, train_seconds=0.0, metric=0.0, loss=None, learning_rate=0.1)
         with pytest.raises(DatabaseError, match="step_not_negative"):
             store.trials.append_observations("toy", [(1, wrong)])

@@ -23,7 +23,7 @@ from bssearch.storage.models import Base
 from bssearch.storage.repository import open_store
 from tests.postgres import Postgres
 from tests.schema import execute
-from tests.storage.conftest import add_study, start
+from tests.storage.conftest import add_study, begun
 
 pytestmark = pytest.mark.usefixtures("migrations")
 
@@ -79,9 +79,9 @@ def _next_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, then: str = "
 def _described(engine: Engine) -> dict[str, Any]:
     """Return all that a database knows of our tables, in an order of its own."""
     inspector = inspect(engine)
-    found: dict[str, Any] = {}
-    for table in sorted(name for name in inspector.get_table_names() if name != migrate.VERSION_TABLE):
-        found[table] = {
+    tables = sorted(name for name in inspector.get_table_names() if name != migrate.VERSION_TABLE)
+    return {
+        table: {
             "columns": sorted(
                 (column["name"], str(column["type"]), column["nullable"]) for column in inspector.get_columns(table)
             ),
@@ -91,7 +91,8 @@ def _described(engine: Engine) -> dict[str, Any]:
                 for kind in ("foreign_keys", "unique_constraints", "check_constraints", "indexes")
             },
         }
-    return found
+        for table in tables
+    }
 
 
 class TestRevisions:
@@ -170,8 +171,7 @@ class TestUpgrade:
         self, sqlite_url: str, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with open_store(sqlite_url) as store:
-            add_study(store)
-            start(store)
+            begun(store)
             # The log of an open store holds what the file does not yet: the copy must have both.
             with monkeypatch.context() as patch:
                 _next_version(patch, tmp_path)
@@ -208,8 +208,7 @@ class TestUpgrade:
         self, sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: str
     ) -> None:
         with open_store(sqlite_url) as store:
-            add_study(store)
-            start(store)
+            begun(store)
         with monkeypatch.context() as patch:
             _next_version(patch, tmp_path, then)
             with pytest.raises((RuntimeError, DatabaseError), match=r"half way|nothing was changed"):
@@ -245,8 +244,7 @@ class TestUpgrade:
     ) -> None:
         empty, ours = postgres.create_database(schema=False), postgres.create_database()
         with open_store(ours) as store:
-            add_study(store)
-            start(store)
+            begun(store)
         with monkeypatch.context() as patch:
             _next_version(patch, tmp_path)
             for url, message in ((empty, "has no bssearch tables"), (ours, f"at revision {HEAD}; .* needs {LATER}")):

@@ -11,8 +11,8 @@ import pytest
 from bssearch.errors import DatabaseError
 from bssearch.records import TrialOutcome, TrialState
 from bssearch.storage.repository import Store, open_store
-from tests.factories import make_curve
-from tests.storage.conftest import OUTCOME, add_study, resume, start
+from tests.factories import make_curve, not_none
+from tests.storage.conftest import OUTCOME, add_study, begun, resume, start
 
 PAUSED = replace(
     OUTCOME,
@@ -35,19 +35,16 @@ def pause(store: Store, number: int, outcome: TrialOutcome = PAUSED) -> None:
 @pytest.fixture
 def paused(store: Store) -> Store:
     """A store with one paused trial that has been evaluated twice."""
-    add_study(store)
-    start(store, lease_owner="first")
+    begun(store, lease_owner="first")
     store.trials.append_observations("toy", [(1, one) for one in make_curve((0.0, 0.1), (1.0, 0.4))])
     pause(store, 1)
     return store
 
 
 def test_the_time_in_which_a_trial_waited_is_no_time_of_its_own(store: Store) -> None:
-    add_study(store)
-    start(store)
+    begun(store)
     pause(store, 1, replace(PAUSED, wall_seconds=0.1))
-    waited_from = store.trials.get("toy", 1).ended_at
-    assert waited_from is not None
+    waited_from = not_none(store.trials.get("toy", 1).ended_at)
     threading.Event().wait(0.3)
     assert resume(store, 1)
     assert 0.15 < (store.trials.get("toy", 1).created_at - waited_from).total_seconds() < 30
@@ -128,8 +125,7 @@ def test_a_resumed_trial_is_lost_with_its_driver_and_keeps_how_far_it_came(pause
 @pytest.mark.parametrize("first", [False, True])
 @pytest.mark.parametrize("second", [False, True])
 def test_a_trial_is_contended_where_any_part_of_it_was(store: Store, first: bool, second: bool) -> None:
-    add_study(store)
-    start(store)
+    begun(store)
     pause(store, 1, replace(PAUSED, contended=first))
     resume(store, 1)
     for _ in range(2):  # as after a connection that broke

@@ -328,8 +328,7 @@ class TestLogins:
 
     def test_another_login_serves_it_and_cannot_change_it(self, team: str) -> None:
         with self.as_login(team, "una") as una, self.as_login(team, "ugo") as ugo, self.as_login(team, "uma") as uma:
-            found = una.queue.submit(new("one"))
-            assert found.login == "una"
+            assert una.queue.submit(new("one")).login == "una"
             ugo.queue.keep_worker(record())
             assert served(ugo, "worker", {"one"}, used=3.0) == "one"
             for state in (SubmissionState.PAUSED, SubmissionState.CANCELLED):

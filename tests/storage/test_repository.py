@@ -27,7 +27,7 @@ from bssearch.storage.repository import Store, open_store
 from bssearch.storage.trials import start_trial
 from tests.factories import make_environment, make_plan, not_none
 from tests.schema import execute
-from tests.storage.conftest import CANCELLED, OUTCOME, add_study, enqueue, start, start_after, start_queued
+from tests.storage.conftest import CANCELLED, OUTCOME, add_study, begun, enqueue, start, start_after, start_queued
 
 
 class TestStudies:
@@ -281,9 +281,7 @@ class TestTrials:
         with pytest.raises(DatabaseError, match="tokens_not_negative"):
             store.trials.finish("toy", 1, dataclasses.replace(OUTCOME, tokens=-1), steps_x_step_time_s=None)
         store.trials.finish("toy", 1, dataclasses.replace(OUTCOME, tokens=2**40), steps_x_step_time_s=None)
-        outcome = store.trials.get("toy", 1).outcome
-        assert outcome is not None
-        assert outcome.tokens == 2**40
+        assert not_none(store.trials.get("toy", 1).outcome).tokens == 2**40
 
     def test_a_log_is_kept_whatever_the_worker_wrote(self, store: Store) -> None:
         start(store)
@@ -311,8 +309,7 @@ def test_a_store_opened_for_reading_writes_nothing(url: str) -> None:
 
 def test_a_reader_sees_what_a_writer_commits(url: str) -> None:
     with open_store(url) as writer, open_store(url, write=False) as reader:
-        add_study(writer)
-        start(writer)
+        begun(writer)
         assert len(reader.trials.of("toy")) == 1
         start(writer)
         assert len(reader.trials.of("toy")) == 2
@@ -327,9 +324,7 @@ def test_the_url_comes_from_the_environment(path: Path, monkeypatch: pytest.Monk
 
 def test_times_are_stored_as_utc_text_that_sorts(sqlite_url: str, path: Path) -> None:
     with open_store(sqlite_url) as store:
-        add_study(store)
-        number = start(store)
-        store.trials.finish("toy", number, OUTCOME, steps_x_step_time_s=None)
+        store.trials.finish("toy", begun(store), OUTCOME, steps_x_step_time_s=None)
     query = "SELECT t.created_at, t.ended_at, s.spec FROM bss_trial t JOIN bss_study s ON s.id = t.study_id"
     [(created, ended, spec)] = execute(path, query)
     assert abs(datetime.fromisoformat(created + "+00:00") - datetime.now(UTC)) < timedelta(minutes=1)

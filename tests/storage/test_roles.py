@@ -76,8 +76,7 @@ class Team:
 @pytest.fixture(scope="module")
 def server(postgres: Postgres) -> Postgres:
     """A server with the team's roles and their members."""
-    url = postgres.create_database()
-    migrate.upgrade(url, ROLES)
+    migrate.upgrade(postgres.create_database(), ROLES)
     for login, role in LOGINS.items():
         postgres.execute(f"CREATE ROLE {login} LOGIN", f"GRANT {role} TO {login}")
     return postgres

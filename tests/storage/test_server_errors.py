@@ -15,7 +15,7 @@ from bssearch.storage.connection.engine import SERVER_OPTIONS
 from bssearch.storage.repository import open_store
 from tests.factories import not_none
 from tests.postgres import SECURED, Postgres
-from tests.storage.conftest import add_study, start
+from tests.storage.conftest import add_study, begun, start
 
 PASSWORD = "s3cr%40t"  # in a URL; the password itself is s3cr@t
 SECRETS = ("s3cr%40t", "s3cr@t")
@@ -80,8 +80,7 @@ def test_a_role_that_may_only_read_reads(postgres: Postgres, role: str) -> None:
     url = postgres.create_database()
     database = url.partition("@/")[2].partition("?")[0]
     with open_store(url) as store:
-        add_study(store)
-        start(store)
+        begun(store)
     postgres.execute("GRANT SELECT ON ALL TABLES IN SCHEMA public TO alice", database=database)
     with open_store(_with_password(url, role), write=False) as store:
         assert len(store.trials.of("toy")) == 1

@@ -183,8 +183,7 @@ def test_the_samples_of_the_steps_before_are_not_gathered() -> None:
             return 100
 
     samples: Any = Samples()
-    batches = micro_batches(Part(samples, samples), configuration(30), on_cpu(), seed=5, after_steps=1000)
-    next(batches)
+    next(micro_batches(Part(samples, samples), configuration(30), on_cpu(), seed=5, after_steps=1000))
     assert gathered == [30, 30]  # inputs and targets of one batch
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from bssearch.errors import BSSearchError, NotFoundError, UsageError
 from bssearch.records import Branch, TrialState
-from bssearch.training.schedule import Schedule
+from bssearch.training.schedule import RateSchedule
 from bssearch.training.trainer import Trainer
 from bssearch.training.trial_checkpoint import branch_schedule, load_weights, read_checkpoint
 from tests.training.toys import Run, Toy, configuration, on_cpu, request, toy_data
@@ -105,13 +105,13 @@ def test_the_average_of_the_weights_begins_at_those_of_the_run(tmp_path: Path) -
 
 
 def test_the_schedule_of_a_branch_is_the_runs_from_the_checkpoint_on() -> None:
-    run = Schedule("linear", warmup_steps=4, horizon_steps=104)
+    run = RateSchedule("linear", warmup_steps=4, horizon_steps=104)
     branch = Branch(checkpoint="c.pt", samples=100, start_samples=540)
     schedule = branch_schedule(run, branch, batch_size=10)
     assert [schedule.factor(step) for step in range(3)] == [run.factor(54), run.factor(55), run.factor(56)]
     assert not schedule.is_over(9) and schedule.is_over(10)
     unknown = Branch(checkpoint="c.pt", samples=100)
-    assert branch_schedule(Schedule(warmup_steps=4), unknown, batch_size=10).factor(0) == 1.0
+    assert branch_schedule(RateSchedule(warmup_steps=4), unknown, batch_size=10).factor(0) == 1.0
     with pytest.raises(UsageError, match="says neither step nor samples"):
         branch_schedule(run, unknown, batch_size=10)
 

@@ -57,8 +57,7 @@ def used(cpus: int, *, others: float, ours: float = 1.0, parent: float = 0.0, se
 def test_others_crowd_us_where_the_cpus_fill_up(
     cpus: int, threads: int, used_by: dict[str, float], crowded: bool
 ) -> None:
-    reason = cpu_crowd(NOTHING, used(cpus, **used_by), threads)
-    assert (reason is not None) is crowded
+    assert (cpu_crowd(NOTHING, used(cpus, **used_by), threads) is not None) is crowded
 
 
 def test_nothing_is_said_where_the_kernel_keeps_no_account(tmp_path: Path) -> None:
@@ -98,8 +97,7 @@ def test_a_child_is_ours_while_it_runs_and_after_it_has_ended() -> None:
                 counted = running.ours - before.ours - (time.process_time() - our_own)
         finally:
             child.kill()
-    ended = not_none(cpu_use())
-    assert ended.ours >= running.ours
+    assert not_none(cpu_use()).ours >= running.ours
 
 
 def test_another_process_and_a_slowed_clock_on_the_gpu_are_contention_and_a_power_cap_is_not(
@@ -238,8 +236,7 @@ sys.stdin.read()
 @pytest.mark.parametrize(("name", "counts"), [(BOARD_PROCESS, True), ("another", False)])
 def test_a_board_of_our_driver_is_no_contention_even_once_it_has_ended(name: str, counts: bool) -> None:
     def driver_seconds() -> float:
-        use = not_none(cpu_use(parents=[os.getpid()]))
-        return use.parent - time.process_time()
+        return not_none(cpu_use(parents=[os.getpid()])).parent - time.process_time()
 
     before = driver_seconds()
     with subprocess.Popen(

@@ -94,8 +94,7 @@ def test_every_form_is_described_and_measured(form: type[Texts]) -> None:
     data, _ = place(loaded(workload), computation)
     assert describe_model(workload, data, computation).initial_metrics["accuracy"] is not None
     assert len(data.train) == 100
-    memory = measure_memory(MemoryRequest(configuration=ACCUMULATED), workload, data, computation)
-    assert memory.fits
+    assert measure_memory(MemoryRequest(configuration=ACCUMULATED), workload, data, computation).fits
     times = measure_step_time(
         StepTimeRequest(configuration=ACCUMULATED, seconds_limit=0.05), workload, data, computation
     )
@@ -142,8 +141,7 @@ def test_a_nesting_lies_on_the_device_and_samples_stay_on_the_host() -> None:
         assert placement == where
         assert inputs["text"]["ids"].device == targets.device == META
         assert len(inputs["text"]["mask"]) == len(targets) == 7
-    nested = loaded(Texts()).train
-    assert nested.bytes == 100 * (6 * 8 + 6 * 1 + 8)
+    assert loaded(Texts()).train.bytes == 100 * (6 * 8 + 6 * 1 + 8)
     assert placement_of(loaded(Streams()).train, on_cpu()) == "host"
 
 

@@ -362,10 +362,8 @@ def test_kernels_are_loaded_once_in_a_process_and_leave_the_passes_as_they_are()
 class TestBudgetOfAProcess:
     def test_trials_that_are_too_short_for_a_pass_take_turns_at_the_seconds_of_all(self) -> None:
         budget, train_seconds = NoiseBudget(), 0.4 * SHORT_PASS_SECONDS / NOISE_SHARE
-        made = []
-        for _ in range(10):
-            meter = Meter(budget=budget).begun()
-            made.append(meter.small_batches_after(0.95, train_seconds) // FEWEST_SMALL_BATCHES)
+        meters = [Meter(budget=budget).begun() for _ in range(10)]
+        made = [meter.small_batches_after(0.95, train_seconds) // FEWEST_SMALL_BATCHES for meter in meters]
         assert made == [0, 0, 1, 0, 1, 0, 0, 1, 0, 1]
         assert sum(made) * SHORT_PASS_SECONDS <= NOISE_SHARE * 10 * train_seconds
 

@@ -261,8 +261,7 @@ MODEL = Toy().build_model(dropout=0.0)
 
 
 def test_sgd_without_momentum_can_be_built() -> None:
-    optimizer = build_optimizer(MODEL, configuration(parameters={"momentum": 0.0}))
-    assert not optimizer.defaults["nesterov"]
+    assert not build_optimizer(MODEL, configuration(parameters={"momentum": 0.0})).defaults["nesterov"]
 
 
 def test_frozen_parameters_are_left_out() -> None:

@@ -55,8 +55,7 @@ def peak_mebibytes(meter: PeakMemoryMeter, mebibytes: int, *, block_kib: int = 1
     """Return what a meter says of a trial that holds so much."""
     meter.start()
     hold(mebibytes, block_kib=block_kib)
-    peak = not_none(meter.peak_bytes())
-    return peak / MIB
+    return not_none(meter.peak_bytes()) / MIB
 
 
 SIZES = (64, 64, 8, 40)

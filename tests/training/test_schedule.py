@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bssearch.errors import UsageError
-from bssearch.training.schedule import Schedule, horizon_steps, schedule_of, warmup_steps
+from bssearch.training.schedule import RateSchedule, horizon_steps, schedule_of, warmup_steps
 from tests.training.toys import configuration
 
 
@@ -22,24 +22,24 @@ def test_a_horizon_is_rounded_up_to_whole_steps() -> None:
 @pytest.mark.parametrize(
     ("schedule", "factors"),
     [
-        (Schedule(), {0: 1}),
-        (Schedule(warmup_steps=4), {0: 0.2, 1: 0.4, 2: 0.6, 3: 0.8, 4: 1, 5: 1}),
+        (RateSchedule(), {0: 1}),
+        (RateSchedule(warmup_steps=4), {0: 0.2, 1: 0.4, 2: 0.6, 3: 0.8, 4: 1, 5: 1}),
         (
-            Schedule(kind="linear", warmup_steps=1, horizon_steps=5),
+            RateSchedule(kind="linear", warmup_steps=1, horizon_steps=5),
             {0: 0.5, 1: 1, 2: 0.75, 3: 0.5, 4: 0.25, 5: 0},
         ),
         (
-            Schedule(kind="cosine", warmup_steps=2, horizon_steps=10),
+            RateSchedule(kind="cosine", warmup_steps=2, horizon_steps=10),
             {2: 1, 4: (1 + math.cos(math.pi / 4)) / 2, 6: 0.5},
         ),
         (
-            Schedule(kind="warmup_stable_decay", warmup_steps=2, horizon_steps=20, decay_share=0.4),
+            RateSchedule(kind="warmup_stable_decay", warmup_steps=2, horizon_steps=20, decay_share=0.4),
             {0: 1 / 3, 2: 1, 11: 1, 12: 1, 14: 1 - math.sqrt(0.25), 19: 1 - math.sqrt(7 / 8), 20: 0},
         ),
     ],
-    ids=lambda value: value.kind if isinstance(value, Schedule) else "",
+    ids=lambda value: value.kind if isinstance(value, RateSchedule) else "",
 )
-def test_each_schedule_follows_its_formula(schedule: Schedule, factors: dict[int, float]) -> None:
+def test_each_schedule_follows_its_formula(schedule: RateSchedule, factors: dict[int, float]) -> None:
     assert {step: schedule.factor(step) for step in factors} == pytest.approx(factors)
 
 
@@ -49,7 +49,7 @@ def test_one_cycle_is_that_of_torch_with_the_warmup_as_its_rise(warmup: int, ris
     theirs = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, max_lr=0.5, total_steps=100, pct_start=rise, cycle_momentum=False
     )
-    schedule = Schedule(kind="one_cycle", warmup_steps=warmup, horizon_steps=100)
+    schedule = RateSchedule(kind="one_cycle", warmup_steps=warmup, horizon_steps=100)
     for step in range(100):
         (rate,) = theirs.get_last_lr()
         assert 0.5 * schedule.factor(step) == pytest.approx(rate, rel=1e-12)

@@ -21,11 +21,11 @@ import bssearch as api
 from bssearch.errors import BSSearchError
 from bssearch.planning.accumulation import AccumulationRequest
 from bssearch.planning.learning_rate import LearningRateRequest
-from bssearch.planning.memory import MemoryRequest
+from bssearch.planning.memory import MemoryPlanRequest
 from bssearch.planning.requests import Request, read
 from bssearch.planning.scale import ScaleRequest, plan_trade_off
 from bssearch.records.text import visible
-from bssearch.web.calculator.fields import FIELDS, PRESETS, Field, Part
+from bssearch.web.calculator.fields import FIELDS, PRESETS, Field, ResultSection
 from bssearch.web.calculator.page import LONGEST_ECHO, calculated
 from tests.cli.task import bssearch
 from tests.web.serving import rendered
@@ -35,7 +35,7 @@ CASES = 200
 DEFAULTS = {name: field.default for name, field in FIELDS.items() if field.kind != "flag"}
 
 FUNCTIONS: Mapping[str, tuple[type[Request], Callable[..., Any]]] = {
-    "memory": (MemoryRequest, api.plan_memory),
+    "memory": (MemoryPlanRequest, api.plan_memory),
     "accumulation": (AccumulationRequest, api.plan_accumulation),
     "lr": (LearningRateRequest, api.plan_learning_rate),
     "scale": (ScaleRequest, api.plan_scale),
@@ -141,7 +141,7 @@ def from_python(words: list[str]) -> Any:
     return json.loads(json.dumps(function(**given).document()))
 
 
-def check_against_others(part: Part, numbers: Mapping[str, Any], folder: Path) -> bool:
+def check_against_others(part: ResultSection, numbers: Mapping[str, Any], folder: Path) -> bool:
     """Hold a part against the command that it shows, and against Python; return whether it has results."""
     words = shlex.split(part.command)[2:]
     done = bssearch("plan", *words, "--format", "json", cwd=folder)
@@ -362,8 +362,7 @@ def test_what_would_import_code_or_read_files_is_refused_and_unknown_keys_are_sa
     assert "'<b>'" in found.notes[2] and "part" not in found.notes[2]
     assert "&lt;b&gt;" in rendered({"<b>": "1"})
     assert all("os:system" not in part.command for part in found.parts)
-    many = calculated({f"k{at}": "" for at in range(1000)})
-    assert "and 995 more" in many.notes[0]
+    assert "and 995 more" in calculated({f"k{at}": "" for at in range(1000)}).notes[0]
 
 
 def test_of_a_key_given_twice_the_last_counts() -> None:

@@ -85,8 +85,7 @@ def test_the_pages_lead_to_each_other_by_the_keyboard_alone(browser: Browser, ad
         for _ in range(2):
             page.keyboard.press("Tab")
         assert page.evaluate("document.activeElement.textContent") == "bssearch"
-        link = page.get_by_role("link", name="task", exact=True)
-        link.focus()
+        page.get_by_role("link", name="task", exact=True).focus()
         page.keyboard.press("Enter")
         page.get_by_role("link", name="Trials", exact=True).focus()
         page.keyboard.press("Enter")

@@ -18,9 +18,9 @@ from bssearch.records import Lease
 from bssearch.search.finding import answer
 from bssearch.storage.repository import open_store
 from bssearch.web import app, studies
-from bssearch.web.views import Answered, Asked, Document, Page
+from bssearch.web.views import Answered, Document, Page, PageRequest
 from tests.cli.task import read
-from tests.factories import make_curve, make_environment, make_plan, make_spec
+from tests.factories import make_curve, make_environment, make_plan, make_spec, not_none, store_study
 from tests.postgres import Postgres
 from tests.schema import execute
 from tests.storage.conftest import OUTCOME
@@ -43,11 +43,9 @@ def running_study(url: str, name: str = "toy", evaluations: int = 3) -> int:
     """Store a study with one trial that runs and has been evaluated; return the trial's number."""
     spec = make_spec(name=name)
     with open_store(url) as store:
-        store.studies.create(spec.new_study("anna"))
-        store.studies.bind(name, make_environment())
+        store_study(store, spec)
         lease = Lease(owner="here/1/1.00/x", seconds=600.0)
-        trial = store.trials.start(name, make_plan(), environment=make_environment(), lease=lease)
-        assert trial is not None
+        trial = not_none(store.trials.start(name, make_plan(), environment=make_environment(), lease=lease))
         curve = make_curve(*((0.1 * n, 0.2 * n) for n in range(1, evaluations + 1)))
         store.trials.append_observations(name, [(trial.number, one) for one in curve])
         return trial.number
@@ -280,8 +278,7 @@ class TestAcross:
 def test_a_password_that_stands_where_none_belongs_is_not_repeated(pages: TestClient) -> None:
     told = pages.get("/best", params={"workload": "postgresql://anna:hunter2@db/x"})
     assert told.status_code == 404
-    heading = told.text.partition("<h1>")[2].partition("</h1>")[0]
-    assert "anna:***@db" in heading
+    assert "anna:***@db" in told.text.partition("<h1>")[2].partition("</h1>")[0]
 
 
 class TestDatabases:
@@ -312,8 +309,9 @@ class TestDatabases:
         assert client.get("/studies/task").status_code == 200
 
     def test_one_that_is_no_database_is_told(self, copy: Path) -> None:
+        client = client_of(f"sqlite:///{copy}")
         copy.write_bytes(b"x" * 4096)
-        assert client_of(f"sqlite:///{copy}").get("/studies").status_code == 503
+        assert client.get("/studies").status_code == 503
 
     def test_a_row_that_nobody_of_ours_wrote_is_told(self, copy: Path) -> None:
         execute(copy, "UPDATE bss_trial SET parameters = '[1' WHERE number = 3")
@@ -352,7 +350,7 @@ class TestDatabases:
 def test_who_asks_while_too_many_wait_is_told_to_come_again(searched: str, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, may_end = Event(), Event()
 
-    def slow(asked: Asked) -> Answered:
+    def slow(asked: PageRequest) -> Answered:
         begun.set()
         may_end.wait(60)
         return Document([])

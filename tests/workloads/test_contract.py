@@ -74,8 +74,7 @@ def test_settings_that_mean_nothing_are_refused(name: str, settings: dict[str, o
 @pytest.mark.parametrize("name", shipped_studies())
 def test_a_shipped_study_fits_its_workload(name: str) -> None:
     spec = load_spec(name)
-    workload = resolve(spec.workload, spec.workload_settings, Path())
-    assert spec.target.metric in workload.metrics
+    assert spec.target.metric in resolve(spec.workload, spec.workload_settings, Path()).metrics
     assert spec.batch_sizes[0] < spec.default.batch_size < spec.batch_sizes[-1]
     assert len(spec.batch_sizes) >= 6
 

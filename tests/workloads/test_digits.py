@@ -54,8 +54,7 @@ def test_the_split_is_always_the_same() -> None:
     torch.manual_seed(1)
     first = Digits().load(CPU)
     torch.manual_seed(2)
-    second = Digits().load(CPU)
-    assert torch.equal(first.test.inputs, second.test.inputs)
+    assert torch.equal(first.test.inputs, Digits().load(CPU).test.inputs)
     assert first.validation.targets[::90].tolist() == [0, 2, 4, 7]
 
 

@@ -143,8 +143,7 @@ def test_a_disk_that_is_full_while_they_are_kept_is_said_and_nothing_is_half_wri
         raise RuntimeError("unexpected pos 64 vs 0")
 
     monkeypatch.setattr(torch, "save", full)
-    training = Training()
-    pretrained("toy", MADE_OF, training)
+    pretrained("toy", MADE_OF, Training())
     assert "unexpected pos 64" in capsys.readouterr().err
     assert kept() == []
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import Annotated, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +21,6 @@ from bssearch.analysis.law.batch_model import LawPoint, Numbers, RunnableStep, a
 from bssearch.analysis.shape import Model, Notice
 from bssearch.records.intervals import FLAT_RATIO
 from bssearch.records.noise_scale import CRITICAL_BATCH_OCTAVES
-
-if TYPE_CHECKING:
-    from bssearch.analysis.answer import Answer
 
 
 class QuickOptimum(Model):
@@ -122,24 +119,6 @@ class Promise(Model):
         kept = "which holds" if self.holds else "which misses it"
         ratio = "" if self.time_ratio is None else f", where the target takes {self.time_ratio:.2g}× as long"
         return f"the quick answer had said batch {self.batch_size}{ratio}, and {low} to {high} with 90 %, {kept}"
-
-
-def promise_of(quick: QuickAnswer, answer: Answer) -> Promise | None:
-    """Quick answer beside a confirmed answer; None before confirmation."""
-    best = answer.optimal.batch_size
-    if not any(row.confirmed and row.batch_size == best for row in answer.batches):
-        return None
-    (low, high), flat, size = quick.interval, answer.flat_range, quick.optimal.batch_size
-    times = {row.batch_size: row.time_to_target_s.median for row in answer.batches if row.time_to_target_s is not None}
-    return Promise(
-        batch_size=size,
-        interval=quick.interval,
-        gain=quick.gain,
-        found_batch_size=best,
-        found_flat_range=flat,
-        holds=low <= flat[1] and flat[0] <= high,
-        time_ratio=times[size] / times[best] if times.get(best) and size in times else None,
-    )
 
 
 BEYOND_OCTAVES = 4.0

@@ -11,10 +11,10 @@ from typing import ClassVar, Literal
 
 from bssearch.records import Configuration, SecondsBasis, TrialRecord, TrialState, model_parameters
 from bssearch.records.step_times import (
-    Pace,
     PooledStepTime,
     StepSeconds,
     Timed,
+    TrialPace,
     pool_paces,
     split,
     steps_at_first_size,
@@ -117,7 +117,7 @@ def common_seconds(
     ``others`` included. Otherwise own seconds, unless over `FEW` of a configuration's runs were contended: then steps ×
     step time, as known now or from the newest run in the same micro-batches.
     """
-    paces: dict[Kind, dict[int, Pace]] = defaultdict(dict)
+    paces: dict[Kind, dict[int, TrialPace]] = defaultdict(dict)
     for trial in (*runs, *others):
         if (pace := _pace(trial, step_seconds)) is not None:
             paces[kind_of(trial.configuration)][trial.number] = pace
@@ -137,14 +137,14 @@ def common_seconds(
     return products if is_known else None
 
 
-def _pace(trial: TrialRecord, step_seconds: StepSeconds) -> Pace | None:
+def _pace(trial: TrialRecord, step_seconds: StepSeconds) -> TrialPace | None:
     outcome = trial.outcome
     if outcome is None or not (outcome.steps and outcome.undelayed_train_seconds and outcome.reference_seconds):
         return None
     steps = steps_at_first_size(trial.configuration, outcome.steps, step_seconds)
     if steps is None:
         return None
-    return Pace(
+    return TrialPace(
         steps=steps,
         step_seconds=outcome.train_seconds / steps,
         undelayed_step_seconds=outcome.undelayed_train_seconds / steps,

@@ -92,7 +92,7 @@ CODE = frozenset({"workload", "command", "arguments", "report", "preset"})
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class AskedStudy:
     """A template, values by dotted key, and perhaps a study's name."""
 
     template: str
@@ -150,7 +150,7 @@ def why_not_offered(workers: Sequence[WorkerRecord], template: str, values: Mapp
     return problems[0] if problems else None
 
 
-def asked_in_file(path: Path) -> Asked:
+def asked_in_file(path: Path) -> AskedStudy:
     """Read a submission file; raise `SpecError`."""
     data = read_file(path, "file of a submission", "a template is named without a suffix")
     if not isinstance(data, Mapping):
@@ -172,7 +172,7 @@ def asked_in_file(path: Path) -> Asked:
         if key in values:
             raise SpecError(f"{path}: {key} is given twice: {shortened(values[key])} and {shortened(value)}")
         values[key] = value
-    return Asked(data["template"], values, name)
+    return AskedStudy(data["template"], values, name)
 
 
 def _leaves(path: Path, data: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Value]]:

@@ -273,10 +273,10 @@ def run_worker(
     """
     offered = load_templates(Path(templates), serving.overrides)
     with open_store(launch.db, notify=tell) as store:
-        Worker(offered, serving, store, launch, tell).run()
+        QueueWorker(offered, serving, store, launch, tell).run()
 
 
-class Worker:
+class QueueWorker:
     """A worker in one process."""
 
     def __init__(self, templates: Templates, serving: Serving, store: Store, launch: Launch, tell: Tell) -> None:

@@ -1,4 +1,4 @@
-"""The interface of boards, the secrets kept from them, and the driver's side: reports never block."""
+"""The interface of boards, the masking of secrets, and the driver's side: reports never block."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ SPLIT = ("micro_batch_size", "accumulation_steps", "world_size")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class ImportedRun:
     """An imported run; None means unknown."""
 
     origin: str  # the place, such as runs.csv:12
@@ -117,7 +117,7 @@ class Run:
 class RunTable:
     """Runs in order, and notes."""
 
-    runs: tuple[Run, ...]
+    runs: tuple[ImportedRun, ...]
     notes: tuple[str, ...]
 
 

@@ -16,7 +16,7 @@ from bssearch.errors import UsageError
 from bssearch.exchange.importers.imported_run import (
     LARGEST,
     GivenBatch,
-    Run,
+    ImportedRun,
     integer,
     make_configuration,
     part_of_batch,
@@ -216,8 +216,8 @@ def import_optuna(
     by `export --to optuna` needs neither.
     """
     # SQLAlchemy, which `import --help` does without
+    from bssearch.exchange.importers.imported_studies import make_studies
     from bssearch.exchange.importers.optuna_database import default_name, read_optuna_study
-    from bssearch.exchange.importers.studies import make_studies
 
     found = read_optuna_study(file, study)
     if samples_per_epoch is not None and steps != EPOCH:
@@ -355,7 +355,7 @@ class _Reader:
     samples_per_epoch: int | None = None
     figures_at: FiguresAt | None = None
 
-    def runs(self, trials: Sequence[FrozenTrial]) -> tuple[list[Run], list[str]]:
+    def runs(self, trials: Sequence[FrozenTrial]) -> tuple[list[ImportedRun], list[str]]:
         ended = [trial for trial in trials if trial.state.name in ENDED and is_feasible(trial)]
         if not ended:
             without = " without a violated constraint" if _infeasible(trials) else ""
@@ -382,7 +382,9 @@ class _Reader:
             )
         return runs, notes
 
-    def _notes(self, trials: Sequence[FrozenTrial], ended: Sequence[FrozenTrial], runs: Sequence[Run]) -> Iterator[str]:
+    def _notes(
+        self, trials: Sequence[FrozenTrial], ended: Sequence[FrozenTrial], runs: Sequence[ImportedRun]
+    ) -> Iterator[str]:
         for state, count in Counter(trial.state.name for trial in trials).items():
             if state not in ENDED:
                 yield f"skipped {count} {state} trial{'s' * (count > 1)}"
@@ -512,7 +514,7 @@ class _Reader:
             )
         return given
 
-    def _run(self, trial: FrozenTrial, values: Mapping[str, ParameterValue], batch: Mapping[str, int]) -> Run:
+    def _run(self, trial: FrozenTrial, values: Mapping[str, ParameterValue], batch: Mapping[str, int]) -> ImportedRun:
         origin, batch_size = self._origin(trial), batch["batch_size"]
         others = {name: value for name, value in values.items() if part_of_batch(name) is None}
         points = self._points(trial)
@@ -524,7 +526,7 @@ class _Reader:
         if metric is None and trial.value is not None and self._values_are_metric(trial):
             metric = trial.value if is_metric(trial.value) else None
         seed = trial.user_attrs.get("seed") if self.takes_own else None
-        return Run(
+        return ImportedRun(
             origin=origin,
             configuration=make_configuration(batch_size, {**others, **batch}, origin),
             seed=None if seed is None else integer(str(seed), "seed", origin, low=0, high=LARGEST_SEED),

@@ -16,7 +16,7 @@ from bssearch.analysis.objectives.samples_to_target import SamplesToTarget
 from bssearch.errors import UsageError
 from bssearch.exchange.importers.imported_run import (
     LARGEST,
-    Run,
+    ImportedRun,
     RunTable,
     integer,
     make_configuration,
@@ -69,7 +69,9 @@ def import_rcp(
 
     They are the samples that runs of each batch size took to the target.
     """
-    from bssearch.exchange.importers.studies import make_studies  # SQLAlchemy, which `import --help` does without
+    from bssearch.exchange.importers.imported_studies import (
+        make_studies,  # SQLAlchemy, which `import --help` does without
+    )
 
     found = read_rcp(file, samples_per_epoch=samples_per_epoch)
     made = make_studies(found.table.runs, name=name or file.stem, target=found.target, objective=SamplesToTarget.name)
@@ -84,7 +86,7 @@ def read_rcp(path: Path, *, samples_per_epoch: int | None = None) -> ReferencePo
         raise UsageError(f"{path} has several benchmarks, whose runs are not comparable: {', '.join(benchmarks)}")
     benchmark = benchmarks[0] if benchmarks else None
     per_epoch = samples_per_epoch or SAMPLES_PER_EPOCH.get(benchmark or "")
-    runs: list[Run] = []
+    runs: list[ImportedRun] = []
     notes: list[str] = []
     for entry in entries:
         results = list(entry.results())
@@ -135,7 +137,7 @@ class _Entry:
                 raise UsageError(f"{label} = {value!r} must be a number > 0 ({self.place})")
             yield label, None if number is None else float(number)
 
-    def runs(self, results: list[tuple[str, float | None]], per_epoch: int | None) -> Iterator[Run]:
+    def runs(self, results: list[tuple[str, float | None]], per_epoch: int | None) -> Iterator[ImportedRun]:
         if not results:
             return
         configuration = self._configuration()
@@ -159,7 +161,7 @@ class _Entry:
                 )
             # Values in whole epochs were evaluated after each epoch.
             evaluated = value - 1 if self.counts_epochs and value.is_integer() and (per_epoch or 1) > 1 else None
-            yield Run(
+            yield ImportedRun(
                 origin=f"{self.place}, {label}",
                 configuration=configuration,
                 steps=steps,

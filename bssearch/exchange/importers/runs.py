@@ -20,7 +20,7 @@ from bssearch.exchange.importers.imported_run import (
     STEP_BATCH,
     TYPED,
     GivenBatch,
-    Run,
+    ImportedRun,
     RunTable,
     csv_rows,
     integer,
@@ -59,7 +59,7 @@ REMEDY = (
 )
 
 
-def check_figures(runs: Sequence[Run], figures_at: FiguresAt | None) -> None:
+def check_figures(runs: Sequence[ImportedRun], figures_at: FiguresAt | None) -> None:
     """Raise `UsageError` if steps or seconds may be of whole trainings, unless ``figures_at`` settles it."""
     if figures_at is FiguresAt.TARGET:
         return
@@ -94,7 +94,7 @@ class _Group:
         return sum(math.isclose(one, self.end, rel_tol=self.tolerance, abs_tol=0.0) for one in figures)
 
 
-def _evidence(runs: Sequence[Run], measure: Measure) -> str:
+def _evidence(runs: Sequence[ImportedRun], measure: Measure) -> str:
     """Return evidence that runs did not end at the target; "" if some ended earlier."""
     groups = list(_groups(runs, measure))
     reached = sum(len(one.reached) for one in groups)
@@ -126,8 +126,8 @@ def _ended(count: int, how: str) -> str:
     return f"{count} run{'s' * (count > 1)} that {how}"
 
 
-def _groups(runs: Sequence[Run], measure: Measure) -> Iterator[_Group]:
-    groups: dict[tuple[int, str, str], list[Run]] = {}
+def _groups(runs: Sequence[ImportedRun], measure: Measure) -> Iterator[_Group]:
+    groups: dict[tuple[int, str, str], list[ImportedRun]] = {}
     for run in runs:
         if getattr(run, measure):
             groups.setdefault(_key(run), []).append(run)
@@ -143,12 +143,12 @@ def _groups(runs: Sequence[Run], measure: Measure) -> Iterator[_Group]:
             )
 
 
-def _key(run: Run) -> tuple[int, str, str]:
+def _key(run: ImportedRun) -> tuple[int, str, str]:
     epochs = {name: value for name, value in run.configuration.parameters.items() if "epoch" in name.lower()}
     return run.configuration.batch_size, run.device or "", repr(sorted(epochs.items()))
 
 
-def _seconds_differ(runs: Sequence[Run]) -> bool:
+def _seconds_differ(runs: Sequence[ImportedRun]) -> bool:
     """True if seconds differ by configuration: equal steps may then be a setting."""
     seconds: dict[int, dict[str, list[float]]] = {}
     for run in runs:
@@ -234,7 +234,7 @@ def import_runs(
     param.learning_rate, param.NAME. Leave unknown cells empty. micro_batch_size, accumulation_steps and world_size may
     replace batch_size.
     """
-    from bssearch.exchange.importers.studies import (  # SQLAlchemy, which `import --help` does without
+    from bssearch.exchange.importers.imported_studies import (  # SQLAlchemy, which `import --help` does without
         find_target,
         make_studies,
     )
@@ -300,13 +300,13 @@ class _Row:
             integer(self._text("batch_size"), "batch_size", self.origin, low=1)
         return batch
 
-    def run(self, batch: Mapping[str, int]) -> Run:
+    def run(self, batch: Mapping[str, int]) -> ImportedRun:
         reached = BOOLEANS.get(self._text("reached").lower())
         if reached is None:
             raise UsageError(
                 f"reached = {self._text('reached')!r} must be one of {', '.join(BOOLEANS)} ({self.origin})"
             )
-        return Run(
+        return ImportedRun(
             origin=self.origin,
             configuration=make_configuration(
                 batch["batch_size"], {**self._parameters(), **batch}, self.origin, PREFIX.__add__

@@ -27,7 +27,7 @@ from bssearch.executors.messages import (
     HEARTBEAT_SECONDS,
     TRIAL_VARIABLE,
     Assign,
-    Lines,
+    LineSplitter,
     Reply,
     decode_command,
     encode,
@@ -46,7 +46,7 @@ class SocketLine:
     def __init__(self, descriptor: int) -> None:
         self._socket = socket.socket(fileno=descriptor)
         os.set_inheritable(descriptor, False)
-        self._lines = Lines()
+        self._lines = LineSplitter()
         self._waiting: list[bytes] = []
         self._stop: tuple[TrialState, str] | None = None
         self._sent = self._looked = time.monotonic()

@@ -43,7 +43,7 @@ class AskedParameters(Mapping[str, ParameterValue]):
         return repr(self._values)
 
 
-class Asked:
+class FieldsRead:
     """Fields that a loop has read; ``lately``: in this stage."""
 
     def __init__(self, configuration: Configuration, searched: Collection[str]) -> None:
@@ -135,7 +135,7 @@ SEE = 'see "Batches that grow" in `bssearch guide own-training`'
 class Followed:
     """Checks at each stage; ``awaits_batch``: a new size comes next."""
 
-    def __init__(self, assignment: Assignment, asked: Asked) -> None:
+    def __init__(self, assignment: Assignment, asked: FieldsRead) -> None:
         self.awaits_batch = True
         self._assignment = assignment
         self._stages = assignment.stages
@@ -227,7 +227,7 @@ def _not_asked(now: Configuration, field: str, value: int, before: int) -> Usage
     )
 
 
-class Place(NamedTuple):
+class SampleAxis(NamedTuple):
     """The part that counts samples; ``axis`` is None for lists."""
 
     keys: tuple[Any, ...]
@@ -243,7 +243,7 @@ class BatchRows:
     """
 
     def __init__(self) -> None:
-        self._place: Place | None = None
+        self._place: SampleAxis | None = None
 
     def first(self, batch: Any, size: int) -> None:
         """Choose the part for a new size."""
@@ -258,20 +258,20 @@ class BatchRows:
         return length
 
 
-def _places(batch: Any, keys: tuple[Any, ...] = ()) -> Iterator[Place]:
+def _places(batch: Any, keys: tuple[Any, ...] = ()) -> Iterator[SampleAxis]:
     shape = getattr(batch, "shape", None)
     if isinstance(shape, tuple):
-        yield from (Place(keys, axis, int(length)) for axis, length in enumerate(shape[:2]))
+        yield from (SampleAxis(keys, axis, int(length)) for axis, length in enumerate(shape[:2]))
     elif isinstance(batch, Mapping):
         for key, value in batch.items():
             yield from _places(value, (*keys, key))
     elif isinstance(batch, list | tuple):
-        yield Place(keys, None, len(batch))
+        yield SampleAxis(keys, None, len(batch))
         for index, value in enumerate(batch):
             yield from _places(value, (*keys, index))
 
 
-def _chosen(places: list[Place], size: int) -> Place | None:
+def _chosen(places: list[SampleAxis], size: int) -> SampleAxis | None:
     tensors = [place for place in places if place.axis == 0]
     lists = [place for place in places if place.axis is None]
     second = [place for place in places if place.axis == 1]
@@ -282,7 +282,7 @@ def _chosen(places: list[Place], size: int) -> Place | None:
     return None if first is None or first.length > size else first
 
 
-def _length_at(batch: Any, place: Place) -> int | None:
+def _length_at(batch: Any, place: SampleAxis) -> int | None:
     try:
         for key in place.keys:
             batch = batch[key]

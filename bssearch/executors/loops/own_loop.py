@@ -11,7 +11,7 @@ import torch
 
 from bssearch.errors import TrialStopped, UsageError
 from bssearch.executors.loops.assignment import Assignment, Evaluate, Metrics
-from bssearch.executors.loops.following import Asked, AskedParameters, BatchRows, Followed, OptimizerSteps
+from bssearch.executors.loops.following import AskedParameters, BatchRows, FieldsRead, Followed, OptimizerSteps
 from bssearch.executors.loops.passes import Given, Passes, SeededSampler, sampler_of
 from bssearch.executors.loops.trial_run import kept_random_numbers, unmoved
 from bssearch.records import Configuration
@@ -58,7 +58,7 @@ class LoopTrial:
         self._stages = assignment.stages
         self._micro_batches = 0
         self._has_begun = self._is_in_batch = self._is_looping = self.has_state = False
-        self._asked = Asked(configuration, searched)
+        self._asked = FieldsRead(configuration, searched)
         self._followed = Followed(assignment, self._asked)
         self._sampler: SeededSampler | None = None
         self._counted = self._announced_at = self._evaluated_at = -1

@@ -10,7 +10,7 @@ from torch.utils.data import Sampler
 
 from bssearch.errors import UsageError
 from bssearch.executors.loops.assignment import Assignment, LoopStages
-from bssearch.executors.loops.following import Asked
+from bssearch.executors.loops.following import FieldsRead
 
 
 class SeededSampler(Sampler[int]):
@@ -144,7 +144,7 @@ class Passes(Generic[T]):
         self,
         given: Given[T],
         assignment: Assignment,
-        asked: Asked,
+        asked: FieldsRead,
         sampler: Callable[[], SeededSampler | None],
         now: Callable[[], float],
     ) -> None:

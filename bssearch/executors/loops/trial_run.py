@@ -35,7 +35,7 @@ from bssearch.training.course import Course, Ending, first_line, not_finite, pau
 from bssearch.training.loop import TESTED_STATES
 from bssearch.training.memory import is_out_of_memory, peak_memory_meter
 from bssearch.training.nvml import DeviceMeter
-from bssearch.training.trial_checkpoint import Checkpoint, Part, RandomState, Saved
+from bssearch.training.trial_checkpoint import Checkpoint, RandomState, Saved, SavedPart
 
 WARM_UP_STEPS = 3  # their excess over later steps is not training time
 
@@ -167,7 +167,7 @@ def _excess(steps: list[float]) -> float:
     return sum(max(0.0, seconds - typical) for seconds in steps[:WARM_UP_STEPS])
 
 
-class Pass:
+class DataPass:
     """The current pass: its initial random state and completed micro-batches.
 
     ``own`` are the loader's generators. A trial paused at a pass's end has ``restored`` only these.
@@ -311,7 +311,7 @@ class TrialRun(Assignment):
         self._data_seconds: float | None = None
         self._random = RandomState(self._torch_device)
         self._saved_random: dict[str, Any] | None = None
-        self._pass = Pass(self._torch_device)
+        self._pass = DataPass(self._torch_device)
         self._test_metric: float | None = None
         self._memory.start()
 
@@ -563,9 +563,9 @@ class TrialRun(Assignment):
 
     def _parts(self) -> tuple[dict[str, Saved], dict[str, Saved]]:
         training: dict[str, Saved] = {
-            f"own.{name}": Part(one.state_dict, one.load_state_dict) for name, one in self._objects.items()
+            f"own.{name}": SavedPart(one.state_dict, one.load_state_dict) for name, one in self._objects.items()
         }
-        training["random"], training["pass"] = Part(self._random.state, self._keep_random), self._pass
+        training["random"], training["pass"] = SavedPart(self._random.state, self._keep_random), self._pass
         measured: dict[str, Saved] = {
             "clock": self._clock.clock,
             "loop": self,

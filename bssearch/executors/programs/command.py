@@ -14,8 +14,8 @@ from bssearch.executors.base import AskStop, Program
 from bssearch.executors.conversation import TICK_SECONDS, Conversation, LoadedProgram, answer_in, relaying
 from bssearch.executors.failures import code_has_changed, judge_command
 from bssearch.executors.messages import Answer, Load, Work
-from bssearch.executors.programs.command_process import LAST_LINES, CommandProcess, Patience, failure_of, outcome_of
-from bssearch.executors.programs.reports import LOSS, Pace, Report, pace_of
+from bssearch.executors.programs.command_process import LAST_LINES, CommandProcess, SilenceLimit, failure_of, outcome_of
+from bssearch.executors.programs.reports import LOSS, Report, ReportPace, pace_of
 from bssearch.records import (
     BATCH_SCHEDULE,
     COULD_NOT_PAUSE,
@@ -407,7 +407,7 @@ class LoadedCommand(LoadedProgram):
         read: Callable[[CommandProcess], Answer],
     ) -> Answer:
         with self.started(configuration, seed=0, evaluate_every=evaluate_every, threads=self._threads) as process:
-            patience = Patience(self._hang_seconds, process.began)
+            patience = SilenceLimit(self._hang_seconds, process.began)
             if process.connects(lambda: patience.is_over() or self._is_unread(process)):
                 talk = Conversation(process, patience.stop, patience.take, process.kernel_kills)
                 found = talk.hold(self.assigned(work))
@@ -480,7 +480,7 @@ class LoadedCommand(LoadedProgram):
             peak_memory_bytes=None,
         )
 
-    def _pace(self, configuration: Configuration, process: CommandProcess) -> Pace:
+    def _pace(self, configuration: Configuration, process: CommandProcess) -> ReportPace:
         with closing(self._until_it_ends(process)) as reports:
             pace, count = pace_of(reports)
         if pace is None:

@@ -73,7 +73,7 @@ class TrialSocket:
             self.line.close()
 
 
-class Patience:
+class SilenceLimit:
     """A silence limit; each reply restarts it."""
 
     def __init__(self, seconds: float, began: float) -> None:

@@ -68,7 +68,7 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class ReportPace:
     """Time of a run's steps; ``is_own``: by the program's clock."""
 
     seconds: float
@@ -76,7 +76,7 @@ class Pace:
     is_own: bool
 
 
-def pace_of(reports: Iterator[Report]) -> tuple[Pace | None, int]:
+def pace_of(reports: Iterator[Report]) -> tuple[ReportPace | None, int]:
     """The pace, None if too few reports, and their count."""
     began, count, pace = 0.0, 0, None
     first: Report | None = None
@@ -93,12 +93,12 @@ def pace_of(reports: Iterator[Report]) -> tuple[Pace | None, int]:
     return pace, count
 
 
-def _pace_between(first: Report, last: Report, wall_seconds: float) -> Pace | None:
+def _pace_between(first: Report, last: Report, wall_seconds: float) -> ReportPace | None:
     is_own, seconds = False, wall_seconds
     if first.seconds is not None and last.seconds is not None:
         is_own, seconds = True, last.seconds - first.seconds
     steps = last.step - first.step
-    return Pace(seconds, steps, is_own) if steps > 0 and seconds > 0 else None
+    return ReportPace(seconds, steps, is_own) if steps > 0 and seconds > 0 else None
 
 
 class ReportReader:

@@ -25,7 +25,7 @@ from bssearch.errors import LaunchError, UsageError
 from bssearch.executors.base import ExecutorSettings
 from bssearch.executors.failures import Death
 from bssearch.executors.messages import Command, Load, Loaded, Refused, Reply, decode_reply, encode
-from bssearch.executors.process import Inbox, Worker, hide_secrets, is_secret
+from bssearch.executors.process import Inbox, WorkerHandle, hide_secrets, is_secret
 from bssearch.executors.ray.actor import Heard, Place, SlotActor
 from bssearch.executors.slots import Slot, SlotExecutor
 from bssearch.records import (
@@ -180,7 +180,7 @@ def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 @contextmanager
 def _unchanged_by_ray() -> Iterator[None]:
-    """Hide environment, command line and stdout from Ray; keep the SIGTERM handler.
+    """Hide secret variables, command line and stdout from Ray; keep the SIGTERM handler.
 
     Ray's processes inherit the environment, and clusters show command lines; both may hold secrets.
     """
@@ -224,7 +224,7 @@ SILENCE_SECONDS = 60.0  # until an actor is lost (network partition); dead proce
 
 
 class ActorWorker:
-    """A `bssearch.executors.slots.Worker` in an actor on ``machine``.
+    """A `bssearch.executors.process.WorkerHandle` in an actor on ``machine``.
 
     One thread sends commands in order, one polls for replies. A silent actor is lost.
     """
@@ -263,23 +263,23 @@ class ActorWorker:
         return self._death is not None and self._death.verdict is not None
 
     def send(self, command: Command) -> None:
-        """See `Worker.send`."""
+        """See `WorkerHandle.send`."""
         self._asked.put(partial(self._actor.tell.remote, encode(command)))
 
     def has_exited(self) -> bool:
-        """See `Worker.has_exited`."""
+        """See `WorkerHandle.has_exited`."""
         return self._death is not None
 
     def write_stack(self) -> None:
-        """See `Worker.write_stack`."""
+        """See `WorkerHandle.write_stack`."""
         self._asked.put(self._actor.write_stack.remote)
 
     def kill(self) -> None:
-        """See `Worker.kill`."""
+        """See `WorkerHandle.kill`."""
         self._asked.put(self._actor.kill.remote)
 
     def bury(self) -> Death:
-        """See `Worker.bury`."""
+        """See `WorkerHandle.bury`."""
         self._asked.put(None)
         self._listener.join()
         assert self._death is not None, "its end has been told"
@@ -421,7 +421,7 @@ class RayExecutor(SlotExecutor):
                     raise
         return work()
 
-    def _started(self, slot: Slot, environment: Mapping[str, str]) -> Worker:
+    def _started(self, slot: Slot, environment: Mapping[str, str]) -> WorkerHandle:
         for one in self._slots:  # all at once: each takes a second or two
             seat = self._seats.get(one.index)
             if seat is None or (seat.worker is not None and seat.worker.is_lost):
@@ -505,10 +505,10 @@ class RayExecutor(SlotExecutor):
             return None
         return f"{self.slots} of {self._room} GPUs run trials: executor.slots = auto gives each a slot"
 
-    def _take(self, worker: Worker, reply: Reply | None) -> None:
+    def _take(self, worker: WorkerHandle, reply: Reply | None) -> None:
         super()._take(worker, self._of_one_kind(worker, reply) if isinstance(reply, Loaded) else reply)
 
-    def _of_one_kind(self, worker: Worker, reply: Loaded) -> Reply:
+    def _of_one_kind(self, worker: WorkerHandle, reply: Loaded) -> Reply:
         assert isinstance(worker, ActorWorker) and reply.device_name is not None
         self._kind = self._kind or (reply.device_name, worker.machine)
         kind, machine = self._kind

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from bssearch.planning.memory.numbers import plan_numbers
 from bssearch.planning.memory.plan import MemoryPlan
-from bssearch.planning.memory.request import MemoryRequest
+from bssearch.planning.memory.request import MemoryPlanRequest
 from bssearch.planning.requests import planned
 
-__all__ = ["MemoryPlan", "MemoryRequest", "plan_memory"]
+__all__ = ["MemoryPlan", "MemoryPlanRequest", "plan_memory"]
 
 
-@planned(MemoryRequest)
-def plan_memory(asked: MemoryRequest) -> MemoryPlan:
+@planned(MemoryPlanRequest)
+def plan_memory(asked: MemoryPlanRequest) -> MemoryPlan:
     """Return a training step's memory per device by term, and the micro-batches that fit.
 
     Takes ``parameters``, with a transformer's dimensions for activations, or a ``model`` to trace (see `models`) with

@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
 from bssearch.errors import BSSearchError, UsageError
-from bssearch.planning.memory.request import MemoryRequest
+from bssearch.planning.memory.request import MemoryPlanRequest
 from bssearch.training.computation import checkpoint_modules
 from bssearch.workloads.base import found_attribute
 
@@ -44,7 +44,7 @@ class ModelUnderPlan:
     loss: Loss
 
 
-def build_model(asked: MemoryRequest, mode: FakeTensorMode, dtype: torch.dtype | None = None) -> ModelUnderPlan:
+def build_model(asked: MemoryPlanRequest, mode: FakeTensorMode, dtype: torch.dtype | None = None) -> ModelUnderPlan:
     """Return a model in training mode with fake tensors; weights of ``dtype`` if given.
 
     Raises `UsageError` if it is unknown, does not build or needs the network.
@@ -98,7 +98,7 @@ def _blocks(module: nn.Module) -> Iterator[nn.Module]:
         yield from _blocks(child)
 
 
-def real_model(asked: MemoryRequest) -> ModelUnderPlan:
+def real_model(asked: MemoryPlanRequest) -> ModelUnderPlan:
     """Return a model with real tensors; raises as `build_model`."""
     try:
         return _maker(asked)
@@ -109,7 +109,7 @@ def real_model(asked: MemoryRequest) -> ModelUnderPlan:
         raise UsageError(f"--model {asked.name} does not build: {type(error).__name__}: {lines[0]}") from error
 
 
-def _maker(asked: MemoryRequest) -> ModelUnderPlan:
+def _maker(asked: MemoryPlanRequest) -> ModelUnderPlan:
     kind, _, rest = asked.name.partition(":")
     makers = {"transformers": _of_transformers, "timm": _of_timm}
     return makers.get(kind, _of_user)(asked, rest)
@@ -133,7 +133,7 @@ def _fake(mode: FakeTensorMode, tensor: torch.Tensor, dtype: torch.dtype | None)
     return nn.Parameter(fake, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else fake
 
 
-def _of_user(asked: MemoryRequest, rest: str) -> ModelUnderPlan:
+def _of_user(asked: MemoryPlanRequest, rest: str) -> ModelUnderPlan:
     if not rest:
         raise UsageError(
             f"--model {asked.name!r} must be FILE.py:NAME, package.module:NAME, transformers:CLASS or timm:NAME"
@@ -178,7 +178,7 @@ def _loss_of_output(model: nn.Module, batch: Any) -> tuple[torch.Tensor, torch.T
     return functional.mse_loss(output, torch.zeros_like(output)), output
 
 
-def _of_timm(asked: MemoryRequest, rest: str) -> ModelUnderPlan:
+def _of_timm(asked: MemoryPlanRequest, rest: str) -> ModelUnderPlan:
     timm = _library("timm", asked.name)
     if not timm.is_model(rest):
         near = ", ".join(timm.list_models(f"*{rest.split('_')[0]}*")[:5]) or "no similar one"
@@ -188,7 +188,7 @@ def _of_timm(asked: MemoryRequest, rest: str) -> ModelUnderPlan:
     return ModelUnderPlan(module, _batches(shape, None, module), _loss_of_output)
 
 
-def _of_transformers(asked: MemoryRequest, rest: str) -> ModelUnderPlan:
+def _of_transformers(asked: MemoryPlanRequest, rest: str) -> ModelUnderPlan:
     library = _library("transformers", asked.name)
     path = asked.folder / rest
     path = path / "config.json" if path.is_dir() else path
@@ -207,7 +207,7 @@ def _of_transformers(asked: MemoryRequest, rest: str) -> ModelUnderPlan:
     return ModelUnderPlan(module, _batches_of(module, asked), _loss_of_transformers)
 
 
-def _batches_of(module: Any, asked: MemoryRequest) -> Callable[[int], dict[str, torch.Tensor]]:
+def _batches_of(module: Any, asked: MemoryPlanRequest) -> Callable[[int], dict[str, torch.Tensor]]:
     configuration, name = module.config, type(module).__name__
     images = module.main_input_name == "pixel_values"
     longest = getattr(configuration, "max_position_embeddings", None) or TOKENS

@@ -9,15 +9,15 @@ from typing import Any
 from bssearch.errors import LaunchError
 from bssearch.planning.memory.parameters import (
     FORMATS,
-    Format,
+    NumberFormat,
     ParameterBytes,
     SampleBytes,
     layer_parameters,
     parameter_bytes,
     sample_bytes,
 )
-from bssearch.planning.memory.plan import Choice, MemoryPlan, Term, gib, in_order
-from bssearch.planning.memory.request import MemoryRequest, smallest_with
+from bssearch.planning.memory.plan import MemoryOption, MemoryPlan, Term, gib, in_order
+from bssearch.planning.memory.request import MemoryPlanRequest, smallest_with
 
 IN_TABLE = tuple(one for one in FORMATS if one.precision != "fp16")  # in the table; fp16 takes as much as bf16
 
@@ -28,7 +28,7 @@ GATHERED_LAYERS = 2  # whole layers at a time in ZeRO stage 3: one computing, on
 MOST_SHARDS = 1024  # most devices to propose
 
 
-def plan_numbers(asked: MemoryRequest) -> MemoryPlan:
+def plan_numbers(asked: MemoryPlanRequest) -> MemoryPlan:
     """Return the plan for given parameters; raise `LaunchError` if they alone do not fit."""
     fixed, sample = parameter_bytes(asked), _sample(asked)
     check_fits(asked, fixed.least, IN_TABLE)
@@ -54,7 +54,7 @@ def plan_numbers(asked: MemoryRequest) -> MemoryPlan:
     )
 
 
-def check_fits(asked: MemoryRequest, needed: int, formats: Sequence[Format]) -> None:
+def check_fits(asked: MemoryPlanRequest, needed: int, formats: Sequence[NumberFormat]) -> None:
     """Raise `LaunchError` if the bytes do not fit; the hint names smaller options."""
     if asked.room_bytes is None or needed <= asked.room_bytes:
         return
@@ -68,7 +68,7 @@ def check_fits(asked: MemoryRequest, needed: int, formats: Sequence[Format]) -> 
     )
 
 
-def what_fits(asked: MemoryRequest, needed: int, room: float, formats: Sequence[Format]) -> Iterator[str]:
+def what_fits(asked: MemoryPlanRequest, needed: int, room: float, formats: Sequence[NumberFormat]) -> Iterator[str]:
     """Yield the options with which the parameters fit."""
     if (device := smallest_with(needed, bf16=asked.precision == "bf16")) is not None:
         yield f"--device {device.name} ({gib((device.memory_bytes or 0) - device.taken_bytes)} beside its context)"
@@ -90,19 +90,19 @@ def what_fits(asked: MemoryRequest, needed: int, room: float, formats: Sequence[
             yield f"{words} ({gib(size)}{' each' if 'stage' in fitting else ''})"
 
 
-def _sample(asked: MemoryRequest) -> SampleBytes | None:
+def _sample(asked: MemoryPlanRequest) -> SampleBytes | None:
     model = asked.transformer
     return None if model is None else sample_bytes(model, asked.form, checkpointing=asked.checkpointing)
 
 
-def _gathered(asked: MemoryRequest) -> int:
+def _gathered(asked: MemoryPlanRequest) -> int:
     model = asked.transformer
     if (asked.stage or 0) < 3 or model is None:
         return 0
     return min(GATHERED_LAYERS, model.layers) * layer_parameters(model) * asked.form.weight
 
 
-def _peak(fixed: ParameterBytes, asked: MemoryRequest, sample: SampleBytes, micro_batch: int) -> int:
+def _peak(fixed: ParameterBytes, asked: MemoryPlanRequest, sample: SampleBytes, micro_batch: int) -> int:
     # once a micro-batch's activations are complete, there are no gradients yet
     beside = fixed.autocast_copies + _gathered(asked)
     forward = fixed.fixed - fixed.gradients + beside + micro_batch * sample.total
@@ -110,12 +110,12 @@ def _peak(fixed: ParameterBytes, asked: MemoryRequest, sample: SampleBytes, micr
     return max(forward, fixed.fixed + beside, update) + asked.overhead_bytes
 
 
-def _foreach(fixed: ParameterBytes, asked: MemoryRequest) -> int:
+def _foreach(fixed: ParameterBytes, asked: MemoryPlanRequest) -> int:
     # PyTorch updates all tensors at once on GPUs only
     return fixed.foreach if asked.kind is None or asked.kind.is_cuda else 0
 
 
-def _fitting(asked: MemoryRequest) -> tuple[int | None, int | None]:
+def _fitting(asked: MemoryPlanRequest) -> tuple[int | None, int | None]:
     fixed, sample = parameter_bytes(asked), _sample(asked)
     if sample is None:
         return None, None
@@ -123,7 +123,7 @@ def _fitting(asked: MemoryRequest) -> tuple[int | None, int | None]:
     return asked.fitting(lambda room: max(0, (room - standing) // each))
 
 
-def _terms(fixed: ParameterBytes, asked: MemoryRequest, sample: SampleBytes | None) -> list[Term]:
+def _terms(fixed: ParameterBytes, asked: MemoryPlanRequest, sample: SampleBytes | None) -> list[Term]:
     each = sample or SampleBytes(activations=0, attention_scores=0, logits=0)
     return in_order(
         {
@@ -142,7 +142,7 @@ def _terms(fixed: ParameterBytes, asked: MemoryRequest, sample: SampleBytes | No
     )
 
 
-def _table(asked: MemoryRequest) -> Iterator[Choice]:
+def _table(asked: MemoryPlanRequest) -> Iterator[MemoryOption]:
     for form, optimizer, checkpointing in product(IN_TABLE, OPTIMIZERS, (False, True)):
         other = asked.model_copy(
             update={
@@ -153,7 +153,7 @@ def _table(asked: MemoryRequest) -> Iterator[Choice]:
             }
         )
         sample, (largest, safe) = _sample(other), _fitting(other)
-        yield Choice(
+        yield MemoryOption(
             precision=form.precision,
             mixed=form.mixed,
             optimizer=optimizer,
@@ -166,7 +166,7 @@ def _table(asked: MemoryRequest) -> Iterator[Choice]:
 
 
 def _notes(
-    asked: MemoryRequest, fixed: ParameterBytes, sample: SampleBytes | None, largest: int | None
+    asked: MemoryPlanRequest, fixed: ParameterBytes, sample: SampleBytes | None, largest: int | None
 ) -> Iterator[str]:
     if sample is not None:
         yield (

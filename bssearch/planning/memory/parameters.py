@@ -18,14 +18,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from bssearch.planning.memory.request import MemoryRequest
+    from bssearch.planning.memory.request import MemoryPlanRequest
 
 
 FP32 = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Format:
+class NumberFormat:
     """Bytes per number; fp8 computes in 16 bits."""
 
     precision: str
@@ -39,14 +39,14 @@ class Format:
 
 
 FORMATS = (
-    Format("fp32", None, weight=4, gradient=4, master=0, state=4, copy=0, activation=4),
-    Format("bf16", "master", weight=2, gradient=2, master=4, state=4, copy=0, activation=2),
-    Format("bf16", "autocast", weight=4, gradient=4, master=0, state=4, copy=2, activation=2),
-    Format("bf16", "pure", weight=2, gradient=2, master=0, state=2, copy=0, activation=2),
-    Format("fp16", "master", weight=2, gradient=2, master=4, state=4, copy=0, activation=2),
-    Format("fp16", "autocast", weight=4, gradient=4, master=0, state=4, copy=2, activation=2),
-    Format("fp16", "pure", weight=2, gradient=2, master=0, state=2, copy=0, activation=2),
-    Format("fp8", "master", weight=1, gradient=2, master=4, state=4, copy=0, activation=2),
+    NumberFormat("fp32", None, weight=4, gradient=4, master=0, state=4, copy=0, activation=4),
+    NumberFormat("bf16", "master", weight=2, gradient=2, master=4, state=4, copy=0, activation=2),
+    NumberFormat("bf16", "autocast", weight=4, gradient=4, master=0, state=4, copy=2, activation=2),
+    NumberFormat("bf16", "pure", weight=2, gradient=2, master=0, state=2, copy=0, activation=2),
+    NumberFormat("fp16", "master", weight=2, gradient=2, master=4, state=4, copy=0, activation=2),
+    NumberFormat("fp16", "autocast", weight=4, gradient=4, master=0, state=4, copy=2, activation=2),
+    NumberFormat("fp16", "pure", weight=2, gradient=2, master=0, state=2, copy=0, activation=2),
+    NumberFormat("fp8", "master", weight=1, gradient=2, master=4, state=4, copy=0, activation=2),
 )
 BY_NAME = {(one.precision, one.mixed): one for one in FORMATS}
 PRECISIONS = tuple(dict.fromkeys(one.precision for one in FORMATS))
@@ -106,7 +106,7 @@ class ParameterBytes:
         return self.fixed + self.autocast_copies
 
 
-def parameter_bytes(asked: MemoryRequest) -> ParameterBytes:
+def parameter_bytes(asked: MemoryPlanRequest) -> ParameterBytes:
     """Return the bytes of the parameters on one device."""
     parameters, form = asked.parameters, asked.form
     return ParameterBytes(
@@ -119,7 +119,7 @@ def parameter_bytes(asked: MemoryRequest) -> ParameterBytes:
     )
 
 
-def _state_bytes(asked: MemoryRequest) -> float:
+def _state_bytes(asked: MemoryPlanRequest) -> float:
     size, name = asked.form.state, asked.optimizer
     parameters: int = asked.parameters
     if name == "adam8bit":
@@ -168,7 +168,7 @@ class SampleBytes:
         return self.activations + self.attention_scores + self.logits
 
 
-def sample_bytes(model: Transformer, form: Format, *, checkpointing: bool) -> SampleBytes:
+def sample_bytes(model: Transformer, form: NumberFormat, *, checkpointing: bool) -> SampleBytes:
     """Return a sample's bytes at the end of the forward pass.
 
     With checkpointing: each layer's input (2·s·h in 16 bits: § 5), and the larger of the logits and one recomputed
@@ -199,12 +199,12 @@ def _width(model: Transformer) -> int:
     return model.intermediate or 4 * model.hidden
 
 
-def _stream_bytes(form: Format) -> int:
+def _stream_bytes(form: NumberFormat) -> int:
     # autocast keeps sums and norms in fp32
     return FP32 if form.mixed == "autocast" else form.activation
 
 
-def _layer(model: Transformer, form: Format) -> int:
+def _layer(model: Transformer, form: NumberFormat) -> int:
     # Attention: input, queries, keys, values, projection input, dropout mask. MLP: input, tensors around the
     # activation, mask. Norms: their inputs, in the residual stream's precision. Without attention scores.
     tokens = model.sequence * model.hidden
@@ -214,7 +214,7 @@ def _layer(model: Transformer, form: Format) -> int:
     return round(kept) + 2 * tokens * model.dropout + 2 * tokens * _stream_bytes(form)
 
 
-def _scores(model: Transformer, form: Format) -> int:
+def _scores(model: Transformer, form: NumberFormat) -> int:
     rows = model.heads * model.sequence
     if model.fused_attention:
         return rows * FP32

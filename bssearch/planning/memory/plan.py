@@ -45,7 +45,7 @@ class Term:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class MemoryOption:
     """A table row for another precision, optimizer or checkpointing."""
 
     precision: str
@@ -85,7 +85,7 @@ class MemoryPlan(Plan):
     micro_batch: int | None
     peak_bytes: int | None  # at micro_batch, by default the safe one
     terms: list[Term]
-    table: list[Choice]
+    table: list[MemoryOption]
     notes: list[str]
 
 

@@ -1,4 +1,4 @@
-"""Input of a memory plan: parameters or a model, a device by its name, a transformer's dimensions."""
+"""Input of a memory plan, and devices by name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,15 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from bssearch.errors import UsageError
 from bssearch.planning.claims import CLAIMS
-from bssearch.planning.memory.parameters import BY_NAME, MIXED, MLP_TENSORS, PRECISIONS, STATES, Format, Transformer
+from bssearch.planning.memory.parameters import (
+    BY_NAME,
+    MIXED,
+    MLP_TENSORS,
+    PRECISIONS,
+    STATES,
+    NumberFormat,
+    Transformer,
+)
 from bssearch.planning.memory.plan import GIB, gib
 from bssearch.planning.requests import Count, Dimension, Parameters, Request, require
 from bssearch.registry import Option
@@ -26,7 +34,7 @@ CONTEXT_BYTES = 512 * MIB  # memory of a CUDA context and kernels; about half a 
 
 
 @dataclass(frozen=True, slots=True)
-class Device:
+class MemoryDevice:
     """A kind of device; memory and compute capability may be None."""
 
     name: str
@@ -101,16 +109,16 @@ ALIASES: Mapping[str, str] = MappingProxyType(
 )
 
 # cuda: any GPU of compute capability ≥ 8.0; cpu: a machine without a GPU
-DEVICES: Mapping[str, Device] = MappingProxyType(
+DEVICES: Mapping[str, MemoryDevice] = MappingProxyType(
     {
-        "cuda": Device("cuda", None, (8, 0)),
-        "cpu": Device("cpu", None, None),
-        **{name: Device(name, mib * MIB, capability) for name, (mib, capability) in _MIB_AND_CAPABILITY.items()},
+        "cuda": MemoryDevice("cuda", None, (8, 0)),
+        "cpu": MemoryDevice("cpu", None, None),
+        **{name: MemoryDevice(name, mib * MIB, capability) for name, (mib, capability) in _MIB_AND_CAPABILITY.items()},
     }
 )
 
 
-def device_named(name: str) -> Device:
+def device_named(name: str) -> MemoryDevice:
     """Return a device by name; `UsageError` lists the nearest names."""
     wanted = name.lower().replace(" ", "-").replace("_", "-").removeprefix("nvidia-")
     wanted = ALIASES.get(wanted, wanted)
@@ -121,7 +129,7 @@ def device_named(name: str) -> Device:
     raise UsageError(f"unknown device = {name!r}; choose from {', '.join(near)}")
 
 
-def smallest_with(memory_bytes: int, *, bf16: bool = False) -> Device | None:
+def smallest_with(memory_bytes: int, *, bf16: bool = False) -> MemoryDevice | None:
     """Return the smallest device with these bytes free, or None; ``bf16`` requires bf16."""
     known = [one for one in DEVICES.values() if one.memory_bytes is not None and (one.has_flash or not bf16)]
     fitting = [one for one in known if one.memory_bytes and one.memory_bytes - one.taken_bytes >= memory_bytes]
@@ -159,7 +167,7 @@ def _settings(given: Any) -> Any:
         raise ValueError(f"must have values in YAML: {str(error).splitlines()[0]}") from error
 
 
-class MemoryRequest(Request):
+class MemoryPlanRequest(Request):
     """``parameters``, with a transformer's dimensions for its activations, or a ``model``."""
 
     parameters: Annotated[
@@ -321,12 +329,12 @@ class MemoryRequest(Request):
         return dict(self.model_settings or {})
 
     @property
-    def kind(self) -> Device | None:
+    def kind(self) -> MemoryDevice | None:
         """The named device."""
         return None if self.device is None else DEVICES[self.device]
 
     @property
-    def form(self) -> Format:
+    def form(self) -> NumberFormat:
         """The bytes of each number."""
         usual = "master" if self.model is None or self.precision == "fp8" else "autocast"
         return BY_NAME[self.precision, None if self.precision == "fp32" else self.mixed or usual]

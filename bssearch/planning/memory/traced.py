@@ -28,8 +28,8 @@ from bssearch.errors import UsageError
 from bssearch.planning.memory.models import NoBlocksError, build_model, checkpoint_blocks
 from bssearch.planning.memory.numbers import OPTIMIZERS, check_fits
 from bssearch.planning.memory.parameters import BY_NAME, ParameterBytes, parameter_bytes
-from bssearch.planning.memory.plan import Choice, MemoryPlan, Term, gib, in_order
-from bssearch.planning.memory.request import MemoryRequest
+from bssearch.planning.memory.plan import MemoryOption, MemoryPlan, Term, gib, in_order
+from bssearch.planning.memory.request import MemoryPlanRequest
 from bssearch.records import Configuration
 from bssearch.training.optimizers import build_optimizer
 
@@ -436,7 +436,7 @@ _SHARDED_FROM = {
 }
 
 
-def plan_model(asked: MemoryRequest) -> MemoryPlan:
+def plan_model(asked: MemoryPlanRequest) -> MemoryPlan:
     """Return the plan of a model's training step.
 
     Raises `LaunchError` if it does not fit even without activations, `UsageError` if it does not build or cannot be
@@ -470,7 +470,7 @@ def plan_model(asked: MemoryRequest) -> MemoryPlan:
     )
 
 
-def _traces(asked: MemoryRequest, optimizer: str | None) -> tuple[StepLifetimes, StepLifetimes, nn.Module]:
+def _traces(asked: MemoryPlanRequest, optimizer: str | None) -> tuple[StepLifetimes, StepLifetimes, nn.Module]:
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     model = build_model(asked, mode, DTYPES[asked.precision] if asked.form.mixed == "pure" else None)
     if asked.checkpointing:
@@ -488,7 +488,7 @@ def _traces(asked: MemoryRequest, optimizer: str | None) -> tuple[StepLifetimes,
     return small, large, model.module
 
 
-def _traced(step: Step, size: int, mode: FakeTensorMode, asked: MemoryRequest) -> StepLifetimes:
+def _traced(step: Step, size: int, mode: FakeTensorMode, asked: MemoryPlanRequest) -> StepLifetimes:
     try:
         return trace(step, size, mode)
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
@@ -511,12 +511,12 @@ def _optimizer(name: str | None) -> Callable[[nn.Module], torch.optim.Optimizer]
     return lambda model: build_optimizer(model, configuration)
 
 
-def _untraced(asked: MemoryRequest) -> ParameterBytes:
+def _untraced(asked: MemoryPlanRequest) -> ParameterBytes:
     known = parameter_bytes(asked)
     return replace(known, optimizer_state=0, foreach=0) if asked.optimizer in _TRACED else known
 
 
-def _sharded(lifetimes: StepLifetimes, asked: MemoryRequest) -> StepLifetimes:
+def _sharded(lifetimes: StepLifetimes, asked: MemoryPlanRequest) -> StepLifetimes:
     for one in lifetimes.allocations:
         if one.term in _SHARDED_FROM:
             one.size = asked.share(one.size, _SHARDED_FROM[one.term])
@@ -537,7 +537,7 @@ def _accumulated(small: StepLifetimes, large: StepLifetimes) -> PeakByBatch:
     return PeakByBatch(small.accumulating(), large.accumulating())
 
 
-def _fitting(curve: PeakByBatch, asked: MemoryRequest, untraced: ParameterBytes) -> tuple[int | None, int | None]:
+def _fitting(curve: PeakByBatch, asked: MemoryPlanRequest, untraced: ParameterBytes) -> tuple[int | None, int | None]:
     return asked.fitting(lambda room: curve.largest(room - untraced.optimizer_state))
 
 
@@ -547,7 +547,7 @@ def _terms(
     fixed: Mapping[str, int],
     micro_batch: int,
     untraced: ParameterBytes,
-    asked: MemoryRequest,
+    asked: MemoryPlanRequest,
 ) -> list[Term]:
     made = {**curve.terms(micro_batch), **{name: (float(size), 0.0) for name, size in fixed.items()}}
     size, slope = made.get("workspaces", (0.0, 0.0))
@@ -556,7 +556,7 @@ def _terms(
     return in_order(made)
 
 
-def _table(asked: MemoryRequest) -> Iterator[Choice]:
+def _table(asked: MemoryPlanRequest) -> Iterator[MemoryOption]:
     for form, checkpointing in product(IN_TABLE, (False, True)):
         other = asked.model_copy(
             update={"precision": form.precision, "mixed": form.mixed, "checkpointing": checkpointing}
@@ -569,7 +569,7 @@ def _table(asked: MemoryRequest) -> Iterator[Choice]:
         for optimizer in OPTIMIZERS:
             state = parameter_bytes(other.model_copy(update={"optimizer": optimizer}))
             largest, safe = _fitting(accumulated, other, state)
-            yield Choice(
+            yield MemoryOption(
                 precision=form.precision,
                 mixed=form.mixed,
                 optimizer=optimizer,
@@ -581,7 +581,7 @@ def _table(asked: MemoryRequest) -> Iterator[Choice]:
             )
 
 
-def _notes(module: nn.Module, asked: MemoryRequest, gradients: int) -> Iterator[str]:
+def _notes(module: nn.Module, asked: MemoryPlanRequest, gradients: int) -> Iterator[str]:
     yield (
         "The peak is that of a step of one micro-batch. Largest and safe micro-batch leave room for the gradients "
         f"beside all activations, as accumulation needs: {gib(gradients)} at every batch size."

@@ -1,8 +1,7 @@
-"""Storage of paused trials, as one driver sees them: a local folder, or a remote store with a local staging folder.
+"""Storage of paused trials, as one driver sees them: a local folder, or a remote store with a staging folder.
 
-The remote store is any URL that fsspec opens, with one object per trial: a header of `HEADER_BYTES` (JSON with owner
-and SHA-256 of the rest), then the trial's file. It is written under a temporary name and moved when complete. Messages
-never show secrets of the URL.
+The remote store is any URL that fsspec opens, with one object per trial: a JSON header of `HEADER_BYTES` and the
+trial's file, written under a temporary name, then moved. Messages hide secrets of the URL.
 """
 
 from __future__ import annotations
@@ -304,7 +303,7 @@ def check_store_url(url: str) -> None:
         raise UsageError(f"{named} needs a package that is not installed: {error}") from None
     except ValueError:
         known = ", ".join(sorted(fsspec.available_protocols()))
-        raise UsageError(f"{named}: {scheme}:// is none of {known}") from None
+        raise UsageError(f"{named}: unknown protocol {scheme}://; choose from {known}") from None
 
 
 def _header(mark: str, number: int, size: int, digest: str) -> bytes:
@@ -329,10 +328,9 @@ def _secrets(url: str) -> list[str]:
 
 
 LOOK_SECONDS = 5.0
-"""Seconds for which a store's listing is cached."""
 
 SILENT_SECONDS = 600.0
-"""Seconds to skip a silent store; each request takes a minute."""
+"""Each request takes a minute."""
 
 
 def check_checkpoint_place() -> None:
@@ -525,7 +523,7 @@ class WaitingTrials(Checkpoints):
         held = self.held()
         if self.away and self.away != self._told:
             self._told = self.away
-            self._note(f"what waits cannot go on for now: {self.away}")
+            self._note(f"paused trials cannot be resumed for now: {self.away}")
         return held.saved, held.bytes
 
     def saves(self, plan: TrialPlan) -> bool:
@@ -573,7 +571,7 @@ class WaitingTrials(Checkpoints):
         ours = [trial.number for trial in trials if for_disk or self._is_ours(trial)]
         gone = [str(number) for number in ours if not self.has(number)]
         if gone:
-            self._note(f"what was saved of them is gone, so they do not go on: trial {', '.join(gone)}")
+            self._note(f"checkpoint missing; cannot resume trials {', '.join(gone)}")
         for number in self._study_store.trials.settle_paused(self._spec.name, ours, state):
             self.forget(number)
         self.close()

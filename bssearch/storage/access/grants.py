@@ -1,4 +1,4 @@
-"""The three roles of a team's database, and the SQL that grants their rights."""
+"""A team's three roles and the SQL for their rights."""
 
 from __future__ import annotations
 
@@ -15,17 +15,16 @@ from bssearch.storage.models import Base, StudyRow, TrialRow
 
 DEFAULT_PREFIX = "bssearch"
 NOTE = "roles of bssearch: "
-"""Start of the version table's comment; the roles' prefix follows."""
 
+# PostgreSQL names have at most 63 characters; suffixes need seven.
 LONGEST_PREFIX = 50
-"""PostgreSQL names have 63 characters; suffixes need seven."""
 
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """The roles of a team's database; people's logins are members, and no role logs in.
+    """The roles of a team's database; people's logins are members.
 
-    The reader sees everything, the writer runs studies, the owner owns and upgrades the tables.
+    Readers see everything, writers run studies, owners upgrade the tables.
     """
 
     prefix: str = DEFAULT_PREFIX
@@ -66,6 +65,7 @@ def _update(row: type[Base], *, but: frozenset[str]) -> str:
 _QUESTION = {"spec_hash", "objective", "target_metric", "target_value", "target_goal"}
 _MAKER = {"created_by", "created_at", "login"}
 
+# Rights beside SELECT. Add every new table here.
 WRITER_RIGHTS: Mapping[str, tuple[str, ...]] = {
     "bss_environment": ("INSERT",),
     # A trigger checks who may rename, archive or delete a study.
@@ -84,7 +84,6 @@ WRITER_RIGHTS: Mapping[str, tuple[str, ...]] = {
     "bss_submission": ("INSERT", "UPDATE (name, state, reason, served_seconds)", "DELETE"),
     "bss_worker": ("INSERT", "UPDATE", "DELETE"),
 }
-"""The writer's rights beside SELECT; add every new table here."""
 
 FUNCTIONS = ("bss_check_maker()", "bss_check_submitter()")
 
@@ -94,7 +93,7 @@ SEQUENCES = tuple(
 
 
 def role_statements(roles: Roles, schema: str) -> list[str]:
-    """Return the SQL that creates missing roles with access to a schema."""
+    """Return SQL that creates missing roles with access to a schema."""
     return [
         *(
             # Roles belong to the whole server: another of its databases may create them at the same moment.
@@ -114,7 +113,7 @@ def role_statements(roles: Roles, schema: str) -> list[str]:
 
 
 def right_statements(roles: Roles, schema: str, version_table: str) -> list[str]:
-    """Return the SQL that sets the roles' rights exactly."""
+    """Return SQL that sets the roles' rights exactly."""
     tables = ", ".join([*WRITER_RIGHTS, version_table])
     return [
         *_owned(roles.owner, schema, [*WRITER_RIGHTS, version_table]),
@@ -132,7 +131,7 @@ def right_statements(roles: Roles, schema: str, version_table: str) -> list[str]
 
 
 def _owned(owner: str, schema: str, tables: Sequence[str]) -> list[str]:
-    """List exact names: similarly named objects of others must not get the rights."""
+    # Exact names: similarly named objects of other programs must not get the rights.
     things = [("TABLE", "pg_class", "relowner", f"{schema}.{name}", "regclass") for name in tables]
     things += [("FUNCTION", "pg_proc", "proowner", f"{schema}.{name}", "regprocedure") for name in FUNCTIONS]
     return [
@@ -146,7 +145,7 @@ PRINT_COMMAND = "bssearch db init --roles --print"
 
 
 def found_roles(connection: Connection, version_table: str) -> Roles | None:
-    """Return a server's roles from the comment on a table, or None."""
+    """Return the roles named in the version table's comment, or None."""
     if connection.dialect.name != "postgresql":
         return None
     comment = connection.scalar(
@@ -162,7 +161,7 @@ def found_roles(connection: Connection, version_table: str) -> Roles | None:
 
 
 def make_roles(connection: Connection, roles: Roles) -> None:
-    """Create missing roles; raise `DatabaseError` if the login may not."""
+    """Create missing roles; may raise `DatabaseError`."""
     login, may_make, found = connection.execute(
         text(
             "SELECT current_user, rolsuper OR rolcreaterole, "
@@ -184,7 +183,7 @@ def give_rights(connection: Connection, roles: Roles, version_table: str) -> Non
 
 
 def become_owner(connection: Connection, roles: Roles) -> None:
-    """Act as the owner in this transaction, so that it owns new objects; may raise `DatabaseError`."""
+    """Become the owner for this transaction; may raise `DatabaseError`."""
     login = connection.scalar(text("SELECT current_user"))
     if not is_member(connection, roles.owner):
         raise needs(roles.owner, login, "to upgrade the schema", connection)
@@ -192,12 +191,12 @@ def become_owner(connection: Connection, roles: Roles) -> None:
 
 
 def is_member(connection: Connection, role: str) -> bool:
-    """Return whether the login is a member; superusers always are."""
+    """Return whether the login is a member or a superuser."""
     return bool(connection.scalar(text("SELECT pg_has_role(current_user, :role, 'MEMBER')"), {"role": role}))
 
 
 def refuse_without_reading(connection: Connection, version_table: str, *, to_write: bool) -> None:
-    """Raise `DatabaseError` if the login cannot read the tables."""
+    """Raise `DatabaseError` if the login cannot read."""
     roles = found_roles(connection, version_table)
     lacks = text("SELECT current_user WHERE NOT has_table_privilege(:table, 'SELECT')")
     login = connection.scalar(lacks, {"table": version_table}) if roles else None
@@ -207,7 +206,7 @@ def refuse_without_reading(connection: Connection, version_table: str, *, to_wri
 
 
 def refuse_without_writing(connection: Connection, version_table: str) -> None:
-    """Raise `DatabaseError` if the login cannot run studies."""
+    """Raise `DatabaseError` if the login cannot write."""
     if connection.dialect.name != "postgresql":
         return
     lacking = connection.execute(_LACKING).first()

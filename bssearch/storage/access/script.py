@@ -15,9 +15,9 @@ SCHEMA = "public"
 
 
 def script(roles: Roles | None) -> str:
-    """Return SQL for psql that creates tables and roles, in one transaction.
+    """Return psql's SQL for tables and roles, in one transaction.
 
-    It changes only rights of existing tables, and fails if they are of another version.
+    Existing tables change only their rights. The SQL fails on another schema revision.
     """
     statements = [
         "BEGIN",

@@ -37,22 +37,21 @@ SERVER_OPTIONS: dict[str, int] = {
 
 _MOST_DIGITS = 309
 
+# A connection used this recently counts as alive: no server restarts that fast.
 UNASKED_S = 0.1
-"""A connection used this recently counts as alive: no server restarts that fast."""
 
 _WRITES = "bss_writes"
 _LAST_USE = "bss_last_use"
 _WAL_PAUSE_S = 0.02
 
+# Bytes (https://www.sqlite.org/fileformat.html)
 _SMALLEST_PAGE = 512
-"""Bytes (https://www.sqlite.org/fileformat.html)."""
 
 
 def create_engine_for(url: str | URL, *, write: bool = True, foreign_keys: bool = True) -> Engine:
     """Return an engine without connecting; raise `UsageError` or `DatabaseError`.
 
-    For reading, a SQLite file must exist. `writing` starts with ``BEGIN IMMEDIATE``, so it waits for other writers
-    first and never fails later.
+    For reading, a SQLite file must exist.
     """
     url = parse_url(url)
     path = sqlite_file(url)
@@ -92,7 +91,7 @@ def reading(engine: Engine) -> Iterator[Connection]:
 
 @contextmanager
 def looking(engine: Engine) -> Iterator[Connection]:
-    """Open a connection for independent statements; saves messages."""
+    """Open a connection for independent statements."""
     level = {"isolation_level": "AUTOCOMMIT"} if _is_server(engine) else {}
     with translated(engine.url), engine.execution_options(**level).connect() as connection:
         yield connection
@@ -104,7 +103,7 @@ def _is_server(engine: Engine) -> bool:
 
 @contextmanager
 def writing(engine: Engine) -> Iterator[Connection]:
-    """Open a transaction: commit at the end, roll back on an exception."""
+    """Open a transaction that commits on exit."""
     with translated(engine.url), engine.execution_options(**{_WRITES: True}).begin() as connection:
         yield connection
 
@@ -128,7 +127,7 @@ def _note_use(connection: DBAPIConnection | None, record: ConnectionPoolEntry) -
 def _ping_after_a_while(
     engine: Engine, connection: DBAPIConnection, record: ConnectionPoolEntry, proxy: PoolProxiedConnection
 ) -> None:
-    """SQLAlchemy's ``pool_pre_ping`` checks every time, which is a large part of a driver's messages."""
+    # SQLAlchemy's `pool_pre_ping` checks every time, which is a large part of a driver's messages.
     used = record.info.get(_LAST_USE)
     if used is not None and time.monotonic() - used > UNASKED_S and not _answers(engine, connection):
         raise DisconnectionError
@@ -142,10 +141,7 @@ def _answers(engine: Engine, connection: DBAPIConnection) -> bool:
 
 
 def _check_file(path: Path, *, write: bool) -> None:
-    """Raise a clear `DatabaseError` for problems that SQLite reports obscurely.
-
-    Never opens the file: closing it would drop all locks of this process.
-    """
+    # Replaces SQLite's obscure errors. Never open the file here: closing it would drop all locks of this process.
     if not path.parent.is_dir():
         raise DatabaseError(f"no folder {path.parent} for the database {path.name}", hint=OTHER_DATABASE_HINT)
     if path.is_dir():
@@ -164,7 +160,7 @@ def _check_file(path: Path, *, write: bool) -> None:
 
 
 def _is_writable(path: Path) -> bool:
-    """Require a write permission even of root."""
+    # Root too needs a write permission.
     return _has_write_bit(path) and os.access(path, os.W_OK)
 
 
@@ -173,7 +169,7 @@ def _has_write_bit(path: Path) -> bool:
 
 
 class _OpenFile:
-    """The file first opened at a path; SQLite would silently write to a deleted or replaced file."""
+    # SQLite would silently write to a deleted or replaced file.
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -234,10 +230,7 @@ def _open_for_writing(path: Path) -> sqlite3.Connection:
 
 
 def _enter_wal_mode(connection: sqlite3.Connection) -> None:
-    """Retry until no other process does the same.
-
-    SQLite's busy timeout does not help: changing the mode upgrades a read lock and fails at once on conflict.
-    """
+    # SQLite's busy timeout does not help: changing the mode upgrades a read lock and fails at once on conflict.
     deadline = time.monotonic() + BUSY_TIMEOUT_S
     while True:
         try:
@@ -279,6 +272,7 @@ def _begin(file: _OpenFile, connection: Connection) -> None:
     writes = connection.get_execution_options().get(_WRITES, False)
     if writes:
         file.check()
+    # IMMEDIATE waits for other writers first and never fails later.
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
@@ -290,7 +284,7 @@ def _to_json(value: Any) -> str:
 
 
 class UnreadableJsonError(ValueError):
-    """JSON that bssearch cannot have stored: unbounded numbers or invalid Unicode."""
+    """JSON with unbounded numbers or invalid Unicode."""
 
 
 def from_json(stored: str | bytes) -> Any:
@@ -319,7 +313,7 @@ def _whole(text: str) -> int:
 
 
 def copy_sqlite(source: Path, copy: Path) -> None:
-    """Copy a database with its log; the copy appears whole or not at all."""
+    """Copy a database with its log, whole or not at all."""
     partial_copy = copy.with_name(copy.name + ".part")
     partial_copy.unlink(missing_ok=True)
     try:
@@ -336,14 +330,15 @@ def copy_sqlite(source: Path, copy: Path) -> None:
 # https://sqlite.org/wal.html ("all processes using a database must be on the same host computer"),
 # https://sqlite.org/howtocorrupt.html (2.1, file systems with broken or missing locks).
 
+# Some lock correctly across machines, but none shares the memory that a write-ahead log needs.
 NETWORK_FILE_SYSTEMS = frozenset(
     {
         *("nfs", "nfs4", "cifs", "smb3", "smbfs", "ncpfs", "afs", "coda", "davfs"),
         *("lustre", "gpfs", "beegfs", "ceph", "orangefs", "pvfs2", "panfs", "wekafs", "glusterfs"),
     }
 )
-"""Some lock correctly across machines, but none shares the memory that a write-ahead log needs."""
 
+# Prefixes of FUSE subtypes. Not 9p: WSL, gVisor and virtual machines use it for folders of the host.
 NETWORK_FUSE = (
     "sshfs",
     "nfs",
@@ -358,7 +353,6 @@ NETWORK_FUSE = (
     "goofys",
     "rclone",
 )
-"""Prefixes of FUSE subtypes. Not 9p: WSL, gVisor and virtual machines use it for folders of the host."""
 
 MOUNTS = Path("/proc/self/mountinfo")
 
@@ -366,7 +360,7 @@ MOUNTS = Path("/proc/self/mountinfo")
 def file_system_of(mountinfo: str, path: PurePosixPath) -> str | None:
     """Return the file system type of an absolute path, or None.
 
-    ``mountinfo``: /proc/self/mountinfo (proc(5)); the last of several mounts counts.
+    ``mountinfo`` is /proc/self/mountinfo (proc(5)).
     """
     found: tuple[int, str] | None = None
     for line in mountinfo.splitlines():
@@ -382,13 +376,13 @@ def file_system_of(mountinfo: str, path: PurePosixPath) -> str | None:
 
 
 def is_shared_by_machines(file_system: str) -> bool:
-    """Return whether several machines may write to this file system."""
+    """Return whether several machines may write here."""
     kind, _, subtype = file_system.lower().partition(".")
     return kind in NETWORK_FILE_SYSTEMS or (kind in {"fuse", "fuseblk"} and subtype.startswith(NETWORK_FUSE))
 
 
 def refuse_network_file(path: Path) -> None:
-    """Raise `DatabaseError` for a SQLite file on a network file system, unless allowed or unknown."""
+    """Raise `DatabaseError` for a network file system, unless allowed or unknown."""
     if os.environ.get(NETWORK_FILE_VARIABLE) == "1":
         return
     try:

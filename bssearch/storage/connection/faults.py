@@ -1,4 +1,4 @@
-"""Database errors: problem, place and remedy, never a password."""
+"""Database errors: problem, place and remedy."""
 
 from __future__ import annotations
 
@@ -13,25 +13,22 @@ from bssearch.settings import user_name
 from bssearch.storage.connection.urls import shown, sqlite_file, without_secrets
 
 BUSY_TIMEOUT_S = 30.0
-"""Longest wait for another writer of a SQLite file."""
 
 OTHER_DATABASE_HINT = "name another database with --db or BSSEARCH_DB_URL"
 
+# SQLSTATEs of a lost or refused connection (https://www.postgresql.org/docs/current/errcodes-appendix.html). 25P03:
+# silent for `bssearch.storage.database.LONGEST_TURN_SECONDS`.
 _LOST_STATES = ("08", "25P03", "57P01", "57P02", "57P03", "53300")
-"""SQLSTATEs of a lost or refused connection. 25P03: silent for `bssearch.storage.database.LONGEST_TURN_SECONDS`.
-https://www.postgresql.org/docs/current/errcodes-appendix.html
-"""
+# Conflicts and deadlocks, which can be retried.
 _GAVE_WAY = ("40001", "40P01")
-"""Conflicts and deadlocks, which can be retried."""
 
+# After a wait of `lock_timeout`.
 LOCK_TIMEOUT = "55P03"
-"""The SQLSTATE after a wait of `lock_timeout`."""
 
+# No privilege, or no schema with a right to create.
 _NO_RIGHT = ("42501", "3F000")
-"""No privilege, or no schema with a right to create."""
 
 MAKER_TRIGGERS = ("bss_study_maker", "bss_submission_submitter")
-"""Triggers that protect other logins' studies and submissions."""
 
 _NOT_POSTGRESQL = re.compile(r"invalid response to \w+ negotiation|expected authentication request")
 _REFUSED = {
@@ -50,7 +47,7 @@ _REFUSED = {
 
 
 class ConnectionLostError(DatabaseError):
-    """Server unreachable, or gave way to another client; retry."""
+    """Server unreachable, or transaction refused for another; retry."""
 
 
 def as_database_error(error: SQLAlchemyError, url: URL) -> DatabaseError:
@@ -74,10 +71,7 @@ def read_only(where: str) -> DatabaseError:
 
 
 def missing_right(role: str, right: str, thing: str, where: str) -> DatabaseError:
-    """Return the error for a missing right, with minimal GRANTs.
-
-    Writers also need the sequences that number rows.
-    """
+    """Return the error for a missing right, with minimal GRANTs."""
     whom = f'TO "{role}"'
     if thing.startswith("schema "):
         rights = "USAGE, CREATE" if right == "CREATE" else "USAGE"

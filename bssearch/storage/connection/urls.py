@@ -21,8 +21,8 @@ _DRIVERS = {
     "postgresql": "postgresql+psycopg",
     "postgresql+psycopg": "postgresql+psycopg",
 }
+# Similar names may be typos.
 _SECRETS = ("password", "passwd", "passphrase", "sslpassword")
-"""Options with secrets; similar names may be typos."""
 
 _LARGEST_PORT = 65535
 
@@ -100,7 +100,7 @@ def _nearest_driver(text: str) -> str:
 
 
 def _check_at_signs(text: str | URL, url: URL) -> None:
-    """Refuse an unescaped @, which would end the password and show the rest as host."""
+    # An unescaped @ would end the password and show the rest as host.
     given, expected = (text, url.username is not None) if isinstance(text, str) else (url.host or "", False)
     if given.count("@") > expected:
         raise UsageError(f"{masked(text)!r}: unexpected '@'", hint=ENCODE_HINT)
@@ -118,17 +118,17 @@ def _checked_sqlite(url: URL) -> URL:
 
 
 def sqlite_file(url: URL) -> Path | None:
-    """Return a SQLite database's path; None for a server."""
+    """Return a SQLite file's path, or None."""
     return Path(url.database) if url.get_backend_name() == "sqlite" and url.database else None
 
 
 def shown(url: URL) -> str:
-    """Return the path, or the URL without password."""
+    """Return the path, or the masked URL."""
     return str(sqlite_file(url) or masked(url))
 
 
 def without_secrets(text: str, url: URL) -> str:
-    """Replace the URL's passwords in a text by ``***``."""
+    """Replace the URL's passwords by ``***``."""
     for secret in (url.password, *(value for key, value in url.query.items() if _is_secret(key))):
         for one in (secret,) if isinstance(secret, str) else secret or ():
             text = text.replace(one, "***") if one else text

@@ -48,7 +48,7 @@ class FinishedStudy:
 
 
 def add_study(database: Database, connection: Connection, finished: FinishedStudy, time: datetime) -> None:
-    """Store a study as created at a time; raise `UsageError` for an invalid or taken name."""
+    """Store a study as created at a time; raise `UsageError`."""
     study = StudyRecord.created(finished.study, time)
     check_study_name(study.name)
     _create(connection, study)
@@ -64,7 +64,7 @@ def add_study(database: Database, connection: Connection, finished: FinishedStud
 
 
 def is_stored(connection: Connection, finished: FinishedStudy, time: datetime) -> bool:
-    """Return whether a study is stored as created at a time."""
+    """Return whether `add_study` stored this study."""
     study = StudyRecord.created(finished.study, time, finished.environment)
     row = connection.execute(STUDY.where(StudyRow.name == study.name)).mappings().first()
     return row is not None and study_record(row) == study

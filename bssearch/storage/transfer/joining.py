@@ -1,13 +1,13 @@
-"""A copy of a study inserted into a database.
+"""Insert a copy of a study into a database.
 
 A study is the same if the same person created it at the same moment with the same question; if imported, on the same
 kind of device too. Another study is inserted whole. Of the same study,
 
-* trials, specs, probes, visits and branches that are missing here are added; others stay, as does the first cadence;
+* missing trials, specs, probes, visits, branches and findings are added;
 * a trial that ended in the copy replaces one that is queued, paused, lost or without a live lease here;
 * a trial running here under a live lease is skipped;
 * a trial that was planned or ended differently is refused, and nothing is stored;
-* spec and name stay; a finding is added if there is no finding.
+* spec, name and an existing finding stay.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from bssearch.storage.statements import insert_if_absent, is_running, of_its_kin
 from bssearch.storage.transfer.layout import LAYOUTS, Kind, words
 from bssearch.storage.transfer.study_copy import AT_ONCE, Copy, Row, check_study, read_copy
 
+# Trial fields that never change after planning.
 ASKED = frozenset(
     {
         *("number", "phase", "uncapped", "batch_size", "learning_rate", "warmup_epochs", "weight_decay", "dropout"),
         *("label_smoothing", "optimizer", "parameters", "sampled", "seed", "retry_of"),
     }
 )
-"""Trial fields that never change after planning."""
 
+# States that give way to an end in the copy.
 _OPEN = {TrialState.QUEUED, TrialState.RUNNING, TrialState.PAUSED, TrialState.LOST}
-"""States that give way to an end in the copy."""
 
 _COUNTED = {
     "trials": (Kind.TRIAL,),
@@ -55,7 +55,7 @@ _DIVERGED = "the study continued in both places, or rows were changed; keep one 
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """The study's name here, skipped trials, and counts by kind of row."""
+    """What `join` did, with counts by kind of row."""
 
     study: str
     source: str
@@ -81,12 +81,12 @@ class Joined:
 
 
 def wait_for_others(connection: Connection) -> None:
-    """Serialize imports; on SQLite the write transaction does."""
+    """Serialize imports."""
     lock_tables(connection, [StudyRow.__tablename__])
 
 
 def join(connection: Connection, copy: Copy, name: str | None = None) -> Joined:
-    """Insert missing rows, as ``name`` if the study is new; return the counts.
+    """Insert missing rows; return the counts.
 
     Raises `UsageError` for a contradiction, a taken name, or an invalid row.
     """

@@ -1,7 +1,6 @@
 """The rows of a study that travel to another database, and valid values.
 
-Rows have the columns of the tables without `OWN`: ids, revisions, leases, plans, the login, the archive time. They name
-environments by digest and trials by number.
+Rows name environments by digest and trials by number.
 """
 
 from __future__ import annotations
@@ -31,29 +30,28 @@ from bssearch.storage.models import (
     VisitRow,
 )
 
+# Columns that do not travel.
 OWN = frozenset(
     {
         *("id", "study_id", "archived_at", "login", "stamp", "plan_id"),
         *("revision", "rewritten_at_revision", "probed_at_revision", "lease_owner", "lease_expires_at"),
     }
 )
-"""Columns that do not travel."""
 
 NAMES = {"environment_id": "environment", "trial_id": "trial"}
-"""Columns of ids, with the field that replaces each."""
 
+# Parts of a finding that trials cannot reproduce.
 KEPT_OF_FINDINGS = ("quick", "search_end")
-"""Parts of a finding that trials cannot reproduce."""
 
+# Trial numbers are smaller, so that further trials fit.
 MOST_TRIALS = 2**40
-"""Trial numbers are smaller, so that further trials fit."""
 
 _DEEPEST = 50
 _FIRST, _END = datetime(1980, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC)
 
 
 class Kind(StrEnum):
-    """Kinds of rows; a row comes after the rows that it refers to."""
+    """Kinds of rows; each follows the kinds that its rows refer to."""
 
     ENVIRONMENT = "environment"
     STUDY = "study"
@@ -69,7 +67,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A kind's table, identifying fields, and model of a row."""
+    """A kind's table, key fields and row model."""
 
     table: Table
     keys: tuple[str, ...]
@@ -77,7 +75,7 @@ class Layout:
 
 
 def checked(kind: Kind, row: object) -> dict[str, Any]:
-    """Validate a row; raise `UsageError` if bssearch cannot have written it."""
+    """Validate a row; raise `UsageError`."""
     try:
         return vars(LAYOUTS[kind].model.model_validate(row))
     except ValidationError as error:

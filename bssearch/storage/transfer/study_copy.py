@@ -34,7 +34,7 @@ _RUNS = _TRIAL.c.state == TrialState.RUNNING
 class Copy:
     """A study's rows by kind and key, in the order of writing.
 
-    ``source`` names the file or database in messages; ``running`` are trials left out because they run there.
+    ``source`` names the file or database in messages; ``running`` are omitted trials.
     """
 
     source: str
@@ -53,19 +53,19 @@ class Copy:
 
     @property
     def environment(self) -> Environment | None:
-        """The environment that binds the study."""
+        """The binding environment."""
         digest = self.study["environment"]
         return None if digest is None else from_columns(Environment, self.rows[Kind.ENVIRONMENT][(digest,)])
 
     def curves(self) -> dict[int, dict[str, Row]]:
-        """Observations of each trial, by step."""
+        """Observations by trial and step."""
         found: dict[int, dict[str, Row]] = defaultdict(dict)
         for (trial, step), row in self.rows[Kind.OBSERVATION].items():
             found[trial][f"evaluation at step {step}"] = row
         return found
 
     def add(self, kind: Kind, row: object) -> None:
-        """Add a row; raise `UsageError` if invalid, duplicate, or without the row that it refers to."""
+        """Add a row; raise `UsageError` if invalid, duplicate or dangling."""
         values = checked(kind, row)
         key = tuple(values[name] for name in LAYOUTS[kind].keys)
         if key in self.rows[kind]:
@@ -79,9 +79,9 @@ class Copy:
 
 
 def read_copy(connection: Connection, study_id: int, source: str, *, with_running: bool = False) -> Copy:
-    """Read a study; running trials only ``with_running``, because leases stay.
+    """Read a study; raise `DatabaseError` for an invalid row.
 
-    Raises `DatabaseError` for an invalid row.
+    Running trials need ``with_running``, because leases do not travel.
     """
     copy = Copy(source)
     try:
@@ -100,7 +100,7 @@ def read_copy(connection: Connection, study_id: int, source: str, *, with_runnin
 
 
 def check_study(copy: Copy) -> None:
-    """Raise `UsageError` for an invalid name or different spec, `SpecError` for an unreadable one."""
+    """Raise `UsageError` for an invalid name or other spec, `SpecError` if unreadable."""
     study = copy.study
     check_study_name(copy.name)
     try:

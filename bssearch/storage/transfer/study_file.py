@@ -1,8 +1,8 @@
 """A whole study in one file: JSON lines, compressed with gzip.
 
-The header has format, version, schema revision, bssearch's version, the study, and the number of rows of each kind. One
-row a line follows, ``{kind: row}``, in the order of `bssearch.storage.transfer.layout.Kind`, sorted by key. The last
-line has the counts and the SHA-256 of all lines before it. Equal studies give equal bytes.
+The header has format, version, schema revision, bssearch's version, the study and counts of rows. Rows follow as
+``{kind: row}``, ordered by `bssearch.storage.transfer.layout.Kind` and key. The last line has the counts and the
+SHA-256 of all earlier lines. Equal studies give equal bytes.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from bssearch.storage.transfer.layout import Kind
 from bssearch.storage.transfer.study_copy import Copy
 
 FORMAT = "bssearch study"
+# Increment if older readers could not read the file.
 FORMAT_VERSION = 1
-"""Increment if older readers could not read the file."""
 
 SUFFIX = ".bssearch.jsonl.gz"
 
+# Bytes; a trial with its traceback needs far less.
 LONGEST_LINE = 16 * 2**20
-"""Bytes; a trial with its traceback needs far less."""
 
+# Bytes: some seven million evaluations, 4 GiB of memory.
 LARGEST = 2**30
-"""Bytes: some seven million evaluations, 4 GiB of memory."""
 
 _COMPRESSION = 6
 _KINDS = frozenset(kind.value for kind in Kind)
 
 
 def write_study(path: Path, copy: Copy) -> None:
-    """Write a study, whole or not at all; raise `UsageError`."""
+    """Write a study; raise `UsageError`."""
     check_file(path)
     counts = {kind.value: len(copy.rows[kind]) for kind in sorted(Kind)}
     header = {
@@ -81,7 +81,7 @@ def _moment(value: datetime) -> str:
 
 
 def read_study(path: Path) -> Copy:
-    """Read a file of `write_study`; raise `NotFoundError`, or `UsageError` with the invalid line."""
+    """Read a study; raise `NotFoundError`, or `UsageError` with the invalid line."""
     copy, digest, last = Copy(str(path)), hashlib.sha256(), ""
     for place, line in _lines_of(path):
         try:

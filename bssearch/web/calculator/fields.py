@@ -14,7 +14,7 @@ from bssearch.figures.chart import Chart
 from bssearch.figures.plans import Shown
 from bssearch.planning.accumulation import AccumulationRequest
 from bssearch.planning.learning_rate import LearningRateRequest
-from bssearch.planning.memory import MemoryRequest
+from bssearch.planning.memory import MemoryPlanRequest
 from bssearch.planning.requests import Request, RequestError, options_of, read, type_of
 from bssearch.planning.scale import ScaleRequest
 
@@ -98,7 +98,7 @@ FIELDSETS = (
         name="model",
         legend="Model and device",
         group="model",
-        request=MemoryRequest,
+        request=MemoryPlanRequest,
         options={
             "parameters": "110M",
             "memory_gib": "24",
@@ -114,7 +114,7 @@ FIELDSETS = (
         legend="Transformer",
         group="model",
         text="For the activations, and with them the micro-batches that fit. Leave it empty for another kind of model.",
-        request=MemoryRequest,
+        request=MemoryPlanRequest,
         options={
             "layers": "12",
             "hidden": "768",
@@ -269,7 +269,7 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class ResultSection:
     """A result section."""
 
     name: str
@@ -293,7 +293,7 @@ Asked = TypeVar("Asked", bound=Request)
 class Asking(Generic[Asked]):
     """A command with its options' texts."""
 
-    part: Part
+    part: ResultSection
     command: str
     request: type[Asked]
     typed: Mapping[str, str]
@@ -318,7 +318,7 @@ class Asking(Generic[Asked]):
         """Required options that are missing."""
         return [option for option in self.needed if option not in self.texts]
 
-    def answered(self, answer: Callable[[Asked], Mapping[str, Any]]) -> Part:
+    def answered(self, answer: Callable[[Asked], Mapping[str, Any]]) -> ResultSection:
         """Return the part, without an answer if a field is missing or wrong."""
         part = replace(self.part, command=self.line)
         fill_in = " and ".join(f"“{self.field_of(option).label}”" for option in self.missing)

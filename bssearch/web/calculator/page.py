@@ -17,7 +17,7 @@ from bssearch.figures.chart import (
     Chart,
     Dash,
     Point,
-    Rule,
+    ReferenceLine,
     Series,
     Symbol,
     batch_axis,
@@ -28,7 +28,7 @@ from bssearch.figures.html import Row, Table
 from bssearch.figures.plans import Cell, Shown, cell, shown_memory, shown_rules, shown_scale, shown_split
 from bssearch.planning.accumulation import AccumulationRequest, plan_accumulation
 from bssearch.planning.learning_rate import LearningRateRequest, plan_rules
-from bssearch.planning.memory import MemoryRequest
+from bssearch.planning.memory import MemoryPlanRequest
 from bssearch.planning.memory.numbers import plan_numbers
 from bssearch.planning.memory.plan import GIB, MemoryPlan, Term
 from bssearch.planning.requests import options_of
@@ -45,10 +45,10 @@ from bssearch.web.calculator.fields import (
     DrawnFigure,
     Field,
     Fieldset,
-    Part,
     Refusal,
+    ResultSection,
 )
-from bssearch.web.views import Answered, Asked, View
+from bssearch.web.views import Answered, PageRequest, View
 
 STYLES: dict[str, tuple[str, Dash]] = {
     "activations": (ACCENT, "solid"),
@@ -75,7 +75,7 @@ def memory_figure(plan: MemoryPlan, sizes: Sequence[int], peaks: Sequence[int]) 
         x=batch_axis(sizes, "micro-batch, samples"),
         y=value_axis("GiB", [max(value, least) for value in values], log=True),
         series=series,
-        rules=[Rule(at=limit, name="memory of the device", colour=SECOND) for limit in limits],
+        rules=[ReferenceLine(at=limit, name="memory of the device", colour=SECOND) for limit in limits],
     )
 
 
@@ -129,7 +129,7 @@ def trade_off_figure(found: TradeOff, max_micro: int | None) -> Chart:
         x=batch_axis(sizes),
         y=value_axis("times the least", [*times, *samples], log=True),
         series=series,
-        rules=[Rule(at=found.b_crit, name="critical batch size", is_upright=True)] if is_drawn else [],
+        rules=[ReferenceLine(at=found.b_crit, name="critical batch size", is_upright=True)] if is_drawn else [],
     )
 
 
@@ -145,30 +145,30 @@ LARGEST_DRAWN = 2**30
 # Options that import code, read files or databases, or are set by the page.
 NEVER_TAKEN = frozenset({"model", "model_settings", "input_shape", "table", "rule", "study", "step_times", "db"})
 
-MEMORY = Part(
+MEMORY = ResultSection(
     name="memory",
     title="Memory",
     text="What a training step needs on each device, and how many samples fit at once. It is what fits, not what is "
     "best, and it is predicted: “bssearch probe memory” measures it.",
 )
-SPLIT = Part(
+SPLIT = ResultSection(
     name="accumulation",
     title="The wanted batch, split",
     text="Micro-batch × accumulation steps × devices, exactly.",
 )
-RATES = Part(
+RATES = ResultSection(
     name="rates",
     title="Learning rate at the wanted batch",
     text="What each rule of thumb makes of the tuned configuration. Rules are only sometimes right: beside each stands "
     "when it holds and when it breaks. “bssearch run” measures the best rate.",
 )
-TRADE_OFF = Part(
+TRADE_OFF = ResultSection(
     name="trade-off",
     title="Batch size against speed",
     text="Predicted for one device, not measured: t(B) = (α + β·B)·S_min·(1 + B_crit/B), to the same quality at each "
     "batch size, given that the learning rate is tuned at each. “bssearch run” measures it.",
 )
-DEVICES = Part(
+DEVICES = ResultSection(
     name="devices",
     title="Several devices",
     text="What 1 to N devices take to the target, and from which number on more stop paying: there each does less than "
@@ -176,11 +176,11 @@ DEVICES = Part(
 )
 
 
-def results(typed: Mapping[str, str]) -> list[Part]:
+def results(typed: Mapping[str, str]) -> list[ResultSection]:
     """Return the result parts."""
     fitting: list[int | None] = []
 
-    def of_memory(asked: MemoryRequest) -> dict[str, Any]:
+    def of_memory(asked: MemoryPlanRequest) -> dict[str, Any]:
         plan = plan_numbers(asked)
         fitting.append(plan.safe_micro_batch or plan.largest_micro_batch)
         return {"shown": shown_memory(plan), "figures": _memory_figures(asked, plan)}
@@ -188,9 +188,9 @@ def results(typed: Mapping[str, str]) -> list[Part]:
     memory = Asking(
         part=MEMORY,
         command="memory",
-        request=MemoryRequest,
+        request=MemoryPlanRequest,
         typed=typed,
-        options=[name for name in options_of(MemoryRequest) if name not in NEVER_TAKEN],
+        options=[name for name in options_of(MemoryPlanRequest) if name not in NEVER_TAKEN],
         needed=("parameters",),
         set_by_page={"table": "on"},
     ).answered(of_memory)
@@ -198,7 +198,7 @@ def results(typed: Mapping[str, str]) -> list[Part]:
     return [memory, _split(typed, fits), _rates(typed), _trade_off(typed, fits), _devices(typed, fits)]
 
 
-def _memory_figures(asked: MemoryRequest, plan: MemoryPlan) -> list[DrawnFigure]:
+def _memory_figures(asked: MemoryPlanRequest, plan: MemoryPlan) -> list[DrawnFigure]:
     if plan.activation_bytes_per_sample is None:
         return []
     around = plan.largest_micro_batch or plan.micro_batch or 16
@@ -220,7 +220,7 @@ def _micro(typed: Mapping[str, str], fitting: int | None) -> dict[str, str]:
     return {"max_micro": str(min(fitting, LARGEST_MICRO))} if fitting and not is_told else {}
 
 
-def _split(typed: Mapping[str, str], fitting: int | None) -> Part:
+def _split(typed: Mapping[str, str], fitting: int | None) -> ResultSection:
     is_told = typed["micro"].strip() or typed["max_micro"].strip()
     if fitting == 0 and not is_told:
         return replace(SPLIT, absent="Not calculated: not even one sample fits into the memory above.")
@@ -242,7 +242,7 @@ def _split(typed: Mapping[str, str], fitting: int | None) -> Part:
     )
 
 
-def _rates(typed: Mapping[str, str]) -> Part:
+def _rates(typed: Mapping[str, str]) -> ResultSection:
     return Asking(
         part=RATES,
         command="lr",
@@ -253,7 +253,7 @@ def _rates(typed: Mapping[str, str]) -> Part:
     ).answered(lambda asked: {"shown": shown_rules(plan_rules(asked))})
 
 
-def _devices(typed: Mapping[str, str], fitting: int | None) -> Part:
+def _devices(typed: Mapping[str, str], fitting: int | None) -> ResultSection:
     of_each, other = (
         ("per_device_batch", "batch") if typed["per_device_batch"].strip() else ("batch", "per_device_batch")
     )
@@ -269,7 +269,7 @@ def _devices(typed: Mapping[str, str], fitting: int | None) -> Part:
     ).answered(lambda asked: {"shown": shown_scale(plan_devices(asked))})
 
 
-def _trade_off(typed: Mapping[str, str], fitting: int | None) -> Part:
+def _trade_off(typed: Mapping[str, str], fitting: int | None) -> ResultSection:
     asking = Asking(
         part=TRADE_OFF,
         command="scale",
@@ -336,7 +336,7 @@ class Calculated:
     wrong: Mapping[str, str]  # the fields' errors
     errors: Sequence[Refusal]
     notes: Sequence[str]
-    parts: Sequence[Part]
+    parts: Sequence[ResultSection]
     presets: Mapping[str, str]  # query strings with a named model
     summary: str  # for screen readers
     fieldsets: Sequence[Fieldset] = FIELDSETS
@@ -350,7 +350,7 @@ class Calculated:
         return self.texts[field.name].lower() in YES
 
 
-def calculator_page(asked: Asked) -> Answered:
+def calculator_page(asked: PageRequest) -> Answered:
     """Show the calculator for a query."""
     template = "calculator_results.html" if asked.text("part") == RESULTS else "calculator.html"
     return View(template=template, values={"calculator": calculated(asked.query)})
@@ -381,7 +381,7 @@ def calculated(query: Mapping[str, str]) -> Calculated:
     )
 
 
-def _summary(parts: Sequence[Part], errors: Sequence[Refusal]) -> str:
+def _summary(parts: Sequence[ResultSection], errors: Sequence[Refusal]) -> str:
     said = [f"{tile.name}: {tile.value.text}" for part in parts[:2] for tile in part.shown.tiles[:2]]
     wrong = [f"{len(errors)} {'entry is' if len(errors) == 1 else 'entries are'} wrong"] if errors else []
     return f"{'; '.join([*wrong, *said]) or 'Nothing could be calculated'}."

@@ -277,12 +277,12 @@ class VirtualClock:
                 self._end(number, self._playing[number].outcome(state, reason))
             case actions.TimeSteps():
                 self._do(self.engine.timed(self._probes))
-            case actions.Claim():
+            case actions.ClaimConfirmation():
                 if self._searches_only:
                     self._is_done = True
                 else:
                     self._do(self.engine.claimed(True))
-            case actions.Settle(numbers, state, _):
+            case actions.SettlePaused(numbers, state, _):
                 self._settle(numbers, state)
             case actions.Wait():
                 self._is_waiting = True

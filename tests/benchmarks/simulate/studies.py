@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from bssearch.analysis.answer import Answer
+from bssearch.analysis.build_answer import build_answer
 from bssearch.analysis.certainty import standing
-from bssearch.analysis.report import build_answer
 from bssearch.errors import TargetNotReachedError, UsageError
 from bssearch.records import Environment, Phase, StudyRecord, TrialPlan, TrialRecord
 from bssearch.search import confirmation

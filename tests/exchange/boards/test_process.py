@@ -29,6 +29,12 @@ def report_study(boards: BoardProcess) -> None:
     boards.report("opened", name="task", mark="0123", metric="accuracy", about=about)
 
 
+def opened(boards: BoardProcess) -> BoardProcess:
+    """Return boards that have been told of the study."""
+    report_study(boards)
+    return boards
+
+
 def report_trial(boards: BoardProcess, number: int, **parameters: object) -> None:
     boards.report("started", number=number, at=5.0, parameters={"batch_size": 8, **parameters})
 
@@ -54,8 +60,7 @@ def at_the_deadline(monkeypatch: pytest.MonkeyPatch, which: str = "SILENT_SECOND
 
 
 def test_a_board_takes_everything_in_order_and_evaluations_together(start: Start, notebook: Notebook) -> None:
-    boards = start("Gated", "Keeping")
-    report_study(boards)
+    boards = opened(start("Gated", "Keeping"))
     report_trial(boards, 1)
     for step in range(500):
         report_point(boards, 1 + step % 2, step)
@@ -79,8 +84,7 @@ def test_a_board_takes_everything_in_order_and_evaluations_together(start: Start
 def test_a_board_that_sleeps_forever_is_killed_at_the_deadline_and_another_has_everything(
     start: Start, notebook: Notebook, monkeypatch: pytest.MonkeyPatch, deadline: str
 ) -> None:
-    boards = start("Sleeping", "Keeping")
-    report_study(boards)
+    boards = opened(start("Sleeping", "Keeping"))
     report_trial(boards, 1)
     report_end(boards, 1)
     wait_for(lambda: notebook.names("Sleeping") == ["opened"] and boards.delivered["Keeping"] == 3)
@@ -95,8 +99,7 @@ def test_a_board_that_sleeps_forever_is_killed_at_the_deadline_and_another_has_e
 def test_a_board_that_holds_the_interpreter_delays_no_report_and_all_losses_are_counted(
     start: Start, notebook: Notebook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    boards = start("Holding", capacity=100)
-    report_study(boards)
+    boards = opened(start("Holding", capacity=100))
     wait_for(lambda: notebook.names("Holding") == ["opened"])
     for step in range(20_000):
         report_point(boards, 1, step)
@@ -123,8 +126,7 @@ def test_a_pipe_that_nobody_reads_delays_no_report(start: Start, monkeypatch: py
 def test_a_full_queue_drops_what_follows_and_says_so_once_and_the_count_at_the_end(
     start: Start, notebook: Notebook
 ) -> None:
-    boards = start("Gated", "Keeping", capacity=3)
-    report_study(boards)
+    boards = opened(start("Gated", "Keeping", capacity=3))
     for number in range(1, 6):
         wait_for(lambda: boards.delivered["Keeping"] == boards.asked)  # its queue is empty
         report_trial(boards, number)
@@ -148,8 +150,7 @@ def test_a_full_queue_drops_what_follows_and_says_so_once_and_the_count_at_the_e
 def test_a_board_that_raises_at_construction_is_named_with_its_reason_and_another_has_everything(
     start: Start, notebook: Notebook, name: str, reason: str
 ) -> None:
-    boards = start(name, "Keeping")
-    report_study(boards)
+    boards = opened(start(name, "Keeping"))
     report_end(boards, 1)
     boards.close()
     assert boards.delivered == {name: 0, "Keeping": 2}
@@ -162,8 +163,7 @@ def test_a_board_that_raises_at_construction_is_named_with_its_reason_and_anothe
 def test_a_board_that_raises_later_is_asked_three_times_and_its_password_is_in_no_note(
     start: Start, notebook: Notebook
 ) -> None:
-    boards = start("Away")
-    report_study(boards)
+    boards = opened(start("Away"))
     for number in (1, 2):
         report_trial(boards, number)
     report_end(boards, 1)
@@ -176,8 +176,7 @@ def test_a_board_that_raises_later_is_asked_three_times_and_its_password_is_in_n
 
 
 def test_a_board_that_crashes_is_named_with_its_last_words(start: Start, notebook: Notebook) -> None:
-    boards = start("Crashing")
-    report_study(boards)
+    boards = opened(start("Crashing"))
     for number in range(1, 6):
         report_trial(boards, number)
     wait_for(lambda: boards.notes)
@@ -193,8 +192,7 @@ def test_a_board_that_crashes_is_named_with_its_last_words(start: Start, noteboo
 def test_a_board_that_holds_the_interpreter_at_exit_is_killed_and_nothing_is_lost(
     start: Start, notebook: Notebook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    boards = start("HoldingAtExit")
-    report_study(boards)
+    boards = opened(start("HoldingAtExit"))
     closing = threading.Thread(target=boards.close)
     closing.start()
     wait_for(lambda: notebook.names("HoldingAtExit") == ["opened", "close", "exit"])
@@ -214,8 +212,7 @@ def test_boards_that_were_told_nothing_are_ended_at_once(start: Start) -> None:
 
 
 def test_what_a_board_prints_and_reads_does_not_touch_its_line(start: Start, notebook: Notebook) -> None:
-    boards = start("Printing")
-    report_study(boards)
+    boards = opened(start("Printing"))
     report_trial(boards, 1)
     boards.close()
     assert (boards.delivered, list(boards.notes)) == ({"Printing": 2}, [])
@@ -239,8 +236,7 @@ def test_a_board_has_its_own_settings_but_no_database_no_gpu_one_thread_and_what
     monkeypatch.setenv("BSSEARCH_DB_URL", "postgresql://ada:secret@host/data")
     monkeypatch.setenv("PGPASSWORD", "secret")
     monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "its own")
-    boards = start("Environment")
-    report_study(boards)
+    boards = opened(start("Environment"))
     boards.close()
     found = notebook.calls("Environment")[0]
     variables = found["variables"]

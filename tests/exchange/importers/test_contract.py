@@ -23,7 +23,7 @@ from bssearch.exchange.optuna_study import OptunaStudy
 from bssearch.records import StudyRecord, TrialRecord, TrialState
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import open_store
-from tests.cli.task import bssearch, printed, ran, refused
+from tests.cli.task import bssearch, printed, ran, read, refused
 from tests.factories import EPOCH, make_environment, make_spec, make_trial
 from tests.storage.transfer.copies import rows
 
@@ -105,7 +105,7 @@ def test_the_studies_that_are_printed_are_those_that_are_stored(folder: Path, im
     assert names == [importer]  # the file's own
     assert list(stored(folder)) == names
     assert do(folder, importer, "--name", "mine") == ["mine"]
-    rows = json.loads(bssearch("study", "list", "--format", "json", cwd=folder).stdout)
+    rows = read(folder, "study", "list")
     assert {row["name"] for row in rows} == {importer, "mine"}
 
 
@@ -130,7 +130,7 @@ def test_the_trials_of_a_study_are_finished_and_fit_its_spec(folder: Path, impor
 def test_the_studies_are_answered_and_cannot_be_run(folder: Path, importer: str) -> None:
     do(folder, importer)
     _, spec, _ = stored(folder)[importer]
-    answer = json.loads(bssearch("best", importer, "--format", "json", cwd=folder).stdout)
+    answer = read(folder, "best", importer)
     assert answer["optimal"]["batch_size"] in spec.batch_sizes
     assert [row["batch_size"] for row in answer["batches"]] == list(spec.batch_sizes)
     assert bssearch("study", "confirm", importer, cwd=folder).returncode == 2

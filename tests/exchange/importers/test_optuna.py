@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from functools import cache
@@ -26,7 +25,7 @@ from bssearch.exchange.optuna_study import OptunaStudy
 from bssearch.records import Configuration, Goal, StudyRecord, TrialOutcome
 from bssearch.records import TrialState as State
 from bssearch.storage.repository import open_store
-from tests.cli.task import bssearch, printed
+from tests.cli.task import printed, read
 from tests.factories import EPOCH, make_environment, make_spec, make_trial
 from tests.postgres import Postgres
 from tests.schema import execute
@@ -386,7 +385,7 @@ def test_a_study_that_was_exported_comes_back_with_the_same_answer(tmp_path: Pat
         assert one.configuration.learning_rate == pytest.approx(other.configuration.learning_rate)
     assert studies[0].target == studies[1].target and studies[0].objective == studies[1].objective
     assert studies[1].environment is not None and studies[1].environment.device_name == "Test CPU"
-    first, second = (json.loads(bssearch("best", n, "--format", "json", cwd=tmp_path).stdout) for n in ("task", "back"))
+    first, second = (read(tmp_path, "best", n) for n in ("task", "back"))
     assert first["optimal"]["batch_size"] == second["optimal"]["batch_size"]
     assert first["optimal"]["time_to_target_s"]["median"] == second["optimal"]["time_to_target_s"]["median"]
     easier = import_optuna(str(tmp_path / "task.optuna.db"), target=0.5)

@@ -25,8 +25,7 @@ def branched(**changes: Any) -> Started:
 def test_a_loop_ends_with_the_samples_of_its_branch_where_it_is_evaluated(form: str) -> None:
     started = branched()
     assert started.trial.checkpoint == "run.pt"
-    training = Training(started.trial, started.time, keeps_state=False)
-    training.go(form)
+    Training(started.trial, started.time, keeps_state=False).go(form)
     started.run.finish()
     assert (started.line.outcome.state, started.line.outcome.steps) == (TrialState.EXHAUSTED, 7)
     assert [one.samples for one in started.line.observations] == [0, 60, 120, 140]
@@ -75,8 +74,7 @@ class TestLightning:
 
         started = branched(configuration=None)
         trainer = trainer_of(max_steps=3)
-        module = Tiny(started.time)
-        trainer.fit(module, loader(started.trial), loader(started.trial))
+        trainer.fit(Tiny(started.time), loader(started.trial), loader(started.trial))
         trainer.save_checkpoint(tmp_path / "run.ckpt")
         with pytest.raises(UsageError, match=r"begins at step 3: fit\(ckpt_path=\.\.\.\) restores the learning rate"):
             trainer_of(TrialCallback(started.trial)).fit(

@@ -472,8 +472,7 @@ def test_a_make_trainer_is_a_program_and_its_file_is_what_a_database_may_not_nam
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_smaller_last_batch_counts_its_own_samples(stream: bool) -> None:
     found = started(stop_at=6, eval_every_steps=2)
-    module = fit(found.trial, found.time, data=Stream() if stream else None)
-    assert module.seen == [20, 20, 10, 20, 20, 10]
+    assert fit(found.trial, found.time, data=Stream() if stream else None).seen == [20, 20, 10, 20, 20, 10]
     assert [(one.step, one.samples) for one in found.line.observations] == [(0, 0), (2, 40), (4, 70), (6, 100)]
     assert (found.line.outcome.steps, found.line.outcome.samples) == (6, 100)
 
@@ -487,7 +486,6 @@ def test_a_step_that_the_trainer_counts_and_its_gradient_scaler_skips_is_none() 
     found = started(stop_at=4, eval_every_steps=2)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     precision = lightning.pytorch.plugins.MixedPrecision("16-mixed", "cpu", scaler)
-    module = fit(found.trial, found.time, module=Unstable(found.time), plugins=[precision])
-    assert len(module.seen) == 6
+    assert len(fit(found.trial, found.time, module=Unstable(found.time), plugins=[precision]).seen) == 6
     assert [(one.step, one.samples) for one in found.line.observations] == [(0, 0), (2, 50), (4, 100)]
     assert (found.line.outcome.steps, found.line.outcome.samples) == (4, 100)

@@ -129,8 +129,7 @@ def test_accumulated_micro_batches_train_as_the_whole_batch_does(counts_tokens: 
     for at in (configuration(20), HALVES):
         found = started(stop_at=5, configuration=replace(at, learning_rate=0.5), metric="loss", target=100.0)
         parts = {"model": language_model(), "data_collator": next_tokens} if counts_tokens else {"model": classifier(0)}
-        trainer = trained(found, tmp_path, compute_metrics=None, own={"optim": "sgd"}, **parts)
-        ended.append(weights(trainer))
+        ended.append(weights(trained(found, tmp_path, compute_metrics=None, own={"optim": "sgd"}, **parts)))
     whole, halves = ended
     assert all(torch.allclose(one, other, atol=1e-5) for one, other in zip(whole, halves, strict=True))
 

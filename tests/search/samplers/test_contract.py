@@ -118,8 +118,7 @@ def test_it_chooses_at_the_default_s_batch_size_where_that_lies_outside_the_spac
 
 
 def _at(study: MadeUpStudy, batch_size: int) -> int:
-    choice = not_none(study.choose(batch_size))
-    return choice.configuration.batch_size
+    return not_none(study.choose(batch_size)).configuration.batch_size
 
 
 @pytest.mark.parametrize("name", NAMES)

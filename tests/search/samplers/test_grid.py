@@ -71,8 +71,7 @@ def test_combinations_that_do_not_fit_are_left_out_until_they_do() -> None:
     assert study.choose() is None
     assert ending(study) == "all 12 combinations of the grid at batch sizes that fit have been tried"
     study.history.probes = probes
-    choice = not_none(study.choose())
-    assert choice.configuration.batch_size == 64
+    assert not_none(study.choose()).configuration.batch_size == 64
     assert ending(study) is None
 
 

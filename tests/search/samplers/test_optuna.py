@@ -141,8 +141,7 @@ def test_each_choice_draws_with_a_seed_of_its_own() -> None:
         for count in range(4)
     }
     assert len(drawn) == 4
-    other = study_spec("tpe", seed=4)
-    assert Random(other).ask(history(), 32) != Random(SPEC).ask(history(), 32)
+    assert Random(study_spec("tpe", seed=4)).ask(history(), 32) != Random(SPEC).ask(history(), 32)
 
 
 # Samplers that a spec names by their own names.
@@ -256,8 +255,7 @@ class Stops(optuna.samplers.QMCSampler):
 def test_a_sampler_that_would_stop_optuna_s_loop_goes_on_choosing(hub: dict[str, types.ModuleType]) -> None:
     hub["samplers/stops"] = types.ModuleType("stops")
     vars(hub["samplers/stops"])["Stops"] = Stops
-    study = after("optunahub:samplers/stops", {}, 8)
-    assert study.choose(32) is not None
+    assert after("optunahub:samplers/stops", {}, 8).choose(32) is not None
 
 
 def test_a_package_of_optunahub_that_is_missing_or_has_no_sampler_is_named(hub: dict[str, types.ModuleType]) -> None:

@@ -19,10 +19,9 @@ Numbers = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
 SPREAD = 220
-"""Points of the Latin hypercube."""
 
 STEPS = (0.05, 0.2)
-"""Distances of neighbours, as shares of a range."""
+"""Shares of a range."""
 
 
 @dataclass(frozen=True)

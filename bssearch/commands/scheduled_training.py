@@ -137,7 +137,7 @@ _WARMUP = """\
     if step < warmup:
         return (step + 1) / (warmup + 1)
 """
-# The factors of `bssearch.training.schedule.Schedule`, written out.
+# The factors of `bssearch.training.schedule.RateSchedule`, written out.
 _FACTORS = {
     "constant": f"{_WARMUP}    return 1.0",
     "linear": f"{_WARMUP}    return 1 - (step - warmup) / (@HORIZON@ - warmup)",

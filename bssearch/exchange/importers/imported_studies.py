@@ -12,7 +12,7 @@ from pathlib import PurePath
 from bssearch.analysis.objectives.samples_to_target import SamplesToTarget
 from bssearch.analysis.objectives.time_to_target import TimeToTarget
 from bssearch.errors import UsageError
-from bssearch.exchange.importers.imported_run import TYPED, Run
+from bssearch.exchange.importers.imported_run import TYPED, ImportedRun
 from bssearch.exchange.importers.importer import Studies
 from bssearch.records import Environment, Goal, Phase, Target, TrialOutcome, TrialState
 from bssearch.settings import user_name
@@ -28,12 +28,12 @@ SLUG_LENGTH = 40
 
 @dataclass(frozen=True, slots=True)
 class _SeededRun:
-    run: Run
+    run: ImportedRun
     seed: int
     phase: Phase
 
 
-def find_target(runs: Sequence[Run], metric: str, value: float | None, goal: Goal) -> tuple[Target, list[str]]:
+def find_target(runs: Sequence[ImportedRun], metric: str, value: float | None, goal: Goal) -> tuple[Target, list[str]]:
     """Return the target and notes; by default the worst final metric that reached it; raise `UsageError`."""
     if value is not None and not math.isfinite(value):
         raise UsageError(f"--target = {value} must be a finite number")
@@ -62,7 +62,7 @@ def find_target(runs: Sequence[Run], metric: str, value: float | None, goal: Goa
 
 
 def make_studies(
-    runs: Sequence[Run],
+    runs: Sequence[ImportedRun],
     *,
     name: str,
     target: Target,
@@ -74,7 +74,7 @@ def make_studies(
     A single study is called ``name``; otherwise the device follows. Without train seconds the objective is
     ``samples_to_target``. Raises `UsageError` if no run has ``default_batch``.
     """
-    groups: dict[tuple[str, str], list[Run]] = {}
+    groups: dict[tuple[str, str], list[ImportedRun]] = {}
     for run in runs:
         groups.setdefault((run.device or UNKNOWN, run.precision or UNKNOWN), []).append(run)
     sizes = sorted({run.configuration.batch_size for run in runs})
@@ -118,7 +118,7 @@ def _about(
         yield f"no run at --default-batch {default_batch}"
 
 
-def _unknown(runs: Sequence[Run]) -> Iterator[str]:
+def _unknown(runs: Sequence[ImportedRun]) -> Iterator[str]:
     fields = {
         name: sum(getattr(run, name) is None for run in runs)
         for name in ("seed", "steps", "train_seconds", "final_metric", "device", "precision")
@@ -151,7 +151,7 @@ def _slug(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:SLUG_LENGTH].strip("-") or UNKNOWN
 
 
-def _with_seeds(runs: Sequence[Run]) -> tuple[list[_SeededRun], list[str]]:
+def _with_seeds(runs: Sequence[ImportedRun]) -> tuple[list[_SeededRun], list[str]]:
     """Make seeds unique within a configuration; return the changed places."""
     keys = [run.configuration.key for run in runs]
     taken: dict[str, set[int]] = {key: set() for key in keys}

@@ -69,7 +69,7 @@ def predict(store: Store, study: str, step_times: Path, device_name: str | None 
 
     The device's name defaults to the file's.
     """
-    from bssearch.analysis.report import predict_for_device
+    from bssearch.analysis.build_answer import predict_for_device
     from bssearch.exchange.importers.step_times import read_step_times
 
     record = store.studies.get(study)
