@@ -7,7 +7,7 @@ before each decision.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
@@ -87,10 +87,13 @@ FINDING_SECONDS = 0.02
 
 
 class Recorder:
-    """Writes observations, outcomes and answers; buffers observations."""
+    """Writes observations, outcomes and answers of the driver ``owner``; buffers observations.
 
-    def __init__(self, store: Store, study: str) -> None:
-        self._store, self._study = store, study
+    Nothing is written of a trial whose lease the driver has lost.
+    """
+
+    def __init__(self, store: Store, study: str, owner: str) -> None:
+        self._store, self._study, self._owner = store, study, owner
         self._unwritten: list[TrialObserved] = []
         self._flushed = self._next_finding = time.monotonic()
         self._finding_seconds = FINDING_SECONDS
@@ -99,34 +102,40 @@ class Recorder:
         """Buffer an evaluation."""
         self._unwritten.append(observed)
 
-    def flush(self) -> None:
-        """Write buffered evaluations."""
+    def flush(self) -> frozenset[int]:
+        """Write buffered evaluations; return the trials whose lease was lost."""
+        refused = frozenset[int]()
         if self._unwritten:
-            self._store.trials.append_observations(
-                self._study, [(one.number, one.observation) for one in self._unwritten]
-            )
+            rows = [(one.number, one.observation) for one in self._unwritten]
+            refused = self._store.trials.append_observations(self._study, rows, owner=self._owner)
             self._unwritten = []
         self._flushed = time.monotonic()
+        return refused
 
-    def flush_if_due(self) -> None:
-        """Write buffered evaluations every `FLUSH_SECONDS`."""
-        if time.monotonic() - self._flushed > FLUSH_SECONDS:
-            self.flush()
+    def flush_if_due(self) -> frozenset[int]:
+        """Write buffered evaluations every `FLUSH_SECONDS`; return the trials whose lease was lost."""
+        return self.flush() if time.monotonic() - self._flushed > FLUSH_SECONDS else frozenset()
 
     def finish(self, ended: TrialEnded, step_seconds: float | None) -> TrialRecord:
-        """Store an outcome and return the stored trial, LOST if another driver took it over."""
+        """Store an outcome and return the stored trial, unchanged if its lease was lost."""
         number, outcome, product = ended.number, ended.outcome, None
         if outcome.steps_to_target is not None and step_seconds is not None:
             product = outcome.steps_to_target * step_seconds
         if ended.log.strip():
-            self._store.trials.save_log(self._study, number, ended.log)
+            self._store.trials.save_log(self._study, number, ended.log, owner=self._owner)
         try:
-            return self._store.trials.finish(self._study, number, outcome, steps_x_step_time_s=product)
+            return self._store.trials.finish(
+                self._study, number, outcome, steps_x_step_time_s=product, owner=self._owner
+            )
         except DatabaseError:
             trial = self._store.trials.get(self._study, number)
-            if trial.state is not TrialState.LOST:
+            if self.holds(trial):
                 raise
             return trial
+
+    def holds(self, trial: TrialRecord) -> bool:
+        """False if the trial is lost, or if another driver or an import has replaced its row."""
+        return trial.lease_owner == self._owner and trial.state is not TrialState.LOST
 
     def cancel(self, number: int, last: Observation | None) -> None:
         """Store a trial as cancelled at its last evaluation."""
@@ -139,7 +148,7 @@ class Recorder:
             train_seconds=last.train_seconds if last else 0.0,
             final_metric=last.metric if last else None,
         )
-        self._store.trials.finish(self._study, number, outcome, steps_x_step_time_s=None)
+        self._store.trials.finish(self._study, number, outcome, steps_x_step_time_s=None, owner=self._owner)
 
     def keep_finding(self) -> None:
         """Store the current answer, unless some driver recently did."""
@@ -183,7 +192,8 @@ class Driver:
         digest = store.studies.keep_spec(spec.name, spec.model_dump(mode="json"))
         self._lease = Lease(owner=self._leases.owner, seconds=LEASE_SECONDS, user=user_name(), spec=digest)
         self._checkpoints = WaitingTrials(spec, store, self._leases, listener.note)
-        self._recorder = Recorder(store, spec.name)
+        self._recorder = Recorder(store, spec.name, self._leases.owner)
+        self._dropped: set[int] = set()  # running here, but their lease was lost
         self.engine = self._engine()
         self._revision = 0
         self._probes: dict[int, ProbeRecord] = {}
@@ -294,6 +304,7 @@ class Driver:
         if changes.revision != self._revision or changes.is_rewritten or self._revision == 0:
             self._revision = changes.revision
             self._tell_changes(changes)
+            self._drop(one.number for one in changes.trials if not self._recorder.holds(one))
             if changes.is_rewritten:
                 self._saved = NOTHING_SAVED  # The engine has forgotten them.
             self._checkpoints.forget_ended(changes.trials, self.engine.running)
@@ -387,6 +398,8 @@ class Driver:
     def _wait(self) -> None:
         for event in self.executor.events(timeout=POLL_SECONDS):
             match event:
+                case TrialObserved(number) if number in self._dropped:
+                    pass
                 case TrialObserved():
                     self._recorder.observe(event)
                     self.listener.observed(event)
@@ -395,9 +408,15 @@ class Driver:
                     outcome = self.engine.as_stored(number, self._checkpoints.stored(number, outcome))
                     self._end(replace(event, outcome=outcome))
                     self._next_look = time.monotonic()
-        self._recorder.flush_if_due()
+        self._drop(self._recorder.flush_if_due())
         if time.monotonic() - self._looked > HEARTBEAT_SECONDS:
             self._take_over()
+
+    def _drop(self, numbers: Iterable[int]) -> None:
+        """Stop trials whose lease was lost; their results are left out."""
+        for number in {*self.engine.running} & {*numbers} - self._dropped:
+            self._dropped.add(number)
+            self.executor.stop(TrialStop(number, TrialState.CANCELLED, "its lease was lost"))
 
     def _start(self, plan: TrialPlan) -> None:
         trial = self.store.trials.start(self.spec.name, plan, environment=self.environment, lease=self._lease)
@@ -425,11 +444,15 @@ class Driver:
             self._end(TrialEnded(trial.number, self.engine.as_stored(trial.number, failed)))
 
     def _end(self, ended: TrialEnded) -> None:
-        self._recorder.flush()
+        refused = self._recorder.flush()
         trial = self._recorder.finish(ended, self.engine.step_seconds(ended.number))
-        self._checkpoints.ended(trial)
+        is_lost = not self._recorder.holds(trial) and ended.outcome.state is not TrialState.LOST
+        if trial.lease_owner == self._leases.owner:
+            self._checkpoints.ended(trial)  # else the checkpoint is another driver's
         self._do(self.engine.ended(trial))
-        if trial.state is TrialState.LOST and ended.outcome.state is not TrialState.LOST:
+        self._dropped.discard(trial.number)
+        self._drop(refused)
+        if is_lost:
             self.listener.note(f"another driver took over trial {trial.number}; its measurements here are discarded")
             return
         self.listener.ended(trial, self.engine.history)

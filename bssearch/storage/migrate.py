@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from sqlalchemy import URL, Connection, Engine, inspect, text
-from sqlalchemy.exc import OperationalError, ProgrammingError
+from sqlalchemy.exc import IntegrityError, OperationalError, ProgrammingError
 
 from bssearch.errors import DatabaseError, SchemaError, UsageError
 from bssearch.settings import packaged_folder
 from bssearch.storage.access.grants import (
+    WRITER_RIGHTS,
     Roles,
     become_owner,
     found_roles,
@@ -25,6 +26,7 @@ from bssearch.storage.access.grants import (
 )
 from bssearch.storage.connection.engine import copy_sqlite, create_engine_for, reading, writing
 from bssearch.storage.connection.faults import missing_right
+from bssearch.storage.connection.locks import ALONE, limited_waits, lock_tables
 from bssearch.storage.connection.urls import parse_url, shown, sqlite_file
 
 if TYPE_CHECKING:
@@ -38,6 +40,9 @@ UNRELEASED: Final = frozenset(f"{number:04d}" for number in range(1, 17))
 SCHEMA_HEAD: Final = REVISIONS[-1]
 VERSION_TABLE: Final = "bss_alembic_version"
 UPGRADE_COMMAND: Final = "bssearch db upgrade"
+
+_EXISTS = frozenset({"42P07", "23505"})
+"""SQLSTATEs of a table that exists; the second if another session has just committed it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,12 +107,13 @@ def prepare(engine: Engine, notify: Callable[[str], None]) -> None:
 def upgrade(url: str | URL, roles: Roles | None = None) -> Upgrade:
     """Upgrade the schema in one transaction, after a backup of a SQLite file.
 
-    ``roles`` creates roles on a server.
+    ``roles`` creates roles on a server. Concurrent calls wait for `bssearch.storage.connection.locks.LONGEST_WAIT_S`.
 
     Raises:
         SchemaError: if a newer version wrote the database.
         UsageError: if roles are given for a SQLite file.
         DatabaseError: if the login is not in the owner role or cannot create roles.
+        BlockedError: if another session holds a lock.
     """
     url = parse_url(url)
     path = sqlite_file(url)
@@ -116,8 +122,8 @@ def upgrade(url: str | URL, roles: Roles | None = None) -> Upgrade:
     # Without foreign keys: SQLite rebuilds a table by dropping the old one, which would cascade.
     engine = create_engine_for(url, foreign_keys=False)
     try:
-        with writing(engine) as connection:
-            _wait_for_others(connection)
+        with writing(engine) as connection, limited_waits(connection):
+            _take_turn(connection)
             before = _revision(connection) if _has_version_table(connection) else None
             if before is not None:
                 _refuse_unknown(before, shown(url))
@@ -136,6 +142,9 @@ def _upgrade(connection: Connection, before: str | None, roles: Roles | None) ->
     if before != SCHEMA_HEAD:
         if there:
             become_owner(connection, there)
+        if before is not None:
+            # At once: a migration that takes one table after the other would wait for each.
+            lock_tables(connection, _our_tables(connection), ALONE)
         _run_migrations(connection)
         _check_references(connection)
     if roles:
@@ -215,9 +224,33 @@ def _refuse_other_roles(connection: Connection, roles: Roles) -> None:
         )
 
 
-def _wait_for_others(connection: Connection) -> None:
-    if connection.dialect.name == "postgresql":
-        connection.execute(text("SELECT pg_advisory_xact_lock(hashtext(:name))"), {"name": VERSION_TABLE})
+def _take_turn(connection: Connection) -> None:
+    """Lock the version table, and create it first if it is missing: one login at a time upgrades a server.
+
+    A login that may not change the table takes no lock, because it cannot upgrade.
+    """
+    if connection.dialect.name != "postgresql":
+        return
+    if not _has_version_table(connection):
+        _create_version_table(connection)
+    may_write = text("SELECT has_table_privilege(:table, 'UPDATE, DELETE, TRUNCATE')")
+    if connection.scalar(may_write, {"table": VERSION_TABLE}):
+        lock_tables(connection, [VERSION_TABLE])
+
+
+def _create_version_table(connection: Connection) -> None:
+    """Create the table as Alembic does, unless another session does at the same moment: its end is waited for."""
+    columns = f"version_num VARCHAR(32) NOT NULL, CONSTRAINT {VERSION_TABLE}_pkc PRIMARY KEY (version_num)"
+    try:
+        with connection.begin_nested():
+            connection.exec_driver_sql(f"CREATE TABLE {VERSION_TABLE} ({columns})")
+    except (IntegrityError, ProgrammingError) as error:
+        if getattr(error.orig, "sqlstate", None) not in _EXISTS:
+            raise
+
+
+def _our_tables(connection: Connection) -> list[str]:
+    return [*{*WRITER_RIGHTS, VERSION_TABLE}.intersection(inspect(connection).get_table_names())]
 
 
 def _copy_first(path: Path) -> Path:

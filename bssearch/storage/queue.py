@@ -20,7 +20,6 @@ from sqlalchemy import (
     delete,
     or_,
     select,
-    text,
     update,
 )
 from sqlalchemy.orm import InstrumentedAttribute, Mapped, mapped_column
@@ -31,6 +30,7 @@ from bssearch.spec.reader import check_study_name
 from bssearch.spec.templates import EARLIEST, LATEST, NewSubmission, Submission, SubmissionState, WorkerRecord
 from bssearch.storage.columns import Sentences, are_finite, enum, not_negative, now, positive
 from bssearch.storage.connection.engine import from_json
+from bssearch.storage.connection.locks import lock_tables
 from bssearch.storage.database import StorePart, patiently
 from bssearch.storage.models import Base, Id, StudyRow, TrialRow
 from bssearch.storage.statements import insert_if_absent
@@ -343,8 +343,7 @@ def _process(owner: str) -> str:
 
 
 def _lock(connection: Connection) -> None:
-    if connection.dialect.name == "postgresql":
-        connection.execute(text("SELECT pg_advisory_xact_lock(hashtext('bss_submission'))"))
+    lock_tables(connection, [SubmissionRow.__tablename__])
 
 
 def _taken(by: Submission | None, name: str) -> UsageError:

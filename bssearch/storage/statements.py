@@ -172,11 +172,15 @@ _ENDS = (
     .where(TrialRow.id == bindparam("of_trial"), TrialRow.state == TrialState.RUNNING)
     .values(ended_at=database_now())
 )
+_ENDS_OWN = _ENDS.where(TrialRow.lease_owner == bindparam("of_owner"))
 
 
-def end_trial(connection: Connection, trial_id: int, columns: Mapping[str, Any]) -> bool:
-    """End a running trial and its lease; False if not running."""
-    return connection.execute(_ENDS, {**columns, "lease_expires_at": None, "of_trial": trial_id}).rowcount == 1
+def end_trial(connection: Connection, trial_id: int, columns: Mapping[str, Any], owner: str | None = None) -> bool:
+    """End a running trial and its lease; False if not running, or not for ``owner``."""
+    values = {**columns, "lease_expires_at": None, "of_trial": trial_id}
+    if owner is None:
+        return connection.execute(_ENDS, values).rowcount == 1
+    return connection.execute(_ENDS_OWN, {**values, "of_owner": owner}).rowcount == 1
 
 
 # Built once: SQLAlchemy walks all columns of a new statement.
@@ -184,6 +188,9 @@ _TRIAL = TRIALS.where(TrialRow.study_id == bindparam("study_id"), TrialRow.numbe
 _TRIAL_IDS = select(TrialRow.number, TrialRow.id).where(
     TrialRow.study_id == bindparam("study_id"), TrialRow.number.in_(bindparam("numbers", expanding=True))
 )
+_HELD_IDS = _TRIAL_IDS.add_columns(
+    (TrialRow.state == TrialState.RUNNING) & (TrialRow.lease_owner == bindparam("owner"))
+).with_for_update()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,6 +251,21 @@ def trial_ids_of(connection: Connection, study: str, study_id: int, numbers: Col
         if number not in found:
             raise no_trial(connection, study, study_id, number)
     return found
+
+
+def held_trial_ids(
+    connection: Connection, study: str, study_id: int, numbers: Collection[int], owner: str
+) -> dict[int, int]:
+    """Lock trials until the transaction ends; return the ids of those that ``owner`` runs, by number.
+
+    Raises `NotFoundError` if one is missing.
+    """
+    rows = connection.execute(_HELD_IDS, {"study_id": study_id, "numbers": list(numbers), "owner": owner})
+    found = {number: (trial_id, is_held) for number, trial_id, is_held in rows}
+    for number in numbers:
+        if number not in found:
+            raise no_trial(connection, study, study_id, number)
+    return {number: trial_id for number, (trial_id, is_held) in found.items() if is_held}
 
 
 def trial_id_of(connection: Connection, study: str, study_id: int, number: int) -> int:

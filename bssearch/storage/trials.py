@@ -25,6 +25,7 @@ from bssearch.storage.statements import (
     OBSERVATIONS,
     TRIALS,
     end_trial,
+    held_trial_ids,
     insert_if_absent,
     stored_trial,
     trial_id_of,
@@ -158,9 +159,15 @@ class TrialStore(StorePart):
         return trial.number
 
     def finish(
-        self, study: str, number: int, outcome: TrialOutcome, *, steps_x_step_time_s: float | None
+        self,
+        study: str,
+        number: int,
+        outcome: TrialOutcome,
+        *,
+        steps_x_step_time_s: float | None,
+        owner: str | None = None,
     ) -> TrialRecord:
-        """Store a trial's end; raise `DatabaseError` if it ended differently.
+        """Store a trial's end; raise `DatabaseError` if it ended differently, or ``owner`` does not hold its lease.
 
         A resumed trial is contended if any part was.
         """
@@ -171,15 +178,16 @@ class TrialStore(StorePart):
             del columns["contended"]  # keeps the row's value, from the part before a pause
 
         def finish(connection: Connection, study_id: int) -> TrialRecord:
-            ended = end_trial(connection, trial_id_of(connection, study, study_id, number), columns)
+            ended = end_trial(connection, trial_id_of(connection, study, study_id, number), columns, owner)
             if ended:
                 mark_changed(connection, study_id, [number])
             [stored] = self._probes.timed(connection, study_id, [stored_trial(connection, study, study_id, number)])
             # If it did not end just now, an earlier try may have ended it.
             if not ended and stored.outcome not in (outcome, replace(outcome, contended=True)):
-                raise DatabaseError(
-                    f"trial {number} of {study!r} cannot end as {outcome.state}: it is not running but {stored.state}"
-                )
+                why = f"it is not running but {stored.state}"
+                if stored.state is TrialState.RUNNING:
+                    why = f"{stored.lease_owner} holds its lease"
+                raise DatabaseError(f"trial {number} of {study!r} cannot end as {outcome.state}: {why}")
             return stored
 
         return self._database.on_study(study, finish)
@@ -284,33 +292,47 @@ class TrialStore(StorePart):
             return list(connection.scalars(query))
 
     @patiently
-    def append_observations(self, study: str, rows: Sequence[tuple[int, Observation]]) -> None:
+    def append_observations(
+        self, study: str, rows: Sequence[tuple[int, Observation]], *, owner: str | None = None
+    ) -> frozenset[int]:
         """Store all observations or none.
+
+        With ``owner``, nothing is stored of trials whose lease this driver has lost; returns their numbers.
 
         Raises `DatabaseError` if a step exists, unless an earlier try stored the same rows.
         """
         if not rows:
-            return
+            return frozenset()
         numbers = list(dict(rows))
+        refused = frozenset[int]()
         try:
             with self._database.writing() as connection:
                 study_id = self._database.lock_study(connection, study)
-                ids = trial_ids_of(connection, study, study_id, numbers)
-                connection.execute(_OBSERVED, [{"trial_id": ids[number], **to_columns(one)} for number, one in rows])
-                mark_observed(connection, study_id, numbers)
+                if owner is None:
+                    ids = trial_ids_of(connection, study, study_id, numbers)
+                else:
+                    ids = held_trial_ids(connection, study, study_id, numbers, owner)
+                refused = frozenset(numbers) - {*ids}
+                rows = [row for row in rows if row[0] in ids]
+                if rows:
+                    connection.execute(
+                        _OBSERVED, [{"trial_id": ids[number], **to_columns(one)} for number, one in rows]
+                    )
+                    mark_observed(connection, study_id, [*ids])
         except DatabaseError as error:
             if not isinstance(error.__cause__, IntegrityError):
                 raise
             curves = self.curves(study, numbers)
             stored = {(number, one.step): one for number, curve in curves.items() for one in curve}
             if all(stored.get((number, one.step)) == one for number, one in rows):
-                return  # an earlier try was committed although its connection broke
+                return refused  # an earlier try was committed although its connection broke
             keys = [(number, one.step) for number, one in rows]
             twice = [key for key in keys if key in stored or keys.count(key) > 1]
             if not twice:
                 raise
             number, step = twice[0]
             raise DatabaseError(f"trial {number} of {study!r} already has an observation at step {step}") from error
+        return refused
 
     @patiently
     def observations(self, study: str, number: int) -> list[Observation]:
@@ -347,10 +369,13 @@ class TrialStore(StorePart):
             return connection.execute(query.where(TrialRow.study_id == study_id)).scalar_one()
 
     @patiently
-    def save_log(self, study: str, number: int, text: str) -> None:
-        """Replace a trial's log."""
+    def save_log(self, study: str, number: int, text: str, *, owner: str | None = None) -> None:
+        """Replace a trial's log; with ``owner``, only while this driver holds its lease."""
         with self._database.writing() as connection:
-            trial_id = trial_id_of(connection, study, self._database.study_id(connection, study), number)
+            study_id = self._database.study_id(connection, study)
+            if owner is not None and not held_trial_ids(connection, study, study_id, [number], owner):
+                return
+            trial_id = trial_id_of(connection, study, study_id, number)
             if not insert_if_absent(connection, LogRow, {"trial_id": trial_id, "text": text}):
                 connection.execute(update(LogRow).where(LogRow.trial_id == trial_id).values(text=text))
 

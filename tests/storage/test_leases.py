@@ -18,7 +18,9 @@ from bssearch.records import (
 from bssearch.storage.database import environment_digest
 from bssearch.storage.repository import Store
 from tests.factories import make_curve, make_environment, make_plan, not_none
-from tests.storage.conftest import OUTCOME, add_study, enqueue, start
+from tests.storage.conftest import OUTCOME, add_study, enqueue, resume, start
+
+PAUSED = TrialOutcome(state=TrialState.PAUSED, reason="others first", steps=10)
 
 
 @pytest.mark.usefixtures("toy")
@@ -62,6 +64,51 @@ class TestLeases:
         store.leases.mark_lost("toy", is_alive=lambda owner: False)
         with pytest.raises(DatabaseError, match="is not running but lost"):
             store.trials.finish("toy", 1, OUTCOME, steps_x_step_time_s=None)
+
+    def test_nothing_of_a_lost_trial_is_written_by_the_driver_that_lost_its_lease(self, store: Store) -> None:
+        first, second, third = make_curve((0.0, 0.1), (1.5, 0.4), (2.0, 0.9))
+        start(store, lease_owner="stopped")
+        store.trials.append_observations("toy", [(1, first)], owner="stopped")
+        store.trials.save_log("toy", 1, "before", owner="stopped")
+        assert store.leases.mark_lost("toy", is_alive=lambda owner: False) == [1]
+        start(store, lease_owner="stopped", retry_of=1)
+        lost = store.trials.get("toy", 1)
+        kept = store.trials.append_observations("toy", [(1, second), (2, second), (1, third)], owner="stopped")
+        assert kept == {1}
+        store.trials.save_log("toy", 1, "after", owner="stopped")
+        store.leases.heartbeat("toy", "stopped", 60.0)
+        for outcome in (OUTCOME, PAUSED):
+            with pytest.raises(DatabaseError, match="is not running but lost"):
+                store.trials.finish("toy", 1, outcome, steps_x_step_time_s=None, owner="stopped")
+        assert store.trials.get("toy", 1) == lost
+        assert store.trials.curves("toy", [1, 2]) == {1: [first], 2: [second]}
+        assert store.trials.log("toy", 1) == "before"
+        assert store.trials.append_observations("toy", [(1, third)], owner="stopped") == {1}
+        assert store.trials.append_observations("toy", [], owner="stopped") == frozenset()
+
+    def test_nothing_is_written_of_a_trial_that_another_driver_has_resumed(self, store: Store) -> None:
+        first, second = make_curve((0.0, 0.1), (1.5, 0.4))
+        start(store, lease_owner="first")
+        store.trials.append_observations("toy", [(1, first)], owner="first")
+        store.trials.finish("toy", 1, PAUSED, steps_x_step_time_s=None, owner="first")
+        assert resume(store, 1, "second")
+        resumed = store.trials.get("toy", 1)
+        assert store.trials.append_observations("toy", [(1, second)], owner="first") == {1}
+        store.trials.save_log("toy", 1, "by the first", owner="first")
+        with pytest.raises(DatabaseError, match="second holds its lease"):
+            store.trials.finish("toy", 1, OUTCOME, steps_x_step_time_s=None, owner="first")
+        assert store.trials.get("toy", 1) == resumed
+        assert store.trials.observations("toy", 1) == [first]
+        assert store.trials.log("toy", 1) is None
+        assert store.trials.append_observations("toy", [(1, second)], owner="second") == frozenset()
+        assert store.trials.finish("toy", 1, OUTCOME, steps_x_step_time_s=None, owner="second").state == "reached"
+
+    def test_observations_of_an_unknown_trial_are_refused_by_name(self, store: Store) -> None:
+        start(store)
+        with pytest.raises(NotFoundError, match="no trial 2"):
+            store.trials.append_observations("toy", [(2, one) for one in make_curve((0.0, 0.1))], owner="driver")
+        with pytest.raises(NotFoundError, match="no trial 2"):
+            store.trials.save_log("toy", 2, "text", owner="driver")
 
 
 NOBODY_KNOWS: Callable[[str], bool | None] = lambda owner: None  # noqa: E731

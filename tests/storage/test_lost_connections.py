@@ -202,7 +202,7 @@ AGAIN: dict[str, tuple[Callable[[Store], object], object, Callable[[Store], obje
     ),
     "append": (
         lambda store: store.trials.append_observations("toy", [(1, one) for one in CURVE]),
-        None,
+        frozenset(),
         lambda store: store.trials.observations("toy", 1),
         CURVE,
     ),

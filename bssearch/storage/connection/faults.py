@@ -22,6 +22,9 @@ _LOST_STATES = ("08", "25P03", "57P01", "57P02", "57P03", "53300")
 # Conflicts and deadlocks, which can be retried.
 _GAVE_WAY = ("40001", "40P01")
 
+# After a wait of `lock_timeout`.
+LOCK_TIMEOUT = "55P03"
+
 # No privilege, or no schema with a right to create.
 _NO_RIGHT = ("42501", "3F000")
 
@@ -90,6 +93,8 @@ def _of_server(error: SQLAlchemyError, cause: str, where: str, url: URL) -> Data
     state = getattr(getattr(error, "orig", None), "sqlstate", None) or ""
     if state in _NO_RIGHT:
         return _without_right(error, cause, where, url)
+    if state == LOCK_TIMEOUT:
+        return DatabaseError(f"{where}: another session held a lock for too long", hint="try again")
     if state in _GAVE_WAY:
         return ConnectionLostError(f"{where}: the transaction conflicted with another: {cause}")
     if state.startswith(_LOST_STATES) or getattr(error, "connection_invalidated", False):

@@ -17,13 +17,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Executable, delete, insert, select, text, update
+from sqlalchemy import ColumnElement, Connection, Executable, delete, insert, select, update
 from sqlalchemy.exc import DataError, IntegrityError
 
 from bssearch.errors import OtherDeviceError, UsageError
 from bssearch.records import TrialState
 from bssearch.spec.model import IMPORTED
 from bssearch.spec.reader import check_study_name
+from bssearch.storage.connection.locks import lock_tables
 from bssearch.storage.integrity import shown
 from bssearch.storage.leases import ended_by
 from bssearch.storage.models import EnvironmentRow, FindingRow, LogRow, ObservationRow, StudyRow, TrialRow
@@ -81,8 +82,7 @@ class Joined:
 
 def wait_for_others(connection: Connection) -> None:
     """Serialize imports."""
-    if connection.dialect.name == "postgresql":
-        connection.execute(text("SELECT pg_advisory_xact_lock(hashtext('bss_study joined'))"))
+    lock_tables(connection, [StudyRow.__tablename__])
 
 
 def join(connection: Connection, copy: Copy, name: str | None = None) -> Joined:

@@ -1,0 +1,67 @@
+"""A driver that loses the lease of a trial, and what it may still store."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from bssearch.commands.launch import Launch
+from bssearch.commands.run import run_study
+from bssearch.executors.base import Event
+from bssearch.records import Phase, TrialEnded, TrialObserved, TrialState
+from bssearch.storage.repository import open_store
+from tests.factories import make_spec
+from tests.search.law import LawExecutor
+
+SPEC = make_spec(budget={"trials": 6, "trial_train_seconds": 100.0}, confirm={"runs": 0}, pruner={"checkpoint_gib": 0})
+LOST = 3
+
+
+@dataclass
+class Slow(LawExecutor):
+    """Gives one event of a trial at a time; after the second evaluation of trial 3, another driver marks it lost."""
+
+    url: str = ""
+    waiting: deque[Event] = field(default_factory=deque)
+    observed: int = 0
+
+    def events(self, timeout: float) -> list[Event]:
+        if not self.waiting:
+            self.waiting.extend(super().events(timeout))
+        if not self.waiting:
+            return []
+        event = self.waiting.popleft()
+        if isinstance(event, TrialObserved) and event.number == LOST:
+            self.observed += 1
+            if self.observed == 3:
+                self.lose()
+        if isinstance(event, TrialEnded):
+            self.waiting.clear()
+        return [event]
+
+    def lose(self) -> None:
+        with open_store(self.url) as other:
+            assert other.leases.mark_lost(SPEC.name, is_alive=lambda owner: False) == [LOST]
+
+
+def test_a_driver_drops_a_trial_whose_lease_it_has_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bssearch.search.driver.FLUSH_SECONDS", -1.0)
+    url = f"sqlite:///{tmp_path}/study.db"
+    executor = Slow(url=url)
+    run_study(SPEC, Launch(db=url, make_executor=lambda *_: executor))
+    with open_store(url, write=False) as store:
+        trials = store.trials.of(SPEC.name)
+        curves = store.trials.curves(SPEC.name, [trial.number for trial in trials])
+    lost = trials[LOST - 1]
+    assert lost.outcome is not None
+    assert (lost.state, lost.outcome.steps) == (TrialState.LOST, 25)
+    assert [one.step for one in curves[LOST]] == [0, 25]
+    assert {number: len(curve) for number, curve in curves.items() if number != LOST} == {
+        trial.number: 5 for trial in trials if trial.number != LOST
+    }
+    assert executor.stopped[LOST] == (TrialState.CANCELLED, "its lease was lost")
+    assert [trial.retry_of for trial in trials if trial.retry_of] == [LOST]
+    assert sum(not trial.state.is_missing for trial in trials if trial.phase is Phase.SEARCH) == SPEC.budget.trials
