@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 import typer
 
 from bssearch.files import Row, write_csv
-from bssearch.records.text import visible
+from bssearch.records.text import shortened, visible
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -44,6 +44,8 @@ HEADINGS = {
     "steps_to_target": "steps",
     "final_metric": "metric",
 }
+
+LONGEST_CELL = 1_000  # characters; longer texts are in the other formats
 
 WIDE = 200  # line width without a terminal, wider than every table
 
@@ -185,4 +187,4 @@ def cell(value: Any) -> str:
         return "–"
     if isinstance(value, float):
         return f"{value:.4g}"
-    return visible(str(value))
+    return visible(shortened(str(value), LONGEST_CELL))

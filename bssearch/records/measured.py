@@ -8,6 +8,10 @@ from enum import StrEnum
 from typing import Any
 
 from bssearch.records.question import Configuration, TrialState
+from bssearch.records.text import shortened
+
+MOST_TEST_METRICS = 1_000
+LONGEST_NAME = 1_000  # characters of a metric's name
 
 COULD_NOT_PAUSE = "could not be paused"
 """Reason of a trial whose checkpoint could not be saved."""
@@ -135,6 +139,17 @@ class TrialOutcome:
     device_use: DeviceUse = DeviceUse()
     device: str | None = None
     device_uuid: str | None = None
+
+    def __post_init__(self) -> None:
+        # Cut here and not in the database, so that an outcome equals the stored one.
+        object.__setattr__(self, "reason", shortened(self.reason))
+        if self.traceback is not None:
+            object.__setattr__(self, "traceback", shortened(self.traceback))
+        names = self.further_test_metrics or {}
+        if len(names) > MOST_TEST_METRICS or any(len(name) > LONGEST_NAME for name in names):
+            raise ValueError(
+                f"{len(names):,} test metrics; at most {MOST_TEST_METRICS:,}, with names of {LONGEST_NAME:,} characters"
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,10 @@ from collections.abc import Sequence
 
 NOTHING = "–"
 
+LONGEST_TEXT = 50_000  # characters of a stored text; a traceback of a deep recursion keeps its start and its end
+
+_HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+
 
 def sentence(words: str) -> str:
     """Capitalize the first letter."""
@@ -34,12 +38,16 @@ def without_passwords(text: str) -> str:
 
 def visible(text: str) -> str:
     """Replace control characters and lone surrogates by U+FFFD."""
-    return "".join(
-        "\ufffd"
-        if (ord(one) < 32 and one not in "\n\t") or 127 <= ord(one) < 160 or "\ud800" <= one <= "\udfff"
-        else one
-        for one in text
-    )
+    return _HIDDEN.sub("\ufffd", text)
+
+
+def shortened(text: str, most: int = LONGEST_TEXT) -> str:
+    """Cut the middle out of a text with more than ``most`` characters and state its length."""
+    if len(text) <= most:
+        return text
+    cut = f"… ({len(text):,} characters) …"
+    kept = max(most - len(cut), 0)
+    return f"{text[: kept - kept // 4]}{cut}{text[len(text) - kept // 4 :]}"
 
 
 def number(value: float, digits: int = 3) -> str:

@@ -469,7 +469,9 @@ class History:
         attempts = 0
         while trial is not None:
             attempts += 1
-            trial = self.trial(trial.retry_of) if trial.retry_of is not None else None
+            earlier = trial.retry_of
+            # Another program may have stored a trial as its own retry.
+            trial = self.trial(earlier) if earlier is not None and earlier < trial.number else None
         return attempts
 
     def _is_broken(self, batch_size: int) -> bool:

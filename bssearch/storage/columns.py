@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -13,6 +13,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sqlalchemy import (
+    JSON,
     CheckConstraint,
     ColumnElement,
     Connection,
@@ -32,11 +33,19 @@ from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
 from bssearch.records import Configuration, DeviceUse, Environment, GradientNoise, StepTimeError, Target, TrialOutcome
+from bssearch.records.text import plural, shortened
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 LARGEST = 1e300
+
+# Bounds of stored values: whatever a row holds, a command reads it within a second.
+MOST_SENTENCES = 1_000
+MOST_KEYS = 1_000  # of a configuration
+LONGEST_VALUE = 10_000  # characters of a key or value of a configuration
+MOST_VALUES = 200_000  # of a spec or an answer
+DEEPEST = 50
 
 NAMING_CONVENTION = {
     "pk": "pk_%(table_name)s",
@@ -84,7 +93,7 @@ class FiniteFloat(TypeDecorator[float]):
 
 
 class StorableText(TypeDecorator[str]):
-    """Text; NUL and lone surrogates become replacement characters."""
+    """Text; NUL and lone surrogates become replacement characters, long texts are cut."""
 
     impl = Text
     cache_ok = True
@@ -93,7 +102,12 @@ class StorableText(TypeDecorator[str]):
         """Replace characters that no database stores."""
         if value is None:
             return None
+        value = shortened(value)
         return value.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode("utf-8")
+
+    def process_result_value(self, value: str | None, dialect: Dialect) -> str | None:
+        """Cut a text that another program stored."""
+        return shortened(value) if isinstance(value, str) else value  # SQLite stores any type
 
 
 class Sentences(TypeDecorator[tuple[str, ...]]):
@@ -108,7 +122,91 @@ class Sentences(TypeDecorator[tuple[str, ...]]):
 
     def process_result_value(self, value: str | None, dialect: Dialect) -> tuple[str, ...] | None:
         """Split the lines."""
-        return None if value is None else tuple(value.splitlines())
+        if value is None:
+            return None
+        found = value.splitlines()
+        if len(found) > MOST_SENTENCES:
+            found = [*found[: MOST_SENTENCES - 1], f"… ({len(found):,} sentences)"]
+        return tuple(found)
+
+
+def is_scalar(value: object) -> bool:
+    """Return whether a value is a `bssearch.records.ParameterValue`."""
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def json_kind(value: object) -> str:
+    """Return the kind of a JSON value in words."""
+    if isinstance(value, bool):
+        return "a boolean"
+    kinds = {type(None): "null", int: "a number", float: "a number", str: "a text", list: "a list", dict: "an object"}
+    return kinds.get(type(value), f"a {type(value).__name__}")
+
+
+def json_fault(value: object, *, of_scalars: bool) -> str | None:
+    """Say why a JSON value is no stored object; None if it is one.
+
+    ``of_scalars``: the object holds a configuration: booleans, numbers, texts and nulls.
+    """
+    if not isinstance(value, dict):
+        return f"{json_kind(value)}; expected an object"
+    if not of_scalars:
+        return _size_fault(value)
+    if len(value) > MOST_KEYS:
+        return f"{len(value):,} keys; at most {MOST_KEYS:,}"
+    for name, one in value.items():
+        if not is_scalar(one):
+            return f"{shortened(name, 60)!r} is {json_kind(one)}; expected a boolean, number, text or null"
+        longest = max(len(name), len(one) if isinstance(one, str) else 0)
+        if longest > LONGEST_VALUE:
+            return f"{shortened(name, 60)!r} has {longest:,} characters; at most {LONGEST_VALUE:,}"
+    return None
+
+
+def _size_fault(value: object) -> str | None:
+    level, values = [value], 0
+    for _ in range(DEEPEST + 1):
+        values += len(level)
+        if values > MOST_VALUES:
+            return f"more than {MOST_VALUES:,} values"
+        level = [inner for one in level for inner in _inside(one)]
+        if not level:
+            return None
+    return f"more than {plural(DEEPEST, 'level')}"
+
+
+def _inside(value: object) -> Iterable[object]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
+
+
+class StoredObject(TypeDecorator[Mapping[str, Any]]):
+    """A JSON object within the bounds of `json_fault`; every JSON column is read through this type."""
+
+    impl = JSON
+    cache_ok = True
+
+    def __init__(self, *, of_scalars: bool = False) -> None:
+        super().__init__(none_as_null=of_scalars)
+        self.of_scalars = of_scalars
+
+    def process_bind_param(self, value: Mapping[str, Any] | None, dialect: Dialect) -> Mapping[str, Any] | None:
+        """Raise `ValueError` for a value that could not be read again."""
+        return self._checked(value)
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> Mapping[str, Any] | None:
+        """Raise `ValueError` for a value that another program stored; the store then names the row."""
+        return self._checked(value)
+
+    def _checked(self, value: Any) -> Mapping[str, Any] | None:
+        if value is None:
+            return None
+        fault = json_fault(value, of_scalars=self.of_scalars)
+        if fault is not None:
+            raise ValueError(f"a stored object is {fault}")
+        found: Mapping[str, Any] = value
+        return found
 
 
 def enum(kind: type[StrEnum], name: str) -> Enum:

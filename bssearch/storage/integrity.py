@@ -35,6 +35,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.types import NullType, TypeEngine
 
+from bssearch.storage.columns import json_fault
 from bssearch.storage.connection.engine import from_json
 from bssearch.storage.models import (
     BranchRow,
@@ -59,24 +60,20 @@ OF_SCALARS = frozenset({"parameters", "sampled", "further_test_metrics"})
 LONGEST = 60
 
 
-def is_scalar(value: object) -> bool:
-    """Return whether a value is a `ParameterValue`."""
-    return value is None or isinstance(value, bool | int | float | str)
-
-
 def first_fault(connection: Connection, study_id: int) -> str | None:
     """Describe the first invalid row, or return None."""
     for table, words, label, scope in _rows_of(study_id):
         for column in table.columns:
-            value = type_coerce(column, NullType())
+            value, kind = type_coerce(column, NullType()), storage_type(column.type)
             wrong = _is_wrong(column, connection.dialect.name)
             query = select(label, value).select_from(table).where(scope, wrong).order_by(label)
             if (found := _first(connection, query)) is not None:
-                return f"{words} {found[0]}: {column.name} = {shown(found[1])}"
-            if isinstance(storage_type(column.type), JSON):
+                why = _fault(found[1], column.name in OF_SCALARS) if isinstance(kind, JSON) else None
+                return f"{words} {found[0]}: {column.name} = {shown(found[1])}{'' if why is None else f': {why}'}"
+            if isinstance(kind, JSON):
                 for known, found in connection.execute(select(label, value).select_from(table).where(scope)):
-                    if found is not None and not _is_ours(found, column.name in OF_SCALARS):
-                        return f"{words} {known}: {column.name} = {shown(found)}"
+                    if found is not None and (why := _fault(found, column.name in OF_SCALARS)) is not None:
+                        return f"{words} {known}: {column.name} = {shown(found)}: {why}"
         for broken, rule in _rules(table):
             if (found := _first(connection, select(label).select_from(table).where(scope, broken))) is not None:
                 return f"{words} {found[0]}: {rule}"
@@ -163,15 +160,17 @@ def _first(connection: Connection, query: Select[Any]) -> tuple[Any, ...] | None
     return None if row is None else tuple(row)
 
 
-def _is_ours(found: Any, is_of_scalars: bool) -> bool:
+def _fault(found: Any, is_of_scalars: bool) -> str | None:
     try:
-        values = from_json(found) if isinstance(found, str) else found
-    except ValueError:
-        return False
-    return not is_of_scalars or all(map(is_scalar, values.values()))
+        value = from_json(found) if isinstance(found, str | bytes) else found
+    except ValueError as error:
+        return str(error)
+    return json_fault(value, of_scalars=is_of_scalars)
 
 
 def shown(value: object) -> str:
     """Return a value's short text."""
+    if isinstance(value, str | bytes):
+        value = value[: LONGEST + 1]  # not all of 10 MB in escapes
     text = "nothing" if value is None else repr(value)
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"

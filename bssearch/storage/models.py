@@ -11,7 +11,6 @@ from enum import StrEnum
 from typing import Annotated, Any, ClassVar
 
 from sqlalchemy import (
-    JSON,
     BigInteger,
     CheckConstraint,
     ForeignKey,
@@ -47,6 +46,7 @@ from bssearch.storage.columns import (
     FiniteFloat,
     Sentences,
     StorableText,
+    StoredObject,
     UtcDateTime,
     at_most_one,
     below_one,
@@ -96,9 +96,9 @@ class Base(DeclarativeBase):
         str: StorableText,
         datetime: UtcDateTime,
         tuple[str, ...]: Sentences,
-        Mapping[str, object]: JSON,
-        Mapping[str, ParameterValue]: JSON(none_as_null=True),
-        Mapping[str, float]: JSON(none_as_null=True),
+        Mapping[str, object]: StoredObject(),
+        Mapping[str, ParameterValue]: StoredObject(of_scalars=True),
+        Mapping[str, float]: StoredObject(of_scalars=True),
         **{kind: enum(kind, name) for kind, name in _ENUMS.items()},
     }
 
@@ -180,6 +180,7 @@ class TrialRow(Base, holds=(TrialRecord,)):
             name="lease_when_running",
         ),
         CheckConstraint("state = 'queued' OR environment_id IS NOT NULL", name="environment_when_started"),
+        CheckConstraint("retry_of < number", name="retry_of_earlier"),
         *positive("number", "batch_size", "micro_batch_size", "accumulation_steps", "world_size"),
         *positive("learning_rate", "train_seconds_limit", "eval_every_steps", "threads"),
         *not_negative("warmup_epochs", "weight_decay", "steps", "samples", "train_seconds"),
@@ -339,4 +340,4 @@ class SpecRow(Base):
 
     study_id: Mapped[int] = mapped_column(Integer, ForeignKey("bss_study.id", ondelete="CASCADE"), primary_key=True)
     digest: Mapped[str] = mapped_column(primary_key=True)
-    spec: Mapped[Mapping[str, object]] = mapped_column(JSON)
+    spec: Mapped[Mapping[str, object]] = mapped_column(StoredObject())

@@ -8,7 +8,6 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from sqlalchemy import (
-    JSON,
     CheckConstraint,
     ColumnElement,
     Connection,
@@ -26,9 +25,10 @@ from sqlalchemy.orm import InstrumentedAttribute, Mapped, mapped_column
 
 from bssearch.errors import NotFoundError, UsageError
 from bssearch.records import TrialState
+from bssearch.records.text import shortened
 from bssearch.spec.reader import check_study_name
 from bssearch.spec.templates import EARLIEST, LATEST, NewSubmission, Submission, SubmissionState, WorkerRecord
-from bssearch.storage.columns import Sentences, are_finite, enum, not_negative, now, positive
+from bssearch.storage.columns import Sentences, StoredObject, are_finite, enum, json_fault, not_negative, now, positive
 from bssearch.storage.connection.engine import from_json
 from bssearch.storage.connection.locks import lock_tables
 from bssearch.storage.database import StorePart, patiently
@@ -49,7 +49,7 @@ class SubmissionRow(Base, holds=(Submission,)):
 
     id: Mapped[Id]
     name: Mapped[str]
-    values: Mapped[Mapping[str, object]] = mapped_column(JSON)
+    values: Mapped[Mapping[str, object]] = mapped_column(StoredObject())
     owner: Mapped[str] = mapped_column(index=True)
     priority: Mapped[float]
     not_before: Mapped[datetime | None]
@@ -69,7 +69,7 @@ class WorkerRow(Base):
     tags: Mapped[tuple[str, ...]] = mapped_column(Sentences)
     slots: Mapped[str]
     device_name: Mapped[str | None]
-    templates: Mapped[Mapping[str, Mapping[str, object]]] = mapped_column(JSON)
+    templates: Mapped[Mapping[str, Mapping[str, object]]] = mapped_column(StoredObject())
     seen_at: Mapped[datetime]
     left_at: Mapped[datetime | None]
     serving: Mapped[str | None]
@@ -125,9 +125,11 @@ def worker_record(row: RowMapping, time: datetime, seen_within_s: float) -> Work
 
 def _value(stored: str) -> Any:
     try:
-        return from_json(stored)
+        value = from_json(stored)
     except ValueError:
-        return stored
+        return shortened(stored)
+    is_within_bounds = isinstance(value, dict) and json_fault(value, of_scalars=False) is None
+    return value if is_within_bounds else shortened(stored)
 
 
 # A worker counts as gone after four missed heartbeats.

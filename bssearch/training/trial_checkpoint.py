@@ -38,6 +38,14 @@ FORMAT = 1
 
 IDENTITY, TRAINING, _MEASURED = "trial.json", "training.pt", "measured.json"
 
+LARGEST_JSON = 64 * 2**20  # bytes of a ledger; a million steps take half
+
+LARGEST_PICKLE = 16 * 2**20  # bytes: a tensor takes about 100, and PyTorch reads 1 MB in two seconds
+
+_MARKS = b"(" * 1000  # PyTorch's reader takes a second for 500,000 opened lists that nobody closes
+
+_MAGIC = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # start of torch.save's files before PyTorch 1.6
+
 _SETTINGS = ("compile", "channels_last", "fused", "activation_checkpointing", "deterministic", "ghost_batch_size")
 
 State = dict[str, Any]  # tensors, numbers, strings, None, and containers of them
@@ -165,16 +173,42 @@ class RandomState:
 def _read(path: Path, identity: Identity, on_progress: Callable[[], None]) -> tuple[State, State]:
     try:
         with zipfile.ZipFile(path) as archive:
-            saved = json.loads(archive.read(IDENTITY))
-            measured = json.loads(archive.read(_MEASURED))
+            saved = json.loads(_part(archive, IDENTITY, LARGEST_JSON))
+            measured = json.loads(_part(archive, _MEASURED, LARGEST_JSON))
             _check(path, saved, identity)
             with archive.open(TRAINING) as member:
                 content = _whole(member, on_progress)
+        _check_pickle(content)
         return torch.load(content, map_location="cpu", weights_only=True), measured
     except CheckpointError:
         raise
     except Exception as error:
         raise _cannot_go_on(path, error) from error
+
+
+def _part(archive: zipfile.ZipFile, name: str, most: int) -> bytes:
+    """Read a part, unless it unpacks to more than ``most`` bytes."""
+    with archive.open(name) as member:
+        content = member.read(most + 1)
+    if len(content) > most:
+        raise ValueError(f"{name} has more than {most:,} bytes")
+    return content
+
+
+def _check_pickle(file: IO[bytes]) -> None:
+    """Raise `ValueError` for a file of `torch.save` that takes its reader minutes; leave the file at its start."""
+    if zipfile.is_zipfile(file):
+        with zipfile.ZipFile(file) as archive:
+            names = [name for name in archive.namelist() if name.endswith("data.pkl")]
+            programs = [_part(archive, name, LARGEST_PICKLE) for name in names]
+    else:
+        file.seek(0)
+        programs = [file.read(LARGEST_PICKLE)]
+        if not programs[0].startswith(_MAGIC):
+            raise ValueError("it was not written by torch.save")
+    file.seek(0)
+    if any(_MARKS in one for one in programs):
+        raise ValueError("it opens more than 1,000 lists at once")
 
 
 def _cannot_go_on(path: Path, error: Exception) -> CheckpointError:
@@ -280,6 +314,8 @@ def read_checkpoint(path: Path) -> SavedRun:
 
 def _load(path: Path) -> Any:
     try:
+        with path.open("rb") as file:
+            _check_pickle(file)
         return torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
     except Exception as error:
         raise UsageError(
@@ -313,8 +349,9 @@ def _of_trial(path: Path) -> SavedRun | None:
         with zipfile.ZipFile(path) as archive:
             if not {IDENTITY, TRAINING} <= set(archive.namelist()):
                 return None
-            configuration = json.loads(json.loads(archive.read(IDENTITY))["configuration"])
+            configuration = json.loads(json.loads(_part(archive, IDENTITY, LARGEST_JSON))["configuration"])
             with archive.open(TRAINING) as member:
+                _check_pickle(member)
                 training = torch.load(member, map_location="cpu", weights_only=True)
         trainer = training["trainer"]
         return SavedRun(

@@ -78,7 +78,7 @@ BEGIN
     USING ERRCODE = 'insufficient_privilege', CONSTRAINT = 'bss_submission_submitter';
 END $$
 """
-"""A worker of another login may only record how a waiting study ended."""
+"""Another login may only record how a waiting study ended: workers do, and the trigger cannot tell who is one."""
 
 SUBMITTER = """
 CREATE TRIGGER bss_submission_submitter
@@ -421,6 +421,7 @@ def upgrade() -> None:
         sa.CheckConstraint(
             "state = 'queued' OR environment_id IS NOT NULL", name=op.f("ck_bss_trial_environment_when_started")
         ),
+        sa.CheckConstraint("retry_of < number", name=op.f("ck_bss_trial_retry_of_earlier")),
         sa.CheckConstraint(
             "time_to_target_s IS NULL OR state = 'reached'", name=op.f("ck_bss_trial_time_to_target_s_when_reached")
         ),

@@ -28,6 +28,8 @@ from bssearch.records import (
     TrialStop,
     WorkloadDescription,
 )
+from bssearch.records.measured import MOST_TEST_METRICS
+from bssearch.records.text import LONGEST_TEXT
 from tests.executors.line_workload import request_trial
 from tests.factories import changed
 
@@ -69,6 +71,18 @@ STEP_TIME = StepTime(
     peak_memory_bytes=None,
 )
 OUTCOME = TrialOutcome(state=TrialState.REACHED, reason="two\nlines", steps_to_target=3, traceback="a\n\tb\u2028c")
+
+
+def test_an_outcome_that_a_worker_sends_is_bounded() -> None:
+    long = replace(OUTCOME, reason="x" * LONGEST_TEXT, traceback="y" * LONGEST_TEXT)
+    line = encode(TrialEnded(number=7, outcome=long)).replace(b"xxx", b"xxxx").replace(b"yyy", b"yyyy")
+    reply = decode_reply(line)
+    assert isinstance(reply, TrialEnded) and reply.outcome.traceback is not None
+    assert len(reply.outcome.reason) == len(reply.outcome.traceback) == LONGEST_TEXT
+    metrics = ", ".join(f'"m{number}": 1.0' for number in range(MOST_TEST_METRICS + 1))
+    line = encode(TrialEnded(number=7, outcome=OUTCOME))
+    with pytest.raises(ValueError, match="1,001 test metrics"):
+        decode_reply(line.replace(b'"further_test_metrics": null', f'"further_test_metrics": {{{metrics}}}'.encode()))
 
 
 def kind_of(message: Command | Reply) -> str:

@@ -302,6 +302,7 @@ def tries(count: int, state: TrialState = TrialState.LOST, **changes: Any) -> li
         ([*tries(1), make_trial(2, retry_of=1)], None),
         ([*tries(1), make_trial(2, state=TrialState.RUNNING, retry_of=1)], None),
         ([*tries(1), make_trial(2, state=TrialState.LOST)], 1),
+        ([make_trial(n, state=TrialState.LOST, retry_of=1) for n in (1, 2)], 2),
         (tries(1, TrialState.CANCELLED), None),
         (tries(1, uncapped=True), None),
         (tries(1, batch_size=4), None),

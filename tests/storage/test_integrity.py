@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from bssearch.errors import BSSearchError, DatabaseError
+from bssearch.records import Configuration
+from bssearch.records.text import LONGEST_TEXT
+from bssearch.storage.columns import MOST_SENTENCES
 from bssearch.storage.repository import open_store
-from tests.factories import make_curve
+from tests.factories import make_curve, make_plan
 from tests.schema import execute
 from tests.storage.conftest import OUTCOME, add_study, begun, start
 
@@ -73,6 +78,76 @@ def test_the_first_row_that_bssearch_cannot_have_stored_is_named(file: Path, sta
         raise ZeroDivisionError("what would come of it")
     assert str(caught.value).startswith(f"study 'toy' has an invalid row: {said}")
     assert "other studies" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "said"),
+    [
+        ("sampled", "1", "sampled = 1: a number; expected an object"),
+        ("sampled", "'[1]'", "sampled = '[1]': a list; expected an object"),
+        ("parameters", "'\"x\"'", "parameters = '\"x\"': a text; expected an object"),
+        ("further_test_metrics", "'{\"a\": [1]}'", "'a' is a list; expected a boolean, number, text or null"),
+        ("parameters", "(SELECT json_group_object('p' || value, 1) FROM many)", "100,000 keys; at most 1,000"),
+        ("parameters", "json_object('p', printf('%.*c', 1000000, 'x'))", "'p' has 1,000,000 characters; at most "),
+    ],
+)
+def test_an_object_of_another_kind_or_beyond_the_bounds_is_named_when_it_is_read(
+    file: Path, column: str, value: str, said: str
+) -> None:
+    many = "WITH RECURSIVE many(value) AS (SELECT 1 UNION ALL SELECT value + 1 FROM many WHERE value < 100000)"
+    execute(file, f"{many} UPDATE bss_trial SET {column} = {value} WHERE {TOY} AND number = 1")
+    with pytest.raises(DatabaseError) as caught, open_store(f"sqlite:///{file}", write=False) as store:
+        store.trials.of("toy")
+    assert f"study 'toy' has an invalid row: trial 1: {column} = " in caught.value.message
+    assert said in caught.value.message
+    assert len(caught.value.message) < 300
+
+
+@pytest.mark.parametrize(("deep", "wide", "said"), [(60, 1, "50 levels"), (1, 250_000, "200,000 values")])
+def test_a_spec_that_is_too_deep_or_too_wide_is_named(file: Path, deep: int, wide: int, said: str) -> None:
+    inside = f"[{','.join('1' * wide)}]"
+    execute(file, "UPDATE bss_study SET spec = ? WHERE name = 'toy'", ['{"a":' * deep + inside + "}" * deep])
+    with (
+        pytest.raises(DatabaseError, match=f"study toy: spec = .*: more than {said}"),
+        open_store(f"sqlite:///{file}", write=False) as store,
+    ):
+        store.studies.get("toy")
+
+
+@pytest.mark.parametrize("column", ["reason", "traceback", "warnings", "started_by"])
+def test_a_long_text_is_cut_when_it_is_read_and_when_it_is_stored(file: Path, column: str) -> None:
+    execute(file, f"UPDATE bss_trial SET {column} = printf('%.*c', 1000000, 'x') WHERE {TOY} AND number = 1")
+    with open_store(f"sqlite:///{file}") as store:
+        found = store.trials.get("toy", 1)
+        store.trials.save_log("toy", 1, "x" * 10**6)
+        outcome = found.outcome
+        assert outcome is not None
+        warning = next(iter(outcome.warnings), "")
+        texts = {"reason": outcome.reason, "traceback": outcome.traceback, "started_by": found.started_by}
+        text = {**texts, "warnings": warning}[column] or ""
+        assert len(text) == LONGEST_TEXT and "(1,000,000 characters)" in text
+    assert execute(file, "SELECT length(text) FROM bss_log") == [(LONGEST_TEXT,)]
+
+
+def test_of_many_warnings_the_first_are_read(file: Path) -> None:
+    execute(file, f"UPDATE bss_trial SET warnings = ? WHERE {TOY} AND number = 1", ["w\n" * 5000])
+    with open_store(f"sqlite:///{file}", write=False) as store:
+        outcome = store.trials.get("toy", 1).outcome
+    assert outcome is not None and len(outcome.warnings) == MOST_SENTENCES
+    assert outcome.warnings[-1] == "… (5,000 sentences)"
+
+
+def test_a_value_that_could_not_be_read_again_is_not_stored(url: str) -> None:
+    with open_store(url) as store, pytest.raises(DatabaseError, match="1,001 keys; at most 1,000"):
+        add_study(store)
+        values = {f"p{number}": number for number in range(1001)}
+        configuration = Configuration(batch_size=8, micro_batch_size=8, learning_rate=0.1, parameters=values)
+        store.trials.enqueue("toy", make_plan(configuration=configuration))
+
+
+def test_no_program_stores_a_trial_as_its_own_retry(file: Path) -> None:
+    with pytest.raises(sqlite3.IntegrityError, match="retry_of_earlier"), closing(sqlite3.connect(file)) as connection:
+        connection.execute("UPDATE bss_trial SET retry_of = number")
 
 
 def test_other_studies_are_read_as_ever(file: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 import torch
@@ -13,7 +15,7 @@ from bssearch.errors import BSSearchError, NotFoundError, UsageError
 from bssearch.records import Branch, TrialState
 from bssearch.training.schedule import RateSchedule
 from bssearch.training.trainer import Trainer
-from bssearch.training.trial_checkpoint import branch_schedule, load_weights, read_checkpoint
+from bssearch.training.trial_checkpoint import LARGEST_PICKLE, branch_schedule, load_weights, read_checkpoint
 from tests.training.toys import Run, Toy, configuration, on_cpu, request, toy_data
 
 RATE = 0.05
@@ -181,6 +183,38 @@ class Code:
 def test_a_file_that_is_no_checkpoint_is_refused(tmp_path: Path, content: object, message: str) -> None:
     torch.save(content, tmp_path / "c.pt")
     with pytest.raises(UsageError, match=message):
+        read_checkpoint(tmp_path / "c.pt")
+
+
+def pickled(file: IO[bytes], program: bytes) -> None:
+    """Write a file of `torch.save` with another pickle."""
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("c/data.pkl", program)
+        archive.writestr("c/version", "3\n")
+
+
+def in_old_form(file: IO[bytes], program: bytes) -> None:
+    torch.save({}, file, _use_new_zipfile_serialization=False)
+    file.seek(30)
+    file.write(program)
+
+
+@pytest.mark.parametrize(
+    ("write", "program", "said"),
+    [
+        (lambda file, program: file.write(program), b"(" * 10**6, "was not written by torch.save"),
+        (in_old_form, b"(" * 10**6, "opens more than 1,000 lists"),
+        (pickled, b"(" * 10**6, "opens more than 1,000 lists"),
+        (pickled, b"N0" * (LARGEST_PICKLE // 2 + 1), "data.pkl has more than"),
+    ],
+)
+def test_a_checkpoint_that_would_take_minutes_to_read_is_refused_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[..., object], program: bytes, said: str
+) -> None:
+    with (tmp_path / "c.pt").open("wb") as file:
+        write(file, program)
+    monkeypatch.setattr(torch, "load", None)
+    with pytest.raises(UsageError, match=said):
         read_checkpoint(tmp_path / "c.pt")
 
 

@@ -15,8 +15,9 @@ from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
 from sqlalchemy import Column, Table
 
 from bssearch.errors import UsageError
-from bssearch.storage.columns import Sentences
-from bssearch.storage.integrity import LARGEST, LARGEST_WHOLE, OF_SCALARS, is_scalar, shown, storage_type
+from bssearch.records.text import LONGEST_TEXT
+from bssearch.storage.columns import DEEPEST, MOST_SENTENCES, Sentences, is_scalar, json_fault
+from bssearch.storage.integrity import LARGEST, LARGEST_WHOLE, OF_SCALARS, shown, storage_type
 from bssearch.storage.models import (
     BranchRow,
     EnvironmentRow,
@@ -46,7 +47,6 @@ KEPT_OF_FINDINGS = ("quick", "search_end")
 # Trial numbers are smaller, so that further trials fit.
 MOST_TRIALS = 2**40
 
-_DEEPEST = 50
 _FIRST, _END = datetime(1980, 1, 1, tzinfo=UTC), datetime(9000, 1, 1, tzinfo=UTC)
 
 
@@ -101,6 +101,8 @@ def _bounded(value: float) -> float:
 
 
 def _storable(value: str) -> str:
+    if len(value) > LONGEST_TEXT:
+        raise ValueError(f"{len(value):,} characters; at most {LONGEST_TEXT:,}")
     return value.replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
@@ -109,14 +111,21 @@ def _on_one_line(value: str) -> str:
 
 
 def _not_deep(value: dict[str, Any]) -> dict[str, Any]:
-    _check_depth(value, _DEEPEST)
+    _check_depth(value, DEEPEST)
+    return _bounded_object(value, of_scalars=False)
+
+
+def _bounded_object(value: dict[str, Any], *, of_scalars: bool) -> dict[str, Any]:
+    fault = json_fault(value, of_scalars=of_scalars)
+    if fault is not None:
+        raise ValueError(fault)
     return value
 
 
 def _check_depth(value: object, levels: int) -> None:
     if isinstance(value, dict | list):
         if levels == 0:
-            raise ValueError(f"must have at most {_DEEPEST} levels")
+            raise ValueError(f"must have at most {DEEPEST} levels")
         for one in value.values() if isinstance(value, dict) else value:
             _check_depth(one, levels - 1)
 
@@ -124,7 +133,7 @@ def _check_depth(value: object, levels: int) -> None:
 def _flat(value: dict[str, Any]) -> dict[str, Any]:
     if not all(map(is_scalar, value.values())):
         raise ValueError("must hold only booleans, numbers, texts and nulls")
-    return value
+    return _bounded_object(value, of_scalars=True)
 
 
 def _kept(value: dict[str, Any]) -> dict[str, Any]:
@@ -156,7 +165,7 @@ _SPECIAL: Mapping[str, Any] = {
 
 def _field(column: Column[Any]) -> tuple[Any, Any]:
     if isinstance(column.type, Sentences):
-        return tuple[_Line, ...], ()
+        return Annotated[tuple[_Line, ...], Field(max_length=MOST_SENTENCES)], ()
     python_type = storage_type(column.type).python_type
     found = _SPECIAL.get(column.name, _TYPES.get(python_type, python_type))
     if column.nullable:

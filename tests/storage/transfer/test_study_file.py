@@ -112,6 +112,11 @@ TRIAL: dict[str, tuple[dict[str, Any], str]] = {
     "deep": ({"parameters": {"a": []}}, "trial 1: parameters = {'a': []}"),
     "environment": ({"environment": "x"}, "trial 1: environment = 'x'"),
     "retry": ({"retry_of": 99}, "trial 1: retry_of = 99"),
+    "its own retry": ({"retry_of": 1}, "trial 1: retry_of = 1"),
+    "a long reason": ({"reason": "x" * 10**6}, "trial 1: reason = 'xxx"),
+    "a million warnings": ({"warnings": ["x"] * 10**6}, "trial 1: warnings = "),
+    "a hundred thousand parameters": ({"parameters": {f"p{n}": n for n in range(10**5)}}, "trial 1: parameters = "),
+    "a long parameter": ({"parameters": {"p": "x" * 10**6}}, "trial 1: parameters = "),
     "number": ({"number": 2**40}, "number = 1099511627776"),
     "surplus": ({"surplus": 1}, "surplus = 1"),
 }
@@ -129,6 +134,7 @@ CHANGES: dict[str, tuple[Callable[[Lines], object], str]] = {
     "kind": (lambda lines: lines.insert(2, {"x": {}}), "line 3: unknown kind of row 'x'"),
     "list": (lambda lines: lines.insert(4, {"trial": []}), "line 5: trial "),
     "deep answer": (lambda lines: row(lines, "finding")["answer"]["quick"].update(a=nested(60)), "finding: answer = "),
+    "wide answer": (lambda lines: row(lines, "finding")["answer"]["quick"].update(a=[0] * 10**6), "finding: answer = "),
 }
 
 
