@@ -482,20 +482,22 @@ def make_optuna_database(file: Path) -> None:
 def server_rows(server: Postgres, file: Path, study: str) -> Iterator[ServerRows]:
     """Give the rows of a study of a SQLite file on a server, with a log, a submission and a worker."""
     url = server.create_database("hostile_rows")
-    with open_store(f"sqlite:///{file}", write=False) as read, open_store(url) as store:
-        store.transfer.join(read.transfer.read([study], "a file"))
-        compute_answer(store, study)
-        store.trials.save_log(study, 3, "epoch 1\nepoch 2\n")
-        store.findings.save(study, store.findings.stamp(study), {"answer": None, "quick": None, "search_end": None})
-    server.execute(
-        "INSERT INTO bss_submission (name, template, values, tags, owner, priority, submitted_at, state, "
-        "reason, served_seconds) VALUES ('mine', 'digits', '{}', 'gpu', 'ann', 1, now(), 'waiting', 'so', 2)",
-        'INSERT INTO bss_worker (name, "user", host, tags, slots, templates, seen_at) '
-        "VALUES ('h/1', 'ann', 'h', 'gpu', 'auto', '{\"digits\": {}}', now())",
-        database="hostile_rows",
-    )
-    yield ServerRows(server, "hostile_rows", study)
-    server.execute("DROP DATABASE hostile_rows WITH (FORCE)")
+    try:
+        with open_store(f"sqlite:///{file}", write=False) as read, open_store(url) as store:
+            store.transfer.join(read.transfer.read([study], "a file"))
+            compute_answer(store, study)
+            store.trials.save_log(study, 3, "epoch 1\nepoch 2\n")
+            store.findings.save(study, store.findings.stamp(study), {"answer": None, "quick": None, "search_end": None})
+        server.execute(
+            "INSERT INTO bss_submission (name, template, values, tags, owner, priority, submitted_at, state, "
+            "reason, served_seconds) VALUES ('mine', 'digits', '{}', 'gpu', 'ann', 1, now(), 'waiting', 'so', 2)",
+            'INSERT INTO bss_worker (name, "user", host, tags, slots, templates, seen_at) '
+            "VALUES ('h/1', 'ann', 'h', 'gpu', 'auto', '{\"digits\": {}}', now())",
+            database="hostile_rows",
+        )
+        yield ServerRows(server, "hostile_rows", study)
+    finally:
+        server.execute("DROP DATABASE hostile_rows WITH (FORCE)")
 
 
 KINDS = (
