@@ -6,20 +6,23 @@ not simply taken.
 
 from __future__ import annotations
 
+import io
 import json
 import random
 import shutil
 import sqlite3
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from bssearch.cli.app import app
 from bssearch.commands.enqueue import configuration_of
 from bssearch.commands.report import svg_of
 from bssearch.commands.trials import status
 from bssearch.errors import BSSearchError, UsageError
+from bssearch.exchange.importers.optuna_runs import import_optuna
 from bssearch.exchange.importers.rcp import import_rcp
 from bssearch.exchange.importers.runs import import_runs
 from bssearch.exchange.trial_rows import trial_table
@@ -31,9 +34,11 @@ from bssearch.search.finding import compute_answer
 from bssearch.settings import shipped_studies
 from bssearch.spec import load_spec
 from bssearch.spec.reader import parse_value
+from bssearch.spec.templates import load_templates
 from bssearch.storage.models import Base
 from bssearch.storage.repository import Store, open_store
 from tests.factories import make_request, make_spec
+from tests.postgres import Postgres
 from tests.schema import execute
 
 DATA = Path(__file__).parent / "data"
@@ -87,8 +92,29 @@ VALUES: tuple[str, ...] = (
     "1",
     "2.5",
 )
+MANY = "WITH RECURSIVE many(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM many WHERE n < 100000) SELECT"
+VALUES += (
+    *("printf('%.*c', 10000000, 'x')", "replace(printf('%.*c', 5000000, 'w'), 'ww', 'w ')"),
+    "replace(printf('%.*c', 2000000, 'x'), 'x', char(27))",
+    f"({MANY} json_group_object('p' || n, n) FROM many)",
+    f"({MANY} json_group_array(n) FROM many)",
+    *("json_object('p', printf('%.*c', 1000000, 'x'))", "printf('%.*c', 100000, '[')"),
+)
 VALUES += ("9223372036854775807", "'[1]'", "'{}'", "'null'", '\'{"a": [1, {"b": null}]}\'', "'2026-99-99'", "1e-320")
 """What mutations put into a row, as SQL."""
+
+SERVER_VALUES: tuple[str, ...] = (
+    *("''", "'text'", "NULL", "'NaN'", "'Infinity'", "'-Infinity'", "'1e308'", "'-1e308'", "'1e-320'", "'-1'", "'0'"),
+    *("'1'", "'2.5'", "'2147483647'", "'9223372036854775807'", "'true'", "'false'", "'infinity'", "'-infinity'"),
+    *("'9999-12-31'", "'294276-12-31'", "'0001-01-01 BC'", "'{}'", "'[]'", "'[1]'", "'null'", "'\"x\"'", "'[[1]]'"),
+    *('\'{"a": [1, {"b": null}]}\'', "'{\"a\": 1e999}'", '\'{"a": "\\ud800"}\'', '\'{"a": "\\u0000"}\''),
+    *("repeat('x', 10000000)", "repeat('w ', 5000000)", "repeat(chr(27), 2000000)", "repeat(chr(10) || 'w', 1000000)"),
+    *("(SELECT json_object_agg('p' || n, n) FROM generate_series(1, 100000) AS n)",),
+    *("(SELECT json_agg(n) FROM generate_series(1, 1000000) AS n)", "json_build_object('p', repeat('x', 1000000))"),
+    *("(repeat('[', 6000) || repeat(']', 6000))::json", "(repeat('{\"a\":', 100) || '1' || repeat('}', 100))::json"),
+    *("'running'", "'queued'", "'reached'", "'paused'", "'failed'", "'waiting'", "'search'", "chr(65534) || chr(8238)"),
+)
+"""What mutations put into a row on a server, as SQL; the server refuses many of them for a column."""
 
 
 def mutated(rng: random.Random, text: str) -> str:
@@ -224,7 +250,9 @@ class StoredRows:
 
     def attempt(self, rng: random.Random, folder: Path) -> None:
         """Change one value, of one row or of all, and read the study in every way."""
-        self.try_one(folder, *rng.choice(self.columns()), rng.choice(VALUES), one_row=rng.random() < 0.5)
+        place, value = rng.choice(self.columns()), rng.choice(VALUES)
+        is_large = "0000" in value  # in all rows of a curve it would fill the disk
+        self.try_one(folder, *place, value, one_row=is_large or rng.random() < 0.5)
 
     def try_one(self, folder: Path, table: str, column: str, value: str, *, one_row: bool) -> None:
         """Put a value into a column, then ask what is told of a study."""
@@ -239,6 +267,67 @@ class StoredRows:
             with suppress(BSSearchError), open_store(f"sqlite:///{copy}", write=False) as store:
                 json.dumps(ask(store, self.study), default=str, allow_nan=False)
             self.seconds.append(time.process_time() - began)
+        ask_on_the_command_line(f"sqlite:///{copy}", self.study, folder, self.seconds)
+
+
+@dataclass
+class ServerRows:
+    """Rows of a study and of the queue on a PostgreSQL server, of which one value is changed behind bssearch's back."""
+
+    server: Postgres
+    database: str
+    study: str
+    seconds: list[float] = field(default_factory=list)
+    """The seconds of CPU that each command took."""
+    changed: int = 0
+    """Cases in which the server took the value."""
+
+    def attempt(self, rng: random.Random, folder: Path) -> None:
+        """Change one value, of one row or of all, and run the commands that read it."""
+        table = rng.choice([one for one in Base.metadata.sorted_tables if one.name in FILLED])
+        column, value = rng.choice([column.name for column in table.columns]), rng.choice(SERVER_VALUES)
+        if rng.random() < 0.03:
+            table, column, value = Base.metadata.tables["bss_trial"], "retry_of", "number"
+        self.try_one(folder, table.name, column, value, one_row=rng.random() < 0.5)
+
+    def try_one(self, folder: Path, table: str, column: str, value: str, *, one_row: bool) -> None:
+        """Put a value into a column of a copy of the database, where the server takes it, and run the commands."""
+        import psycopg
+
+        self.server.execute(f"CREATE DATABASE hostile TEMPLATE {self.database} STRATEGY file_copy")
+        try:
+            where = f" WHERE ctid = (SELECT max(ctid) FROM {table})" if one_row else ""
+            try:
+                self.server.execute(f'UPDATE {table} SET "{column}" = {value}{where}', database="hostile")
+            except psycopg.Error:
+                return
+            self.changed += 1
+            ask_on_the_command_line(self.server.url("hostile"), self.study, folder, self.seconds)
+        finally:
+            self.server.execute("DROP DATABASE hostile WITH (FORCE)")
+
+
+FILLED = frozenset(
+    {
+        *("bss_environment", "bss_study", "bss_trial", "bss_observation", "bss_probe", "bss_finding", "bss_log"),
+        *("bss_spec", "bss_submission", "bss_worker"),
+    }
+)
+"""Tables with rows in the study of `ServerRows`."""
+
+
+def ask_on_the_command_line(url: str, study: str, folder: Path, seconds: list[float]) -> None:
+    """Run the commands that read a study; raise what is neither an answer nor an error of bssearch."""
+    page = str(folder / "page.html")
+    for words in (
+        *(["study", "list"], ["study", "show", study], ["trial", "list", study], ["trial", "show", study, "3"]),
+        *(["best", study], ["report", study, "--html", page], ["queue", "list"]),
+        ["trial", "list", study, "--format", "json"],
+    ):
+        began = time.process_time()
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()), suppress(SystemExit, BSSearchError):
+            app([*words, "--db", url])
+        seconds.append(time.process_time() - began)
 
 
 def put(file: Path, table: str, column: str, value: str, *, one_row: bool) -> None:
@@ -319,6 +408,98 @@ PROGRAM_LOGS = (
 )
 """What a program prints, before it is changed; PAD is where much is put."""
 
+TEMPLATES = """templates:
+  digits:
+    spec: digits
+    values:
+      budget.trials: { type: integer, low: 1, high: 400 }
+      target.value: { type: number, low: 0.9, high: 0.99 }
+      space.batch_size: { type: integers, low: 4, high: 4096 }
+      training.deterministic: { type: boolean }
+      workload_settings.width: { choices: [16, 32] }
+  other:
+    spec: fashion_mnist
+    values: {}
+"""
+
+
+def _templates(rng: random.Random, folder: Path) -> None:
+    file = folder / "templates.yaml"
+    file.write_bytes(in_bytes(rng, mutated(rng, TEMPLATES)))
+    load_templates(file).offered()
+
+
+@dataclass(frozen=True)
+class OptunaDatabases:
+    """Databases of Optuna, of which some values are changed."""
+
+    database: Path
+    seconds: list[float] = field(default_factory=list)
+
+    def attempt(self, rng: random.Random, folder: Path) -> None:
+        """Change one to three values, import the study and store it."""
+        copy = folder / "theirs.db"
+        shutil.copy(self.database, copy)
+        tables = execute(copy, "SELECT m.name, p.name FROM sqlite_master m, pragma_table_info(m.name) p")
+        for _ in range(rng.randint(1, 3)):
+            with suppress(sqlite3.Error):
+                (table, column), value = rng.choice(tables), rng.choice(VALUES)
+                put(copy, table, column, value, one_row="0000" in value or rng.random() < 0.5)
+        began = time.process_time()
+        try:
+            made = import_optuna(str(copy), name="toy", metric="accuracy", target=0.9)
+            target = folder / "made.db"
+            target.unlink(missing_ok=True)
+            with open_store(f"sqlite:///{target}") as store:
+                store.transfer.import_finished(made.studies)
+        finally:
+            self.seconds.append(time.process_time() - began)
+
+
+def make_optuna_database(file: Path) -> None:
+    """Write a study of twelve trials with Optuna itself."""
+    import optuna
+    from optuna.distributions import FloatDistribution, IntDistribution
+
+    storage = optuna.storages.RDBStorage(f"sqlite:///{file}")
+    made = optuna.create_study(study_name="theirs", storage=storage, direction="maximize")
+    sizes, rates = IntDistribution(8, 128), FloatDistribution(1e-4, 1.0, log=True)
+    for number in range(12):
+        made.add_trial(
+            optuna.trial.create_trial(
+                params={"batch_size": 8 * 2 ** (number % 4), "lr": 0.01 * (number + 1)},
+                distributions={"batch_size": sizes, "lr": rates},
+                value=0.8 + number / 60,
+                intermediate_values={step: 0.5 + step / 25 for step in range(1, 11)},
+                user_attrs={"device": "A100", "note": "x"},
+            )
+        )
+    storage.remove_session()
+    storage.engine.dispose()
+
+
+@contextmanager
+def server_rows(server: Postgres, file: Path, study: str) -> Iterator[ServerRows]:
+    """Give the rows of a study of a SQLite file on a server, with a log, a submission and a worker."""
+    url = server.create_database("hostile_rows")
+    try:
+        with open_store(f"sqlite:///{file}", write=False) as read, open_store(url) as store:
+            store.transfer.join(read.transfer.read([study], "a file"))
+            compute_answer(store, study)
+            store.trials.save_log(study, 3, "epoch 1\nepoch 2\n")
+            store.findings.save(study, store.findings.stamp(study), {"answer": None, "quick": None, "search_end": None})
+        server.execute(
+            "INSERT INTO bss_submission (name, template, values, tags, owner, priority, submitted_at, state, "
+            "reason, served_seconds) VALUES ('mine', 'digits', '{}', 'gpu', 'ann', 1, now(), 'waiting', 'so', 2)",
+            'INSERT INTO bss_worker (name, "user", host, tags, slots, templates, seen_at) '
+            "VALUES ('h/1', 'ann', 'h', 'gpu', 'auto', '{\"digits\": {}}', now())",
+            database="hostile_rows",
+        )
+        yield ServerRows(server, "hostile_rows", study)
+    finally:
+        server.execute("DROP DATABASE hostile_rows WITH (FORCE)")
+
+
 KINDS = (
     Kind("specs", _spec),
     Kind("enqueued values", _enqueued),
@@ -326,4 +507,5 @@ KINDS = (
     Kind("reference points", _reference_points),
     Kind("worker messages", _message),
     Kind("program reports", _program_reports),
+    Kind("templates", _templates),
 )

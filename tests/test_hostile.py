@@ -11,11 +11,25 @@ import pytest
 
 from bssearch.commands.launch import Launch
 from bssearch.commands.run import run_study
-from bssearch.errors import SpecError
+from bssearch.errors import SpecError, UsageError
+from bssearch.exchange.importers.optuna_runs import import_optuna
 from bssearch.spec import load_spec
 from tests.factories import make_spec
-from tests.hostile import KINDS, Kind, StoredRows, mutated
+from tests.hostile import (
+    KINDS,
+    SERVER_VALUES,
+    Kind,
+    OptunaDatabases,
+    StoredRows,
+    make_optuna_database,
+    mutated,
+    put,
+    server_rows,
+)
+from tests.postgres import Postgres
 from tests.search.law import LawExecutor
+
+LARGE = [value for value in SERVER_VALUES if "0000" in value]
 
 CASES = 100
 """Of each kind in the default tests; ``tests/benchmarks/hostile_input.py`` tries ten thousand."""
@@ -50,9 +64,50 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoredRows]:
     yield StoredRows(file, spec.name)
 
 
-@pytest.mark.slow
 def test_changed_rows_are_told_or_named(rows: StoredRows, tmp_path: Path) -> None:
-    check(Kind("rows", rows.attempt), range(25), tmp_path)
+    check(Kind("rows", rows.attempt), range(10), tmp_path)
+
+
+def test_changed_rows_of_a_server_are_told_or_named(rows: StoredRows, postgres: Postgres, tmp_path: Path) -> None:
+    with server_rows(postgres, rows.database, rows.study) as found:
+        check(Kind("rows", found.attempt), range(25), tmp_path)
+        assert found.changed
+
+
+@pytest.mark.parametrize("table", ["bss_trial", "bss_spec", "bss_finding", "bss_submission"])
+def test_a_number_without_bound_on_a_server_is_named(
+    rows: StoredRows, postgres: Postgres, tmp_path: Path, table: str
+) -> None:
+    columns = {"bss_trial": "parameters", "bss_spec": "spec", "bss_finding": "answer", "bss_submission": "values"}
+    with server_rows(postgres, rows.database, rows.study) as found:
+        found.try_one(tmp_path, table, columns[table], "'{\"a\": 1e999}'", one_row=True)
+        assert found.changed
+
+
+def test_a_name_that_is_no_text_in_a_database_of_optuna_is_refused(tmp_path: Path) -> None:
+    make_optuna_database(tmp_path / "optuna.db")
+    put(tmp_path / "optuna.db", "trial_params", "param_name", "X'00ff'", one_row=True)
+    with pytest.raises(UsageError, match="expected a text"):
+        import_optuna(str(tmp_path / "optuna.db"), name="toy", metric="accuracy", target=0.9)
+
+
+@pytest.mark.parametrize("value", LARGE)
+@pytest.mark.parametrize("column", ["reason", "traceback", "warnings", "parameters", "sampled"])
+def test_a_large_value_on_a_server_keeps_nobody_waiting(
+    rows: StoredRows, postgres: Postgres, tmp_path: Path, column: str, value: str
+) -> None:
+    with server_rows(postgres, rows.database, rows.study) as found:
+        found.try_one(tmp_path, "bss_trial", column, value, one_row=False)
+        assert all(seconds < LONGEST_S for seconds in found.seconds)
+
+
+def test_changed_databases_of_optuna_are_taken_or_refused(tmp_path: Path) -> None:
+    make_optuna_database(tmp_path / "optuna.db")
+    check(Kind("optuna databases", OptunaDatabases(tmp_path / "optuna.db").attempt), range(20), tmp_path)
+
+
+def test_changed_templates_are_taken_or_refused(tmp_path: Path) -> None:
+    check(next(kind for kind in KINDS if kind.name == "templates"), range(20), tmp_path)
 
 
 def test_a_mutation_changes_a_text() -> None:

@@ -22,10 +22,12 @@ from sqlalchemy import (
     Integer,
     Select,
     Table,
+    Text,
     TextClause,
     TypeDecorator,
     and_,
     case,
+    cast,
     func,
     literal_column,
     or_,
@@ -64,7 +66,10 @@ def first_fault(connection: Connection, study_id: int) -> str | None:
     """Describe the first invalid row, or return None."""
     for table, words, label, scope in _rows_of(study_id):
         for column in table.columns:
-            value, kind = type_coerce(column, NullType()), storage_type(column.type)
+            kind = storage_type(column.type)
+            value: ColumnElement[Any] = type_coerce(column, NullType())
+            if isinstance(kind, JSON) and connection.dialect.name == "postgresql":
+                value = cast(column, Text)  # the driver would parse it and fail before the row is named
             wrong = _is_wrong(column, connection.dialect.name)
             query = select(label, value).select_from(table).where(scope, wrong).order_by(label)
             if (found := _first(connection, query)) is not None:

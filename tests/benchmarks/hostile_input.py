@@ -2,12 +2,13 @@
 
 Run as ``python tests/benchmarks/hostile_input.py [--cases 10000] [--seeds 3] [--kind NAME]``: some forty minutes a seed
 on two cores, most of them for the rows. Of each kind in ``tests/hostile.py`` (specs, values to enqueue, run tables,
-reference points, worker messages, program reports, stored rows) so many cases are made at random and
+reference points, worker messages, program reports, templates, stored rows, rows on a PostgreSQL server, databases of
+Optuna) so many cases are made at random and
 tried, in a process for each kind and seed.
 
-Bar: nothing but an error of bssearch comes of one, none takes more than 2 s of CPU time (of stored rows: none of six
-questions asked of them), and no process grows by more
-than 500 MB while it tries them. Exits 1 where it is missed.
+Bar: nothing but an error of bssearch comes of one, none takes more than 2 s of CPU time (of stored rows: none of the
+questions asked of them, and none of the commands that show them), and no process grows by more than 300 MB while it
+tries them. Exits 1 where it is missed.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ if not __package__:
 import resource
 import tempfile
 import time
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
@@ -28,11 +31,12 @@ from bssearch.commands.launch import Launch
 from bssearch.commands.run import run_study
 from tests.benchmarks.harness import one_of, script, verdict
 from tests.factories import make_spec
-from tests.hostile import KINDS, Kind, StoredRows
+from tests.hostile import KINDS, Kind, OptunaDatabases, StoredRows, make_optuna_database, server_rows
+from tests.postgres import running_postgres
 from tests.search.law import LawExecutor
 
 LONGEST_S = 2.0
-MOST_MB = 500
+MOST_MB = 300
 
 
 @dataclass(frozen=True)
@@ -60,15 +64,32 @@ def stored_rows(folder: Path) -> Kind:
     return Kind("stored rows", rows.attempt, rows.seconds)
 
 
+@contextmanager
+def made_kind(name: str, folder: Path) -> Iterator[Kind]:
+    """Give a kind; rows and databases are made first."""
+    if name == "optuna databases":
+        make_optuna_database(folder / "optuna.db")
+        databases = OptunaDatabases(folder / "optuna.db")
+        yield Kind(name, databases.attempt, databases.seconds)
+    elif name == "server rows":
+        stored_rows(folder)
+        with running_postgres() as server, server_rows(server, folder / "made.db", make_spec().name) as rows:
+            yield Kind(name, rows.attempt, rows.seconds)
+            print(f"server rows: the server took {rows.changed:,} values", flush=True)
+    elif name == "stored rows":
+        yield stored_rows(folder)
+    else:
+        yield next(one for one in KINDS if one.name == name)
+
+
 def peak_mb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def tried(name: str, seed: int, cases: int) -> Result:
     """Try the cases of a kind; seeds of cases are apart from those of the tests."""
-    with tempfile.TemporaryDirectory() as made:
+    with tempfile.TemporaryDirectory() as made, made_kind(name, Path(made)) as kind:
         folder = Path(made)
-        kind = stored_rows(folder) if name == "stored rows" else next(one for one in KINDS if one.name == name)
         inside = folder / "case"
         inside.mkdir()
         kind.fails(seed, inside)  # imports
@@ -85,7 +106,7 @@ def tried(name: str, seed: int, cases: int) -> Result:
         return Result(name, seed, cases, failed, longest, peak_mb() - before)
 
 
-NAMES = [*(kind.name for kind in KINDS), "stored rows"]
+NAMES = [*(kind.name for kind in KINDS), "stored rows", "server rows", "optuna databases"]
 
 
 def main(

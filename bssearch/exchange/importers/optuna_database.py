@@ -90,7 +90,10 @@ def optuna_storage(url: URL, *, address: URL | None = None) -> Iterator[RDBStora
 
 
 def _check_numbers(trial: FrozenTrial) -> None:
-    """Raise ValueError for values that are not numbers: SQLite stores any type."""
+    """Raise ValueError for values that are not numbers, and names that are not texts: SQLite stores any type."""
+    for name in (*trial.params, *trial.user_attrs, *trial.system_attrs):
+        if not isinstance(name, str):
+            raise ValueError(f"trial {trial.number} has the name {name!r:.60}; expected a text")
     reports = trial.intermediate_values
     for number in (*(trial.values or ()), *reports, *reports.values(), *trial.constraints.values()):
         if not isinstance(number, int | float):
