@@ -85,7 +85,7 @@ def test_a_program_that_asks_and_is_silent_is_given_up(tmp_path: Path, monkeypat
             self._seconds = 1.0
             super().stop()
 
-    monkeypatch.setattr("bssearch.executors.programs.command.Patience", NoneOnceItAsked)
+    monkeypatch.setattr("bssearch.executors.programs.command.SilenceLimit", NoneOnceItAsked)
     (tmp_path / "train.py").write_text(ASKS + "time.sleep(1000)")
     with pytest.raises(WorkloadError, match=r"said nothing for 1 s after it had asked"):
         loaded(tmp_path, [sys.executable, "train.py"], hang_seconds=300).describe()
