@@ -308,7 +308,7 @@ def delete(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     form: FormatOption = Format.TABLE,
 ) -> None:
-    """Delete a study with all its trials and observations; this cannot be undone."""
+    """Delete a study for good, with its trials and observations."""
     from bssearch.search.pruners.checkpoints import Checkpoints
 
     with existing_store(db) as store:

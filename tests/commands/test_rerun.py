@@ -229,7 +229,7 @@ def test_ctrl_c_ends_it_and_nothing_is_stored(runs: Runs) -> None:
 
     runs.store(REACHED, curve(to_step=90))
     runs.executor = Interrupted(lambda request: iter(curve()))
-    with pytest.raises(InterruptedRunError, match="nothing is stored"):
+    with pytest.raises(InterruptedRunError, match="not stored"):
         runs.again()
     with open_store(runs.url, write=False) as store:
         assert [trial.number for trial in store.trials.of("toy")] == [1]

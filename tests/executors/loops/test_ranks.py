@@ -177,7 +177,7 @@ def test_a_rank_that_ignores_accumulation_is_refused() -> None:
         for _ in trial.batches(batches, evaluate=lambda: {"accuracy": 0.0}):
             pass
 
-    with pytest.raises(UsageError, match=r"has not asked for trial\.accumulation_steps"):
+    with pytest.raises(UsageError, match=r"does not read trial\.accumulation_steps"):
         trained(assign(), FakeLine(), ignores)
 
 
