@@ -17,7 +17,7 @@ from bssearch.records import TrialState
 _TAIL_BYTES = 64 * 1024
 _TAIL_LINES = 40  # log lines shown for a dead worker
 
-_LOG_BYTES = 64 * 1024  # output stored per trial: a thousand trials take 64 MB of the database
+_LOG_BYTES = 48 * 1024  # output stored per trial: below the longest stored text, which would cut it again
 
 _WORDS_OF_NO_MEMORY = (
     "std::bad_alloc",  # C++, before it aborts

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from bssearch.records.question import Configuration, TrialState
-from bssearch.records.text import shortened
+from bssearch.records.text import storable
 
 MOST_TEST_METRICS = 1_000
 LONGEST_NAME = 1_000  # characters of a metric's name
@@ -141,10 +141,12 @@ class TrialOutcome:
     device_uuid: str | None = None
 
     def __post_init__(self) -> None:
-        # Cut here and not in the database, so that an outcome equals the stored one.
-        object.__setattr__(self, "reason", shortened(self.reason))
+        # Here and not only in the database, so that an outcome equals the stored one.
+        object.__setattr__(self, "reason", storable(self.reason))
         if self.traceback is not None:
-            object.__setattr__(self, "traceback", shortened(self.traceback))
+            object.__setattr__(self, "traceback", storable(self.traceback))
+        sentences = (" ".join(storable(one).split()) for one in self.warnings)
+        object.__setattr__(self, "warnings", tuple(one for one in sentences if one))
         names = self.further_test_metrics or {}
         if len(names) > MOST_TEST_METRICS or any(len(name) > LONGEST_NAME for name in names):
             raise ValueError(

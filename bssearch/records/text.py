@@ -50,6 +50,11 @@ def shortened(text: str, most: int = LONGEST_TEXT) -> str:
     return f"{text[: kept - kept // 4]}{cut}{text[len(text) - kept // 4 :]}"
 
 
+def storable(text: str) -> str:
+    """Replace NUL and lone surrogates, which no database stores, and shorten to `LONGEST_TEXT`."""
+    return shortened(text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode("utf-8"))
+
+
 def number(value: float, digits: int = 3) -> str:
     """Number with ``digits`` significant digits and thousands separators."""
     short = f"{value:.{digits}g}"

@@ -139,7 +139,8 @@ class Recorder:
 
     def cancel(self, number: int, last: Observation | None) -> None:
         """Store a trial as cancelled at its last evaluation."""
-        self.flush()
+        with suppress(DatabaseError):
+            self.flush()
         outcome = TrialOutcome(
             state=TrialState.CANCELLED,
             reason="the run ended before the trial did",
@@ -267,6 +268,8 @@ class Driver:
             match action:
                 case Start(plan):
                     self._start(plan)
+                case TrialStop(number) if number in self._dropped:
+                    pass  # a second stop would save a checkpoint that nobody may store
                 case TrialStop():
                     self.executor.stop(action)
                 case Wait():
@@ -452,10 +455,10 @@ class Driver:
         self._do(self.engine.ended(trial))
         self._dropped.discard(trial.number)
         self._drop(refused)
+        self.listener.ended(trial, self.engine.history)
         if is_lost:
             self.listener.note(f"another driver took over trial {trial.number}; its measurements here are discarded")
             return
-        self.listener.ended(trial, self.engine.history)
         self._find_saved()
         self._recorder.keep_finding()
 
@@ -473,9 +476,9 @@ class Driver:
         for number in self.engine.running:
             try:
                 self._recorder.cancel(number, self.engine.last_observation(number))
+                self._checkpoints.forget(number)
             except BSSearchError as error:
                 self.listener.note(f"trial {number} could not be stored as cancelled: {error}")
-            self._checkpoints.forget(number)
         for leave in (self._checkpoints.leave, partial(self._leases.give_back, self._confirming)):
             with suppress(BSSearchError):
                 leave()

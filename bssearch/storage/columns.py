@@ -33,7 +33,7 @@ from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
 from bssearch.records import Configuration, DeviceUse, Environment, GradientNoise, StepTimeError, Target, TrialOutcome
-from bssearch.records.text import plural, shortened
+from bssearch.records.text import plural, shortened, storable
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -99,11 +99,8 @@ class StorableText(TypeDecorator[str]):
     cache_ok = True
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
-        """Replace characters that no database stores."""
-        if value is None:
-            return None
-        value = shortened(value)
-        return value.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode("utf-8")
+        """Replace characters that no database stores; cut a long text."""
+        return None if value is None else storable(value)
 
     def process_result_value(self, value: str | None, dialect: Dialect) -> str | None:
         """Cut a text that another program stored."""

@@ -41,8 +41,8 @@ SCHEMA_HEAD: Final = REVISIONS[-1]
 VERSION_TABLE: Final = "bss_alembic_version"
 UPGRADE_COMMAND: Final = "bssearch db upgrade"
 
-_EXISTS = frozenset({"42P07", "23505"})
-"""SQLSTATEs of a table that exists; the second if another session has just committed it."""
+_EXISTS = frozenset({"42P07", "42710", "23505"})
+"""SQLSTATEs of a table that exists; the last two if another session has just committed it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,7 +239,7 @@ def _take_turn(connection: Connection) -> None:
 
 
 def _create_version_table(connection: Connection) -> None:
-    """Create the table as Alembic does, unless another session does at the same moment: its end is waited for."""
+    """Create the table as Alembic does. If another session creates it, wait for its commit."""
     columns = f"version_num VARCHAR(32) NOT NULL, CONSTRAINT {VERSION_TABLE}_pkc PRIMARY KEY (version_num)"
     try:
         with connection.begin_nested():

@@ -373,9 +373,12 @@ class TrialStore(StorePart):
         """Replace a trial's log; with ``owner``, only while this driver holds its lease."""
         with self._database.writing() as connection:
             study_id = self._database.study_id(connection, study)
-            if owner is not None and not held_trial_ids(connection, study, study_id, [number], owner):
+            if owner is None:
+                trial_id = trial_id_of(connection, study, study_id, number)
+            elif held := held_trial_ids(connection, study, study_id, [number], owner):
+                trial_id = held[number]
+            else:
                 return
-            trial_id = trial_id_of(connection, study, study_id, number)
             if not insert_if_absent(connection, LogRow, {"trial_id": trial_id, "text": text}):
                 connection.execute(update(LogRow).where(LogRow.trial_id == trial_id).values(text=text))
 

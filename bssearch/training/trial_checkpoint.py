@@ -44,6 +44,8 @@ LARGEST_PICKLE = 16 * 2**20  # bytes: a tensor takes about 100, and PyTorch read
 
 _MARKS = b"(" * 1000  # PyTorch's reader takes a second for 500,000 opened lists that nobody closes
 
+_ARCHIVE = b"PK\x03\x04"
+
 _MAGIC = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # start of torch.save's files before PyTorch 1.6
 
 _SETTINGS = ("compile", "channels_last", "fused", "activation_checkpointing", "deterministic", "ghost_batch_size")
@@ -197,23 +199,24 @@ def _part(archive: zipfile.ZipFile, name: str, most: int) -> bytes:
 
 def _check_pickle(file: IO[bytes]) -> None:
     """Raise `ValueError` for a file of `torch.save` that takes its reader minutes; leave the file at its start."""
-    if zipfile.is_zipfile(file):
+    is_archive = file.read(len(_ARCHIVE)) == _ARCHIVE  # as PyTorch tells its two formats apart
+    file.seek(0)
+    if is_archive:
         with zipfile.ZipFile(file) as archive:
-            names = [name for name in archive.namelist() if name.endswith("data.pkl")]
+            names = [name for name in archive.namelist() if name.lower().endswith("data.pkl")]
             programs = [_part(archive, name, LARGEST_PICKLE) for name in names]
     else:
-        file.seek(0)
         programs = [file.read(LARGEST_PICKLE)]
-        if not programs[0].startswith(_MAGIC):
-            raise ValueError("it was not written by torch.save")
     file.seek(0)
+    if not programs or not (is_archive or programs[0].startswith(_MAGIC)):
+        raise ValueError("it was not written by torch.save")
     if any(_MARKS in one for one in programs):
         raise ValueError("it opens more than 1,000 lists at once")
 
 
 def _cannot_go_on(path: Path, error: Exception) -> CheckpointError:
     what = "it is not there" if isinstance(error, FileNotFoundError) else first_line(error)
-    return CheckpointError(f"the trial cannot go on from its checkpoint {path}: {what}")
+    return CheckpointError(f"the trial cannot resume from its checkpoint {path}: {what}")
 
 
 def _check(path: Path, saved: Mapping[str, str], wanted: Identity) -> None:

@@ -50,6 +50,7 @@ class Connection(H11Protocol):
 
     def on_response_complete(self) -> None:
         """Start the deadline of a request that has partly arrived; uvicorn's keep-alive limit closes idle ones."""
+        self._is_admitted = not self.is_stranger
         super().on_response_complete()
         self._watch()
 
@@ -61,8 +62,8 @@ class Connection(H11Protocol):
     @property
     def is_stranger(self) -> bool:
         """True if open and `Guard` has admitted no request yet."""
-        self._is_admitted = self._is_admitted or (self.scope is not None and ADMITTED in self.scope["state"])
-        return not (self._is_admitted or self.transport.is_closing())
+        is_admitted = self._is_admitted or (self.scope is not None and ADMITTED in self.scope["state"])
+        return not (is_admitted or self.transport.is_closing())
 
     def _watch(self) -> None:
         awaits_head = self.conn.their_state is h11.IDLE and bool(self.conn.trailing_data[0])

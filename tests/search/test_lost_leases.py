@@ -11,7 +11,9 @@ import pytest
 from bssearch.commands.launch import Launch
 from bssearch.commands.run import run_study
 from bssearch.executors.base import Event
-from bssearch.records import Phase, TrialEnded, TrialObserved, TrialState
+from bssearch.records import Phase, TrialEnded, TrialObserved, TrialRecord, TrialState
+from bssearch.search.history import History
+from bssearch.search.listener import Listener
 from bssearch.storage.repository import open_store
 from tests.factories import make_spec
 from tests.search.law import LawExecutor
@@ -47,14 +49,25 @@ class Slow(LawExecutor):
             assert other.leases.mark_lost(SPEC.name, is_alive=lambda owner: False) == [LOST]
 
 
+class Ended(Listener):
+    """Keeps the numbers of ended trials."""
+
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+
+    def ended(self, trial: TrialRecord, history: History) -> None:
+        self.numbers.append(trial.number)
+
+
 def test_a_driver_drops_a_trial_whose_lease_it_has_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bssearch.search.driver.FLUSH_SECONDS", -1.0)
     url = f"sqlite:///{tmp_path}/study.db"
-    executor = Slow(url=url)
-    run_study(SPEC, Launch(db=url, make_executor=lambda *_: executor))
+    executor, listener = Slow(url=url), Ended()
+    run_study(SPEC, Launch(db=url, make_executor=lambda *_: executor, listener=listener))
     with open_store(url, write=False) as store:
         trials = store.trials.of(SPEC.name)
         curves = store.trials.curves(SPEC.name, [trial.number for trial in trials])
+    assert sorted(listener.numbers) == [trial.number for trial in trials]
     lost = trials[LOST - 1]
     assert lost.outcome is not None
     assert (lost.state, lost.outcome.steps) == (TrialState.LOST, 25)

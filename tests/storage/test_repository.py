@@ -252,6 +252,13 @@ class TestTrials:
         assert numbers("one") == [None, None]
         assert len(store.trials.of("toy")) == (2 if after is None else 1)
 
+    def test_an_end_with_characters_that_no_database_stores_may_be_told_again(self, store: Store) -> None:
+        start(store)
+        outcome = dataclasses.replace(OUTCOME, traceback="a\0b\ud800" * 10_000, warnings=("two\nlines", " ", "\0"))
+        for _ in range(2):
+            stored = store.trials.finish("toy", 1, outcome, steps_x_step_time_s=1.5)
+            assert stored.outcome == outcome
+
     def test_an_end_that_is_told_again_is_fine_and_another_end_is_not(self, store: Store) -> None:
         start(store)
         for _ in range(2):

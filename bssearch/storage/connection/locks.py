@@ -30,8 +30,8 @@ ONE_AT_A_TIME = "SHARE UPDATE EXCLUSIVE"
 ALONE = "ACCESS EXCLUSIVE"
 """Conflicts with everything; `ALTER TABLE` takes it."""
 
-_WAITED_TOO_LONG = frozenset({LOCK_TIMEOUT, "57014"})
-"""The second is the SQLSTATE after `statement_timeout`."""
+STATEMENT_TIMEOUT = "57014"
+"""The SQLSTATE after a statement that took longer than `statement_timeout`."""
 
 _BLOCKERS = text(
     "SELECT pid, usename, application_name FROM pg_stat_activity WHERE pid = ANY(pg_blocking_pids(:pid)) ORDER BY pid"
@@ -49,18 +49,21 @@ def lock_tables(connection: Connection, names: Collection[str], mode: str = ONE_
     """
     if connection.dialect.name != "postgresql":
         return
-    with limited_waits(connection):
+    # Writers lock a study before anything else.
+    ordered = sorted(names, key=lambda name: (name != "bss_study", name))
+    with limited_waits(connection, STATEMENT_TIMEOUT):
         # `lock_timeout` limits the wait for one table; this limits the wait for all.
         connection.exec_driver_sql(f"SET LOCAL statement_timeout = '{LONGEST_WAIT_S:g}s'")
-        connection.exec_driver_sql(f"LOCK TABLE {', '.join(sorted(names))} IN {mode} MODE")
+        connection.exec_driver_sql(f"LOCK TABLE {', '.join(ordered)} IN {mode} MODE")
         connection.exec_driver_sql("SET LOCAL statement_timeout = DEFAULT")
 
 
 @contextmanager
-def limited_waits(connection: Connection) -> Iterator[None]:
+def limited_waits(connection: Connection, *states: str) -> Iterator[None]:
     """Limit each wait for a lock to `LONGEST_WAIT_S` until the transaction ends.
 
-    A wait inside the block that takes longer raises `BlockedError` with the sessions that hold the lock.
+    A wait inside the block that takes longer raises `BlockedError` with the sessions that hold the lock; so do errors
+    with one of the SQLSTATEs ``states``.
     """
     if connection.dialect.name != "postgresql":
         yield
@@ -70,7 +73,7 @@ def limited_waits(connection: Connection) -> Iterator[None]:
     try:
         yield
     except DBAPIError as error:
-        if getattr(error.orig, "sqlstate", None) not in _WAITED_TOO_LONG:
+        if getattr(error.orig, "sqlstate", None) not in {LOCK_TIMEOUT, *states}:
             raise
         raise watch.blocked() from None
     finally:
