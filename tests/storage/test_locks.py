@@ -26,6 +26,8 @@ from tests.postgres import Postgres, running_postgres
 from tests.search.law import LawExecutor
 from tests.storage.transfer.copies import copies, make_study
 
+pytestmark = pytest.mark.slow
+
 SESSIONS = 50
 ROLES = Roles("team")
 LOGINS = {"rita": ROLES.reader, "wanda": ROLES.writer, "olga": ROLES.owner}
