@@ -268,10 +268,11 @@ class Driver:
             match action:
                 case Start(plan):
                     self._start(plan)
-                case TrialStop(number) if number in self._dropped:
-                    pass  # a second stop would save a checkpoint that nobody may store
                 case TrialStop():
-                    self.executor.stop(action)
+                    if (
+                        action.number not in self._dropped
+                    ):  # a second stop would save a checkpoint that nobody may store
+                        self.executor.stop(action)
                 case Wait():
                     self._note_wait(action)
                     self._next_look = time.monotonic() + LOOK_SECONDS

@@ -161,12 +161,13 @@ def json_fault(value: object, *, of_scalars: bool) -> str | None:
 
 
 def _size_fault(value: object) -> str | None:
-    level, values = [value], 0
-    for _ in range(DEEPEST + 1):
-        values += len(level)
+    level, values = [value], 1
+    for _ in range(DEEPEST):
+        inside = [inner for one in level for inner in _inside(one)]
+        values += len(inside)
         if values > MOST_VALUES:
             return f"more than {MOST_VALUES:,} values"
-        level = [inner for one in level for inner in _inside(one)]
+        level = [one for one in inside if isinstance(one, dict | list)]
         if not level:
             return None
     return f"more than {plural(DEEPEST, 'level')}"

@@ -91,8 +91,7 @@ class _Watch:
         self._where = shown(self._url)
         self._is_over = threading.Event()
         self._blockers: list[tuple[int, str, str]] = []
-        self._thread = threading.Thread(target=self._look, name="bssearch lock watch", daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._look, name="bssearch lock watch", daemon=True).start()
 
     def end(self) -> None:
         self._is_over.set()

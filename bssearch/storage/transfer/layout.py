@@ -16,7 +16,7 @@ from sqlalchemy import Column, Table
 
 from bssearch.errors import UsageError
 from bssearch.records.text import LONGEST_TEXT
-from bssearch.storage.columns import DEEPEST, MOST_SENTENCES, Sentences, is_scalar, json_fault
+from bssearch.storage.columns import MOST_SENTENCES, Sentences, json_fault
 from bssearch.storage.integrity import LARGEST, LARGEST_WHOLE, OF_SCALARS, shown, storage_type
 from bssearch.storage.models import (
     BranchRow,
@@ -110,36 +110,21 @@ def _on_one_line(value: str) -> str:
     return " ".join(_storable(value).split())
 
 
-def _not_deep(value: dict[str, Any]) -> dict[str, Any]:
-    _check_depth(value, DEEPEST)
-    return _bounded_object(value, of_scalars=False)
-
-
-def _bounded_object(value: dict[str, Any], *, of_scalars: bool) -> dict[str, Any]:
+def _bounded_object(value: dict[str, Any], *, of_scalars: bool = False) -> dict[str, Any]:
     fault = json_fault(value, of_scalars=of_scalars)
     if fault is not None:
         raise ValueError(fault)
     return value
 
 
-def _check_depth(value: object, levels: int) -> None:
-    if isinstance(value, dict | list):
-        if levels == 0:
-            raise ValueError(f"must have at most {DEEPEST} levels")
-        for one in value.values() if isinstance(value, dict) else value:
-            _check_depth(one, levels - 1)
-
-
 def _flat(value: dict[str, Any]) -> dict[str, Any]:
-    if not all(map(is_scalar, value.values())):
-        raise ValueError("must hold only booleans, numbers, texts and nulls")
     return _bounded_object(value, of_scalars=True)
 
 
 def _kept(value: dict[str, Any]) -> dict[str, Any]:
     if set(value) != set(KEPT_OF_FINDINGS) or not all(one is None or isinstance(one, dict) for one in value.values()):
         raise ValueError(f"must hold the objects {' and '.join(KEPT_OF_FINDINGS)}")
-    return _not_deep(value)
+    return _bounded_object(value)
 
 
 _Text = Annotated[str, Field(strict=True), AfterValidator(_storable)]
@@ -152,7 +137,7 @@ _TYPES: Mapping[type, Any] = {
     bool: Annotated[bool, Field(strict=True)],
     float: Annotated[float, Field(strict=True), AfterValidator(_bounded)],
     datetime: Annotated[AwareDatetime, Field(ge=_FIRST, lt=_END)],
-    dict: Annotated[dict[str, Any], AfterValidator(_not_deep)],
+    dict: Annotated[dict[str, Any], AfterValidator(_bounded_object)],
 }
 
 _SPECIAL: Mapping[str, Any] = {
