@@ -269,9 +269,8 @@ class Driver:
                 case Start(plan):
                     self._start(plan)
                 case TrialStop():
-                    if (
-                        action.number not in self._dropped
-                    ):  # a second stop would save a checkpoint that nobody may store
+                    # A second stop would save a checkpoint that nobody may store.
+                    if action.number not in self._dropped:
                         self.executor.stop(action)
                 case Wait():
                     self._note_wait(action)
