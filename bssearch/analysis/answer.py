@@ -7,7 +7,6 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from bssearch.analysis.certainty import Settles
 from bssearch.analysis.generalisation import Generalisation, MetricOverSeeds
 from bssearch.analysis.law.fitted import Fit
 from bssearch.analysis.law.quick import Promise
@@ -15,7 +14,7 @@ from bssearch.analysis.law.regimes import Regime
 from bssearch.analysis.measured import BatchNoise, Measured
 from bssearch.analysis.objectives.base import Objective, make_objective
 from bssearch.analysis.objectives.seconds import Basis
-from bssearch.analysis.optimum import Rule
+from bssearch.analysis.optimum import Rule, Settles
 from bssearch.analysis.rules.regret import Regret
 from bssearch.analysis.shape import Interval, Model, Notice, Parameters
 from bssearch.records import MemoryBasis, Target

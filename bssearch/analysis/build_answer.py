@@ -7,7 +7,7 @@ import math
 import shlex
 import statistics
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -37,7 +37,7 @@ from bssearch.analysis.batches import (
     timed_probes,
     tuning,
 )
-from bssearch.analysis.certainty import Certainty, certainty, standing
+from bssearch.analysis.certainty import Beliefs, Certainty, beliefs, step_figures
 from bssearch.analysis.generalisation import generalisation
 from bssearch.analysis.growing import batch_schedule_answer
 from bssearch.analysis.law.affine_step_time import fit_step_time
@@ -111,20 +111,11 @@ def build_answer(
     known = measured(probes.values(), memory_uses, memory, noise, verdict.optimal.runs, noise_by_batch)
     timed = timed_probes(spec, verdict, probes)
     law, fit = fit_and_predict(tuned.points, timed.values(), known.noise_scale)
-    stands = standing(verdict)
-    predicted: dict[int, float] = {}
-
-    def sure_of(verdict: Verdict) -> Certainty | None:
-        return certainty(verdict, predicted, trials, spec.batch_sizes)
-
-    times: dict[int, Time] = {}
-    if law is not None and law.verdict == "fits":
-        times = predicted_times(law, timed.values())
-        step_seconds = {size: probe.step_seconds for size, probe in timed.items() if probe.step_seconds is not None}
-        predicted = predicted_figures(law, step_seconds, {*verdict.by_batch, *spec.batch_sizes}, objective)
-        if not (stands and stands.is_settled):
-            verdict = _surer(verdict.with_law(predicted), verdict, sure_of)
-    sure = sure_of(verdict)
+    times = predicted_times(law, timed.values()) if law is not None and law.verdict == "fits" else {}
+    drawn = beliefs(verdict, step_figures(spec, verdict, probes), trials, spec.batch_sizes)
+    if drawn is not None:
+        verdict = verdict.recommending(drawn.recommended, drawn.best)
+    sure = None if drawn is None else drawn.certainty()
     batches = batch_rows(spec, trials, probes, verdict, tuned, noise_by_batch, times)
     largest = _largest(spec, verdict, batches, memory)
     environment = study.environment
@@ -160,7 +151,7 @@ def build_answer(
         would_settle=None if sure is None or spec.is_imported else sure.settles,
         runs_to_settle=None if sure is None or spec.is_imported else sure.runs,
         next=next_steps(spec, verdict, sure, largest, sum(one.phase is Phase.SEARCH for one in trials)),
-        settle=_settle(verdict),
+        settle=_settle(verdict, drawn),
         front=front(batches, spec.price_per_device_hour, confirmed=verdict.confirmed),
         generalisation=final,
         batch_schedule=batch_schedule_answer(spec, everything, verdict, timed_steps),
@@ -171,13 +162,6 @@ def build_answer(
             *about_generalisation(final, study.target),
         ],
     )
-
-
-def _surer(by_law: Verdict, by_runs: Verdict, sure_of: Callable[[Verdict], Certainty | None]) -> Verdict:
-    if by_law is by_runs:
-        return by_runs
-    law, runs = sure_of(by_law), sure_of(by_runs)
-    return by_runs if law and runs and law.within_5_percent < runs.within_5_percent else by_law
 
 
 def _told_of(spec: StudySpec, parameters: Parameters) -> Parameters:
@@ -284,16 +268,16 @@ def _ratio(other: Candidate | None, optimal: Candidate | None) -> Ratio | None:
     return Ratio(value=bound / optimal.value, at_least=True) if bound > optimal.value else None
 
 
-def _settle(verdict: Verdict) -> Settle | None:
-    deviation, found = verdict.seed_deviation, standing(verdict)
-    if not deviation or found is None:
+def _settle(verdict: Verdict, known: Beliefs | None) -> Settle | None:
+    deviation = verdict.seed_deviation
+    if not deviation or known is None:
         return None
     return Settle(
         coefficient_of_variation=coefficient_of_variation(deviation),
         runs_for_5_percent=runs_to_settle(deviation, FLAT_RATIO),
         runs_for_10_percent=runs_to_settle(deviation, 1.10),
-        settled=found.is_settled,
-        undecided=found.undecided_batch_sizes,
+        settled=not known.certainty().is_provisional,
+        undecided=sorted({*known.contenders()} - {known.recommended}),
     )
 
 
@@ -658,15 +642,6 @@ def _between(low: RunnableStep, high: RunnableStep) -> list[RunnableStep]:
         RunnableStep(size, size, low.step_seconds + slope * (size - low.batch_size))
         for size in sorted(sizes - {low.batch_size, high.batch_size})
     ]
-
-
-def predicted_figures(
-    law: LawFit, step_seconds: Mapping[int, float], batch_sizes: Collection[int], objective: Objective
-) -> dict[int, float]:
-    """Figures by batch size, if law and step time determine them."""
-    sizes = [size for size in batch_sizes if size <= law.largest_batch]
-    found = {size: objective.predicted(law.steps(size), size, step_seconds.get(size)) for size in sizes}
-    return {size: figure for size, figure in found.items() if figure is not None}
 
 
 def predicted_times(law: LawFit, probes: Collection[ProbeRecord]) -> dict[int, Time]:

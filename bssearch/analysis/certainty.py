@@ -10,18 +10,21 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from bssearch.analysis.batches import are_of_one_model, timed_probes
 from bssearch.analysis.objectives.base import Objective
-from bssearch.analysis.optimum import LAW_MISFIT, Candidate, Verdict, is_shown_flat
-from bssearch.analysis.time_to_target import ratio_interval
-from bssearch.records import Phase, TrialRecord
-from bssearch.records.intervals import FLAT_RATIO
-
-Numbers = NDArray[np.float64]
+from bssearch.analysis.optimum import Settles, Verdict
+from bssearch.analysis.posterior import DRAWS, Numbers, Runs, infer
+from bssearch.analysis.time_to_target import log_gap
+from bssearch.records import Phase, ProbeRecord, TrialRecord
+from bssearch.records.intervals import FEWEST_SIZES, FLAT_RATIO
+from bssearch.spec import StudySpec
 
 CURVATURES = tuple(0.02 * 2 ** (step / 2) for step in range(11))
 """Log cost of twice or half the best learning rate."""
@@ -131,8 +134,8 @@ def _log_figure(objective: Objective, figure: float | None) -> float | None:
 ENOUGH = 0.9
 """Below, an answer is provisional."""
 
-DRAWS = 4000
-"""A probability of 0.9 is known to half a percent."""
+SHOWN = 0.95
+"""Probability from which a batch size counts as shown to be within 5 % of the best."""
 
 OPTIMUM_GAP = 0.08
 """Mean log gain from better tuning of the recommended batch size; `TUNING_GAP` for the others.
@@ -140,30 +143,30 @@ OPTIMUM_GAP = 0.08
 With it, 95 % of firm verdicts are within 5 % of the best (``tests/benchmarks/verdicts.py``).
 """
 
-UNTRIED_DEVIATION = 0.15
-"""Standard deviation of an untried log figure about the line between its neighbours."""
+UNTIMED_ERROR = 0.15
+"""Standard error of an interpolated log step time."""
 
-LEAST_DEVIATION = 1e-6
-
-FEWEST_FOR_LAW = 4
-"""To estimate the misfit; the law has two parameters."""
+CONTENDER = 0.02
+"""Least probability of being the better batch size by 5 % to get another run."""
 
 MOST_RUNS = 100
 
 MORE = 1.3
 
-
-Settles = Literal["runs", "tuning", "step_times"]
+StepFigures = Mapping[int, tuple[float, float]]
+"""Figure of one step by batch size, and its standard error (logarithm)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Certainty:
-    """Probability that the recommendation is within 5 % of the best, and the same by batch size.
+    """Probability that the recommended batch size is within 5 % of the best, and the same of each batch size.
 
-    ``runs``: total runs of each batch size, if ``settles`` is ``runs``.
+    All batch sizes are compared fully tuned. ``configuration_within_5_percent``: the same of the recommended values as
+    they are. ``runs``: total runs of each contending batch size, if ``settles`` is ``runs``.
     """
 
     within_5_percent: float
+    configuration_within_5_percent: float
     by_batch: Mapping[int, float]
     settles: Settles | None = None
     runs: int | None = None
@@ -174,144 +177,200 @@ class Certainty:
         return self.within_5_percent < ENOUGH
 
 
-def certainty(
-    verdict: Verdict,
-    predicted: Mapping[int, float],
-    trials: Sequence[TrialRecord] = (),
-    batch_sizes: Sequence[int] = (),
-) -> Certainty | None:
-    """How sure a verdict is; None without confirmation runs or without known noise.
-
-    The mean log figure of each batch size has a Student-t posterior: pooled deviation of the runs and step-time error.
-    ``predicted`` figures shrink the means towards the law by empirical Bayes (James & Stein 1961). Each draw allows for
-    gains from better tuning, seen in the learning-rate valley of ``trials`` or hidden (`BADLY_TUNED`).
-    """
-    known = {size: one for size, one in verdict.by_batch.items() if math.isfinite(one.value)}
-    optimal = verdict.optimal.configuration.batch_size
-    if not verdict.confirmed or optimal not in known:
-        return None
-    logs = {size: _log(verdict.optimal, figure) for size, figure in predicted.items()}
-    untried = _untried(list(known), {*batch_sizes, *verdict.by_batch} - _slower(verdict), logs)
-    if len(known) == 1 and not untried:
-        return Certainty(1.0, {optimal: 1.0})
-    freedom = sum(one.estimate.reached - 1 for one in known.values() if one.is_confirmed)
-    deviation = verdict.seed_deviation
-    if not deviation or freedom < 1:
-        return None
-    sizes = list(known)
-    means = np.array([known[size].estimate.log_mean for size in sizes])
-    least_excess = min(one.estimate.excess for one in known.values())
-    errors = np.array([_error(known[size], deviation, least_excess) for size in sizes])
-    if len(sizes) >= FEWEST_FOR_LAW and set(sizes) <= set(predicted):
-        law = np.array([_log(known[size], predicted[size]) for size in sizes])
-        means, errors = _drawn_to_law(means, errors, law)
-    of_steps = np.array([_step_time_error(known[size], least_excess) for size in sizes])
-    posterior = _Posterior(
-        means=means,
-        of_seeds=np.sqrt(np.maximum(errors**2 - of_steps**2, LEAST_DEVIATION**2)),
-        of_steps=np.minimum(of_steps, errors),
-        runs=np.array([known[size].estimate.reached for size in sizes], dtype=float),
-        shortfalls=_shortfalls(verdict, trials, sizes),
-        untried=untried,
-        freedom=freedom,
-        deviation=deviation,
-    )
-    shares = dict(zip(sizes, posterior.near(posterior.truth()).mean(axis=0).tolist(), strict=True))
-    if shares[optimal] >= ENOUGH:
-        return Certainty(shares[optimal], shares)
-    return Certainty(shares[optimal], shares, *_what_settles(posterior))
-
-
-def _what_settles(posterior: _Posterior) -> tuple[Settles, int | None]:
-    runs = float(posterior.runs.max()) + 1
-    while runs <= MOST_RUNS:
-        if posterior.share_after(runs) >= ENOUGH:
-            return "runs", round(runs)
-        runs = math.ceil(runs * MORE)
-    tuned = replace(posterior, shortfalls=np.zeros_like(posterior.shortfalls)).share_after(MOST_RUNS)
-    timed = replace(posterior, of_steps=np.zeros_like(posterior.of_steps)).share_after(MOST_RUNS)
-    return ("tuning" if tuned >= timed else "step_times"), None
-
-
 @dataclass(frozen=True, eq=False)
-class _Posterior:
-    """Posterior of the log figure of each batch size: means, and errors from seeds and step times, each (sizes,).
+class Beliefs:
+    """Draws (`DRAWS`, sizes) of each batch size's log figure, as configured now and fully tuned.
 
-    ``shortfalls`` (`DRAWS`, sizes): gains from better tuning. ``untried``, per batch size without a figure: indices of
-    both neighbours, share of the way between them, the law's penalty. ``deviation``: of one run.
+    ``of_runs``: without the errors of step times. ``unshared`` (sizes,): deviation of a run beside others of its seed.
+    Batch sizes without confirmation runs are ``is_confirmed`` False.
     """
 
-    means: Numbers
-    of_seeds: Numbers
-    of_steps: Numbers
-    runs: Numbers
-    shortfalls: Numbers
-    untried: Sequence[tuple[int, int, float, float]]
-    freedom: int
-    deviation: float
+    sizes: tuple[int, ...]
+    figures: Numbers
+    tuned: Numbers
+    of_runs: Numbers
+    unshared: Numbers
+    runs: NDArray[np.int64]
+    is_confirmed: NDArray[np.bool_]
 
-    def truth(self) -> Numbers:
-        """Draws (`DRAWS`, sizes) of the log figures as tuned now; equal at each call."""
-        rng = np.random.default_rng(0)
-        scale = np.sqrt(self.freedom / rng.chisquare(self.freedom, (DRAWS, 1)))
-        off = rng.standard_normal((DRAWS, len(self.means)))
-        return self.means + np.hypot(self.of_seeds, self.of_steps) * scale * off
-
-    def near(self, truth: Numbers) -> NDArray[np.bool_]:
-        """True for each draw and batch size within 5 % of the best after full tuning."""
-        reached = truth - self.shortfalls
-        rng = np.random.default_rng(3)
-        others = [
-            (1 - share) * truth[:, low] + share * truth[:, high] + worse + rng.normal(0, UNTRIED_DEVIATION, DRAWS)
-            for low, high, share, worse in self.untried
-        ]
-        least = np.column_stack([reached, *others]).min(axis=1, keepdims=True)
-        near: NDArray[np.bool_] = reached <= least + math.log(FLAT_RATIO)
+    @cached_property
+    def near(self) -> NDArray[np.bool_]:
+        """True for each draw and batch size that is within 5 % of the best, all fully tuned."""
+        near: NDArray[np.bool_] = self.tuned <= self.tuned.min(axis=1, keepdims=True) + math.log(FLAT_RATIO)
         return near
 
-    def share_after(self, runs: float) -> float:
-        """How often the least of ``runs`` runs is within 5 % of the best; step-time errors stay."""
+    @cached_property
+    def shares(self) -> Numbers:
+        """Probability of each batch size to be within 5 % of the best (sizes,)."""
+        shares: Numbers = self.near.mean(axis=0)
+        return shares
+
+    @cached_property
+    def best(self) -> int:
+        """Confirmed batch size that is most probably within 5 % of the best."""
+        return self.sizes[int(np.where(self.is_confirmed, self.shares, -1.0).argmax())]
+
+    @property
+    def recommended(self) -> int:
+        """Smallest batch size that is `SHOWN` to be within 5 % of the best, else the `best`."""
+        shown = [one for one, held in zip(self.sizes, self.is_confirmed & (self.shares >= SHOWN), strict=True) if held]
+        return min([*shown, self.best])
+
+    @property
+    def are_sure(self) -> bool:
+        """True if the recommended batch size is within 5 % of the best with a probability of `ENOUGH`."""
+        return float(self.shares[self._place(self.recommended)]) >= ENOUGH
+
+    def ratio(self, slower: int, faster: int) -> tuple[float, float]:
+        """95 % interval of the log ratio of two batch sizes' figures."""
+        drawn = self.figures[:, self._place(slower)] - self.figures[:, self._place(faster)]
+        low, high = np.quantile(drawn, [0.025, 0.975])
+        return float(low), float(high)
+
+    def contenders(self) -> list[int]:
+        """Confirmed batch sizes that another run may help, the most helpful first; empty if none contends.
+
+        A rival contends if it beats the recommended one by 5 % with a probability of `CONTENDER`. Of the likeliest
+        rival and the recommended size, the one comes first whose next run lessens the variance most per second.
+        """
+        own = self._place(self.recommended)
+        beaten = (self.tuned[:, own, None] - self.tuned > math.log(FLAT_RATIO)).mean(axis=0)
+        rivals = [int(one) for one in np.argsort(-beaten) if beaten[one] >= CONTENDER and self.is_confirmed[one]]
+        if not rivals:
+            return []
+        gain = self.unshared**2 / (self.runs * (self.runs + 1)) / np.exp(self.of_runs.mean(axis=0))
+        pair = sorted((own, rivals[0]), key=lambda one: -gain[one])
+        return [self.sizes[one] for one in [*pair, *rivals[1:]]]
+
+    def certainty(self) -> Certainty:
+        """How sure the recommendation is, and what would settle it."""
+        own = self._place(self.recommended)
+        least = self.tuned.min(axis=1)
+        found = Certainty(
+            float(self.shares[own]),
+            float((self.figures[:, own] <= least + math.log(FLAT_RATIO)).mean()),
+            dict(zip(self.sizes, self.shares.tolist(), strict=True)),
+        )
+        return found if not found.is_provisional else replace(found, **self._what_settles())
+
+    def _what_settles(self) -> dict[str, Any]:
+        contending = {self._place(one) for one in self.contenders()}
+        had = int(self.runs[list(contending)].max(initial=0))
+        more = 1
+        while contending and had + more <= MOST_RUNS:
+            if self._share_after(contending, more) >= ENOUGH:
+                return {"settles": "runs", "runs": had + more}
+            more = math.ceil(more * MORE)
+        tuned = replace(self, tuned=self.figures)._share_after(contending, MOST_RUNS)
+        without = self.of_runs - self.figures
+        timed = replace(self, figures=self.of_runs, tuned=self.tuned + without)._share_after(contending, MOST_RUNS)
+        return {"settles": "tuning" if tuned >= timed else "step_times"}
+
+    def _share_after(self, contending: Collection[int], more: int) -> float:
+        """How often the batch size with the best mean is within 5 % of the best after ``more`` runs of contenders."""
         rng = np.random.default_rng(2)
-        shape = DRAWS, len(self.means)
-        of_seeds = self.of_seeds * rng.standard_normal(shape)
-        truth = self.means + of_seeds + self.of_steps * rng.standard_normal(shape)
-        more = np.maximum(0.0, runs - self.runs)
-        single = np.maximum(self.deviation, self.of_seeds * np.sqrt(self.runs))
-        new = of_seeds + single / np.sqrt(np.maximum(more, 1.0)) * rng.standard_normal(shape)
-        chosen = (self.means + new * more / (self.runs + more)).argmin(axis=1)
-        return float(self.near(truth)[np.arange(DRAWS), chosen].mean())
+        mean, variance = self.of_runs.mean(axis=0), self.of_runs.var(axis=0)
+        error = self.unshared / math.sqrt(more)
+        weight = np.zeros(len(self.sizes))
+        places = list(contending)
+        weight[places] = (variance / (variance + error**2))[places]
+        seen = self.of_runs + error * rng.standard_normal(self.of_runs.shape)
+        expected = mean + weight * (seen - mean) - (self.figures - self.tuned).mean(axis=0)
+        chosen = np.where(self.is_confirmed, expected, math.inf).argmin(axis=1)
+        return float(self.near[np.arange(DRAWS), chosen].mean())
+
+    def _place(self, size: int) -> int:
+        return self.sizes.index(size)
 
 
-def _slower(verdict: Verdict) -> set[int]:
-    known = [size for size, one in verdict.by_batch.items() if math.isfinite(one.value)]
-    best = verdict.optimal.value
-    return {
-        size
-        for size, one in verdict.by_batch.items()
-        if not min(known) <= size <= max(known) and one.lower_bound is not None and one.lower_bound >= best
-    }
+def beliefs(
+    verdict: Verdict,
+    steps: StepFigures = MappingProxyType({}),
+    trials: Sequence[TrialRecord] = (),
+    batch_sizes: Sequence[int] = (),
+) -> Beliefs | None:
+    """Beliefs over all batch sizes; None without confirmation runs or without known noise.
+
+    ``steps``: for the law, if known. Each draw allows for gains from better tuning, seen in the learning-rate valley of
+    ``trials`` or hidden (`BADLY_TUNED`).
+    """
+    runs = _runs(verdict)
+    if not verdict.confirmed or not runs.deviation:
+        return None
+    sizes = sorted({*verdict.by_batch, *batch_sizes})
+    by_law = _base(verdict.optimal.objective, steps, sizes)
+    base, errors = by_law or (None, np.zeros(len(sizes)))
+    places = np.array([sizes.index(size) for size in verdict.by_batch])
+    known = infer(replace(runs, of=places[runs.of]), np.log(np.array(sizes, dtype=float)), base, errors)
+    rng = np.random.default_rng(0)
+    figures, shortfalls = known.levels.copy(), np.zeros(known.levels.shape)
+    least_excess = min(one.estimate.excess for one in verdict.by_batch.values())
+    for place, one in zip(places, verdict.by_batch.values(), strict=True):
+        left = one.estimate.excess - least_excess
+        figures[:, place] += one.estimate.step_time_error * rng.standard_normal(DRAWS)
+        figures[:, place] -= left * (rng.random(DRAWS) - 0.5)
+    reached = [place for place, one in zip(places, verdict.by_batch.values(), strict=True) if one.estimate.reached]
+    shortfalls[:, reached] = _shortfalls(verdict, trials, [sizes[place] for place in reached])
+    counts = np.zeros(len(sizes), dtype=int)
+    counts[places] = [one.estimate.reached for one in verdict.by_batch.values()]
+    confirmed = np.zeros(len(sizes), dtype=bool)
+    confirmed[places] = [one.is_confirmed and math.isfinite(one.value) for one in verdict.by_batch.values()]
+    return Beliefs(
+        sizes=tuple(sizes),
+        figures=figures,
+        tuned=figures - shortfalls,
+        of_runs=known.levels,
+        unshared=known.unshared,
+        runs=np.maximum(counts, 1),
+        is_confirmed=confirmed,
+    )
 
 
-def _untried(
-    known: Sequence[int], batch_sizes: Collection[int], law: Mapping[int, float]
-) -> list[tuple[int, int, float, float]]:
-    found = []
-    for size in sorted({*batch_sizes} - {*known}):
-        high = sum(one < size for one in known)
-        if 0 < high < len(known):
-            below, above = known[high - 1], known[high]
-            found.append((high - 1, high, math.log(size / below) / math.log(above / below), 0.0))
-        else:
-            end = max(0, high - 1)
-            worse = max(0.0, law[size] - law[known[end]]) if {size, known[end]} <= law.keys() else 0.0
-            found.append((end, end, 0.0, worse))
+def step_figures(spec: StudySpec, verdict: Verdict, probes: Mapping[int, ProbeRecord]) -> StepFigures:
+    """Figure of a step at each timed batch size, with its error; empty if the law does not apply."""
+    objective, timed = verdict.optimal.objective, timed_probes(spec, verdict, probes)
+    if not are_of_one_model(spec, verdict):
+        return {}
+    found = {}
+    for size, probe in timed.items():
+        figure = objective.predicted(1.0, size, probe.step_seconds)
+        if figure is not None:
+            error = 0.0 if probe.error is None or not objective.trials_race else probe.error.own
+            found[size] = figure, error
     return found
+
+
+def _runs(verdict: Verdict) -> Runs:
+    rows = []
+    for place, one in enumerate(verdict.by_batch.values()):
+        for run in one.runs:
+            figure, bound = one.objective.figure(run), one.objective.bound(run)
+            value = figure if figure is not None else bound
+            log = None if value is None else one.objective.log(value)
+            if log is not None:
+                # Only confirmation shares seeds.
+                seed = run.seed if one.is_confirmed else -1 - place
+                rows.append((place, seed, log, log_gap(run) if one.objective.stops_at_target else 0.0, figure is None))
+    columns = list(zip(*rows, strict=True)) or [()] * 5
+    kinds = (np.int64, np.int64, np.float64, np.float64, np.bool_)
+    return Runs(*(np.array(column, dtype=kind) for column, kind in zip(columns, kinds, strict=True)))
+
+
+def _base(objective: Objective, steps: StepFigures, sizes: Sequence[int]) -> tuple[Numbers, Numbers] | None:
+    known = {size: log for size, (figure, _) in steps.items() if (log := objective.log(figure)) is not None}
+    if len(known) < FEWEST_SIZES:
+        return None
+    timed = sorted(known)
+    logs = np.log(np.array(sizes, dtype=float))
+    base = np.interp(logs, np.log(np.array(timed, dtype=float)), [known[size] for size in timed])
+    errors = np.array([steps[size][1] if size in known else UNTIMED_ERROR for size in sizes])
+    return base, errors
 
 
 def _shortfalls(verdict: Verdict, trials: Sequence[TrialRecord], sizes: Sequence[int]) -> Numbers:
     rng = np.random.default_rng(1)
     seen = heights(verdict, trials, DRAWS, rng)
-    unseen = np.where(np.array(sizes) == _batch_size(verdict.optimal), OPTIMUM_GAP, TUNING_GAP)
+    unseen = np.where(np.array(sizes) == verdict.least.configuration.batch_size, OPTIMUM_GAP, TUNING_GAP)
     if not _others_vary(trials):
         unseen *= np.array([size not in seen for size in sizes])
     found = (rng.random((DRAWS, len(sizes))) < BADLY_TUNED) * rng.exponential(unseen, (DRAWS, len(sizes)))
@@ -326,100 +385,3 @@ def _others_vary(trials: Sequence[TrialRecord]) -> bool:
         replace(one, learning_rate=1.0, batch_size=1, micro_batch_size=1, accumulation_steps=1) for one in searched
     )
     return len({one.key for one in alike}) > 1
-
-
-def _error(candidate: Candidate, deviation: float, least_excess: float) -> float:
-    known = candidate.estimate
-    of_seeds = max(deviation, known.log_deviation, LEAST_DEVIATION) / math.sqrt(known.reached)
-    return math.hypot(of_seeds, known.unresolved, _step_time_error(candidate, least_excess))
-
-
-def _step_time_error(candidate: Candidate, least_excess: float) -> float:
-    """The excess is uniform on its range."""
-    known = candidate.estimate
-    return math.hypot(known.step_time_error, (known.excess - least_excess) / math.sqrt(12))
-
-
-def _log(candidate: Candidate, figure: float) -> float:
-    value = candidate.objective.log(figure)
-    assert value is not None, "a predicted figure is positive"
-    return value
-
-
-def _drawn_to_law(means: Numbers, errors: Numbers, law: Numbers) -> tuple[Numbers, Numbers]:
-    law = law + float(np.average(means - law, weights=1 / errors**2))
-    off = means - law
-    misfit = float((off**2).sum()) / (len(means) - 2) - float((errors**2).mean())
-    misfit = max(misfit, LAW_MISFIT**2)
-    share = misfit / (misfit + errors**2)
-    # Of the law itself no more is known than its two parameters leave of the runs' noise.
-    of_law = 2 * float((errors**2).mean()) / len(means)
-    return law + share * off, np.sqrt(share * errors**2 + (1 - share) ** 2 * of_law)
-
-
-@dataclass(frozen=True)
-class Standing:
-    """The recommendation so far, and the candidates that could change it."""
-
-    least: Candidate
-    recommended: Candidate
-    undecided: tuple[Candidate, ...]
-
-    @property
-    def is_settled(self) -> bool:
-        """True if no batch size could change the recommendation."""
-        return not self.undecided
-
-    @property
-    def undecided_batch_sizes(self) -> list[int]:
-        """Batch sizes that could change the recommendation."""
-        return [one.configuration.batch_size for one in self.undecided]
-
-    @property
-    def to_run(self) -> list[Candidate]:
-        """The undecided candidates and those they are compared with.
-
-        Candidates with a missed run never get an interval: left out; if the least has one, all are.
-        """
-        open_ones = [one for one in self.undecided if not _has_missed(one)]
-        if not open_ones or _has_missed(self.least):
-            return []
-        compared = [self.least] if self.recommended is self.least else [self.least, self.recommended]
-        return compared + [one for one in open_ones if one is not self.recommended]
-
-
-def standing(verdict: Verdict) -> Standing | None:
-    """State of the confirmation; None before any confirmation run decides.
-
-    L is the least, R the recommended batch size, [low, high] the 95 % interval of a ratio. Undecided is b if
-
-    * b < R and low(b / L) ≤ 1.05 < high(b / L): b could become the recommendation;
-    * low(b / L) < 1 and high(R / b) > 1.05: b could be the least, with R not within 5 %;
-    * b has no interval: fewer than three runs, or a missed run.
-    """
-    if not verdict.confirmed:
-        return None
-    least = verdict.least
-    confirmed = [one for one in verdict.by_batch.values() if one.is_confirmed and math.isfinite(one.value)]
-    flat = [one for one in confirmed if one is not least and is_shown_flat(one, least)]
-    recommended = min([least, *flat], key=_batch_size)
-    undecided = [one for one in confirmed if one is not least and _is_undecided(one, least, recommended)]
-    return Standing(least, recommended, tuple(sorted(undecided, key=_batch_size)))
-
-
-def _is_undecided(one: Candidate, least: Candidate, recommended: Candidate) -> bool:
-    to_least = ratio_interval(one.estimate, least.estimate)
-    if to_least is None:
-        return True
-    low, high = to_least
-    if _batch_size(one) < _batch_size(recommended) and low <= FLAT_RATIO < high:
-        return True
-    return low < 1 and one is not recommended and not is_shown_flat(recommended, one)
-
-
-def _batch_size(candidate: Candidate) -> int:
-    return candidate.configuration.batch_size
-
-
-def _has_missed(candidate: Candidate) -> bool:
-    return candidate.estimate.reached < candidate.estimate.runs

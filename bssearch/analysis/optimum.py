@@ -31,6 +31,9 @@ LAW_MISFIT = 0.03
 
 Rule = Literal["least", "smallest_shown_within_5_percent", "law"]
 
+Settles = Literal["runs", "tuning", "step_times"]
+"""What would settle a provisional answer."""
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -149,31 +152,14 @@ class Verdict:
         """True if a configuration's confirmation runs are equal."""
         return ignore_their_seeds(one.runs for one in self.by_batch.values() if one.is_confirmed)
 
-    @property
-    def is_noisy(self) -> bool:
-        """True if a ratio's standard error exceeds 5 %."""
-        runs = self.optimal.estimate.reached
-        deviation = self.seed_deviation
-        return deviation is not None and runs > 0 and deviation * math.sqrt(2 / runs) > math.log(FLAT_RATIO)
-
-    def with_law(self, predicted: Mapping[int, float]) -> Verdict:
-        """Verdict with the law's least prediction if the runs are too noisy.
-
-        Only among confirmed batch sizes, and only if the law separates them by more than `LAW_MISFIT`.
-        """
-        known = {size: predicted[size] for size, one in self._confirmed.items() if size in predicted}
-        if not self.confirmed or not self.is_noisy or len(known) < len(self._confirmed):
+    def recommending(self, batch_size: int, best: int) -> Verdict:
+        """Verdict for another confirmed batch size, the smallest that is as good as ``best``."""
+        if batch_size == self.optimal.configuration.batch_size:
             return self
-        best, own = min(known, key=lambda size: known[size]), self.optimal.configuration.batch_size
-        if own in known and math.log(known[own] / known[best]) <= LAW_MISFIT:
-            return self
-        if best == self.least.configuration.batch_size:
-            return replace(self, optimal=self.least, rule="least")
-        return replace(self, optimal=self.by_batch[best], rule="law")
-
-    @property
-    def _confirmed(self) -> dict[int, Candidate]:
-        return {size: one for size, one in self.by_batch.items() if one.is_confirmed and math.isfinite(one.value)}
+        rule: Rule = "smallest_shown_within_5_percent" if batch_size < best else "law"
+        if batch_size == self.least.configuration.batch_size:
+            rule = "least"
+        return replace(self, optimal=self.by_batch[batch_size], rule=rule)
 
     def _is_flat(self, batch_size: int) -> bool:
         candidate = self.by_batch[batch_size]

@@ -115,13 +115,18 @@ def _basis(runs: Sequence[TrialRecord], objective: Objective) -> Basis:
 def _gap_deviation(runs: Sequence[TrialRecord], objective: Objective) -> float:
     if not objective.stops_at_target:
         return 0.0
-    outcomes = [run.outcome for run in runs if run.outcome is not None]
-    gaps = [
-        min(WIDEST_GAP, math.log(one.first_hit_step / one.last_miss_step)) if one.last_miss_step else WIDEST_GAP
-        for one in outcomes
-        if one.first_hit_step and one.last_miss_step is not None
-    ]
+    gaps = [gap for run in runs if (gap := log_gap(run))]
     return statistics.median(gaps) / math.sqrt(12) if gaps else 0.0
+
+
+def log_gap(run: TrialRecord) -> float:
+    """Log steps between the last miss and the first hit; 0 if unknown."""
+    outcome = run.outcome
+    if outcome is None or not outcome.first_hit_step or outcome.last_miss_step is None:
+        return 0.0
+    if not outcome.last_miss_step:
+        return WIDEST_GAP
+    return min(WIDEST_GAP, math.log(outcome.first_hit_step / outcome.last_miss_step))
 
 
 def ratio_interval(slower: Estimate, faster: Estimate) -> tuple[float, float] | None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
-from bssearch.analysis.certainty import Standing, standing
+from bssearch.analysis.certainty import Beliefs, beliefs, step_figures
 from bssearch.analysis.confirmation_runs import PlainMiss, plain_misses, plainly_missed, says_something
 from bssearch.analysis.optimum import Verdict, decide
 from bssearch.records import Configuration, Phase, TrialPlan, TrialRecord, TrialState
@@ -137,8 +137,7 @@ def most_left(history: History) -> list[Configuration]:
     running = [history.as_run(trial.configuration) for trial in trials if not trial.state.is_finished]
     first = [plan.configuration for plan in interleaved(history, made, chosen, confirm.runs)]
     verdict = verdict_of(history, trials)
-    found = None if first or verdict is None else standing(verdict)
-    if verdict is None or found is None:
+    if first or verdict is None or not verdict.confirmed:
         further = [one for one in chosen for _ in range((confirm.max_runs or confirm.runs) - confirm.runs)]
         sizes = {one.batch_size for one in chosen}
         near = {one.key: one for size in sizes for one in beside(history, size)}
@@ -150,11 +149,14 @@ def most_left(history: History) -> list[Configuration]:
             *(one for one in new if first for _ in range(confirm.runs)),
         ]
     near_it = [one for one in _beside(history, trials, verdict) for _ in range(confirm.runs)]
-    if confirm.max_runs is None or _is_spent(history, trials):
+    if confirm.max_runs is None or _is_spent(history, trials) or is_settled(history, trials):
         return [*running, *near_it]
+    known = _beliefs(history, trials, verdict)
+    sure = None if known is None else known.certainty()
     had = Counter(trial.configuration.key for trial in trials if not trial.state.is_missing)
-    undecided = [one.configuration for one in found.to_run]
-    further = [one for one in undecided for _ in range(max(0, confirm.max_runs - had[one.key]))]
+    most = confirm.max_runs if sure is None or sure.runs is None else min(confirm.max_runs, sure.runs)
+    contending = [] if known is None else [verdict.by_batch[size].configuration for size in known.contenders()]
+    further = [one for one in contending for _ in range(max(0, most - had[one.key]))]
     return [*running, *near_it, *further]
 
 
@@ -243,39 +245,51 @@ def ending(history: History) -> str | None:
         return told
     trials = confirmation_trials(history)
     verdict = verdict_of(history, trials)
-    found = None if verdict is None else standing(verdict)
-    if verdict is None or found is None:
+    known = None if verdict is None else _beliefs(history, trials, verdict)
+    if known is None:
         return None
-    batch = found.recommended.configuration.batch_size
-    if found.is_settled:
+    sure = f"within 5 % of the best with a probability of {math.floor(100 * known.certainty().within_5_percent)} %"
+    if is_settled(history, trials):
         count = sum(trial.state.is_finished and not trial.state.is_missing for trial in in_force(history, trials))
-        least = found.least.configuration.batch_size
-        why = "" if least == batch else f", shown to be within 5 % of batch {least}, which has the least median"
-        return f"settled after {count} confirmation runs: batch {batch}{why}"
-    sizes = ", ".join(map(str, found.undecided_batch_sizes))
-    text = (
-        f"not settled after {_stopped_by(history, trials, found)}: the runs alone give batch {batch}, and "
-        f"batch {sizes} may change that"
-    )
-    return text if found.to_run else f"{text}; a run missed the target, so that more runs show nothing"
+        return f"settled after {count} confirmation runs: batch {known.recommended} is {sure}"
+    text = f"not settled after {_stopped_by(history, trials)}: batch {known.recommended} is {sure}"
+    rivals = ", ".join(str(size) for size in sorted(known.contenders()) if size != known.recommended)
+    return f"{text}; batch {rivals} may be better" if rivals else text
+
+
+def is_settled(history: History, trials: Sequence[TrialRecord]) -> bool:
+    """True if the answer was sure enough after each of the last two runs.
+
+    One look alone is often lucky: an answer that is looked at after every run passes any bound at some time.
+    """
+    ended = [one for one in trials if one.state.is_finished]
+    return all(_is_sure(history, some) for some in (ended, ended[:-1]))
+
+
+def _is_sure(history: History, trials: Sequence[TrialRecord]) -> bool:
+    verdict = verdict_of(history, trials)
+    known = None if verdict is None else _beliefs(history, trials, verdict)
+    return known is not None and known.are_sure
+
+
+def _beliefs(history: History, trials: Sequence[TrialRecord], verdict: Verdict) -> Beliefs | None:
+    steps = step_figures(history.spec, verdict, history.probes)
+    return beliefs(verdict, steps, [*history.trials, *trials], history.feasible)
 
 
 def _further(history: History, trials: Sequence[TrialRecord], made: CompletedRuns, verdict: Verdict) -> list[TrialPlan]:
-    limit, found = history.spec.confirm.max_runs, standing(verdict)
-    if limit is None or found is None or _is_spent(history, trials):
+    limit = history.spec.confirm.max_runs
+    known = None if limit is None or _is_spent(history, trials) else _beliefs(history, trials, verdict)
+    if limit is None or known is None or (known.are_sure and is_settled(history, trials)):
         return []
     seeds = [trial_seed(history.spec.seed, Phase.CONFIRM, index) for index in range(limit)]
-    next_runs = []
-    for candidate in found.to_run:
-        configuration = candidate.configuration
-        missing = [index for index, seed in enumerate(seeds) if made.is_missing(configuration, seed)]
+    for size in known.contenders():
+        configuration = verdict.by_batch[size].configuration
+        missing = [seed for seed in seeds if made.is_missing(configuration, seed)]
         if missing:
-            seed = seeds[missing[0]]
-            order = random.Random(f"{seed}/{configuration.key}").random()
-            retry_of = made.retried(configuration, seed)
-            plan = repeat(history, configuration, seed, Phase.CONFIRM, retry_of=retry_of)
-            next_runs.append((missing[0], order, plan))
-    return [plan for _, _, plan in sorted(next_runs, key=lambda one: one[:2])]
+            retry_of = made.retried(configuration, missing[0])
+            return [repeat(history, configuration, missing[0], Phase.CONFIRM, retry_of=retry_of)]
+    return []
 
 
 def _is_spent(history: History, trials: Sequence[TrialRecord]) -> bool:
@@ -283,7 +297,7 @@ def _is_spent(history: History, trials: Sequence[TrialRecord]) -> bool:
     return budget is not None and sum(trial.outcome.train_seconds for trial in trials if trial.outcome) >= budget
 
 
-def _stopped_by(history: History, trials: Sequence[TrialRecord], found: Standing) -> str:
+def _stopped_by(history: History, trials: Sequence[TrialRecord]) -> str:
     confirm = history.spec.confirm
     if confirm.max_runs is None:
         return f"runs = {confirm.runs} a batch"

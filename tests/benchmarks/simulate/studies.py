@@ -16,10 +16,8 @@ import numpy as np
 
 from bssearch.analysis.answer import Answer
 from bssearch.analysis.build_answer import build_answer
-from bssearch.analysis.certainty import standing
 from bssearch.errors import TargetNotReachedError, UsageError
 from bssearch.records import Environment, Phase, StudyRecord, TrialPlan, TrialRecord
-from bssearch.search import confirmation
 from bssearch.search.engine import Engine
 from bssearch.spec import StudySpec
 from bssearch.spec.parts import ConfirmSpec
@@ -162,14 +160,12 @@ def _verdict(spec: StudySpec, space: TableSearchSpace, clock: VirtualClock, trut
         if row.best is not None and time is not None and time.low is not None and time.high is not None:
             true = truth.seconds[space.point_of(by_number[row.best.trial].configuration)]
             covered.append(time.low <= true <= time.high)
-    verdict = confirmation.verdict_of(clock.engine.history, [one for one in trials if one.phase is Phase.CONFIRM])
-    found = None if verdict is None else standing(verdict)
     return Verdict(
         recommended=answer.optimal.batch_size,
         ratio=least[answer.optimal.batch_size],
         claims=tuple(least[size] for size in answer.tied),
         covered=tuple(covered),
-        is_provisional=found is None or not found.is_settled,
+        is_provisional=answer.provisional,
         cost=clock.cost,
         runs=len(trials),
     )

@@ -1,0 +1,264 @@
+"""Posterior of the log figure of each configuration, given its runs and the law of batch sizes.
+
+For configuration c at batch size B with seed s::
+
+    log figure = level + base(B) + log(1 + B_crit / B) + departure(B) + excess(c) + seed(s) + noise
+
+``base`` is the log figure of one step; for the law see McCandlish et al. 2018, arXiv 1812.06162. Noise is Student's t;
+its scale may grow with the batch size. Configurations share the effects of common seeds, so ratios are paired.
+Hyperparameters are integrated over a grid; the rest is Gaussian given them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+Numbers = NDArray[np.float64]
+Indices = NDArray[np.int64]
+
+DRAWS = 4000
+"""A probability of 0.9 is known to half a percent."""
+
+OCTAVES_BEYOND = 3
+PER_OCTAVE = 2
+"""Grid of log B_crit: its range beyond the batch sizes, with a uniform prior, and its points per octave."""
+
+SCALES = np.exp2(np.linspace(-1.5, 1.5, 7))
+"""Grid of the noise scale, times the pooled deviation of repeats."""
+
+SLOPES = np.array([-0.35, 0.0, 0.35])
+SLOPE_WEIGHTS = np.array([1 / 6, 2 / 3, 1 / 6])
+"""Growth of log noise per unit of log batch size, N(0, 0.2²) by three Gauss–Hermite points."""
+
+SHARED = np.array([0.02, 0.2, 0.4, 0.6, 0.8])
+"""Share of seed effects in the variance; the prior is Beta(2, 2)."""
+
+DEPARTURES = np.array([0.01, 0.04, 0.1, 0.2, 0.4])
+DEPARTURE_SCALE = 0.15
+"""Standard deviation about the law; the prior is half-normal of this scale."""
+
+EXCESS = 0.04
+"""Standard deviation between the best configurations of one batch size."""
+
+WITHOUT_LAW = 2.0
+"""Prior standard deviation of log figures without a law."""
+
+FREEDOM = 5.0
+"""Of Student's t: one run in 200 is beyond four scales."""
+
+LEAST_DEVIATION = 1e-3
+
+
+@dataclass(frozen=True, eq=False)
+class Runs:
+    """Runs (n,): index of the configuration, seed, log figure, log width of the crossing's interval, missed or not.
+
+    The log figure of a missed run is that of its last miss.
+    """
+
+    of: Indices
+    seeds: Indices
+    logs: Numbers
+    gaps: Numbers
+    missed: NDArray[np.bool_]
+
+    @cached_property
+    def deviation(self) -> float:
+        """Pooled standard deviation of repeats that reached; 0 without repeats."""
+        values, of = self.logs[~self.missed], self.of[~self.missed]
+        groups = [values[of == one] for one in np.unique(of)]
+        freedom = len(values) - len(groups)
+        squares = math.fsum(float(((one - one.mean()) ** 2).sum()) for one in groups)
+        return math.sqrt(squares / freedom) if freedom else 0.0
+
+
+@dataclass(frozen=True, eq=False)
+class Posterior:
+    """Draws of log figures (`DRAWS`, configurations) and of log B_crit (`DRAWS`,).
+
+    ``unshared`` (configurations,): mean standard deviation of a run, without the seed effects that all share.
+    """
+
+    levels: Numbers
+    log_b_crit: Numbers
+    unshared: Numbers
+
+
+def infer(runs: Runs, log_sizes: Numbers, base: Numbers | None, errors: Numbers) -> Posterior:
+    """Posterior of configurations: log batch sizes, ``base`` and its standard errors, each (configurations,).
+
+    A configuration without runs is known by the law alone; ``base`` None means no law. Equal input, equal draws.
+    """
+    noise = _Noise.around(runs, log_sizes)
+    law = _Law.over(log_sizes, base, errors)
+    sites = _Sites.of(runs)
+    for _ in range(2):
+        found = _Gaussian.given(sites, runs, noise, law)
+        sites = found.improved(sites, runs, noise)
+    return _Gaussian.given(sites, runs, noise, law).draw(noise, law)
+
+
+@dataclass(frozen=True, eq=False)
+class _Noise:
+    """Grid (n,) over the noise: scales of each configuration (n, configurations), shared part, log prior weights."""
+
+    scales: Numbers
+    shared: Numbers
+    log_weights: Numbers
+
+    @classmethod
+    def around(cls, runs: Runs, log_sizes: Numbers) -> Self:
+        deviation = max(runs.deviation, float(np.median(runs.gaps)) / math.sqrt(12), LEAST_DEVIATION)
+        scale, slope, shared = (
+            one.ravel() for one in np.meshgrid(SCALES * deviation, np.arange(3), SHARED, indexing="ij")
+        )
+        growth = SLOPES[slope.astype(int), None] * (log_sizes - log_sizes.mean())
+        prior = SLOPE_WEIGHTS[slope.astype(int)] * shared * (1 - shared)
+        return cls(scale[:, None] * np.exp(growth), shared, np.log(prior))
+
+
+@dataclass(frozen=True, eq=False)
+class _Law:
+    """Means (B_crit, configurations), precisions (departures, configurations, configurations), log prior weights."""
+
+    log_b_crit: Numbers
+    means: Numbers
+    precisions: Numbers
+    log_weights: Numbers
+
+    @classmethod
+    def over(cls, log_sizes: Numbers, base: Numbers | None, errors: Numbers) -> Self:
+        same_size = np.isclose(log_sizes[:, None], log_sizes[None, :])
+        own = EXCESS**2 * np.eye(len(log_sizes)) + errors**2 * same_size
+        if base is None:
+            precision = np.linalg.inv(WITHOUT_LAW**2 * same_size + own)
+            return cls(np.zeros(1), np.zeros((1, len(log_sizes))), precision[None], np.zeros(1))
+        beyond = OCTAVES_BEYOND * math.log(2)
+        low, high = log_sizes.min() - beyond, log_sizes.max() + beyond
+        log_b_crit = np.linspace(low, high, math.ceil((high - low) / math.log(2) * PER_OCTAVE) + 1)
+        means = base + np.logaddexp(0, log_b_crit[:, None] - log_sizes)
+        precisions = np.linalg.inv(DEPARTURES[:, None, None] ** 2 * same_size + own)
+        prior = np.gradient(DEPARTURES) * np.exp(-((DEPARTURES / DEPARTURE_SCALE) ** 2) / 2)
+        return cls(log_b_crit, means, precisions, np.log(prior))
+
+
+@dataclass(frozen=True, eq=False)
+class _Sites:
+    """Gaussian stand-ins of the runs (n,): values, weights of the noise's precision, variances that replace the noise.
+
+    A missed run has such a variance, infinite at first; others have 0.
+    """
+
+    values: Numbers
+    weights: Numbers
+    variances: Numbers
+
+    @classmethod
+    def of(cls, runs: Runs) -> Self:
+        return cls(runs.logs, np.ones(len(runs.logs)), np.where(runs.missed, np.inf, 0.0))
+
+
+@dataclass(frozen=True, eq=False)
+class _Gaussian:
+    """Given noise (n,), departure (m,) and B_crit (k,): means (n, m, k, c + 1) and covariances (n, m, c + 1, c + 1).
+
+    Of the c levels and the law's. ``weights`` (n, m, k) sum to 1.
+    """
+
+    means: Numbers
+    covariances: Numbers
+    weights: Numbers
+
+    @classmethod
+    def given(cls, sites: _Sites, runs: Runs, noise: _Noise, law: _Law) -> Self:
+        precision, pull, log_data = _likelihood(sites, runs, noise)
+        count = precision.shape[-1]
+        shape = len(precision), len(law.precisions)
+        whole = np.empty((*shape, count + 1, count + 1))
+        columns = law.precisions.sum(axis=-1)
+        whole[..., :count, :count] = precision[:, None] + law.precisions
+        whole[..., :count, count] = whole[..., count, :count] = -columns
+        whole[..., count, count] = columns.sum(axis=-1)
+        by_law = np.einsum("mij,kj->mki", law.precisions, law.means)
+        pulls = np.empty((*shape, len(law.means), count + 1))
+        pulls[..., :count] = pull[:, None, None] + by_law
+        pulls[..., count] = -by_law.sum(axis=-1)
+        covariances = np.linalg.inv(whole)
+        means = pulls @ covariances
+        logs = (pulls * means).sum(axis=-1) - np.einsum("mki,ki->mk", by_law, law.means)
+        logs += (np.linalg.slogdet(law.precisions)[1] - np.linalg.slogdet(whole)[1])[..., None]
+        logs = logs / 2 + (log_data + noise.log_weights)[:, None, None] + law.log_weights[:, None]
+        weights = np.exp(logs - logs.max())
+        return cls(means, covariances, weights / weights.sum())
+
+    def improved(self, sites: _Sites, runs: Runs, noise: _Noise) -> _Sites:
+        """Sites for Student's t (by its scale mixture) and for missed runs (expectation propagation, Minka 2001)."""
+        by_noise = self.weights.sum(axis=(1, 2))
+        level = np.einsum("nmk,nmki->i", self.weights, self.means)[:-1]
+        spread = np.einsum("nmk,nmki->i", self.weights, (self.means[..., :-1] - level) ** 2)
+        spread += np.einsum("nm,nmii->i", self.weights.sum(axis=-1), self.covariances[..., :-1, :-1])
+        scales = np.exp(by_noise @ np.log(noise.scales))[runs.of]
+        shared = float(by_noise @ noise.shared)
+        own = scales**2 * (1 - shared)
+        residuals = runs.logs - level[runs.of]
+        counted = np.where(runs.missed, 0.0, 1 / (own / sites.weights + runs.gaps**2 / 12))
+        same_seed = (runs.seeds[:, None] == runs.seeds) * counted
+        effects = same_seed @ residuals / (same_seed.sum(axis=1) + 1 / (shared * scales**2))
+        weights = (FREEDOM + 1) / (FREEDOM + (residuals - effects) ** 2 / own)
+        values, variances = _missed(runs.logs, level[runs.of], spread[runs.of], scales)
+        return _Sites(
+            np.where(runs.missed, values, runs.logs),
+            np.where(runs.missed, 1.0, weights),
+            np.where(runs.missed, variances, 0.0),
+        )
+
+    def draw(self, noise: _Noise, law: _Law) -> Posterior:
+        """Draw levels and log B_crit."""
+        rng = np.random.default_rng(0)
+        chosen = rng.choice(self.weights.size, size=DRAWS, p=self.weights.ravel())
+        n, m, k = np.unravel_index(chosen, self.weights.shape)
+        roots = np.linalg.cholesky(self.covariances)
+        levels = self.means[n, m, k] + np.einsum(
+            "dij,dj->di", roots[n, m], rng.standard_normal((DRAWS, roots.shape[-1]))
+        )
+        step = np.ptp(law.log_b_crit) / max(1, len(law.log_b_crit) - 1)
+        log_b_crit = law.log_b_crit[k] + step * rng.uniform(-0.5, 0.5, DRAWS)
+        variances = self.weights.sum(axis=(1, 2)) @ (noise.scales**2 * (1 - noise.shared[:, None]))
+        return Posterior(levels[:, :-1], log_b_crit, np.sqrt(variances * FREEDOM / (FREEDOM - 2)))
+
+
+def _likelihood(sites: _Sites, runs: Runs, noise: _Noise) -> tuple[Numbers, Numbers, Numbers]:
+    """Precisions (n, c, c) and pulls (n, c) of the levels, and log weights (n,), seed effects integrated."""
+    scales = noise.scales[:, runs.of]
+    own = scales**2 * (1 - noise.shared[:, None]) / sites.weights + runs.gaps**2 / 12
+    precisions = 1 / np.where(runs.missed, sites.variances, own)
+    of = np.eye(noise.scales.shape[1])[runs.of]
+    by_seed = (runs.seeds == np.unique(runs.seeds)[:, None]).astype(float)
+    prior = 1 / (noise.shared[:, None] * np.exp(2 * np.log(noise.scales).mean(axis=1, keepdims=True)))
+    counts = np.einsum("nr,sr,rc->nsc", precisions, by_seed, of, optimize=True)
+    sums = (precisions * sites.values) @ by_seed.T
+    totals = counts.sum(axis=-1) + prior
+    precision = np.einsum("nsc,cd->ncd", counts, np.eye(of.shape[1])) - np.einsum(
+        "nsc,nsd->ncd", counts / totals[..., None], counts, optimize=True
+    )
+    pull = (precisions * sites.values) @ of - np.einsum("nsc,ns->nc", counts, sums / totals)
+    logs = np.log(np.where(runs.missed, 1.0, precisions)).sum(axis=1) - (precisions * sites.values**2).sum(axis=1)
+    logs += (sums**2 / totals + np.log(prior / totals)).sum(axis=1)
+    return precision, pull, logs / 2
+
+
+def _missed(bounds: Numbers, means: Numbers, variances: Numbers, scales: Numbers) -> tuple[Numbers, Numbers]:
+    """Values and variances of Gaussian sites that stand for "the figure exceeds its bound"."""
+    from scipy.special import log_ndtr
+
+    whole = np.sqrt(variances + scales**2)
+    distance = (means - bounds) / whole
+    slope = np.exp(-(distance**2) / 2 - log_ndtr(distance)) / math.sqrt(2 * math.pi) / whole
+    curvature = slope * (slope + distance / whole)
+    return means + slope / curvature, np.maximum(1 / curvature - variances, scales**2 / 10)
