@@ -625,7 +625,9 @@ def fit_and_predict(
 def runnable_steps(probes: Collection[ProbeRecord], largest: int) -> list[RunnableStep]:
     """Step times up to ``largest``: measured, and interpolated between sizes without accumulation."""
     found = [
-        RunnableStep(one.batch_size, one.micro_batch_size, one.step_seconds)
+        RunnableStep(
+            one.batch_size, one.micro_batch_size, one.step_seconds, 0.0 if one.error is None else one.error.own
+        )
         for one in sorted(probes, key=lambda one: one.batch_size)
         if one.step_seconds is not None and one.batch_size <= largest
     ]

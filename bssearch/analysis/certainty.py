@@ -351,9 +351,7 @@ def _runs(verdict: Verdict) -> Runs:
                 # Only confirmation shares seeds.
                 seed = run.seed if one.is_confirmed else -1 - place
                 rows.append((place, seed, log, log_gap(run) if one.objective.stops_at_target else 0.0, figure is None))
-    columns = list(zip(*rows, strict=True)) or [()] * 5
-    kinds = (np.int64, np.int64, np.float64, np.float64, np.bool_)
-    return Runs(*(np.array(column, dtype=kind) for column, kind in zip(columns, kinds, strict=True)))
+    return Runs.of_rows(rows)
 
 
 def _base(objective: Objective, steps: StepFigures, sizes: Sequence[int]) -> tuple[Numbers, Numbers] | None:

@@ -2,7 +2,7 @@
 
 For configuration c at batch size B with seed s::
 
-    log figure = level + base(B) + log(1 + B_crit / B) + departure(B) + excess(c) + seed(s) + noise
+    log figure = level + base(B) + log(1 + B_crit / B) + departure(B) + seed(s) + noise
 
 ``base`` is the log figure of one step; for the law see McCandlish et al. 2018, arXiv 1812.06162. Noise is Student's t;
 its scale may grow with the batch size. Configurations share the effects of common seeds, so ratios are paired.
@@ -12,6 +12,7 @@ Hyperparameters are integrated over a grid; the rest is Gaussian given them.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Self
@@ -26,8 +27,9 @@ DRAWS = 4000
 """A probability of 0.9 is known to half a percent."""
 
 OCTAVES_BEYOND = 3
-PER_OCTAVE = 2
-"""Grid of log B_crit: its range beyond the batch sizes, with a uniform prior, and its points per octave."""
+B_CRITS = 33
+NEGLIGIBLE = 1e-4
+"""Grid of log B_crit, narrowed to where the posterior is; uniform prior to so far beyond the batch sizes."""
 
 SCALES = np.exp2(np.linspace(-1.5, 1.5, 7))
 """Grid of the noise scale, times the pooled deviation of repeats."""
@@ -39,15 +41,12 @@ SLOPE_WEIGHTS = np.array([1 / 6, 2 / 3, 1 / 6])
 SHARED = np.array([0.02, 0.2, 0.4, 0.6, 0.8])
 """Share of seed effects in the variance; the prior is Beta(2, 2)."""
 
-DEPARTURES = np.array([0.01, 0.04, 0.1, 0.2, 0.4])
-DEPARTURE_SCALE = 0.15
+DEPARTURES = np.array([0.005, 0.02, 0.05, 0.1, 0.2, 0.4])
+DEPARTURE_SCALE = 0.1
 """Standard deviation about the law; the prior is half-normal of this scale."""
 
-EXCESS = 0.04
-"""Standard deviation between the best configurations of one batch size."""
-
-WITHOUT_LAW = 2.0
-"""Prior standard deviation of log figures without a law."""
+WITHOUT_LAW = 0.25
+"""Standard deviation of the change of a log figure per octave, without a law: a random walk."""
 
 FREEDOM = 5.0
 """Of Student's t: one run in 200 is beyond four scales."""
@@ -68,6 +67,13 @@ class Runs:
     gaps: Numbers
     missed: NDArray[np.bool_]
 
+    @classmethod
+    def of_rows(cls, rows: Iterable[tuple[int, int, float, float, bool]]) -> Self:
+        """Runs of rows with these five values."""
+        columns = list(zip(*rows, strict=True)) or [()] * 5
+        kinds = (np.int64, np.int64, np.float64, np.float64, np.bool_)
+        return cls(*(np.array(column, dtype=kind) for column, kind in zip(columns, kinds, strict=True)))
+
     @cached_property
     def deviation(self) -> float:
         """Pooled standard deviation of repeats that reached; 0 without repeats."""
@@ -80,27 +86,34 @@ class Runs:
 
 @dataclass(frozen=True, eq=False)
 class Posterior:
-    """Draws of log figures (`DRAWS`, configurations) and of log B_crit (`DRAWS`,).
+    """Draws of log figures (`DRAWS`, configurations), and of the law's level, B_crit and departures (`DRAWS`,).
 
     ``unshared`` (configurations,): mean standard deviation of a run, without the seed effects that all share.
     """
 
     levels: Numbers
+    law_level: Numbers
     log_b_crit: Numbers
+    departure: Numbers
     unshared: Numbers
 
 
-def infer(runs: Runs, log_sizes: Numbers, base: Numbers | None, errors: Numbers) -> Posterior:
+def infer(
+    runs: Runs, log_sizes: Numbers, base: Numbers | None, errors: Numbers, deviation: float | None = None
+) -> Posterior:
     """Posterior of configurations: log batch sizes, ``base`` and its standard errors, each (configurations,).
 
-    A configuration without runs is known by the law alone; ``base`` None means no law. Equal input, equal draws.
+    A configuration without runs is known by the law alone; ``base`` None means no law. ``deviation``: noise without
+    repeats. Equal input, equal draws.
     """
-    noise = _Noise.around(runs, log_sizes)
-    law = _Law.over(log_sizes, base, errors)
+    noise = _Noise.around(runs, log_sizes, runs.deviation or deviation or 0.0)
+    beyond = OCTAVES_BEYOND * math.log(2)
+    law = _Law.over(log_sizes, base, errors, (log_sizes.min() - beyond, log_sizes.max() + beyond))
     sites = _Sites.of(runs)
     for _ in range(2):
         found = _Gaussian.given(sites, runs, noise, law)
         sites = found.improved(sites, runs, noise)
+        law = _Law.over(log_sizes, base, errors, law.range_of(found.weights.sum(axis=(0, 1))))
     return _Gaussian.given(sites, runs, noise, law).draw(noise, law)
 
 
@@ -113,8 +126,8 @@ class _Noise:
     log_weights: Numbers
 
     @classmethod
-    def around(cls, runs: Runs, log_sizes: Numbers) -> Self:
-        deviation = max(runs.deviation, float(np.median(runs.gaps)) / math.sqrt(12), LEAST_DEVIATION)
+    def around(cls, runs: Runs, log_sizes: Numbers, deviation: float) -> Self:
+        deviation = max(deviation, float(np.median(runs.gaps)) / math.sqrt(12), LEAST_DEVIATION)
         scale, slope, shared = (
             one.ravel() for one in np.meshgrid(SCALES * deviation, np.arange(3), SHARED, indexing="ij")
         )
@@ -128,24 +141,29 @@ class _Law:
     """Means (B_crit, configurations), precisions (departures, configurations, configurations), log prior weights."""
 
     log_b_crit: Numbers
+    departures: Numbers
     means: Numbers
     precisions: Numbers
     log_weights: Numbers
 
     @classmethod
-    def over(cls, log_sizes: Numbers, base: Numbers | None, errors: Numbers) -> Self:
-        same_size = np.isclose(log_sizes[:, None], log_sizes[None, :])
-        own = EXCESS**2 * np.eye(len(log_sizes)) + errors**2 * same_size
+    def over(cls, log_sizes: Numbers, base: Numbers | None, errors: Numbers, ends: tuple[float, float]) -> Self:
+        own = np.diag(errors**2)
         if base is None:
-            precision = np.linalg.inv(WITHOUT_LAW**2 * same_size + own)
-            return cls(np.zeros(1), np.zeros((1, len(log_sizes))), precision[None], np.zeros(1))
-        beyond = OCTAVES_BEYOND * math.log(2)
-        low, high = log_sizes.min() - beyond, log_sizes.max() + beyond
-        log_b_crit = np.linspace(low, high, math.ceil((high - low) / math.log(2) * PER_OCTAVE) + 1)
+            apart = np.abs(log_sizes[:, None] - log_sizes) / math.log(2)
+            precision = np.linalg.inv(WITHOUT_LAW**2 * (apart.max() + 1 - apart) + own)
+            return cls(np.zeros(1), np.zeros(1), np.zeros((1, len(log_sizes))), precision[None], np.zeros(1))
+        log_b_crit = np.linspace(*ends, B_CRITS)
         means = base + np.logaddexp(0, log_b_crit[:, None] - log_sizes)
-        precisions = np.linalg.inv(DEPARTURES[:, None, None] ** 2 * same_size + own)
+        precisions = np.linalg.inv(DEPARTURES[:, None, None] ** 2 * np.eye(len(log_sizes)) + own)
         prior = np.gradient(DEPARTURES) * np.exp(-((DEPARTURES / DEPARTURE_SCALE) ** 2) / 2)
-        return cls(log_b_crit, means, precisions, np.log(prior))
+        return cls(log_b_crit, DEPARTURES, means, precisions, np.log(prior))
+
+    def range_of(self, weights: Numbers) -> tuple[float, float]:
+        """Range of log B_crit that holds all weight but `NEGLIGIBLE`, a grid point wider on both sides."""
+        inside = np.flatnonzero(weights > NEGLIGIBLE)
+        last = len(weights) - 1
+        return float(self.log_b_crit[max(0, inside[0] - 1)]), float(self.log_b_crit[min(last, inside[-1] + 1)])
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,7 +248,8 @@ class _Gaussian:
         step = np.ptp(law.log_b_crit) / max(1, len(law.log_b_crit) - 1)
         log_b_crit = law.log_b_crit[k] + step * rng.uniform(-0.5, 0.5, DRAWS)
         variances = self.weights.sum(axis=(1, 2)) @ (noise.scales**2 * (1 - noise.shared[:, None]))
-        return Posterior(levels[:, :-1], log_b_crit, np.sqrt(variances * FREEDOM / (FREEDOM - 2)))
+        unshared = np.sqrt(variances * FREEDOM / (FREEDOM - 2))
+        return Posterior(levels[:, :-1], levels[:, -1], log_b_crit, law.departures[m], unshared)
 
 
 def _likelihood(sites: _Sites, runs: Runs, noise: _Noise) -> tuple[Numbers, Numbers, Numbers]:

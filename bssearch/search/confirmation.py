@@ -282,6 +282,8 @@ def _further(history: History, trials: Sequence[TrialRecord], made: CompletedRun
     known = None if limit is None or _is_spent(history, trials) else _beliefs(history, trials, verdict)
     if limit is None or known is None or (known.are_sure and is_settled(history, trials)):
         return []
+    if not known.are_sure and known.certainty().settles != "runs":
+        return []  # More runs are not expected to help.
     seeds = [trial_seed(history.spec.seed, Phase.CONFIRM, index) for index in range(limit)]
     for size in known.contenders():
         configuration = verdict.by_batch[size].configuration

@@ -15,26 +15,55 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bssearch.analysis.law.fitted import Predicted
-from bssearch.records import TrialRecord
+from bssearch.analysis.posterior import DRAWS, OCTAVES_BEYOND, Posterior, Runs, infer
+from bssearch.analysis.time_to_target import log_gap
+from bssearch.records import Phase, TrialRecord
 from bssearch.records.intervals import FEWEST_RUNS, FEWEST_SIZES, FLAT_RATIO, student_t
 
 
 @dataclass(frozen=True, slots=True)
 class LawPoint:
-    """Samples to the target of a batch size's runs; of runs that missed, samples at the last miss."""
+    """Samples to the target of a batch size's runs; of runs that missed, samples at the last miss.
+
+    ``seeds``: of the runs with ``samples``, if batch sizes share them. ``gaps``: their log steps from last miss to hit.
+    """
 
     batch_size: int
     samples: tuple[float, ...]
     missed_at: tuple[float, ...] = ()
     untuned: bool = False
+    seeds: tuple[int, ...] = ()
+    gaps: tuple[float, ...] = ()
 
 
 def law_point(batch_size: int, runs: Iterable[TrialRecord]) -> LawPoint:
     """`LawPoint` of runs at a batch size."""
+    runs = list(runs)
+    reached = [(run, run.outcome.steps_to_target) for run in runs if run.outcome and run.outcome.steps_to_target]
     outcomes = [run.outcome for run in runs if run.outcome is not None]
-    reached = [one.steps_to_target * batch_size for one in outcomes if one.steps_to_target]
     missed = [one.last_miss_step * batch_size for one in outcomes if one.state.is_censored and one.last_miss_step]
-    return LawPoint(batch_size, tuple(map(float, reached)), tuple(map(float, missed)))
+    confirmed = all(run.phase is Phase.CONFIRM for run in runs)
+    return LawPoint(
+        batch_size,
+        tuple(float(steps * batch_size) for _, steps in reached),
+        tuple(map(float, missed)),
+        seeds=tuple(run.seed for run, _ in reached) if confirmed else (),
+        gaps=tuple(log_gap(run) for run, _ in reached),
+    )
+
+
+def _posterior(points: Sequence[LawPoint], deviation: float) -> Posterior:
+    rows: list[tuple[int, int, float, float, bool]] = []
+    for place, point in enumerate(points):
+        own = range(-1 - len(rows), -1 - len(rows) - len(point.samples), -1)
+        gaps = point.gaps or (0.0,) * len(point.samples)
+        rows += [
+            (place, seed, math.log(value), gap, False)
+            for seed, value, gap in zip(point.seeds or own, point.samples, gaps, strict=True)
+        ]
+        rows += [(place, -1 - len(rows) - one, math.log(value), 0.0, True) for one, value in enumerate(point.missed_at)]
+    log_sizes = np.log([float(point.batch_size) for point in points])
+    return infer(Runs.of_rows(rows), log_sizes, log_sizes, np.zeros(len(points)), deviation)
 
 
 BEYOND = 1e4
@@ -94,16 +123,6 @@ class LawLikelihood:
         low = None if first == 0 else _crossing(excesses, grid[first], grid[first - 1])
         high = None if last == len(grid) - 1 else _crossing(excesses, grid[last], grid[last + 1])
         return low, high
-
-    def region(self, allowed: float) -> tuple[tuple[float, float, float], ...]:
-        """(log B_crit, log E_min, half width of log E_min) of the laws within ``allowed``."""
-        low, high = self.limits(allowed)
-        ends = self.grid[0] if low is None else low, self.grid[-1] if high is None else high
-        over = np.append(np.linspace(*ends, 41), self.log_b_crit)
-        left = np.maximum(0, allowed - (self.deviances(over) - self.least_deviance))
-        halves = self.deviation * np.sqrt(left / len(self.reached))
-        levels = _level(*self._bare(over), self.deviation)
-        return tuple(zip(over.tolist(), levels.tolist(), halves.tolist(), strict=True))
 
     def _likeliest(self) -> float:
         best = int(np.argmin(self.deviances(self.grid)))
@@ -245,7 +264,7 @@ class LawFit:
     verdict: FitVerdict
     largest_batch: int
     including_untuned: LawFit | None = None
-    _region: tuple[tuple[float, float, float], ...] = field(default=(), repr=False, compare=False)
+    _posterior: Posterior | None = field(default=None, repr=False, compare=False)
 
     @property
     def e_min(self) -> float:
@@ -267,23 +286,26 @@ class LawFit:
         return self.steps(batch_size) * batch_size
 
     def steps_interval(self, batch_size: int) -> tuple[float, float] | None:
-        """95 % interval of S(B): its range over the confidence region of E_min and B_crit.
+        """95 % interval of S(B), departures from the law included.
 
         None below three batch sizes. Raises as `steps`.
         """
         self._check(batch_size)
-        if not self._region:
+        known = self._posterior
+        if known is None:
             return None
-        log_b_crit, level, half = np.array(self._region).T
-        logs = level + np.logaddexp(0, math.log(batch_size) - log_b_crit) - math.log(batch_size)
-        return math.exp((logs - half).min()), math.exp((logs + half).max())
+        # Departures as large as elsewhere: tuning error moves a batch size's runs together.
+        off = known.departure * np.random.default_rng(0).standard_normal(DRAWS)
+        logs = known.law_level + np.logaddexp(math.log(batch_size), known.log_b_crit) + off
+        low, high = np.exp(np.quantile(logs, [0.025, 0.975])) / batch_size
+        own = self.steps(batch_size)
+        return min(own, float(low)), max(own, float(high))
 
     def steps_of_all(self, batch_sizes: Sequence[int]) -> Numbers | None:
-        """S(B) up to a factor for each law in the confidence region, (laws, sizes)."""
-        if not self._region:
+        """S(B) up to a factor for each draw of the law (`DRAWS`, sizes)."""
+        if self._posterior is None:
             return None
-        log_b_crit = np.array(self._region)[:, :1]
-        shape: Numbers = 1 + np.exp(log_b_crit - np.log(np.array(batch_sizes, dtype=float)))
+        shape: Numbers = 1 + np.exp(self._posterior.log_b_crit[:, None] - np.log(np.array(batch_sizes, dtype=float)))
         return shape
 
     def _check(self, batch_size: int) -> None:
@@ -296,11 +318,12 @@ class LawFit:
 
 @dataclass(frozen=True, slots=True)
 class RunnableStep:
-    """A batch size with the seconds of a step."""
+    """A batch size with the seconds of a step; ``error``: of their logarithm, None if interpolated."""
 
     batch_size: int
     micro_batch_size: int
     step_seconds: float
+    error: float | None = None
 
 
 def fit_law(points: Sequence[LawPoint]) -> LawFit | None:
@@ -361,12 +384,43 @@ def predict_optimum(fit: LawFit, steps: Sequence[RunnableStep]) -> Predicted | N
     if steps_of_all is None:
         return optimum
     with np.errstate(over="ignore"):  # a time beyond all numbers is infinite
-        by_law = steps_of_all * np.array([fastest[size].step_seconds for size in sizes])
-    least = by_law.argmin(axis=1)
-    near = (by_law <= FLAT_RATIO * by_law.min(axis=1, keepdims=True)).all(axis=0)
+        by_law = steps_of_all * _drawn_step_seconds(list(fastest.values()))
+    low, high = np.quantile(by_law.argmin(axis=1), [0.025, 0.975], method="inverted_cdf")
+    near = (by_law <= FLAT_RATIO * by_law.min(axis=1, keepdims=True)).mean(axis=0) >= STEPS_CONFIDENCE
     sure = around(sizes.index(best), near)
     surely_flat = None if sure is None else [sizes[sure[0]], sizes[sure[1]]]
-    return optimum.model_copy(update={"interval": [sizes[least.min()], sizes[least.max()]], "surely_flat": surely_flat})
+    ends = min(best, sizes[low]), max(best, sizes[high])
+    return optimum.model_copy(update={"interval": list(ends), "surely_flat": surely_flat})
+
+
+def _drawn_step_seconds(steps: Sequence[RunnableStep]) -> Numbers:
+    """Draws of step seconds (`DRAWS`, sizes): a line α + β·B, and departures from it that the errors do not explain."""
+    rng = np.random.default_rng(0)
+    sizes, seconds = (
+        np.array([one.batch_size for one in steps], dtype=float),
+        np.array([one.step_seconds for one in steps]),
+    )
+    nodes = np.array([one.error is not None and one.batch_size == one.micro_batch_size for one in steps])
+    errors = np.array([one.error or 0.0 for one in steps])
+    others = np.exp(errors * ~nodes * rng.standard_normal((DRAWS, len(steps))))
+    if nodes.sum() < FEWEST_SIZES or not errors[nodes].all():
+        return seconds * others
+    known = errors[nodes, None]
+    terms = np.column_stack([1 / seconds[nodes], sizes[nodes] / seconds[nodes]]) / known
+    covariance = np.linalg.inv(terms.T @ terms)
+    mean = covariance @ (terms.T @ (1 / known[:, 0]))
+    lines = np.maximum(rng.multivariate_normal(mean, covariance, DRAWS) @ np.stack([np.ones_like(sizes), sizes]), 0)
+    line = np.maximum(mean @ np.stack([np.ones_like(sizes), sizes]), 1e-3 * seconds)
+    lines = np.where(lines > 0, lines, line)
+    off = np.log(seconds / line)[nodes]
+    misfit = max(0.0, float((off**2).sum() / max(1, nodes.sum() - 2) - (errors[nodes] ** 2).mean()))
+    share = misfit / (misfit + errors[nodes] ** 2)
+    drawn = share * off + np.sqrt(share) * errors[nodes] * rng.standard_normal((DRAWS, int(nodes.sum())))
+    logs = np.log(sizes)
+    weights = np.stack([np.interp(logs, logs[nodes], one) for one in np.eye(int(nodes.sum()))])
+    whole = np.array([one.batch_size == one.micro_batch_size for one in steps])
+    found: Numbers = np.where(whole, lines * np.exp(drawn @ weights), seconds * others)
+    return found
 
 
 def fastest_by_size(steps: Sequence[RunnableStep]) -> dict[int, RunnableStep]:
@@ -433,19 +487,14 @@ def _fit(fitted: Sequence[LawPoint], shown: Sequence[LawPoint], enough: bool) ->
     else:
         deviation = ASSUMED_DEVIATION
     law = LawLikelihood(fitted, deviation)
-    inflation, lacks = 1.0, False
+    lacks = False
     if repeated and lack_freedom:
         lack = law.least_deviance - float(deviance(*around_means(reached, deviation), deviation))
         lacks = _f_tail(lack / lack_freedom, lack_freedom, freedom) < LACK_OF_FIT
-        if lacks:
-            inflation, freedom = lack / lack_freedom, lack_freedom
-        else:
-            inflation, freedom = (lack + freedom) / (lack_freedom + freedom), lack_freedom + freedom
     low = high = None
-    region: tuple[tuple[float, float, float], ...] = ()
-    if lack_freedom:
-        low, high = law.limits(inflation * student_t(freedom, CONFIDENCE) ** 2)
-        region = law.region(inflation * student_t(freedom, STEPS_CONFIDENCE) ** 2)
+    posterior = _posterior(fitted, deviation) if lack_freedom else None
+    if posterior is not None:
+        low, high = _ends(posterior.log_b_crit, law.log_b_crit, [point.batch_size for point in fitted])
 
     means = {point.batch_size: likeliest_mean(point, deviation) for point in shown if point.samples}
     excesses = {size: mean - law.log_samples(size) for size, mean in means.items()}
@@ -466,7 +515,18 @@ def _fit(fitted: Sequence[LawPoint], shown: Sequence[LawPoint], enough: bool) ->
         residuals=residuals,
         verdict=verdict,
         largest_batch=shown[-1].batch_size,
-        _region=region,
+        _posterior=posterior,
+    )
+
+
+def _ends(draws: Numbers, likeliest: float, sizes: Sequence[int]) -> tuple[float | None, float | None]:
+    """90 % interval of log B_crit; None on a side where the prior ends it."""
+    logs = np.log(np.array(sizes, dtype=float))
+    beyond = (OCTAVES_BEYOND - 1) * math.log(2)
+    low, high = np.quantile(draws, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    return (
+        None if low < logs.min() - beyond else min(float(low), likeliest),
+        None if high > logs.max() + beyond else max(float(high), likeliest),
     )
 
 
