@@ -143,6 +143,10 @@ OPTIMUM_GAP = 0.08
 With it, 95 % of firm verdicts are within 5 % of the best (``tests/benchmarks/verdicts.py``).
 """
 
+PROPOSALS = 8
+LEAST_DEPARTURE = 0.03
+"""Shortfalls are drawn from so many each, by how well they explain a departure from the law, at least of this size."""
+
 UNTIMED_ERROR = 0.15
 """Standard error of an interpolated log step time."""
 
@@ -269,12 +273,13 @@ class Beliefs:
     def _share_after(self, contending: Collection[int], more: int) -> float:
         """How often the batch size with the best mean is within 5 % of the best after ``more`` runs of contenders."""
         rng = np.random.default_rng(2)
-        mean, variance = self.of_runs.mean(axis=0), self.of_runs.var(axis=0)
-        error = self.unshared / math.sqrt(more)
+        mean, variance = self.figures.mean(axis=0), self.figures.var(axis=0)
+        # The runs time the steps, too.
+        error = np.sqrt((self.unshared**2 + self.runs * (self.figures - self.of_runs).var(axis=0)) / more)
         weight = np.zeros(len(self.sizes))
         places = list(contending)
         weight[places] = (variance / (variance + error**2))[places]
-        seen = self.of_runs + error * rng.standard_normal(self.of_runs.shape)
+        seen = self.figures + error * rng.standard_normal(self.figures.shape)
         expected = mean + weight * (seen - mean) - (self.figures - self.tuned).mean(axis=0)
         chosen = np.where(self.is_confirmed, expected, math.inf).argmin(axis=1)
         return float(self.near[np.arange(DRAWS), chosen].mean())
@@ -310,7 +315,10 @@ def beliefs(
         figures[:, place] += one.estimate.step_time_error * rng.standard_normal(DRAWS)
         figures[:, place] -= left * (rng.random(DRAWS) - 0.5)
     reached = [place for place, one in zip(places, verdict.by_batch.values(), strict=True) if one.estimate.reached]
-    shortfalls[:, reached] = _shortfalls(verdict, trials, [sizes[place] for place in reached])
+    fits = known.departure[:, None] if base is not None else None
+    shortfalls[:, reached] = _shortfalls(
+        verdict, trials, [sizes[place] for place in reached], known.off[:, reached], fits
+    )
     counts = np.zeros(len(sizes), dtype=int)
     counts[places] = [one.estimate.reached for one in verdict.by_batch.values()]
     confirmed = np.zeros(len(sizes), dtype=bool)
@@ -365,16 +373,24 @@ def _base(objective: Objective, steps: StepFigures, sizes: Sequence[int]) -> tup
     return base, errors
 
 
-def _shortfalls(verdict: Verdict, trials: Sequence[TrialRecord], sizes: Sequence[int]) -> Numbers:
+def _shortfalls(
+    verdict: Verdict, trials: Sequence[TrialRecord], sizes: Sequence[int], off: Numbers, departure: Numbers | None
+) -> Numbers:
+    """Draws of gains from better tuning (`DRAWS`, sizes), likelier ``off`` the law by more than its ``departure``."""
     rng = np.random.default_rng(1)
+    shape = PROPOSALS if departure is not None else 1, DRAWS, len(sizes)
     seen = heights(verdict, trials, DRAWS, rng)
     unseen = np.where(np.array(sizes) == verdict.least.configuration.batch_size, OPTIMUM_GAP, TUNING_GAP)
     if not _others_vary(trials):
         unseen *= np.array([size not in seen for size in sizes])
-    found = (rng.random((DRAWS, len(sizes))) < BADLY_TUNED) * rng.exponential(unseen, (DRAWS, len(sizes)))
+    found = (rng.random(shape) < BADLY_TUNED) * rng.exponential(np.broadcast_to(unseen, shape))
     for place, size in enumerate(sizes):
-        found[:, place] += seen.get(size, 0.0)
-    return found
+        found[..., place] += seen.get(size, 0.0)
+    if departure is None:
+        return found[0]
+    logs = -(((off - found) / np.maximum(departure, LEAST_DEPARTURE)) ** 2) / 2 + rng.gumbel(size=shape)
+    chosen: Numbers = np.take_along_axis(found, logs.argmax(axis=0)[None], axis=0)[0]
+    return chosen
 
 
 def _others_vary(trials: Sequence[TrialRecord]) -> bool:

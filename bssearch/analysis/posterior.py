@@ -88,13 +88,15 @@ class Runs:
 class Posterior:
     """Draws of log figures (`DRAWS`, configurations), and of the law's level, B_crit and departures (`DRAWS`,).
 
-    ``unshared`` (configurations,): mean standard deviation of a run, without the seed effects that all share.
+    ``off`` (`DRAWS`, configurations): log figures above the law. ``unshared`` (configurations,): mean standard deviation
+    of a run, without the seed effects that all share.
     """
 
     levels: Numbers
     law_level: Numbers
     log_b_crit: Numbers
     departure: Numbers
+    off: Numbers
     unshared: Numbers
 
 
@@ -249,7 +251,8 @@ class _Gaussian:
         log_b_crit = law.log_b_crit[k] + step * rng.uniform(-0.5, 0.5, DRAWS)
         variances = self.weights.sum(axis=(1, 2)) @ (noise.scales**2 * (1 - noise.shared[:, None]))
         unshared = np.sqrt(variances * FREEDOM / (FREEDOM - 2))
-        return Posterior(levels[:, :-1], levels[:, -1], log_b_crit, law.departures[m], unshared)
+        off = levels[:, :-1] - levels[:, -1:] - law.means[k]
+        return Posterior(levels[:, :-1], levels[:, -1], log_b_crit, law.departures[m], off, unshared)
 
 
 def _likelihood(sites: _Sites, runs: Runs, noise: _Noise) -> tuple[Numbers, Numbers, Numbers]:
