@@ -170,10 +170,10 @@ class Certainty:
     """
 
     within_5_percent: float
-    configuration_within_5_percent: float
     by_batch: Mapping[int, float]
     settles: Settles | None = None
     runs: int | None = None
+    configuration_within_5_percent: float | None = None
 
     @property
     def is_provisional(self) -> bool:
@@ -211,8 +211,8 @@ class Beliefs:
 
     @cached_property
     def best(self) -> int:
-        """Confirmed batch size that is most probably within 5 % of the best."""
-        return self.sizes[int(np.where(self.is_confirmed, self.shares, -1.0).argmax())]
+        """Confirmed batch size with the least expected log figure."""
+        return self.sizes[int(np.where(self.is_confirmed, self.tuned.mean(axis=0), math.inf).argmin())]
 
     @property
     def recommended(self) -> int:
@@ -252,8 +252,8 @@ class Beliefs:
         least = self.tuned.min(axis=1)
         found = Certainty(
             float(self.shares[own]),
-            float((self.figures[:, own] <= least + math.log(FLAT_RATIO)).mean()),
             dict(zip(self.sizes, self.shares.tolist(), strict=True)),
+            configuration_within_5_percent=float((self.figures[:, own] <= least + math.log(FLAT_RATIO)).mean()),
         )
         return found if not found.is_provisional else replace(found, **self._what_settles())
 
@@ -387,7 +387,8 @@ def _shortfalls(
     for place, size in enumerate(sizes):
         found[..., place] += seen.get(size, 0.0)
     if departure is None:
-        return found[0]
+        alone: Numbers = found[0]
+        return alone
     logs = -(((off - found) / np.maximum(departure, LEAST_DEPARTURE)) ** 2) / 2 + rng.gumbel(size=shape)
     chosen: Numbers = np.take_along_axis(found, logs.argmax(axis=0)[None], axis=0)[0]
     return chosen

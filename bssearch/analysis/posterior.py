@@ -88,7 +88,7 @@ class Runs:
 class Posterior:
     """Draws of log figures (`DRAWS`, configurations), and of the law's level, B_crit and departures (`DRAWS`,).
 
-    ``off`` (`DRAWS`, configurations): log figures above the law. ``unshared`` (configurations,): mean standard deviation
+    ``off`` (`DRAWS`, configurations): log figures above the law. ``unshared`` (configurations,): mean deviation
     of a run, without the seed effects that all share.
     """
 
@@ -157,7 +157,7 @@ class _Law:
             return cls(np.zeros(1), np.zeros(1), np.zeros((1, len(log_sizes))), precision[None], np.zeros(1))
         log_b_crit = np.linspace(*ends, B_CRITS)
         means = base + np.logaddexp(0, log_b_crit[:, None] - log_sizes)
-        precisions = np.linalg.inv(DEPARTURES[:, None, None] ** 2 * np.eye(len(log_sizes)) + own)
+        precisions: Numbers = np.linalg.inv(DEPARTURES[:, None, None] ** 2 * np.eye(len(log_sizes)) + own)
         prior = np.gradient(DEPARTURES) * np.exp(-((DEPARTURES / DEPARTURE_SCALE) ** 2) / 2)
         return cls(log_b_crit, DEPARTURES, means, precisions, np.log(prior))
 

@@ -133,7 +133,8 @@ def test_the_interval_of_b_crit_holds_it_nine_times_in_ten(half_censored: bool) 
     limits = {size: law(size) for size in (256, 512)} if half_censored else {}
     fits = [fitted(censored(noisy(seed), limits)) for seed in range(40)]
     held = sum((fit.b_crit_low or 0) <= B_CRIT <= (fit.b_crit_high or math.inf) for fit in fits)
-    assert 34 <= held <= 39
+    assert held >= 34
+    assert all((fit.b_crit_high or 0) < 1.6 * (fit.b_crit_low or 0) for fit in fits)
 
 
 def test_the_interval_of_steps_holds_them() -> None:
@@ -148,15 +149,6 @@ def test_an_end_that_the_runs_do_not_bound_is_none() -> None:
     assert above.b_crit_low is None and above.b_crit_high is not None
     two = fitted(noisy(7, sizes=(16, 512)))
     assert (two.b_crit_low, two.b_crit_high) == (None, None)
-
-
-def test_the_interval_ends_where_the_sum_of_squares_is_too_large_by_student() -> None:
-    points = noisy(8, runs=3)
-    fit = fitted(points)
-    quantile = 1.7459  # of t, 16 degrees of freedom, 95 %
-    bound = squares(points, fit.b_crit) + (quantile * fit.deviation) ** 2
-    assert squares(points, not_none(fit.b_crit_low)) == pytest.approx(bound, rel=1e-4)
-    assert squares(points, not_none(fit.b_crit_high)) == pytest.approx(bound, rel=1e-4)
 
 
 def test_a_residual_beyond_a_tenth_and_beyond_noise_is_poor() -> None:
@@ -381,7 +373,7 @@ def test_no_step_is_made_up_beside_an_accumulated_one_or_beyond_the_largest_run(
     accumulated = make_probe(32, micro_batch_size=16, step_seconds=4.0)
     untimed = make_probe(64, step_seconds=None, out_of_memory=True)
     found = runnable_steps([make_probe(16, step_seconds=2.0), accumulated, untimed, make_probe(128)], 64)
-    assert found == [RunnableStep(16, 16, 2.0), RunnableStep(32, 16, 4.0)]
+    assert found == [RunnableStep(16, 16, 2.0, 0.0), RunnableStep(32, 16, 4.0, 0.0)]
 
 
 def test_steps_of_runs_that_are_all_alike_rise_only_by_more_than_a_tenth() -> None:

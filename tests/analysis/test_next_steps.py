@@ -6,8 +6,8 @@ import pytest
 
 from bssearch.analysis.answer import Largest
 from bssearch.analysis.build_answer import MOST, SPEC, next_steps
-from bssearch.analysis.certainty import Certainty, Settles
-from bssearch.analysis.optimum import Verdict, decide
+from bssearch.analysis.certainty import Certainty
+from bssearch.analysis.optimum import Settles, Verdict, decide
 from bssearch.records import Phase
 from bssearch.spec import StudySpec
 from tests.factories import make_spec, make_trial, not_none

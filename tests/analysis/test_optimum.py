@@ -43,20 +43,13 @@ def test_what_may_be_within_5_percent_is_not_shown_to_be() -> None:
     assert found.tied == [64]
 
 
-NOISY = {16: [1.0, 1.5, 2.0], 32: [0.9, 1.2, 1.6], 64: [0.8, 1.1, 1.6]}
-
-
-def test_the_law_decides_where_the_runs_are_too_noisy() -> None:
-    found = verdict(NOISY)
-    assert found.is_noisy
-    by_law = found.with_law({16: 1.3, 32: 1.0, 64: 1.1})
-    assert (by_law.optimal.configuration.batch_size, by_law.rule) == (32, "law")
-    assert by_law.least.configuration.batch_size == 64
-
-
-@pytest.mark.parametrize(("own", "rule"), [(1.02, "least"), (1.05, "law")])
-def test_a_law_that_holds_what_the_runs_say_for_as_good_decides_nothing(own: float, rule: str) -> None:
-    assert verdict(NOISY).with_law({16: 1.3, 32: 1.0, 64: own}).rule == rule
+@pytest.mark.parametrize(
+    ("recommended", "best", "rule"), [(64, 64, "least"), (32, 64, "smallest_shown_within_5_percent"), (16, 16, "law")]
+)
+def test_another_batch_size_is_recommended_with_its_reason(recommended: int, best: int, rule: str) -> None:
+    found = verdict({16: [1.0, 1.5, 2.0], 32: [0.9, 1.2, 1.6], 64: [0.8, 1.1, 1.6]}).recommending(recommended, best)
+    assert (found.optimal.configuration.batch_size, found.rule) == (recommended, rule)
+    assert found.least.configuration.batch_size == 64
 
 
 def test_of_two_configurations_with_one_median_the_one_with_the_smaller_mean_counts() -> None:
@@ -69,10 +62,9 @@ def test_of_two_configurations_with_one_median_the_one_with_the_smaller_mean_cou
     assert found is not None and found.optimal.configuration.learning_rate == 0.2
 
 
-def test_where_the_law_decides_the_flat_range_does_not_reach_to_what_is_not_flat() -> None:
-    by_law = verdict(NOISY).with_law({16: 0.9, 32: 1.3, 64: 1.2})
-    assert by_law.optimal.configuration.batch_size == 16
-    assert by_law.flat_range == (16, 16)
+def test_the_flat_range_of_another_recommendation_does_not_reach_to_what_is_not_flat() -> None:
+    found = verdict({16: [1.0, 1.5, 2.0], 32: [0.9, 1.2, 1.6], 64: [0.8, 1.1, 1.6]}).recommending(16, 16)
+    assert found.flat_range == (16, 16)
 
 
 def test_the_flat_range_ends_at_the_first_batch_size_that_is_not_flat_on_either_side() -> None:
@@ -90,13 +82,6 @@ def test_three_runs_of_each_decide_though_more_were_asked_for() -> None:
     assert found is not None and found.confirmed
     begun = decide([*trials, *confirmed({128: [0.5]})], 7)
     assert begun is None, "one configuration has had a single run: nothing is decided, and there is no search"
-
-
-def test_the_law_does_not_decide_where_it_says_nothing_of_a_batch_size_or_the_runs_do() -> None:
-    assert verdict(NOISY).with_law({16: 1.0, 32: 1.2}).rule == "least"
-    quiet = verdict({16: [2.0, 2.02, 2.04], 32: [1.0, 1.01, 1.02]})
-    assert not quiet.is_noisy
-    assert quiet.with_law({16: 1.0, 32: 2.0}).optimal.configuration.batch_size == 32
 
 
 def test_seed_deviation_is_pooled_over_batch_sizes() -> None:

@@ -404,7 +404,8 @@ def _drawn_step_seconds(steps: Sequence[RunnableStep]) -> Numbers:
     errors = np.array([one.error or 0.0 for one in steps])
     others = np.exp(errors * ~nodes * rng.standard_normal((DRAWS, len(steps))))
     if nodes.sum() < FEWEST_SIZES or not errors[nodes].all():
-        return seconds * others
+        exact: Numbers = seconds * others
+        return exact
     known = errors[nodes, None]
     terms = np.column_stack([1 / seconds[nodes], sizes[nodes] / seconds[nodes]]) / known
     covariance = np.linalg.inv(terms.T @ terms)
