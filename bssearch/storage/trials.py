@@ -372,7 +372,7 @@ class TrialStore(StorePart):
     def save_log(self, study: str, number: int, text: str, *, owner: str | None = None) -> None:
         """Replace a trial's log; with ``owner``, only while this driver holds its lease."""
         with self._database.writing() as connection:
-            study_id = self._database.study_id(connection, study)
+            study_id = self._database.lock_study(connection, study)
             if owner is None:
                 trial_id = trial_id_of(connection, study, study_id, number)
             elif held := held_trial_ids(connection, study, study_id, [number], owner):
