@@ -32,7 +32,7 @@ from tests.proxy import Proxy, proxy_of
 
 DRIVERS, WORKERS = 8, 4
 TRIALS = 200
-KILLS, SUSPENSIONS, RESTARTS, CUTS = 30, 10, 2, 3
+KILLS, SUSPENSIONS, RESTARTS, CUTS = 20, 10, 2, 3
 
 LEASE_SECONDS = 8.0
 SUSPENDED_SECONDS = 2 * LEASE_SECONDS
@@ -136,9 +136,10 @@ class Team:
             return True
         return False
 
-    def suspend_one(self, rng: random.Random) -> bool:
-        """Suspend a member for longer than its lease, alone or with its processes; return whether there was one."""
-        running = [one.process.pid for one in self._members if one.process is not None]
+    def suspend_one(self, rng: random.Random, owners: list[str]) -> bool:
+        """Suspend a member that runs a trial, alone or with its processes; return whether there was one."""
+        pids = {int(owner.split("/")[1]) for owner in owners}
+        running = [one.process.pid for one in self._members if one.process is not None and one.process.pid in pids]
         with suppress(psutil.Error, IndexError):
             member = psutil.Process(rng.choice(running))
             for one in [member, *rng.choice([[], member.children(recursive=True)])]:
@@ -270,7 +271,7 @@ def happen(strikes: list[str], team: Team, rng: random.Random, server: Postgres,
                 while not team.kill_one(rng):  # the one that was drawn has just ended
                     assert team.keep_up(), "the study has ended before everything had happened"
             case "suspend":
-                while not team.suspend_one(rng):
+                while not team.suspend_one(rng, owners_of(server)):
                     assert team.keep_up(), "the study has ended before everything had happened"
             case "restart":
                 server.restart()
@@ -282,9 +283,13 @@ def happen(strikes: list[str], team: Team, rng: random.Random, server: Postgres,
 
 
 def count_of(server: Postgres, condition: str) -> int:
+    return len(owners_of(server, condition))
+
+
+def owners_of(server: Postgres, condition: str = "state = 'running'") -> list[str]:
     with psycopg.connect(server.url("team")) as connection:
-        (count,) = connection.execute(f"SELECT count(*) FROM bss_trial WHERE {condition}".encode()).fetchone() or (0,)
-    return int(count)
+        rows = connection.execute(f"SELECT lease_owner FROM bss_trial WHERE {condition}".encode()).fetchall()
+    return [owner for (owner,) in rows]
 
 
 def check_study(database: str) -> None:
