@@ -6,6 +6,7 @@ before each decision.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -206,7 +207,7 @@ class Driver:
         self._told: set[str] = set()
         # Trials use the database's clock. It may be reset, so time from here on is monotonic.
         self._began = store.time().timestamp() - time.monotonic()
-        self._looked = self._next_look = time.monotonic()
+        self._looked, self._next_look = -math.inf, time.monotonic()
         self._first_visits = FIRST_VISITS
         self.interrupts = Interrupts(on_second=executor.kill, at_once=lambda: store.is_waiting)
         self._shift = shift or Shift()
@@ -253,7 +254,6 @@ class Driver:
             with self.interrupts, self._leases.beating():
                 self._take_over()
                 refuse_cap_beyond_memory(self.spec, self.store, self.environment)
-                self._refresh()
                 self._raise_if_failed()
                 self._try_to_save()
                 yield
@@ -342,8 +342,7 @@ class Driver:
 
     def _time_steps(self, visits: int) -> None:
         asked, trials = (self.spec, self.store, self.environment), self.engine.history.all_trials
-        is_timed = False
-        while not is_timed and missing_step_times(*asked, visits, trials=trials):
+        while missing_step_times(*asked, visits, trials=trials):
             refuse_where_nothing_fits(*asked)
             with (
                 suppress(ClaimLostError),
@@ -363,7 +362,7 @@ class Driver:
                     trials=trials,
                     tell=self.listener.note,
                 )
-                is_timed = True
+                break
         self._do(self.engine.timed(self.store.probes.by_batch_size(self.spec.name, self.environment)))
 
     def _wait_for_claim(self, name: str) -> None:
@@ -371,7 +370,7 @@ class Driver:
         self._shift.wait()
         self._raise_if_interrupted()
         self._shift.raise_if_over()
-        self._take_over_if_due()
+        self._take_over()
         time.sleep(LOOK_SECONDS)
 
     def _check_timing(self) -> None:
@@ -383,16 +382,14 @@ class Driver:
         return f"confirm on {self.environment.host}"
 
     def _take_over(self) -> None:
+        if time.monotonic() - self._looked <= HEARTBEAT_SECONDS:
+            return
         lost = self._leases.mark_lost()
         if lost:
             numbers = ", ".join(map(str, lost))
             self.listener.note(f"driver died; retrying trials {numbers}")
         self._looked = time.monotonic()
-
-    def _take_over_if_due(self) -> None:
-        if time.monotonic() - self._looked > HEARTBEAT_SECONDS:
-            self._take_over()
-            self._refresh()
+        self._refresh()
 
     def _note_wait(self, wait: Wait) -> None:
         if wait.for_others or wait.for_claim:
@@ -415,7 +412,7 @@ class Driver:
 
     def _wait(self) -> None:
         events = self.executor.events(timeout=POLL_SECONDS)
-        self._take_over_if_due()  # First: after a suspension, trials that this driver lost have events.
+        self._take_over()  # First: after a suspension, trials that this driver lost have events.
         for event in events:
             match event:
                 case TrialObserved(number) if number in self._dropped:
