@@ -178,13 +178,14 @@ class WorkloadDescription:
 class Lease:
     """A driver's claim on a trial; expires ``seconds`` after the last heartbeat.
 
-    ``user`` started the driver; ``spec`` is its `spec_digest`.
+    ``user`` started the driver; ``spec`` is its `spec_digest`; the trial starts only if the driver holds ``claim``.
     """
 
     owner: str
     seconds: float
     user: str | None = None
     spec: str | None = None
+    claim: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

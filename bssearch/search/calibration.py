@@ -107,7 +107,7 @@ def measure_step_times(
     store: Store,
     executor: Executor,
     environment: Environment,
-    before_each: Callable[[], None],
+    check: Callable[[], None],
     visits: int = FIRST_VISITS,
     *,
     trials: Sequence[TrialRecord],
@@ -116,8 +116,8 @@ def measure_step_times(
     """Measure and store the `missing_step_times`, after `confirm_out_of_memory`.
 
     If a node's devices agree, visits after the first use all of them at once. A batch size at which the user's code
-    fails is stored without a step time, which excludes it. ``before_each`` may raise to stop; ``trials`` keep their
-    evaluation cadences.
+    fails is stored without a step time, which excludes it. ``check`` is called before each measurement and each write,
+    and may raise to stop; ``trials`` keep their evaluation cadences.
 
     Raises:
         LaunchError: If no batch size fits.
@@ -129,10 +129,11 @@ def measure_step_times(
         if trial.state is not TrialState.QUEUED
     }
 
-    confirm_out_of_memory(spec, store, executor, environment, before_each, trials=trials, tell=tell)
+    confirm_out_of_memory(spec, store, executor, environment, check, trials=trials, tell=tell)
     default = spec.default_configuration.batch_size
 
     def on_too_large(memory: MemoryUse) -> None:
+        check()
         store.probes.save_memory(spec.name, environment, memory)
 
     together: TimesSideBySide | None = None
@@ -148,14 +149,14 @@ def measure_step_times(
                 request = default_at(spec, default, known[default].micro_batch_size)
                 together = _devices_that_agree(executor, request, known[default], tell)
             if together is not None:
-                _visit_side_by_side(spec, store, together, environment, missing, cadences, on_too_large, before_each)
+                _visit_side_by_side(spec, store, together, environment, missing, cadences, on_too_large, check)
                 refuse_where_nothing_fits(spec, store, environment)
                 continue
         visit = None
         waiting = deque(missing)
         while waiting:
             size = waiting.popleft()
-            before_each()
+            check()
             memory = store.probes.memory_boundary(spec.name, environment)
             try:
                 probe = measure_step_time_at(spec, executor, size, memory, on_too_large)
@@ -173,6 +174,7 @@ def measure_step_times(
             if probe is None:
                 break
             probe = replace(probe, eval_every_steps=cadences.get(size, probe.eval_every_steps))
+            check()
             visit = store.probes.add_step_time(spec.name, environment, probe, visit)
         refuse_where_nothing_fits(spec, store, environment)
 
@@ -185,18 +187,19 @@ def _visit_side_by_side(
     sizes: Sequence[int],
     cadences: Mapping[int, int],
     on_too_large: Callable[[MemoryUse], None],
-    before_each: Callable[[], None],
+    check: Callable[[], None],
 ) -> None:
     memory = store.probes.memory_boundary(spec.name, environment)
     splits = [(size, choose_micro_batch(size, spec.space.max_micro_batch_size, memory)) for size in sizes]
     requests = [default_at(spec, size, micro) for size, micro in splits if micro is not None]
     visit = None
     for first in range(0, len(requests), executor.slots):
-        before_each()
+        check()
         for measured in executor.measure_step_times(requests[first : first + executor.slots]):
             if measured.out_of_memory:
                 on_too_large(_too_large(measured))
                 continue
+            check()
             probe = probe_record(measured, spec.budget.trial_train_seconds)
             probe = replace(probe, eval_every_steps=cadences.get(probe.batch_size, probe.eval_every_steps))
             visit = store.probes.add_step_time(spec.name, environment, probe, visit)
@@ -213,7 +216,7 @@ def confirm_out_of_memory(
     store: Store,
     executor: Executor,
     environment: Environment,
-    before_each: Callable[[], None],
+    check: Callable[[], None],
     *,
     trials: Iterable[TrialRecord],
     tell: Callable[[str], None] = lambda message: None,
@@ -230,7 +233,7 @@ def confirm_out_of_memory(
         assert size is not None, "only sizes are in it"
         if any(not use.fits and use.micro_batch_size <= size for use in store.probes.memory(spec.name, environment)):
             break
-        before_each()
+        check()
         ran_out = once.pop(size)
         # With accumulation, gradients and the second micro-batch's activations share the memory.
         alone = replace(ran_out, batch_size=min(2, ran_out.accumulation_steps) * size).in_micro_batches(size)
@@ -241,6 +244,7 @@ def confirm_out_of_memory(
         except BSSearchError as error:
             tell(f"could not retry whether a micro-batch of {size} fits: {error}")
             break
+        check()
         store.probes.save_memory(spec.name, environment, found)
         if found.fits:
             tell(f"a micro-batch of {size} ran out of memory in a trial, but fits into a new process: it is used again")

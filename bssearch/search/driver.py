@@ -6,6 +6,7 @@ before each decision.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -55,7 +56,7 @@ from bssearch.search.engine import (
     Wait,
 )
 from bssearch.search.finding import SearchEnd, quick_prior, save_finding
-from bssearch.search.leases import HEARTBEAT_SECONDS, LEASE_SECONDS, Leases
+from bssearch.search.leases import HEARTBEAT_SECONDS, LEASE_SECONDS, ClaimLostError, Leases
 from bssearch.search.listener import Listener
 from bssearch.search.pruners.checkpoints import WaitingTrials
 from bssearch.search.shift import Interrupts, Shift
@@ -206,7 +207,7 @@ class Driver:
         self._told: set[str] = set()
         # Trials use the database's clock. It may be reset, so time from here on is monotonic.
         self._began = store.time().timestamp() - time.monotonic()
-        self._looked = self._next_look = time.monotonic()
+        self._looked, self._next_look = -math.inf, time.monotonic()
         self._first_visits = FIRST_VISITS
         self.interrupts = Interrupts(on_second=executor.kill, at_once=lambda: store.is_waiting)
         self._shift = shift or Shift()
@@ -253,7 +254,6 @@ class Driver:
             with self.interrupts, self._leases.beating():
                 self._take_over()
                 refuse_cap_beyond_memory(self.spec, self.store, self.environment)
-                self._refresh()
                 self._raise_if_failed()
                 self._try_to_save()
                 yield
@@ -342,9 +342,12 @@ class Driver:
 
     def _time_steps(self, visits: int) -> None:
         asked, trials = (self.spec, self.store, self.environment), self.engine.history.all_trials
-        if missing_step_times(*asked, visits, trials=trials):
+        while missing_step_times(*asked, visits, trials=trials):
             refuse_where_nothing_fits(*asked)
-            with self._leases.held(TIMING, partial(self._wait_for_claim, TIMING)):
+            with (
+                suppress(ClaimLostError),
+                self._leases.held(TIMING, partial(self._wait_for_claim, TIMING)),
+            ):
                 missing = missing_step_times(*asked, visits, trials=trials)
                 if missing:
                     self._shift.work()
@@ -354,11 +357,12 @@ class Driver:
                     self.store,
                     self.executor,
                     self.environment,
-                    self._raise_if_interrupted,
+                    self._check_timing,
                     visits,
                     trials=trials,
                     tell=self.listener.note,
                 )
+                break
         self._do(self.engine.timed(self.store.probes.by_batch_size(self.spec.name, self.environment)))
 
     def _wait_for_claim(self, name: str) -> None:
@@ -366,18 +370,26 @@ class Driver:
         self._shift.wait()
         self._raise_if_interrupted()
         self._shift.raise_if_over()
+        self._take_over()
         time.sleep(LOOK_SECONDS)
+
+    def _check_timing(self) -> None:
+        self._raise_if_interrupted()
+        self._leases.check(TIMING)
 
     @property
     def _confirming(self) -> str:
         return f"confirm on {self.environment.host}"
 
     def _take_over(self) -> None:
+        if time.monotonic() - self._looked <= HEARTBEAT_SECONDS:
+            return
         lost = self._leases.mark_lost()
         if lost:
             numbers = ", ".join(map(str, lost))
             self.listener.note(f"driver died; retrying trials {numbers}")
         self._looked = time.monotonic()
+        self._refresh()
 
     def _note_wait(self, wait: Wait) -> None:
         if wait.for_others or wait.for_claim:
@@ -399,7 +411,9 @@ class Driver:
             self.listener.note(message)
 
     def _wait(self) -> None:
-        for event in self.executor.events(timeout=POLL_SECONDS):
+        events = self.executor.events(timeout=POLL_SECONDS)
+        self._take_over()  # First: after a suspension, trials that this driver lost have events.
+        for event in events:
             match event:
                 case TrialObserved(number) if number in self._dropped:
                     pass
@@ -412,8 +426,6 @@ class Driver:
                     self._end(replace(event, outcome=outcome))
                     self._next_look = time.monotonic()
         self._drop(self._recorder.flush_if_due())
-        if time.monotonic() - self._looked > HEARTBEAT_SECONDS:
-            self._take_over()
 
     def _drop(self, numbers: Iterable[int]) -> None:
         """Stop trials whose lease was lost; their results are left out."""
@@ -422,9 +434,13 @@ class Driver:
             self.executor.stop(TrialStop(number, TrialState.CANCELLED, "its lease was lost"))
 
     def _start(self, plan: TrialPlan) -> None:
-        trial = self.store.trials.start(self.spec.name, plan, environment=self.environment, lease=self._lease)
+        claim = None if plan.phase is Phase.SEARCH else self._confirming
+        lease = replace(self._lease, claim=claim)
+        trial = self.store.trials.start(self.spec.name, plan, environment=self.environment, lease=lease)
         if trial is None:
             self._is_contended = True
+            if claim is not None:
+                self._do(self.engine.claimed(self._leases.take(claim)))
             return
         self._shift.work()
         waited = None if plan.resumed is None else self.engine.history.trial(plan.resumed)

@@ -228,6 +228,9 @@ class Engine:
     def claimed(self, granted: bool) -> list[Action]:
         """Handle the reply to a `ClaimConfirmation`."""
         if not granted:
+            self._has_claim = False
+            if self._stage is EngineStage.REPEAT:  # Lost while this driver was suspended.
+                self._stage = EngineStage.CLAIM
             return [Wait(for_claim=self._stage is EngineStage.CLAIM)]
         self._has_claim = True
         if self._stage is EngineStage.CLAIM:

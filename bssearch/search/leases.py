@@ -121,6 +121,10 @@ class _Seen:
     unrenewed_seconds: float = 0.0
 
 
+class ClaimLostError(Exception):
+    """Another driver took over a claim of this one."""
+
+
 class Leases:
     """Leases and claims of the driver ``owner``, and others' leases.
 
@@ -183,6 +187,11 @@ class Leases:
         if found:
             self._held.add(name)
         return found
+
+    def check(self, name: str) -> None:
+        """Raise `ClaimLostError` if this driver lost a claim: while it was suspended, its lease ended."""
+        if not self._store.leases.holds(self._study, name, owner=self.owner):
+            raise ClaimLostError(name)
 
     def give_back(self, name: str) -> None:
         """Release a claim if held."""

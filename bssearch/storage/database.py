@@ -13,7 +13,7 @@ from functools import wraps
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
-from sqlalchemy import URL, Connection, Select, bindparam, select
+from sqlalchemy import URL, Connection, Function, Select, bindparam, func, select
 
 from bssearch.errors import BSSearchError, DatabaseError
 from bssearch.records import Environment, to_json
@@ -116,7 +116,8 @@ Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 Notify = Callable[[str], None]
 
-# The server ends a silent driver's lock on a study after this time.
+# The server ends the transaction of a silent holder of a lock after this time. A suspended driver would block the
+# others for as long as it is suspended, and its trials could not even be marked as lost.
 LONGEST_TURN_SECONDS = 10.0
 
 # Longest pause before a turn on SQLite. Writers poll for the lock every 100 ms: without the pause, one of 8 drivers
@@ -125,7 +126,22 @@ SPREAD_SECONDS = 0.1
 
 
 _STUDY_ID = select(StudyRow.id).where(StudyRow.name == bindparam("name"))
-_LOCKED_STUDY_ID = _STUDY_ID.with_for_update()
+
+
+def limit_silence(connection: Connection) -> None:
+    """Have a server end this transaction after `LONGEST_TURN_SECONDS` without a statement."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(select(_silence_limit()))
+
+
+def _locked(connection: Connection, query: Select[Any]) -> Select[Any]:
+    # In the same statement: drivers send few messages.
+    of_server = connection.dialect.name == "postgresql"
+    return (query.add_columns(_silence_limit()) if of_server else query).with_for_update()
+
+
+def _silence_limit() -> Function[Any]:
+    return func.set_config("idle_in_transaction_session_timeout", f"{LONGEST_TURN_SECONDS:g}s", True)
 
 
 class _Turn(threading.local):
@@ -244,15 +260,12 @@ class Database:
     def turn(self, study: str) -> Iterator[None]:
         """Lock a study for this thread until its first write, which commits the transaction.
 
-        A server ends the lock after `LONGEST_TURN_SECONDS` of silence; the write then retries in a new transaction.
+        If the server ends the lock, the write retries in a new transaction.
         """
 
         def take() -> None:
             with ExitStack() as stack:
                 connection = stack.enter_context(self.writing())
-                if connection.dialect.name == "postgresql":
-                    limit = f"SET LOCAL idle_in_transaction_session_timeout = '{LONGEST_TURN_SECONDS:g}s'"
-                    connection.exec_driver_sql(limit)
                 self.lock_study(connection, study)
                 self._turn.ending, self._turn.connection = stack.pop_all(), connection
 
@@ -293,7 +306,7 @@ class Database:
                 if study_id is None:
                     study_id = self.lock_study(connection, name)
                 else:
-                    connection.execute(select(StudyRow.id).where(StudyRow.id == study_id).with_for_update())
+                    connection.execute(_locked(connection, select(StudyRow.id).where(StudyRow.id == study_id)))
                 return work(connection, study_id)
 
         return self.patience.run(once)
@@ -303,8 +316,8 @@ class Database:
         return self._found(connection, name, _STUDY_ID)
 
     def lock_study(self, connection: Connection, name: str) -> int:
-        """Lock a study's row; return its id."""
-        return self._found(connection, name, _LOCKED_STUDY_ID)
+        """Lock a study's row; return its id. A server ends the lock after `LONGEST_TURN_SECONDS` of silence."""
+        return self._found(connection, name, _locked(connection, _STUDY_ID))
 
     def _found(self, connection: Connection, name: str, query: Select[Any]) -> int:
         # Queried each time: another process may rename or delete the study, and SQLite may reuse its id.

@@ -18,7 +18,7 @@ from bssearch.storage.columns import database_now, database_started, now, to_col
 from bssearch.storage.database import StorePart, patiently
 from bssearch.storage.models import ClaimRow, ObservationRow, TrialRow
 from bssearch.storage.revisions import mark_changed
-from bssearch.storage.statements import end_trial, is_running
+from bssearch.storage.statements import end_trial, holds_claim, is_running
 
 # Seconds without expiries after a server's start: longer than a driver's pause between tries.
 RESTART_GRACE_S = 60.0
@@ -157,6 +157,12 @@ class LeaseStore(StorePart):
             return True
 
         return self._database.on_study(study, take)
+
+    @patiently
+    def holds(self, study: str, name: str, *, owner: str) -> bool:
+        """True if an owner holds a claim, even if its lease has ended."""
+        with self._database.reading_study(study) as (connection, study_id):
+            return holds_claim(connection, study_id, name, owner)
 
     def release(self, study: str, name: str, *, owner: str) -> None:
         """Release an owner's claim."""

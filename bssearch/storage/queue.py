@@ -31,7 +31,7 @@ from bssearch.spec.templates import EARLIEST, LATEST, NewSubmission, Submission,
 from bssearch.storage.columns import Sentences, StoredObject, are_finite, enum, json_fault, not_negative, now, positive
 from bssearch.storage.connection.engine import from_json
 from bssearch.storage.connection.locks import lock_tables
-from bssearch.storage.database import StorePart, patiently
+from bssearch.storage.database import StorePart, limit_silence, patiently
 from bssearch.storage.models import Base, Id, StudyRow, TrialRow
 from bssearch.storage.statements import insert_if_absent
 
@@ -346,6 +346,7 @@ def _process(owner: str) -> str:
 
 def _lock(connection: Connection) -> None:
     lock_tables(connection, [SubmissionRow.__tablename__])
+    limit_silence(connection)
 
 
 def _taken(by: Submission | None, name: str) -> UsageError:

@@ -39,6 +39,7 @@ from bssearch.records import (
 from bssearch.storage.columns import PREFIXES, column_types, database_now, from_columns
 from bssearch.storage.models import (
     Base,
+    ClaimRow,
     EnvironmentRow,
     ObservationRow,
     ProbeKind,
@@ -266,6 +267,12 @@ def held_trial_ids(
         if number not in found:
             raise no_trial(connection, study, study_id, number)
     return {number: trial_id for number, (trial_id, is_held) in found.items() if is_held}
+
+
+def holds_claim(connection: Connection, study_id: int, name: str, owner: str) -> bool:
+    """True if an owner holds a claim, even if its lease has ended."""
+    place = ClaimRow.study_id == study_id, ClaimRow.name == name, ClaimRow.owner == owner
+    return connection.scalar(select(ClaimRow.name).where(*place)) is not None
 
 
 def trial_id_of(connection: Connection, study: str, study_id: int, number: int) -> int:

@@ -26,6 +26,7 @@ from bssearch.storage.statements import (
     TRIALS,
     end_trial,
     held_trial_ids,
+    holds_claim,
     insert_if_absent,
     stored_trial,
     trial_id_of,
@@ -65,13 +66,15 @@ def start_trial(
 ) -> TrialRecord | None:
     """Start a trial, or queue it without ``lease``; idempotent per ``plan_id``.
 
-    Returns None if another driver was faster. Raises `UsageError` if the study is archived.
+    Returns None if another driver was faster or has ``lease.claim``. Raises `UsageError` if the study is archived.
     """
     with database.writing() as connection:
         study_id = database.lock_study(connection, study)
         environment_id = None if environment is None else database.environment_id(connection, environment)
         place = {"study_id": study_id, "plan_id": plan_id}
         last, time, archived_at, number = connection.execute(_STATE, place).one()
+        if number is None and not _has_claim(connection, study_id, lease):
+            return None
         if number is None and plan.known_number is None:
             if archived_at is not None:
                 raise archived(study)
@@ -104,6 +107,10 @@ def start_trial(
             mark_changed(connection, study_id, [number])
         trial = stored_trial(connection, study, study_id, number)
         return trial if trial.outcome is None else None  # else taken over and ended since an earlier call
+
+
+def _has_claim(connection: Connection, study_id: int, lease: Lease | None) -> bool:
+    return lease is None or lease.claim is None or holds_claim(connection, study_id, lease.claim, lease.owner)
 
 
 def _dequeued(plan: TrialPlan, lease: Lease, environment_id: int | None) -> dict[str, Any]:
@@ -141,7 +148,7 @@ class TrialStore(StorePart):
         self._probes = probes
 
     def start(self, study: str, plan: TrialPlan, *, environment: Environment, lease: Lease) -> TrialRecord | None:
-        """Start a trial under a lease; None if another driver was faster.
+        """Start a trial under a lease; None if another driver was faster or has ``lease.claim``.
 
         A new trial starts only if no trial is newer than ``plan.after``: each driver knows all earlier trials. A queued
         or paused trial starts once; only its micro-batches may change.
@@ -372,7 +379,7 @@ class TrialStore(StorePart):
     def save_log(self, study: str, number: int, text: str, *, owner: str | None = None) -> None:
         """Replace a trial's log; with ``owner``, only while this driver holds its lease."""
         with self._database.writing() as connection:
-            study_id = self._database.study_id(connection, study)
+            study_id = self._database.lock_study(connection, study)
             if owner is None:
                 trial_id = trial_id_of(connection, study, study_id, number)
             elif held := held_trial_ids(connection, study, study_id, [number], owner):

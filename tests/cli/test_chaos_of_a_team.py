@@ -1,4 +1,4 @@
-"""Drivers and workers of a team, while they are killed, the server restarts, connections break, a disk fills up."""
+"""Drivers and workers of a team that are killed or suspended, with restarts, cut connections and a full disk."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -24,14 +25,28 @@ from bssearch.search.leases import is_alive
 from bssearch.settings import CHECKPOINT_DIR_VARIABLE, DATABASE_URL_VARIABLE, STATE_DIR_VARIABLE
 from bssearch.spec.templates import SubmissionState
 from bssearch.storage.repository import open_store
-from tests.cli.task import UNCONFIRMED, command, environment, space_of, write_task
+from tests.cli.task import UNCONFIRMED, environment, space_of, write_task
 from tests.cli.test_interruptions import alive
 from tests.postgres import Postgres
 from tests.proxy import Proxy, proxy_of
 
-DRIVERS = WORKERS = 3
+DRIVERS, WORKERS = 8, 4
 TRIALS = 200
-KILLS, RESTARTS, CUTS = 30, 2, 3
+KILLS, SUSPENSIONS, RESTARTS, CUTS = 15, 10, 2, 3
+
+LEASE_SECONDS = 8.0
+SUSPENDED_SECONDS = 2 * LEASE_SECONDS
+"""Then the others have marked the trials of a suspended driver as lost, unless all of them are down."""
+
+SHORT_LEASES = f"""
+from bssearch.storage import database, leases
+leases.RESTART_GRACE_S, database.LONGEST_TURN_SECONDS = 2.0, 2.0
+from bssearch.search import leases
+leases.LEASE_SECONDS, leases.GONE_AFTER = {LEASE_SECONDS}, {2 * LEASE_SECONDS}
+leases.HEARTBEAT_SECONDS, leases.LONGEST_LOOK = 1.0, 2.0
+from bssearch.cli import main
+main()
+"""
 
 STRUCK_UNTIL = 180
 """After so many trials nothing more happens: then there is always somebody to strike, however fast the machine is."""
@@ -69,7 +84,12 @@ class Member:
         }
         with self.log.open("a") as log:
             self.process = subprocess.Popen(
-                command(*self.words), cwd=self.folder, env={**environment(), **own}, stderr=log, stdout=log, text=True
+                [sys.executable, "-c", SHORT_LEASES, *self.words],
+                cwd=self.folder,
+                env={**environment(), **own},
+                stderr=log,
+                stdout=log,
+                text=True,
             )
 
     @property
@@ -86,9 +106,11 @@ class Team:
         self.family: dict[int, psutil.Process] = {}
         self.exits: list[tuple[int, str]] = []
         self._is_done: set[int] = set()
+        self._suspended: dict[psutil.Process, float] = {}
 
     def keep_up(self) -> bool:
         """Start members that are not there, and note who has ended how; return whether anybody has work left."""
+        self._resume(time.monotonic())
         for index, member in enumerate(self._members):
             if member.process is not None and member.process.poll() is not None:
                 self.exits.append((member.process.returncode, member.log.read_text()[-2000:]))
@@ -113,6 +135,24 @@ class Team:
             rng.choice([member, *member.children(recursive=True)]).kill()
             return True
         return False
+
+    def suspend_one(self, rng: random.Random, owners: list[str]) -> bool:
+        """Suspend a member that runs a trial, alone or with its processes; return whether there was one."""
+        pids = {int(owner.split("/")[1]) for owner in owners}
+        running = [one.process.pid for one in self._members if one.process is not None and one.process.pid in pids]
+        with suppress(psutil.Error, IndexError):
+            member = psutil.Process(rng.choice(running))
+            for one in [member, *rng.choice([[], member.children(recursive=True)])]:
+                one.suspend()
+                self._suspended[one] = time.monotonic() + SUSPENDED_SECONDS
+            return True
+        return False
+
+    def _resume(self, until: float) -> None:
+        for one in [one for one, end in self._suspended.items() if end <= until]:
+            del self._suspended[one]
+            with suppress(psutil.Error):
+                one.resume()
 
     def end(self) -> None:
         """Kill what is left."""
@@ -162,18 +202,23 @@ def make_members(folder: Path) -> list[Member]:
 
 def strikes(rng: random.Random) -> list[str]:
     """Return what will happen, in the order in which it does."""
-    found = ["kill"] * KILLS + ["restart"] * RESTARTS + ["cut"] * CUTS + ["fill"]
+    found = ["kill"] * KILLS + ["suspend"] * SUSPENSIONS + ["restart"] * RESTARTS + ["cut"] * CUTS + ["fill"]
     rng.shuffle(found)
     return found
 
 
 def check_curve(trial: TrialRecord, curve: list[Observation]) -> None:
-    """See that no evaluation of a trial is missing, and none too many."""
+    """See that no evaluation of a trial is missing, and none too many, and that the curve ends where the row says."""
     assert trial.outcome is not None
     steps = [one.step for one in curve]
     assert steps == sorted(set(steps))
     assert all(one.samples == one.step * trial.configuration.batch_size for one in curve)
-    if trial.state.is_missing or not steps:
+    if not steps:
+        return
+    unevaluated = trial.outcome.steps - steps[-1]  # stopped between two evaluations
+    assert 0 <= unevaluated <= (0 if trial.state is TrialState.LOST else trial.eval_every_steps), trial.number
+    assert trial.outcome.final_metric == curve[-1].metric, trial.number
+    if trial.state.is_missing:
         return
     due = {*range(0, trial.outcome.steps + 1, trial.eval_every_steps)}
     assert set(steps) - {trial.outcome.steps} == due - {trial.outcome.steps}, trial.number
@@ -205,7 +250,7 @@ def test_a_team_s_study_outlives_whatever_happens_to_its_members(
                 time.sleep(0.2)
             happen(strikes(rng), team, rng, own_postgres, proxy, disk)
             while team.keep_up():
-                assert time.monotonic() - began < 300, "the study does not end"
+                assert time.monotonic() - began < 900, "the study does not end"
                 time.sleep(0.2)
         finally:
             team.end()
@@ -225,6 +270,9 @@ def happen(strikes: list[str], team: Team, rng: random.Random, server: Postgres,
             case "kill":
                 while not team.kill_one(rng):  # the one that was drawn has just ended
                     assert team.keep_up(), "the study has ended before everything had happened"
+            case "suspend":
+                while not team.suspend_one(rng, owners_of(server)):
+                    assert team.keep_up(), "the study has ended before everything had happened"
             case "restart":
                 server.restart()
             case "cut":
@@ -235,9 +283,13 @@ def happen(strikes: list[str], team: Team, rng: random.Random, server: Postgres,
 
 
 def count_of(server: Postgres, condition: str) -> int:
+    return len(owners_of(server, condition))
+
+
+def owners_of(server: Postgres, condition: str = "state = 'running'") -> list[str]:
     with psycopg.connect(server.url("team")) as connection:
-        (count,) = connection.execute(f"SELECT count(*) FROM bss_trial WHERE {condition}".encode()).fetchone() or (0,)
-    return int(count)
+        rows = connection.execute(f"SELECT lease_owner FROM bss_trial WHERE {condition}".encode()).fetchall()
+    return [owner for (owner,) in rows]
 
 
 def check_study(database: str) -> None:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from sqlalchemy import Engine, event
 
 from bssearch.storage import database
 from bssearch.storage.repository import Store, open_store
+from tests.factories import make_curve
 from tests.postgres import Postgres
-from tests.storage.conftest import add_study, start_after
+from tests.storage.conftest import add_study, start, start_after
 
 
 @pytest.fixture
@@ -95,3 +98,51 @@ def test_who_hangs_in_its_turn_loses_it_to_others_and_sees_what_they_have_starte
             assert start_after(store, 1, "a") == 2
         with store.turn("toy"):
             threading.Event().wait(0.5)
+
+
+WRITES: dict[str, Callable[[Store], object]] = {
+    "a heartbeat": lambda store: store.leases.heartbeat("toy", "suspended", 60.0),
+    "observations": lambda store: store.trials.append_observations(
+        "toy", [(1, one) for one in make_curve((0.0, 0.1))], owner="suspended"
+    ),
+    "a log": lambda store: store.trials.save_log("toy", 1, "text", owner="suspended"),
+    "a start": lambda store: start_after(store, 1, "suspended"),
+    "a shift": lambda store: store.queue.begin_shift("suspended", {"toy"}),
+}
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=[*WRITES])
+def test_who_hangs_in_a_write_blocks_nobody_for_long(
+    write: Callable[[Store], object], own_postgres: Postgres, monkeypatch: pytest.MonkeyPatch, pool: ThreadPoolExecutor
+) -> None:
+    own_postgres.start_if_stopped()
+    url = own_postgres.cleared_database()
+    hangs, goes_on = threading.Event(), threading.Event()
+    with open_store(url) as store, open_store(url) as other:
+        add_study(store)
+        start(store, lease_owner="suspended")
+
+        def hang(*_: object) -> None:
+            if threading.current_thread() is not threading.main_thread() and not hangs.is_set():
+                hangs.set()
+                goes_on.wait()
+
+        monkeypatch.setattr(database, "LONGEST_TURN_SECONDS", 0.2)
+        event.listen(Engine, "commit", hang)
+        try:
+            suspended = pool.submit(write, store)
+            assert hangs.wait(60)
+            monkeypatch.setattr(database, "LONGEST_TURN_SECONDS", 60.0)
+            others = ThreadPoolExecutor(1).submit(
+                lambda: (
+                    other.leases.mark_lost("toy", is_alive=lambda _: False),
+                    other.queue.begin_shift("other", {"toy"}),
+                )
+            )
+            assert others.result(timeout=60) == ([1], None)
+        finally:
+            goes_on.set()
+            suspended.result(timeout=60)
+            event.remove(Engine, "commit", hang)
+        assert store.trials.observations("toy", 1) == [], "its lease was lost meanwhile"
+        assert store.trials.log("toy", 1) is None

@@ -511,7 +511,6 @@ class WaitingTrials(Checkpoints):
         super().__init__(store.studies.get(spec.name))
         self._spec, self._study_store, self._leases, self._note = spec, store, leases, note
         self._told = ""
-        self._has_claim = False
 
     @property
     def are_saved(self) -> bool:
@@ -553,8 +552,7 @@ class WaitingTrials(Checkpoints):
     def ended(self, trial: TrialRecord) -> None:
         """Delete an ended trial's checkpoint unless paused."""
         if trial.state is TrialState.PAUSED:
-            if not self._has_claim:
-                self._has_claim = self._leases.take(_claim_of(self._leases.owner))
+            self._leases.take(_claim_of(self._leases.owner))  # Each time: others release it if its lease ended.
         else:
             self.forget(trial.number)
 
