@@ -158,8 +158,9 @@ class _Law:
         log_b_crit = np.linspace(*ends, B_CRITS)
         means = base + np.logaddexp(0, log_b_crit[:, None] - log_sizes)
         variances = DEPARTURES[:, None, None] ** 2 * np.eye(len(log_sizes)) + own
-        prior = np.asarray(np.gradient(DEPARTURES), dtype=np.float64) * np.exp(-((DEPARTURES / DEPARTURE_SCALE) ** 2) / 2)
-        return cls(log_b_crit, DEPARTURES, means, np.linalg.inv(variances), np.log(prior))
+        precisions = np.asarray(np.linalg.inv(variances), dtype=np.float64)
+        prior = np.gradient(DEPARTURES) * np.exp(-((DEPARTURES / DEPARTURE_SCALE) ** 2) / 2)
+        return cls(log_b_crit, DEPARTURES, means, precisions, np.log(prior))
 
     def range_of(self, weights: Numbers) -> tuple[float, float]:
         """Range of log B_crit that holds all weight but `NEGLIGIBLE`, a grid point wider on both sides."""
