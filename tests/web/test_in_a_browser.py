@@ -133,7 +133,8 @@ def test_a_stored_text_is_no_markup_and_no_script(browser: Browser, tmp_path: Pa
     execute(file, "UPDATE bss_trial SET parameters = json_set(parameters, ?, ?)", ['$."<img src=x>"', EVIL])
     execute(file, "UPDATE bss_environment SET device_name = ?, host = ?, git_revision = ?", [EVIL, EVIL, EVIL])
     assert run("report", "task", "--html", report, "--db", url, cwd=tmp_path).returncode == 0
-    shown, marked = 0, []
+    shown = 0
+    marked: list[str] = []
     with served(url) as server, closing(browser.new_page()) as page:
         for address in (report.as_uri(), *(f"{server.address}{path}" for path in ALL_PAGES)):
             page.goto(address)
