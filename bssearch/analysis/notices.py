@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Collection, Iterator, Sequence
 
 from bssearch.analysis.answer import Batch
-from bssearch.analysis.batches import about_models, default_configuration, is_at_end
+from bssearch.analysis.batches import about_fixed_averages, about_models, default_configuration, is_at_end
 from bssearch.analysis.confirmation_runs import (
     ENOUGH_RUNS,
     begun_late,
@@ -38,10 +38,12 @@ def notices(
     spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict, probes: Collection[ProbeRecord]
 ) -> list[Notice]:
     """Caveats of an answer, gravest first."""
+    tried = [(one.configuration.batch_size, one.configuration.parameters) for one in trials if says_something(one)]
     told: list[Told] = [
         *_about_confirmation(spec, trials, verdict),
         *_about_the_choice(spec, trials, verdict),
         *((code, True, sentence) for code, sentence in about_models(spec, verdict)),
+        *((code, True, sentence) for code, sentence in about_fixed_averages(tried)),
         *_about_the_runs(spec, trials, verdict),
         *_about_measurements(verdict, probes),
         *((code, True, sentence) for code, sentence in about_devices(trials)),
