@@ -1,12 +1,13 @@
 r"""Parse a program's progress from JSON lines, or from its log by regular expressions.
 
 A JSON line is an object such as ``{"step": 100, "accuracy": 0.91, "seconds": 3.2, "loss": 0.4}``. Without ``seconds``
-(training seconds), the wall clock is used. Each expression has one group::
+(training seconds), the wall clock is used; without ``samples`` (trained so far), steps count as full batches. Each
+expression has one group::
 
     step: 'step (\d+)'
     accuracy: 'acc=([0-9.]+)'
 
-Matches form one report when the line with their step arrives. Other lines are skipped. An unreadable report raises
+Matches form one report when the line with their step arrives; a number may have another form than the group. Other lines are skipped. An unreadable report raises
 `UsageError`.
 """
 
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 
 from bssearch.errors import UsageError
 
-STEP, SECONDS, LOSS = "step", "seconds", "loss"
+STEP, SECONDS, SAMPLES, LOSS = "step", "seconds", "samples", "loss"
 
 LONGEST_LINE = 2**16  # bytes of a JSON line; longer lines are skipped
 
@@ -63,7 +64,7 @@ SECONDS_ENOUGH = 10.0  # seconds after which fewer reports suffice
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """After ``step`` optimizer steps; ``values`` are metrics and loss."""
+    """After ``step`` optimizer steps; ``values`` are metrics, loss and samples."""
 
     step: int
     values: Mapping[str, float]
@@ -116,7 +117,7 @@ class ReportReader:
         self._expressions = {name: re.compile(text) for name, text in expressions.items()}
         self._of_any_number = {name: _of_any_number(text) for name, text in expressions.items()}
         self._longest = LONGEST_LOG_LINE if expressions else LONGEST_LINE
-        self._numbers = {STEP, SECONDS, LOSS, metric}
+        self._numbers = {STEP, SECONDS, SAMPLES, LOSS, metric}
         self.lines = 0
         self.unmatched = dict(expressions)
         self._found: dict[str, float] = {}
