@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 
 from bssearch.analysis.answer import Batch
@@ -29,6 +30,9 @@ from bssearch.spec import StudySpec
 
 NOISE = 0.10
 """Coefficient of variation that warns."""
+
+FULL = 0.9
+"""Mean share of a batch that steps must train, as batch size decides within some 10 %."""
 
 
 Told = tuple[str, object, str]
@@ -214,6 +218,13 @@ def _about_the_runs(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Ver
     hits = [run.outcome for run in optimal.runs if run.outcome and run.state is TrialState.REACHED]
     dropped = max((run.outcome.dropped_samples_per_epoch or 0 for run in optimal.runs if run.outcome), default=0)
     failed = sum(trial.state is TrialState.FAILED for trial in trials)
+    counts: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0])
+    for trial in trials:
+        if (ended := trial.outcome) is not None and ended.samples and not trial.configuration.grows:
+            steps, samples = counts[size := trial.configuration.batch_size]
+            counts[size] = [steps + ended.steps, samples + ended.samples]
+    means = {size: samples / steps for size, (steps, samples) in sorted(counts.items()) if steps}
+    smaller = [f"{mean:.3g} at batch {size}" for size, mean in means.items() if mean < FULL * size]
     return [
         (
             "contended",
@@ -238,6 +249,12 @@ def _about_the_runs(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Ver
             "incomplete_batch_dropped",
             dropped,
             f"batch {best} drops {dropped} samples per epoch (incomplete last batch)",
+        ),
+        (
+            "smaller_batches",
+            smaller,
+            f"steps trained fewer samples on average: {', '.join(smaller)}. Incomplete last batches or too little data "
+            "make them smaller; use drop_last=True, and batch sizes below the number of training samples",
         ),
         ("failed_trials", failed, f"{failed} trials failed; `bssearch trial list {spec.name}` shows them"),
         (

@@ -291,6 +291,12 @@ def interpolated(step: int) -> list[TrialRecord]:
     return [with_outcome(trial, last_miss_step=step) for trial in searched()]
 
 
+def counted(batch_size: int, steps: int, samples: int) -> TrialRecord:
+    """Return a trial that missed the target, with its own count of samples."""
+    trial = make_trial(9, batch_size=batch_size, state=TrialState.EXHAUSTED)
+    return with_outcome(trial, steps=steps, samples=samples)
+
+
 def averaged(*decays: tuple[int, float]) -> list[TrialRecord]:
     """Return a trial at each batch size, with the decay of its own average of the weights."""
     sizes = [make_trial(0, batch_size=size).configuration for size, _ in decays]
@@ -339,6 +345,7 @@ SLOWER_CONTENDED = confirmed(64, 2.9, start=150, first_seed=2, contended=True, p
         ("default_missed", [default_trial(TrialState.EXHAUSTED), *searched()], [default_trial(TrialState.REACHED)]),
         ("ema_decay_fixed", averaged((16, 0.99), (128, 0.99)), averaged((16, 0.99), (128, 0.92))),
         ("ema_decay_fixed", averaged((16, 0.99), (128, 0.99)), averaged((16, 0.99), (64, 0.99))),
+        ("smaller_batches", [*searched(), counted(128, 10, 1_100)], [*searched(), counted(128, 10, 1_200)]),
         ("contended", OPTIMUM_LIMITED, OTHER_LIMITED),
         ("contended", [*CONFIRMED, *confirmed(64, 3.0, 3.1), *SLOWER_CONTENDED], [*CONFIRMED, OTHER_LIMITED[-1]]),
         ("incomplete_batch_dropped", OPTIMUM_LIMITED, OTHER_LIMITED),

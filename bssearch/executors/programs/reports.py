@@ -7,8 +7,8 @@ expression has one group::
     step: 'step (\d+)'
     accuracy: 'acc=([0-9.]+)'
 
-Matches form one report when the line with their step arrives; a number may have another form than the group. Other lines are skipped. An unreadable report raises
-`UsageError`.
+Matches form one report when the line with their step arrives. A number in another form than the group takes, such as
+nan, is read, too. Other lines are skipped. An unreadable report raises `UsageError`.
 """
 
 from __future__ import annotations
