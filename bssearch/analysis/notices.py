@@ -217,6 +217,8 @@ def _about_the_runs(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Ver
     shared = sum(trial.outcome is not None and trial.outcome.contended for trial in compared)
     hits = [run.outcome for run in optimal.runs if run.outcome and run.state is TrialState.REACHED]
     dropped = max((run.outcome.dropped_samples_per_epoch or 0 for run in optimal.runs if run.outcome), default=0)
+    known = [run.outcome for run in optimal.runs if run.outcome]
+    skipped, taken = sum(one.skipped_steps or 0 for one in known), sum(one.steps for one in known)
     failed = sum(trial.state is TrialState.FAILED for trial in trials)
     counts: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0])
     for trial in trials:
@@ -249,6 +251,11 @@ def _about_the_runs(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Ver
             "incomplete_batch_dropped",
             dropped,
             f"batch {best} drops {dropped} samples per epoch (incomplete last batch)",
+        ),
+        (
+            "steps_skipped",
+            skipped,
+            f"loss scaling skipped {skipped} of {taken} steps of batch {best}, which count as steps; train in bf16",
         ),
         (
             "smaller_batches",

@@ -345,6 +345,11 @@ SLOWER_CONTENDED = confirmed(64, 2.9, start=150, first_seed=2, contended=True, p
         ("default_missed", [default_trial(TrialState.EXHAUSTED), *searched()], [default_trial(TrialState.REACHED)]),
         ("ema_decay_fixed", averaged((16, 0.99), (128, 0.99)), averaged((16, 0.99), (128, 0.92))),
         ("ema_decay_fixed", averaged((16, 0.99), (128, 0.99)), averaged((16, 0.99), (64, 0.99))),
+        (
+            "steps_skipped",
+            [make_trial(0, batch_size=32, skipped_steps=2)],
+            [make_trial(0, batch_size=32, skipped_steps=0)],
+        ),
         ("smaller_batches", [*searched(), counted(128, 10, 1_100)], [*searched(), counted(128, 10, 1_200)]),
         ("contended", OPTIMUM_LIMITED, OTHER_LIMITED),
         ("contended", [*CONFIRMED, *confirmed(64, 3.0, 3.1), *SLOWER_CONTENDED], [*CONFIRMED, OTHER_LIMITED[-1]]),
