@@ -53,7 +53,7 @@ def describe_exception(error: BaseException) -> str:
 def _innermost_layer(error: BaseException) -> str:
     """Kind of the layer, after its name in the outermost module."""
     layers = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
-    modules = [one for one in layers if hasattr(one, "named_modules")]
+    modules = [one for one in layers if one is not None and hasattr(one, "named_modules")]
     if not modules:
         return "of batch normalisation"
     name = next((name for name, one in modules[0].named_modules() if one is modules[-1]), "")

@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from bssearch.records import Phase, TrialState
 from tests.factories import make_trial, not_none
 
 
-def candidate(batch_size: int, *steps: int, missed: int = 0, **hit: int) -> Candidate:
+def candidate(batch_size: int, *steps: int, missed: int = 0, **hit: Any) -> Candidate:
     runs = [
         make_trial(n, batch_size=batch_size, steps=one, seconds=1.0, phase=Phase.CONFIRM, seed=n, **hit)
         for n, one in enumerate(steps)
