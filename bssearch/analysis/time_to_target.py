@@ -155,11 +155,6 @@ def half_width(parts: Sequence[tuple[float, float]]) -> float:
     return student_t(total**2 / math.fsum(variance**2 / freedom for variance, freedom in parts)) * math.sqrt(total)
 
 
-def welch_half_width(one: tuple[float, int], other: tuple[float, int]) -> float:
-    """Half the 95 % interval of a difference of two means, each (standard deviation, count ≥ 2)."""
-    return half_width([(deviation**2 / runs, runs - 1) for deviation, runs in (one, other)])
-
-
 def of_runs(deviation: float, unresolved: float, runs: int) -> list[tuple[float, float]]:
     """Errors of a mean, for `half_width`."""
     parts = [(deviation**2 / runs, float(runs - 1))]

@@ -74,7 +74,7 @@ def _slope(smaller: tuple[int, Steps], larger: tuple[int, Steps]) -> Slope:
     (size, (steps, logs, parts)), (larger_size, (larger_steps, larger_logs, larger_parts)) = smaller, larger
     span = math.log(larger_size / size)
     value = math.log(larger_steps / steps) / span
-    half = half_width([one for one in (*parts, *larger_parts) if one[0]])
+    half = half_width([*parts, *larger_parts])
     if not logs or not larger_logs or not half:
         return Slope(size, value, None, None)
     middle = statistics.fmean(larger_logs) - statistics.fmean(logs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -142,26 +142,23 @@ class ReportedTrial:
             seconds_basis=self._basis,
             final_metric=None if progress.last is None else progress.last.metric,
             best_metric=progress.best,
-            warnings=self._warnings(),
+            warnings=tuple(self._warnings()),
         )
         return self._course.with_target(outcome)
 
-    def _warnings(self) -> tuple[str, ...]:
-        untold = (
-            f"the command does not report {SAMPLES}, and the study's objective is samples_to_target: each step counts "
-            "as batch_size samples, also of an incomplete batch"
-        )
-        return (*[untold] * (self._needs_samples and self._assumed_samples), *self._warnings_of_bursts())
-
-    def _warnings_of_bursts(self) -> tuple[str, ...]:
+    def _warnings(self) -> Iterator[str]:
+        if self._needs_samples and self._assumed_samples:
+            yield (
+                f"the command does not report {SAMPLES}, and the study's objective is samples_to_target: each step "
+                "counts as batch_size samples, also of an incomplete batch"
+            )
         if self._basis is not SecondsBasis.WALL or self._first is None or self._reports <= 2 * FEWEST_BURSTS:
-            return ()
-        if self._longest_wait <= (self._last_came - self._first[1]) / FEWEST_BURSTS:
-            return ()
-        return (
-            f"the command's reports came in bursts, up to {self._longest_wait:.3g} s apart, so the times are "
-            "not more precise: let the command flush each line, or report its own seconds",
-        )
+            return
+        if self._longest_wait > (self._last_came - self._first[1]) / FEWEST_BURSTS:
+            yield (
+                f"the command's reports came in bursts, up to {self._longest_wait:.3g} s apart, so the times are "
+                "not more precise: let the command flush each line, or report its own seconds"
+            )
 
     def _check(self, report: Report) -> None:
         if report.seconds == 0 and report.step > 0:
