@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from functools import cache
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch.optim import Optimizer
@@ -294,15 +295,18 @@ def _length_at(batch: Any, place: SampleAxis) -> int | None:
 
 
 _TAKEN: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()  # of every optimizer in the process
+_WATCHED: WeakSet[Optimizer] = WeakSet()
 
 
 def _count(optimizer: Optimizer, *given: object) -> None:
     not_finite = getattr(optimizer, "found_inf", None)  # a tensor while a scaler steps a fused optimizer
-    if not_finite is None or not bool(not_finite):
+    if not_finite is None or optimizer not in _WATCHED or not bool(not_finite):  # the last waits for the device
         _TAKEN[optimizer] = _TAKEN.get(optimizer, 0) + 1
 
 
-register_optimizer_step_post_hook(_count)
+@cache
+def _count_all() -> None:
+    register_optimizer_step_post_hook(_count)
 
 
 class OptimizerSteps:
@@ -314,12 +318,14 @@ class OptimizerSteps:
 
     def __init__(self) -> None:
         self._watched: dict[str, tuple[Optimizer, int]] = {}
-        self._before: dict[int, int] = {}
+        self._before = _TAKEN.copy()
+        _count_all()
 
     def watch(self, objects: Mapping[str, Any]) -> None:
         """Count the optimizers among these objects."""
-        found = {name: _inner(owner) for name, owner in objects.items()}
-        self._watched |= {name: (one, _TAKEN.get(one, 0)) for name, one in found.items() if isinstance(one, Optimizer)}
+        found = {name: one for name, owner in objects.items() if isinstance(one := _inner(owner), Optimizer)}
+        self._watched |= {name: (one, _TAKEN.get(one, 0)) for name, one in found.items()}
+        _WATCHED.update(found.values())
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -333,11 +339,11 @@ class OptimizerSteps:
 
     def begin(self) -> None:
         """Begin to count the steps of optimizers that are not watched."""
-        self._before = {id(one): count for one, count in _TAKEN.items()}
+        self._before = _TAKEN.copy()
 
     def other_than(self, steps: int) -> int | None:
         """The largest count of the optimizers that stepped, if none has ``steps`` and none is watched."""
-        counts = {count - self._before.get(id(one), 0) for one, count in _TAKEN.items()} - {0}
+        counts = {count - self._before.get(one, 0) for one, count in _TAKEN.items()} - {0}
         return None if self._watched or not counts or steps in counts else max(counts)
 
 
