@@ -218,6 +218,83 @@ def test_the_search_ends_after_the_trials_that_the_guide_says() -> None:
     assert told in " ".join(DOCUMENTS["searching"].split())
 
 
+SECURITY = {
+    "**Workload code is trusted.** It": [
+        "executors/test_process.py::test_a_worker_has_the_drivers_environment_without_secrets"
+    ],
+    "A trial's environment": [
+        "executors/test_process.py::test_a_worker_has_the_drivers_environment_without_secrets",
+        "executors/test_process.py::test_a_driver_with_secrets_is_closed_to_other_processes_of_its_user",
+    ],
+    "This does not stop": [
+        "executors/test_process.py::test_a_driver_with_secrets_is_closed_to_other_processes_of_its_user"
+    ],
+    "All users of a machine": ["storage/test_repository.py::test_the_url_comes_from_the_environment"],
+    "**Writers of the database**": [
+        "cli/test_stored_command_values.py::test_a_forged_text_runs_nothing_in_a_shell",
+        "storage/test_roles.py::test_a_role_has_no_right_beyond_its_own",
+    ],
+    "`run` takes": ["commands/test_known_workloads.py::test_no_workload_takes_the_place_of_a_command"],
+    "`study confirm`, `study audit`": [
+        "commands/test_known_workloads.py::test_what_was_run_here_is_known_and_nothing_else",
+        "commands/test_known_workloads.py::test_a_file_outside_of_the_folder_is_not_taken_from_a_database_whoever_ran_it",
+        "cli/test_confirm.py::test_code_that_this_user_has_not_run_is_not_run_on_the_databases_word",
+    ],
+    "Otherwise name it": [
+        "cli/test_rerun.py::test_code_that_has_changed_is_run_only_where_the_user_names_it_and_that_is_told"
+    ],
+    "Modules that": [
+        "commands/test_known_workloads.py::test_code_is_known_by_its_content_and_lies_in_the_folder_itself"
+    ],
+    "Samplers, pruners": ["test_registry.py::test_a_package_adds_to_a_kind_by_an_entry_point"],
+    "Each stored configuration": ["spec/test_admission.py::test_a_value_that_the_spec_does_not_have_is_named"],
+    "A violation fails": ["search/test_stored_configurations.py::test_a_queued_trial_is_refused_and_the_others_run"],
+    "**Submitters** run": [
+        "spec/test_templates.py::test_any_other_value_is_refused_and_named",
+        "spec/test_templates.py::test_no_template_offers_code_places_or_the_machine",
+    ],
+    "Each worker checks": ["spec/test_templates.py::test_a_submission_that_is_wrong_is_refused"],
+    "**Readers of the database**": ["cli/test_read_only.py::test_as_a_reader"],
+    "They see": ["storage/test_roles.py::test_a_reader_reads_every_table"],
+    "Who blocks": [
+        "storage/test_locks.py::test_a_reader_with_open_transactions_blocks_no_writer",
+        "storage/test_locks.py::test_an_upgrade_that_readers_block_names_them_and_changes_nothing",
+        "storage/test_locks.py::test_a_writer_that_holds_a_lock_is_named",
+    ],
+    "**Paused trials**": [
+        "search/pruners/test_checkpoints.py::test_the_folder_is_this_users_alone",
+        "search/pruners/test_checkpoints.py::test_a_new_file_follows_no_link_and_is_readable_by_nobody_else",
+    ],
+    "A folder of another user": ["search/pruners/test_checkpoints.py::test_a_folder_of_somebody_elses_is_not_used"],
+    "Whoever can write there": ["training/test_pausing.py::test_one_that_would_run_code"],
+    "Stored rows are validated": [
+        "storage/test_integrity.py::test_the_first_row_that_bssearch_cannot_have_stored_is_named"
+    ],
+    "Texts of more than": [
+        "storage/test_integrity.py::test_a_long_text_is_cut_when_it_is_read_and_when_it_is_stored",
+        "storage/test_integrity.py::test_an_object_of_another_kind_or_beyond_the_bounds_is_named_when_it_is_read",
+    ],
+    "Pages and exports": [
+        "web/test_in_a_browser.py::test_a_stored_text_is_no_markup_and_no_script",
+        "cli/test_export.py::test_awkward_values_come_back_as_they_were",
+        "cli/test_shown.py::test_no_cell_of_a_csv_is_a_formula",
+        "cli/test_shown.py::test_a_note_is_one_line_without_what_a_terminal_obeys",
+    ],
+}
+"""The tests that back each sentence of the section Security, by the words that it begins with."""
+
+
+def test_each_sentence_on_security_is_backed_by_tests() -> None:
+    (section,) = re.findall(r"^## Security\n(.*?)^## ", DOCUMENTS["team"], flags=re.MULTILINE | re.DOTALL)
+    text = " ".join(section.split()).removeprefix("- ")
+    sentences = re.split(r"(?<=\.)\s+(?:- )?(?=[A-Z*`])", text)
+    assert [[start for start in SECURITY if one.startswith(start)] for one in sentences] == [[one] for one in SECURITY]
+    for backing in (one for tests in SECURITY.values() for one in tests):
+        path, _, name = backing.partition("::")
+        nodes = ast.walk(ast.parse((ROOT / "tests" / path).read_text()))
+        assert name in {node.name for node in nodes if isinstance(node, ast.FunctionDef)}, backing
+
+
 @every_document
 def test_python_names_exist(name: str) -> None:
     for found in re.findall(r"(?<![\w:/.])bssearch\.([A-Za-z_]+)", code(DOCUMENTS[name])):

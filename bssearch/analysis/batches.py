@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,6 +34,7 @@ from bssearch.records import (
     model_parameters,
 )
 from bssearch.records.intervals import FEWEST_RUNS, student_t
+from bssearch.records.scaling import is_said_to_need_warmup
 from bssearch.spec import StudySpec
 
 MODELS_DIFFER = "models_differ"
@@ -91,6 +93,37 @@ def about_models(spec: StudySpec, verdict: Verdict) -> Iterator[tuple[str, str]]
             "all batch sizes do best with one model, but step times are of the default's model; the law predicts steps "
             "and no seconds",
         )
+
+
+# Names of decays that average over steps: of weights, and of squared gradients.
+AVERAGES = {
+    "ema_decay": re.compile(
+        r"(?:.*[._])?(?:ema|averag(?:e|ing)|polyak|swa)(?:[._]?(?:decay|momentum|beta|rate))?", re.I
+    ),
+    "beta2": re.compile(r"(?:.*[._])?beta(?:_?2|s[._]1)", re.I),
+}
+
+
+def about_fixed_averages(tried: Collection[tuple[int, Mapping[str, Any]]]) -> Iterator[tuple[str, str]]:
+    """Yield (code, sentence) for decays that are the same at batch sizes far apart.
+
+    ``tried``: batch sizes, each with its parameters. ρ^κ keeps the half-life in samples (`scaling.half_life`).
+    """
+    for name in sorted({name for _, parameters in tried for name in parameters}):
+        rule = next((rule for rule, pattern in AVERAGES.items() if pattern.fullmatch(name)), None)
+        given = {size: parameters[name] for size, parameters in tried if parameters.get(name) is not None}
+        values = {parameters.get(name) for _, parameters in tried} - {None}
+        if rule is None or len(values) != 1 or not is_said_to_need_warmup(max(given), min(given)):
+            continue
+        (value,) = values
+        if isinstance(value, float) and 0.5 <= value < 1:  # a faster decay forgets within a step
+            followed = "betas" if rule == "beta2" else rule
+            yield (
+                f"{rule}_fixed",
+                f"{name} = {value:g} is the same at batch sizes {min(given)} to {max(given)}: its half-life in samples "
+                f"grows {max(given) / min(given):.3g} ×. Scale the decay as {value:g}^(batch / reference batch); "
+                f"`batch_rules: {{{followed}: half_life}}` does",
+            )
 
 
 def _models(verdict: Verdict) -> set[ModelParameters]:

@@ -276,8 +276,8 @@ def _settle(verdict: Verdict, known: Beliefs | None) -> Settle | None:
         coefficient_of_variation=coefficient_of_variation(deviation),
         runs_for_5_percent=runs_to_settle(deviation, FLAT_RATIO),
         runs_for_10_percent=runs_to_settle(deviation, 1.10),
-        settled=not known.certainty().is_provisional,
-        undecided=sorted({*known.contenders()} - {known.recommended}),
+        settled=known.are_sure,
+        undecided=[] if known.are_sure else sorted({*known.contenders()} - {known.recommended}),
     )
 
 

@@ -12,7 +12,7 @@ from typing import Literal
 from bssearch.analysis.objectives.seconds import ran_to_its_end
 from bssearch.analysis.optimum import Verdict
 from bssearch.analysis.shape import Interval, Model, Parameters, parameters_of
-from bssearch.analysis.time_to_target import welch_half_width
+from bssearch.analysis.time_to_target import half_width, of_runs
 from bssearch.records import Configuration, Goal, Phase, Target, TrialRecord, TrialState
 from bssearch.records.intervals import FEWEST_RUNS
 
@@ -170,7 +170,7 @@ class _Repeats:
         if min(map(len, sides)) < FEWEST_RUNS:
             return Interval(value=value, low=None, high=None)
         own, its = [statistics.fmean(side) for side in sides]
-        half = welch_half_width(*((statistics.stdev(side), len(side)) for side in sides))
+        half = half_width([one for side in sides for one in of_runs(statistics.stdev(side), 0.0, len(side))])
         middle = self.target.gain(its) - self.target.gain(own)
         return Interval(value=value, low=middle - half, high=middle + half)
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import shlex
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 
 from bssearch.analysis.answer import Batch
-from bssearch.analysis.batches import about_models, default_configuration, is_at_end
+from bssearch.analysis.batches import about_fixed_averages, about_models, default_configuration, is_at_end
 from bssearch.analysis.confirmation_runs import (
     ENOUGH_RUNS,
     begun_late,
@@ -30,6 +31,9 @@ from bssearch.spec import StudySpec
 NOISE = 0.10
 """Coefficient of variation that warns."""
 
+FULL = 0.9
+"""Mean share of a batch that steps must train, as batch size decides within some 10 %."""
+
 
 Told = tuple[str, object, str]
 
@@ -38,10 +42,12 @@ def notices(
     spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict, probes: Collection[ProbeRecord]
 ) -> list[Notice]:
     """Caveats of an answer, gravest first."""
+    tried = [(one.configuration.batch_size, one.configuration.parameters) for one in trials if says_something(one)]
     told: list[Told] = [
         *_about_confirmation(spec, trials, verdict),
         *_about_the_choice(spec, trials, verdict),
         *((code, True, sentence) for code, sentence in about_models(spec, verdict)),
+        *((code, True, sentence) for code, sentence in about_fixed_averages(tried)),
         *_about_the_runs(spec, trials, verdict),
         *_about_measurements(verdict, probes),
         *((code, True, sentence) for code, sentence in about_devices(trials)),
@@ -211,7 +217,16 @@ def _about_the_runs(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Ver
     shared = sum(trial.outcome is not None and trial.outcome.contended for trial in compared)
     hits = [run.outcome for run in optimal.runs if run.outcome and run.state is TrialState.REACHED]
     dropped = max((run.outcome.dropped_samples_per_epoch or 0 for run in optimal.runs if run.outcome), default=0)
+    known = [run.outcome for run in optimal.runs if run.outcome]
+    skipped, taken = sum(one.skipped_steps or 0 for one in known), sum(one.steps for one in known)
     failed = sum(trial.state is TrialState.FAILED for trial in trials)
+    counts: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0])
+    for trial in trials:
+        if (ended := trial.outcome) is not None and ended.samples and not trial.configuration.grows:
+            steps, samples = counts[size := trial.configuration.batch_size]
+            counts[size] = [steps + ended.steps, samples + ended.samples]
+    means = {size: samples / steps for size, (steps, samples) in sorted(counts.items()) if steps}
+    smaller = [f"{mean:.3g} at batch {size}" for size, mean in means.items() if mean < FULL * size]
     return [
         (
             "contended",
@@ -236,6 +251,17 @@ def _about_the_runs(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Ver
             "incomplete_batch_dropped",
             dropped,
             f"batch {best} drops {dropped} samples per epoch (incomplete last batch)",
+        ),
+        (
+            "steps_skipped",
+            skipped,
+            f"loss scaling skipped {skipped} of {taken} steps of batch {best}, which count as steps; train in bf16",
+        ),
+        (
+            "smaller_batches",
+            smaller,
+            f"steps trained fewer samples on average: {', '.join(smaller)}. Incomplete last batches or too little data "
+            "make them smaller; use drop_last=True, and batch sizes below the number of training samples",
         ),
         ("failed_trials", failed, f"{failed} trials failed; `bssearch trial list {spec.name}` shows them"),
         (

@@ -68,16 +68,14 @@ def estimate(runs: Sequence[TrialRecord], objective: Objective = TIME) -> Estima
     logs = [log for value in known if (log := objective.log(value)) is not None]
     values = [value for value in known if objective.log(value) is not None]
     mean = statistics.fmean(logs) if logs else math.nan
-    spread, gap = (statistics.stdev(logs), _gap_deviation(runs, objective)) if len(logs) > 1 else (0.0, 0.0)
-    deviation = max(spread, gap)
-    unresolved = math.sqrt(max(0.0, gap**2 - spread**2) * (1 - 1 / len(logs))) if logs else 0.0
+    deviation, unresolved = deviation_of(logs, runs, is_crossing=objective.stops_at_target)
     ordered = sorted(values) + [math.inf] * (len(runs) - len(values))
     median = statistics.median(ordered) if ordered else math.inf
     low = high = None
     excess = 0.0 if step_time is None else step_time.excess
     is_spread = deviation > 0 or step_time is not None or not objective.stops_at_target
     if len(values) == len(runs) >= 3 and is_spread:
-        parts = [*_of_runs(deviation, unresolved, len(runs)), *_of_step_time(step_time)]
+        parts = [*of_runs(deviation, unresolved, len(runs)), *_of_step_time(step_time)]
         if step_time is not None and step_time.common:
             parts.append((step_time.common**2, step_time.freedom))
         half = half_width(parts)
@@ -112,9 +110,17 @@ def _basis(runs: Sequence[TrialRecord], objective: Objective) -> Basis:
     return others[-1][1] if others and 2 * others[-1][0] >= len(runs) else "measured"
 
 
-def _gap_deviation(runs: Sequence[TrialRecord], objective: Objective) -> float:
-    if not objective.stops_at_target:
-        return 0.0
+def deviation_of(
+    logs: Sequence[float], runs: Sequence[TrialRecord], *, is_crossing: bool = True
+) -> tuple[float, float]:
+    """Deviation over seeds, at least of a uniform hit between two evaluations, and what more runs leave of it."""
+    if len(logs) < 2:
+        return 0.0, 0.0
+    spread, gap = statistics.stdev(logs), _gap_deviation(runs) if is_crossing else 0.0
+    return max(spread, gap), math.sqrt(max(0.0, gap**2 - spread**2) * (1 - 1 / len(logs)))
+
+
+def _gap_deviation(runs: Sequence[TrialRecord]) -> float:
     gaps = [gap for run in runs if (gap := log_gap(run))]
     return statistics.median(gaps) / math.sqrt(12) if gaps else 0.0
 
@@ -136,7 +142,7 @@ def ratio_interval(slower: Estimate, faster: Estimate) -> tuple[float, float] | 
     """
     if slower.low is None or faster.low is None:
         return None
-    sides = [_of_runs(one.log_deviation, one.unresolved, one.runs) for one in (slower, faster)]
+    sides = [of_runs(one.log_deviation, one.unresolved, one.runs) for one in (slower, faster)]
     parts = [part for side in sides for part in side]
     if slower.step_time is None or slower.step_time != faster.step_time:
         parts += [*_of_step_time(slower.step_time), *_of_step_time(faster.step_time)]
@@ -154,12 +160,8 @@ def half_width(parts: Sequence[tuple[float, float]]) -> float:
     return student_t(total**2 / math.fsum(variance**2 / freedom for variance, freedom in parts)) * math.sqrt(total)
 
 
-def welch_half_width(one: tuple[float, int], other: tuple[float, int]) -> float:
-    """Half the 95 % interval of a difference of two means, each (standard deviation, count ≥ 2)."""
-    return half_width([(deviation**2 / runs, runs - 1) for deviation, runs in (one, other)])
-
-
-def _of_runs(deviation: float, unresolved: float, runs: int) -> list[tuple[float, float]]:
+def of_runs(deviation: float, unresolved: float, runs: int) -> list[tuple[float, float]]:
+    """Errors of a mean, for `half_width`."""
     parts = [(deviation**2 / runs, float(runs - 1))]
     return [*parts, (unresolved**2, KNOWN)] if unresolved else parts
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from bssearch.analysis.batches import about_default_model
+from bssearch.analysis.batches import about_default_model, about_fixed_averages
 from bssearch.analysis.shape import Model, Notice
 from bssearch.commands.known_workloads import refuse_where_in_no_file
 from bssearch.commands.launch import HERE, Launch
@@ -277,10 +277,19 @@ def _about_the_spec(evidence: CheckEvidence) -> list[Suspicion]:
     epochs, limit = spec.default_configuration.warmup_epochs, spec.budget.trial_train_seconds
     warmup = epochs * (evidence.found.train_samples or 0) / slowest.batch_size * (slowest.step_seconds or 0.0)
     wanted, cores = spec.executor.least_slots * spec.executor.threads, os.cpu_count() or 1
-    outside = spec.space.outside(spec.default_configuration)
+    space, default = spec.space, spec.default_configuration.parameters
+    searched = {name for one in space.dimensions() for name in (one.name, one.name.rpartition(".")[2])}
+    fixed = {name: value for name, value in default.items() if name not in searched}
+    outside = space.outside(spec.default_configuration)
     return [
         *(("default_outside_space", True, f"the default is outside the space: {one}") for one in outside),
         *((code, True, sentence) for code, sentence in about_default_model(spec)),
+        *(
+            (code, True, sentence)
+            for code, sentence in about_fixed_averages(
+                [(size, space.carried(fixed, size)) for size in spec.batch_sizes]
+            )
+        ),
         (
             "warmup_outlasts_limit",
             warmup > limit,

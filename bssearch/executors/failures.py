@@ -43,9 +43,21 @@ def describe_exception(error: BaseException) -> str:
     if isinstance(error, BSSearchError):
         return str(error)
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    if "more than 1 value per channel" in text:  # torch's words for batch normalisation over one value
+        text += f"; the layer {_innermost_layer(error)} got one sample: use drop_last=True, or another batch size"
     frames = list(traceback.extract_tb(error.__traceback__))
     own = [frame for frame in frames if _is_users(frame.filename)] or frames
     return f"{text} ({own[-1].filename}:{own[-1].lineno}: {own[-1].line})" if own else text
+
+
+def _innermost_layer(error: BaseException) -> str:
+    """Kind of the layer, after its name in the outermost module."""
+    layers = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    modules = [one for one in layers if one is not None and hasattr(one, "named_modules")]
+    if not modules:
+        return "of batch normalisation"
+    name = next((name for name, one in modules[0].named_modules() if one is modules[-1]), "")
+    return f"{repr(name) if name else ''} ({type(modules[-1]).__name__})".lstrip()
 
 
 def _is_users(filename: str) -> bool:

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import io
 import json
+import pickle
+import pickletools
 import random
 import zipfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any, Protocol, cast
 
@@ -40,9 +43,11 @@ IDENTITY, TRAINING, _MEASURED = "trial.json", "training.pt", "measured.json"
 
 LARGEST_JSON = 64 * 2**20  # bytes of a ledger; a million steps take half
 
-LARGEST_PICKLE = 16 * 2**20  # bytes: a tensor takes about 100, and PyTorch reads 1 MB in two seconds
+LARGEST_PICKLE = 16 * 2**20  # bytes: a tensor takes about 100
 
-_MARKS = b"(" * 1000  # PyTorch's reader takes a second for 500,000 opened lists that nobody closes
+MOST_OPERATIONS = 1_000_000  # of a pickle: a tensor takes about 32, and PyTorch reads a million in 1 to 3 s
+
+_PICKLES = 5  # in a file before PyTorch 1.6: magic number, protocol, system, content, keys
 
 _ARCHIVE = b"PK\x03\x04"
 
@@ -103,17 +108,20 @@ class Checkpoint:
         self._on_progress = on_progress
 
     def save(self, training: Mapping[str, Saved], measured: Mapping[str, Saved]) -> None:
-        """Replace the file or, on failure, leave it; ``measured`` states are JSON."""
+        """Replace the file or, on failure, leave it; ``measured`` states are JSON.
+
+        Raises:
+            ValueError: A state is larger than `restore` accepts.
+        """
         part = self._path.with_name(self._path.name + ".part")
         file = new_guarded_file(part)
         archive = zipfile.ZipFile(file, "w")
         try:
             with self._clock.ledger("other"):
-                archive.writestr(IDENTITY, json.dumps(self._identity))
+                _write_text(archive, IDENTITY, self._identity)
                 self._write(archive, {name: one.state() for name, one in training.items()})
             with self._clock.ledger("other"):
-                states = {name: one.state() for name, one in measured.items()}
-                archive.writestr(_MEASURED, json.dumps(states, allow_nan=False))
+                _write_text(archive, _MEASURED, {name: one.state() for name, one in measured.items()})
                 archive.close()
                 file.close()
                 part.replace(self._path)
@@ -127,7 +135,7 @@ class Checkpoint:
         with archive.open(TRAINING, "w", force_zip64=True) as member:
             file = _InChunks(member, self._on_progress)
             try:
-                torch.save(state, cast("IO[bytes]", file))
+                torch.save(state, cast("IO[bytes]", file), pickle_module=_BoundedPickle)
             except Exception as error:
                 raise file.error or error from None
 
@@ -175,8 +183,7 @@ class RandomState:
 def _read(path: Path, identity: Identity, on_progress: Callable[[], None]) -> tuple[State, State]:
     try:
         with zipfile.ZipFile(path) as archive:
-            saved = json.loads(_part(archive, IDENTITY, LARGEST_JSON))
-            measured = json.loads(_part(archive, _MEASURED, LARGEST_JSON))
+            saved, measured = map(json.loads, _texts(archive))
             _check(path, saved, identity)
             with archive.open(TRAINING) as member:
                 content = _whole(member, on_progress)
@@ -188,13 +195,35 @@ def _read(path: Path, identity: Identity, on_progress: Callable[[], None]) -> tu
         raise _cannot_go_on(path, error) from error
 
 
-def _part(archive: zipfile.ZipFile, name: str, most: int) -> bytes:
-    """Read a part, unless it unpacks to more than ``most`` bytes."""
-    with archive.open(name) as member:
-        content = member.read(most + 1)
-    if len(content) > most:
-        raise ValueError(f"{name} has more than {most:,} bytes")
-    return content
+def _texts(archive: zipfile.ZipFile) -> list[bytes]:
+    """Identity and ledgers of a trial's file."""
+    _check_archive(archive)
+    return [_part(archive, archive.getinfo(name), LARGEST_JSON) for name in (IDENTITY, _MEASURED)]
+
+
+def _part(archive: zipfile.ZipFile, part: zipfile.ZipInfo, most: int) -> bytes:
+    _check_size(part.filename, part.file_size, most)
+    return archive.read(part)
+
+
+def _write_text(archive: zipfile.ZipFile, name: str, value: object) -> None:
+    text = json.dumps(value, allow_nan=False)
+    _check_size(name, len(text), LARGEST_JSON)
+    archive.writestr(name, text)
+
+
+def _check_size(name: str, size: int, most: int) -> None:
+    if size > most:
+        raise ValueError(f"{name} has {size:,} bytes; at most {most:,} can be read")
+
+
+def _check_archive(archive: zipfile.ZipFile) -> None:
+    """Raise `ValueError` for parts that are compressed, overlap, or that PyTorch would find elsewhere."""
+    parts = archive.infolist()
+    if sum(one.file_size for one in parts) > archive.start_dir:
+        raise ValueError("its parts unpack to more bytes than the file has")
+    if not parts or min(one.header_offset for one in parts) > 0:
+        raise ValueError("its first part is not at the start of the file")
 
 
 def _check_pickle(file: IO[bytes]) -> None:
@@ -203,15 +232,37 @@ def _check_pickle(file: IO[bytes]) -> None:
     file.seek(0)
     if is_archive:
         with zipfile.ZipFile(file) as archive:
-            names = [name for name in archive.namelist() if name.lower().endswith("data.pkl")]
-            programs = [_part(archive, name, LARGEST_PICKLE) for name in names]
+            _check_archive(archive)
+            found = [one for one in archive.infolist() if one.filename.lower().endswith("data.pkl")]
+            programs = [_part(archive, one, LARGEST_PICKLE) for one in found]
     else:
         programs = [file.read(LARGEST_PICKLE)]
     file.seek(0)
     if not programs or not (is_archive or programs[0].startswith(_MAGIC)):
         raise ValueError("it was not written by torch.save")
-    if any(_MARKS in one for one in programs):
-        raise ValueError("it opens more than 1,000 lists at once")
+    for program in programs:
+        _check_program(program, 1 if is_archive else _PICKLES)
+
+
+def _check_program(program: bytes, pickles: int = 1) -> None:
+    _check_size("data.pkl", len(program), LARGEST_PICKLE)
+    file = io.BytesIO(program)
+    operations = chain.from_iterable(pickletools.genops(file) for _ in range(pickles))
+    if sum(1 for _ in islice(operations, MOST_OPERATIONS + 1)) > MOST_OPERATIONS:
+        raise ValueError(f"its lists and numbers take more than {MOST_OPERATIONS:,} operations to read")
+
+
+class _BoundedPickle:
+    """Stands for the module `pickle` in `torch.save`: refuses states that `_check_pickle` would refuse."""
+
+    class Pickler(pickle.Pickler):
+        def __init__(self, file: io.BytesIO, protocol: int) -> None:
+            super().__init__(file, protocol)
+            self._file = file
+
+        def dump(self, state: object) -> None:
+            super().dump(state)
+            _check_program(self._file.getvalue())
 
 
 def _cannot_go_on(path: Path, error: Exception) -> CheckpointError:
@@ -352,7 +403,7 @@ def _of_trial(path: Path) -> SavedRun | None:
         with zipfile.ZipFile(path) as archive:
             if not {IDENTITY, TRAINING} <= set(archive.namelist()):
                 return None
-            configuration = json.loads(json.loads(_part(archive, IDENTITY, LARGEST_JSON))["configuration"])
+            configuration = json.loads(json.loads(_texts(archive)[0])["configuration"])
             with archive.open(TRAINING) as member:
                 _check_pickle(member)
                 training = torch.load(member, map_location="cpu", weights_only=True)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
@@ -12,9 +13,9 @@ from bssearch.records import Phase, TrialState
 from tests.factories import make_trial, not_none
 
 
-def candidate(batch_size: int, *steps: int, missed: int = 0) -> Candidate:
+def candidate(batch_size: int, *steps: int, missed: int = 0, **hit: Any) -> Candidate:
     runs = [
-        make_trial(n, batch_size=batch_size, steps=one, seconds=1.0, phase=Phase.CONFIRM, seed=n)
+        make_trial(n, batch_size=batch_size, steps=one, seconds=1.0, phase=Phase.CONFIRM, seed=n, **hit)
         for n, one in enumerate(steps)
     ]
     runs += [
@@ -76,3 +77,12 @@ def test_runs_that_are_all_alike_tell_no_interval() -> None:
     assert alike[16].value == pytest.approx(-1.0)
     assert (alike[16].low, alike[16].regime) == (None, "undecided")
     assert alike[32].low is not None, "one side's spread is enough"
+
+
+@pytest.mark.parametrize(("last_miss_step", "regime"), [(495, "perfect"), (350, "undecided")])
+def test_an_interval_holds_the_steps_between_evaluations(last_miss_step: int, regime: str) -> None:
+    coarse = candidate(16, 499, 500, 501, last_miss_step=last_miss_step, first_hit_step=505)
+    (slope,) = of(candidate(8, 999, 1000, 1001), coarse).values()
+    width = math.log(505 / last_miss_step) / math.log(2)
+    assert slope.regime == regime
+    assert not_none(slope.high) - not_none(slope.low) > width if regime == "undecided" else width < 0.03

@@ -290,6 +290,21 @@ def interpolated(step: int) -> list[TrialRecord]:
     return [with_outcome(trial, last_miss_step=step) for trial in searched()]
 
 
+def counted(batch_size: int, steps: int, samples: int) -> TrialRecord:
+    """Return a trial that missed the target, with its own count of samples."""
+    trial = make_trial(9, batch_size=batch_size, state=TrialState.EXHAUSTED)
+    return with_outcome(trial, steps=steps, samples=samples)
+
+
+def averaged(*decays: tuple[int, float]) -> list[TrialRecord]:
+    """Return a trial at each batch size, with the decay of its own average of the weights."""
+    sizes = [make_trial(0, batch_size=size).configuration for size, _ in decays]
+    return [
+        make_trial(number, configuration=replace(one, parameters={"averaging.decay": decay}))
+        for number, (one, (_, decay)) in enumerate(zip(sizes, decays, strict=True))
+    ]
+
+
 CONFIRMED = [*searched(), *confirmed(32, 1.0, 1.1, 0.9)]
 STEADY = [*searched()[:1], *confirmed(32, 1.0, 1.01, 0.99)]
 TIE = [*searched(), *confirmed(32, 1.01, 1.011, 1.009), *confirmed(64, 1.0, 1.001, 0.999)]
@@ -327,6 +342,14 @@ SLOWER_CONTENDED = confirmed(64, 2.9, start=150, first_seed=2, contended=True, p
         ("failed_trials", [*searched(), make_trial(9, state=TrialState.FAILED)], searched()),
         ("default_missed", [*searched(), default_trial(TrialState.EXHAUSTED)], searched()),
         ("default_missed", [default_trial(TrialState.EXHAUSTED), *searched()], [default_trial(TrialState.REACHED)]),
+        ("ema_decay_fixed", averaged((16, 0.99), (128, 0.99)), averaged((16, 0.99), (128, 0.92))),
+        ("ema_decay_fixed", averaged((16, 0.99), (128, 0.99)), averaged((16, 0.99), (64, 0.99))),
+        (
+            "steps_skipped",
+            [make_trial(0, batch_size=32, skipped_steps=2)],
+            [make_trial(0, batch_size=32, skipped_steps=0)],
+        ),
+        ("smaller_batches", [*searched(), counted(128, 10, 1_100)], [*searched(), counted(128, 10, 1_200)]),
         ("contended", OPTIMUM_LIMITED, OTHER_LIMITED),
         ("contended", [*CONFIRMED, *confirmed(64, 3.0, 3.1), *SLOWER_CONTENDED], [*CONFIRMED, OTHER_LIMITED[-1]]),
         ("incomplete_batch_dropped", OPTIMUM_LIMITED, OTHER_LIMITED),

@@ -9,7 +9,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -133,6 +133,20 @@ def test_after_kill_nine_and_ctrl_c_no_process_is_left_and_the_same_command_goes
     for number, again in retried.items():
         same = ("batch_size", "learning_rate", "seed", "warmup_epochs", "phase")
         assert [again[key] for key in same] == [found[int(str(number)) - 1][key] for key in same]
+
+
+@pytest.mark.slow
+def test_four_drivers_share_a_sqlite_file_though_two_are_killed(tmp_path: Path) -> None:
+    write_task(tmp_path, **SLOW | {"executor": {"device": "cpu", "slots": 1}})
+    with ExitStack() as stack:
+        four = [stack.enter_context(driver(tmp_path, until="search ")) for _ in range(4)]
+        for one in four[:2]:
+            one.kill()
+        for one in four[2:]:
+            _, errors = one.communicate(timeout=300)
+            assert one.returncode == 0, errors
+    assert execute(tmp_path / "bssearch.db", "PRAGMA integrity_check") == [("ok",)]
+    check_complete(tmp_path, 14)
 
 
 @pytest.mark.slow

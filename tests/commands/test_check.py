@@ -99,6 +99,11 @@ def test_dear_evaluation_does_not_hide_what_is_found_at_larger_batch_sizes() -> 
             {"space": {**SPEC["space"], "batch_size": [8, 256], "learning_rate": 0.1}},
         ),
         ("no_warmup", LawExecutor(), {"space": {**SPEC["space"], "batch_size": [8, 256]}}),
+        (
+            "beta2_fixed",
+            LawExecutor(),
+            {"space": {**SPEC["space"], "batch_size": [8, 64], "optimizer": {"name": "adamw"}}},
+        ),
         ("target_far", LawExecutor(reachable=False), {"budget": {"trials": 20, "trial_train_seconds": 0.2}}),
     ],
 )
@@ -117,6 +122,32 @@ def test_what_is_suspicious_is_named(code: str, executor: LawExecutor, changes: 
 def test_a_fixed_learning_rate_without_warmup_is_none_below_eight_times_the_default(space: dict[str, Any]) -> None:
     found = codes(LawExecutor(), space={**SPEC["space"], **space}, default={**SPEC["default"], "warmup_epochs": 0.0})
     assert not found & {"learning_rate_fixed", "no_warmup"}
+
+
+RELATIVE = {"reference_batch": 8, "low": 0.01, "high": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("space", "named"),
+    [
+        ({"batch_size": [8, 64], "ema_decay": 0.998}, {"ema_decay_fixed"}),
+        ({"batch_size": [8, 32], "ema_decay": 0.998}, set()),
+        ({"batch_size": [8, 64], "ema_decay": {"low": 0.9, "high": 0.999}}, set()),
+        ({"batch_size": [8, 64], "ema_decay": 0.998, "batch_rules": {"ema_decay": "half_life"}}, set()),
+        ({"batch_size": [8, 64], "model": {"averaging_decay": 0.99, "weight_decay_of_head": 0.9}}, {"ema_decay_fixed"}),
+        ({"batch_size": [8, 64], "optimizer": {"name": "adam", "beta2": {"low": 0.9, "high": 0.99}}}, set()),
+        ({"batch_size": [8, 64], "optimizer": {"name": "adam"}, "batch_rules": {"betas": "sde"}}, set()),
+    ],
+)
+def test_a_decay_of_an_average_is_named_if_it_is_the_same_at_batch_sizes_eight_times_apart(
+    space: dict[str, Any], named: set[str]
+) -> None:
+    rate = {"learning_rate": RELATIVE} if "batch_rules" in space else {}
+    default = {**SPEC["default"], "ema_decay": 0.99} if isinstance(space.get("ema_decay"), dict) else SPEC["default"]
+    if "beta2" in space.get("optimizer", {}):
+        default = {**default, "optimizer": {"name": "adam", "beta2": 0.95}}
+    found = codes(LawExecutor(), space={**SPEC["space"], **rate, **space}, default=default)
+    assert {code for code in found if code in {"ema_decay_fixed", "beta2_fixed"}} == named
 
 
 FINE_TUNED = {"batch_size": 32, "learning_rate": 5e-5, "weight_decay": 0.0, "dropout": 0.1}

@@ -7,8 +7,11 @@ import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from bssearch.errors import UsageError
 from bssearch.executors import failures
@@ -130,6 +133,22 @@ def test_an_exception_without_a_line_of_the_user_is_told_by_its_type_and_one_of_
     error: Exception, told: str
 ) -> None:
     assert describe_exception(error) == told
+
+
+def test_a_batch_of_one_sample_names_the_layer_of_batch_normalisation() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+
+        def forward(self, inputs: torch.Tensor) -> Any:
+            return self.body(inputs)
+
+    for model, named in ((Net(), "'body.1' (BatchNorm1d)"), (nn.BatchNorm1d(3), "(BatchNorm1d)")):
+        with pytest.raises(ValueError) as caught:
+            model(torch.zeros(1, 3))
+        words = describe_exception(caught.value)
+        assert named in words and "drop_last=True" in words
 
 
 def test_a_tail_is_the_last_lines_from_a_place_on(tmp_path: Path) -> None:

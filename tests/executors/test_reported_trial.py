@@ -21,9 +21,9 @@ REQUEST = replace(request_trial(1, seconds=10.0), target=Target(metric="accuracy
 class Told:
     """A trial, what it observed, and reports at moments after its start at 100 s."""
 
-    def __init__(self, request: TrialRequest = REQUEST) -> None:
+    def __init__(self, request: TrialRequest = REQUEST, *, needs_samples: bool = False) -> None:
         self.observed: list[Observation] = []
-        self.trial = ReportedTrial(request, self.observed.append, 100.0)
+        self.trial = ReportedTrial(request, self.observed.append, 100.0, needs_samples=needs_samples)
 
     def takes(self, at: float, step: int, seconds: float | None = None, **values: float) -> Told:
         self.trial.take(Report(step, values, seconds), 100.0 + at)
@@ -45,6 +45,25 @@ def test_seconds_of_the_program_are_those_that_count() -> None:
     assert (outcome.state, outcome.seconds_basis) == (TrialState.REACHED, SecondsBasis.REPORTED)
     assert outcome.time_to_target_s == pytest.approx(1.0 + 0.4 / 0.45)
     assert outcome.samples == 20 * REQUEST.plan.configuration.batch_size
+
+
+def test_samples_of_the_program_are_those_that_count_and_others_are_assumed() -> None:
+    size = REQUEST.plan.configuration.batch_size
+    told = Told().takes(5.0, 10, samples=7.0, accuracy=0.5).takes(6.0, 20, accuracy=0.6).takes(7.0, 30, accuracy=0.7)
+    assert [one.samples for one in told.observed] == [7, 7 + 10 * size, 7 + 20 * size]
+    for samples in (6.0, math.nan, 7 + 20 * size + 0.5):
+        with pytest.raises(UsageError, match="samples at step 40"):
+            told.takes(8.0, 40, samples=samples, accuracy=0.5)
+    assert told.trial.failed(TrialState.FAILED, "as the test has it").samples == 7 + 20 * size
+
+
+@pytest.mark.parametrize(("needs", "warnings"), [({}, 1), ({"samples": 30.0}, 0)])
+def test_a_study_about_samples_warns_of_a_program_that_does_not_report_them(
+    needs: dict[str, float], warnings: int
+) -> None:
+    told = Told(needs_samples=True).takes(5.0, 10, 1.0, accuracy=0.95, **needs)
+    assert len([one for one in told.trial.outcome().warnings if "samples_to_target" in one]) == warnings
+    assert not Told().takes(5.0, 10, 1.0, accuracy=0.95).trial.outcome().warnings
 
 
 def test_the_wall_clock_begins_with_step_0() -> None:

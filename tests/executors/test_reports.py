@@ -129,6 +129,7 @@ def test_a_comma_that_may_be_of_thousands_or_a_decimal_one_is_refused_except_in_
         ("step=12,000,000 acc=0.5", "report.step found '12'"),
         ("step=1_000 acc=0.5", "report.step found '1'"),
         ("step=12k acc=0.5", "report.step found '12'"),
+        ("step=1.2k acc=0.5", "report.step found '1'"),
         ("step=10 acc=1e-05", "report.accuracy found '1'"),
         ("step=10 acc=1,234.5", "report.accuracy found '1'"),
         ("step=10 000 acc=0.5", "report.step found '10'"),
@@ -140,6 +141,47 @@ def test_a_comma_that_may_be_of_thousands_or_a_decimal_one_is_refused_except_in_
 def test_an_expression_that_takes_the_beginning_of_a_number_is_refused(line: str, found: str) -> None:
     cut = {"step": r"step=(\d+)", "accuracy": r"acc=([\d.]+)"}
     assert found in refused(line.encode() + b"\n", expressions=cut)
+
+
+FORMS = {
+    "step": r"(?:step|iter)[ =](\d+) ",
+    "accuracy": r"acc=(?P<value>0\.\d+)(?=[%;])",
+    "loss": r"loss[(]([\d.]+)[)]",
+}
+
+
+@pytest.mark.parametrize(
+    ("line", "report"),
+    [
+        ("step=1,000 acc=0.5;", Report(1000, {"accuracy": 0.5})),
+        ("iter 12\u202f500 acc=0.5;", None),
+        ("step=1.2k acc=0.5;", None),
+        ("step=1e3 acc=1.0000;", Report(1000, {"accuracy": 1.0})),
+        ("step=990 acc=9.5e-05%", Report(990, {"accuracy": 9.5e-05})),
+        ("step=990 loss(-0.25)", Report(990, {"loss": -0.25})),
+        ("step=990 loss(Infinity)", Report(990, {"loss": math.inf})),
+        ("step=990 loss(0,25)", None),
+        ("step=990 acc=n/a;", Report(990, {})),
+        ("step=one acc=0.5;", "later"),
+        ("7.5 seconds", "later"),
+    ],
+)
+def test_a_number_of_another_form_than_an_expression_takes_is_read_or_refused(
+    line: str, report: Report | str | None
+) -> None:
+    reader = ReportReader(FORMS, "accuracy")
+    assert list(reader.feed(b"step=980 acc=0.5; loss(0.5)\n")) == [Report(980, {"accuracy": 0.5, "loss": 0.5})]
+    if report is None:
+        with pytest.raises(UsageError, match="not a number"):
+            list(reader.feed(line.encode() + b"\n"))
+    else:
+        assert list(reader.feed(line.encode() + b"\n")) == [report] * (report != "later")
+
+
+@pytest.mark.parametrize("text", [r"^(\d+) ", r"step ((?:\d+,)*\d+)$", r"[(\]](\d+)", r"step (\d+)(?! )"])
+def test_an_expression_that_matches_finds_what_it_names(text: str) -> None:
+    said = {r"^": "5 0.5", r"[": "step ]5"}.get(text[0], "step 5")
+    assert read(f"{said}\n1.5 y\n".encode(), expressions={"step": text}) == [Report(5, {})]
 
 
 def test_a_step_with_dots_between_its_digits_is_refused() -> None:

@@ -224,14 +224,12 @@ def indices(runs: list[TrialPlan]) -> list[tuple[int, int]]:
 def test_what_is_not_told_apart_goes_on_with_the_next_seed_and_what_is_slower_does_not() -> None:
     trials = [*made(at(16), 1.0), *made(at(32), 1.02, start=110), *made(at(8), 9.0, start=120)]
     assert left(trials) == []
-    assert indices(left(trials, max_runs=6)) == [(16, 3), (32, 3)]
+    assert indices(left(trials, max_runs=6)) in ([(16, 3)], [(32, 3)])
 
 
 def test_who_has_fewer_runs_goes_first_and_nobody_has_more_than_the_most() -> None:
     trials = [*made(at(16), 1.0, runs=5), *made(at(32), 1.02, runs=4, start=110)]
-    runs = left(trials, max_runs=6)
-    assert [run.configuration.batch_size for run in runs] == [32, 16]
-    assert indices(runs) == [(16, 5), (32, 4)]
+    assert indices(left(trials, max_runs=6)) == [(32, 4)]
     assert indices(left(trials, max_runs=5)) == [(32, 4)]
 
 
@@ -239,29 +237,28 @@ def test_no_run_is_planned_while_one_that_may_settle_it_is_made() -> None:
     running = make_trial(
         200, configuration=at(32), state=TrialState.RUNNING, phase=Phase.CONFIRM, seed=trial_seed(0, Phase.CONFIRM, 3)
     )
-    trials = [*made(at(16), 1.0), *made(at(32), 1.02, start=110)]
+    trials = [*made(at(16), 1.0, runs=4), *made(at(32), 1.02, start=110)]
     assert left([*trials, running], max_runs=6) == []
     lost = replace(running, state=TrialState.LOST)
-    again = {run.configuration.batch_size: run.retry_of for run in left([*trials, lost], max_runs=6)}
-    assert again == {16: None, 32: 200}
+    assert [run.retry_of for run in left([*trials, lost], max_runs=6)] == [200]
 
 
 def test_a_failed_further_run_is_made_once_more_and_then_passed_over() -> None:
-    trials = [*made(at(16), 1.0), *made(at(32), 1.02, start=110)]
+    trials = [*made(at(16), 1.0, runs=5), *made(at(32), 1.02, start=110)]
     seed = trial_seed(SPEC.seed, Phase.CONFIRM, 3)
     failed = [
         make_trial(200 + n, configuration=at(32), state=TrialState.FAILED, phase=Phase.CONFIRM, seed=seed)
         for n in range(2)
     ]
-    assert indices(left([*trials, failed[0]], max_runs=6)) == [(16, 3), (32, 3)]
-    assert indices(left([*trials, *failed], max_runs=6)) == [(16, 3), (32, 4)]
+    assert indices(left([*trials, failed[0]], max_runs=6)) == [(32, 3)]
+    assert indices(left([*trials, *failed], max_runs=6)) == [(32, 4)]
 
 
 def test_the_first_runs_are_made_whatever_they_take_and_no_more_once_the_train_seconds_are_spent() -> None:
     trials = [*made(at(16), 1.0), *made(at(32), 1.02, start=110)]
     spent = sum(trial.outcome.train_seconds for trial in trials if trial.outcome)
     assert left(trials, max_runs=6, train_seconds=spent) == []
-    assert len(left(trials, max_runs=6, train_seconds=spent + 0.1)) == 2
+    assert len(left(trials, max_runs=6, train_seconds=spent + 0.1)) == 1
     assert indices(left(trials[:-1], max_runs=6, train_seconds=0.1)) == [(32, 2)]
 
 
@@ -270,15 +267,16 @@ def test_after_an_out_of_memory_the_runs_in_larger_micro_batches_decide_nothing(
     assert indices(left(trials, {32: 16}, max_runs=6)) == [(32, 0), (32, 1), (32, 2)]
     faster = [*made(at(16), 1.0), *made(at(32), 0.4, start=110)]
     again = made(at(32).in_micro_batches(16), 1.02, start=120)
-    assert indices(left([*faster, *again], {32: 16}, max_runs=6)) == [(16, 3), (32, 3)]
+    assert len(left([*faster, *again], {32: 16}, max_runs=6)) == 1
 
 
 # With a driver, and runs that differ by their seeds.
 
 
 class NoisyLaw(LawExecutor):
-    """The law with seconds that differ by the seed, by 7 %; interrupted after so many confirmation runs."""
+    """The law with seconds that differ by the run, by ``noise``; interrupted after so many confirmation runs."""
 
+    noise = 0.07
     stop_after: int | None = None
 
     def events(self, timeout: float) -> list[Event]:
@@ -289,7 +287,9 @@ class NoisyLaw(LawExecutor):
         found = super().events(timeout)
         if request is None or not isinstance(found[-1], TrialEnded):
             return found
-        outcome, factor = found[-1].outcome, random.Random(request.plan.seed).lognormvariate(0, 0.07)
+        plan = request.plan
+        by_run = random.Random(f"{plan.seed}/{plan.configuration.batch_size}")
+        outcome, factor = found[-1].outcome, by_run.lognormvariate(0, self.noise)
         if outcome.time_to_target_s is None or outcome.steps_to_target is None:
             return found
         steps = round(outcome.steps_to_target * factor)
@@ -348,14 +348,13 @@ def test_confirmation_goes_on_until_it_is_settled_and_says_so(begun: Path) -> No
 
 
 def test_a_spent_budget_says_what_is_left_open(begun: Path) -> None:
-    answer, notes = go_on(begun, NoisyLaw(), max_runs=4)
+    noisy = NoisyLaw()
+    noisy.noise = 0.5
+    answer, notes = go_on(begun, noisy, max_runs=4)
     assert answer.settle is not None
     assert not answer.settle.settled
     assert answer.settle.undecided
-    assert notes[-1] == (
-        f"not settled after max_runs = 4 a batch: the runs alone give batch {answer.optimal.batch_size}, and "
-        f"batch {', '.join(map(str, answer.settle.undecided))} may change that"
-    )
+    assert notes[-1].startswith("not settled after max_runs = 4 a batch: ")
     assert max(Counter(trial.configuration.key for trial in confirmation(begun)).values()) == 4
     count = len(confirmation(begun))
     _, notes = go_on(begun, NoisyLaw(), max_runs=9, train_seconds=1.0)
@@ -376,13 +375,14 @@ def test_an_interrupted_confirmation_goes_on_where_it_stopped(begun: Path) -> No
     whole = begun / "whole"
     whole.mkdir()
     shutil.copy(begun / "study.db", whole)
-    go_on(whole, NoisyLaw(), max_runs=6)
-    stopped = NoisyLaw()
+    stopped, noisy = NoisyLaw(), NoisyLaw()
+    stopped.noise = noisy.noise = 0.5
     stopped.stop_after = 2
+    go_on(whole, noisy, max_runs=6)
     with pytest.raises(InterruptedRunError, match="every trial that had ended is stored"):
         go_on(begun, stopped, max_runs=6)
     assert Counter(trial.state for trial in confirmation(begun))[TrialState.CANCELLED] == 1
-    go_on(begun, NoisyLaw())  # the settings are those that were stored
+    go_on(begun, noisy)  # the settings are those that were stored
     counted = [
         sorted((one.configuration.key, one.seed) for one in confirmation(place) if not one.state.is_missing)
         for place in (begun, whole)

@@ -2,7 +2,10 @@ from __future__ import annotations
 
 import importlib
 import logging
+import os
 import shutil
+import signal
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -216,6 +219,26 @@ class TestUpgrade:
         assert migrate.current(sqlite_url) == HEAD
         with open_store(sqlite_url, write=False) as store:
             assert len(store.trials.of("toy")) == 1
+
+    @pytest.mark.slow
+    def test_one_that_is_killed_half_way_is_made_whole_by_the_next(
+        self, sqlite_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with open_store(sqlite_url) as store:
+            begun(store)
+        with monkeypatch.context() as patch:
+            _next_version(patch, tmp_path, "import os; os.kill(os.getpid(), 9)")
+            if (child := os.fork()) == 0:
+                migrate.upgrade(sqlite_url)
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == signal.SIGKILL
+        assert migrate.current(sqlite_url) == HEAD
+        with monkeypatch.context() as patch:
+            _next_version(patch, tmp_path / "again")
+            assert migrate.upgrade(sqlite_url).after == LATER
+        monkeypatch.undo()
+        with sqlite3.connect(sqlite_url.removeprefix("sqlite:///")) as connection:
+            assert connection.execute("SELECT count(*) FROM bss_trial").fetchone() == (1,)
 
     @pytest.mark.parametrize(
         ("revision", "said", "ways_out"),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import io
+import warnings
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pytest
 import torch
@@ -186,33 +188,46 @@ def test_a_file_that_is_no_checkpoint_is_refused(tmp_path: Path, content: object
         read_checkpoint(tmp_path / "c.pt")
 
 
-def pickled(file: IO[bytes], program: bytes) -> None:
-    """Write a file of `torch.save` with another pickle."""
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("c/data.pkl", program)
+def pickled(*programs: bytes, compression: int = zipfile.ZIP_STORED) -> bytes:
+    """Return a file of `torch.save` with other pickles, all under one name."""
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", compression) as archive, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a name twice
+        for program in programs:
+            archive.writestr("c/data.pkl", program)
         archive.writestr("c/version", "3\n")
+    return file.getvalue()
 
 
-def in_old_form(file: IO[bytes], program: bytes) -> None:
+def in_old_form(program: bytes) -> bytes:
+    """Return a file as before PyTorch 1.6, with another pickle after the first three."""
+    file = io.BytesIO()
     torch.save({}, file, _use_new_zipfile_serialization=False)
-    file.seek(30)
-    file.write(program)
+    start = file.getvalue()
+    return start[: start.rindex(b"\x80\x02}q\x00.")] + program
+
+
+MANY = b"\x80\x02" + b"(N" * 600_000 + b"."
+LONG = b"X" + LARGEST_PICKLE.to_bytes(4, "little") + bytes(LARGEST_PICKLE)
 
 
 @pytest.mark.parametrize(
-    ("write", "program", "said"),
+    ("content", "said"),
     [
-        (lambda file, program: file.write(program), b"(" * 10**6, "was not written by torch.save"),
-        (in_old_form, b"(" * 10**6, "opens more than 1,000 lists"),
-        (pickled, b"(" * 10**6, "opens more than 1,000 lists"),
-        (pickled, b"N0" * (LARGEST_PICKLE // 2 + 1), "data.pkl has more than"),
+        (lambda: MANY, "was not written by torch.save"),
+        (lambda: in_old_form(MANY), "more than 1,000,000 operations"),
+        (lambda: in_old_form(b"\x80\x02" + LONG + MANY), "remain"),
+        (lambda: pickled(MANY), "more than 1,000,000 operations"),
+        (lambda: pickled(MANY, b"\x80\x02}."), "more than 1,000,000 operations"),
+        (lambda: pickled(LONG + b"."), r"data\.pkl has 16,777,222 bytes"),
+        (lambda: pickled(MANY, compression=zipfile.ZIP_DEFLATED), "unpack to more bytes than the file has"),
+        (lambda: pickled(MANY) + pickled(b"\x80\x02}."), "not at the start of the file"),
     ],
 )
 def test_a_checkpoint_that_would_take_minutes_to_read_is_refused_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: Callable[..., object], program: bytes, said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: Callable[[], bytes], said: str
 ) -> None:
-    with (tmp_path / "c.pt").open("wb") as file:
-        write(file, program)
+    (tmp_path / "c.pt").write_bytes(content())
     monkeypatch.setattr(torch, "load", None)
     with pytest.raises(UsageError, match=said):
         read_checkpoint(tmp_path / "c.pt")

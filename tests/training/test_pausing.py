@@ -281,6 +281,13 @@ class TestWhatCannotBeSaved:
     def test_a_state_that_cannot_be_pickled(self, tmp_path: Path) -> None:
         assert "pickle" in self.pruned(Parts(asked(SGD, tmp_path), toy=Unpicklable), tmp_path)
 
+    @pytest.mark.parametrize("bound", ["LARGEST_JSON", "LARGEST_PICKLE", "MOST_OPERATIONS"])
+    def test_a_state_that_would_not_be_read_again(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: str
+    ) -> None:
+        monkeypatch.setattr(trial_checkpoint, bound, 100)
+        assert "100" in self.pruned(Parts(asked(SGD, tmp_path)), tmp_path)
+
     def test_a_disk_that_takes_no_more_leaves_an_earlier_checkpoint_whole(self, tmp_path: Path) -> None:
         parts = Parts(asked(SGD, tmp_path))
         parts.run(stop_after=7)
@@ -318,6 +325,12 @@ def flip_a_bit_at(share: float) -> Callable[[Path], None]:
     return spoil
 
 
+def bomb(path: Path) -> None:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in ("trial.json", "training.pt", "measured.json"):
+            archive.writestr(name, b" " * 10**7)
+
+
 class Evil:
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[str]]:
         return Path.touch, (Path("evil"),)  # type: ignore[return-value]
@@ -339,9 +352,10 @@ class TestWhatCannotBeReadBack:
             (lambda path: os.truncate(path, path.stat().st_size - 1), "BadZipFile"),
             (flip_a_bit_at(0.1), "CRC"),
             (flip_a_bit_at(0.9), "CRC"),
+            (bomb, "unpack to more bytes"),
         ],
     )
-    def test_one_that_is_missing_or_cut_off_or_has_a_single_wrong_bit_in_its_tensors(
+    def test_one_that_is_missing_or_cut_off_or_has_a_single_wrong_bit_or_is_a_bomb(
         self, parts: Parts, tmp_path: Path, spoil: Callable[[Path], None], words: str
     ) -> None:
         spoil(tmp_path / "trial")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +12,9 @@ import pytest
 from bssearch.records import TrialOutcome, TrialState
 from bssearch.storage.repository import open_store
 from tests.browser import SCHEMES, WIDTHS, browser, grave_findings, overflow, page_of
+from tests.cli.task import bssearch as run
 from tests.factories import make_curve
+from tests.schema import execute
 from tests.web.conftest import make_study
 from tests.web.serving import Served, served
 from tests.web.test_pages import running_study
@@ -118,6 +121,28 @@ def test_nothing_is_asked_of_another_machine(browser: Browser, address: str) -> 
             page.goto(f"{address}{path}")
     assert asked
     assert {url for url in asked if not url.startswith((address, "data:"))} == set()
+
+
+EVIL = "\"'><img src=x onerror=window.PWNED=1></title></svg><script>window.PWNED=1</script>"
+
+
+def test_a_stored_text_is_no_markup_and_no_script(browser: Browser, tmp_path: Path) -> None:
+    file, report = tmp_path / "evil.db", tmp_path / "report.html"
+    make_study(url := f"sqlite:///{file}", tmp_path, "task")
+    execute(file, "UPDATE bss_trial SET reason = ?, warnings = json_array(?)", [EVIL, EVIL])
+    execute(file, "UPDATE bss_trial SET parameters = json_set(parameters, ?, ?)", ['$."<img src=x>"', EVIL])
+    execute(file, "UPDATE bss_environment SET device_name = ?, host = ?, git_revision = ?", [EVIL, EVIL, EVIL])
+    assert run("report", "task", "--html", report, "--db", url, cwd=tmp_path).returncode == 0
+    shown = 0
+    marked: list[str] = []
+    with served(url) as server, closing(browser.new_page()) as page:
+        for address in (report.as_uri(), *(f"{server.address}{path}" for path in ALL_PAGES)):
+            page.goto(address)
+            shown += "&lt;img src=x" in page.content()
+            if page.locator('img[src="x"]').count() or page.evaluate("window.PWNED"):
+                marked.append(address)
+    assert marked == []
+    assert shown > 3
 
 
 def reached(url: str, number: int) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bssearch.analysis.optimum import Candidate, median_steps
-from bssearch.analysis.time_to_target import welch_half_width
+from bssearch.analysis.time_to_target import deviation_of, half_width, of_runs
 from bssearch.records import TrialState
 from bssearch.records.intervals import FEWEST_RUNS
 
@@ -24,7 +24,8 @@ PERFECT, MAXIMAL = -0.75, -0.25
 class Slope:
     """Slope of log steps over log batch from ``since`` to the next batch size.
 
-    The 95 % interval is Welch's, widened to hold the slope of medians; None below three runs a side or with a miss.
+    The 95 % interval is Welch's with the gaps between evaluations, widened to hold the slope of medians; None below
+    three runs a side or with a miss.
     """
 
     since: int
@@ -55,22 +56,26 @@ def slopes(candidates: Mapping[int, Candidate]) -> dict[int, Slope]:
     return {here[0]: _slope(before, here) for before, here in itertools.pairwise(known)}
 
 
-def _steps(candidate: Candidate) -> tuple[float, list[float]] | None:
+Steps = tuple[float, list[float], list[tuple[float, float]]]  # median, logs, and the errors of their mean
+
+
+def _steps(candidate: Candidate) -> Steps | None:
     median = median_steps(candidate)
     if not median:
         return None
     reached = [run.outcome.steps_to_target for run in candidate.runs if run.outcome and run.state is TrialState.REACHED]
     logs = [math.log(one) for one in reached if one]
-    return median, logs if len(logs) == len(candidate.runs) >= FEWEST_RUNS else []
+    if len(logs) < len(candidate.runs) or len(logs) < FEWEST_RUNS:
+        return median, [], []
+    return median, logs, of_runs(*deviation_of(logs, candidate.runs), len(logs))
 
 
-def _slope(smaller: tuple[int, tuple[float, list[float]]], larger: tuple[int, tuple[float, list[float]]]) -> Slope:
-    (size, (steps, logs)), (larger_size, (larger_steps, larger_logs)) = smaller, larger
+def _slope(smaller: tuple[int, Steps], larger: tuple[int, Steps]) -> Slope:
+    (size, (steps, logs, parts)), (larger_size, (larger_steps, larger_logs, larger_parts)) = smaller, larger
     span = math.log(larger_size / size)
     value = math.log(larger_steps / steps) / span
-    sides = [(statistics.stdev(side), len(side)) for side in (logs, larger_logs) if side]
-    if len(sides) < 2 or not any(deviation for deviation, _ in sides):
+    half = half_width([*parts, *larger_parts])
+    if not logs or not larger_logs or not half:
         return Slope(size, value, None, None)
-    half = welch_half_width(*sides)
     middle = statistics.fmean(larger_logs) - statistics.fmean(logs)
     return Slope(size, value, min(value, (middle - half) / span), max(value, (middle + half) / span))

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from functools import cache
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._pytree import tree_leaves
 
 from bssearch.errors import UsageError
@@ -291,44 +294,61 @@ def _length_at(batch: Any, place: SampleAxis) -> int | None:
         return None
 
 
+_TAKEN: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()  # of every optimizer in the process
+_WATCHED: WeakSet[Optimizer] = WeakSet()
+
+
+def _count(optimizer: Optimizer, *given: object) -> None:
+    not_finite = getattr(optimizer, "found_inf", None)  # a tensor while a scaler steps a fused optimizer
+    if not_finite is None or optimizer not in _WATCHED or not bool(not_finite):  # the last waits for the device
+        _TAKEN[optimizer] = _TAKEN.get(optimizer, 0) + 1
+
+
+@cache
+def _count_all() -> None:
+    register_optimizer_step_post_hook(_count)
+
+
 class OptimizerSteps:
     """Counts optimizer steps; of several optimizers, the largest count.
 
     Skipped steps do not count: a gradient scaler does not call the optimizer, or flags a fused one. Accelerate's and
-    Fabric's wrappers skip steps within an accumulation, and are unwrapped.
+    Fabric's wrappers skip steps within an accumulation, and SAM's takes two a step: they are unwrapped.
     """
 
     def __init__(self) -> None:
-        self._taken: dict[str, int] = {}
+        self._watched: dict[str, tuple[Optimizer, int]] = {}
+        self._before = _TAKEN.copy()
+        _count_all()
 
     def watch(self, objects: Mapping[str, Any]) -> None:
         """Count the optimizers among these objects."""
-        for name, owner in objects.items():
-            optimizer = _inner(owner)
-            if isinstance(optimizer, Optimizer):
-                self._taken[name] = 0
-                optimizer.register_step_post_hook(self._counter(name))
+        found = {name: one for name, owner in objects.items() if isinstance(one := _inner(owner), Optimizer)}
+        self._watched |= {name: (one, _TAKEN.get(one, 0)) for name, one in found.items()}
+        _WATCHED.update(found.values())
 
     @property
     def names(self) -> tuple[str, ...]:
         """Counted optimizers."""
-        return tuple(self._taken)
+        return tuple(self._watched)
 
     @property
     def taken(self) -> int:
         """The largest count."""
-        return max(self._taken.values(), default=0)
+        return max((_TAKEN.get(one, 0) - before for one, before in self._watched.values()), default=0)
 
-    def _counter(self, name: str) -> Any:
-        def count(optimizer: Optimizer, *given: object) -> None:
-            not_finite = getattr(optimizer, "found_inf", None)  # a tensor while a scaler steps a fused optimizer
-            if not_finite is None or not bool(not_finite):
-                self._taken[name] += 1
+    def begin(self) -> None:
+        """Begin to count the steps of optimizers that are not watched."""
+        self._before = _TAKEN.copy()
 
-        return count
+    def other_than(self, steps: int) -> int | None:
+        """The largest count of the optimizers that stepped, if none has ``steps`` and none is watched."""
+        counts = {count - self._before.get(one, 0) for one, count in _TAKEN.items()} - {0}
+        return None if self._watched or not counts or steps in counts else max(counts)
 
 
 def _inner(owner: Any) -> Any:
-    while isinstance(getattr(owner, "optimizer", None), Optimizer):
-        owner = owner.optimizer
+    for name in ("optimizer", "base_optimizer") * 2:  # such as accelerate's around SAM's
+        inner = getattr(owner, name, None)
+        owner = inner if isinstance(inner, Optimizer) else owner
     return owner

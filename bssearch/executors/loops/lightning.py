@@ -210,8 +210,8 @@ class TrialCallback(Callback):  # type: ignore[misc]
         window, self._micro_batches = self._micro_batches, 0
         if self._trial.is_searched and window < self._trial.accumulation_steps:
             self._trial.warn(
-                f"the Trainer took step {self._trial.steps + 1} over {window} micro-batches instead of "
-                f"{self._trial.accumulation_steps}, at the end of a loader that has no length"
+                f"the Trainer took a step over {window} micro-batches instead of {self._trial.accumulation_steps}, at "
+                "the end of a loader that has no length"
             )
 
     def _logged(self, trainer: Any) -> dict[str, float]:

@@ -67,7 +67,7 @@ class LoopTrial:
         self._samples: int | None = 0
         self._has_warned = False
         self._optimizer_steps = OptimizerSteps()
-        self._taken_before = self._skipped = 0
+        self._taken_before = self._skipped = self._first_step = 0
         self._steps_before, self._samples_behind = -1, 0
         self._readings = 0
         self._put_random_numbers_back: Callable[[], None] = lambda: None
@@ -226,6 +226,7 @@ class LoopTrial:
         if not self._has_begun:
             self._begin()
             self._taken_before -= min(1, self._optimizer_steps.taken)  # the step that this call tells of
+            self._first_step += 1
         self._check_evaluated()
         step = self._step_at_hand_after(is_whole=True)
         if step is None:
@@ -375,6 +376,8 @@ class LoopTrial:
         self._stages.check()
         self._asked.check_begins(has_sampler=self._sampler is not None)
         self._taken_before = self._optimizer_steps.taken
+        self._first_step = self.steps
+        self._optimizer_steps.begin()
         self._assignment.begin()
 
     def _looped(self, passes: Passes[T], evaluate: Evaluate | None, epochs: int) -> Iterator[T]:
@@ -476,6 +479,12 @@ class LoopTrial:
 
     def _take_in(self, step: int, metrics: Metrics, loss: float | None) -> None:
         """Within a loop's body the trial cannot pause."""
+        taken = self._optimizer_steps.other_than(step - self._first_step)
+        if taken is not None and step > self._first_step and self._assignment.cycles:
+            self._assignment.warned(
+                "the loop's steps are not those of its optimizer, which took another number: call "
+                "trial.state(optimizer=...) to count its steps"
+            )
         self._assignment.evaluated(step, metrics, loss)
         if not self._is_in_batch:
             self._assignment.settle()

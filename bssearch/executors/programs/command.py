@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,7 @@ from bssearch.executors.conversation import TICK_SECONDS, Conversation, LoadedPr
 from bssearch.executors.failures import code_has_changed, judge_command
 from bssearch.executors.messages import Answer, Load, Work
 from bssearch.executors.programs.command_process import LAST_LINES, CommandProcess, SilenceLimit, failure_of, outcome_of
-from bssearch.executors.programs.reports import LOSS, Report, ReportPace, pace_of
+from bssearch.executors.programs.reports import LARGEST_STEP, LOSS, SAMPLES, Report, ReportPace, pace_of
 from bssearch.records import (
     BATCH_SCHEDULE,
     COULD_NOT_PAUSE,
@@ -47,9 +47,17 @@ class ReportedTrial:
     pace of later ones.
     """
 
-    def __init__(self, request: TrialRequest, on_observation: Callable[[Observation], None], started: float) -> None:
+    def __init__(
+        self,
+        request: TrialRequest,
+        on_observation: Callable[[Observation], None],
+        started: float,
+        *,
+        needs_samples: bool = False,
+    ) -> None:
+        self._needs_samples, self._assumed_samples = needs_samples, False
         self.ending: Ending | None = None
-        self.steps = 0
+        self.steps = self._samples = self._counted = 0
         self._request, self._plan = request, request.plan
         self._on_observation = on_observation
         self._course = Course(request, None)
@@ -127,26 +135,30 @@ class ReportedTrial:
             state=self.ending.state,
             reason=self.ending.reason,
             steps=self.steps,
-            samples=self.steps * self._plan.configuration.batch_size,
+            samples=self._samples,
             train_seconds=self._seconds,
             other_seconds=max(0.0, wall - self._seconds),
             wall_seconds=wall,
             seconds_basis=self._basis,
             final_metric=None if progress.last is None else progress.last.metric,
             best_metric=progress.best,
-            warnings=self._warnings(),
+            warnings=tuple(self._warnings()),
         )
         return self._course.with_target(outcome)
 
-    def _warnings(self) -> tuple[str, ...]:
+    def _warnings(self) -> Iterator[str]:
+        if self._needs_samples and self._assumed_samples:
+            yield (
+                f"the command does not report {SAMPLES}, and the study's objective is samples_to_target: each step "
+                "counts as batch_size samples, also of an incomplete batch"
+            )
         if self._basis is not SecondsBasis.WALL or self._first is None or self._reports <= 2 * FEWEST_BURSTS:
-            return ()
-        if self._longest_wait <= (self._last_came - self._first[1]) / FEWEST_BURSTS:
-            return ()
-        return (
-            f"the command's reports came in bursts, up to {self._longest_wait:.3g} s apart, so the times are "
-            "not more precise: let the command flush each line, or report its own seconds",
-        )
+            return
+        if self._longest_wait > (self._last_came - self._first[1]) / FEWEST_BURSTS:
+            yield (
+                f"the command's reports came in bursts, up to {self._longest_wait:.3g} s apart, so the times are "
+                "not more precise: let the command flush each line, or report its own seconds"
+            )
 
     def _check(self, report: Report) -> None:
         if report.seconds == 0 and report.step > 0:
@@ -163,8 +175,10 @@ class ReportedTrial:
             raise UsageError(f"the command reports {report.seconds:g} seconds after {self._seconds:g}: they must rise")
 
     def _observe(self, report: Report, seconds: float) -> None:
-        self.steps, self._seconds = report.step, seconds
         target, configuration = self._request.target, self._plan.configuration
+        self._samples = self._samples_after(report)
+        self.steps = self._counted = report.step
+        self._seconds = seconds
         loss = report.values.get(LOSS)
         metric = report.values.get(target.metric)
         for name, value in ((target.metric, metric), ("the loss", loss)):
@@ -180,7 +194,7 @@ class ReportedTrial:
                 )
             observation = Observation(
                 step=report.step,
-                samples=report.step * configuration.batch_size,
+                samples=self._samples,
                 train_seconds=seconds,
                 metric=metric,
                 loss=loss,
@@ -190,6 +204,19 @@ class ReportedTrial:
             self._on_observation(observation)
             self._end(ending)
         self._end(self._course.limited(seconds))
+
+    def _samples_after(self, report: Report) -> int:
+        """Samples trained; of steps without a report of them, full batches."""
+        samples = report.values.get(SAMPLES)
+        if samples is None:
+            self._assumed_samples = True
+            return self._samples + (report.step - self._counted) * self._plan.configuration.batch_size
+        if not self._samples <= samples <= LARGEST_STEP or samples != int(samples):
+            raise UsageError(
+                f"the command reports {samples:g} samples at step {report.step}, after {self._samples}: they must be "
+                "whole, counted since the start, and never fall"
+            )
+        return int(samples)
 
     def _observe_waiting(self) -> None:
         """Time a single report from the program's start."""
@@ -302,7 +329,7 @@ class LoadedCommand(LoadedProgram):
         untrained: dict[str, float] = {}
         with closing(self._until_it_ends(process)) as reports:
             for report in reports:
-                found = {name: value for name, value in report.values.items() if name != LOSS}
+                found = {name: value for name, value in report.values.items() if name not in {LOSS, SAMPLES}}
                 if metric in found or len(offered) < MOST_METRICS:
                     offered |= found.keys()
                     untrained |= found if report.step == 0 else {}
@@ -332,7 +359,8 @@ class LoadedCommand(LoadedProgram):
         on_progress: Callable[[], None] = lambda: None,
     ) -> TrialOutcome:
         """Run a trial; its program ends with it."""
-        trial = ReportedTrial(request, on_observation, time.monotonic())
+        needs_samples = self._program.needs_samples
+        trial = ReportedTrial(request, on_observation, time.monotonic(), needs_samples=needs_samples)
 
         def is_over() -> bool:
             trial.look(stop(), time.monotonic())

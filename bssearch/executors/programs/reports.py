@@ -1,13 +1,14 @@
 r"""Parse a program's progress from JSON lines, or from its log by regular expressions.
 
 A JSON line is an object such as ``{"step": 100, "accuracy": 0.91, "seconds": 3.2, "loss": 0.4}``. Without ``seconds``
-(training seconds), the wall clock is used. Each expression has one group::
+(training seconds), the wall clock is used; without ``samples`` (trained so far), steps count as full batches. Each
+expression has one group::
 
     step: 'step (\d+)'
     accuracy: 'acc=([0-9.]+)'
 
-Matches form one report when the line with their step arrives. Other lines are skipped. An unreadable report raises
-`UsageError`.
+Matches form one report when the line with their step arrives. A number in another form than the group takes, such as
+nan, is read, too. Other lines are skipped. An unreadable report raises `UsageError`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 
 from bssearch.errors import UsageError
 
-STEP, SECONDS, LOSS = "step", "seconds", "loss"
+STEP, SECONDS, SAMPLES, LOSS = "step", "seconds", "samples", "loss"
 
 LONGEST_LINE = 2**16  # bytes of a JSON line; longer lines are skipped
 
@@ -43,10 +44,13 @@ _JSON_WITH_STEP = re.compile(rf'\{{[^{{\[]*"{STEP}"\s*:')
 _WITH_THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?")
 _AMBIGUOUS = re.compile(r"[-+]?[1-9]\d{0,2},\d{3}")  # may have a decimal comma, unless an integer
 
-# after a truncated number: 1 of 1,000, 9 of 9e-05, 1 of 1k
-_REST_OF_NUMBER = re.compile(r"\d|[,_'’\u00a0\u202f]\d{3}(?!\d)|[eE][-+]?\d|[kKM]\b")
+# after a truncated number: 1 of 1,000, 9 of 9e-05, 1 of 1.2k
+_REST_OF_NUMBER = re.compile(r"\d|[,_'’\u00a0\u202f]\d{3}(?!\d)|[eE][-+]?\d|[kKM]\b|\.\d")
 
 _REST_OF_STEP = re.compile(r"[ .]\d{3}(?!\d)")  # 1 of 1 000
+
+# a number in any form, where an expression may only take some
+_ANY_NUMBER = r"[-+]?(?:\.?\d[\w.,'’\u00a0\u202f]*(?<![.,])(?:(?<=[eE])[-+]\d+)?|(?i:nan|inf(?:inity)?)\b)"
 
 _STEP_WITH_DOTS = re.compile(r"[1-9]\d{0,2}(\.\d{3})+")  # 10.000 may be 10 or 10,000
 
@@ -60,7 +64,7 @@ SECONDS_ENOUGH = 10.0  # seconds after which fewer reports suffice
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """After ``step`` optimizer steps; ``values`` are metrics and loss."""
+    """After ``step`` optimizer steps; ``values`` are metrics, loss and samples."""
 
     step: int
     values: Mapping[str, float]
@@ -111,8 +115,9 @@ class ReportReader:
 
     def __init__(self, expressions: Mapping[str, str], metric: str | None = None) -> None:
         self._expressions = {name: re.compile(text) for name, text in expressions.items()}
+        self._of_any_number = {name: _of_any_number(text) for name, text in expressions.items()}
         self._longest = LONGEST_LOG_LINE if expressions else LONGEST_LINE
-        self._numbers = {STEP, SECONDS, LOSS, metric}
+        self._numbers = {STEP, SECONDS, SAMPLES, LOSS, metric}
         self.lines = 0
         self.unmatched = dict(expressions)
         self._found: dict[str, float] = {}
@@ -153,7 +158,12 @@ class ReportReader:
 
     def _search(self, line: str) -> None:
         for name, expression in self._expressions.items():
-            if (match := expression.search(line)) is not None:
+            match = expression.search(line)
+            if match is None:
+                match = self._of_any_number[name].search(line)
+                if match is not None and not re.search(r"[^\W\d]", line[match.start() : match.start(1)]):
+                    match = None  # without a name before it, the number may be another
+            if match is not None:
                 self._found[name] = _number_in(match, name)
                 self.unmatched.pop(name, None)
 
@@ -194,6 +204,24 @@ class ReportReader:
                 f"a line of more than {self._longest} bytes has {', '.join(names)}: {_shown(beginning)}; "
                 "the command must print shorter lines"
             )
+
+
+def _of_any_number(text: str) -> re.Pattern[str]:
+    """The expression with a group that takes a number in any form, such as 1,000 or nan."""
+    is_in_set, opened = False, list[int]()
+    for place in (one.start() for one in re.finditer(r"\\.|.", text, re.DOTALL)):
+        match text[place]:
+            case "[" if not is_in_set:
+                is_in_set = True
+            case "]":
+                is_in_set = False
+            case "(" if not is_in_set:
+                opened.append(place)
+            case ")" if not is_in_set:
+                begin = opened.pop()
+                if (group := re.compile(r"\((?!\?)|\(\?P<\w+>").match(text, begin)) is not None:
+                    return re.compile(text[: group.end()] + _ANY_NUMBER + text[place:])
+    return re.compile(text)
 
 
 def _number_in(match: re.Match[str], name: str) -> float:

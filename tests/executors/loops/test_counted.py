@@ -134,10 +134,44 @@ def test_each_step_of_the_optimizer_counts_with_the_samples_of_its_window(
     assert counted(started) == [(step, sum(sizes[:step])) for step in (0, 2, 4, 6)]
 
 
-def test_without_an_optimizer_a_step_is_assumed_after_each_whole_window() -> None:
-    started = until(6, configuration=FOURFOLD)
-    assert len(windows(started, at_end=True, drop_last=True, state=False)) > 6
+@pytest.mark.parametrize(("at_end", "drop_last", "warns"), [(True, True, True), (False, True, False)])
+def test_without_an_optimizer_a_step_is_assumed_after_each_whole_window_and_others_are_warned_of(
+    at_end: bool, drop_last: bool, warns: bool
+) -> None:
+    at = FOURFOLD if at_end else configuration(20, micro_batch_size=4, accumulation_steps=5)
+    started = until(6, configuration=at)
+    sizes = windows(started, at_end=at_end, drop_last=drop_last, state=False)
+    assert (len(sizes) > 6) is at_end
     assert counted(started) == [(0, 0), (2, 40), (4, 80), (6, 120)]
+    assert any("trial.state(optimizer=...)" in one for one in started.line.outcome.warnings) is warns
+
+
+class Sam(torch.optim.Optimizer):
+    """Two passes a step, with an optimizer of its own for the second (Foret et al. 2021, arXiv 2010.01412)."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__(inner.param_groups, {})
+        self.base_optimizer = inner
+
+    def second_step(self) -> None:
+        self.base_optimizer.step()
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        closure()
+        self.second_step()
+
+
+@pytest.mark.parametrize("has_closure", [True, False])
+def test_an_optimizer_that_takes_two_passes_a_step_counts_once(has_closure: bool) -> None:
+    started = until(4)
+    optimizer = Sam(optimizer_of())
+    started.trial.state(optimizer=optimizer)
+    for _ in started.trial.batches(rows(started.trial), evaluate):
+        if has_closure:
+            optimizer.step(lambda: 0.0)
+        else:
+            optimizer.second_step()
+    assert counted(started) == [(0, 0), (2, 40), (4, 70)]
 
 
 @pytest.mark.parametrize("settings", [{}, {"kind": torch.optim.Adam, "fused": True}])
@@ -277,8 +311,10 @@ def test_a_trial_whose_steps_are_all_skipped_from_some_step_on_has_diverged(form
 
 
 def looped(trial: LoopTrial, *, samples: int | None, steps: int = 3) -> None:
+    optimizer = optimizer_of()
     with trial:
         for _ in range(steps):
+            optimizer.step()
             trial.step(samples)
             if trial.evaluation_due:
                 trial.report(**evaluate())
@@ -286,7 +322,7 @@ def looped(trial: LoopTrial, *, samples: int | None, steps: int = 3) -> None:
 
 def test_a_loop_of_steps_says_its_samples_or_is_warned_or_has_the_order_of_the_sampler() -> None:
     def warnings(started: Started) -> list[str]:
-        return [one for one in started.line.outcome.warnings if "trial.step(samples=len(x))" in one]
+        return [one for one in started.line.outcome.warnings if "trial.st" in one]
 
     told = until(99, eval_every_steps=1)
     assert told.trial.batch_size == 20
