@@ -149,14 +149,11 @@ def most_left(history: History) -> list[Configuration]:
             *(one for one in new if first for _ in range(confirm.runs)),
         ]
     near_it = [one for one in _beside(history, trials, verdict) for _ in range(confirm.runs)]
-    if confirm.max_runs is None or _is_spent(history, trials) or is_settled(history, trials):
+    if confirm.max_runs is None or not (running or near_it or _further(history, trials, made, verdict)):
         return [*running, *near_it]
-    known = _beliefs(history, trials, verdict)
-    sure = None if known is None else known.certainty()
     had = Counter(trial.configuration.key for trial in trials if not trial.state.is_missing)
-    most = confirm.max_runs if sure is None or sure.runs is None else min(confirm.max_runs, sure.runs)
-    contending = [] if known is None else [verdict.by_batch[size].configuration for size in known.contenders()]
-    further = [one for one in contending for _ in range(max(0, most - had[one.key]))]
+    contending = [one.configuration for one in verdict.by_batch.values() if one.is_confirmed]
+    further = [one for one in contending for _ in range(max(0, confirm.max_runs - had[one.key]))]
     return [*running, *near_it, *further]
 
 
