@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -115,10 +116,11 @@ class ImportedRun:
 
 @dataclass(frozen=True, slots=True)
 class RunTable:
-    """Runs in order, and notes."""
+    """Runs in order, and notes; ``unclear`` says why figures may be of whole trainings."""
 
     runs: tuple[ImportedRun, ...]
     notes: tuple[str, ...]
+    unclear: str = ""
 
 
 def make_configuration(
@@ -228,11 +230,13 @@ _NODES = ("nodes", "num_nodes", "n_nodes", "nnodes")
 _PARTS = {name: ours for ours, theirs in _ALIASES.items() for name in (ours, *theirs)}
 
 
+@cache
 def part_of_batch(name: str) -> str | None:
     """Return the batch part that a column means, or None."""
     return _PARTS.get(_plain(name))
 
 
+@cache
 def _plain(name: str) -> str:
     return re.split(r"[./]", name)[-1].lower().replace("-", "_")
 
