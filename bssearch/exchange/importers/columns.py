@@ -64,11 +64,6 @@ def fraction(text: str) -> float:
     return number(text[:-1]) / 100 if text.endswith("%") else number(text)
 
 
-def comma_hint(text: str) -> str | None:
-    """Return what to do with a decimal or thousands comma."""
-    return "write decimals with a point, without separators of thousands" if "," in text else None
-
-
 @dataclass(frozen=True, slots=True)
 class Formula:
     """A parameter and the number that it stands for: ``2**log2_batch`` or ``16*batch_units``."""
@@ -174,7 +169,7 @@ def recognize(
         column = None if name in ignored else _column(name, metric, given, own)
         if column is None and name not in ignored:
             near = difflib.get_close_matches(name, [*COLUMNS, *SPLIT], n=1)
-            if near or len({row[index].strip() for row in rows if index < len(row)}) > 1:
+            if near or _PARAMETER.fullmatch(name) or len({row[index].strip() for row in rows if index < len(row)}) > 1:
                 unknown.append(f"{name!r}" + (f" ({near[0]}?)" if near else ""))
             column = Column(theirs=name, why="the same in all rows")
         columns.append(column or Column(theirs=name, why="--ignore"))
@@ -260,7 +255,7 @@ def check_kind(text: str, header: Sequence[str], origin: str) -> None:
         len(names) > 1 and all(" - " in name for name in header[1:])
     ):
         kind = f"a W&B chart: the curves of {len({name.partition(' - ')[0] for name in header[1:]})} runs"
-    elif names & {"step", "_step", "epoch", "iteration"} and not names & {"reached", "state", "name"}:
+    elif names & {"step", "_step", "epoch", "iteration", "value"} and not names & {"reached", "state", "name"}:
         batch = any(part_of_batch(name) or name.endswith("batch_size") for name in names)
         kind = None if batch else "the curve of one run: each row is an evaluation"
     if kind is not None:

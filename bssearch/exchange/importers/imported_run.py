@@ -48,8 +48,13 @@ def integer(text: str, label: str, origin: str, *, low: int, high: int = LARGEST
     except ValueError:
         found = int(value) if value.is_integer() else None
     if found is None or not low <= found <= high:
-        raise UsageError(f"{label} = {text!r} must be an integer in [{low}, {high}] ({origin})")
+        raise UsageError(f"{label} = {text!r} must be an integer in [{low}, {high}] ({origin})", hint=comma_hint(text))
     return found
+
+
+def comma_hint(text: str) -> str | None:
+    """Return what to do with a decimal or thousands comma."""
+    return "write decimals with a point, without separators of thousands" if "," in text else None
 
 
 def parameter_value(text: str, label: str, origin: str) -> ParameterValue:
@@ -116,11 +121,15 @@ class ImportedRun:
 
 @dataclass(frozen=True, slots=True)
 class RunTable:
-    """Runs in order, and notes; ``unclear`` says why figures may be of whole trainings."""
+    """Runs in order, and notes.
+
+    ``unclear`` says why figures may be of whole trainings, ``columns`` what each column was taken for.
+    """
 
     runs: tuple[ImportedRun, ...]
     notes: tuple[str, ...]
     unclear: str = ""
+    columns: tuple[str, ...] = ()
 
 
 def make_configuration(

@@ -19,7 +19,6 @@ from bssearch.exchange.importers.columns import (
     STATE,
     Column,
     check_kind,
-    comma_hint,
     fraction,
     recognize,
     seconds,
@@ -32,6 +31,7 @@ from bssearch.exchange.importers.imported_run import (
     GivenBatch,
     ImportedRun,
     RunTable,
+    comma_hint,
     csv_rows,
     integer,
     make_configuration,
@@ -263,7 +263,7 @@ def import_runs(
     made = make_studies(
         runs, name=name or file.stem, target=wanted, objective=objective.value, default_batch=default_batch
     )
-    return replace(made, notes=(*table.notes, *notes, *more, *made.notes))
+    return replace(made, notes=(*table.columns, *table.notes, *notes, *more, *made.notes))
 
 
 def read_runs(path: Path, **options: Any) -> RunTable:
@@ -288,7 +288,7 @@ def parse_runs(
     _check_columns(columns, origin, None if target is None else metric)
     if not found:
         raise UsageError(f"no runs: {source} has no row under its header")
-    notes = [one.sentence for one in columns]
+    notes = []
     labels = {one.ours: one.theirs for one in columns if one.ours is not None}
     table = _rows(columns, found, source, labels)
     ended = [row for row in table if row.cells.get(STATE, "").lower() not in UNFINISHED]
@@ -317,7 +317,7 @@ def parse_runs(
             f"final_metric is NaN (unknown) in {len(without_metric)} of {len(runs)} runs "
             f"(the first: {without_metric[0]})"
         )
-    return RunTable(tuple(runs), tuple(notes), _unclear(columns, runs, derived))
+    return RunTable(tuple(runs), tuple(notes), _unclear(columns, runs, derived), tuple(one.sentence for one in columns))
 
 
 def _cells(text: str, source: str) -> tuple[int, list[str], list[tuple[int, list[str]]]]:
@@ -327,7 +327,7 @@ def _cells(text: str, source: str) -> tuple[int, list[str], list[tuple[int, list
     line, header = next(rows, (1, []))
     check_separator(header, f"{source}:{line}")
     check_kind("", header, source)
-    found = []
+    found: list[tuple[int, list[str]]] = []
     for number, cells in rows:
         if len(cells) != len(header):
             raise UsageError(
@@ -375,6 +375,8 @@ def _check_columns(columns: Sequence[Column], origin: str, metric: str | None) -
     names = [one.theirs for one in columns if one.theirs]
     if "reached" not in there and (metric is None or "final_metric" not in there):
         missing.append("reached")
+    elif "reached" not in there and not {"steps", "train_seconds"} & there:
+        missing.append("steps or train_seconds")
     if missing:
         results = [one.theirs for one in columns if one.why == RESULT]
         raise UsageError(

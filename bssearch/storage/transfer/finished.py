@@ -74,7 +74,7 @@ def add_study(database: Database, connection: Connection, finished: FinishedStud
                 raise ValueError(f"{state} is not a final state")
         columns["number"] = tuple(range(start + 1, start + 1 + len(trials)))
         columns["parameters"] = tuple(map(dict, columns["parameters"]))
-        varying = [name for name, values in columns.items() if values.count(row[name]) < len(values)]
+        varying = [name for name, one in columns.items() if name == "number" or one.count(row[name]) < len(one)]
         fixed = {
             name: _literal(connection, name, value) if isinstance(value, _FIXED) else value
             for name, value in row.items()
