@@ -144,7 +144,11 @@ def make_configuration(
     for name in (one for one in TYPED if one in given):
         value = given[name]
         typed[name] = str(value) if name == "optimizer" else _within_limits(name, value, label(name), origin)
-    parts = {name: integer(str(given[name]), label(name), origin, low=1) for name in SPLIT if name in given}
+    parts = {
+        name: one if type(one) is int and one > 0 else integer(str(one), label(name), origin, low=1)
+        for name in SPLIT
+        if (one := given.get(name)) is not None
+    }
     micro_batch_size, accumulation_steps, world_size = _split(batch_size, parts)
     own = {name: value for name, value in values.items() if name not in (*TYPED, *SPLIT, "batch_size")}
     return Configuration(
@@ -318,7 +322,8 @@ def step_batches(given: Sequence[GivenBatch], rename: str) -> StepBatches:
     open_ones = [one for one in given if one.is_open]
     per_device, why = _is_per_device(open_ones, rename)
     known = {name for one in given for name in one.parts}
-    batches = tuple(_batch(one, known, per_device) for one in given)
+    made = {id(one): _batch(one, known, per_device) for one in {id(one): one for one in given}.values()}
+    batches = tuple(made[id(one)] for one in given)
     notes = []
     if why and per_device:
         notes.append(

@@ -307,7 +307,11 @@ def parse_runs(
         notes.append(f"reached is {derived.in_words}")
     if not ended:
         raise UsageError(f"no runs: {source} has no finished run")
-    batches = step_batches([row.batch() for row in ended], "name the column {}")
+    given: dict[tuple[str, ...], GivenBatch] = {}
+    for row in ended:
+        if row.parts not in given:
+            given[row.parts] = row.batch()
+    batches = step_batches([given[row.parts] for row in ended], "name the column {}")
     known_configurations: dict[tuple[str, ...], Configuration] = {}
     runs = [row.run(batch, derived, known_configurations) for row, batch in zip(ended, batches.batches, strict=True)]
     notes += batches.notes
@@ -344,11 +348,19 @@ def _rows(
     columns: Sequence[Column], found: Sequence[tuple[int, list[str]]], source: str, labels: Mapping[str, str]
 ) -> list[_Row]:
     taken = [(index, one.ours, one.read) for index, one in enumerate(columns) if one.ours is not None]
-    setting = [ours for _, ours, _ in taken if ours == "batch_size" or ours.startswith(PREFIX) or part_of_batch(ours)]
+    parts = [ours for _, ours, _ in taken if ours == "batch_size" or part_of_batch(ours)]
+    setting = [*parts, *(ours for _, ours, _ in taken if ours.startswith(PREFIX))]
     table = []
     for number, texts in found:
         cells = {ours: texts[index].strip() if read is None else read(texts[index]) for index, ours, read in taken}
-        table.append(_Row(cells, f"{source}:{number}", labels, tuple([cells[ours] for ours in setting])))
+        table.append(
+            _Row(
+                cells,
+                f"{source}:{number}",
+                labels,
+                *(tuple([cells[one] for one in names]) for names in (parts, setting)),
+            )
+        )
     return table
 
 
@@ -409,7 +421,8 @@ class _Row:
     cells: Mapping[str, str]
     origin: str
     labels: Mapping[str, str]
-    setting: tuple[str, ...]
+    parts: tuple[str, ...]  # texts of the batch
+    setting: tuple[str, ...]  # texts of the configuration
 
     def batch(self) -> GivenBatch:
         batch = GivenBatch.of(self.cells, self.origin, self.labels.__getitem__)
