@@ -27,7 +27,7 @@ from bssearch.exchange.importers.imported_run import (
     step_batches,
 )
 from bssearch.exchange.importers.importer import Studies
-from bssearch.exchange.importers.runs import LARGEST_SEED, LONGEST_S, FiguresAt, RunsObjective
+from bssearch.exchange.importers.runs import LARGEST_SEED, LONGEST_S, FiguresAt, RunsObjective, check_scale
 from bssearch.records import Goal, Observation, ParameterValue, Target, TrialState, is_metric
 from bssearch.records.curves import Crossing, first_crossing
 from bssearch.registry import Option
@@ -380,6 +380,7 @@ class _Reader:
                 f"no runs: {self.place} has {len(trials)} trials, but no COMPLETE or PRUNED trial{without}"
             )
         ended, runs, notes = self._readable(ended)
+        check_scale([run.final_metric for run in runs], self.target, self.target.goal, self.place)
         self._check_reports({run.configuration.batch_size for run in runs})
         self._check_attributes(ended)
         notes += self._notes(trials, ended, runs)

@@ -303,7 +303,7 @@ def parse_runs(
         if len(known) < len(ended):
             notes.append(f"skipped {len(ended) - len(known)} of {len(ended)} runs without {labels['final_metric']!r}")
         ended = known
-        _check_scale([row.final_metric() for row in ended], derived, goal, source)
+        check_scale([row.final_metric() for row in ended], derived, goal, source)
         notes.append(f"reached is {derived.in_words}")
     if not ended:
         raise UsageError(f"no runs: {source} has no finished run")
@@ -399,7 +399,7 @@ def _check_columns(columns: Sequence[Column], origin: str, metric: str | None) -
         )
 
 
-def _check_scale(metrics: Sequence[float | None], target: Target, goal: Goal | None, source: str) -> None:
+def check_scale(metrics: Sequence[float | None], target: Target, goal: Goal | None, source: str) -> None:
     """Raise `UsageError` if a metric and its target may be in percent and fractions, or if it may be a loss."""
     if goal is None and _LOSS.fullmatch(target.metric):
         raise UsageError(
@@ -412,7 +412,7 @@ def _check_scale(metrics: Sequence[float | None], target: Target, goal: Goal | N
     if 0 < target.value < 1 < low <= high <= 100 or 0 <= low <= high <= 1 < target.value <= 100:
         raise UsageError(
             f"{target.metric} is {low:g} to {high:g}, but --target = {target.value:g}: one is in percent ({source})",
-            hint=f"use --target {target.value * (100 if high > 1 else 0.01):g}, or add the column reached",
+            hint=f"use --target {target.value * (100 if high > 1 else 0.01):g}",
         )
 
 

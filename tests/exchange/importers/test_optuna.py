@@ -255,6 +255,12 @@ def test_a_transformed_learning_rate_is_a_learning_rate(write: Write) -> None:
     refuse(UsageError, file, said="10**", **WORDS, param=["log_lr=learning_rate"])
 
 
+def test_a_metric_in_percent_and_a_target_as_a_fraction_are_refused(write: Write) -> None:
+    file = write(trial(95.0, reports={100: 50.0, 200: 95.0}, lasted=5.0))
+    refuse(UsageError, file, said="--target 90", target=0.9, seconds="duration")
+    assert states(import_optuna(file, target=90, seconds="duration")) == ["reached"]
+
+
 def test_one_of_several_objectives_is_the_metric_and_the_others_are_attributes(write: Write) -> None:
     storage = f"sqlite:///{write(name='other')}"
     made = optuna.create_study(study_name="both", storage=storage, directions=["minimize", "maximize"])
