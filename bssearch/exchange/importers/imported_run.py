@@ -132,6 +132,9 @@ class RunTable:
     columns: tuple[str, ...] = ()
 
 
+_UNKNOWN = {"learning_rate": 1.0, **dict.fromkeys(TRAINING_PARAMETERS, 0.0), "optimizer": "unknown"}
+
+
 def make_configuration(
     batch_size: int, values: Mapping[str, ParameterValue], origin: str, label: Callable[[str], str] = str
 ) -> Configuration:
@@ -140,7 +143,7 @@ def make_configuration(
     A split counts if its product is the batch size. ``label`` names a parameter as in the file. Raises `UsageError`.
     """
     given = {name: value for name, value in values.items() if value is not None}
-    typed: dict[str, Any] = {"learning_rate": 1.0, **dict.fromkeys(TRAINING_PARAMETERS, 0.0), "optimizer": "unknown"}
+    typed: dict[str, Any] = {**_UNKNOWN}
     for name in (one for one in TYPED if one in given):
         value = given[name]
         typed[name] = str(value) if name == "optimizer" else _within_limits(name, value, label(name), origin)
