@@ -61,7 +61,8 @@ def estimate(runs: Sequence[TrialRecord], objective: Objective = TIME) -> Estima
     """Figure of one configuration over its repeats.
 
     The interval is Student's t on logarithms, because seed noise is multiplicative. The interval includes the error of
-    the shared step time, holds the median, and extends downwards by `PooledStepTime.excess`.
+    the shared step time, holds the median, and extends downwards by `PooledStepTime.excess`. If hits are not
+    interpolated (imported runs), it holds the last miss.
     """
     basis, step_time = _basis(runs, objective), objective.step_time(runs[0]) if runs else None
     known = [value for run in runs if (value := objective.figure(run)) is not None]
@@ -69,6 +70,7 @@ def estimate(runs: Sequence[TrialRecord], objective: Objective = TIME) -> Estima
     values = [value for value in known if objective.log(value) is not None]
     mean = statistics.fmean(logs) if logs else math.nan
     deviation, unresolved = deviation_of(logs, runs, is_crossing=objective.stops_at_target)
+    earlier = _gaps(runs)[1] if len(logs) > 1 and objective.stops_at_target else 0.0
     ordered = sorted(values) + [math.inf] * (len(runs) - len(values))
     median = statistics.median(ordered) if ordered else math.inf
     low = high = None
@@ -80,7 +82,10 @@ def estimate(runs: Sequence[TrialRecord], objective: Objective = TIME) -> Estima
             parts.append((step_time.common**2, step_time.freedom))
         half = half_width(parts)
         least = mean - half - excess
-        low, high = min(median, objective.from_log(least)), max(median, objective.from_log(mean + half))
+        low, high = (
+            min(median * math.exp(-earlier), objective.from_log(least)),
+            max(median, objective.from_log(mean + half)),
+        )
     return Estimate(
         median=median if math.isfinite(median) else None,
         low=low,
@@ -116,13 +121,16 @@ def deviation_of(
     """Deviation over seeds, at least of a uniform hit between two evaluations, and what more runs leave of it."""
     if len(logs) < 2:
         return 0.0, 0.0
-    spread, gap = statistics.stdev(logs), _gap_deviation(runs) if is_crossing else 0.0
+    spread, gap = statistics.stdev(logs), _gaps(runs)[0] if is_crossing else 0.0
     return max(spread, gap), math.sqrt(max(0.0, gap**2 - spread**2) * (1 - 1 / len(logs)))
 
 
-def _gap_deviation(runs: Sequence[TrialRecord]) -> float:
-    gaps = [gap for run in runs if (gap := log_gap(run))]
-    return statistics.median(gaps) / math.sqrt(12) if gaps else 0.0
+def _gaps(runs: Sequence[TrialRecord]) -> tuple[float, float]:
+    """Standard deviation by the gaps between last misses and hits, and the gap of hits not interpolated."""
+    gaps = [(gap, run.outcome) for run in runs if (gap := log_gap(run)) and run.outcome is not None]
+    whole = [gap for gap, one in gaps if one.steps_to_target == one.first_hit_step and one.last_miss_seconds is None]
+    deviation = statistics.median(gap for gap, _ in gaps) / math.sqrt(12) if gaps else 0.0
+    return deviation, statistics.median(whole) if whole else 0.0
 
 
 def log_gap(run: TrialRecord) -> float:

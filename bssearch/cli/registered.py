@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args
@@ -68,11 +69,15 @@ class _Importers(_Registered):
         def command(*, db: str | None, form: Format, **given: Any) -> None:
             from bssearch.exchange.importers.importer import WholeStudies
 
-            made = entry(**given)
-            if isinstance(made, WholeStudies):
-                _join(made, db, form)
-            else:
-                _store(made, db, form)
+            gc.disable()  # rows make no cycles, and to look for some takes a tenth of the time
+            try:
+                made = entry(**given)
+                if isinstance(made, WholeStudies):
+                    _join(made, db, form)
+                else:
+                    _store(made, db, form)
+            finally:
+                gc.enable()
 
         return with_parameters(command, None, [*_parameters(entry), *_IMPORT_OPTIONS])
 

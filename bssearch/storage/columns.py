@@ -323,6 +323,15 @@ def column_types(record_type: type, *, without: str | None = None) -> dict[str, 
     return found
 
 
+def paths(record_type: type, path: str = "") -> dict[str, str]:
+    """Return the columns of a record, also of nested ones, with the paths of their attributes."""
+    prefix = PREFIXES[record_type]
+    found: dict[str, str] = {}
+    for name, nested in layout(record_type).items():
+        found |= {prefix + name: path + name} if nested is None else paths(nested, f"{path}{name}.")
+    return found
+
+
 def to_columns(record: DataclassInstance, prefix: str = "") -> dict[str, Any]:
     """Return column values without missing nested records."""
     columns: dict[str, Any] = {}

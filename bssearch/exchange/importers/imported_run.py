@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +48,13 @@ def integer(text: str, label: str, origin: str, *, low: int, high: int = LARGEST
     except ValueError:
         found = int(value) if value.is_integer() else None
     if found is None or not low <= found <= high:
-        raise UsageError(f"{label} = {text!r} must be an integer in [{low}, {high}] ({origin})")
+        raise UsageError(f"{label} = {text!r} must be an integer in [{low}, {high}] ({origin})", hint=comma_hint(text))
     return found
+
+
+def comma_hint(text: str) -> str | None:
+    """Return what to do with a decimal or thousands comma."""
+    return "write decimals with a point, without separators of thousands" if "," in text else None
 
 
 def parameter_value(text: str, label: str, origin: str) -> ParameterValue:
@@ -115,10 +121,18 @@ class ImportedRun:
 
 @dataclass(frozen=True, slots=True)
 class RunTable:
-    """Runs in order, and notes."""
+    """Runs in order, and notes.
+
+    ``unclear`` says why figures may be of whole trainings, ``columns`` what each column was taken for.
+    """
 
     runs: tuple[ImportedRun, ...]
     notes: tuple[str, ...]
+    unclear: str = ""
+    columns: tuple[str, ...] = ()
+
+
+_UNKNOWN = {"learning_rate": 1.0, **dict.fromkeys(TRAINING_PARAMETERS, 0.0), "optimizer": "unknown"}
 
 
 def make_configuration(
@@ -129,11 +143,15 @@ def make_configuration(
     A split counts if its product is the batch size. ``label`` names a parameter as in the file. Raises `UsageError`.
     """
     given = {name: value for name, value in values.items() if value is not None}
-    typed: dict[str, Any] = {"learning_rate": 1.0, **dict.fromkeys(TRAINING_PARAMETERS, 0.0), "optimizer": "unknown"}
+    typed: dict[str, Any] = {**_UNKNOWN}
     for name in (one for one in TYPED if one in given):
         value = given[name]
         typed[name] = str(value) if name == "optimizer" else _within_limits(name, value, label(name), origin)
-    parts = {name: integer(str(given[name]), label(name), origin, low=1) for name in SPLIT if name in given}
+    parts = {
+        name: one if type(one) is int and one > 0 else integer(str(one), label(name), origin, low=1)
+        for name in SPLIT
+        if (one := given.get(name)) is not None
+    }
     micro_batch_size, accumulation_steps, world_size = _split(batch_size, parts)
     own = {name: value for name, value in values.items() if name not in (*TYPED, *SPLIT, "batch_size")}
     return Configuration(
@@ -228,11 +246,13 @@ _NODES = ("nodes", "num_nodes", "n_nodes", "nnodes")
 _PARTS = {name: ours for ours, theirs in _ALIASES.items() for name in (ours, *theirs)}
 
 
+@cache
 def part_of_batch(name: str) -> str | None:
     """Return the batch part that a column means, or None."""
     return _PARTS.get(_plain(name))
 
 
+@cache
 def _plain(name: str) -> str:
     return re.split(r"[./]", name)[-1].lower().replace("-", "_")
 
@@ -305,7 +325,8 @@ def step_batches(given: Sequence[GivenBatch], rename: str) -> StepBatches:
     open_ones = [one for one in given if one.is_open]
     per_device, why = _is_per_device(open_ones, rename)
     known = {name for one in given for name in one.parts}
-    batches = tuple(_batch(one, known, per_device) for one in given)
+    made = {id(one): _batch(one, known, per_device) for one in {id(one): one for one in given}.values()}
+    batches = tuple(made[id(one)] for one in given)
     notes = []
     if why and per_device:
         notes.append(

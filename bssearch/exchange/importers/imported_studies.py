@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import PurePath
 
 from bssearch.analysis.objectives.samples_to_target import SamplesToTarget
 from bssearch.analysis.objectives.time_to_target import TimeToTarget
@@ -82,9 +82,9 @@ def make_studies(
     notes = list(_unknown(runs))
     for kind, study_name in _names(name, list(groups)).items():
         check_study_name(study_name)
-        seeded, renumbered = _with_seeds(groups[kind])
+        seeded, renumbered, repeats = _with_seeds(groups[kind])
         timed = any(one.run.train_seconds is not None for one in seeded)
-        spec = _spec(study_name, seeded, target, objective if timed else SamplesToTarget.name, default_batch)
+        spec = _spec(study_name, seeded, target, objective if timed else SamplesToTarget.name, default_batch, repeats)
         limit = spec.budget.trial_train_seconds
         trials = tuple(_trial(one, spec.record_target, limit) for one in seeded)
         studies.append(FinishedStudy(study=spec.new_study(user_name()), environment=_environment(*kind), trials=trials))
@@ -149,9 +149,10 @@ def _slug(text: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:SLUG_LENGTH].strip("-") or UNKNOWN
 
 
-def _with_seeds(runs: Sequence[ImportedRun]) -> tuple[list[_SeededRun], list[str]]:
-    """Make seeds unique within a configuration; return the changed places."""
-    keys = [run.configuration.key for run in runs]
+def _with_seeds(runs: Sequence[ImportedRun]) -> tuple[list[_SeededRun], list[str], int]:
+    """Make seeds unique within a configuration; return the changed places, and the fewest repeats."""
+    known = {id(one): one.key for one in {id(run.configuration): run.configuration for run in runs}.values()}
+    keys = [known[id(run.configuration)] for run in runs]
     taken: dict[str, set[int]] = {key: set() for key in keys}
     seeds: list[int | None] = []
     for key, run in zip(keys, runs, strict=True):
@@ -175,11 +176,11 @@ def _with_seeds(runs: Sequence[ImportedRun]) -> tuple[list[_SeededRun], list[str
             if run.seed is not None:
                 renumbered.append(run.origin)
         seeded.append(_SeededRun(run, seed, Phase.CONFIRM if counts[key] > 1 else Phase.SEARCH))
-    return seeded, renumbered
+    return seeded, renumbered, min((count for count in counts.values() if count > 1), default=0)
 
 
 def _spec(
-    name: str, seeded: Sequence[_SeededRun], target: Target, objective: str, default_batch: int | None
+    name: str, seeded: Sequence[_SeededRun], target: Target, objective: str, default_batch: int | None, repeats: int
 ) -> StudySpec:
     runs = [one.run for one in seeded]
     sizes = sorted({run.configuration.batch_size for run in runs})
@@ -188,7 +189,6 @@ def _spec(
     default = next(run.configuration for run in runs if run.configuration.batch_size == default_size)
     configurations = [run.configuration for run in runs]
     rates = sorted({one.learning_rate for one in configurations if "learning_rate" not in one.parameters}) or [1.0]
-    repeats = Counter([one.run.configuration.key for one in seeded if one.phase is Phase.CONFIRM])
     longest = max((run.train_seconds for run in runs if run.train_seconds), default=1.0)
     return StudySpec.model_validate(
         {
@@ -204,7 +204,7 @@ def _spec(
                 "learning_rate": default.learning_rate,
                 **{field: getattr(default, field) for field in TRAINING_PARAMETERS if field not in default.parameters},
             },
-            "confirm": {"top": len(sizes), "runs": min(repeats.values(), default=0)},
+            "confirm": {"top": len(sizes), "runs": repeats},
             "budget": {"trials": len(runs), "trial_train_seconds": longest},
         }
     )
@@ -213,7 +213,7 @@ def _spec(
 def _trial(one: _SeededRun, target: Target, limit: float) -> FinishedTrial:
     run = one.run
     steps, seconds = run.steps, run.train_seconds
-    wanted, place = f"{target.metric} {target.value:g}", PurePath(run.origin).name
+    wanted, place = f"{target.metric} {target.value:g}", run.origin.rpartition(os.sep)[2]
     missing = [name for name, value in (("steps", steps), ("train_seconds", seconds)) if value is None]
     outcome = TrialOutcome(
         state=TrialState.REACHED,

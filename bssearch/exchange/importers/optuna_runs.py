@@ -8,22 +8,26 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from bssearch.errors import UsageError
+from bssearch.exchange.importers.columns import Formula, mappings
 from bssearch.exchange.importers.imported_run import (
     LARGEST,
+    SPLIT,
     GivenBatch,
     ImportedRun,
     integer,
     make_configuration,
+    parameter_value,
     part_of_batch,
     step_batches,
 )
 from bssearch.exchange.importers.importer import Studies
-from bssearch.exchange.importers.runs import LARGEST_SEED, LONGEST_S, FiguresAt, RunsObjective
+from bssearch.exchange.importers.runs import LARGEST_SEED, LONGEST_S, FiguresAt, RunsObjective, check_scale
 from bssearch.records import Goal, Observation, ParameterValue, Target, TrialState, is_metric
 from bssearch.records.curves import Crossing, first_crossing
 from bssearch.registry import Option
@@ -104,6 +108,7 @@ def number(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
+MOST_POWER = 16  # 2**16 is the largest common batch size
 FEW = 10  # Smaller gaps are rarely optimizer steps: evaluating would take longer than training between reports
 
 
@@ -146,7 +151,7 @@ class ReportSteps:
         return int((self.first == 0 and gap <= FEW) or (gap > 1 and self.first == gap - 1))
 
 
-DURATION, STEP_MS, STEP, EPOCH = "duration", "step_ms", "step", "epoch"
+DURATION, STEP_MS, STEP, EPOCH, SAMPLES = "duration", "step_ms", "step", "epoch", "samples"
 ENDED = ("COMPLETE", "PRUNED")
 AS_EPOCHS = f"use --steps {EPOCH} --samples-per-epoch N, with N training samples per epoch"
 # Study attributes of `export --to optuna`.
@@ -170,7 +175,14 @@ def import_optuna(
         Goal | None, Option("Direction in which the metric improves.", shown_default="the study's direction")
     ] = None,
     param: Annotated[
-        list[str] | None, Option("Rename a parameter, as in lr=learning_rate; may be repeated.", metavar="THEIRS=OURS")
+        list[str] | None,
+        Option(
+            "Rename a parameter, as in lr=learning_rate, or '2**log2_batch=batch_size' for a power; may be repeated.",
+            metavar="THEIRS=OURS",
+        ),
+    ] = None,
+    batch_size: Annotated[
+        int | None, Option("Batch size of trials without one.", min=1, shown_default="unknown: they are left out")
     ] = None,
     seconds: Annotated[
         str | None,
@@ -185,8 +197,8 @@ def import_optuna(
     steps: Annotated[
         str | None,
         Option(
-            "Source of optimizer steps: step (report steps are optimizer steps), epoch (report steps are epochs; needs "
-            "--samples-per-epoch) or user_attr:NAME (steps of the whole trial).",
+            "Source of optimizer steps: step (report steps are optimizer steps), samples (training samples), epoch "
+            "(epochs; needs --samples-per-epoch) or user_attr:NAME (steps of the whole trial).",
             metavar="PLACE",
             shown_default="unknown",
         ),
@@ -219,15 +231,17 @@ def import_optuna(
     from bssearch.exchange.importers.imported_studies import make_studies
     from bssearch.exchange.importers.optuna_database import default_name, read_optuna_study
 
-    found = read_optuna_study(file, study)
+    found = _one_objective(read_optuna_study(file, study), metric)
     if samples_per_epoch is not None and steps != EPOCH:
         raise UsageError(f"--samples-per-epoch = {samples_per_epoch} needs --steps {EPOCH}")
     reader = _reader(found, metric, target, goal, param or [], seconds, steps)
+    if steps == SAMPLES:
+        reader, steps, samples_per_epoch = replace(reader, steps=EPOCH, reports=ReportSteps()), EPOCH, 1
     if steps == EPOCH and samples_per_epoch is None:
         raise UsageError(
             f"--steps {EPOCH}: how many samples an epoch has is not known", hint="--samples-per-epoch N says it"
         )
-    reader = replace(reader, samples_per_epoch=samples_per_epoch, figures_at=figures_at)
+    reader = replace(reader, samples_per_epoch=samples_per_epoch, figures_at=figures_at, batch_size=batch_size)
     runs, notes = reader.runs(found.trials)
     runs = [replace(run, device=device or reader.device, precision=precision) for run in runs]
     wanted, more = _objective(found, objective)
@@ -252,6 +266,25 @@ def _objective(found: OptunaTrials, given: RunsObjective | None) -> tuple[RunsOb
     ]
 
 
+def _one_objective(found: OptunaTrials, metric: str | None) -> OptunaTrials:
+    """Return a study of the objective ``metric``; the values of others become user attributes of their names."""
+    if len(found.directions) == 1:
+        return found
+    names = list(found.metric_names)
+    if metric not in names:
+        raise UsageError(
+            f"the Optuna study {found.name!r} has {len(found.directions)} objectives"
+            + (f": {', '.join(names)}" if names else ", without names"),
+            hint="choose one with --metric NAME" if names else "name them with Study.set_metric_names",
+        )
+    index, trials = names.index(metric), [copy(trial) for trial in found.trials]
+    for trial in trials:
+        values = trial.values or []
+        trial.user_attrs = {**dict(zip(names, values, strict=False)), **trial.user_attrs}
+        trial.values = [values[index]] if values else None
+    return replace(found, directions=[found.directions[index]], metric_names=[metric], trials=trials)
+
+
 def _reader(
     found: OptunaTrials,
     metric: str | None,
@@ -261,11 +294,9 @@ def _reader(
     seconds: str | None,
     steps: str | None,
 ) -> _Reader:
-    if len(found.directions) != 1:
-        raise UsageError(f"the Optuna study {found.name!r} has {len(found.directions)} objectives; expected one")
     _check_place("--seconds", seconds, (DURATION, STEP_MS, VALUE))
-    _check_place("--steps", steps, (STEP, EPOCH))
-    if seconds == STEP_MS and steps in (STEP, EPOCH):
+    _check_place("--steps", steps, (STEP, SAMPLES, EPOCH))
+    if seconds == STEP_MS and steps in (STEP, SAMPLES, EPOCH):
         raise UsageError(f"--seconds step_ms and --steps {steps} cannot be combined: report steps have one unit")
     attributes = found.user_attributes
     is_ours = attributes.keys() >= OURS
@@ -293,7 +324,7 @@ def _reader(
     return _Reader(
         place=found.place,
         target=wanted,
-        names=_names(param, found),
+        names=mappings("--param", param, {name for one in found.trials for name in one.params}, "parameter"),
         seconds=seconds,
         steps=STEP if is_ours and steps is None and seconds != STEP_MS else steps,
         is_ours=is_ours,
@@ -321,21 +352,6 @@ def _attribute(place: str | None) -> str | None:
     return place.removeprefix(USER_ATTRIBUTE) if place and place.startswith(USER_ATTRIBUTE) else None
 
 
-def _names(given: Sequence[str], found: OptunaTrials) -> dict[str, str]:
-    there = {name for trial in found.trials for name in trial.params}
-    names: dict[str, str] = {}
-    for text in given:
-        theirs, separator, ours = text.partition("=")
-        if not (theirs and separator and ours):
-            raise UsageError(f"--param = {text!r} must be THEIRS=OURS, as in lr=learning_rate")
-        if theirs not in there:
-            raise UsageError(
-                f"--param {text}: no trial has a parameter {theirs!r}; there are {', '.join(sorted(there)) or 'none'}"
-            )
-        names[theirs] = ours
-    return names
-
-
 def _infeasible(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
     return [trial for trial in trials if trial.state.name in ENDED and not is_feasible(trial)]
 
@@ -344,7 +360,7 @@ def _infeasible(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
 class _Reader:
     place: str
     target: Target
-    names: Mapping[str, str]
+    names: Mapping[str, tuple[str, Formula]]
     seconds: str | None
     steps: str | None
     is_ours: bool  # bssearch exported the study: values are its objective's, never the metric
@@ -354,6 +370,7 @@ class _Reader:
     reports: ReportSteps
     samples_per_epoch: int | None = None
     figures_at: FiguresAt | None = None
+    batch_size: int | None = None  # of trials without one
 
     def runs(self, trials: Sequence[FrozenTrial]) -> tuple[list[ImportedRun], list[str]]:
         ended = [trial for trial in trials if trial.state.name in ENDED and is_feasible(trial)]
@@ -362,12 +379,11 @@ class _Reader:
             raise UsageError(
                 f"no runs: {self.place} has {len(trials)} trials, but no COMPLETE or PRUNED trial{without}"
             )
-        parameters = [self._parameters(trial, self._origin(trial)) for trial in ended]
-        batches = step_batches(list(map(self._given_batch, ended, parameters)), "use --param batch_size={}")
-        runs = list(map(self._run, ended, parameters, batches.batches))
+        ended, runs, notes = self._readable(ended)
+        check_scale([run.final_metric for run in runs], self.target, self.target.goal, self.place)
         self._check_reports({run.configuration.batch_size for run in runs})
         self._check_attributes(ended)
-        notes = [*batches.notes, *self._notes(trials, ended, runs)]
+        notes += self._notes(trials, ended, runs)
         if all(run.train_seconds is None and run.steps is None for run in runs):
             raise UsageError(
                 "; ".join(
@@ -380,7 +396,60 @@ class _Reader:
                 f"steps with --steps {STEP}, {EPOCH} or {USER_ATTRIBUTE}NAME; if {DURATION} or "
                 f"{USER_ATTRIBUTE}NAME ends at the target, add --figures-at {FiguresAt.TARGET}",
             )
-        return runs, notes
+        return runs, [*self._taken(trials), *notes]
+
+    def _readable(self, ended: Sequence[FrozenTrial]) -> tuple[list[FrozenTrial], list[ImportedRun], list[str]]:
+        """Return trials with their runs, and notes; raise the first `UsageError` if no trial can be read."""
+        odd: list[UsageError] = []
+        given: list[tuple[FrozenTrial, dict[str, ParameterValue], GivenBatch]] = []
+        for trial in ended:
+            try:
+                values = self._parameters(trial, self._origin(trial))
+                given.append((trial, values, self._given_batch(trial, values)))
+            except UsageError as error:
+                odd.append(error)
+        batches = step_batches([batch for *_, batch in given], "use --param batch_size={}")
+        self._check_powers({one["batch_size"] for one in batches.batches})
+        read: list[FrozenTrial] = []
+        runs: list[ImportedRun] = []
+        for (trial, values, _), whole in zip(given, batches.batches, strict=True):
+            try:
+                runs.append(self._run(trial, values, whole))
+                read.append(trial)
+            except UsageError as error:
+                odd.append(error)
+        if not runs:
+            raise odd[0]
+        skipped = f"skipped {len(odd)} of {len(ended)} trials that cannot be read (first: {odd[0]})" if odd else ""
+        return read, runs, [*batches.notes, *filter(None, [skipped])]
+
+    def _check_powers(self, sizes: set[int]) -> None:
+        theirs = next((name for name, (ours, _) in self.names.items() if ours == "batch_size"), "batch_size")
+        formula = self.names.get(theirs, (theirs, Formula(theirs)))[1]
+        if formula.of is None and len(sizes) > 2 and max(sizes) <= MOST_POWER and max(sizes) - min(sizes) < len(sizes):
+            raise UsageError(
+                f"batch sizes {', '.join(map(str, sorted(sizes)))} of {self.place} may be exponents",
+                hint=f"use --param '2**{theirs}=batch_size' or --param '1*{theirs}=batch_size'",
+            )
+
+    def _taken(self, trials: Sequence[FrozenTrial]) -> Iterator[str]:
+        """Say what each source is taken for."""
+        if self.is_ours:
+            return
+        for name in dict.fromkeys(name for trial in trials for name in trial.params):
+            ours, formula = self.names.get(name, (name, None))
+            yield f"parameter {name!r}: {ours}" + (" (transformed)" if formula is not None and formula.of else "")
+        for name in dict.fromkeys(name for trial in trials for name in trial.user_attrs):
+            taken = [
+                *(f"{option.removeprefix('--')}" for option, attribute in self._attributes() if attribute == name),
+                *(["a part of the batch"] if part_of_batch(name) or name == "batch_size" else []),
+            ]
+            yield f"user attribute {name!r}: {', '.join(taken) or 'ignored'}"
+        unit = {STEP: "optimizer steps", EPOCH: f"epochs of {self.samples_per_epoch} samples"}.get(self.steps or "")
+        unit = "milliseconds" if self.seconds == STEP_MS else unit or "steps of an unknown unit"
+        yield f"reports: {self.target.metric} by {unit}"
+        yield f"value: {'train seconds' if self.seconds == VALUE else self.target.metric}"
+        yield f"duration: {'train seconds, if a trial ended at the target' if self.seconds == DURATION else 'ignored'}"
 
     def _notes(
         self, trials: Sequence[FrozenTrial], ended: Sequence[FrozenTrial], runs: Sequence[ImportedRun]
@@ -504,13 +573,15 @@ class _Reader:
         return f"{self.place}: trial {trial.number}"
 
     def _given_batch(self, trial: FrozenTrial, values: Mapping[str, ParameterValue]) -> GivenBatch:
-        theirs = {self.names.get(name, name): name for name in trial.params}
-        parts = {name: value for name, value in trial.user_attrs.items() if part_of_batch(name)}
+        theirs = {self._ours(name): name for name in trial.params}
+        parts = {name: value for name, value in trial.user_attrs.items() if part_of_batch(name) or name == "batch_size"}
         given = GivenBatch.of({**parts, **values}, self._origin(trial), lambda name: theirs.get(name, name))
+        if not given.is_known and self.batch_size is not None:
+            given = GivenBatch.of({**parts, **values, "batch_size": self.batch_size}, self._origin(trial))
         if not given.is_known:
             raise UsageError(
                 f"no parameter batch_size ({given.origin}); the trial has {', '.join(trial.params) or 'no parameters'}",
-                hint="use --param THEIRS=batch_size, or give micro_batch_size, accumulation_steps and world_size",
+                hint=f"use --param THEIRS=batch_size or --batch-size N, or give {', '.join(SPLIT)}",
             )
         return given
 
@@ -543,16 +614,22 @@ class _Reader:
         if self.takes_own:
             split = ("batch_size", "micro_batch_size", "accumulation_steps")
             values |= {name: trial.user_attrs[name] for name in split if name in trial.user_attrs}
-        ours = Counter(self.names.get(name, name) for name in trial.params)
+        ours = Counter(map(self._ours, trial.params))
         twice = [name for name, count in ours.items() if count > 1]
         if twice:
             raise UsageError(f"two parameters are named {twice[0]} ({origin})", hint="rename one with --param")
         for name, value in trial.params.items():
             if isinstance(value, float) and not math.isfinite(value):
                 raise UsageError(f"{name} = {value} must be a finite number ({origin})")
+            formula = self.names.get(name, (name, None))[1]
+            if formula is not None and formula.of is not None:
+                value = parameter_value(formula(str(value)), name, origin)
             known = value is None or isinstance(value, bool | int | float | str)
-            values[self.names.get(name, name)] = value if known else str(value)
+            values[self._ours(name)] = value if known else str(value)
         return values
+
+    def _ours(self, name: str) -> str:
+        return self.names[name][0] if name in self.names else name
 
     def _points(self, trial: FrozenTrial) -> list[Observation]:
         unit = 1000 if self.seconds == STEP_MS else math.inf

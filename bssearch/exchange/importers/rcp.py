@@ -75,7 +75,8 @@ def import_rcp(
 
     found = read_rcp(file, samples_per_epoch=samples_per_epoch)
     made = make_studies(found.table.runs, name=name or file.stem, target=found.target, objective=SamplesToTarget.name)
-    return replace(made, notes=(*found.table.notes, *made.notes))
+    taken = ("'BS': batch_size", "'Hyperparams': parameters", f"{SAMPLES!r} or {EPOCHS!r}: samples to the target")
+    return replace(made, notes=(*taken, *found.table.notes, *made.notes))
 
 
 def read_rcp(path: Path, *, samples_per_epoch: int | None = None) -> ReferencePoints:

@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
-import difflib
 import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from statistics import median_low
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from bssearch.errors import UsageError
+from bssearch.exchange.importers.columns import (
+    PREFIX,
+    RESULT,
+    STATE,
+    Column,
+    check_kind,
+    fraction,
+    recognize,
+    seconds,
+)
 from bssearch.exchange.importers.imported_run import (
     LARGEST,
     MICRO,
     SPLIT,
     STEP_BATCH,
-    TYPED,
     GivenBatch,
     ImportedRun,
     RunTable,
+    comma_hint,
     csv_rows,
     integer,
     make_configuration,
-    number,
     parameter_value,
     part_of_batch,
     read_text,
@@ -33,7 +42,7 @@ from bssearch.exchange.importers.imported_run import (
 )
 from bssearch.exchange.importers.importer import Studies, StudyName
 from bssearch.exchange.recorded_curves import check_separator
-from bssearch.records import LARGEST_METRIC, Goal, ParameterValue, is_metric
+from bssearch.records import LARGEST_METRIC, Configuration, Goal, ParameterValue, Target, is_metric
 from bssearch.registry import Option
 
 
@@ -187,10 +196,6 @@ def _are_same_epochs(steps: dict[int, int]) -> bool:
     return False
 
 
-COLUMNS = ("batch_size", "seed", "reached", "steps", "train_seconds", "final_metric", "device", "precision")
-REQUIRED = ("batch_size", "reached")
-PREFIX = "param."
-ALIASES = {"param.lr": "param.learning_rate"}
 BOOLEANS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 LARGEST_SEED = 2**62  # Leaves room in 64 bits to number repeated runs
 
@@ -210,12 +215,19 @@ def import_runs(
     file: Annotated[Path, Option("A CSV file with one row per run.", metavar="FILE.csv")],
     *,
     name: StudyName = None,
-    metric: Annotated[str, Option("Name of the metric in final_metric.")] = "metric",
+    metric: Annotated[str, Option("Name of the metric in final_metric, or of its column.")] = "metric",
     target: Annotated[
         float | None,
         Option("Target value of the metric.", shown_default="the worst final_metric of a run that reached it"),
     ] = None,
-    goal: Annotated[Goal, Option("Direction in which the metric improves.")] = Goal.MAXIMIZE,
+    goal: Annotated[
+        Goal | None, Option("Direction in which the metric improves.", shown_default=Goal.MAXIMIZE.value)
+    ] = None,
+    column: Annotated[
+        list[str] | None,
+        Option("Take a column as another, as in lr=param.learning_rate; may be repeated.", metavar="THEIRS=OURS"),
+    ] = None,
+    ignore: Annotated[list[str] | None, Option("Leave a column out; may be repeated.", metavar="NAME")] = None,
     objective: Annotated[
         RunsObjective, Option("Cost minimized by the best batch size.")
     ] = RunsObjective.TIME_TO_TARGET,
@@ -232,92 +244,219 @@ def import_runs(
     """Make a study from a table of runs.
 
     Each device and precision gets a separate study. Columns: batch_size, reached (true or false), and optionally seed,
-    steps and train_seconds (to the target, or of the whole run if missed), final_metric, device, precision,
-    param.learning_rate, param.NAME. Leave unknown cells empty. micro_batch_size, accumulation_steps and world_size may
-    replace batch_size.
+    steps and train_seconds (to the target, or of the whole run if missed), final_metric, last_miss_step or
+    eval_every_steps, device, precision, param.learning_rate, param.NAME. Leave unknown cells empty. micro_batch_size,
+    accumulation_steps and world_size may replace batch_size; --target and final_metric may replace reached.
     """
     from bssearch.exchange.importers.imported_studies import (  # SQLAlchemy, which `import --help` does without
         find_target,
         make_studies,
     )
 
-    table = read_runs(file)
+    table = read_runs(file, metric=metric, target=target, goal=goal, column=column or (), ignore=ignore or ())
     runs = [run if run.precision else replace(run, precision=precision) for run in table.runs]
-    wanted, notes = find_target(runs, metric, target, goal)
+    wanted, notes = find_target(runs, metric, target, goal or Goal.MAXIMIZE)
+    if figures_at is not FiguresAt.TARGET and table.unclear:
+        raise UsageError(f"{file}: {table.unclear}", hint=REMEDY)
     check_figures(runs, figures_at)
+    runs, more = with_last_misses(runs)
     made = make_studies(
         runs, name=name or file.stem, target=wanted, objective=objective.value, default_batch=default_batch
     )
-    return replace(made, notes=(*table.notes, *notes, *made.notes))
+    return replace(made, notes=(*table.columns, *table.notes, *notes, *more, *made.notes))
 
 
-def read_runs(path: Path) -> RunTable:
-    """Read a CSV file of `COLUMNS` and ``param.NAME``; raise `UsageError` with place, value and bound."""
-    return parse_runs(read_text(path), str(path))
+def read_runs(path: Path, **options: Any) -> RunTable:
+    """Read a CSV file; raise `UsageError` with place, value and bound. See `parse_runs`."""
+    return parse_runs(read_text(path), str(path), **options)
 
 
-def parse_runs(text: str, source: str) -> RunTable:
-    """Parse CSV; ``source`` names it. See `read_runs`."""
-    rows = csv_rows(text, source)
-    line, header = next(rows, (1, []))
-    check_separator(header, f"{source}:{line}")
-    columns = _columns(header, f"{source}:{line}")
-    table: list[_Row] = []
-    for line, cells in rows:
-        origin = f"{source}:{line}"
-        if len(cells) != len(columns):
-            raise UsageError(f"the row has {len(cells)} cells, but the header has {len(columns)} columns ({origin})")
-        if len(table) == MOST_RUNS:
-            raise UsageError(f"more than {MOST_RUNS:,} runs ({origin})", hint="import them as several studies")
-        table.append(_Row(dict(zip(columns, (cell.strip() for cell in cells), strict=True)), origin))
-    if not table:
+def parse_runs(
+    text: str,
+    source: str,
+    *,
+    metric: str = "metric",
+    target: float | None = None,
+    goal: Goal | None = None,
+    column: Sequence[str] = (),
+    ignore: Sequence[str] = (),
+) -> RunTable:
+    """Parse CSV; ``source`` names it. Without a column ``reached``, ``target`` and the metric tell."""
+    line, header, found = _cells(text, source)
+    origin = f"{source}:{line}"
+    columns = recognize(header, [cells for _, cells in found], origin, metric=metric, mapped=column, ignored=ignore)
+    _check_columns(columns, origin, None if target is None else metric)
+    if not found:
         raise UsageError(f"no runs: {source} has no row under its header")
-    batches = step_batches([row.batch() for row in table], "name the column {}")
-    runs = [row.run(batch) for row, batch in zip(table, batches.batches, strict=True)]
-    notes = [f"skipped column {number}, which has no name" for number, name in enumerate(header, 1) if not name]
+    notes = []
+    labels = {one.ours: one.theirs for one in columns if one.ours is not None}
+    table = _rows(columns, found, source, labels)
+    ended = [row for row in table if row.cells.get(STATE, "").lower() not in UNFINISHED]
+    if len(ended) < len(table):
+        notes.append(
+            f"skipped {len(table) - len(ended)} of {len(table)} runs by {labels[STATE]!r}: they did not finish"
+        )
+    derived = None
+    if "reached" not in labels:
+        derived = Target(metric=metric, value=target or 0.0, goal=goal or Goal.MAXIMIZE)
+        known = [row for row in ended if row.cells["final_metric"]]
+        if len(known) < len(ended):
+            notes.append(f"skipped {len(ended) - len(known)} of {len(ended)} runs without {labels['final_metric']!r}")
+        ended = known
+        check_scale([row.final_metric() for row in ended], derived, goal, source)
+        notes.append(f"reached is {derived.in_words}")
+    if not ended:
+        raise UsageError(f"no runs: {source} has no finished run")
+    given: dict[tuple[str, ...], GivenBatch] = {}
+    for row in ended:
+        if row.parts not in given:
+            given[row.parts] = row.batch()
+    batches = step_batches([given[row.parts] for row in ended], "name the column {}")
+    known_configurations: dict[tuple[str, ...], Configuration] = {}
+    runs = [row.run(batch, derived, known_configurations) for row, batch in zip(ended, batches.batches, strict=True)]
     notes += batches.notes
-    without_metric = [
-        row.origin
-        for row, run in zip(table, runs, strict=True)
-        if run.final_metric is None and row.cells.get("final_metric")
-    ]
+    without_metric = [run.origin for run, row in zip(runs, ended, strict=True) if row.lacks(run.final_metric)]
     if without_metric:
         notes.append(
             f"final_metric is NaN (unknown) in {len(without_metric)} of {len(runs)} runs "
             f"(the first: {without_metric[0]})"
         )
-    return RunTable(tuple(runs), tuple(notes))
+    return RunTable(tuple(runs), tuple(notes), _unclear(columns, runs, derived), tuple(one.sentence for one in columns))
+
+
+def _cells(text: str, source: str) -> tuple[int, list[str], list[tuple[int, list[str]]]]:
+    """Return the header with its line, and the rows with theirs."""
+    check_kind(text, [], source)
+    rows = csv_rows(text, source)
+    line, header = next(rows, (1, []))
+    check_separator(header, f"{source}:{line}")
+    check_kind("", header, source)
+    found: list[tuple[int, list[str]]] = []
+    for number, cells in rows:
+        if len(cells) != len(header):
+            raise UsageError(
+                f"the row has {len(cells)} cells, but the header has {len(header)} columns ({source}:{number})",
+                hint="put a cell with a comma in quotes",
+            )
+        if len(found) == MOST_RUNS:
+            raise UsageError(f"more than {MOST_RUNS:,} runs ({source}:{number})", hint="import them as several studies")
+        found.append((number, cells))
+    return line, header, found
+
+
+def _rows(
+    columns: Sequence[Column], found: Sequence[tuple[int, list[str]]], source: str, labels: Mapping[str, str]
+) -> list[_Row]:
+    taken = [(index, one.ours, one.read) for index, one in enumerate(columns) if one.ours is not None]
+    parts = [ours for _, ours, _ in taken if ours == "batch_size" or part_of_batch(ours)]
+    setting = [*parts, *(ours for _, ours, _ in taken if ours.startswith(PREFIX))]
+    table = []
+    for number, texts in found:
+        cells = {ours: texts[index].strip() if read is None else read(texts[index]) for index, ours, read in taken}
+        table.append(
+            _Row(
+                cells,
+                f"{source}:{number}",
+                labels,
+                *(tuple([cells[one] for one in names]) for names in (parts, setting)),
+            )
+        )
+    return table
+
+
+def _unclear(columns: Sequence[Column], runs: Sequence[ImportedRun], derived: Target | None) -> str:
+    """Return why steps and seconds may not be to the target; "" if the table tells."""
+    figures = [one for one in columns if one.ours in ("steps", "train_seconds")]
+    whole = [one.theirs for one in figures if one.is_whole]
+    if not any(run.reached and (run.steps or run.train_seconds) for run in runs):
+        return ""
+    if whole:
+        return f"{' and '.join(whole)} {'are' if whole[1:] else 'is'} of the whole run, not to the target"
+    names = " and ".join(one.theirs for one in figures)
+    return f"{names} may be to the target or of the whole run: there is no column reached" if derived else ""
+
+
+UNFINISHED = {"crashed", "failed", "fail", "error", "killed", "running", "pending", "preempted", "waiting", "queued"}
+_LOSS = re.compile(r"(?:.*[/_. ])?(?:loss|error|err|perplexity|ppl|wer|cer|mse|rmse|mae|nll)", re.IGNORECASE)
+
+
+def _check_columns(columns: Sequence[Column], origin: str, metric: str | None) -> None:
+    there = {one.ours for one in columns}
+    parts = {part_of_batch(one) for one in there if one}
+    missing = [] if {"batch_size", MICRO, STEP_BATCH} & {*there, *parts} else ["batch_size"]
+    names = [one.theirs for one in columns if one.theirs]
+    if "reached" not in there and (metric is None or "final_metric" not in there):
+        missing.append("reached")
+    elif "reached" not in there and not {"steps", "train_seconds"} & there:
+        missing.append("steps or train_seconds")
+    if missing:
+        results = [one.theirs for one in columns if one.why == RESULT]
+        raise UsageError(
+            f"the table lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}: it has "
+            f"{', '.join(map(repr, names)) or 'no columns'} ({origin})",
+            hint=f"--column THEIRS=OURS names a column; {', '.join(SPLIT)} may replace batch_size; --target with "
+            f"--metric {' or '.join(map(repr, results)) or 'COLUMN'} may replace reached",
+        )
+
+
+def check_scale(metrics: Sequence[float | None], target: Target, goal: Goal | None, source: str) -> None:
+    """Raise `UsageError` if a metric and its target may be in percent and fractions, or if it may be a loss."""
+    if goal is None and _LOSS.fullmatch(target.metric):
+        raise UsageError(
+            f"{target.metric} may be better when lower", hint=f"add --goal {Goal.MINIMIZE} or --goal {Goal.MAXIMIZE}"
+        )
+    known = [one for one in metrics if one is not None]
+    if not known or target.goal is Goal.MINIMIZE:
+        return
+    low, high = min(known), max(known)
+    if 0 < target.value < 1 < low <= high <= 100 or 0 <= low <= high <= 1 < target.value <= 100:
+        raise UsageError(
+            f"{target.metric} is {low:g} to {high:g}, but --target = {target.value:g}: one is in percent ({source})",
+            hint=f"use --target {target.value * (100 if high > 1 else 0.01):g}",
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
     cells: Mapping[str, str]
     origin: str
+    labels: Mapping[str, str]
+    parts: tuple[str, ...]  # texts of the batch
+    setting: tuple[str, ...]  # texts of the configuration
 
     def batch(self) -> GivenBatch:
-        given = {name.removeprefix(PREFIX): text for name, text in self.cells.items()}
-        labels = {name.removeprefix(PREFIX): name for name in self.cells}
-        batch = GivenBatch.of(given, self.origin, lambda name: labels[name])
+        batch = GivenBatch.of(self.cells, self.origin, self.labels.__getitem__)
         if not batch.is_known:
-            integer(self._text("batch_size"), "batch_size", self.origin, low=1)
+            integer(self._text("batch_size"), self.labels.get("batch_size", "batch_size"), self.origin, low=1)
         return batch
 
-    def run(self, batch: Mapping[str, int]) -> ImportedRun:
-        reached = BOOLEANS.get(self._text("reached").lower())
+    def run(
+        self, batch: Mapping[str, int], derived: Target | None, known: dict[tuple[str, ...], Configuration]
+    ) -> ImportedRun:
+        metric = self.final_metric()
+        if derived is None:
+            reached = BOOLEANS.get(self._text("reached").lower())
+        else:
+            reached = metric is not None and derived.is_met_by(metric)
         if reached is None:
             raise UsageError(
                 f"reached = {self._text('reached')!r} must be one of {', '.join(BOOLEANS)} ({self.origin})"
             )
+        if self.setting not in known:
+            values = {**self._parameters(), **batch}
+            known[self.setting] = make_configuration(
+                batch["batch_size"], values, self.origin, lambda name: self.labels.get(PREFIX + name, name)
+            )
+        steps = self._integer("steps", low=1 if reached else 0)
         return ImportedRun(
             origin=self.origin,
-            configuration=make_configuration(
-                batch["batch_size"], {**self._parameters(), **batch}, self.origin, PREFIX.__add__
-            ),
+            configuration=known[self.setting],
             seed=self._integer("seed", low=0, high=LARGEST_SEED),
             reached=reached,
-            steps=self._integer("steps", low=1 if reached else 0),
+            steps=steps,
+            last_miss_step=self._last_miss_step(steps) if reached and steps else None,
             train_seconds=self._train_seconds(reached),
-            final_metric=self._final_metric(),
+            final_metric=metric,
             device=self._text("device") or None,
             precision=self._text("precision") or None,
         )
@@ -326,71 +465,76 @@ class _Row:
         return self.cells.get(column, "")
 
     def _integer(self, column: str, *, low: int, high: int = LARGEST) -> int | None:
-        text = self._text(column)
-        return integer(text, column, self.origin, low=low, high=high) if text else None
+        text = self.cells.get(column)
+        return integer(text, self.labels[column], self.origin, low=low, high=high) if text else None
+
+    def _last_miss_step(self, steps: int) -> int | None:
+        every = self._integer("eval_every_steps", low=1)
+        return self._integer("last_miss_step", low=0, high=steps - 1) if every is None else max(0, steps - every)
 
     def _train_seconds(self, reached: bool) -> float | None:
         text = self._text("train_seconds")
         if not text:
             return None
-        seconds = number(text)
-        if not (0 < seconds <= LONGEST_S or (seconds == 0 and not reached)):
+        found = seconds(text)
+        if not (0 < found <= LONGEST_S or (found == 0 and not reached)):
             bound = f"> 0 and <= {LONGEST_S:g} if the target was reached" if reached else f"in [0, {LONGEST_S:g}]"
-            raise UsageError(f"train_seconds = {text!r} must be {bound} ({self.origin})")
-        return seconds
+            raise UsageError(
+                f"{self.labels['train_seconds']} = {text!r} must be seconds or h:mm:ss {bound} ({self.origin})",
+                hint=comma_hint(text),
+            )
+        return found
 
-    def _final_metric(self) -> float | None:
+    def final_metric(self) -> float | None:
+        """Return the metric; None if unknown."""
         text = self._text("final_metric")
         if not text or text.lower().lstrip("+-") == "nan":
             return None
-        metric = number(text)
+        metric = fraction(text)
         if not is_metric(metric):
             raise UsageError(
-                f"final_metric = {text!r} must be a number in [{-LARGEST_METRIC:g}, {LARGEST_METRIC:g}], NaN, or empty "
-                f"if unknown ({self.origin})"
+                f"{self.labels['final_metric']} = {text!r} must be a number in "
+                f"[{-LARGEST_METRIC:g}, {LARGEST_METRIC:g}], a percentage, NaN, or empty if unknown ({self.origin})",
+                hint=comma_hint(text),
             )
         return metric
 
+    def lacks(self, metric: float | None) -> bool:
+        """True if the cell of this metric holds NaN."""
+        return metric is None and bool(self.cells.get("final_metric"))
+
     def _parameters(self) -> dict[str, ParameterValue]:
-        texts = {
-            name.removeprefix(PREFIX): text
-            for name, text in self.cells.items()
-            if name.startswith(PREFIX) and part_of_batch(name) is None
-        }
         return {
-            name: parameter_value(text, PREFIX + name, self.origin) if text else None for name, text in texts.items()
+            name.removeprefix(PREFIX): parameter_value(text, name, self.origin) if text else None
+            for name, text in self.cells.items()
+            if name.startswith(PREFIX)
         }
 
 
-def _columns(header: list[str], origin: str) -> list[str]:
-    names = [ALIASES.get(name.strip(), name.strip()) for name in header]
-    for name, count in Counter(name for name in names if name).items():
-        if count > 1:
-            raise UsageError(f"the header has column {name!r} {count} times ({origin})")
-        if name not in COLUMNS and part_of_batch(name) is None:
-            _check_parameter(name, origin)
-    parts = {part_of_batch(name) for name in names}
-    missing = [
-        name for name in REQUIRED if name not in names and not (name == "batch_size" and {MICRO, STEP_BATCH} & parts)
+def with_last_misses(runs: Sequence[ImportedRun]) -> tuple[list[ImportedRun], list[str]]:
+    """Add last misses by the evaluation grid that steps have in common, and return a note."""
+    steps: dict[int, set[int]] = {}
+    for run in runs:
+        if run.steps and (not run.reached or run.last_miss_step is None):
+            steps.setdefault(run.configuration.batch_size, set()).add(run.steps)
+    grids = {size: math.gcd(*there) for size, there in steps.items() if len(there) > 1}
+    if not grids or all(run.last_miss_step is not None for run in runs if run.reached):
+        return list(runs), []
+    in_steps = min(grids.values()) if len(set(grids.values())) == 1 else None
+    in_samples = median_low(size * grid for size, grid in grids.items())
+    for size, there in steps.items():
+        if size not in grids:  # all runs ended at the same step: the grid of the other sizes
+            (end,) = there
+            grid = in_steps or end / max(1, round(end * size / in_samples))
+            grids[size] = int(grid) if float(grid).is_integer() and end % int(grid) == 0 else 1
+    found = [
+        run
+        if run.last_miss_step is not None or not run.reached or not run.steps
+        else replace(run, last_miss_step=max(0, run.steps - grids[run.configuration.batch_size]))
+        for run in runs
     ]
-    if missing:
-        there_are = f"it has {', '.join(map(repr, names))}" if any(names) else "it has no columns"
-        raise UsageError(
-            f"the table lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}: {there_are} ({origin})",
-            hint=f"the columns are {', '.join(COLUMNS)}, {PREFIX}NAME, separated by commas; {', '.join(SPLIT)} may "
-            "replace batch_size",
-        )
-    return [name or f"#{number}" for number, name in enumerate(names)]
-
-
-def _check_parameter(name: str, origin: str) -> None:
-    parameter = name.removeprefix(PREFIX)
-    if name == PREFIX or (name != parameter and parameter in COLUMNS):
-        raise UsageError(f"{name!r} is not a parameter ({origin})", hint=f"name the column {parameter or 'NAME'}")
-    if name == parameter:  # without it, runs with different parameters would count as repeats
-        near = difflib.get_close_matches(name, [*COLUMNS, *TYPED, *SPLIT, "lr"], n=1)
-        guess = near[0] if near and near[0] in COLUMNS else f"{PREFIX}{near[0] if near else name}"
-        raise UsageError(
-            f"unknown column {name!r} ({origin}); did you mean {guess!r}?",
-            hint=f"remove it; columns are {', '.join(COLUMNS)}, or {PREFIX}NAME for a parameter, separated by commas",
-        )
+    words = ", ".join(f"{grid} at {size}" for size, grid in sorted(grids.items())[:8])
+    return found, [
+        f"assuming evaluations every so many steps by batch size: {words}; a column last_miss_step or eval_every_steps "
+        "tells"
+    ]

@@ -276,9 +276,12 @@ def _begin(file: _OpenFile, connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
+_encode = json.JSONEncoder(allow_nan=False, ensure_ascii=False).encode
+
+
 def _to_json(value: Any) -> str:
     try:
-        return json.dumps(value, allow_nan=False, ensure_ascii=False)
+        return _encode(value)
     except ValueError as error:
         raise DatabaseError(f"{value!r} cannot be stored: it contains a number that is not finite") from error
 

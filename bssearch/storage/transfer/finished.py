@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from enum import StrEnum
+from functools import cache
+from operator import attrgetter
+from typing import Any
 
-from sqlalchemy import Connection, insert, select
+from sqlalchemy import ColumnElement, Connection, insert, literal, literal_column, select
 
 from bssearch.errors import UsageError
 from bssearch.records import (
@@ -19,12 +23,15 @@ from bssearch.records import (
     TrialRecord,
 )
 from bssearch.spec.reader import check_study_name
-from bssearch.storage.columns import to_columns
+from bssearch.storage.columns import paths, to_columns
 from bssearch.storage.database import Database
 from bssearch.storage.models import StudyRow, TrialRow
 from bssearch.storage.revisions import raise_revision
 from bssearch.storage.statements import STUDY, study_record
 from bssearch.storage.studies import bind_study, create_study
+
+_FIXED = (int, float, datetime, StrEnum)
+CHUNK = 1_000  # trials; what all of them share is a part of the statement, which saves two thirds of the time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,11 +63,48 @@ def add_study(database: Database, connection: Connection, finished: FinishedStud
     place = {"study_id": study_id, "environment_id": database.environment_id(connection, finished.environment)}
     bind_study(connection, study_id, finished.environment, place["environment_id"], again=False)
     place["revision"] = raise_revision(connection, study_id)
-    rows = [
-        {**place, **to_columns(_record(trial, number, time))} for number, trial in enumerate(finished.trials, start=1)
-    ]
-    if rows:
-        connection.execute(insert(TrialRow), rows)
+    attributes = _attributes()
+    read = attrgetter(*attributes.values())
+    for start in range(0, len(finished.trials), CHUNK):
+        trials = finished.trials[start : start + CHUNK]
+        row = {**place, **to_columns(_record(trials[0], start + 1, time))}
+        columns = dict(zip(attributes, zip(*map(read, trials), strict=True), strict=True))
+        for state in {*columns["state"]}:
+            if not state.is_finished:
+                raise ValueError(f"{state} is not a final state")
+        columns["number"] = tuple(range(start + 1, start + 1 + len(trials)))
+        columns["parameters"] = tuple(map(dict, columns["parameters"]))
+        shared = {
+            name: one for name, one in row.items() if name not in columns or columns[name].count(one) == len(trials)
+        }
+        fixed = {name: _literal(connection, name, one) for name, one in shared.items() if isinstance(one, _FIXED)}
+        varying = [name for name in columns if name not in fixed and shared.get(name, "") is not None]
+        statement = insert(TrialRow).values(fixed).inline()
+        compiled: Any = statement.compile(dialect=connection.dialect, column_keys=varying)
+        rows = zip(*(_stored(connection, name, columns[name]) for name in compiled.positiontup or varying), strict=True)
+        connection.exec_driver_sql(
+            str(compiled),
+            [*rows] if compiled.positional else [dict(zip(varying, values, strict=True)) for values in rows],
+        )
+
+
+def _stored(connection: Connection, name: str, values: Sequence[Any]) -> Iterable[Any]:
+    """Return values as the driver takes them; SQLAlchemy takes three times as long to convert each row."""
+    convert = TrialRow.__table__.c[name].type.dialect_impl(connection.dialect).bind_processor(connection.dialect)
+    return values if convert is None else map(convert, values)
+
+
+@cache
+def _attributes() -> dict[str, str]:
+    """Return the columns of a `FinishedTrial` and its attributes."""
+    own = {"phase": "phase", "seed": "seed", "train_seconds_limit": "train_seconds_limit", "state": "outcome.state"}
+    return own | paths(Configuration, "configuration.") | paths(TrialOutcome, "outcome.")
+
+
+def _literal(connection: Connection, name: str, value: object) -> ColumnElement[Any]:
+    """Return a value as SQL."""
+    bound = literal(value, TrialRow.__table__.c[name].type)
+    return literal_column(str(bound.compile(dialect=connection.dialect, compile_kwargs={"literal_binds": True})))
 
 
 def is_stored(connection: Connection, finished: FinishedStudy, time: datetime) -> bool:
@@ -81,8 +125,6 @@ def _create(connection: Connection, study: StudyRecord) -> None:
 
 
 def _record(trial: FinishedTrial, number: int, time: datetime) -> TrialRecord:
-    if not trial.outcome.state.is_finished:
-        raise ValueError(f"{trial.outcome.state} is not a final state")
     return TrialRecord(
         number=number,
         state=trial.outcome.state,

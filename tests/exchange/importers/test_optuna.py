@@ -200,6 +200,84 @@ def test_accumulation_and_devices_are_parts_of_the_batch_also_under_other_names(
     assert (said[0].configuration.batch_size, said[0].configuration.micro_batch_size) == (64, 16)
 
 
+def suggested(*params: dict[str, Any]) -> list[FrozenTrial]:
+    """Return trials of other parameters, which met 0.9 at their last report."""
+    texts = sorted({one for each in params for one in each.values() if isinstance(one, str)})
+    numbers = optuna.distributions.FloatDistribution(-9.0, 1e4)
+    kind = optuna.distributions.CategoricalDistribution(texts) if texts else numbers
+    made = [trial(0.95, reports={100: 0.5, 200: 0.95}, lasted=5.0) for _ in params]
+    for one, values in zip(made, params, strict=True):
+        one.distributions, one.params = dict.fromkeys(values, kind), values
+    return made
+
+
+WORDS: dict[str, Any] = {"target": 0.9, "seconds": "duration", "steps": "step"}
+
+
+@pytest.mark.parametrize(
+    ("trials", "options", "batches"),
+    [
+        ([{"batch_size": 64}, {}, {"batch_size": 61.7}], {}, [64]),
+        ([{"batch_size": 64}, {}], {"batch_size": 128}, [64, 128]),
+        ([{"batch_size": "64"}, {"batch_size": "256"}, {"batch_size": "many"}], {}, [64, 256]),
+        ([{}, {}], {}, None),
+        ([{"log2": 7}, {"log2": 8}], {"param": ["2**log2=batch_size"]}, [128, 256]),
+        ([{"log2": 7}, {"log2": 8}], {"param": ["1*log2=batch_size"]}, [7, 8]),
+        ([{"log2": 7}, {"log2": 8}], {"param": ["log2=batch_size"]}, None),
+        ([{"units": 3}, {"units": 4}], {"param": ["16*units=batch_size"]}, [48, 64]),
+        ([{"batch_size": size} for size in (5, 6, 7, 8)], {}, None),
+        ([{"batch_size": size} for size in (5, 6, 7, 8)], {"param": ["1*batch_size=batch_size"]}, [5, 6, 7, 8]),
+        ([{"batch_size": size} for size in (2, 4, 8, 16)], {}, [2, 4, 8, 16]),
+    ],
+)
+def test_trials_without_a_batch_size_are_left_out_and_powers_are_never_taken_for_batches(
+    write: Write, trials: list[dict[str, Any]], options: dict[str, Any], batches: list[int] | None
+) -> None:
+    file = write(*suggested(*trials))
+    if batches is None:
+        refuse(UsageError, file, said="batch_size", **WORDS, **options)
+        return
+    made = import_optuna(file, **WORDS, **options)
+    assert [one.configuration.batch_size for one in made.studies[0].trials] == batches
+    assert any(f"skipped {len(trials) - len(batches)} of " in note for note in made.notes) is (
+        len(batches) < len(trials)
+    )
+    assert {f"parameter {name!r}" for params in trials for name in params} <= {
+        note.partition(":")[0] for note in made.notes
+    }
+
+
+def test_a_transformed_learning_rate_is_a_learning_rate(write: Write) -> None:
+    file = write(*suggested({"batch_size": 64, "log_lr": -2.0}, {"batch_size": 128, "log_lr": -3.0}))
+    made = import_optuna(file, **WORDS, param=["10**log_lr=learning_rate"])
+    rates = [one.configuration.learning_rate for one in made.studies[0].trials]
+    assert rates == pytest.approx([0.01, 0.001])
+    refuse(UsageError, file, said="10**", **WORDS, param=["log_lr=learning_rate"])
+
+
+def test_a_metric_in_percent_and_a_target_as_a_fraction_are_refused(write: Write) -> None:
+    file = write(trial(95.0, reports={100: 50.0, 200: 95.0}, lasted=5.0))
+    refuse(UsageError, file, said="--target 90", target=0.9, seconds="duration")
+    assert states(import_optuna(file, target=90, seconds="duration")) == ["reached"]
+
+
+def test_one_of_several_objectives_is_the_metric_and_the_others_are_attributes(write: Write) -> None:
+    storage = f"sqlite:///{write(name='other')}"
+    made = optuna.create_study(study_name="both", storage=storage, directions=["minimize", "maximize"])
+    with pytest.warns(optuna.exceptions.ExperimentalWarning):
+        made.set_metric_names(["took", "acc"])
+    for size, took, metric in ((32, 40.0, 0.95), (64, 26.0, 0.93), (128, 9.0, 0.5)):
+        one = trial(size=size)
+        one.values = [took, metric]
+        made.add_trial(one)
+    file = storage.removeprefix("sqlite:///")
+    refuse(UsageError, file, "both", said="took, acc", target=0.9)
+    for figures_at, times in ((None, [None] * 3), (FiguresAt.TARGET, [40.0, 26.0, None])):
+        words: dict[str, Any] = {"seconds": "user_attr:took", "figures_at": figures_at}
+        found = import_optuna(file, "both", target=0.9, metric="acc", **words)
+        assert [one.time_to_target_s for one in outcomes(found)] == times
+
+
 # Steps and seconds, where somebody says where they stand --------------------------------------------------------------
 
 
@@ -328,6 +406,8 @@ def test_reports_by_epoch_tell_epochs_times_samples(write: Write, first: int, st
         fixed(64, 10, first=first, step=step, took=60.0),
         fixed(128, 11, value=0.5, first=first, step=step, took=40.0),
     )
+    by_samples = import_optuna(file, target=0.9, steps="samples")
+    assert [one.samples for one in outcomes(by_samples)][:1] == [32 * max(1, round((first + 3 * step) / 32))]
     made = import_optuna(file, target=0.9, seconds="user_attr:took", steps="epoch", samples_per_epoch=6400)
     early, late, missed = outcomes(made)
     assert [early.time_to_target_s, late.time_to_target_s, missed.last_miss_seconds] == [40.0, 60.0, 40.0]
@@ -435,7 +515,7 @@ def test_figures_of_a_study_that_was_exported_are_those_to_its_own_target(tmp_pa
         ({"target": float("inf")}, "--target = inf"),
         ({"target": 0.9, "seconds": "minutes"}, "--seconds = 'minutes' must be duration, step_ms, value or user_attr:"),
         ({"target": 0.9, "seconds": "user_attr:"}, "--seconds = 'user_attr:'"),
-        ({"target": 0.9, "steps": "epochs"}, "--steps = 'epochs' must be step, epoch or user_attr:NAME"),
+        ({"target": 0.9, "steps": "epochs"}, "--steps = 'epochs' must be step, samples, epoch or user_attr:NAME"),
         ({"target": 0.9, "steps": "epoch"}, "--samples-per-epoch N says it"),
         ({"target": 0.9, "steps": "epoch", "samples_per_epoch": 9, "seconds": "step_ms"}, "cannot be combined"),
         ({"target": 0.9, "steps": "step", "samples_per_epoch": 9}, "--samples-per-epoch = 9 needs --steps epoch"),
@@ -462,7 +542,7 @@ def test_studies_that_are_none_or_several_or_of_several_objectives_are_named(wri
     refuse(UsageError, file, said="'one', 'two'", target=0.9)
     refuse(UsageError, file, "two", said="no COMPLETE or PRUNED trial", target=0.9)
     write(name="three", directions=["maximize", "minimize"])
-    refuse(UsageError, file, "three", said="has 2 objectives", target=0.9)
+    refuse(UsageError, file, "three", said="Study.set_metric_names", target=0.9)
 
 
 def test_other_databases_and_no_databases_are_refused_and_left_as_they_are(write: Write, tmp_path: Path) -> None:

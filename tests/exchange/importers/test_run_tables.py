@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bssearch.analysis.objectives.samples_to_target import SamplesToTarget
+from bssearch.analysis.time_to_target import estimate
 from bssearch.errors import NotFoundError, UsageError
 from bssearch.exchange.importers.imported_run import LARGEST, RunTable
-from bssearch.exchange.importers.runs import FiguresAt, check_figures, import_runs, parse_runs, read_runs
-from bssearch.records import LARGEST_METRIC
+from bssearch.exchange.importers.runs import (
+    FiguresAt,
+    check_figures,
+    import_runs,
+    parse_runs,
+    read_runs,
+    with_last_misses,
+)
+from bssearch.records import LARGEST_METRIC, Goal
+from tests.factories import make_trial
 
 HEADER = "batch_size,seed,reached,steps,train_seconds,final_metric,device,precision,param.learning_rate,param.optimizer"
 ROW = "32,7,true,120,2.5,0.91,A100,bf16,0.1,adam"
@@ -318,11 +329,11 @@ def test_a_run_that_missed_may_have_neither_steps_nor_seconds() -> None:
         (["batch_size;reached", "8;1"], "separated by ';'; they must be separated by commas (runs.csv:1)"),
         (["batch_size\treached", "8\t1"], "separated by '\\t'; they must be separated by commas (runs.csv:1)"),
         (["batch_size,reached"], "no runs: runs.csv has no row under its header"),
-        (["batch_size,reached,seed,seed", "8,1,1,1"], "the header has column 'seed' 2 times (runs.csv:1)"),
-        (["batch_size,reached,param.lr,param.learning_rate", "8,1,1,1"], "column 'param.learning_rate' 2 times"),
-        (["batch_size,reached,learning_rate", "8,1,1"], "did you mean 'param.learning_rate'?"),
-        (["batch_size,reached,param.batch_size", "8,1,1"], "'param.batch_size' is not a parameter (runs.csv:1)"),
-        (["batch_size,reached,param.", "8,1,1"], "'param.' is not a parameter"),
+        (["batch_size,reached,seed,seed", "8,1,1,1"], "are both seed (runs.csv:1)"),
+        (["batch_size,reached,param.lr,param.learning_rate", "8,1,1,1"], "are both param.learning_rate"),
+        (["batch_size,reached,param.batch_size", "8,1,1"], "are both batch_size"),
+        (["batch_size,reached,param.", "8,1,1"], "unknown column 'param.'"),
+        (["batch_size,reached,step,depth", "8,1,1,2", "8,1,1,3"], "unknown columns 'step' (steps?), 'depth'"),
         (["batch_size,reached", "8,1", "8,1,5"], "the row has 3 cells, but the header has 2 columns (runs.csv:3)"),
         (["batch_size,reached", "8"], "the row has 1 cells, but the header has 2 columns (runs.csv:2)"),
         (["batch_size,reached", '8,"1'], "runs.csv:2 is not valid CSV"),
@@ -340,7 +351,7 @@ def test_lines_are_counted_as_an_editor_counts_them() -> None:
 def test_the_index_that_pandas_writes_is_left_out_and_noted() -> None:
     table = parse(",batch_size,reached", "0,8,1", "1,16,1")
     assert [run.configuration.batch_size for run in table.runs] == [8, 16]
-    assert table.notes == ("skipped column 1, which has no name",)
+    assert "ignored" in table.columns[0]
 
 
 def test_files_that_are_not_there_or_no_text(tmp_path: Path) -> None:
@@ -354,6 +365,163 @@ def test_files_that_are_not_there_or_no_text(tmp_path: Path) -> None:
         read_runs(broken)
     broken.write_bytes(b"\xef\xbb\xbfbatch_size,reached\r\n8,1\r\n")
     assert len(read_runs(broken).runs) == 1
+
+
+EXPORT = [
+    "Name,State,Runtime,batch_size,lr,seed,epochs,_step,trainer/global_step,val/acc,train/loss",
+    "a,finished,612,64,0.01,0,10,20,7810,0.931,0.21",
+    "b,finished,401,256,0.02,1,10,21,1950,0.921,0.25",
+    "c,finished,380,512,0.02,1,10,22,900,0.5,0.9",
+    "d,crashed,33,1024,0.04,0,10,23,50,NaN,NaN",
+]
+
+
+def write_table(folder: Path, lines: Sequence[str]) -> Path:
+    file = folder / "runs.csv"
+    file.write_text("\n".join(lines) + "\n")
+    return file
+
+
+def test_a_table_of_another_tool_is_read_once_its_figures_are_said_to_be_those_to_the_target(tmp_path: Path) -> None:
+    file = write_table(tmp_path, EXPORT)
+    words: dict[str, Any] = {"metric": "val/acc", "target": 0.9}
+    with pytest.raises(UsageError, match=r"Runtime and trainer/global_step are of the whole run"):
+        import_runs(file, **words)
+    made = import_runs(file, figures_at=FiguresAt.TARGET, **words)
+    found = [(one.configuration.batch_size, one.outcome.time_to_target_s) for one in made.studies[0].trials]
+    assert found == [(64, 612.0), (256, 401.0), (512, None)]
+    assert [one.configuration.learning_rate for one in made.studies[0].trials] == [0.01, 0.02, 0.02]
+    assert sum(note.startswith("column ") for note in made.notes) == 11
+    other = import_runs(
+        file, column=["trainer/global_step=param.length", "Runtime=train_seconds"], figures_at=FiguresAt.TARGET, **words
+    )
+    assert other.studies[0].trials[0].configuration.parameters["length"] == 7810
+
+
+@pytest.mark.parametrize(
+    ("header", "row", "batch", "rate"),
+    [
+        ("params.batch_size,params.lr,metrics.acc,status", "64,0.1,0.95,FINISHED", 64, 0.1),  # MLflow
+        ("params_batch_size,params_lr,acc,state,number", "64,0.1,0.95,COMPLETE,0", 64, 0.1),  # Optuna
+        ("config/batch_size,config/lr,acc,trial_id,logdir", "64,0.1,0.95,x,y", 64, 0.1),  # Ray
+        ("config/train_loop_config/batch_size,learning_rate,acc", "64,0.1,0.95", 64, 0.1),
+        ("per_device_train_batch_size,num_processes,lr,acc", "16,4,0.1,0.95", 64, 0.1),
+    ],
+)
+def test_columns_are_known_under_the_names_of_other_tools(header: str, row: str, batch: int, rate: float) -> None:
+    text = f"{header},steps\n{row},100\n"
+    (run,) = parse_runs(text, "runs.csv", metric="acc", target=0.9).runs
+    found = (run.configuration.batch_size, run.configuration.learning_rate, run.steps, run.final_metric, run.reached)
+    assert found == (batch, rate, 100, 0.95, True)
+
+
+def test_a_transformed_column_is_transformed_and_a_logarithm_is_never_taken_for_a_batch() -> None:
+    lines = "log2_batch,log_lr,reached\n7,-2,1\n8,-3,1\n"
+    mapped = ["2**log2_batch=batch_size", "10**log_lr=learning_rate"]
+    runs = parse_runs(lines, "runs.csv", column=mapped).runs
+    assert [run.configuration.batch_size for run in runs] == [128, 256]
+    assert [run.configuration.learning_rate for run in runs] == pytest.approx([0.01, 0.001])
+    same = parse_runs(lines, "runs.csv", column=["1*log2_batch=batch_size"], ignore=["log_lr"]).runs
+    assert [run.configuration.batch_size for run in same] == [7, 8]
+    for wrong in (["log2_batch=batch_size"], ["2**log2_batch=batch"], ["nothing=batch_size"], ["log2_batch"]):
+        with pytest.raises(UsageError):
+            parse_runs(lines, "runs.csv", column=wrong, ignore=["log_lr"])
+
+
+@pytest.mark.parametrize(
+    ("column", "text", "value"),
+    [
+        ("train_seconds", "0:02:00", 120.0),
+        ("train_seconds", '"1 day, 2:03:04"', 93784.0),
+        ("train_seconds", "0 days 00:00:01.5", 1.5),
+        ("train_seconds", "2.5 min", 150.0),
+        ("train_seconds", "450ms", 0.45),
+        ("took_ms", "1500", 1.5),
+        ("took (h)", "2", 7200.0),
+        ("final_metric", "91%", 0.91),
+        ("train_seconds", '"120,5"', None),
+        ("train_seconds", "2:00", None),
+        ("final_metric", '"0,951"', None),
+        ("steps", '"1,000"', None),
+        ("batch_size", '"1,024"', None),
+    ],
+)
+def test_number_formats_are_read_or_refused_by_their_cause(column: str, text: str, value: float | None) -> None:
+    header, batch = ("reached", "1") if column == "batch_size" else ("reached,batch_size", "1,8")
+    mapped = [f"{column}=train_seconds"] if column.startswith("took") else []
+    lines = f"{header},{column}\n{batch},{text}\n"
+    if value is None:
+        with pytest.raises(UsageError) as caught:
+            parse_runs(lines, "runs.csv")
+        assert "," not in text or "point" in str(caught.value.hint)
+    else:
+        (run,) = parse_runs(lines, "runs.csv", column=mapped).runs
+        assert (run.final_metric if column == "final_metric" else run.train_seconds) == pytest.approx(value)
+
+
+@pytest.mark.parametrize(
+    ("options", "metrics", "reached"),
+    [
+        ({"metric": "acc", "target": 0.9}, ["0.95", "0.8", "NaN"], [True, False, False]),
+        ({"metric": "val_loss", "target": 0.3, "goal": Goal.MINIMIZE}, ["0.2", "0.31"], [True, False]),
+        ({"metric": "acc", "target": 0.9}, ["95%", "85%"], [True, False]),
+        ({"metric": "acc", "target": 90}, ["95", "85"], [True, False]),
+        ({"metric": "acc", "target": 0.9}, ["95", "85"], None),  # percent and a fraction
+        ({"metric": "acc", "target": 90}, ["0.95", "0.85"], None),
+        ({"metric": "val_loss", "target": 0.3}, ["0.2", "0.31"], None),  # a loss to maximize
+        ({"metric": "acc"}, ["0.95"], None),
+    ],
+)
+def test_without_a_column_reached_the_metric_and_the_target_tell(
+    options: dict[str, Any], metrics: list[str], reached: list[bool] | None
+) -> None:
+    lines = f"batch_size,steps,{options['metric']}\n" + "".join(f"8,{90 + i},{m}\n" for i, m in enumerate(metrics))
+    if reached is None:
+        with pytest.raises(UsageError):
+            parse_runs(lines, "runs.csv", **options)
+    else:
+        table = parse_runs(lines, "runs.csv", **options)
+        assert [run.reached for run in table.runs] == reached
+        assert table.unclear
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"log_history": [], "global_step": 3}', "the Trainer state of one run"),
+        ('[{"batch_size": 3}]', "JSON"),
+        ("epoch,step,train_loss,val/acc\n0,9,0.5,\n", "the curve of one run"),
+        ("Wall time,Step,Value\n1,2,0.5\n", "the curve of one run"),
+        ("_step,_runtime,loss\n1,2,0.5\n", "the curve of one run"),
+        ("Step,a - acc,b - acc\n1,0.1,0.2\n", "the curves of 2 runs"),
+        ("batch_size,lr,metrics.acc\n8,1,0.95\n", "steps or train_seconds"),
+    ],
+)
+def test_a_file_of_another_kind_is_named(text: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        parse_runs(text, "runs.csv", metric="acc", target=0.9)
+
+
+def test_last_misses_come_from_their_columns_or_from_the_grid_of_the_steps() -> None:
+    def misses(*lines: str) -> list[int | None]:
+        found, notes = with_last_misses(parse(*lines).runs)
+        assert bool(notes) is lines[0].endswith(",steps")
+        return [run.last_miss_step for run in found]
+
+    assert misses("batch_size,reached,steps,last_miss_step", "8,1,90,60", "8,1,90,") == [60, None]
+    assert misses("batch_size,reached,steps,eval_every_steps", "8,1,90,40", "8,1,30,40", "8,0,90,40") == [50, 0, None]
+    epochs = ["16,1,250", "16,1,750", "16,0,3000", "32,1,250", "32,1,125", "64,1,124", "64,1,124"]
+    assert misses("batch_size,reached,steps", *epochs) == [0, 500, None, 125, 0, 62, 62]
+    steps = ["16,1,100", "16,1,150", "32,1,100", "32,1,250", "64,1,200"]
+    assert misses("batch_size,reached,steps", *steps) == [50, 100, 50, 200, 150]
+
+
+def test_an_interval_holds_the_last_miss(tmp_path: Path) -> None:
+    lines = ["batch_size,reached,steps,seed,eval_every_steps", *(f"8,1,62,{seed},31" for seed in range(4))]
+    (study,) = import_runs(write_table(tmp_path, lines), target=0.9, figures_at=FiguresAt.TARGET).studies
+    trials = [replace(make_trial(one.seed + 1, batch_size=8), outcome=one.outcome) for one in study.trials]
+    found = estimate(trials, SamplesToTarget())
+    assert found.median == 62 * 8 and found.low is not None and found.low <= 31 * 8
 
 
 POSITIVE = st.floats(min_value=1e-6, max_value=1e6)

@@ -1,0 +1,262 @@
+"""Columns of a table of runs: what each is taken for, also under the names of other tools."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from bssearch.errors import UsageError
+from bssearch.exchange.importers.imported_run import SPLIT, TYPED, number, part_of_batch
+
+COLUMNS = (
+    *("batch_size", "seed", "reached", "steps", "train_seconds", "final_metric", "device", "precision"),
+    *("last_miss_step", "eval_every_steps"),
+)
+PREFIX = "param."
+STATE = "state"
+RESULT = "another result"
+
+# Prefixes of parameters: ours, MLflow's, Optuna's, W&B's and Ray's.
+_PARAMETER = re.compile(r"(?:params?|config(?:/train_loop_config)?|hparams?|hyperparameters)[./]|params_")
+_LOGGED = re.compile(r"(?:metrics[./])?(.*)", re.DOTALL)
+# Figures of a whole run, as tools log them; W&B's `_step` counts calls of `log`, not optimizer steps.
+WHOLE = {
+    **dict.fromkeys(("runtime", "_runtime", "duration", "train_runtime", "time_total_s"), "train_seconds"),
+    **dict.fromkeys(("trainer/global_step", "train/global_step", "global_step"), "steps"),
+}
+_ABOUT = re.compile(
+    r"(?:name|notes|user|tags|created|updated|sweep|group|job type|commit|hostname|id|run_?id|run|run_name|number|"
+    r"experiment_id|artifact_uri|start_time|end_time|datetime_start|datetime_complete|trial_id|date|timestamp|pid|"
+    r"node_ip|logdir|done|hostname|_step|_timestamp|_wandb)|(?:tags|system_attrs|user_attrs)[._].*",
+    re.IGNORECASE,
+)
+_RESULT = re.compile(
+    r"metrics[./].*|(?:train|val|valid|validation|test|eval|perf|time|system)/.*|"
+    r"(?:.*[/_. ])?(?:loss|acc|accuracy|error|auc|f1|perplexity|ppl|bleu|wer|mse|rmse|mae)",
+    re.IGNORECASE,
+)
+_UNIT = re.compile(r"(?:^|[ _(\[/])(ms|millis|milliseconds|s|sec|seconds|min|minutes|h|hours)[)\]]?", re.IGNORECASE)
+_SECONDS = {"ms": 1e-3, "mi": 60.0, "m": 60.0, "s": 1.0, "se": 1.0, "h": 3600.0, "ho": 3600.0, "": 1.0}
+_DURATION = re.compile(r"(?:(\d+) days?,? ?)?(\d+):(\d\d):(\d\d(?:\.\d+)?)")
+_FORMULA = re.compile(r"([\d.]+|e)(\*\*?)(.+)")
+
+
+def scale(unit: str) -> float:
+    """Return the seconds of a unit such as ``ms`` or ``hours``."""
+    return _SECONDS[unit.lower()[: 2 if unit[:2].lower() in _SECONDS else 1]]
+
+
+def seconds(text: str) -> float:
+    """Parse ``90``, ``90 s``, ``1.5 min``, ``0:01:30`` or ``1 day, 2:03:04``; NaN if invalid."""
+    parts = _DURATION.fullmatch(text)
+    if parts is not None:
+        days, hours, minutes, rest = parts.groups(default="0")
+        return 86400.0 * int(days) + 3600.0 * int(hours) + 60.0 * int(minutes) + float(rest)
+    unit = re.fullmatch(r"(.*\d) ?(ms|s|sec|seconds|min|minutes|h|hours)", text)
+    return number(text) if unit is None else number(unit[1]) * scale(unit[2])
+
+
+def fraction(text: str) -> float:
+    """Parse a number or a percentage; NaN if invalid."""
+    return number(text[:-1]) / 100 if text.endswith("%") else number(text)
+
+
+@dataclass(frozen=True, slots=True)
+class Formula:
+    """A parameter and the number that it stands for: ``2**log2_batch`` or ``16*batch_units``."""
+
+    name: str
+    of: Callable[[float], float] | None = None
+
+    @classmethod
+    def parse(cls, text: str, names: Iterable[str]) -> Formula:
+        """Parse a name, or a formula with a name."""
+        found = None if text in names else _FORMULA.fullmatch(text)
+        if found is None:
+            return cls(text)
+        base = math.e if found[1] == "e" else number(found[1])
+        if found[2] == "**":
+            return cls(found[3], lambda value: base**value)
+        return cls(found[3], lambda value: base * value)
+
+    def __call__(self, text: str) -> str:
+        """Return the number for a text; an empty text stays."""
+        text = text.strip()
+        if self.of is None or not text:
+            return text
+        try:
+            value = self.of(number(text))
+        except OverflowError:
+            value = math.inf
+        return repr(round(value, 9)) if value > 1 else repr(value)
+
+
+def check_logarithm(theirs: str, ours: str) -> None:
+    """Raise `UsageError` if a name says that its numbers are logarithms."""
+    if re.search(r"log|exp(?!ert)|pow", theirs, re.IGNORECASE) and ours in ("batch_size", "learning_rate", *SPLIT):
+        raise UsageError(
+            f"{theirs}={ours}: {theirs!r} may hold logarithms",
+            hint=f"use '2**{theirs}={ours}' (or 10**, e**) for powers, '1*{theirs}={ours}' for the numbers themselves",
+        )
+
+
+def mappings(option: str, given: Sequence[str], there: Iterable[str], kind: str) -> dict[str, tuple[str, Formula]]:
+    """Parse THEIRS=OURS by their names; raise `UsageError`."""
+    names = list(there)
+    found: dict[str, tuple[str, Formula]] = {}
+    for text in given:
+        theirs, separator, ours = text.rpartition("=")
+        if not (theirs and separator and ours):
+            raise UsageError(f"{option} = {text!r} must be THEIRS=OURS, as in lr=learning_rate")
+        formula = Formula.parse(theirs, names)
+        if formula.name not in names:
+            raise UsageError(
+                f"{option} {text}: no {kind} {formula.name!r}; there are {', '.join(sorted(names)) or 'none'}"
+            )
+        if formula.of is None:
+            check_logarithm(theirs, ours)
+        found[formula.name] = ours, formula
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """A column by its name in the file, and the name that it is taken for: None if it is ignored."""
+
+    theirs: str
+    ours: str | None = None
+    why: str = ""
+    formula: Formula | None = None
+    seconds: float = 1.0
+    is_whole: bool = False
+
+    @property
+    def read(self) -> Callable[[str], str] | None:
+        """Return a function from a cell to our unit; None to keep it."""
+        if self.formula is not None and self.formula.of is not None:
+            return self.formula
+        return None if self.seconds == 1.0 else Formula(self.theirs, lambda value: value * self.seconds)
+
+    @property
+    def sentence(self) -> str:
+        """One line for the user."""
+        unit = "" if self.seconds == 1.0 else f" × {self.seconds:g}"
+        return f"column {self.theirs!r}: {self.ours or 'ignored'}{unit}{f' ({self.why})' if self.why else ''}"
+
+
+def recognize(
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    origin: str,
+    *,
+    metric: str,
+    mapped: Sequence[str],
+    ignored: Sequence[str],
+) -> list[Column]:
+    """Return the columns in order; raise `UsageError` with all that are unknown."""
+    names = [name.strip() for name in header]
+    given = mappings("--column", mapped, [name for name in names if name], "column")
+    for name in ignored:
+        if name not in names:
+            raise UsageError(f"--ignore {name}: no column {name!r}; there are {', '.join(filter(None, names))}")
+    columns: list[Column] = []
+    unknown: list[str] = []
+    own = {*names, *(ours for ours, _ in given.values())}
+    for index, name in enumerate(names):
+        column = None if name in ignored else _column(name, metric, given, own)
+        if column is None and name not in ignored:
+            near = difflib.get_close_matches(name, [*COLUMNS, *SPLIT], n=1)
+            if near or _PARAMETER.fullmatch(name) or len({row[index].strip() for row in rows if index < len(row)}) > 1:
+                unknown.append(f"{name!r}" + (f" ({near[0]}?)" if near else ""))
+            column = Column(theirs=name, why="the same in all rows")
+        columns.append(column or Column(theirs=name, why="--ignore"))
+        own.add(columns[-1].ours or "")
+    if unknown:
+        raise UsageError(
+            f"unknown column{'s' * (len(unknown) > 1)} {', '.join(unknown)} ({origin})",
+            hint=f"add --column NAME={PREFIX}NAME for a parameter, --column NAME=OURS for {', '.join(COLUMNS)}, or "
+            "--ignore NAME",
+        )
+    _check_twice(columns, origin)
+    return columns
+
+
+def _column(name: str, metric: str, given: Mapping[str, tuple[str, Formula]], own: set[str]) -> Column | None:
+    """Return what a column is taken for; None if unknown."""
+    unit = _UNIT.search(name)
+    factor = scale(unit[1]) if unit is not None and unit.end() == len(name) else 1.0
+    prefix = _PARAMETER.match(name)
+    plain = name[prefix.end() :] if prefix else name
+    plain = "learning_rate" if plain == "lr" else plain
+    logged = (_LOGGED.fullmatch(name) or [name, name])[1]
+    whole = WHOLE.get(logged.lower())
+    if name in given:
+        ours, formula = given[name]
+        ours = PREFIX + ours if ours in TYPED else ours
+        if ours not in COLUMNS and not ours.startswith(PREFIX) and part_of_batch(ours) is None:
+            raise UsageError(
+                f"--column {name}={ours}: unknown column {ours!r}",
+                hint=f"choose from {', '.join((*COLUMNS, *SPLIT))}, or {PREFIX}NAME",
+            )
+        is_time = ours == "train_seconds"
+        return Column(
+            theirs=name, ours=ours, formula=formula, seconds=factor if is_time else 1.0, is_whole=whole is not None
+        )
+    if not name:
+        return Column(theirs=name, why="it has no name")
+    if plain in COLUMNS and (prefix is None or plain in ("batch_size", "seed")):
+        return Column(theirs=name, ours=plain)
+    if part_of_batch(plain) is not None:
+        return Column(theirs=name, ours=plain, why=f"a part of the batch, {part_of_batch(plain)}")
+    if logged == metric and "final_metric" not in own:
+        return Column(theirs=name, ours="final_metric")
+    if prefix is not None and plain and plain not in COLUMNS:
+        return Column(theirs=name, ours=PREFIX + plain)
+    if plain in TYPED:
+        return Column(theirs=name, ours=PREFIX + plain)
+    if whole is not None:
+        why = "of the whole run"
+        return Column(theirs=name, why=why) if whole in own else Column(theirs=name, ours=whole, why=why, is_whole=True)
+    if name.lower() in ("state", "status"):
+        return Column(theirs=name, ours=STATE)
+    if _ABOUT.fullmatch(name):
+        return Column(theirs=name, why="it describes the run")
+    return Column(theirs=name, why=RESULT) if _RESULT.fullmatch(name) else None
+
+
+def _check_twice(columns: Sequence[Column], origin: str) -> None:
+    seen: dict[str, str] = {}
+    for column in columns:
+        if column.ours is not None:
+            if column.ours in seen:
+                raise UsageError(
+                    f"the columns {seen[column.ours]!r} and {column.theirs!r} are both {column.ours} ({origin})",
+                    hint="--ignore NAME leaves one out",
+                )
+            seen[column.ours] = column.theirs
+
+
+HINT = (
+    "write a table with one row per run: batch_size, reached, and steps and train_seconds at the first evaluation that "
+    "met the target"
+)
+
+
+def check_kind(text: str, header: Sequence[str], origin: str) -> None:
+    """Raise `UsageError` that names a file of another kind: JSON, or the curves of runs."""
+    kind = None
+    names = {name.strip().lower() for name in header}
+    if text.lstrip()[:1] in ("{", "["):
+        kind = "the Trainer state of one run" if '"log_history"' in text else "JSON, not a table"
+    elif any(" - " in name and name.endswith(("__MIN", "__MAX")) for name in header) or (
+        len(names) > 1 and all(" - " in name for name in header[1:])
+    ):
+        kind = f"a W&B chart: the curves of {len({name.partition(' - ')[0] for name in header[1:]})} runs"
+    elif names & {"step", "_step", "epoch", "iteration", "value"} and not names & {"reached", "state", "name"}:
+        batch = any(part_of_batch(name) or name.endswith("batch_size") for name in names)
+        kind = None if batch else "the curve of one run: each row is an evaluation"
+    if kind is not None:
+        raise UsageError(f"{origin} is {kind}", hint=HINT)
