@@ -263,7 +263,8 @@ class Answer(Model):
     """The optimal batch size, and the evidence.
 
     ``tied`` and ``worse``: batch sizes shown to be within 5 % of the least, or not to be. ``within_5_percent``:
-    probability that the recommendation costs at most 5 % more than the best; below 0.9 the answer is ``provisional``.
+    probability that the batch size costs at most 5 % more than the best, both fully tuned; below 0.9 the answer is
+    ``provisional``. ``configuration_within_5_percent``: the same of the printed values as they are.
     `bssearch.commands.best` adds the class variables.
     """
 
@@ -291,6 +292,7 @@ class Answer(Model):
     worse: list[int] = Field(default_factory=list)
     provisional: bool = True
     within_5_percent: float | None = None
+    configuration_within_5_percent: float | None = None
     would_settle: Settles | None = None
     runs_to_settle: int | None = None
     next: list[NextStep] = Field(default_factory=list)

@@ -217,19 +217,24 @@ class Beliefs:
     @property
     def recommended(self) -> int:
         """Smallest batch size that is `SHOWN` to be within 5 % of the best, else the `best`."""
-        shown = [one for one, held in zip(self.sizes, self.is_confirmed & (self.shares >= SHOWN), strict=True) if held]
-        return min([*shown, self.best])
+        return self.tied[0]
+
+    @property
+    def tied(self) -> list[int]:
+        """Confirmed batch sizes `SHOWN` to be within 5 % of the best, and the best."""
+        shown = self.is_confirmed & (self.shares >= SHOWN)
+        return sorted({self.best, *(size for size, one in zip(self.sizes, shown, strict=True) if one)})
+
+    @property
+    def worse(self) -> list[int]:
+        """Confirmed batch sizes `SHOWN` to be more than 5 % from the best."""
+        shown = self.is_confirmed & (self.shares <= 1 - SHOWN)
+        return [size for size, one in zip(self.sizes, shown, strict=True) if one]
 
     @property
     def are_sure(self) -> bool:
         """True if the recommended batch size is within 5 % of the best with a probability of `ENOUGH`."""
         return float(self.shares[self._place(self.recommended)]) >= ENOUGH
-
-    def ratio(self, slower: int, faster: int) -> tuple[float, float]:
-        """95 % interval of the log ratio of two batch sizes' figures."""
-        drawn = self.figures[:, self._place(slower)] - self.figures[:, self._place(faster)]
-        low, high = np.quantile(drawn, [0.025, 0.975])
-        return float(low), float(high)
 
     def contenders(self) -> list[int]:
         """Confirmed batch sizes that another run may help, the most helpful first; empty if none contends.
