@@ -25,6 +25,8 @@ from typing import Annotated
 import numpy as np
 import typer
 
+from bssearch.analysis.objectives.time_to_target import TIME
+from bssearch.analysis.optimum import least_of
 from bssearch.errors import TargetNotReachedError
 from bssearch.records import Configuration, Phase, ProbeRecord, StepTimeError, TrialPlan, TrialRecord
 from bssearch.records.intervals import FLAT_RATIO
@@ -88,8 +90,8 @@ class Truth:
     power: float
 
     def steps(self, size: int) -> float:
-        ratio = (self.b_crit / size) ** self.cell.bend
-        return 200 * (1 + ratio) ** (1 / self.cell.bend)
+        ratio = float((self.b_crit / size) ** self.cell.bend)
+        return float(200 * (1 + ratio) ** (1 / self.cell.bend))
 
     def step_seconds(self, size: int) -> float:
         return 1e-3 * (1 + size / self.knee)
@@ -180,13 +182,13 @@ class Lab:
         if self.is_gamma:
             own = math.log(self.rng.gamma(1 / rest**2, rest**2)) / rest
         late = self.rng.uniform(0.4, 0.8) if self.rng.uniform() < cell.outliers else 0.0
-        return scale * effect + rest * own + late
+        return float(scale * effect + rest * own + late)
 
     def search(self) -> list[TrialRecord]:
         """Trials at random, then near the best so far."""
         trials: list[TrialRecord] = []
         for number in range(1, SEARCHED + 1):
-            best = min(trials, key=lambda one: one.outcome.time_to_target_s, default=None)  # type: ignore[union-attr]
+            best = least_of(trials, TIME)
             size = int(self.rng.choice(SIZES))
             rate, dropout = self.truth.rate * 2 ** self.rng.uniform(-3, 3), self.rng.uniform(0, 0.3)
             if best is not None and number > SEARCHED // 3:

@@ -107,7 +107,7 @@ def test_what_a_run_reached_and_what_it_missed(tmp_path: Path) -> None:
     assert (missed.steps, missed.samples, missed.train_seconds) == (200, 12_800, 9.0)
     assert (reached.time_to_target_s, reached.steps_to_target) == (2.5, 100)
     assert (reached.first_hit_step, reached.first_hit_seconds) == (100, 2.5)
-    assert (reached.last_miss_step, reached.last_miss_seconds) == (None, None)
+    assert (reached.last_miss_step, reached.last_miss_seconds) == (90, None)  # all steps are multiples of ten
     assert (missed.time_to_target_s, missed.steps_to_target, missed.first_hit_step) == (None, None, None)
     assert (missed.last_miss_step, missed.last_miss_seconds) == (200, 9.0)
     assert (reached.final_metric, missed.final_metric, outcome(trials[5]).final_metric) == (0.91, 0.8, None)
@@ -283,7 +283,7 @@ def test_learning_rates_that_are_not_known_are_in_no_space(tmp_path: Path) -> No
     ("rows", "arguments", "said"),
     [
         (("0,0,1,10,1,,,",), (), "batch_size = '0' must be an integer in [1, 2147483647] (runs.csv:2)"),
-        (("8,0,1,10,0,,,",), (), "train_seconds = '0' must be > 0"),
+        (("8,0,1,10,0,,,",), (), "train_seconds = '0' must be seconds or h:mm:ss > 0"),
         (("8,0,maybe,10,1,,,",), (), "reached = 'maybe' must be"),
         (("8,0,1,10,1,,,",), (), "the target is unknown: no run that reached it has a final_metric"),
         (("8,0,1,10,1,,,",), ("--target", "nan"), "--target = nan must be a finite number"),
