@@ -1,7 +1,7 @@
 """The answers of stored studies do not change unnoticed.
 
 `data/stored` holds two searches on scikit-learn's digits and an imported table, exported by an older version; their
-JSON is that of `best` since one probability model gives the answer. A change of a number here changes every stored answer.
+JSON is that of `best`. A change of a number here changes every stored answer.
 """
 
 from __future__ import annotations
