@@ -6,6 +6,7 @@ import math
 
 from bssearch.analysis.answer import Answer, Figure, Ratio, Time, objective_in
 from bssearch.analysis.batches import MODELS_DIFFER
+from bssearch.analysis.certainty import ENOUGH
 from bssearch.analysis.objectives.base import Objective
 from bssearch.records.text import ends, number, plural
 
@@ -43,7 +44,8 @@ def _how_sure(answer: Answer) -> str:
     if not answer.provisional or answer.within_5_percent is None:
         return ""
     step = answer.settling
-    return f"It {how_sure(answer)}." if step is None else f"It {how_sure(answer)}; {step.why}: {step.command}."
+    text = how_sure(answer).replace("batch", "Batch", 1)
+    return f"{text}." if step is None else f"{text}; {step.why}: {step.command}."
 
 
 def further_metrics(answer: Answer) -> str:
@@ -82,8 +84,16 @@ def about_growing(answer: Answer) -> str:
 
 
 def how_sure(answer: Answer) -> str:
-    """End of a sentence: how probably the recommendation is within 5 % of the best."""
-    return f"is within 5 % of the best with a probability of {math.floor(100 * (answer.within_5_percent or 0.0))} %"
+    """How probably the recommended batch size is within 5 % of the best, and its printed values if less."""
+    share, printed = answer.within_5_percent or 0.0, answer.configuration_within_5_percent
+    text = f"batch {answer.optimal.batch_size} is within 5 % of the best with a probability of {_percent(share)}"
+    if printed is None or answer.provisional or printed >= ENOUGH:
+        return text
+    return f"{text}, its printed values with {_percent(printed)}"
+
+
+def _percent(share: float) -> str:
+    return f"{math.floor(100 * share)} %"
 
 
 def with_interval(figure: Figure | Time, digits: int = 3, unit: str = "") -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
@@ -26,6 +27,7 @@ from bssearch.analysis.optimum import Candidate, Verdict
 from bssearch.analysis.shape import Interval, Notice
 from bssearch.analysis.time_to_target import Estimate
 from bssearch.records import WITH_CUDA_GRAPHS, Phase, ProbeRecord, SecondsBasis, Target, TrialRecord, TrialState
+from bssearch.records.intervals import student_t
 from bssearch.spec import StudySpec
 
 NOISE = 0.10
@@ -167,13 +169,14 @@ def _about_the_choice(spec: StudySpec, trials: Sequence[TrialRecord], verdict: V
         (
             "seed_noise",
             variation > NOISE,
-            f"run-to-run variation is {variation:.0%}; {known.runs} runs cannot separate smaller differences",
+            f"run-to-run variation is {variation:.0%}: the mean of {known.runs} runs is known to "
+            f"± {student_t(max(1, known.runs - 1)) * variation / math.sqrt(max(1, known.runs)):.0%}",
         ),
         (
             "chosen_by_law",
             verdict.rule == "law",
-            f"batch {best} is predicted from steps and step times; batch {least} has the least median, but "
-            f"{known.runs} runs cannot show a difference of 5 %",
+            f"batch {best} has the least expected time by all runs and the law; the least median, of batch {least}, is "
+            "not shown to be better",
         ),
         (
             "smallest_within_5_percent",

@@ -106,7 +106,7 @@ def _title(found: Answer) -> list[str]:
 def _certainty(found: Answer) -> list[str]:
     if found.within_5_percent is None:
         return _wrapped("Not final: no batch size was confirmed with fresh seeds.") if found.provisional else []
-    lines = _wrapped(f"{'Not final' if found.provisional else 'Final'}: it {how_sure(found)}.")
+    lines = _wrapped(f"{'Not final' if found.provisional else 'Final'}: {how_sure(found)}.")
     step = found.settling
     if found.provisional and step is not None:
         lines += [f"  next: {step.command}", *_wrapped(step.why, "        ")]
@@ -315,9 +315,7 @@ def _one_line(comment: str) -> str:
 
 def grave(answer: Answer) -> list[str]:
     """Return the caveats for training with the exported values."""
-    unsure = (
-        [f"provisional: it {how_sure(answer)}"] if answer.provisional and answer.within_5_percent is not None else []
-    )
+    unsure = [f"provisional: {how_sure(answer)}"] if answer.provisional and answer.within_5_percent is not None else []
     return unsure + [warning.message for warning in answer.warnings if warning.code in GRAVE]
 
 

@@ -436,7 +436,8 @@ def test_no_name_breaks_out_of_a_comment_of_the_exported_yaml(text: str) -> None
 
 def test_exported_values_say_how_sure_they_are_where_that_is_not_enough() -> None:
     sure = answer(confirmed(64, 1.0, 1.1, 0.9)).model_copy(update={"within_5_percent": 0.653, "provisional": True})
-    assert "# note: provisional: it is within 5 % of the best with a probability of 65 %\n" in exported(sure, "yaml")
+    note = "# note: provisional: batch 64 is within 5 % of the best with a probability of 65 %\n"
+    assert note in exported(sure, "yaml")
     firm = sure.model_copy(update={"provisional": False})
     assert "provisional" not in exported(firm, "yaml")
 
