@@ -112,7 +112,8 @@ def build_answer(
     timed = timed_probes(spec, verdict, probes)
     law, fit = fit_and_predict(tuned.points, timed.values(), known.noise_scale)
     times = predicted_times(law, timed.values()) if law is not None and law.verdict == "fits" else {}
-    drawn = beliefs(verdict, step_figures(spec, verdict, probes), trials, spec.batch_sizes)
+    rivals = [size for size, probe in timed.items() if probe.step_seconds is not None]
+    drawn = beliefs(verdict, step_figures(spec, verdict, probes), trials, rivals)
     if drawn is not None:
         verdict = verdict.recommending(drawn.recommended, drawn.best)
     sure = None if drawn is None else drawn.certainty()
@@ -366,7 +367,7 @@ def _proposed(
     if not spec.is_imported:
         if not verdict.confirmed:
             yield NextStep(command=f"bssearch study confirm {name}", why="repeats the best with fresh seeds")
-        elif sure is not None and sure.is_provisional:
+        elif sure is not None and sure.settles is not None:
             yield _settling(spec, sure, trials)
         if (wider := _wider(spec, verdict, largest)) is not None:
             yield wider

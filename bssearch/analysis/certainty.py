@@ -8,7 +8,7 @@ grid, noise unknown.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from bssearch.analysis.batches import are_of_one_model, timed_probes
 from bssearch.analysis.objectives.base import Objective
-from bssearch.analysis.optimum import Settles, Verdict
+from bssearch.analysis.optimum import Candidate, Settles, Verdict
 from bssearch.analysis.posterior import DRAWS, Numbers, Runs, infer
 from bssearch.analysis.time_to_target import log_gap
 from bssearch.records import Phase, ProbeRecord, TrialRecord
@@ -145,7 +145,7 @@ With it, 95 % of firm verdicts are within 5 % of the best (``tests/benchmarks/ve
 
 PROPOSALS = 8
 LEAST_DEPARTURE = 0.03
-"""Shortfalls are drawn from so many each, by how well they explain a departure from the law, at least of this size."""
+"""Each shortfall is drawn from `PROPOSALS` candidates, weighted by how well it explains the departure from the law."""
 
 UNTIMED_ERROR = 0.15
 """Standard error of an interpolated log step time."""
@@ -154,8 +154,11 @@ CONTENDER = 0.02
 """Least probability of being the better batch size by 5 % to get another run."""
 
 MOST_RUNS = 100
-
 MORE = 1.3
+"""Of a batch size, and the factor between the numbers tried: the expected number is known to a third."""
+
+LEAST_GAIN = 0.01
+"""Gain in probability below which a command is not proposed."""
 
 StepFigures = Mapping[int, tuple[float, float]]
 """Figure of one step by batch size, and its standard error (logarithm)."""
@@ -185,7 +188,8 @@ class Certainty:
 class Beliefs:
     """Draws (`DRAWS`, sizes) of each batch size's log figure, as configured now and fully tuned.
 
-    ``of_runs``: without the errors of step times. ``unshared`` (sizes,): deviation of a run beside others of its seed.
+    ``of_runs``: without the errors of step times. ``unshared`` (sizes,): deviation of a run beside others of its seed;
+    ``log_cost``: log seconds of a run, up to a constant.
     Batch sizes without confirmation runs are ``is_confirmed`` False.
     """
 
@@ -194,6 +198,7 @@ class Beliefs:
     tuned: Numbers
     of_runs: Numbers
     unshared: Numbers
+    log_cost: Numbers
     runs: NDArray[np.int64]
     is_confirmed: NDArray[np.bool_]
 
@@ -242,12 +247,11 @@ class Beliefs:
         A rival contends if it beats the recommended one by 5 % with a probability of `CONTENDER`. Of the likeliest
         rival and the recommended size, the one comes first whose next run lessens the variance most per second.
         """
-        own = self._place(self.recommended)
-        beaten = (self.tuned[:, own, None] - self.tuned > math.log(FLAT_RATIO)).mean(axis=0)
+        own, beaten = self._place(self.recommended), self._beaten()
         rivals = [int(one) for one in np.argsort(-beaten) if beaten[one] >= CONTENDER and self.is_confirmed[one]]
         if not rivals:
             return []
-        gain = self.unshared**2 / (self.runs * (self.runs + 1)) / np.exp(self.of_runs.mean(axis=0))
+        gain = 2 * np.log(self.unshared) - np.log(self.runs * (self.runs + 1)) - self.log_cost
         pair = sorted((own, rivals[0]), key=lambda one: -gain[one])
         return [self.sizes[one] for one in [*pair, *rivals[1:]]]
 
@@ -273,6 +277,9 @@ class Beliefs:
         tuned = replace(self, tuned=self.figures)._share_after(contending, MOST_RUNS)
         without = self.of_runs - self.figures
         timed = replace(self, figures=self.of_runs, tuned=self.tuned + without)._share_after(contending, MOST_RUNS)
+        if max(tuned, timed) < self.shares[self._place(self.recommended)] + LEAST_GAIN:
+            is_rival = self._beaten() >= CONTENDER
+            return {"settles": "tuning"} if (is_rival & ~self.is_confirmed).any() else {}
         return {"settles": "tuning" if tuned >= timed else "step_times"}
 
     def _share_after(self, contending: Collection[int], more: int) -> float:
@@ -289,6 +296,12 @@ class Beliefs:
         chosen = np.where(self.is_confirmed, expected, math.inf).argmin(axis=1)
         return float(self.near[np.arange(DRAWS), chosen].mean())
 
+    def _beaten(self) -> Numbers:
+        """Probability of each batch size to be better than the recommended one by more than 5 % (sizes,)."""
+        own = self.tuned[:, [self._place(self.recommended)]]
+        beaten: Numbers = (own - self.tuned > math.log(FLAT_RATIO)).mean(axis=0)
+        return beaten
+
     def _place(self, size: int) -> int:
         return self.sizes.index(size)
 
@@ -304,36 +317,39 @@ def beliefs(
     ``steps``: for the law, if known. Each draw allows for gains from better tuning, seen in the learning-rate valley of
     ``trials`` or hidden (`BADLY_TUNED`).
     """
-    runs = _runs(verdict)
+    # Runs that all diverged or ran out of memory bound nothing.
+    ran = {size: one for size, one in verdict.by_batch.items() if any(_log(one, run) is not None for run in one.runs)}
+    runs = _runs(ran.values())
     if not verdict.confirmed or not runs.deviation:
         return None
-    sizes = sorted({*verdict.by_batch, *batch_sizes})
+    sizes = sorted({*ran, *batch_sizes} - (verdict.by_batch.keys() - ran.keys()))
     by_law = _base(verdict.optimal.objective, steps, sizes)
     base, errors = by_law or (None, np.zeros(len(sizes)))
-    places = np.array([sizes.index(size) for size in verdict.by_batch])
+    places = np.array([sizes.index(size) for size in ran])
     known = infer(replace(runs, of=places[runs.of]), np.log(np.array(sizes, dtype=float)), base, errors)
     rng = np.random.default_rng(0)
     figures, shortfalls = known.levels.copy(), np.zeros(known.levels.shape)
-    least_excess = min(one.estimate.excess for one in verdict.by_batch.values())
-    for place, one in zip(places, verdict.by_batch.values(), strict=True):
+    least_excess = min(one.estimate.excess for one in ran.values())
+    for place, one in zip(places, ran.values(), strict=True):
         left = one.estimate.excess - least_excess
         figures[:, place] += one.estimate.step_time_error * rng.standard_normal(DRAWS)
         figures[:, place] -= left * (rng.random(DRAWS) - 0.5)
-    reached = [place for place, one in zip(places, verdict.by_batch.values(), strict=True) if one.estimate.reached]
+    reached = [place for place, one in zip(places, ran.values(), strict=True) if one.estimate.reached]
     fits = known.departure[:, None] if base is not None else None
     shortfalls[:, reached] = _shortfalls(
         verdict, trials, [sizes[place] for place in reached], known.off[:, reached], fits
     )
     counts = np.zeros(len(sizes), dtype=int)
-    counts[places] = [one.estimate.reached for one in verdict.by_batch.values()]
+    counts[places] = [one.estimate.reached for one in ran.values()]
     confirmed = np.zeros(len(sizes), dtype=bool)
-    confirmed[places] = [one.is_confirmed and math.isfinite(one.value) for one in verdict.by_batch.values()]
+    confirmed[places] = [one.is_confirmed and math.isfinite(one.value) for one in ran.values()]
     return Beliefs(
         sizes=tuple(sizes),
         figures=figures,
         tuned=figures - shortfalls,
         of_runs=known.levels,
         unshared=known.unshared,
+        log_cost=known.levels.mean(axis=0) if verdict.optimal.objective.stops_at_target else np.zeros(len(sizes)),
         runs=np.maximum(counts, 1),
         is_confirmed=confirmed,
     )
@@ -353,18 +369,23 @@ def step_figures(spec: StudySpec, verdict: Verdict, probes: Mapping[int, ProbeRe
     return found
 
 
-def _runs(verdict: Verdict) -> Runs:
+def _runs(candidates: Iterable[Candidate]) -> Runs:
     rows = []
-    for place, one in enumerate(verdict.by_batch.values()):
+    for place, one in enumerate(candidates):
         for run in one.runs:
-            figure, bound = one.objective.figure(run), one.objective.bound(run)
-            value = figure if figure is not None else bound
-            log = None if value is None else one.objective.log(value)
-            if log is not None:
+            if (log := _log(one, run)) is not None:
                 # Only confirmation shares seeds.
                 seed = run.seed if one.is_confirmed else -1 - place
-                rows.append((place, seed, log, log_gap(run) if one.objective.stops_at_target else 0.0, figure is None))
+                gap = log_gap(run) if one.objective.stops_at_target else 0.0
+                rows.append((place, seed, log, gap, one.objective.figure(run) is None))
     return Runs.of_rows(rows)
+
+
+def _log(candidate: Candidate, run: TrialRecord) -> float | None:
+    """Log figure of a run, or of its last miss."""
+    figure = candidate.objective.figure(run)
+    value = candidate.objective.bound(run) if figure is None else figure
+    return None if value is None else candidate.objective.log(value)
 
 
 def _base(objective: Objective, steps: StepFigures, sizes: Sequence[int]) -> tuple[Numbers, Numbers] | None:

@@ -29,7 +29,7 @@ DRAWS = 4000
 OCTAVES_BEYOND = 3
 B_CRITS = 33
 NEGLIGIBLE = 1e-4
-"""Grid of log B_crit, narrowed to where the posterior is; uniform prior to so far beyond the batch sizes."""
+"""Grid of log B_crit, narrowed to where the posterior is; the prior is uniform to `OCTAVES_BEYOND` octaves beyond."""
 
 SCALES = np.exp2(np.linspace(-1.5, 1.5, 7))
 """Grid of the noise scale, times the pooled deviation of repeats."""
@@ -45,13 +45,16 @@ DEPARTURES = np.array([0.005, 0.02, 0.05, 0.1, 0.2, 0.4])
 DEPARTURE_SCALE = 0.1
 """Standard deviation about the law; the prior is half-normal of this scale."""
 
-WITHOUT_LAW = 0.25
+WITHOUT_LAW = 0.35
 """Standard deviation of the change of a log figure per octave, without a law: a random walk."""
 
 FREEDOM = 5.0
 """Of Student's t: one run in 200 is beyond four scales."""
 
 LEAST_DEVIATION = 1e-3
+
+LEVELS = 401
+"""Grid for the level of a configuration with missed runs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,7 +156,7 @@ class _Law:
         own = np.diag(errors**2)
         if base is None:
             apart = np.abs(log_sizes[:, None] - log_sizes) / math.log(2)
-            precision = np.linalg.inv(WITHOUT_LAW**2 * (apart.max() + 1 - apart) + own)
+            precision = np.linalg.inv(WITHOUT_LAW**2 / 2 * (apart.max() + 1 - apart) + own)
             return cls(np.zeros(1), np.zeros(1), np.zeros((1, len(log_sizes))), precision[None], np.zeros(1))
         log_b_crit = np.linspace(*ends, B_CRITS)
         means = base + np.logaddexp(0, log_b_crit[:, None] - log_sizes)
@@ -219,7 +222,10 @@ class _Gaussian:
         return cls(means, covariances, weights / weights.sum())
 
     def improved(self, sites: _Sites, runs: Runs, noise: _Noise) -> _Sites:
-        """Sites for Student's t (by its scale mixture) and for missed runs (expectation propagation, Minka 2001)."""
+        """Sites for Student's t (by its scale mixture) and for missed runs (expectation propagation, Minka 2001).
+
+        A configuration's missed runs share a site: one after the other, many of them oscillate.
+        """
         by_noise = self.weights.sum(axis=(1, 2))
         level = np.einsum("nmk,nmki->i", self.weights, self.means)[:-1]
         spread = np.einsum("nmk,nmki->i", self.weights, (self.means[..., :-1] - level) ** 2)
@@ -232,12 +238,19 @@ class _Gaussian:
         same_seed = (runs.seeds[:, None] == runs.seeds) * counted
         effects = same_seed @ residuals / (same_seed.sum(axis=1) + 1 / (shared * scales**2))
         weights = (FREEDOM + 1) / (FREEDOM + (residuals - effects) ** 2 / own)
-        values, variances = _missed(runs.logs, level[runs.of], spread[runs.of], scales)
-        return _Sites(
-            np.where(runs.missed, values, runs.logs),
-            np.where(runs.missed, 1.0, weights),
-            np.where(runs.missed, variances, 0.0),
-        )
+        values, variances = runs.logs.copy(), np.where(runs.missed, np.inf, 0.0)
+        for one in np.unique(runs.of[runs.missed]):
+            here = runs.missed & (runs.of == one)
+            scale = scales[here][0]
+            known = 1 / (sites.variances[here] + shared * scale**2)
+            precision = max(1 / spread[one] - known.sum(), 1e-3 / spread[one])
+            without = (level[one] / spread[one] - (known * sites.values[here]).sum()) / precision
+            mean, variance = _above(runs.logs[here], without, 1 / precision, scale)
+            added = 1 / variance - precision
+            if added > NEGLIGIBLE * precision:
+                values[here] = (mean / variance - without * precision) / added
+                variances[here] = max(here.sum() / added - shared * scale**2, scale**2 / 10)
+        return _Sites(values, np.where(runs.missed, 1.0, weights), variances)
 
     def draw(self, noise: _Noise, law: _Law) -> Posterior:
         """Draw levels and log B_crit."""
@@ -276,12 +289,14 @@ def _likelihood(sites: _Sites, runs: Runs, noise: _Noise) -> tuple[Numbers, Numb
     return precision, pull, logs / 2
 
 
-def _missed(bounds: Numbers, means: Numbers, variances: Numbers, scales: Numbers) -> tuple[Numbers, Numbers]:
-    """Values and variances of Gaussian sites that stand for "the figure exceeds its bound"."""
+def _above(bounds: Numbers, mean: float, variance: float, scale: float) -> tuple[float, float]:
+    """Mean and variance of a normal level, given that runs with noise of ``scale`` exceeded their ``bounds``."""
     from scipy.special import log_ndtr
 
-    whole = np.sqrt(variances + scales**2)
-    distance = (means - bounds) / whole
-    slope = np.exp(-(distance**2) / 2 - log_ndtr(distance)) / math.sqrt(2 * math.pi) / whole
-    curvature = slope * (slope + distance / whole)
-    return means + slope / curvature, np.maximum(1 / curvature - variances, scales**2 / 10)
+    deviation = math.sqrt(variance)
+    levels = np.linspace(mean - 6 * deviation, max(mean + 6 * deviation, bounds.max() + 6 * scale), LEVELS)
+    logs = -((levels - mean) ** 2) / (2 * variance) + log_ndtr((levels[:, None] - bounds) / scale).sum(axis=1)
+    weights = np.exp(logs - logs.max())
+    weights /= weights.sum()
+    found = float(weights @ levels)
+    return found, float(weights @ (levels - found) ** 2)

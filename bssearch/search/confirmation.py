@@ -246,10 +246,10 @@ def ending(history: History) -> str | None:
     if known is None:
         return None
     sure = f"within 5 % of the best with a probability of {math.floor(100 * known.certainty().within_5_percent)} %"
-    if is_settled(history, trials):
+    if is_settled(history, trials) or (known.are_sure and not known.contenders()):
         count = sum(trial.state.is_finished and not trial.state.is_missing for trial in in_force(history, trials))
         return f"settled after {count} confirmation runs: batch {known.recommended} is {sure}"
-    text = f"not settled after {_stopped_by(history, trials)}: batch {known.recommended} is {sure}"
+    text = f"not settled after {_stopped_by(history, trials, known)}: batch {known.recommended} is {sure}"
     rivals = ", ".join(str(size) for size in sorted(known.contenders()) if size != known.recommended)
     return f"{text}; batch {rivals} may be better" if rivals else text
 
@@ -259,7 +259,7 @@ def is_settled(history: History, trials: Sequence[TrialRecord]) -> bool:
 
     One look alone is often lucky: an answer that is looked at after every run passes any bound at some time.
     """
-    ended = [one for one in trials if one.state.is_finished]
+    ended = [one for one in in_force(history, trials) if one.state.is_finished and not one.state.is_missing]
     return all(_is_sure(history, some) for some in (ended, ended[:-1]))
 
 
@@ -296,12 +296,14 @@ def _is_spent(history: History, trials: Sequence[TrialRecord]) -> bool:
     return budget is not None and sum(trial.outcome.train_seconds for trial in trials if trial.outcome) >= budget
 
 
-def _stopped_by(history: History, trials: Sequence[TrialRecord]) -> str:
+def _stopped_by(history: History, trials: Sequence[TrialRecord], known: Beliefs) -> str:
     confirm = history.spec.confirm
     if confirm.max_runs is None:
         return f"runs = {confirm.runs} a batch"
     if confirm.train_seconds is not None and _is_spent(history, trials):
         return f"train_seconds = {confirm.train_seconds:g}"
+    if not known.are_sure and known.certainty().settles != "runs":
+        return f"{len(in_force(history, trials))} runs, because more are not expected to help"
     return f"max_runs = {confirm.max_runs} a batch"
 
 
