@@ -143,6 +143,8 @@ OPTIMUM_GAP = 0.08
 With it, 95 % of firm verdicts are within 5 % of the best (``tests/benchmarks/verdicts.py``).
 """
 
+FAR = math.log(2)
+
 PROPOSALS = 8
 LEAST_DEPARTURE = 0.03
 """Each shortfall is drawn from `PROPOSALS` candidates, weighted by how well it explains the departure from the law."""
@@ -158,7 +160,7 @@ MORE = 1.3
 """Of a batch size, and the factor between the numbers tried: the expected number is known to a third."""
 
 LEAST_GAIN = 0.01
-"""Gain in probability below which a command is not proposed."""
+"""Differences of probabilities below it count as none."""
 
 StepFigures = Mapping[int, tuple[float, float]]
 """Figure of one step by batch size, and its standard error (logarithm)."""
@@ -221,20 +223,27 @@ class Beliefs:
 
     @property
     def recommended(self) -> int:
-        """Smallest batch size that is `SHOWN` to be within 5 % of the best, else the `best`."""
-        return self.tied[0]
+        """Smallest `tied` batch size that is as surely within 5 % of the best as the `best`."""
+        least = min(SHOWN, float(self.shares[self._place(self.best)]) - LEAST_GAIN)
+        return min([self.best, *(size for size in self.tied if self.shares[self._place(size)] >= least)])
 
     @property
     def tied(self) -> list[int]:
-        """Confirmed batch sizes `SHOWN` to be within 5 % of the best, and the best."""
-        shown = self.is_confirmed & (self.shares >= SHOWN)
-        return sorted({self.best, *(size for size, one in zip(self.sizes, shown, strict=True) if one)})
+        """Confirmed batch sizes `SHOWN` to be within 5 % of the `best`, and the best."""
+        return self._of(1 - self._worse() >= SHOWN)
 
     @property
     def worse(self) -> list[int]:
-        """Confirmed batch sizes `SHOWN` to be more than 5 % from the best."""
-        shown = self.is_confirmed & (self.shares <= 1 - SHOWN)
-        return [size for size, one in zip(self.sizes, shown, strict=True) if one]
+        """Confirmed batch sizes `SHOWN` to be more than 5 % from the `best`."""
+        return self._of(self._worse() >= SHOWN)
+
+    def _worse(self) -> Numbers:
+        best = self.figures[:, [self._place(self.best)]]
+        worse: Numbers = (self.figures - best > math.log(FLAT_RATIO)).mean(axis=0)
+        return worse
+
+    def _of(self, holds: NDArray[np.bool_]) -> list[int]:
+        return [size for size, one in zip(self.sizes, holds & self.is_confirmed, strict=True) if one]
 
     @property
     def are_sure(self) -> bool:
@@ -318,7 +327,8 @@ def beliefs(
     ``trials`` or hidden (`BADLY_TUNED`).
     """
     # Runs that all diverged or ran out of memory bound nothing.
-    ran = {size: one for size, one in verdict.by_batch.items() if any(_log(one, run) is not None for run in one.runs)}
+    known = {size: one for size, one in verdict.by_batch.items() if any(_log(one, run) is not None for run in one.runs)}
+    ran = {size: one for size, one in known.items() if not _is_far(one, verdict.least)}
     runs = _runs(ran.values())
     if not verdict.confirmed or not runs.deviation:
         return None
@@ -326,18 +336,18 @@ def beliefs(
     by_law = _base(verdict.optimal.objective, steps, sizes)
     base, errors = by_law or (None, np.zeros(len(sizes)))
     places = np.array([sizes.index(size) for size in ran])
-    known = infer(replace(runs, of=places[runs.of]), np.log(np.array(sizes, dtype=float)), base, errors)
+    drawn = infer(replace(runs, of=places[runs.of]), np.log(np.array(sizes, dtype=float)), base, errors)
     rng = np.random.default_rng(0)
-    figures, shortfalls = known.levels.copy(), np.zeros(known.levels.shape)
+    figures, shortfalls = drawn.levels.copy(), np.zeros(drawn.levels.shape)
     least_excess = min(one.estimate.excess for one in ran.values())
     for place, one in zip(places, ran.values(), strict=True):
         left = one.estimate.excess - least_excess
         figures[:, place] += one.estimate.step_time_error * rng.standard_normal(DRAWS)
         figures[:, place] -= left * (rng.random(DRAWS) - 0.5)
     reached = [place for place, one in zip(places, ran.values(), strict=True) if one.estimate.reached]
-    fits = known.departure[:, None] if base is not None else None
+    fits = drawn.departure[:, None] if base is not None else None
     shortfalls[:, reached] = _shortfalls(
-        verdict, trials, [sizes[place] for place in reached], known.off[:, reached], fits
+        verdict, trials, [sizes[place] for place in reached], drawn.off[:, reached], fits
     )
     counts = np.zeros(len(sizes), dtype=int)
     counts[places] = [one.estimate.reached for one in ran.values()]
@@ -347,9 +357,9 @@ def beliefs(
         sizes=tuple(sizes),
         figures=figures,
         tuned=figures - shortfalls,
-        of_runs=known.levels,
-        unshared=known.unshared,
-        log_cost=known.levels.mean(axis=0) if verdict.optimal.objective.stops_at_target else np.zeros(len(sizes)),
+        of_runs=drawn.levels,
+        unshared=drawn.unshared,
+        log_cost=drawn.levels.mean(axis=0) if verdict.optimal.objective.stops_at_target else np.zeros(len(sizes)),
         runs=np.maximum(counts, 1),
         is_confirmed=confirmed,
     )
@@ -367,6 +377,12 @@ def step_figures(spec: StudySpec, verdict: Verdict, probes: Mapping[int, ProbeRe
             error = 0.0 if probe.error is None or not objective.trials_race else probe.error.own
             found[size] = figure, error
     return found
+
+
+def _is_far(one: Candidate, least: Candidate) -> bool:
+    """True for a search trial so slow that tuning makes its batch size no rival; nor does it tell of the law."""
+    logs = [log for run in one.runs if (log := _log(one, run)) is not None]
+    return not one.is_confirmed and min(logs) > least.estimate.log_mean + FAR
 
 
 def _runs(candidates: Iterable[Candidate]) -> Runs:
