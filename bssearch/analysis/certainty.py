@@ -144,6 +144,7 @@ With it, 95 % of firm verdicts are within 5 % of the best (``tests/benchmarks/ve
 """
 
 FAR = math.log(2)
+"""Tuning gains less: the mean gain of a badly tuned batch size is `TUNING_GAP`."""
 
 PROPOSALS = 8
 LEAST_DEPARTURE = 0.03
@@ -246,9 +247,19 @@ class Beliefs:
         return [size for size, one in zip(self.sizes, holds & self.is_confirmed, strict=True) if one]
 
     @property
+    def share(self) -> float:
+        """Probability that the recommended batch size is within 5 % of the best."""
+        return float(self.shares[self._place(self.recommended)])
+
+    @property
     def are_sure(self) -> bool:
-        """True if the recommended batch size is within 5 % of the best with a probability of `ENOUGH`."""
-        return float(self.shares[self._place(self.recommended)]) >= ENOUGH
+        """True from a probability of `ENOUGH`."""
+        return self.share >= ENOUGH
+
+    @property
+    def runs_help(self) -> bool:
+        """True if more runs are expected to make the answer sure."""
+        return self._what_settles().get("settles") == "runs"
 
     def contenders(self) -> list[int]:
         """Confirmed batch sizes that another run may help, the most helpful first; empty if none contends.
@@ -269,7 +280,7 @@ class Beliefs:
         own = self._place(self.recommended)
         least = self.tuned.min(axis=1)
         found = Certainty(
-            float(self.shares[own]),
+            self.share,
             dict(zip(self.sizes, self.shares.tolist(), strict=True)),
             configuration_within_5_percent=float((self.figures[:, own] <= least + math.log(FLAT_RATIO)).mean()),
         )
@@ -286,7 +297,7 @@ class Beliefs:
         tuned = replace(self, tuned=self.figures)._share_after(contending, MOST_RUNS)
         without = self.of_runs - self.figures
         timed = replace(self, figures=self.of_runs, tuned=self.tuned + without)._share_after(contending, MOST_RUNS)
-        if max(tuned, timed) < self.shares[self._place(self.recommended)] + LEAST_GAIN:
+        if max(tuned, timed) < self.share + LEAST_GAIN:
             is_rival = self._beaten() >= CONTENDER
             return {"settles": "tuning"} if (is_rival & ~self.is_confirmed).any() else {}
         return {"settles": "tuning" if tuned >= timed else "step_times"}

@@ -26,9 +26,6 @@ from bssearch.records.step_times import StepSeconds
 BOOTSTRAPS = 1000
 """A bias of a few per cent is known to a tenth of a per cent."""
 
-LAW_MISFIT = 0.03
-"""Least deviation of log figures from the law."""
-
 Rule = Literal["least", "smallest_shown_within_5_percent", "law"]
 
 Settles = Literal["runs", "tuning", "step_times"]

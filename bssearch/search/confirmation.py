@@ -245,7 +245,7 @@ def ending(history: History) -> str | None:
     known = None if verdict is None else _beliefs(history, trials, verdict)
     if known is None:
         return None
-    sure = f"within 5 % of the best with a probability of {math.floor(100 * known.certainty().within_5_percent)} %"
+    sure = f"within 5 % of the best with a probability of {math.floor(100 * known.share)} %"
     if is_settled(history, trials) or (known.are_sure and not known.contenders()):
         count = sum(trial.state.is_finished and not trial.state.is_missing for trial in in_force(history, trials))
         return f"settled after {count} confirmation runs: batch {known.recommended} is {sure}"
@@ -277,10 +277,10 @@ def _beliefs(history: History, trials: Sequence[TrialRecord], verdict: Verdict) 
 def _further(history: History, trials: Sequence[TrialRecord], made: CompletedRuns, verdict: Verdict) -> list[TrialPlan]:
     limit = history.spec.confirm.max_runs
     known = None if limit is None or _is_spent(history, trials) else _beliefs(history, trials, verdict)
-    if limit is None or known is None or (known.are_sure and is_settled(history, trials)):
+    if limit is None or known is None:
         return []
-    if not known.are_sure and known.certainty().settles != "runs":
-        return []  # More runs are not expected to help.
+    if is_settled(history, trials) if known.are_sure else not known.runs_help:
+        return []
     seeds = [trial_seed(history.spec.seed, Phase.CONFIRM, index) for index in range(limit)]
     for size in known.contenders():
         configuration = verdict.by_batch[size].configuration
@@ -302,7 +302,7 @@ def _stopped_by(history: History, trials: Sequence[TrialRecord], known: Beliefs)
         return f"runs = {confirm.runs} a batch"
     if confirm.train_seconds is not None and _is_spent(history, trials):
         return f"train_seconds = {confirm.train_seconds:g}"
-    if not known.are_sure and known.certainty().settles != "runs":
+    if not known.are_sure and not known.runs_help:
         return f"{len(in_force(history, trials))} runs, because more are not expected to help"
     return f"max_runs = {confirm.max_runs} a batch"
 

@@ -111,19 +111,6 @@ class LawLikelihood:
         """−2 log likelihood (n,), up to a constant."""
         return deviance(*self._residuals(log_b_crit), self.deviation)
 
-    def limits(self, allowed: float) -> tuple[float | None, float | None]:
-        """Outermost log B_crit within ``allowed`` of the least deviance; None on an unbounded side."""
-        grid = np.sort(np.append(self.grid, self.log_b_crit))
-        inside = np.flatnonzero(self.deviances(grid) - self.least_deviance <= allowed)
-
-        def excesses(log_b_crit: Numbers) -> Numbers:
-            return self.deviances(log_b_crit) - self.least_deviance - allowed
-
-        first, last = inside[0], inside[-1]
-        low = None if first == 0 else _crossing(excesses, grid[first], grid[first - 1])
-        high = None if last == len(grid) - 1 else _crossing(excesses, grid[last], grid[last + 1])
-        return low, high
-
     def _likeliest(self) -> float:
         best = int(np.argmin(self.deviances(self.grid)))
         low, high = self.grid[max(0, best - 1)], self.grid[min(len(self.grid) - 1, best + 1)]

@@ -1,4 +1,4 @@
-"""Columns of a table of runs: what each is taken for, also under the names of other tools."""
+"""Columns of a table of runs, recognized by our names and those of other tools."""
 
 from __future__ import annotations
 

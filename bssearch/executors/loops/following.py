@@ -342,7 +342,7 @@ class OptimizerSteps:
         self._before = _TAKEN.copy()
 
     def other_than(self, steps: int) -> int | None:
-        """The largest count of the optimizers that stepped, if none has ``steps`` and none is watched."""
+        """Largest step count of an unwatched optimizer; None if a count equals ``steps`` or an optimizer is watched."""
         counts = {count - self._before.get(one, 0) for one, count in _TAKEN.items()} - {0}
         return None if self._watched or not counts or steps in counts else max(counts)
 
