@@ -41,11 +41,11 @@ Kind = Literal["objectives", "pruners", "samplers", "executors", "importers", "e
 # ``module:attribute`` by kind and name.
 BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
     "objectives": {
-        "time_to_target": "bssearch.analysis.objectives.time_to_target:TimeToTarget",
-        "samples_to_target": "bssearch.analysis.objectives.samples_to_target:SamplesToTarget",
-        "cost_to_target": "bssearch.analysis.objectives.time_to_target:CostToTarget",
-        "energy_to_target": "bssearch.analysis.objectives.time_to_target:EnergyToTarget",
-        "metric_in_budget": "bssearch.analysis.objectives.metric_in_budget:MetricInBudget",
+        "time_to_target": "bssearch.analysis.objectives:TimeToTarget",
+        "samples_to_target": "bssearch.analysis.objectives:SamplesToTarget",
+        "cost_to_target": "bssearch.analysis.objectives:CostToTarget",
+        "energy_to_target": "bssearch.analysis.objectives:EnergyToTarget",
+        "metric_in_budget": "bssearch.analysis.objectives:MetricInBudget",
     },
     "pruners": {
         "safe": "bssearch.search.pruners.pace:Safe",

@@ -12,8 +12,7 @@ from bssearch.analysis.law.fitted import Fit
 from bssearch.analysis.law.quick import Promise
 from bssearch.analysis.law.regimes import Regime
 from bssearch.analysis.measured import BatchNoise, Measured
-from bssearch.analysis.objectives.base import Objective, make_objective
-from bssearch.analysis.objectives.seconds import Basis
+from bssearch.analysis.objectives import Basis, Objective, make_objective
 from bssearch.analysis.optimum import Rule, Settles
 from bssearch.analysis.rules.regret import Regret
 from bssearch.analysis.shape import Interval, Model, Notice, Parameters

@@ -17,9 +17,7 @@ from bssearch.analysis.generalisation import over_seeds
 from bssearch.analysis.law.batch_model import LawPoint, law_point, rising
 from bssearch.analysis.law.regimes import Slope, slopes
 from bssearch.analysis.measured import BatchNoise
-from bssearch.analysis.objectives.base import Objective
-from bssearch.analysis.objectives.seconds import seconds_to_target
-from bssearch.analysis.objectives.time_to_target import TIME
+from bssearch.analysis.objectives import TIME, Objective, seconds_to_target
 from bssearch.analysis.optimum import Candidate, Verdict, least_of, median_samples, median_steps
 from bssearch.analysis.shape import Interval, parameters_of
 from bssearch.records import (

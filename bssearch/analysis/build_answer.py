@@ -45,8 +45,7 @@ from bssearch.analysis.law.batch_model import LawFit, LawPoint, RunnableStep, fi
 from bssearch.analysis.law.fitted import CriticalBatch, Fit, Law
 from bssearch.analysis.measured import NoiseAnswer, measured, noise_of_batches
 from bssearch.analysis.notices import about_generalisation, about_the_host, notices
-from bssearch.analysis.objectives.base import Objective, objective_of
-from bssearch.analysis.objectives.time_to_target import TimeToTarget
+from bssearch.analysis.objectives import Objective, TimeToTarget, objective_of
 from bssearch.analysis.optimum import Candidate, Verdict, decide, median_samples, repeats, runs_to_settle
 from bssearch.analysis.shape import Notice, Parameters, parameters_of
 from bssearch.analysis.time_to_target import coefficient_of_variation, ratio_interval

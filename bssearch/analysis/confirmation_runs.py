@@ -7,8 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from bssearch.analysis.objectives.base import Objective
-from bssearch.analysis.objectives.time_to_target import TIME
+from bssearch.analysis.objectives import TIME, Objective
 from bssearch.records import Configuration, Phase, TrialRecord, TrialState
 from bssearch.records.intervals import at_most
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
-from bssearch.analysis.objectives.seconds import ran_to_its_end
+from bssearch.analysis.objectives import ran_to_its_end
 from bssearch.analysis.optimum import Verdict
 from bssearch.analysis.shape import Interval, Model, Parameters, parameters_of
 from bssearch.analysis.time_to_target import half_width, of_runs

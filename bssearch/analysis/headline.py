@@ -7,7 +7,7 @@ import math
 from bssearch.analysis.answer import Answer, Figure, Ratio, Time, objective_in
 from bssearch.analysis.batches import MODELS_DIFFER
 from bssearch.analysis.certainty import ENOUGH
-from bssearch.analysis.objectives.base import Objective
+from bssearch.analysis.objectives import Objective
 from bssearch.records.text import ends, number, plural
 
 

@@ -14,10 +14,7 @@ import numpy as np
 
 from bssearch.analysis.confirmation_runs import ENOUGH_RUNS, begun_late, fewest_runs, ignore_their_seeds
 from bssearch.analysis.law.batch_model import around
-from bssearch.analysis.objectives.base import Objective
-from bssearch.analysis.objectives.samples_to_target import samples_after
-from bssearch.analysis.objectives.seconds import seconds_to_target
-from bssearch.analysis.objectives.time_to_target import TIME
+from bssearch.analysis.objectives import TIME, Objective, samples_after, seconds_to_target
 from bssearch.analysis.time_to_target import Estimate, estimate, pooled_deviation, ratio_interval
 from bssearch.records import Configuration, Phase, TrialRecord, TrialState
 from bssearch.records.intervals import FLAT_RATIO

@@ -8,9 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from bssearch.analysis.objectives.base import LARGEST_LOG_RATIO, Objective
-from bssearch.analysis.objectives.seconds import Basis, Kind
-from bssearch.analysis.objectives.time_to_target import TIME
+from bssearch.analysis.objectives import LARGEST_LOG_RATIO, TIME, Basis, Kind, Objective
 from bssearch.records import TrialRecord
 from bssearch.records.intervals import student_t
 from bssearch.records.step_times import PooledStepTime

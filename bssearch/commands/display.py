@@ -19,7 +19,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from bssearch.analysis.objectives.seconds import seconds_to_target, trial_basis
+from bssearch.analysis.objectives import seconds_to_target, trial_basis
 from bssearch.records import Configuration, Phase, StudyRecord, TrialRecord, TrialState
 from bssearch.records.batch_schedule import sizes_in_words
 from bssearch.records.text import visible

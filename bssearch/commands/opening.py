@@ -12,8 +12,7 @@ from threading import Timer
 from typing import Any
 
 from bssearch import registry
-from bssearch.analysis.objectives.base import objective_of
-from bssearch.analysis.objectives.samples_to_target import SamplesToTarget
+from bssearch.analysis.objectives import SamplesToTarget, objective_of
 from bssearch.commands.display import watched
 from bssearch.commands.known_workloads import refuse_unknown, refuse_unknown_address, refuse_where_in_no_file, remember
 from bssearch.commands.launch import Launch

@@ -23,8 +23,7 @@ from bssearch.analysis.law.quick import (
     critical_batch,
     expected_optimum,
 )
-from bssearch.analysis.objectives.samples_to_target import samples_after
-from bssearch.analysis.objectives.time_to_target import TimeToTarget
+from bssearch.analysis.objectives import TimeToTarget, samples_after
 from bssearch.analysis.shape import Model, Notice
 from bssearch.commands.enqueue import any_configuration_of, configuration_of
 from bssearch.commands.launch import HERE, Launch

@@ -12,7 +12,7 @@ from bssearch.analysis.answer import Answer, Figure, Ratio, Time, objective_in
 from bssearch.analysis.growing import typical_run
 from bssearch.analysis.headline import with_interval
 from bssearch.analysis.law.fitted import CriticalBatch
-from bssearch.analysis.objectives.base import objective_of
+from bssearch.analysis.objectives import objective_of
 from bssearch.analysis.rules.audit import FULL_LIMIT_PHASES, audit
 from bssearch.analysis.shape import Model, Notice
 from bssearch.analysis.time_to_target import Estimate, estimate, ratio_interval

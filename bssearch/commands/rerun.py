@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import Field
 
-from bssearch.analysis.objectives.base import objective_of
+from bssearch.analysis.objectives import objective_of
 from bssearch.analysis.shape import Model
 from bssearch.commands.known_workloads import refuse_unknown, refuse_unknown_address
 from bssearch.commands.launch import HERE, Launch

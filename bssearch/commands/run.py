@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from bssearch.analysis.objectives.base import objective_of
+from bssearch.analysis.objectives import objective_of
 from bssearch.commands.best import Answer
 from bssearch.commands.launch import HERE, Launch
 from bssearch.commands.opening import OpenStudy, opened

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from bssearch.analysis.objectives.seconds import Basis, seconds_to_target, trial_basis
+from bssearch.analysis.objectives import Basis, seconds_to_target, trial_basis
 from bssearch.analysis.optimum import fastest
 from bssearch.exchange.trial_rows import traceback, trial_table
 from bssearch.records import Phase, TrialRecord, TrialState

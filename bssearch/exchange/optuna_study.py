@@ -20,7 +20,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal
 
-from bssearch.analysis.objectives.base import Objective, objective_of
+from bssearch.analysis.objectives import Objective, objective_of
 from bssearch.analysis.shape import parameters_of
 from bssearch.errors import UsageError
 from bssearch.exchange.trial_rows import observations_of

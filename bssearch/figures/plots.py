@@ -12,8 +12,7 @@ from bssearch.analysis.answer import Answer, Batch, Time, objective_in
 from bssearch.analysis.answer import Figure as Median
 from bssearch.analysis.batches import LAW_NOT_TIMED
 from bssearch.analysis.law.fitted import Fit, Law
-from bssearch.analysis.objectives.base import Objective
-from bssearch.analysis.objectives.time_to_target import TIME
+from bssearch.analysis.objectives import TIME, Objective
 from bssearch.analysis.shape import parameters_of
 from bssearch.errors import UsageError
 from bssearch.figures.chart import (

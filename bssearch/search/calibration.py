@@ -12,7 +12,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from bssearch.analysis.objectives.seconds import Kind, kind_of
+from bssearch.analysis.objectives import Kind, kind_of
 from bssearch.errors import BSSearchError, LaunchError, WorkloadError
 from bssearch.executors.base import Executor, TimesSideBySide
 from bssearch.records import (

@@ -13,7 +13,7 @@ from bssearch.analysis.answer import NO_NEXT_STEP, Answer
 from bssearch.analysis.build_answer import at_target, build_answer, easier_target, refuse_another_target
 from bssearch.analysis.law.quick import Promise, QuickAnswer, QuickPrior
 from bssearch.analysis.notices import about_versions, retargeted
-from bssearch.analysis.objectives.base import objective_of
+from bssearch.analysis.objectives import objective_of
 from bssearch.errors import TargetNotReachedError, UsageError
 from bssearch.records import Configuration, TrialRecord, model_parameters
 from bssearch.records.step_times import step_seconds_of, with_step_time

@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from bssearch.analysis.law.quick import QuickPrior
-from bssearch.analysis.objectives.base import Objective, objective_of
+from bssearch.analysis.objectives import Objective, objective_of
 from bssearch.records import (
     Configuration,
     ParameterValue,

@@ -9,7 +9,7 @@ from scipy.stats import binom
 
 from bssearch.analysis.build_answer import build_answer
 from bssearch.analysis.confirmation_runs import HALF, begun_late, fewest_runs, plain_misses
-from bssearch.analysis.objectives.base import make_objective
+from bssearch.analysis.objectives import make_objective
 from bssearch.analysis.optimum import decide
 from bssearch.errors import TargetNotReachedError
 from bssearch.records import Phase, StudyRecord, Target, TrialRecord, TrialState

@@ -8,10 +8,7 @@ from typing import Any, ClassVar
 import pytest
 
 from bssearch import registry
-from bssearch.analysis.objectives.base import make_objective
-from bssearch.analysis.objectives.metric_in_budget import AS_GOOD
-from bssearch.analysis.objectives.seconds import Products
-from bssearch.analysis.objectives.time_to_target import TIME
+from bssearch.analysis.objectives import AS_GOOD, TIME, Products, make_objective
 from bssearch.analysis.optimum import decide, median_samples
 from bssearch.analysis.time_to_target import estimate, half_width, ratio_interval
 from bssearch.errors import UsageError

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from bssearch.analysis.objectives.base import Objective, make_objective
-from bssearch.analysis.objectives.time_to_target import TIME
+from bssearch.analysis.objectives import TIME, Objective, make_objective
 from bssearch.analysis.optimum import Candidate
 from bssearch.analysis.rules.regret import BROKE, HELD, Judgement, judge
 from bssearch.records import Configuration, Phase, Target, TrialRecord, TrialState

@@ -7,7 +7,7 @@ import pytest
 
 from bssearch import registry
 from bssearch.analysis.build_answer import at_target, easier_target, refuse_another_target
-from bssearch.analysis.objectives.base import make_objective
+from bssearch.analysis.objectives import make_objective
 from bssearch.errors import UsageError
 from bssearch.records import Goal, Observation, Target, TrialState
 from tests.factories import make_trial, not_none, with_outcome

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from bssearch.analysis.batches import survival
-from bssearch.analysis.objectives.seconds import Products
-from bssearch.analysis.objectives.time_to_target import TIME
+from bssearch.analysis.objectives import TIME, Products
 from bssearch.records import TrialRecord, TrialState
 from tests.factories import make_trial, not_none
 

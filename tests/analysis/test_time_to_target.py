@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from bssearch.analysis.objectives.seconds import seconds_to_target
+from bssearch.analysis.objectives import seconds_to_target
 from bssearch.analysis.time_to_target import WIDEST_GAP, estimate, ratio_interval
 from bssearch.records import TrialRecord, TrialState
 from bssearch.records.intervals import student_t

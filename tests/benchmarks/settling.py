@@ -25,7 +25,7 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from bssearch.analysis.objectives.time_to_target import TIME
+from bssearch.analysis.objectives import TIME
 from bssearch.analysis.optimum import least_of
 from bssearch.errors import TargetNotReachedError
 from bssearch.records import Configuration, Phase, ProbeRecord, StepTimeError, TrialPlan, TrialRecord

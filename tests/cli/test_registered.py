@@ -23,7 +23,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from bssearch.analysis.objectives.samples_to_target import SamplesToTarget
+from bssearch.analysis.objectives import SamplesToTarget
 from bssearch.commands.launch import Launch
 from bssearch.commands.opening import described
 from bssearch.commands.probes import ProbeReport

@@ -10,8 +10,7 @@ import pytest
 
 from bssearch.analysis.answer import Answer
 from bssearch.analysis.build_answer import build_answer
-from bssearch.analysis.objectives.base import objective_of
-from bssearch.analysis.objectives.time_to_target import TIME
+from bssearch.analysis.objectives import TIME, objective_of
 from bssearch.figures import plots
 from bssearch.figures.chart import (
     PADDING,

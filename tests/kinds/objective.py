@@ -1,6 +1,6 @@
 """An example of one objective, as a package of your own may have it."""
 
-from bssearch.analysis.objectives.base import Objective
+from bssearch.analysis.objectives import Objective
 from bssearch.records import TrialRecord, TrialState
 
 

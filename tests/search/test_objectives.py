@@ -14,7 +14,7 @@ import pytest
 from bssearch import registry
 from bssearch.analysis.answer import Answer
 from bssearch.analysis.headline import headline
-from bssearch.analysis.objectives.base import Objective, objective_of
+from bssearch.analysis.objectives import Objective, objective_of
 from bssearch.commands.launch import Launch
 from bssearch.commands.run import run_study
 from bssearch.errors import InterruptedRunError, LaunchError, UsageError

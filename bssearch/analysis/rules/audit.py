@@ -13,7 +13,7 @@ from bssearch.analysis.generalisation import FinalMetrics
 from bssearch.analysis.growing import growing_batch, judge_growing
 from bssearch.analysis.law.fitted import CriticalBatch
 from bssearch.analysis.measured import NoiseAnswer
-from bssearch.analysis.objectives.base import objective_of
+from bssearch.analysis.objectives import objective_of
 from bssearch.analysis.optimum import Candidate, decide
 from bssearch.analysis.rules.regret import NONE, Finding, Judgement, Regret, judge
 from bssearch.analysis.rules.rule_book import RULES, Rule

@@ -9,8 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from bssearch.analysis.objectives.samples_to_target import SamplesToTarget
-from bssearch.analysis.objectives.time_to_target import TimeToTarget
+from bssearch.analysis.objectives import SamplesToTarget, TimeToTarget
 from bssearch.errors import UsageError
 from bssearch.exchange.importers.imported_run import TYPED, ImportedRun
 from bssearch.exchange.importers.importer import Studies

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from bssearch.analysis.objectives.samples_to_target import SamplesToTarget
+from bssearch.analysis.objectives import SamplesToTarget
 from bssearch.errors import UsageError
 from bssearch.exchange.importers.imported_run import (
     LARGEST,

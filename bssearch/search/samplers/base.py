@@ -10,7 +10,7 @@ from typing import Annotated
 from pydantic import Field
 
 from bssearch import registry
-from bssearch.analysis.objectives.base import objective_of
+from bssearch.analysis.objectives import objective_of
 from bssearch.records import Configuration, ParameterValue
 from bssearch.search.history import History
 from bssearch.spec import StudySpec

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bssearch.analysis.objectives.samples_to_target import SamplesToTarget
+from bssearch.analysis.objectives import SamplesToTarget
 from bssearch.analysis.time_to_target import estimate
 from bssearch.errors import NotFoundError, UsageError
 from bssearch.exchange.importers.imported_run import LARGEST, RunTable

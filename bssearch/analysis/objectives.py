@@ -1,0 +1,591 @@
+"""Objectives: the figure of a trial that a study minimises, and the seconds to the target.
+
+A new objective is a subclass of `Objective` and a line in `bssearch.registry` or an entry point
+``bssearch.objectives``.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, Self
+
+from bssearch import registry
+from bssearch.errors import LaunchError, SpecError, UsageError
+from bssearch.records import Configuration, ProbeRecord, SecondsBasis, Target, TrialRecord, TrialState, model_parameters
+from bssearch.records.batch_schedule import batch_schedule_of
+from bssearch.records.intervals import FLAT_RATIO
+from bssearch.records.step_times import (
+    PooledStepTime,
+    StepSeconds,
+    Timed,
+    TrialPace,
+    pool_paces,
+    split,
+    steps_at_first_size,
+    timed_as,
+)
+from bssearch.spec import StudySpec
+
+Basis = Literal["measured", "steps_x_step_time", "wall", "reported"]
+"""Clock of bssearch, steps × step time, or a program's clock or report."""
+
+FEW = 0.25
+"""Contended share of runs; with a step time 10 % off, a geometric mean moves below 3 %."""
+
+WHOLE = 0.98
+"""Share of the limit of a whole run; device and host clocks differ by less."""
+
+
+def seconds_to_target(trial: TrialRecord, basis: Basis | None = None) -> float | None:
+    """Seconds to the target, if reached."""
+    if trial.outcome is None or trial.state is not TrialState.REACHED:
+        return None
+    if (basis or trial_basis(trial)) == "steps_x_step_time":
+        return trial.steps_x_step_time_s
+    return trial.outcome.time_to_target_s
+
+
+def trial_basis(trial: TrialRecord) -> Basis:
+    """Steps × step time for a contended trial of unknown delay, else its own basis."""
+    outcome = trial.outcome
+    if outcome is not None and outcome.seconds_basis is not None:
+        return "wall" if outcome.seconds_basis is SecondsBasis.WALL else "reported"
+    disturbed = outcome is not None and outcome.contended and outcome.undelayed_train_seconds is None
+    return "steps_x_step_time" if disturbed and trial.steps_x_step_time_s is not None else "measured"
+
+
+Kind = tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CommonSeconds(ABC):
+    """Steps × a step time, to compare runs by."""
+
+    step_seconds: StepSeconds
+    in_words: ClassVar[str]
+
+    @abstractmethod
+    def step_time(self, trial: TrialRecord) -> PooledStepTime[Kind] | None:
+        """Step time of a trial's configuration (of the first size if the batch grows)."""
+
+    def seconds(self, trial: TrialRecord, steps: int) -> float | None:
+        """Seconds of a trial's first steps."""
+        step_time, equal = self.step_time(trial), steps_at_first_size(trial.configuration, steps, self.step_seconds)
+        return None if step_time is None or equal is None else equal * step_time.seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Products(CommonSeconds):
+    """Steps × the step time that was timed apart from the runs."""
+
+    in_words: ClassVar[str] = "steps × the step time of their batch size"
+
+    def step_time(self, trial: TrialRecord) -> PooledStepTime[Kind] | None:
+        """Look up the trial's split and model."""
+        place = *split(trial.configuration), *model_parameters(trial.configuration)
+        seconds = self.step_seconds.get(place)
+        return None if seconds is None else PooledStepTime(place, seconds, 0.0, math.inf, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Pooled(CommonSeconds):
+    """Steps × the pooled step time of all trials of a kind, corrected for slowdowns; see `pool_paces`."""
+
+    step_times: Mapping[Kind, PooledStepTime[Kind]]
+    in_words: ClassVar[str] = "steps × step time, corrected for CPU wait and core speed"
+
+    def step_time(self, trial: TrialRecord) -> PooledStepTime[Kind] | None:
+        """Look up the trial's kind."""
+        return self.step_times.get(kind_of(trial.configuration))
+
+
+def kind_of(configuration: Configuration) -> Kind:
+    """Properties that determine step time."""
+    one = configuration
+    switches = sorted(
+        (name, value if isinstance(value, bool | str) else value is not None)
+        for name, value in one.parameters.items()
+        if not name.startswith("model.")
+    )
+    regularised = one.dropout > 0, one.label_smoothing > 0
+    model = model_parameters(one)
+    momentum = one.parameters.get("momentum", 0) == 0
+    return (*split(one), one.world_size, one.optimizer, *regularised, momentum, *switches, *model)
+
+
+def common_seconds(
+    runs: Sequence[TrialRecord], step_seconds: StepSeconds, others: Iterable[TrialRecord] = ()
+) -> CommonSeconds | None:
+    """Common seconds to compare runs by; None if each run keeps its own.
+
+    If CPU waits and the reference kernel's time are known for all runs: steps × the pooled step time of their kind,
+    ``others`` included. Otherwise own seconds, unless over `FEW` of a configuration's runs were contended: then steps ×
+    step time, as known now or from the newest run in the same micro-batches.
+    """
+    paces: dict[Kind, dict[int, TrialPace]] = defaultdict(dict)
+    for trial in (*runs, *others):
+        if (pace := _pace(trial, step_seconds)) is not None:
+            paces[kind_of(trial.configuration)][trial.number] = pace
+    told = [run for run in runs if run.outcome is not None and (run.state is TrialState.REACHED or run.outcome.steps)]
+    compared = {kind_of(run.configuration) for run in told}
+    if told and compared <= paces.keys() and all(run.number in paces[kind_of(run.configuration)] for run in told):
+        pooled = pool_paces({kind: list(found.values()) for kind, found in paces.items()}, compared)
+        return Pooled(step_seconds, pooled)
+    if all(share <= FEW for share in _shared_shares(runs)):
+        return None
+    products = Products({**_step_seconds_of_runs(runs), **step_seconds})
+    is_known = all(
+        products.step_time(run) is not None
+        and steps_at_first_size(run.configuration, 1, products.step_seconds) is not None
+        for run in runs
+    )
+    return products if is_known else None
+
+
+def _pace(trial: TrialRecord, step_seconds: StepSeconds) -> TrialPace | None:
+    outcome = trial.outcome
+    if outcome is None or not (outcome.steps and outcome.undelayed_train_seconds and outcome.reference_seconds):
+        return None
+    steps = steps_at_first_size(trial.configuration, outcome.steps, step_seconds)
+    if steps is None:
+        return None
+    return TrialPace(
+        steps=steps,
+        step_seconds=outcome.train_seconds / steps,
+        undelayed_step_seconds=outcome.undelayed_train_seconds / steps,
+        reference_seconds=outcome.reference_seconds,
+        contended=outcome.contended,
+    )
+
+
+def _shared_shares(runs: Iterable[TrialRecord]) -> list[float]:
+    shared: dict[str, list[bool]] = {}
+    for run in runs:
+        is_shared = run.outcome is not None and run.outcome.contended
+        shared.setdefault(run.configuration.key, []).append(is_shared)
+    return [sum(one) / len(one) for one in shared.values()]
+
+
+def _step_seconds_of_runs(runs: Iterable[TrialRecord]) -> dict[Timed, float]:
+    return {
+        timed_as(run.configuration): run.steps_x_step_time_s / run.outcome.steps_to_target
+        for run in sorted(runs, key=lambda run: run.number)
+        if run.outcome is not None and run.outcome.steps_to_target and run.steps_x_step_time_s is not None
+    }
+
+
+def ran_to_its_end(trial: TrialRecord) -> bool:
+    """True if a trial trained to its limit or its schedule's horizon, target reached or not."""
+    if trial.outcome is None or trial.state is not TrialState.REACHED:
+        return trial.state is TrialState.EXHAUSTED
+    horizon = trial.configuration.parameters.get("horizon_samples")
+    if isinstance(horizon, int | float) and trial.outcome.samples >= horizon:
+        return True
+    return trial.outcome.train_seconds >= WHOLE * trial.train_seconds_limit
+
+
+LARGEST_LOG_RATIO = 300.0
+"""Squares stay finite in double precision."""
+
+
+@dataclass(frozen=True)
+class Objective(ABC):
+    """A figure of a trial to minimise.
+
+    Figures are compared by `log`: a difference of log 1.05 is 5 %. With ``common``, all seconds are of that kind; see
+    `between`.
+    """
+
+    name: ClassVar[str]
+    own_unit: ClassVar[str] = ""
+    """With a leading space."""
+
+    comparative: ClassVar[tuple[str, str]] = ("better", "worse")
+    """Smaller and larger."""
+
+    equal: ClassVar[str] = "the same as"
+    phrase: ClassVar[str] = "with {}"
+
+    axis_title: ClassVar[str]
+    exceeds: ClassVar[str] = "more"
+    """Above a lower bound."""
+
+    digits: ClassVar[int] = 3
+    """Significant digits."""
+
+    trials_race: ClassVar[bool] = False
+    """Whether the figure grows with train seconds at the same rate at every batch size. Pausing, racing and the
+    sampler's model of time apply only then.
+    """
+
+    stops_at_target: ClassVar[bool] = True
+    """Whether a trial ends at its target instead of its limit."""
+
+    has_ratios: ClassVar[bool] = True
+
+    target: Target | None = None
+    price_per_device_hour: float | None = None
+    common: CommonSeconds | None = None
+
+    @property
+    def unit(self) -> str:
+        """Unit of `shown`, with a leading space."""
+        return self.own_unit
+
+    @property
+    def noun(self) -> str:
+        """ "time" in "1.3× the time of the optimum"."""
+        return self.name.partition("_")[0]
+
+    @property
+    def label(self) -> str:
+        """Name as a heading."""
+        return self.name.replace("_", " ").capitalize()
+
+    def title(self, metric: str, wanted: str) -> str:
+        """Heading of a figure against batch size; ``wanted`` is the target in words."""
+        return f"{self.noun.capitalize()} to {wanted}"
+
+    def sentence(self, metric: str, reaches_target: str, figure: str) -> str:
+        """Result in words: "reaches accuracy ≥ 0.9" becomes "reaches accuracy ≥ 0.9 in 2 s"."""
+        return f"{reaches_target} {self.phrase.format(figure)}"
+
+    @abstractmethod
+    def figure(self, trial: TrialRecord) -> float | None:
+        """Figure; None if the trial missed the target or the figure was not measured."""
+
+    @abstractmethod
+    def bound(self, trial: TrialRecord) -> float | None:
+        """Lower bound of a stopped trial's figure, from its last miss."""
+
+    def shown(self, figure: float) -> float:
+        """Figure in the unit shown to users."""
+        return figure
+
+    def in_own_unit(self) -> Objective:
+        """Objective whose figures are in the shown unit and have ratios."""
+        return self
+
+    def log(self, figure: float) -> float | None:
+        """Figure on a scale with equal seed-to-seed spread; None for zero."""
+        return math.log(figure) if figure > 0 else None
+
+    def from_log(self, value: float) -> float:
+        """Invert `log`."""
+        return math.exp(min(value, 2 * LARGEST_LOG_RATIO))
+
+    def ratio(self, figure: float, other: float) -> float:
+        """How many times worse a figure is than another."""
+        return figure / other
+
+    def is_flat(self, figure: float, least: float) -> bool:
+        """True within 5 % of the least."""
+        return figure <= FLAT_RATIO * least
+
+    def between(
+        self, runs: Sequence[TrialRecord], step_seconds: StepSeconds, others: Iterable[TrialRecord] = ()
+    ) -> Self:
+        """Objective that compares runs by the same kind of seconds; see `common_seconds`."""
+        common = common_seconds(runs, step_seconds, others)
+        return self if common is None else replace(self, common=common)
+
+    def basis(self, trial: TrialRecord) -> Basis:
+        """Source of a trial's seconds."""
+        is_product = self.common is not None and self.common.step_time(trial) is not None
+        return "steps_x_step_time" if is_product else trial_basis(trial)
+
+    def step_time(self, trial: TrialRecord) -> PooledStepTime[Kind] | None:
+        """Step time of a trial's figure; None if its own seconds count."""
+        return None
+
+    def predicted(self, steps: float, batch_size: float, step_seconds: float | None) -> float | None:
+        """Figure of a number of steps on one device, if they determine it."""
+        return None
+
+    def seconds_as_good_as(self, best: TrialRecord | None, probe: ProbeRecord, full: float) -> float:
+        """Train seconds after which a trial cannot beat the best; infinite without a figure yet.
+
+        ``full``, a trial's limit, if figures are known only at the end.
+        """
+        return math.inf if best is None else full
+
+    def check_target(self, trial: TrialRecord) -> None:
+        """Raise `SpecError` if a trial met the target before its first step."""
+        if self.target is None or trial.outcome is None or trial.outcome.steps_to_target != 0:
+            return
+        raise SpecError(
+            f"target.value = {self.target.value:g} is met before the first step: "
+            f"trial {trial.number} starts with {self.target.metric} = {trial.outcome.best_metric:.4g}",
+            hint="set a harder target, under a new name; this one needs no training",
+        )
+
+    def check_measured(self, trial: TrialRecord, device_name: str) -> None:
+        """Raise `LaunchError` if a trial shows that the device cannot measure the figure."""
+        return
+
+
+def make_objective(name: str, target: Target | None = None, price_per_device_hour: float | None = None) -> Objective:
+    """Objective by its name; raises `UsageError` if unknown."""
+    kind = registry.load_class("objectives", name, Objective)  # type: ignore[type-abstract]
+    return kind(target=target, price_per_device_hour=price_per_device_hour)
+
+
+def objective_of(spec: StudySpec, target: Target | None = None) -> Objective:
+    """Objective of a spec, for its own or an easier target."""
+    return make_objective(spec.objective, target or spec.record_target, spec.price_per_device_hour)
+
+
+class BySeconds(Objective):
+    """A figure that follows from the seconds to the target."""
+
+    @abstractmethod
+    def of_seconds(self, trial: TrialRecord, seconds: float) -> float | None:
+        """Figure of a trial that takes these seconds to the target."""
+
+    def figure(self, trial: TrialRecord) -> float | None:
+        """Figure of a trial that reached the target."""
+        outcome = trial.outcome
+        if outcome is None or trial.state is not TrialState.REACHED:
+            return None
+        seconds = self._product(trial, outcome.steps_to_target)
+        seconds = seconds_to_target(trial) if seconds is None else seconds
+        return None if seconds is None else self.of_seconds(trial, seconds)
+
+    def bound(self, trial: TrialRecord) -> float | None:
+        """Figure at the last miss; None if the trial was contended and its step time is unknown."""
+        outcome = trial.outcome
+        if outcome is None or not trial.state.is_censored:
+            return None
+        seconds = self._product(trial, outcome.last_miss_step)
+        if seconds is None and not outcome.contended:
+            seconds = outcome.last_miss_seconds
+        return None if seconds is None else self.of_seconds(trial, seconds)
+
+    def step_time(self, trial: TrialRecord) -> PooledStepTime[Kind] | None:
+        """Step time by which a trial is compared."""
+        return None if self.common is None else self.common.step_time(trial)
+
+    def _product(self, trial: TrialRecord, steps: int | None) -> float | None:
+        return None if self.common is None or steps is None else self.common.seconds(trial, steps)
+
+
+class TimeToTarget(BySeconds):
+    """Train seconds to the target, as if alone on the device."""
+
+    name = "time_to_target"
+    own_unit = " s"
+    comparative = ("faster", "slower")
+    equal = "as fast as"
+    phrase = "in {}"
+    axis_title = "train seconds to the target"
+    exceeds = "longer"
+    trials_race = True
+
+    def of_seconds(self, trial: TrialRecord, seconds: float) -> float:
+        """Seconds."""
+        return seconds
+
+    def predicted(self, steps: float, batch_size: float, step_seconds: float | None) -> float | None:
+        """Steps × step time."""
+        return None if step_seconds is None else steps * step_seconds
+
+    def seconds_as_good_as(self, best: TrialRecord | None, probe: ProbeRecord, full: float) -> float:
+        """Best trial's measured seconds, contended or not: curves use the same clock."""
+        seconds = None if best is None else seconds_to_target(best, "measured")
+        return math.inf if seconds is None else seconds
+
+
+TIME = TimeToTarget()
+
+
+class CostToTarget(TimeToTarget):
+    """Hours × devices × the price of a device-hour; device-hours without a price."""
+
+    name = "cost_to_target"
+    comparative = ("cheaper", "dearer")
+    equal = "the same as"
+    phrase = "at a cost of {}"
+    axis_title = "cost to the target"
+    exceeds = "more"
+
+    @property
+    def unit(self) -> str:
+        """ "device-hours", or empty if a price is set: its currency is unknown."""
+        return " device-hours" if self.price_per_device_hour is None else ""
+
+    def of_seconds(self, trial: TrialRecord, seconds: float) -> float:
+        """Seconds × devices × price / 3600."""
+        return seconds * trial.configuration.world_size * self._price / 3600
+
+    def predicted(self, steps: float, batch_size: float, step_seconds: float | None) -> float | None:
+        """Steps × step time × price / 3600."""
+        return None if step_seconds is None else steps * step_seconds * self._price / 3600
+
+    @property
+    def _price(self) -> float:
+        return self.price_per_device_hour or 1.0
+
+
+class EnergyToTarget(BySeconds):
+    """The device's mean reported power × seconds, in joules."""
+
+    name = "energy_to_target"
+    own_unit = " J"
+    comparative = ("less energy", "more energy")
+    axis_title = "joules to the target"
+
+    def of_seconds(self, trial: TrialRecord, seconds: float) -> float | None:
+        """Mean power × seconds."""
+        power = None if trial.outcome is None else trial.outcome.device_use.mean_power_watts
+        return None if power is None else power * seconds
+
+    def check_measured(self, trial: TrialRecord, device_name: str) -> None:
+        """Raise `LaunchError` if a trial reached the target but the device reported no power."""
+        if trial.outcome is None or trial.state is not TrialState.REACHED or self.figure(trial) is not None:
+            return
+        raise LaunchError(
+            f"objective = energy_to_target: {device_name} does not report its power, so the energy of trial "
+            f"{trial.number} is unknown",
+            hint="use a CUDA device with the extra gpu, or time_to_target or cost_to_target, which need only seconds",
+        )
+
+
+class SamplesToTarget(Objective):
+    """Training samples to the target, whatever the device."""
+
+    name = "samples_to_target"
+    own_unit = " samples"
+    comparative = ("fewer samples", "more samples")
+    axis_title = "training samples to the target"
+
+    def figure(self, trial: TrialRecord) -> float | None:
+        """Samples to the target."""
+        if trial.outcome is None or trial.state is not TrialState.REACHED:
+            return None
+        return samples_after(trial, trial.outcome.steps_to_target)
+
+    def bound(self, trial: TrialRecord) -> float | None:
+        """Samples at the last miss."""
+        if trial.outcome is None or not trial.state.is_censored:
+            return None
+        return samples_after(trial, trial.outcome.last_miss_step)
+
+    def predicted(self, steps: float, batch_size: float, step_seconds: float | None) -> float:
+        """Steps × batch size."""
+        return steps * batch_size
+
+    def seconds_as_good_as(self, best: TrialRecord | None, probe: ProbeRecord, full: float) -> float:
+        """Seconds of the best trial's samples at the probed batch size."""
+        if best is None or probe.step_seconds is None:
+            return super().seconds_as_good_as(best, probe, full)
+        samples = self.figure(best)
+        return math.inf if samples is None else samples / probe.batch_size * probe.step_seconds
+
+
+def samples_after(trial: TrialRecord, steps: int | None) -> float | None:
+    """Samples of a trial's first steps, by its mean samples per step: an epoch's last batch can be incomplete."""
+    if steps is None or trial.outcome is None:
+        return None
+    planned = _planned(trial, steps)
+    whole = _planned(trial, trial.outcome.steps)
+    return planned * (trial.outcome.samples / whole) if whole and trial.outcome.samples else planned
+
+
+def _planned(trial: TrialRecord, steps: int) -> float:
+    schedule = batch_schedule_of(trial.configuration)
+    if schedule is None or schedule.is_measured:
+        return float(steps * trial.configuration.batch_size)
+    return schedule.samples_after(steps)
+
+
+AS_GOOD = 0.005
+"""Share of the target's value that is 5 % by `log`."""
+
+
+class MetricInBudget(Objective):
+    """The best validation metric at the full limit, signed so that less is better.
+
+    Trials that stopped early have no figure. The target's value only scales differences.
+    """
+
+    name = "metric_in_budget"
+    axis_title = "metric in the budget"
+    digits = 4
+    stops_at_target = False
+    has_ratios = False
+
+    def title(self, metric: str, wanted: str) -> str:
+        """Name the metric."""
+        return f"{metric} in the budget"
+
+    def sentence(self, metric: str, reaches_target: str, figure: str) -> str:
+        """Name the metric reached."""
+        return f"comes to {metric} {figure} in the budget"
+
+    def figure(self, trial: TrialRecord) -> float | None:
+        """Best metric of a completed trial, negated if more is better."""
+        if trial.outcome is None or trial.outcome.best_metric is None or not ran_to_its_end(trial):
+            return None
+        return -self._target.gain(trial.outcome.best_metric)
+
+    def bound(self, trial: TrialRecord) -> None:
+        """None: a stopped trial could have reached any better metric."""
+        return
+
+    def shown(self, figure: float) -> float:
+        """Metric."""
+        return self._target.gain(-figure)
+
+    def in_own_unit(self) -> Objective:
+        """Objective of plain metrics, compared as ratios if positive."""
+        return _MetricItself(self.target, self.price_per_device_hour, self.common)
+
+    def log(self, figure: float) -> float | None:
+        """Figure over `AS_GOOD` of the target's value, in units of log 1.05."""
+        return figure * self._scale
+
+    def from_log(self, value: float) -> float:
+        """Invert `log`."""
+        return value / self._scale
+
+    def ratio(self, figure: float, other: float) -> float:
+        """1.05 to the power of the difference in `AS_GOOD` of the target's value."""
+        return math.exp(max(-LARGEST_LOG_RATIO, min(LARGEST_LOG_RATIO, (figure - other) * self._scale)))
+
+    def is_flat(self, figure: float, least: float) -> bool:
+        """True within `AS_GOOD` of the target's value."""
+        return (figure - least) * self._scale <= math.log(FLAT_RATIO)
+
+    def seconds_as_good_as(self, best: TrialRecord | None, probe: ProbeRecord, full: float) -> float:
+        """Full limit: only the metric there counts."""
+        return full
+
+    def check_target(self, trial: TrialRecord) -> None:
+        """A target met before the first step ends no trial."""
+
+    @property
+    def _target(self) -> Target:
+        if self.target is None:
+            raise UsageError("metric_in_budget needs a target: it names the metric and which way it is better")
+        return self.target
+
+    @property
+    def _scale(self) -> float:
+        value = abs(self._target.value) or 1.0
+        return math.log(FLAT_RATIO) / max(AS_GOOD * value, 1e-100)
+
+
+class _MetricItself(MetricInBudget):
+    def figure(self, trial: TrialRecord) -> float | None:
+        found = super().figure(trial)
+        return None if found is None else self.shown(found)
+
+    def log(self, figure: float) -> float | None:
+        return Objective.log(self, figure)
+
+    def from_log(self, value: float) -> float:
+        return Objective.from_log(self, value)

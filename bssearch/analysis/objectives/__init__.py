@@ -1,1 +1,0 @@
-"""Objectives of a study; `base` has the interface of objectives."""
