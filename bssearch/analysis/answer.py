@@ -8,14 +8,13 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from bssearch.analysis.generalisation import Generalisation, MetricOverSeeds
-from bssearch.analysis.law.fitted import Fit
 from bssearch.analysis.law.quick import Promise
 from bssearch.analysis.law.regimes import Regime
 from bssearch.analysis.measured import BatchNoise, Measured
 from bssearch.analysis.objectives import Basis, Objective, make_objective
 from bssearch.analysis.optimum import Rule, Settles
 from bssearch.analysis.rules.regret import Regret
-from bssearch.analysis.shape import Interval, Model, Notice, Parameters
+from bssearch.analysis.shape import Fit, Interval, Model, Notice, Parameters
 from bssearch.records import MemoryBasis, Target
 from bssearch.records.batch_schedule import BatchScheduleName
 from bssearch.records.scaling import LearningRateRule

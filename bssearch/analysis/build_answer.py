@@ -42,12 +42,11 @@ from bssearch.analysis.generalisation import generalisation
 from bssearch.analysis.growing import batch_schedule_answer
 from bssearch.analysis.law.affine_step_time import fit_step_time
 from bssearch.analysis.law.batch_model import LawFit, LawPoint, RunnableStep, fit_law, predict_optimum
-from bssearch.analysis.law.fitted import CriticalBatch, Fit, Law
 from bssearch.analysis.measured import NoiseAnswer, measured, noise_of_batches
 from bssearch.analysis.notices import about_generalisation, about_the_host, notices
 from bssearch.analysis.objectives import Objective, TimeToTarget, objective_of
 from bssearch.analysis.optimum import Candidate, Verdict, decide, median_samples, repeats, runs_to_settle
-from bssearch.analysis.shape import Notice, Parameters, parameters_of
+from bssearch.analysis.shape import CriticalBatch, Fit, Law, Notice, Parameters, parameters_of
 from bssearch.analysis.time_to_target import coefficient_of_variation, ratio_interval
 from bssearch.analysis.trade_offs import about_trade_offs, front
 from bssearch.errors import TargetNotReachedError, UsageError

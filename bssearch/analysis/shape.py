@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from bssearch.records import Configuration
+from bssearch.records.text import ends, number
 from bssearch.spec.space import TRAINING_PARAMETERS
 
 Parameters = dict[str, bool | int | float | str | None]
@@ -36,3 +39,73 @@ def parameters_of(configuration: Configuration) -> Parameters:
     named: Parameters = {"learning_rate": configuration.learning_rate}
     named |= {name: getattr(configuration, name) for name in TRAINING_PARAMETERS}
     return {**named, "optimizer": configuration.optimizer, **configuration.parameters}
+
+
+class CriticalBatch(Model):
+    """The critical batch size with its 90 % interval; null on an unbounded side."""
+
+    estimate: float
+    low: float | None
+    high: float | None
+
+    @property
+    def in_words(self) -> str:
+        """Estimate with its interval, or a bound."""
+        if self.low is None and self.high is None:
+            return "not bounded by these runs"
+        if self.high is None:
+            return f"≥ {number(self.low or 0.0)}"
+        if self.low is None:
+            return f"≤ {number(self.high)}"
+        return f"{number(self.estimate)}{ends(self.low, self.high)} (90 %)"
+
+
+BatchRange = Annotated[list[int], Field(min_length=2, max_length=2)]
+
+
+class Predicted(Model):
+    """The optimum by law × step time among runnable sizes.
+
+    ``interval`` and ``surely_flat``: the optima, and the sizes within 5 %, by all laws in the fit's 95 % confidence
+    region.
+    """
+
+    batch_size: int
+    micro_batch_size: int
+    time_to_target_s: float
+    flat_range: BatchRange
+    interval: BatchRange | None = None
+    surely_flat: BatchRange | None = None
+
+    @property
+    def in_words(self) -> str:
+        """Optimum, its seconds, and the sizes within 5 %."""
+        interval = "" if self.interval is None else f" [{self.interval[0]}, {self.interval[1]}]"
+        text = f"batch {self.batch_size}{interval}, {number(self.time_to_target_s)} s"
+        flat = self.flat_range if self.interval is None else self.surely_flat
+        return text if flat is None or flat[0] == flat[1] else f"{text}; all from {flat[0]} to {flat[1]} within 5 %"
+
+
+class Law(Model):
+    """The law of steps to the target S = S_min (1 + B_crit / B), with residuals by batch size."""
+
+    s_min: float
+    b_crit: CriticalBatch
+    max_residual: float
+    verdict: Literal["fits", "poor", "too_few_points"]
+    residuals: dict[int, float]
+
+
+class Fit(Law):
+    """The law fitted to tuned batch sizes; ``including_untuned`` is the fit to all, if it differs.
+
+    ``b_star``: batch size of the least predicted time. ``noise_scale_ratio``: gradient noise scale / critical batch
+    size.
+    """
+
+    alpha_s: float | None
+    beta_s: float | None
+    b_star: float | None
+    predicted: Predicted | None
+    including_untuned: Law | None
+    noise_scale_ratio: float | None

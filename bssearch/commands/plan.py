@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from bssearch.analysis.law.affine_step_time import fit_step_time
-from bssearch.analysis.law.fitted import CriticalBatch
 from bssearch.analysis.law.quick import QuickCriticalBatch
+from bssearch.analysis.shape import CriticalBatch
 from bssearch.commands.audit import audit_stored
 from bssearch.errors import TargetNotReachedError, UsageError
 from bssearch.exchange.importers.step_times import read_step_times

@@ -11,10 +11,9 @@ from pydantic import Field
 from bssearch.analysis.answer import Answer, Figure, Ratio, Time, objective_in
 from bssearch.analysis.growing import typical_run
 from bssearch.analysis.headline import with_interval
-from bssearch.analysis.law.fitted import CriticalBatch
 from bssearch.analysis.objectives import objective_of
 from bssearch.analysis.rules.audit import FULL_LIMIT_PHASES, audit
-from bssearch.analysis.shape import Model, Notice
+from bssearch.analysis.shape import CriticalBatch, Model, Notice
 from bssearch.analysis.time_to_target import Estimate, estimate, ratio_interval
 from bssearch.errors import TargetNotReachedError
 from bssearch.figures.page import StudyPicture

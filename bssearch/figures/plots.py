@@ -11,9 +11,8 @@ import numpy as np
 from bssearch.analysis.answer import Answer, Batch, Time, objective_in
 from bssearch.analysis.answer import Figure as Median
 from bssearch.analysis.batches import LAW_NOT_TIMED
-from bssearch.analysis.law.fitted import Fit, Law
 from bssearch.analysis.objectives import TIME, Objective
-from bssearch.analysis.shape import parameters_of
+from bssearch.analysis.shape import Fit, Law, parameters_of
 from bssearch.errors import UsageError
 from bssearch.figures.chart import (
     ACCENT,

@@ -9,11 +9,10 @@ import pytest
 from bssearch.analysis.answer import Answer
 from bssearch.analysis.build_answer import build_answer
 from bssearch.analysis.generalisation import FinalMetrics, Generalisation
-from bssearch.analysis.law.fitted import CriticalBatch, Fit
 from bssearch.analysis.measured import NoiseAnswer
 from bssearch.analysis.rules.audit import Audit, RuleFinding, audit
 from bssearch.analysis.rules.rule_book import Rule
-from bssearch.analysis.shape import Interval
+from bssearch.analysis.shape import CriticalBatch, Fit, Interval
 from bssearch.records import Configuration, Phase, StepTime, StudyRecord, TrialRecord, TrialState
 from bssearch.spec import StudySpec
 from bssearch.spec.model import IMPORTED

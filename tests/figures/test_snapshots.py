@@ -17,11 +17,10 @@ import pytest
 
 from bssearch.analysis.answer import Figure, Ratio
 from bssearch.analysis.generalisation import FinalMetrics, Generalisation
-from bssearch.analysis.law.fitted import CriticalBatch, Fit, Law, Predicted
 from bssearch.analysis.law.quick import Promise
 from bssearch.analysis.measured import MemoryAnswer, NoiseAnswer, StepTimeAnswer
 from bssearch.analysis.rules.rule_book import Rule
-from bssearch.analysis.shape import Interval, Notice
+from bssearch.analysis.shape import CriticalBatch, Fit, Interval, Law, Notice, Predicted
 from bssearch.figures.page import StudyPicture, page_of
 from bssearch.records import TrialState
 from tests.factories import make_spec, make_trial, not_none

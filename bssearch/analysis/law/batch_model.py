@@ -14,8 +14,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from bssearch.analysis.law.fitted import Predicted
 from bssearch.analysis.posterior import DRAWS, OCTAVES_BEYOND, Posterior, Runs, infer
+from bssearch.analysis.shape import Predicted
 from bssearch.analysis.time_to_target import log_gap
 from bssearch.records import Phase, TrialRecord
 from bssearch.records.intervals import FEWEST_RUNS, FEWEST_SIZES, FLAT_RATIO, student_t

@@ -11,13 +11,12 @@ from bssearch.analysis.answer import Answer, BatchScheduleAnswer
 from bssearch.analysis.batches import default_configuration
 from bssearch.analysis.generalisation import FinalMetrics
 from bssearch.analysis.growing import growing_batch, judge_growing
-from bssearch.analysis.law.fitted import CriticalBatch
 from bssearch.analysis.measured import NoiseAnswer
 from bssearch.analysis.objectives import objective_of
 from bssearch.analysis.optimum import Candidate, decide
 from bssearch.analysis.rules.regret import NONE, Finding, Judgement, Regret, judge
 from bssearch.analysis.rules.rule_book import RULES, Rule
-from bssearch.analysis.shape import Model, Parameters, parameters_of
+from bssearch.analysis.shape import CriticalBatch, Model, Parameters, parameters_of
 from bssearch.records import Configuration, Phase, StepTime, TrialRecord, TrialState
 from bssearch.records.intervals import FEWEST_SIZES, student_t
 from bssearch.records.scaling import LARGE_BATCH, LAYERWISE
