@@ -9,10 +9,9 @@ from pydantic import Field
 
 from bssearch.analysis.generalisation import Generalisation, MetricOverSeeds
 from bssearch.analysis.law.quick import Promise
-from bssearch.analysis.law.regimes import Regime
 from bssearch.analysis.measured import BatchNoise, Measured
 from bssearch.analysis.objectives import Basis, Objective, make_objective
-from bssearch.analysis.optimum import Rule, Settles
+from bssearch.analysis.optimum import Regime, Rule, Settles
 from bssearch.analysis.rules.regret import Regret
 from bssearch.analysis.shape import Fit, Interval, Model, Notice, Parameters
 from bssearch.records import MemoryBasis, Target

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from bssearch.analysis.law.regimes import Slope, slopes
-from bssearch.analysis.optimum import Candidate
+from bssearch.analysis.optimum import Candidate, Slope, slopes
 from bssearch.records import Phase, TrialState
 from tests.factories import make_trial, not_none
 
