@@ -64,7 +64,7 @@ from bssearch.settings import user_name
 from bssearch.spec import StudySpec
 from bssearch.spec.admission import admitted
 from bssearch.storage.repository import Store
-from bssearch.storage.revisions import Changes
+from bssearch.storage.statements import Changes
 
 NOTHING_SAVED = frozenset[int](), 0
 

@@ -17,8 +17,7 @@ from bssearch.records import TrialOutcome, TrialState
 from bssearch.storage.columns import database_now, database_started, now, to_columns
 from bssearch.storage.database import StorePart, patiently
 from bssearch.storage.models import ClaimRow, ObservationRow, TrialRow
-from bssearch.storage.revisions import mark_changed
-from bssearch.storage.statements import end_trial, holds_claim, is_running
+from bssearch.storage.statements import end_trial, holds_claim, is_running, mark_changed
 
 # Seconds without expiries after a server's start: longer than a driver's pause between tries.
 RESTART_GRACE_S = 60.0

@@ -25,7 +25,6 @@ from bssearch.spec.space import MemoryBoundary, in_force
 from bssearch.storage.columns import column_types, from_columns, now, to_columns
 from bssearch.storage.database import Database, StorePart, patiently
 from bssearch.storage.models import BranchRow, EnvironmentRow, ProbeKind, ProbeRow, StudyRow, TrialRow, VisitRow
-from bssearch.storage.revisions import Counters, counters, mark_probed
 from bssearch.storage.statements import (
     ENVIRONMENTS,
     MEMORY,
@@ -35,7 +34,10 @@ from bssearch.storage.statements import (
     NOISE,
     PROBES,
     VISITS,
+    Counters,
+    counters,
     insert_if_absent,
+    mark_probed,
     of_its_kind,
 )
 

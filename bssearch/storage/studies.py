@@ -19,12 +19,12 @@ from bssearch.storage.database import StorePart, patiently
 from bssearch.storage.leases import check_idle
 from bssearch.storage.models import FindingRow, ProbeRow, SpecRow, StudyRow, TrialRow, VisitRow
 from bssearch.storage.queue import forget_submission, refuse_queued, rename_submission
-from bssearch.storage.revisions import mark_probed
 from bssearch.storage.statements import (
     STUDIES,
     STUDY,
     StudySummary,
     insert_if_absent,
+    mark_probed,
     no_study,
     study_record,
     study_summary,

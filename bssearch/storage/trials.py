@@ -18,16 +18,20 @@ from bssearch.storage.columns import database_now, from_columns, now, to_columns
 from bssearch.storage.database import Database, StorePart, patiently
 from bssearch.storage.models import EnvironmentRow, LogRow, ObservationRow, SpecRow, StudyRow, TrialRow
 from bssearch.storage.probes import ProbeStore
-from bssearch.storage.revisions import Changes, changes, mark_changed, mark_observed, raise_revision
 from bssearch.storage.statements import (
     ENVIRONMENTS,
     EVALUATIONS,
     OBSERVATIONS,
     TRIALS,
+    Changes,
+    changes,
     end_trial,
     held_trial_ids,
     holds_claim,
     insert_if_absent,
+    mark_changed,
+    mark_observed,
+    raise_revision,
     stored_trial,
     trial_id_of,
     trial_ids_of,

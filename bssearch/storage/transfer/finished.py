@@ -26,8 +26,7 @@ from bssearch.spec.reader import check_study_name
 from bssearch.storage.columns import paths, to_columns
 from bssearch.storage.database import Database
 from bssearch.storage.models import StudyRow, TrialRow
-from bssearch.storage.revisions import raise_revision
-from bssearch.storage.statements import STUDY, study_record
+from bssearch.storage.statements import STUDY, raise_revision, study_record
 from bssearch.storage.studies import bind_study, create_study
 
 _FIXED = (int, float, datetime, StrEnum)
