@@ -29,8 +29,7 @@ from bssearch.storage.integrity import shown
 from bssearch.storage.leases import ended_by
 from bssearch.storage.models import EnvironmentRow, FindingRow, LogRow, ObservationRow, StudyRow, TrialRow
 from bssearch.storage.statements import insert_if_absent, is_running, of_its_kind, raise_revision
-from bssearch.storage.transfer.layout import LAYOUTS, Kind, words
-from bssearch.storage.transfer.study_copy import AT_ONCE, Copy, Row, check_study, read_copy
+from bssearch.storage.transfer.study_copy import AT_ONCE, LAYOUTS, Copy, Kind, Row, check_study, read_copy, words
 
 # Trial fields that never change after planning.
 ASKED = frozenset(

@@ -1,7 +1,7 @@
 """A whole study in one file: JSON lines, compressed with gzip.
 
 The header has format, version, schema revision, bssearch's version, the study and counts of rows. Rows follow as
-``{kind: row}``, ordered by `bssearch.storage.transfer.layout.Kind` and key. The last line has the counts and the
+``{kind: row}``, ordered by `bssearch.storage.transfer.study_copy.Kind` and key. The last line has the counts and the
 SHA-256 of all earlier lines. Equal studies give equal bytes.
 """
 
@@ -22,8 +22,7 @@ from bssearch.files import check_file, replacing
 from bssearch.storage.connection.engine import from_json
 from bssearch.storage.integrity import shown
 from bssearch.storage.migrate import REVISIONS, SCHEMA_HEAD, UNRELEASED
-from bssearch.storage.transfer.layout import Kind
-from bssearch.storage.transfer.study_copy import Copy
+from bssearch.storage.transfer.study_copy import Copy, Kind
 
 FORMAT = "bssearch study"
 # Increment if older readers could not read the file.

@@ -18,7 +18,7 @@ from bssearch.records import TrialState
 from bssearch.storage.models import Base
 from bssearch.storage.repository import Store, open_store
 from bssearch.storage.transfer import study_file
-from bssearch.storage.transfer.layout import LAYOUTS, NAMES, OWN
+from bssearch.storage.transfer.study_copy import LAYOUTS, NAMES, OWN
 from bssearch.storage.transfer.study_file import read_study
 from tests.schema import execute
 from tests.storage.conftest import start
