@@ -24,8 +24,7 @@ from bssearch.storage.transfer.finished import FinishedStudy, add_study, is_stor
 from bssearch.storage.trials import TrialStore
 
 if TYPE_CHECKING:
-    from bssearch.storage.transfer.joining import Joined
-    from bssearch.storage.transfer.study_copy import Copy
+    from bssearch.storage.transfer.study_copy import Copy, Joined
 
 
 def open_store(url: str | URL | None = None, *, write: bool = True, notify: Notify | None = None) -> Store:
@@ -99,7 +98,7 @@ class Transfer(StorePart):
 
         A new first study is called ``name``. Raises `UsageError` for a contradiction or a taken name.
         """
-        from bssearch.storage.transfer.joining import join, wait_for_others
+        from bssearch.storage.transfer.study_copy import join, wait_for_others
 
         def once() -> list[Joined]:
             with self._database.writing() as connection:

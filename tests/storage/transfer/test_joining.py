@@ -15,8 +15,7 @@ import pytest
 from bssearch.errors import OtherDeviceError, UsageError
 from bssearch.records import TrialState
 from bssearch.storage.repository import Store, open_store
-from bssearch.storage.transfer.joining import Joined
-from bssearch.storage.transfer.study_copy import Kind
+from bssearch.storage.transfer.study_copy import Joined, Kind
 from bssearch.storage.transfer.study_file import read_study
 from tests.factories import make_environment, make_probe, make_spec
 from tests.postgres import Postgres
