@@ -31,9 +31,8 @@ def init(
 ) -> None:
     """Create missing tables, and with --roles the roles of a team."""
     from bssearch.storage.access.grants import DEFAULT_PREFIX, Roles
-    from bssearch.storage.access.script import script
     from bssearch.storage.connection.urls import parse_url
-    from bssearch.storage.migrate import refuse_roles_of_a_file
+    from bssearch.storage.migrate import refuse_roles_of_a_file, script
     from bssearch.storage.migrate import upgrade as to_head
 
     if prefix is not None and not roles:
