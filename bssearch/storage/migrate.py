@@ -30,9 +30,16 @@ from bssearch.storage.access.grants import (
     right_statements,
     role_statements,
 )
-from bssearch.storage.connection.engine import copy_sqlite, create_engine_for, reading, writing
+from bssearch.storage.connection.engine import (
+    ALONE,
+    copy_sqlite,
+    create_engine_for,
+    limited_waits,
+    lock_tables,
+    reading,
+    writing,
+)
 from bssearch.storage.connection.faults import missing_right
-from bssearch.storage.connection.locks import ALONE, limited_waits, lock_tables
 from bssearch.storage.connection.urls import parse_url, shown, sqlite_file
 from bssearch.storage.models import Base
 
@@ -114,7 +121,7 @@ def prepare(engine: Engine, notify: Callable[[str], None]) -> None:
 def upgrade(url: str | URL, roles: Roles | None = None) -> Upgrade:
     """Upgrade the schema in one transaction, after a backup of a SQLite file.
 
-    ``roles`` creates roles on a server. Concurrent calls wait for `bssearch.storage.connection.locks.LONGEST_WAIT_S`.
+    ``roles`` creates roles on a server. Concurrent calls wait for `bssearch.storage.connection.engine.LONGEST_WAIT_S`.
 
     Raises:
         SchemaError: if a newer version wrote the database.

@@ -31,7 +31,7 @@ from bssearch.records.text import LONGEST_TEXT
 from bssearch.spec.model import IMPORTED
 from bssearch.spec.reader import check_study_name, spec_of
 from bssearch.storage.columns import MOST_SENTENCES, Sentences, from_columns, json_fault, to_columns
-from bssearch.storage.connection.locks import lock_tables
+from bssearch.storage.connection.engine import lock_tables
 from bssearch.storage.database import environment_digest
 from bssearch.storage.integrity import LARGEST, LARGEST_WHOLE, OF_SCALARS, shown, storage_type
 from bssearch.storage.leases import ended_by
