@@ -20,8 +20,7 @@ from bssearch.records import Environment, to_json
 from bssearch.storage import migrate
 from bssearch.storage.columns import to_columns
 from bssearch.storage.connection.engine import create_engine_for, looking, reading, translated, writing
-from bssearch.storage.connection.faults import ConnectionLostError
-from bssearch.storage.connection.urls import masked, shown
+from bssearch.storage.connection.urls import ConnectionLostError, masked, shown
 from bssearch.storage.models import EnvironmentRow, StudyRow
 from bssearch.storage.statements import insert_if_absent, no_study
 

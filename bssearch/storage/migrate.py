@@ -39,8 +39,7 @@ from bssearch.storage.connection.engine import (
     reading,
     writing,
 )
-from bssearch.storage.connection.faults import missing_right
-from bssearch.storage.connection.urls import parse_url, shown, sqlite_file
+from bssearch.storage.connection.urls import missing_right, parse_url, shown, sqlite_file
 from bssearch.storage.models import Base
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from bssearch.errors import DatabaseError, NotFoundError, UsageError
 from bssearch.spec.templates import NewSubmission, SubmissionState, WorkerRecord
 from bssearch.storage import migrate
 from bssearch.storage.access.grants import Roles
-from bssearch.storage.connection.faults import ConnectionLostError
+from bssearch.storage.connection.urls import ConnectionLostError
 from bssearch.storage.repository import Store, open_store
 from tests.postgres import Postgres
 from tests.storage.conftest import add_study

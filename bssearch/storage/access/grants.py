@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, text
 
 from bssearch.errors import DatabaseError, UsageError
-from bssearch.storage.connection.faults import missing_right
-from bssearch.storage.connection.urls import shown
+from bssearch.storage.connection.urls import missing_right, shown
 from bssearch.storage.models import Base, StudyRow, TrialRow
 
 DEFAULT_PREFIX = "bssearch"

@@ -23,14 +23,17 @@ from sqlalchemy.pool import ConnectionPoolEntry, NullPool, PoolProxiedConnection
 
 from bssearch.errors import DatabaseError
 from bssearch.settings import NETWORK_FILE_VARIABLE
-from bssearch.storage.connection.faults import (
+from bssearch.storage.connection.urls import (
     BUSY_TIMEOUT_S,
     LOCK_TIMEOUT,
     OTHER_DATABASE_HINT,
     as_database_error,
+    parse_url,
     read_only,
+    shown,
+    sqlite_file,
+    without_secrets,
 )
-from bssearch.storage.connection.urls import parse_url, shown, sqlite_file, without_secrets
 
 SERVER_OPTIONS: dict[str, int] = {
     # Seconds per address of a host: two (IPv6, IPv4) take at most ten.
