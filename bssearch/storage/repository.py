@@ -15,13 +15,12 @@ from bssearch.storage.columns import now
 from bssearch.storage.connection.engine import create_engine_for
 from bssearch.storage.connection.urls import sqlite_file
 from bssearch.storage.database import Database, Notify, StorePart, patiently
-from bssearch.storage.leases import LeaseStore
 from bssearch.storage.models import StudyRow
 from bssearch.storage.probes import ProbeStore
 from bssearch.storage.queue import QueueStore
 from bssearch.storage.studies import FindingStore, StudyStore
 from bssearch.storage.transfer.finished import FinishedStudy, add_study, is_stored
-from bssearch.storage.trials import TrialStore
+from bssearch.storage.trials import LeaseStore, TrialStore
 
 if TYPE_CHECKING:
     from bssearch.storage.transfer.study_copy import Copy, Joined

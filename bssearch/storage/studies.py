@@ -16,7 +16,6 @@ from bssearch.records import Environment, NewStudy, StudyRecord, spec_digest
 from bssearch.spec.reader import check_study_name
 from bssearch.storage.columns import now, to_columns
 from bssearch.storage.database import StorePart, patiently
-from bssearch.storage.leases import check_idle
 from bssearch.storage.models import FindingRow, ProbeRow, SpecRow, StudyRow, TrialRow, VisitRow
 from bssearch.storage.queue import forget_submission, refuse_queued, rename_submission
 from bssearch.storage.statements import (
@@ -29,6 +28,7 @@ from bssearch.storage.statements import (
     study_record,
     study_summary,
 )
+from bssearch.storage.trials import check_idle
 
 
 def create_study(connection: Connection, study: StudyRecord, *, again: bool) -> None:

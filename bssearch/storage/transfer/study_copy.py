@@ -34,7 +34,6 @@ from bssearch.storage.columns import MOST_SENTENCES, Sentences, from_columns, js
 from bssearch.storage.connection.engine import lock_tables
 from bssearch.storage.database import environment_digest
 from bssearch.storage.integrity import LARGEST, LARGEST_WHOLE, OF_SCALARS, shown, storage_type
-from bssearch.storage.leases import ended_by
 from bssearch.storage.models import (
     BranchRow,
     EnvironmentRow,
@@ -48,6 +47,7 @@ from bssearch.storage.models import (
     VisitRow,
 )
 from bssearch.storage.statements import insert_if_absent, is_running, of_its_kind, raise_revision
+from bssearch.storage.trials import ended_by
 
 # Columns that do not travel.
 OWN = frozenset(
