@@ -26,7 +26,7 @@ from bssearch.exchange.importers.optuna_runs import import_optuna
 from bssearch.exchange.importers.rcp import import_rcp
 from bssearch.exchange.importers.runs import import_runs
 from bssearch.exchange.trial_rows import trial_table
-from bssearch.executors.messages import LineSplitter, decode_reply
+from bssearch.executors.base import LineSplitter, decode_reply
 from bssearch.executors.programs.command import ReportedTrial
 from bssearch.executors.programs.reports import ReportReader
 from bssearch.records import Configuration, Observation, Target, TrialState, to_json

@@ -20,8 +20,7 @@ import yaml
 from bssearch import registry
 from bssearch.commands.opening import program_of
 from bssearch.exchange.boards import base
-from bssearch.executors.base import ExecutorSettings
-from bssearch.executors.messages import Load
+from bssearch.executors.base import ExecutorSettings, Load
 from bssearch.executors.programs.command import LoadedCommand
 from bssearch.records import SecondsBasis, TrialState
 from bssearch.spec import load_spec

@@ -11,12 +11,10 @@ from dataclasses import replace
 from typing import Protocol, Self
 
 from bssearch.errors import UsageError
-from bssearch.executors.base import AskStop
-from bssearch.executors.devices import device_of
-from bssearch.executors.failures import judge_exit, no_noise_scale
-from bssearch.executors.messages import (
+from bssearch.executors.base import (
     CHUNK_BYTES,
     Answer,
+    AskStop,
     Assign,
     LineSplitter,
     Load,
@@ -28,6 +26,8 @@ from bssearch.executors.messages import (
     decode_reply,
     encode,
 )
+from bssearch.executors.devices import device_of
+from bssearch.executors.failures import judge_exit, no_noise_scale
 from bssearch.records import (
     NoiseRequest,
     Observation,

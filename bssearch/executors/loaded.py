@@ -10,9 +10,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from bssearch.errors import BSSearchError, LaunchError, WorkloadError
-from bssearch.executors.base import AskStop
+from bssearch.executors.base import AskStop, Load, Measured, Measurement, Refused
 from bssearch.executors.failures import code_has_changed, describe_exception
-from bssearch.executors.messages import Load, Measured, Measurement, Refused
 from bssearch.records import (
     MemoryRequest,
     NoiseRequest,

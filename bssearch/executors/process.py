@@ -29,8 +29,8 @@ from typing import NoReturn, Protocol
 
 import psutil
 
+from bssearch.executors.base import CHUNK_BYTES, Command, LineSplitter, Reply, decode_reply, encode
 from bssearch.executors.failures import Death, kernel_memory_kills
-from bssearch.executors.messages import CHUNK_BYTES, Command, LineSplitter, Reply, decode_reply, encode
 from bssearch.records import TrialStop
 from bssearch.settings import CHECKPOINT_DIR_VARIABLE, DATABASE_URL_VARIABLE, is_url
 

@@ -14,9 +14,18 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from bssearch.errors import BSSearchError, LaunchError
-from bssearch.executors.base import Event, ExecutorSettings, check_threads
+from bssearch.executors.base import (
+    Answer,
+    Event,
+    ExecutorSettings,
+    Load,
+    Loaded,
+    Measurement,
+    Refused,
+    Reply,
+    check_threads,
+)
 from bssearch.executors.failures import printed, tail, words_of_no_memory
-from bssearch.executors.messages import Answer, Load, Loaded, Measurement, Refused, Reply
 from bssearch.executors.process import Inbox, WorkerHandle, WorkerProcess, allocator_environment
 from bssearch.records import (
     Configuration,

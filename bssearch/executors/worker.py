@@ -20,9 +20,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
 
-from bssearch.executors.devices import name_of, uuid_of
-from bssearch.executors.loaded import LoadedWorkload, failed, not_measured, refused, trial_ended
-from bssearch.executors.messages import (
+from bssearch.executors.base import (
     CHUNK_BYTES,
     HEARTBEAT_SECONDS,
     Command,
@@ -36,6 +34,8 @@ from bssearch.executors.messages import (
     decode_command,
     encode,
 )
+from bssearch.executors.devices import name_of, uuid_of
+from bssearch.executors.loaded import LoadedWorkload, failed, not_measured, refused, trial_ended
 from bssearch.executors.process import Watcher, die_with_parent, end_group
 from bssearch.records import (
     MemoryRequest,

@@ -33,11 +33,10 @@ import torch
 import typer
 from torch.utils.data import DataLoader, TensorDataset
 
-from bssearch.executors.base import Program
+from bssearch.executors.base import Assign, Program
 from bssearch.executors.loops.current import SocketLine
 from bssearch.executors.loops.own_loop import LoopTrial
 from bssearch.executors.loops.trial_run import TIMED_STEPS, TrialRun
-from bssearch.executors.messages import Assign
 from bssearch.records import Configuration, Target, TrialState
 from bssearch.workloads.digits import Digits
 from tests.benchmarks.harness import one_of, ratio, script, turned

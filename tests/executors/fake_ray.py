@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from bssearch.executors.base import Load, Loaded, Reply, decode_command, encode
 from bssearch.executors.failures import Death
-from bssearch.executors.messages import Load, Loaded, Reply, decode_command, encode
 from bssearch.executors.ray import executor as ray_executor
 from bssearch.executors.ray.actor import Heard, Place
 from bssearch.executors.ray.executor import Node

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from bssearch.executors.base import ExecutorSettings, Program
-from bssearch.executors.messages import Load
+from bssearch.executors.base import ExecutorSettings, Load, Program
 from bssearch.executors.programs.command import LoadedCommand
 from bssearch.records import Configuration, Observation, Target, TrialOutcome, TrialRequest, TrialState
 from tests.executors.line_workload import request_trial

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 from bssearch.executors import slots as local
-from bssearch.executors.failures import Death
-from bssearch.executors.messages import (
+from bssearch.executors.base import (
     Command,
     Load,
     Loaded,
     Refused,
     Reply,
 )
+from bssearch.executors.failures import Death
 from bssearch.executors.process import Inbox
 from bssearch.records import MemoryRequest, MemoryUse, StepTime, StepTimeRequest, TrialRequest
 from tests.executors.fake import DESCRIPTION

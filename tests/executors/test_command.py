@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from bssearch.errors import LaunchError, UsageError, WorkloadError
-from bssearch.executors.messages import Load
+from bssearch.executors.base import Load
 from bssearch.executors.programs import command_process
 from bssearch.executors.programs.command import LARGEST_FILE, LoadedCommand
 from bssearch.executors.programs.command_process import CommandProcess

@@ -12,8 +12,7 @@ import psutil
 import pytest
 
 from bssearch.errors import WorkloadError
-from bssearch.executors.base import Program
-from bssearch.executors.messages import Load
+from bssearch.executors.base import Load, Program
 from bssearch.executors.programs.command import LoadedCommand
 from bssearch.executors.programs.command_process import SilenceLimit
 from bssearch.records import Configuration, StepTime, StepTimeRequest, TrialState

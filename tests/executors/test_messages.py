@@ -10,8 +10,16 @@ import pytest
 
 from bssearch.errors import LaunchError, WorkloadError
 from bssearch.executors import messages
-from bssearch.executors.base import ExecutorSettings, Program
-from bssearch.executors.messages import Command, LineSplitter, Reply, decode_command, decode_reply, encode
+from bssearch.executors.base import (
+    Command,
+    ExecutorSettings,
+    LineSplitter,
+    Program,
+    Reply,
+    decode_command,
+    decode_reply,
+    encode,
+)
 from bssearch.records import (
     Environment,
     MemoryRequest,

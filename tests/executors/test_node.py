@@ -13,9 +13,8 @@ import pytest
 
 from bssearch.errors import LaunchError
 from bssearch.executors import devices
-from bssearch.executors.base import ExecutorSettings, Program
+from bssearch.executors.base import ExecutorSettings, Load, Program
 from bssearch.executors.loaded import LoadedWorkload
-from bssearch.executors.messages import Load
 from bssearch.executors.process import ALLOCATOR_VARIABLES, EXPANDABLE_SEGMENTS
 from bssearch.executors.slots import COMPILE_SECONDS, LocalExecutor
 from bssearch.records import (

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bssearch.executors.messages import LONGEST_LINE_BYTES, LineSplitter
+from bssearch.executors.base import LONGEST_LINE_BYTES, LineSplitter
 from bssearch.executors.process import SECRETS, Inbox, WorkerProcess, allocator_environment, worker_environment
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import psutil
 
-from bssearch.executors.base import ExecutorSettings
-from bssearch.executors.messages import (
+from bssearch.executors.base import (
+    ExecutorSettings,
     Load,
     Loaded,
     Refused,

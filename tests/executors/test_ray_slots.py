@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 
 from bssearch.errors import LaunchError, UsageError
-from bssearch.executors.base import ExecutorSettings, make_executor
-from bssearch.executors.messages import Load
+from bssearch.executors.base import ExecutorSettings, Load, make_executor
 from bssearch.executors.ray import executor as ray_executor
 from bssearch.executors.ray.actor import Heard
 from bssearch.executors.ray.executor import Cluster, Node, RayExecutor, said_by

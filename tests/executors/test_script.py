@@ -14,8 +14,7 @@ import psutil
 import pytest
 
 from bssearch.errors import UsageError, WorkloadError
-from bssearch.executors.base import ExecutorSettings, Program
-from bssearch.executors.messages import Load
+from bssearch.executors.base import ExecutorSettings, Load, Program
 from bssearch.executors.process import THREAD_VARIABLES
 from bssearch.executors.programs.script import LoadedScript
 from bssearch.executors.slots import LocalExecutor

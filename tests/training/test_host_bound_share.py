@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from bssearch.executors.messages import decode_reply, encode
+from bssearch.executors.base import decode_reply, encode
 from bssearch.records import StepTime, StepTimeRequest, TrialEnded
 from bssearch.training import probes
 from bssearch.training.clock import RUN_AHEAD, CudaClock

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from bssearch.errors import UsageError
-from bssearch.executors.messages import Assign, Reply
+from bssearch.executors.base import Assign, Reply
 from bssearch.records import BATCH_SCHEDULE, Configuration, ParameterValue, TrialState
 from bssearch.records.batch_schedule import batch_schedule_of, constant_configurations
 

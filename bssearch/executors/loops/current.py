@@ -17,12 +17,7 @@ from typing import Any, Self
 import torch
 
 from bssearch.errors import LaunchError, TrialStopped, UsageError
-from bssearch.executors.loops.assignment import Alone
-from bssearch.executors.loops.measuring import Looked, end_work, failure_of, work_of
-from bssearch.executors.loops.own_loop import LoopTrial
-from bssearch.executors.loops.ranks import Follower, Leader, Ranks, RankTrial, ranks_of
-from bssearch.executors.loops.trial_run import TrialRun
-from bssearch.executors.messages import (
+from bssearch.executors.base import (
     CHUNK_BYTES,
     HEARTBEAT_SECONDS,
     TRIAL_VARIABLE,
@@ -32,6 +27,11 @@ from bssearch.executors.messages import (
     decode_command,
     encode,
 )
+from bssearch.executors.loops.assignment import Alone
+from bssearch.executors.loops.measuring import Looked, end_work, failure_of, work_of
+from bssearch.executors.loops.own_loop import LoopTrial
+from bssearch.executors.loops.ranks import Follower, Leader, Ranks, RankTrial, ranks_of
+from bssearch.executors.loops.trial_run import TrialRun
 from bssearch.records import MAKE_TRAINER, Configuration, ParameterValue, TrialRequest, TrialState, TrialStop
 from bssearch.training.memory import limit_memory
 from bssearch.training.trainer import seed_everything

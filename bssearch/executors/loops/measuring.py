@@ -10,10 +10,10 @@ from typing import Any
 import torch
 
 from bssearch.errors import UsageError
+from bssearch.executors.base import Answer, Assign, Reply
 from bssearch.executors.loaded import failed, program_refused
 from bssearch.executors.loops.assignment import Assignment, Line, LoopStages, Metrics, ended_by, number_of
 from bssearch.executors.loops.trial_run import HostClock, LoopClock, TrialRun, contention_meter
-from bssearch.executors.messages import Answer, Assign, Reply
 from bssearch.records import (
     MemoryRequest,
     MemoryUse,

@@ -15,12 +15,12 @@ import torch
 from torch import distributed
 
 from bssearch.errors import UsageError
+from bssearch.executors.base import Assign
 from bssearch.executors.loops.assignment import Assignment, Evaluate, Line, Metrics
 from bssearch.executors.loops.measuring import Looked, TimedLoop, work_of
 from bssearch.executors.loops.own_loop import LoopTrial
 from bssearch.executors.loops.passes import RankSampler, SeededSampler
 from bssearch.executors.loops.trial_run import TrialRun
-from bssearch.executors.messages import Assign
 from bssearch.records import TrialRequest
 
 T = TypeVar("T")

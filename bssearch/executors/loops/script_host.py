@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from bssearch.errors import TrialStopped
-from bssearch.executors.messages import TRIAL_VARIABLE
+from bssearch.executors.base import TRIAL_VARIABLE
 from bssearch.executors.process import become_subreaper, die_with_parent, outlive_parent
 from bssearch.executors.programs.script import HOST
 from bssearch.records import MAKE_TRAINER

@@ -18,8 +18,8 @@ import psutil
 import torch
 
 from bssearch.errors import CheckpointError, UsageError
+from bssearch.executors.base import Assign
 from bssearch.executors.loops.assignment import Assignment, Evaluate, Line, Metrics, ended_by, number_of
-from bssearch.executors.messages import Assign
 from bssearch.records import (
     Observation,
     TrialEnded,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from bssearch.errors import LaunchError, WorkloadError
-from bssearch.executors.base import AskStop, Program
+from bssearch.executors.base import Answer, AskStop, Load, Program, Reply, Work
 from bssearch.executors.conversation import (
     LEAVE_SECONDS,
     Conversation,
@@ -27,7 +27,6 @@ from bssearch.executors.conversation import (
     with_end,
 )
 from bssearch.executors.failures import code_has_changed, judge_exit, kernel_memory_kills
-from bssearch.executors.messages import Answer, Load, Reply, Work
 from bssearch.records import (
     MAKE_TRAINER,
     Observation,

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
+from bssearch.executors.base import Reply, decode_command, encode
 from bssearch.executors.failures import Death
-from bssearch.executors.messages import Reply, decode_command, encode
 from bssearch.executors.process import Inbox, WorkerProcess
 from bssearch.executors.slots import LogFolder
 from bssearch.records import TrialEnded, TrialObserved

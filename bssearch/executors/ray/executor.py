@@ -22,9 +22,8 @@ from typing import Any, TypeVar
 import psutil
 
 from bssearch.errors import LaunchError, UsageError
-from bssearch.executors.base import ExecutorSettings
+from bssearch.executors.base import Command, ExecutorSettings, Load, Loaded, Refused, Reply, decode_reply, encode
 from bssearch.executors.failures import Death
-from bssearch.executors.messages import Command, Load, Loaded, Refused, Reply, decode_reply, encode
 from bssearch.executors.process import Inbox, WorkerHandle, hide_secrets, is_secret
 from bssearch.executors.ray.actor import Heard, Place, SlotActor
 from bssearch.executors.slots import Slot, SlotExecutor

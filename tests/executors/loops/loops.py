@@ -11,10 +11,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from bssearch.executors.base import Program
+from bssearch.executors.base import Assign, Program, Reply, Work
 from bssearch.executors.loops.own_loop import LoopTrial
 from bssearch.executors.loops.trial_run import HostClock, TrialRun
-from bssearch.executors.messages import Assign, Reply, Work
 from bssearch.records import (
     Configuration,
     MemoryRequest,

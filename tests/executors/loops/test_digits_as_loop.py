@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from bssearch.executors.base import ExecutorSettings, Program
+from bssearch.executors.base import ExecutorSettings, Load, Program
 from bssearch.executors.loaded import LoadedWorkload
-from bssearch.executors.messages import Load
 from bssearch.executors.programs.script import LoadedScript
 from bssearch.records import Configuration, Observation, Target, TrialState
 from bssearch.spec.parts import TrainingSpec

@@ -16,13 +16,12 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from bssearch.commands.opening import program_of
 from bssearch.errors import UsageError
-from bssearch.executors.base import ExecutorSettings
+from bssearch.executors.base import ExecutorSettings, Load
 from bssearch.executors.loaded import LoadedWorkload
 from bssearch.executors.loops.assignment import Alone
 from bssearch.executors.loops.current import fit_made, train_made
 from bssearch.executors.loops.measuring import DescribedLoop, MeasuredMemory, TimedLoop
 from bssearch.executors.loops.own_loop import LoopTrial
-from bssearch.executors.messages import Load
 from bssearch.executors.programs.script import LoadedScript
 from bssearch.records import (
     Configuration,

@@ -15,11 +15,10 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from bssearch.errors import UsageError
-from bssearch.executors.base import Program
+from bssearch.executors.base import Assign, Program
 from bssearch.executors.loops.own_loop import LoopTrial
 from bssearch.executors.loops.passes import RankSampler, SeededSampler
 from bssearch.executors.loops.ranks import Follower, Leader, RankTrial, ranks_of
-from bssearch.executors.messages import Assign
 from bssearch.records import Configuration, Target, TrialRequest, TrialState
 from tests.executors.line_workload import request_trial
 from tests.executors.loops.loops import FakeLine
