@@ -15,8 +15,7 @@ import pytest
 from bssearch.executors.base import Load, Loaded, Reply, decode_command, encode
 from bssearch.executors.failures import Death
 from bssearch.executors.ray import executor as ray_executor
-from bssearch.executors.ray.actor import Heard, Place
-from bssearch.executors.ray.executor import Node
+from bssearch.executors.ray.executor import Heard, Node, Place
 from bssearch.records import TrialRequest
 from tests.executors.fake import DESCRIPTION
 

@@ -21,7 +21,7 @@ from bssearch.executors.base import (
     decode_reply,
     encode,
 )
-from bssearch.executors.ray.actor import MOST_LOG_BYTES, Heard, SlotActor
+from bssearch.executors.ray.executor import MOST_LOG_BYTES, Heard, SlotActor
 from bssearch.records import TrialEnded, TrialState, TrialStop, WorkloadDescription
 from tests.executors.line_workload import request_endless_trial, write_workload
 

@@ -18,8 +18,7 @@ import pytest
 from bssearch.errors import LaunchError, UsageError
 from bssearch.executors.base import ExecutorSettings, Load, make_executor
 from bssearch.executors.ray import executor as ray_executor
-from bssearch.executors.ray.actor import Heard
-from bssearch.executors.ray.executor import Cluster, Node, RayExecutor, said_by
+from bssearch.executors.ray.executor import Cluster, Heard, Node, RayExecutor, said_by
 from bssearch.records import TrialEnded, TrialState
 from bssearch.settings import environment_with
 from tests.executors.fake_ray import Actor, FakeRay, RayTaskError
