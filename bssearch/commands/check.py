@@ -14,9 +14,14 @@ from pydantic import Field
 
 from bssearch.analysis.batches import about_default_model, about_fixed_averages
 from bssearch.analysis.shape import Model, Notice
-from bssearch.commands.known_workloads import refuse_where_in_no_file
 from bssearch.commands.launch import HERE, Launch
-from bssearch.commands.opening import batch_normalisation_caveats, check_parts, check_target, described
+from bssearch.commands.opening import (
+    batch_normalisation_caveats,
+    check_parts,
+    check_target,
+    described,
+    refuse_where_in_no_file,
+)
 from bssearch.commands.unstored import run_default, run_request, step_time_of_default
 from bssearch.errors import LaunchError, UsageError
 from bssearch.executors.base import Executor

@@ -14,9 +14,8 @@ from pydantic import Field
 
 from bssearch.analysis.objectives import objective_of
 from bssearch.analysis.shape import Model
-from bssearch.commands.known_workloads import refuse_unknown, refuse_unknown_address
 from bssearch.commands.launch import HERE, Launch
-from bssearch.commands.opening import described
+from bssearch.commands.opening import described, refuse_unknown, refuse_unknown_address
 from bssearch.commands.unstored import run_request
 from bssearch.errors import NotFoundError, UsageError
 from bssearch.executors.base import Executor

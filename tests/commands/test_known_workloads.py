@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bssearch.commands.known_workloads import refuse_unknown, refuse_unknown_address, remember
 from bssearch.commands.launch import Launch
+from bssearch.commands.opening import refuse_unknown, refuse_unknown_address, remember
 from bssearch.commands.run import confirm_study
 from bssearch.errors import UsageError
 from bssearch.records import StudyRecord

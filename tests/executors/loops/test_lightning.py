@@ -461,7 +461,7 @@ def test_digits_as_a_workload_and_with_a_trainer_take_identical_steps_to_the_tar
 
 
 def test_a_make_trainer_is_a_program_and_its_file_is_what_a_database_may_not_name(tmp_path: Path) -> None:
-    from bssearch.commands.known_workloads import _location
+    from bssearch.commands.opening import _location
 
     spec = StudySpec.model_validate(SPEC)
     assert spec.is_program and _location(spec) == "made.py"
