@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from bssearch.commands.audit import audit_study
     from bssearch.commands.best import Answer, best
     from bssearch.commands.check import advise_target, check
-    from bssearch.commands.enqueue import enqueue
     from bssearch.commands.launch import Launch
     from bssearch.commands.plan import plan_learning_rate, plan_scale
     from bssearch.commands.queue.submissions import (
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from bssearch.commands.rerun import rerun
     from bssearch.commands.run import confirm_study, run_study
     from bssearch.commands.study import Study
-    from bssearch.commands.trials import trials_frame
+    from bssearch.commands.trials import enqueue, trials_frame
     from bssearch.errors import (
         BSSearchError,
         CheckpointError,
@@ -102,7 +101,7 @@ _HOMES = {
     "check": "bssearch.commands.check",
     "current_trial": "bssearch.executors.loops.current",
     "confirm_study": "bssearch.commands.run",
-    "enqueue": "bssearch.commands.enqueue",
+    "enqueue": "bssearch.commands.trials",
     "load_optuna_study": "bssearch.exchange.optuna_study",
     "load_spec": "bssearch.spec",
     "open_store": "bssearch.storage.repository",

@@ -205,7 +205,7 @@ def add(
 ) -> None:
     """Queue a configuration of your own as the next trial."""
     from bssearch.analysis.shape import parameters_of
-    from bssearch.commands.enqueue import enqueue
+    from bssearch.commands.trials import enqueue
 
     values = words or []
     named = values[:1] if "=" not in "".join(values[:1]) else []

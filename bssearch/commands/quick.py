@@ -25,10 +25,10 @@ from bssearch.analysis.law.quick import (
 )
 from bssearch.analysis.objectives import TimeToTarget, samples_after
 from bssearch.analysis.shape import Model, Notice
-from bssearch.commands.enqueue import any_configuration_of, configuration_of
 from bssearch.commands.launch import HERE, Launch
 from bssearch.commands.opening import OpenStudy, opened
 from bssearch.commands.probes import probe_noise
+from bssearch.commands.trials import any_configuration_of, configuration_of
 from bssearch.errors import LaunchError, TargetNotReachedError, UsageError, WorkloadError
 from bssearch.records import (
     Configuration,

@@ -2,19 +2,51 @@
 
 from __future__ import annotations
 
+import difflib
+import itertools
 from collections import Counter, defaultdict
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, get_args
+
+from pydantic import ValidationError
 
 from bssearch.analysis.objectives import Basis, seconds_to_target, trial_basis
 from bssearch.analysis.optimum import fastest
+from bssearch.errors import UsageError, problem_in_words
 from bssearch.exchange.trial_rows import traceback, trial_table
-from bssearch.records import Phase, TrialRecord, TrialState
+from bssearch.records import (
+    BATCH_SCHEDULE,
+    BATCH_STAGES,
+    OWN_GROUPS,
+    Configuration,
+    ParameterValue,
+    Phase,
+    ProbeRecord,
+    TrialPlan,
+    TrialRecord,
+    TrialState,
+)
+from bssearch.records.batch_schedule import (
+    NOISE_SCALE,
+    NOISE_SHARE,
+    PARAMETERS,
+    RATE_RULE,
+    BatchScheduleName,
+    batch_schedule_of,
+    with_batch_schedule,
+)
+from bssearch.search.calibration import refuse_where_nothing_fits
 from bssearch.search.finding import stored_end
+from bssearch.search.history import trial_seed
 from bssearch.spec import StudySpec
+from bssearch.spec.model import OBJECTIVE
+from bssearch.spec.parts import DefaultSpec, whole_configuration
 from bssearch.spec.reader import spec_of
+from bssearch.spec.space import OPTIMIZER_SETTINGS, OPTIMIZERS
 from bssearch.storage.repository import Store, open_store
+from bssearch.storage.trials import archived
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -130,3 +162,152 @@ def _search_ended(store: Store, spec: StudySpec, searched: Sequence[TrialRecord]
     end = stored_end(store, spec.name)
     spent = sum(not trial.state.is_missing for trial in searched)
     return end.reason if end is not None and (end.spent, end.budget) == (spent, spec.budget) else None
+
+
+def enqueue(store: Store, study: str, values: Mapping[str, ParameterValue]) -> tuple[int, Configuration]:
+    """Queue a configuration; return its trial number and all values.
+
+    Missing ``values`` are the default's; a missing learning rate follows the space's rule. The trial is never pruned.
+    Raises `UsageError` outside the space, `LaunchError` if nothing fits.
+    """
+    record = store.studies.get(study)
+    if record.archived_at is not None:
+        raise archived(study)
+    spec = spec_of(record)
+    configuration = configuration_of(spec, {name: one for name, one in values.items() if name not in PARAMETERS})
+    trials, probes = store.trials.of(study), store.probes.by_batch_size(study)
+    probe = probes.get(configuration.batch_size)
+    if probe is not None:
+        configuration = configuration.in_micro_batches(probe.micro_batch_size)
+    configuration = with_schedule(spec, configuration, values, probes)
+    phase = Phase.GROWTH if configuration.grows else Phase.SEARCH
+    if record.environment is not None:
+        refuse_where_nothing_fits(spec, store, record.environment)
+    plan = TrialPlan(
+        configuration=configuration,
+        sampled=None if configuration.grows else spec.space.encode(configuration),
+        phase=phase,
+        seed=trial_seed(spec.seed, phase, len(trials)),
+        train_seconds_limit=spec.budget.trial_train_seconds,
+        eval_every_steps=(probe.eval_every_steps if probe else None) or 1,
+        threads=spec.executor.threads,
+        uncapped=True,
+    )
+    return store.trials.enqueue(study, plan), configuration
+
+
+def with_schedule(
+    spec: StudySpec,
+    configuration: Configuration,
+    values: Mapping[str, ParameterValue],
+    probes: Mapping[int, ProbeRecord] = MappingProxyType({}),
+) -> Configuration:
+    """Add the batch schedule in ``values``, if any.
+
+    Raises `UsageError` for an impossible schedule, or a program that cannot follow it.
+    """
+    given = {name: values[name] for name in PARAMETERS if name in values}
+    if not given:
+        return configuration
+    rule = spec.space.rate_rule(configuration.optimizer)
+    name = NOISE_SCALE if NOISE_SHARE in given else "milestones"
+    own = {**configuration.parameters, BATCH_SCHEDULE: name, RATE_RULE: str(rule), **given}
+    schedule = batch_schedule_of(replace(configuration, parameters=own))
+    if schedule is None:
+        raise UsageError(f"{BATCH_SCHEDULE} = None must be one of {', '.join(get_args(BatchScheduleName))}")
+    if NOISE_SHARE in given and not schedule.is_measured:
+        raise UsageError(f"{NOISE_SHARE} = {given[NOISE_SHARE]}: a {schedule.name} schedule takes none")
+    if spec.workload == OBJECTIVE:
+        raise UsageError(f"{BATCH_STAGES}: a function is given one batch size; that of a script or a workload may grow")
+    if spec.is_program and schedule.is_measured:
+        raise UsageError(
+            f"{BATCH_SCHEDULE} = {schedule.name!r}: a program of your own keeps its gradients to itself",
+            hint="a schedule by samples: batch_stages='SAMPLES:SIZE …'",
+        )
+    for stage in schedule.stages[1:]:
+        if stage.batch_size not in spec.batch_sizes:
+            known = ", ".join(map(str, spec.batch_sizes))
+            raise UsageError(f"batch_stages: {stage.batch_size} is not a batch size of the study: {known}")
+    limit, spent = spec.budget.trial_train_seconds, 0.0
+    for before, stage in itertools.pairwise(schedule.stages):
+        seconds = probes[before.batch_size].step_seconds if before.batch_size in probes else None
+        if seconds is None:
+            break
+        left = (limit - spent) / seconds * before.batch_size
+        if stage.start_samples - before.start_samples > left:
+            raise UsageError(
+                f"batch_stages: batch {stage.batch_size} begins after {stage.start_samples} samples; the {limit:g} s "
+                f"of a trial see {before.start_samples + left:.0f}"
+            )
+        spent += (stage.start_samples - before.start_samples) / before.batch_size * seconds
+    stages = [
+        replace(stage, micro_batch_size=probes[stage.batch_size].micro_batch_size)
+        if stage.batch_size in probes and stage.accumulation_steps == 1
+        else stage
+        for stage in schedule.stages
+    ]
+    return with_batch_schedule(configuration, replace(schedule, stages=tuple(stages)))
+
+
+def configuration_of(spec: StudySpec, values: Mapping[str, ParameterValue]) -> Configuration:
+    """Replace values of the default; raise `UsageError` outside the space."""
+    configuration = any_configuration_of(spec, values)
+    outside = spec.space.outside(configuration)
+    if configuration.batch_size == spec.default.batch_size:
+        outside = [one for one in outside if not one.startswith("batch_size")]
+    if outside:
+        raise UsageError(f"outside the study's space: {'; '.join(outside)}")
+    return configuration
+
+
+def any_configuration_of(spec: StudySpec, values: Mapping[str, ParameterValue]) -> Configuration:
+    """Replace values of the default, in the space or not; raise `UsageError`."""
+    base = spec.default_configuration
+    optimizer = _optimizer(spec, str(values.get("optimizer", base.optimizer)))
+    names = [name for name in type(spec.default).model_fields if name not in {"optimizer", *OWN_GROUPS}]
+    own = [name for name in optimizer if name not in OPTIMIZER_SETTINGS]
+    users = list(spec.space.own_domains)
+    for name in values:
+        if name not in [*names, *own, *users, "optimizer"]:
+            known = [*names, *own, *users]
+            near = difflib.get_close_matches(name, known, n=1)
+            advice = f"did you mean {near[0]!r}?" if near else f"it takes optimizer, {', '.join(known)}"
+            raise UsageError(f"unknown parameter {name!r}; {advice}")
+    fields = spec.default.model_dump(exclude_none=True)
+    fields |= {name: value for name, value in values.items() if name in names}
+    for name in users:
+        if name in values:
+            group, _, bare = name.partition(".")
+            fields[group] = {**fields.get(group, {}), bare: values[name]}
+    fields["optimizer"] = optimizer | {name: value for name, value in values.items() if name in own}
+    try:
+        given = DefaultSpec.model_validate(fields)
+        if "learning_rate" not in values:
+            before = spec.space.learning_rate_factor(base.batch_size, base.optimizer)
+            after = spec.space.learning_rate_factor(given.batch_size, str(optimizer["name"]))
+            given = given.model_copy(update={"learning_rate": base.learning_rate * (after / before)})
+        configuration = whole_configuration(given, spec.space)
+    except ValidationError as error:
+        # A union type gives one problem per member; the last, for numbers, says the most.
+        problems = {_name(one): f"{_name(one)} = {one['input']!r}: {problem_in_words(one)}" for one in error.errors()}
+        raise UsageError("; ".join(problems.values())) from None
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    for name in ("horizon_samples", "decay_share"):
+        if values.get(name) is not None and name not in configuration.parameters:
+            schedule = configuration.parameters["schedule"]
+            raise UsageError(f"{name} = {values[name]}: a {schedule} schedule takes none")
+    return configuration
+
+
+def _optimizer(spec: StudySpec, name: str) -> dict[str, Any]:
+    offered = {optimizer.name: optimizer for optimizer in spec.space.optimizers}
+    if name not in offered:
+        raise UsageError(f"optimizer = {name!r} is not {' or '.join(offered)}")
+    default = spec.default.optimizer
+    return (default if default is not None and default.name == name else offered[name]).model_dump()
+
+
+def _name(problem: Any) -> str:
+    tags = {*OPTIMIZERS, "optimizer", "fixed", "bool", "int", "float"}
+    return ".".join(str(part) for part in problem["loc"] if part not in tags)

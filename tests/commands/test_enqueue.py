@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from bssearch.commands.enqueue import configuration_of
+from bssearch.commands.trials import configuration_of
 from bssearch.errors import UsageError
 from bssearch.records import Configuration
 from tests.factories import SPEC, make_spec

@@ -15,9 +15,9 @@ import pytest
 from bssearch.analysis.answer import Answer
 from bssearch.analysis.build_answer import build_answer, predict_for_device
 from bssearch.commands.check import check
-from bssearch.commands.enqueue import enqueue
 from bssearch.commands.launch import Launch
 from bssearch.commands.run import run_study
+from bssearch.commands.trials import enqueue
 from bssearch.errors import WorkloadError
 from bssearch.exchange.optuna_study import load_optuna_study
 from bssearch.exchange.trial_rows import trial_table

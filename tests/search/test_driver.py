@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from bssearch.analysis.answer import Answer
-from bssearch.commands.enqueue import enqueue
 from bssearch.commands.launch import Launch
 from bssearch.commands.run import run_study
+from bssearch.commands.trials import enqueue
 from bssearch.errors import (
     BSSearchError,
     InterruptedRunError,

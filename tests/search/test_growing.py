@@ -11,9 +11,9 @@ import pytest
 
 from bssearch.commands.audit import audit_study
 from bssearch.commands.check import longest_seconds, pruned_seconds
-from bssearch.commands.enqueue import enqueue, with_schedule
 from bssearch.commands.launch import Launch
 from bssearch.commands.run import run_study
+from bssearch.commands.trials import enqueue, with_schedule
 from bssearch.errors import LaunchError, UsageError, WorkloadError
 from bssearch.executors.base import Event
 from bssearch.records import (

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from bssearch.analysis.answer import Answer
-from bssearch.commands.enqueue import enqueue
 from bssearch.commands.launch import Launch
 from bssearch.commands.opening import opened
 from bssearch.commands.probes import probe_memory
 from bssearch.commands.run import run_study
+from bssearch.commands.trials import enqueue
 from bssearch.errors import LaunchError
 from bssearch.executors.base import Event
 from bssearch.records import Phase, TrialEnded, TrialOutcome, TrialState

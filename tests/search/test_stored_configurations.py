@@ -14,10 +14,10 @@ import pytest
 
 from bssearch.analysis.answer import Answer
 from bssearch.commands.audit import audit_study
-from bssearch.commands.enqueue import enqueue
 from bssearch.commands.launch import Launch
 from bssearch.commands.rerun import rerun
 from bssearch.commands.run import confirm_study, run_study
+from bssearch.commands.trials import enqueue
 from bssearch.errors import InterruptedRunError, TargetNotReachedError, UsageError
 from bssearch.records import REFUSED, Phase, TrialRecord, TrialState
 from bssearch.spec import StudySpec

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bssearch.commands.enqueue import any_configuration_of, configuration_of, with_schedule
+from bssearch.commands.trials import any_configuration_of, configuration_of, with_schedule
 from bssearch.errors import UsageError
 from bssearch.records import Configuration, Phase
 from bssearch.spec import StudySpec

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bssearch.commands.enqueue import configuration_of
+from bssearch.commands.trials import configuration_of
 from bssearch.errors import SpecError, UsageError
 from bssearch.records import model_parameters, own_parameters
 from bssearch.search.samplers.base import make_sampler
