@@ -25,7 +25,7 @@ from bssearch.records.batch_schedule import sizes_in_words
 from bssearch.records.text import visible
 from bssearch.search.confirmation import most_left
 from bssearch.search.history import History
-from bssearch.search.listener import Listener
+from bssearch.search.shift import Listener
 
 # Remaining runs and wall time of a study, estimated from its stored trials, whichever driver ran them.
 

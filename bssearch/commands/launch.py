@@ -12,8 +12,7 @@ from bssearch.settings import DATA_DIR_VARIABLE, DATABASE_URL_VARIABLE
 
 if TYPE_CHECKING:
     from bssearch.executors.base import Executor
-    from bssearch.search.listener import Listener
-    from bssearch.search.shift import Shift
+    from bssearch.search.shift import Listener, Shift
     from bssearch.spec import StudySpec
 
 

@@ -17,7 +17,7 @@ from bssearch.exchange.boards.base import BoardProcess, boards_of, check_boards,
 from bssearch.records import StudyRecord, TrialObserved, TrialRecord, TrialState
 from bssearch.search.finding import answer
 from bssearch.search.history import History
-from bssearch.search.listener import Listener
+from bssearch.search.shift import Listener
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store
 

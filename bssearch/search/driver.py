@@ -57,9 +57,8 @@ from bssearch.search.engine import (
 )
 from bssearch.search.finding import SearchEnd, quick_prior, save_finding
 from bssearch.search.leases import HEARTBEAT_SECONDS, LEASE_SECONDS, ClaimLostError, Leases
-from bssearch.search.listener import Listener
 from bssearch.search.pruners.checkpoints import WaitingTrials
-from bssearch.search.shift import Interrupts, Shift
+from bssearch.search.shift import Interrupts, Listener, Shift
 from bssearch.settings import user_name
 from bssearch.spec import StudySpec
 from bssearch.spec.admission import admitted

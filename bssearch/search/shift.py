@@ -11,7 +11,32 @@ from types import FrameType
 from typing import Any, Self
 
 from bssearch.errors import InterruptedRunError
+from bssearch.records import StudyRecord, TrialObserved, TrialRecord
 from bssearch.search.engine import CONTINUE
+from bssearch.search.history import History
+
+
+class Listener:
+    """Base class; every method does nothing."""
+
+    def opened(self, study: StudyRecord, database: str, continued: bool) -> None:
+        """The study was opened (database password masked)."""
+
+    def note(self, message: str) -> None:
+        """A notice."""
+
+    def started(self, trial: TrialRecord, history: History) -> None:
+        """A trial started."""
+
+    def observed(self, observed: TrialObserved) -> None:
+        """A trial was evaluated."""
+
+    def ended(self, trial: TrialRecord, history: History) -> None:
+        """A trial ended; the history includes it."""
+
+    def search_ended(self, reason: str, history: History) -> None:
+        """The search ended."""
+
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 

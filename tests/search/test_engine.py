@@ -32,7 +32,7 @@ from bssearch.records import (
 from bssearch.search import engine as actions
 from bssearch.search.driver import Driver
 from bssearch.search.engine import Engine
-from bssearch.search.listener import Listener
+from bssearch.search.shift import Listener
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store, open_store
 from tests.benchmarks.simulate.replay import Playing, Replay, VirtualClock

@@ -24,7 +24,7 @@ from bssearch.records import (
 from bssearch.search.calibration import COMPARING_VISITS
 from bssearch.search.driver import TIMING
 from bssearch.search.history import History
-from bssearch.search.listener import Listener
+from bssearch.search.shift import Listener
 from bssearch.storage.repository import open_store
 from tests.factories import make_environment, make_spec
 from tests.search.law import LawExecutor

@@ -37,8 +37,7 @@ from bssearch.errors import (
 from bssearch.records import TrialRecord
 from bssearch.search.history import History
 from bssearch.search.leases import heartbeat, this_driver
-from bssearch.search.listener import Listener
-from bssearch.search.shift import SIGNALS, Shift
+from bssearch.search.shift import SIGNALS, Listener, Shift
 from bssearch.settings import user_name
 from bssearch.spec import StudySpec
 from bssearch.spec.templates import Submission, SubmissionState, Templates, WorkerRecord, check_tags, load_templates
