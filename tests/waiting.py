@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import psutil
 
-from bssearch.search.shift import Listener
+from bssearch.search.driver import Listener
 
 PATIENCE_S = 300.0
 """How long something is waited for: what a slow machine may take, and no test relies on."""

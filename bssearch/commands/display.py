@@ -24,8 +24,8 @@ from bssearch.records import Configuration, Phase, StudyRecord, TrialRecord, Tri
 from bssearch.records.batch_schedule import sizes_in_words
 from bssearch.records.text import visible
 from bssearch.search.confirmation import most_left
+from bssearch.search.driver import Listener
 from bssearch.search.history import History
-from bssearch.search.shift import Listener
 
 # Remaining runs and wall time of a study, estimated from its stored trials, whichever driver ran them.
 

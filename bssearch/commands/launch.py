@@ -12,7 +12,7 @@ from bssearch.settings import DATA_DIR_VARIABLE, DATABASE_URL_VARIABLE
 
 if TYPE_CHECKING:
     from bssearch.executors.base import Executor
-    from bssearch.search.shift import Listener, Shift
+    from bssearch.search.driver import Listener, Shift
     from bssearch.spec import StudySpec
 
 

@@ -23,13 +23,12 @@ from bssearch.exchange.boards.base import boards_of, check_boards
 from bssearch.executors.base import Executor, ExecutorSettings, Program, make_executor
 from bssearch.files import make_private_folder
 from bssearch.records import MAKE_TRAINER, Environment, StudyRecord, WorkloadDescription
-from bssearch.search.driver import Driver
+from bssearch.search.driver import Driver, Listener, Shift
 from bssearch.search.finding import answer
 from bssearch.search.history import History
 from bssearch.search.pruners.base import make_pruner
 from bssearch.search.pruners.checkpoints import check_checkpoint_place
 from bssearch.search.samplers.base import make_sampler
-from bssearch.search.shift import Listener, Shift
 from bssearch.settings import DATA_DIR_VARIABLE, state_folder, user_name
 from bssearch.spec import StudySpec, checked
 from bssearch.spec.model import COMMAND, GIVEN_IN_PYTHON, OBJECTIVE, OF_PROGRAMS

@@ -15,9 +15,9 @@ from bssearch.analysis.shape import parameters_of
 from bssearch.errors import BSSearchError, TargetNotReachedError
 from bssearch.exchange.boards.base import BoardProcess, boards_of, check_boards, without_secrets
 from bssearch.records import StudyRecord, TrialObserved, TrialRecord, TrialState
+from bssearch.search.driver import Listener
 from bssearch.search.finding import answer
 from bssearch.search.history import History
-from bssearch.search.shift import Listener
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store
 

@@ -31,7 +31,7 @@ from bssearch.records import (
     TrialState,
 )
 from bssearch.records.batch_schedule import sizes_in_words
-from bssearch.search.shift import Listener
+from bssearch.search.driver import Listener
 from bssearch.spec import StudySpec
 from bssearch.spec.admission import admitted
 from bssearch.spec.reader import spec_of

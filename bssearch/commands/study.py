@@ -30,9 +30,8 @@ from bssearch.errors import TrialStopped, UsageError
 from bssearch.executors.base import Executor
 from bssearch.executors.loops.called import CalledExecutor, Piece
 from bssearch.executors.loops.own_loop import LoopTrial
-from bssearch.search.driver import Driver
+from bssearch.search.driver import Driver, Interrupts
 from bssearch.search.finding import answer
-from bssearch.search.shift import Interrupts
 from bssearch.spec import StudySpec, load_spec
 from bssearch.spec.model import GIVEN_IN_PYTHON, OBJECTIVE
 

@@ -19,8 +19,8 @@ from bssearch.records import (
     TrialStop,
 )
 from bssearch.search.calibration import measure_step_time_at
+from bssearch.search.driver import Interrupts
 from bssearch.search.history import trial_seed
-from bssearch.search.shift import Interrupts
 from bssearch.spec import StudySpec
 from bssearch.spec.space import UNKNOWN, MemoryBoundary
 

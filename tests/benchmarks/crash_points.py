@@ -34,7 +34,7 @@ from bssearch.commands.launch import Launch
 from bssearch.commands.run import run_study
 from bssearch.errors import BSSearchError
 from bssearch.records import Phase, TrialRecord
-from bssearch.search.shift import Listener
+from bssearch.search.driver import Listener
 from bssearch.storage.repository import open_store
 from tests.benchmarks.harness import script, verdict
 from tests.factories import make_spec

@@ -26,11 +26,10 @@ from pathlib import Path
 
 from bssearch.executors.base import Event
 from bssearch.records import TrialEnded, TrialObserved, TrialRequest
-from bssearch.search.driver import Driver
+from bssearch.search.driver import Driver, Listener
 from bssearch.search.engine import Engine
 from bssearch.search.history import History
 from bssearch.search.samplers.base import Choice, Sampler
-from bssearch.search.shift import Listener
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import open_store
 from tests.benchmarks.harness import script

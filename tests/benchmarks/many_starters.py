@@ -32,9 +32,8 @@ import typer
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
 from bssearch.records import TrialState
-from bssearch.search.driver import Driver
+from bssearch.search.driver import Driver, Listener
 from bssearch.search.history import History
-from bssearch.search.shift import Listener
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store, open_store
 from tests.benchmarks.driver_overhead import OBSERVATIONS, EmptyTrials, Started, spec_of

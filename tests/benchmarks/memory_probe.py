@@ -23,7 +23,7 @@ from bssearch.commands.unstored import run_request
 from bssearch.executors.base import Executor
 from bssearch.records import Goal, TrialOutcome, TrialState
 from bssearch.search.calibration import default_at, gib
-from bssearch.search.shift import Listener
+from bssearch.search.driver import Listener
 from bssearch.spec import StudySpec, find_spec, load_spec
 from tests.benchmarks.harness import script
 from tests.factories import make_request

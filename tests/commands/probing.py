@@ -7,7 +7,7 @@ from typing import Any
 
 from bssearch.commands.opening import OpenStudy
 from bssearch.records import GradientNoise, NoiseMeasurement, NoiseRequest, StepTime, StepTimeRequest
-from bssearch.search.shift import Listener
+from bssearch.search.driver import Listener
 from bssearch.storage.repository import Store
 from tests.factories import make_environment, make_spec
 from tests.search.law import LawExecutor

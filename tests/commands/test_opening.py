@@ -14,7 +14,7 @@ from bssearch.commands.opening import opened
 from bssearch.commands.run import run_study
 from bssearch.errors import SpecError
 from bssearch.records import WorkloadDescription
-from bssearch.search.shift import Listener
+from bssearch.search.driver import Listener
 from bssearch.spec import load_spec
 from bssearch.spec.reader import spec_of
 from tests.factories import SPEC, make_spec

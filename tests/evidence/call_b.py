@@ -174,7 +174,7 @@ def memory(task: Task) -> Found:
     from bssearch.commands.opening import opened
     from bssearch.commands.probes import probe_memory
     from bssearch.records import TrialState
-    from bssearch.search.shift import Listener
+    from bssearch.search.driver import Listener
     from tests.benchmarks.memory_probe import run
 
     if task.quick:

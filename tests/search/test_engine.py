@@ -30,9 +30,8 @@ from bssearch.records import (
     TrialStop,
 )
 from bssearch.search import engine as actions
-from bssearch.search.driver import Driver
+from bssearch.search.driver import Driver, Listener
 from bssearch.search.engine import Engine
-from bssearch.search.shift import Listener
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store, open_store
 from tests.benchmarks.simulate.replay import Playing, Replay, VirtualClock

@@ -22,9 +22,8 @@ from bssearch.records import (
     TrialState,
 )
 from bssearch.search.calibration import COMPARING_VISITS
-from bssearch.search.driver import TIMING
+from bssearch.search.driver import TIMING, Listener
 from bssearch.search.history import History
-from bssearch.search.shift import Listener
 from bssearch.storage.repository import open_store
 from tests.factories import make_environment, make_spec
 from tests.search.law import LawExecutor

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from bssearch.errors import InterruptedRunError, LaunchError
-from bssearch.search.shift import Interrupts, Shift
+from bssearch.search.driver import Interrupts, Shift
 
 
 def interrupts() -> Interrupts:

@@ -35,9 +35,9 @@ from bssearch.errors import (
     UsageError,
 )
 from bssearch.records import TrialRecord
+from bssearch.search.driver import SIGNALS, Listener, Shift
 from bssearch.search.history import History
 from bssearch.search.leases import heartbeat, this_driver
-from bssearch.search.shift import SIGNALS, Listener, Shift
 from bssearch.settings import user_name
 from bssearch.spec import StudySpec
 from bssearch.spec.templates import Submission, SubmissionState, Templates, WorkerRecord, check_tags, load_templates

@@ -12,7 +12,7 @@ import pytest
 from bssearch.commands.display import MOST_NOTES, NotebookDisplay, in_notebook
 from bssearch.commands.launch import Launch
 from bssearch.commands.run import run_study
-from bssearch.search.shift import Listener
+from bssearch.search.driver import Listener
 from tests.factories import make_spec
 from tests.search.law import LawExecutor
 
