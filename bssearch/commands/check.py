@@ -45,8 +45,7 @@ from bssearch.records.scaling import WARMUP_RATIO, is_said_to_need_warmup
 from bssearch.search.after_search import REPEATED
 from bssearch.search.confirmation import CONFIGURATIONS_PER_BATCH
 from bssearch.search.history import trial_seed
-from bssearch.search.pruners.base import make_pruner
-from bssearch.search.pruners.controller import first_slack
+from bssearch.search.pruners.base import first_slack, make_pruner
 from bssearch.spec import StudySpec, checked
 from bssearch.spec.space import WORKLOAD_PARAMETERS, bounds, split_batch
 from bssearch.spec.space.optimizers import FINE_TUNING, FINE_TUNING_FACTOR, SCRATCH_RATES

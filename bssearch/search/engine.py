@@ -30,8 +30,7 @@ from bssearch.records import (
 from bssearch.search import confirmation
 from bssearch.search.history import FAILURES, INTERRUPTED, History, is_interrupted
 from bssearch.search.planner import Planner
-from bssearch.search.pruners.base import Pruner
-from bssearch.search.pruners.controller import PruningController
+from bssearch.search.pruners.base import Pruner, PruningController
 from bssearch.search.samplers.base import Sampler, make_sampler
 from bssearch.spec import StudySpec
 

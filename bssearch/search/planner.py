@@ -14,7 +14,7 @@ from bssearch.records import (
     TrialState,
 )
 from bssearch.search.history import History, trial_seed
-from bssearch.search.pruners.controller import PruningController
+from bssearch.search.pruners.base import PruningController
 from bssearch.search.samplers import allocation
 from bssearch.search.samplers.base import Choice, Sampler, decoded, default_choice
 from bssearch.spec import StudySpec

@@ -37,7 +37,7 @@ from bssearch.executors.base import Event
 from bssearch.files import write_csv
 from bssearch.records import GradientNoise, MemoryBasis, Observation, Phase, TrialEnded, TrialRecord, TrialState
 from bssearch.search.history import History
-from bssearch.search.pruners.controller import PruningController
+from bssearch.search.pruners.base import PruningController
 from bssearch.storage.repository import open_store
 from tests.analysis.test_report import answer, confirmed
 from tests.factories import make_curve, make_environment, make_probe, make_quick, make_spec, make_trial

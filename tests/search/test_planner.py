@@ -11,8 +11,7 @@ import pytest
 from bssearch.records import Configuration, Phase, TrialPlan, TrialRecord, TrialState
 from bssearch.search.history import INTERRUPTED, History, trial_seed
 from bssearch.search.planner import RETUNED, RETUNED_IN_VAIN, Planner
-from bssearch.search.pruners.base import Pruner
-from bssearch.search.pruners.controller import PruningController
+from bssearch.search.pruners.base import Pruner, PruningController
 from bssearch.search.samplers.base import Choice, Sampler, default_choice
 from bssearch.spec import StudySpec
 from tests.factories import make_probe, make_spec, make_trial, not_none, with_outcome

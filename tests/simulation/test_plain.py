@@ -8,7 +8,7 @@ import pytest
 
 from bssearch.records import TrialState
 from bssearch.search.history import History
-from bssearch.search.pruners.controller import PruningController
+from bssearch.search.pruners.base import PruningController
 from bssearch.search.samplers.base import make_sampler
 from tests.benchmarks.simulate.draws import Order
 from tests.benchmarks.simulate.plain import PlainPlanner, plain

@@ -6,13 +6,17 @@ A pruner decides from `Standings` alone, so that a resumed search decides as an 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import StrEnum
 
 from bssearch import registry
-from bssearch.records import TrialState
+from bssearch.records import Observation, Phase, TrialRecord, TrialState
 from bssearch.records.curves import Progress
+from bssearch.search.history import History, is_interrupted, measured_seconds
+from bssearch.spec import StudySpec
 from bssearch.spec.parts import PrunerSpec, made_with
 
 
@@ -90,3 +94,169 @@ def make_pruner(settings: PrunerSpec) -> Pruner:
     """Pruner of a spec; raises `UsageError` for an unknown name or invalid option."""
     kind = registry.load_class("pruners", settings.name, Pruner)
     return made_with(kind, settings.options, "pruner.options")
+
+
+@dataclass(frozen=True, slots=True)
+class Halt:
+    """How and why a running trial ends now."""
+
+    state: TrialState
+    reason: str
+
+
+class PruningController:
+    """Keeps the standings of a study's search trials; asks its pruner if trials race.
+
+    Only paused trials with a checkpoint here can resume.
+    """
+
+    def __init__(self, spec: StudySpec, history: History, pruner: Pruner | None = None) -> None:
+        self._spec = spec
+        self._history = history
+        races = history.objective.trials_race
+        self._asked_for = pruner or make_pruner(spec.pruner)
+        self.pruner = self._asked_for if races else Pruner()
+        self._saved: frozenset[int] = frozenset()
+        self._noise_is_old = False
+        self._winners_are_old = False
+        self._hits: list[tuple[datetime, int]] = []
+        self.standings = Standings(
+            limit=spec.budget.trial_train_seconds,
+            slack=first_slack(spec),
+            can_wait=spec.pruner.checkpoint_gib > 0,
+            curves=history.curves,
+        )
+
+    @property
+    def can_wait(self) -> bool:
+        """Whether trials can be checkpointed."""
+        return self.standings.can_wait
+
+    def wait_no_more(self) -> None:
+        """Stop trials instead of pausing them."""
+        self.standings.can_wait = False
+
+    def take(self, trial: TrialRecord) -> None:
+        """Add a trial from the history."""
+        self._noise_is_old |= trial.state.is_finished
+        if trial.phase is not Phase.SEARCH:
+            return
+        number, standings = trial.number, self.standings
+        standings.states[number] = trial.state
+        (standings.running.add if trial.state is TrialState.RUNNING else standings.running.discard)(number)
+        (standings.uncapped.add if trial.uncapped else standings.uncapped.discard)(number)
+        if trial.state is TrialState.REACHED:
+            self._reached(trial)
+        self._note_waiting(number)
+
+    def found_saved(self, numbers: Collection[int]) -> None:
+        """Record which trials are saved here."""
+        changed = self._saved ^ frozenset(numbers)
+        self._saved = frozenset(numbers)
+        for number in changed:
+            self._note_waiting(number)
+
+    def judge(self, number: int, observation: Observation, *, uncapped: bool) -> Halt | None:
+        """How to end a trial after a missed evaluation, already in the history; None to continue."""
+        if uncapped:
+            return None
+        self._refresh()
+        now, standings = observation.train_seconds, self.standings
+        action = self.pruner.judge(number, standings)
+        if self.pruner.caps and now > standings.cap:
+            seconds = standings.winners[0][1]
+            reason = f"past {standings.slack:.3g} × the {seconds:.3g} train seconds of the fastest trial"
+            return Halt(TrialState.CAPPED, reason)
+        if action is Action.GO_ON:
+            return None
+        state = TrialState.PAUSED if action is Action.WAIT else TrialState.PRUNED
+        if standings.winners:
+            fastest = standings.winners[0][1]
+            reason = (
+                f"at {now:.3g} train seconds too far behind the fastest trial, which took {fastest:.3g} train seconds"
+            )
+            return Halt(state, reason)
+        return Halt(
+            state, f"at {now:.3g} train seconds other trials were ahead, and no trial had reached the target yet"
+        )
+
+    def next_waiting(self, *, fresh: bool) -> TrialRecord | None:
+        """Trial to resume, user-interrupted ones first; ``fresh``: whether new trials remain."""
+        for trial in self._history.interrupted:
+            if trial.number in self._saved:
+                return trial
+        self._refresh()
+        number = self.pruner.next_waiting(self.standings, fresh=fresh) if self.standings.waiting else None
+        return None if number is None else self._history.trial(number)
+
+    def least_promising(self) -> int | None:
+        """Paused trial to drop if the disk limit is exceeded."""
+        self._refresh()
+        return self.pruner.least_promising(self.standings)
+
+    def paces_itself(self) -> bool:
+        """See `Pruner.paces_itself`."""
+        self._refresh()
+        return self.pruner.paces_itself(self.standings)
+
+    @property
+    def caps(self) -> bool:
+        """Whether the pruner caps trials."""
+        return self.pruner.caps
+
+    @property
+    def limits(self) -> bool:
+        """True if the incumbent limits new trials, racing or not."""
+        return self._asked_for.caps
+
+    @property
+    def cap(self) -> float:
+        """See `Standings.cap`; ∞ without capping."""
+        self._refresh()
+        return self.standings.cap if self.caps else math.inf
+
+    @property
+    def slack(self) -> float:
+        """Factor of the cap."""
+        self._refresh()
+        return self.standings.slack
+
+    def _reached(self, trial: TrialRecord) -> None:
+        assert trial.ended_at is not None
+        hit = (trial.ended_at, trial.number)
+        place = bisect_left(self._hits, hit)
+        if self._hits[place : place + 1] == [hit]:
+            return
+        self._hits.insert(place, hit)
+        if place < len(self._hits) - 1:  # From another driver, seen late: recompute the records.
+            self._winners_are_old = True
+        else:
+            self._note_winner(trial.number)
+
+    def _note_winner(self, number: int) -> None:
+        seconds, winners = measured_seconds(self._history.trial(number)), self.standings.winners
+        if not winners or seconds < winners[0][1]:
+            winners.insert(0, (self._history.curves[number], seconds))
+
+    def _refresh(self) -> None:
+        if self._winners_are_old:
+            self._winners_are_old, self.standings.winners = False, []
+            for _, number in self._hits:
+                self._note_winner(number)
+        if self._noise_is_old and self.caps and self._spec.pruner.slack is None:
+            self.standings.slack = slack_for(self._history.seed_noise)
+        self._noise_is_old = False
+
+    def _note_waiting(self, number: int) -> None:
+        """User-interrupted trials resume regardless of the pruner."""
+        trial, curve = self._history.trial(number), self._history.curves.get(number)
+        waits = trial is not None and trial.state is TrialState.PAUSED and number in self._saved
+        if waits and curve is not None and trial is not None and not is_interrupted(trial):
+            self.standings.waiting[number] = curve
+        else:
+            self.standings.waiting.pop(number, None)
+
+
+def first_slack(spec: StudySpec) -> float:
+    """Spec's slack, else the initial one, used until seed noise is known."""
+    return slack_for(History(spec).seed_noise) if spec.pruner.slack is None else spec.pruner.slack

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from bssearch.records import Configuration, Phase, TrialPlan, TrialRecord, TrialState
 from bssearch.search.history import History, trial_seed
-from bssearch.search.pruners.controller import PruningController
+from bssearch.search.pruners.base import PruningController
 from bssearch.search.samplers.base import Sampler
 from bssearch.spec import StudySpec
 

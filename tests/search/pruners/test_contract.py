@@ -14,8 +14,7 @@ import pytest
 from bssearch import registry
 from bssearch.records import TrialState
 from bssearch.search.history import History
-from bssearch.search.pruners.base import Action, Pruner, Standings, make_pruner
-from bssearch.search.pruners.controller import PruningController
+from bssearch.search.pruners.base import Action, Pruner, PruningController, Standings, make_pruner
 from bssearch.search.pruners.optuna import OptunaPruner
 from bssearch.spec.parts import PrunerSpec
 from tests.benchmarks.simulate.replay import Replay

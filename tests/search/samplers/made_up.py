@@ -11,7 +11,7 @@ from typing import Any, Self
 from bssearch.records import Configuration, Phase, ProbeRecord, TrialPlan, TrialRecord, TrialState
 from bssearch.search.history import History
 from bssearch.search.planner import Planner
-from bssearch.search.pruners.controller import PruningController
+from bssearch.search.pruners.base import PruningController
 from bssearch.search.samplers.base import Choice, Sampler, default_choice, make_sampler
 from bssearch.spec import StudySpec
 from tests.factories import make_probe, make_spec, make_trial, not_none
