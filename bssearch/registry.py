@@ -51,7 +51,7 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
         "safe": "bssearch.search.pruners.pace:Safe",
         "balanced": "bssearch.search.pruners.pace:Balanced",
         "fast": "bssearch.search.pruners.pace:Fast",
-        "race": "bssearch.search.pruners.race:Race",
+        "race": "bssearch.search.pruners.pace:Race",
         "cap": "bssearch.search.pruners.base:Cap",
         "median": "bssearch.search.pruners.optuna:Median",
         "asha": "bssearch.search.pruners.optuna:Asha",

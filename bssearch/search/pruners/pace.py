@@ -186,3 +186,21 @@ def _share(curve: Progress, standings: Standings) -> float:
 def _predicted(curve: Progress, standings: Standings) -> float:
     share = _share(curve, standings)
     return curve.now / share if share > 0 else math.inf
+
+
+"""Share of the cap; early evaluations say little."""
+
+
+class Race(Cap):
+    """Cap, and stop trials worse at t than the incumbent at t / ``lag``, from a tenth of the cap on."""
+
+    def __init__(self, lag: Annotated[float, Field(gt=1)] = 3.0) -> None:
+        self.lag = lag
+
+    def judge(self, number: int, standings: Standings) -> Action:
+        """Stop a lagging trial."""
+        curve = standings.curves[number]
+        if not standings.winners or curve.now < FROM * standings.cap:
+            return Action.GO_ON
+        expected = standings.winners[0][0].at(curve.now / self.lag)
+        return Action.STOP if expected is not None and curve.gain < expected else Action.GO_ON

@@ -12,7 +12,7 @@ import pytest
 from bssearch.records import Phase, TrialRecord, TrialState
 from bssearch.search.history import INTERRUPTED, SEED_NOISE, SEED_NOISE_FREEDOM, History
 from bssearch.search.pruners.base import Pruner, PruningController
-from bssearch.search.pruners.race import Race
+from bssearch.search.pruners.pace import Race
 from bssearch.spec import StudySpec
 from tests.factories import EPOCH, make_curve, make_spec, make_trial, with_outcome
 

@@ -10,8 +10,7 @@ from pydantic import ValidationError
 
 from bssearch.errors import UsageError
 from bssearch.search.pruners.base import Action, Cap, Pruner, make_pruner, slack_for
-from bssearch.search.pruners.pace import Pace
-from bssearch.search.pruners.race import FROM, Race
+from bssearch.search.pruners.pace import FROM, Pace, Race
 from bssearch.spec.parts import PrunerSpec
 from tests.search.pruners.field import Field
 
