@@ -63,7 +63,7 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
         "tpe": "bssearch.search.samplers.optuna:TPE",
         "gp": "bssearch.search.samplers.optuna:GP",
         "random": "bssearch.search.samplers.optuna:Random",
-        "grid": "bssearch.search.samplers.grid:Grid",
+        "grid": "bssearch.search.samplers.base:Grid",
     },
     "executors": {
         "local": "bssearch.executors.slots:LocalExecutor",

@@ -12,8 +12,7 @@ import pytest
 from bssearch import registry
 from bssearch.errors import UsageError
 from bssearch.records import TrialState
-from bssearch.search.samplers.base import Choice, make_sampler
-from bssearch.search.samplers.grid import Grid
+from bssearch.search.samplers.base import Choice, Grid, make_sampler
 from bssearch.search.samplers.optuna import TPE, Random
 from bssearch.search.samplers.time_model.sampler import TimeModelSampler
 from tests.factories import not_none
