@@ -35,7 +35,7 @@ from bssearch.search.pruners.base import PruningController
 from bssearch.search.samplers.base import make_sampler
 from bssearch.search.samplers.optuna import OptunaSampler, distribution
 from bssearch.search.samplers.time_model.acquisition import KnowledgeGradient
-from bssearch.search.samplers.time_model.extrapolation import Run
+from bssearch.search.samplers.time_model.candidates import Run
 from bssearch.spec import StudySpec
 from tests.benchmarks.harness import script, seconds_of
 from tests.benchmarks.simulate.cells import GridCandidates

@@ -8,7 +8,7 @@ import pytest
 from optuna.trial import FrozenTrial, TrialState
 
 from bssearch.records.curves import Progress
-from bssearch.search.samplers.time_model.extrapolation import Run
+from bssearch.search.samplers.time_model.candidates import Run
 from tests.benchmarks.simulate.optuna_baselines import OptunaSearch
 from tests.benchmarks.simulate.table_space import table_space
 from tests.simulation.lines import Seconds, grid

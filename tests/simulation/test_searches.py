@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from bssearch.errors import UsageError
-from bssearch.search.samplers.time_model.extrapolation import Run
+from bssearch.search.samplers.time_model.candidates import Run
 from tests.benchmarks.simulate import optuna_baselines
 from tests.benchmarks.simulate.searches import Plan, Search, search, simulate_searches, summarize_searches
 from tests.benchmarks.simulate.table_space import TableSpace, table_space

@@ -15,7 +15,7 @@ from optuna.trial import TrialState
 
 from bssearch.search.pruners.base import Action, Pruner, Standings
 from bssearch.search.pruners.optuna import GRID, Asha, Hyperband, Median
-from bssearch.search.samplers.time_model.extrapolation import Run
+from bssearch.search.samplers.time_model.candidates import Run
 from tests.benchmarks.simulate.table_space import TableSpace, is_ordinal
 
 PRUNERS: dict[str, Callable[[], optuna.pruners.BasePruner]] = {

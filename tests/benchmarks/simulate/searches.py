@@ -23,7 +23,7 @@ from bssearch.search.engine import Engine
 from bssearch.search.history import measured_seconds
 from bssearch.search.pruners.base import make_pruner
 from bssearch.search.samplers.base import make_sampler
-from bssearch.search.samplers.time_model.extrapolation import Run
+from bssearch.search.samplers.time_model.candidates import Run
 from bssearch.search.samplers.time_model.sampler import TimeModelSampler
 from bssearch.spec.parts import ConfirmSpec, PrunerSpec
 from tests.benchmarks.simulate.draws import UNTIMED, pruner_settings

@@ -19,7 +19,7 @@ from bssearch.search.samplers.time_model.acquisition import (
     _after,
     _improvements,
 )
-from bssearch.search.samplers.time_model.extrapolation import Run
+from bssearch.search.samplers.time_model.candidates import Run
 from tests.benchmarks.simulate.cells import GridCandidates
 
 SIZES = (8, 32, 128, 512)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bssearch.records.curves import Progress
-from bssearch.search.samplers.time_model.extrapolation import (
+from bssearch.search.samplers.time_model.candidates import (
     BOUND_DEVIATION,
     ERROR,
     WORST,

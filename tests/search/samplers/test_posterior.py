@@ -22,8 +22,7 @@ from bssearch.search.samplers.time_model.acquisition import (
     covariances,
     prior,
 )
-from bssearch.search.samplers.time_model.candidates import Points
-from bssearch.search.samplers.time_model.extrapolation import Extrapolation
+from bssearch.search.samplers.time_model.candidates import Extrapolation, Points
 
 SIZES = (8, 32, 128, 512)
 RATES = (0.001, 0.01, 0.1, 1.0)

@@ -22,8 +22,17 @@ from threadpoolctl import ThreadpoolController
 
 from bssearch.records.intervals import FLAT_RATIO
 from bssearch.records.noise_scale import CRITICAL_BATCH_OCTAVES
-from bssearch.search.samplers.time_model.candidates import Indices, Numbers, Points, SpaceCandidates, latin_hypercube
-from bssearch.search.samplers.time_model.extrapolation import ERROR, Extrapolation, Run, extrapolate
+from bssearch.search.samplers.time_model.candidates import (
+    ERROR,
+    Extrapolation,
+    Indices,
+    Numbers,
+    Points,
+    Run,
+    SpaceCandidates,
+    extrapolate,
+    latin_hypercube,
+)
 
 LAWS = 512
 BEYOND_OCTAVES = 2.0

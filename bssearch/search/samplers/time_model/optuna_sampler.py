@@ -18,8 +18,7 @@ from optuna.trial import TrialState as OptunaState
 from bssearch.records import Goal, ParameterValue, Target
 from bssearch.records.curves import Progress
 from bssearch.search.samplers.time_model.acquisition import KnowledgeGradient
-from bssearch.search.samplers.time_model.candidates import SpaceCandidates
-from bssearch.search.samplers.time_model.extrapolation import Run
+from bssearch.search.samplers.time_model.candidates import Run, SpaceCandidates
 from bssearch.spec.space import Dimension, SearchSpace
 from bssearch.spec.space.search_space import REFERENCE_LEARNING_RATE
 

@@ -11,8 +11,7 @@ from bssearch.records.curves import Progress
 from bssearch.search.history import History, measured_seconds, octaves
 from bssearch.search.samplers.base import STARTUP_TRIALS, Choice, Sampler, StartupTrials, decoded
 from bssearch.search.samplers.time_model.acquisition import KnowledgeGradient
-from bssearch.search.samplers.time_model.candidates import SpaceCandidates
-from bssearch.search.samplers.time_model.extrapolation import Run
+from bssearch.search.samplers.time_model.candidates import Run, SpaceCandidates
 from bssearch.spec import StudySpec
 
 
