@@ -25,7 +25,7 @@ from bssearch.commands.opening import (
 from bssearch.commands.unstored import run_default, run_request, step_time_of_default
 from bssearch.errors import LaunchError, UsageError
 from bssearch.executors.base import Executor
-from bssearch.planning.claims import notes_on_spec
+from bssearch.planning.requests import notes_on_spec
 from bssearch.records import (
     Configuration,
     Goal,

@@ -9,8 +9,7 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from bssearch.errors import UsageError
-from bssearch.planning.claims import MANY_STEPS, Note, notes_on
-from bssearch.planning.requests import LARGEST_COUNT, Plan, Request, planned, require
+from bssearch.planning.requests import LARGEST_COUNT, MANY_STEPS, Note, Plan, Request, notes_on, planned, require
 from bssearch.registry import Option
 from bssearch.spec.space import split_batch
 from bssearch.spec.space.micro_batches import TINY_BATCH, batch_norm_caveats

@@ -8,15 +8,17 @@ from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, model_validator
 
-from bssearch.planning.claims import ADAM_LIKE, Note, notes_on
 from bssearch.planning.requests import (
+    ADAM_LIKE,
     Count,
     Database,
+    Note,
     NotNegative,
     Plan,
     Positive,
     Request,
     ShareBelowOne,
+    notes_on,
     require,
 )
 from bssearch.records.scaling import (

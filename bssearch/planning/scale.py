@@ -17,8 +17,18 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from bssearch.planning.claims import Note, notes_on
-from bssearch.planning.requests import Database, NotNegative, Parameters, Plan, Positive, Request, Share, require
+from bssearch.planning.requests import (
+    Database,
+    Note,
+    NotNegative,
+    Parameters,
+    Plan,
+    Positive,
+    Request,
+    Share,
+    notes_on,
+    require,
+)
 from bssearch.records.scaling import LARGE_BATCH
 from bssearch.registry import Option
 from bssearch.spec.space import split_batch

@@ -13,12 +13,23 @@ import yaml
 from pydantic import model_validator
 
 from bssearch.errors import LaunchError
-from bssearch.planning.claims import Note, notes_on
 from bssearch.planning.memory.numbers import what_fits
 from bssearch.planning.memory.parameters import FORMATS, parameter_bytes
 from bssearch.planning.memory.plan import GIB
 from bssearch.planning.memory.request import HEADROOM, MemoryPlanRequest
-from bssearch.planning.requests import Count, Finite, Name, Parameters, Plan, Positive, Request, planned, require
+from bssearch.planning.requests import (
+    Count,
+    Finite,
+    Name,
+    Note,
+    Parameters,
+    Plan,
+    Positive,
+    Request,
+    notes_on,
+    planned,
+    require,
+)
 from bssearch.records.scaling import rule_of_optimizer
 from bssearch.registry import Option
 from bssearch.spec import StudySpec, load_spec

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bssearch.planning.claims import CLAIMS, Claim, notes_on_spec
+from bssearch.planning.requests import CLAIMS, Claim, notes_on_spec
 from tests.documents import DOCUMENTS
 from tests.factories import SPEC, make_spec
 

@@ -14,7 +14,6 @@ import yaml
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from bssearch.errors import UsageError
-from bssearch.planning.claims import CLAIMS
 from bssearch.planning.memory.parameters import (
     BY_NAME,
     MIXED,
@@ -25,7 +24,7 @@ from bssearch.planning.memory.parameters import (
     Transformer,
 )
 from bssearch.planning.memory.plan import GIB, gib
-from bssearch.planning.requests import Count, Dimension, Parameters, Request, require
+from bssearch.planning.requests import CLAIMS, Count, Dimension, Parameters, Request, require
 from bssearch.registry import Option
 
 MIB = 2**20
