@@ -73,7 +73,7 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
     "importers": {
         "runs": "bssearch.exchange.importers.runs:import_runs",
         "rcp": "bssearch.exchange.importers.rcp:import_rcp",
-        "study": "bssearch.exchange.importers.importer:import_study",
+        "study": "bssearch.exchange.importers.imported_run:import_study",
         "optuna": "bssearch.exchange.importers.optuna_runs:import_optuna",
     },
     "exporters": {

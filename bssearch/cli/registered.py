@@ -36,7 +36,7 @@ from bssearch.registry import Option
 
 if TYPE_CHECKING:
     from bssearch.commands.probes import Probe
-    from bssearch.exchange.importers.importer import Importer, Studies, WholeStudies
+    from bssearch.exchange.importers.imported_run import Importer, Studies, WholeStudies
 
 
 _ANYTHING = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -73,7 +73,7 @@ class _Importers(_Registered):
     @staticmethod
     def command_of(entry: Importer) -> Callable[..., None]:
         def command(*, db: str | None, form: Format, **given: Any) -> None:
-            from bssearch.exchange.importers.importer import WholeStudies
+            from bssearch.exchange.importers.imported_run import WholeStudies
 
             gc.disable()  # rows make no cycles, and to look for some takes a tenth of the time
             try:

@@ -5,7 +5,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated
 
-from bssearch.exchange.importers.importer import Studies, StudyName
+from bssearch.exchange.importers.imported_run import Studies, StudyName
 from bssearch.exchange.importers.runs import import_runs
 from bssearch.registry import Option
 

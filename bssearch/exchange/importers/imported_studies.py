@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 
 from bssearch.analysis.objectives import SamplesToTarget, TimeToTarget
 from bssearch.errors import UsageError
-from bssearch.exchange.importers.imported_run import TYPED, ImportedRun
-from bssearch.exchange.importers.importer import Studies
+from bssearch.exchange.importers.imported_run import TYPED, ImportedRun, Studies
 from bssearch.records import Environment, Goal, Phase, Target, TrialOutcome, TrialState
 from bssearch.settings import user_name
 from bssearch.spec import StudySpec

@@ -20,13 +20,13 @@ from bssearch.exchange.importers.imported_run import (
     SPLIT,
     GivenBatch,
     ImportedRun,
+    Studies,
     integer,
     make_configuration,
     parameter_value,
     part_of_batch,
     step_batches,
 )
-from bssearch.exchange.importers.importer import Studies
 from bssearch.exchange.importers.runs import LARGEST_SEED, LONGEST_S, FiguresAt, RunsObjective, check_scale
 from bssearch.records import Goal, Observation, ParameterValue, Target, TrialState, is_metric
 from bssearch.records.curves import Crossing, first_crossing

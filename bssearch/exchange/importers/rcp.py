@@ -18,12 +18,13 @@ from bssearch.exchange.importers.imported_run import (
     LARGEST,
     ImportedRun,
     RunTable,
+    Studies,
+    StudyName,
     integer,
     make_configuration,
     parameter_value,
     read_text,
 )
-from bssearch.exchange.importers.importer import Studies, StudyName
 from bssearch.records import Configuration, ParameterValue, Target
 from bssearch.registry import Option
 

@@ -31,6 +31,8 @@ from bssearch.exchange.importers.imported_run import (
     GivenBatch,
     ImportedRun,
     RunTable,
+    Studies,
+    StudyName,
     comma_hint,
     csv_rows,
     integer,
@@ -40,7 +42,6 @@ from bssearch.exchange.importers.imported_run import (
     read_text,
     step_batches,
 )
-from bssearch.exchange.importers.importer import Studies, StudyName
 from bssearch.exchange.recorded_curves import check_separator
 from bssearch.records import LARGEST_METRIC, Configuration, Goal, ParameterValue, Target, is_metric
 from bssearch.registry import Option

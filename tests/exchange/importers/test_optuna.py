@@ -17,7 +17,7 @@ from bssearch.commands.launch import Launch
 from bssearch.commands.run import run_study
 from bssearch.errors import BSSearchError, DatabaseError, NotFoundError, SchemaError, UsageError
 from bssearch.exchange.exporters.optuna_export import write_study
-from bssearch.exchange.importers.importer import Studies
+from bssearch.exchange.importers.imported_run import Studies
 from bssearch.exchange.importers.optuna_database import optuna_database
 from bssearch.exchange.importers.optuna_runs import import_optuna
 from bssearch.exchange.importers.runs import FiguresAt
