@@ -78,7 +78,7 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
     },
     "exporters": {
         "curves": "bssearch.exchange.exporters.exports:export_curves",
-        "optuna": "bssearch.exchange.exporters.optuna_export:export_to_optuna",
+        "optuna": "bssearch.exchange.optuna_study:export_to_optuna",
         "csv": "bssearch.exchange.exporters.exports:export_csv",
         "parquet": "bssearch.exchange.exporters.exports:export_parquet",
         "study": "bssearch.exchange.exporters.exports:export_study",
