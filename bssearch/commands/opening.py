@@ -38,8 +38,7 @@ from bssearch.spec.space import split_batch
 from bssearch.spec.space.micro_batches import batch_norm_caveats
 from bssearch.storage.repository import Store, check_writable, open_store
 from bssearch.storage.trials import archived
-from bssearch.workloads.base import SHIPPED, lies_in_no_file, refuse_while_importing
-from bssearch.workloads.given import GivenWorkload, given_workload
+from bssearch.workloads.base import SHIPPED, GivenWorkload, given_workload, lies_in_no_file, refuse_while_importing
 
 TEXTS = "texts"
 

@@ -47,9 +47,8 @@ class LoadedWorkload:
         from bssearch.training.gradient_noise import NoiseBudget
         from bssearch.training.memory import is_out_of_memory, limit_memory
         from bssearch.training.optimizers import check_libraries
-        from bssearch.workloads.base import resolve
+        from bssearch.workloads.base import made, resolve
         from bssearch.workloads.check_data import check_data
-        from bssearch.workloads.given import made
 
         settings, name = load.settings, load.settings.workload
         torch.set_num_threads(settings.threads)

@@ -18,7 +18,7 @@ import torch
 
 from bssearch.records import Environment, MetricInfo, ModelDescription, WorkloadDescription, is_metric
 from bssearch.training.computation import Computation
-from bssearch.workloads.given import is_of_main
+from bssearch.workloads.base import is_of_main
 
 OWN = "own"  # precision and compile mode of a user's program
 
