@@ -24,8 +24,7 @@ from bssearch.analysis.law.branches import (
 )
 from bssearch.commands.launch import Launch
 from bssearch.commands.opening import OpenStudy, opened
-from bssearch.commands.probes import ProbeReport
-from bssearch.commands.unstored import run_request
+from bssearch.commands.probes import ProbeReport, run_request
 from bssearch.errors import LaunchError, NotFoundError, UsageError
 from bssearch.records import (
     Branch,

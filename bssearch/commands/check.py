@@ -22,7 +22,7 @@ from bssearch.commands.opening import (
     described,
     refuse_where_in_no_file,
 )
-from bssearch.commands.unstored import run_default, run_request, step_time_of_default
+from bssearch.commands.probes import run_default, run_request, step_time_of_default
 from bssearch.errors import LaunchError, UsageError
 from bssearch.executors.base import Executor
 from bssearch.planning.requests import notes_on_spec

@@ -16,7 +16,7 @@ from bssearch.analysis.objectives import objective_of
 from bssearch.analysis.shape import Model
 from bssearch.commands.launch import HERE, Launch
 from bssearch.commands.opening import described, refuse_unknown, refuse_unknown_address
-from bssearch.commands.unstored import run_request
+from bssearch.commands.probes import run_request
 from bssearch.errors import NotFoundError, UsageError
 from bssearch.executors.base import Executor
 from bssearch.records import (

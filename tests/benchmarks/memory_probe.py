@@ -18,8 +18,7 @@ from pathlib import Path
 
 from bssearch.commands.launch import Launch
 from bssearch.commands.opening import opened
-from bssearch.commands.probes import MemoryProbe, probe_memory
-from bssearch.commands.unstored import run_request
+from bssearch.commands.probes import MemoryProbe, probe_memory, run_request
 from bssearch.executors.base import Executor
 from bssearch.records import Goal, TrialOutcome, TrialState
 from bssearch.search.calibration import default_at, gib

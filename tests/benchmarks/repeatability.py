@@ -25,7 +25,7 @@ from typing import Annotated, Any
 
 import typer
 
-from bssearch.commands.unstored import run_request
+from bssearch.commands.probes import run_request
 from bssearch.executors.base import ExecutorSettings
 from bssearch.executors.slots import LocalExecutor
 from bssearch.records import Configuration, Target, TrialRequest, TrialState

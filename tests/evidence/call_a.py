@@ -38,7 +38,7 @@ def step_times(task: Task, mode: str) -> Found:
 
     A short trial of the default says what the mode came to: its warnings name what ran eager.
     """
-    from bssearch.commands.unstored import run_request
+    from bssearch.commands.probes import run_request
     from tests.evidence.trials import for_seconds, step_times_at
 
     spec = task.spec(*MODES[mode])

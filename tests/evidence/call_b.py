@@ -86,7 +86,7 @@ def short_study(spec: StudySpec, db: str) -> Found:
 
 def peers(task: Task) -> Found:
     """Train what the tools found, by each rule for the learning rate, and our configuration, with the same seeds."""
-    from bssearch.commands.unstored import step_time_of_default
+    from bssearch.commands.probes import step_time_of_default
     from bssearch.records import ProbeRecord, TrialState
     from tests.evidence.peers import TrialFailed, fresh_seeds, race_of
     from tests.evidence.trials import run_to_target

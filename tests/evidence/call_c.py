@@ -122,7 +122,7 @@ def slots(task: Task) -> Found:
 
 def noise_scale(task: Task) -> Found:
     """Measure the gradient noise scale near the target against the critical batch size that call A's study fits."""
-    from bssearch.commands.unstored import step_time_of_default
+    from bssearch.commands.probes import step_time_of_default
     from bssearch.records import NoiseRequest
 
     spec = task.spec()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from typing import Any
 
-from bssearch.commands.unstored import run_request
+from bssearch.commands.probes import run_request
 from bssearch.executors.base import Executor
 from bssearch.records import Configuration, Goal, ProbeRecord, TrialOutcome, TrialRequest, TrialState
 from bssearch.search.calibration import measure_step_time_at
