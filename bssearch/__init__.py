@@ -53,8 +53,8 @@ if TYPE_CHECKING:
     )
     from bssearch.exchange.optuna_study import load_optuna_study
     from bssearch.executors.loops.current import current_trial
-    from bssearch.planning.accumulation import plan_accumulation
     from bssearch.planning.memory import plan_memory
+    from bssearch.planning.scale import plan_accumulation
     from bssearch.planning.start import plan_start
     from bssearch.records import Configuration, MetricInfo
     from bssearch.search.samplers.time_model.optuna_sampler import TimeToTargetSampler
@@ -106,7 +106,7 @@ _HOMES = {
     "load_spec": "bssearch.spec",
     "open_store": "bssearch.storage.repository",
     "pause_study": "bssearch.commands.queue.submissions",
-    "plan_accumulation": "bssearch.planning.accumulation",
+    "plan_accumulation": "bssearch.planning.scale",
     "plan_learning_rate": "bssearch.commands.plan",
     "plan_memory": "bssearch.planning.memory",
     "plan_scale": "bssearch.commands.plan",

@@ -123,7 +123,7 @@ def _start(
 COMMANDS = {
     "memory": ("bssearch.planning.memory:MemoryPlanRequest", _memory),
     "lr": ("bssearch.planning.learning_rate:LearningRateRequest", _learning_rate),
-    "accumulation": ("bssearch.planning.accumulation:AccumulationRequest", _accumulation),
+    "accumulation": ("bssearch.planning.scale:AccumulationRequest", _accumulation),
     "scale": ("bssearch.planning.scale:ScaleRequest", _scale),
     "start": ("bssearch.planning.start:StartRequest", _start),
 }

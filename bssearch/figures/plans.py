@@ -9,11 +9,10 @@ from functools import reduce
 from typing import Any
 
 from bssearch.figures.html import Row, Table, Tile
-from bssearch.planning.accumulation import AccumulationPlan
 from bssearch.planning.learning_rate import LearningRatePlan
 from bssearch.planning.memory import MemoryPlan
 from bssearch.planning.memory.plan import GIB
-from bssearch.planning.scale import ScalePlan
+from bssearch.planning.scale import AccumulationPlan, ScalePlan
 from bssearch.records.text import in_words
 
 MIB = 2**20

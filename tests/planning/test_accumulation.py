@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bssearch.errors import UsageError
-from bssearch.planning.accumulation import plan_accumulation
+from bssearch.planning.scale import plan_accumulation
 
 
 @given(st.integers(1, 200), st.integers(1, 200), st.integers(1, 64))

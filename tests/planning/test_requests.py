@@ -11,11 +11,10 @@ import pytest
 
 import bssearch as api
 from bssearch.errors import UsageError
-from bssearch.planning.accumulation import AccumulationRequest
 from bssearch.planning.learning_rate import LearningRateRequest
 from bssearch.planning.memory import MemoryPlanRequest
 from bssearch.planning.requests import Request, RequestError, options_of, read
-from bssearch.planning.scale import ScaleRequest
+from bssearch.planning.scale import AccumulationRequest, ScaleRequest
 from bssearch.planning.start import StartRequest
 
 RATE = {"from_batch": 256, "learning_rate": 0.1, "batch": 512}

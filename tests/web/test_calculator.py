@@ -19,11 +19,10 @@ from starlette.datastructures import QueryParams
 
 import bssearch as api
 from bssearch.errors import BSSearchError
-from bssearch.planning.accumulation import AccumulationRequest
 from bssearch.planning.learning_rate import LearningRateRequest
 from bssearch.planning.memory import MemoryPlanRequest
 from bssearch.planning.requests import Request, read
-from bssearch.planning.scale import ScaleRequest, plan_trade_off
+from bssearch.planning.scale import AccumulationRequest, ScaleRequest, plan_trade_off
 from bssearch.records.text import visible
 from bssearch.web.calculator.fields import FIELDS, PRESETS, Field, ResultSection
 from bssearch.web.calculator.page import LONGEST_ECHO, calculated

@@ -12,11 +12,10 @@ from typing import Any, Generic, Literal, TypeVar
 from bssearch.errors import BSSearchError
 from bssearch.figures.chart import Chart
 from bssearch.figures.plans import Shown
-from bssearch.planning.accumulation import AccumulationRequest
 from bssearch.planning.learning_rate import LearningRateRequest
 from bssearch.planning.memory import MemoryPlanRequest
 from bssearch.planning.requests import Request, RequestError, options_of, read, type_of
-from bssearch.planning.scale import ScaleRequest
+from bssearch.planning.scale import AccumulationRequest, ScaleRequest
 
 Kind = Literal["whole", "number", "text", "choice", "yes_no", "flag"]
 KINDS: Mapping[type, Kind] = {int: "whole", float: "number"}

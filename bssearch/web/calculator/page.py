@@ -26,13 +26,20 @@ from bssearch.figures.chart import (
 )
 from bssearch.figures.html import Row, Table
 from bssearch.figures.plans import Cell, Shown, cell, shown_memory, shown_rules, shown_scale, shown_split
-from bssearch.planning.accumulation import AccumulationRequest, plan_accumulation
 from bssearch.planning.learning_rate import LearningRateRequest, plan_rules
 from bssearch.planning.memory import MemoryPlanRequest
 from bssearch.planning.memory.numbers import plan_numbers
 from bssearch.planning.memory.plan import GIB, MemoryPlan, Term
 from bssearch.planning.requests import options_of
-from bssearch.planning.scale import LARGEST_MICRO, ScaleRequest, TradeOff, plan_devices, plan_trade_off
+from bssearch.planning.scale import (
+    LARGEST_MICRO,
+    AccumulationRequest,
+    ScaleRequest,
+    TradeOff,
+    plan_accumulation,
+    plan_devices,
+    plan_trade_off,
+)
 from bssearch.records.text import in_words, visible
 from bssearch.web.calculator.fields import (
     FIELDS,
