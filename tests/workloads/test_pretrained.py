@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from bssearch.settings import cache_folder
-from bssearch.workloads.pretrained import Weights, pretrained
+from bssearch.workloads.finetune import Weights, pretrained
 
 MADE_OF = [b"code", b"data"]
 
