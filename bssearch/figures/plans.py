@@ -11,7 +11,7 @@ from typing import Any
 from bssearch.figures.html import Row, Table, Tile
 from bssearch.planning.learning_rate import LearningRatePlan
 from bssearch.planning.memory import MemoryPlan
-from bssearch.planning.memory.plan import GIB
+from bssearch.planning.memory.request import GIB
 from bssearch.planning.scale import AccumulationPlan, ScalePlan
 from bssearch.records.text import in_words
 

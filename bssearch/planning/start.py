@@ -15,8 +15,7 @@ from pydantic import model_validator
 from bssearch.errors import LaunchError
 from bssearch.planning.memory.numbers import what_fits
 from bssearch.planning.memory.parameters import FORMATS, parameter_bytes
-from bssearch.planning.memory.plan import GIB
-from bssearch.planning.memory.request import HEADROOM, MemoryPlanRequest
+from bssearch.planning.memory.request import GIB, HEADROOM, MemoryPlanRequest
 from bssearch.planning.requests import (
     Count,
     Finite,

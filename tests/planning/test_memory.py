@@ -24,7 +24,7 @@ from bssearch.planning.memory.parameters import (
     parameter_bytes,
     sample_bytes,
 )
-from bssearch.planning.memory.plan import GIB
+from bssearch.planning.memory.request import GIB
 from tests.cli.task import bssearch as run
 
 BASE: dict[str, Any] = {"layers": 12, "hidden": 768, "heads": 12, "sequence": 512, "vocabulary": 30522}

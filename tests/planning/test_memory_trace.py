@@ -14,7 +14,7 @@ import bssearch
 from bssearch.errors import LaunchError, UsageError
 from bssearch.planning.memory import MemoryPlan, MemoryPlanRequest
 from bssearch.planning.memory.models import real_model
-from bssearch.planning.memory.plan import GIB
+from bssearch.planning.memory.request import GIB
 from bssearch.planning.memory.traced import Allocation, PeakByBatch, StepLifetimes
 from tests.benchmarks import memory_plan
 

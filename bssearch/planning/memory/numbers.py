@@ -16,8 +16,15 @@ from bssearch.planning.memory.parameters import (
     parameter_bytes,
     sample_bytes,
 )
-from bssearch.planning.memory.plan import MemoryOption, MemoryPlan, Term, gib, in_order
-from bssearch.planning.memory.request import MemoryPlanRequest, smallest_with
+from bssearch.planning.memory.request import (
+    MemoryOption,
+    MemoryPlan,
+    MemoryPlanRequest,
+    Term,
+    gib,
+    in_order,
+    smallest_with,
+)
 
 IN_TABLE = tuple(one for one in FORMATS if one.precision != "fp16")  # in the table; fp16 takes as much as bf16
 

@@ -29,7 +29,7 @@ from bssearch.figures.plans import Cell, Shown, cell, shown_memory, shown_rules,
 from bssearch.planning.learning_rate import LearningRateRequest, plan_rules
 from bssearch.planning.memory import MemoryPlanRequest
 from bssearch.planning.memory.numbers import plan_numbers
-from bssearch.planning.memory.plan import GIB, MemoryPlan, Term
+from bssearch.planning.memory.request import GIB, MemoryPlan, Term
 from bssearch.planning.requests import options_of
 from bssearch.planning.scale import (
     LARGEST_MICRO,
