@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from bssearch.figures.chart import Chart
-from bssearch.figures.svg import stylesheet, svg
+from bssearch.figures.svg import Chart, stylesheet, svg
 
 if TYPE_CHECKING:
     from jinja2 import BaseLoader, Environment

@@ -19,8 +19,8 @@ from bssearch.analysis.rules.rule_book import CHANGED_PARAMETER
 from bssearch.analysis.shape import Fit
 from bssearch.analysis.trade_offs import about_columns, trade_off_rows
 from bssearch.figures import plots
-from bssearch.figures.chart import ACCENT, MUTED, SECOND, Chart, Point, Series, Shape, extent, value_axis
 from bssearch.figures.html import PageContent, Row, Section, Table, Tile, html_page, rendered
+from bssearch.figures.svg import ACCENT, MUTED, SECOND, Chart, Point, Series, Shape, extent, value_axis
 from bssearch.records import Configuration, Environment, MemoryBasis, Observation, StudyRecord, TrialRecord
 from bssearch.records.batch_schedule import RunStage, batch_schedule_of, run_stages
 from bssearch.records.text import NOTHING, ends, in_words, memory, noise_scale, number, plural, sentence

@@ -14,7 +14,7 @@ from bssearch.analysis.batches import LAW_NOT_TIMED
 from bssearch.analysis.objectives import TIME, Objective
 from bssearch.analysis.shape import Fit, Law, parameters_of
 from bssearch.errors import UsageError
-from bssearch.figures.chart import (
+from bssearch.figures.svg import (
     ACCENT,
     INK,
     MUTED,
@@ -32,12 +32,12 @@ from bssearch.figures.chart import (
     Symbol,
     batch_axis,
     extent,
+    picture,
     round_numbers,
     sequence_colour,
     short_name,
     value_axis,
 )
-from bssearch.figures.svg import picture
 from bssearch.records import Configuration, Observation, Target, TrialRecord, TrialState
 from bssearch.records.scaling import LearningRateRule, learning_rate_factor
 from bssearch.records.text import number, plural

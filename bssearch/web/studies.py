@@ -19,10 +19,10 @@ from bssearch.commands.rerun import Reproduction, reproduction
 from bssearch.commands.trials import Status, matching_trials, status
 from bssearch.errors import NotFoundError, TargetNotReachedError, UsageError
 from bssearch.exchange.trial_rows import trial_document, trial_row
-from bssearch.figures.chart import Chart
 from bssearch.figures.html import PageContent
 from bssearch.figures.page import facts_of, page_of
 from bssearch.figures.plots import recent_curves_chart
+from bssearch.figures.svg import Chart
 from bssearch.records import Observation, Phase, StudyRecord, TrialRecord, TrialState
 from bssearch.records.batch_schedule import sizes_in_words
 from bssearch.records.text import NOTHING, in_words, number

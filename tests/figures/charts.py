@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from bssearch import registry
-from bssearch.figures.chart import Axis, Chart, Point, Series, linear_ticks
 from bssearch.figures.page import StudyPicture, page_of
+from bssearch.figures.svg import Axis, Chart, Point, Series, linear_ticks
 from bssearch.records import TrialState
 from tests.factories import make_spec, make_trial
 from tests.figures import test_growing as growing

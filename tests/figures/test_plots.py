@@ -12,7 +12,7 @@ from bssearch.analysis.answer import Answer
 from bssearch.analysis.build_answer import build_answer
 from bssearch.analysis.objectives import TIME, objective_of
 from bssearch.figures import plots
-from bssearch.figures.chart import (
+from bssearch.figures.svg import (
     PADDING,
     Chart,
     Series,

@@ -13,9 +13,8 @@ import pytest
 
 from bssearch.analysis.answer import Answer, Ratio
 from bssearch.errors import UsageError
-from bssearch.figures.chart import Axis, Chart, Point, Series, Shape, sequence_colour
 from bssearch.figures.plots import objective_picture
-from bssearch.figures.svg import stylesheet, svg, width_of
+from bssearch.figures.svg import Axis, Chart, Point, Series, Shape, sequence_colour, stylesheet, svg, width_of
 from bssearch.records.text import number
 from tests.factories import not_none
 from tests.figures.charts import points, shipped

@@ -10,8 +10,8 @@ from functools import cached_property
 from typing import Any, Generic, Literal, TypeVar
 
 from bssearch.errors import BSSearchError
-from bssearch.figures.chart import Chart
 from bssearch.figures.plans import Shown
+from bssearch.figures.svg import Chart
 from bssearch.planning.learning_rate import LearningRateRequest
 from bssearch.planning.memory import MemoryPlanRequest
 from bssearch.planning.requests import Request, RequestError, options_of, read, type_of

@@ -8,7 +8,9 @@ from itertools import takewhile
 from typing import Any
 from urllib.parse import urlencode
 
-from bssearch.figures.chart import (
+from bssearch.figures.html import Row, Table
+from bssearch.figures.plans import Cell, Shown, cell, shown_memory, shown_rules, shown_scale, shown_split
+from bssearch.figures.svg import (
     ACCENT,
     INK,
     MUTED,
@@ -24,8 +26,6 @@ from bssearch.figures.chart import (
     extent,
     value_axis,
 )
-from bssearch.figures.html import Row, Table
-from bssearch.figures.plans import Cell, Shown, cell, shown_memory, shown_rules, shown_scale, shown_split
 from bssearch.planning.learning_rate import LearningRateRequest, plan_rules
 from bssearch.planning.memory import MemoryPlanRequest
 from bssearch.planning.memory.numbers import plan_numbers
