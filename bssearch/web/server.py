@@ -13,8 +13,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from bssearch.errors import UsageError
-from bssearch.web.access import ADMITTED, Access, is_loopback, new_token
-from bssearch.web.app import create_app
+from bssearch.web.app import ADMITTED, Access, create_app, is_loopback, new_token
 from bssearch.web.views import Databases
 
 # Browsers open connections in advance and leave them unused for minutes.

@@ -10,8 +10,7 @@ from bssearch.commands.launch import Launch
 from bssearch.commands.run import run_study
 from bssearch.spec import load_spec
 from bssearch.storage.repository import open_store
-from bssearch.web.access import Access
-from bssearch.web.app import create_app
+from bssearch.web.app import Access, create_app
 from bssearch.web.views import Databases
 from tests.cli.task import write_task
 from tests.search.law import LawExecutor

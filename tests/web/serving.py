@@ -17,8 +17,7 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 from bssearch.figures.html import page_style, templates
-from bssearch.web.access import HEADERS, Access
-from bssearch.web.app import create_app
+from bssearch.web.app import HEADERS, Access, create_app
 from bssearch.web.calculator.page import calculated
 from bssearch.web.server import MOST_CONNECTIONS, Connection
 from bssearch.web.views import Databases

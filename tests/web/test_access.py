@@ -8,7 +8,7 @@ from http.cookies import SimpleCookie
 import pytest
 from starlette.testclient import TestClient
 
-from bssearch.web.access import HEADERS, MOST_QUERY_BYTES, Access, is_loopback
+from bssearch.web.app import HEADERS, MOST_QUERY_BYTES, Access, is_loopback
 from tests.web.conftest import BASE, client_of
 
 TOKEN = "a-token-that-nobody-guesses"

@@ -210,7 +210,7 @@ class TestRefusing:
 VISIT = """
 import sys
 from starlette.testclient import TestClient
-from bssearch.web.access import Access
+from bssearch.web.app import Access
 from bssearch.web.app import PAGES, create_app
 from bssearch.web.views import Databases
 
