@@ -138,7 +138,7 @@ class LoadedWorkload:
         from bssearch.training.memory import is_out_of_memory, limit_memory
         from bssearch.training.optimizers import check_libraries
         from bssearch.workloads.base import made, resolve
-        from bssearch.workloads.check_data import check_data
+        from bssearch.workloads.data import check_data
 
         settings, name = load.settings, load.settings.workload
         torch.set_num_threads(settings.threads)

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from bssearch.errors import UsageError, WorkloadError
 from bssearch.records import Configuration, MetricInfo
-from bssearch.workloads.check_data import kind_of
 from bssearch.workloads.data import Data as Data
 from bssearch.workloads.data import Part as Part
+from bssearch.workloads.data import kind_of
 
 if TYPE_CHECKING:
     import torch

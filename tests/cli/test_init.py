@@ -15,7 +15,7 @@ from bssearch.errors import UsageError
 from bssearch.spec import load_spec
 from bssearch.spec.parts import PrunerSpec
 from bssearch.workloads.base import resolve
-from bssearch.workloads.check_data import check_data
+from bssearch.workloads.data import check_data
 from tests.cli.task import bssearch, printed, refused
 from tests.documents import DOCUMENTS, blocks
 

@@ -13,8 +13,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from bssearch.records import Configuration, MetricInfo
 from bssearch.workloads.base import TrainingStep, WeightedLoss
-from bssearch.workloads.check_data import check_data
-from bssearch.workloads.data import Data, Part
+from bssearch.workloads.data import Data, Part, check_data
 
 TOKENS = 12
 

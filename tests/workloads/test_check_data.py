@@ -13,8 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 from bssearch.errors import WorkloadError
 from bssearch.executors.base import ExecutorSettings
 from bssearch.executors.inline import InlineExecutor
-from bssearch.workloads.check_data import check_data
-from bssearch.workloads.data import Data, Part
+from bssearch.workloads.data import Data, Part, check_data
 
 GOOD = Part(torch.zeros(4, 5), torch.zeros(4))
 
