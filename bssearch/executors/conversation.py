@@ -26,8 +26,8 @@ from bssearch.executors.base import (
     decode_reply,
     encode,
 )
-from bssearch.executors.failures import judge_exit, no_noise_scale
 from bssearch.executors.loaded import device_of
+from bssearch.executors.process import judge_exit, no_noise_scale
 from bssearch.records import (
     NoiseRequest,
     Observation,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from bssearch.errors import BSSearchError, LaunchError, WorkloadError
 from bssearch.executors.base import AskStop, Load, Measured, Measurement, Refused
-from bssearch.executors.failures import code_has_changed, describe_exception
+from bssearch.executors.process import code_has_changed, describe_exception
 from bssearch.records import (
     MemoryRequest,
     NoiseRequest,

@@ -25,8 +25,15 @@ from bssearch.executors.base import (
     Reply,
     check_threads,
 )
-from bssearch.executors.failures import printed, tail, words_of_no_memory
-from bssearch.executors.process import Inbox, WorkerHandle, WorkerProcess, allocator_environment
+from bssearch.executors.process import (
+    Inbox,
+    WorkerHandle,
+    WorkerProcess,
+    allocator_environment,
+    printed,
+    tail,
+    words_of_no_memory,
+)
 from bssearch.records import (
     Configuration,
     MemoryRequest,

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from bssearch.executors.base import Load, Loaded, Reply, decode_command, encode
-from bssearch.executors.failures import Death
+from bssearch.executors.process import Death
 from bssearch.executors.ray import executor as ray_executor
 from bssearch.executors.ray.executor import Heard, Node, Place
 from bssearch.records import TrialRequest

@@ -18,8 +18,7 @@ from bssearch.executors.base import (
     Refused,
     Reply,
 )
-from bssearch.executors.failures import Death
-from bssearch.executors.process import Inbox
+from bssearch.executors.process import Death, Inbox
 from bssearch.records import MemoryRequest, MemoryUse, StepTime, StepTimeRequest, TrialRequest
 from tests.executors.fake import DESCRIPTION
 

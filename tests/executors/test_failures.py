@@ -15,7 +15,7 @@ from torch import nn
 
 from bssearch.errors import UsageError
 from bssearch.executors import failures
-from bssearch.executors.failures import (
+from bssearch.executors.process import (
     describe_exception,
     describe_exit,
     judge_exit,

@@ -12,11 +12,11 @@ from typing import TypeVar
 import torch
 
 from bssearch.executors.base import Assign, Event, Program, Refused, Reply, Work
-from bssearch.executors.failures import no_noise_scale
 from bssearch.executors.loaded import device_of, uuid_of
 from bssearch.executors.loops.measuring import Looked, end_work, work_of
 from bssearch.executors.loops.own_loop import LoopTrial
 from bssearch.executors.loops.trial_run import TrialRun
+from bssearch.executors.process import no_noise_scale
 from bssearch.executors.slots import RunningTrial
 from bssearch.records import (
     MemoryRequest,

@@ -23,8 +23,15 @@ import psutil
 from bssearch.errors import LaunchError, WorkloadError
 from bssearch.executors.base import CHUNK_BYTES, TRIAL_VARIABLE, Reply
 from bssearch.executors.conversation import TICK_SECONDS, Conversation, stopped, with_end
-from bssearch.executors.failures import judge_command, kernel_memory_kills
-from bssearch.executors.process import DieWithParent, Watcher, become_subreaper, has_exited, report_folder_prefix
+from bssearch.executors.process import (
+    DieWithParent,
+    Watcher,
+    become_subreaper,
+    has_exited,
+    judge_command,
+    kernel_memory_kills,
+    report_folder_prefix,
+)
 from bssearch.executors.programs.reports import Report, ReportReader
 from bssearch.records import TrialEnded, TrialOutcome, TrialRequest, TrialState
 

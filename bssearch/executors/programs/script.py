@@ -26,7 +26,7 @@ from bssearch.executors.conversation import (
     stopped,
     with_end,
 )
-from bssearch.executors.failures import code_has_changed, judge_exit, kernel_memory_kills
+from bssearch.executors.process import code_has_changed, judge_exit, kernel_memory_kills
 from bssearch.records import (
     MAKE_TRAINER,
     Observation,

@@ -35,8 +35,7 @@ from bssearch.executors.base import (
     decode_reply,
     encode,
 )
-from bssearch.executors.failures import Death
-from bssearch.executors.process import Inbox, WorkerHandle, WorkerProcess, hide_secrets, is_secret
+from bssearch.executors.process import Death, Inbox, WorkerHandle, WorkerProcess, hide_secrets, is_secret
 from bssearch.executors.slots import LogFolder, Slot, SlotExecutor
 from bssearch.records import (
     TrialEnded,
