@@ -103,7 +103,7 @@ def best(
             raise UsageError(f"--target {asked.metric}: the target of study {name!r} is of {metric}")
         found = predict(store, name, step_times, device) if step_times else answer(store, name, asked.target)
         if schedule:
-            from bssearch.commands.scheduled_training import scheduled_training
+            from bssearch.commands.best import scheduled_training
 
             scheduled = scheduled_training(store, name, found)
     if export is None:

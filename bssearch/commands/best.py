@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bssearch.analysis.answer import Answer as Answer
+from bssearch.analysis.answer import BatchScheduleAnswer, SavesTime
+from bssearch.analysis.growing import typical_run
+from bssearch.analysis.shape import Parameters
+from bssearch.errors import UsageError
+from bssearch.records import BATCH_SCHEDULE, BATCH_STAGES
+from bssearch.records.batch_schedule import NOISE_SHARE, RATE_RULE, BatchSchedule, Stage, run_stages
 from bssearch.search.finding import answer
 from bssearch.spec.reader import spec_of
+from bssearch.spec.space import DECAY_SHARE
 from bssearch.storage.repository import Store, open_store
+from bssearch.training.schedule import ONE_CYCLE_END, ONE_CYCLE_RISE, ONE_CYCLE_START, horizon_steps
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -75,3 +84,173 @@ def predict(store: Store, study: str, step_times: Path, device_name: str | None 
     record = store.studies.get(study)
     times = read_step_times(step_times)
     return predict_for_device(record, spec_of(record), store.trials.of(study), times, device_name or step_times.stem)
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledTraining:
+    """A schedule for training: ``values``, stages with samples and rates, notes."""
+
+    values: Parameters
+    stages: Sequence[Mapping[str, Any]]
+    notes: tuple[str, ...]
+
+
+def scheduled_training(store: Store, name: str, answer: Answer) -> ScheduledTraining:
+    """Return the best schedule of a study's answer; raise `UsageError` if no schedule reached the target."""
+    found = answer.batch_schedule
+    if found is None:
+        raise UsageError(
+            f"study {name!r} has no schedule of growing batches that reached the target",
+            hint="search for one: space.batch_schedule in its spec, and --set budget.schedule_trials=20",
+        )
+    starts = {one.batch_size: one.start_samples for one in found.stages if one.start_samples is not None}
+    notes = [] if found.saves_time == "yes" else [NO_GAIN[found.saves_time]]
+    if found.noise_share is not None:
+        run = typical_run(found, store.trials.of(name))
+        assert run is not None, "a schedule of an answer has reached the target"
+        ran = run_stages(run, store.trials.observations(name, run.number))
+        starts = {one.batch_size: one.start_samples for one in ran}
+        notes.append(f"the trials grew by the noise scale that they measured: the stages are as trial {run.number} ran")
+    return ScheduledTraining(schedule_values(found), _stages(found, starts), tuple(notes))
+
+
+def schedule_values(found: BatchScheduleAnswer) -> Parameters:
+    """Return a schedule's values, as ``bssearch trial add`` takes them."""
+    first = found.stages[0]
+    schedule = BatchSchedule(
+        name=found.name,
+        stages=tuple(Stage(one.start_samples or 0, one.batch_size, one.micro_batch_size) for one in found.stages),
+        rate_rule=found.rate_rule,
+        noise_share=found.noise_share,
+    )
+    values: Parameters = {"batch_size": first.batch_size}
+    if first.micro_batch_size != first.batch_size:
+        accumulation_steps = first.batch_size // first.micro_batch_size
+        values |= {"micro_batch_size": first.micro_batch_size, "accumulation_steps": accumulation_steps}
+    values |= found.parameters
+    values |= {BATCH_SCHEDULE: found.name, BATCH_STAGES: schedule.text, RATE_RULE: str(found.rate_rule)}
+    return values if found.noise_share is None else values | {NOISE_SHARE: found.noise_share}
+
+
+def _stages(found: BatchScheduleAnswer, starts: Mapping[int, int]) -> list[dict[str, Any]]:
+    return [
+        {
+            "start_samples": starts[one.batch_size],
+            "batch_size": one.batch_size,
+            "micro_batch_size": one.micro_batch_size,
+            "accumulation_steps": one.batch_size // one.micro_batch_size,
+            "learning_rate": one.learning_rate,
+        }
+        for one in found.stages
+        if one.batch_size in starts
+    ]
+
+
+NO_GAIN: Mapping[SavesTime, str] = {
+    "no": "it saves no time over the best batch size that stays",
+    "undecided": "whether it saves time over the best batch size that stays is undecided",
+    "not_run": "whether it saves time over the best batch size that stays was not repeated with other seeds",
+}
+
+
+_LOOP = '''\
+@IMPORTS@import torch
+
+CONFIGURATION = {
+@CONFIGURATION@
+}
+
+STAGES = [  # samples seen before it, batch size, micro-batch size, peak learning rate
+@STAGES@
+]
+
+
+def stage_at(samples):
+    """Return the stage of the step that begins after these samples."""
+    return [stage for stage in STAGES if stage[0] <= samples][-1]
+
+
+def rate_factor(samples, train_samples):
+    """Return the factor of the stage's peak learning rate after ``samples``; 0 at the end."""
+    step = samples // @FIRST@
+    warmup = round(@WARMUP@ * train_samples / @FIRST@)
+@FACTOR@
+
+
+def train(model, optimizer, inputs, targets, loss_function, has_ended, seed=0):
+    """Train until ``has_ended(model, samples)``, which is asked before each step; return the samples seen.
+
+    ``loss_function(outputs, targets)`` is a mean over samples. An epoch ends where it has less than a batch left.
+    """
+    if len(inputs) < STAGES[-1][1]:
+        raise ValueError(f"{len(inputs)} samples are fewer than the largest batch, {STAGES[-1][1]}")
+    generator = torch.Generator().manual_seed(seed)
+    order, offset, samples = torch.randperm(len(inputs), generator=generator), 0, 0
+    while (factor := rate_factor(samples, len(inputs))) > 0 and not has_ended(model, samples):
+        _, batch_size, micro_batch_size, peak = stage_at(samples)
+        if offset + batch_size > len(inputs):
+            order, offset = torch.randperm(len(inputs), generator=generator), 0
+        for group in optimizer.param_groups:
+            group["lr"] = peak * factor
+        optimizer.zero_grad()
+        for start in range(offset, offset + batch_size, micro_batch_size):
+            rows = order[start : start + micro_batch_size].to(inputs.device)
+            loss = loss_function(model(inputs[rows]), targets[rows])
+            (loss * (micro_batch_size / batch_size)).backward()
+@CLIP@        optimizer.step()
+        offset, samples = offset + batch_size, samples + batch_size
+    return samples
+'''
+
+_WARMUP = """\
+    if step < warmup:
+        return (step + 1) / (warmup + 1)
+"""
+# The factors of `bssearch.training.schedule.RateSchedule`, written out.
+_FACTORS = {
+    "constant": f"{_WARMUP}    return 1.0",
+    "linear": f"{_WARMUP}    return 1 - (step - warmup) / (@HORIZON@ - warmup)",
+    "cosine": f"{_WARMUP}    return (1 + math.cos(math.pi * (step - warmup) / (@HORIZON@ - warmup))) / 2",
+    "warmup_stable_decay": f"{_WARMUP}    return 1 - math.sqrt(max(0.0, 1 - (@HORIZON@ - step) / @DECAY@))",
+    "one_cycle": f"""\
+    top = (warmup or {ONE_CYCLE_RISE!r} * @HORIZON@) - 1
+    if step < top:
+        start, end, progress = {ONE_CYCLE_START!r}, 1.0, step / top
+    else:
+        start, end, progress = 1.0, {ONE_CYCLE_END!r}, min(1.0, (step - top) / max(1.0, @HORIZON@ - 1 - top))
+    return end + (start - end) * (1 + math.cos(math.pi * progress)) / 2""",
+}
+
+_CLIP = "        torch.nn.utils.clip_grad_norm_(model.parameters(), {norm!r})\n"
+
+
+def training_loop(found: ScheduledTraining, comments: Iterable[str]) -> str:
+    """Return a Python module whose ``train`` grows the batch by the schedule.
+
+    The caller makes the optimizer from ``CONFIGURATION``; its rate is set before each step.
+    """
+    values, first = found.values, found.stages[0]["batch_size"]
+    kind, horizon = str(values.get("schedule") or "constant"), values.get("horizon_samples")
+    factor = _FACTORS.get(kind, _FACTORS["constant"])  # programs may have their own schedules
+    if kind in _FACTORS and kind != "constant":
+        factor = f"    if step >= @HORIZON@:\n        return 0.0\n{factor}"
+    last = 0 if horizon is None else horizon_steps(float(horizon), first)
+    norm = values.get("clip_norm")
+    parts = {
+        "@IMPORTS@": "import math\n\n" if "math." in factor else "",
+        "@FACTOR@": factor,
+        "@HORIZON@": repr(last),
+        "@DECAY@": repr(float(values.get("decay_share") or DECAY_SHARE) * last),
+        "@CLIP@": "" if norm is None else _CLIP.format(norm=norm),
+        "@FIRST@": repr(first),
+        "@WARMUP@": repr(values.get("warmup_epochs") or 0.0),
+        "@STAGES@": "\n".join(f"    {tuple(one[name] for name in _COLUMNS)!r}," for one in found.stages),
+        "@CONFIGURATION@": "\n".join(f"    {name!r}: {value!r}," for name, value in values.items()),
+    }
+    text = _LOOP
+    for mark, part in parts.items():  # user-given names come last, and are not searched
+        text = text.replace(mark, part)
+    return "".join(f"# {comment}\n" for comment in comments) + "\n" + text
+
+
+_COLUMNS = ("start_samples", "batch_size", "micro_batch_size", "learning_rate")

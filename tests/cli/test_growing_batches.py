@@ -17,7 +17,7 @@ import yaml
 
 from bssearch.analysis.answer import Answer
 from bssearch.cli.answer import exported_schedule
-from bssearch.commands.scheduled_training import scheduled_training
+from bssearch.commands.best import scheduled_training
 from bssearch.records import Phase
 from bssearch.records.batch_schedule import batch_schedule_of
 from bssearch.storage.repository import open_store

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from bssearch.analysis.answer import BatchScheduleAnswer, StageAnswer
-from bssearch.commands.scheduled_training import ScheduledTraining, schedule_values, training_loop
+from bssearch.commands.best import ScheduledTraining, schedule_values, training_loop
 from bssearch.records import Configuration
 from bssearch.records.batch_schedule import batch_schedule_of
 from bssearch.records.scaling import LearningRateRule
