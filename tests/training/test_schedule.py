@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bssearch.errors import UsageError
-from bssearch.training.schedule import RateSchedule, horizon_steps, schedule_of, warmup_steps
+from bssearch.training.optimizers import RateSchedule, horizon_steps, schedule_of, warmup_steps
 from tests.training.toys import configuration
 
 
