@@ -17,8 +17,7 @@ from bssearch.spec.model import StudySpec
 from bssearch.spec.parts import whole_configuration
 from bssearch.spec.space import OPTIONAL, TRAINING_PARAMETERS
 from bssearch.spec.space.domains import LIMITS, Range, describe, holds
-from bssearch.spec.space.optimizers import OPTION_LIMITS
-from bssearch.spec.space.own_parameters import LARGEST_NUMBER, OwnRange, kind_of_value
+from bssearch.spec.space.optimizers import LARGEST_NUMBER, OPTION_LIMITS, OwnRange, kind_of_value
 
 COUNTS = ("batch_size", "micro_batch_size", "accumulation_steps", "world_size")
 NUMBERS = ("learning_rate", *TRAINING_PARAMETERS)

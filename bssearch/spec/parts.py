@@ -36,7 +36,7 @@ from bssearch.spec.space import (
     within_limits,
 )
 from bssearch.spec.space.domains import Range
-from bssearch.spec.space.own_parameters import OwnRange, OwnValues, as_in_domain
+from bssearch.spec.space.optimizers import OwnRange, OwnValues, as_in_domain
 
 
 class TrainingSpec(StrictModel):

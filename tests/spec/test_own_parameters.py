@@ -16,7 +16,7 @@ from bssearch.search.samplers.base import make_sampler
 from bssearch.search.samplers.time_model.candidates import _beside
 from bssearch.spec import StudySpec, load_spec
 from bssearch.spec.space import Dimension
-from bssearch.spec.space.own_parameters import MOST_OWN
+from bssearch.spec.space.optimizers import MOST_OWN
 from tests.factories import SPEC, make_spec
 from tests.search.samplers.made_up import MadeUpStudy, study_spec
 

@@ -32,8 +32,15 @@ from bssearch.spec.space.domains import (
     within_limits,
 )
 from bssearch.spec.space.micro_batches import BatchGrowth, BatchRules, split_batch
-from bssearch.spec.space.optimizers import Optimizer, OptimizerOptions, Sgd
-from bssearch.spec.space.own_parameters import OwnDomains, OwnRange, check_groups, from_coordinate
+from bssearch.spec.space.optimizers import (
+    Optimizer,
+    OptimizerOptions,
+    OwnDomains,
+    OwnRange,
+    Sgd,
+    check_groups,
+    from_coordinate,
+)
 
 REFERENCE_LEARNING_RATE = "reference_learning_rate"
 
