@@ -13,8 +13,7 @@ import pytest
 
 from bssearch.analysis.law.quick import QuickAnswer, QuickPrior
 from bssearch.commands.launch import Launch
-from bssearch.commands.quick import SLOWER, quick, track_record
-from bssearch.commands.run import run_study
+from bssearch.commands.run import SLOWER, quick, run_study, track_record
 from bssearch.errors import UsageError, WorkloadError
 from bssearch.executors.base import Event
 from bssearch.records import (
