@@ -11,9 +11,19 @@ from pathlib import Path
 
 from bssearch.errors import UsageError, WorkloadError
 from bssearch.executors.base import Answer, AskStop, Load, Program, Work
-from bssearch.executors.conversation import TICK_SECONDS, Conversation, LoadedProgram, answer_in, relaying
 from bssearch.executors.process import code_has_changed, judge_command
-from bssearch.executors.programs.command_process import LAST_LINES, CommandProcess, SilenceLimit, failure_of, outcome_of
+from bssearch.executors.programs.command_process import (
+    LAST_LINES,
+    TICK_SECONDS,
+    CommandProcess,
+    Conversation,
+    LoadedProgram,
+    SilenceLimit,
+    answer_in,
+    failure_of,
+    outcome_of,
+    relaying,
+)
 from bssearch.executors.programs.reports import LARGEST_STEP, LOSS, SAMPLES, Report, ReportPace, pace_of
 from bssearch.records import (
     BATCH_SCHEDULE,

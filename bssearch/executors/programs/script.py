@@ -17,7 +17,8 @@ from typing import Any
 
 from bssearch.errors import LaunchError, WorkloadError
 from bssearch.executors.base import Answer, AskStop, Load, Program, Reply, Work
-from bssearch.executors.conversation import (
+from bssearch.executors.process import code_has_changed, judge_exit, kernel_memory_kills
+from bssearch.executors.programs.command_process import (
     LEAVE_SECONDS,
     Conversation,
     LoadedProgram,
@@ -26,7 +27,6 @@ from bssearch.executors.conversation import (
     stopped,
     with_end,
 )
-from bssearch.executors.process import code_has_changed, judge_exit, kernel_memory_kills
 from bssearch.records import (
     MAKE_TRAINER,
     Observation,
