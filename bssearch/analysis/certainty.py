@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bssearch.analysis.batches import are_of_one_model, timed_probes
+from bssearch.analysis.law.batch_model import log_gap
 from bssearch.analysis.objectives import Objective
 from bssearch.analysis.optimum import Candidate, Settles, Verdict
 from bssearch.analysis.posterior import DRAWS, Numbers, Runs, infer
-from bssearch.analysis.time_to_target import log_gap
 from bssearch.records import Phase, ProbeRecord, TrialRecord
 from bssearch.records.intervals import FEWEST_SIZES, FLAT_RATIO
 from bssearch.spec import StudySpec

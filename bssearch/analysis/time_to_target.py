@@ -8,13 +8,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from bssearch.analysis.law.batch_model import log_gap
 from bssearch.analysis.objectives import LARGEST_LOG_RATIO, TIME, Basis, Kind, Objective
 from bssearch.records import TrialRecord
 from bssearch.records.intervals import student_t
 from bssearch.records.step_times import PooledStepTime
-
-WIDEST_GAP = 1.0
-"""For a last miss before step 1."""
 
 KNOWN = 1e9
 
@@ -129,16 +127,6 @@ def _gaps(runs: Sequence[TrialRecord]) -> tuple[float, float]:
     whole = [gap for gap, one in gaps if one.steps_to_target == one.first_hit_step and one.last_miss_seconds is None]
     deviation = statistics.median(gap for gap, _ in gaps) / math.sqrt(12) if gaps else 0.0
     return deviation, statistics.median(whole) if whole else 0.0
-
-
-def log_gap(run: TrialRecord) -> float:
-    """Log steps between the last miss and the first hit; 0 if unknown."""
-    outcome = run.outcome
-    if outcome is None or not outcome.first_hit_step or outcome.last_miss_step is None:
-        return 0.0
-    if not outcome.last_miss_step:
-        return WIDEST_GAP
-    return min(WIDEST_GAP, math.log(outcome.first_hit_step / outcome.last_miss_step))
 
 
 def ratio_interval(slower: Estimate, faster: Estimate) -> tuple[float, float] | None:

@@ -16,9 +16,21 @@ from numpy.typing import NDArray
 
 from bssearch.analysis.posterior import DRAWS, OCTAVES_BEYOND, Posterior, Runs, infer
 from bssearch.analysis.shape import Predicted
-from bssearch.analysis.time_to_target import log_gap
 from bssearch.records import Phase, TrialRecord
 from bssearch.records.intervals import FEWEST_RUNS, FEWEST_SIZES, FLAT_RATIO, student_t
+
+WIDEST_GAP = 1.0
+"""For a last miss before step 1."""
+
+
+def log_gap(run: TrialRecord) -> float:
+    """Log steps between the last miss and the first hit; 0 if unknown."""
+    outcome = run.outcome
+    if outcome is None or not outcome.first_hit_step or outcome.last_miss_step is None:
+        return 0.0
+    if not outcome.last_miss_step:
+        return WIDEST_GAP
+    return min(WIDEST_GAP, math.log(outcome.first_hit_step / outcome.last_miss_step))
 
 
 @dataclass(frozen=True, slots=True)
