@@ -45,9 +45,17 @@ from bssearch.analysis.law.batch_model import LawFit, LawPoint, RunnableStep, fi
 from bssearch.analysis.measured import NoiseAnswer, measured, noise_of_batches
 from bssearch.analysis.notices import about_generalisation, about_the_host, notices
 from bssearch.analysis.objectives import Objective, TimeToTarget, objective_of
-from bssearch.analysis.optimum import Candidate, Verdict, decide, median_samples, repeats, runs_to_settle
+from bssearch.analysis.optimum import (
+    Candidate,
+    Verdict,
+    coefficient_of_variation,
+    decide,
+    median_samples,
+    ratio_interval,
+    repeats,
+    runs_to_settle,
+)
 from bssearch.analysis.shape import CriticalBatch, Fit, Law, Notice, Parameters, parameters_of
-from bssearch.analysis.time_to_target import coefficient_of_variation, ratio_interval
 from bssearch.analysis.trade_offs import about_trade_offs, front
 from bssearch.errors import TargetNotReachedError, UsageError
 from bssearch.records import (

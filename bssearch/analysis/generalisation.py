@@ -10,9 +10,8 @@ from functools import cached_property
 from typing import Literal
 
 from bssearch.analysis.objectives import ran_to_its_end
-from bssearch.analysis.optimum import Verdict
+from bssearch.analysis.optimum import Verdict, half_width, of_runs
 from bssearch.analysis.shape import Interval, Model, Parameters, parameters_of
-from bssearch.analysis.time_to_target import half_width, of_runs
 from bssearch.records import Configuration, Goal, Phase, Target, TrialRecord, TrialState
 from bssearch.records.intervals import FEWEST_RUNS
 

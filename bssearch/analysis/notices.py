@@ -22,9 +22,8 @@ from bssearch.analysis.generalisation import FinalMetrics, Generalisation
 from bssearch.analysis.law.affine_step_time import fit_step_time
 from bssearch.analysis.law.batch_model import LawFit, RunnableStep, predict_optimum
 from bssearch.analysis.measured import about_devices
-from bssearch.analysis.optimum import Candidate, Verdict
+from bssearch.analysis.optimum import Candidate, Estimate, Verdict
 from bssearch.analysis.shape import Interval, Notice, Predicted
-from bssearch.analysis.time_to_target import Estimate
 from bssearch.records import WITH_CUDA_GRAPHS, Phase, ProbeRecord, SecondsBasis, Target, TrialRecord, TrialState
 from bssearch.records.intervals import student_t
 from bssearch.spec import StudySpec

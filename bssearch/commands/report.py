@@ -12,9 +12,9 @@ from bssearch.analysis.answer import Answer, Figure, Ratio, Time, objective_in
 from bssearch.analysis.growing import typical_run
 from bssearch.analysis.headline import with_interval
 from bssearch.analysis.objectives import objective_of
+from bssearch.analysis.optimum import Estimate, estimate, ratio_interval
 from bssearch.analysis.rules.audit import FULL_LIMIT_PHASES, audit
 from bssearch.analysis.shape import CriticalBatch, Model, Notice
-from bssearch.analysis.time_to_target import Estimate, estimate, ratio_interval
 from bssearch.errors import TargetNotReachedError
 from bssearch.figures.page import StudyPicture
 from bssearch.figures.plots import curve_trials, objective_picture

@@ -9,8 +9,7 @@ import pytest
 
 from bssearch import registry
 from bssearch.analysis.objectives import AS_GOOD, TIME, Products, make_objective
-from bssearch.analysis.optimum import decide, median_samples
-from bssearch.analysis.time_to_target import estimate, half_width, ratio_interval
+from bssearch.analysis.optimum import decide, estimate, half_width, median_samples, ratio_interval
 from bssearch.errors import UsageError
 from bssearch.records import Configuration, DeviceUse, Goal, Target, TrialRecord, TrialState
 from bssearch.records.intervals import FLAT_RATIO, student_t

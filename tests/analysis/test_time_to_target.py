@@ -8,7 +8,7 @@ import pytest
 
 from bssearch.analysis.law.batch_model import WIDEST_GAP
 from bssearch.analysis.objectives import seconds_to_target
-from bssearch.analysis.time_to_target import estimate, ratio_interval
+from bssearch.analysis.optimum import estimate, ratio_interval
 from bssearch.records import TrialRecord, TrialState
 from bssearch.records.intervals import student_t
 from tests.factories import make_trial, not_none, with_outcome

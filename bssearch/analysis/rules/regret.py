@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal
 
-from bssearch.analysis.optimum import Candidate
+from bssearch.analysis.optimum import Candidate, ratio_interval
 from bssearch.analysis.shape import Interval
-from bssearch.analysis.time_to_target import ratio_interval
 from bssearch.records import TrialState
 from bssearch.records.intervals import FEWEST_RUNS, FLAT_RATIO, student_t
 from bssearch.records.step_times import StepSeconds

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bssearch.analysis.objectives import SamplesToTarget
-from bssearch.analysis.time_to_target import estimate
+from bssearch.analysis.optimum import estimate
 from bssearch.errors import NotFoundError, UsageError
 from bssearch.exchange.importers.imported_run import LARGEST, RunTable
 from bssearch.exchange.importers.runs import (
