@@ -23,8 +23,7 @@ import sqlalchemy
 import bssearch
 from bssearch.errors import DatabaseError, UsageError
 from bssearch.exchange.exporters import optuna_export
-from bssearch.exchange.importers.optuna_database import optuna_database
-from bssearch.exchange.optuna_study import OptunaStudy, quiet, write_study
+from bssearch.exchange.optuna_study import OptunaStudy, optuna_database, quiet, write_study
 from bssearch.storage.repository import open_store
 from tests.cli.conftest import run_by_law
 from tests.cli.task import bssearch as command

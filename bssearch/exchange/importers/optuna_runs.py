@@ -35,7 +35,7 @@ from bssearch.registry import Option
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
-    from bssearch.exchange.importers.optuna_database import OptunaTrials
+    from bssearch.exchange.optuna_study import OptunaTrials
 
 VALUE, USER_ATTRIBUTE = "value", "user_attr:"
 # Attributes of `export --to optuna`: two for the study's target, one for the whole trial.
@@ -229,7 +229,7 @@ def import_optuna(
     """
     # SQLAlchemy, which `import --help` does without
     from bssearch.exchange.importers.imported_studies import make_studies
-    from bssearch.exchange.importers.optuna_database import default_name, read_optuna_study
+    from bssearch.exchange.optuna_study import default_name, read_optuna_study
 
     found = _one_objective(read_optuna_study(file, study), metric)
     if samples_per_epoch is not None and steps != EPOCH:

@@ -17,8 +17,7 @@ from typing import Any
 import pytest
 
 from bssearch import registry
-from bssearch.exchange.importers.optuna_database import optuna_database
-from bssearch.exchange.optuna_study import OptunaStudy, write_study
+from bssearch.exchange.optuna_study import OptunaStudy, optuna_database, write_study
 from bssearch.records import StudyRecord, TrialRecord, TrialState
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import open_store

@@ -17,10 +17,9 @@ from bssearch.commands.launch import Launch
 from bssearch.commands.run import run_study
 from bssearch.errors import BSSearchError, DatabaseError, NotFoundError, SchemaError, UsageError
 from bssearch.exchange.importers.imported_run import Studies
-from bssearch.exchange.importers.optuna_database import optuna_database
 from bssearch.exchange.importers.optuna_runs import import_optuna
 from bssearch.exchange.importers.runs import FiguresAt
-from bssearch.exchange.optuna_study import OptunaStudy, write_study
+from bssearch.exchange.optuna_study import OptunaStudy, optuna_database, write_study
 from bssearch.records import Configuration, Goal, StudyRecord, TrialOutcome
 from bssearch.records import TrialState as State
 from bssearch.storage.repository import open_store
