@@ -39,8 +39,8 @@ SUSPENDED_SECONDS = 2 * LEASE_SECONDS
 """Then the others have marked the trials of a suspended driver as lost, unless all of them are down."""
 
 SHORT_LEASES = f"""
-from bssearch.storage import database, leases
-leases.RESTART_GRACE_S, database.LONGEST_TURN_SECONDS = 2.0, 2.0
+from bssearch.storage import database, trials
+trials.RESTART_GRACE_S, database.LONGEST_TURN_SECONDS = 2.0, 2.0
 from bssearch.search import leases
 leases.LEASE_SECONDS, leases.GONE_AFTER = {LEASE_SECONDS}, {2 * LEASE_SECONDS}
 leases.HEARTBEAT_SECONDS, leases.LONGEST_LOOK = 1.0, 2.0

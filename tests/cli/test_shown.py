@@ -22,7 +22,7 @@ from rich.live import Live
 from bssearch.analysis.answer import Answer, Figure
 from bssearch.analysis.shape import Notice
 from bssearch.cli import app as application
-from bssearch.cli import main, output
+from bssearch.cli import main
 from bssearch.cli import trial as trial_commands
 from bssearch.cli.answer import SCREEN_COLUMNS, SCREEN_LINES, exported, print_answer, screen
 from bssearch.cli.arguments import note
@@ -76,7 +76,7 @@ def test_each_way_to_end_has_its_exit_code(
         raise raised
 
     monkeypatch.setattr(application, "app", fails)
-    monkeypatch.setattr(output, "end_of_pipe", lambda: sys.exit(0))
+    monkeypatch.setattr(arguments, "end_of_pipe", lambda: sys.exit(0))
     with pytest.raises(SystemExit) as caught:
         main()
     assert caught.value.code == code

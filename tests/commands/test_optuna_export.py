@@ -22,7 +22,7 @@ import sqlalchemy
 
 import bssearch
 from bssearch.errors import DatabaseError, UsageError
-from bssearch.exchange.exporters import optuna_export
+from bssearch.exchange import optuna_study
 from bssearch.exchange.optuna_study import OptunaStudy, optuna_database, quiet, write_study
 from bssearch.storage.repository import open_store
 from tests.cli.conftest import run_by_law
@@ -119,7 +119,7 @@ def test_nothing_is_left_of_a_study_that_was_not_written_to_its_end(
     def fails(*_: object) -> Iterator[dict[str, Any]]:
         raise failure
 
-    monkeypatch.setattr(optuna_export, "_attribute", fails)
+    monkeypatch.setattr(optuna_study, "_attribute", fails)
     with pytest.raises((KeyboardInterrupt, DatabaseError)):
         write_study(toy(), optuna_database(url))
     if url.startswith("sqlite"):
@@ -226,7 +226,7 @@ def test_a_study_without_trials_is_not_exported(tmp_path: Path) -> None:
     with open_store(f"sqlite:///{tmp_path / 'bssearch.db'}") as store:
         store.studies.create(spec.new_study("someone"))
         with pytest.raises(UsageError, match="study 'toy' has no trials"):
-            optuna_export.export_to_optuna(store, "toy", str(tmp_path / "optuna.db"))
+            optuna_study.export_to_optuna(store, "toy", str(tmp_path / "optuna.db"))
         assert len(bssearch.load_optuna_study("toy", store=store).trials) == 0
     assert not (tmp_path / "optuna.db").exists()
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from bssearch.errors import UsageError
-from bssearch.executors import failures
+from bssearch.executors import process
 from bssearch.executors.process import (
     describe_exception,
     describe_exit,
@@ -59,7 +59,7 @@ def test_a_sigkill_while_the_kernel_killed_for_memory_is_out_of_memory(
     state: TrialState,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(failures, "kernel_memory_kills", lambda: after)
+    monkeypatch.setattr(process, "kernel_memory_kills", lambda: after)
     found, reason = judge_exit(return_code, before)
     assert found is state
     assert reason.startswith(describe_exit(return_code))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bssearch.errors import LaunchError, WorkloadError
-from bssearch.executors import messages
+from bssearch.executors import base
 from bssearch.executors.base import (
     Command,
     ExecutorSettings,
@@ -98,7 +98,7 @@ def kind_of(message: Command | Reply) -> str:
 
 
 COMMANDS: list[Command] = [
-    messages.Load(
+    base.Load(
         settings=ExecutorSettings(
             workload="a.py:B",
             workload_settings={"x": 1, "y": "2"},
@@ -110,7 +110,7 @@ COMMANDS: list[Command] = [
         ),
         slot=1,
     ),
-    messages.Assign(
+    base.Assign(
         work=MemoryRequest(configuration=REQUEST.plan.configuration, reserve=True),
         program=Program(default=REQUEST.plan.configuration, metric="accuracy", script="train.py"),
         given={"momentum": 0.9},
@@ -125,9 +125,9 @@ COMMANDS: list[Command] = [
     "exit",
 ]
 REPLIES: list[Reply] = [
-    messages.Loaded(device="cuda:1"),
+    base.Loaded(device="cuda:1"),
     DESCRIPTION,
-    messages.Refused(error="workload", message="no", hint=None),
+    base.Refused(error="workload", message="no", hint=None),
     "heartbeat",
     STEP_TIME,
     TrialObserved(number=3, observation=OBSERVATION),
@@ -172,8 +172,8 @@ def test_what_is_no_command_is_refused(line: bytes) -> None:
 
 
 def test_refusals_become_the_error_they_name() -> None:
-    workload = messages.Refused(error="workload", message="a", hint="b").as_error()
-    launch = messages.Refused(error="launch", message="c").as_error()
+    workload = base.Refused(error="workload", message="a", hint="b").as_error()
+    launch = base.Refused(error="launch", message="c").as_error()
     assert isinstance(workload, WorkloadError) and (workload.message, workload.hint) == ("a", "b")
     assert isinstance(launch, LaunchError) and (launch.message, launch.hint) == ("c", None)
 

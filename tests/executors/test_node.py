@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from bssearch.errors import LaunchError
-from bssearch.executors import devices
+from bssearch.executors import loaded
 from bssearch.executors.base import ExecutorSettings, Load, Program
 from bssearch.executors.loaded import LoadedWorkload
 from bssearch.executors.process import ALLOCATOR_VARIABLES, EXPANDABLE_SEGMENTS
@@ -85,12 +85,12 @@ def test_a_worker_keeps_to_its_slots_share_of_the_memory_and_says_that_it_has_no
 ) -> None:
     write_workload(tmp_path)
     limits: list[int] = []
-    monkeypatch.setattr(devices, "memory_limit_of_slot", lambda device, slot, slots, of, limit: 2**30 // slots)
+    monkeypatch.setattr(loaded, "memory_limit_of_slot", lambda device, slot, slots, of, limit: 2**30 // slots)
     monkeypatch.setattr(memory, "limit_memory", lambda device, limit_bytes: limits.append(limit_bytes))
     settings = ExecutorSettings(workload="line.py:Line", folder=tmp_path, device="cpu", slots=4)
-    loaded = LoadedWorkload(Load(settings=settings, slot=0))
+    workload = LoadedWorkload(Load(settings=settings, slot=0))
     assert limits == [2**28]
-    assert loaded.describe().environment.device_memory_bytes == 2**28
+    assert workload.describe().environment.device_memory_bytes == 2**28
 
 
 def times_of(size: int) -> StepTimeRequest:

@@ -18,7 +18,7 @@ from bssearch.records import (
     TrialRecord,
     TrialState,
 )
-from bssearch.storage import leases, migrate
+from bssearch.storage import migrate, trials
 from bssearch.storage.repository import Store, open_store
 from tests.factories import make_environment, make_plan, not_none
 from tests.postgres import Postgres
@@ -84,7 +84,7 @@ def sqlite_url(path: Path) -> str:
 @pytest.fixture(autouse=True)
 def _no_grace_after_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tests' server has just been started: without this no lease of a test would ever end."""
-    monkeypatch.setattr(leases, "RESTART_GRACE_S", 0.0)
+    monkeypatch.setattr(trials, "RESTART_GRACE_S", 0.0)
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from bssearch.settings import packaged_folder
 from bssearch.spec.templates import NewSubmission, SubmissionState
 from bssearch.storage import migrate
 from bssearch.storage.access.grants import Roles
-from bssearch.storage.connection import locks
+from bssearch.storage.connection import engine
 from bssearch.storage.models import Base
 from bssearch.storage.repository import open_store
 from tests.factories import make_spec
@@ -103,7 +103,7 @@ def later_version(monkeypatch: pytest.MonkeyPatch, folder: Path) -> str:
 
 @pytest.fixture
 def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(locks, "LONGEST_WAIT_S", 3.0)
+    monkeypatch.setattr(engine, "LONGEST_WAIT_S", 3.0)
 
 
 def submission(name: str) -> NewSubmission:

@@ -17,7 +17,7 @@ from bssearch.errors import DatabaseError, NotFoundError, UsageError
 from bssearch.records import TrialOutcome, TrialState
 from bssearch.spec.templates import SubmissionState
 from bssearch.storage import database as patience
-from bssearch.storage import leases
+from bssearch.storage import trials
 from bssearch.storage.repository import Store, open_store
 from tests.factories import make_curve, make_environment, make_probe
 from tests.postgres import Postgres
@@ -158,10 +158,10 @@ def test_a_restart_gives_every_lease_a_while_to_be_renewed(
     start(store, lease_owner="gone", lease_seconds=-5.0)
     store.leases.claim("toy", "probe", owner="a", lease_seconds=-5.0, is_alive=lambda owner: None)
     own_postgres.restart()
-    monkeypatch.setattr(leases, "RESTART_GRACE_S", 60.0)
+    monkeypatch.setattr(trials, "RESTART_GRACE_S", 60.0)
     assert store.leases.mark_lost("toy", is_alive={"gone": False}.get) == [2]
     assert not store.leases.claim("toy", "probe", owner="b", lease_seconds=60.0, is_alive=lambda owner: None)
-    monkeypatch.setattr(leases, "RESTART_GRACE_S", 0.0)
+    monkeypatch.setattr(trials, "RESTART_GRACE_S", 0.0)
     assert store.leases.mark_lost("toy", is_alive=lambda owner: None) == [1]
     assert store.leases.claim("toy", "probe", owner="b", lease_seconds=60.0, is_alive=lambda owner: None)
 
