@@ -42,8 +42,8 @@ from bssearch.records.text import plural
 if TYPE_CHECKING:
     from bssearch.analysis.rules.audit import Audit, LearningRateSlope, RuleFinding
     from bssearch.analysis.rules.regret import Regret
+    from bssearch.commands.quick import TrackRecord
     from bssearch.commands.report import Comparison
-    from bssearch.commands.run import TrackRecord
     from bssearch.commands.trials import Status
 
 app = typer.Typer(help="List, show, confirm, audit, compare and tidy stored studies.", no_args_is_help=True)
@@ -346,7 +346,7 @@ KEPT_COLUMNS = ("study", "said", "interval", "found", "flat_range", "holds", "ti
 @app.command("track-record")
 def track_record(db: DatabaseOption = None, form: FormatOption = Format.TABLE) -> None:
     """Show how often quick answers held once a search had ended."""
-    from bssearch.commands.run import track_record as kept
+    from bssearch.commands.quick import track_record as kept
 
     with store_to_read(db) as store:
         found = kept(store)

@@ -13,7 +13,8 @@ import pytest
 
 from bssearch.analysis.law.quick import QuickAnswer, QuickPrior
 from bssearch.commands.launch import Launch
-from bssearch.commands.run import SLOWER, quick, run_study, track_record
+from bssearch.commands.quick import SLOWER, quick, track_record
+from bssearch.commands.run import run_study
 from bssearch.errors import UsageError, WorkloadError
 from bssearch.executors.base import Event
 from bssearch.records import (

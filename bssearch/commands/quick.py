@@ -1,0 +1,565 @@
+"""A batch size in a minute, from a few runs and the gradient noise."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from bssearch.analysis.build_answer import at_target, runnable_steps
+from bssearch.analysis.law.affine_step_time import fit_step_time
+from bssearch.analysis.law.batch_model import LawPoint, law_point
+from bssearch.analysis.law.quick import (
+    CriticalBatchPosterior,
+    ExpectedOptimum,
+    Promise,
+    QuickAnswer,
+    QuickCriticalBatch,
+    QuickOptimum,
+    QuickRun,
+    critical_batch,
+    expected_optimum,
+)
+from bssearch.analysis.objectives import TimeToTarget, samples_after
+from bssearch.analysis.shape import Model, Notice
+from bssearch.commands.launch import HERE, Launch
+from bssearch.commands.opening import OpenStudy, opened
+from bssearch.commands.probes import probe_noise
+from bssearch.commands.trials import any_configuration_of, configuration_of
+from bssearch.errors import LaunchError, TargetNotReachedError, UsageError, WorkloadError
+from bssearch.records import (
+    Configuration,
+    GradientNoise,
+    NoiseMeasurement,
+    Phase,
+    Target,
+    TrialOutcome,
+    TrialPlan,
+    TrialRecord,
+    TrialState,
+)
+from bssearch.search.confirmation import repeat
+from bssearch.search.engine import NextRun
+from bssearch.search.finding import answer, save_quick, stored_end, stored_quick
+from bssearch.search.history import History, trial_seed
+from bssearch.spec import StudySpec
+from bssearch.spec.space.optimizers import FINE_TUNING
+from bssearch.storage.repository import Store
+
+SHARE_OF_A_RUN = 0.25  # largest share of the time for one run: four runs test the default and other sizes
+
+NOISE_SHARE = 0.1  # share of the time for measuring gradients near the target
+
+LEAST_NOISE_SHARE = 0.25  # the least part of `NOISE_SHARE`, even if time is up
+
+# Runs at other batch sizes stop at this multiple of the fastest time: slower sizes are not optimal.
+SLOWER = 1.5
+
+STEP = 4  # batch ratio of neighbouring runs; one octave is lost in seed noise
+
+CLOSE = 3.0  # the optimum is known well enough if its interval's ends have at most this ratio
+
+RATE_STEP = 3.0  # ratio of compared learning rates; single runs resolve no less
+
+FASTER = 1.25  # the speed-up from which another learning rate counts, given seed noise
+
+LONGER = 2.0  # a default that was stopped runs again if it may now train this much longer
+
+AS_FAR = 1.2  # limit of a run with another learning rate, relative to the time to beat
+
+
+class QuickPlan:
+    """The runs of a quick answer within ``seconds`` since ``began``."""
+
+    def __init__(self, seconds: float, began: float) -> None:
+        self.seconds = seconds
+        self._began = began
+
+    @property
+    def left(self) -> float:
+        """Remaining seconds, at least 0."""
+        return max(0.0, self.seconds - self.passed)
+
+    @property
+    def passed(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self._began
+
+    def next_size(self, history: History) -> TrialPlan | None:
+        """Return the next run by the learning-rate rule: the default, then other batch sizes.
+
+        None if the default diverged, if the rest is needed for gradients, or if no size is left.
+        """
+        spec = history.spec
+        default = ended_run(history, spec.default_configuration)
+        if default is None or self._is_too_short(default, spec.budget.trial_train_seconds):
+            return self._run(history, spec.default_configuration, self.seconds)
+        fastest = _fastest(history)
+        if default.state is TrialState.DIVERGED or fastest is None:
+            return None
+        left = self.left - (0.0 if spec.is_program else NOISE_SHARE * self.seconds + fastest.wall_seconds)
+        size = next_size(history, by_rule(history)) if left >= fastest.wall_seconds else None
+        if size is None:
+            return None
+        share = fastest.train_seconds / max(fastest.train_seconds, fastest.wall_seconds)
+        return self._run(history, rule_configuration(history, size), min(share * left, SLOWER * fastest.train_seconds))
+
+    def noise_seconds(self, history: History) -> float:
+        """Return the seconds left to measure gradients."""
+        fastest, share = _fastest(history), NOISE_SHARE * self.seconds
+        before = 0.0 if fastest is None else fastest.wall_seconds
+        return max(LEAST_NOISE_SHARE * share, min(share, self.left - before))
+
+    def next_rate(self, batch_size: int) -> NextRun:
+        """Return a planner of other learning rates at a batch size."""
+
+        def plan(history: History) -> TrialPlan | None:
+            times = seconds_by_rate(history, batch_size)
+            fastest = min(times.values(), default=math.inf)
+            rate = next_rate(times, rule_configuration(history, batch_size).learning_rate)
+            if rate is None or self.left < fastest:
+                return None
+            with suppress(UsageError):  # a search could not start from a rate outside the space
+                configuration = configuration_of(history.spec, {"batch_size": batch_size, "learning_rate": rate})
+                return self._run(history, configuration, min(self.left, AS_FAR * fastest))
+            return None
+
+        return plan
+
+    def once(self, configuration: Configuration) -> NextRun:
+        """Return a planner of one run, unless it has run."""
+
+        def plan(history: History) -> TrialPlan | None:
+            done = ended_run(history, configuration) is not None
+            return None if done else self._run(history, configuration, self.seconds)
+
+        return plan
+
+    def _is_too_short(self, run: TrialRecord, full: float) -> bool:
+        trained = 0.0 if run.outcome is None else run.outcome.train_seconds
+        longest = max(trained, run.train_seconds_limit)
+        return run.state is TrialState.CAPPED and LONGER * longest <= min(full, SHARE_OF_A_RUN * self.seconds)
+
+    def _run(self, history: History, configuration: Configuration, limit: float) -> TrialPlan:
+        return run_plan(history, configuration, limit, share=SHARE_OF_A_RUN * self.seconds)
+
+
+def run_plan(history: History, configuration: Configuration, limit: float, *, share: float) -> TrialPlan:
+    """Return a run limited to ``limit`` and ``share`` seconds; with its whole share it counts as evidence."""
+    spec = history.spec
+    full = spec.budget.trial_train_seconds
+    limit, share = min(full, share, limit), min(full, share)
+    seed = trial_seed(spec.seed, Phase.SEARCH, history.length)
+    return replace(
+        repeat(history, history.as_run(configuration), seed, Phase.SEARCH),
+        train_seconds_limit=limit,
+        limit_state=TrialState.EXHAUSTED if limit >= full else TrialState.CAPPED,
+        uncapped=limit >= share,
+    )
+
+
+def rule_configuration(history: History, batch_size: int) -> Configuration:
+    """Return the default at a batch size by the learning-rate rule."""
+    return any_configuration_of(history.spec, {"batch_size": batch_size})
+
+
+def ended_run(history: History, configuration: Configuration) -> TrialRecord | None:
+    """Return a configuration's first search trial that ended by itself, else the longest."""
+    runs = [run for run in _ended(history) if run.configuration.trains_like(configuration)]
+    whole = next((run for run in runs if run.state is not TrialState.CAPPED), None)
+    return whole or max(runs, key=lambda run: run.train_seconds_limit, default=None)
+
+
+def by_rule(history: History) -> list[TrialRecord]:
+    """Return completed trials that follow the rule."""
+    rules = {size: rule_configuration(history, size) for size in history.feasible}
+    runs = [run for run in _ended(history) if run.configuration.batch_size in rules]
+    return [run for run in runs if run.configuration.trains_like(rules[run.configuration.batch_size])]
+
+
+def next_size(history: History, runs: Sequence[TrialRecord]) -> int | None:
+    """Return the batch size to run next, or None; ``runs`` follow the learning-rate rule.
+
+    First the default × and ÷ `STEP`. Then, while the optimum's interval is wider than `CLOSE`, the size in it farthest
+    from ``runs``. Last the size to recommend.
+    """
+    run = {trial.configuration.batch_size for trial in runs}
+    optimum = expected(history, law_points(runs), None)[1]
+    if neighbours := _neighbours(history) - run:
+        return min(neighbours, key=optimum.relative_times.__getitem__)
+    low, high = optimum.interval
+    left = [size for size in history.feasible if size not in run and low <= size <= high]
+    if left and high > CLOSE * low:
+        return max(left, key=lambda size: min(abs(math.log(size / other)) for other in run))  # the farthest, in nats
+    return None if optimum.step.batch_size in run else optimum.step.batch_size
+
+
+def next_rate(seconds: Mapping[float, float], rule: float) -> float | None:
+    """Return the next learning rate, given seconds by rate (∞: missed).
+
+    Steps of `RATE_STEP` up from the ``rule``'s while faster, else down.
+    """
+    if not math.isfinite(min(seconds.values(), default=math.inf)):
+        return None
+    fastest = min(seconds, key=seconds.__getitem__)
+    up, down = fastest * RATE_STEP, fastest / RATE_STEP
+    wanted = (up, down) if fastest >= rule else (down, up)
+    return next((rate for rate in wanted if not any(math.isclose(rate, one) for one in seconds)), None)
+
+
+def seconds_by_rate(history: History, batch_size: int) -> dict[float, float]:
+    """Return the least seconds by learning rate at a batch size (∞: missed)."""
+    least: dict[float, float] = {}
+    for run in _at_any_rate(history, batch_size):
+        hit = None if run.outcome is None else run.outcome.time_to_target_s
+        rate = run.configuration.learning_rate
+        least[rate] = min(least.get(rate, math.inf), math.inf if hit is None else hit)
+    return least
+
+
+def with_other_rates(history: History, batch_size: int) -> list[TrialRecord]:
+    """Return runs that differ from the rule only in learning rate."""
+    rule = rule_configuration(history, batch_size).learning_rate
+    return [run for run in _at_any_rate(history, batch_size) if run.configuration.learning_rate != rule]
+
+
+def _at_any_rate(history: History, batch_size: int) -> list[TrialRecord]:
+    rule, runs = rule_configuration(history, batch_size), [(run, run.configuration) for run in _ended(history)]
+    return [run for run, one in runs if one.trains_like(replace(rule, learning_rate=one.learning_rate))]
+
+
+def law_points(runs: Sequence[TrialRecord]) -> list[LawPoint]:
+    """Return samples to the target of runs by the rule."""
+    sizes = sorted({run.configuration.batch_size for run in runs})
+    points = [law_point(size, [run for run in runs if run.configuration.batch_size == size]) for size in sizes]
+    return [point for point in points if point.samples or point.missed_at]
+
+
+def expected(
+    history: History, points: Sequence[LawPoint], noise: float | None
+) -> tuple[CriticalBatchPosterior, ExpectedOptimum]:
+    """Return the posterior of the critical batch size, and its optimum."""
+    feasible = history.feasible
+    posterior = critical_batch(feasible, noise, points)
+    steps = runnable_steps(list(history.probes.values()), max(feasible))
+    return posterior, expected_optimum(posterior, steps, feasible)
+
+
+def _ended(history: History) -> Iterator[TrialRecord]:
+    return (trial for trial in history.trials if trial.state.is_finished and not trial.state.is_missing)
+
+
+def _neighbours(history: History) -> set[int]:
+    default = history.spec.default_configuration.batch_size
+    near = {
+        min(history.feasible, key=lambda size: abs(math.log(size / end))) for end in (STEP * default, default / STEP)
+    }
+    return {size for size in near if abs(math.log(size / default)) > math.log(STEP) / 2}
+
+
+def _fastest(history: History) -> TrialOutcome | None:
+    ends = [run.outcome for run in by_rule(history) if run.outcome is not None]
+    reached = [end for end in ends if end.state is TrialState.REACHED and end.train_seconds > 0]
+    default = ended_run(history, history.spec.default_configuration)
+    known = None if default is None else default.outcome
+    return min(reached, key=lambda end: end.train_seconds, default=known if known and known.train_seconds > 0 else None)
+
+
+MANY_EPOCHS = 5.0  # from this many epochs on, repeated data make samples to the target misleading
+
+AFTER_SEARCH = Notice(
+    code="after_search",
+    message="the study's search has ended, and this rests on its trials too: it is not stored, and no promise to keep",
+)
+
+# How far the noise scale is off, as measured on several models.
+PROXY = "1.5 to 8 times off the critical batch size"
+
+
+def about_noise(found: NoiseMeasurement) -> Iterator[Notice]:
+    """Yield caveats about a measured noise scale."""
+    if noise_scale_of(found.noise) is None:
+        low = found.noise.adam_low or found.noise.low
+        bound = (
+            "the gradient could not be distinguished from its noise"
+            if low is None
+            else f"it is above {low:.3g} samples"
+        )
+        yield Notice(code="noise_not_measured", message=f"no gradient noise scale: {bound}, and no more is known")
+    elif found.reason is not None:
+        yield Notice(
+            code="noise_moving",
+            message=f"the noise scale was not measured near the target, and grows on the way to it: {found.reason}",
+        )
+
+
+def noise_scale_of(noise: GradientNoise) -> float | None:
+    """Return the optimizer's noise scale; None if its interval reaches 0 or ∞."""
+    preconditioned = (noise.adam_scale, noise.adam_low, noise.adam_high)
+    for scale, low, high in (preconditioned, (noise.scale, noise.low, noise.high)):
+        if scale and low and high and 0 < low <= scale <= high < math.inf:
+            return scale
+    return None
+
+
+def caveats(
+    spec: StudySpec,
+    preset: str | None,
+    target: Target,
+    runs: Sequence[TrialRecord],
+    noise_scale: float | None,
+    of_noise: Sequence[Notice],
+    epochs: float | None,
+) -> list[Notice]:
+    """Return the limits of a quick answer; ``target`` may be easier than the study's."""
+    sizes = {run.configuration.batch_size for run in runs if run.outcome and run.outcome.steps_to_target}
+    rests = f"the answer rests on the noise scale alone, which is {PROXY}"
+    parameters = spec.default_configuration.parameters
+    horizon = parameters.get("horizon_samples")
+    told = [
+        (
+            "easier_target",
+            target != spec.record_target,
+            f"the default did not reach {spec.target.metric} {spec.target.value:g} in the time: runs are "
+            f"compared at {target.value:.4g}, and the critical batch size grows on the way to the target",
+        ),
+        *((one.code, True, one.message) for one in of_noise),
+        (
+            "one_batch_size",
+            len(sizes) < 2,
+            "only one batch size reached the metric at which runs are compared; "
+            + ("no noise scale is known either" if noise_scale is None else rests),
+        ),
+        (
+            "other_objective",
+            spec.objective != TimeToTarget.name,
+            f"the study's objective is {spec.objective}; a quick answer is of the time to the target",
+        ),
+        (
+            "fixed_horizon",
+            horizon is not None,
+            f"the default's {parameters.get('schedule')} schedule ends after {horizon or 0:g} samples at every batch "
+            "size: a fixed number of epochs asks which batch size ends best, not which is soonest at a target",
+        ),
+        (
+            "fine_tuning",
+            preset == FINE_TUNING,
+            "a fine-tuning: forgetting and generalisation at each batch size are not measured here",
+        ),
+        (
+            "many_epochs",
+            (epochs or 0.0) > MANY_EPOCHS,
+            f"the default needs {epochs or 0.0:.1f} epochs: the law of the critical batch "
+            "size holds for samples that are new, and overfitting depends on the batch size",
+        ),
+    ]
+    return [Notice(code=code, message=message) for code, holds, message in told if holds]
+
+
+SECONDS = 60.0
+
+VISITS = 1  # visits per batch size for step times; a search adds more
+
+WAY = 0.9  # if the default misses the target, runs are compared at this share of its progress
+
+
+def quick(spec: StudySpec, launch: Launch = HERE, *, seconds: float = SECONDS) -> QuickAnswer:
+    """Measure, return and store a quick answer.
+
+    May take longer than ``seconds``. Raises `UsageError` unless 0 < ``seconds`` < ∞ and the default trains; else as
+    `run_study`.
+    """
+    if not 0 < seconds < math.inf:
+        raise UsageError(f"seconds = {seconds:g} must be a finite number > 0")
+    began = time.monotonic()
+    with opened(spec, launch) as study:
+        return stored_quick_answer(study, QuickPlan(seconds, began), spec.preset)
+
+
+def stored_quick_answer(study: OpenStudy, plan: QuickPlan, preset: str | None = None) -> QuickAnswer:
+    """Make a quick answer, and store it unless it rests on an ended search's trials."""
+    found = quick_answer(study, plan, preset)
+    if stored_end(study.store, study.spec.name) is not None:
+        return found.model_copy(update={"warnings": [*found.warnings, AFTER_SEARCH]})
+    save_quick(study.store, study.spec.name, found)
+    return found
+
+
+def quick_answer(study: OpenStudy, plan: QuickPlan, preset: str | None = None) -> QuickAnswer:
+    """Run and measure for a quick answer."""
+    spec = study.spec
+    study.driver().run_planned(plan.next_size, Phase.SEARCH, visits=VISITS)
+    history = study.history()
+    default = ended_run(history, spec.default_configuration)
+    if default is None:
+        raise UsageError(f"the default configuration of study {spec.name!r} has not run to an end")
+    target = comparable_target(study, default, plan)
+    noise, warnings = _noise_scale(study, plan)
+    runs = _at(study, by_rule(history), target)
+    posterior, optimum = expected(history, law_points(runs), noise)
+    size = optimum.step.batch_size
+    study.driver().run_planned(plan.next_rate(size), Phase.SEARCH, visits=VISITS)
+    history = study.history()
+    line, (low, high) = fit_step_time(list(history.probes.values())), posterior.interval
+    best, rate_gain = _optimum(history, size)
+    default_size, default_rate = spec.default.batch_size, spec.default.learning_rate
+    return QuickAnswer(
+        study=spec.name,
+        metric=target.metric,
+        target=target.value,
+        default_batch_size=default_size,
+        optimal=best,
+        interval=list(optimum.interval),
+        flat_range=list(optimum.flat_range),
+        gain=optimum.relative_times.get(default_size, 1.0),
+        learning_rate_gain=rate_gain,
+        learning_rate_range=learning_rate_range(default_rate, best.learning_rate, size / default_size),
+        largest_micro_batch_size=max(probe.micro_batch_size for probe in history.probes.values()),
+        b_crit=QuickCriticalBatch(estimate=posterior.estimate, low=low, high=high),
+        noise_scale=noise,
+        alpha_s=None if line is None else line.alpha_seconds,
+        beta_s=None if line is None else line.beta_seconds,
+        runs=[_run(one) for one in [*runs, *with_other_rates(history, size)]],
+        seconds=plan.passed,
+        warnings=caveats(spec, preset, target, runs, noise, warnings, _epochs(default, study.train_samples)),
+    )
+
+
+def learning_rate_range(default: float, rate: float, ratio: float) -> list[float]:
+    """Return the learning rates to search when retuning: linear scaling and `RATE_STEP` either way."""
+    ends = (default, default * ratio, rate / RATE_STEP, rate * RATE_STEP)
+    return [min(ends), max(ends)]
+
+
+def comparable_target(study: OpenStudy, default: TrialRecord, plan: QuickPlan) -> Target:
+    """Return the study's target, or a part of the way that the default reached.
+
+    Raises `UsageError` if the default does not train.
+    """
+    target = study.spec.record_target
+    if default.state is TrialState.REACHED:
+        return target
+    gains = _gains(study, default)
+    if not _trains(default, gains):
+        raise _does_not_train(study, default, plan)
+    reached = gains[0] + WAY * (max(gains) - gains[0])
+    return Target(metric=target.metric, value=target.gain(reached), goal=target.goal)
+
+
+def _gains(study: OpenStudy, run: TrialRecord) -> list[float]:
+    curve = study.store.trials.curves(study.spec.name, [run.number])[run.number]
+    gains = [study.spec.record_target.gain(one.metric) for one in curve]
+    return [gain for gain in gains if math.isfinite(gain)]
+
+
+def _trains(run: TrialRecord, gains: Sequence[float]) -> bool:
+    return run.state is not TrialState.DIVERGED and bool(gains) and max(gains) > gains[0]
+
+
+def _does_not_train(study: OpenStudy, default: TrialRecord, plan: QuickPlan) -> UsageError:
+    size, rule = default.configuration.batch_size, default.configuration.learning_rate
+    why = default.outcome.reason if default.outcome else default.state
+    problem = f"the default does not train: learning_rate = {rule:g} at batch {size} ({why})"
+    tried = []
+    for rate in (rule / RATE_STEP**2, rule * RATE_STEP**2):
+        configuration = any_configuration_of(study.spec, {"batch_size": size, "learning_rate": rate})
+        study.driver().run_planned(plan.once(configuration), Phase.SEARCH, visits=VISITS)
+        run = ended_run(study.history(), configuration)
+        if run is not None and _trains(run, _gains(study, run)):
+            hint = f"--set default.learning_rate={rate:.3g} --set name={study.spec.name}-2, for it is another study"
+            return UsageError(f"{problem}; with {rate:.3g} it does", hint=hint)
+        tried.append(f"{rate:.3g}")
+    check = "bssearch check looks at the workload, the loss and the first steps"
+    was_stopped = default.state is TrialState.CAPPED
+    longer = f"more than --seconds {plan.seconds:g} lets it train for longer; " if was_stopped else ""
+    return UsageError(f"{problem}, nor with {' or '.join(tried)}", hint=longer + check)
+
+
+def _optimum(history: History, batch_size: int) -> tuple[QuickOptimum, float]:
+    rule = history.as_run(rule_configuration(history, batch_size))
+    seconds = seconds_by_rate(history, batch_size)
+    fastest = min(seconds, key=seconds.__getitem__, default=rule.learning_rate)
+    gain = seconds.get(rule.learning_rate, math.inf) / seconds.get(fastest, math.inf)
+    is_faster = FASTER <= gain < math.inf
+    best = QuickOptimum(
+        batch_size=batch_size,
+        micro_batch_size=rule.micro_batch_size,
+        accumulation_steps=rule.accumulation_steps,
+        learning_rate=fastest if is_faster else rule.learning_rate,
+    )
+    return best, gain if is_faster else 1.0
+
+
+def _at(study: OpenStudy, runs: Sequence[TrialRecord], target: Target) -> list[TrialRecord]:
+    if target == study.spec.record_target:
+        return list(runs)
+    curves = study.store.trials.curves(study.spec.name, [run.number for run in runs])
+    return [at_target(run, curves[run.number], target, None) for run in runs]
+
+
+def _noise_scale(study: OpenStudy, plan: QuickPlan) -> tuple[float | None, list[Notice]]:
+    try:
+        found = probe_noise(
+            study, plan.noise_seconds(study.history()), train_seconds_limit=SHARE_OF_A_RUN * plan.seconds
+        )
+    except (WorkloadError, LaunchError, UsageError) as error:
+        return None, [Notice(code="noise_not_measured", message=f"no gradient noise scale: {error}")]
+    return noise_scale_of(found.noise), list(about_noise(found))
+
+
+def _epochs(run: TrialRecord, train_samples: int | None) -> float | None:
+    samples = None if run.outcome is None else samples_after(run, run.outcome.steps_to_target)
+    return None if samples is None or not train_samples else samples / train_samples
+
+
+def _run(trial: TrialRecord) -> QuickRun:
+    outcome = trial.outcome
+    assert outcome is not None, "it has ended"
+    return QuickRun(
+        trial=trial.number,
+        batch_size=trial.configuration.batch_size,
+        learning_rate=trial.configuration.learning_rate,
+        steps=outcome.steps_to_target,
+        train_seconds=outcome.train_seconds if outcome.time_to_target_s is None else outcome.time_to_target_s,
+    )
+
+
+class Kept(Promise):
+    """The quick answer of one study, compared with its search."""
+
+    study: str
+
+
+class TrackRecord(Model):
+    """Quick answers compared with searches."""
+
+    studies: list[Kept]
+    held: int  # how many intervals meet the search's flat range
+    median_time_ratio: float | None  # time at the quick batch size over the optimum's
+    waiting: list[str]  # studies without a search yet
+
+
+def track_record(store: Store) -> TrackRecord:
+    """Return how often a database's quick answers held."""
+    kept, waiting = [], []
+    for study in store.studies.summaries():
+        if stored_quick(store, study.name) is None:
+            continue
+        try:
+            promise = answer(store, study.name).quick
+        except TargetNotReachedError:
+            promise = None
+        if promise is None:
+            waiting.append(study.name)
+        else:
+            kept.append(Kept(study=study.name, **promise.model_dump()))
+    ratios = [one.time_ratio for one in kept if one.time_ratio is not None]
+    return TrackRecord(
+        studies=kept,
+        held=sum(one.holds for one in kept),
+        median_time_ratio=statistics.median(ratios) if ratios else None,
+        waiting=waiting,
+    )
