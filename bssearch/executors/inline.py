@@ -20,7 +20,8 @@ from typing import IO, Any, TypeVar, cast
 
 from bssearch.errors import LaunchError, UsageError
 from bssearch.executors.base import Event, ExecutorSettings, Load, Measurement, Refused, check_threads
-from bssearch.executors.loaded import LoadedWorkload, failed, not_measured, refused, trial_ended, uuid_of
+from bssearch.executors.devices import uuid_of
+from bssearch.executors.loaded import LoadedWorkload, failed, not_measured, refused, trial_ended
 from bssearch.executors.process import REPEATABLE_CUBLAS, printed
 from bssearch.executors.slots import LocalExecutor, LogFolder, RunningTrial
 from bssearch.records import (

@@ -27,97 +27,7 @@ from bssearch.records import (
 )
 
 if TYPE_CHECKING:
-    import torch
-
     from bssearch.training.loop import Trial
-
-# CUDA memory outside the allocator: 0.5 GiB for context and kernels, the rest for workspaces
-CONTEXT_BYTES = 768 * 2**20
-
-
-def device_of(wanted: str, slot: int, allow_busy: bool = False) -> tuple[torch.device, int]:
-    """Make a slot's device current; return it and the device count."""
-    import torch
-
-    devices = usable_devices(wanted, allow_busy)
-    device = devices[slot % len(devices)]
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    return device, len(devices)
-
-
-def usable_devices(wanted: str, allow_busy: bool = False) -> list[torch.device]:
-    """The slots' devices, at least one.
-
-    ``auto`` is the idle CUDA devices, else the CPU; ``cuda`` has no fallback. Raises `LaunchError` if the device is
-    missing or, without ``allow_busy``, all are busy.
-    """
-    import torch
-
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    cuda = [f"cuda:{index}" for index in range(count)]
-    present = ["cpu", *cuda]
-    choice = [wanted]
-    if wanted in {"auto", "cuda"}:
-        choice = cuda or ["cpu" if wanted == "auto" else "cuda"]
-    if choice[0] not in present:
-        raise LaunchError(
-            f"no device {wanted!r}; this machine has {', '.join(present)}",
-            hint="choose auto, cpu, cuda or cuda:N",
-        )
-    return _idle_ones([torch.device(name) for name in choice], allow_busy)
-
-
-def memory_limit_of_slot(
-    device: torch.device, slot: int, slots: int, devices: int, limit_bytes: int | None
-) -> int | None:
-    """A slot's limit in bytes, if any.
-
-    Slots on a CUDA device share it, minus `CONTEXT_BYTES` each, within ``limit_bytes``.
-    """
-    import torch
-
-    sharers = len(range(slot % devices, slots, devices))
-    if device.type != "cuda" or sharers <= 1:
-        return limit_bytes
-    share = max(0, torch.cuda.get_device_properties(device).total_memory // sharers - CONTEXT_BYTES)
-    return share if limit_bytes is None else min(share, limit_bytes)
-
-
-def uuid_of(device: str) -> str | None:
-    """The GPU's UUID as in ``nvidia-smi -L``."""
-    if not device.startswith("cuda"):
-        return None
-    import torch
-
-    from bssearch.training.nvml import device_uuid
-
-    return device_uuid(torch.device(device))
-
-
-def name_of(device: str) -> str:
-    """The device's model name."""
-    import torch
-
-    from bssearch.training.environment import device_name
-
-    return device_name(torch.device(device))
-
-
-def _idle_ones(devices: list[torch.device], allow_busy: bool) -> list[torch.device]:
-    from bssearch.training.nvml import other_processes
-
-    others = {device: other_processes(device) for device in devices}
-    idle = [device for device in devices if not others[device]]
-    if not idle and not allow_busy:
-        busy = "; ".join(
-            f"{device} by " + ", ".join(f"process {pid} ({name})" for pid, name in others[device]) for device in devices
-        )
-        raise LaunchError(
-            f"in use: {busy}; times on a shared device are not reliable",
-            hint="wait for that process, choose another device, or accept a shared one with --allow-busy",
-        )
-    return idle or devices
 
 
 class LoadedWorkload:
@@ -130,7 +40,7 @@ class LoadedWorkload:
         import torch
         import torch._dynamo  # the first optimizer would load it, seconds that no trial shall take
 
-        from bssearch.executors.loaded import device_of, memory_limit_of_slot
+        from bssearch.executors.devices import device_of, memory_limit_of_slot
         from bssearch.training.batches import place
         from bssearch.training.computation import Computation
         from bssearch.training.environment import workload_revision

@@ -34,7 +34,8 @@ from bssearch.executors.base import (
     decode_command,
     encode,
 )
-from bssearch.executors.loaded import LoadedWorkload, failed, name_of, not_measured, refused, trial_ended, uuid_of
+from bssearch.executors.devices import name_of, uuid_of
+from bssearch.executors.loaded import LoadedWorkload, failed, not_measured, refused, trial_ended
 from bssearch.executors.process import Watcher, die_with_parent, end_group
 from bssearch.records import (
     MemoryRequest,

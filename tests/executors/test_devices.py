@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from bssearch.errors import LaunchError
-from bssearch.executors.loaded import CONTEXT_BYTES, device_of, memory_limit_of_slot, uuid_of
+from bssearch.executors.devices import CONTEXT_BYTES, device_of, memory_limit_of_slot, uuid_of
 from bssearch.training import nvml
 from tests.training.fake_nvml import FakeNvml
 

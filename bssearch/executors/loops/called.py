@@ -12,7 +12,7 @@ from typing import TypeVar
 import torch
 
 from bssearch.executors.base import Assign, Event, Program, Refused, Reply, Work
-from bssearch.executors.loaded import device_of, uuid_of
+from bssearch.executors.devices import device_of, uuid_of
 from bssearch.executors.loops.measuring import Looked, end_work, work_of
 from bssearch.executors.loops.own_loop import LoopTrial
 from bssearch.executors.loops.trial_run import TrialRun
