@@ -32,7 +32,7 @@ def main() -> None:
     except KeyboardInterrupt:
         end_interrupted()
     except BrokenPipeError:
-        from bssearch.cli.arguments import end_of_pipe
+        from bssearch.cli.output import end_of_pipe
 
         end_of_pipe()
 

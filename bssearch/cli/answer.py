@@ -27,7 +27,8 @@ from bssearch.analysis.headline import (
 from bssearch.analysis.measured import NoiseAnswer
 from bssearch.analysis.shape import Parameters
 from bssearch.analysis.trade_offs import about_columns, trade_off_rows
-from bssearch.cli.arguments import Export, Format, cell, console, print_table, show_model
+from bssearch.cli.arguments import Export
+from bssearch.cli.output import Format, cell, console, print_table, show_model
 from bssearch.commands.best import ScheduledTraining, training_loop
 from bssearch.records import Goal
 from bssearch.records.text import noise_scale, number, plural, visible

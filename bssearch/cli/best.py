@@ -10,21 +10,15 @@ import typer
 from bssearch.cli.arguments import (
     DatabasesOption,
     Export,
-    Format,
-    FormatOption,
     ObjectiveFilter,
     PrecisionFilter,
     StudyArgument,
     WorkloadFilter,
-    console,
     exclude,
-    note,
-    print_table,
     require,
-    show_model,
     study_to_read,
-    write,
 )
+from bssearch.cli.output import Format, FormatOption, console, note, print_table, show_model, write
 from bssearch.errors import UsageError
 
 if TYPE_CHECKING:

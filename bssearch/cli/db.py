@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from bssearch.cli.arguments import DatabaseOption, Format, FormatOption, tell
+from bssearch.cli.arguments import DatabaseOption
+from bssearch.cli.output import Format, FormatOption, tell
 from bssearch.errors import UsageError
 from bssearch.settings import DEFAULT_DATABASE_URL, database_url
 

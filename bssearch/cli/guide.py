@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from bssearch.cli.arguments import console, print_json, write
+from bssearch.cli.output import console, print_json, write
 from bssearch.errors import NotFoundError
 
 GUIDE = Path(__file__).resolve().parents[1] / "guide"

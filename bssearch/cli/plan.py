@@ -14,18 +14,8 @@ import typer
 from typer.core import TyperGroup
 
 import bssearch
-from bssearch.cli.arguments import (
-    DatabaseOption,
-    Format,
-    FormatOption,
-    console,
-    note,
-    print_table,
-    show,
-    typed,
-    with_parameters,
-    write,
-)
+from bssearch.cli.arguments import DatabaseOption, typed, with_parameters
+from bssearch.cli.output import Format, FormatOption, console, note, print_table, show, write
 from bssearch.errors import UsageError
 
 if TYPE_CHECKING:

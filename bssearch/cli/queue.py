@@ -13,18 +13,12 @@ import typer
 
 from bssearch.cli.arguments import (
     DatabaseOption,
-    Format,
-    FormatOption,
     NameArgument,
-    console,
-    duration,
     existing_store,
     launched,
-    print_table,
-    show_model,
     store_to_read,
-    tell,
 )
+from bssearch.cli.output import Format, FormatOption, console, duration, print_table, show_model, tell
 from bssearch.commands.launch import Launch
 from bssearch.errors import UsageError
 from bssearch.records.text import visible

@@ -13,22 +13,16 @@ from typer.core import TyperGroup
 from bssearch import registry
 from bssearch.cli.arguments import (
     DatabaseOption,
-    Format,
-    FormatOption,
     SetOption,
     SpecArgument,
-    console,
     launch_options,
-    note,
-    print_named,
-    print_table,
-    show,
     spec_to_run,
     store_to_read,
     study_name,
     typed,
     with_parameters,
 )
+from bssearch.cli.output import Format, FormatOption, console, note, print_named, print_table, show
 from bssearch.commands.launch import Launch
 from bssearch.errors import UsageError
 from bssearch.records import TrialState

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bssearch.cli.arguments import DatabasesOption, Format, FormatOption, StudyArgument, print_named, study_to_read
+from bssearch.cli.arguments import DatabasesOption, StudyArgument, study_to_read
+from bssearch.cli.output import Format, FormatOption, print_named
 from bssearch.errors import UsageError
 from bssearch.files import check_file, check_folder, naming, replacing, write_csv
 

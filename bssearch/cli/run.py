@@ -8,21 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bssearch.cli.arguments import (
-    Format,
-    FormatOption,
     SetOption,
     SpecArgument,
-    cell,
-    console,
-    duration,
     exclude,
     launched,
-    print_table,
     require,
-    show_model,
     spec_to_run,
     watched,
 )
+from bssearch.cli.output import Format, FormatOption, cell, console, duration, print_table, show_model
 from bssearch.commands.launch import Launch
 from bssearch.errors import UsageError
 from bssearch.records.intervals import FLAT_RATIO

@@ -13,28 +13,20 @@ from bssearch.cli.arguments import (
     DatabaseOption,
     DatabasesOption,
     DeviceFilter,
-    Format,
-    FormatOption,
     NameArgument,
     ObjectiveFilter,
     PrecisionFilter,
     StudyArgument,
     WorkloadFilter,
-    cell,
-    console,
     exclude,
     existing_store,
     launched,
-    print_rows,
-    print_table,
-    show,
-    show_model,
     store_to_read,
     study_name,
     study_to_read,
-    tell,
     watched,
 )
+from bssearch.cli.output import Format, FormatOption, cell, console, print_rows, print_table, show, show_model, tell
 from bssearch.commands.launch import Launch
 from bssearch.errors import CheckpointError, UsageError
 from bssearch.records.text import plural

@@ -25,7 +25,7 @@ from bssearch.cli import app as application
 from bssearch.cli import main
 from bssearch.cli import trial as trial_commands
 from bssearch.cli.answer import SCREEN_COLUMNS, SCREEN_LINES, exported, print_answer, screen
-from bssearch.cli.arguments import note
+from bssearch.cli.output import note
 from bssearch.cli.run import print_quick
 from bssearch.commands.display import Display, Lines, batch_table, ended_line
 from bssearch.commands.launch import Launch

@@ -38,7 +38,7 @@ from bssearch.executors.base import (
     decode_reply,
     encode,
 )
-from bssearch.executors.loaded import device_of
+from bssearch.executors.devices import device_of
 from bssearch.executors.process import (
     DieWithParent,
     Watcher,

@@ -18,7 +18,7 @@ if not __package__:
 
 import typer
 
-from bssearch.cli.arguments import Format, FormatOption, note, print_json, print_rows, print_table
+from bssearch.cli.output import Format, FormatOption, note, print_json, print_rows, print_table
 from bssearch.errors import UsageError
 from bssearch.exchange.recorded_curves import RecordedTable
 from tests.benchmarks.harness import script

@@ -19,7 +19,7 @@ if not __package__:
 
 import typer
 
-from bssearch.cli.arguments import Format, FormatOption, print_json, print_rows, print_table
+from bssearch.cli.output import Format, FormatOption, print_json, print_rows, print_table
 from bssearch.errors import UsageError
 from tests.benchmarks.harness import script
 from tests.benchmarks.simulate.script import SeedOption, TargetOption, WorkersOption, read

@@ -1,0 +1,190 @@
+"""Print results by ``--format``; data goes to stdout."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
+
+import typer
+
+from bssearch.files import Row, write_csv
+from bssearch.records.text import shortened, visible
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+    from rich.console import Console
+
+
+class Format(StrEnum):
+    """How data is printed."""
+
+    TABLE = "table"
+    JSON = "json"
+    CSV = "csv"
+    JSONL = "jsonl"
+
+
+FormatOption = Annotated[
+    Format, typer.Option("--format", "-f", help="Output format: table for people, the other formats for programs.")
+]
+Shown = TypeVar("Shown", bound="BaseModel")
+# Short headings of columns in tables.
+HEADINGS = {
+    "number": "#",
+    "batch_size": "batch",
+    "learning_rate": "lr",
+    "train_seconds": "trained s",
+    "time_to_target_s": "to target s",
+    "steps_to_target": "steps",
+    "final_metric": "metric",
+}
+
+LONGEST_CELL = 1_000  # characters; longer texts are in the other formats
+
+WIDE = 200  # line width without a terminal, wider than every table
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Return a rich console that prints text literally and respects NO_COLOR."""
+    from rich.console import Console
+
+    class QuietOnBrokenPipe(Console):
+        def on_broken_pipe(self) -> None:
+            if not stderr:
+                end_of_pipe()
+            # Nobody reads the progress; the study continues.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+
+        def print(self, *objects: Any, **options: Any) -> None:
+            super().print(*(visible(one) if isinstance(one, str) else one for one in objects), **options)
+
+    plain = partial(QuietOnBrokenPipe, stderr=stderr, highlight=False, markup=False, emoji=False)
+    screen = plain()
+    return screen if screen.is_terminal else plain(width=WIDE)
+
+
+def end_of_pipe() -> NoReturn:
+    """Exit quietly when the reader has closed the pipe."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(0)
+
+
+def note(text: str) -> None:
+    """Print a one-line note on stderr."""
+    typer.echo(f"note: {' '.join(visible(text).split())}", err=True)
+
+
+def write(text: str) -> None:
+    """Write data to stdout."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        end_of_pipe()
+
+
+def print_rows(rows: Sequence[Row], columns: Sequence[str], form: Format) -> None:
+    """Print rows: a table of ``columns``, or all keys for programs."""
+    if form is Format.TABLE:
+        print_table(rows, columns)
+    elif form is Format.JSON:
+        print_json(list(rows))
+    elif form is Format.JSONL:
+        write("".join(json.dumps(row, allow_nan=False, default=str) + "\n" for row in rows))
+    else:
+        names = list(dict.fromkeys(key for row in rows for key in row)) or list(columns)
+        text = io.StringIO()
+        write_csv(text, names, rows)
+        write(text.getvalue())
+
+
+def show(
+    form: Format,
+    for_people: Callable[[], None],
+    document: Callable[[], object],
+    rows: Callable[[], Sequence[Row]],
+    columns: Sequence[str] = (),
+) -> None:
+    """Print a result as a screen, JSON or rows; ``columns`` head an empty CSV."""
+    if form is Format.TABLE:
+        for_people()
+    elif form is Format.JSON:
+        print_json(document())
+    else:
+        print_rows(rows(), columns, form)
+
+
+def show_model(
+    form: Format,
+    found: Shown,
+    for_people: Callable[[Shown], None],
+    rows: Sequence[BaseModel],
+    columns: Sequence[str] = (),
+) -> None:
+    """Print a model as a screen, JSON or ``rows``."""
+    show(
+        form,
+        lambda: for_people(found),
+        lambda: found.model_dump(mode="json"),
+        lambda: [row.model_dump(mode="json") for row in rows],
+        columns,
+    )
+
+
+def tell(form: Format, sentence: str, **values: object) -> None:
+    """Print a command's result: a sentence, or its values for programs."""
+    show(form, lambda: typer.echo(sentence), lambda: values, lambda: [values])
+
+
+def print_named(rows: Sequence[Row], columns: Sequence[str], form: Format) -> None:
+    """Print rows: the first column for people, all keys for programs."""
+    if form is Format.TABLE:
+        write("".join(f"{row[columns[0]]}\n" for row in rows))
+    else:
+        print_rows(rows, columns, form)
+
+
+def print_json(value: object) -> None:
+    """Print a JSON value, indented."""
+    write(json.dumps(value, indent=2, allow_nan=False, default=str) + "\n")
+
+
+def print_table(rows: Sequence[Row], columns: Sequence[str]) -> None:
+    """Print rows as a table."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        numeric = all(isinstance(row.get(column), int | float | None) for row in rows)
+        table.add_column(
+            HEADINGS.get(column, column.replace("_", " ")), justify="right" if numeric else "left", no_wrap=numeric
+        )
+    for row in rows:
+        table.add_row(*(cell(row.get(column)) for column in columns))
+    console().print(table)
+
+
+def duration(seconds: float) -> str:
+    """Return a duration in seconds, minutes or hours."""
+    if seconds < 10:
+        return f"{seconds:.2g} s"
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = seconds / 60
+    return f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"
+
+
+def cell(value: Any) -> str:
+    """Return a value as a table cell."""
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return visible(shortened(str(value), LONGEST_CELL))
