@@ -47,6 +47,8 @@ HEADINGS = {
 
 LONGEST_CELL = 1_000  # characters; longer texts are in the other formats
 
+LONG_TABLE = 200  # rows; rich needs about 0.3 ms for each cell
+
 WIDE = 200  # line width without a terminal, wider than every table
 
 
@@ -160,15 +162,36 @@ def print_table(rows: Sequence[Row], columns: Sequence[str]) -> None:
     from rich import box
     from rich.table import Table
 
+    numeric = [all(isinstance(row.get(column), int | float | None) for row in rows) for column in columns]
+    headings = [HEADINGS.get(column, column.replace("_", " ")) for column in columns]
+    cells = [[cell(row.get(column)) for column in columns] for row in rows]
+    screen = console()
+    if len(rows) > LONG_TABLE and (lines := _one_line_rows([headings, *cells], numeric, screen.width)):
+        write("\n" + "".join(f"{line}\n" for line in lines) + "\n")
+        return
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in columns:
-        numeric = all(isinstance(row.get(column), int | float | None) for row in rows)
-        table.add_column(
-            HEADINGS.get(column, column.replace("_", " ")), justify="right" if numeric else "left", no_wrap=numeric
-        )
-    for row in rows:
-        table.add_row(*(cell(row.get(column)) for column in columns))
-    console().print(table)
+    for heading, is_numeric in zip(headings, numeric, strict=True):
+        table.add_column(heading, justify="right" if is_numeric else "left", no_wrap=is_numeric)
+    for row_cells in cells:
+        table.add_row(*row_cells)
+    screen.print(table)
+
+
+def _one_line_rows(rows: Sequence[Sequence[str]], numeric: Sequence[bool], width: int) -> list[str]:
+    """Lines of a table that starts with its headings; none if a row needs more than one line."""
+    from rich.cells import cell_len
+
+    lengths = [[cell_len(text) for text in row] for row in rows]
+    widths = [max(column) for column in zip(*lengths, strict=True)]
+    if sum(widths) + 2 * len(widths) > width or any("\n" in text for row in rows for text in row):
+        return []
+    lines = []
+    for row, known in zip(rows, lengths, strict=True):
+        gaps = [" " * (most - length) for most, length in zip(widths, known, strict=True)]
+        texts = [gap + text if right else text + gap for text, gap, right in zip(row, gaps, numeric, strict=True)]
+        lines.append(" " + "  ".join(texts).rstrip())
+    rule = " " + "─" * (sum(widths) + 2 * (len(widths) - 1))
+    return [lines[0], rule, *lines[1:]]
 
 
 def duration(seconds: float) -> str:

@@ -82,13 +82,14 @@ def print_dry_run(found: DryRun) -> None:
     """Print a dry run."""
     out = console()
     searched = ", ".join(found.searched) or "nothing"
-    at_once = "one at once on each device" if found.slots == "auto" else f"{found.slots} at once"
+    slots = found.slots
+    at_once = "one in each slot" if slots == "auto" else "one at a time" if slots == 1 else f"up to {slots} at once"
     for line in (
         f"study {found.study}: {found.target} on workload {found.workload}",
         f"batch sizes: {', '.join(map(str, found.batch_sizes))}",
         f"searched at each: {searched}",
         f"search: {found.trials} trials of at most {found.trial_train_seconds:g} train seconds, {at_once}",
-        f"confirmation: at most {found.finalists} configurations × {found.confirmation_runs} runs, one at a time",
+        f"confirmation: at most {found.finalists} configurations × {found.confirmation_runs} runs",
         f"the longest it can take: {duration(found.longest_s)} "
         f"({duration(found.longest_search_s)} of search, {duration(found.longest_confirmation_s)} of confirmation) if "
         f"evaluation is within its {found.evaluation_share:.0%} of a trial; bssearch check measures it",

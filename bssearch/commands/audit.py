@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
@@ -22,7 +23,7 @@ from bssearch.commands.launch import HERE, Launch
 from bssearch.commands.opening import OpenStudy, opened
 from bssearch.errors import UsageError, WorkloadError
 from bssearch.records import Phase, TrialPlan, TrialRecord, TrialState
-from bssearch.search.calibration import default_at
+from bssearch.search.calibration import COMPARING_VISITS, default_at
 from bssearch.search.confirmation import CompletedRuns, repeat
 from bssearch.search.finding import answer
 from bssearch.search.history import History, trial_seed
@@ -149,31 +150,33 @@ def seeds_of(spec: StudySpec, case: Case, runs: int) -> list[int]:
 
 
 def time_accumulation(study: OpenStudy, found: Answer) -> None:
-    """Time the optimum's and the largest batch size in micro-batches, stored as one visit.
+    """Time the optimum's and the largest batch size in micro-batches, in `COMPARING_VISITS`.
 
-    Only sizes that also ran whole, each split once. Stops if the user's code refuses micro-batches.
+    Only sizes that also ran whole. Stops if the user's code refuses micro-batches.
     """
     spec = study.spec
     known = study.store.probes.by_batch_size(spec.name, study.environment)
     whole = [size for size, probe in known.items() if probe.micro_batch_size == size]
     sizes = sorted({found.optimal.batch_size, max(whole, default=0)} & set(whole))
-    visit: int | None = None
-    visited = {(one.batch_size, one.micro_batch_size) for one in study.store.probes.visits(spec.name)}
-    for size in sizes:
-        count = next((count for count in MICRO_BATCHES if size % count == 0), None)
-        if count is None or (size, size // count) in visited:
-            continue
-        try:
-            measured = study.executor.measure_step_time(default_at(spec, size, size // count, STEP_SECONDS))
-        except WorkloadError as error:  # a script may not support micro-batches
-            study.listener.note(f"the cost of accumulation is not timed: {error}")
-            return
-        if measured.out_of_memory:
-            continue
-        probe = probe_record(measured, spec.budget.trial_train_seconds)
-        # Trials at a batch size keep one evaluation cadence, whatever their micro-batches.
-        probe = replace(probe, eval_every_steps=known[size].eval_every_steps)
-        visit = study.store.probes.add_step_time(spec.name, study.environment, probe, visit)
+    counts = {size: next((count for count in MICRO_BATCHES if size % count == 0), None) for size in sizes}
+    splits = [(size, size // count) for size, count in counts.items() if count is not None]
+    visited = Counter((one.batch_size, one.micro_batch_size) for one in study.store.probes.visits(spec.name))
+    for had in range(COMPARING_VISITS):
+        visit: int | None = None
+        for size, micro in splits:
+            if visited[size, micro] > had:
+                continue
+            try:
+                measured = study.executor.measure_step_time(default_at(spec, size, micro, STEP_SECONDS))
+            except WorkloadError as error:  # a script may not support micro-batches
+                study.listener.note(f"the cost of accumulation is not timed: {error}")
+                return
+            if measured.out_of_memory:
+                continue
+            probe = probe_record(measured, spec.budget.trial_train_seconds)
+            # Trials at a batch size keep one evaluation cadence, whatever their micro-batches.
+            probe = replace(probe, eval_every_steps=known[size].eval_every_steps)
+            visit = study.store.probes.add_step_time(spec.name, study.environment, probe, visit)
 
 
 def _counts(spec: StudySpec, trial: TrialRecord) -> bool:

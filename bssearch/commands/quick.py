@@ -361,8 +361,6 @@ def caveats(
 
 SECONDS = 60.0
 
-VISITS = 1  # visits per batch size for step times; a search adds more
-
 WAY = 0.9  # if the default misses the target, runs are compared at this share of its progress
 
 
@@ -391,7 +389,7 @@ def stored_quick_answer(study: OpenStudy, plan: QuickPlan, preset: str | None = 
 def quick_answer(study: OpenStudy, plan: QuickPlan, preset: str | None = None) -> QuickAnswer:
     """Run and measure for a quick answer."""
     spec = study.spec
-    study.driver().run_planned(plan.next_size, Phase.SEARCH, visits=VISITS)
+    study.driver().run_planned(plan.next_size, Phase.SEARCH)
     history = study.history()
     default = ended_run(history, spec.default_configuration)
     if default is None:
@@ -401,7 +399,7 @@ def quick_answer(study: OpenStudy, plan: QuickPlan, preset: str | None = None) -
     runs = _at(study, by_rule(history), target)
     posterior, optimum = expected(history, law_points(runs), noise)
     size = optimum.step.batch_size
-    study.driver().run_planned(plan.next_rate(size), Phase.SEARCH, visits=VISITS)
+    study.driver().run_planned(plan.next_rate(size), Phase.SEARCH)
     history = study.history()
     line, (low, high) = fit_step_time(list(history.probes.values())), posterior.interval
     best, rate_gain = _optimum(history, size)
@@ -466,7 +464,7 @@ def _does_not_train(study: OpenStudy, default: TrialRecord, plan: QuickPlan) -> 
     tried = []
     for rate in (rule / RATE_STEP**2, rule * RATE_STEP**2):
         configuration = any_configuration_of(study.spec, {"batch_size": size, "learning_rate": rate})
-        study.driver().run_planned(plan.once(configuration), Phase.SEARCH, visits=VISITS)
+        study.driver().run_planned(plan.once(configuration), Phase.SEARCH)
         run = ended_run(study.history(), configuration)
         if run is not None and _trains(run, _gains(study, run)):
             hint = f"--set default.learning_rate={rate:.3g} --set name={study.spec.name}-2, for it is another study"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import Any
 
 from bssearch.records import Environment, Observation, TrialRecord, outcome_fields
@@ -60,7 +60,7 @@ def trial_row(trial: TrialRecord) -> dict[str, Any]:
     """Return configuration and outcome: the contract of ``trials --format json``."""
     known = outcome_fields(trial.outcome) if trial.outcome else {}
     outcome = {name: value for name, value in known.items() if name not in {"state", "traceback"}}
-    configuration = asdict(trial.configuration)
+    configuration = {one.name: getattr(trial.configuration, one.name) for one in fields(trial.configuration)}
     if trial.is_imported:
         outcome = {name: value for name, value in outcome.items() if value or name not in ZERO_WHERE_UNKNOWN}
     return {

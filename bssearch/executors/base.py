@@ -76,7 +76,7 @@ class ExecutorSettings:
     Attributes:
         workload: name, resolved in ``folder``, or the program's name.
         given: workload class or object, for the executor ``inline``.
-        slots: ``auto`` is one per device.
+        slots: ``auto`` is one per CUDA device, or up to four on a CPU (`cpu_slots`).
         threads: CPU threads per slot.
         device: ``auto`` (CUDA devices round-robin, else the CPU), ``cpu``, ``cuda`` or ``cuda:N``.
         hang_seconds: maximum time without progress.
@@ -128,7 +128,7 @@ class Executor(Protocol):
 
     @property
     def slots_apart(self) -> bool:
-        """True if each slot has a device."""
+        """True if runs in different slots are compared as if each ran alone: each has a device, or cores of a CPU."""
 
     def describe(self) -> WorkloadDescription:
         """Describe the workload; raise `WorkloadError` or `LaunchError`."""

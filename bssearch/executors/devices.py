@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+import psutil
 
 from bssearch.errors import LaunchError
 
@@ -11,6 +15,17 @@ if TYPE_CHECKING:
 
 # CUDA memory outside the allocator: 0.5 GiB for context and kernels, the rest for workspaces
 CONTEXT_BYTES = 768 * 2**20
+
+# Automatic slots on a CPU: more would share its caches and memory bandwidth.
+MOST_CPU_SLOTS = 4
+
+# Memory of a CPU worker: 0.4 GiB for torch, the rest for data and training.
+WORKER_BYTES = 2**30
+
+CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+
+# NVIDIA's, AMD's and WSL's drivers.
+GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 
 
 def device_of(wanted: str, slot: int, allow_busy: bool = False) -> tuple[torch.device, int]:
@@ -96,3 +111,27 @@ def _idle_ones(devices: list[torch.device], allow_busy: bool) -> list[torch.devi
             hint="wait for that process, choose another device, or accept a shared one with --allow-busy",
         )
     return idle or devices
+
+
+def may_have_gpus() -> bool:
+    """False if the system has no driver of a device that PyTorch calls CUDA."""
+    return any(Path(name).exists() for name in GPU_FILES)
+
+
+def cpu_slots(threads: int) -> int:
+    """Automatic slots on this CPU: a physical core for each thread, and memory for each worker."""
+    by_memory = psutil.virtual_memory().available // WORKER_BYTES
+    return max(1, min(MOST_CPU_SLOTS, usable_cores() // threads, by_memory))
+
+
+def usable_cores() -> int:
+    """Physical cores that this process may use, by affinity and by the quota of its control group."""
+    logical = psutil.cpu_count() or 1
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else logical
+    cores = allowed * (psutil.cpu_count(logical=False) or logical) // logical
+    try:
+        quota, period = CPU_QUOTA.read_text().split()
+        cores = min(cores, int(quota) // int(period))
+    except (OSError, ValueError):  # no control group, or no quota: "max"
+        pass
+    return max(1, cores)

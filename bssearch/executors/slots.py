@@ -25,6 +25,7 @@ from bssearch.executors.base import (
     Reply,
     check_threads,
 )
+from bssearch.executors.devices import cpu_slots, may_have_gpus, usable_cores
 from bssearch.executors.process import (
     Inbox,
     WorkerHandle,
@@ -327,9 +328,12 @@ class SlotExecutor(ABC):
 
     @property
     def slots_apart(self) -> bool:
-        """See `Executor.slots_apart`, of started slots."""
+        """See `Executor.slots_apart`, of started slots; on a CPU, seconds are corrected for neighbours."""
+        if not self._has_gpus:
+            own_loop = self._settings.program is not None  # may use more threads
+            return not own_loop and self.slots * self._settings.threads <= usable_cores()
         places = [slot.place for slot in self._slots if slot.place is not None]
-        return self._has_gpus and self.slots <= (self._devices or 0) and len({*places}) == len(places)
+        return self.slots <= (self._devices or 0) and len({*places}) == len(places)
 
     def describe(self) -> WorkloadDescription:
         """See `Executor.describe`."""
@@ -374,6 +378,7 @@ class SlotExecutor(ABC):
         try:
             for slot, _ in jobs:
                 self._make_ready(slot)
+            self._wait_for_loading()
             for slot, request in jobs:
                 slot.ask(request)
             return [self._time_of(slot, request) for slot, request in jobs]
@@ -453,13 +458,9 @@ class SlotExecutor(ABC):
             raise ValueError(f"no slot is free for trial {request.number}: {running} are running")
         if request.number in running:
             raise ValueError(f"trial {request.number} is running already")
-        for slot in self._slots:
-            if slot.state is SlotState.EMPTY:
-                self._start(slot)
+        self._start_all()
         if not running:
-            for slot in self._slots:
-                if slot.state is SlotState.LOADING:
-                    self._wait_until_ready(slot)
+            self._wait_for_loading()
         slot = min(
             (slot for slot in self._slots if not slot.trial),
             key=lambda slot: (len(self._trials_on(slot.place)), slot.index),
@@ -507,6 +508,16 @@ class SlotExecutor(ABC):
 
     def _trials_on(self, place: Place | None) -> list[RunningTrial]:
         return [slot.trial for slot in self._slots if slot.trial and slot.place == place]
+
+    def _wait_for_loading(self) -> None:
+        for slot in self._slots:
+            if slot.state is SlotState.LOADING:
+                self._wait_until_ready(slot)
+
+    def _start_all(self) -> None:
+        for slot in self._slots:
+            if slot.state is SlotState.EMPTY:
+                self._start(slot)
 
     def _start(self, slot: Slot) -> None:
         slot.start(self._started(slot, self._worker_environment()), self._load_of(slot))
@@ -577,7 +588,16 @@ class LocalExecutor(SlotExecutor):
 
     def __init__(self, settings: ExecutorSettings) -> None:
         check_threads(settings)
+        self._is_on_cpu = settings.device == "cpu" or not may_have_gpus()
+        if settings.slots == "auto" and self._is_on_cpu and settings.program is None:
+            settings = replace(settings, slots=cpu_slots(settings.threads))
         super().__init__(settings)
+
+    def describe(self) -> WorkloadDescription:
+        """See `Executor.describe`; on a CPU all workers load at once."""
+        if self._is_on_cpu:
+            self._start_all()
+        return super().describe()
 
     def _started(self, slot: Slot, environment: Mapping[str, str]) -> WorkerHandle:
         try:

@@ -318,8 +318,9 @@ def svg(chart: Chart, name: str, title: str, width: float = WIDE_WIDTH) -> str:
 def picture(chart: Chart, *, title: str, subtitle: str, footnote: str, about: str) -> str:
     """Return a chart as an SVG document; ``about`` is the text alternative."""
     size = Size(kind="wide", width=PICTURE_WIDTH - 2 * PICTURE_EDGE, plot_height=310, font=14)
-    # Ids must differ between pictures in one notebook.
-    elements, height = _drawn(chart, f"chart-{zlib.crc32(repr((chart, title)).encode()):08x}", size)
+    # Ids must differ between pictures in one notebook; drawn coordinates are rounded, so processors agree on them.
+    digest = zlib.crc32("".join([title, *_drawn(chart, "", size)[0]]).encode())
+    elements, height = _drawn(chart, f"chart-{digest:08x}", size)
     top, bottom = 74, 74 + height + 34
     return "\n".join(
         [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from typing import Any
 
@@ -305,9 +305,9 @@ class Environment:
 
 def outcome_fields(outcome: TrialOutcome) -> dict[str, Any]:
     """Outcome as a flat dict."""
-    fields = asdict(outcome)
-    noise, use = fields.pop("noise"), fields.pop("device_use")
-    return {**fields, **{f"noise_{name}": value for name, value in noise.items()}, **use}
+    own = {one.name: getattr(outcome, one.name) for one in fields(outcome) if one.name not in {"noise", "device_use"}}
+    noise = {f"noise_{name}": value for name, value in asdict(outcome.noise).items()}
+    return {**own, **noise, **asdict(outcome.device_use)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -166,13 +166,18 @@ def fit_step_times(visits: Iterable[Visit]) -> dict[Split, FittedStepTime]:
 
 
 def with_visits(probes: Iterable[ProbeRecord], visits: Sequence[Visit]) -> list[ProbeRecord]:
-    """Probes with seconds and errors fitted over all visits."""
+    """Probes with seconds and errors fitted over all visits, without intervals."""
     fitted, by_split = fit_step_times(visits), _by_split(visits)
     found: list[ProbeRecord] = []
     for probe in probes:
         split = probe.batch_size, probe.micro_batch_size
         found.append(_fitted(probe, fitted[split], by_split[split]) if split in by_split else probe)
     return found
+
+
+def with_intervals(probes: Iterable[ProbeRecord]) -> list[ProbeRecord]:
+    """Probes of `with_visits` with intervals of their seconds."""
+    return [one if one.error is None else _with_interval(one, one.error) for one in probes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,13 +243,10 @@ def _midmean(values: Sequence[float]) -> float:
 
 def _fitted(probe: ProbeRecord, fit: FittedStepTime, visits: Sequence[Visit]) -> ProbeRecord:
     contended = all(one.contended for one in visits)
-    widest = math.exp(student_t(fit.error.freedom) * math.hypot(fit.error.own, fit.error.common))
     shares = [one.host_bound_share for one in visits if one.host_bound_share is not None and one.contended is contended]
     return replace(
         probe,
         step_seconds=fit.seconds,
-        step_seconds_low=fit.seconds / widest,
-        step_seconds_high=fit.seconds * widest,
         error=replace(fit.error, visits=len(visits)),
         host_bound_share=statistics.median(shares) if shares else None,
         steps_timed=sum(one.steps_timed for one in visits),
@@ -252,6 +254,12 @@ def _fitted(probe: ProbeRecord, fit: FittedStepTime, visits: Sequence[Visit]) ->
         contended=contended,
         reason=next((one.reason for one in reversed(visits) if one.contended), None) if contended else None,
     )
+
+
+def _with_interval(probe: ProbeRecord, error: StepTimeError) -> ProbeRecord:
+    assert probe.step_seconds is not None, "an error is of seconds"
+    widest = math.exp(student_t(error.freedom) * math.hypot(error.own, error.common))
+    return replace(probe, step_seconds_low=probe.step_seconds / widest, step_seconds_high=probe.step_seconds * widest)
 
 
 def _by_split(visits: Iterable[Visit]) -> dict[Split, list[Visit]]:

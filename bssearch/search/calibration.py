@@ -9,7 +9,7 @@ import itertools
 import math
 import statistics
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from bssearch.analysis.objectives import Kind, kind_of
@@ -35,11 +35,11 @@ from bssearch.training.course import probe_record
 SECONDS_LIMIT = 0.25
 """Per visit."""
 
-FIRST_VISITS = 2
-"""A spread needs two."""
+FIRST_VISITS = 1
+"""Before the search, which needs step times to 10 %."""
 
 COMPARING_VISITS = 3
-"""Before confirmation."""
+"""Before confirmation, of the batch sizes that it compares."""
 
 MOST_VISITS = 6
 
@@ -57,10 +57,12 @@ def missing_step_times(
     visits: int = FIRST_VISITS,
     *,
     trials: Iterable[TrialRecord],
+    compared: Collection[int] | None = None,
 ) -> list[int]:
     """Batch sizes with fewer than ``visits`` in the largest micro-batch that may fit.
 
-    Beyond `FIRST_VISITS`, `doubtful` ones need `MOST_VISITS`. Not if the user's code failed there.
+    Beyond `FIRST_VISITS`, only ``compared`` sizes (default: all) are visited, and `doubtful` ones need `MOST_VISITS`.
+    Not if the user's code failed there.
     """
     known = store.probes.by_batch_size(spec.name, environment)
     memory = store.probes.memory_boundary(spec.name, environment)
@@ -75,6 +77,8 @@ def missing_step_times(
         if micro is None or micro < known[size].micro_batch_size:
             return False  # A new visit would time other micro-batches.
         had = _visits(known[size])
+        if compared is not None and size not in compared:
+            return had < FIRST_VISITS
         return had < visits or (size in doubted and had < MOST_VISITS)
 
     return [size for size in spec.batch_sizes if is_missing(size)]
@@ -111,6 +115,7 @@ def measure_step_times(
     visits: int = FIRST_VISITS,
     *,
     trials: Sequence[TrialRecord],
+    compared: Collection[int] | None = None,
     tell: Callable[[str], None] = lambda message: None,
 ) -> None:
     """Measure and store the `missing_step_times`, after `confirm_out_of_memory`.
@@ -139,7 +144,7 @@ def measure_step_times(
     together: TimesSideBySide | None = None
     is_asked = False
     for _ in range(MOST_VISITS):
-        missing = missing_step_times(spec, store, environment, visits, trials=trials)
+        missing = missing_step_times(spec, store, environment, visits, trials=trials, compared=compared)
         if not missing:
             break
         known = store.probes.by_batch_size(spec.name, environment)
@@ -147,7 +152,9 @@ def measure_step_times(
             if not is_asked:
                 is_asked = True
                 request = default_at(spec, default, known[default].micro_batch_size)
-                together = _devices_that_agree(executor, request, known[default], tell)
+                together = _devices_that_agree(
+                    executor, request, known[default], tell, is_cpu=environment.device_type == "cpu"
+                )
             if together is not None:
                 _visit_side_by_side(spec, store, together, environment, missing, cadences, on_too_large, check)
                 refuse_where_nothing_fits(spec, store, environment)
@@ -362,10 +369,10 @@ def _described(uses: dict[int, MemoryUse], size: int | None) -> str:
 
 
 def _devices_that_agree(
-    executor: Executor, request: StepTimeRequest, alone: ProbeRecord, tell: Callable[[str], None]
+    executor: Executor, request: StepTimeRequest, alone: ProbeRecord, tell: Callable[[str], None], *, is_cpu: bool
 ) -> TimesSideBySide | None:
-    """Devices, all at work, must agree with each other and ``alone`` within `FLAT_RATIO`."""
-    if not isinstance(executor, TimesSideBySide) or not executor.slots_apart or executor.slots < 2:
+    """Devices, all at work, must agree with each other and ``alone`` within `FLAT_RATIO`; never slots of one CPU."""
+    if is_cpu or not isinstance(executor, TimesSideBySide) or not executor.slots_apart or executor.slots < 2:
         return None
     try:
         found = executor.step_times_by_device(request)

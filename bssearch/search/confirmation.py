@@ -116,8 +116,6 @@ def remaining(history: History, trials: Sequence[TrialRecord]) -> list[TrialPlan
     runs = history.spec.confirm.runs
     if first := list(interleaved(history, made, _chosen(history, trials, made), runs)):
         return first
-    if any(not trial.state.is_finished for trial in trials):
-        return []  # Further runs depend on their results.
     verdict = verdict_of(history, trials)
     if verdict is None or not verdict.confirmed:
         return []
@@ -279,10 +277,12 @@ def _further(history: History, trials: Sequence[TrialRecord], made: CompletedRun
     known = None if limit is None or _is_spent(history, trials) else _beliefs(history, trials, verdict)
     if limit is None or known is None:
         return []
-    if is_settled(history, trials) if known.are_sure else not known.runs_help:
-        return []
+    running = Counter(one.configuration.batch_size for one in trials if not one.state.is_finished)
+    is_enough = bool(running) or is_settled(history, trials)
+    if is_enough if known.are_sure else not known.runs_help:
+        return []  # A run that is still running may change this.
     seeds = [trial_seed(history.spec.seed, Phase.CONFIRM, index) for index in range(limit)]
-    for size in known.contenders():
+    for size in sorted(known.contenders(), key=lambda one: running[one]):
         configuration = verdict.by_batch[size].configuration
         missing = [seed for seed in seeds if made.is_missing(configuration, seed)]
         if missing:

@@ -361,7 +361,6 @@ class Driver:
         # Trials use the database's clock. It may be reset, so time from here on is monotonic.
         self._began = store.time().timestamp() - time.monotonic()
         self._looked, self._next_look = -math.inf, time.monotonic()
-        self._first_visits = FIRST_VISITS
         self.interrupts = Interrupts(on_second=executor.kill, at_once=lambda: store.is_waiting)
         self._shift = shift or Shift()
         self._shift.join(self.interrupts, executor.kill)
@@ -385,9 +384,8 @@ class Driver:
                     self._wait()
                 self._raise_if_failed()
 
-    def run_planned(self, next_run: NextRun, phase: Phase, *, visits: int = FIRST_VISITS) -> None:
-        """Make only the runs of ``next_run``, one at a time, after ``visits`` to each batch size."""
-        self._first_visits = visits
+    def run_planned(self, next_run: NextRun, phase: Phase) -> None:
+        """Make only the runs of ``next_run``, one at a time."""
         self.engine = self._engine(next_run, phase)
         self.run()
 
@@ -428,8 +426,8 @@ class Driver:
                 case Wait():
                     self._note_wait(action)
                     self._next_look = time.monotonic() + LOOK_SECONDS
-                case TimeSteps(to_compare):
-                    self._time_steps(COMPARING_VISITS if to_compare else self._first_visits)
+                case TimeSteps(compared):
+                    self._time_steps(FIRST_VISITS if compared is None else COMPARING_VISITS, compared)
                 case ClaimConfirmation():
                     self._do(self.engine.claimed(self._leases.take(self._confirming)))
                 case Release():
@@ -493,15 +491,16 @@ class Driver:
             refusal, engine = self._checkpoints.refusal, self.engine
             self._do(engine.cannot_save(refusal) if engine.pruning.can_wait else engine.can_save())
 
-    def _time_steps(self, visits: int) -> None:
+    def _time_steps(self, visits: int, compared: frozenset[int] | None) -> None:
         asked, trials = (self.spec, self.store, self.environment), self.engine.history.all_trials
-        while missing_step_times(*asked, visits, trials=trials):
+        missing_sizes = partial(missing_step_times, *asked, visits, trials=trials, compared=compared)
+        while missing_sizes():
             refuse_where_nothing_fits(*asked)
             with (
                 suppress(ClaimLostError),
                 self._leases.held(TIMING, partial(self._wait_for_claim, TIMING)),
             ):
-                missing = missing_step_times(*asked, visits, trials=trials)
+                missing = missing_sizes()
                 if missing:
                     self._shift.work()
                     self.listener.note(f"timing steps at batch sizes {', '.join(map(str, missing))}")
@@ -513,6 +512,7 @@ class Driver:
                     self._check_timing,
                     visits,
                     trials=trials,
+                    compared=compared,
                     tell=self.listener.note,
                 )
                 break

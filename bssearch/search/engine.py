@@ -44,9 +44,9 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class TimeSteps:
-    """Time batch sizes that lack step times, if ``to_compare`` for confirmation; `Engine.timed` follows."""
+    """Time batch sizes that lack step times, ``compared`` ones for confirmation; `Engine.timed` follows."""
 
-    to_compare: bool = False
+    compared: frozenset[int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +264,8 @@ class Engine:
         actions = self._settle()
         self._stage = EngineStage.CLAIM
         if self._next_run(self.history) is not None:
-            actions.append(TimeSteps(to_compare=True))
+            compared = frozenset(one.batch_size for one in confirmation.finalists(self.history))
+            actions.append(TimeSteps(compared))
         return [*actions, ClaimConfirmation()]
 
     def _fill(self) -> list[Action]:

@@ -87,7 +87,7 @@ BoardName = Annotated[str, AfterValidator(_known("boards")), WithJsonSchema(_sch
 
 def _slots(given: Any) -> Any:
     if given != "auto" and (type(given) is not int or not 1 <= given <= MOST_SLOTS):
-        raise ValueError(f"must be a whole number from 1 to {MOST_SLOTS}, or auto: one for each device")
+        raise ValueError(f"must be a whole number from 1 to {MOST_SLOTS}, or auto: one a GPU, up to four on a CPU")
     return given
 
 
@@ -257,10 +257,11 @@ class BudgetSpec(StrictModel):
 class ExecutorSpec(StrictModel):
     """Where trials run: ``slots`` at once, each with ``threads`` CPU threads on ``device``.
 
-    ``slots: auto`` is one per idle CUDA device, one on the CPU. ``local`` runs a worker process per slot; ``inline``
-    one trial at a time in this process; ``ray`` uses the cluster at ``address`` (``auto`` or ``HOST:PORT``), else a
-    local Ray. A trial without progress for ``hang_seconds`` is hung. ``memory_limit_gib`` simulates a smaller device;
-    on the CPU it limits each worker's data segment.
+    ``slots: auto`` is one per idle CUDA device; on a CPU one for each ``threads`` physical cores, four at most, and one
+    for own programs. ``local`` runs a worker process per slot; ``inline`` one trial at a time in this process; ``ray``
+    uses the cluster at ``address`` (``auto`` or ``HOST:PORT``), else a local Ray. A trial without progress for
+    ``hang_seconds`` is hung. ``memory_limit_gib`` simulates a smaller device; on the CPU it limits each worker's data
+    segment.
     """
 
     name: ExecutorName = "local"

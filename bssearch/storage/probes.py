@@ -19,7 +19,7 @@ from bssearch.records import (
     Visit,
     model_parameters,
 )
-from bssearch.records.step_times import step_seconds_of, with_step_time, with_visits
+from bssearch.records.step_times import step_seconds_of, with_intervals, with_step_time, with_visits
 from bssearch.spec import StudySpec
 from bssearch.spec.space import MemoryBoundary, in_force
 from bssearch.storage.columns import column_types, from_columns, now, to_columns
@@ -105,13 +105,14 @@ class ProbeStore(StorePart):
             rows = connection.execute(PROBES.where(ProbeRow.study_id == study_id)).mappings()
             timed = [from_columns(ProbeRecord, row, absent="error") for row in rows]
             found = in_force(timed, self._boundary(connection, study_id, environment)).values()
-            return {one.batch_size: one for one in with_visits(found, self._visits(connection, study_id))}
+            timed = with_intervals(with_visits(found, self._visits(connection, study_id)))
+            return {one.batch_size: one for one in timed}
 
     @patiently
     def step_times(self, study: str) -> list[ProbeRecord]:
         """Return all splits' step times, oldest first."""
         with self._database.reading() as connection:
-            return list(self._step_times(connection, counters(connection, study)))
+            return with_intervals(self._step_times(connection, counters(connection, study)))
 
     def _step_times(self, connection: Connection, now: Counters) -> list[ProbeRecord]:
         # Cached until the next measurement, because every read of trials needs step times.

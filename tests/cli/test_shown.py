@@ -22,7 +22,7 @@ from rich.live import Live
 from bssearch.analysis.answer import Answer, Figure
 from bssearch.analysis.shape import Notice
 from bssearch.cli import app as application
-from bssearch.cli import main
+from bssearch.cli import main, output
 from bssearch.cli import trial as trial_commands
 from bssearch.cli.answer import SCREEN_COLUMNS, SCREEN_LINES, exported, print_answer, screen
 from bssearch.cli.output import note
@@ -34,7 +34,7 @@ from bssearch.commands.trials import status
 from bssearch.errors import NotFoundError, UsageError
 from bssearch.exchange.trial_rows import trial_document
 from bssearch.executors.base import Event
-from bssearch.files import write_csv
+from bssearch.files import Row, write_csv
 from bssearch.records import GradientNoise, MemoryBasis, Observation, Phase, TrialEnded, TrialRecord, TrialState
 from bssearch.search.history import History
 from bssearch.search.pruners.base import PruningController
@@ -45,6 +45,20 @@ from tests.search.law import LawExecutor
 
 SPEC = make_spec(budget={"trials": 20, "trial_train_seconds": 10.0})
 SIZES = (16, 32, 64)
+
+
+@pytest.mark.parametrize("reason", ["target met", "日本語", "why " * 80])
+def test_a_long_table_has_the_cells_of_a_short_one(
+    reason: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows: list[Row] = [{"number": 1, "reason": reason}, {"number": 200, "reason": None}]
+    printed = []
+    for most in (0, len(rows)):
+        monkeypatch.setattr(output, "LONG_TABLE", most)
+        output.print_table(rows, ("number", "reason"))
+        printed.append(capsys.readouterr().out.splitlines())
+    long, short = ([line.split() for line in lines if "─" not in line] for lines in printed)
+    assert long == short
 
 
 # How the process ends ------------------------------------------------------------------------------------------------
@@ -76,7 +90,7 @@ def test_each_way_to_end_has_its_exit_code(
         raise raised
 
     monkeypatch.setattr(application, "app", fails)
-    monkeypatch.setattr(arguments, "end_of_pipe", lambda: sys.exit(0))
+    monkeypatch.setattr(output, "end_of_pipe", lambda: sys.exit(0))
     with pytest.raises(SystemExit) as caught:
         main()
     assert caught.value.code == code

@@ -44,6 +44,7 @@ class Node:
             return self.workers[-1]
 
         monkeypatch.setattr(local, "WorkerProcess", start)
+        monkeypatch.setattr(local, "may_have_gpus", lambda: self.devices > 0)
 
     def told(self, kind: type[Any]) -> list[tuple[int, Any]]:
         """Return all commands of a kind with the number of the worker, counted from the first that was started."""

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from bssearch.errors import LaunchError
-from bssearch.executors import loaded
+from bssearch.executors import devices
+from bssearch.executors import slots as local
 from bssearch.executors.base import ExecutorSettings, Load, Program
 from bssearch.executors.loaded import LoadedWorkload
 from bssearch.executors.process import ALLOCATOR_VARIABLES, EXPANDABLE_SEGMENTS
@@ -38,12 +42,50 @@ def executor_on(node: Node, monkeypatch: pytest.MonkeyPatch, **settings: Any) ->
         yield executor
 
 
-@pytest.mark.parametrize(("devices", "slots"), [(0, 1), (1, 1), (8, 8)])
+@pytest.mark.parametrize(
+    ("cores", "threads", "gib", "slots"),
+    [(1, 1, 64, 1), (3, 1, 64, 3), (16, 1, 64, 4), (8, 3, 64, 2), (2, 4, 64, 1), (16, 1, 2, 2), (16, 1, 0.5, 1)],
+)
+def test_automatic_slots_of_a_cpu_have_cores_and_memory(
+    cores: int, threads: int, gib: float, slots: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "usable_cores", lambda: cores)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=int(gib * 2**30)))
+    assert devices.cpu_slots(threads) == slots
+
+
+@pytest.mark.parametrize(("quota", "cores"), [("max 100000", 4), ("250000 100000", 2), ("50000 100000", 1), (None, 4)])
+def test_usable_cores_are_physical_allowed_and_within_the_quota(
+    quota: str | None, cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "cpu.max"
+    if quota is not None:
+        file.write_text(quota)
+    monkeypatch.setattr(devices, "CPU_QUOTA", file)
+    monkeypatch.setattr(psutil, "cpu_count", lambda logical=True: 16 if logical else 8)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {*range(8)})
+    assert devices.usable_cores() == cores
+
+
+@pytest.mark.parametrize(("is_program", "slots"), [(False, 2), (True, 1)])
+def test_workers_of_a_cpu_load_at_once_but_a_program_has_one_slot(
+    is_program: bool, slots: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "cpu_slots", lambda threads: 2)
+    monkeypatch.setattr(local, "usable_cores", lambda: 2)
+    program = Program(default=request_trial(1).plan.configuration, metric="score", script="train.py")
+    given = program if is_program else None
+    with executor_on(node := Node(0), monkeypatch, slots="auto", program=given) as executor:
+        executor.describe()
+        assert (executor.slots, len(node.workers), executor.slots_apart) == (slots, slots, not is_program)
+
+
+@pytest.mark.parametrize(("devices", "slots"), [(1, 1), (8, 8)])
 def test_auto_is_a_slot_for_each_device(devices: int, slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
     with executor_on(node := Node(devices), monkeypatch, slots="auto") as executor:
         assert executor.describe().notice is None
         assert executor.slots == slots
-        assert executor.slots_apart == (devices > 0), "each has a device of its own, but for the CPU"
+        assert executor.slots_apart
         for number in range(1, slots + 1):
             executor.submit(request_trial(number))
         assert sorted(worker.slot for worker in node.workers) == [*range(slots)]
@@ -85,7 +127,7 @@ def test_a_worker_keeps_to_its_slots_share_of_the_memory_and_says_that_it_has_no
 ) -> None:
     write_workload(tmp_path)
     limits: list[int] = []
-    monkeypatch.setattr(loaded, "memory_limit_of_slot", lambda device, slot, slots, of, limit: 2**30 // slots)
+    monkeypatch.setattr(devices, "memory_limit_of_slot", lambda device, slot, slots, of, limit: 2**30 // slots)
     monkeypatch.setattr(memory, "limit_memory", lambda device, limit_bytes: limits.append(limit_bytes))
     settings = ExecutorSettings(workload="line.py:Line", folder=tmp_path, device="cpu", slots=4)
     workload = LoadedWorkload(Load(settings=settings, slot=0))

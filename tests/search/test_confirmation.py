@@ -233,12 +233,14 @@ def test_who_has_fewer_runs_goes_first_and_nobody_has_more_than_the_most() -> No
     assert indices(left(trials, max_runs=5)) == [(32, 4)]
 
 
-def test_no_run_is_planned_while_one_that_may_settle_it_is_made() -> None:
+def test_a_free_slot_runs_another_size_unless_the_runs_that_ended_are_enough() -> None:
     running = make_trial(
         200, configuration=at(32), state=TrialState.RUNNING, phase=Phase.CONFIRM, seed=trial_seed(0, Phase.CONFIRM, 3)
     )
     trials = [*made(at(16), 1.0, runs=4), *made(at(32), 1.02, start=110)]
-    assert left([*trials, running], max_runs=6) == []
+    assert indices(left([*trials, running], max_runs=6)) == [(16, 4)]
+    settled = [*made(at(16), 1.0, runs=4), *made(at(32), 2.0, start=110)]
+    assert left([*settled, running], max_runs=6) == []
     lost = replace(running, state=TrialState.LOST)
     assert [run.retry_of for run in left([*trials, lost], max_runs=6)] == [200]
 

@@ -21,7 +21,7 @@ from bssearch.records import (
     TrialRequest,
     TrialState,
 )
-from bssearch.search.calibration import COMPARING_VISITS
+from bssearch.search.calibration import COMPARING_VISITS, FIRST_VISITS
 from bssearch.search.driver import TIMING, Listener
 from bssearch.search.history import History
 from bssearch.storage.repository import open_store
@@ -139,4 +139,8 @@ def test_a_driver_writes_nothing_under_a_claim_that_it_has_lost(
 
     run_study(CONFIRMED, Launch(db=url, make_executor=lambda *_: Suspended(), listener=Waits()))
     assert found[TIMING] == (0, [])
-    assert found[CONFIRMING] == (COMPARING_VISITS * len(CONFIRMED.batch_sizes), [TrialState.REACHED])
+    with open_store(url) as store:
+        compared = {one.configuration.batch_size for one in store.trials.of("toy", phase=Phase.CONFIRM)}
+    assert 1 < len(compared) < len(CONFIRMED.batch_sizes)
+    visits = len(CONFIRMED.batch_sizes) + (COMPARING_VISITS - FIRST_VISITS) * len(compared)
+    assert found[CONFIRMING] == (visits, [TrialState.REACHED])

@@ -10,13 +10,13 @@ import pytest
 
 from bssearch.errors import LaunchError
 from bssearch.records import StepTime, StepTimeRequest
-from bssearch.search.calibration import FIRST_VISITS, measure_step_times
+from bssearch.search.calibration import COMPARING_VISITS, measure_step_times
 from bssearch.storage.repository import Store, open_store
 from tests.factories import make_environment, make_spec, not_none
 from tests.search.law import LawExecutor
 from tests.search.study import url_in
 
-SPEC, HERE = make_spec(), make_environment()
+SPEC, HERE = make_spec(), make_environment(device_type="cuda")
 SIZES = [*SPEC.batch_sizes]
 
 
@@ -99,7 +99,7 @@ def test_a_size_that_runs_out_of_memory_on_another_device_is_timed_in_smaller_mi
             self.fits_up_to = SIZES[-1] - 1
             return super().measure_step_times(requests)
 
-    measure_step_times(SPEC, store, Shrinks(), HERE, lambda: None, FIRST_VISITS, trials=[])
+    measure_step_times(SPEC, store, Shrinks(), HERE, lambda: None, COMPARING_VISITS, trials=[])
     found = store.probes.by_batch_size(SPEC.name, HERE)
     assert found[SIZES[-1]].micro_batch_size < SIZES[-1]
     assert set(found) == set(SIZES)
