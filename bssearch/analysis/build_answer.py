@@ -99,13 +99,10 @@ def build_answer(
 
     Leaves out confirmation runs in micro-batches that no longer fit: they are repeated in smaller ones.
     """
-    everything, trials = trials, [one for one in trials if not one.configuration.grows]
-    trials = [one for one in trials if one.phase is not Phase.CONFIRM or _may_fit(memory, one)]
-    objective = objective_of(spec, study.target)
-    timed_steps = step_seconds_of(probes.values(), spec.timed_model)
-    verdict = decide(trials, spec.confirm.runs, objective, timed_steps)
+    everything, trials = trials, compared_trials(trials, memory)
+    verdict = first_verdict(study, spec, trials, probes)
     if verdict is None or study.environment is None:
-        raise _not_reached(study, trials, objective)
+        raise _not_reached(study, trials, objective_of(spec, study.target))
     tuned = tuning(spec, trials, verdict)
     noise_by_batch = noise_of_batches(trials)
     known = measured(probes.values(), memory_uses, memory, noise, verdict.optimal.runs, noise_by_batch)
@@ -156,7 +153,9 @@ def build_answer(
         settle=_settle(verdict, drawn),
         front=front(batches, spec.price_per_device_hour, confirmed=verdict.confirmed),
         generalisation=final,
-        batch_schedule=batch_schedule_answer(spec, everything, verdict, timed_steps),
+        batch_schedule=batch_schedule_answer(
+            spec, everything, verdict, step_seconds_of(probes.values(), spec.timed_model)
+        ),
         warnings=[
             *notices(spec, trials, verdict, probes.values()),
             *about_the_host(batches, verdict.optimal, timed.values(), law, environment.compile_mode),
@@ -164,6 +163,20 @@ def build_answer(
             *about_generalisation(final, study.target),
         ],
     )
+
+
+def compared_trials(trials: Sequence[TrialRecord], memory: MemoryBoundary) -> list[TrialRecord]:
+    """Trials of constant batch sizes, without confirmation runs in micro-batches that no longer fit."""
+    constant = (one for one in trials if not one.configuration.grows)
+    return [one for one in constant if one.phase is not Phase.CONFIRM or _may_fit(memory, one)]
+
+
+def first_verdict(
+    study: StudyRecord, spec: StudySpec, trials: Sequence[TrialRecord], probes: Mapping[int, ProbeRecord]
+) -> Verdict | None:
+    """Verdict over `compared_trials`, before the posterior recommends; None if no trial reached the target."""
+    timed = step_seconds_of(probes.values(), spec.timed_model)
+    return decide(trials, spec.confirm.runs, objective_of(spec, study.target), timed)
 
 
 def _told_of(spec: StudySpec, parameters: Parameters) -> Parameters:

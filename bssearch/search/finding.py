@@ -10,10 +10,18 @@ from typing import Any
 from pydantic import BaseModel, ValidationError, ValidatorFunctionWrapHandler, field_validator
 
 from bssearch.analysis.answer import NO_NEXT_STEP, Answer
-from bssearch.analysis.build_answer import at_target, build_answer, easier_target, refuse_another_target
+from bssearch.analysis.build_answer import (
+    at_target,
+    build_answer,
+    compared_trials,
+    easier_target,
+    first_verdict,
+    refuse_another_target,
+)
 from bssearch.analysis.law.quick import Promise, QuickAnswer, QuickPrior
 from bssearch.analysis.notices import about_versions, retargeted
 from bssearch.analysis.objectives.base import objective_of
+from bssearch.analysis.optimum import CountedSeconds
 from bssearch.errors import TargetNotReachedError, UsageError
 from bssearch.records import Configuration, TrialRecord, model_parameters
 from bssearch.records.step_times import step_seconds_of, with_step_time
@@ -133,6 +141,14 @@ def compute_answer(
     found = build_answer(replace(study, target=easier), spec, moved, probes, memory, uses, noise)
     warnings = [retargeted(study.target), *found.warnings, *about_versions(versions)]
     return found.model_copy(update={"warnings": warnings, **NO_NEXT_STEP})
+
+
+def counted_seconds(store: Store, name: str, trials: Sequence[TrialRecord]) -> dict[int, CountedSeconds]:
+    """Seconds to the target as the answer counts them, by number of all ``trials``; empty without an answer."""
+    study, probes = store.studies.get(name), store.probes.by_batch_size(name)
+    compared = compared_trials(trials, store.probes.memory_boundary(name))
+    verdict = first_verdict(study, spec_of(study), compared, probes)
+    return {} if verdict is None else verdict.seconds_of(trials)
 
 
 def _promise_of(quick: QuickAnswer, answer: Answer) -> Promise | None:
