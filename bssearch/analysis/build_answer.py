@@ -138,7 +138,7 @@ def build_answer(
         tied=verdict.tied if drawn is None else drawn.tied,
         worse=verdict.worse if drawn is None else drawn.worse,
         largest_that_fits=largest,
-        speedup=_speedup(spec, trials, verdict, largest),
+        speedup=_speedup(spec, trials, verdict, largest, drawn),
         batches=batches,
         fit=fit,
         measured=known,
@@ -256,27 +256,33 @@ def _default(spec: StudySpec, trials: Sequence[TrialRecord], objective: Objectiv
     return None
 
 
-def _speedup(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict, largest: Largest) -> Speedup:
+def _speedup(
+    spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict, largest: Largest, known: Beliefs | None
+) -> Speedup:
     optimal = verdict.optimal
     default = _default(spec, trials, optimal.objective)
     retuned = None if default is None else verdict.by_batch.get(default.configuration.batch_size)
     if default is not None and retuned is not None and retuned.configuration.trains_like(default.configuration):
         default = retuned  # one configuration: no gain from retuning
     return Speedup(
-        over_largest=_ratio(verdict.by_batch.get(largest.batch_size), optimal),
-        over_default=_ratio(default, optimal),
+        over_largest=_ratio(verdict.by_batch.get(largest.batch_size), optimal, known),
+        over_default=_ratio(default, optimal, known if default is retuned else None),
         from_retuning=_ratio(default, retuned),
-        from_batch_size=_ratio(retuned, optimal),
+        from_batch_size=_ratio(retuned, optimal, known),
     )
 
 
-def _ratio(other: Candidate | None, optimal: Candidate | None) -> Ratio | None:
+def _ratio(other: Candidate | None, optimal: Candidate | None, known: Beliefs | None = None) -> Ratio | None:
     if other is not None and other is optimal and math.isfinite(other.value):
         return Ratio(value=1.0, at_least=False, low=1.0, high=1.0)
     if other is None or optimal is None or not other.objective.has_ratios or not math.isfinite(optimal.value):
         return None
     if math.isfinite(other.value):
         value, interval = other.value / optimal.value, ratio_interval(other.estimate, optimal.estimate)
+        if known is not None:
+            ends = known.log_ratio(other.configuration.batch_size, optimal.configuration.batch_size)
+            from_log = other.objective.from_log
+            interval = None if ends is None else (from_log(ends[0]), from_log(ends[1]))
         low, high = (None, None) if interval is None else (min(interval[0], value), max(interval[1], value))
         return Ratio(value=value, at_least=False, low=low, high=high)
     bound = other.lower_bound or 0.0
