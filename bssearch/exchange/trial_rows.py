@@ -8,7 +8,6 @@ from typing import Any
 
 from bssearch.records import Environment, Observation, TrialRecord, outcome_fields
 from bssearch.records.batch_schedule import run_stages
-from bssearch.search.finding import counted_seconds
 from bssearch.storage.repository import Store
 
 # Outcome fields that are 0 if an imported table lacks them.
@@ -64,6 +63,8 @@ def trial_rows(
 
     ``answer`` has the seconds that `best` compares, their basis, and whether they count in their batch size's median.
     """
+    from bssearch.search.finding import counted_seconds
+
     counted = counted_seconds(store, name, trials)
     return [{**trial_row(one), "answer": asdict(counted[one.number]) if counted else None} for one in kept]
 
