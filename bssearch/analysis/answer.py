@@ -63,7 +63,10 @@ class Time(Figure):
 
 
 class Ratio(Model):
-    """A ratio of medians with Welch's 95 % interval; ``at_least`` if the slower side never reached the target."""
+    """A ratio of medians with its 95 % interval; ``at_least`` if the slower side never reached the target.
+
+    The interval of two batch sizes is the posterior's, that of the default's values is Welch's.
+    """
 
     value: float
     at_least: bool

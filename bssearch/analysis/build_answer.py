@@ -105,13 +105,10 @@ def build_answer(
 
     Leaves out confirmation runs in micro-batches that no longer fit: they are repeated in smaller ones.
     """
-    everything, trials = trials, [one for one in trials if not one.configuration.grows]
-    trials = [one for one in trials if one.phase is not Phase.CONFIRM or _may_fit(memory, one)]
-    objective = objective_of(spec, study.target)
-    timed_steps = step_seconds_of(probes.values(), spec.timed_model)
-    verdict = decide(trials, spec.confirm.runs, objective, timed_steps)
+    everything, trials = trials, compared_trials(trials, memory)
+    verdict = first_verdict(study, spec, trials, probes)
     if verdict is None or study.environment is None:
-        raise _not_reached(study, trials, objective)
+        raise _not_reached(study, trials, objective_of(spec, study.target))
     tuned = tuning(spec, trials, verdict)
     noise_by_batch = noise_of_batches(trials)
     known = measured(probes.values(), memory_uses, memory, noise, verdict.optimal.runs, noise_by_batch)
@@ -147,7 +144,7 @@ def build_answer(
         tied=verdict.tied if drawn is None else drawn.tied,
         worse=verdict.worse if drawn is None else drawn.worse,
         largest_that_fits=largest,
-        speedup=_speedup(spec, trials, verdict, largest),
+        speedup=_speedup(spec, trials, verdict, largest, drawn),
         batches=batches,
         fit=fit,
         measured=known,
@@ -162,7 +159,9 @@ def build_answer(
         settle=_settle(verdict, drawn),
         front=front(batches, spec.price_per_device_hour, confirmed=verdict.confirmed),
         generalisation=final,
-        batch_schedule=batch_schedule_answer(spec, everything, verdict, timed_steps),
+        batch_schedule=batch_schedule_answer(
+            spec, everything, verdict, step_seconds_of(probes.values(), spec.timed_model)
+        ),
         warnings=[
             *notices(spec, trials, verdict, probes.values()),
             *about_the_host(batches, verdict.optimal, timed.values(), law, environment.compile_mode),
@@ -170,6 +169,20 @@ def build_answer(
             *about_generalisation(final, study.target),
         ],
     )
+
+
+def compared_trials(trials: Sequence[TrialRecord], memory: MemoryBoundary) -> list[TrialRecord]:
+    """Trials of constant batch sizes, without confirmation runs in micro-batches that no longer fit."""
+    constant = (one for one in trials if not one.configuration.grows)
+    return [one for one in constant if one.phase is not Phase.CONFIRM or _may_fit(memory, one)]
+
+
+def first_verdict(
+    study: StudyRecord, spec: StudySpec, trials: Sequence[TrialRecord], probes: Mapping[int, ProbeRecord]
+) -> Verdict | None:
+    """Verdict over `compared_trials`, before the posterior recommends; None if no trial reached the target."""
+    timed = step_seconds_of(probes.values(), spec.timed_model)
+    return decide(trials, spec.confirm.runs, objective_of(spec, study.target), timed)
 
 
 def _told_of(spec: StudySpec, parameters: Parameters) -> Parameters:
@@ -249,27 +262,33 @@ def _default(spec: StudySpec, trials: Sequence[TrialRecord], objective: Objectiv
     return None
 
 
-def _speedup(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict, largest: Largest) -> Speedup:
+def _speedup(
+    spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict, largest: Largest, known: Beliefs | None
+) -> Speedup:
     optimal = verdict.optimal
     default = _default(spec, trials, optimal.objective)
     retuned = None if default is None else verdict.by_batch.get(default.configuration.batch_size)
     if default is not None and retuned is not None and retuned.configuration.trains_like(default.configuration):
         default = retuned  # one configuration: no gain from retuning
     return Speedup(
-        over_largest=_ratio(verdict.by_batch.get(largest.batch_size), optimal),
-        over_default=_ratio(default, optimal),
+        over_largest=_ratio(verdict.by_batch.get(largest.batch_size), optimal, known),
+        over_default=_ratio(default, optimal, known if default is retuned else None),
         from_retuning=_ratio(default, retuned),
-        from_batch_size=_ratio(retuned, optimal),
+        from_batch_size=_ratio(retuned, optimal, known),
     )
 
 
-def _ratio(other: Candidate | None, optimal: Candidate | None) -> Ratio | None:
+def _ratio(other: Candidate | None, optimal: Candidate | None, known: Beliefs | None = None) -> Ratio | None:
     if other is not None and other is optimal and math.isfinite(other.value):
         return Ratio(value=1.0, at_least=False, low=1.0, high=1.0)
     if other is None or optimal is None or not other.objective.has_ratios or not math.isfinite(optimal.value):
         return None
     if math.isfinite(other.value):
         value, interval = other.value / optimal.value, ratio_interval(other.estimate, optimal.estimate)
+        if known is not None:
+            ends = known.log_ratio(other.configuration.batch_size, optimal.configuration.batch_size)
+            from_log = other.objective.from_log
+            interval = None if ends is None else (from_log(ends[0]), from_log(ends[1]))
         low, high = (None, None) if interval is None else (min(interval[0], value), max(interval[1], value))
         return Ratio(value=value, at_least=False, low=low, high=high)
     bound = other.lower_bound or 0.0

@@ -160,6 +160,8 @@ MOST_RUNS = 100
 MORE = 1.3
 """Of a batch size, and the factor between the numbers tried: the expected number is known to a third."""
 
+TAILS = 0.025, 0.975
+
 LEAST_GAIN = 0.01
 """Differences of probabilities below it count as none."""
 
@@ -274,6 +276,13 @@ class Beliefs:
         gain = 2 * np.log(self.unshared) - np.log(self.runs * (self.runs + 1)) - self.log_cost
         pair = sorted((own, rivals[0]), key=lambda one: -gain[one])
         return [self.sizes[one] for one in [*pair, *rivals[1:]]]
+
+    def log_ratio(self, size: int, other: int) -> tuple[float, float] | None:
+        """95 % interval of the log ratio of two confirmed batch sizes, as configured; None if either is not."""
+        if not all(one in self.sizes and self.is_confirmed[self._place(one)] for one in (size, other)):
+            return None
+        low, high = np.quantile(self.figures[:, self._place(size)] - self.figures[:, self._place(other)], TAILS)
+        return float(low), float(high)
 
     def certainty(self) -> Certainty:
         """How sure the recommendation is, and what would settle it."""

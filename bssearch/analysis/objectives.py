@@ -159,6 +159,7 @@ def _pace(trial: TrialRecord, step_seconds: StepSeconds) -> TrialPace | None:
         undelayed_step_seconds=outcome.undelayed_train_seconds / steps,
         reference_seconds=outcome.reference_seconds,
         contended=outcome.contended,
+        number=trial.number,
     )
 
 

@@ -323,11 +323,28 @@ class Verdict:
             rule = "least"
         return replace(self, optimal=self.by_batch[batch_size], rule=rule)
 
+    def seconds_of(self, trials: Iterable[TrialRecord]) -> dict[int, CountedSeconds]:
+        """Seconds to the target as the answer counts them, by trial number."""
+        times = replace(TIME, common=self.optimal.objective.common)
+        counted = {run.number for one in self.by_batch.values() for run in one.runs}
+        return {
+            one.number: CountedSeconds(times.figure(one), times.basis(one), one.number in counted) for one in trials
+        }
+
     def _is_flat(self, batch_size: int) -> bool:
         candidate = self.by_batch[batch_size]
         return (candidate.is_confirmed or not self.confirmed) and candidate.objective.is_flat(
             candidate.value, self.least.value
         )
+
+
+@dataclass(frozen=True, slots=True)
+class CountedSeconds:
+    """A trial's seconds to the target; ``counts`` if they are in the answer's median of its batch size."""
+
+    seconds: float | None
+    basis: Basis
+    counts: bool
 
 
 def is_shown_flat(one: Candidate, least: Candidate) -> bool:

@@ -86,7 +86,7 @@ def show_study(study: StudyArgument = None, db: DatabasesOption = None, form: Fo
 def print_status(found: Status) -> None:
     """Print a study's progress."""
     out = console()
-    one, fastest = ("run", "fastest") if found.is_imported else ("trial", "fastest so far")
+    one, fastest = ("run", "fastest") if found.is_imported else ("trial", "best single run")
     spent, budget, running = found.spent_trials, found.budget_trials, len(found.running)
     # Enqueued trials may exceed the budget.
     of = f"of {budget} search trials" if spent <= budget else f"search trials, more than the budget of {budget}"

@@ -84,12 +84,12 @@ def list_trials(
 ) -> None:
     """List the trials of a study."""
     from bssearch.commands.trials import matching_trials
-    from bssearch.exchange.trial_rows import trial_row
+    from bssearch.exchange.trial_rows import trial_row, trial_rows
 
     with study_to_read(db, study) as (store, name):
         found = store.trials.of(name)
-    kept = matching_trials(found, phase=phase, state=state, batch_size=batch_size)
-    rows = [trial_row(trial) for trial in kept]
+        kept = matching_trials(found, phase=phase, state=state, batch_size=batch_size)
+        rows = [trial_row(one) for one in kept] if form is Format.TABLE else trial_rows(store, name, found, kept)
     if form is Format.TABLE:
         from bssearch.records.batch_schedule import sizes_in_words
 

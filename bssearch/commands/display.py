@@ -146,13 +146,13 @@ class Display(Lines):
     def footer(self, history: History) -> str:
         """Return phase, time left and running trials."""
         best = history.incumbent
-        incumbent = "no trial has reached the target yet"
+        fastest = "no trial has reached the target yet"
         if best is not None:
-            incumbent = f"incumbent: batch {best.configuration.batch_size}, {history.figure_text(best)}"
+            fastest = f"best single run: batch {best.configuration.batch_size}, {history.figure_text(best)}"
         searched = f"{history.spent} of {history.spec.budget.trials} search trials"
         if self._ending is not None:
             searched = f"search ended ({self._ending}): {history.spent} trials"
-        parts = [searched, incumbent, self._left(history)]
+        parts = [searched, fastest, self._left(history)]
         running = ", ".join(
             f"{number} (batch {sizes_in_words(one.configuration)})" for number, one in self._running.items()
         )
@@ -174,8 +174,8 @@ class Display(Lines):
 
 
 def batch_table(history: History) -> Table:
-    """Return batch sizes with trials and best times."""
-    table = Table("batch size", "trials", "reached", "best", box=None, padding=(0, 2))
+    """Return batch sizes with trials and the time of the best single one: partly luck."""
+    table = Table("batch size", "trials", "reached", "best single run", box=None, padding=(0, 2))
     for size in history.feasible:
         here = history.at(size)
         best = history.best_at(size)

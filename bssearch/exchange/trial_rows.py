@@ -56,8 +56,21 @@ def flat_row(row: Mapping[str, Any], path: str = "") -> dict[str, Any]:
     return found
 
 
+def trial_rows(
+    store: Store, name: str, trials: Sequence[TrialRecord], kept: Sequence[TrialRecord]
+) -> list[dict[str, Any]]:
+    """Rows of some of a study's ``trials``: the contract of ``trial list --format json``.
+
+    ``answer`` has the seconds that `best` compares, their basis, and whether they count in their batch size's median.
+    """
+    from bssearch.search.finding import counted_seconds
+
+    counted = counted_seconds(store, name, trials)
+    return [{**trial_row(one), "answer": asdict(counted[one.number]) if counted else None} for one in kept]
+
+
 def trial_row(trial: TrialRecord) -> dict[str, Any]:
-    """Return configuration and outcome: the contract of ``trials --format json``."""
+    """Return configuration and outcome."""
     known = outcome_fields(trial.outcome) if trial.outcome else {}
     outcome = {name: value for name, value in known.items() if name not in {"state", "traceback"}}
     configuration = {one.name: getattr(trial.configuration, one.name) for one in fields(trial.configuration)}

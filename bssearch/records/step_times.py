@@ -36,6 +36,9 @@ STEP_DEVIATION = 0.3
 UNDISTURBED = 3
 """Needed of every split to ignore disturbed ones."""
 
+PACED = 20
+"""First trials that set the pace: later ones change no batch size but their own."""
+
 SMALLEST_PENALTY = 0.01
 """Below it visits are fixed effects."""
 
@@ -189,6 +192,7 @@ class TrialPace:
     undelayed_step_seconds: float
     reference_seconds: float
     contended: bool
+    number: int = 0
 
     @property
     def weight(self) -> float:
@@ -200,12 +204,15 @@ def pool_paces(paces: Mapping[Key, Sequence[TrialPace]], compared: Collection[Ke
     """Step time of each kind of configuration, without waits for a CPU, from its trials.
 
     A geometric mean weighted by `TrialPace.weight`, of uncontended trials alone if every ``compared`` kind has
-    `UNDISTURBED`. The kernel's pace is a midmean: robust to disturbed trials.
+    `UNDISTURBED`. The kernel's pace is a midmean, robust to disturbed trials, of the first `PACED` trials.
     """
     alone = {key: [one for one in found if not one.contended] for key, found in paces.items()}
     are_enough = all(len(alone[key]) >= UNDISTURBED for key in compared)
     counted = {key: (are_enough and alone[key]) or list(found) for key, found in paces.items()}
-    references = [one.reference_seconds for found in counted.values() for one in found]
+    ordered = sorted((one for found in paces.values() for one in found), key=lambda one: one.number)
+    quiet = [one for one in ordered if not one.contended]
+    first = (quiet if len(quiet) >= UNDISTURBED else ordered)[:PACED]
+    references = [one.reference_seconds for one in first]
     reference = math.exp(_midmean([math.log(one) for one in references]))
     spread = statistics.stdev(map(math.log, references)) if len(references) > 1 else 0.0
     logs = {

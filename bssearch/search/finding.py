@@ -5,15 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ValidationError, ValidatorFunctionWrapHandler, field_validator
 
 from bssearch.analysis.answer import NO_NEXT_STEP, Answer
-from bssearch.analysis.build_answer import at_target, build_answer, easier_target, refuse_another_target
+from bssearch.analysis.build_answer import (
+    at_target,
+    build_answer,
+    compared_trials,
+    easier_target,
+    first_verdict,
+    refuse_another_target,
+)
 from bssearch.analysis.law.quick import Promise, QuickAnswer, QuickPrior
 from bssearch.analysis.notices import about_versions, retargeted
 from bssearch.analysis.objectives import objective_of
+from bssearch.analysis.optimum import CountedSeconds
+from bssearch.analysis.shape import Notice
 from bssearch.errors import TargetNotReachedError, UsageError
 from bssearch.records import Configuration, TrialRecord, model_parameters
 from bssearch.records.step_times import step_seconds_of, with_step_time
@@ -22,8 +31,12 @@ from bssearch.spec.parts import BudgetSpec
 from bssearch.spec.reader import spec_of
 from bssearch.storage.repository import Store
 
-ANSWERS = 20
+ANSWERS = 21
 """Increase it when equal trials give another answer."""
+
+
+MOVED = 0.01
+"""Relative change of a median that is told; a figure is printed with three digits."""
 
 
 class SearchEnd(BaseModel):
@@ -34,11 +47,19 @@ class SearchEnd(BaseModel):
     budget: BudgetSpec
 
 
+class Told(NamedTuple):
+    """A batch size's median as first told with this number of trials."""
+
+    trials: int
+    median: float
+
+
 class _Kept(BaseModel):
     """Invalid parts count as absent."""
 
     made_by: int | None = None
     answer: Answer | None = None
+    told: dict[int, Told] | None = None
     search_end: SearchEnd | None = None
     quick: QuickAnswer | None = None
 
@@ -58,12 +79,35 @@ def _kept(document: Mapping[str, Any] | None) -> _Kept:
 def save_finding(store: Store, name: str, search_end: SearchEnd | None = None) -> None:
     """Store the current answer and, if given, the search's end."""
     stamp, last = store.findings.stamp(name), _kept(store.findings.last(name))
-    found = None
+    found, told = None, None
     with suppress(TargetNotReachedError):
         found = compute_answer(store, name)
-    kept = _Kept(made_by=ANSWERS, answer=found, search_end=search_end or last.search_end, quick=last.quick)
+        told = first_told(last, found)
+    kept = _Kept(made_by=ANSWERS, answer=found, told=told, search_end=search_end or last.search_end, quick=last.quick)
     if kept.answer or kept.search_end or kept.quick:
         store.findings.save(name, stamp, kept.model_dump(mode="json"))
+
+
+def first_told(last: _Kept, found: Answer) -> dict[int, Told]:
+    """Median of each batch size, as told when it had its last new trial."""
+    before = (last.told or {}) if last.made_by == ANSWERS else {}
+    now = {
+        one.batch_size: Told(one.trials, one.time_to_target_s.median) for one in found.batches if one.time_to_target_s
+    }
+    return {
+        size: before[size] if size in before and before[size].trials == one.trials else one for size, one in now.items()
+    }
+
+
+def about_moved(told: Mapping[int, Told], found: Answer) -> list[Notice]:
+    """Names the batch sizes whose median changed without new trials, and by how much."""
+    moved = [
+        f"batch {size} by {now.median / before.median - 1:+.1%}"
+        for size, now in first_told(_Kept(), found).items()
+        if abs(now.median - (before := told[size]).median) > MOVED * before.median > 0
+    ]
+    message = f"new step times changed the seconds of batch sizes without new trials: {', '.join(moved)}"
+    return [Notice(code="step_times_changed", message=message)] if moved else []
 
 
 def save_quick(store: Store, name: str, quick: QuickAnswer) -> None:
@@ -110,9 +154,10 @@ def compute_answer(
     if target is not None:
         refuse_another_target(objective_of(spec))
     if target is None or target == study.target.value:
-        found, quick = build_answer(study, spec, trials, probes, memory, uses, noise), stored_quick(store, name)
-        promise = None if quick is None else _promise_of(quick, found)
-        return found.model_copy(update={"quick": promise, "warnings": [*found.warnings, *about_versions(versions)]})
+        found, last = build_answer(study, spec, trials, probes, memory, uses, noise), _kept(store.findings.last(name))
+        promise = None if last.quick is None else _promise_of(last.quick, found)
+        warnings = [*found.warnings, *about_versions(versions), *about_moved(first_told(last, found), found)]
+        return found.model_copy(update={"quick": promise, "warnings": warnings})
     if spec.is_imported:
         raise UsageError(
             f"the runs of study {name!r} were imported without learning curves, so the time to "
@@ -133,6 +178,14 @@ def compute_answer(
     found = build_answer(replace(study, target=easier), spec, moved, probes, memory, uses, noise)
     warnings = [retargeted(study.target), *found.warnings, *about_versions(versions)]
     return found.model_copy(update={"warnings": warnings, **NO_NEXT_STEP})
+
+
+def counted_seconds(store: Store, name: str, trials: Sequence[TrialRecord]) -> dict[int, CountedSeconds]:
+    """Seconds to the target as the answer counts them, by number of all ``trials``; empty without an answer."""
+    study, probes = store.studies.get(name), store.probes.by_batch_size(name)
+    compared = compared_trials(trials, store.probes.memory_boundary(name))
+    verdict = first_verdict(study, spec_of(study), compared, probes)
+    return {} if verdict is None else verdict.seconds_of(trials)
 
 
 def _promise_of(quick: QuickAnswer, answer: Answer) -> Promise | None:

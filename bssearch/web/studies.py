@@ -18,7 +18,7 @@ from bssearch.commands.report import COMPARED, compare, compared_row, picture_of
 from bssearch.commands.rerun import Reproduction, reproduction
 from bssearch.commands.trials import Status, matching_trials, status
 from bssearch.errors import NotFoundError, TargetNotReachedError, UsageError
-from bssearch.exchange.trial_rows import trial_document, trial_row
+from bssearch.exchange.trial_rows import trial_document, trial_row, trial_rows
 from bssearch.figures.html import PageContent
 from bssearch.figures.page import facts_of, page_of
 from bssearch.figures.plots import recent_curves_chart
@@ -300,10 +300,10 @@ def trials_page(asked: PageRequest) -> Answered:
         every = store.trials.of(asked.study)
         running = [trial.number for trial in every if trial.state is TrialState.RUNNING]
         live_seconds = RUNNING_SECONDS if is_live(store, asked.study, running) else RESTING_SECONDS
-    kept = matching_trials(every, phase=phase, state=state, batch_size=size)
+        kept = matching_trials(every, phase=phase, state=state, batch_size=size)
+        if asked.text("format") == "json":
+            return Document(trial_rows(store, asked.study, every, kept))
     rows = [trial_row(trial) for trial in kept]
-    if asked.text("format") == "json":
-        return Document(rows)
     pages = max(1, math.ceil(len(rows) / PAGE_TRIALS))
     page = asked.count("page", 1, most=pages) or 1
     shown = _ordered(kept, rows, order or "number")[(page - 1) * PAGE_TRIALS : page * PAGE_TRIALS]

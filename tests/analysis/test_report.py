@@ -191,6 +191,20 @@ def test_a_speed_up_that_the_seeds_do_not_show_is_not_claimed() -> None:
     assert "faster than your default" in headline(found)
 
 
+def test_the_speed_up_of_one_batch_size_over_another_is_paired_by_seed() -> None:
+    seeds = 0.7, 1.3, 0.8, 1.4, 1.0
+    near = confirmed(64, *seeds)
+
+    def width(*factors: float, first_seed: int = 0) -> float:
+        slow = confirmed(128, *(one * more for one, more in zip(seeds, factors, strict=True)), first_seed=first_seed)
+        over = not_none(answer([*searched(), *near, *slow]).speedup.over_largest)
+        assert not_none(over.low) <= 2.0 <= not_none(over.high)
+        return not_none(over.high) / not_none(over.low)
+
+    paired, alone = width(2.0, 2.1, 1.9, 2.0, 2.05), width(2.0, 2.1, 1.9, 2.0, 2.05, first_seed=50)
+    assert paired < 0.9 * alone
+
+
 def test_every_batch_has_its_time_or_why_not() -> None:
     trials = [*searched()[:4], make_trial(9, batch_size=128, state=TrialState.CAPPED, seconds=4.5, best_metric=0.7)]
     rows = {row.batch_size: row for row in answer(trials).batches}

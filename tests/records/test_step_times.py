@@ -11,6 +11,7 @@ import pytest
 
 from bssearch.records import Configuration, ParameterValue, Visit
 from bssearch.records.step_times import (
+    PACED,
     VISIT_DEVIATION,
     VISIT_FREEDOM,
     StepSeconds,
@@ -108,6 +109,18 @@ def test_the_pace_of_a_study_is_that_of_the_middle_half_of_its_trials() -> None:
     swapped = pool_paces({"a": [pace(1e-4)] * 7, "b": [pace(2e-4)]}, {"a", "b"})
     assert swapped["a"].seconds == pytest.approx(0.01) and swapped["b"].seconds == pytest.approx(0.005)
     assert swapped["a"].common == swapped["b"].common
+
+
+def test_later_trials_change_no_kind_but_their_own() -> None:
+    def pace(number: int, reference: float) -> TrialPace:
+        return TrialPace(1000, 0.01, 0.01, reference_seconds=reference, contended=False, number=number)
+
+    first = [pace(number, 1e-4) for number in range(PACED)]
+    later = [pace(PACED + number, 2e-4) for number in range(PACED)]
+    before = pool_paces({"b": first[1::2], "a": first[::2]}, {"a"})
+    after = pool_paces({"b": [*later, *first[1::2]], "a": first[::2]}, {"a"})
+    assert (after["a"].seconds, after["a"].common) == (before["a"].seconds, before["a"].common)
+    assert after["b"].seconds < before["b"].seconds
 
 
 def test_a_trial_of_few_steps_weighs_less_than_a_long_one() -> None:

@@ -45,7 +45,14 @@ def store(tmp_path: Path) -> Iterator[Store]:
         yield opened
 
 
-def add_trial(store: Store, batch_size: int, seconds: float, schedule: BatchSchedule | None = None) -> int:
+def add_trial(
+    store: Store,
+    batch_size: int,
+    seconds: float,
+    schedule: BatchSchedule | None = None,
+    *,
+    is_contended: bool = False,
+) -> int:
     """Store a trial that was at 0.8 after half its way, and at 0.9, the target, at its end.
 
     One with a schedule shared its device.
@@ -68,7 +75,7 @@ def add_trial(store: Store, batch_size: int, seconds: float, schedule: BatchSche
     outcome = TrialOutcome(
         state=TrialState.REACHED, reason="by the test", steps=100, train_seconds=seconds, wall_seconds=seconds,
         time_to_target_s=seconds, steps_to_target=100, best_metric=0.9, final_metric=0.9,
-        contended=schedule is not None,
+        contended=is_contended or schedule is not None,
     )  # fmt: skip
     store.trials.finish("toy", trial.number, outcome, steps_x_step_time_s=None)
     return trial.number
@@ -95,6 +102,35 @@ def test_what_was_kept_is_read_and_not_made_anew_until_something_changes(store: 
     assert answer(store, "toy") == other
     add_trial(store, 128, 0.5)
     assert answer(store, "toy").optimal.batch_size == 128
+
+
+def test_a_figure_that_changed_without_new_trials_is_named_until_its_batch_size_has_one(store: Store) -> None:
+    for size in (32, 64):
+        store.probes.add_step_time("toy", HERE, make_probe(size, step_seconds=0.02))
+        add_trial(store, size, 9.0, is_contended=True)
+    save_finding(store, "toy")
+    assert moved_in(answer(store, "toy")) == []
+    store.probes.add_step_time("toy", HERE, make_probe(64, step_seconds=0.03))
+    for _ in range(2):  # kept again, it is still told
+        before, after = (times_in(one) for one in (kept_answer(store), compute_answer(store, "toy")))
+        assert after[32] == before[32]
+        (message,) = moved_in(compute_answer(store, "toy"))
+        assert f"batch 64 by {after[64] / 2.0 - 1:+.1%}" in message and "32" not in message
+        save_finding(store, "toy")
+    add_trial(store, 64, 9.0, is_contended=True)
+    assert moved_in(compute_answer(store, "toy")) == []
+
+
+def kept_answer(store: Store) -> Answer:
+    return Answer.model_validate(not_none(store.findings.last("toy"))["answer"])
+
+
+def times_in(found: Answer) -> dict[int, float]:
+    return {one.batch_size: not_none(one.time_to_target_s).median for one in found.batches}
+
+
+def moved_in(found: Answer) -> list[str]:
+    return [one.message for one in found.warnings if one.code == "step_times_changed"]
 
 
 def test_for_another_target_nothing_that_was_kept_is_read(store: Store, found: Answer) -> None:
