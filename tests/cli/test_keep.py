@@ -60,7 +60,8 @@ def test_a_renamed_study_keeps_its_trials_and_goes_on_under_its_new_name(folder:
     assert names(folder) == ["better", "other"]
     assert read(folder, "trial", "list", "better") == before
     search_by_law(folder / "bssearch.db", "better", trials=6)
-    assert read(folder, "trial", "list", "better")[:5] == before
+    kept = read(folder, "trial", "list", "better")[:5]
+    assert [{**row, "answer": None} for row in kept] == [{**row, "answer": None} for row in before]
     assert len(read(folder, "trial", "list", "better")) == 6
 
 
