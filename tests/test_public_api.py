@@ -3,6 +3,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
@@ -50,6 +51,30 @@ def test_heavy_libraries_wait_until_they_are_needed() -> None:
     loaded = [set(line.split()[1:]) for line in done.stdout.splitlines() if line.startswith("LOADED")]
     for (what, allowed), found in zip(STAGES, loaded, strict=True):
         assert found <= set(allowed), what
+
+
+@pytest.mark.slow
+def test_every_module_can_be_imported_first() -> None:
+    code = """
+import os, sys, numpy, pandas, psutil, pydantic, rich.table, scipy.stats, sqlalchemy.orm, torch, typer, yaml
+for name in sys.argv[1:]:
+    if (child := os.fork()) == 0:
+        try:
+            __import__(name)
+        except ImportError as error:
+            print(name, error, flush=True)
+            os._exit(1)
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+    package = Path(bssearch.__file__).parent
+    files = [file for file in package.rglob("*.py") if "templates" not in file.parts]
+    names = [".".join(file.relative_to(package.parent).with_suffix("").parts) for file in files]
+    extras = ("ray", "lightning", "transformers", "starlette", "loops.script_host")
+    asked = [name for name in sorted(names) if not name.endswith("__main__") and not any(one in name for one in extras)]
+    done = subprocess.run([sys.executable, "-c", code, *asked], capture_output=True, text=True, check=True)
+    assert done.stdout == ""
+    assert len(asked) > 200
 
 
 def test_python_m_is_the_command() -> None:

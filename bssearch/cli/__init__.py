@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import errno
 import gc
 import sys
 from typing import NoReturn
@@ -12,6 +13,9 @@ from bssearch.errors import BSSearchError
 # Garbage-collection threshold: imports create mostly permanent objects, and Python's default of 700 costs a fifth of
 # the CPU time of a short command.
 COLLECT_AFTER = 200_000
+
+# Errors of a file that the user named, or of its disk.
+OF_FILES = {errno.EACCES, errno.EISDIR, errno.ENAMETOOLONG, errno.ENOSPC, errno.ENOTDIR, errno.EPERM, errno.EROFS}
 
 
 def main() -> None:
@@ -35,6 +39,13 @@ def main() -> None:
         from bssearch.cli.output import end_of_pipe
 
         end_of_pipe()
+    except OSError as error:
+        if error.errno not in OF_FILES or error.filename is None:
+            raise
+        from bssearch.records.text import shortened, visible
+
+        sys.stderr.write(visible(f"error: {shortened(str(error.filename), 200)}: {error.strerror}\n"))
+        sys.exit(2)
 
 
 def end_interrupted() -> NoReturn:

@@ -152,8 +152,11 @@ GROUPS = frozenset({"space", "training", "confirm", "pruner", "sampler", "budget
 def find_spec(path_or_name: str | Path) -> Path:
     """Spec's file by path or shipped name; raises `NotFoundError`, or `UsageError` for a folder."""
     path = Path(path_or_name)
-    if path.is_file():
-        return path
+    try:
+        if path.is_file():
+            return path
+    except OSError as error:  # a name that is too long for a file
+        raise NotFoundError(f"no spec {shortened(str(path))}: {error.strerror}") from None
     shipped = settings.shipped_studies()
     if str(path_or_name) in shipped:
         return shipped[str(path_or_name)]

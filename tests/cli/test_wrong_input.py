@@ -42,6 +42,21 @@ def test_a_checkpoint_store_that_cannot_be_spoken_to_is_refused_before_anything_
 
 
 @pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["check", 300 * "a"], 3),
+        (["run", f"{300 * 'a'}.yaml"], 3),
+        (["import", "runs", f"{300 * 'a'}.csv", "--target", "0.9"], 2),
+        (["import", "study", 300 * "a"], 2),
+        (["best", "task", "--db", f"sqlite:///{300 * 'a'}.db"], 2),
+        (["db", "init", "--db", f"sqlite:///{300 * 'a'}.db"], 2),
+    ],
+)
+def test_a_name_that_is_too_long_for_a_file(tmp_path: Path, arguments: list[str], code: int) -> None:
+    refuse(tmp_path, *arguments, code=code, said="ile name too long")
+
+
+@pytest.mark.parametrize(
     ("override", "said"),
     [
         ("space.learning_rat=0.1", "space.learning_rat: unknown key; did you mean 'learning_rate'?"),
