@@ -15,7 +15,7 @@ from bssearch.settings import DATABASE_URL_FILE_VARIABLE, DATABASE_URL_VARIABLE,
 from bssearch.storage import migrate
 from bssearch.storage.connection import engine
 from tests.postgres import Postgres, own_postgres, postgres
-from tests.schema import make_engine, make_tables
+from tests.schema import make_engine, make_tables, optuna_head
 
 __all__ = ["own_postgres", "postgres"]  # fixtures for all tests
 
@@ -130,6 +130,7 @@ def _what_takes_long_is_made_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("typer.main.get_command", command_of)
+        patch.setattr("optuna.storages._rdb.storage._VersionManager.get_head_version", lambda self: optuna_head())
         patch.setattr(migrate, "_run_migrations", make_tables)
         patch.setattr(engine, "create_engine", make_engine)
         yield
