@@ -15,7 +15,7 @@ from bssearch.settings import DATABASE_URL_FILE_VARIABLE, DATABASE_URL_VARIABLE,
 from bssearch.storage import migrate
 from bssearch.storage.connection import engine
 from tests.postgres import Postgres, own_postgres, postgres
-from tests.schema import make_engine, make_tables
+from tests.schema import make_engine, make_tables, optuna_head
 
 __all__ = ["own_postgres", "postgres"]  # fixtures for all tests
 
@@ -90,8 +90,25 @@ def pytest_collection_finish() -> None:
 
     Each trial that ends in this process would else take 0.2 s for it.
     """
-    gc.freeze()
+    _freeze()
     gc.enable()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown() -> None:
+    """Exempt libraries that a test imported, too."""
+    if len(sys.modules) > _frozen_modules + 100:
+        _freeze()
+
+
+_frozen_modules = 0
+
+
+def _freeze() -> None:
+    global _frozen_modules
+    gc.collect()
+    gc.freeze()
+    _frozen_modules = len(sys.modules)
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
@@ -104,12 +121,16 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _schema_is_made_once() -> Iterator[None]:
-    """Run the migrations and compile each statement once in a process.
+def _what_takes_long_is_made_once() -> Iterator[None]:
+    """Run the migrations, compile each statement and make the command line once in a process.
 
     Tests of the migrations themselves take `migrations` (tests/storage).
     """
+    from tests.cli.task import command_of  # the process that hands the tests out needs no command line
+
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("typer.main.get_command", command_of)
+        patch.setattr("optuna.storages._rdb.storage._VersionManager.get_head_version", lambda self: optuna_head())
         patch.setattr(migrate, "_run_migrations", make_tables)
         patch.setattr(engine, "create_engine", make_engine)
         yield

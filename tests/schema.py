@@ -6,9 +6,11 @@ import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
 from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from alembic.script import ScriptDirectory
 from sqlalchemy import URL, Connection, Engine, create_engine
 
 from bssearch.storage import migrate
@@ -58,6 +60,13 @@ def _shared_engine() -> Engine:
     )
     engine.connect().close()  # the dialect asks for the version of SQLite
     return engine
+
+
+@cache
+def optuna_head() -> str:
+    """Return the version of Optuna's tables: it would read all of its migrations for each storage."""
+    [head] = ScriptDirectory(str(files("optuna.storages._rdb") / "alembic")).get_heads()
+    return head
 
 
 def execute(file: Path | str, statement: str, parameters: Sequence[object] = ()) -> list[Any]:

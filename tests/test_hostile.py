@@ -62,7 +62,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoredRows]:
 
 
 def test_changed_rows_are_told_or_named(rows: StoredRows, tmp_path: Path) -> None:
-    check(Kind("rows", rows.attempt), range(10), tmp_path)
+    check(Kind("rows", rows.attempt), range(5), tmp_path)
 
 
 def test_changed_rows_of_a_server_are_told_or_named(rows: StoredRows, postgres: Postgres, tmp_path: Path) -> None:
@@ -107,11 +107,11 @@ def test_a_large_value_on_a_server_keeps_nobody_waiting(
 
 def test_changed_databases_of_optuna_are_taken_or_refused(tmp_path: Path) -> None:
     make_optuna_database(tmp_path / "optuna.db")
-    check(Kind("optuna databases", OptunaDatabases(tmp_path / "optuna.db").attempt), range(20), tmp_path)
+    check(Kind("optuna databases", OptunaDatabases(tmp_path / "optuna.db").attempt), range(8), tmp_path)
 
 
 def test_changed_templates_are_taken_or_refused(tmp_path: Path) -> None:
-    check(next(kind for kind in KINDS if kind.name == "templates"), range(20), tmp_path)
+    check(next(kind for kind in KINDS if kind.name == "templates"), range(8), tmp_path)
 
 
 def test_a_mutation_changes_a_text() -> None:

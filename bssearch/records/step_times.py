@@ -10,6 +10,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Generic, TypeVar
 
 from bssearch.records import (
@@ -138,13 +139,14 @@ class PooledStepTime(Generic[Key]):
     common: float = 0.0
 
 
-def fit_step_times(visits: Iterable[Visit]) -> dict[Split, FittedStepTime]:
+@lru_cache(maxsize=64)  # each look at a study asks for the same visits again
+def fit_step_times(visits: tuple[Visit, ...]) -> Mapping[Split, FittedStepTime]:
     """Fit log t = split + visit + residual by least squares; return the step time of each split.
 
     t is undelayed step time / reference kernel time if known, else wall time without contended visits. Visits are
     random effects, so that a visit to one batch size still adds information.
     """
-    chosen = _comparable(list(visits))
+    chosen = _comparable(visits)
     if not chosen:
         return {}
     splits, rounds = _fit(chosen)
@@ -170,7 +172,7 @@ def fit_step_times(visits: Iterable[Visit]) -> dict[Split, FittedStepTime]:
 
 def with_visits(probes: Iterable[ProbeRecord], visits: Sequence[Visit]) -> list[ProbeRecord]:
     """Probes with seconds and errors fitted over all visits, without intervals."""
-    fitted, by_split = fit_step_times(visits), _by_split(visits)
+    fitted, by_split = fit_step_times(tuple(visits)), _by_split(visits)
     found: list[ProbeRecord] = []
     for probe in probes:
         split = probe.batch_size, probe.micro_batch_size
@@ -309,6 +311,6 @@ def _fit(chosen: Sequence[tuple[Split, int, float]]) -> tuple[dict[Split, float]
         rounds = {visit: effect - middle for visit, effect in rounds.items()}
         residuals = math.fsum((log - splits[split] - rounds[visit]) ** 2 for split, visit, log in chosen)
         residuals = (residuals + VISIT_FREEDOM * VISIT_DEVIATION**2) / (len(chosen) + VISIT_FREEDOM)
-        between = statistics.pvariance(rounds.values())
+        between = math.fsum(effect**2 for effect in rounds.values()) / len(rounds)
         penalty = min(1.0, max(SMALLEST_PENALTY, residuals / between if between > 0 else 1.0))
     return splits, rounds

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
@@ -141,12 +142,8 @@ def _with_option(data: Any, name: str, default: Any) -> Any:
 
 def made_with(kind: Callable[..., T], options: Mapping[str, Any], place: str, *given: Any) -> T:
     """``kind(*given, **options)``; raises `UsageError` if the options do not match the annotations."""
-    known = list(parameters_of(kind).values())[len(given) :]
-    fields: dict[str, Any] = {
-        one.name: (one.annotation, Field() if one.default is one.empty else one.default) for one in known
-    }
     try:
-        found = create_model("Options", __base__=StrictModel, **fields).model_validate(options)
+        found = _options_of(kind, len(given)).model_validate(options)
     except ValidationError as error:
         problem = error.errors()[0]
         is_there = problem["type"] not in {UNKNOWN_KEY, "missing"}
@@ -154,6 +151,15 @@ def made_with(kind: Callable[..., T], options: Mapping[str, Any], place: str, *g
         said = f"{place}.{option}" + (f" = {problem['input']!r}" if is_there else "")
         raise UsageError(f"{said}: {problem['msg'][0].lower()}{problem['msg'][1:]}") from None
     return kind(*given, **{name: getattr(found, name) for name in options})
+
+
+@cache
+def _options_of(kind: Callable[..., Any], given: int) -> type[StrictModel]:
+    known = list(parameters_of(kind).values())[given:]
+    fields: dict[str, Any] = {
+        one.name: (one.annotation, Field() if one.default is one.empty else one.default) for one in known
+    }
+    return create_model("Options", __base__=StrictModel, **fields)
 
 
 def parameters_of(kind: Callable[..., Any]) -> dict[str, inspect.Parameter]:

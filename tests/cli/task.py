@@ -111,7 +111,7 @@ _make_command = typer.main.get_command
 _make_command_once = functools.cache(_make_command)
 
 
-def _command_of(one: typer.Typer) -> Any:
+def command_of(one: typer.Typer) -> Any:
     """Return Typer's command for an application; that of ours, longer in the making than most take, is made once."""
     return _make_command_once(one) if one is app else _make_command(one)
 
@@ -122,7 +122,6 @@ def bssearch(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[s
     out, errors = io.StringIO(), io.StringIO()
     code: object = 0
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(errors):
-        patch.setattr(typer.main, "get_command", _command_of)
         patch.chdir(cwd)
         patch.setattr(sys, "argv", ["bssearch", *words])
         patch.setattr(sys, "path", [*sys.path])  # what a command adds to it ends with it

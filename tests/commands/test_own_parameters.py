@@ -83,7 +83,7 @@ def spec_for(name: str = "own", **changes: Any) -> StudySpec:
         "default": DEFAULT,
         "sampler": {"name": "auto"},
         "pruner": {"name": "none"},
-        "budget": {"trials": 6, "trial_train_seconds": 1.0, "least_improvement": 0.0},
+        "budget": {"trials": 6, "trial_train_seconds": 0.2, "least_improvement": 0.0},
         "confirm": {"top": 1, "runs": 1},
         "executor": {"name": "inline", "device": "cpu"},
     }

@@ -48,17 +48,17 @@ def drawn(rng: random.Random, visits: int, *, together: float, apart: float) -> 
 
 def test_a_round_that_was_slow_for_all_sizes_is_told_from_a_slow_size() -> None:
     visits = [*drawn(random.Random(2), 2, together=0.0, apart=0.0), visit(3, 16, 0.004), visit(3, 128, 0.012)]
-    fitted = fit_step_times(visits)
+    fitted = fit_step_times(tuple(visits))
     assert fitted[128, 128].seconds / fitted[16, 16].seconds == pytest.approx(3.0)
     assert fitted[512, 512].seconds / fitted[16, 16].seconds == pytest.approx(9.0, rel=0.15), "not 9 / 2 ** (1 / 3)"
     assert fitted[16, 16].error.visits == 3
 
 
 def test_one_visit_is_known_no_better_than_visits_are_elsewhere() -> None:
-    error = fit_step_times([visit(1, 16, 0.002)])[16, 16].error
+    error = fit_step_times((visit(1, 16, 0.002),))[16, 16].error
     assert (error.own, error.common) == pytest.approx((VISIT_DEVIATION, VISIT_DEVIATION))
     assert (error.freedom, error.visits) == (VISIT_FREEDOM, 1)
-    assert fit_step_times([]) == {}
+    assert fit_step_times(()) == {}
 
 
 def test_seconds_of_cpu_over_the_kernel_s_take_out_what_others_took() -> None:
@@ -71,7 +71,7 @@ def test_seconds_of_cpu_over_the_kernel_s_take_out_what_others_took() -> None:
         visit(2, 16, 0.003, undelayed_step_seconds=0.003, **busy),
         visit(2, 512, 0.054, undelayed_step_seconds=0.027, **busy),
     ]
-    fitted = fit_step_times(visits)
+    fitted = fit_step_times(tuple(visits))
     assert fitted[16, 16].seconds == pytest.approx(0.0025), "at the median pace of the kernel"
     assert fitted[512, 512].seconds / fitted[16, 16].seconds == pytest.approx(9.0)
 

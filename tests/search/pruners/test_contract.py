@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import math
 import random
@@ -53,12 +52,10 @@ def random_curves(seed: int, count: int) -> list[Replay]:
 def told(standings: Standings) -> object:
     """Return all that a pruner is told, as values."""
     curves = {number: (tuple(one.train_seconds), tuple(one.gains)) for number, one in standings.curves.items()}
-    return copy.deepcopy(
-        (
-            *(standings.limit, standings.slack, standings.can_wait, curves, standings.states),
-            *(sorted(standings.waiting), standings.uncapped, standings.running),
-            [seconds for _, seconds in standings.winners],
-        )
+    return (
+        *(standings.limit, standings.slack, standings.can_wait, curves, dict(standings.states)),
+        *(sorted(standings.waiting), set(standings.uncapped), set(standings.running)),
+        [seconds for _, seconds in standings.winners],
     )
 
 
