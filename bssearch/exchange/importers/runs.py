@@ -78,8 +78,9 @@ def check_figures(runs: Sequence[ImportedRun], figures_at: FiguresAt | None) -> 
             hint=REMEDY,
         )
     measures: tuple[Measure, ...] = ("steps", "train_seconds")
+    together = _together(runs)
     for measure in measures:
-        evidence = _evidence(runs, measure)
+        evidence = _evidence([*_groups(together, measure)], measure)
         if evidence and not (measure == "steps" and _seconds_differ(runs)):
             raise UsageError(
                 f"{measure} may be measured at the end of training instead of the target: {evidence}",
@@ -92,20 +93,16 @@ class _Group:
     batch_size: int
     reached: list[float]
     missed: list[float]
-    configurations: int
+    is_varied: bool  # whether the runs that reached the target have several configurations
+    end: float
     tolerance: float
-
-    @property
-    def end(self) -> float:
-        return median_low(self.reached) if self.tolerance else Counter(self.reached).most_common(1)[0][0]
 
     def at_end(self, figures: Sequence[float]) -> int:
         return sum(math.isclose(one, self.end, rel_tol=self.tolerance, abs_tol=0.0) for one in figures)
 
 
-def _evidence(runs: Sequence[ImportedRun], measure: Measure) -> str:
+def _evidence(groups: Sequence[_Group], measure: Measure) -> str:
     """Return evidence that runs did not end at the target; "" if some ended earlier."""
-    groups = list(_groups(runs, measure))
     reached = sum(len(one.reached) for one in groups)
     if reached < 2 or sum(one.at_end(one.reached) for one in groups) < 0.9 * reached:
         return ""
@@ -123,7 +120,7 @@ def _evidence(runs: Sequence[ImportedRun], measure: Measure) -> str:
     same = _same_budget(groups, measure) if len(sizes) > 1 else ""
     if same and (fewest > 1 or len(sizes) > 2):
         return f"all {reached} runs that reached it, at {len(sizes)} batch sizes, have {same}"
-    if len(sizes) > 1 and fewest > 2 and all(one.configurations > 1 for one in groups):
+    if len(sizes) > 1 and fewest > 2 and all(one.is_varied for one in groups):
         return (
             f"at each of {len(sizes)} batch sizes all runs that reached it ended at the same {measure}, whatever their "
             "parameters"
@@ -135,26 +132,34 @@ def _ended(count: int, how: str) -> str:
     return f"{count} run{'s' * (count > 1)} that {how}"
 
 
-def _groups(runs: Sequence[ImportedRun], measure: Measure) -> Iterator[_Group]:
+def _together(runs: Sequence[ImportedRun]) -> list[list[ImportedRun]]:
+    """Return runs by batch size, device and numbers of epochs."""
+    kinds: dict[int, str] = {}
     groups: dict[tuple[int, str, str], list[ImportedRun]] = {}
     for run in runs:
-        if getattr(run, measure):
-            groups.setdefault(_key(run), []).append(run)
-    for (batch_size, *_), group in groups.items():
+        configuration = run.configuration
+        if id(configuration) not in kinds:
+            epochs = {name: value for name, value in configuration.parameters.items() if "epoch" in name.lower()}
+            kinds[id(configuration)] = repr(sorted(epochs.items()))
+        groups.setdefault((configuration.batch_size, run.device or "", kinds[id(configuration)]), []).append(run)
+    return list(groups.values())
+
+
+def _groups(together: Sequence[Sequence[ImportedRun]], measure: Measure) -> Iterator[_Group]:
+    tolerance = TOLERANCE[measure]
+    for runs in together:
+        group = [run for run in runs if getattr(run, measure)]
         reached = [run for run in group if run.reached]
         if reached:
+            figures = [getattr(run, measure) for run in reached]
             yield _Group(
-                batch_size=batch_size,
-                reached=[getattr(run, measure) for run in reached],
+                batch_size=reached[0].configuration.batch_size,
+                reached=figures,
                 missed=[getattr(run, measure) for run in group if not run.reached],
-                configurations=len({run.configuration.key for run in reached}),
-                tolerance=TOLERANCE[measure],
+                is_varied=any(run.configuration != reached[0].configuration for run in reached),
+                end=median_low(figures) if tolerance else Counter(figures).most_common(1)[0][0],
+                tolerance=tolerance,
             )
-
-
-def _key(run: ImportedRun) -> tuple[int, str, str]:
-    epochs = {name: value for name, value in run.configuration.parameters.items() if "epoch" in name.lower()}
-    return run.configuration.batch_size, run.device or "", repr(sorted(epochs.items()))
 
 
 def _seconds_differ(runs: Sequence[ImportedRun]) -> bool:

@@ -562,3 +562,21 @@ def test_the_runs_of_each_device_are_a_study_of_their_own(tmp_path: Path) -> Non
     )
     made = import_runs(file, target=0.9, figures_at=FiguresAt.TARGET)
     assert [one.study.name for one in made.studies] == ["two-a-1", "two-b-bf16", "two-b-fp32"]
+
+
+class _Counted(int):
+    """An integer that counts how often it is hashed."""
+
+    hashed = 0
+
+    def __hash__(self) -> int:
+        _Counted.hashed += 1
+        return super().__hash__()
+
+
+def test_the_ends_of_many_runs_are_counted_once() -> None:
+    (run,) = parse(HEADER, ROW).runs
+    runs = [replace(run, seed=number, steps=_Counted(1000 + 7 * number)) for number in range(500)]
+    _Counted.hashed = 0
+    check_figures(runs, None)
+    assert 500 <= _Counted.hashed <= 2000
