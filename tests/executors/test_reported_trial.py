@@ -201,3 +201,33 @@ def test_steps_that_took_no_time_are_refused() -> None:
     told = Told().takes(0.0, 0, 0.0, accuracy=0.1)
     with pytest.raises(UsageError, match="0 seconds of training after 5 steps"):
         told.takes(1.0, 5, 0.0, accuracy=0.5)
+
+
+@pytest.mark.parametrize(("wall", "is_refused"), [(0.5, True), (0.01, False)], ids=["of an epoch", "of a coarse clock"])
+def test_seconds_that_stand_still_are_of_an_epoch(wall: float, is_refused: bool) -> None:
+    told = Told()
+    for number in range(1, 6):
+        told.takes(wall * number, 10 * number, 0.4, accuracy=0.5)
+    if is_refused:
+        with pytest.raises(UsageError, match=r"0\.4 seconds in 6 reports, up to step 60"):
+            told.takes(wall * 6, 60, 0.4, accuracy=0.95)
+    else:
+        assert told.takes(wall * 6, 60, 0.4, accuracy=0.95).state is TrialState.REACHED
+
+
+@pytest.mark.parametrize(("seconds", "warns"), [(9.0, False), (250.0, True)])
+def test_more_seconds_than_have_passed_are_warned_of(
+    seconds: float, warns: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command.time, "monotonic", lambda: 109.5)
+    told = Told(changed(REQUEST, train_seconds_limit=1e3))
+    told.takes(1.0, 10, 1.0, accuracy=0.5).takes(9.5, 20, seconds, accuracy=0.95)
+    assert any("milliseconds" in one for one in told.trial.outcome().warnings) is warns
+
+
+@pytest.mark.parametrize(("epochs", "warns"), [((1, 2, 3), True), ((1, 1, 2), False)])
+def test_steps_that_are_the_epochs_are_warned_of(epochs: tuple[int, ...], warns: bool) -> None:
+    told = Told()
+    for step, epoch in enumerate(epochs, start=1):
+        told.takes(float(step), step, accuracy=0.95 if step == 3 else 0.5, epoch=epoch)
+    assert any("step and epoch are the same" in one for one in told.trial.outcome().warnings) is warns

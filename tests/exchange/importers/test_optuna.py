@@ -626,8 +626,8 @@ def test_the_seconds_of_a_retried_trial_are_unknown_if_it_may_have_resumed(
         trial(0.92, reports=reports, lasted=1.0, train_s=1.0, constraints={"failed_trial": 0, "retry_history": [0]}),
         trial(0.92, reports={1: 0.4, 2: 0.6, 3: 0.92}, lasted=3.0, train_s=3.0),
     )
-    for option in ({"seconds": "duration"}, {"seconds": "user_attr:train_s"}):
-        made = import_optuna(file, target=0.9, **option)
+    for seconds in ("duration", "user_attr:train_s"):
+        made = import_optuna(file, target=0.9, seconds=seconds)
         assert [one.time_to_target_s for one in outcomes(made)] == [lasted, 3.0]
         assert ("resumed from checkpoints" in " ".join(made.notes)) is (lasted is None)
     said = import_optuna(file, target=0.9, seconds="user_attr:train_s", figures_at=FiguresAt.TARGET)
