@@ -411,10 +411,10 @@ def check_scale(metrics: Sequence[float | None], target: Target, goal: Goal | No
             f"{target.metric} may be better when lower", hint=f"add --goal {Goal.MINIMIZE} or --goal {Goal.MAXIMIZE}"
         )
     known = [one for one in metrics if one is not None]
-    if not known or target.goal is Goal.MINIMIZE:
+    if not known:
         return
     low, high = min(known), max(known)
-    if 0 < target.value < 1 < low <= high <= 100 or 0 <= low <= high <= 1 < target.value <= 100:
+    if target.is_in_other_unit(low, high):
         raise UsageError(
             f"{target.metric} is {low:g} to {high:g}, but --target = {target.value:g}: one is in percent ({source})",
             hint=f"use --target {target.value * (100 if high > 1 else 0.01):g}",

@@ -15,7 +15,7 @@ from bssearch.executors.conversation import TICK_SECONDS, Conversation, LoadedPr
 from bssearch.executors.failures import code_has_changed, judge_command
 from bssearch.executors.messages import Answer, Load, Work
 from bssearch.executors.programs.command_process import LAST_LINES, CommandProcess, SilenceLimit, failure_of, outcome_of
-from bssearch.executors.programs.reports import LARGEST_STEP, LOSS, SAMPLES, Report, ReportPace, pace_of
+from bssearch.executors.programs.reports import LARGEST_STEP, LOSS, REPORTS_TIMED, SAMPLES, Report, ReportPace, pace_of
 from bssearch.records import (
     BATCH_SCHEDULE,
     COULD_NOT_PAUSE,
@@ -544,8 +544,8 @@ class LoadedCommand(LoadedProgram):
             pace, count = pace_of(reports)
         if pace is None:
             raise WorkloadError(
-                f"batch size {configuration.batch_size}: the command ended after {count} "
-                "reports, too few to time a step"
+                f"batch size {configuration.batch_size}: the command ended after {count} reports, "
+                + ("whose steps or seconds do not rise" if count > REPORTS_TIMED else "too few to time a step")
             )
         return pace
 
