@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 
 from bssearch.errors import UsageError
 from bssearch.exchange.importers.columns import (
+    CONSTRAINT,
     PREFIX,
     RESULT,
     STATE,
@@ -35,6 +36,7 @@ from bssearch.exchange.importers.imported_run import (
     csv_rows,
     integer,
     make_configuration,
+    number,
     parameter_value,
     part_of_batch,
     read_text,
@@ -301,7 +303,10 @@ def parse_runs(
         notes.append(
             f"skipped {len(table) - len(ended)} of {len(table)} runs by {labels[STATE]!r}: they did not finish"
         )
-    derived = None
+    feasible = [row for row in ended if not row.violated()]
+    if len(feasible) < len(ended):
+        notes.append(f"skipped {len(ended) - len(feasible)} of {len(ended)} runs that violate a constraint")
+    ended, derived = feasible, None
     if "reached" not in labels:
         derived = Target(metric=metric, value=target or 0.0, goal=goal or Goal.MAXIMIZE)
         known = [row for row in ended if row.cells["final_metric"]]
@@ -337,15 +342,15 @@ def _cells(text: str, source: str) -> tuple[int, list[str], list[tuple[int, list
     check_separator(header, f"{source}:{line}")
     check_kind("", header, source)
     found: list[tuple[int, list[str]]] = []
-    for number, cells in rows:
+    for place, cells in rows:
         if len(cells) != len(header):
             raise UsageError(
-                f"the row has {len(cells)} cells, but the header has {len(header)} columns ({source}:{number})",
+                f"the row has {len(cells)} cells, but the header has {len(header)} columns ({source}:{place})",
                 hint="put a cell with a comma in quotes",
             )
         if len(found) == MOST_RUNS:
-            raise UsageError(f"more than {MOST_RUNS:,} runs ({source}:{number})", hint="import them as several studies")
-        found.append((number, cells))
+            raise UsageError(f"more than {MOST_RUNS:,} runs ({source}:{place})", hint="import them as several studies")
+        found.append((place, cells))
     return line, header, found
 
 
@@ -356,12 +361,12 @@ def _rows(
     parts = [ours for _, ours, _ in taken if ours == "batch_size" or part_of_batch(ours)]
     setting = [*parts, *(ours for _, ours, _ in taken if ours.startswith(PREFIX))]
     table = []
-    for number, texts in found:
+    for line, texts in found:
         cells = {ours: texts[index].strip() if read is None else read(texts[index]) for index, ours, read in taken}
         table.append(
             _Row(
                 cells,
-                f"{source}:{number}",
+                f"{source}:{line}",
                 labels,
                 *(tuple([cells[one] for one in names]) for names in (parts, setting)),
             )
@@ -503,6 +508,11 @@ class _Row:
                 hint=comma_hint(text),
             )
         return metric
+
+    def violated(self) -> bool:
+        """True if a constraint is above 0, also in a list such as ``(5.0, -1.0)``."""
+        texts = [text for name, text in self.cells.items() if name.startswith(CONSTRAINT)]
+        return any(number(one) > 0 for text in texts for one in re.split(r"[\s,()\[\]]+", text))
 
     def lacks(self, metric: float | None) -> bool:
         """True if the cell of this metric holds NaN."""

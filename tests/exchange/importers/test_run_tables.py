@@ -582,3 +582,36 @@ def test_the_ends_of_many_runs_are_counted_once() -> None:
     _Counted.hashed = 0
     check_figures(runs, None)
     assert 500 <= _Counted.hashed <= 2000
+
+
+@pytest.mark.parametrize(
+    ("header", "rows", "said"),
+    [
+        ("trial_id", ["a,32,0.4,160", "a,32,0.9,320", "b,64,0.9,80"], "trial_id 'a' stands in 2 rows"),
+        (
+            "epoch",
+            ["1,32,0.4,4", "2,32,0.9,8", "3,32,0.9,9", "1,64,0.4,2", "2,64,0.9,4", "3,64,0.9,6"],
+            "epoch counts up",
+        ),
+        ("step", ["9,32,,4", "9,32,0.4,4", "19,32,0.9,8", "29,32,0.9,9"], "step counts up"),
+        ("epoch", ["5,32,0.9,4", "6,32,0.9,8", "7,32,0.9,9"], "unknown column 'epoch'"),
+        ("epoch", ["1,32,0.9,4", "2,32,0.9,8", "1,64,0.9,9"], "unknown column 'epoch'"),
+    ],
+)
+def test_rows_that_are_evaluations_are_named(header: str, rows: list[str], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        parse_runs("\n".join([f"{header},batch_size,acc,steps", *rows]), "runs.csv", metric="acc", target=0.9)
+
+
+def test_a_run_that_violates_a_constraint_is_left_out() -> None:
+    lines = "params_batch_size,reached,constraints:memory,system_attrs_constraints"
+    table = parse(lines, "32,1,-1.0,", "64,1,5.0,", '128,1,,"(-1.0, 2.0)"', "256,1,0.0,-1.0")
+    assert [run.configuration.batch_size for run in table.runs] == [32, 256]
+    assert "skipped 2 of 4 runs that violate a constraint" in table.notes
+
+
+def test_a_result_table_of_ray_needs_no_further_names() -> None:
+    header = "acc,checkpoint_dir_name,done,training_iteration,trial_id,time_this_iter_s,time_total_s,time_since_restore"
+    lines = [header + ",iterations_since_restore,config/batch_size", "0.93,c_7,True,8,d0,0.1,1.3,1.3,8,128"]
+    table = parse_runs("\n".join(lines), "ray.csv", metric="acc", target=0.9)
+    assert table.runs[0].train_seconds == 1.3 and "time_total_s" in table.unclear
