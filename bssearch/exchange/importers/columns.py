@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bssearch.errors import UsageError
-from bssearch.exchange.importers.imported_run import SPLIT, TYPED, number, part_of_batch
+from bssearch.exchange.importers.imported_run import SPLIT, TYPED, may_divide_batch, number, part_of_batch
 
 COLUMNS = (
     *("batch_size", "seed", "reached", "steps", "train_seconds", "final_metric", "device", "precision"),
@@ -30,7 +30,7 @@ WHOLE = {
     **dict.fromkeys(("trainer/global_step", "train/global_step", "global_step"), "steps"),
 }
 _ABOUT = re.compile(
-    r"(?:name|notes|user|tags|created|updated|sweep|group|job type|commit|hostname|id|run_?id|run|run_name|number|"
+    r"(?:name|notes|user|tags|created|updated|sweep|group|job type|commit|hostname|id|run[_ ]?id|run|run_name|number|"
     r"experiment_id|artifact_uri|start_time|end_time|datetime_start|datetime_complete|trial_id|date|timestamp|pid|"
     r"node_ip|logdir|done|hostname|_step|_timestamp|_wandb|checkpoint_dir_name|should_checkpoint|experiment_tag|"
     r"training_iteration|time_this_iter_s|(?:time|iterations|timesteps)_since_restore|(?:timesteps|episodes)_total|"
@@ -220,6 +220,8 @@ def _column(name: str, metric: str, given: Mapping[str, tuple[str, Formula]], ow
         return Column(theirs=name, ours=plain)
     if part_of_batch(plain) is not None:
         return Column(theirs=name, ours=plain, why=f"a part of the batch, {part_of_batch(plain)}")
+    if may_divide_batch(plain):
+        return Column(theirs=name, ours=PREFIX + plain, why="it may divide the batch")
     if logged == metric and "final_metric" not in own:
         return Column(theirs=name, ours="final_metric")
     if prefix is not None and plain and plain not in COLUMNS:

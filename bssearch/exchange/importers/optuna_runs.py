@@ -21,6 +21,7 @@ from bssearch.exchange.importers.imported_run import (
     GivenBatch,
     ImportedRun,
     integer,
+    is_about_batch,
     make_configuration,
     parameter_value,
     part_of_batch,
@@ -462,7 +463,7 @@ class _Reader:
         for name in dict.fromkeys(name for trial in trials for name in trial.user_attrs):
             taken = [
                 *(f"{option.removeprefix('--')}" for option, attribute in self._attributes() if attribute == name),
-                *(["a part of the batch"] if part_of_batch(name) or name == "batch_size" else []),
+                *(["a part of the batch"] if is_about_batch(name) else []),
             ]
             yield f"user attribute {name!r}: {', '.join(taken) or 'ignored'}"
         unit = {STEP: "optimizer steps", EPOCH: f"epochs of {self.samples_per_epoch} samples"}.get(self.steps or "")
@@ -611,7 +612,7 @@ class _Reader:
 
     def _given_batch(self, trial: FrozenTrial, values: Mapping[str, ParameterValue]) -> GivenBatch:
         theirs = {self._ours(name): name for name in trial.params}
-        parts = {name: value for name, value in trial.user_attrs.items() if part_of_batch(name) or name == "batch_size"}
+        parts = {name: value for name, value in trial.user_attrs.items() if is_about_batch(name)}
         given = GivenBatch.of({**parts, **values}, self._origin(trial), lambda name: theirs.get(name, name))
         if not given.is_known and self.batch_size is not None:
             given = GivenBatch.of({**parts, **values, "batch_size": self.batch_size}, self._origin(trial))

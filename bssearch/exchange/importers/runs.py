@@ -295,7 +295,7 @@ def parse_runs(
     _check_columns(columns, origin, None if target is None else metric)
     if not found:
         raise UsageError(f"no runs: {source} has no row under its header")
-    notes = []
+    notes = list(_copies(found, source))
     labels = {one.ours: one.theirs for one in columns if one.ours is not None}
     table = _rows(columns, found, source, labels)
     ended = [row for row in table if row.cells.get(STATE, "").lower() not in UNFINISHED]
@@ -352,6 +352,16 @@ def _cells(text: str, source: str) -> tuple[int, list[str], list[tuple[int, list
             raise UsageError(f"more than {MOST_RUNS:,} runs ({source}:{place})", hint="import them as several studies")
         found.append((place, cells))
     return line, header, found
+
+
+def _copies(found: Sequence[tuple[int, list[str]]], source: str) -> Iterator[str]:
+    first = {tuple(texts): line for line, texts in reversed(found)}
+    copies = [line for line, texts in found if first[tuple(texts)] != line]
+    if copies:
+        yield (
+            f"{len(copies)} of {len(found)} rows are copies of others (first: {source}:{copies[0]}) and count as "
+            "runs of their own; remove them if they are the same runs"
+        )
 
 
 def _rows(

@@ -632,3 +632,9 @@ def test_the_seconds_of_a_retried_trial_are_unknown_if_it_may_have_resumed(
         assert ("resumed from checkpoints" in " ".join(made.notes)) is (lasted is None)
     said = import_optuna(file, target=0.9, seconds="user_attr:train_s", figures_at=FiguresAt.TARGET)
     assert [one.time_to_target_s for one in outcomes(said)] == [1.0, 3.0]
+
+
+@pytest.mark.parametrize(("attribute", "value"), [("split_batches", True), ("num_nodes", 2)])
+def test_an_attribute_that_may_divide_the_batch_is_asked_for(write: Write, attribute: str, value: Any) -> None:
+    file = write(trial(0.92, steps_to_target=9, world_size=4, **{attribute: value}))
+    refuse(UsageError, file, said=attribute, target=0.9, steps="user_attr:steps_to_target")

@@ -181,6 +181,30 @@ def test_the_batch_of_a_step_beside_that_of_a_device_says_which_is_which() -> No
     refuse("batch_size,global_batch_size,reached,world_size", "32,100,1,2", said="global_batch_size = 100")
 
 
+@pytest.mark.parametrize(
+    ("header", "row", "said"),
+    [
+        ("trainer.devices,trainer.num_nodes", "2,2", "trainer.num_nodes = 2 may be per node"),
+        ("world_size,split_batches", "4,True", "split_batches = True: the devices may share the batch"),
+        ("world_size,split_batches", "4,False", ""),
+        ("trainer.devices,trainer.num_nodes", "2,1", ""),
+    ],
+)
+def test_columns_that_may_divide_the_batch_count_also_if_they_are_the_same_in_all_rows(
+    header: str, row: str, said: str
+) -> None:
+    lines = [f"per_device_train_batch_size,reached,{header}", f"32,1,{row}", f"64,1,{row}"]
+    if said:
+        refuse(*lines, said=said)
+    else:
+        assert [run.configuration.world_size for run in parse(*lines).runs] == [int(row[0])] * 2
+
+
+def test_rows_that_are_copies_are_noted() -> None:
+    table = parse("batch_size,reached,train_seconds", "32,1,2.5", "32,1,2.6", "32,1,2.5")
+    assert any("1 of 3 rows are copies of others (first: runs.csv:4)" in one for one in table.notes)
+
+
 def test_devices_on_several_nodes_are_asked_for() -> None:
     refuse("batch_size,reached,param.num_nodes,gpus", "16,1,2,8", said="the total number of devices is unknown")
     table = parse("batch_size,reached,param.num_nodes,gpus", "16,1,1,8", "16,1,1,1")
