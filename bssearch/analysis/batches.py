@@ -95,31 +95,46 @@ def about_models(spec: StudySpec, verdict: Verdict) -> Iterator[tuple[str, str]]
 # Names of decays that average over steps: of weights, and of squared gradients.
 AVERAGES = {
     "ema_decay": re.compile(
-        r"(?:.*[._])?(?:ema|averag(?:e|ing)|polyak|swa)(?:[._]?(?:decay|momentum|beta|rate))?", re.I
+        r"(?:.*[._])?(?:(?:ema|averag(?:e|ing)|polyak|swa)(?:[._]?(?:decay|momentum|beta|rate))?|"
+        r"momentum[._]teacher|teacher[._]momentum|target[._](?:decay|momentum))",
+        re.I,
     ),
     "beta2": re.compile(r"(?:.*[._])?beta(?:_?2|s[._]1)", re.I),
 }
 
 
-def about_fixed_averages(tried: Collection[tuple[int, Mapping[str, Any]]]) -> Iterator[tuple[str, str]]:
-    """Yield (code, sentence) for decays that are the same at batch sizes far apart.
+# Names of schedules' lengths in steps.
+LENGTHS = re.compile(
+    r"(?:.*[._])?(?:(?:num[._])?warm[._]?up[._](?:steps|iters|iterations)|(?:lr[._])?decay[._]steps|total[._]steps|t[._]max)",
+    re.I,
+)
+
+
+def about_fixed_constants(tried: Collection[tuple[int, Mapping[str, Any]]]) -> Iterator[tuple[str, str]]:
+    """Yield (code, sentence) for decays, warmups and schedules that are the same at batch sizes far apart.
 
     ``tried``: batch sizes, each with its parameters. ρ^κ keeps the half-life in samples (`scaling.half_life`).
     """
     for name in sorted({name for _, parameters in tried for name in parameters}):
-        rule = next((rule for rule, pattern in AVERAGES.items() if pattern.fullmatch(name)), None)
         given = {size: parameters[name] for size, parameters in tried if parameters.get(name) is not None}
         values = {parameters.get(name) for _, parameters in tried} - {None}
-        if rule is None or len(values) != 1 or not is_said_to_need_warmup(max(given), min(given)):
+        if len(values) != 1 or not is_said_to_need_warmup(max(given), min(given)):
             continue
         (value,) = values
-        if isinstance(value, float) and 0.5 <= value < 1:  # a faster decay forgets within a step
+        rule = next((rule for rule, pattern in AVERAGES.items() if pattern.fullmatch(name)), None)
+        where, growth = f"at batch sizes {min(given)} to {max(given)}", f"{max(given) / min(given):.3g} ×"
+        if rule is not None and isinstance(value, float) and 0.5 <= value < 1:  # a faster decay forgets within a step
             followed = "betas" if rule == "beta2" else rule
             yield (
                 f"{rule}_fixed",
-                f"{name} = {value:g} is the same at batch sizes {min(given)} to {max(given)}: its half-life in samples "
-                f"grows {max(given) / min(given):.3g} ×. Scale the decay as {value:g}^(batch / reference batch); "
-                f"`batch_rules: {{{followed}: half_life}}` does",
+                f"{name} = {value:g} is the same {where}: its half-life in samples grows {growth}. Scale the decay as "
+                f"{value:g}^(batch / reference batch); `batch_rules: {{{followed}: half_life}}` does",
+            )
+        elif LENGTHS.fullmatch(name) and isinstance(value, int | float) and value >= 1:
+            yield (
+                "steps_fixed",
+                f"{name} = {value:g} is the same {where}: its samples grow {growth}. Give it in epochs or samples, or "
+                f"scale it as {value:g} × reference batch / batch",
             )
 
 

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 
 from bssearch.analysis.answer import Batch
-from bssearch.analysis.batches import about_fixed_averages, about_models, default_configuration, is_at_end
+from bssearch.analysis.batches import about_fixed_constants, about_models, default_configuration, is_at_end
 from bssearch.analysis.confirmation_runs import (
     ENOUGH_RUNS,
     begun_late,
@@ -47,7 +47,7 @@ def notices(
         *_about_confirmation(spec, trials, verdict),
         *_about_the_choice(spec, trials, verdict),
         *((code, True, sentence) for code, sentence in about_models(spec, verdict)),
-        *((code, True, sentence) for code, sentence in about_fixed_averages(tried)),
+        *((code, True, sentence) for code, sentence in about_fixed_constants(tried)),
         *_about_the_runs(spec, trials, verdict),
         *_about_measurements(verdict, probes),
         *((code, True, sentence) for code, sentence in about_devices(trials)),

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from bssearch.analysis.batches import about_default_model, about_fixed_averages
+from bssearch.analysis.batches import about_default_model, about_fixed_constants
 from bssearch.analysis.shape import Model, Notice
 from bssearch.commands.launch import HERE, Launch
 from bssearch.commands.opening import (
@@ -290,7 +290,7 @@ def _about_the_spec(evidence: CheckEvidence) -> list[Suspicion]:
         *((code, True, sentence) for code, sentence in about_default_model(spec)),
         *(
             (code, True, sentence)
-            for code, sentence in about_fixed_averages(
+            for code, sentence in about_fixed_constants(
                 [(size, space.carried(fixed, size)) for size in spec.batch_sizes]
             )
         ),

@@ -100,6 +100,14 @@ class Target:
         """True if the metric reaches the target; False for NaN."""
         return self.shortfall(metric) <= 0
 
+    def is_in_other_unit(self, low: float, high: float) -> bool:
+        """True if either the target or metrics from low to high may be in percent."""
+        if self.goal is Goal.MINIMIZE and not _RATE.fullmatch(self.metric):
+            return False
+        return 0 < self.value < 1 < low <= high <= 100 or 0 <= low <= high <= 1 < self.value <= 100
+
+
+_RATE = re.compile(r"(?:.*[/_. ])?(?:error|err|wer|cer|eer)(?:[/_. ]?rate)?", re.IGNORECASE)  # that may be a percentage
 
 MAKE_TRAINER = ":make_trainer"
 """Suffix of a workload that makes a trainer per trial."""

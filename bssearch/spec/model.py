@@ -100,9 +100,14 @@ def check_command(
             raise ValueError(f"report.{name}: {text} is no regular expression: {error}") from None
         if groups != 1:
             raise ValueError(f"report.{name}: {text} must have one group, the value; it has {groups}")
+        if name == "step" and _EPOCH.search(re.sub(r"\\[a-zA-Z]", "", text.partition("(")[0])):
+            raise ValueError(f"report.step: {text} reads epochs; print the optimizer steps, and read these")
     for name in ("step", metric):
         if report and name not in report:
             raise ValueError(f"report has no expression for {name}; it has {', '.join(report)}")
+
+
+_EPOCH = re.compile(r"\bepochs?\W*$", re.IGNORECASE)  # before the number
 
 
 def check_places(places: Collection[str], searched: Sequence[str]) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from bssearch.errors import UsageError
 from bssearch.records import (
     COULD_NOT_PAUSE,
     LARGEST_METRIC,
@@ -150,6 +151,16 @@ def where(configuration: Configuration, step: int) -> str:
     return f"batch size {size}, learning rate {rate:.4g}, step {step}"
 
 
+def _check_unit(target: Target, metric: float) -> None:
+    """Raise `UsageError` if the first evaluation meets the target only because one of them is in percent."""
+    if target.is_in_other_unit(metric, metric):
+        raise UsageError(
+            f"{target.metric} is {metric:g} at the first evaluation, but the target is {target.value:g}: one is in "
+            "percent",
+            hint=f"use target: {{value: {target.value * (100 if metric > 1 else 0.01):g}}}",
+        )
+
+
 class Course:
     """A trial's evaluations against its target."""
 
@@ -161,6 +172,8 @@ class Course:
     def observe(self, observation: Observation, *, is_over: bool = False) -> Ending | None:
         """Take an evaluation; return the ending, if due."""
         target, progress = self._request.target, self.progress
+        if progress.last is None and target.is_met_by(observation.metric):
+            _check_unit(target, observation.metric)
         previous, progress.last = progress.last, observation
         if progress.best is None or target.gain(observation.metric) > target.gain(progress.best):
             progress.best = observation.metric

@@ -135,19 +135,25 @@ RELATIVE = {"reference_batch": 8, "low": 0.01, "high": 1.0}
         ({"batch_size": [8, 64], "ema_decay": {"low": 0.9, "high": 0.999}}, set()),
         ({"batch_size": [8, 64], "ema_decay": 0.998, "batch_rules": {"ema_decay": "half_life"}}, set()),
         ({"batch_size": [8, 64], "model": {"averaging_decay": 0.99, "weight_decay_of_head": 0.9}}, {"ema_decay_fixed"}),
+        ({"batch_size": [8, 64], "model": {"momentum_teacher": 0.996}}, {"ema_decay_fixed"}),
+        ({"batch_size": [8, 64], "model": {"num_warmup_steps": 500}}, {"steps_fixed"}),
+        ({"batch_size": [8, 32], "model": {"num_warmup_steps": 500}}, set()),
+        ({"batch_size": [8, 64], "model": {"warmup_steps": {"low": 10, "high": 500}}}, set()),
         ({"batch_size": [8, 64], "optimizer": {"name": "adam", "beta2": {"low": 0.9, "high": 0.99}}}, set()),
         ({"batch_size": [8, 64], "optimizer": {"name": "adam"}, "batch_rules": {"betas": "sde"}}, set()),
     ],
 )
-def test_a_decay_of_an_average_is_named_if_it_is_the_same_at_batch_sizes_eight_times_apart(
+def test_a_decay_or_a_length_in_steps_is_named_if_it_is_the_same_at_batch_sizes_eight_times_apart(
     space: dict[str, Any], named: set[str]
 ) -> None:
     rate = {"learning_rate": RELATIVE} if "batch_rules" in space else {}
     default = {**SPEC["default"], "ema_decay": 0.99} if isinstance(space.get("ema_decay"), dict) else SPEC["default"]
+    if isinstance(space.get("model", {}).get("warmup_steps"), dict):
+        default = {**default, "model": {"warmup_steps": 100}}
     if "beta2" in space.get("optimizer", {}):
         default = {**default, "optimizer": {"name": "adam", "beta2": 0.95}}
     found = codes(LawExecutor(), space={**SPEC["space"], **rate, **space}, default=default)
-    assert {code for code in found if code in {"ema_decay_fixed", "beta2_fixed"}} == named
+    assert {code for code in found if code in {"ema_decay_fixed", "beta2_fixed", "steps_fixed"}} == named
 
 
 FINE_TUNED = {"batch_size": 32, "learning_rate": 5e-5, "weight_decay": 0.0, "dropout": 0.1}

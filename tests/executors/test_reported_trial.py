@@ -11,7 +11,7 @@ from bssearch.errors import UsageError
 from bssearch.executors.programs import command
 from bssearch.executors.programs.command import ReportedTrial
 from bssearch.executors.programs.reports import Report
-from bssearch.records import COULD_NOT_PAUSE, Observation, SecondsBasis, Target, TrialRequest, TrialState
+from bssearch.records import COULD_NOT_PAUSE, Goal, Observation, SecondsBasis, Target, TrialRequest, TrialState
 from tests.executors.line_workload import request_trial
 from tests.factories import changed
 
@@ -201,3 +201,54 @@ def test_steps_that_took_no_time_are_refused() -> None:
     told = Told().takes(0.0, 0, 0.0, accuracy=0.1)
     with pytest.raises(UsageError, match="0 seconds of training after 5 steps"):
         told.takes(1.0, 5, 0.0, accuracy=0.5)
+
+
+@pytest.mark.parametrize(("wall", "is_refused"), [(0.5, True), (0.01, False)], ids=["of an epoch", "of a coarse clock"])
+def test_seconds_that_stand_still_are_of_an_epoch(wall: float, is_refused: bool) -> None:
+    told = Told()
+    for number in range(1, 6):
+        told.takes(wall * number, 10 * number, 0.4, accuracy=0.5)
+    if is_refused:
+        with pytest.raises(UsageError, match=r"0\.4 seconds in 6 reports, up to step 60"):
+            told.takes(wall * 6, 60, 0.4, accuracy=0.95)
+    else:
+        assert told.takes(wall * 6, 60, 0.4, accuracy=0.95).state is TrialState.REACHED
+
+
+@pytest.mark.parametrize(("seconds", "warns"), [(9.0, False), (250.0, True)])
+def test_more_seconds_than_have_passed_are_warned_of(
+    seconds: float, warns: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("time.monotonic", lambda: 109.5)
+    told = Told(changed(REQUEST, train_seconds_limit=1e3))
+    told.takes(1.0, 10, 1.0, accuracy=0.5).takes(9.5, 20, seconds, accuracy=0.95)
+    assert any("milliseconds" in one for one in told.trial.outcome().warnings) is warns
+
+
+@pytest.mark.parametrize(
+    ("target", "metric", "is_refused"),
+    [
+        (Target(metric="accuracy", value=0.9), 52.0, True),
+        (Target(metric="accuracy", value=0.9), 0.95, False),
+        (Target(metric="error", value=5.0, goal=Goal.MINIMIZE), 0.48, True),
+        (Target(metric="loss", value=5.0, goal=Goal.MINIMIZE), 0.48, False),
+        (Target(metric="score", value=0.9), 152.0, False),
+    ],
+)
+def test_a_first_evaluation_that_is_met_in_another_unit_is_refused(
+    target: Target, metric: float, is_refused: bool
+) -> None:
+    told = Told(replace(REQUEST, target=target))
+    if is_refused:
+        with pytest.raises(UsageError, match="one is in percent"):
+            told.takes(1.0, 10, 1.0, **{target.metric: metric})
+    else:
+        assert told.takes(1.0, 10, 1.0, **{target.metric: metric}).state is TrialState.REACHED
+
+
+@pytest.mark.parametrize(("epochs", "warns"), [((1, 2, 3), True), ((1, 1, 2), False)])
+def test_steps_that_are_the_epochs_are_warned_of(epochs: tuple[int, ...], warns: bool) -> None:
+    told = Told()
+    for step, epoch in enumerate(epochs, start=1):
+        told.takes(float(step), step, accuracy=0.95 if step == 3 else 0.5, epoch=epoch)
+    assert any("step and epoch are the same" in one for one in told.trial.outcome().warnings) is warns

@@ -58,6 +58,8 @@ def test_a_command_stands_for_the_workload() -> None:
             "must have one group, the value; it has 0",
         ),
         ({"report": {**LOG, "step": r"(step) (\d+)"}}, "must have one group, the value; it has 2"),
+        ({"report": {**LOG, "step": r"Epoch \[(\d+)/"}}, "reads epochs"),
+        ({"report": {**LOG, "step": r"epochs:\s+(\d+)"}}, "reads epochs"),
         ({"report": {**LOG, "step": "step (["}}, "is no regular expression: unterminated character set"),
         ({"report": {"accuracy": "acc=(.)"}}, "report has no expression for step; it has accuracy"),
         ({"report": {"step": "step (.)"}}, "report has no expression for accuracy; it has step"),

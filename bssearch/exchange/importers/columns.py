@@ -5,11 +5,12 @@ from __future__ import annotations
 import difflib
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bssearch.errors import UsageError
-from bssearch.exchange.importers.imported_run import SPLIT, TYPED, number, part_of_batch
+from bssearch.exchange.importers.imported_run import SPLIT, TYPED, may_divide_batch, number, part_of_batch
 
 COLUMNS = (
     *("batch_size", "seed", "reached", "steps", "train_seconds", "final_metric", "device", "precision"),
@@ -18,6 +19,7 @@ COLUMNS = (
 PREFIX = "param."
 STATE = "state"
 RESULT = "another result"
+CONSTRAINT = "constraint of "  # before the column's name
 
 # Prefixes of parameters: ours, MLflow's, Optuna's, W&B's and Ray's.
 _PARAMETER = re.compile(r"(?:params?|config(?:/train_loop_config)?|hparams?|hyperparameters)[./]|params_")
@@ -28,11 +30,17 @@ WHOLE = {
     **dict.fromkeys(("trainer/global_step", "train/global_step", "global_step"), "steps"),
 }
 _ABOUT = re.compile(
-    r"(?:name|notes|user|tags|created|updated|sweep|group|job type|commit|hostname|id|run_?id|run|run_name|number|"
+    r"(?:name|notes|user|tags|created|updated|sweep|group|job type|commit|hostname|id|run[_ ]?id|run|run_name|number|"
     r"experiment_id|artifact_uri|start_time|end_time|datetime_start|datetime_complete|trial_id|date|timestamp|pid|"
-    r"node_ip|logdir|done|hostname|_step|_timestamp|_wandb)|(?:tags|system_attrs|user_attrs)[._].*",
+    r"node_ip|logdir|done|hostname|_step|_timestamp|_wandb|checkpoint_dir_name|should_checkpoint|experiment_tag|"
+    r"training_iteration|time_this_iter_s|(?:time|iterations|timesteps)_since_restore|(?:timesteps|episodes)_total|"
+    r"warmup_time)|(?:tags|system_attrs|user_attrs)[._].*",
     re.IGNORECASE,
 )
+# Optuna's, of which a value > 0 violates the constraint.
+_CONSTRAINT = re.compile(r"(?:system_attrs_)?constraints(?:[_:].*)?")
+_RUN = re.compile(r"(?:run|trial)[_ ]?id|id", re.IGNORECASE)  # names a run
+_COUNTER = re.compile(r"epoch|_?step|iteration|training_iteration|(?:trainer|train)/global_step", re.IGNORECASE)
 _RESULT = re.compile(
     r"metrics[./].*|(?:train|val|valid|validation|test|eval|perf|time|system)/.*|"
     r"(?:.*[/_. ])?(?:loss|acc|accuracy|error|auc|f1|perplexity|ppl|bleu|wer|mse|rmse|mae)",
@@ -174,6 +182,7 @@ def recognize(
             column = Column(theirs=name, why="the same in all rows")
         columns.append(column or Column(theirs=name, why="--ignore"))
         own.add(columns[-1].ours or "")
+    _check_rows(columns, rows, origin)
     if unknown:
         raise UsageError(
             f"unknown column{'s' * (len(unknown) > 1)} {', '.join(unknown)} ({origin})",
@@ -211,6 +220,8 @@ def _column(name: str, metric: str, given: Mapping[str, tuple[str, Formula]], ow
         return Column(theirs=name, ours=plain)
     if part_of_batch(plain) is not None:
         return Column(theirs=name, ours=plain, why=f"a part of the batch, {part_of_batch(plain)}")
+    if may_divide_batch(plain):
+        return Column(theirs=name, ours=PREFIX + plain, why="it may divide the batch")
     if logged == metric and "final_metric" not in own:
         return Column(theirs=name, ours="final_metric")
     if prefix is not None and plain and plain not in COLUMNS:
@@ -222,9 +233,44 @@ def _column(name: str, metric: str, given: Mapping[str, tuple[str, Formula]], ow
         return Column(theirs=name, why=why) if whole in own else Column(theirs=name, ours=whole, why=why, is_whole=True)
     if name.lower() in ("state", "status"):
         return Column(theirs=name, ours=STATE)
+    if _CONSTRAINT.fullmatch(name):
+        return Column(theirs=name, ours=CONSTRAINT + name)
     if _ABOUT.fullmatch(name):
         return Column(theirs=name, why="it describes the run")
     return Column(theirs=name, why=RESULT) if _RESULT.fullmatch(name) else None
+
+
+def _check_rows(columns: Sequence[Column], rows: Sequence[Sequence[str]], origin: str) -> None:
+    """Raise `UsageError` if rows are evaluations of runs: a run's name repeats, or curves stand below each other."""
+    if not rows or min(map(len, rows)) < len(columns) or any(one.ours == "seed" for one in columns):
+        return
+    setting = [index for index, one in enumerate(columns) if one.ours and _is_setting(one.ours)]
+    for index, one in enumerate(columns):
+        why = ""
+        if _RUN.fullmatch(one.theirs):
+            name, count = Counter(row[index].strip() for row in rows).most_common(1)[0]
+            why = f"{one.theirs} {name!r} stands in {count} rows" if name and count > 1 else ""
+        elif _COUNTER.fullmatch(one.theirs):
+            settings = [[row[place] for place in setting] for row in rows]
+            is_curve = _are_curves([number(row[index]) for row in rows], settings)
+            why = f"{one.theirs} counts up" if is_curve else ""
+        if why:
+            raise UsageError(f"each row is an evaluation, not a run: {why} ({origin})", hint=HINT)
+
+
+def _is_setting(ours: str) -> bool:
+    return ours in ("batch_size", "device", "precision") or ours.startswith(PREFIX) or part_of_batch(ours) is not None
+
+
+def _are_curves(counts: Sequence[float], settings: Sequence[list[str]]) -> bool:
+    """True if rows of equal settings count up from the start, at least three times each."""
+    curves: list[list[float]] = []
+    for place, count in enumerate(counts):
+        if not place or settings[place] != settings[place - 1] or not count >= counts[place - 1]:
+            curves.append([])
+        if count not in curves[-1][-1:]:
+            curves[-1].append(count)
+    return bool(curves) and all(len(one) > 2 and one[0] <= max(1.0, one[1] - one[0]) for one in curves)
 
 
 def _check_twice(columns: Sequence[Column], origin: str) -> None:
@@ -255,7 +301,11 @@ def check_kind(text: str, header: Sequence[str], origin: str) -> None:
         len(names) > 1 and all(" - " in name for name in header[1:])
     ):
         kind = f"a W&B chart: the curves of {len({name.partition(' - ')[0] for name in header[1:]})} runs"
-    elif names & {"step", "_step", "epoch", "iteration", "value"} and not names & {"reached", "state", "name"}:
+    elif names & {"step", "_step", "epoch", "iteration", "training_iteration", "value"} and not names & {
+        "reached",
+        "state",
+        "name",
+    }:
         batch = any(part_of_batch(name) or name.endswith("batch_size") for name in names)
         kind = None if batch else "the curve of one run: each row is an evaluation"
     if kind is not None:

@@ -246,7 +246,9 @@ _ALIASES = {
     STEP_BATCH: ("global_batch_size", "total_batch_size", "total_train_batch_size", "step_batch_size"),
 }
 # Numbers of machines; with them a number of devices may be per machine.
-_NODES = ("nodes", "num_nodes", "n_nodes", "nnodes")
+_NODES = ("nodes", "num_nodes", "n_nodes", "nnodes", "num_machines")
+# Accelerate's switch: the batch of the loader is shared among devices instead of repeated on each.
+_SHARED = "split_batches"
 
 _PARTS = {name: ours for ours, theirs in _ALIASES.items() for name in (ours, *theirs)}
 
@@ -255,6 +257,16 @@ _PARTS = {name: ours for ours, theirs in _ALIASES.items() for name in (ours, *th
 def part_of_batch(name: str) -> str | None:
     """Return the batch part that a column means, or None."""
     return _PARTS.get(_plain(name))
+
+
+def may_divide_batch(name: str) -> bool:
+    """True for numbers of machines and `_SHARED`, which say how many devices share a batch."""
+    return _plain(name) in (*_NODES, _SHARED)
+
+
+def is_about_batch(name: str) -> bool:
+    """True for the batch size, its parts, and names that may divide it."""
+    return name == BATCH or part_of_batch(name) is not None or may_divide_batch(name)
 
 
 @cache
@@ -283,6 +295,11 @@ class GivenBatch:
                 raise UsageError(
                     f"{label(name)} = {value} may be per node; the total number of devices is unknown ({origin})",
                     hint=f"give the total as {WORLD} instead of {label(name)}",
+                )
+            if _plain(name) == _SHARED and str(value).lower() in ("true", "1", "1.0", "yes"):
+                raise UsageError(
+                    f"{label(name)} = {value}: the devices may share the batch instead of having one each ({origin})",
+                    hint=f"give {STEP_BATCH}, the samples of an optimizer step, without {WORLD} and {label(name)}",
                 )
             ours = BATCH if name == BATCH else part_of_batch(name)
             if ours is None or value is None or value == "":

@@ -22,6 +22,7 @@ from bssearch.exchange.importers.imported_run import (
     ImportedRun,
     Studies,
     integer,
+    is_about_batch,
     make_configuration,
     parameter_value,
     part_of_batch,
@@ -90,6 +91,24 @@ def are_seconds_of_whole(trial: FrozenTrial, seconds: float, share: float) -> bo
 def is_feasible(trial: FrozenTrial) -> bool:
     """True if all constraints are <= 0, as for Optuna's `Study.best_trial`."""
     return all(value <= 0.0 for value in trial.constraints.values())
+
+
+def resumed_trials(trials: Sequence[FrozenTrial]) -> frozenset[int]:
+    """Return the numbers of retried trials that may have continued a failed trial: their seconds may be of a part.
+
+    `RetryFailedTrialCallback` may copy the failed trial's reports; its own reports may also begin later.
+    """
+    found = set()
+    for trial in trials:
+        history = trial.system_attrs.get("retry_history")
+        if not isinstance(history, list):
+            continue
+        failed = [one.intermediate_values for one in trials if one.number in history]
+        before = max(failed, key=len, default={})
+        reports = trial.intermediate_values
+        if before and reports and (before.items() <= reports.items() or min(reports) > min(before)):
+            found.add(trial.number)
+    return frozenset(found)
 
 
 def checked_seconds(value: Any, name: str, reached: bool, origin: str) -> float | None:
@@ -332,6 +351,7 @@ def _reader(
         own_values_are_seconds=list(found.metric_names) == [OWN_TIME],
         device=str(attributes["device"]) if is_ours and attributes.get("device") else None,
         reports=ReportSteps.of(found.trials),
+        resumed=resumed_trials(found.trials),
     )
 
 
@@ -371,6 +391,7 @@ class _Reader:
     samples_per_epoch: int | None = None
     figures_at: FiguresAt | None = None
     batch_size: int | None = None  # of trials without one
+    resumed: frozenset[int] = frozenset()
 
     def runs(self, trials: Sequence[FrozenTrial]) -> tuple[list[ImportedRun], list[str]]:
         ended = [trial for trial in trials if trial.state.name in ENDED and is_feasible(trial)]
@@ -442,7 +463,7 @@ class _Reader:
         for name in dict.fromkeys(name for trial in trials for name in trial.user_attrs):
             taken = [
                 *(f"{option.removeprefix('--')}" for option, attribute in self._attributes() if attribute == name),
-                *(["a part of the batch"] if part_of_batch(name) or name == "batch_size" else []),
+                *(["a part of the batch"] if is_about_batch(name) else []),
             ]
             yield f"user attribute {name!r}: {', '.join(taken) or 'ignored'}"
         unit = {STEP: "optimizer steps", EPOCH: f"epochs of {self.samples_per_epoch} samples"}.get(self.steps or "")
@@ -467,6 +488,7 @@ class _Reader:
             trial.number
             for trial, run in zip(ended, runs, strict=True)
             if run.reached
+            and trial.number not in self.resumed
             and (
                 ((self.seconds == DURATION or self._seconds_name) and run.train_seconds is None)
                 or (self._steps_name and run.steps is None)
@@ -477,6 +499,13 @@ class _Reader:
                 f"time or steps to the target unknown for {len(beyond)} of {len(runs)} trials (first: {beyond[0]}): "
                 "they trained past the target, or lack reports or the attribute; if the figures end at the target, "
                 f"add --figures-at {FiguresAt.TARGET}"
+            )
+        resumed = [trial.number for trial in ended if self._is_of_part(trial)]
+        if resumed:
+            yield (
+                f"seconds unknown for {len(resumed)} of {len(runs)} trials (first: {resumed[0]}): they retried failed "
+                "trials, and may have resumed from checkpoints"
+                + ("; if the attribute covers the whole training, add --figures-at" if self._seconds_name else "")
             )
         shared = [trial.number for trial in ended if self._share(trial) not in (None, 1.0)]
         for option, name in self._attributes():
@@ -569,12 +598,21 @@ class _Reader:
     def _done(self, step: int) -> int:
         return step if self.steps == STEP or self.is_ours else step + self.reports.epochs_before_first
 
+    def _is_of_part(self, trial: FrozenTrial) -> bool:
+        """True if the seconds may lack those before a failure."""
+        is_told = self._seconds_name is not None and self.figures_at is not None
+        return (
+            trial.number in self.resumed
+            and (self.seconds == DURATION or self._seconds_name is not None)
+            and not is_told
+        )
+
     def _origin(self, trial: FrozenTrial) -> str:
         return f"{self.place}: trial {trial.number}"
 
     def _given_batch(self, trial: FrozenTrial, values: Mapping[str, ParameterValue]) -> GivenBatch:
         theirs = {self._ours(name): name for name in trial.params}
-        parts = {name: value for name, value in trial.user_attrs.items() if part_of_batch(name) or name == "batch_size"}
+        parts = {name: value for name, value in trial.user_attrs.items() if is_about_batch(name)}
         given = GivenBatch.of({**parts, **values}, self._origin(trial), lambda name: theirs.get(name, name))
         if not given.is_known and self.batch_size is not None:
             given = GivenBatch.of({**parts, **values, "batch_size": self.batch_size}, self._origin(trial))
@@ -706,6 +744,8 @@ class _Reader:
     ) -> float | None:
         if self.takes_own:
             return self._own_seconds(trial, reached, origin)
+        if self._is_of_part(trial):
+            return None
         if self._seconds_name is not None:
             name = self._seconds_name
             seconds = checked_seconds(trial.user_attrs.get(name), name, reached, origin)

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 
 from bssearch.errors import UsageError
 from bssearch.exchange.importers.columns import (
+    CONSTRAINT,
     PREFIX,
     RESULT,
     STATE,
@@ -37,6 +38,7 @@ from bssearch.exchange.importers.imported_run import (
     csv_rows,
     integer,
     make_configuration,
+    number,
     parameter_value,
     part_of_batch,
     read_text,
@@ -79,8 +81,9 @@ def check_figures(runs: Sequence[ImportedRun], figures_at: FiguresAt | None) -> 
             hint=REMEDY,
         )
     measures: tuple[Measure, ...] = ("steps", "train_seconds")
+    together = _together(runs)
     for measure in measures:
-        evidence = _evidence(runs, measure)
+        evidence = _evidence([*_groups(together, measure)], measure)
         if evidence and not (measure == "steps" and _seconds_differ(runs)):
             raise UsageError(
                 f"{measure} may be measured at the end of training instead of the target: {evidence}",
@@ -93,20 +96,16 @@ class _Group:
     batch_size: int
     reached: list[float]
     missed: list[float]
-    configurations: int
+    is_varied: bool  # whether the runs that reached the target have several configurations
+    end: float
     tolerance: float
-
-    @property
-    def end(self) -> float:
-        return median_low(self.reached) if self.tolerance else Counter(self.reached).most_common(1)[0][0]
 
     def at_end(self, figures: Sequence[float]) -> int:
         return sum(math.isclose(one, self.end, rel_tol=self.tolerance, abs_tol=0.0) for one in figures)
 
 
-def _evidence(runs: Sequence[ImportedRun], measure: Measure) -> str:
+def _evidence(groups: Sequence[_Group], measure: Measure) -> str:
     """Return evidence that runs did not end at the target; "" if some ended earlier."""
-    groups = list(_groups(runs, measure))
     reached = sum(len(one.reached) for one in groups)
     if reached < 2 or sum(one.at_end(one.reached) for one in groups) < 0.9 * reached:
         return ""
@@ -124,7 +123,7 @@ def _evidence(runs: Sequence[ImportedRun], measure: Measure) -> str:
     same = _same_budget(groups, measure) if len(sizes) > 1 else ""
     if same and (fewest > 1 or len(sizes) > 2):
         return f"all {reached} runs that reached it, at {len(sizes)} batch sizes, have {same}"
-    if len(sizes) > 1 and fewest > 2 and all(one.configurations > 1 for one in groups):
+    if len(sizes) > 1 and fewest > 2 and all(one.is_varied for one in groups):
         return (
             f"at each of {len(sizes)} batch sizes all runs that reached it ended at the same {measure}, whatever their "
             "parameters"
@@ -136,26 +135,34 @@ def _ended(count: int, how: str) -> str:
     return f"{count} run{'s' * (count > 1)} that {how}"
 
 
-def _groups(runs: Sequence[ImportedRun], measure: Measure) -> Iterator[_Group]:
+def _together(runs: Sequence[ImportedRun]) -> list[list[ImportedRun]]:
+    """Return runs by batch size, device and numbers of epochs."""
+    kinds: dict[int, str] = {}
     groups: dict[tuple[int, str, str], list[ImportedRun]] = {}
     for run in runs:
-        if getattr(run, measure):
-            groups.setdefault(_key(run), []).append(run)
-    for (batch_size, *_), group in groups.items():
+        configuration = run.configuration
+        if id(configuration) not in kinds:
+            epochs = {name: value for name, value in configuration.parameters.items() if "epoch" in name.lower()}
+            kinds[id(configuration)] = repr(sorted(epochs.items()))
+        groups.setdefault((configuration.batch_size, run.device or "", kinds[id(configuration)]), []).append(run)
+    return list(groups.values())
+
+
+def _groups(together: Sequence[Sequence[ImportedRun]], measure: Measure) -> Iterator[_Group]:
+    tolerance = TOLERANCE[measure]
+    for runs in together:
+        group = [run for run in runs if getattr(run, measure)]
         reached = [run for run in group if run.reached]
         if reached:
+            figures = [getattr(run, measure) for run in reached]
             yield _Group(
-                batch_size=batch_size,
-                reached=[getattr(run, measure) for run in reached],
+                batch_size=reached[0].configuration.batch_size,
+                reached=figures,
                 missed=[getattr(run, measure) for run in group if not run.reached],
-                configurations=len({run.configuration.key for run in reached}),
-                tolerance=TOLERANCE[measure],
+                is_varied=any(run.configuration != reached[0].configuration for run in reached),
+                end=median_low(figures) if tolerance else Counter(figures).most_common(1)[0][0],
+                tolerance=tolerance,
             )
-
-
-def _key(run: ImportedRun) -> tuple[int, str, str]:
-    epochs = {name: value for name, value in run.configuration.parameters.items() if "epoch" in name.lower()}
-    return run.configuration.batch_size, run.device or "", repr(sorted(epochs.items()))
 
 
 def _seconds_differ(runs: Sequence[ImportedRun]) -> bool:
@@ -289,7 +296,7 @@ def parse_runs(
     _check_columns(columns, origin, None if target is None else metric)
     if not found:
         raise UsageError(f"no runs: {source} has no row under its header")
-    notes = []
+    notes = list(_copies(found, source))
     labels = {one.ours: one.theirs for one in columns if one.ours is not None}
     table = _rows(columns, found, source, labels)
     ended = [row for row in table if row.cells.get(STATE, "").lower() not in UNFINISHED]
@@ -297,7 +304,10 @@ def parse_runs(
         notes.append(
             f"skipped {len(table) - len(ended)} of {len(table)} runs by {labels[STATE]!r}: they did not finish"
         )
-    derived = None
+    feasible = [row for row in ended if not row.violated()]
+    if len(feasible) < len(ended):
+        notes.append(f"skipped {len(ended) - len(feasible)} of {len(ended)} runs that violate a constraint")
+    ended, derived = feasible, None
     if "reached" not in labels:
         derived = Target(metric=metric, value=target or 0.0, goal=goal or Goal.MAXIMIZE)
         known = [row for row in ended if row.cells["final_metric"]]
@@ -333,16 +343,26 @@ def _cells(text: str, source: str) -> tuple[int, list[str], list[tuple[int, list
     check_separator(header, f"{source}:{line}")
     check_kind("", header, source)
     found: list[tuple[int, list[str]]] = []
-    for number, cells in rows:
+    for place, cells in rows:
         if len(cells) != len(header):
             raise UsageError(
-                f"the row has {len(cells)} cells, but the header has {len(header)} columns ({source}:{number})",
+                f"the row has {len(cells)} cells, but the header has {len(header)} columns ({source}:{place})",
                 hint="put a cell with a comma in quotes",
             )
         if len(found) == MOST_RUNS:
-            raise UsageError(f"more than {MOST_RUNS:,} runs ({source}:{number})", hint="import them as several studies")
-        found.append((number, cells))
+            raise UsageError(f"more than {MOST_RUNS:,} runs ({source}:{place})", hint="import them as several studies")
+        found.append((place, cells))
     return line, header, found
+
+
+def _copies(found: Sequence[tuple[int, list[str]]], source: str) -> Iterator[str]:
+    first = {tuple(texts): line for line, texts in reversed(found)}
+    copies = [line for line, texts in found if first[tuple(texts)] != line]
+    if copies:
+        yield (
+            f"{len(copies)} of {len(found)} rows are copies of others (first: {source}:{copies[0]}) and count as "
+            "runs of their own; remove them if they are the same runs"
+        )
 
 
 def _rows(
@@ -352,12 +372,12 @@ def _rows(
     parts = [ours for _, ours, _ in taken if ours == "batch_size" or part_of_batch(ours)]
     setting = [*parts, *(ours for _, ours, _ in taken if ours.startswith(PREFIX))]
     table = []
-    for number, texts in found:
+    for line, texts in found:
         cells = {ours: texts[index].strip() if read is None else read(texts[index]) for index, ours, read in taken}
         table.append(
             _Row(
                 cells,
-                f"{source}:{number}",
+                f"{source}:{line}",
                 labels,
                 *(tuple([cells[one] for one in names]) for names in (parts, setting)),
             )
@@ -407,10 +427,10 @@ def check_scale(metrics: Sequence[float | None], target: Target, goal: Goal | No
             f"{target.metric} may be better when lower", hint=f"add --goal {Goal.MINIMIZE} or --goal {Goal.MAXIMIZE}"
         )
     known = [one for one in metrics if one is not None]
-    if not known or target.goal is Goal.MINIMIZE:
+    if not known:
         return
     low, high = min(known), max(known)
-    if 0 < target.value < 1 < low <= high <= 100 or 0 <= low <= high <= 1 < target.value <= 100:
+    if target.is_in_other_unit(low, high):
         raise UsageError(
             f"{target.metric} is {low:g} to {high:g}, but --target = {target.value:g}: one is in percent ({source})",
             hint=f"use --target {target.value * (100 if high > 1 else 0.01):g}",
@@ -499,6 +519,11 @@ class _Row:
                 hint=comma_hint(text),
             )
         return metric
+
+    def violated(self) -> bool:
+        """True if a constraint is above 0, also in a list such as ``(5.0, -1.0)``."""
+        texts = [text for name, text in self.cells.items() if name.startswith(CONSTRAINT)]
+        return any(number(one) > 0 for text in texts for one in re.split(r"[\s,()\[\]]+", text))
 
     def lacks(self, metric: float | None) -> bool:
         """True if the cell of this metric holds NaN."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from functools import cache
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakSet
@@ -44,6 +44,17 @@ class AskedParameters(Mapping[str, ParameterValue]):
 
     def __repr__(self) -> str:
         return repr(self._values)
+
+
+def rates_of(optimizers: Iterable[Any], *names: str) -> set[float]:
+    """Learning rates under these names, of all parameter groups."""
+    groups = [group for one in optimizers for group in one.param_groups]
+    return {float(group[name]) for group in groups for name in names if name in group}
+
+
+def in_words(rates: Iterable[float]) -> str:
+    """Some rates for a message."""
+    return ", ".join(f"{one:.4g}" for one in sorted(rates)[:MOST_RATES])
 
 
 class FieldsRead:
@@ -113,13 +124,12 @@ class FieldsRead:
     @property
     def said_rates(self) -> str:
         """Some rates for a message."""
-        return ", ".join(f"{one:.4g}" for one in sorted(self.rates)[:MOST_RATES])
+        return in_words(self.rates)
 
     @property
     def rates(self) -> set[float]:
         """Current and initial learning rates."""
-        groups = [group for one in self.optimizers for group in one.param_groups]
-        return {float(group[name]) for group in groups for name in ("lr", "initial_lr") if name in group}
+        return rates_of(self.optimizers, "lr", "initial_lr")
 
     @property
     def _accumulation(self) -> str:

@@ -17,6 +17,7 @@ import torch
 
 from bssearch.errors import UsageError
 from bssearch.executors.loops.assignment import print_evaluation
+from bssearch.executors.loops.following import in_words, rates_of
 from bssearch.executors.loops.own_loop import LoopTrial
 
 OLDEST, BELOW = (2, 6, 5), (2, 7)
@@ -25,7 +26,9 @@ PACKAGES = {"lightning.pytorch": "lightning", "pytorch_lightning": "pytorch-ligh
 NEVER = sys.maxsize  # ``check_val_every_n_epoch`` that disables validation
 
 ENDS_BY_ITSELF = frozenset({"EarlyStopping", "Timer"})
-DECIDES_FOR_ITSELF = frozenset({"BatchSizeFinder", "LearningRateFinder", "GradientAccumulationScheduler"})
+DECIDES_FOR_ITSELF = frozenset(
+    {"BatchSizeFinder", "LearningRateFinder", "GradientAccumulationScheduler", "StochasticWeightAveraging"}
+)
 
 
 def library() -> Any:
@@ -76,6 +79,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
         self._micro_batches = 0
         self._steps = 0
         self._horizon = math.inf
+        self._rates: set[float] | None = None  # as set for the trial, if nothing else sets rates
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Check the Trainer; set its gradient accumulation."""
@@ -113,8 +117,11 @@ class TrialCallback(Callback):  # type: ignore[misc]
             )
         self._trial.count_steps_of({type(one).__name__: one for one in trainer.optimizers})
         if self._trial.is_searched:
+            sets_rates = not self._trial.has_asked("learning_rate")
             adopt_learning_rate(self._trial, trainer.optimizers, trainer.lr_scheduler_configs)
             adopt_weight_decay(self._trial, trainer.optimizers)
+            if sets_rates and not trainer.lr_scheduler_configs:
+                self._rates = rates_of(trainer.optimizers, "lr")
         if self._trial.is_look:
             self._lift_limits(trainer)
         if self._steers:
@@ -150,16 +157,17 @@ class TrialCallback(Callback):  # type: ignore[misc]
             )
         if self._trial.is_searched and self._trial.steps == 0 and self._micro_batches == 0:
             self._trial.check_size(batch)
-        self._trial.add_samples(self._trial.samples_in(batch))
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Count an optimizer step; validate if due."""
         self._micro_batches += 1
+        self._trial.add_samples(self._trial.samples_in(batch) if outputs else 0)  # a step may skip a batch
         step = trainer.global_step
         if step == self._steps:
             return
         self._steps = step
         self._check_window()
+        self._check_rates(pl_module, rates_of(trainer.optimizers, "lr"))
         self._trial.stepped()
         if self._steers:
             self._plan(trainer)
@@ -212,6 +220,14 @@ class TrialCallback(Callback):  # type: ignore[misc]
             self._trial.warn(
                 f"the Trainer took a step over {window} micro-batches instead of {self._trial.accumulation_steps}, at "
                 "the end of a loader that has no length"
+            )
+
+    def _check_rates(self, module: Any, rates: set[float]) -> None:
+        if self._rates is not None and rates != self._rates:
+            raise UsageError(
+                f"{type(module).__name__} sets the learning rate itself, {in_words(rates)} after {self._steps} steps; "
+                f"the trial's gives {in_words(self._rates)}",
+                hint="multiply trial.learning_rate there, or return a schedule from configure_optimizers",
             )
 
     def _logged(self, trainer: Any) -> dict[str, float]:

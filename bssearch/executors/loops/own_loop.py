@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from types import TracebackType
@@ -11,7 +12,15 @@ import torch
 
 from bssearch.errors import TrialStopped, UsageError
 from bssearch.executors.loops.assignment import Assignment, Evaluate, Metrics
-from bssearch.executors.loops.following import AskedParameters, BatchRows, FieldsRead, Followed, OptimizerSteps
+from bssearch.executors.loops.following import (
+    AskedParameters,
+    BatchRows,
+    FieldsRead,
+    Followed,
+    OptimizerSteps,
+    in_words,
+    rates_of,
+)
 from bssearch.executors.loops.passes import Given, Passes, SeededSampler, sampler_of
 from bssearch.executors.loops.trial_run import kept_random_numbers, unmoved
 from bssearch.records import Configuration
@@ -70,6 +79,7 @@ class LoopTrial:
         self._taken_before = self._skipped = self._first_step = 0
         self._steps_before, self._samples_behind = -1, 0
         self._readings = 0
+        self._rate_is_set = False  # by a Trainer, not by the script
         self._put_random_numbers_back: Callable[[], None] = lambda: None
 
     @property
@@ -95,6 +105,34 @@ class LoopTrial:
         """The learning rate, or a schedule's peak."""
         self._asked.note("learning_rate")
         return self._now.learning_rate
+
+    @property
+    def rate_to_set(self) -> float:
+        """The learning rate, for a Trainer that takes it: reading it does not show that the script uses it."""
+        return self._now.learning_rate
+
+    def check_rates(self, optimizer: Any) -> None:
+        """Raise `UsageError` if a Trainer's optimizer has another learning rate, and the script does not read it."""
+        if self.has_asked("learning_rate") or not self.is_searched:
+            return
+        rates = rates_of([optimizer], "lr", "initial_lr", "max_lr")
+        if not any(math.isclose(one, self.rate_to_set) for one in rates):
+            raise UsageError(
+                f"the Trainer's optimizer has the learning rate {in_words(rates)}, and the trial's is "
+                f"{self.rate_to_set:.4g}",
+                hint="make the optimizer with lr=trial.learning_rate, or leave it to the Trainer",
+            )
+        self._asked.note("learning_rate")
+        self._rate_is_set = True
+
+    def check_scheduled(self, rates: Collection[float], scheduled: Collection[float], who: str) -> None:
+        """Raise `UsageError` if other code sets rates than the schedule of a Trainer that sets the learning rate."""
+        if self._rate_is_set and not all(any(math.isclose(one, two) for two in scheduled) for one in rates):
+            raise UsageError(
+                f"{who} set the learning rate {in_words(rates)} after {self.steps} steps, and not as the trial and its "
+                f"schedule: {in_words(scheduled)}",
+                hint="read trial.learning_rate there, or use a learning rate schedule",
+            )
 
     @property
     def is_over(self) -> bool:

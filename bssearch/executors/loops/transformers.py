@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from bssearch.errors import UsageError
+from bssearch.executors.loops.following import rates_of
 from bssearch.executors.loops.own_loop import LoopTrial
 from bssearch.executors.loops.trial_run import kept_random_numbers
 from bssearch.training.optimizers import warmup_steps
@@ -57,7 +58,8 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
     """Callback that makes a Trainer's training a trial.
 
     The measured time includes data loading, logging and checkpoints, but no evaluations. An epoch ends with its last
-    whole batch. With accumulation, the loss must use ``num_items_in_batch`` or not receive it; see
+    whole batch, unless the Trainer's own ``max_steps`` or ``num_train_epochs`` ends the trial. With accumulation, the
+    loss must use ``num_items_in_batch`` or not receive it; see
     `check_counts_items`.
 
     Args:
@@ -89,12 +91,16 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
                 f"the Trainer begins at step {state.global_step}, the trial at step {self._trial.steps}",
                 hint="a Trainer trains a trial from its start: no resume_from_checkpoint",
             )
-        self._steps_in_pass = whole_steps(others["train_dataloader"], args)
+        whole = whole_steps(others["train_dataloader"], args)
+        # The Trainer counts incomplete batches in its own horizon: without them the training would end before it.
+        self._steps_in_pass = whole if args.max_steps >= MOST_STEPS else math.inf
         if args.gradient_accumulation_steps > 1:
             self._end_look_at_loss = check_counts_items(others["model"])
         if math.isinf(self._steps_in_pass):
             self._end_look_at_samples = others["model"].register_forward_pre_hook(self._look, with_kwargs=True).remove
         self._trial.count_steps_of({"optimizer": others.get("optimizer")})
+        if others.get("optimizer") is not None:
+            self._trial.check_rates(others["optimizer"])
         self._is_training = True
         args.eval_on_start = self._trial.evaluation_due
 
@@ -103,6 +109,14 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
     ) -> None:
         """Reset the epoch's step count."""
         self._steps_of_pass = 0
+
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
+    ) -> None:
+        """Check that the learning rate is the schedule's."""
+        optimizer, schedule = others.get("optimizer"), others.get("lr_scheduler")
+        if optimizer is not None and schedule is not None and hasattr(schedule, "get_last_lr"):
+            self._trial.check_scheduled(rates_of([optimizer], "lr"), schedule.get_last_lr(), "a callback")
 
     def on_substep_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
@@ -342,7 +356,7 @@ def _of_steps(trial: LoopTrial) -> dict[str, Any]:
     return {
         "per_device_train_batch_size": trial.micro_batch_size,
         "gradient_accumulation_steps": trial.accumulation_steps,
-        "learning_rate": trial.learning_rate,
+        "learning_rate": trial.rate_to_set,
         "seed": trial.seed,
         "auto_find_batch_size": False,
         "eval_strategy": "no",

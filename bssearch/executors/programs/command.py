@@ -24,7 +24,7 @@ from bssearch.executors.programs.command_process import (
     outcome_of,
     relaying,
 )
-from bssearch.executors.programs.reports import LARGEST_STEP, LOSS, SAMPLES, Report, ReportPace, pace_of
+from bssearch.executors.programs.reports import LARGEST_STEP, LOSS, REPORTS_TIMED, SAMPLES, Report, ReportPace, pace_of
 from bssearch.records import (
     BATCH_SCHEDULE,
     COULD_NOT_PAUSE,
@@ -45,6 +45,13 @@ from bssearch.spec.model import check_places, filled, places_of, values_of
 from bssearch.training.course import Course, Ending, not_finite, where
 
 MOST_OBSERVATIONS = 100_000  # evaluations of a trial, all stored
+
+EPOCH, EPOCHS_SEEN = "epoch", 3  # reports whose epochs tell whether steps are epochs
+
+STILL_REPORTS = 5  # reports with the same seconds, after which these are not counted since the start
+
+AHEAD = 1.1  # largest ratio of reported to wall seconds, because the first report may come late
+AHEAD_SECONDS = 1.0
 
 FEWEST_BURSTS = 4  # reports come in bursts if, of more than 2 x 4, one wait exceeds 1/4 of their total time
 
@@ -81,6 +88,8 @@ class ReportedTrial:
         self._reports = 0
         self._last_came = started
         self._longest_wait = 0.0
+        self._epochs: set[tuple[int, float]] = set()
+        self._still, self._moved = 0, started  # reports with the same seconds, and the time of the first
 
     def take(self, report: Report, now: float) -> None:
         """Add a report received at ``now``.
@@ -90,7 +99,7 @@ class ReportedTrial:
         """
         if self.ending is not None:
             return
-        self._check(report)
+        self._check(report, now)
         if self._first is not None:
             self._longest_wait = max(self._longest_wait, now - self._last_came)
         self._reports, self._last_came = self._reports + 1, now
@@ -156,10 +165,21 @@ class ReportedTrial:
         return self._course.with_target(outcome)
 
     def _warnings(self) -> Iterator[str]:
+        if len(self._epochs) >= EPOCHS_SEEN and all(step == epoch for step, epoch in self._epochs):
+            yield (
+                f"step and epoch are the same in {len(self._epochs)} reports: if an epoch has several optimizer steps, "
+                "report these as step"
+            )
         if self._needs_samples and self._assumed_samples:
             yield (
                 f"the command does not report {SAMPLES}, and the study's objective is samples_to_target: each step "
                 "counts as batch_size samples, also of an incomplete batch"
+            )
+        wall = self._ended - self._started
+        if self._basis is SecondsBasis.REPORTED and self._seconds > AHEAD * wall + AHEAD_SECONDS:
+            yield (
+                f"the command reports {self._seconds:.3g} seconds of training within {wall:.3g} s: are they "
+                "milliseconds, or of several devices?"
             )
         if self._basis is not SecondsBasis.WALL or self._first is None or self._reports <= 2 * FEWEST_BURSTS:
             return
@@ -169,7 +189,7 @@ class ReportedTrial:
                 "not more precise: let the command flush each line, or report its own seconds"
             )
 
-    def _check(self, report: Report) -> None:
+    def _check(self, report: Report, now: float) -> None:
         if report.seconds == 0 and report.step > 0:
             raise UsageError(f"the command reports 0 seconds of training after {report.step} steps")
         if self._first is None:
@@ -182,9 +202,19 @@ class ReportedTrial:
             )
         if report.seconds is not None and report.seconds < self._seconds:
             raise UsageError(f"the command reports {report.seconds:g} seconds after {self._seconds:g}: they must rise")
+        self._still = self._still + 1 if report.seconds is not None and report.seconds == self._seconds else 0
+        self._moved = self._moved if self._still else now
+        if self._still >= STILL_REPORTS and now - self._moved > self._seconds:
+            raise UsageError(
+                f"the command reports {report.seconds:g} seconds in {self._still + 1} reports, up to step "
+                f"{report.step}: they must count from the start of training",
+                hint="sum the seconds of the epochs",
+            )
 
     def _observe(self, report: Report, seconds: float) -> None:
         target, configuration = self._request.target, self._plan.configuration
+        if len(self._epochs) < EPOCHS_SEEN and (epoch := report.values.get(EPOCH)) is not None:
+            self._epochs.add((report.step, epoch))
         self._samples = self._samples_after(report)
         self.steps = self._counted = report.step
         self._seconds = seconds
@@ -523,8 +553,8 @@ class LoadedCommand(LoadedProgram):
             pace, count = pace_of(reports)
         if pace is None:
             raise WorkloadError(
-                f"batch size {configuration.batch_size}: the command ended after {count} "
-                "reports, too few to time a step"
+                f"batch size {configuration.batch_size}: the command ended after {count} reports, "
+                + ("whose steps or seconds do not rise" if count > REPORTS_TIMED else "too few to time a step")
             )
         return pace
 

@@ -609,3 +609,30 @@ def test_a_value_may_be_the_seconds_to_the_target(write: Write) -> None:
     assert states(made) == ["reached", "pruned"]
     assert [one.time_to_target_s for one in outcomes(made)] == [3.5, None]
     assert outcomes(made)[0].final_metric is None
+
+
+@pytest.mark.parametrize(
+    ("reports", "lasted"),
+    [({1: 0.4, 2: 0.6, 3: 0.92}, None), ({3: 0.92}, None), ({1: 0.5, 2: 0.92}, 1.0)],
+    ids=["inherited reports", "from a checkpoint", "from the start"],
+)
+def test_the_seconds_of_a_retried_trial_are_unknown_if_it_may_have_resumed(
+    write: Write, reports: dict[int, float], lasted: float | None
+) -> None:
+    file = write(
+        trial(state="FAIL", reports={1: 0.4, 2: 0.6}, lasted=9.0, train_s=2.0),
+        trial(0.92, reports=reports, lasted=1.0, train_s=1.0, constraints={"failed_trial": 0, "retry_history": [0]}),
+        trial(0.92, reports={1: 0.4, 2: 0.6, 3: 0.92}, lasted=3.0, train_s=3.0),
+    )
+    for seconds in ("duration", "user_attr:train_s"):
+        made = import_optuna(file, target=0.9, seconds=seconds)
+        assert [one.time_to_target_s for one in outcomes(made)] == [lasted, 3.0]
+        assert ("resumed from checkpoints" in " ".join(made.notes)) is (lasted is None)
+    said = import_optuna(file, target=0.9, seconds="user_attr:train_s", figures_at=FiguresAt.TARGET)
+    assert [one.time_to_target_s for one in outcomes(said)] == [1.0, 3.0]
+
+
+@pytest.mark.parametrize(("attribute", "value"), [("split_batches", True), ("num_nodes", 2)])
+def test_an_attribute_that_may_divide_the_batch_is_asked_for(write: Write, attribute: str, value: Any) -> None:
+    file = write(trial(0.92, steps_to_target=9, world_size=4, **{attribute: value}))
+    refuse(UsageError, file, said=attribute, target=0.9, steps="user_attr:steps_to_target")

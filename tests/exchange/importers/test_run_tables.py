@@ -181,6 +181,30 @@ def test_the_batch_of_a_step_beside_that_of_a_device_says_which_is_which() -> No
     refuse("batch_size,global_batch_size,reached,world_size", "32,100,1,2", said="global_batch_size = 100")
 
 
+@pytest.mark.parametrize(
+    ("header", "row", "said"),
+    [
+        ("trainer.devices,trainer.num_nodes", "2,2", "trainer.num_nodes = 2 may be per node"),
+        ("world_size,split_batches", "4,True", "split_batches = True: the devices may share the batch"),
+        ("world_size,split_batches", "4,False", ""),
+        ("trainer.devices,trainer.num_nodes", "2,1", ""),
+    ],
+)
+def test_columns_that_may_divide_the_batch_count_also_if_they_are_the_same_in_all_rows(
+    header: str, row: str, said: str
+) -> None:
+    lines = [f"per_device_train_batch_size,reached,{header}", f"32,1,{row}", f"64,1,{row}"]
+    if said:
+        refuse(*lines, said=said)
+    else:
+        assert [run.configuration.world_size for run in parse(*lines).runs] == [int(row[0])] * 2
+
+
+def test_rows_that_are_copies_are_noted() -> None:
+    table = parse("batch_size,reached,train_seconds", "32,1,2.5", "32,1,2.6", "32,1,2.5")
+    assert any("1 of 3 rows are copies of others (first: runs.csv:4)" in one for one in table.notes)
+
+
 def test_devices_on_several_nodes_are_asked_for() -> None:
     refuse("batch_size,reached,param.num_nodes,gpus", "16,1,2,8", said="the total number of devices is unknown")
     table = parse("batch_size,reached,param.num_nodes,gpus", "16,1,1,8", "16,1,1,1")
@@ -469,6 +493,8 @@ def test_number_formats_are_read_or_refused_by_their_cause(column: str, text: st
         ({"metric": "acc", "target": 0.9}, ["95", "85"], None),  # percent and a fraction
         ({"metric": "acc", "target": 90}, ["0.95", "0.85"], None),
         ({"metric": "val_loss", "target": 0.3}, ["0.2", "0.31"], None),  # a loss to maximize
+        ({"metric": "val/error", "target": 5.0, "goal": Goal.MINIMIZE}, ["0.04", "0.31"], None),
+        ({"metric": "val/loss", "target": 5.0, "goal": Goal.MINIMIZE}, ["0.04", "0.31"], [True, True]),
         ({"metric": "acc"}, ["0.95"], None),
     ],
 )
@@ -562,3 +588,54 @@ def test_the_runs_of_each_device_are_a_study_of_their_own(tmp_path: Path) -> Non
     )
     made = import_runs(file, target=0.9, figures_at=FiguresAt.TARGET)
     assert [one.study.name for one in made.studies] == ["two-a-1", "two-b-bf16", "two-b-fp32"]
+
+
+class _Counted(int):
+    """An integer that counts how often it is hashed."""
+
+    hashed = 0
+
+    def __hash__(self) -> int:
+        _Counted.hashed += 1
+        return super().__hash__()
+
+
+def test_the_ends_of_many_runs_are_counted_once() -> None:
+    (run,) = parse(HEADER, ROW).runs
+    runs = [replace(run, seed=number, steps=_Counted(1000 + 7 * number)) for number in range(500)]
+    _Counted.hashed = 0
+    check_figures(runs, None)
+    assert 500 <= _Counted.hashed <= 2000
+
+
+@pytest.mark.parametrize(
+    ("header", "rows", "said"),
+    [
+        ("trial_id", ["a,32,0.4,160", "a,32,0.9,320", "b,64,0.9,80"], "trial_id 'a' stands in 2 rows"),
+        (
+            "epoch",
+            ["1,32,0.4,4", "2,32,0.9,8", "3,32,0.9,9", "1,64,0.4,2", "2,64,0.9,4", "3,64,0.9,6"],
+            "epoch counts up",
+        ),
+        ("step", ["9,32,,4", "9,32,0.4,4", "19,32,0.9,8", "29,32,0.9,9"], "step counts up"),
+        ("epoch", ["5,32,0.9,4", "6,32,0.9,8", "7,32,0.9,9"], "unknown column 'epoch'"),
+        ("epoch", ["1,32,0.9,4", "2,32,0.9,8", "1,64,0.9,9"], "unknown column 'epoch'"),
+    ],
+)
+def test_rows_that_are_evaluations_are_named(header: str, rows: list[str], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        parse_runs("\n".join([f"{header},batch_size,acc,steps", *rows]), "runs.csv", metric="acc", target=0.9)
+
+
+def test_a_run_that_violates_a_constraint_is_left_out() -> None:
+    lines = "params_batch_size,reached,constraints:memory,system_attrs_constraints"
+    table = parse(lines, "32,1,-1.0,", "64,1,5.0,", '128,1,,"(-1.0, 2.0)"', "256,1,0.0,-1.0")
+    assert [run.configuration.batch_size for run in table.runs] == [32, 256]
+    assert "skipped 2 of 4 runs that violate a constraint" in table.notes
+
+
+def test_a_result_table_of_ray_needs_no_further_names() -> None:
+    header = "acc,checkpoint_dir_name,done,training_iteration,trial_id,time_this_iter_s,time_total_s,time_since_restore"
+    lines = [header + ",iterations_since_restore,config/batch_size", "0.93,c_7,True,8,d0,0.1,1.3,1.3,8,128"]
+    table = parse_runs("\n".join(lines), "ray.csv", metric="acc", target=0.9)
+    assert table.runs[0].train_seconds == 1.3 and "time_total_s" in table.unclear

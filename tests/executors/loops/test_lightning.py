@@ -347,11 +347,17 @@ def test_a_made_trainer_is_fitted_with_a_datamodule_and_gets_the_callback() -> N
     assert found.line.outcome.steps == 9 and found.line.observations
 
 
-@pytest.mark.parametrize("name", ["BatchSizeFinder", "LearningRateFinder", "GradientAccumulationScheduler"])
+@pytest.mark.parametrize(
+    "name", ["BatchSizeFinder", "LearningRateFinder", "GradientAccumulationScheduler", "StochasticWeightAveraging"]
+)
 def test_a_callback_that_decides_what_the_trial_decides_is_refused(name: str) -> None:
     found = started()
     kind = getattr(lightning.pytorch.callbacks, name)
-    trainer = trainer_of(kind({0: 2}) if name.startswith("Gradient") else kind())
+    given: dict[str, list[Any]] = {
+        "GradientAccumulationScheduler": [{0: 2}],
+        "StochasticWeightAveraging": [1e-3],
+    }
+    trainer = trainer_of(kind(*given.get(name, [])))
     for data in (Loaders(found.trial.micro_batch_size), (loader(found.trial), DataLoader(rows()))):
         with pytest.raises(UsageError, match=f"the Trainer has the callback {name}"):
             fit_made(found.trial, (trainer, Tiny(found.time), data))
@@ -488,3 +494,32 @@ def test_a_step_that_the_trainer_counts_and_its_gradient_scaler_skips_is_none() 
     assert len(fit(found.trial, found.time, module=Unstable(found.time), plugins=[precision]).seen) == 6
     assert [(one.step, one.samples) for one in found.line.observations] == [(0, 0), (2, 50), (4, 100)]
     assert (found.line.outcome.steps, found.line.outcome.samples) == (4, 100)
+
+
+class WarmsUp(Tiny):
+    """Sets the learning rate at each step, as the library's documentation shows it."""
+
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+        super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
+        for group in optimizer.param_groups:
+            group["lr"] = 0.1 * min(1.0, (self.trainer.global_step + 1) / 500)
+
+
+def test_a_module_that_sets_the_learning_rate_is_refused_unless_it_reads_the_trials() -> None:
+    found = started()
+    with pytest.raises(UsageError, match="WarmsUp sets the learning rate itself"):
+        fit(found.trial, found.time, module=WarmsUp(found.time))
+    found = started()
+    assert found.trial.learning_rate == 0.02
+    assert len(fit(found.trial, found.time, module=WarmsUp(found.time)).seen) == 9
+
+
+def test_a_batch_that_the_module_skips_counts_no_samples() -> None:
+    class Skips(Tiny):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            loss = super().training_step(batch, batch_idx)
+            return None if batch_idx == 1 else loss
+
+    found = started(stop_at=6, eval_every_steps=3)
+    assert fit(found.trial, found.time, module=Skips(found.time)).seen == [20, 20, 10, 20, 20, 10]
+    assert found.line.outcome.samples == 60

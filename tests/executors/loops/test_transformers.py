@@ -237,9 +237,9 @@ def test_a_trainer_that_nobody_searches_with_trains_its_epochs_and_prints(
 ) -> None:
     trainer = trainer_of(alone(every=4), tmp_path, metric="accuracy")
     trainer.train()
-    assert trainer.state.global_step == 6, "three epochs are the library's"
+    assert trainer.state.global_step == 9, "three epochs are the library's"
     told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("step ")]
-    assert [line.split(" ")[1] for line in told] == ["4:"]
+    assert [line.split(" ")[1] for line in told] == ["4:", "8:"]
     assert told[0].count("accuracy") == 1
     ended = trainer_of(alone(steps=3), tmp_path)
     ended.train()
@@ -333,3 +333,40 @@ def test_data_without_a_length_count_the_samples_that_the_model_sees(accumulatio
     assert [(one.step, one.samples) for one in found.line.observations] == [(0, 0), *((k, last[k]) for k in (2, 4, 6))]
     if accumulation == 1:
         assert last[6] == 100
+
+
+@pytest.mark.parametrize("own", [{"max_steps": 7}, {"num_train_epochs": 3}])
+def test_a_horizon_of_the_trainers_own_is_trained_to_its_end_with_incomplete_batches(
+    own: dict[str, Any], tmp_path: Path
+) -> None:
+    found = started()
+    trainer = trained(found, tmp_path, own={**own, "lr_scheduler_type": "linear"})
+    steps = own.get("max_steps", 9)
+    assert found.line.outcome.steps == trainer.state.global_step == steps
+    assert found.line.outcome.samples == sum(map(len, trainer.seen.rows)) == (steps // 3) * 50 + steps % 3 * 20
+    assert trainer.lr_scheduler.get_last_lr() == [0.0, 0.0]
+
+
+class Sets(transformers.TrainerCallback):  # type: ignore[misc]
+    """A callback that sets the learning rate."""
+
+    def on_step_begin(self, *given: Any, optimizer: Any, **others: Any) -> None:
+        for group in optimizer.param_groups:
+            group["lr"] = 0.3
+
+
+def test_an_optimizer_or_a_callback_with_another_learning_rate_is_refused_unless_the_script_reads_the_trials(
+    tmp_path: Path,
+) -> None:
+    model = classifier()
+    own = {"model": model, "optimizers": (torch.optim.SGD(model.parameters(), lr=0.5), None)}
+    with pytest.raises(UsageError, match=r"learning rate 0\.5, and the trial's is 0\.02"):
+        trained(started(stop_at=3), tmp_path, **own)
+    found = started(stop_at=3)
+    callbacks = [TrialCallback(found.trial), Sets()]
+    with pytest.raises(UsageError, match=r"a callback set the learning rate 0\.3"):
+        trained(found, tmp_path, callbacks=callbacks)
+    found = started(stop_at=3)
+    assert found.trial.learning_rate == 0.02
+    trained(found, tmp_path, **own)
+    assert found.line.outcome.steps == 3
