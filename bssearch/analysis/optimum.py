@@ -276,6 +276,7 @@ class Verdict:
     """The optimum, and the best candidate of each batch size, ascending.
 
     ``least`` has the least median, ``optimal`` is recommended by the ``rule``. ``confirmed``: from confirmation runs.
+    ``others``: further confirmed configurations.
     """
 
     optimal: Candidate
@@ -283,6 +284,7 @@ class Verdict:
     rule: Rule
     by_batch: Mapping[int, Candidate]
     confirmed: bool
+    others: tuple[Candidate, ...] = ()
 
     @cached_property
     def flat_range(self) -> tuple[int, int]:
@@ -405,6 +407,7 @@ def decide(
     if finished:
         least = replace(least, selection=_selection_bias(finished))
     by_batch[least.configuration.batch_size] = least
+    keys = {one.configuration.key for one in by_batch.values()}
     shown = [one for one in by_batch.values() if finished and one.is_confirmed and is_shown_flat(one, least)]
     optimal = min([least, *shown], key=lambda one: one.configuration.batch_size)
     return Verdict(
@@ -413,6 +416,7 @@ def decide(
         rule="least" if optimal is least else "smallest_shown_within_5_percent",
         by_batch=by_batch,
         confirmed=bool(finished),
+        others=tuple(one for one in confirmed if one.configuration.key not in keys),
     )
 
 

@@ -2,7 +2,7 @@
 
 For configuration c at batch size B with seed s::
 
-    log figure = level + base(B) + log(1 + B_crit / B) + departure(B) + seed(s) + noise
+    log figure = level + base(B) + log(1 + B_crit / B) + departure(B) + tuning(c) + seed(s) + noise
 
 ``base`` is the log figure of one step; for the law see McCandlish et al. 2018, arXiv 1812.06162. Noise is Student's t;
 its scale may grow with the batch size. Configurations share the effects of common seeds, so ratios are paired.
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Self
 
@@ -91,34 +91,40 @@ class Runs:
 class Posterior:
     """Draws of log figures (`DRAWS`, configurations), and of the law's level, B_crit and departures (`DRAWS`,).
 
-    ``off`` (`DRAWS`, configurations): log figures above the law. ``unshared`` (configurations,): mean deviation
-    of a run, without the seed effects that all share.
+    ``unshared`` (configurations,): mean deviation of a run, without the seed effects that all share.
     """
 
     levels: Numbers
     law_level: Numbers
     log_b_crit: Numbers
     departure: Numbers
-    off: Numbers
     unshared: Numbers
 
 
 def infer(
-    runs: Runs, log_sizes: Numbers, base: Numbers | None, errors: Numbers, deviation: float | None = None
+    runs: Runs,
+    log_sizes: Numbers,
+    base: Numbers | None,
+    errors: Numbers,
+    deviation: float | None = None,
+    tuning: tuple[Numbers, Numbers] = (np.zeros(1), np.zeros((1, 1))),
 ) -> Posterior:
     """Posterior of configurations: log batch sizes, ``base`` and its standard errors, each (configurations,).
 
     A configuration without runs is known by the law alone; ``base`` None means no law. ``deviation``: noise without
-    repeats. Equal input, equal draws.
+    repeats. ``tuning``: means and covariances of log figures over the level of their batch size. Equal input, equal
+    draws.
     """
     noise = _Noise.around(runs, log_sizes, runs.deviation or deviation or 0.0)
     beyond = OCTAVES_BEYOND * math.log(2)
-    law = _Law.over(log_sizes, base, errors, (log_sizes.min() - beyond, log_sizes.max() + beyond))
+    ends = float(log_sizes.min() - beyond), float(log_sizes.max() + beyond)
+    law = _Law.over(log_sizes, base, errors, tuning, ends)
     sites = _Sites.of(runs)
     for _ in range(2):
         found = _Gaussian.given(sites, runs, noise, law)
         sites = found.improved(sites, runs, noise)
-        law = _Law.over(log_sizes, base, errors, law.range_of(found.weights.sum(axis=(0, 1))))
+        noise = noise.where(found.weights.sum(axis=(1, 2)) > NEGLIGIBLE)
+        law = _Law.over(log_sizes, base, errors, tuning, law.range_of(found.weights.sum(axis=(0, 1))))
     return _Gaussian.given(sites, runs, noise, law).draw(noise, law)
 
 
@@ -140,6 +146,10 @@ class _Noise:
         prior = SLOPE_WEIGHTS[slope.astype(int)] * shared * (1 - shared)
         return cls(scale[:, None] * np.exp(growth), shared, np.log(prior))
 
+    def where(self, holds: NDArray[np.bool_]) -> Self:
+        """Part of the grid."""
+        return replace(self, scales=self.scales[holds], shared=self.shared[holds], log_weights=self.log_weights[holds])
+
 
 @dataclass(frozen=True, eq=False)
 class _Law:
@@ -152,15 +162,24 @@ class _Law:
     log_weights: Numbers
 
     @classmethod
-    def over(cls, log_sizes: Numbers, base: Numbers | None, errors: Numbers, ends: tuple[float, float]) -> Self:
-        own = np.diag(errors**2)
+    def over(
+        cls,
+        log_sizes: Numbers,
+        base: Numbers | None,
+        errors: Numbers,
+        tuning: tuple[Numbers, Numbers],
+        ends: tuple[float, float],
+    ) -> Self:
+        alike = log_sizes[:, None] == log_sizes
+        own = alike * errors**2 + tuning[1] + NEGLIGIBLE**2 * np.eye(len(log_sizes))
         if base is None:
             apart = np.abs(log_sizes[:, None] - log_sizes) / math.log(2)
             precision = np.linalg.inv(WITHOUT_LAW**2 / 2 * (apart.max() + 1 - apart) + own)
-            return cls(np.zeros(1), np.zeros(1), np.zeros((1, len(log_sizes))), precision[None], np.zeros(1))
+            means = np.broadcast_to(tuning[0], (1, len(log_sizes)))
+            return cls(np.zeros(1), np.zeros(1), means, precision[None], np.zeros(1))
         log_b_crit = np.linspace(*ends, B_CRITS)
-        means = base + np.logaddexp(0, log_b_crit[:, None] - log_sizes)
-        variances = DEPARTURES[:, None, None] ** 2 * np.eye(len(log_sizes)) + own
+        means = base + tuning[0] + np.logaddexp(0, log_b_crit[:, None] - log_sizes)
+        variances = DEPARTURES[:, None, None] ** 2 * alike + own
         precisions = np.asarray(np.linalg.inv(variances), dtype=np.float64)
         prior = np.gradient(DEPARTURES) * np.exp(-((DEPARTURES / DEPARTURE_SCALE) ** 2) / 2)
         return cls(log_b_crit, DEPARTURES, means, precisions, np.log(prior))
@@ -265,8 +284,7 @@ class _Gaussian:
         log_b_crit = law.log_b_crit[k] + step * rng.uniform(-0.5, 0.5, DRAWS)
         variances = self.weights.sum(axis=(1, 2)) @ (noise.scales**2 * (1 - noise.shared[:, None]))
         unshared = np.sqrt(variances * FREEDOM / (FREEDOM - 2))
-        off = levels[:, :-1] - levels[:, -1:] - law.means[k]
-        return Posterior(levels[:, :-1], levels[:, -1], log_b_crit, law.departures[m], off, unshared)
+        return Posterior(levels[:, :-1], levels[:, -1], log_b_crit, law.departures[m], unshared)
 
 
 def _likelihood(sites: _Sites, runs: Runs, noise: _Noise) -> tuple[Numbers, Numbers, Numbers]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
-from bssearch.analysis.certainty import Beliefs, beliefs, step_figures
+from bssearch.analysis.certainty import Beliefs, beliefs, carries, step_figures
 from bssearch.analysis.confirmation_runs import PlainMiss, plain_misses, plainly_missed, says_something
 from bssearch.analysis.optimum import Verdict, decide
 from bssearch.records import Configuration, Phase, TrialPlan, TrialRecord, TrialState
@@ -62,10 +62,13 @@ def finalists(history: History) -> list[Configuration]:
         return []
     chosen = []
     contending = [size for _, size in sorted(reached)[: history.spec.confirm.top]]
+    best = history.best_at(contending[0])
     for size in contending:
         known = [trial for trial in history.at(size) if math.isfinite(history.value(trial))]
-        ranked = sorted(known, key=history.value)
-        unlike = {run.key: run for run in (history.as_run(trial.configuration) for trial in ranked)}
+        ranked = [trial.configuration for trial in sorted(known, key=history.value)]
+        if (common := _carried_over(history, size, best)) is not None:
+            ranked.insert(1, common)
+        unlike = {run.key: run for run in map(history.as_run, ranked)}
         chosen += list(unlike.values())[:CONFIGURATIONS_PER_BATCH]
     chosen += beside(history, contending[0])
     if history.spec.default.batch_size in history.feasible:
@@ -93,11 +96,16 @@ def _best_or_carried_over(history: History, batch_size: int, near: TrialRecord |
     best = history.best_at(batch_size)
     if best is not None:
         return best.configuration
-    if near is None or near.sampled is None or not history.objective.stops_at_target:
-        return None
-    carried = history.spec.space.decode(batch_size, near.sampled)
+    carried = _carried_over(history, batch_size, near)
     searched = (one for one in history.at(batch_size) if one.phase is Phase.SEARCH)
-    return None if any(one.configuration.trains_like(carried) for one in searched) else carried
+    return None if carried is None or any(one.configuration.trains_like(carried) for one in searched) else carried
+
+
+def _carried_over(history: History, batch_size: int, best: TrialRecord | None) -> Configuration | None:
+    """Values of the best trial at another batch size; None if they were not sampled."""
+    if best is None or best.sampled is None or not history.objective.stops_at_target:
+        return None
+    return history.spec.space.decode(batch_size, best.sampled)
 
 
 def next_run(history: History) -> TrialPlan | None:
@@ -150,7 +158,8 @@ def most_left(history: History) -> list[Configuration]:
     if confirm.max_runs is None or not (running or near_it or _further(history, trials, made, verdict)):
         return [*running, *near_it]
     had = Counter(trial.configuration.key for trial in trials if not trial.state.is_missing)
-    contending = [one.configuration for one in verdict.by_batch.values() if one.is_confirmed]
+    confirmed = [size for size, one in verdict.by_batch.items() if one.is_confirmed]
+    contending = [_following(history, verdict, size) for size in confirmed]
     further = [one for one in contending for _ in range(max(0, confirm.max_runs - had[one.key]))]
     return [*running, *near_it, *further]
 
@@ -244,7 +253,7 @@ def ending(history: History) -> str | None:
     if known is None:
         return None
     sure = f"within 5 % of the best with a probability of {math.floor(100 * known.share)} %"
-    if is_settled(history, trials) or (known.are_sure and not known.contenders()):
+    if is_settled(history, trials, known) or (known.are_sure and not known.contenders()):
         count = sum(trial.state.is_finished and not trial.state.is_missing for trial in in_force(history, trials))
         return f"settled after {count} confirmation runs: batch {known.recommended} is {sure}"
     text = f"not settled after {_stopped_by(history, trials, known)}: batch {known.recommended} is {sure}"
@@ -252,19 +261,17 @@ def ending(history: History) -> str | None:
     return f"{text}; batch {rivals} may be better" if rivals else text
 
 
-def is_settled(history: History, trials: Sequence[TrialRecord]) -> bool:
-    """True if the answer was sure enough after each of the last two runs.
+def is_settled(history: History, trials: Sequence[TrialRecord], known: Beliefs) -> bool:
+    """True if the answer is sure, and was sure enough before the last run, too.
 
     One look alone is often lucky: an answer that is looked at after every run passes any bound at some time.
     """
-    ended = [one for one in in_force(history, trials) if one.state.is_finished and not one.state.is_missing]
-    return all(_is_sure(history, some) for some in (ended, ended[:-1]))
-
-
-def _is_sure(history: History, trials: Sequence[TrialRecord]) -> bool:
-    verdict = verdict_of(history, trials)
-    known = None if verdict is None else _beliefs(history, trials, verdict)
-    return known is not None and known.are_sure
+    if not known.are_sure:
+        return False
+    before = [one for one in in_force(history, trials) if one.state.is_finished and not one.state.is_missing][:-1]
+    verdict = verdict_of(history, before)
+    earlier = None if verdict is None else _beliefs(history, before, verdict)
+    return earlier is not None and earlier.are_sure
 
 
 def _beliefs(history: History, trials: Sequence[TrialRecord], verdict: Verdict) -> Beliefs | None:
@@ -278,17 +285,25 @@ def _further(history: History, trials: Sequence[TrialRecord], made: CompletedRun
     if limit is None or known is None:
         return []
     running = Counter(one.configuration.batch_size for one in trials if not one.state.is_finished)
-    is_enough = bool(running) or is_settled(history, trials)
+    is_enough = bool(running) or is_settled(history, trials, known)
     if is_enough if known.are_sure else not known.runs_help:
         return []  # A run that is still running may change this.
     seeds = [trial_seed(history.spec.seed, Phase.CONFIRM, index) for index in range(limit)]
     for size in sorted(known.contenders(), key=lambda one: running[one]):
-        configuration = verdict.by_batch[size].configuration
+        configuration = _following(history, verdict, size)
         missing = [seed for seed in seeds if made.is_missing(configuration, seed)]
         if missing:
             retry_of = made.retried(configuration, missing[0])
             return [repeat(history, configuration, missing[0], Phase.CONFIRM, retry_of=retry_of)]
     return []
+
+
+def _following(history: History, verdict: Verdict, size: int) -> Configuration:
+    """Values of the least: equal values compare batch sizes, whatever better values would gain."""
+    sampled = verdict.least.runs[0].sampled
+    if size == verdict.least.configuration.batch_size or sampled is None or not carries(verdict.least):
+        return history.as_run(verdict.by_batch[size].configuration)
+    return history.as_run(history.spec.space.decode(size, sampled))
 
 
 def _is_spent(history: History, trials: Sequence[TrialRecord]) -> bool:

@@ -7,7 +7,6 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from bssearch.analysis.certainty import TUNING_GAP, heights
@@ -45,8 +44,10 @@ def verdict_over(trials: list[TrialRecord]) -> Verdict:
 
 
 def mean_heights(trials: list[TrialRecord], verdict: Verdict | None = None) -> dict[int, float]:
-    found = heights(verdict or verdict_over(trials), trials, 2000, np.random.default_rng(0))
-    return {size: float(draws.mean()) for size, draws in found.items()}
+    over = verdict or verdict_over(trials)
+    means, covariances = heights(over, trials, [one.configuration for one in over.by_batch.values()])
+    assert means.any() == covariances.any()
+    return dict(zip(over.by_batch, means.tolist(), strict=True)) if means.any() else {}
 
 
 def test_a_batch_size_that_was_only_tried_far_from_the_bottom_lies_above_it() -> None:

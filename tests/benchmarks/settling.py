@@ -28,7 +28,7 @@ import typer
 from bssearch.analysis.objectives import TIME
 from bssearch.analysis.optimum import least_of
 from bssearch.errors import TargetNotReachedError
-from bssearch.records import Configuration, Phase, ProbeRecord, StepTimeError, TrialPlan, TrialRecord
+from bssearch.records import Configuration, ParameterValue, Phase, ProbeRecord, StepTimeError, TrialPlan, TrialRecord
 from bssearch.records.intervals import FLAT_RATIO
 from bssearch.search import confirmation
 from bssearch.search.history import History
@@ -42,6 +42,7 @@ SIZES = tuple(2**power for power in range(3, 11))
 SEARCHED = 60
 VISITS = 3
 REFERENCE = 1e-4
+REFERENCE_BATCH = 64
 EVERY = 0.04
 """Evaluations are this share of the time to the target apart."""
 
@@ -141,6 +142,7 @@ class Lab:
             power=float(rng.choice([0.5, 1.0])),
         )
         self.is_gamma = bool(rng.integers(2))
+        self.space = spec_of(1, 1).space
 
     def run(self, number: int, configuration: Configuration, seed: int, phase: Phase) -> TrialRecord:
         """Trial of a configuration: steps by truth and noise, seconds by a pace that the reference sees in part."""
@@ -159,7 +161,7 @@ class Lab:
             phase=phase,
             configuration=configuration,
             samples=hit * size,
-            sampled={"learning_rate": 0.5, "dropout": 0.5} if phase is Phase.SEARCH else None,
+            sampled=self.space.encode(configuration) if phase is Phase.SEARCH else None,
         )
         return with_outcome(
             trial,
@@ -197,9 +199,11 @@ class Lab:
                 size = SIZES[min(len(SIZES) - 1, max(0, place))]
                 rate = near.learning_rate * math.sqrt(size / near.batch_size) * 2 ** self.rng.normal(0, 0.6)
                 dropout = max(0.0, near.dropout + self.rng.normal(0, 0.05))
-            configuration = Configuration(
-                batch_size=size, micro_batch_size=size, learning_rate=float(rate), dropout=float(min(0.9, dropout))
-            )
+            sampled: dict[str, ParameterValue] = {
+                "reference_learning_rate": float(rate) / math.sqrt(size / REFERENCE_BATCH),
+                "dropout": float(min(0.9, dropout)),
+            }
+            configuration = self.space.decode(size, sampled)
             trials.append(self.run(number, configuration, 10**6 + number, Phase.SEARCH))
         return trials
 
@@ -223,7 +227,7 @@ def spec_of(runs: int, most: int) -> StudySpec:
     return make_spec(
         space={
             "batch_size": list(SIZES),
-            "learning_rate": {"reference_batch": 64, "low": 1e-4, "high": 100.0, "rule": "sqrt"},
+            "learning_rate": {"reference_batch": REFERENCE_BATCH, "low": 1e-4, "high": 100.0, "rule": "sqrt"},
             "dropout": {"low": 0.0, "high": 0.9},
         },
         default={"batch_size": 256, "learning_rate": 0.1, "dropout": 0.1},
@@ -251,7 +255,7 @@ def study(shared: tuple[tuple[str, ...], int, int], _sampler: str, _pruner: str,
 
 
 def _planned(trial: TrialRecord, plan: TrialPlan) -> TrialRecord:
-    return replace(trial, seed=plan.seed, configuration=plan.configuration)
+    return replace(trial, seed=plan.seed, configuration=plan.configuration, sampled=plan.sampled)
 
 
 def _claim(spec: StudySpec, trials: Sequence[TrialRecord], history: History) -> float:

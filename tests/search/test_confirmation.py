@@ -19,7 +19,7 @@ from bssearch.commands.opening import stored_spec
 from bssearch.commands.run import confirm_study, run_study, with_confirmation
 from bssearch.errors import InterruptedRunError, TargetNotReachedError, UsageError
 from bssearch.executors.base import Event
-from bssearch.records import Configuration, Phase, TrialEnded, TrialPlan, TrialRecord, TrialState
+from bssearch.records import Configuration, ParameterValue, Phase, TrialEnded, TrialPlan, TrialRecord, TrialState
 from bssearch.search.confirmation import beside, ending, finalists, remaining
 from bssearch.search.history import History, trial_seed
 from bssearch.search.leases import _start, is_alive, living, this_driver
@@ -182,8 +182,12 @@ def test_of_a_stopped_driver_the_lease_decides() -> None:
 FACTORS = (0.9, 1.0, 1.12, 1.05, 0.93, 1.08)
 
 
-def at(size: int, rate: float = 0.1) -> Configuration:
-    return Configuration(batch_size=size, micro_batch_size=size, learning_rate=rate)
+VALUES: dict[str, ParameterValue] = {"reference_learning_rate": 0.1, "weight_decay": 0.0, "dropout": 0.1}
+"""The sampled values of each configuration."""
+
+
+def at(size: int) -> Configuration:
+    return SPEC.space.decode(size, VALUES)
 
 
 def made(configuration: Configuration, median: float, runs: int = 3, start: int = 100) -> list[TrialRecord]:
@@ -195,6 +199,7 @@ def made(configuration: Configuration, median: float, runs: int = 3, start: int 
             phase=Phase.CONFIRM,
             seed=trial_seed(SPEC.seed, Phase.CONFIRM, index),
             seconds=median * FACTORS[index],
+            sampled=VALUES,
         )
         for index in range(runs)
     ]
@@ -228,7 +233,7 @@ def test_what_is_not_told_apart_goes_on_with_the_next_seed_and_what_is_slower_do
 
 
 def test_who_has_fewer_runs_goes_first_and_nobody_has_more_than_the_most() -> None:
-    trials = [*made(at(16), 1.0, runs=5), *made(at(32), 1.02, runs=4, start=110)]
+    trials = [*made(at(16), 1.0, runs=5), *made(at(32), 1.0, runs=4, start=110)]
     assert indices(left(trials, max_runs=6)) == [(32, 4)]
     assert indices(left(trials, max_runs=5)) == [(32, 4)]
 
@@ -278,7 +283,7 @@ def test_after_an_out_of_memory_the_runs_in_larger_micro_batches_decide_nothing(
 class NoisyLaw(LawExecutor):
     """The law with seconds that differ by the run, by ``noise``; interrupted after so many confirmation runs."""
 
-    noise = 0.07
+    noise = 0.2
     stop_after: int | None = None
 
     def events(self, timeout: float) -> list[Event]:
