@@ -13,8 +13,6 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import IntegrityError, OperationalError, ProgrammingError
 from sqlalchemy.schema import CreateIndex, CreateTable, DDLElement
 
-import bssearch.storage.queue
-import bssearch.storage.repository  # noqa: F401 - each has a table
 from bssearch.errors import DatabaseError, SchemaError, UsageError
 from bssearch.settings import packaged_folder
 from bssearch.storage.access.grants import (
@@ -336,6 +334,8 @@ def _refuse_other_revision() -> str:
 
 
 def _tables() -> list[str]:
+    import bssearch.storage.repository  # noqa: F401 - so that every table is known
+
     tables = Base.metadata.sorted_tables
     indexes = [index for table in tables for index in sorted(table.indexes, key=lambda one: str(one.name))]
     return [

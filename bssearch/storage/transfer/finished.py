@@ -29,7 +29,7 @@ from bssearch.storage.models import StudyRow, TrialRow
 from bssearch.storage.statements import STUDY, raise_revision, study_record
 from bssearch.storage.studies import bind_study, create_study
 
-_FIXED = (int, float, datetime, StrEnum)
+_FIXED = (int, datetime, StrEnum)  # no float: SQLite does not read every literal exactly
 CHUNK = 1_000  # trials; what all of them share is a part of the statement, which saves two thirds of the time
 
 
