@@ -134,18 +134,18 @@ class Death:
 
 
 def judge_exit(
-    return_code: int, kernel_kills_before: int | None, last_words: str | None = None
+    return_code: int, kernel_kills_before: int | None, last_words: str | None = None, *, who: str = "worker"
 ) -> tuple[TrialState, str]:
     """State and reason of a trial whose local process exited; see `Death.since`."""
-    return Death.since(kernel_kills_before, return_code).judged(last_words)
+    state, reason = Death.since(kernel_kills_before, return_code).judged(last_words)
+    return state, reason.replace("worker", who, 1)
 
 
 def judge_command(code: int, kernel_kills_before: int | None, printed: str) -> tuple[TrialState, str]:
     """State and reason of a command; shells report signals as 128 + number."""
     if code == 128 + signal.SIGKILL:
         code = -signal.SIGKILL
-    state, reason = judge_exit(code, kernel_kills_before, _last_line_with(_WORDS_OF_PROGRAMS, printed))
-    return state, reason.replace("worker", "the command", 1)
+    return judge_exit(code, kernel_kills_before, _last_line_with(_WORDS_OF_PROGRAMS, printed), who="the command")
 
 
 def code_has_changed(what: str, before: str | None, now: str | None) -> WorkloadError:

@@ -361,7 +361,7 @@ class Driver:
         # Trials use the database's clock. It may be reset, so time from here on is monotonic.
         self._began = store.time().timestamp() - time.monotonic()
         self._looked, self._next_look = -math.inf, time.monotonic()
-        self.interrupts = Interrupts(on_second=executor.kill, at_once=lambda: store.is_waiting)
+        self.interrupts = Interrupts(on_second=executor.kill, at_once=lambda: store.patience.is_waiting)
         self._shift = shift or Shift()
         self._shift.join(self.interrupts, executor.kill)
 

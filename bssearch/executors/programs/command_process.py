@@ -242,7 +242,7 @@ def with_end(
     if found.overstayed:
         warning = f"{program} was killed: it still ran {leave_seconds:g} s after its trial had ended"
     elif found.exit_code != 0 and outcome.state is not TrialState.FAILED and outcome.state is not TrialState.OOM:
-        reason = judge_exit(found.exit_code, None)[1].replace("worker", program, 1)
+        reason = judge_exit(found.exit_code, None, who=program)[1]
         warning = f"{program} failed after its trial had ended: {reason}"
     else:
         return outcome
