@@ -550,7 +550,7 @@ def predict_for_device(
 
 
 def _of_timed_model(spec: StudySpec, trials: Sequence[TrialRecord]) -> tuple[Sequence[TrialRecord], int]:
-    if not spec.has_several_models:
+    if not spec.varied_in_model:
         return trials, 0
     timed = [trial for trial in trials if model_parameters(trial.configuration) == spec.timed_model]
     return timed, len(trials) - len(timed)

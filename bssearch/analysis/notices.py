@@ -238,7 +238,7 @@ def _about_the_runs(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Ver
                 f"all are compared by {optimal.objective.common.in_words}"
                 if optimal.objective.common is not None
                 else "if the model was timed, such a run counts as steps × step time measured in isolation"
-                if spec.has_several_models
+                if spec.varied_in_model
                 else "such a run counts as steps × step time measured in isolation"
             ),
         ),

@@ -179,10 +179,9 @@ def _print_trial(study: str, found: TrialRecord, curve: Sequence[Observation], e
 
 
 def _print_stages(found: TrialRecord, curve: Sequence[Observation]) -> None:
-    from bssearch.records.batch_schedule import batch_schedule_of, run_stages
+    from bssearch.records.batch_schedule import growing_schedule, run_stages
 
-    schedule = batch_schedule_of(found.configuration)
-    assert schedule is not None, "its batch grows"
+    schedule = growing_schedule(found.configuration)
     console().print(f"  batch {schedule.in_words}; learning rate {schedule.rate_rule.in_words}")
     stages = run_stages(found, curve)
     if stages:

@@ -12,6 +12,7 @@ A user's command has its own group, `Watcher` and subreaper. Only processes that
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import queue
 import re
@@ -25,7 +26,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -317,6 +318,21 @@ def kill_descendants(parent: int) -> None:
                 with suppress(psutil.Error):
                     one.kill()
             killed |= fresh
+
+
+def end_descendants(group: int, spared: Collection[psutil.Process] = (), seconds: float = math.inf) -> None:
+    """Kill a group, then all descendants of this process but its leader and ``spared``; wait until they end."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        left = [one for one in psutil.Process().children(recursive=True) if one.pid != group and one not in spared]
+        if not left:
+            break
+        for one in left:
+            with suppress(psutil.Error):
+                one.kill()
+        psutil.wait_procs(left, timeout=1.0)
 
 
 class WorkerHandle(Protocol):

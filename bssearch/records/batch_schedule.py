@@ -122,6 +122,13 @@ def batch_schedule_of(configuration: Configuration) -> BatchSchedule | None:
     return schedule
 
 
+def growing_schedule(configuration: Configuration) -> BatchSchedule:
+    """Schedule of a configuration that grows."""
+    schedule = batch_schedule_of(configuration)
+    assert schedule is not None, "its batch grows"
+    return schedule
+
+
 def stages_of(configuration: Configuration, schedule: BatchSchedule | None) -> tuple[Stage, ...]:
     """Stages of a schedule; without one, a single stage."""
     if schedule is not None:

@@ -21,8 +21,8 @@ from bssearch.records.batch_schedule import (
     BatchSchedule,
     BatchScheduleName,
     Stage,
-    batch_schedule_of,
     growing,
+    growing_schedule,
     with_batch_schedule,
 )
 from bssearch.search.confirmation import CompletedRuns, confirmation_trials, interleaved, verdict_of
@@ -79,17 +79,14 @@ def propose(
 
 
 def _grows_in_time(history: History, configuration: Configuration) -> bool:
-    schedule = batch_schedule_of(configuration)
-    assert schedule is not None, "its batch grows"
     seconds = history.probes[configuration.batch_size].step_seconds or 0.0
-    steps = schedule.stages[1].start_samples / configuration.batch_size
+    steps = growing_schedule(configuration).stages[1].start_samples / configuration.batch_size
     return steps * seconds < history.spec.budget.trial_train_seconds
 
 
 def in_known_micro_batches(history: History, configuration: Configuration) -> Configuration:
     """Configuration with stages in current micro-batches."""
-    schedule = batch_schedule_of(configuration)
-    assert schedule is not None, "its batch grows"
+    schedule = growing_schedule(configuration)
     stages = [
         replace(stage, micro_batch_size=history.probes[stage.batch_size].micro_batch_size)
         if stage.batch_size in history.feasible

@@ -320,10 +320,6 @@ class Recorder:
         self._finding_seconds = ended - started
         self._next_finding = ended + self._finding_seconds / FINDING_SHARE
 
-    def keep_last_finding(self, end: SearchEnd | None = None) -> None:
-        """Store the current answer and, if given, the search's end."""
-        save_finding(self._store, self._study, end)
-
 
 class Driver:
     """Runs one study; the store holds all state except running trials and buffered observations."""
@@ -408,7 +404,7 @@ class Driver:
                 self._raise_if_failed()
                 self._try_to_save()
                 yield
-                self._recorder.keep_last_finding()
+                save_finding(self.store, self.spec.name)
         except KeyboardInterrupt:
             raise InterruptedRunError("killed; every trial that had ended is stored", hint=CONTINUE) from None
         finally:
@@ -487,9 +483,10 @@ class Driver:
             self._do(self.engine.found_saved(*found))
 
     def _try_to_save(self) -> None:
-        if self._checkpoints.are_saved and self._checkpoints.is_writable() is not self.engine.pruning.can_wait:
+        can_wait = self.engine.pruning.standings.can_wait
+        if self._checkpoints.are_saved and self._checkpoints.is_writable() is not can_wait:
             refusal, engine = self._checkpoints.refusal, self.engine
-            self._do(engine.cannot_save(refusal) if engine.pruning.can_wait else engine.can_save())
+            self._do(engine.cannot_save(refusal) if can_wait else engine.can_save())
 
     def _time_steps(self, visits: int, compared: frozenset[int] | None) -> None:
         asked, trials = (self.spec, self.store, self.environment), self.engine.history.all_trials
@@ -555,7 +552,7 @@ class Driver:
     def _search_ended(self, reason: str) -> None:
         self._note_once(f"the search has ended: {reason}")
         end = SearchEnd(reason=reason, spent=self.engine.history.spent, budget=self.spec.budget)
-        self._recorder.keep_last_finding(end)
+        save_finding(self.store, self.spec.name, end)
         self.listener.search_ended(reason, self.engine.history)
 
     def _note_once(self, message: str) -> None:

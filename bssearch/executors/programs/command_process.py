@@ -43,6 +43,7 @@ from bssearch.executors.process import (
     DieWithParent,
     Watcher,
     become_subreaper,
+    end_descendants,
     has_exited,
     judge_command,
     judge_exit,
@@ -548,17 +549,7 @@ class CommandProcess:
         self._has_left = True
         self._signal(signal.SIGKILL)
         self._watcher.dismiss()
-        deadline = time.monotonic() + KILL_SECONDS
-        while (left := self._descendants()) and time.monotonic() < deadline:
-            for one in left:
-                with suppress(psutil.Error):
-                    one.kill()
-            psutil.wait_procs(left, timeout=1.0)
-
-    def _descendants(self) -> list[psutil.Process]:
-        """Orphans are children of this process."""
-        found = set(psutil.Process().children(recursive=True)) - self._before
-        return [one for one in found if one.pid != self._process.pid]
+        end_descendants(self._process.pid, self._before, KILL_SECONDS)
 
     def _reap_orphans(self) -> None:
         """Long trials must not fill the process table."""
