@@ -30,19 +30,16 @@ from bssearch.search.history import History, trial_seed
 from bssearch.spec.space import RETUNED, BatchGrowth, Dimension, Domain, SearchSpace, are_coordinates, bounds
 from bssearch.spec.space.domains import Range, RelativeLearningRate
 
-BELOW, ABOVE = 8, 16
-"""Default range about the best constant batch size."""
+BELOW, ABOVE = 8, 16  # default range about the best constant batch size
 
+# Start and end relative to the best constant batch size; share of samples at full growth
 FIRST = ((0.5, 2.0, 0.5), (1.0, 4.0, 1.0), (0.25, 1.0, 0.25))
-"""Start and end relative to the best constant batch size; share of samples at full growth."""
 
-RANDOM_TRIALS = 3
-"""Before TPE."""
+RANDOM_TRIALS = 3  # before TPE
 
 ASKED_AGAIN = 20
 
-MISSED = 1e9
-"""Worse than any success."""
+MISSED = 1e9  # worse than any success
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,14 +231,11 @@ def _best_at(history: History, batch_size: int, tuned: Configuration) -> Configu
     return history.as_run(history.spec.space.decode(batch_size, history.spec.space.encode(tuned) or {}))
 
 
-REPEATED = 2
-"""A single one may be lucky."""
+REPEATED = 2  # a single one may be lucky
 
-ATTEMPTS = 2
-"""Times the budgeted trials, failed and lost ones included."""
+ATTEMPTS = 2  # times the budgeted trials, failed and lost ones included
 
-SLACK = 1.5
-"""Times the best constant batch's seconds."""
+SLACK = 1.5  # times the best constant batch's seconds
 
 
 def next_trial(history: History) -> TrialPlan | None:

@@ -221,23 +221,18 @@ class Shift:
 
 NOTHING_SAVED = frozenset[int](), 0
 
-TIMING = "time steps"
-"""Claim to time steps."""
+TIMING = "time steps"  # claim to time steps
 
-POLL_SECONDS = 0.2
-"""Delays Ctrl-C."""
+POLL_SECONDS = 0.2  # delays Ctrl-C
 
 LOOK_SECONDS = 1.0
 
 
-FLUSH_SECONDS = 1.0
-"""A crash loses at most this."""
+FLUSH_SECONDS = 1.0  # a crash loses at most this
 
-FINDING_SHARE = 0.02
-"""Maximum share of the drivers' time for the answer."""
+FINDING_SHARE = 0.02  # maximum share of the drivers' time for the answer
 
-FINDING_SECONDS = 0.02
-"""First estimate."""
+FINDING_SECONDS = 0.02  # first estimate
 
 
 class Recorder:

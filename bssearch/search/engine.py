@@ -122,14 +122,11 @@ Action = (
 
 CONTINUE = "run the same command again to continue"
 
-Evaluations = Sequence[tuple[float, float]]
-"""(train seconds, metric) pairs in time order."""
+Evaluations = Sequence[tuple[float, float]]  # (train seconds, metric) pairs in time order
 
-FAILURES_IN_A_ROW = 5
-"""If no trial ran."""
+FAILURES_IN_A_ROW = 5  # if no trial ran
 
-NextRun = Callable[[History], TrialPlan | None]
-"""None if all runs are done or running."""
+NextRun = Callable[[History], TrialPlan | None]  # none if all runs are done or running
 
 
 class PlansTrials(Protocol):

@@ -22,8 +22,7 @@ from bssearch.spec.parts import BudgetSpec
 from bssearch.spec.reader import spec_of
 from bssearch.storage.repository import Store
 
-ANSWERS = 20
-"""Increase it when equal trials give another answer."""
+ANSWERS = 20  # increase it when equal trials give another answer
 
 
 class SearchEnd(BaseModel):

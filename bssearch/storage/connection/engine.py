@@ -395,20 +395,15 @@ def refuse_network_file(path: Path) -> None:
         )
 
 
-LONGEST_WAIT_S = 10.0
-"""Longest wait for a lock on a server."""
+LONGEST_WAIT_S = 10.0  # longest wait for a lock on a server
 
-LOOK_EVERY_S = 0.5
-"""Interval between looks at those who hold a lock; a shorter wait needs no second connection."""
+LOOK_EVERY_S = 0.5  # interval between looks at those who hold a lock; a shorter wait needs no second connection
 
-ONE_AT_A_TIME = "SHARE UPDATE EXCLUSIVE"
-"""Conflicts with itself, not with reading or writing rows."""
+ONE_AT_A_TIME = "SHARE UPDATE EXCLUSIVE"  # conflicts with itself, not with reading or writing rows
 
-ALONE = "ACCESS EXCLUSIVE"
-"""Conflicts with everything; `ALTER TABLE` takes it."""
+ALONE = "ACCESS EXCLUSIVE"  # conflicts with everything; `ALTER TABLE` takes it
 
-STATEMENT_TIMEOUT = "57014"
-"""The SQLSTATE after a statement that took longer than `statement_timeout`."""
+STATEMENT_TIMEOUT = "57014"  # the SQLSTATE after a statement that took longer than `statement_timeout`
 
 _BLOCKERS = text(
     "SELECT pid, usename, application_name FROM pg_stat_activity WHERE pid = ANY(pg_blocking_pids(:pid)) ORDER BY pid"

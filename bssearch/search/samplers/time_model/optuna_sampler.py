@@ -26,8 +26,7 @@ BATCH_SIZE = "batch_size"
 LEARNING_RATE = "learning_rate"
 NEEDED = frozenset({BATCH_SIZE, LEARNING_RATE})
 
-MOST_VALUES = 16
-"""Longer integer ranges are continuous; longer batch-size ranges become doublings."""
+MOST_VALUES = 16  # longer integer ranges are continuous; longer batch-size ranges become doublings
 
 LARGEST_SEED = 2**32 - 1
 
