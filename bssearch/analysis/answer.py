@@ -319,8 +319,8 @@ class Answer(Model):
         return self.next[0] if self.next and self.would_settle is not None else None
 
 
+# Derived answers have no commands
 NO_NEXT_STEP: Mapping[str, object] = {"next": [], "would_settle": None, "runs_to_settle": None}
-"""Derived answers have no commands."""
 
 
 def objective_in(answer: Answer) -> Objective:

@@ -40,19 +40,19 @@ LAW_NOT_TIMED = "law_not_timed"
 
 def is_timed(spec: StudySpec, candidate: Candidate | None) -> bool:
     """True if the candidate's model was timed."""
-    if candidate is None or not spec.has_several_models:
+    if candidate is None or not spec.varied_in_model:
         return True
     return model_parameters(candidate.configuration) == spec.timed_model
 
 
 def are_of_one_model(spec: StudySpec, verdict: Verdict) -> bool:
     """True if all batch sizes do best with the same model."""
-    return not spec.has_several_models or len(_models(verdict)) < 2
+    return not spec.varied_in_model or len(_models(verdict)) < 2
 
 
 def timed_probes(spec: StudySpec, verdict: Verdict, probes: Mapping[int, ProbeRecord]) -> Mapping[int, ProbeRecord]:
     """Step times; empty if of another model."""
-    return {} if spec.has_several_models and _models(verdict) != {spec.timed_model} else probes
+    return {} if spec.varied_in_model and _models(verdict) != {spec.timed_model} else probes
 
 
 def own_step_seconds(candidate: Candidate) -> float | None:
@@ -64,7 +64,7 @@ def own_step_seconds(candidate: Candidate) -> float | None:
 
 def about_default_model(spec: StudySpec) -> Iterator[tuple[str, str]]:
     """Yield (code, sentence) if other models than the timed default are searched."""
-    if not spec.has_several_models:
+    if not spec.varied_in_model:
         return
     searched = ", ".join(spec.varied_in_model)
     yield (
@@ -84,7 +84,7 @@ def about_models(spec: StudySpec, verdict: Verdict) -> Iterator[tuple[str, str]]
             f"the best configurations of the batch sizes have {len(_models(verdict))} different models; their steps "
             "cannot be compared, so there is no law and no slope",
         )
-    elif spec.has_several_models and _models(verdict) != {spec.timed_model}:
+    elif spec.varied_in_model and _models(verdict) != {spec.timed_model}:
         yield (
             LAW_NOT_TIMED,
             "all batch sizes do best with one model, but step times are of the default's model; the law predicts steps "

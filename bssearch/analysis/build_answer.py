@@ -79,11 +79,9 @@ from bssearch.settings import shipped_studies
 from bssearch.spec import StudySpec
 from bssearch.spec.space import UNKNOWN, MemoryBoundary
 
-NEXT = 2
-"""Memory is the bound if this many times as many samples do not fit; ladders double."""
+NEXT = 2  # memory is the bound if this many times as many samples do not fit; ladders double
 
-TOLD = 1.2
-"""An upper limit of one in fewer says nothing."""
+TOLD = 1.2  # an upper limit of one in fewer says nothing
 
 EASIER = (
     "raise budget.trial_train_seconds, widen the space, or set an easier target under a new name (`bssearch check "
@@ -506,8 +504,8 @@ def _until(step: int, outcome: TrialOutcome) -> float | None:
     return None if whole is None or not outcome.steps else whole * step / outcome.steps
 
 
+# Notices that do not apply to another device
 OF_THE_STUDYS_DEVICE = frozenset({"contended", "step_times_contended", "measurement", "device_slower"})
-"""Notices that do not apply to another device."""
 
 
 def predict_for_device(
@@ -569,7 +567,7 @@ def predict_for_device(
 
 
 def _of_timed_model(spec: StudySpec, trials: Sequence[TrialRecord]) -> tuple[Sequence[TrialRecord], int]:
-    if not spec.has_several_models:
+    if not spec.varied_in_model:
         return trials, 0
     timed = [trial for trial in trials if model_parameters(trial.configuration) == spec.timed_model]
     return timed, len(trials) - len(timed)
@@ -623,8 +621,7 @@ def _listed(sizes: Iterable[int]) -> str:
     return ", ".join(map(str, sizes))
 
 
-SIZES_PER_OCTAVE = 16
-"""4 % apart, below the 5 % that counts."""
+SIZES_PER_OCTAVE = 16  # 4 % apart, below the 5 % that counts
 
 
 def fit_and_predict(

@@ -11,14 +11,11 @@ from bssearch.analysis.objectives import TIME, Objective
 from bssearch.records import Configuration, Phase, TrialRecord, TrialState
 from bssearch.records.intervals import at_most
 
-ENOUGH_RUNS = 3
-"""For an interval."""
+ENOUGH_RUNS = 3  # for an interval
 
-FEWEST_ALIKE = 3
-"""Equal runs from which seeds count as ignored."""
+FEWEST_ALIKE = 3  # equal runs from which seeds count as ignored
 
-HALF = 0.5
-"""Share of runs that must reach the target for a median."""
+HALF = 0.5  # share of runs that must reach the target for a median
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,8 +68,7 @@ class Generalisation(Model):
 
 
 REGULARISERS = ("dropout", "weight_decay", "label_smoothing")
-POINTS = 0.02
-"""Two points of a share, or 2 % of the target for another metric."""
+POINTS = 0.02  # two points of a share, or 2 % of the target for another metric
 
 
 def generalisation(trials: Sequence[TrialRecord], verdict: Verdict, target: Target) -> Generalisation | None:

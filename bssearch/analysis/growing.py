@@ -18,6 +18,7 @@ from bssearch.records.batch_schedule import (
     Stage,
     batch_schedule_of,
     constant_configurations,
+    growing_schedule,
     with_batch_schedule,
 )
 from bssearch.records.scaling import learning_rate_factor
@@ -40,8 +41,7 @@ def batch_schedule_answer(
         limit = spec.budget.trial_train_seconds
         found = judge_growing(best, tuned, step_seconds, wanted=spec.confirm.runs, limit=limit)
     saves: dict[str, SavesTime] = {"held": "yes", "broke": "no", "not_run": "not_run", "undecided": "undecided"}
-    schedule = batch_schedule_of(best.configuration)
-    assert schedule is not None, "its batch grows"
+    schedule = growing_schedule(best.configuration)
     return BatchScheduleAnswer(
         name=schedule.name,
         stages=_stages(best, step_seconds),
@@ -146,8 +146,7 @@ def judge_growing(
 
 def _stages(candidate: Candidate, step_seconds: StepSeconds) -> list[StageAnswer]:
     configuration = candidate.configuration
-    schedule = batch_schedule_of(configuration)
-    assert schedule is not None, "its batch grows"
+    schedule = growing_schedule(configuration)
     steps, model = median_steps(candidate), model_parameters(configuration)
     taken = {} if schedule.is_measured or steps is None else dict(schedule.steps_by_stage(steps))
     found = []

@@ -16,8 +16,7 @@ from bssearch.records.intervals import FLAT_RATIO
 from bssearch.records.noise_scale import pooled
 from bssearch.spec.space import MemoryBoundary
 
-FEWEST_TRIALS = 3
-"""For a device to be called slower."""
+FEWEST_TRIALS = 3  # for a device to be called slower
 
 
 class StepTimeAnswer(Model):

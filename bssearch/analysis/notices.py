@@ -28,11 +28,9 @@ from bssearch.records import WITH_CUDA_GRAPHS, Phase, ProbeRecord, SecondsBasis,
 from bssearch.records.intervals import student_t
 from bssearch.spec import StudySpec
 
-NOISE = 0.10
-"""Coefficient of variation that warns."""
+NOISE = 0.10  # coefficient of variation that warns
 
-FULL = 0.9
-"""Mean share of a batch that steps must train, as batch size decides within some 10 %."""
+FULL = 0.9  # mean share of a batch that steps must train, as batch size decides within some 10 %
 
 
 Told = tuple[str, object, str]
@@ -238,7 +236,7 @@ def _about_the_runs(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Ver
                 f"all are compared by {optimal.objective.common.in_words}"
                 if optimal.objective.common is not None
                 else "if the model was timed, such a run counts as steps × step time measured in isolation"
-                if spec.has_several_models
+                if spec.varied_in_model
                 else "such a run counts as steps × step time measured in isolation"
             ),
         ),

@@ -30,14 +30,12 @@ from bssearch.records.step_times import (
 )
 from bssearch.spec import StudySpec
 
+# Clock of bssearch, steps × step time, or a program's clock or report
 Basis = Literal["measured", "steps_x_step_time", "wall", "reported"]
-"""Clock of bssearch, steps × step time, or a program's clock or report."""
 
-FEW = 0.25
-"""Contended share of runs; with a step time 10 % off, a geometric mean moves below 3 %."""
+FEW = 0.25  # contended share of runs; with a step time 10 % off, a geometric mean moves below 3 %
 
-WHOLE = 0.98
-"""Share of the limit of a whole run; device and host clocks differ by less."""
+WHOLE = 0.98  # share of the limit of a whole run; device and host clocks differ by less
 
 
 def seconds_to_target(trial: TrialRecord, basis: Basis | None = None) -> float | None:
@@ -189,8 +187,7 @@ def ran_to_its_end(trial: TrialRecord) -> bool:
     return trial.outcome.train_seconds >= WHOLE * trial.train_seconds_limit
 
 
-LARGEST_LOG_RATIO = 300.0
-"""Squares stay finite in double precision."""
+LARGEST_LOG_RATIO = 300.0  # squares stay finite in double precision
 
 
 @dataclass(frozen=True)
@@ -202,29 +199,23 @@ class Objective(ABC):
     """
 
     name: ClassVar[str]
-    own_unit: ClassVar[str] = ""
-    """With a leading space."""
+    own_unit: ClassVar[str] = ""  # with a leading space
 
-    comparative: ClassVar[tuple[str, str]] = ("better", "worse")
-    """Smaller and larger."""
+    comparative: ClassVar[tuple[str, str]] = ("better", "worse")  # smaller and larger
 
     equal: ClassVar[str] = "the same as"
     phrase: ClassVar[str] = "with {}"
 
     axis_title: ClassVar[str]
-    exceeds: ClassVar[str] = "more"
-    """Above a lower bound."""
+    exceeds: ClassVar[str] = "more"  # above a lower bound
 
-    digits: ClassVar[int] = 3
-    """Significant digits."""
+    digits: ClassVar[int] = 3  # significant digits
 
+    # Whether the figure grows with train seconds at the same rate at every batch size. Pausing, racing and the
+    # sampler's model of time apply only then.
     trials_race: ClassVar[bool] = False
-    """Whether the figure grows with train seconds at the same rate at every batch size. Pausing, racing and the
-    sampler's model of time apply only then.
-    """
 
-    stops_at_target: ClassVar[bool] = True
-    """Whether a trial ends at its target instead of its limit."""
+    stops_at_target: ClassVar[bool] = True  # whether a trial ends at its target instead of its limit
 
     has_ratios: ClassVar[bool] = True
 
@@ -503,8 +494,7 @@ def _planned(trial: TrialRecord, steps: int) -> float:
     return schedule.samples_after(steps)
 
 
-AS_GOOD = 0.005
-"""Share of the target's value that is 5 % by `log`."""
+AS_GOOD = 0.005  # share of the target's value that is 5 % by `log`
 
 
 class MetricInBudget(Objective):

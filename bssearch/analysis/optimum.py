@@ -188,13 +188,11 @@ def _ratio(log_ratio: float) -> float:
     return math.exp(max(-LARGEST_LOG_RATIO, min(LARGEST_LOG_RATIO, log_ratio)))
 
 
-BOOTSTRAPS = 1000
-"""A bias of a few per cent is known to a tenth of a per cent."""
+BOOTSTRAPS = 1000  # a bias of a few per cent is known to a tenth of a per cent
 
 Rule = Literal["least", "smallest_shown_within_5_percent", "law"]
 
-Settles = Literal["runs", "tuning", "step_times"]
-"""What would settle a provisional answer."""
+Settles = Literal["runs", "tuning", "step_times"]  # what would settle a provisional answer
 
 
 @dataclass(frozen=True)
@@ -502,8 +500,7 @@ def least_of(trials: Sequence[TrialRecord], objective: Objective) -> TrialRecord
 
 Regime = Literal["perfect", "diminishing", "maximal", "undecided"]
 
-PERFECT, MAXIMAL = -0.75, -0.25
-"""Half-way between −1, −0.5 and 0."""
+PERFECT, MAXIMAL = -0.75, -0.25  # half-way between −1, −0.5 and 0
 
 
 @dataclass(frozen=True)

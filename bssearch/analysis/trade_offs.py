@@ -52,12 +52,12 @@ def _seconds(row: Batch) -> float | None:
     return None if row.time_to_target_s is None else row.time_to_target_s.median
 
 
+# By objective
 RESOURCES: Mapping[str, _Resource] = {
     "time_to_target": _Resource("the least time", _seconds, " s"),
     "samples_to_target": _Resource("the fewest samples", lambda row: row.samples_to_target, ""),
     "energy_to_target": _Resource("the least energy", lambda row: row.energy_joules, " J"),
 }
-"""By objective."""
 
 SAME_AS: Mapping[str, str] = {"cost_to_target": "time_to_target"}
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+import bssearch
 from bssearch.cli.arguments import (
     DatabaseOption,
     NameArgument,
@@ -70,7 +71,6 @@ def submit(
     form: FormatOption = Format.TABLE,
 ) -> None:
     """Queue a study: a worker's template with your values."""
-    from bssearch.commands.queue.submissions import submit_study
     from bssearch.spec.templates import check_template_name
 
     asked = _asked(template, values or [])
@@ -80,7 +80,7 @@ def submit(
         raise UsageError("a submission needs a name for its study", hint="--name STUDY")
     moment = None if not_before is None else _moment(not_before)
     with existing_store(db) as store:
-        found = submit_study(
+        found = bssearch.submit_study(
             store,
             asked.template,
             asked.values,
@@ -127,10 +127,8 @@ def list_queue(
     form: FormatOption = Format.TABLE,
 ) -> None:
     """List queued studies in service order, and the workers."""
-    from bssearch.commands.queue.submissions import queued_studies
-
     with store_to_read(db) as store:
-        found = queued_studies(store, everything=everything)
+        found = bssearch.queued_studies(store, everything=everything)
     show_model(form, found, print_queue, found.submissions, COLUMNS)
 
 
@@ -176,25 +174,19 @@ def print_queue(found: QueueListing) -> None:
 @app.command("pause")
 def pause(study: NameArgument, db: DatabaseOption = None, form: FormatOption = Format.TABLE) -> None:
     """Pause a queued study and save its trials."""
-    from bssearch.commands.queue.submissions import pause_study
-
-    _change(pause_study, study, db, form, "paused")
+    _change(bssearch.pause_study, study, db, form, "paused")
 
 
 @app.command("resume")
 def resume(study: NameArgument, db: DatabaseOption = None, form: FormatOption = Format.TABLE) -> None:
     """Put a paused, cancelled or failed study back in the queue."""
-    from bssearch.commands.queue.submissions import resume_study
-
-    _change(resume_study, study, db, form, "waiting")
+    _change(bssearch.resume_study, study, db, form, "waiting")
 
 
 @app.command("cancel")
 def cancel(study: NameArgument, db: DatabaseOption = None, form: FormatOption = Format.TABLE) -> None:
     """Cancel a queued study and stop its running trials."""
-    from bssearch.commands.queue.submissions import cancel_study
-
-    _change(cancel_study, study, db, form, "cancelled")
+    _change(bssearch.cancel_study, study, db, form, "cancelled")
 
 
 def _change(change: Callable[[Store, str], object], study: str, db: str | None, form: Format, state: str) -> None:
@@ -219,17 +211,15 @@ def worker(
     until_empty: Annotated[bool, typer.Option("--until-empty", help="Stop when the queue is empty.")] = False,
 ) -> None:
     """Serve the queue on this node until SIGTERM or Ctrl-C."""
-    from bssearch.commands.queue.worker import Serving, run_worker
-
     node_tags = tuple(dict.fromkeys(tags or ()))
-    serving = Serving(
+    serving = bssearch.Serving(
         tags=node_tags,
         slots=_slots(slots),
         device=device,
         turn_seconds=turn_seconds,
         until_empty=until_empty,
     )
-    run_worker(templates, launch, serving, tell=_tell)
+    bssearch.run_worker(templates, launch, serving, tell=_tell)
 
 
 def _slots(text: str | None) -> int | Literal["auto"] | None:

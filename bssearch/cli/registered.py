@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args
 import typer
 from typer.core import TyperGroup
 
+import bssearch
 from bssearch import registry
 from bssearch.cli.arguments import (
     DatabaseOption,
@@ -150,9 +151,7 @@ def _broken(message: str) -> Callable[..., None]:
 
 
 def _store(made: Studies, db: str | None, form: Format) -> None:
-    from bssearch.storage.repository import open_store
-
-    with open_store(db, notify=note) as store:
+    with bssearch.open_store(db, notify=note) as store:
         store.transfer.import_finished(made.studies)
     for text in made.notes:
         note(text)
@@ -168,11 +167,9 @@ def _store(made: Studies, db: str | None, form: Format) -> None:
 
 
 def _join(made: WholeStudies, db: str | None, form: Format) -> None:
-    from bssearch.storage.repository import open_store
-
     if made.dry_run:
-        open_store(db, write=False).close()  # a missing file must not be created
-    with open_store(db, notify=note) as store:
+        bssearch.open_store(db, write=False).close()  # a missing file must not be created
+    with bssearch.open_store(db, notify=note) as store:
         joined = store.transfer.join(made.copies, name=made.name, dry_run=made.dry_run)
     for text in made.notes:
         note(text)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+import bssearch
 from bssearch.cli.arguments import (
     SetOption,
     SpecArgument,
@@ -71,10 +72,9 @@ def run(
         show_model(form, found, print_quick, found.runs)
         return
     from bssearch.cli.answer import print_found
-    from bssearch.commands.run import run_study
 
     with watched(launch) as shown:
-        answer = run_study(study, shown, from_quick=from_quick)
+        answer = bssearch.run_study(study, shown, from_quick=from_quick)
     print_found(answer, form)
 
 
@@ -168,14 +168,11 @@ def check(
     form: FormatOption = Format.TABLE,
 ) -> None:
     """Try a study's workload for a few seconds before you run it."""
-    from bssearch.commands.check import advise_target
-    from bssearch.commands.check import check as try_out
-
     if not suggest_target:
         require("--suggest-target", {"--runs": runs, "--margin": margin})
     study, launch = spec_to_run(spec, overrides, launch)
     if not suggest_target:
-        found = try_out(study, launch)
+        found = bssearch.check(study, launch)
         show_model(form, found, print_check, found.findings, columns=("code", "message"))
         return
     if margin is not None and not 0 <= margin < math.inf:
@@ -189,7 +186,7 @@ def check(
             f"at {cell(run.best_at_s)} of {cell(run.train_seconds)} train seconds",
         )
 
-    advice = advise_target(study, launch, runs=runs, margin=margin, on_run=tell)
+    advice = bssearch.advise_target(study, launch, runs=runs, margin=margin, on_run=tell)
     show_model(form, advice, print_advice, advice.targets)
 
 

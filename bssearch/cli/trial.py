@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+import bssearch
 from bssearch.cli.arguments import (
     DatabaseOption,
     DatabasesOption,
@@ -35,7 +36,7 @@ from bssearch.cli.output import (
     write,
 )
 from bssearch.commands.launch import Launch
-from bssearch.errors import NotFoundError, UsageError
+from bssearch.errors import UsageError
 from bssearch.records import BATCH_STAGES, Environment, Observation, ParameterValue, Phase, TrialRecord, TrialState
 from bssearch.records.text import visible
 
@@ -55,7 +56,6 @@ STAGE_COLUMNS = (
     "train_seconds",
 )
 
-LARGEST_NUMBER = 2**31 - 1  # the largest integer of every database's column
 
 ROOMY = 120  # terminal width from which the last two columns are shown
 
@@ -118,8 +118,6 @@ def show_trial(
 
     study, number = study_and_number(study_or_number, number)
     with study_to_read(db, study) as (store, name):
-        if number > LARGEST_NUMBER:
-            raise NotFoundError(f"study {name!r} has no trial {number}")
         found = store.trials.get(name, number)
         if log:
             _print_log(store, name, found)
@@ -181,10 +179,9 @@ def _print_trial(study: str, found: TrialRecord, curve: Sequence[Observation], e
 
 
 def _print_stages(found: TrialRecord, curve: Sequence[Observation]) -> None:
-    from bssearch.records.batch_schedule import batch_schedule_of, run_stages
+    from bssearch.records.batch_schedule import growing_schedule, run_stages
 
-    schedule = batch_schedule_of(found.configuration)
-    assert schedule is not None, "its batch grows"
+    schedule = growing_schedule(found.configuration)
     console().print(f"  batch {schedule.in_words}; learning rate {schedule.rate_rule.in_words}")
     stages = run_stages(found, curve)
     if stages:
@@ -205,13 +202,12 @@ def add(
 ) -> None:
     """Queue a configuration of your own as the next trial."""
     from bssearch.analysis.shape import parameters_of
-    from bssearch.commands.trials import enqueue
 
     values = words or []
     named = values[:1] if "=" not in "".join(values[:1]) else []
     study = study_name(db, named[0] if named else None)
     with existing_store(db) as store:
-        number, configuration = enqueue(store, study, dict(_parse(value) for value in values[len(named) :]))
+        number, configuration = bssearch.enqueue(store, study, dict(_parse(value) for value in values[len(named) :]))
     parameters = {"batch_size": configuration.batch_size, **parameters_of(configuration)}
     told = ", ".join(f"{name} {cell(value)}" for name, value in parameters.items())
     tell(form, f"trial {number} of {study} is queued: {told}", study=study, number=number, **parameters)
@@ -241,11 +237,9 @@ def rerun(
     form: FormatOption = Format.TABLE,
 ) -> None:
     """Train a stored trial again and compare; nothing is stored."""
-    from bssearch.commands.rerun import rerun as run_again
-
     study, number = study_and_number(study_or_number, number)
     with watched(launch) as shown:
-        found = run_again(study_name(launch.db, study), number, shown, runs=runs)
+        found = bssearch.rerun(study_name(launch.db, study), number, shown, runs=runs)
     show_model(form, found, print_rerun, found.runs)
 
 

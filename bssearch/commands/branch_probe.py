@@ -370,7 +370,7 @@ def branch(
         samples = samples_of(tokens, description.tokens_per_sample, 2 * spec.default.batch_size)
         plan = plan_branches(spec.default.batch_size, samples, octaves, largest=description.train_samples)
         check_room(spec, points, plan.samples)
-        notes = list(notices(spec, rule, is_known, points, description.tokens_per_sample))
+        notes = list(notices(spec, is_known, points, description.tokens_per_sample))
         for note in notes:
             study.listener.note(note)
         branching = Branching(study, rule, plan, repeats, rise_samples=warmup_steps * spec.default.batch_size)
@@ -510,7 +510,6 @@ class Branching:
 
 def notices(
     spec: StudySpec,
-    rule: LearningRateRule,
     is_known: bool,
     points: Sequence[BranchPoint],
     tokens_per_sample: int | None,

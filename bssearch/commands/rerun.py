@@ -17,7 +17,7 @@ from bssearch.analysis.shape import Model
 from bssearch.commands.launch import HERE, Launch
 from bssearch.commands.opening import described, refuse_unknown, refuse_unknown_address
 from bssearch.commands.probes import run_request
-from bssearch.errors import NotFoundError, UsageError
+from bssearch.errors import UsageError
 from bssearch.executors.base import Executor
 from bssearch.records import (
     Environment,
@@ -45,8 +45,6 @@ ENDS_BY_ITSELF = frozenset({TrialState.REACHED, TrialState.DIVERGED, TrialState.
 
 FAILURES = ENDS_BY_ITSELF - {TrialState.REACHED}  # ends without reaching the target that a rerun must repeat
 
-
-LARGEST_NUMBER = 2**31 - 1  # the largest integer of every database's column
 
 # Fields about the workload's code, listed first as the likeliest cause.
 CODE = ("workload_revision", "git_revision", "git_dirty")
@@ -170,8 +168,6 @@ def rerun(study: str, trial: int, launch: Launch = HERE, *, runs: int = 1) -> Re
 def stored_trial(store: Store, study: str, number: int) -> Stored:
     """Load a trial to rerun; raise `NotFoundError` or `UsageError`."""
     record = store.studies.get(study)
-    if number > LARGEST_NUMBER:
-        raise NotFoundError(f"study {study!r} has no trial {number}")
     trial = store.trials.get(study, number)
     spec = _spec_at(store, record, number)
     environment, curve = store.trials.environment(study, number), store.trials.observations(study, number)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
@@ -37,6 +36,7 @@ from bssearch.records.batch_schedule import (
     batch_schedule_of,
     with_batch_schedule,
 )
+from bssearch.records.text import nearest
 from bssearch.search.calibration import refuse_where_nothing_fits
 from bssearch.search.finding import stored_end
 from bssearch.search.history import trial_seed
@@ -270,8 +270,7 @@ def any_configuration_of(spec: StudySpec, values: Mapping[str, ParameterValue]) 
     for name in values:
         if name not in [*names, *own, *users, "optimizer"]:
             known = [*names, *own, *users]
-            near = difflib.get_close_matches(name, known, n=1)
-            advice = f"did you mean {near[0]!r}?" if near else f"it takes optimizer, {', '.join(known)}"
+            advice = nearest(name, known, f"it takes optimizer, {', '.join(known)}")
             raise UsageError(f"unknown parameter {name!r}; {advice}")
     fields = spec.default.model_dump(exclude_none=True)
     fields |= {name: value for name, value in values.items() if name in names}

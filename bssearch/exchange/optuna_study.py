@@ -545,17 +545,6 @@ def _insert(connection: Connection, study: OptunaStudy) -> None:
     assert added.inserted_primary_key is not None, "of one row it is known"
     study_id = added.inserted_primary_key[0]
     direction = StudyDirection[study.direction.upper()]
-    connection.execute(
-        insert(models.StudyDirectionModel), {"study_id": study_id, "direction": direction, "objective": 0}
-    )
-    attributes = {"study:metric_names": [study.metric_name]}
-    connection.execute(
-        insert(models.StudySystemAttributeModel), [_attribute("study_id", study_id, *one) for one in attributes.items()]
-    )
-    connection.execute(
-        insert(models.StudyUserAttributeModel),
-        [_attribute("study_id", study_id, *one) for one in study.user_attributes.items()],
-    )
     connection.execute(insert(models.TrialModel.__table__), [_trial(study_id, trial) for trial in study.trials])
     numbered = select(models.TrialModel.number, models.TrialModel.trial_id).where(
         models.TrialModel.study_id == study_id
@@ -563,6 +552,11 @@ def _insert(connection: Connection, study: OptunaStudy) -> None:
     ids: dict[int, int] = {number: trial_id for number, trial_id in connection.execute(numbered)}
     trials = [(ids[trial.number], trial) for trial in study.trials]
     tables: dict[Any, list[dict[str, Any]]] = {
+        models.StudyDirectionModel: [{"study_id": study_id, "direction": direction, "objective": 0}],
+        models.StudySystemAttributeModel: [_attribute("study_id", study_id, METRIC_NAMES, [study.metric_name])],
+        models.StudyUserAttributeModel: [
+            _attribute("study_id", study_id, *one) for one in study.user_attributes.items()
+        ],
         models.TrialParamModel: [
             {
                 "trial_id": trial_id,

@@ -12,6 +12,7 @@ A user's command has its own group, `Watcher` and subreaper. Only processes that
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import queue
 import re
@@ -25,7 +26,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,18 +135,18 @@ class Death:
 
 
 def judge_exit(
-    return_code: int, kernel_kills_before: int | None, last_words: str | None = None
+    return_code: int, kernel_kills_before: int | None, last_words: str | None = None, *, who: str = "worker"
 ) -> tuple[TrialState, str]:
     """State and reason of a trial whose local process exited; see `Death.since`."""
-    return Death.since(kernel_kills_before, return_code).judged(last_words)
+    state, reason = Death.since(kernel_kills_before, return_code).judged(last_words)
+    return state, reason.replace("worker", who, 1)
 
 
 def judge_command(code: int, kernel_kills_before: int | None, printed: str) -> tuple[TrialState, str]:
     """State and reason of a command; shells report signals as 128 + number."""
     if code == 128 + signal.SIGKILL:
         code = -signal.SIGKILL
-    state, reason = judge_exit(code, kernel_kills_before, _last_line_with(_WORDS_OF_PROGRAMS, printed))
-    return state, reason.replace("worker", "the command", 1)
+    return judge_exit(code, kernel_kills_before, _last_line_with(_WORDS_OF_PROGRAMS, printed), who="the command")
 
 
 def code_has_changed(what: str, before: str | None, now: str | None) -> WorkloadError:
@@ -317,6 +318,21 @@ def kill_descendants(parent: int) -> None:
                 with suppress(psutil.Error):
                     one.kill()
             killed |= fresh
+
+
+def end_descendants(group: int, spared: Collection[psutil.Process] = (), seconds: float = math.inf) -> None:
+    """Kill a group, then all descendants of this process but its leader and ``spared``; wait until they end."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        left = [one for one in psutil.Process().children(recursive=True) if one.pid != group and one not in spared]
+        if not left:
+            break
+        for one in left:
+            with suppress(psutil.Error):
+                one.kill()
+        psutil.wait_procs(left, timeout=1.0)
 
 
 class WorkerHandle(Protocol):

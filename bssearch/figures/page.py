@@ -22,7 +22,7 @@ from bssearch.figures import plots
 from bssearch.figures.html import PageContent, Row, Section, Table, Tile, html_page, rendered
 from bssearch.figures.svg import ACCENT, MUTED, SECOND, Chart, Point, Series, Shape, extent, value_axis
 from bssearch.records import Configuration, Environment, MemoryBasis, Observation, StudyRecord, TrialRecord
-from bssearch.records.batch_schedule import RunStage, batch_schedule_of, run_stages
+from bssearch.records.batch_schedule import RunStage, growing_schedule, run_stages
 from bssearch.records.text import NOTHING, ends, in_words, memory, noise_scale, number, plural, sentence
 from bssearch.spec import StudySpec
 
@@ -120,8 +120,7 @@ def grown_trials(trials: Sequence[TrialRecord], answer: Answer, objective: Objec
 
 def _grown_cells(group: Sequence[TrialRecord], objective: Objective) -> list[str]:
     configuration, figure = group[0].configuration, _figure(group, objective)
-    schedule = batch_schedule_of(configuration)
-    assert schedule is not None, "its batch grows"
+    schedule = growing_schedule(configuration)
     ended = Counter(trial.state.value for trial in group)
     return [
         schedule.in_words,

@@ -38,7 +38,9 @@ from bssearch.registry import Option
 from bssearch.spec.space import split_batch
 from bssearch.spec.space.micro_batches import TINY_BATCH, batch_norm_caveats
 
-WantedBatch = Annotated[int, Field(ge=1, le=10**9)]
+LARGEST_BATCH = 10**9
+
+Batch = Annotated[int, Field(ge=1, le=LARGEST_BATCH)]
 Micro = Annotated[int, Field(ge=1, le=10**6)]  # the sizes up to it are tried one by one
 
 
@@ -46,7 +48,7 @@ class AccumulationRequest(Request):
     """A batch and its devices."""
 
     batch: Annotated[
-        WantedBatch, Option("Samples of an optimizer step, over all devices.", label="Wanted batch", unit="samples")
+        Batch, Option("Samples of an optimizer step, over all devices.", label="Wanted batch", unit="samples")
     ]
     micro: Annotated[
         Micro | None, Option("Samples that run at once on a device.", label="Exact micro-batch", unit="samples")
@@ -59,10 +61,10 @@ class AccumulationRequest(Request):
             unit="samples",
         ),
     ] = None
-    devices: Annotated[WantedBatch, Option("Devices that share the batch.")] = 1
+    devices: Annotated[Batch, Option("Devices that share the batch.")] = 1
     batch_norm_layers: Annotated[
         Annotated[int, Field(ge=0, le=LARGEST_COUNT)] | None,
-        Option("WantedBatch normalisation layers of the model: they see micro-batches.", shown_default="not known"),
+        Option("Batch normalisation layers of the model: they see micro-batches.", shown_default="not known"),
     ] = None
 
     @model_validator(mode="after")
@@ -148,8 +150,6 @@ def _notes(micro: int, steps: int, asked: AccumulationRequest) -> Iterator[Note]
 
 MOST_DEVICES = 4096  # largest plan
 
-# bounds of plans
-LARGEST_BATCH = 10**9
 LARGEST_MICRO = 65_536
 
 SHOWN_ROWS = 16  # for people; longer plans show powers of two and the last
@@ -160,9 +160,6 @@ PAYS = 0.5
 SECONDS_PER_HOUR = 3600
 
 _split = lru_cache(maxsize=MOST_DEVICES)(split_batch)
-
-
-Batch = Annotated[int, Field(ge=1, le=LARGEST_BATCH)]
 
 
 class ScaleRequest(Request):

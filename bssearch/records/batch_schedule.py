@@ -26,11 +26,10 @@ NOISE_SCALE: BatchScheduleName = "noise_scale"
 RATE_RULE, NOISE_SHARE = "batch_rate_rule", "batch_noise_share"
 PARAMETERS = (BATCH_SCHEDULE, BATCH_STAGES, RATE_RULE, NOISE_SHARE)
 
-MOST_STAGES = 64
-"""Each has shapes to warm up and time."""
+MOST_STAGES = 64  # each has shapes to warm up and time
 
+# A float holds 15 digits exactly
 _STAGE = re.compile("(?:(?P<start>N):)?(?P<size>N)(?:/(?P<micro>N))?".replace("N", "[0-9]{1,15}"))
-"""A float holds 15 digits exactly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +118,13 @@ def batch_schedule_of(configuration: Configuration) -> BatchSchedule | None:
         noise_share=_noise_share(configuration.parameters) if is_measured else None,
     )
     _check(schedule)
+    return schedule
+
+
+def growing_schedule(configuration: Configuration) -> BatchSchedule:
+    """Schedule of a configuration that grows."""
+    schedule = batch_schedule_of(configuration)
+    assert schedule is not None, "its batch grows"
     return schedule
 
 
@@ -242,8 +248,7 @@ def _check(schedule: BatchSchedule) -> None:
             )
 
 
-Point = tuple[int, int, float]
-"""(steps, samples, train seconds)."""
+Point = tuple[int, int, float]  # (steps, samples, train seconds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 CONFIDENCE = 0.95
 
-FLAT_RATIO = 1.05
-"""Equally good within this factor of the minimum."""
+FLAT_RATIO = 1.05  # equally good within this factor of the minimum
 
 
-FEWEST_RUNS = 3
-"""For an interval over seeds; with two, t would be 12.7."""
+FEWEST_RUNS = 3  # for an interval over seeds; with two, t would be 12.7
 
-FEWEST_SIZES = 3
-"""For a two-parameter fit; two points fit exactly."""
+FEWEST_SIZES = 3  # for a two-parameter fit; two points fit exactly
 
 
 def at_most(count: int, runs: int) -> float:

@@ -13,11 +13,9 @@ from bssearch.records.text import storable
 MOST_TEST_METRICS = 1_000
 LONGEST_NAME = 1_000  # characters of a metric's name
 
-COULD_NOT_PAUSE = "could not be paused"
-"""Reason of a trial whose checkpoint could not be saved."""
+COULD_NOT_PAUSE = "could not be paused"  # reason of a trial whose checkpoint could not be saved
 
-REFUSED = "refused: "
-"""Starts the reason of a configuration that the spec forbids."""
+REFUSED = "refused: "  # starts the reason of a configuration that the spec forbids
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,11 +20,10 @@ from numpy.typing import NDArray
 from bssearch.records import GradientNoise
 from bssearch.records.intervals import student_t
 
+# Variation of B_crit given the noise scale (McCandlish et al. 2018, table 1).
 CRITICAL_BATCH_OCTAVES = 1.5
-"""Variation of B_crit given the noise scale (McCandlish et al. 2018, table 1)."""
 
-FEWEST_PASSES = 8
-"""For an interval: four blocks."""
+FEWEST_PASSES = 8  # for an interval: four blocks
 
 FEWEST_TRIALS = 3
 
@@ -105,8 +104,7 @@ def pooled(trials: Sequence[GradientNoise]) -> GradientNoise:
     )
 
 
-Means = tuple[float | None, float | None]
-"""(tr Σ, ‖G‖²)."""
+Means = tuple[float | None, float | None]  # (tr Σ, ‖G‖²)
 
 
 def _pooled(rows: Sequence[tuple[int | None, float | None, float | None]]) -> tuple[NoiseScaleInterval, Means]:

@@ -109,11 +109,9 @@ class Target:
 
 _RATE = re.compile(r"(?:.*[/_. ])?(?:error|err|wer|cer|eer)(?:[/_. ]?rate)?", re.IGNORECASE)  # that may be a percentage
 
-MAKE_TRAINER = ":make_trainer"
-"""Suffix of a workload that makes a trainer per trial."""
+MAKE_TRAINER = ":make_trainer"  # suffix of a workload that makes a trainer per trial
 
-LARGEST_METRIC = 1e100
-"""Sums of squares stay finite in double precision."""
+LARGEST_METRIC = 1e100  # sums of squares stay finite in double precision
 
 
 def is_metric(value: float) -> bool:
@@ -175,17 +173,14 @@ class Configuration:
 _FIELDS = tuple(one.name for one in fields(Configuration))
 
 
-WITH_CUDA_GRAPHS = frozenset({"reduce-overhead", "max-autotune"})
-"""By ``torch._inductor.list_mode_options``."""
+WITH_CUDA_GRAPHS = frozenset({"reduce-overhead", "max-autotune"})  # by ``torch._inductor.list_mode_options``
 
 
 # User-defined hyperparameters; a configuration stores them under ``model.NAME`` and ``loss.NAME``.
 
-OWN_GROUPS = ("model", "loss")
-"""For a workload's ``build_model`` and ``loss``."""
+OWN_GROUPS = ("model", "loss")  # for a workload's ``build_model`` and ``loss``
 
-ModelParameters = tuple[tuple[str, ParameterValue], ...]
-"""Sorted; step times depend on them."""
+ModelParameters = tuple[tuple[str, ParameterValue], ...]  # sorted; step times depend on them
 
 
 def own_parameters(configuration: Configuration) -> dict[str, ParameterValue]:

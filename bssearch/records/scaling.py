@@ -35,6 +35,7 @@ def learning_rate_factor(rule: LearningRateRule, batch_size: int, reference_batc
             return 1.0
 
 
+# Goyal et al. 2017, You et al. 2017 (linear); Malladi et al. 2022 (arXiv 2205.10287), You et al. 2020 (sqrt).
 RULES_OF_OPTIMIZERS = {
     "sgd": LearningRateRule.LINEAR,
     "lars": LearningRateRule.LINEAR,
@@ -43,7 +44,6 @@ RULES_OF_OPTIMIZERS = {
     "rmsprop": LearningRateRule.SQRT,
     "lamb": LearningRateRule.SQRT,
 }
-"""Goyal et al. 2017, You et al. 2017 (linear); Malladi et al. 2022 (arXiv 2205.10287), You et al. 2020 (sqrt)."""
 
 
 def rule_of_optimizer(name: str) -> LearningRateRule:
@@ -51,11 +51,9 @@ def rule_of_optimizer(name: str) -> LearningRateRule:
     return RULES_OF_OPTIMIZERS.get(name, LearningRateRule.SQRT)
 
 
-WARMUP_RATIO = 8
-"""κ from which warmup is recommended."""
+WARMUP_RATIO = 8  # κ from which warmup is recommended
 
-LARGEST_DROPOUT = 0.95
-"""At 1 the model cannot learn."""
+LARGEST_DROPOUT = 0.95  # at 1 the model cannot learn
 
 
 def is_said_to_need_warmup(batch_size: int, reference_batch: int) -> bool:
@@ -102,8 +100,7 @@ def sde_epsilon(epsilon: float, ratio: float) -> float:
     return epsilon / math.sqrt(ratio)
 
 
-LARGE_BATCH = 8192
-"""From here layerwise optimizers are recommended."""
+LARGE_BATCH = 8192  # from here layerwise optimizers are recommended
 
+# LARS (You et al. 2017, arXiv 1708.03888) and LAMB (You et al. 2020, arXiv 1904.00962).
 LAYERWISE = ("lars", "lamb")
-"""LARS (You et al. 2017, arXiv 1708.03888) and LAMB (You et al. 2020, arXiv 1904.00962)."""

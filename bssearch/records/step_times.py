@@ -27,33 +27,25 @@ from bssearch.records import (
 from bssearch.records.batch_schedule import batch_schedule_of
 from bssearch.records.intervals import student_t
 
+# Prior deviation of a log step time between visits (measured 0.05 to 0.14)
 VISIT_DEVIATION = 0.1
 VISIT_FREEDOM = 4
-"""Prior deviation of a log step time between visits (measured 0.05 to 0.14)."""
 
-STEP_DEVIATION = 0.3
-"""Within one trial; weighs short trials less."""
+STEP_DEVIATION = 0.3  # within one trial; weighs short trials less
 
-UNDISTURBED = 3
-"""Needed of every split to ignore disturbed ones."""
+UNDISTURBED = 3  # needed of every split to ignore disturbed ones
 
-PACED = 20
-"""First trials that set the pace: later ones change no batch size but their own."""
+PACED = 20  # first trials that set the pace: later ones change no batch size but their own
 
-SMALLEST_PENALTY = 0.01
-"""Below it visits are fixed effects."""
+SMALLEST_PENALTY = 0.01  # below it visits are fixed effects
 
-MIDMEAN_ERROR = 1.09
-"""Standard error over the mean's: 84 % efficiency (Rosenberger & Gasko 1983)."""
+MIDMEAN_ERROR = 1.09  # standard error over the mean's: 84 % efficiency (Rosenberger & Gasko 1983)
 
-ROUNDS = 30
-"""The alternating fit converges in a few."""
+ROUNDS = 30  # the alternating fit converges in a few
 
-Split = tuple[int, int]
-"""(batch size, micro-batch size)."""
+Split = tuple[int, int]  # (batch size, micro-batch size)
 
-Timed = tuple[object, ...]
-"""(batch size, micro-batch size, (name, value) of model parameters)."""
+Timed = tuple[object, ...]  # (batch size, micro-batch size, (name, value) of model parameters)
 
 StepSeconds = Mapping[Timed, float]
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 NOTHING = "–"
 
@@ -29,6 +30,12 @@ def in_words(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) and value >= 10_000 else str(value)
+
+
+def nearest(name: str, known: Collection[str], otherwise: str, *, cutoff: float = 0.6, what: str = "") -> str:
+    """Ask whether the most similar known name was meant; ``otherwise`` if none is."""
+    near = difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
+    return f"did you mean {what}{near[0]!r}?" if near else otherwise
 
 
 def without_passwords(text: str) -> str:

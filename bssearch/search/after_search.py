@@ -21,8 +21,8 @@ from bssearch.records.batch_schedule import (
     BatchSchedule,
     BatchScheduleName,
     Stage,
-    batch_schedule_of,
     growing,
+    growing_schedule,
     with_batch_schedule,
 )
 from bssearch.search.confirmation import CompletedRuns, confirmation_trials, interleaved, verdict_of
@@ -30,19 +30,16 @@ from bssearch.search.history import History, trial_seed
 from bssearch.spec.space import RETUNED, BatchGrowth, Dimension, Domain, SearchSpace, are_coordinates, bounds
 from bssearch.spec.space.domains import Range, RelativeLearningRate
 
-BELOW, ABOVE = 8, 16
-"""Default range about the best constant batch size."""
+BELOW, ABOVE = 8, 16  # default range about the best constant batch size
 
+# Start and end relative to the best constant batch size; share of samples at full growth
 FIRST = ((0.5, 2.0, 0.5), (1.0, 4.0, 1.0), (0.25, 1.0, 0.25))
-"""Start and end relative to the best constant batch size; share of samples at full growth."""
 
-RANDOM_TRIALS = 3
-"""Before TPE."""
+RANDOM_TRIALS = 3  # before TPE
 
 ASKED_AGAIN = 20
 
-MISSED = 1e9
-"""Worse than any success."""
+MISSED = 1e9  # worse than any success
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,17 +76,14 @@ def propose(
 
 
 def _grows_in_time(history: History, configuration: Configuration) -> bool:
-    schedule = batch_schedule_of(configuration)
-    assert schedule is not None, "its batch grows"
     seconds = history.probes[configuration.batch_size].step_seconds or 0.0
-    steps = schedule.stages[1].start_samples / configuration.batch_size
+    steps = growing_schedule(configuration).stages[1].start_samples / configuration.batch_size
     return steps * seconds < history.spec.budget.trial_train_seconds
 
 
 def in_known_micro_batches(history: History, configuration: Configuration) -> Configuration:
     """Configuration with stages in current micro-batches."""
-    schedule = batch_schedule_of(configuration)
-    assert schedule is not None, "its batch grows"
+    schedule = growing_schedule(configuration)
     stages = [
         replace(stage, micro_batch_size=history.probes[stage.batch_size].micro_batch_size)
         if stage.batch_size in history.feasible
@@ -237,14 +231,11 @@ def _best_at(history: History, batch_size: int, tuned: Configuration) -> Configu
     return history.as_run(history.spec.space.decode(batch_size, history.spec.space.encode(tuned) or {}))
 
 
-REPEATED = 2
-"""A single one may be lucky."""
+REPEATED = 2  # a single one may be lucky
 
-ATTEMPTS = 2
-"""Times the budgeted trials, failed and lost ones included."""
+ATTEMPTS = 2  # times the budgeted trials, failed and lost ones included
 
-SLACK = 1.5
-"""Times the best constant batch's seconds."""
+SLACK = 1.5  # times the best constant batch's seconds
 
 
 def next_trial(history: History) -> TrialPlan | None:

@@ -32,22 +32,17 @@ from bssearch.spec.space import MemoryBoundary, choose_micro_batch
 from bssearch.storage.repository import Store
 from bssearch.training.course import probe_record
 
-SECONDS_LIMIT = 0.25
-"""Per visit."""
+SECONDS_LIMIT = 0.25  # per visit
 
-FIRST_VISITS = 1
-"""Before the search, which needs step times to 10 %."""
+FIRST_VISITS = 1  # before the search, which needs step times to 10 %
 
-COMPARING_VISITS = 3
-"""Before confirmation, of the batch sizes that it compares."""
+COMPARING_VISITS = 3  # before confirmation, of the batch sizes that it compares
 
 MOST_VISITS = 6
 
-STANDARD_ERRORS = 2
-"""Step times within it may be equal."""
+STANDARD_ERRORS = 2  # step times within it may be equal
 
-TOLERANCE = 1.1
-"""On the step time of uncontended trials."""
+TOLERANCE = 1.1  # on the step time of uncontended trials
 
 
 def missing_step_times(

@@ -221,23 +221,18 @@ class Shift:
 
 NOTHING_SAVED = frozenset[int](), 0
 
-TIMING = "time steps"
-"""Claim to time steps."""
+TIMING = "time steps"  # claim to time steps
 
-POLL_SECONDS = 0.2
-"""Delays Ctrl-C."""
+POLL_SECONDS = 0.2  # delays Ctrl-C
 
 LOOK_SECONDS = 1.0
 
 
-FLUSH_SECONDS = 1.0
-"""A crash loses at most this."""
+FLUSH_SECONDS = 1.0  # a crash loses at most this
 
-FINDING_SHARE = 0.02
-"""Maximum share of the drivers' time for the answer."""
+FINDING_SHARE = 0.02  # maximum share of the drivers' time for the answer
 
-FINDING_SECONDS_PER_TRIAL = 0.0002
-"""First estimate: 0.9 s of CPU at 4,000 trials."""
+FINDING_SECONDS_PER_TRIAL = 0.0002  # first estimate: 0.9 s of CPU at 4,000 trials
 
 
 class Recorder:
@@ -321,10 +316,6 @@ class Recorder:
         self._finding_seconds = ended - started
         self._next_finding = ended + self._finding_seconds / FINDING_SHARE
 
-    def keep_last_finding(self, end: SearchEnd | None = None) -> None:
-        """Store the current answer and, if given, the search's end."""
-        save_finding(self._store, self._study, end)
-
 
 class Driver:
     """Runs one study; the store holds all state except running trials and buffered observations."""
@@ -362,7 +353,7 @@ class Driver:
         # Trials use the database's clock. It may be reset, so time from here on is monotonic.
         self._began = store.time().timestamp() - time.monotonic()
         self._looked, self._next_look = -math.inf, time.monotonic()
-        self.interrupts = Interrupts(on_second=executor.kill, at_once=lambda: store.is_waiting)
+        self.interrupts = Interrupts(on_second=executor.kill, at_once=lambda: store.patience.is_waiting)
         self._shift = shift or Shift()
         self._shift.join(self.interrupts, executor.kill)
 
@@ -409,7 +400,7 @@ class Driver:
                 self._raise_if_failed()
                 self._try_to_save()
                 yield
-                self._recorder.keep_last_finding()
+                save_finding(self.store, self.spec.name)
         except KeyboardInterrupt:
             raise InterruptedRunError("killed; every trial that had ended is stored", hint=CONTINUE) from None
         finally:
@@ -488,9 +479,10 @@ class Driver:
             self._do(self.engine.found_saved(*found))
 
     def _try_to_save(self) -> None:
-        if self._checkpoints.are_saved and self._checkpoints.is_writable() is not self.engine.pruning.can_wait:
+        can_wait = self.engine.pruning.standings.can_wait
+        if self._checkpoints.are_saved and self._checkpoints.is_writable() is not can_wait:
             refusal, engine = self._checkpoints.refusal, self.engine
-            self._do(engine.cannot_save(refusal) if engine.pruning.can_wait else engine.can_save())
+            self._do(engine.cannot_save(refusal) if can_wait else engine.can_save())
 
     def _time_steps(self, visits: int, compared: frozenset[int] | None) -> None:
         asked, trials = (self.spec, self.store, self.environment), self.engine.history.all_trials
@@ -556,7 +548,7 @@ class Driver:
     def _search_ended(self, reason: str) -> None:
         self._note_once(f"the search has ended: {reason}")
         end = SearchEnd(reason=reason, spent=self.engine.history.spent, budget=self.spec.budget)
-        self._recorder.keep_last_finding(end)
+        save_finding(self.store, self.spec.name, end)
         self.listener.search_ended(reason, self.engine.history)
 
     def _note_once(self, message: str) -> None:

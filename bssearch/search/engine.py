@@ -6,7 +6,7 @@ continues a study exactly.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from types import MappingProxyType
@@ -122,14 +122,11 @@ Action = (
 
 CONTINUE = "run the same command again to continue"
 
-Evaluations = Sequence[tuple[float, float]]
-"""(train seconds, metric) pairs in time order."""
+Evaluations = Sequence[tuple[float, float]]  # (train seconds, metric) pairs in time order
 
-FAILURES_IN_A_ROW = 5
-"""If no trial ran."""
+FAILURES_IN_A_ROW = 5  # if no trial ran
 
-NextRun = Callable[[History], TrialPlan | None]
-"""None if all runs are done or running."""
+NextRun = Callable[[History], TrialPlan | None]  # none if all runs are done or running
 
 
 class PlansTrials(Protocol):
@@ -343,7 +340,8 @@ class Engine:
         actions: list[Action] = []
         if running.stopping is TrialState.PAUSED and trial.state is TrialState.PRUNED and trial.outcome is not None:
             actions += self.cannot_save(trial.outcome.reason)
-        actions += [Tell(line) for line in lines_about(trial, self.history)]
+        lines = _default_missed(trial, self.history), confirmation.miss_of(self.history, trial)
+        actions += [Tell(line) for line in lines if line is not None]
         if not (trial.is_refused and not running.plan.is_new_search):
             actions += self._failed(self._refusals.of(trial, self.history))
         if self._stage is EngineStage.STOPPING and not self._running:
@@ -376,13 +374,13 @@ class Engine:
         if self._is_new:
             self._is_new = False
             if any(could_not_pause(trial) for trial in trials):
-                self.pruning.wait_no_more()
+                self.pruning.standings.can_wait = False
         problems = (met_at_once(trial, self.history) for trial in trials)
         return self._failed(next((problem for problem in problems if problem is not None), None))
 
     def _forget(self) -> None:
         """Keep the quick answer and whether checkpoints work: changes lack both."""
-        can_wait, quick = self.pruning.can_wait, self.history.quick
+        can_wait, quick = self.pruning.standings.can_wait, self.history.quick
         self._remember(History(self.spec, (), self.history.probes, now=self.history.now))
         self.pruning.standings.can_wait, self.history.quick = can_wait, quick
 
@@ -410,9 +408,9 @@ class Engine:
 
     def cannot_save(self, reason: str) -> list[Action]:
         """Stop trials instead of pausing them."""
-        if not self.pruning.can_wait:
+        if not self.pruning.standings.can_wait:
             return []
-        self.pruning.wait_no_more()
+        self.pruning.standings.can_wait = False
         return [Tell(f"trials can no longer be paused and are stopped instead: {reason}")]
 
     def interrupted(self) -> list[Action]:
@@ -474,11 +472,6 @@ def met_at_once(trial: TrialRecord, history: History) -> BSSearchError | None:
 def could_not_pause(trial: TrialRecord) -> bool:
     """True if saving a trial failed."""
     return trial.state is TrialState.PRUNED and trial.outcome is not None and COULD_NOT_PAUSE in trial.outcome.reason
-
-
-def lines_about(trial: TrialRecord, history: History) -> Iterator[str]:
-    """Yield the default's miss, and a plain miss in confirmation."""
-    yield from filter(None, (_default_missed(trial, history), confirmation.miss_of(history, trial)))
 
 
 def _default_missed(trial: TrialRecord, history: History) -> str | None:

@@ -31,8 +31,7 @@ from bssearch.spec.parts import BudgetSpec
 from bssearch.spec.reader import spec_of
 from bssearch.storage.repository import Store
 
-ANSWERS = 22
-"""Increase it when equal trials give another answer."""
+ANSWERS = 22  # increase it when equal trials give another answer
 
 
 MOVED = 0.01

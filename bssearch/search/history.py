@@ -79,9 +79,9 @@ def _union(spans: Collection[tuple[float, float]], begun: tuple[float, float]) -
     return total, until
 
 
+# Prior seed-to-seed spread of log seconds, between MLPerf (0.04) and small networks (0.4)
 SEED_NOISE = 0.15
 SEED_NOISE_FREEDOM = 4
-"""Prior seed-to-seed spread of log seconds, between MLPerf (0.04) and small networks (0.4)."""
 
 Identity = tuple[object, ...]
 
@@ -135,16 +135,13 @@ def measured_seconds(trial: TrialRecord | None) -> float:
     return math.inf if value is None else value
 
 
-FAILURES = 3
-"""Exclude a batch size, unless more trials ran."""
+FAILURES = 3  # exclude a batch size, unless more trials ran
 
 TRIED_AGAIN = frozenset({TrialState.LOST, TrialState.CANCELLED, TrialState.OOM})
 
-ATTEMPTS = 5
-"""Per trial, which may kill its drivers."""
+ATTEMPTS = 5  # per trial, which may kill its drivers
 
-INTERRUPTED = "stopped by the user"
-"""Interrupted trials resume first."""
+INTERRUPTED = "stopped by the user"  # interrupted trials resume first
 
 
 class History:

@@ -23,11 +23,9 @@ from bssearch.storage.repository import Store
 LEASE_SECONDS = 60.0
 HEARTBEAT_SECONDS = 15.0
 
-LONGEST_LOOK = 2 * HEARTBEAT_SECONDS
-"""After a longer gap the database was unreachable."""
+LONGEST_LOOK = 2 * HEARTBEAT_SECONDS  # after a longer gap the database was unreachable
 
-GONE_AFTER = 2 * LEASE_SECONDS
-"""A driver without renewal counts as dead, even if its process exists."""
+GONE_AFTER = 2 * LEASE_SECONDS  # a driver without renewal counts as dead, even if its process exists
 
 PROC = Path("/proc")
 

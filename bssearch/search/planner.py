@@ -19,15 +19,13 @@ from bssearch.search.samplers import allocation
 from bssearch.search.samplers.base import Choice, Sampler, decoded, default_choice
 from bssearch.spec import StudySpec
 
-LATE = 0.5
-"""Budget share after which, without a hit, paused trials resume before new ones start."""
+LATE = 0.5  # budget share after which, without a hit, paused trials resume before new ones start
 
+# Trials that a contending batch size needs, with and without a hit
 RETUNED = 3
 RETUNED_IN_VAIN = 5
-"""Trials that a contending batch size needs, with and without a hit."""
 
-ENDED_BEFORE = 2
-"""Ended trials needed if no trial stores an expectation (older versions)."""
+ENDED_BEFORE = 2  # ended trials needed if no trial stores an expectation (older versions)
 
 
 class Planner:

@@ -12,7 +12,7 @@ from typing import Any
 
 from bssearch.errors import UsageError
 from bssearch.records import BATCH_STAGES, Configuration, Phase, TrialPlan, TrialRequest
-from bssearch.records.batch_schedule import PARAMETERS, batch_schedule_of
+from bssearch.records.batch_schedule import PARAMETERS, growing_schedule
 from bssearch.spec.model import StudySpec
 from bssearch.spec.parts import whole_configuration
 from bssearch.spec.space import OPTIONAL, TRAINING_PARAMETERS
@@ -102,10 +102,9 @@ def _problem_with_counts(values: Mapping[str, Any], least: int = 1) -> str | Non
 
 def _problem_with_growth(spec: StudySpec, configuration: Configuration) -> str | None:
     try:
-        schedule = batch_schedule_of(configuration)
+        schedule = growing_schedule(configuration)
     except UsageError as error:
         return error.message
-    assert schedule is not None, "the configuration grows"
     text = configuration.parameters[BATCH_STAGES]
     if text != schedule.text:
         return f"{BATCH_STAGES} = {text!r} must be written {schedule.text!r}"
@@ -135,8 +134,9 @@ def _problem_with_parameters(spec: StudySpec, configuration: Configuration) -> s
         if name not in required and name not in numbers:
             return f"unknown parameter {name!r}; the spec has {', '.join(sorted({*required, *numbers}))}"
         domain = required.get(name, 0.0)
-        if kind_of_value(value) != kind_of_value(_some_of(domain)):
-            return f"{name} = {value!r} must be {kind_of_value(_some_of(domain))}"
+        some = domain.low if isinstance(domain, Range) else domain[0] if isinstance(domain, tuple) else domain
+        if kind_of_value(value) != kind_of_value(some):
+            return f"{name} = {value!r} must be {kind_of_value(some)}"
         is_number_of_bssearch = kind_of_value(value) == "a number" and name not in space.own_domains
         if is_number_of_bssearch or value == default.parameters.get(name):
             continue
@@ -144,12 +144,6 @@ def _problem_with_parameters(spec: StudySpec, configuration: Configuration) -> s
         if is_broken or not holds(domain, value):
             return f"{name} = {value!r} must be {describe(domain)}"
     return None
-
-
-def _some_of(domain: Any) -> Any:
-    if isinstance(domain, tuple):
-        return domain[0]
-    return domain.low if isinstance(domain, Range) else domain
 
 
 def _is_default_of(spec: StudySpec, configuration: Configuration) -> bool:

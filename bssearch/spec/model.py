@@ -340,11 +340,6 @@ class StudySpec(StrictModel):
         return [name for name, domain in domains if domain not in (values[name], (values[name],))]
 
     @property
-    def has_several_models(self) -> bool:
-        """True if trials may have different models."""
-        return bool(self.varied_in_model)
-
-    @property
     def is_imported(self) -> bool:
         """True if runs were imported."""
         return self.workload == IMPORTED

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 import tomllib
@@ -18,6 +17,7 @@ from yaml.constructor import ConstructorError
 from bssearch import settings
 from bssearch.errors import DatabaseError, NotFoundError, SpecError, UnknownFieldError, UsageError, problem_in_words
 from bssearch.records import StudyRecord
+from bssearch.records.text import nearest
 from bssearch.spec.model import StudySpec
 from bssearch.spec.space import UNKNOWN_KEY
 
@@ -166,8 +166,7 @@ def find_spec(path_or_name: str | Path) -> Path:
             f"{str(path_or_name)!r} is a folder; a spec is a file ending in {', '.join(SUFFIXES)}",
             hint=f"it holds {', '.join(inside[:MOST_NAMED])}" if inside else "it holds none",
         )
-    near = difflib.get_close_matches(str(path_or_name), shipped, n=1)
-    advice = f"did you mean the shipped study {near[0]!r}?" if near else f"shipped studies: {', '.join(shipped)}"
+    advice = nearest(str(path_or_name), shipped, f"shipped studies: {', '.join(shipped)}", what="the shipped study ")
     raise NotFoundError(f"no spec {str(path_or_name)!r}: no such file, nor a shipped study", hint=advice)
 
 
@@ -283,8 +282,7 @@ def _with_preset(source: str, data: Mapping[str, Any]) -> tuple[dict[str, Any], 
     known = settings.presets()
     name = str(data["preset"])
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=1)
-        advice = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+        advice = nearest(name, known, f"there are {', '.join(known)}")
         raise SpecError(f"{source}: preset = {name!r} is not known; {advice}")
     fragment, lines = _read_yaml(known[name], known[name].read_text(encoding="utf-8"))
     whole = _over(fragment, {field: value for field, value in data.items() if field != "preset"})

@@ -219,15 +219,6 @@ class Database:
         whole = self._engine.url.render_as_string(hide_password=False).replace("+psycopg:", ":", 1)
         return self.masked_url != whole
 
-    @property
-    def is_waiting(self) -> bool:
-        """Whether a call is retrying."""
-        return self.patience.is_waiting
-
-    def give_up(self) -> None:
-        """Fail current and future retries."""
-        self.patience.end()
-
     def reading(self) -> AbstractContextManager[Connection]:
         """Open a transaction that sees one state of the database."""
         return self._in_turn() or reading(self._engine)

@@ -52,8 +52,8 @@ SCHEMA_HEAD: Final = REVISIONS[-1]
 VERSION_TABLE: Final = "bss_alembic_version"
 UPGRADE_COMMAND: Final = "bssearch db upgrade"
 
+# SQLSTATEs of a table that exists; the last two if another session has just committed it
 _EXISTS = frozenset({"42P07", "42710", "23505"})
-"""SQLSTATEs of a table that exists; the last two if another session has just committed it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

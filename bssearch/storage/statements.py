@@ -11,6 +11,7 @@ from typing import Any
 from sqlalchemy import (
     ColumnElement,
     Connection,
+    Executable,
     RowMapping,
     Select,
     Text,
@@ -186,11 +187,12 @@ def end_trial(connection: Connection, trial_id: int, columns: Mapping[str, Any],
 
 # Built once: SQLAlchemy walks all columns of a new statement.
 _TRIAL = TRIALS.where(TrialRow.study_id == bindparam("study_id"), TrialRow.number == bindparam("number"))
+LARGEST_NUMBER = 2**63 - 1  # the largest integer of every database's column
 _TRIAL_IDS = select(TrialRow.number, TrialRow.id).where(
     TrialRow.study_id == bindparam("study_id"), TrialRow.number.in_(bindparam("numbers", expanding=True))
 )
 _HELD_IDS = _TRIAL_IDS.add_columns(
-    (TrialRow.state == TrialState.RUNNING) & (TrialRow.lease_owner == bindparam("owner"))
+    ((TrialRow.state == TrialState.RUNNING) & (TrialRow.lease_owner == bindparam("owner"))).label("is_held")
 ).with_for_update()
 
 
@@ -238,35 +240,25 @@ def trial_record(row: RowMapping) -> TrialRecord:
 
 def stored_trial(connection: Connection, study: str, study_id: int, number: int) -> TrialRecord:
     """Return a trial; raise `NotFoundError`."""
-    row = connection.execute(_TRIAL, {"study_id": study_id, "number": number}).mappings().first()
+    known = number <= LARGEST_NUMBER
+    row = connection.execute(_TRIAL, {"study_id": study_id, "number": number}).mappings().first() if known else None
     if row is None:
         raise no_trial(connection, study, study_id, number)
     return trial_record(row)
 
 
-def trial_ids_of(connection: Connection, study: str, study_id: int, numbers: Collection[int]) -> dict[int, int]:
-    """Return ids by number; raise `NotFoundError`."""
-    rows = connection.execute(_TRIAL_IDS, {"study_id": study_id, "numbers": list(numbers)})
-    found = {number: trial_id for number, trial_id in rows}
-    for number in numbers:
-        if number not in found:
-            raise no_trial(connection, study, study_id, number)
-    return found
-
-
-def held_trial_ids(
-    connection: Connection, study: str, study_id: int, numbers: Collection[int], owner: str
+def trial_ids_of(
+    connection: Connection, study: str, study_id: int, numbers: Collection[int], owner: str | None = None
 ) -> dict[int, int]:
-    """Lock trials until the transaction ends; return the ids of those that ``owner`` runs, by number.
+    """Return ids by number; raise `NotFoundError`.
 
-    Raises `NotFoundError` if one is missing.
+    With ``owner``, lock the trials until the transaction ends, and return only those that it runs.
     """
-    rows = connection.execute(_HELD_IDS, {"study_id": study_id, "numbers": list(numbers), "owner": owner})
-    found = {number: (trial_id, is_held) for number, trial_id, is_held in rows}
-    for number in numbers:
-        if number not in found:
-            raise no_trial(connection, study, study_id, number)
-    return {number: trial_id for number, (trial_id, is_held) in found.items() if is_held}
+    query: Executable = _TRIAL_IDS if owner is None else _HELD_IDS
+    rows = connection.execute(query, {"study_id": study_id, "numbers": list(numbers), "owner": owner}).all()
+    for number in {*numbers} - {row.number for row in rows}:
+        raise no_trial(connection, study, study_id, number)
+    return {row.number: row.id for row in rows if owner is None or row.is_held}
 
 
 def holds_claim(connection: Connection, study_id: int, name: str, owner: str) -> bool:

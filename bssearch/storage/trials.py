@@ -26,7 +26,6 @@ from bssearch.storage.statements import (
     Changes,
     changes,
     end_trial,
-    held_trial_ids,
     holds_claim,
     insert_if_absent,
     is_running,
@@ -320,10 +319,7 @@ class TrialStore(StorePart):
         try:
             with self._database.writing() as connection:
                 study_id = self._database.lock_study(connection, study)
-                if owner is None:
-                    ids = trial_ids_of(connection, study, study_id, numbers)
-                else:
-                    ids = held_trial_ids(connection, study, study_id, numbers, owner)
+                ids = trial_ids_of(connection, study, study_id, numbers, owner)
                 refused = frozenset(numbers) - {*ids}
                 rows = [row for row in rows if row[0] in ids]
                 if rows:
@@ -385,14 +381,9 @@ class TrialStore(StorePart):
         """Replace a trial's log; with ``owner``, only while this driver holds its lease."""
         with self._database.writing() as connection:
             study_id = self._database.lock_study(connection, study)
-            if owner is None:
-                trial_id = trial_id_of(connection, study, study_id, number)
-            elif held := held_trial_ids(connection, study, study_id, [number], owner):
-                trial_id = held[number]
-            else:
-                return
-            if not insert_if_absent(connection, LogRow, {"trial_id": trial_id, "text": text}):
-                connection.execute(update(LogRow).where(LogRow.trial_id == trial_id).values(text=text))
+            for trial_id in trial_ids_of(connection, study, study_id, [number], owner).values():
+                if not insert_if_absent(connection, LogRow, {"trial_id": trial_id, "text": text}):
+                    connection.execute(update(LogRow).where(LogRow.trial_id == trial_id).values(text=text))
 
     @patiently
     def log(self, study: str, number: int) -> str | None:

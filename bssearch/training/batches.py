@@ -39,6 +39,7 @@ _PHRASES_OF_FULL_SHARED_MEMORY = (
 Placement = Literal["device", "host"]
 StartMethod = Literal["forkserver"] | None
 Rows = npt.NDArray[np.int64]
+Epochs = Generator[torch.Tensor, None, None]
 
 
 def place(data: Data, computation: Computation, memory_bytes: int | None = None) -> tuple[Data, Placement]:
@@ -97,7 +98,7 @@ def micro_batches(
     if placement_of(train, computation) == "device":
         return _gathered(train, rows_on_device(train, configuration, computation, seed, after_steps=after_steps))
     epochs = _epochs(len(train), configuration.batch_size, seed, after_steps)
-    places = _MicroBatchRows(epochs, configuration.micro_batch_size)
+    places = (rows.numpy() for rows in _split(epochs, configuration.micro_batch_size))
     return _streamed_from_host(train, places, computation, seed, first)
 
 
@@ -130,7 +131,7 @@ def _growing_micro_batches(
     return _streamed_from_host(train, (one.numpy() for one in rows), computation, seed, growth.micro_batches)
 
 
-def _whole_epochs(train: Part, seed: int, growth: Growth) -> Iterator[torch.Tensor]:
+def _whole_epochs(train: Part, seed: int, growth: Growth) -> Epochs:
     return _epochs(len(train), 1, seed, growth.epoch * len(train))
 
 
@@ -168,47 +169,42 @@ def drawn_ahead(
     return drawn(thread.submit(draw))
 
 
-def _ready(epochs: Iterator[torch.Tensor], computation: Computation) -> Iterator[torch.Tensor]:
+def _ready(epochs: Epochs, computation: Computation) -> Epochs:
     if computation.device.type != "cuda":
         return epochs
     return _on_device(drawn_ahead(epochs, torch.Tensor.pin_memory), computation.device)
 
 
-def _on_device(
-    epochs: Generator[torch.Tensor, None, None], device: torch.device
-) -> Generator[torch.Tensor, None, None]:
+def _on_device(epochs: Epochs, device: torch.device) -> Epochs:
     with closing(epochs):
         for order in epochs:
             yield order.to(device, non_blocking=True)
 
 
-def _split(epochs: Iterator[torch.Tensor], micro_batch_size: int) -> Generator[torch.Tensor, None, None]:
-    try:
+def _split(epochs: Epochs, micro_batch_size: int) -> Epochs:
+    with closing(epochs):
         for order in epochs:
             yield from torch.split(order, micro_batch_size)
-    finally:
-        if isinstance(epochs, Generator):
-            epochs.close()
 
 
-def _epochs(samples: int, batch_size: int, seed: int, after_steps: int = 0) -> Iterator[torch.Tensor]:
+def _epochs(samples: int, batch_size: int, seed: int, after_steps: int = 0) -> Epochs:
     epochs = _drawn(samples, batch_size, seed)
     return _after(epochs, after_steps * batch_size, samples - samples % batch_size) if after_steps else epochs
 
 
-def _drawn(samples: int, batch_size: int, seed: int) -> Iterator[torch.Tensor]:
+def _drawn(samples: int, batch_size: int, seed: int) -> Epochs:
     generator = torch.Generator().manual_seed(seed)
     whole = samples - samples % batch_size
     while True:
         yield torch.randperm(samples, generator=generator)[:whole]
 
 
-def _after(epochs: Iterator[torch.Tensor], samples: int, samples_per_epoch: int) -> Iterator[torch.Tensor]:
+def _after(epochs: Epochs, samples: int, samples_per_epoch: int) -> Epochs:
     # drop the first samples now, outside the next step's time
     whole, begun = divmod(samples, samples_per_epoch)
     for _ in range(whole):
         next(epochs)
-    return itertools.chain([next(epochs)[begun:]], epochs)
+    return (order for order in itertools.chain([next(epochs)[begun:]], epochs))
 
 
 def _gathered(train: Part, micro_batches: Generator[torch.Tensor, None, None]) -> Generator[Batch, None, None]:
@@ -300,17 +296,6 @@ class _Samples(Dataset[Batch]):
 
     def __getitem__(self, rows: Rows) -> Batch:
         return self._part.gather(torch.from_numpy(rows))
-
-
-class _MicroBatchRows:
-    def __init__(self, epochs: Iterator[torch.Tensor], micro_batch_size: int) -> None:
-        self._epochs = epochs
-        self._micro_batch_size = micro_batch_size
-
-    def __iter__(self) -> Iterator[Rows]:
-        for order in self._epochs:
-            for rows in torch.split(order, self._micro_batch_size):
-                yield rows.numpy()
 
 
 Place = tuple[int, npt.NDArray[np.int64]]  # position of a micro-batch in the trial, and its rows
@@ -504,17 +489,12 @@ class Growth:
                 )
 
 
-def growing_rows(
-    epochs: Iterator[torch.Tensor], growth: Growth, *, ahead: bool = False
-) -> Generator[torch.Tensor, None, None]:
+def growing_rows(epochs: Epochs, growth: Growth, *, ahead: bool = False) -> Epochs:
     """Yield each micro-batch's rows (micro-batch size,), from the trial's position on; ``ahead`` advances it."""
-    try:
+    with closing(epochs):
         for epoch, order in zip(itertools.count(growth.epoch), epochs):
             while growth.epoch == epoch:
                 stage, begin = growth.stage, growth.offset
                 yield from torch.split(order[begin : begin + stage.batch_size], stage.micro_batch_size)
                 if ahead:
                     growth.stepped()
-    finally:
-        if isinstance(epochs, Generator):
-            epochs.close()

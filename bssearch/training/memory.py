@@ -117,7 +117,7 @@ class ResidentMemoryMeter:
 
     def restart(self) -> None:
         """Reset the peak."""
-        _reset_high_water_mark(CLEAR_REFS)
+        CLEAR_REFS.write_text("5")
 
     def peak_bytes(self) -> int | None:
         """Growth in bytes."""
@@ -177,7 +177,7 @@ def peak_memory_meter(device: torch.device, clear_refs: Path = CLEAR_REFS) -> Pe
     if device.type == "cuda":
         return DeviceMemoryMeter(device)
     try:
-        _reset_high_water_mark(clear_refs)
+        clear_refs.write_text("5")
     except OSError:  # another system, or a container that does not permit it
         return SampledMemoryMeter()
     return ResidentMemoryMeter()
@@ -188,10 +188,6 @@ def trim_heap() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
-
-
-def _reset_high_water_mark(clear_refs: Path) -> None:
-    clear_refs.write_text("5")
 
 
 def limit_memory(device: torch.device, limit_bytes: int) -> None:

@@ -124,7 +124,8 @@ def _ask(device: torch.device, read: Callable[[Any, Any], T]) -> T | None:
     if library is None:
         return None
     try:
-        return read(library, _handle(library, device))
+        # look a device up by UUID, because NVML numbers all devices and torch the visible ones
+        return read(library, _handle_of(library, str(torch.cuda.get_device_properties(device).uuid)))
     except (library.NVMLError, AttributeError):  # AttributeError: the library predates a function or a name
         return None
 
@@ -140,11 +141,6 @@ def _library() -> Any | None:
     except pynvml.NVMLError:
         return None
     return pynvml
-
-
-def _handle(library: Any, device: torch.device) -> Any:
-    # look a device up by UUID, because NVML numbers all devices and torch the visible ones
-    return _handle_of(library, str(torch.cuda.get_device_properties(device).uuid))
 
 
 @functools.cache

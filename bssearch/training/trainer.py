@@ -235,53 +235,6 @@ def own_training_step(workload: Workload, computation: Computation) -> Take | No
     return step
 
 
-class OwnStep:
-    """Runs the workload's ``training_step``."""
-
-    def __init__(
-        self,
-        take: Take,
-        model: torch.nn.Module,
-        optimizers: Any,
-        configuration: Configuration,
-        computation: Computation,
-        updates: Updates,
-    ) -> None:
-        self._take = take
-        self._model = model
-        self._optimizers = optimizers
-        self._configuration = configuration
-        self._computation = computation
-        self._updates = updates
-
-    def run(self, number: int, batches: Iterator[Batch], configuration: Configuration) -> torch.Tensor | WeightedLoss:
-        """Take a step; `WorkloadError` for skipped micro-batches or no loss."""
-        total = configuration.accumulation_steps
-        taken = itertools.islice(batches, total)
-        step = TrainingStep(
-            model=self._model,
-            optimizers=self._optimizers,
-            configuration=configuration,
-            number=number,
-            micro_batches=taken,
-            _backward=self._outside_autocast(self._updates.backward),
-            _update=self._outside_autocast(self._updates.apply_one),
-        )
-        with self._computation.whole_step():
-            loss = self._take(step)
-        if left := len(list(taken)):
-            raise WorkloadError(f"training_step() took {total - left} of {total} micro-batches; it must take all")
-        return _checked(loss)
-
-    def _outside_autocast(self, function: Callable[[T], None]) -> Callable[[T], None]:
-
-        def called(argument: T) -> None:
-            with torch.autocast(self._computation.device.type, enabled=False):
-                function(argument)
-
-        return called
-
-
 def _checked(loss: Any) -> torch.Tensor | WeightedLoss:
     if isinstance(loss, int | float) and not isinstance(loss, bool):
         return torch.tensor(float(loss))
@@ -314,10 +267,9 @@ class Trainer:
         self.schedule: RateSchedule | OwnSchedule | BranchSchedule = schedule_for(workload, configuration, len(train))
         own = parameters_of_group(configuration.parameters, "model")
         self.model = computation.build_model(workload, configuration.dropout, own)
-        built = built_optimizers(workload, self.model, configuration, computation.fused)
-        self.updates = Updates(self.model, flat(built, self.model), configuration, computation)
-        take = own_training_step(workload, computation)
-        self._own_step = take and OwnStep(take, self.model, built, configuration, computation, self.updates)
+        self._built = built_optimizers(workload, self.model, configuration, computation.fused)
+        self.updates = Updates(self.model, flat(self._built, self.model), configuration, computation)
+        self._own_step = own_training_step(workload, computation)
         self._workload = workload
         self._augment = getattr(workload, "augment", None)
         self._loss = loss_of(workload, configuration)
@@ -395,10 +347,35 @@ class Trainer:
             self._accumulate()
             self.updates.apply()
         else:
-            self._losses.add(self._own_step.run(self.steps, self._augmented(), self.now))
+            self._losses.add(self._take_own_step(self._own_step))
             self.updates.end()
         self.steps += 1
         self.growth.stepped()
+
+    def _take_own_step(self, take: Take) -> torch.Tensor | WeightedLoss:
+        total = self.now.accumulation_steps
+        taken = itertools.islice(self._augmented(), total)
+        step = TrainingStep(
+            model=self.model,
+            optimizers=self._built,
+            configuration=self.now,
+            number=self.steps,
+            micro_batches=taken,
+            _backward=self._outside_autocast(self.updates.backward),
+            _update=self._outside_autocast(self.updates.apply_one),
+        )
+        with self._computation.whole_step():
+            loss = take(step)
+        if left := len(list(taken)):
+            raise WorkloadError(f"training_step() took {total - left} of {total} micro-batches; it must take all")
+        return _checked(loss)
+
+    def _outside_autocast(self, function: Callable[[T], None]) -> Callable[[T], None]:
+        def called(argument: T) -> None:
+            with torch.autocast(self._computation.device.type, enabled=False):
+                function(argument)
+
+        return called
 
     def update(self) -> None:
         """Apply the current gradient: clip, update, average."""
@@ -581,10 +558,7 @@ class LossSum:
     def clear(self) -> None:
         """Reset."""
         self._total.zero_()
-        if isinstance(self._weight, torch.Tensor):
-            self._weight.zero_()
-        else:
-            self._weight = 0.0
+        self._weight = 0.0
         self._losses = 0
 
     def add(self, loss: torch.Tensor | WeightedLoss) -> None:
@@ -601,17 +575,13 @@ class LossSum:
 
     def state(self) -> dict[str, Any]:
         """The sums."""
-        weight = self._weight if isinstance(self._weight, torch.Tensor) else float(self._weight)
-        return {"total": self._total, "weight": weight, "losses": self._losses}
+        return {"total": self._total, "weight": self._weight, "losses": self._losses}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore the sums."""
         weight = state["weight"]
         self._total.copy_(state["total"])
-        if isinstance(self._weight, torch.Tensor):
-            self._weight.copy_(torch.as_tensor(weight))
-        else:
-            self._weight = weight.to(self.device) if isinstance(weight, torch.Tensor) else weight
+        self._weight = weight.to(self.device) if isinstance(weight, torch.Tensor) else weight
         self._losses = state["losses"]
 
     def mean(self) -> float | None:

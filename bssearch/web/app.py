@@ -97,7 +97,7 @@ class Access:
         if parts is None:
             return False
         name = _normal(parts[1])
-        return name in self.names or (self.any_address and _is_address(name))
+        return name in self.names or (self.any_address and _address(name) is not None)
 
     @property
     def cookie(self) -> str:
@@ -132,12 +132,8 @@ def new_token() -> str:
 
 def is_loopback(host: str) -> bool:
     """True if only this machine reaches a host."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    address = _address(host)
+    return host == "localhost" or (address is not None and address.is_loopback)
 
 
 class Guard:
@@ -202,18 +198,14 @@ class Guard:
 
 def _normal(name: str) -> str:
     plain = name.strip().rstrip(".").lower().strip("[]")
-    try:
-        return str(ipaddress.ip_address(plain))
-    except ValueError:
-        return plain
+    return str(_address(plain) or plain)
 
 
-def _is_address(name: str) -> bool:
+def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        ipaddress.ip_address(name)
+        return ipaddress.ip_address(name)
     except ValueError:
-        return False
-    return True
+        return None
 
 
 # Status of an error page.

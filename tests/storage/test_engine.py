@@ -12,9 +12,12 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import datetime, timedelta, timezone
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+from unittest import mock
 
+import psutil
 import pytest
 from sqlalchemy import make_url, text
 from sqlalchemy.dialects import postgresql, sqlite
@@ -23,7 +26,6 @@ from sqlalchemy.schema import CreateTable
 from bssearch.errors import DatabaseError, SchemaError, UsageError
 from bssearch.settings import DEFAULT_DATABASE_URL, NETWORK_FILE_VARIABLE, database_url
 from bssearch.storage.columns import UtcDateTime
-from bssearch.storage.connection import engine as mounts
 from bssearch.storage.connection.engine import (
     create_engine_for,
     file_system_of,
@@ -416,19 +418,24 @@ def test_a_file_without_a_url_is_named_but_not_what_it_holds(
 # Network file systems -------------------------------------------------------------------------------------------------
 
 
-MADE_UP = r"""
-22 27 0:21 / /proc rw,relatime - proc proc rw
-27 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw,discard
-40 27 0:50 / /home rw,relatime shared:2 master:3 - autofs systemd-1 rw,fd=29
-41 40 0:51 / /home rw,relatime shared:4 - nfs4 filer:/export/home rw,vers=4.2
-42 41 254:1 / /home/ada/local rw - xfs /dev/vdb rw
-43 27 0:52 / /data\040of\040all rw - cifs //filer/share rw
-44 27 0:53 /sub /mnt/c rw - 9p C:\134 rw
-45 27 0:54 / /remote rw - fuse.sshfs ada@host: rw
-46 27 0:55 / /tmp rw - tmpfs tmpfs rw
-a line that is none
-47 27 0:56 / /scratch rw - lustre mds@tcp:/scratch rw,flock
-"""
+MADE_UP = [
+    ("/proc", "proc"),
+    ("/", "ext4"),
+    ("/home", "autofs"),
+    ("/home", "nfs4"),
+    ("/home/ada/local", "xfs"),
+    ("/data of all", "cifs"),
+    ("/mnt/c", "9p"),
+    ("/remote", "fuse.sshfs"),
+    ("/tmp", "tmpfs"),
+    ("/scratch", "lustre"),
+]
+
+
+def say_mounted(monkeypatch: pytest.MonkeyPatch, mounted: list[tuple[str, str]]) -> None:
+    """Have the machine say what is mounted where."""
+    parts = [SimpleNamespace(mountpoint=place, fstype=kind) for place, kind in mounted]
+    monkeypatch.setattr(psutil, "disk_partitions", lambda all: parts)
 
 
 @pytest.mark.parametrize(
@@ -446,13 +453,15 @@ a line that is none
         ("/scratch/runs.db", "lustre"),
     ],
 )
-def test_the_longest_and_of_equal_ones_the_last_mount_is_that_of_a_path(path: str, kind: str) -> None:
-    assert file_system_of(MADE_UP, PurePosixPath(path)) == kind
+def test_the_longest_and_of_equal_ones_the_last_mount_is_that_of_a_path(
+    path: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    say_mounted(monkeypatch, MADE_UP)
+    assert file_system_of(Path(path)) == kind
 
 
-@pytest.mark.parametrize("text", ["", "\n\n", "- - -", "nothing of the kind", "1 2 3 4 / - "])
-def test_a_text_that_says_nothing_gives_nothing(text: str) -> None:
-    assert not file_system_of(text, PurePosixPath("/a/runs.db"))
+def test_the_file_system_of_the_root_is_known() -> None:
+    assert file_system_of(Path("/runs.db"))
 
 
 def test_which_file_systems_several_machines_write_to() -> None:
@@ -469,9 +478,7 @@ def remote(path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The URL of a file with a study, which from now on is said to lie on NFS."""
     with open_store(f"sqlite:///{path}") as store:
         add_study(store)
-    table = path.with_name("mountinfo")
-    table.write_text(f"1 0 254:0 / / rw - ext4 /dev/vda rw\n2 1 0:9 / {path.parent.resolve()} rw - nfs4 filer:/e rw\n")
-    monkeypatch.setattr(mounts, "MOUNTS", table)
+    say_mounted(monkeypatch, [("/", "ext4"), (str(path.parent.resolve()), "nfs4")])
     monkeypatch.delenv(NETWORK_FILE_VARIABLE, raising=False)
     return f"sqlite:///{path}"
 
@@ -499,7 +506,7 @@ def test_who_knows_what_they_do_may_write_there(remote: str, monkeypatch: pytest
 
 
 def test_a_machine_that_does_not_say_what_is_mounted_refuses_nothing(
-    remote: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    remote: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mounts, "MOUNTS", tmp_path / "nowhere")
+    monkeypatch.setattr(psutil, "disk_partitions", mock.Mock(side_effect=FileNotFoundError("/proc/self/mounts")))
     open_store(remote).close()

@@ -68,11 +68,11 @@ def test_all_threads_wait_for_a_server_that_is_away_and_it_is_told_once(
     with ThreadPoolExecutor() as pool:
         asked = [pool.submit(call) for call in calls]
         wait_for(lambda: told and len(failed) == len(calls))
-        assert (store.is_waiting, any(one.done() for one in asked)) == (True, False)
+        assert (store.patience.is_waiting, any(one.done() for one in asked)) == (True, False)
         own_postgres.start()
         for one in asked:
             one.result()
-    assert not store.is_waiting
+    assert not store.patience.is_waiting
     assert [trial.number for trial in store.trials.of("toy")] == [1]
     lost, back = told
     assert "cannot be reached" in lost

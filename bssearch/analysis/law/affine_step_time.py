@@ -11,8 +11,7 @@ import numpy as np
 from bssearch.records import MemoryUse, StepTime
 from bssearch.records.intervals import FEWEST_SIZES
 
-KNEE_SHARE = 0.9
-"""Of the highest measured throughput."""
+KNEE_SHARE = 0.9  # of the highest measured throughput
 
 
 @dataclass(frozen=True, slots=True)

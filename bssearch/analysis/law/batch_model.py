@@ -19,8 +19,7 @@ from bssearch.analysis.shape import Predicted
 from bssearch.records import Phase, TrialRecord
 from bssearch.records.intervals import FEWEST_RUNS, FEWEST_SIZES, FLAT_RATIO, student_t
 
-WIDEST_GAP = 1.0
-"""For a last miss before step 1."""
+WIDEST_GAP = 1.0  # for a last miss before step 1
 
 
 def log_gap(run: TrialRecord) -> float:
@@ -78,22 +77,18 @@ def _posterior(points: Sequence[LawPoint], deviation: float) -> Posterior:
     return infer(Runs.of_rows(rows), log_sizes, log_sizes, np.zeros(len(points)), deviation)
 
 
-BEYOND = 1e4
-"""B_crit is sought up to this factor beyond the batch sizes."""
+BEYOND = 1e4  # B_crit is sought up to this factor beyond the batch sizes
 
-GRID = 0.25
-"""Grid step of log B_crit; the law bends over about 1."""
+GRID = 0.25  # grid step of log B_crit; the law bends over about 1
 
-ASSUMED_DEVIATION = 0.05
-"""For two single runs, which leave nothing to estimate it."""
+ASSUMED_DEVIATION = 0.05  # for two single runs, which leave nothing to estimate it
 
 SMALLEST_DEVIATION = 1e-6
 
 NEWTON_STEPS = 50
 SETTLING_STEPS = 100
 
-CROSSING_ROUNDS = 12
-"""Each narrows a crossing to a sixteenth: double precision."""
+CROSSING_ROUNDS = 12  # each narrows a crossing to a sixteenth: double precision
 
 Numbers = NDArray[np.float64]
 
@@ -234,12 +229,11 @@ CONFIDENCE = 0.90
 STEPS_CONFIDENCE = 0.95
 
 
+# A residual beyond both is off the law
 LARGE_RESIDUAL = 0.10
 STANDARD_ERRORS = 3
-"""A residual beyond both is off the law."""
 
-RISE = 1.1
-"""A rise, if runs are too few for an interval."""
+RISE = 1.1  # a rise, if runs are too few for an interval
 
 
 LACK_OF_FIT = 0.05

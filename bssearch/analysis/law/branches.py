@@ -17,17 +17,13 @@ from bssearch.errors import UsageError
 from bssearch.records import Goal
 from bssearch.records.intervals import CONFIDENCE, student_t
 
-FEWEST_REPEATS = 3
-"""With fewer, the spread is unknown within a factor of five."""
+FEWEST_REPEATS = 3  # with fewer, the spread is unknown within a factor of five
 
-FEWEST_STEPS = 8
-"""Of the shortest branch; fewer say nothing with momentum."""
+FEWEST_STEPS = 8  # of the shortest branch; fewer say nothing with momentum
 
-EVALUATIONS = 8
-"""`WINDOW` holds three."""
+EVALUATIONS = 8  # `WINDOW` holds three
 
-WINDOW = 0.25
-"""Share at a branch's end over which its metric is averaged."""
+WINDOW = 0.25  # share at a branch's end over which its metric is averaged
 
 Verdict = Literal["found", "at_least", "below", "cannot_tell"]
 

@@ -121,18 +121,15 @@ class Promise(Model):
         return f"the quick answer had said batch {self.batch_size}{ratio}, and {low} to {high} with 90 %, {kept}"
 
 
-BEYOND_OCTAVES = 4.0
-"""Octaves of B_crit considered beyond the runnable batch sizes."""
+BEYOND_OCTAVES = 4.0  # octaves of B_crit considered beyond the runnable batch sizes
 
-RUN_DEVIATION = 0.15
-"""Standard deviation of log samples between seeds."""
+RUN_DEVIATION = 0.15  # standard deviation of log samples between seeds
 
+# Standard deviation and length of the departure from the law
 DEPARTURE = 0.25
 DEPARTURE_OCTAVES = 1.5
-"""Standard deviation and length of the departure from the law."""
 
-LEVEL = 100.0
-"""Standard deviation of log E_min: practically flat."""
+LEVEL = 100.0  # standard deviation of log E_min: practically flat
 
 GRID = 400
 NODES_PER_OCTAVE = 4

@@ -26,20 +26,15 @@ from bssearch.spec.space import UNKNOWN, MemoryBoundary
 
 MEMORY_SHARE = 0.8
 
-NEAR = 2.0
-"""How far below its share of memory a batch size may be."""
+NEAR = 2.0  # how far below its share of memory a batch size may be
 
-SAME = 1.25
-"""Noise scale and critical batch size count as equal within it."""
+SAME = 1.25  # noise scale and critical batch size count as equal within it
 
-APART = 2.0
-"""They differ beyond it."""
+APART = 2.0  # they differ beyond it
 
-FROM_90_TO_95 = 1.96 / 1.645
-"""Half width of a 95 % over a 90 % interval."""
+FROM_90_TO_95 = 1.96 / 1.645  # half width of a 95 % over a 90 % interval
 
-COSTS = (1.5, 2.0)
-"""Claimed for accumulation."""
+COSTS = (1.5, 2.0)  # claimed for accumulation
 
 
 class Evidence(NamedTuple):
@@ -268,8 +263,7 @@ def judge_layerwise(
 
 ROUNDING = 1e-9
 
-SLOPES = (0.0, 0.5, 1.0)
-"""None, sqrt, linear."""
+SLOPES = (0.0, 0.5, 1.0)  # none, sqrt, linear
 
 FULL_LIMIT_PHASES = frozenset({Phase.AUDIT, Phase.TO_BUDGET})
 

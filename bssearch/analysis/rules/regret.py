@@ -16,11 +16,9 @@ from bssearch.records.step_times import StepSeconds
 
 Finding = Literal["held", "broke", "undecided", "not_run"]
 
-HELD = FLAT_RATIO
-"""A rule holds if the regret's upper end is below."""
+HELD = FLAT_RATIO  # a rule holds if the regret's upper end is below
 
-BROKE = 1.10
-"""A rule breaks if the lower end is above: twice the 5 %."""
+BROKE = 1.10  # a rule breaks if the lower end is above: twice the 5 %
 
 
 class Regret(Interval):

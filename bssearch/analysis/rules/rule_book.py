@@ -147,6 +147,7 @@ def _number(configuration: Configuration, name: str) -> float:
     return float(configuration.parameters[name] or 0.0)
 
 
+# From the space, the default and the optimum: a configuration or a reason against one
 RULES: Mapping[Rule, Callable[[SearchSpace, Configuration, Configuration], Configuration | str]] = {
     Rule.LINEAR_RATE: partial(_scaled_rate, LearningRateRule.LINEAR),
     Rule.SQRT_RATE: partial(_scaled_rate, LearningRateRule.SQRT),
@@ -158,8 +159,8 @@ RULES: Mapping[Rule, Callable[[SearchSpace, Configuration, Configuration], Confi
     Rule.SDE: _sde,
     Rule.EMA_HALF_LIFE: _ema_half_life,
 }
-"""From the space, the default and the optimum: a configuration or a reason against one."""
 
+# Without rules that set several
 CHANGED_PARAMETER: Mapping[Rule, str] = {
     Rule.LINEAR_RATE: "learning_rate",
     Rule.SQRT_RATE: "learning_rate",
@@ -171,4 +172,3 @@ CHANGED_PARAMETER: Mapping[Rule, str] = {
     Rule.EMA_HALF_LIFE: "ema_decay",
     Rule.LAYERWISE: "optimizer",
 }
-"""Without rules that set several."""

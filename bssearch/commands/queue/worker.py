@@ -337,8 +337,8 @@ class QueueWorker:
     def _obey(self) -> None:
         self._tell("stop requested: trials are paused and given back")
         self._shift.interrupt()
-        if self._store.is_waiting:
-            self._store.give_up()
+        if self._store.patience.is_waiting:
+            self._store.patience.end()
 
     def _serve_next(self) -> bool:
         one = self._store.queue.begin_shift(self._name, self._eligible())

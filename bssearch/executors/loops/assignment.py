@@ -297,9 +297,6 @@ class Alone(Assignment):
         if self._prints:
             print(f"test: {told}", file=sys.stderr)
 
-    def looped(self, step: int, because: str = "") -> None:
-        """Do nothing."""
-
 
 def print_evaluation(step: int, metrics: Metrics) -> None:
     """Print to stderr."""

@@ -19,7 +19,6 @@ import json
 import os
 import runpy
 import select
-import signal
 import socket
 import sys
 import sysconfig
@@ -30,7 +29,7 @@ from typing import Any, NoReturn
 
 from bssearch.errors import TrialStopped
 from bssearch.executors.base import TRIAL_VARIABLE
-from bssearch.executors.process import become_subreaper, die_with_parent, outlive_parent
+from bssearch.executors.process import become_subreaper, die_with_parent, end_descendants, outlive_parent
 from bssearch.executors.programs.script import HOST
 from bssearch.records import MAKE_TRAINER
 
@@ -211,19 +210,6 @@ def why_not_to_fork() -> str | None:
     except OSError:
         return "this system does not say which threads run"
     return None if threads == 1 else f"its imports start {threads - 1} threads"
-
-
-def end_descendants(group: int) -> None:
-    """Kill a process group and all descendants."""
-    import psutil
-
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(group, signal.SIGKILL)
-    while left := psutil.Process().children(recursive=True):
-        for one in left:
-            with contextlib.suppress(psutil.Error):
-                one.kill()
-        psutil.wait_procs(left, timeout=1.0)
 
 
 def _is_installed(name: str) -> bool:

@@ -43,6 +43,7 @@ from bssearch.executors.process import (
     DieWithParent,
     Watcher,
     become_subreaper,
+    end_descendants,
     has_exited,
     judge_command,
     judge_exit,
@@ -242,7 +243,7 @@ def with_end(
     if found.overstayed:
         warning = f"{program} was killed: it still ran {leave_seconds:g} s after its trial had ended"
     elif found.exit_code != 0 and outcome.state is not TrialState.FAILED and outcome.state is not TrialState.OOM:
-        reason = judge_exit(found.exit_code, None)[1].replace("worker", program, 1)
+        reason = judge_exit(found.exit_code, None, who=program)[1]
         warning = f"{program} failed after its trial had ended: {reason}"
     else:
         return outcome
@@ -548,17 +549,7 @@ class CommandProcess:
         self._has_left = True
         self._signal(signal.SIGKILL)
         self._watcher.dismiss()
-        deadline = time.monotonic() + KILL_SECONDS
-        while (left := self._descendants()) and time.monotonic() < deadline:
-            for one in left:
-                with suppress(psutil.Error):
-                    one.kill()
-            psutil.wait_procs(left, timeout=1.0)
-
-    def _descendants(self) -> list[psutil.Process]:
-        """Orphans are children of this process."""
-        found = set(psutil.Process().children(recursive=True)) - self._before
-        return [one for one in found if one.pid != self._process.pid]
+        end_descendants(self._process.pid, self._before, KILL_SECONDS)
 
     def _reap_orphans(self) -> None:
         """Long trials must not fill the process table."""

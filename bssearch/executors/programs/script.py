@@ -184,8 +184,8 @@ class LoadedScript(LoadedProgram):
             return with_end(found.reply.outcome, found, THE_SCRIPT, self.leave_seconds)
         if asked is not None:
             return stopped(asked)
-        state, reason = judge_exit(found.exit_code, found.kernel_kills)
-        return TrialOutcome(state=state, reason=_of_the_script(reason))
+        state, reason = judge_exit(found.exit_code, found.kernel_kills, who=THE_SCRIPT)
+        return TrialOutcome(state=state, reason=reason)
 
     def _converse(
         self, work: Work, stop: AskStop = lambda: None, take: Callable[[Reply], None] = lambda reply: None
@@ -213,10 +213,10 @@ class LoadedScript(LoadedProgram):
         answer = answer_in(found)
         if answer is not None:
             return answer
-        state, reason = judge_exit(found.exit_code, found.kernel_kills)
+        state, reason = judge_exit(found.exit_code, found.kernel_kills, who=THE_SCRIPT)
         if state is TrialState.OOM:
-            raise MemoryError(_of_the_script(reason))
-        raise WorkloadError(f"the script ended without an answer: {_of_the_script(reason)}")
+            raise MemoryError(reason)
+        raise WorkloadError(f"the script ended without an answer: {reason}")
 
 
 def revision_of(script: Path, program: Program) -> str:
@@ -225,7 +225,3 @@ def revision_of(script: Path, program: Program) -> str:
     if program.arguments:
         told.update("\0".join(program.arguments).encode())
     return told.hexdigest()[:12]
-
-
-def _of_the_script(reason: str) -> str:
-    return reason.replace("worker", THE_SCRIPT, 1)

@@ -20,6 +20,7 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, TypeVar
+from unittest import mock
 
 import psutil
 
@@ -303,16 +304,6 @@ def _quiet() -> Mapping[str, Any]:
 
 
 @contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    before = getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, before)
-
-
-@contextmanager
 def _unchanged_by_ray() -> Iterator[None]:
     """Hide secret variables, command line and stdout from Ray; keep the SIGTERM handler.
 
@@ -332,7 +323,7 @@ def _unchanged_by_ray() -> Iterator[None]:
         with _sigterm_as_it_is(), ExitStack() as stack:
             for (module, name), function in instead.items():
                 if hasattr(module, name):
-                    stack.enter_context(_replaced(module, name, function))
+                    stack.enter_context(mock.patch.object(module, name, function))
             yield
     finally:
         os.environ.update(secrets)

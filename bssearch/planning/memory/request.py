@@ -64,29 +64,25 @@ class Term:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryOption:
-    """A table row for another precision, optimizer or checkpointing."""
+    """Memory with a precision, an optimizer and checkpointing; each row of the table has others."""
 
     precision: str
     mixed: str | None
     optimizer: str
     checkpointing: bool
-    fixed_bytes: int
-    activation_bytes_per_sample: int | None
+    fixed_bytes: int  # weights, gradients, optimizer state, master weights
+    activation_bytes_per_sample: int | None  # growth of the peak, with logits
     largest_micro_batch: int | None
-    safe_micro_batch: int | None
+    safe_micro_batch: int | None  # leaves headroom_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemoryPlan(Plan):
+class MemoryPlan(MemoryOption, Plan):
     """A training step's memory per device in bytes; None for values not requested."""
 
     basis: Literal["numbers", "trace"]
     model: str | None = None
     parameters: int
-    precision: str
-    mixed: str | None
-    optimizer: str
-    checkpointing: bool
     stage: int
     devices: int
     device: str | None
@@ -95,10 +91,6 @@ class MemoryPlan(Plan):
     gradients_bytes: int
     optimizer_bytes: int
     master_weights_bytes: int
-    fixed_bytes: int  # weights, gradients, optimizer state, master weights
-    activation_bytes_per_sample: int | None  # growth of the peak, with logits
-    largest_micro_batch: int | None
-    safe_micro_batch: int | None  # leaves headroom_bytes
     headroom_bytes: int | None
     micro_batch: int | None
     peak_bytes: int | None  # at micro_batch, by default the safe one

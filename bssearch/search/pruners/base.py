@@ -127,15 +127,6 @@ class PruningController:
             curves=history.curves,
         )
 
-    @property
-    def can_wait(self) -> bool:
-        """Whether trials can be checkpointed."""
-        return self.standings.can_wait
-
-    def wait_no_more(self) -> None:
-        """Stop trials instead of pausing them."""
-        self.standings.can_wait = False
-
     def take(self, trial: TrialRecord) -> None:
         """Add a trial from the history."""
         self._noise_is_old |= trial.state.is_finished

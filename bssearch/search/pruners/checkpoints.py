@@ -329,8 +329,7 @@ def _secrets(url: str) -> list[str]:
 
 LOOK_SECONDS = 5.0
 
-SILENT_SECONDS = 600.0
-"""Each request takes a minute."""
+SILENT_SECONDS = 600.0  # each request takes a minute
 
 
 def check_checkpoint_place() -> None:

@@ -14,11 +14,9 @@ from optuna.trial import TrialState as OptunaState
 from bssearch.records import TrialState
 from bssearch.search.pruners.base import Action, Cap, Standings
 
-GRID = 81
-"""A power of Optuna's reduction factor."""
+GRID = 81  # a power of Optuna's reduction factor
 
-FACTOR = 3
-"""Hyperband's default reduction factor; successive halving's is 4."""
+FACTOR = 3  # Hyperband's default reduction factor; successive halving's is 4
 
 FIRST = GRID // FACTOR**3
 

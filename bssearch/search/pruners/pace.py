@@ -30,14 +30,12 @@ from bssearch.search.pruners.base import Action, Cap, Standings
 # A trial reaches a rung with its first evaluation at the rung's train seconds or later. It has left the rung if it
 # runs, or was evaluated again.
 
-FIRST = 1 / 16
-"""Share of the limit; a factor of 2 gives five rungs."""
+FIRST = 1 / 16  # share of the limit; a factor of 2 gives five rungs
 
+# Trials per promotion; Li et al. recommend a reduction factor of 3 to 4.
 PROMOTED = 3
-"""Trials per promotion; Li et al. recommend a reduction factor of 3 to 4."""
 
-LEADERS = 2
-"""Concurrent trials per leader, which does not pause above the first rung."""
+LEADERS = 2  # concurrent trials per leader, which does not pause above the first rung
 
 
 def waits_on_rung(number: int, standings: Standings) -> bool:
@@ -104,8 +102,7 @@ def _is_leader(number: int, standings: Standings) -> bool:
     return ahead < len(standings.running) // LEADERS
 
 
-FROM = 0.1
-"""Share of the incumbent's time; early evaluations say little."""
+FROM = 0.1  # share of the incumbent's time; early evaluations say little
 
 
 class Pace(Cap):
@@ -117,8 +114,7 @@ class Pace(Cap):
 
     heeds_seed_noise = True
 
-    usual_patience = 4.0
-    """Tuned on six tables by ``tests/benchmarks/pruning.py``."""
+    usual_patience = 4.0  # tuned on six tables by ``tests/benchmarks/pruning.py``
 
     def __init__(self, patience: Annotated[float, Field(gt=1)] | None = None) -> None:
         self.patience = self.usual_patience if patience is None else patience

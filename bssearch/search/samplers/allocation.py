@@ -21,31 +21,24 @@ from typing import Literal
 from bssearch.records import ParameterValue, TrialRecord
 from bssearch.search.history import TRIED_AGAIN, History, octaves
 
-FLOOR = 2
-"""A single trial is luck."""
+FLOOR = 2  # a single trial is luck
 
-EVIDENCE_FROM = 0.5
-"""Budget share."""
+EVIDENCE_FROM = 0.5  # budget share
 
-EVIDENCE_TRIALS = 3
-"""The fewest that tune a learning rate."""
+EVIDENCE_TRIALS = 3  # the fewest that tune a learning rate
 
-RULED_OUT_TRIALS = 1
-"""For brackets outside the quick answer's interval."""
+RULED_OUT_TRIALS = 1  # for brackets outside the quick answer's interval
 
+# Of successive evidence trials before a hit
 FIRST_SOURCES: tuple[Literal["transfer", "baseline", "sample"], ...] = ("transfer", "baseline", "sample")
-"""Of successive evidence trials before a hit."""
 
 EVIDENCE_TRIES = len(FIRST_SOURCES)
 
-BRACKET_OCTAVES = 2
-"""With t = α + βB a factor 4 costs 56 % at most."""
+BRACKET_OCTAVES = 2  # with t = α + βB a factor 4 costs 56 % at most
 
-UNREACHED = 2.0
-"""Assumed ratio to the incumbent."""
+UNREACHED = 2.0  # assumed ratio to the incumbent
 
-NEIGHBOUR = 0.5
-"""Minimum relative weight."""
+NEIGHBOUR = 0.5  # minimum relative weight
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,7 @@ from bssearch.spec import StudySpec
 from bssearch.spec.parts import made_with
 
 StartupTrials = Annotated[int, Field(ge=1)]
-STARTUP_TRIALS = 6
-"""Random trials before Optuna's model."""
+STARTUP_TRIALS = 6  # random trials before Optuna's model
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,18 +37,17 @@ from bssearch.spec import StudySpec
 from bssearch.spec.parts import parameters_of
 from bssearch.spec.space import Dimension
 
-CENSORED_STEP = 1
-"""One step, so that Optuna compares all."""
+CENSORED_STEP = 1  # one step, so that Optuna compares all
 
 WORSE_THAN_ANY = 1e9
 
+# Other samplers store a generation or a place in a sequence
 WITHOUT_NOTES = (
     optuna.samplers.TPESampler,
     optuna.samplers.GPSampler,
     optuna.samplers.RandomSampler,
     optuna.samplers.BruteForceSampler,
 )
-"""Other samplers store a generation or a place in a sequence."""
 
 
 TPE_OPTIONS = {"multivariate": True, "constant_liar": True}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from bssearch.records import ParameterValue
 from bssearch.records.scaling import LearningRateRule
+from bssearch.records.text import nearest
 
 UNKNOWN_KEY: Final = "unknown_key"  # Pydantic's error type for an unknown key
 
@@ -28,8 +28,8 @@ class StrictModel(BaseModel):
         unknown = [key for key in data if key not in cls.model_fields] if isinstance(data, Mapping) else []
         if unknown:
             key = str(unknown[0])
-            near = difflib.get_close_matches(key, cls.model_fields, n=1, cutoff=0.4)
-            advice = f"did you mean {near[0]!r}?" if near else f"it takes {', '.join(cls.model_fields) or 'none'}"
+            takes = f"it takes {', '.join(cls.model_fields) or 'none'}"
+            advice = nearest(key, cls.model_fields, takes, cutoff=0.4)
             raise PydanticCustomError(UNKNOWN_KEY, "unknown key; {advice}", {"key": key, "advice": advice})
         return data
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import math
 import os
-import re
 import sqlite3
 import threading
 import time
 from collections.abc import Collection, Iterator
 from contextlib import closing, contextmanager, suppress
 from functools import partial
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import psutil
 from sqlalchemy import URL, Connection, Engine, create_engine, event, text
 from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import DBAPIError, DisconnectionError, SQLAlchemyError
@@ -367,25 +367,13 @@ NETWORK_FUSE = (
     "rclone",
 )
 
-MOUNTS = Path("/proc/self/mountinfo")
 
-
-def file_system_of(mountinfo: str, path: PurePosixPath) -> str | None:
-    """Return the file system type of an absolute path, or None.
-
-    ``mountinfo`` is /proc/self/mountinfo (proc(5)).
-    """
-    found: tuple[int, str] | None = None
-    for line in mountinfo.splitlines():
-        before, separator, after = line.partition(" - ")
-        fields = before.split(" ")
-        if not separator or len(fields) < 5:
-            continue
-        place = PurePosixPath(re.sub(r"\\([0-7]{3})", lambda digits: chr(int(digits.group(1), 8)), fields[4]))
-        depth = len(place.parts)
-        if path.is_relative_to(place) and (found is None or depth >= found[0]):
-            found = depth, after.split(" ")[0]
-    return None if found is None else found[1]
+def file_system_of(path: Path) -> str:
+    """Return the file system type of an absolute path; "" if unknown."""
+    with suppress(OSError):
+        holding = [one for one in psutil.disk_partitions(all=True) if path.is_relative_to(one.mountpoint)]
+        return max(reversed(holding), key=lambda one: len(one.mountpoint)).fstype if holding else ""
+    return ""
 
 
 def is_shared_by_machines(file_system: str) -> bool:
@@ -398,12 +386,8 @@ def refuse_network_file(path: Path) -> None:
     """Raise `DatabaseError` for a network file system, unless allowed or unknown."""
     if os.environ.get(NETWORK_FILE_VARIABLE) == "1":
         return
-    try:
-        mountinfo = MOUNTS.read_text(encoding="utf-8", errors="surrogateescape")
-    except OSError:
-        return
-    kind = file_system_of(mountinfo, PurePosixPath(path.resolve()))
-    if kind is not None and is_shared_by_machines(kind):
+    kind = file_system_of(path.resolve())
+    if is_shared_by_machines(kind):
         raise DatabaseError(
             f"{path} is on a network file system ({kind}); SQLite's log needs memory that all writers share",
             hint="name a local file with --db, or for several machines a PostgreSQL database; if one process of one "
@@ -411,20 +395,15 @@ def refuse_network_file(path: Path) -> None:
         )
 
 
-LONGEST_WAIT_S = 10.0
-"""Longest wait for a lock on a server."""
+LONGEST_WAIT_S = 10.0  # longest wait for a lock on a server
 
-LOOK_EVERY_S = 0.5
-"""Interval between looks at those who hold a lock; a shorter wait needs no second connection."""
+LOOK_EVERY_S = 0.5  # interval between looks at those who hold a lock; a shorter wait needs no second connection
 
-ONE_AT_A_TIME = "SHARE UPDATE EXCLUSIVE"
-"""Conflicts with itself, not with reading or writing rows."""
+ONE_AT_A_TIME = "SHARE UPDATE EXCLUSIVE"  # conflicts with itself, not with reading or writing rows
 
-ALONE = "ACCESS EXCLUSIVE"
-"""Conflicts with everything; `ALTER TABLE` takes it."""
+ALONE = "ACCESS EXCLUSIVE"  # conflicts with everything; `ALTER TABLE` takes it
 
-STATEMENT_TIMEOUT = "57014"
-"""The SQLSTATE after a statement that took longer than `statement_timeout`."""
+STATEMENT_TIMEOUT = "57014"  # the SQLSTATE after a statement that took longer than `statement_timeout`
 
 _BLOCKERS = text(
     "SELECT pid, usename, application_name FROM pg_stat_activity WHERE pid = ANY(pg_blocking_pids(:pid)) ORDER BY pid"

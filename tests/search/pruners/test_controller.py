@@ -78,11 +78,11 @@ def test_what_is_past_the_cap_is_capped_and_what_is_hopeless_pauses_and_says_why
 def test_before_the_first_hit_trials_pause_at_their_rung_and_where_they_cannot_they_go_on() -> None:
     told = Told()
     assert (told.seen(1, (RUNG, 0.3)) or [None])[0] is PAUSED
-    told.controller.wait_no_more()
+    told.controller.standings.can_wait = False
     assert told.seen(2, (RUNG, 0.3)) is None
     told.winner(3)
     assert (told.seen(4, (8.0, 0.05)) or [None])[0] is PRUNED, "the hopeless stop for good"
-    assert not Told(spec(checkpoint_gib=0.0)).controller.can_wait, "nothing is to be saved"
+    assert not Told(spec(checkpoint_gib=0.0)).controller.standings.can_wait, "nothing is to be saved"
 
 
 def test_only_what_is_saved_here_waits() -> None:

@@ -35,35 +35,29 @@ from bssearch.search.samplers.time_model.candidates import (
 )
 
 LAWS = 512
-BEYOND_OCTAVES = 2.0
-"""Margin of B_crit."""
+BEYOND_OCTAVES = 2.0  # margin of B_crit
 
-UNINFORMED = 0.2
-"""Share of laws that ignores the gradient noise scale, a rough estimate."""
+UNINFORMED = 0.2  # share of laws that ignores the gradient noise scale, a rough estimate
 
-KNEE_OCTAVES = 2.0
-"""Above B_crit, where the best learning rate may still grow."""
+KNEE_OCTAVES = 2.0  # above B_crit, where the best learning rate may still grow
 
+# Steps ∝ rate^−left far below the best learning rate, ∝ rate^right far above
 LEFT = (0.4, 1.0)
 RIGHT = (0.7, 4.0)
-"""Steps ∝ rate^−left far below the best learning rate, ∝ rate^right far above."""
 
-DEEPEST = 3.0
-"""In nats; trials this far behind all miss the target."""
+DEEPEST = 3.0  # in nats; trials this far behind all miss the target
 
-LEVEL = 3.0
-"""Prior deviation of the overall log time."""
+LEVEL = 3.0  # prior deviation of the overall log time
 
+# Deviation and length scale of other parameters' effects, on [0, 1]
 SIDE = 0.2
 SIDE_LENGTH = 0.7
-"""Deviation and length scale of other parameters' effects, on [0, 1]."""
 
-OWN = 0.05
-"""A configuration's effect."""
+OWN = 0.05  # a configuration's effect
 
+# Length scales of departures in log2 batch size and log learning rate
 OCTAVES = 2.0
 NATS = 1.2
-"""Length scales of departures in log2 batch size and log learning rate."""
 
 
 class LawPrior:
@@ -129,17 +123,15 @@ def _squares(values: Numbers, length: float) -> Numbers:
     return squares
 
 
-SEED_NOISES = ((0.10, 0.3), (0.16, 0.4), (0.28, 0.3))
-"""With prior weights."""
+SEED_NOISES = ((0.10, 0.3), (0.16, 0.4), (0.28, 0.3))  # with prior weights
 
 DEPARTURES = (0.15, 0.50)
 
+# Before any trial
 PRIOR_NOISE = 0.15
 PRIOR_DEPARTURE = 0.25
-"""Before any trial."""
 
-UNCERTAIN = 0.02
-"""Extra variance of a mean that estimates a law's level."""
+UNCERTAIN = 0.02  # extra variance of a mean that estimates a law's level
 
 LEAST_WEIGHT = 0.01
 LEAST_LAW = 3e-4
@@ -291,8 +283,7 @@ def _matched(indices: Indices, laws: Numbers, parts: Sequence[_Part]) -> Posteri
     return Posterior(indices, mean, within + apart @ apart.T, math.sqrt(variance))
 
 
-SLOWEST_FALL = 0.3
-"""Extrapolated step time / a smaller batch size's, at least."""
+SLOWEST_FALL = 0.3  # extrapolated step time / a smaller batch size's, at least
 
 
 def step_seconds_at(known: Mapping[int, float], batch_size: int) -> float:
@@ -306,25 +297,21 @@ def step_seconds_at(known: Mapping[int, float], batch_size: int) -> float:
     return max(known[low] + slope * (batch_size - low), SLOWEST_FALL * known[low])
 
 
-MOST_TRIED = 128
-"""The best, and a sample of the rest."""
+MOST_TRIED = 128  # the best, and a sample of the rest
 
-PROMISING = 3
-"""Best points with neighbours."""
+PROMISING = 3  # best points with neighbours
 
+# Score: gain / price^`COST_POWER`; minimum price as a share of the incumbent's time
 COST_POWER = 0.5
 LEAST_COST = 0.35
-"""Score: gain / price^`COST_POWER`; minimum price as a share of the incumbent's time."""
 
-BEHIND = 0.1
-"""In nats; a trial this far behind will probably be pruned."""
+BEHIND = 0.1  # in nats; a trial this far behind will probably be pruned
 
-NOT_AGAIN = 1e6
-"""Exceeds any gain."""
+NOT_AGAIN = 1e6  # exceeds any gain
 
+# Normal quadrature
 NODES = np.linspace(-4.0, 4.0, 25)
 WEIGHTS = np.exp(-(NODES**2) / 2) / np.exp(-(NODES**2) / 2).sum()
-"""Normal quadrature."""
 
 
 class KnowledgeGradient:

@@ -21,8 +21,7 @@ Indices = NDArray[np.int64]
 
 SPREAD = 220
 
-STEPS = (0.05, 0.2)
-"""Shares of a range."""
+STEPS = (0.05, 0.2)  # shares of a range
 
 
 @dataclass(frozen=True)
@@ -200,26 +199,21 @@ def order_of(value: ParameterValue) -> tuple[str, object]:
 
 WINNERS = 12
 
-LATE = 0.7
-"""Predictions are averaged after this share of a trial's time."""
+LATE = 0.7  # predictions are averaged after this share of a trial's time
 
-FIRST_SHARE = 1e-3
-"""Smallest resolved share of a winner's time."""
+FIRST_SHARE = 1e-3  # smallest resolved share of a winner's time
 
-WORST = 6.0
-"""Slower than the fastest winner by this factor, a trial gives only a bound."""
+WORST = 6.0  # slower than the fastest winner by this factor, a trial gives only a bound
 
 BOUND_DEVIATION = 0.3
 
+# Prior of `Extrapolation.error`, and its weight in winners
 ERROR = 0.35
 ERROR_TRIALS = 4
-"""Prior of `Extrapolation.error`, and its weight in winners."""
 
-EARLY = 0.1
-"""Running trials count from this share of the fastest winner's time."""
+EARLY = 0.1  # running trials count from this share of the fastest winner's time
 
-AT_CHANCE = 0.05
-"""Share of the way from the worst metric to the target."""
+AT_CHANCE = 0.05  # share of the way from the worst metric to the target
 
 
 @dataclass(slots=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import numbers
 import statistics
@@ -17,6 +16,7 @@ from optuna.trial import TrialState as OptunaState
 
 from bssearch.records import Goal, ParameterValue, Target
 from bssearch.records.curves import Progress
+from bssearch.records.text import nearest
 from bssearch.search.samplers.time_model.acquisition import KnowledgeGradient
 from bssearch.search.samplers.time_model.candidates import Run, SpaceCandidates
 from bssearch.spec.space import Dimension, SearchSpace
@@ -26,8 +26,7 @@ BATCH_SIZE = "batch_size"
 LEARNING_RATE = "learning_rate"
 NEEDED = frozenset({BATCH_SIZE, LEARNING_RATE})
 
-MOST_VALUES = 16
-"""Longer integer ranges are continuous; longer batch-size ranges become doublings."""
+MOST_VALUES = 16  # longer integer ranges are continuous; longer batch-size ranges become doublings
 
 LARGEST_SEED = 2**32 - 1
 
@@ -152,8 +151,7 @@ class TimeToTargetSampler(optuna.samplers.BaseSampler):
             return  # enqueued, or from another sampler
         for name in self._default:
             if name not in first.params:
-                near = difflib.get_close_matches(name, first.params, n=1)
-                advice = f"did you mean {near[0]!r}?" if near else f"it suggests {', '.join(first.params)}"
+                advice = nearest(name, first.params, f"it suggests {', '.join(first.params)}")
                 raise ValueError(f"default has {name!r}, which the objective does not suggest; {advice}")
 
     def _others(self, study: optuna.Study, trial: FrozenTrial) -> list[FrozenTrial]:
