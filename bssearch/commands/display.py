@@ -20,10 +20,11 @@ from rich.table import Table
 from rich.text import Text
 
 from bssearch.analysis.objectives import seconds_to_target, trial_basis
+from bssearch.analysis.optimum import decide
 from bssearch.records import Configuration, Phase, StudyRecord, TrialRecord, TrialState
 from bssearch.records.batch_schedule import sizes_in_words
 from bssearch.records.text import visible
-from bssearch.search.confirmation import most_left
+from bssearch.search.confirmation import confirmation_trials, in_force, most_left
 from bssearch.search.driver import Listener
 from bssearch.search.history import History
 
@@ -103,6 +104,11 @@ class Lines(Listener):
         """Print how a trial ended."""
         self.note(ended_line(trial, history))
 
+    def search_ended(self, reason: str, history: History) -> None:
+        """Print the answer so far."""
+        if history.incumbent is not None:
+            self.note(f"so far: {so_far(history)}")
+
 
 class Display(Lines):
     """Notes above a live table; ``show`` replaces the table."""
@@ -136,7 +142,8 @@ class Display(Lines):
         self._show(history)
 
     def search_ended(self, reason: str, history: History) -> None:
-        """Switch to the remaining confirmation."""
+        """Print the answer so far; switch to the remaining confirmation."""
+        super().search_ended(reason, history)
         self._ending, self._phase = reason, Phase.CONFIRM
         self._show(history)
 
@@ -145,10 +152,7 @@ class Display(Lines):
 
     def footer(self, history: History) -> str:
         """Return phase, time left and running trials."""
-        best = history.incumbent
-        fastest = "no trial has reached the target yet"
-        if best is not None:
-            fastest = f"best single run: batch {best.configuration.batch_size}, {history.figure_text(best)}"
+        fastest = so_far(history) if history.incumbent is not None else "no trial has reached the target yet"
         searched = f"{history.spent} of {history.spec.budget.trials} search trials"
         if self._ending is not None:
             searched = f"search ended ({self._ending}): {history.spent} trials"
@@ -173,16 +177,42 @@ class Display(Lines):
         return f"confirmation: at most {left.runs} runs left{seconds}"
 
 
+def confirmed_medians(history: History) -> dict[int, str]:
+    """Return medians of confirmed batch sizes, the best first."""
+    confirmed = in_force(history, confirmation_trials(history))
+    verdict = decide(confirmed, history.spec.confirm.runs, history.objective)
+    if verdict is None or not verdict.confirmed:
+        return {}
+    shown = history.objective.shown
+    return {
+        one.configuration.batch_size: f"{shown(one.estimate.median):.3g}{history.objective.unit} of {one.estimate.runs}"
+        for one in (verdict.optimal, *verdict.by_batch.values())
+        if one.is_confirmed and one.estimate.median is not None
+    }
+
+
+def so_far(history: History) -> str:
+    """Return the best batch size of confirmation, else of a single run, which is partly luck."""
+    for size, median in confirmed_medians(history).items():
+        return f"batch {size}, {median} fresh seeds"
+    best = history.incumbent
+    assert best is not None, "nothing has reached the target"
+    return f"best single run: batch {best.configuration.batch_size}, {history.figure_text(best)}"
+
+
 def batch_table(history: History) -> Table:
-    """Return batch sizes with trials and the time of the best single one: partly luck."""
-    table = Table("batch size", "trials", "reached", "best single run", box=None, padding=(0, 2))
+    """Return batch sizes with trials, the best single one (partly luck), and the median of fresh seeds."""
+    medians = confirmed_medians(history)
+    columns = ("batch size", "trials", "reached", "best single run", *(["fresh seeds"] if medians else []))
+    table = Table(*columns, box=None, padding=(0, 2))
     for size in history.feasible:
         here = history.at(size)
         best = history.best_at(size)
         mark = "←" if best is not None and best is history.incumbent else ""
         reached = sum(trial.state is TrialState.REACHED for trial in here)
         value = history.figure_text(best) if best else "–"
-        table.add_row(str(size), str(len(here)), str(reached), f"{value} {mark}")
+        row = (str(size), str(len(here)), str(reached), f"{value} {mark}")
+        table.add_row(*row, *([medians.get(size, "–")] if medians else []))
     return table
 
 

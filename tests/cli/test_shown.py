@@ -241,6 +241,20 @@ def test_below_the_table_stand_the_incumbent_and_what_runs() -> None:
     assert "batch 16" not in screen.footer().splitlines()[-1]
 
 
+def test_confirmation_refines_the_answer_that_the_search_gave() -> None:
+    screen = Screen()
+    searched = [make_trial(1, batch_size=64, seconds=1.0), make_trial(2, batch_size=32, seconds=1.25)]
+    screen.display.search_ended("the budget is spent", history(*searched))
+    assert "so far: best single run: batch 64, 1 s" in screen.text.getvalue()
+    fresh = [
+        make_trial(10 * size + seed, batch_size=size, seconds=seconds, phase=Phase.CONFIRM, seed=seed)
+        for size, seconds in ((64, 2.0), (32, 1.5))
+        for seed in range(3)
+    ]
+    assert "batch 32, 1.5 s of 3 fresh seeds" in screen.footer(*searched, *fresh)
+    assert [row[4] for row in rows(history(*searched, *fresh))] == ["–", "1.5 s of 3", "2 s of 3"]
+
+
 @pytest.mark.parametrize(
     ("trial", "is_printed"),
     [
