@@ -407,12 +407,12 @@ def _settling(spec: StudySpec, sure: Certainty, trials: int) -> NextStep:
     if sure.settles == "step_times":
         return NextStep(
             command=f"bssearch probe step-time {_spec_of(spec.name)}",
-            why="step times are too uncertain; each run of this command adds measurements",
+            why="cannot be settled by runs here: step times are too uncertain; each use of this command adds to them",
         )
     more = max(spec.budget.trials + 1, math.ceil(MORE_TRIALS * max(trials, 1)))
     return NextStep(
         command=f"bssearch run {_spec_of(spec.name)} --set budget.trials={more}",
-        why="a batch size may not be fully tuned; more search trials would show it",
+        why="cannot be settled by runs here: a batch size may not be fully tuned; more search trials would show it",
     )
 
 

@@ -87,6 +87,8 @@ def how_sure(answer: Answer) -> str:
     """How probably the recommended batch size is within 5 % of the best, and its printed values if less."""
     share, printed = answer.within_5_percent or 0.0, answer.configuration_within_5_percent
     text = f"batch {answer.optimal.batch_size} is within 5 % of the best with a probability of {_percent(share)}"
+    if answer.provisional and answer.would_settle is None and answer.next and not answer.imported:
+        return f"{text}; it cannot be settled here, because neither runs nor trials nor step times would help"
     if printed is None or answer.provisional or printed >= ENOUGH:
         return text
     return f"{text}, its printed values with {_percent(printed)}"

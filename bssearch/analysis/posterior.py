@@ -51,6 +51,9 @@ WITHOUT_LAW = 0.35
 FREEDOM = 5.0
 """Of Student's t: one run in 200 is beyond four scales."""
 
+WIDENED = math.sqrt((FREEDOM + 3) / (FREEDOM + 1))
+"""Weights count a run as a Gaussian one; the information of Student's t is less by the square of this."""
+
 LEAST_DEVIATION = 1e-3
 
 LEVELS = 401
@@ -277,7 +280,7 @@ class _Gaussian:
         chosen = rng.choice(self.weights.size, size=DRAWS, p=self.weights.ravel())
         n, m, k = np.unravel_index(chosen, self.weights.shape)
         roots = np.linalg.cholesky(self.covariances)
-        levels = self.means[n, m, k] + np.einsum(
+        levels = self.means[n, m, k] + WIDENED * np.einsum(
             "dij,dj->di", roots[n, m], rng.standard_normal((DRAWS, roots.shape[-1]))
         )
         step = np.ptp(law.log_b_crit) / max(1, len(law.log_b_crit) - 1)

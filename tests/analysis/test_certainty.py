@@ -70,7 +70,7 @@ def test_far_apart_is_sure_and_near_is_not() -> None:
 
 
 def test_where_other_hyperparameters_were_searched_more_may_be_hidden() -> None:
-    found = verdict_over(*runs(32, *spread(1.0, 0.01, 9)), *runs(64, *spread(1.2, 0.01, 9)))
+    found = verdict_over(*runs(32, *spread(1.0, 0.01, 9)), *runs(64, *spread(1.1, 0.01, 9)))
     rates = [0.01 * 2**octave for octave in range(8)]
 
     def share(dropouts: tuple[float, float]) -> float:

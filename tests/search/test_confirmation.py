@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import os
 import random
 import shutil
@@ -12,20 +13,33 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from bssearch.analysis.answer import Answer
+from bssearch.analysis.build_answer import build_answer
 from bssearch.commands.launch import Launch
 from bssearch.commands.opening import stored_spec
 from bssearch.commands.run import confirm_study, run_study, with_confirmation
 from bssearch.errors import InterruptedRunError, TargetNotReachedError, UsageError
 from bssearch.executors.base import Event
-from bssearch.records import Configuration, ParameterValue, Phase, TrialEnded, TrialPlan, TrialRecord, TrialState
-from bssearch.search.confirmation import beside, ending, finalists, remaining
+from bssearch.records import (
+    Configuration,
+    ParameterValue,
+    Phase,
+    StudyRecord,
+    TrialEnded,
+    TrialPlan,
+    TrialRecord,
+    TrialState,
+)
+from bssearch.search.confirmation import beside, ending, finalists, most_left, next_run, remaining
 from bssearch.search.history import History, trial_seed
 from bssearch.search.leases import _start, is_alive, living, this_driver
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import open_store
-from tests.factories import make_probe, make_spec, make_trial, not_none
+from tests.benchmarks.settling import Cell, Lab, spec_of
+from tests.factories import EPOCH, make_environment, make_probe, make_spec, make_trial, not_none
 from tests.search.law import LawExecutor
 from tests.search.study import trials_in, url_in
 from tests.waiting import Ear
@@ -275,6 +289,29 @@ def test_after_an_out_of_memory_the_runs_in_larger_micro_batches_decide_nothing(
     faster = [*made(at(16), 1.0), *made(at(32), 0.4, start=110)]
     again = made(at(32).in_micro_batches(16), 1.02, start=120)
     assert len(left([*faster, *again], {32: 16}, max_runs=6)) == 1
+
+
+@pytest.mark.parametrize(("cell", "index"), [(Cell(noise=0.26, step_error=0.3), 3), (Cell(noise=0.05), 2)])
+def test_confirmation_and_answer_agree_and_what_runs_cannot_settle_proposes_none(cell: Cell, index: int) -> None:
+    """Step times with errors of 30 % keep the first open; the second is settled."""
+    lab = Lab(cell, np.random.default_rng((11, index)), index)
+    made_up = History(spec_of(3, 8), lab.search(), lab.probes())
+    while (plan := next_run(made_up)) is not None:
+        trial = lab.run(len(made_up.all_trials) + 1, plan.configuration, plan.seed, Phase.CONFIRM)
+        made_up.take(replace(trial, sampled=plan.sampled))
+    said, answer = not_none(ending(made_up)), answer_in(made_up)
+    assert f"probability of {math.floor(100 * not_none(answer.within_5_percent))} %" in said
+    assert most_left(made_up) == []
+    assert answer.provisional == said.startswith("not settled")
+    if answer.provisional:
+        assert "more are not expected to help" in said
+        assert (answer.would_settle, answer.runs_to_settle) == ("step_times", None)
+    assert not [step for step in answer.next if "study confirm" in step.command]
+
+
+def answer_in(made_up: History) -> Answer:
+    study = StudyRecord.created(made_up.spec.new_study("test"), EPOCH, make_environment())
+    return build_answer(study, made_up.spec, made_up.all_trials, dict(made_up.probes))
 
 
 # With a driver, and runs that differ by their seeds.
