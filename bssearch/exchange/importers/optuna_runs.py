@@ -689,6 +689,9 @@ class _Reader:
 
     def _points(self, trial: FrozenTrial) -> list[Observation]:
         unit = 1000 if self.seconds == STEP_MS else math.inf
+        odd = next((step for step in trial.intermediate_values if not isinstance(step, int)), None)
+        if odd is not None:  # SQLite stores any type
+            raise UsageError(f"{self._origin(trial)}: the step {odd!r} of a report must be a whole number")
         return [
             Observation(step=step, samples=0, train_seconds=step / unit, metric=value, loss=None, learning_rate=0.0)
             for step, value in sorted(trial.intermediate_values.items())

@@ -245,6 +245,14 @@ def test_trials_without_a_batch_size_are_left_out_and_powers_are_never_taken_for
     }
 
 
+def test_a_trial_whose_reports_have_no_whole_step_is_left_out(write: Write) -> None:
+    file = write(trial(0.95, reports={100: 0.95}, lasted=2.0), trial(0.96, reports={200: 0.96}, lasted=3.0))
+    execute(Path(file), "UPDATE trial_intermediate_values SET step = 9e999 WHERE step = 200")
+    made = import_optuna(file, target=0.9, seconds="duration")
+    assert [one.steps_to_target for one in outcomes(made)] == [100]
+    assert "skipped 1 of 2 trials" in " ".join(made.notes)
+
+
 def test_a_transformed_learning_rate_is_a_learning_rate(write: Write) -> None:
     file = write(*suggested({"batch_size": 64, "log_lr": -2.0}, {"batch_size": 128, "log_lr": -3.0}))
     made = import_optuna(file, **WORDS, param=["10**log_lr=learning_rate"])
