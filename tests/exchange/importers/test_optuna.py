@@ -246,10 +246,10 @@ def test_trials_without_a_batch_size_are_left_out_and_powers_are_never_taken_for
 
 
 def test_a_trial_whose_reports_have_no_whole_step_is_left_out(write: Write) -> None:
-    file = write(trial(0.95, reports={100: 0.95}, lasted=2.0), trial(0.96, reports={200: 0.96}, lasted=3.0))
+    file = write(trial(0.95, reports={100: 0.95}, to_target_s=2.0), trial(0.96, reports={200: 0.96}, to_target_s=3.0))
     execute(Path(file), "UPDATE trial_intermediate_values SET step = 9e999 WHERE step = 200")
-    made = import_optuna(file, target=0.9, seconds="duration")
-    assert [one.steps_to_target for one in outcomes(made)] == [100]
+    made = import_optuna(file, target=0.9, seconds="user_attr:to_target_s")
+    assert [one.time_to_target_s for one in outcomes(made)] == [2.0]
     assert "skipped 1 of 2 trials" in " ".join(made.notes)
 
 
