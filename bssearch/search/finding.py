@@ -76,7 +76,9 @@ def _kept(document: Mapping[str, Any] | None) -> _Kept:
 
 
 def save_finding(store: Store, name: str, search_end: SearchEnd | None = None) -> None:
-    """Store the current answer and, if given, the search's end."""
+    """Store the current answer, unless it is stored, and, if given, the search's end."""
+    if search_end is None and _current(store, name) is not None:
+        return
     stamp, last = store.findings.stamp(name), _kept(store.findings.last(name))
     found, told = None, None
     with suppress(TargetNotReachedError):
@@ -133,11 +135,13 @@ def quick_prior(store: Store, spec: StudySpec) -> QuickPrior | None:
 
 def answer(store: Store, name: str, target: float | None = None, trials: Sequence[TrialRecord] | None = None) -> Answer:
     """Answer, cached if up to date; for another ``target``, computed from stored curves."""
-    if target is None:
-        stored = _kept(store.findings.current(name))
-        if stored.made_by == ANSWERS and stored.answer is not None:
-            return stored.answer
-    return compute_answer(store, name, target, trials)
+    current = _current(store, name) if target is None else None
+    return compute_answer(store, name, target, trials) if current is None else current
+
+
+def _current(store: Store, name: str) -> Answer | None:
+    stored = _kept(store.findings.current(name))
+    return stored.answer if stored.made_by == ANSWERS else None
 
 
 def compute_answer(
