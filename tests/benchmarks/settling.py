@@ -9,8 +9,6 @@ Even cells are to tune by, odd ones to publish. Prints, by cell, how many studie
 (relative to one run of the best configuration), and how often the claims hold.
 """
 
-from __future__ import annotations
-
 if not __package__:
     __import__("from_clone")
 
