@@ -1,7 +1,5 @@
 """Loops of the user's own whose batch grows: their rows, rates, cadence and pauses, and what they are refused."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace
@@ -27,7 +25,7 @@ from bssearch.training.batches import Growth, micro_batches
 from bssearch.workloads.data import Part
 from tests.documents import OWN_TRAINING
 from tests.executors.loops.loops import ROWS, FakeLine, Started, asked, assign, step_time_request
-from tests.executors.loops.test_branching import BRANCH
+from tests.executors.loops.test_measuring import BRANCH
 from tests.executors.loops.test_ranks import FakeRanks, Group
 from tests.executors.loops.test_trial_run import timeless
 from tests.factories import changed

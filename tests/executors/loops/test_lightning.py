@@ -1,7 +1,5 @@
 """A Lightning Trainer as a trial: with the real library, its own schedules, callbacks and accumulation."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -31,7 +29,7 @@ from bssearch.records import (
 from bssearch.spec import StudySpec
 from bssearch.spec.parts import TrainingSpec
 from tests.executors.loops.loops import FakeLine, Started, asked, assign, clock_of, memory_request, step_time_request
-from tests.executors.loops.test_digits_as_loop import curve
+from tests.executors.loops.test_own_loop import curve
 from tests.executors.test_script import single_threaded
 from tests.factories import changed
 from tests.training.toys import FakeTime, configuration, request, run_trial
