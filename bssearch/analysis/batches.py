@@ -28,6 +28,7 @@ from bssearch.records import (
     TrialOutcome,
     TrialRecord,
     TrialState,
+    grouped,
     model_parameters,
 )
 from bssearch.records.intervals import FEWEST_RUNS, student_t
@@ -313,10 +314,7 @@ def figure_of(candidate: Candidate) -> Figure | None:
 def further_metrics(candidate: Candidate) -> dict[str, Figure]:
     """Further test metrics of runs that reached the target, by name; Student's t interval about the mean."""
     outcomes = [run.outcome for run in candidate.runs if run.outcome and run.outcome.state is TrialState.REACHED]
-    found: dict[str, list[float]] = defaultdict(list)
-    for outcome in outcomes:
-        for name, value in (outcome.further_test_metrics or {}).items():
-            found[name].append(value)
+    found = grouped(pair for outcome in outcomes for pair in (outcome.further_test_metrics or {}).items())
     return {name: _over_seeds(values) for name, values in found.items()}
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from bssearch.analysis.objectives import TIME, Objective
-from bssearch.records import Configuration, Phase, TrialRecord, TrialState
+from bssearch.records import Configuration, Phase, TrialRecord, TrialState, grouped
 from bssearch.records.intervals import at_most
 
 ENOUGH_RUNS = 3  # for an interval
@@ -116,11 +115,8 @@ def _has_reached(run: TrialRecord, objective: Objective) -> bool:
 
 
 def _runs_by_configuration(trials: Iterable[TrialRecord]) -> dict[str, list[TrialRecord]]:
-    found: dict[str, list[TrialRecord]] = defaultdict(list)
-    for trial in sorted(trials, key=lambda one: one.number):
-        if trial.phase is Phase.CONFIRM:
-            found[trial.configuration.key].append(trial)
-    return found
+    ordered = sorted((one for one in trials if one.phase is Phase.CONFIRM), key=lambda one: one.number)
+    return grouped((one.configuration.key, one) for one in ordered)
 
 
 def _had(runs: Sequence[TrialRecord]) -> dict[int, int]:

@@ -11,7 +11,7 @@ from bssearch.analysis.optimum import Candidate, Verdict, median_steps
 from bssearch.analysis.rules.regret import Judgement, judge
 from bssearch.analysis.shape import parameters_of
 from bssearch.errors import UsageError
-from bssearch.records import Configuration, Phase, TrialRecord, TrialState, model_parameters
+from bssearch.records import Configuration, Phase, TrialRecord, TrialState, grouped, model_parameters
 from bssearch.records.batch_schedule import (
     PARAMETERS,
     BatchSchedule,
@@ -63,10 +63,8 @@ def batch_schedule_answer(
 
 def best_schedule(trials: Sequence[TrialRecord], tuned: Candidate, step_seconds: StepSeconds) -> Candidate | None:
     """Schedule with the least figure, repeated ones first; None without a hit."""
-    repeated: dict[str, list[TrialRecord]] = {}
-    for trial in trials:
-        if trial.phase is Phase.AUDIT and trial.configuration.grows and _says_something(trial):
-            repeated.setdefault(trial.configuration.key, []).append(trial)
+    audits = (one for one in trials if one.phase is Phase.AUDIT and one.configuration.grows and _says_something(one))
+    repeated = grouped((one.configuration.key, one) for one in audits)
     searched = [[one] for one in trials if one.phase is Phase.GROWTH and one.state is TrialState.REACHED]
     most = max(map(len, repeated.values()), default=0)
     groups = [group for group in repeated.values() if len(group) == most] or searched

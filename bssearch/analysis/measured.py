@@ -11,7 +11,7 @@ from typing import Any
 from bssearch.analysis.law.affine_step_time import fit_memory, fit_step_time, throughput_knee
 from bssearch.analysis.objectives import Kind, kind_of
 from bssearch.analysis.shape import Model
-from bssearch.records import GradientNoise, MemoryUse, NoiseMeasurement, ProbeRecord, TrialRecord
+from bssearch.records import GradientNoise, MemoryUse, NoiseMeasurement, ProbeRecord, TrialRecord, grouped
 from bssearch.records.intervals import FLAT_RATIO
 from bssearch.records.noise_scale import pooled
 from bssearch.spec.space import MemoryBoundary
@@ -116,10 +116,8 @@ def _memory(uses: Sequence[MemoryUse], memory: MemoryBoundary) -> MemoryAnswer |
 
 def noise_of_batches(trials: Iterable[TrialRecord]) -> dict[int, BatchNoise]:
     """Gradient noise scale by batch size."""
-    found: dict[int, list[TrialRecord]] = defaultdict(list)
-    for trial in trials:
-        if trial.state.is_finished and not trial.state.is_missing and _noise_of(trial).passes:
-            found[trial.configuration.batch_size].append(trial)
+    ended = (one for one in trials if one.state.is_finished and not one.state.is_missing and _noise_of(one).passes)
+    found = grouped((one.configuration.batch_size, one) for one in ended)
     known = {size: _noise_of_batch(here) for size, here in sorted(found.items())}
     return {size: one for size, one in known.items() if one is not None}
 

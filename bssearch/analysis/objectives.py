@@ -15,7 +15,16 @@ from typing import ClassVar, Literal, Self
 
 from bssearch import registry
 from bssearch.errors import LaunchError, SpecError, UsageError
-from bssearch.records import Configuration, ProbeRecord, SecondsBasis, Target, TrialRecord, TrialState, model_parameters
+from bssearch.records import (
+    Configuration,
+    ProbeRecord,
+    SecondsBasis,
+    Target,
+    TrialRecord,
+    TrialState,
+    grouped,
+    model_parameters,
+)
 from bssearch.records.batch_schedule import batch_schedule_of
 from bssearch.records.intervals import FLAT_RATIO
 from bssearch.records.step_times import (
@@ -162,10 +171,7 @@ def _pace(trial: TrialRecord, step_seconds: StepSeconds) -> TrialPace | None:
 
 
 def _shared_shares(runs: Iterable[TrialRecord]) -> list[float]:
-    shared: dict[str, list[bool]] = {}
-    for run in runs:
-        is_shared = run.outcome is not None and run.outcome.contended
-        shared.setdefault(run.configuration.key, []).append(is_shared)
+    shared = grouped((run.configuration.key, run.outcome is not None and run.outcome.contended) for run in runs)
     return [sum(one) / len(one) for one in shared.values()]
 
 

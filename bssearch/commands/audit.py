@@ -131,9 +131,8 @@ def missing_audit_runs(history: History, found: Sequence[Case], runs: int) -> It
     """
     made = CompletedRuns.of(history, [trial for trial in history.all_trials if _counts(history.spec, trial)])
     for case in found:
-        if case.configuration is None or case.tuned is None or case.is_tuned:
-            continue
-        if case.batch_size not in history.feasible:
+        is_feasible = case.batch_size in history.feasible
+        if case.configuration is None or case.tuned is None or case.is_tuned or not is_feasible:
             continue
         for seed in seeds_of(history.spec, case, runs):
             for configuration in (case.tuned.configuration, case.configuration):

@@ -32,7 +32,7 @@ from bssearch.analysis.shape import parameters_of
 from bssearch.errors import BSSearchError, DatabaseError, NotFoundError, SchemaError, UsageError
 from bssearch.exchange.exporters.exports import Exported
 from bssearch.exchange.trial_rows import observations_of
-from bssearch.records import Configuration, Goal, ParameterValue, Phase, StudyRecord, TrialRecord, TrialState
+from bssearch.records import Configuration, Goal, ParameterValue, Phase, StudyRecord, TrialRecord, TrialState, grouped
 from bssearch.spec import StudySpec
 from bssearch.spec.reader import spec_of
 from bssearch.spec.space import Dimension, SearchSpace
@@ -394,12 +394,9 @@ class _Parameters:
 
     def __init__(self, space: SearchSpace, configurations: Sequence[Configuration]) -> None:
         self._dimensions = {one.name: one for one in space.dimensions() if one.name != REFERENCE_LEARNING_RATE}
-        found: dict[str, list[ParameterValue]] = {name: [] for name in ("batch_size", "learning_rate")}
-        found |= {name: [] for name in self._dimensions}
-        for configuration in configurations:
-            for name, value in self._values(configuration).items():
-                found.setdefault(name, []).append(value)
-        always = {"batch_size", "learning_rate", *self._dimensions}
+        always = ("batch_size", "learning_rate", *self._dimensions)
+        given = grouped(pair for one in configurations for pair in self._values(one).items())
+        found: dict[str, list[ParameterValue]] = {name: [] for name in always} | given
         self.distributions: dict[str, BaseDistribution] = {
             name: self._distribution(name, values, space)
             for name, values in found.items()

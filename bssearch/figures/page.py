@@ -21,7 +21,7 @@ from bssearch.analysis.trade_offs import about_columns, trade_off_rows
 from bssearch.figures import plots
 from bssearch.figures.html import PageContent, Row, Section, Table, Tile, html_page, rendered
 from bssearch.figures.svg import ACCENT, MUTED, SECOND, Chart, Point, Series, Shape, extent, value_axis
-from bssearch.records import Configuration, Environment, MemoryBasis, Observation, StudyRecord, TrialRecord
+from bssearch.records import Configuration, Environment, MemoryBasis, Observation, StudyRecord, TrialRecord, grouped
 from bssearch.records.batch_schedule import RunStage, growing_schedule, run_stages
 from bssearch.records.text import NOTHING, ends, in_words, memory, noise_scale, number, plural, sentence
 from bssearch.spec import StudySpec
@@ -98,10 +98,7 @@ def rate_growth_chart(
 
 def grown_trials(trials: Sequence[TrialRecord], answer: Answer, objective: Objective) -> Section | None:
     """Return a table of the schedules that were run; None if no batch grew."""
-    groups: dict[str, list[TrialRecord]] = {}
-    for trial in trials:
-        if trial.configuration.grows:
-            groups.setdefault(trial.configuration.key, []).append(trial)
+    groups = grouped((one.configuration.key, one) for one in trials if one.configuration.grows)
     if not groups:
         return None
     best = set() if answer.batch_schedule is None else {*answer.batch_schedule.trial_numbers}

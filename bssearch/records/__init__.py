@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bssearch.records.grouping import grouped
 from bssearch.records.measured import (
     COULD_NOT_PAUSE,
     REFUSED,
@@ -107,6 +108,7 @@ __all__ = [
     "TrialStop",
     "Visit",
     "WorkloadDescription",
+    "grouped",
     "is_metric",
     "model_parameters",
     "outcome_fields",

@@ -22,6 +22,7 @@ from bssearch.records import (
     StepTimeError,
     TrialRecord,
     Visit,
+    grouped,
     model_parameters,
 )
 from bssearch.records.batch_schedule import batch_schedule_of
@@ -264,10 +265,7 @@ def _with_interval(probe: ProbeRecord, error: StepTimeError) -> ProbeRecord:
 
 
 def _by_split(visits: Iterable[Visit]) -> dict[Split, list[Visit]]:
-    found: dict[Split, list[Visit]] = {}
-    for one in visits:
-        found.setdefault((one.batch_size, one.micro_batch_size), []).append(one)
-    return found
+    return grouped(((one.batch_size, one.micro_batch_size), one) for one in visits)
 
 
 def _comparable(visits: Sequence[Visit]) -> list[tuple[Split, int, float]]:

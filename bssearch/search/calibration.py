@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 import statistics
-from collections import Counter, defaultdict, deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -24,6 +24,7 @@ from bssearch.records import (
     StepTimeRequest,
     TrialRecord,
     TrialState,
+    grouped,
 )
 from bssearch.records.intervals import FLAT_RATIO
 from bssearch.spec import StudySpec
@@ -272,12 +273,9 @@ def _visits(probe: ProbeRecord) -> int:
 
 
 def _paces(trials: Iterable[TrialRecord]) -> dict[Kind, float]:
-    paces: dict[Kind, list[float]] = defaultdict(list)
-    for trial in trials:
-        outcome = trial.outcome
-        if outcome is not None and not outcome.contended and outcome.steps:
-            paces[kind_of(trial.configuration)].append(outcome.train_seconds / outcome.steps)
-    return {kind: statistics.median(seconds) for kind, seconds in paces.items()}
+    ended = [(kind_of(trial.configuration), trial.outcome) for trial in trials if trial.outcome is not None]
+    alone = [(kind, one.train_seconds / one.steps) for kind, one in ended if one.steps and not one.contended]
+    return {kind: statistics.median(seconds) for kind, seconds in grouped(alone).items()}
 
 
 def measure_step_time_at(

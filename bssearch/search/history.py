@@ -298,7 +298,7 @@ class History:
     def feasible(self) -> tuple[int, ...]:
         """Timed batch sizes without too many `FAILURES`, ascending."""
         timed = (size for size, probe in sorted(self.probes.items()) if probe.step_seconds is not None)
-        return tuple(size for size in timed if not self._is_broken(size))
+        return tuple(size for size in timed if self._failed[size] < max(FAILURES, self._ran[size] + 1))
 
     @property
     def untimed(self) -> tuple[int, ...]:
@@ -393,11 +393,10 @@ class History:
         states = [TrialState.LOST, TrialState.OOM, TrialState.FAILED, *[TrialState.CANCELLED][: int(uncapped)]]
         feasible = self.feasible
         for trial in self.in_state(*states):
-            if trial.uncapped is not uncapped or self._retried[trial.number]:
-                continue
-            if trial.is_refused or (trial.state is TrialState.FAILED and trial.retry_of is not None):
-                continue
-            if trial.configuration.batch_size in feasible and self._attempts(trial) < ATTEMPTS:
+            is_asked_for = trial.uncapped is uncapped and trial.configuration.batch_size in feasible
+            had_its_chance = trial.is_refused or (trial.state is TrialState.FAILED and trial.retry_of is not None)
+            is_open = is_asked_for and not had_its_chance and not self._retried[trial.number]
+            if is_open and self._attempts(trial) < ATTEMPTS:
                 return trial
         return None
 
@@ -470,10 +469,6 @@ class History:
             # Another program may have stored a trial as its own retry.
             trial = self.trial(earlier) if earlier is not None and earlier < trial.number else None
         return attempts
-
-    def _is_broken(self, batch_size: int) -> bool:
-        failures = self._failed[batch_size]
-        return failures >= FAILURES and failures > self._ran[batch_size]
 
 
 def is_interrupted(trial: TrialRecord) -> bool:

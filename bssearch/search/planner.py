@@ -50,7 +50,8 @@ class Planner:
             return self._plan(retry), None
         if ending is None and (retry := history.to_retry(uncapped=False)) and self._goes_on:
             return self._plan(retry), None
-        if waiting := self._next_waiting(fresh=ending is None and not self._is_late):
+        is_late = history.incumbent is None and history.budget_share >= LATE
+        if waiting := self._next_waiting(fresh=ending is None and not is_late):
             return self._plan(waiting), None
         choice = None
         if ending is None:
@@ -122,10 +123,6 @@ class Planner:
 
     def _next_waiting(self, *, fresh: bool) -> TrialRecord | None:
         return None if self._history.time_share >= 1 else self._pruning.next_waiting(fresh=fresh)
-
-    @property
-    def _is_late(self) -> bool:
-        return self._history.incumbent is None and self._history.budget_share >= LATE
 
     def _plan(self, of: Choice | TrialRecord) -> TrialPlan:
         history, earlier = self._history, of if isinstance(of, TrialRecord) else None

@@ -29,7 +29,6 @@ from sqlalchemy import (
 )
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import InstrumentedAttribute
-from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
 from bssearch.records import Configuration, DeviceUse, Environment, GradientNoise, StepTimeError, Target, TrialOutcome
@@ -254,14 +253,8 @@ class database_now(FunctionElement[datetime]):  # noqa: N801 - it reads as the S
     inherit_cache = True
 
 
-@compiles(database_now)
-def _server_now(element: database_now, compiler: SQLCompiler, **options: Any) -> str:
-    return "clock_timestamp()"
-
-
-@compiles(database_now, "sqlite")
-def _sqlite_now(element: database_now, compiler: SQLCompiler, **options: Any) -> str:
-    return "strftime('%Y-%m-%d %H:%M:%f000', 'now')"
+compiles(database_now)(lambda *_, **__: "clock_timestamp()")
+compiles(database_now, "sqlite")(lambda *_, **__: "strftime('%Y-%m-%d %H:%M:%f000', 'now')")
 
 
 class database_started(FunctionElement[datetime]):  # noqa: N801 - it reads as the SQL function that it is
@@ -271,14 +264,8 @@ class database_started(FunctionElement[datetime]):  # noqa: N801 - it reads as t
     inherit_cache = True
 
 
-@compiles(database_started)
-def _server_started(element: database_started, compiler: SQLCompiler, **options: Any) -> str:
-    return "pg_postmaster_start_time()"
-
-
-@compiles(database_started, "sqlite")
-def _sqlite_started(element: database_started, compiler: SQLCompiler, **options: Any) -> str:
-    return "NULL"
+compiles(database_started)(lambda *_, **__: "pg_postmaster_start_time()")
+compiles(database_started, "sqlite")(lambda *_, **__: "NULL")
 
 
 def now(connection: Connection) -> datetime:

@@ -24,7 +24,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import InstrumentedAttribute, Mapped, mapped_column
 
 from bssearch.errors import NotFoundError, UsageError
-from bssearch.records import TrialState
+from bssearch.records import TrialState, grouped
 from bssearch.records.text import shortened
 from bssearch.spec.reader import check_study_name
 from bssearch.spec.templates import EARLIEST, LATEST, NewSubmission, Submission, SubmissionState, WorkerRecord
@@ -209,14 +209,11 @@ class QueueStore(StorePart):
                 TrialRow.state.in_([TrialState.RUNNING, TrialState.PAUSED]),
             )
         )
-        found: dict[str, list[int]] = {}
         with self._database.reading() as connection:
             left = connection.execute(of_cancelled).all()
             processes = {_process(name) for name in connection.scalars(select(WorkerRow.name))} if left else set()
-        for name, number, owner in left:
-            if owner is not None and _process(owner) in processes:
-                found.setdefault(name, []).append(number)
-        return found
+        served = (one for one in left if one.lease_owner is not None and _process(one.lease_owner) in processes)
+        return grouped((one.name, one.number) for one in served)
 
     @patiently
     def set_state(self, name: str, state: SubmissionState, reason: str) -> Submission:

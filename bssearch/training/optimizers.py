@@ -181,7 +181,8 @@ def build_optimizer(model: nn.Module, configuration: Configuration, fused: bool 
         keywords["nesterov"] = False  # has no meaning without momentum
     if configuration.optimizer in OF_TIMM:
         kind: Any = getattr(timm_optimizers(configuration.optimizer), configuration.optimizer.capitalize())
-        groups = _adapted(groups)
+        # apply the trust ratio to matrices and filters only; timm skips it without weight decay, making LARS SGD
+        groups = [{**group, "always_adapt": group["params"][0].ndim >= 2} for group in groups]
     else:
         kind = KINDS[configuration.optimizer]
     if configuration.optimizer in IN_ONE_KERNEL:
@@ -203,16 +204,9 @@ def _options(configuration: Configuration) -> Options:
 def _option(name: str, value: Any, default: Any) -> Any:
     if value is None:
         return default
-    if isinstance(default, bool | str):
-        return type(default)(value)
-    if isinstance(value, bool | str):
+    if isinstance(value, bool | str) and not isinstance(default, bool | str):
         raise UsageError(f"{name} = {value!r} must be a number")
     return type(default)(value)
-
-
-def _adapted(groups: ParameterGroups) -> ParameterGroups:
-    # apply the trust ratio to matrices and filters only; timm skips it without weight decay, making LARS SGD
-    return [{**group, "always_adapt": group["params"][0].ndim >= 2} for group in groups]
 
 
 Optimizers = tuple[torch.optim.Optimizer, ...]

@@ -8,32 +8,22 @@ from __future__ import annotations
 
 import gzip
 import importlib.util
-import math
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import nn
-from torch.nn import functional
 
 from bssearch.errors import WorkloadError
-from bssearch.records import MetricInfo
 from bssearch.workloads.base import Data, Part
 from bssearch.workloads.data import evenly, stratified_order
+from bssearch.workloads.ten_classes import CLASSES, TenClasses
 
-CLASSES = 10
 _BRIGHTEST = 16.0
-_EVALUATION_CHUNK = 2048
 
 
-class Digits:
+class Digits(TenClasses):
     """Classify the digits; by default 1,077 images train, 360 validate and 360 test, in a fixed stratified split."""
-
-    metrics: Mapping[str, MetricInfo] = {
-        "accuracy": MetricInfo(low=0.0, high=1.0, chance=1 / CLASSES),
-        "loss": MetricInfo(low=0.0, chance=math.log(CLASSES)),
-    }
 
     def __init__(self, validation_samples: int = 360, test_samples: int = 360) -> None:
         if validation_samples < 1 or test_samples < 1:
@@ -85,21 +75,6 @@ class Digits:
             nn.Dropout(dropout),
             nn.Linear(32 * 2 * 2, CLASSES),
         )
-
-    def loss(
-        self, model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, *, label_smoothing: float
-    ) -> torch.Tensor:
-        """Mean cross-entropy."""
-        return functional.cross_entropy(model(inputs), targets, label_smoothing=label_smoothing)
-
-    def evaluate(self, model: nn.Module, part: Part) -> Mapping[str, float]:
-        """Accuracy and mean cross-entropy."""
-        scores = torch.cat([model(inputs) for inputs, _ in part.chunks(_EVALUATION_CHUNK)])
-        correct = (scores.argmax(1) == part.targets).sum()
-        return {
-            "accuracy": correct.item() / len(part),
-            "loss": functional.cross_entropy(scores, part.targets).item(),
-        }
 
 
 def _read() -> tuple[np.ndarray, np.ndarray]:

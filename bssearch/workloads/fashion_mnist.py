@@ -27,10 +27,10 @@ from torch import nn
 from torch.nn import functional
 
 from bssearch.errors import WorkloadError
-from bssearch.records import MetricInfo
 from bssearch.settings import DATA_DIR_VARIABLE, cache_folder
 from bssearch.workloads.base import Data, Part
 from bssearch.workloads.data import evenly, stratified_order
+from bssearch.workloads.ten_classes import CLASSES, TenClasses
 
 DEBIAN_FOLDER = Path("/usr/share/datasets/fashion-mnist")
 FILES = (
@@ -143,7 +143,6 @@ def _content(path: Path) -> bytes:
         raise WorkloadError(f"{path} cannot be read: {error}") from error
 
 
-CLASSES = 10
 SIDE = 28
 HELD_OUT = 5000  # images that never train, even if fewer validate
 
@@ -155,21 +154,15 @@ SHIFT = 2  # most pixels by which augment moves an image
 _STAGES = (32, 64, 96)
 _GROUPS = 8
 _HIDDEN = 256
-_EVALUATION_CHUNK = 2048
 _LABELS_CRC32 = {"train": 0x2ED6E46A, "t10k": 0x242BC73F}
 
 
-class FashionMnist:
+class FashionMnist(TenClasses):
     """Classify the images; 55,000 train, up to 5,000 validate, and 10,000 test, in a fixed stratified split.
 
     ``model`` is ``resnet`` or ``mlp``. ``norm`` of the resnet is ``group`` (default) or ``batch``; with ``batch``,
     accumulation changes the result. ``augment`` moves training images by up to two pixels and mirrors half of them.
     """
-
-    metrics: Mapping[str, MetricInfo] = {
-        "accuracy": MetricInfo(low=0.0, high=1.0, chance=1 / CLASSES),
-        "loss": MetricInfo(low=0.0, chance=math.log(CLASSES)),
-    }
 
     def __init__(
         self,
@@ -227,21 +220,6 @@ class FashionMnist:
     def augment(self, inputs: torch.Tensor) -> torch.Tensor:
         """Move and mirror images if ``augment`` is set."""
         return moved_and_mirrored(inputs) if self._augments else inputs
-
-    def loss(
-        self, model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, *, label_smoothing: float
-    ) -> torch.Tensor:
-        """Mean cross-entropy."""
-        return functional.cross_entropy(model(inputs), targets, label_smoothing=label_smoothing)
-
-    def evaluate(self, model: nn.Module, part: Part) -> Mapping[str, float]:
-        """Accuracy and mean cross-entropy."""
-        scores = torch.cat([model(inputs) for inputs, _ in part.chunks(_EVALUATION_CHUNK)])
-        correct = (scores.argmax(1) == part.targets).sum()
-        return {
-            "accuracy": correct.item() / len(part),
-            "loss": functional.cross_entropy(scores, part.targets).item(),
-        }
 
 
 def read_images(files: Mapping[str, Path], part: Literal["train", "t10k"]) -> tuple[np.ndarray, np.ndarray]:

@@ -26,7 +26,8 @@ from bssearch.settings import cache_folder
 from bssearch.workloads import fashion_mnist
 from bssearch.workloads.base import Data, Part
 from bssearch.workloads.data import evenly, stratified_order
-from bssearch.workloads.fashion_mnist import CLASSES, HELD_OUT, FashionMnist
+from bssearch.workloads.fashion_mnist import HELD_OUT, FashionMnist
+from bssearch.workloads.ten_classes import CLASSES
 
 Weights = Mapping[str, torch.Tensor]
 

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import nn
-from torch.nn import functional
 
-from bssearch.records import MetricInfo
-from bssearch.workloads.base import Data, Part
-from bssearch.workloads.fashion_mnist import CLASSES, HELD_OUT, SIDE, FashionMnist
+from bssearch.workloads.base import Data
+from bssearch.workloads.fashion_mnist import HELD_OUT, SIDE, FashionMnist
+from bssearch.workloads.ten_classes import CLASSES, TenClasses
 from bssearch.workloads.transformer import Block, blocks_of, check_counts
 
 _COUNTS = ("patch", "width", "depth", "heads")
 
 
 @dataclass(eq=False)
-class VitTiny:
+class VitTiny(TenClasses):
     """Classify Fashion-MNIST's images, split as in `FashionMnist`.
 
     ``patch`` is a patch's side in pixels and must divide 28; ``heads`` must divide ``width``.
@@ -30,13 +28,6 @@ class VitTiny:
     depth: int = 3
     heads: int = 4
     validation_samples: int = HELD_OUT
-    metrics: Mapping[str, MetricInfo] = field(
-        default_factory=lambda: {
-            "accuracy": MetricInfo(low=0.0, high=1.0, chance=1 / CLASSES),
-            "loss": MetricInfo(low=0.0, chance=math.log(CLASSES)),
-        },
-        init=False,
-    )
 
     def __post_init__(self) -> None:
         check_counts(self, _COUNTS)
@@ -59,16 +50,6 @@ class VitTiny:
     def checkpointed_modules(self, model: nn.Module) -> Sequence[nn.Module]:
         """The transformer's blocks."""
         return blocks_of(model)
-
-    def loss(
-        self, model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, *, label_smoothing: float
-    ) -> torch.Tensor:
-        """Mean cross-entropy."""
-        return functional.cross_entropy(model(inputs), targets, label_smoothing=label_smoothing)
-
-    def evaluate(self, model: nn.Module, part: Part) -> Mapping[str, float]:
-        """Accuracy and mean cross-entropy."""
-        return self._images().evaluate(model, part)
 
     def _images(self) -> FashionMnist:
         return FashionMnist(validation_samples=self.validation_samples)

@@ -10,7 +10,8 @@ import torch
 from bssearch.errors import WorkloadError
 from bssearch.records import MetricInfo
 from bssearch.workloads import digits
-from bssearch.workloads.digits import CLASSES, Digits
+from bssearch.workloads.digits import Digits
+from bssearch.workloads.ten_classes import CLASSES
 
 CPU = torch.device("cpu")
 

@@ -18,7 +18,6 @@ from bssearch.settings import DATA_DIR_VARIABLE
 from bssearch.workloads import fashion_mnist
 from bssearch.workloads.base import Data, Part
 from bssearch.workloads.fashion_mnist import (
-    CLASSES,
     FILES,
     SHIFT,
     FashionMnist,
@@ -28,6 +27,7 @@ from bssearch.workloads.fashion_mnist import (
     read_images,
     split,
 )
+from bssearch.workloads.ten_classes import CLASSES
 
 CPU = torch.device("cpu")
 IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"

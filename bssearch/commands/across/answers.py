@@ -16,7 +16,7 @@ from bssearch.analysis.headline import with_interval
 from bssearch.analysis.shape import Model
 from bssearch.commands.across.databases import StudyFilter, device_of, nothing_matches, open_databases, precision_of
 from bssearch.errors import DatabaseError, TargetNotReachedError, UsageError
-from bssearch.records import Goal, StudyRecord, Target
+from bssearch.records import Goal, StudyRecord, Target, grouped
 from bssearch.records.text import plural, span
 from bssearch.search.finding import answer
 from bssearch.spec.reader import changed_fields, spec_of
@@ -146,9 +146,8 @@ class Agreement(Model):
 
 def agreement_of(found: Sequence[Finding]) -> Agreement:
     """Return whether findings (at least one) agree in pairs."""
-    asked: dict[tuple[str, ...], list[tuple[str, Finding]]] = {}
-    for label, one in labelled(without_copies(found)):
-        asked.setdefault(tuple(one.question.in_words.values()), []).append((label, one))
+    named = labelled(without_copies(found))
+    asked = grouped((tuple(one.question.in_words.values()), (label, one)) for label, one in named)
     questions = [_of_one_question(named) for named in asked.values()]
     only = questions[0] if len(questions) == 1 else None
     return Agreement(

@@ -17,6 +17,7 @@ from bssearch.search.leases import is_alive
 from bssearch.search.pruners.checkpoints import Checkpoints
 from bssearch.settings import user_name
 from bssearch.spec.reader import shortened
+from bssearch.spec.space.domains import is_number
 from bssearch.spec.templates import (
     OFFERS_NONE,
     NewSubmission,
@@ -189,9 +190,7 @@ def checked_value(key: str, value: Any, where: str) -> Value:
     field = key.split(".")[0]
     if field in OFFERS_NONE:
         raise SpecError(f"{where}: {key} cannot be submitted: {field} is the worker's operator's")
-    if isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, list) and all(isinstance(one, int | float) and not isinstance(one, bool) for one in value):
+    if isinstance(value, bool | int | float | str) or (isinstance(value, list) and all(map(is_number, value))):
         return value
     raise SpecError(
         f"{where}: {key} = {shortened(value)} must be a number, true or false, a text, or a list of numbers"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from bssearch.analysis.objectives import SamplesToTarget, TimeToTarget
 from bssearch.errors import UsageError
 from bssearch.exchange.importers.imported_run import TYPED, ImportedRun, Studies
-from bssearch.records import Environment, Goal, Phase, Target, TrialOutcome, TrialState
+from bssearch.records import Environment, Goal, Phase, Target, TrialOutcome, TrialState, grouped
 from bssearch.settings import user_name
 from bssearch.spec import StudySpec
 from bssearch.spec.model import IMPORTED
@@ -70,9 +70,7 @@ def make_studies(
     A single study is called ``name``; of several, the device follows the name. Without train seconds the objective is
     ``samples_to_target``. Raises `UsageError` if no run has ``default_batch``.
     """
-    groups: dict[tuple[str, str], list[ImportedRun]] = {}
-    for run in runs:
-        groups.setdefault((run.device or UNKNOWN, run.precision or UNKNOWN), []).append(run)
+    groups = grouped(((run.device or UNKNOWN, run.precision or UNKNOWN), run) for run in runs)
     sizes = sorted({run.configuration.batch_size for run in runs})
     if default_batch is not None and default_batch not in sizes:
         raise UsageError(f"--default-batch = {default_batch} must be one of {', '.join(map(str, sizes))}")

@@ -1,0 +1,40 @@
+"""What the shipped workloads of images in ten classes share: loss and metrics."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from bssearch.records import MetricInfo
+from bssearch.workloads.data import Part
+
+CLASSES = 10
+_EVALUATION_CHUNK = 2048
+
+
+class TenClasses:
+    """Cross-entropy, and accuracy; a workload adds data and a model."""
+
+    metrics: Mapping[str, MetricInfo] = {
+        "accuracy": MetricInfo(low=0.0, high=1.0, chance=1 / CLASSES),
+        "loss": MetricInfo(low=0.0, chance=math.log(CLASSES)),
+    }
+
+    def loss(
+        self, model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, *, label_smoothing: float
+    ) -> torch.Tensor:
+        """Mean cross-entropy."""
+        return functional.cross_entropy(model(inputs), targets, label_smoothing=label_smoothing)
+
+    def evaluate(self, model: nn.Module, part: Part) -> Mapping[str, float]:
+        """Accuracy and mean cross-entropy."""
+        scores = torch.cat([model(inputs) for inputs, _ in part.chunks(_EVALUATION_CHUNK)])
+        correct = (scores.argmax(1) == part.targets).sum()
+        return {
+            "accuracy": correct.item() / len(part),
+            "loss": functional.cross_entropy(scores, part.targets).item(),
+        }
