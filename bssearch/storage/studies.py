@@ -225,8 +225,7 @@ class FindingStore(StorePart):
         """Return the last answer, even if outdated."""
         with self._database.looking() as connection:
             query = select(FindingRow.answer).where(FindingRow.study_id == self._database.study_id(connection, study))
-            last: Mapping[str, Any] | None = connection.scalar(query)
-            return last
+            return connection.scalar(query)
 
     @patiently
     def current(self, study: str) -> Mapping[str, Any] | None:

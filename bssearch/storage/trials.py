@@ -264,8 +264,7 @@ class TrialStore(StorePart):
                 .join(TrialRow, (TrialRow.study_id == SpecRow.study_id) & (TrialRow.spec_digest == SpecRow.digest))
                 .where(SpecRow.study_id == study_id, TrialRow.number == number)
             )
-            found: Mapping[str, object] | None = connection.scalar(query)
-            return found
+            return connection.scalar(query)
 
     @patiently
     def environment(self, study: str, number: int) -> Environment | None:

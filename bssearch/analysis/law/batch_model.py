@@ -194,8 +194,7 @@ def _hazard(distance: Numbers) -> Numbers:
     """φ/Φ of the standard normal, the derivative of log Φ."""
     from scipy.special import erfcx
 
-    hazard: Numbers = math.sqrt(2 / math.pi) / erfcx(-distance / math.sqrt(2))
-    return hazard
+    return math.sqrt(2 / math.pi) / erfcx(-distance / math.sqrt(2))
 
 
 def settled_deviation(residuals: Callable[[float], tuple[Numbers, Numbers]], freedom: int) -> float:

@@ -222,15 +222,13 @@ def _drawn(logs: Numbers, rng: np.random.Generator) -> NDArray[np.int64]:
 
 def _covariance(one: Numbers, other: Numbers) -> Numbers:
     apart = (one[:, None] - other) / (DEPARTURE_OCTAVES * math.log(2))
-    covariance: Numbers = LEVEL**2 + DEPARTURE**2 * np.exp(-0.5 * apart**2)
-    return covariance
+    return LEVEL**2 + DEPARTURE**2 * np.exp(-0.5 * apart**2)
 
 
 def _between(nodes: Numbers, values: Numbers, at: Numbers) -> Numbers:
     right = np.clip(np.searchsorted(nodes, at), 1, len(nodes) - 1)
     share = (at - nodes[right - 1]) / (nodes[right] - nodes[right - 1])
-    between: Numbers = values[:, right - 1] * (1 - share) + values[:, right] * share
-    return between
+    return values[:, right - 1] * (1 - share) + values[:, right] * share
 
 
 def _needing_more(points: Sequence[LawPoint], log_b_crit: Numbers, nodes: Numbers, departures: Numbers) -> Numbers:

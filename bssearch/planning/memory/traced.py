@@ -244,8 +244,7 @@ def _added(mask: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
 def _dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
     if not training or p == 0:
         return input
-    kept: torch.Tensor = torch.native_dropout(input, p, True)[0]
-    return kept
+    return torch.native_dropout(input, p, True)[0]
 
 
 def _in_fp32(value: Any) -> Any:

@@ -250,8 +250,7 @@ _LACKING = text(_lacking_query())
 
 
 def _schema(connection: Connection) -> str:
-    quoted: str = connection.scalar(text("SELECT quote_ident(current_schema())")) or "public"
-    return quoted
+    return connection.scalar(text("SELECT quote_ident(current_schema())")) or "public"
 
 
 def _execute(connection: Connection, statements: Iterable[str]) -> None:

@@ -421,8 +421,7 @@ def _known(connection: Connection, copy: Copy) -> int | None:
     if study["spec"]["workload"] == IMPORTED and copy.environment is not None:
         devices = select(EnvironmentRow.id).where(*of_its_kind(copy.environment))
         same.append(StudyRow.environment_id.in_(devices))
-    found: int | None = connection.scalar(select(StudyRow.id).where(*same).order_by(StudyRow.id).with_for_update())
-    return found
+    return connection.scalar(select(StudyRow.id).where(*same).order_by(StudyRow.id).with_for_update())
 
 
 def _create(connection: Connection, copy: Copy, name: str) -> int:

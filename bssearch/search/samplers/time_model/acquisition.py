@@ -119,8 +119,7 @@ def covariances(points: Points) -> tuple[Numbers, Numbers]:
 
 
 def _squares(values: Numbers, length: float) -> Numbers:
-    squares: Numbers = ((values[:, None] - values[None, :]) / length) ** 2
-    return squares
+    return ((values[:, None] - values[None, :]) / length) ** 2
 
 
 SEED_NOISES = ((0.10, 0.3), (0.16, 0.4), (0.28, 0.3))  # with prior weights
@@ -215,8 +214,7 @@ def _by_point(places: Indices, found: Extrapolation, noise: float) -> _Data:
     where, group = np.unique(places, return_inverse=True)
 
     def summed(values: NDArray[Any]) -> Numbers:
-        sums: Numbers = np.bincount(group, values, len(where)).astype(np.float64)
-        return sums
+        return np.bincount(group, values, len(where)).astype(np.float64)
 
     weights = 1 / (noise**2 + found.variance)
     weight = summed(weights)
@@ -428,8 +426,7 @@ class KnowledgeGradient:
 
     def _log_step_times(self, points: Points) -> Numbers:
         sizes, where = np.unique(points.batch_sizes, return_inverse=True)
-        times: Numbers = np.log([step_seconds_at(self._step_seconds, int(size)) for size in sizes])[where]
-        return times
+        return np.log([step_seconds_at(self._step_seconds, int(size)) for size in sizes])[where]
 
 
 @cache

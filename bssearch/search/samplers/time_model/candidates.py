@@ -38,8 +38,7 @@ class Points:
     @cached_property
     def log2_batch_sizes(self) -> Numbers:
         """log2 of the batch sizes."""
-        octaves: Numbers = np.log2(self.batch_sizes)
-        return octaves
+        return np.log2(self.batch_sizes)
 
 
 Coordinates = Mapping[str, ParameterValue]
@@ -188,8 +187,7 @@ def _ends(dimension: Dimension) -> tuple[float, float]:
 def latin_hypercube(count: int, dimensions: int, rng: np.random.Generator) -> Numbers:
     """Latin hypercube, shape (count, dimensions)."""
     places = np.stack([rng.permutation(count) for _ in range(dimensions)], axis=1)
-    spread: Numbers = (places + rng.random((count, dimensions))) / count
-    return spread
+    return (places + rng.random((count, dimensions))) / count
 
 
 def order_of(value: ParameterValue) -> tuple[str, object]:
