@@ -233,7 +233,6 @@ def confirm_out_of_memory(
     counts = Counter(one.micro_batch_size for one in tried)
     once = {one.micro_batch_size: one for one in tried if counts[one.micro_batch_size] == 1}
     while not spec.is_program and (size := store.probes.memory_boundary(spec.name, environment).too_large) in once:
-        assert size is not None, "only sizes are in it"
         if any(not use.fits and use.micro_batch_size <= size for use in store.probes.memory(spec.name, environment)):
             break
         check()
