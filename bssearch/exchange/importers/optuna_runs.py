@@ -112,7 +112,7 @@ def resumed_trials(trials: Sequence[FrozenTrial]) -> frozenset[int]:
 
 
 def checked_seconds(value: Any, name: str, reached: bool, origin: str) -> float | None:
-    """Return seconds; raise `UsageError` if invalid."""
+    """Return seconds."""
     if value is None:
         return None
     seconds = number(value)
