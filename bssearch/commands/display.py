@@ -39,7 +39,7 @@ class Left:
 
 
 def search_left(history: History) -> Left:
-    """Return the rest of a search by the mean wall seconds per ended trial."""
+    """Rest of a search by the mean wall seconds per ended trial."""
     budget = history.spec.budget
     open_ones = len(history.in_state(TrialState.RUNNING, TrialState.PAUSED, TrialState.QUEUED))
     done = history.spent - open_ones
@@ -51,13 +51,13 @@ def search_left(history: History) -> Left:
 
 
 def confirmation_left(history: History) -> Left:
-    """Return the most confirmation left, from medians per configuration."""
+    """Most confirmation left, from medians per configuration."""
     runs = most_left(history)
     return Left(len(runs), math.fsum(_expected_seconds(history, one) for one in runs))
 
 
 def _expected_seconds(history: History, configuration: Configuration) -> float:
-    """Return a run's wall seconds: from its like, its batch size's best, or the limit."""
+    """A run's wall seconds: from its like, its batch size's best, or the limit."""
     full = {TrialState.REACHED, TrialState.EXHAUSTED, TrialState.DIVERGED}
     own = [
         trial.outcome.wall_seconds
@@ -144,7 +144,7 @@ class Display(Lines):
         self._show_table(Group(batch_table(history), Text(self.footer(history))))
 
     def footer(self, history: History) -> str:
-        """Return phase, time left and running trials."""
+        """Phase, time left and running trials."""
         best = history.incumbent
         fastest = "no trial has reached the target yet"
         if best is not None:
@@ -174,7 +174,7 @@ class Display(Lines):
 
 
 def batch_table(history: History) -> Table:
-    """Return batch sizes with trials and the time of the best single one: partly luck."""
+    """Batch sizes with trials and the time of the best single one: partly luck."""
     table = Table("batch size", "trials", "reached", "best single run", box=None, padding=(0, 2))
     for size in history.feasible:
         here = history.at(size)
@@ -187,7 +187,7 @@ def batch_table(history: History) -> Table:
 
 
 def ended_line(trial: TrialRecord, history: History) -> str:
-    """Return one line on how a trial ended."""
+    """One line on how a trial ended."""
     configuration, outcome = trial.configuration, trial.outcome
     what = f"batch {sizes_in_words(configuration)}, lr {configuration.learning_rate:.3g}"
     how = trial.state.value
