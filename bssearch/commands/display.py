@@ -40,7 +40,7 @@ class Left:
 
 
 def search_left(history: History) -> Left:
-    """Return the rest of a search by the mean wall seconds per ended trial."""
+    """Rest of a search by the mean wall seconds per ended trial."""
     budget = history.spec.budget
     open_ones = len(history.in_state(TrialState.RUNNING, TrialState.PAUSED, TrialState.QUEUED))
     done = history.spent - open_ones
@@ -52,13 +52,13 @@ def search_left(history: History) -> Left:
 
 
 def confirmation_left(history: History) -> Left:
-    """Return the most confirmation left, from medians per configuration."""
+    """Most confirmation left, from medians per configuration."""
     runs = most_left(history)
     return Left(len(runs), math.fsum(_expected_seconds(history, one) for one in runs))
 
 
 def _expected_seconds(history: History, configuration: Configuration) -> float:
-    """Return a run's wall seconds: from its like, its batch size's best, or the limit."""
+    """A run's wall seconds: from its like, its batch size's best, or the limit."""
     full = {TrialState.REACHED, TrialState.EXHAUSTED, TrialState.DIVERGED}
     own = [
         trial.outcome.wall_seconds
@@ -217,7 +217,7 @@ def batch_table(history: History) -> Table:
 
 
 def ended_line(trial: TrialRecord, history: History) -> str:
-    """Return one line on how a trial ended."""
+    """One line on how a trial ended."""
     configuration, outcome = trial.configuration, trial.outcome
     what = f"batch {sizes_in_words(configuration)}, lr {configuration.learning_rate:.3g}"
     how = trial.state.value

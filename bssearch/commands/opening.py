@@ -314,7 +314,7 @@ INLINE = "inline"
 
 
 def with_workload(spec: StudySpec, given: GivenWorkload) -> StudySpec:
-    """Return a spec of the given workload, inline if only this process can load it."""
+    """Spec of the given workload, inline if only this process can load it."""
     changed: dict[str, Any] = {"workload": given.name}
     if given.settings is not None:
         changed["workload_settings"] = given.settings
@@ -324,7 +324,7 @@ def with_workload(spec: StudySpec, given: GivenWorkload) -> StudySpec:
 
 
 def named(spec: StudySpec, given: GivenWorkload | None, launch: Launch, *, keeps_name: bool) -> StudySpec:
-    """Return the spec with the given workload; ``keeps_name`` keeps the spec's workload name.
+    """Spec with the given workload; ``keeps_name`` keeps the spec's workload name.
 
     Raises `UsageError` if no process can load it, if an object's settings differ from the spec's, or for a command.
     """
@@ -378,11 +378,11 @@ class OpenStudy:
     shift: Shift | None = None
 
     def driver(self) -> Driver:
-        """Return a driver of the study's trials."""
+        """Driver of the study's trials."""
         return Driver(self.spec, self.store, self.executor, self.environment, self.listener, shift=self.shift)
 
     def history(self) -> History:
-        """Return the stored state of the study."""
+        """Stored state of the study."""
         return History(
             self.spec,
             self.store.trials.of(self.spec.name),
@@ -395,7 +395,7 @@ def opened(spec: StudySpec, launch: Launch, *, keeps_name: bool = False, reports
     """Create or open a spec's study with an executor; close both at the end.
 
     A new study is deleted if the workload fails before its first measurement. ``keeps_name``: see `named`. With
-    ``reports`` trials go to the boards. Raises as `described`, `DatabaseError` and `QuestionChangedError`.
+    ``reports`` trials go to the boards.
     """
     given, asked = _given(launch), spec
     spec = named(checked(spec), given, launch, keeps_name=keeps_name)
@@ -428,10 +428,7 @@ def opened(spec: StudySpec, launch: Launch, *, keeps_name: bool = False, reports
 def described(
     spec: StudySpec, launch: Launch, *, keeps_name: bool = False
 ) -> Iterator[tuple[Executor, WorkloadDescription]]:
-    """Give an executor and its workload's description; close at the end.
-
-    Raises `UsageError`, `SpecError`, `WorkloadError`, `LaunchError`.
-    """
+    """Give an executor and its workload's description; close at the end."""
     given = _given(launch)
     spec = named(checked(spec), given, launch, keeps_name=keeps_name)
     with _described(spec, launch, given, launch.listener or Listener()) as found:
@@ -476,7 +473,7 @@ def _telling_of_a_wait(spec: StudySpec, listener: Listener) -> Iterator[None]:
 def stored_spec(
     study: str, *, db: str | None = None, to_run: bool = False, runs_code: bool = False, connects: bool = False
 ) -> StudySpec:
-    """Return the spec of a stored study.
+    """Spec of a stored study.
 
     ``to_run``, ``runs_code`` and ``connects`` refuse (`UsageError`) imported runs, code or a cluster unknown here.
     Raises `TargetNotReachedError` without an answer.
@@ -521,7 +518,7 @@ def _local(spec: StudySpec, launch: Launch, given: Any) -> Executor:
 
 
 def program_of(spec: StudySpec) -> Program | None:
-    """Return a spec's program, None for a workload."""
+    """A spec's program, None for a workload."""
     if not spec.is_program:
         return None
     return Program(

@@ -166,7 +166,7 @@ def rerun(study: str, trial: int, launch: Launch = HERE, *, runs: int = 1) -> Re
 
 
 def stored_trial(store: Store, study: str, number: int) -> Stored:
-    """Load a trial to rerun; raise `NotFoundError` or `UsageError`."""
+    """Load a trial to rerun."""
     record = store.studies.get(study)
     trial = store.trials.get(study, number)
     spec = _spec_at(store, record, number)
@@ -338,7 +338,7 @@ class Reproduction:
 
 
 def reproduction(store: Store, study: str, trial: int, *, names_database: bool = False) -> Reproduction:
-    """Return the command that repeats a stored trial, without a password; raise `UsageError` if it cannot."""
+    """Command that repeats a stored trial, without a password; raise `UsageError` if it cannot."""
     stored = stored_trial(store, study, trial)
     words = ["bssearch", "trial", "rerun", study, str(trial)]
     notes = list(_notes(stored))

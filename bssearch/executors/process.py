@@ -64,7 +64,7 @@ _LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "pl
 
 
 def describe_exception(error: BaseException) -> str:
-    """Return ``ExceptionType: message (file:line: code)`` of the user's innermost frame, else of a library's."""
+    """``ExceptionType: message (file:line: code)`` of the user's innermost frame, else of a library's."""
     if isinstance(error, BSSearchError):
         return str(error)
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
@@ -255,7 +255,7 @@ _PR_SET_DUMPABLE = 4  # prctl(2)
 def hide_secrets() -> None:
     """Protect this process's memory and environment in ``/proc`` (Linux).
 
-    Workers of the same user could read secrets there; root still can.
+    Root can still read it.
     """
     known = [*os.environ.items(), *_first_environment().items()]
     if sys.platform == "linux" and any(is_secret(name, value) for name, value in known):
@@ -374,7 +374,7 @@ Inbox = queue.SimpleQueue[tuple[WorkerHandle, Reply | None]]
 
 
 class WorkerProcess:
-    """A child in its own session; raises `OSError`.
+    """A child in its own session.
 
     Create it in a thread that outlives it: Linux kills it with that thread.
     """

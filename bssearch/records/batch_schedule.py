@@ -103,7 +103,7 @@ class BatchSchedule:
 
 
 def batch_schedule_of(configuration: Configuration) -> BatchSchedule | None:
-    """Schedule, None if the batch size is constant; raises `UsageError` if invalid."""
+    """Schedule, None if the batch size is constant."""
     name = configuration.parameters.get(BATCH_SCHEDULE)
     if name is None:
         return None
@@ -180,8 +180,7 @@ def sizes_in_words(configuration: Configuration) -> str:
     """Batch size, or all stages' sizes: "16 → 64 → 256"."""
     if not configuration.grows:
         return str(configuration.batch_size)
-    schedule = batch_schedule_of(configuration)
-    return " → ".join(str(stage.batch_size) for stage in stages_of(configuration, schedule))
+    return " → ".join(str(stage.batch_size) for stage in stages_of(configuration, batch_schedule_of(configuration)))
 
 
 def growing(

@@ -70,7 +70,7 @@ class Upgrade:
 
 
 def current(database: str | URL | Engine) -> str | None:
-    """Return the revision, or None."""
+    """Revision, or None."""
     if isinstance(database, Engine):
         return _current(database)
     engine = create_engine_for(database, write=False)
@@ -120,11 +120,8 @@ def upgrade(url: str | URL, roles: Roles | None = None) -> Upgrade:
 
     ``roles`` creates roles on a server. Concurrent calls wait for `bssearch.storage.connection.engine.LONGEST_WAIT_S`.
 
-    Raises:
-        SchemaError: if a newer version wrote the database.
-        UsageError: if roles are given for a SQLite file.
-        DatabaseError: if the login is not in the owner role or cannot create roles.
-        BlockedError: if another session holds a lock.
+    Raises `SchemaError` if a newer version wrote the database, `UsageError` for roles of a SQLite file, else
+    `DatabaseError`.
     """
     url = parse_url(url)
     path = sqlite_file(url)
@@ -155,7 +152,8 @@ def _upgrade(connection: Connection, before: str | None, roles: Roles | None) ->
             become_owner(connection, there)
         if before is not None:
             # At once: a migration that takes one table after the other would wait for each.
-            lock_tables(connection, _our_tables(connection), ALONE)
+            ours = {*WRITER_RIGHTS, VERSION_TABLE}.intersection(inspect(connection).get_table_names())
+            lock_tables(connection, [*ours], ALONE)
         _run_migrations(connection)
         _check_references(connection)
     if roles:
@@ -260,10 +258,6 @@ def _create_version_table(connection: Connection) -> None:
             raise
 
 
-def _our_tables(connection: Connection) -> list[str]:
-    return [*{*WRITER_RIGHTS, VERSION_TABLE}.intersection(inspect(connection).get_table_names())]
-
-
 def _copy_first(path: Path) -> Path:
     copy = path.with_name(f"{path.name}.before-{SCHEMA_HEAD}.bak")
     copy_sqlite(path, copy)
@@ -279,7 +273,7 @@ def _run_migrations(connection: Connection) -> None:
 
 
 def beside_tables() -> list[str]:
-    """Return each revision's ``POSTGRESQL`` statements."""
+    """Each revision's ``POSTGRESQL`` statements."""
     from alembic.script import ScriptDirectory
 
     revisions = reversed(list(ScriptDirectory.from_config(_config()).walk_revisions()))
@@ -307,7 +301,7 @@ SCHEMA = "public"
 
 
 def script(roles: Roles | None) -> str:
-    """Return psql's SQL for tables and roles, in one transaction.
+    """Psql's SQL for tables and roles, in one transaction.
 
     Existing tables change only their rights. The SQL fails on another schema revision.
     """

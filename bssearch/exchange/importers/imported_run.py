@@ -28,7 +28,7 @@ MOST_BYTES = 2**26
 
 
 def read_text(path: Path) -> str:
-    """Return a file's text; raise `NotFoundError`, or `UsageError` unless UTF-8."""
+    """A file's text; raise `NotFoundError`, or `UsageError` unless UTF-8."""
     try:
         with path.open("rb") as file:
             data = file.read(MOST_BYTES + 1)
@@ -46,7 +46,7 @@ def read_text(path: Path) -> str:
 
 
 def integer(text: str, label: str, origin: str, *, low: int, high: int = LARGEST) -> int:
-    """Parse an integer, also ``120.0``; raise `UsageError`."""
+    """Parse an integer, also ``120.0``."""
     value = number(text)
     try:
         found = int(text) if "_" not in text else None
@@ -58,7 +58,7 @@ def integer(text: str, label: str, origin: str, *, low: int, high: int = LARGEST
 
 
 def comma_hint(text: str) -> str | None:
-    """Return what to do with a decimal or thousands comma."""
+    """What to do with a decimal or thousands comma."""
     return "write decimals with a point, without separators of thousands" if "," in text else None
 
 
@@ -80,7 +80,7 @@ def parameter_value(text: str, label: str, origin: str) -> ParameterValue:
 
 
 def csv_rows(text: str, source: str, *, skipinitialspace: bool = False) -> Iterator[tuple[int, list[str]]]:
-    """Yield non-blank rows with their first line number; raise `UsageError`."""
+    """Yield non-blank rows with their first line number."""
     reader = csv.reader(io.StringIO(text, newline=""), skipinitialspace=skipinitialspace, strict=True)
     while True:
         line = reader.line_num + 1
@@ -145,7 +145,7 @@ def make_configuration(
 ) -> Configuration:
     """Build a configuration; unknown `TYPED` parameters (None) get a placeholder.
 
-    A split counts if its product is the batch size. ``label`` names a parameter as in the file. Raises `UsageError`.
+    A split counts if its product is the batch size. ``label`` names a parameter as in the file.
     """
     given = {name: value for name, value in values.items() if value is not None}
     typed: dict[str, Any] = {**_UNKNOWN}
@@ -178,7 +178,7 @@ def _within_limits(name: str, value: ParameterValue, label: str, origin: str) ->
 
 
 def _split(batch_size: int, parts: Mapping[str, int]) -> tuple[int, int, int]:
-    """Return the factors of `SPLIT`; one micro-batch per device if their product is not the batch size."""
+    """Factors of `SPLIT`; one micro-batch per device if their product is not the batch size."""
     world, micro = parts.get("world_size", 1), parts.get("micro_batch_size")
     accumulation = parts.get("accumulation_steps", 1 if micro is None else max(1, batch_size // (micro * world)))
     micro = micro or max(1, batch_size // (accumulation * world))
@@ -342,7 +342,7 @@ class StepBatches:
 
 
 def step_batches(given: Sequence[GivenBatch], rename: str) -> StepBatches:
-    """Return the batches per step of runs that are all known.
+    """Batches per step of runs that are all known.
 
     ``rename``: a hint to rename ``batch_size``, with ``{}`` for the new name. Raises `UsageError` for an unknown or
     ambiguous batch.
@@ -468,7 +468,7 @@ class Importer(Protocol):
     """
 
     def __call__(self, file: Path, *, name: str | None = None) -> Studies | WholeStudies:
-        """Return studies, to be stored all or none; raise `NotFoundError` or `UsageError`."""
+        """Studies, to be stored all or none."""
 
 
 def import_study(

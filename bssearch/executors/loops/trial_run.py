@@ -265,7 +265,7 @@ def unmoved(evaluate: Evaluate) -> Metrics:
 
 
 def kept_random_numbers() -> Callable[[], None]:
-    """Return a function that restores random state."""
+    """Function that restores random state."""
     states = RandomState(_device_of_generators())
     kept = states.state()
     return lambda: states.restore(kept)
@@ -618,5 +618,4 @@ class TrialRun(Assignment):
         return self._course.with_target(outcome)
 
     def _warnings(self, contention: Contention, wall: float) -> tuple[str, ...]:
-        warnings = self._course.progress.warnings
-        return (*warnings, *contention.warnings, *self._clock.clock.warnings(wall))
+        return (*self._course.progress.warnings, *contention.warnings, *self._clock.clock.warnings(wall))

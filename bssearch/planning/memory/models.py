@@ -45,7 +45,7 @@ class ModelUnderPlan:
 
 
 def build_model(asked: MemoryPlanRequest, mode: FakeTensorMode, dtype: torch.dtype | None = None) -> ModelUnderPlan:
-    """Return a model in training mode with fake tensors; weights of ``dtype`` if given.
+    """Model in training mode with fake tensors; weights of ``dtype`` if given.
 
     Raises `UsageError` if the model is unknown, does not build or needs the network.
     """
@@ -99,7 +99,7 @@ def _blocks(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def real_model(asked: MemoryPlanRequest) -> ModelUnderPlan:
-    """Return a model with real tensors; raises as `build_model`."""
+    """Model with real tensors."""
     try:
         return _maker(asked)
     except BSSearchError:
@@ -111,8 +111,7 @@ def real_model(asked: MemoryPlanRequest) -> ModelUnderPlan:
 
 def _maker(asked: MemoryPlanRequest) -> ModelUnderPlan:
     kind, _, rest = asked.name.partition(":")
-    makers = {"transformers": _of_transformers, "timm": _of_timm}
-    return makers.get(kind, _of_user)(asked, rest)
+    return {"transformers": _of_transformers, "timm": _of_timm}.get(kind, _of_user)(asked, rest)
 
 
 def _take_into(mode: FakeTensorMode, module: nn.Module, dtype: torch.dtype | None) -> None:
@@ -234,8 +233,7 @@ def _loss_of_transformers(model: nn.Module, batch: Any) -> tuple[torch.Tensor, t
     output = model(**batch)
     if getattr(output, "loss", None) is not None:
         return output.loss, getattr(output, "logits", None)
-    first = next(iter(output.values()))
-    return first.float().mean(), None
+    return next(iter(output.values())).float().mean(), None
 
 
 def _library(name: str, model: str) -> Any:

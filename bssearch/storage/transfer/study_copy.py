@@ -93,7 +93,7 @@ class Layout:
 
 
 def checked(kind: Kind, row: object) -> dict[str, Any]:
-    """Validate a row; raise `UsageError`."""
+    """Validate a row."""
     try:
         return vars(LAYOUTS[kind].model.model_validate(row))
     except ValidationError as error:
@@ -105,7 +105,7 @@ def checked(kind: Kind, row: object) -> dict[str, Any]:
 
 
 def words(kind: Kind, row: Mapping[str, Any]) -> str:
-    """Return a row's name for messages."""
+    """A row's name for messages."""
     if kind is Kind.TRIAL:
         return f"trial {shown(row.get('number'))}"
     keys = ", ".join(f"{name} {shown(row.get(name))}" for name in LAYOUTS[kind].keys)
@@ -378,13 +378,13 @@ class Joined:
 
     @property
     def document(self) -> dict[str, Any]:
-        """Return JSON values."""
+        """JSON values."""
         told = {"study": self.study, "source": self.source, "is_new": self.is_new, "is_changed": self.is_changed}
         return {**told, "trials_skipped": list(self.skipped), **self.counts}
 
     @property
     def sentence(self) -> str:
-        """Return a sentence."""
+        """A sentence."""
         new, changed = self.counts["trials_new"], self.counts["trials_changed"]
         done = f"{new} trials added, {changed} replaced" if self.is_changed else "nothing new"
         running = ", ".join(map(str, self.skipped))
@@ -419,8 +419,7 @@ def _known(connection: Connection, copy: Copy) -> int | None:
         StudyRow.spec_hash == study["spec_hash"],
     ]
     if study["spec"]["workload"] == IMPORTED and copy.environment is not None:
-        devices = select(EnvironmentRow.id).where(*of_its_kind(copy.environment))
-        same.append(StudyRow.environment_id.in_(devices))
+        same.append(StudyRow.environment_id.in_(select(EnvironmentRow.id).where(*of_its_kind(copy.environment))))
     return connection.scalar(select(StudyRow.id).where(*same).order_by(StudyRow.id).with_for_update())
 
 
