@@ -101,6 +101,10 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
         self._trial.count_steps_of({"optimizer": others.get("optimizer")})
         if others.get("optimizer") is not None:
             self._trial.check_rates(others["optimizer"])
+        if args.warmup_steps >= 1 and not any(map(self._trial.parameters.get, ("warmup_steps", "warmup_epochs"))):
+            self._trial.warn(
+                f"warmup_steps = {args.warmup_steps:g} is the same at every batch size; set warmup_epochs in the study"
+            )
         self._is_training = True
         args.eval_on_start = self._trial.evaluation_due
 

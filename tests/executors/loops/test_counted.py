@@ -83,7 +83,11 @@ def test_a_smaller_last_batch_counts_its_own_samples(collate: Collate, has_optim
     assert not [one for one in started.line.outcome.warnings if "counted" in one]
 
 
-@pytest.mark.parametrize("batches", [range(10), [torch.zeros(20 * 7)] * 10], ids=["numbers", "tokens in a row"])
+@pytest.mark.parametrize(
+    "batches",
+    [range(10), [torch.zeros(20 * 7)] * 10, [{"input_ids": torch.zeros(1, 20 * 7)}] * 10],
+    ids=["numbers", "tokens in a row", "packed tokens"],
+)
 def test_a_batch_that_cannot_be_counted_is_warned_of_and_refused_if_the_study_is_about_samples(batches: Any) -> None:
     started = until(2)
     assert started.trial.batch_size == 20

@@ -370,3 +370,12 @@ def test_an_optimizer_or_a_callback_with_another_learning_rate_is_refused_unless
     assert found.trial.learning_rate == 0.02
     trained(found, tmp_path, **own)
     assert found.line.outcome.steps == 3
+
+
+@pytest.mark.parametrize(("own", "warnings"), [({"warmup_steps": 5}, 1), ({"warmup_steps": 0.1, "max_steps": 9}, 0)])
+def test_a_warmup_of_the_trainers_own_is_warned_of_if_it_is_in_steps(
+    own: dict[str, Any], warnings: int, tmp_path: Path
+) -> None:
+    found = started(stop_at=3)
+    trained(found, tmp_path, own=own)
+    assert len([one for one in found.line.outcome.warnings if "warmup_steps = 5" in one]) == warnings
