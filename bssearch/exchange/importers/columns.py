@@ -57,6 +57,12 @@ def scale(unit: str) -> float:
     return _SECONDS[unit.lower()[: 2 if unit[:2].lower() in _SECONDS else 1]]
 
 
+def seconds_of_unit(name: str) -> float:
+    """Return the seconds of the unit at a name's end, as in ``train_ms``; 1 without a unit."""
+    unit = _UNIT.search(name)
+    return scale(unit[1]) if unit is not None and unit.end() == len(name) else 1.0
+
+
 def seconds(text: str) -> float:
     """Parse ``90``, ``90 s``, ``1.5 min``, ``0:01:30`` or ``1 day, 2:03:04``; NaN if invalid."""
     parts = _DURATION.fullmatch(text)
@@ -111,6 +117,12 @@ def check_logarithm(theirs: str, ours: str) -> None:
         )
 
 
+def check_epochs(theirs: str, ours: str, hint: str) -> None:
+    """Raise `UsageError` if a name says that its numbers are epochs, not steps."""
+    if ours == "steps" and re.search(r"(?:^|[^a-z])epochs?(?![a-z])", theirs, re.IGNORECASE):
+        raise UsageError(f"{theirs!r} may hold epochs, which are not optimizer steps", hint=hint)
+
+
 def mappings(option: str, given: Sequence[str], there: Iterable[str], kind: str) -> dict[str, tuple[str, Formula]]:
     """Parse THEIRS=OURS by their names; raise `UsageError`."""
     names = list(there)
@@ -126,6 +138,7 @@ def mappings(option: str, given: Sequence[str], there: Iterable[str], kind: str)
             )
         if formula.of is None:
             check_logarithm(theirs, ours)
+            check_epochs(theirs, ours, f"use '1*{theirs}=steps' for optimizer steps, or give a column of these")
         found[formula.name] = ours, formula
     return found
 
@@ -195,8 +208,7 @@ def recognize(
 
 def _column(name: str, metric: str, given: Mapping[str, tuple[str, Formula]], own: set[str]) -> Column | None:
     """Return what a column is taken for; None if unknown."""
-    unit = _UNIT.search(name)
-    factor = scale(unit[1]) if unit is not None and unit.end() == len(name) else 1.0
+    factor = seconds_of_unit(name)
     prefix = _PARAMETER.match(name)
     plain = name[prefix.end() :] if prefix else name
     plain = "learning_rate" if plain == "lr" else plain

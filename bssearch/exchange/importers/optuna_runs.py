@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from bssearch.errors import UsageError
-from bssearch.exchange.importers.columns import Formula, mappings
+from bssearch.exchange.importers.columns import Formula, check_epochs, mappings, seconds_of_unit
 from bssearch.exchange.importers.imported_run import (
     LARGEST,
     SPLIT,
@@ -93,6 +93,14 @@ def is_feasible(trial: FrozenTrial) -> bool:
     return all(value <= 0.0 for value in trial.constraints.values())
 
 
+def most_at_once(trials: Sequence[FrozenTrial]) -> int:
+    """Return the largest number of trials that ran at one time."""
+    times = [(one.datetime_start, one.datetime_complete) for one in trials]
+    known = [(start, end) for start, end in times if start is not None and end is not None and start < end]
+    changes = sorted([*((start, 1) for start, _ in known), *((end, -1) for _, end in known)])
+    return max(accumulate(change for _, change in changes), default=0)
+
+
 def resumed_trials(trials: Sequence[FrozenTrial]) -> frozenset[int]:
     """Return the numbers of retried trials that may have continued a failed trial: their seconds may be of a part.
 
@@ -112,10 +120,11 @@ def resumed_trials(trials: Sequence[FrozenTrial]) -> frozenset[int]:
 
 
 def checked_seconds(value: Any, name: str, reached: bool, origin: str) -> float | None:
-    """Return seconds; raise `UsageError` if invalid."""
+    """Return seconds of a value in the unit of its name, by default seconds; raise `UsageError` if invalid."""
     if value is None:
         return None
-    seconds = number(value)
+    found = number(value)
+    seconds = None if found is None else found * seconds_of_unit(name)
     if seconds is None or not (0 < seconds <= LONGEST_S or (seconds == 0 and not reached)):
         bound = f"> 0 and <= {LONGEST_S:g} if the target was reached" if reached else f"in [0, {LONGEST_S:g}]"
         raise UsageError(f"{name} = {value!r} must be seconds {bound} ({origin})")
@@ -315,6 +324,7 @@ def _reader(
 ) -> _Reader:
     _check_place("--seconds", seconds, (DURATION, STEP_MS, VALUE))
     _check_place("--steps", steps, (STEP, SAMPLES, EPOCH))
+    check_epochs(_attribute(steps) or "", "steps", AS_EPOCHS)
     if seconds == STEP_MS and steps in (STEP, SAMPLES, EPOCH):
         raise UsageError(f"--seconds step_ms and --steps {steps} cannot be combined: report steps have one unit")
     attributes = found.user_attributes
@@ -462,7 +472,7 @@ class _Reader:
             yield f"parameter {name!r}: {ours}" + (" (transformed)" if formula is not None and formula.of else "")
         for name in dict.fromkeys(name for trial in trials for name in trial.user_attrs):
             taken = [
-                *(f"{option.removeprefix('--')}" for option, attribute in self._attributes() if attribute == name),
+                *(self._unit_of(option, name) for option, attribute in self._attributes() if attribute == name),
                 *(["a part of the batch"] if is_about_batch(name) else []),
             ]
             yield f"user attribute {name!r}: {', '.join(taken) or 'ignored'}"
@@ -471,6 +481,11 @@ class _Reader:
         yield f"reports: {self.target.metric} by {unit}"
         yield f"value: {'train seconds' if self.seconds == VALUE else self.target.metric}"
         yield f"duration: {'train seconds, if a trial ended at the target' if self.seconds == DURATION else 'ignored'}"
+
+    @staticmethod
+    def _unit_of(option: str, name: str) -> str:
+        factor = seconds_of_unit(name) if option == "--seconds" else 1.0
+        return option.removeprefix("--") + ("" if factor == 1.0 else f" × {factor:g}")
 
     def _notes(
         self, trials: Sequence[FrozenTrial], ended: Sequence[FrozenTrial], runs: Sequence[ImportedRun]
@@ -500,6 +515,9 @@ class _Reader:
                 "they trained past the target, or lack reports or the attribute; if the figures end at the target, "
                 f"add --figures-at {FiguresAt.TARGET}"
             )
+        at_once = most_at_once(ended) if self.seconds == DURATION or self._seconds_name else 1
+        if at_once > 1:
+            yield f"up to {at_once} trials ran at once; if they shared a device, seconds hold waits for each other"
         resumed = [trial.number for trial in ended if self._is_of_part(trial)]
         if resumed:
             yield (
@@ -558,7 +576,7 @@ class _Reader:
         if share is None or share == 1.0 or value is None or hit is None:
             return None
         if option == "--seconds":
-            return are_seconds_of_whole(trial, value, share)
+            return are_seconds_of_whole(trial, value * seconds_of_unit(name), share)
         return None if value > max(trial.intermediate_values) else not hit.last_miss_step < value <= hit.first_hit_step
 
     def _attributes(self) -> list[tuple[str, str]]:

@@ -636,3 +636,23 @@ def test_the_seconds_of_a_retried_trial_are_unknown_if_it_may_have_resumed(
 def test_an_attribute_that_may_divide_the_batch_is_asked_for(write: Write, attribute: str, value: Any) -> None:
     file = write(trial(0.92, steps_to_target=9, world_size=4, **{attribute: value}))
     refuse(UsageError, file, said=attribute, target=0.9, steps="user_attr:steps_to_target")
+
+
+@pytest.mark.parametrize(
+    ("name", "seconds"), [("to_target_ms", 0.25), ("to_target_min", 15_000.0), ("to_target_s", 250.0)]
+)
+def test_an_attribute_of_seconds_has_the_unit_of_its_name(write: Write, name: str, seconds: float) -> None:
+    file = write(trial(0.92, **{name: 250.0}))  # type: ignore[arg-type]
+    made = import_optuna(file, target=0.9, seconds=f"user_attr:{name}")
+    assert [one.time_to_target_s for one in outcomes(made)] == [pytest.approx(seconds)]
+
+
+def test_an_attribute_of_epochs_is_no_attribute_of_steps(write: Write) -> None:
+    refuse(UsageError, write(trial(0.92)), said="epochs", target=0.9, steps="user_attr:epochs_to_target")
+
+
+@pytest.mark.parametrize(("lasted", "notes"), [(3.0, 1), (0.0, 0)])
+def test_trials_that_ran_at_once_are_noted(write: Write, lasted: float, notes: int) -> None:
+    file = write(*(trial(0.92, lasted=lasted, to_target_s=2.0) for _ in range(2)))
+    made = import_optuna(file, target=0.9, seconds="user_attr:to_target_s")
+    assert len([one for one in made.notes if one.startswith("up to 2 trials ran at once")]) == notes

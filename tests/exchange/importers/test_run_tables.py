@@ -200,6 +200,13 @@ def test_columns_that_may_divide_the_batch_count_also_if_they_are_the_same_in_al
         assert [run.configuration.world_size for run in parse(*lines).runs] == [int(row[0])] * 2
 
 
+def test_a_column_of_epochs_is_no_column_of_steps() -> None:
+    lines = "batch_size,reached,epochs_to_target\n32,1,4\n"
+    with pytest.raises(UsageError, match="may hold epochs"):
+        parse_runs(lines, "runs.csv", column=["epochs_to_target=steps"])
+    assert parse_runs(lines, "runs.csv", column=["1*epochs_to_target=steps"]).runs[0].steps == 4
+
+
 def test_rows_that_are_copies_are_noted() -> None:
     table = parse("batch_size,reached,train_seconds", "32,1,2.5", "32,1,2.6", "32,1,2.5")
     assert any("1 of 3 rows are copies of others (first: runs.csv:4)" in one for one in table.notes)
