@@ -250,13 +250,16 @@ _NODES = ("nodes", "num_nodes", "n_nodes", "nnodes", "num_machines")
 # Accelerate's switch: the batch of the loader is shared among devices instead of repeated on each.
 _SHARED = "split_batches"
 
+# Ray's processes; elsewhere num_workers are of the loader.
+_RAY_WORKERS = re.compile(r"scaling_config[./]num_workers$")
+
 _PARTS = {name: ours for ours, theirs in _ALIASES.items() for name in (ours, *theirs)}
 
 
 @cache
 def part_of_batch(name: str) -> str | None:
     """Return the batch part that a column means, or None."""
-    return _PARTS.get(_plain(name))
+    return WORLD if _RAY_WORKERS.search(name) else _PARTS.get(_plain(name))
 
 
 def may_divide_batch(name: str) -> bool:

@@ -200,6 +200,15 @@ def test_columns_that_may_divide_the_batch_count_also_if_they_are_the_same_in_al
         assert [run.configuration.world_size for run in parse(*lines).runs] == [int(row[0])] * 2
 
 
+def test_the_workers_of_ray_are_devices_and_those_of_a_loader_are_not() -> None:
+    header = (
+        "config/train_loop_config/batch_size,config/scaling_config/num_workers,config/train_loop_config/num_workers"
+    )
+    table = parse(header + ",reached", "32,1,8,1", "32,2,8,1")
+    assert [run.configuration.batch_size for run in table.runs] == [32, 64]
+    assert any("batch_size is per device" in one for one in table.notes)
+
+
 def test_a_column_of_epochs_is_no_column_of_steps() -> None:
     lines = "batch_size,reached,epochs_to_target\n32,1,4\n"
     with pytest.raises(UsageError, match="may hold epochs"):
