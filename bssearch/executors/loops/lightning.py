@@ -108,12 +108,16 @@ class TrialCallback(Callback):  # type: ignore[misc]
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Set the learning rates; evaluate at step 0 if due."""
         self._steps = trainer.global_step
-        if self._steps and self._trial.checkpoint is not None:
+        if self._steps and self._trial.is_searched:
+            branches = self._trial.checkpoint is not None
+            whose = "branch's" if branches else "trial's"
             raise UsageError(
                 f"the Trainer begins at step {self._steps}: fit(ckpt_path=...) restores the learning rate, the "
-                "schedule and the place in the data of the run, which are not the branch's",
+                f"schedule and the place in the data of the run, which are not the {whose}",
                 hint="load the module's weights before fit(), and the optimizer in configure_optimizers() by "
-                "trial.load_optimizer()",
+                "trial.load_optimizer()"
+                if branches
+                else "a trial trains from its start: fit() without ckpt_path; weights may be loaded before fit()",
             )
         self._trial.count_steps_of({type(one).__name__: one for one in trainer.optimizers})
         if self._trial.is_searched:

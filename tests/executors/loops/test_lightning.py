@@ -523,3 +523,14 @@ def test_a_batch_that_the_module_skips_counts_no_samples() -> None:
     found = started(stop_at=6, eval_every_steps=3)
     assert fit(found.trial, found.time, module=Skips(found.time)).seen == [20, 20, 10, 20, 20, 10]
     assert found.line.outcome.samples == 60
+
+
+def test_a_trial_does_not_begin_in_the_middle_of_another_run(tmp_path: Path) -> None:
+    data, before = DataLoader(rows(), batch_size=25), trainer_of(max_epochs=1)
+    before.fit(Tiny(FakeTime()), data, data)
+    before.save_checkpoint(tmp_path / "run.ckpt")
+    found = started()
+    with pytest.raises(UsageError, match="begins at step 2"):
+        trainer_of(TrialCallback(found.trial)).fit(
+            Tiny(found.time), loader(found.trial), data, ckpt_path=tmp_path / "run.ckpt", weights_only=False
+        )
