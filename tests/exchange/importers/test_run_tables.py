@@ -508,6 +508,8 @@ def test_number_formats_are_read_or_refused_by_their_cause(column: str, text: st
         ({"metric": "acc", "target": 90}, ["95", "85"], [True, False]),
         ({"metric": "acc", "target": 0.9}, ["95", "85"], None),  # percent and a fraction
         ({"metric": "acc", "target": 90}, ["0.95", "0.85"], None),
+        ({"metric": "acc", "target": 0.9}, ["0.95", "1.85"], None),  # sums, or percent and fractions
+        ({"metric": "reward", "target": 0.9}, ["0.95", "1.85"], [True, True]),
         ({"metric": "val_loss", "target": 0.3}, ["0.2", "0.31"], None),  # a loss to maximize
         ({"metric": "val/error", "target": 5.0, "goal": Goal.MINIMIZE}, ["0.04", "0.31"], None),
         ({"metric": "val/loss", "target": 5.0, "goal": Goal.MINIMIZE}, ["0.04", "0.31"], [True, True]),
