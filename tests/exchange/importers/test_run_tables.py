@@ -655,5 +655,6 @@ def test_a_run_that_violates_a_constraint_is_left_out() -> None:
 def test_a_result_table_of_ray_needs_no_further_names() -> None:
     header = "acc,checkpoint_dir_name,done,training_iteration,trial_id,time_this_iter_s,time_total_s,time_since_restore"
     lines = [header + ",iterations_since_restore,config/batch_size", "0.93,c_7,True,8,d0,0.1,1.3,1.3,8,128"]
+    lines.append("0.94,c_9,True,9,d1,0.2,2.8,1.6,4,32")
     table = parse_runs("\n".join(lines), "ray.csv", metric="acc", target=0.9)
     assert table.runs[0].train_seconds == 1.3 and "time_total_s" in table.unclear
