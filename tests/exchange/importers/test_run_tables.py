@@ -188,6 +188,7 @@ def test_the_batch_of_a_step_beside_that_of_a_device_says_which_is_which() -> No
         ("world_size,split_batches", "4,True", "split_batches = True: the devices may share the batch"),
         ("world_size,split_batches", "4,False", ""),
         ("trainer.devices,trainer.num_nodes", "2,1", ""),
+        ("trainer.devices,trainer.num_nodes", "auto,1", "trainer.devices = 'auto' must be an integer"),
     ],
 )
 def test_columns_that_may_divide_the_batch_count_also_if_they_are_the_same_in_all_rows(
@@ -214,6 +215,11 @@ def test_a_column_of_epochs_is_no_column_of_steps() -> None:
     with pytest.raises(UsageError, match="may hold epochs"):
         parse_runs(lines, "runs.csv", column=["epochs_to_target=steps"])
     assert parse_runs(lines, "runs.csv", column=["1*epochs_to_target=steps"]).runs[0].steps == 4
+
+
+def test_a_list_of_devices_is_their_number() -> None:
+    (run,) = parse("micro_batch_size,devices,reached", '32,"[0, 3]",1').runs
+    assert (run.configuration.batch_size, run.configuration.world_size) == (64, 2)
 
 
 def test_rows_that_are_copies_are_noted() -> None:
