@@ -100,6 +100,10 @@ class Target:
         """True if the metric reaches the target; False for NaN."""
         return self.shortfall(metric) <= 0
 
+    def is_above_one(self, high: float) -> bool:
+        """True if metrics up to high cannot be shares, as the name and the target say: sums, or partly in percent."""
+        return 0 < self.value <= 1 < high and _SHARE.fullmatch(self.metric) is not None
+
     def is_in_other_unit(self, low: float, high: float) -> bool:
         """True if either the target or metrics from low to high may be in percent."""
         if self.goal is Goal.MINIMIZE and not _RATE.fullmatch(self.metric):
@@ -107,6 +111,7 @@ class Target:
         return 0 < self.value < 1 < low <= high <= 100 or 0 <= low <= high <= 1 < self.value <= 100
 
 
+_SHARE = re.compile(r"(?:.*[/_. ])?(?:acc|accuracy|f1|auc|auroc|precision|recall|map|top[-_]?\d)", re.IGNORECASE)
 _RATE = re.compile(r"(?:.*[/_. ])?(?:error|err|wer|cer|eer)(?:[/_. ]?rate)?", re.IGNORECASE)  # that may be a percentage
 
 MAKE_TRAINER = ":make_trainer"  # suffix of a workload that makes a trainer per trial

@@ -110,6 +110,16 @@ class Truth:
 
 
 @dataclass(frozen=True)
+class Followed:
+    """What the proposed command came to; ``announced``: runs of each contender; None if more would not settle it."""
+
+    reason: str
+    announced: int | None = None
+    settled: bool = False
+    most: int = 0
+
+
+@dataclass(frozen=True)
 class Outcome:
     """What a study came to; ``costs``: seconds of confirmation over those of one best run, and the number of runs."""
 
@@ -128,16 +138,6 @@ class Outcome:
     ratio_held: bool | None
     rise: tuple[float, int]
     followed: Followed | None = None
-
-
-@dataclass(frozen=True)
-class Followed:
-    """What the proposed command came to; ``announced``: runs of each contender; None if more would not settle it."""
-
-    reason: str
-    announced: int | None = None
-    settled: bool = False
-    most: int = 0
 
 
 class Lab:

@@ -287,3 +287,19 @@ def test_a_line_too_long_for_expressions_is_refused_if_one_matches_at_its_beginn
     assert f"more than {LONGEST_LOG_LINE} bytes" in refused(*chunks, expressions=LOG)
     reader = ReportReader(LOG)
     assert [report.step for report in reader.feed(b"x" * len(long) + b"\nstep 2\n")] == [2]
+
+
+KERAS = b"step 7 - loss: 0.3 - accuracy: 0.91 - val_loss: 0.4 - val_accuracy: 0.85\n"
+
+
+def test_an_expression_that_also_matches_another_number_of_the_line_is_refused() -> None:
+    step = r"step (\d+)"
+    said = refused(KERAS, expressions={"step": step, "accuracy": r"accuracy: (\S+)"})
+    assert "'accuracy: 0.91'" in said and "'accuracy: 0.85'" in said
+    for expression in (r"val_accuracy: (\S+)", r" accuracy: (\S+)", r".*accuracy: (\S+)"):
+        (report,) = read(KERAS, expressions={"step": step, "accuracy": expression, "loss": r"loss: (\S+)"})
+        assert report.values["accuracy"] in {0.91, 0.85} and report.values["loss"] == 0.3
+    (report,) = read(
+        b"step 7 accuracy: 0.9 (best accuracy: 0.9)\n", expressions={"step": step, "accuracy": r"cy: (\S+) "}
+    )
+    assert report.values["accuracy"] == 0.9

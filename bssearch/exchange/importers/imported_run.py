@@ -250,6 +250,8 @@ _NODES = ("nodes", "num_nodes", "n_nodes", "nnodes", "num_machines")
 # Accelerate's switch: the batch of the loader is shared among devices instead of repeated on each.
 _SHARED = "split_batches"
 
+_INDICES = re.compile(r"\[\s*\d+(?:\s*,\s*\d+)*\s*\]")  # of devices, such as [0, 1]
+
 # Ray's processes; elsewhere num_workers are of the loader.
 _RAY_WORKERS = re.compile(r"scaling_config[./]num_workers$")
 
@@ -307,7 +309,10 @@ class GivenBatch:
             ours = BATCH if name == BATCH else part_of_batch(name)
             if ours is None or value is None or value == "":
                 continue
-            number = integer(str(value), label(name), origin, low=1)
+            text = str(value)
+            if ours == WORLD and _INDICES.fullmatch(text):
+                text = str(text.count(",") + 1)
+            number = integer(text, label(name), origin, low=1)
             if parts.get(ours, number) != number:
                 raise UsageError(f"{labels[ours]} = {parts[ours]} and {label(name)} = {number} differ ({origin})")
             parts[ours], labels[ours] = number, label(name)

@@ -420,6 +420,14 @@ def _check_columns(columns: Sequence[Column], origin: str, metric: str | None) -
         )
 
 
+FEW_SUMMED = 5.0  # metrics in a sum; in percent, such accuracies would be far below a target
+
+NO_SHARES = (
+    "give all values as fractions or all in percent; if they are sums, as of the Trainer's hyperparameter_search, name "
+    "the sum with --metric, and its --target"
+)
+
+
 def check_scale(metrics: Sequence[float | None], target: Target, goal: Goal | None, source: str) -> None:
     """Raise `UsageError` if a metric and its target may be in percent and fractions, or if it may be a loss."""
     if goal is None and _LOSS.fullmatch(target.metric):
@@ -430,11 +438,13 @@ def check_scale(metrics: Sequence[float | None], target: Target, goal: Goal | No
     if not known:
         return
     low, high = min(known), max(known)
-    if target.is_in_other_unit(low, high):
+    if target.is_in_other_unit(low, high) and not (target.is_above_one(high) and high <= FEW_SUMMED):
         raise UsageError(
             f"{target.metric} is {low:g} to {high:g}, but --target = {target.value:g}: one is in percent ({source})",
             hint=f"use --target {target.value * (100 if high > 1 else 0.01):g}",
         )
+    if target.is_above_one(high):
+        raise UsageError(f"{target.metric} is {low:g} to {high:g}, no shares of 1 ({source})", hint=NO_SHARES)
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,7 +117,8 @@ class ReportReader:
         self._expressions = {name: re.compile(text) for name, text in expressions.items()}
         self._of_any_number = {name: _of_any_number(text) for name, text in expressions.items()}
         self._longest = LONGEST_LOG_LINE if expressions else LONGEST_LINE
-        self._numbers = {STEP, SECONDS, SAMPLES, LOSS, metric}
+        self._deciding = {STEP, SECONDS, SAMPLES, metric}
+        self._numbers = self._deciding | {LOSS}
         self.lines = 0
         self.unmatched = dict(expressions)
         self._found: dict[str, float] = {}
@@ -166,6 +167,8 @@ class ReportReader:
             if match is not None:
                 self._found[name] = _number_in(match, name)
                 self.unmatched.pop(name, None)
+                if name in self._deciding:
+                    _check_is_only(name, match, expression)
 
     def _read_json(self, line: str, follows_return: bool) -> dict[str, float] | None:
         """Progress bars leave text before the object."""
@@ -244,6 +247,16 @@ def _number_in(match: re.Match[str], name: str) -> float:
             "take the whole number, or the expression match what follows it"
         )
     return value
+
+
+def _check_is_only(name: str, first: re.Match[str], expression: re.Pattern[str]) -> None:
+    """Raise `UsageError` if an expression matches another number of the line, such as that of val_accuracy."""
+    for match in expression.finditer(first.string, first.end()):
+        if match[1] != first[1]:
+            raise UsageError(
+                f"report.{name} matches {_shown(first[0])} and {_shown(match[0])} in one line: its expression must "
+                "match only one of them"
+            )
 
 
 def _number(value: object, *, is_whole: bool) -> float | None:

@@ -186,6 +186,7 @@ def test_the_batch_of_a_step_beside_that_of_a_device_says_which_is_which() -> No
         ("world_size,split_batches", "4,True", "split_batches = True: the devices may share the batch"),
         ("world_size,split_batches", "4,False", ""),
         ("trainer.devices,trainer.num_nodes", "2,1", ""),
+        ("trainer.devices,trainer.num_nodes", "auto,1", "trainer.devices = 'auto' must be an integer"),
     ],
 )
 def test_columns_that_may_divide_the_batch_count_also_if_they_are_the_same_in_all_rows(
@@ -212,6 +213,11 @@ def test_a_column_of_epochs_is_no_column_of_steps() -> None:
     with pytest.raises(UsageError, match="may hold epochs"):
         parse_runs(lines, "runs.csv", column=["epochs_to_target=steps"])
     assert parse_runs(lines, "runs.csv", column=["1*epochs_to_target=steps"]).runs[0].steps == 4
+
+
+def test_a_list_of_devices_is_their_number() -> None:
+    (run,) = parse("micro_batch_size,devices,reached", '32,"[0, 3]",1').runs
+    assert (run.configuration.batch_size, run.configuration.world_size) == (64, 2)
 
 
 def test_rows_that_are_copies_are_noted() -> None:
@@ -506,6 +512,8 @@ def test_number_formats_are_read_or_refused_by_their_cause(column: str, text: st
         ({"metric": "acc", "target": 90}, ["95", "85"], [True, False]),
         ({"metric": "acc", "target": 0.9}, ["95", "85"], None),  # percent and a fraction
         ({"metric": "acc", "target": 90}, ["0.95", "0.85"], None),
+        ({"metric": "acc", "target": 0.9}, ["0.95", "1.85"], None),  # sums, or percent and fractions
+        ({"metric": "reward", "target": 0.9}, ["0.95", "1.85"], [True, True]),
         ({"metric": "val_loss", "target": 0.3}, ["0.2", "0.31"], None),  # a loss to maximize
         ({"metric": "val/error", "target": 5.0, "goal": Goal.MINIMIZE}, ["0.04", "0.31"], None),
         ({"metric": "val/loss", "target": 5.0, "goal": Goal.MINIMIZE}, ["0.04", "0.31"], [True, True]),
@@ -651,5 +659,6 @@ def test_a_run_that_violates_a_constraint_is_left_out() -> None:
 def test_a_result_table_of_ray_needs_no_further_names() -> None:
     header = "acc,checkpoint_dir_name,done,training_iteration,trial_id,time_this_iter_s,time_total_s,time_since_restore"
     lines = [header + ",iterations_since_restore,config/batch_size", "0.93,c_7,True,8,d0,0.1,1.3,1.3,8,128"]
+    lines.append("0.94,c_9,True,9,d1,0.2,2.8,1.6,4,32")
     table = parse_runs("\n".join(lines), "ray.csv", metric="acc", target=0.9)
     assert table.runs[0].train_seconds == 1.3 and "time_total_s" in table.unclear
