@@ -264,7 +264,9 @@ class Engine:
         return [*actions, ClaimConfirmation()]
 
     def _fill(self) -> list[Action]:
-        plan = self._next_run(self.history) if self._slots_apart else None
+        # Once the last search trial has ended, step times are compared before further runs.
+        searches = any(one.plan.phase is Phase.SEARCH for one in self._running.values())
+        plan = self._next_run(self.history) if self._slots_apart and searches else None
         if plan is None:
             return [Wait()]
         return [Start(plan)] if self._has_claim else [ClaimConfirmation()]

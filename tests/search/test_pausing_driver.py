@@ -251,6 +251,10 @@ def test_confirmation_fills_slots_of_their_own_device_that_the_last_search_trial
         assert len(run(spec, folder, executor)) == 20
     assert apart.beside > 0
     assert apart.most_confirmed == 3
+    compared = {one.plan.configuration.batch_size for one in apart.requests if one.plan.phase is Phase.CONFIRM}
+    assert Counter(one.batch_size for one in apart.splits_timed) == {
+        size: COMPARING_VISITS if size in compared else FIRST_VISITS for size in spec.batch_sizes
+    }
     assert (shared.beside, shared.most_confirmed) == (0, 1)
 
 
