@@ -24,11 +24,9 @@ SERVERS = frozenset({"postgres", "own_postgres", "browser"})
 
 NEEDED = {
     "cli/test_ray.py": "ray",
-    "executors/test_ray_actor.py": "ray",
     "executors/test_ray_cluster.py": "ray",
     "executors/test_ray_slots.py": "ray",
     "executors/loops/test_lightning.py": "lightning",
-    "executors/loops/test_trainer_arguments.py": "transformers",
     "executors/loops/test_trainers.py": "lightning",
     "executors/loops/test_transformers.py": "transformers",
     "exchange/boards/test_real_boards.py": "mlflow",

@@ -220,14 +220,14 @@ def test_the_search_ends_after_the_trials_that_the_guide_says() -> None:
 
 SECURITY = {
     "**Workload code is trusted.** It": [
-        "executors/test_process.py::test_a_worker_has_the_drivers_environment_without_secrets"
+        "executors/test_local.py::test_a_worker_has_the_drivers_environment_without_secrets"
     ],
     "A trial's environment": [
-        "executors/test_process.py::test_a_worker_has_the_drivers_environment_without_secrets",
-        "executors/test_process.py::test_a_driver_with_secrets_is_closed_to_other_processes_of_its_user",
+        "executors/test_local.py::test_a_worker_has_the_drivers_environment_without_secrets",
+        "executors/test_local.py::test_a_driver_with_secrets_is_closed_to_other_processes_of_its_user",
     ],
     "This does not stop": [
-        "executors/test_process.py::test_a_driver_with_secrets_is_closed_to_other_processes_of_its_user"
+        "executors/test_local.py::test_a_driver_with_secrets_is_closed_to_other_processes_of_its_user"
     ],
     "All users of a machine": ["storage/test_repository.py::test_the_url_comes_from_the_environment"],
     "**Writers of the database**": [

@@ -2,16 +2,19 @@ from __future__ import annotations
 
 import json
 import math
+import random
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bssearch.analysis.build_answer import runnable_steps
+from bssearch.analysis.build_answer import at_step_time, predict_for_device, runnable_steps
 from bssearch.analysis.law.batch_model import (
     BEYOND,
     GRID,
@@ -24,7 +27,14 @@ from bssearch.analysis.law.batch_model import (
     predict_optimum,
     rising,
 )
-from tests.factories import make_probe, not_none
+from bssearch.analysis.law.quick import critical_batch, expected_optimum
+from bssearch.analysis.optimum import Candidate, Slope, slopes
+from bssearch.errors import TargetNotReachedError, UsageError
+from bssearch.records import Phase, TrialRecord, TrialState
+from bssearch.records.batch_schedule import with_batch_schedule
+from tests.analysis.test_report import study
+from tests.factories import make_probe, make_spec, make_trial, not_none, with_outcome
+from tests.records.test_batch_schedule import milestones
 
 RCP = Path(__file__).resolve().parents[1] / "data" / "mlperf-rcp"
 SIZES = (16, 32, 64, 128, 256, 512)
@@ -382,3 +392,255 @@ def test_steps_of_runs_that_are_all_alike_rise_only_by_more_than_a_tenth() -> No
 
     assert risen(100.4) == []
     assert risen(115.0) == [64]
+
+
+def candidate(batch_size: int, *steps: int, missed: int = 0, **hit: Any) -> Candidate:
+    runs = [
+        make_trial(n, batch_size=batch_size, steps=one, seconds=1.0, phase=Phase.CONFIRM, seed=n, **hit)
+        for n, one in enumerate(steps)
+    ]
+    runs += [
+        make_trial(50 + n, batch_size=batch_size, state=TrialState.EXHAUSTED, seconds=9.0, phase=Phase.CONFIRM, seed=50)
+        for n in range(missed)
+    ]
+    return Candidate(runs[0].configuration, tuple(runs))
+
+
+def of(*candidates: Candidate) -> dict[int, Slope]:
+    return slopes({one.configuration.batch_size: one for one in candidates})
+
+
+def test_each_slope_is_from_the_next_smaller_batch_size_that_has_steps() -> None:
+    found = of(
+        candidate(8, 999, 1000, 1001),
+        candidate(16, 499, 500, 501),
+        candidate(32, missed=3),
+        candidate(64, 249, 250, 251),
+        candidate(128, 248, 250, 252),
+    )
+    assert {size: slope.since for size, slope in found.items()} == {16: 8, 64: 16, 128: 64}
+    assert [round(slope.value, 3) for slope in found.values()] == [-1.0, -0.5, 0.0]
+    assert [slope.regime for slope in found.values()] == ["perfect", "diminishing", "maximal"]
+
+
+@pytest.mark.parametrize(
+    "steps", [(500, 700, 900), (500,), (690, 700)], ids=["the seeds differ too much", "one run", "two runs"]
+)
+def test_what_the_runs_do_not_show_is_undecided(steps: Sequence[int]) -> None:
+    (slope,) = of(candidate(8, 999, 1000, 1001), candidate(16, *steps)).values()
+    assert slope.regime == "undecided"
+    assert not slope.is_too_steep
+
+
+def test_a_missed_run_leaves_a_slope_without_an_interval() -> None:
+    (slope,) = of(candidate(8, 999, 1000, 1001), candidate(16, 500, 501, 502, missed=1)).values()
+    assert (slope.low, slope.high, slope.regime) == (None, None, "undecided")
+
+
+def test_steps_that_fall_by_more_than_the_batch_grows_are_too_steep() -> None:
+    (slope,) = of(candidate(8, 999, 1000, 1001), candidate(16, 399, 400, 401)).values()
+    assert slope.is_too_steep and slope.regime == "perfect"
+    (slope,) = of(candidate(8, 999, 1000, 1001), candidate(16, 300, 400, 550)).values()
+    assert not slope.is_too_steep, "it may be an accident of the seeds"
+
+
+def test_the_interval_holds_the_slope_nineteen_times_in_twenty() -> None:
+    rng, held = random.Random(0), 0
+    for _ in range(400):
+        drawn = [[round(10_000 * (2**-place) * math.exp(rng.gauss(0, 0.2))) for _ in range(5)] for place in range(2)]
+        (slope,) = of(candidate(8, *drawn[0]), candidate(16, *drawn[1])).values()
+        held += not_none(slope.low) <= -1 <= not_none(slope.high)
+    assert 0.93 <= held / 400 <= 0.985
+
+
+def test_runs_that_are_all_alike_tell_no_interval() -> None:
+    alike = of(candidate(8, 400, 400, 400), candidate(16, 200, 200, 200), candidate(32, 150, 151, 152))
+    assert alike[16].value == pytest.approx(-1.0)
+    assert (alike[16].low, alike[16].regime) == (None, "undecided")
+    assert alike[32].low is not None, "one side's spread is enough"
+
+
+@pytest.mark.parametrize(("last_miss_step", "regime"), [(495, "perfect"), (350, "undecided")])
+def test_an_interval_holds_the_steps_between_evaluations(last_miss_step: int, regime: str) -> None:
+    coarse = candidate(16, 499, 500, 501, last_miss_step=last_miss_step, first_hit_step=505)
+    (slope,) = of(candidate(8, 999, 1000, 1001), coarse).values()
+    width = math.log(505 / last_miss_step) / math.log(2)
+    assert slope.regime == regime
+    assert not_none(slope.high) - not_none(slope.low) > width if regime == "undecided" else width < 0.03
+
+
+CRITICAL_SIZES = [2**power for power in range(2, 11)]
+
+
+def steps(alpha: float = 0.01, beta: float = 0.0001) -> list[RunnableStep]:
+    return [RunnableStep(size, size, alpha + beta * size) for size in CRITICAL_SIZES]
+
+
+def points(b_crit: float, *sizes: int) -> list[LawPoint]:
+    return [LawPoint(size, (1000 * (1 + size / b_crit),)) for size in sizes]
+
+
+def test_the_noise_scale_alone_tells_b_crit_within_its_own_doubt() -> None:
+    found = critical_batch(CRITICAL_SIZES, 100.0)
+    low, high = found.interval
+    assert found.estimate == pytest.approx(100, rel=0.02)
+    assert low == pytest.approx(100 / 2 ** (1.5 * 1.645), rel=0.03)
+    assert high == pytest.approx(553, rel=0.03)
+
+
+def test_what_runs_show_outweighs_the_law() -> None:
+    """The law alone would say that 128 takes two thirds of the steps of 64."""
+    runs = [LawPoint(size, (samples,) * 20) for size, samples in ((32, 1e3), (64, 1e3), (128, 2e3), (256, 2e3))]
+    steps_of = critical_batch(CRITICAL_SIZES, None, runs).log_steps([64, 128]).mean(axis=0)
+    assert steps_of[1] - steps_of[0] == pytest.approx(0.0, abs=0.2), "twice the samples: as many steps"
+
+
+def test_a_larger_batch_that_missed_where_a_smaller_one_reached_bounds_b_crit_from_above() -> None:
+    reached = points(50.0, 16)
+    without = critical_batch(CRITICAL_SIZES, None, reached).interval[1]
+    missed = [*reached, LawPoint(1024, (), missed_at=(10_000.0,))]
+    assert critical_batch(CRITICAL_SIZES, None, missed).interval[1] < without / 2
+
+
+def test_the_optimum_is_where_steps_times_seconds_are_least() -> None:
+    b_crit, alpha, beta = 64.0, 0.01, 0.0001
+    posterior = critical_batch(
+        CRITICAL_SIZES, None, [LawPoint(size, (1e3 * (1 + size / b_crit),) * 40) for size in CRITICAL_SIZES]
+    )
+    found = expected_optimum(posterior, steps(alpha, beta), CRITICAL_SIZES)
+    best = math.sqrt(b_crit * alpha / beta)
+    assert found.step.batch_size == 64 and best == pytest.approx(80)
+    assert found.interval == (64, 64), "the nearest on the ladder, of all that can be run"
+    assert found.flat_range[0] <= 64 <= found.flat_range[1]
+    ratio = (1 + b_crit / 4) * (alpha + beta * 4) / ((1 + b_crit / 64) * (alpha + beta * 64))
+    assert found.relative_times[4] == pytest.approx(ratio, rel=0.1)
+
+
+def test_only_the_ladder_is_recommended() -> None:
+    found = expected_optimum(critical_batch(CRITICAL_SIZES, 64.0), steps(), [4, 1024])
+    assert found.step.batch_size == 1024 and found.interval[1] < 1024
+    with pytest.raises(ValueError, match="no step time is known of the batch sizes 5, 6"):
+        expected_optimum(critical_batch(CRITICAL_SIZES, 64.0), steps(), [5, 6])
+
+
+def test_a_ladder_of_one_batch_size_is_that_one() -> None:
+    posterior = critical_batch([64], 64.0, points(64.0, 64))
+    found = expected_optimum(posterior, [step for step in steps() if step.batch_size == 64], [64])
+    assert (found.step.batch_size, found.interval, found.flat_range) == (64, (64, 64), (64, 64))
+
+
+PREDICTED_SIZES = (16, 32, 64)
+SPEC = make_spec()
+
+
+def runs() -> list[TrialRecord]:
+    """Steps that fall with the batch size; on the study's own device batch 64 is the fastest."""
+    steps = {16: 400, 32: 250, 64: 180}
+    return [
+        make_trial(
+            100 * size + seed,
+            batch_size=size,
+            steps=steps[size] + seed,
+            seconds=0.01 * (steps[size] + seed),
+            phase=Phase.CONFIRM,
+            seed=seed,
+        )
+        for size in PREDICTED_SIZES
+        for seed in range(3)
+    ]
+
+
+def test_the_same_steps_at_other_step_times_have_another_optimum() -> None:
+    slow = {size: make_probe(size, step_seconds=0.001 * size) for size in PREDICTED_SIZES}
+    found = predict_for_device(study(), SPEC, runs(), slow, "tiny")
+    assert found.optimal.batch_size == 16
+    assert found.optimal.time_to_target_s is not None
+    assert found.optimal.time_to_target_s.median == pytest.approx(401 * 0.016)
+    assert found.optimal.time_to_target_s.basis == "steps_x_step_time"
+    assert found.device.model_dump() == {
+        "name": "tiny",
+        "type": "unknown",
+        "memory_bytes": None,
+        "precision": None,
+        "torch_version": None,
+        "compile_mode": None,
+        "threads": None,
+    }
+    assert found.next == [], "no command runs on another device"
+    assert found.warnings[0].code == "predicted"
+    assert not {"contended", "measurement"} & {notice.code for notice in found.warnings}
+
+
+def test_what_the_study_s_own_device_took_says_nothing_of_another() -> None:
+    timed = [
+        make_trial(
+            run.number,
+            batch_size=run.configuration.batch_size,
+            steps=run.outcome.steps_to_target or 0,
+            seconds=9.0,
+            phase=Phase.CONFIRM,
+            seed=run.seed,
+            undelayed_train_seconds=9.0,
+            reference_seconds=1e-4,
+        )
+        for run in runs()
+        if run.outcome is not None
+    ]
+    timed = [with_outcome(run, steps=400) for run in timed if run.outcome is not None]
+    slow = {size: make_probe(size, step_seconds=0.001 * size) for size in PREDICTED_SIZES}
+    found, plain = (predict_for_device(study(), SPEC, given, slow, "tiny") for given in (timed, runs()))
+    assert found.optimal.time_to_target_s == plain.optimal.time_to_target_s
+
+
+def test_a_batch_size_without_a_step_time_is_left_out_and_named() -> None:
+    found = predict_for_device(study(), SPEC, runs(), {32: make_probe(32, step_seconds=0.1)}, "tiny")
+    assert [row.batch_size for row in found.batches if row.trials] == [32]
+    told = {notice.code: notice.message for notice in found.warnings}
+    assert "16, 64" in told["no_step_time"]
+
+
+def test_trials_whose_batch_grows_are_left_out_and_counted() -> None:
+    first = runs()[0].configuration
+    growing = with_batch_schedule(first, milestones((0, 16), (160, 64)))
+    grown = [
+        make_trial(9000 + seed, configuration=growing, steps=1, seconds=0.001, phase=Phase.AUDIT, seed=seed)
+        for seed in range(3)
+    ]
+    times = {size: make_probe(size, step_seconds=0.001 * size) for size in PREDICTED_SIZES}
+    found = predict_for_device(study(), SPEC, [*runs(), *grown], times, "tiny")
+    assert found.batch_schedule is None, "their steps are of more than one size"
+    (notice,) = (one for one in found.warnings if one.code == "growing_batches_left_out")
+    assert notice.message == "3 trials left out: their batch grows"
+    alone = predict_for_device(study(), SPEC, runs(), times, "tiny")
+    assert found.batches == alone.batches
+    assert notice not in alone.warnings
+
+
+def test_step_times_of_other_batch_sizes_alone_are_refused() -> None:
+    with pytest.raises(UsageError, match="no step time is of a batch size that study 'toy' ran: it ran 16, 32"):
+        predict_for_device(study(), SPEC, runs(), {7: make_probe(7)}, "tiny")
+
+
+def test_step_times_of_batch_sizes_that_missed_alone_are_refused_and_those_wanted_are_listed() -> None:
+    missed = make_trial(1, batch_size=8, state=TrialState.EXHAUSTED, seconds=3.0)
+    with pytest.raises(TargetNotReachedError) as caught:
+        predict_for_device(study(), SPEC, [*runs(), missed], {8: make_probe(8), 7: make_probe(7)}, "tiny")
+    assert str(caught.value) == "the step times are of batch sizes of study 'toy' that did not reach the target: 8"
+    assert caught.value.hint == "give step times of batch sizes that reached it: 16, 32, 64"
+
+
+def test_a_study_in_which_nothing_reached_is_refused_without_a_predicted_second() -> None:
+    with pytest.raises(TargetNotReachedError, match="no trial of study 'toy' has a known number of steps") as caught:
+        predict_for_device(
+            study(), SPEC, [make_trial(1, state=TrialState.EXHAUSTED, seconds=3.0)], {32: make_probe(32)}, "tiny"
+        )
+    assert caught.value.hint == "`bssearch trial list toy` shows how they ended"
+
+
+def test_a_bound_moves_with_the_step_time_and_a_trial_that_runs_stays() -> None:
+    capped = make_trial(1, state=TrialState.CAPPED, seconds=3.0, last_miss_step=300)
+    moved = at_step_time(capped, 0.5)
+    assert moved.outcome is not None
+    assert (moved.outcome.last_miss_seconds, moved.outcome.contended) == (150.0, False)
+    running = replace(capped, state=TrialState.RUNNING, outcome=None)
+    assert at_step_time(running, 0.5) is running

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from dataclasses import replace
 from statistics import stdev
 from typing import Any, ClassVar
@@ -8,10 +9,12 @@ from typing import Any, ClassVar
 import pytest
 
 from bssearch import registry
-from bssearch.analysis.objectives import AS_GOOD, TIME, Products, make_objective
+from bssearch.analysis.build_answer import at_target, easier_target, refuse_another_target
+from bssearch.analysis.law.batch_model import WIDEST_GAP
+from bssearch.analysis.objectives import AS_GOOD, TIME, Products, make_objective, seconds_to_target
 from bssearch.analysis.optimum import decide, estimate, half_width, median_samples, ratio_interval
 from bssearch.errors import UsageError
-from bssearch.records import Configuration, DeviceUse, Goal, Target, TrialRecord, TrialState
+from bssearch.records import Configuration, DeviceUse, Goal, Observation, Target, TrialRecord, TrialState
 from bssearch.records.intervals import FLAT_RATIO, student_t
 from bssearch.records.step_times import MIDMEAN_ERROR, STEP_DEVIATION, VISIT_DEVIATION, VISIT_FREEDOM, step_seconds_of
 from tests.factories import make_probe, make_spec, make_trial, not_none, with_outcome
@@ -255,3 +258,170 @@ class TestStepTimesOfTheTrialsThemselves:
         objective = TIME.between([*self.SMALL, *faster], {})
         found = ratio_interval(estimate(self.SMALL, objective), estimate(faster, objective))
         assert found == pytest.approx((1.0, 1.0))
+
+
+def curve(*metrics: float) -> list[Observation]:
+    """One evaluation every 10 steps of 0.1 s, of batches of 4."""
+    return [
+        Observation(
+            step=10 * index,
+            samples=40 * index,
+            train_seconds=1.0 * index,
+            metric=metric,
+            loss=None,
+            learning_rate=0.1,
+        )
+        for index, metric in enumerate(metrics)
+    ]
+
+
+def test_a_trial_has_reached_an_easier_target_where_its_curve_first_meets_it() -> None:
+    trial = make_trial(1, seconds=4.0, undelayed_train_seconds=3.0)
+    trial = with_outcome(trial, steps=40, samples=160, tokens=1600, test_metric=0.88)
+    moved = at_target(trial, curve(0.1, 0.5, 0.7, 0.6, 0.9), replace(ACCURACY, value=0.6), step_seconds=0.2)
+    outcome = not_none(moved.outcome)
+    assert moved.state is outcome.state is TrialState.REACHED
+    assert (outcome.last_miss_step, outcome.first_hit_step, outcome.steps_to_target) == (10, 20, 15)
+    assert outcome.time_to_target_s == pytest.approx(1.5)
+    assert moved.steps_x_step_time_s == pytest.approx(15 * 0.2)
+    assert (outcome.steps, outcome.samples, outcome.tokens, outcome.final_metric) == (20, 80, 800, 0.7)
+    assert outcome.test_metric is None
+    assert outcome.undelayed_train_seconds == pytest.approx(3.0 * 20 / 40)
+
+
+@pytest.mark.parametrize("state", [TrialState.CAPPED, TrialState.PRUNED, TrialState.EXHAUSTED, TrialState.DIVERGED])
+def test_however_it_ended_later_what_it_reached_it_reached(state: TrialState) -> None:
+    trial = make_trial(1, state=state)
+    assert at_target(trial, curve(0.1, 0.7), replace(ACCURACY, value=0.6), 0.1).state is TrialState.REACHED
+    assert at_target(trial, curve(0.1, 0.5), replace(ACCURACY, value=0.6), 0.1) == trial
+
+
+@pytest.mark.parametrize("state", [TrialState.FAILED, TrialState.LOST, TrialState.CANCELLED])
+def test_a_trial_that_says_nothing_says_nothing_of_another_target_either(state: TrialState) -> None:
+    trial = make_trial(1, state=state)
+    assert at_target(trial, curve(0.1, 0.7), replace(ACCURACY, value=0.6), 0.1) == trial
+
+
+def test_an_objective_that_no_target_enters_has_no_answer_for_another_target() -> None:
+    for name in registry.names("objectives"):
+        if name != "metric_in_budget":
+            refuse_another_target(make_objective(name, ACCURACY))
+    with pytest.raises(UsageError, match="metric_in_budget has no answer for another target") as caught:
+        refuse_another_target(make_objective("metric_in_budget", ACCURACY))
+    assert caught.value.hint is not None
+
+
+def test_a_target_met_before_the_first_step_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"target 0\.05 is met before the first step: trial 3 starts with .* 0\.1"):
+        at_target(make_trial(3, seconds=1.0), curve(0.1, 0.9), replace(ACCURACY, value=0.05), 0.1)
+
+
+@pytest.mark.parametrize(
+    ("goal", "own", "harder", "easier"), [(Goal.MAXIMIZE, 0.9, 0.91, 0.5), (Goal.MINIMIZE, 2.0, 1.9, 3.0)]
+)
+def test_only_a_target_as_easy_as_the_studys_can_be_answered(
+    goal: Goal, own: float, harder: float, easier: float
+) -> None:
+    target = Target(metric="m", value=own, goal=goal)
+    assert easier_target(target, easier).value == easier
+    assert easier_target(target, own) == target
+    with pytest.raises(UsageError, match=f"target {harder:g} is harder than m {own:g}"):
+        easier_target(target, harder)
+    for value in (math.nan, math.inf, -math.inf):
+        with pytest.raises(UsageError, match=f"target {value:g} must be a finite number"):
+            easier_target(target, value)
+
+
+def test_only_reached_trials_have_a_time() -> None:
+    assert seconds_to_target(make_trial(0, seconds=2.0)) == 2.0
+    for state in TrialState:
+        if state is not TrialState.REACHED:
+            assert seconds_to_target(make_trial(0, state=state, seconds=2.0)) is None
+
+
+def test_contended_runs_are_judged_by_steps_times_step_time() -> None:
+    contended = make_trial(0, seconds=5.0, contended=True, product=2.0)
+    assert seconds_to_target(contended) == 2.0
+    alone = [make_trial(n, seconds=1.0 + n, product=0.1) for n in (1, 2)]
+    mostly_alone = estimate([contended, *alone])
+    assert (mostly_alone.median, mostly_alone.basis) == (2.0, "measured")
+    assert mostly_alone.low is not None
+    mostly_shared = estimate([contended, make_trial(8, seconds=9.0, contended=True, product=4.0), alone[0]])
+    assert (mostly_shared.median, mostly_shared.basis) == (2.0, "steps_x_step_time")
+    assert estimate([contended, alone[0]]).basis == "steps_x_step_time", "one half is enough"
+    assert estimate(alone).basis == "measured"
+
+
+def test_interval_is_students_t_on_logarithms() -> None:
+    seconds = [2.0, 2.5, 3.2]
+    found = estimate([make_trial(n, seconds=value) for n, value in enumerate(seconds)])
+    logs = [math.log(value) for value in seconds]
+    half = 4.302652729911275 * statistics.stdev(logs) / math.sqrt(3)  # t(0.975, 2), any table
+    assert found.median == 2.5
+    assert found.low == pytest.approx(math.exp(statistics.fmean(logs) - half))
+    assert found.high == pytest.approx(math.exp(statistics.fmean(logs) + half))
+    assert student_t(1e9) == pytest.approx(1.959964, abs=1e-5)
+
+
+def between(last_miss: int, first_hit: int, seconds: float = 0.437) -> list[TrialRecord]:
+    """Return three runs of equal seconds that hit between the same two evaluations."""
+    trials = [make_trial(n, seconds=seconds, steps=(last_miss + first_hit) // 2) for n in range(3)]
+    return [
+        with_outcome(one, last_miss_step=last_miss, first_hit_step=first_hit)
+        for one in trials
+        if one.outcome is not None
+    ]
+
+
+def test_runs_that_hit_at_the_same_evaluation_have_the_width_of_its_gap() -> None:
+    found = estimate(between(90, 110))
+    assert found.low is not None and found.high is not None
+    assert found.high / found.low > 110 / 90
+    assert found.low < 0.437 < found.high
+    # A uniform distribution of width w has the standard deviation w/√12.
+    assert found.log_deviation == pytest.approx(math.log(110 / 90) / math.sqrt(12))
+    many = estimate([replace(one, seed=n) for n, one in enumerate(between(90, 110) * 10)])
+    assert math.log(not_none(many.high) / not_none(many.low)) / 2 == pytest.approx(1.96 * found.log_deviation, rel=0.01)
+    low, high = ratio_interval(many, many) or (0.0, 0.0)
+    assert math.log(high / low) / 2 == pytest.approx(1.96 * found.log_deviation * math.sqrt(2), rel=0.01)
+    unknown = estimate([make_trial(n, seconds=0.437) for n in range(3)])
+    assert (unknown.median, unknown.low, unknown.high) == (0.437, None, None)
+
+
+def test_the_gap_counts_up_to_a_width_and_not_for_what_is_no_hit_at_the_target() -> None:
+    found = estimate(between(1, 1000))
+    assert found.log_deviation == pytest.approx(WIDEST_GAP / math.sqrt(12)) == estimate(between(0, 20)).log_deviation
+    assert estimate(between(90, 110)[:1]).log_deviation == 0.0
+    unseen = [with_outcome(one, first_hit_step=None) for one in between(90, 110) if one.outcome]
+    assert estimate(unseen).log_deviation == 0.0
+
+
+def test_seeds_that_differ_by_more_than_the_gap_count_by_themselves() -> None:
+    runs = [
+        with_outcome(one, time_to_target_s=seconds)
+        for one, seconds in zip(between(99, 101), (1.0, 2.0, 4.0), strict=True)
+        if one.outcome is not None
+    ]
+    assert estimate(runs).log_deviation == pytest.approx(math.log(2))
+
+
+def test_missed_runs_count_as_longer_than_all() -> None:
+    missed = make_trial(9, state=TrialState.EXHAUSTED, seconds=10.0)
+    found = estimate([make_trial(0, seconds=1.0), make_trial(1, seconds=2.0), missed])
+    assert (found.median, found.low, found.high, found.reached) == (2.0, None, None, 2)
+    assert estimate([make_trial(0, seconds=1.0), missed]).median is None
+
+
+def test_ratio_bound_needs_three_runs_on_both_sides() -> None:
+    three = estimate([make_trial(n, seconds=1.0 + 0.01 * n) for n in range(3)])
+    assert ratio_interval(three, estimate([make_trial(n, seconds=1.0) for n in range(2)])) is None
+    assert 1.0 < not_none(ratio_interval(three, three))[1] < 1.05
+
+
+def test_the_interval_of_a_ratio_is_welchs_and_turns_round_with_its_sides() -> None:
+    slow = estimate([make_trial(n, seconds=value) for n, value in enumerate((2.0, 2.4, 1.8))])
+    fast = estimate([make_trial(n, seconds=value) for n, value in enumerate((1.0, 1.01, 0.99, 1.02))])
+    found, turned = ratio_interval(slow, fast), ratio_interval(fast, slow)
+    # By scipy.stats.ttest_ind(…, equal_var=False).confidence_interval() of the logarithms.
+    assert found == pytest.approx((1.42654, 2.92268), rel=1e-5)
+    assert turned == pytest.approx((1 / 2.92268, 1 / 1.42654), rel=1e-5)

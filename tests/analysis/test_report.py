@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,9 +11,15 @@ import pytest
 
 from bssearch.analysis.answer import NO_NEXT_STEP, Answer
 from bssearch.analysis.build_answer import build_answer
+from bssearch.analysis.generalisation import over_seeds
 from bssearch.analysis.headline import headline, speedup_shares
+from bssearch.analysis.objectives import TIME, Objective, make_objective
+from bssearch.analysis.optimum import Candidate
+from bssearch.analysis.rules.regret import BROKE, HELD, Judgement, judge
+from bssearch.analysis.trade_offs import about_columns, trade_off_rows
 from bssearch.errors import TargetNotReachedError
-from bssearch.records import Phase, StudyRecord, TrialRecord, TrialState
+from bssearch.records import Configuration, DeviceUse, MemoryBasis, Phase, StudyRecord, Target, TrialRecord, TrialState
+from bssearch.records.intervals import student_t
 from bssearch.spec import StudySpec
 from bssearch.spec.space import UNKNOWN, MemoryBoundary
 from tests.factories import EPOCH, make_environment, make_probe, make_spec, make_trial, not_none, with_outcome
@@ -494,3 +501,210 @@ def test_where_all_accumulate_the_largest_that_ran_is_named() -> None:
 def test_the_only_batch_size_of_a_study_is_no_edge() -> None:
     spec = make_spec(space={**SPEC.model_dump(mode="json")["space"], "batch_size": 32})
     assert "optimum_at_edge" not in codes(build_answer(study(spec), spec, [make_trial(0, batch_size=32)], {}))
+
+
+LIMIT = 20.0
+AT_64 = Configuration(batch_size=64, micro_batch_size=64, learning_rate=0.1)
+MISSED, DIVERGED = TrialState.EXHAUSTED, TrialState.DIVERGED
+
+
+def runs(*seconds: float, seeds: Sequence[int] = (), **changes: Any) -> tuple[TrialRecord, ...]:
+    return tuple(
+        make_trial(number, configuration=AT_64, seconds=one, seed=seed, phase=Phase.CONFIRM, **changes)
+        for number, (one, seed) in enumerate(zip(seconds, seeds or range(len(seconds)), strict=True))
+    )
+
+
+def against(
+    rule: tuple[TrialRecord, ...], tuned: tuple[TrialRecord, ...], *, wanted: int = 3, objective: Objective = TIME
+) -> Judgement:
+    mine, theirs = (Candidate(AT_64, one, objective) for one in (rule, tuned))
+    return judge(mine, theirs, wanted=wanted, limit=LIMIT)
+
+
+TUNED = runs(1.0, 1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "finding"),
+    [(HELD - 1e-6, "held"), (HELD, "undecided"), (BROKE, "undecided"), (BROKE + 1e-6, "broke"), (0.5, "held")],
+)
+def test_a_rule_holds_below_5_percent_and_breaks_above_10(seconds: float, finding: str) -> None:
+    judgement = against(runs(seconds, seconds, seconds), TUNED)
+    assert judgement.regret is not None
+    assert (judgement.regret.low, judgement.regret.high) == pytest.approx((seconds, seconds))
+    assert judgement.finding == finding
+
+
+def test_paired_seeds_have_students_t_on_the_differences_of_their_logarithms() -> None:
+    judgement = against(runs(2.0, 4.4, 8.0), runs(1.0, 2.0, 4.0))
+    differences = [math.log(ratio) for ratio in (2.0, 2.2, 2.0)]
+    mean = math.fsum(differences) / 3
+    deviation = math.sqrt(math.fsum((one - mean) ** 2 for one in differences) / 2)
+    half = student_t(2) * deviation / math.sqrt(3)
+    assert judgement.regret is not None
+    expected = (math.exp(mean - half), math.exp(mean), math.exp(mean + half))
+    assert (judgement.regret.low, judgement.regret.value, judgement.regret.high) == pytest.approx(expected)
+    assert not judgement.regret.at_least
+
+
+def test_seeds_in_one_side_alone_make_no_pair() -> None:
+    wide, other = runs(1.0, 2.0, 4.0), runs(1.0, 2.0, 4.0, seeds=(0, 1, 7))
+    paired, welch = (against(one, wide).regret for one in (wide, other))
+    assert paired is not None and welch is not None
+    assert paired.high is not None and welch.high is not None
+    assert paired.high == pytest.approx(1.0) and welch.high > 2.0
+    assert welch.value == pytest.approx(1.0) and welch.low == pytest.approx(1 / welch.high)
+
+
+def test_none_reaching_breaks_a_rule_once_all_runs_are_made() -> None:
+    for state in (MISSED, DIVERGED):
+        rule = runs(5.0, 5.0, state=state)
+        assert against(rule, TUNED, wanted=2).finding == "broke"
+        assert against(rule, TUNED, wanted=3).finding == "undecided"
+
+
+def test_a_rule_that_was_stopped_costs_at_least_what_it_ran_and_one_that_diverged_the_limit() -> None:
+    for state, bound in ((MISSED, 5.0), (DIVERGED, LIMIT)):
+        regret = not_none(against(runs(4.0, 5.0, 6.0, state=state), runs(2.0, 2.0, 2.0)).regret)
+        assert regret.value == pytest.approx(bound / 2)
+        assert regret.low is None and regret.high is None and regret.at_least
+
+
+def test_what_some_runs_are_known_to_have_missed_bounds_the_regret_by_the_least_of_them() -> None:
+    unknown = runs(6.0, state=DIVERGED)
+    rule = (*runs(4.0, 5.0, state=MISSED), *(replace(one, seed=9, number=9) for one in unknown))
+    regret = against(rule, TUNED).regret
+    assert regret is not None and regret.at_least
+    assert regret.value == pytest.approx(4.0)
+
+
+def test_a_rule_seen_to_miss_at_no_time_at_all_has_no_bound() -> None:
+    for seconds in (0.0, -0.0):
+        assert against(runs(seconds, seconds, seconds, state=MISSED), TUNED).regret is None
+
+
+def test_of_samples_a_run_that_diverged_bounds_nothing() -> None:
+    samples = make_objective("samples_to_target", Target(metric="accuracy", value=0.9))
+    judgement = against(runs(5.0, 5.0, 5.0, state=DIVERGED), TUNED, objective=samples)
+    assert (judgement.finding, judgement.regret) == ("broke", None)
+
+
+def test_some_that_missed_leave_a_ratio_of_medians_without_interval() -> None:
+    missed = tuple(replace(one, seed=2, number=9) for one in runs(9.0, state=MISSED))
+    of_rule = against((*runs(2.0, 3.0), *missed), TUNED)
+    assert of_rule.finding == "undecided"
+    assert of_rule.regret is not None
+    assert of_rule.regret.value == pytest.approx(3.0)
+    assert of_rule.regret.low is None and not of_rule.regret.at_least
+    of_tuned = against(runs(6.0, 6.0, 6.0), (*runs(2.0, 3.0), *missed))
+    assert of_tuned.finding == "undecided"
+    assert of_tuned.regret is not None and of_tuned.regret.value == pytest.approx(2.0)
+
+
+def test_where_the_tuned_runs_have_no_median_there_is_no_ratio() -> None:
+    mostly = (*runs(1.0), *(replace(one, number=5 + one.seed, seed=5 + one.seed) for one in runs(9, 9, state=MISSED)))
+    judgement = against(runs(2.0, 2.0, 2.0), mostly)
+    assert (judgement.finding, judgement.regret) == ("undecided", None)
+
+
+def test_a_shared_device_leaves_open_whether_none_would_have_reached_unless_the_runs_diverged() -> None:
+    tuned = runs(1.0, 1.0, 1.0, contended=True, product=1.0)
+    for state, finding in ((MISSED, "undecided"), (DIVERGED, "broke")):
+        assert against(runs(5.0, 5.0, 5.0, state=state, contended=True), tuned).finding == finding
+
+
+def test_a_rule_most_of_whose_runs_missed_costs_at_least_what_those_ran() -> None:
+    mostly = (*runs(1.0), *(replace(one, number=5 + one.seed, seed=5 + one.seed) for one in runs(9, 9, state=MISSED)))
+    judgement = against(mostly, TUNED)
+    assert judgement.finding == "undecided" and judgement.regret is not None
+    assert judgement.regret.at_least and judgement.regret.value == pytest.approx(9.0)
+
+
+def trade_offs(found: Answer) -> list[str]:
+    return [notice.message for notice in found.warnings if notice.code == "trade_off"]
+
+
+def on_front(found: Answer) -> list[int]:
+    return [point.batch_size for point in found.front if point.on_front]
+
+
+def powered(batch_size: int, seconds: float, watts: float, steps: int) -> list[TrialRecord]:
+    return confirmed(
+        batch_size, seconds, 1.01 * seconds, 0.99 * seconds, steps=steps, device_use=DeviceUse(mean_power_watts=watts)
+    )
+
+
+def test_another_batch_size_with_fewer_samples_or_less_energy_is_told_in_one_sentence() -> None:
+    found = answer([*powered(16, 2.0, 100.0, 120), *powered(32, 1.5, 60.0, 100), *powered(64, 1.0, 200.0, 90)])
+    assert found.optimal.batch_size == 64
+    (message,) = trade_offs(found)
+    assert "batch 16 takes the fewest samples, 1,920 against 5,760, at 2 times the time" in message
+    assert "batch 32 takes the least energy, 90 against 200 J, at 1.5 times the time" in message
+
+
+def test_a_batch_size_that_is_best_in_all_is_told_of_nothing_and_so_is_one_within_5_percent() -> None:
+    best_in_all = [*powered(16, 1.0, 100.0, 100), *powered(64, 2.0, 100.0, 100)]
+    assert trade_offs(answer(best_in_all)) == []
+    assert on_front(answer(best_in_all)) == [16]
+    near = [*confirmed(32, 2.0, 2.1, 1.9, steps=100), *confirmed(64, 1.0, 1.05, 0.95, steps=52)]
+    assert trade_offs(answer(near)) == []
+
+
+def test_under_another_objective_the_sentence_is_on_time_and_says_what_that_takes_more_of() -> None:
+    spec = make_spec(objective="samples_to_target")
+    trials = [*confirmed(16, 2.0, 2.1, 1.9, steps=120), *confirmed(64, 1.0, 1.1, 0.9, steps=90)]
+    found = build_answer(study(spec), spec, trials, {16: make_probe(16), 64: make_probe(64)})
+    assert found.optimal.batch_size == 16
+    (message,) = trade_offs(found)
+    assert "batch 64 takes the least time, 1 against 2 s, at 3 times the samples" in message
+
+
+def test_the_recommended_batch_size_is_on_the_front_although_a_single_search_trial_looks_better() -> None:
+    lucky = make_trial(1, batch_size=16, seconds=0.5, steps=10)
+    slow = make_trial(2, batch_size=128, seconds=9.0, steps=100)
+    found = answer([lucky, slow, *confirmed(64, 1.0, 1.1, 0.9, steps=90), *confirmed(32, 2.0, 2.1, 1.9, steps=100)])
+    assert found.optimal.batch_size == 64
+    assert on_front(found) == [32, 64]
+    assert {point.batch_size for point in found.front} == {16, 32, 64, 128}
+    assert "batch 16" not in trade_offs(found)[0], "nor is it held against it in words"
+
+
+def test_a_batch_size_generalises_as_its_tested_runs_do_with_their_spread() -> None:
+    def run(number: int, **outcome: Any) -> TrialRecord:
+        return make_trial(number, phase=Phase.CONFIRM, seed=number, **outcome)
+
+    tested = not_none(over_seeds([run(1, test_metric=0.8), run(2, test_metric=0.9), run(3, test_metric=0.85), run(4)]))
+    assert (tested.part, tested.median, tested.runs) == ("test", 0.85, 3)
+    assert tested.standard_deviation == pytest.approx(0.05)
+    validated = not_none(over_seeds([run(1, best_metric=0.91)]))
+    assert (validated.part, validated.median, validated.standard_deviation) == ("validation", 0.91, None)
+    assert over_seeds([run(1, best_metric=None)]) is None
+
+
+def test_the_answer_has_each_batch_sizes_generalisation_and_peak_memory_with_what_it_is_of() -> None:
+    small = confirmed(16, 2.0, 2.1, 1.9, peak_memory_bytes=5 * 2**20, peak_memory_basis=MemoryBasis.RESIDENT)
+    large = confirmed(64, 1.0, 1.1, 0.9, peak_memory_bytes=2**31, peak_memory_basis=MemoryBasis.RESIDENT)
+    found = answer([*small, *large])
+    rows = {row.batch_size: row for row in found.batches}
+    assert (rows[16].peak_memory_bytes, rows[16].peak_memory_basis) == (5 * 2**20, MemoryBasis.RESIDENT)
+    assert (found.optimal.peak_memory_bytes, found.optimal.peak_memory_basis) == (2**31, MemoryBasis.RESIDENT)
+    assert rows[16].generalisation is not None
+    assert (rows[16].generalisation.part, rows[16].generalisation.median) == ("test", 0.88)
+    assert (rows[8].generalisation, rows[8].peak_memory_basis, rows[8].noise_scale) == (None, None, None)
+
+
+def test_the_table_has_a_column_of_what_is_known_and_says_what_it_is() -> None:
+    of_a_cpu: dict[str, Any] = {"peak_memory_bytes": 5 * 2**20, "peak_memory_basis": MemoryBasis.RESIDENT_SAMPLED}
+    found = answer([*confirmed(16, 2.0, 2.1, 1.9, **of_a_cpu), *confirmed(64, 1.0, 1.1, 0.9)])
+    headings, rows = trade_off_rows(found)
+    assert headings == ["batch", "time", "samples", "peak memory", "test accuracy"]
+    assert [row[0] for row in rows] == ["16", "64"]
+    assert [row[3] for row in rows] == ["5 MiB", "–"]
+    assert rows[0][4] == "0.88 ± 0"
+    said = " ".join(about_columns(found))
+    assert "sampled" in said and "Test metric" in said and "Validation" not in said and "Noise" not in said
+
+
+def test_without_anything_beside_time_and_samples_there_is_no_table() -> None:
+    assert trade_off_rows(answer([make_trial(1, batch_size=64, best_metric=None)])) == ([], [])

@@ -1,4 +1,4 @@
-"""What commands show of an answer, of a trial, of a study that runs, whatever texts are stored."""
+"""What commands show of an answer, of a trial, of a study that runs, whatever texts are stored; stored answers stay."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ from bssearch.search.history import History
 from bssearch.search.pruners.base import PruningController
 from bssearch.storage.repository import open_store
 from tests.analysis.test_report import answer, confirmed
+from tests.cli.task import bssearch
 from tests.factories import make_curve, make_environment, make_probe, make_quick, make_spec, make_trial
 from tests.search.law import LawExecutor
 
@@ -565,3 +567,20 @@ def test_status_says_that_the_search_has_ended_and_why_until_it_goes_on(tmp_path
         spec = dict(store.studies.get("toy").spec)
         store.studies.update_spec("toy", {**spec, "budget": {**spec["budget"], "trials": 20}})  # type: ignore[dict-item]
         assert status(store, "toy").search_ended is None, "a larger budget asks for more"
+
+
+STORED = Path(__file__).parents[1] / "data" / "stored"
+
+
+def close_to(number: str) -> Any:
+    """Return a number that equals those with the same first digits: the last ones depend on the processor."""
+    return pytest.approx(float(number), rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["stored_digits", "stored_samples", "stored_runs"])
+def test_the_answer_of_a_stored_study_stays_as_it_was(name: str, tmp_path: Path) -> None:
+    call = partial(bssearch, cwd=tmp_path)
+    imported = call("import", "study", str(STORED / f"{name}.study"))
+    assert imported.returncode == 0, imported.stderr
+    answer = json.loads(call("best", name, "--format", "json").stdout)
+    assert answer == json.loads((STORED / f"{name}.json").read_text(encoding="utf-8"), parse_float=close_to)

@@ -1,14 +1,20 @@
-"""Wrong input: the message names the thing and the bound, the exit code is right, nothing is written."""
+"""Wrong input: the message names the thing and the bound, the exit code is right; options have one definition."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
+import typer
 
+from bssearch.cli import run, study
+from bssearch.cli.arguments import launched, typed
+from bssearch.commands.launch import HERE, OPTIONS, Launch
+from bssearch.registry import Option
 from tests.cli.task import INLINE, SPEC, WORKLOAD, bssearch, command, environment, printed, read, refused, write_task
 from tests.packages import installed
 from tests.schema import execute
@@ -251,3 +257,38 @@ def test_a_reader_that_has_had_enough_is_no_error(tmp_path: Path) -> None:
 def test_an_option_of_one_value_that_is_given_twice_is_refused(tmp_path: Path, words: str) -> None:
     option = "--from-batch" if "plan" in words else "--db"
     refuse(tmp_path, *words.split(), code=2, said=f"{option} is given 2 times; it takes one value")
+
+
+@pytest.mark.parametrize(
+    ("command", "names"),
+    [
+        (run.run, {"db", "data_dir", "allow_changed_workload", "allow_busy"}),
+        (study.confirm, {"db", "workload", "data_dir", "allow_busy"}),
+        (study.audit, {"db", "workload", "data_dir", "allow_busy"}),
+    ],
+)
+def test_a_command_has_the_help_and_the_default_of_the_class(command: Any, names: set[str]) -> None:
+    single = typer.Typer(add_completion=False)
+    single.command()(command)
+    made: Any = typer.main.get_command(single)
+    found = {one.name: one for one in made.params}
+    assert found.keys() & OPTIONS.keys() == names
+    for name in names:
+        assert (found[name].help, found[name].envvar) == (OPTIONS[name].help, OPTIONS[name].variable)
+        assert found[name].opts[0] == f"--{name.replace('_', '-')}"
+
+
+def test_what_is_given_comes_to_the_command_as_one_launch() -> None:
+    got: list[Launch] = []
+
+    @launched("db", "allow_busy")
+    def command(launch: Launch, form: str = "table") -> None:
+        got.append(launch)
+
+    command(db="sqlite://", allow_busy=True, form="json")
+    command(db=None, allow_busy=False, form="json")
+    assert got == [Launch(db="sqlite://", allow_busy=True), HERE]
+
+
+def test_the_choices_of_an_option_stand_in_its_help() -> None:
+    assert typed(Option("Which.", choices=("a", "b"))).help == "Which. (a, b)"

@@ -1,21 +1,41 @@
-"""Trials in real worker processes: what goes well, and every way in which it does not."""
+"""Trials in real worker processes: their memory, their environment, their end, and every way to fail."""
 
 from __future__ import annotations
 
 import json
 import os
+import queue
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
+from bssearch.commands.launch import Launch
+from bssearch.commands.opening import opened as opened_study
+from bssearch.commands.probes import next_size, probe_memory
 from bssearch.errors import LaunchError, WorkloadError
+from bssearch.executors.base import LONGEST_LINE_BYTES, Executor, ExecutorSettings, LineSplitter
+from bssearch.executors.process import SECRETS, Inbox, WorkerProcess, allocator_environment, worker_environment
 from bssearch.executors.slots import LocalExecutor, SlotState
-from bssearch.records import StepTimeRequest, TrialEnded, TrialObserved, TrialState, TrialStop
+from bssearch.records import (
+    MemoryRequest,
+    StepTimeRequest,
+    TrialEnded,
+    TrialObserved,
+    TrialOutcome,
+    TrialRequest,
+    TrialState,
+    TrialStop,
+)
 from tests.executors.line_workload import (
     opened,
     outcomes,
@@ -25,7 +45,7 @@ from tests.executors.line_workload import (
     wait_for,
     worker_pids,
 )
-from tests.factories import changed, not_none
+from tests.factories import changed, make_spec, not_none
 
 
 @pytest.fixture(scope="module")
@@ -247,3 +267,235 @@ def test_a_load_that_fails_shows_the_users_line_and_can_be_mended(tmp_path: Path
 
         code.write_text(good)
         assert run_to_the_end(executor, request_trial(1))[0].state is TrialState.REACHED
+
+
+def lifeline(code: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run some lines with the module `bssearch.executors.process` in a process of its own."""
+    text = "import ctypes, os\nfrom bssearch.executors.process import *\n" + code
+    return subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=60, **options)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent's death")
+def test_the_kernel_is_asked_to_kill_a_worker_with_its_driver() -> None:
+    asked = "die_with_parent(os.getppid())\nfound = ctypes.c_int()\n"
+    get_pdeathsig = "assert ctypes.CDLL(None).prctl(2, ctypes.byref(found), 0, 0, 0) == 0\nprint(found.value)"
+    ended = lifeline(asked + get_pdeathsig)
+    assert (ended.returncode, ended.stdout) == (0, f"{int(signal.SIGKILL)}\n"), ended.stderr
+
+
+def test_a_worker_whose_driver_died_before_it_could_ask_ends_at_once_with_its_group() -> None:
+    alone = "die_with_parent(os.getppid() + 1)\nprint('lives on')"
+    led = lifeline(alone, start_new_session=True)
+    assert (led.returncode, led.stdout) == (-signal.SIGKILL, "")
+    among_others = lifeline(alone)
+    assert (among_others.returncode, among_others.stdout) == (1, ""), "the others of the group are not its own"
+
+
+def test_the_watcher_kills_the_group_when_the_drivers_end_of_the_pipe_closes_and_not_before() -> None:
+    watched = "read, write = os.pipe()\nwatcher = Watcher(read)\n"
+    closed = lifeline(f"{watched}os.close(write)\nimport time\ntime.sleep(60)", start_new_session=True)
+    assert closed.returncode == -signal.SIGKILL
+    dismissed = lifeline(f"{watched}watcher.dismiss()\nos.close(write)\nprint('lives on')", start_new_session=True)
+    assert (dismissed.returncode, dismissed.stdout) == (0, "lives on\n"), dismissed.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "found"),
+    [
+        ("CUBLAS_WORKSPACE_CONFIG", {}, ":4096:8"),  # what repeatable sums on a GPU need
+        ("CUBLAS_WORKSPACE_CONFIG", {"CUBLAS_WORKSPACE_CONFIG": ":16:8"}, ":16:8"),
+        ("BSSEARCH_CHECKPOINT_DIR", {"BSSEARCH_CHECKPOINT_DIR": "sftp://ada:secret@host/x"}, None),
+        ("BSSEARCH_CHECKPOINT_DIR", {"BSSEARCH_CHECKPOINT_DIR": "/scratch/ada"}, "/scratch/ada"),
+        ("OMP_NUM_THREADS", {"OMP_NUM_THREADS": "7"}, "2"),
+        ("PGPASSWORD", {"PGPASSWORD": "secret"}, None),
+        ("HOME", {"HOME": "/home"}, "/home"),
+    ],
+)
+def test_a_worker_has_the_drivers_environment_without_secrets(
+    name: str, given: dict[str, str], found: str | None
+) -> None:
+    assert worker_environment(given, threads=2).get(name) == found
+
+
+@contextmanager
+def started(folder: Path) -> Iterator[WorkerProcess]:
+    """Yield a worker process that has only just been started; kill and bury it in the end."""
+    inbox: Inbox = queue.SimpleQueue()
+    (folder / "log").write_text("from before\n")
+    made = WorkerProcess(slot=3, threads=1, log=folder / "log", inbox=inbox, environment={})
+    try:
+        yield made
+    finally:
+        death = made.bury()
+    assert death.return_code == -signal.SIGKILL
+    assert inbox.get(timeout=10) == (made, None)
+
+
+def test_the_id_of_a_worker_stays_its_own_until_it_is_buried(tmp_path: Path) -> None:
+    with started(tmp_path) as worker:
+        assert not worker.has_exited()
+        worker.kill()
+        while not worker.has_exited():
+            os.sched_yield()
+        assert psutil.Process(worker.pid).status() == psutil.STATUS_ZOMBIE
+    assert not psutil.pid_exists(worker.pid)
+    assert worker.has_exited()
+
+
+def test_a_worker_leads_a_group_of_its_own_and_appends_to_its_log(tmp_path: Path) -> None:
+    with started(tmp_path) as worker:
+        assert os.getpgid(worker.pid) == os.getsid(worker.pid) == worker.pid
+        assert (worker.slot, worker.log_start) == (3, len("from before\n"))
+        assert worker.log.read_text().startswith("from before\n")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is kept from other processes")
+@pytest.mark.parametrize("secret", ["BSSEARCH_DB_URL", "PGPASSWORD", "BSSEARCH_CHECKPOINT_DIR", None])
+def test_a_driver_with_secrets_is_closed_to_other_processes_of_its_user(secret: str | None) -> None:
+    code = "import ctypes; from bssearch.executors.process import hide_secrets; hide_secrets(); "
+    code += "print(ctypes.CDLL(None).prctl(3, 0, 0, 0, 0))"  # PR_GET_DUMPABLE
+    environment = {name: value for name, value in os.environ.items() if name not in SECRETS}
+    if secret is not None:
+        environment[secret] = "postgresql://me:secret@host/db"
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ("1" if secret is None else "0")
+
+
+def test_a_message_has_a_longest_length() -> None:
+    lines = LineSplitter()
+    with pytest.raises(ValueError, match="a line of more than"):
+        for _ in range(LONGEST_LINE_BYTES // 2**20 + 2):
+            lines.feed(bytes(2**20))
+
+
+@pytest.mark.parametrize("name", ["PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"])
+def test_segments_grow_unless_the_user_has_set_the_allocator(name: str) -> None:
+    assert allocator_environment({"HOME": "/home"}) == {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    assert allocator_environment({name: "max_split_size_mb:64"}) == {}
+
+
+MIB = 2**20
+LIMIT = 2**31
+PER_SAMPLE = 280 * MIB
+SAMPLES = 8
+
+WORKLOAD = f"""
+import torch
+
+from bssearch.records import MetricInfo
+from bssearch.workloads.base import Data, Part
+
+
+class Hungry:
+    metrics = {{"score": MetricInfo(low=0.0, high=1.0, chance=0.0)}}
+
+    def load(self, device):
+        part = Part(torch.ones({SAMPLES}, 1), torch.ones({SAMPLES}, 1))
+        return Data(part, part, part)
+
+    def build_model(self, *, dropout):
+        return torch.nn.Linear(1, 1)
+
+    def loss(self, model, inputs, targets, *, label_smoothing):
+        held = torch.empty(len(inputs) * {PER_SAMPLE}, dtype=torch.uint8)
+        return torch.nn.functional.mse_loss(model(inputs), targets) + 0 * held[0]
+
+    def evaluate(self, model, part):
+        return {{"score": 0.5}}
+"""
+
+KEEPS_SMALL_BLOCKS = """
+        self.kept = []
+        for _ in range(3):  # freed as a mapping, a block of 20 MiB has glibc take the next ones from the heap
+            torch.empty(20 * 2**20, dtype=torch.uint8)
+        large = []
+        for _ in range(64):
+            large.append(torch.empty(20 * 2**20, dtype=torch.uint8))
+            self.kept.append(torch.empty(2000, dtype=torch.uint8))
+        del large
+        held ="""
+
+
+@contextmanager
+def hungry(folder: Path, limit_bytes: int | None = LIMIT, *, code: str = WORKLOAD) -> Iterator[LocalExecutor]:
+    """Yield an executor of a workload that takes 280 MiB a sample, out of 2 GiB."""
+    (folder / "hungry.py").write_text(code)
+    settings = ExecutorSettings(
+        workload="hungry.py:Hungry", folder=folder, device="cpu", memory_limit_bytes=limit_bytes
+    )
+    with closing(LocalExecutor(settings)) as made:
+        yield made
+
+
+def request(size: int) -> MemoryRequest:
+    configuration = request_endless_trial(1).plan.configuration
+    return MemoryRequest(configuration=replace(configuration, batch_size=size, micro_batch_size=size))
+
+
+@pytest.mark.slow
+def test_a_death_under_a_limit_is_out_of_memory_where_something_says_so(tmp_path: Path) -> None:
+    last_words = "terminate called after throwing an instance of std::bad_alloc"
+    code = WORKLOAD.replace("held =", f"import os; os.write(2, b'{last_words}'); os.abort()\n        held =")
+    with hungry(tmp_path, code=code) as executor:
+        assert train(executor, 8).state is TrialState.OOM
+        use = executor.measure_memory(request(8))
+        assert not use.fits and use.reason is not None and "bad_alloc" in use.reason
+
+
+@pytest.mark.slow
+def test_a_death_under_a_limit_is_an_error_where_nothing_says_so(tmp_path: Path) -> None:
+    code = WORKLOAD.replace("held =", "import os; os.abort()\n        held =")
+    with hungry(tmp_path, code=code) as executor, pytest.raises(LaunchError, match="SIGABRT"):
+        executor.measure_memory(request(8))
+
+
+@pytest.mark.slow
+def test_a_worker_under_a_limit_keeps_nothing_of_the_trials_before(tmp_path: Path) -> None:
+    """Blocks of 20 MiB, between which small ones stay, would else leave a heap full of holes."""
+    code = WORKLOAD.replace("held =", KEEPS_SMALL_BLOCKS)
+    with hungry(tmp_path, code=code) as executor:
+        train(executor, 1, steps=3)
+        [pid] = worker_pids(executor)
+        data_kib = int(Path(f"/proc/{pid}/status").read_text().split("VmData:")[1].split()[0])
+        assert 1024 * data_kib < LIMIT / 2, "what counts towards the limit of a process"
+
+
+@pytest.mark.slow
+def test_the_probes_answer_never_runs_out_in_200_steps_and_one_size_above_its_bracket_does(tmp_path: Path) -> None:
+    spec = make_spec(
+        workload="hungry.py:Hungry",
+        target={"metric": "score", "value": 0.9, "goal": "maximize"},
+        space={"batch_size": {"low": 6, "high": 8}, "learning_rate": 0.05},
+        default={"batch_size": 6, "learning_rate": 0.05},
+        executor={"device": "cpu", "memory_limit_gib": LIMIT / 2**30},
+    )
+    (tmp_path / "hungry.py").write_text(WORKLOAD)
+    with opened_study(spec, Launch(db=f"sqlite:///{tmp_path / 'study.db'}", folder=tmp_path)) as study:
+        found = probe_memory(study)
+        assert isinstance(study.executor, LocalExecutor)
+        assert worker_pids(study.executor) == [], "each size is run in a process of its own"
+        assert next_size(found.uses, smallest=6, ceiling=SAMPLES) is None
+        for other in (3, 5, 4):
+            train(study.executor, other, steps=3)
+        fits = train(study.executor, found.largest_that_fits)
+        runs_out = train(study.executor, not_none(found.smallest_that_does_not) + 1)
+    uses = {use.micro_batch_size: use for use in found.uses}
+    assert (uses[6].fits, uses[6].reason) == (True, None)
+    assert uses[6].peak_memory_bytes is not None and 100 * MIB < uses[6].peak_memory_bytes < LIMIT
+    assert not uses[SAMPLES].fits and "can't allocate memory" in (uses[SAMPLES].reason or "")
+    assert (fits.state, fits.steps) == (TrialState.CANCELLED, 200)
+    assert runs_out.state is TrialState.OOM
+
+
+def train(executor: Executor, size: int, steps: int = 200) -> TrialOutcome:
+    """Train at a micro-batch size until an evaluation finds so many steps done, or to its end."""
+    trial: TrialRequest = changed(
+        request_endless_trial(size, seconds=600.0), configuration=request(size).configuration, eval_every_steps=steps
+    )
+    executor.submit(trial)
+    while True:
+        for event in executor.events(1.0):
+            if isinstance(event, TrialObserved) and event.observation.step == steps:
+                executor.stop(TrialStop(size, TrialState.CANCELLED, "enough"))
+            if isinstance(event, TrialEnded):
+                return replace(event.outcome, steps=min(event.outcome.steps, steps))

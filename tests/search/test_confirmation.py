@@ -517,3 +517,10 @@ def test_the_default_s_miss_is_told_when_its_run_ends(tmp_path: Path) -> None:
 
 def test_where_nothing_is_confirmed_there_is_no_ending_to_tell() -> None:
     assert ending(history(searched())) is None
+
+
+def test_seeds_differ_by_study_phase_and_index_and_use_all_of_31_bits() -> None:
+    seeds = {trial_seed(study, phase, index) for study in (0, 1) for phase in Phase for index in range(1000)}
+    assert len(seeds) == 2 * len(Phase) * 1000
+    assert 2**30 < max(seeds) < 2**31
+    assert trial_seed(0, Phase.SEARCH, 0) == trial_seed(0, Phase.SEARCH, 0)

@@ -1,31 +1,51 @@
-"""The contract of the store: every kind of database keeps it."""
+"""The contract of the store, which every kind of database keeps: studies, trials, rows and their fields."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import types
+import typing
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Connection, Update, event, update
+from sqlalchemy import Connection, Update, event, text, update
 
 from bssearch.errors import DatabaseError, NotFoundError, UsageError
 from bssearch.records import (
+    BranchMeasurement,
     Configuration,
+    Environment,
     Goal,
+    GradientNoise,
     Lease,
+    Observation,
     Phase,
+    ProbeRecord,
+    StepTimeError,
     StudyRecord,
     Target,
     TrialOutcome,
+    TrialRecord,
     TrialState,
+    Visit,
 )
-from bssearch.storage.models import StudyRow, TrialRow
+from bssearch.storage.columns import PREFIXES, column_types, from_columns, layout, to_columns
+from bssearch.storage.models import (
+    Base,
+    BranchRow,
+    EnvironmentRow,
+    ObservationRow,
+    ProbeRow,
+    StudyRow,
+    TrialRow,
+    VisitRow,
+)
 from bssearch.storage.repository import Store, open_store
 from bssearch.storage.trials import start_trial
-from tests.factories import make_environment, make_plan, not_none
+from tests.factories import make_curve, make_environment, make_plan, make_probe, make_trial, not_none
 from tests.schema import execute
 from tests.storage.conftest import CANCELLED, OUTCOME, add_study, begun, enqueue, start, start_after, start_queued
 
@@ -337,3 +357,174 @@ def test_times_are_stored_as_utc_text_that_sorts(sqlite_url: str, path: Path) ->
     assert abs(datetime.fromisoformat(created + "+00:00") - datetime.now(UTC)) < timedelta(minutes=1)
     assert len(created) == len(ended) == len("2026-01-01 00:00:00.000000")
     assert json.loads(spec)["workload"] == "digits"
+
+
+class TestKeeping:
+    def test_a_study_is_renamed_with_all_it_has(self, store: Store) -> None:
+        add_study(store)
+        store.trials.finish("toy", start(store), OUTCOME, steps_x_step_time_s=None)
+        store.studies.rename("toy", "new.name-1")
+        assert store.studies.find("toy") is None
+        assert store.studies.get("new.name-1").spec["name"] == "new.name-1"
+        assert [trial.number for trial in store.trials.of("new.name-1")] == [1]
+        store.studies.rename("new.name-1", "new.name-1")
+        assert add_study(store).name == "toy"
+
+    @pytest.mark.parametrize("name", ["", "a b", "-x", "x" * 101, "a/b"])
+    def test_a_name_must_be_one_that_a_spec_could_have(self, store: Store, name: str) -> None:
+        add_study(store)
+        with pytest.raises(UsageError, match="invalid study name") as caught:
+            store.studies.rename("toy", name)
+        assert "100 characters" in str(caught.value.hint)
+
+    def test_a_taken_name_and_an_unknown_study_are_refused(self, store: Store) -> None:
+        add_study(store)
+        add_study(store, "other")
+        with pytest.raises(UsageError, match="study 'other' already exists"):
+            store.studies.rename("toy", "other")
+        calls: list[Callable[[], object]] = [
+            lambda: store.studies.rename("nix", "new"),
+            lambda: store.studies.delete("nix"),
+        ]
+        for call in calls:
+            with pytest.raises(NotFoundError):
+                call()
+
+    def test_a_study_that_a_driver_runs_is_neither_renamed_nor_archived_nor_deleted(self, store: Store) -> None:
+        add_study(store)
+        calls: list[Callable[[], object]] = [
+            lambda: store.studies.rename("toy", "new"),
+            lambda: store.studies.archive("toy"),
+            lambda: store.studies.delete("toy"),
+        ]
+        store.leases.claim("toy", "time steps", owner="node-1/4711", lease_seconds=60.0, is_alive=lambda owner: None)
+        for call in calls:
+            with pytest.raises(UsageError, match=r"node-1/4711 holds its claim time steps"):
+                call()
+        start(store, lease_owner="node-1/4711")
+        for call in calls:
+            with pytest.raises(UsageError, match=r"node-1/4711 runs trial 1"):
+                call()
+        store.leases.heartbeat("toy", "node-1/4711", -5.0)
+        store.studies.rename("toy", "new")
+        store.studies.delete("new")
+        assert store.studies.summaries() == []
+
+    def test_an_archived_study_keeps_its_moment_and_comes_back(self, store: Store) -> None:
+        add_study(store)
+        assert store.studies.summaries()[0].archived_at is None
+        store.studies.archive("toy")
+        archived_at = not_none(store.studies.get("toy").archived_at)
+        assert abs(archived_at - datetime.now(UTC)) < timedelta(minutes=1)
+        store.studies.archive("toy")
+        assert store.studies.summaries()[0].archived_at == archived_at
+        store.studies.archive("toy", archived=False)
+        assert store.studies.get("toy").archived_at is None
+
+    def test_deleting_a_study_deletes_what_belongs_to_it_alone(self, store: Store) -> None:
+        for name in ("toy", "other"):
+            add_study(store, name)
+            store.trials.finish(name, start(store, name), CANCELLED, steps_x_step_time_s=None)
+            store.trials.finish(name, start(store, name, retry_of=1), CANCELLED, steps_x_step_time_s=None)
+            store.trials.append_observations(name, [(1, one) for one in make_curve((0.0, 0.1))])
+            store.trials.save_log(name, 1, "text")
+            store.probes.add_step_time(name, make_environment(), make_probe(8))
+            assert store.leases.claim(name, "probe", owner="a", lease_seconds=-5.0, is_alive=lambda owner: None)
+        store.studies.delete("toy")
+        assert [study.name for study in store.studies.summaries()] == ["other"]
+        with store.reading() as connection:
+            for table, rows in {"trial": 2, "observation": 1, "log": 1, "probe": 1, "claim": 1}.items():
+                assert connection.execute(text(f"SELECT count(*) FROM bss_{table}")).scalar_one() == rows, table
+
+    def test_a_deleted_study_is_not_taken_for_the_next_of_its_name(self, store: Store, url: str) -> None:
+        with open_store(url) as other:
+            begun(store, lease_seconds=-5.0)
+            other.studies.delete("toy")
+            with pytest.raises(NotFoundError):
+                start(store)
+            add_study(other)
+            assert start(store) == 1
+
+    def test_an_archived_study_takes_no_more_trials(self, store: Store) -> None:
+        add_study(store)
+        store.studies.archive("toy")
+        calls: list[Callable[[], object]] = [lambda: start(store), lambda: enqueue(store)]
+        for call in calls:
+            with pytest.raises(UsageError, match="'toy' is archived and accepts no trials"):
+                call()
+        store.studies.archive("toy", archived=False)
+        assert start(store) == 1
+
+
+NOT_IN_THE_ROW = (Environment, StepTimeError)
+ONLY_OF_NOISE = {"step", "metric", *(f"noise_{name}" for name in column_types(GradientNoise))}
+TABLES: list[tuple[type[Base], type, set[str]]] = [
+    (EnvironmentRow, Environment, {"id", "digest"}),
+    (
+        StudyRow,
+        StudyRecord,
+        {"id", "environment_id", "revision", "rewritten_at_revision", "probed_at_revision", "login"},
+    ),
+    (TrialRow, TrialRecord, {"id", "study_id", "environment_id", "revision", "plan_id"}),
+    (ObservationRow, Observation, {"trial_id"}),
+    (BranchRow, BranchMeasurement, {"id", "study_id", "environment_id", "measured_at"}),
+    (VisitRow, Visit, {"id", "study_id", "environment_id", "measured_at"}),
+    (ProbeRow, ProbeRecord, {"id", "study_id", "environment_id", "kind", "measured_at", *ONLY_OF_NOISE}),
+]
+
+
+def _fields(record_type: type, prefix: str = "") -> dict[str, object]:
+    """Return the columns that a record needs, with the types that its fields say."""
+    hints = typing.get_type_hints(record_type)
+    found: dict[str, object] = {}
+    for name, nested in layout(record_type).items():
+        if nested is None:
+            found[prefix + name] = hints[name]
+        elif nested not in NOT_IN_THE_ROW:
+            found.update(_fields(nested, PREFIXES[nested]))
+    return found
+
+
+@pytest.mark.parametrize(("table", "record_type", "own"), TABLES, ids=lambda value: getattr(value, "__name__", ""))
+def test_the_columns_are_the_fields_and_a_column_is_nullable_where_its_field_may_be_none(
+    table: type[Base], record_type: type, own: set[str]
+) -> None:
+    expected = _fields(record_type)
+    columns = {column.name: column for column in table.__table__.columns}
+    assert set(columns) - own == set(expected)
+    for name, hint in expected.items():
+        may_be_none = isinstance(hint, types.UnionType) and types.NoneType in hint.__args__
+        assert columns[name].nullable == may_be_none, name
+
+
+@pytest.mark.parametrize(("table", "record_type", "own"), TABLES, ids=lambda value: getattr(value, "__name__", ""))
+def test_the_columns_are_annotated_as_the_fields(table: type[Base], record_type: type, own: set[str]) -> None:
+    annotations = {name: typing.get_args(hint)[0] for name, hint in typing.get_type_hints(table).items() if hint}
+    assert {name: hint for name, hint in annotations.items() if name in _fields(record_type)} == _fields(record_type)
+
+
+def test_a_finished_trial_comes_back_from_its_columns() -> None:
+    trial = make_trial(3, sampled={"lr": 0.5, "momentum": None}, peak_memory_bytes=2**40, traceback="…")
+    columns = to_columns(trial)
+    assert set(columns) == set(column_types(TrialRecord))
+    assert from_columns(TrialRecord, columns) == trial
+
+
+def test_an_inner_record_can_be_absent() -> None:
+    trial = make_trial(3, state=TrialState.RUNNING)
+    columns = to_columns(trial)
+    assert columns["state"] is TrialState.RUNNING
+    assert "reason" not in columns
+    assert from_columns(TrialRecord, columns, absent="outcome") == trial
+
+
+def test_no_two_fields_of_a_trial_share_a_column_but_the_state() -> None:
+    names = [field.name for field in dataclasses.fields(TrialRecord) if field.name not in {"configuration", "outcome"}]
+    inner = [name for nested in PREFIXES if nested is TrialOutcome for name in column_types(nested)]
+    assert set(names) & set(inner) == {"state"}
+
+
+def test_an_environment_of_a_joined_row_has_its_prefix() -> None:
+    environment = make_environment()
+    columns = {f"environment_{name}": value for name, value in to_columns(environment).items()}
+    assert from_columns(Environment, columns, prefix="environment_") == environment

@@ -10,12 +10,16 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 from bssearch.errors import UsageError, WorkloadError
 from bssearch.records import Configuration
 from bssearch.training.computation import Computation
-from bssearch.training.trainer import Trainer, seed_everything, warm_up
-from bssearch.workloads.base import Data, Part, WeightedLoss
+from bssearch.training.gradient_noise import GradientPasses
+from bssearch.training.loop import describe_model
+from bssearch.training.optimizers import RateSchedule, horizon_steps, schedule_of, warmup_steps
+from bssearch.training.trainer import AveragedWeights, Trainer, ema_decay_of, seed_everything, warm_up
+from bssearch.workloads.base import Data, Part, WeightedLoss, check_takes
 from tests.training.toys import CPU, Toy, configuration, on_cpu, toy_data
 
 
@@ -390,3 +394,217 @@ def test_an_evaluation_without_the_metric_is_refused(returned: Any, message: str
     trainer = trainer_of(configuration(), Toy(on_evaluate=lambda metrics: returned))
     with pytest.raises(WorkloadError, match=message):
         trainer.evaluate(toy_data().validation, "accuracy")
+
+
+@pytest.mark.parametrize(("batch_size", "steps"), [(10, 20), (20, 10), (30, 7), (400, 0)])
+def test_warmup_is_the_same_in_samples_at_every_batch_size(batch_size: int, steps: int) -> None:
+    assert warmup_steps(2.0, 100, batch_size) == steps
+
+
+def test_a_horizon_is_rounded_up_to_whole_steps() -> None:
+    assert [horizon_steps(samples, 32) for samples in (1, 32, 33, 320)] == [1, 1, 2, 10]
+
+
+@pytest.mark.parametrize(
+    ("schedule", "factors"),
+    [
+        (RateSchedule(), {0: 1}),
+        (RateSchedule(warmup_steps=4), {0: 0.2, 1: 0.4, 2: 0.6, 3: 0.8, 4: 1, 5: 1}),
+        (
+            RateSchedule(kind="linear", warmup_steps=1, horizon_steps=5),
+            {0: 0.5, 1: 1, 2: 0.75, 3: 0.5, 4: 0.25, 5: 0},
+        ),
+        (
+            RateSchedule(kind="cosine", warmup_steps=2, horizon_steps=10),
+            {2: 1, 4: (1 + math.cos(math.pi / 4)) / 2, 6: 0.5},
+        ),
+        (
+            RateSchedule(kind="warmup_stable_decay", warmup_steps=2, horizon_steps=20, decay_share=0.4),
+            {0: 1 / 3, 2: 1, 11: 1, 12: 1, 14: 1 - math.sqrt(0.25), 19: 1 - math.sqrt(7 / 8), 20: 0},
+        ),
+    ],
+    ids=lambda value: value.kind if isinstance(value, RateSchedule) else "",
+)
+def test_each_schedule_follows_its_formula(schedule: RateSchedule, factors: dict[int, float]) -> None:
+    assert {step: schedule.factor(step) for step in factors} == pytest.approx(factors)
+
+
+@pytest.mark.parametrize(("warmup", "rise"), [(0, 0.3), (10, 0.1)])
+def test_one_cycle_is_that_of_torch_with_the_warmup_as_its_rise(warmup: int, rise: float) -> None:
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.5)
+    theirs = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, max_lr=0.5, total_steps=100, pct_start=rise, cycle_momentum=False
+    )
+    schedule = RateSchedule(kind="one_cycle", warmup_steps=warmup, horizon_steps=100)
+    for step in range(100):
+        (rate,) = theirs.get_last_lr()
+        assert 0.5 * schedule.factor(step) == pytest.approx(rate, rel=1e-12)
+        optimizer.step()
+        theirs.step()
+    assert schedule.is_over(100)
+
+
+@pytest.mark.parametrize("kind", ["constant", "cosine", "linear", "warmup_stable_decay"])
+@pytest.mark.parametrize("horizon", [2, 4, 5])
+def test_a_horizon_within_the_warmup_cuts_it_off(kind: str, horizon: int) -> None:
+    schedule = schedule_of(
+        configuration(10, warmup_epochs=0.4, parameters={"schedule": kind, "horizon_samples": horizon * 10.0}), 100
+    )
+    assert schedule.factor(1) == pytest.approx(0.4)
+    assert [schedule.is_over(step) for step in (horizon - 1, horizon)] == [False, True]
+
+
+def test_a_constant_rate_has_no_horizon_unless_given() -> None:
+    assert not schedule_of(configuration(), 100).is_over(10**9)
+    assert schedule_of(configuration(20, parameters={"horizon_samples": 100}), 100).is_over(5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("exponential", "schedule = 'exponential' must be one of constant"),
+        ("cosine", "horizon_samples"),
+    ],
+)
+def test_an_unknown_schedule_and_a_decay_without_a_horizon_are_refused(kind: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        schedule_of(configuration(parameters={"schedule": kind}), 100)
+
+
+class Normed(nn.Module):
+    mask: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+        self.norm = nn.BatchNorm1d(2)
+        self.register_buffer("mask", torch.full((2, 2), float("-inf")).triu(1))
+
+
+def fill(model: Normed, value: float) -> None:
+    mean, count = model.norm.running_mean, model.norm.num_batches_tracked
+    assert mean is not None and count is not None
+    with torch.no_grad():
+        for tensor in (*model.parameters(), mean, count):
+            tensor.fill_(value)
+
+
+def test_the_average_follows_its_formula_and_stands_in_for_the_weights_of_an_evaluation() -> None:
+    model = Normed()
+    fill(model, 1.0)
+    average = AveragedWeights(model, 0.75)
+    for value in (5.0, 9.0):
+        fill(model, value)
+        average.update()
+    expected = 0.75 * (0.75 * 1 + 0.25 * 5) + 0.25 * 9
+    addresses = [parameter.data_ptr() for parameter in model.parameters()]
+    with average.in_place():
+        assert all((parameter == expected).all() for parameter in model.parameters())
+        assert model.norm.running_mean is not None and (model.norm.running_mean == expected).all()
+        assert model.norm.num_batches_tracked == 9
+        assert torch.equal(model.mask, torch.full((2, 2), float("-inf")).triu(1))
+        assert [parameter.data_ptr() for parameter in model.parameters()] == addresses
+    assert all((parameter == 9).all() for parameter in model.parameters())
+
+
+def test_the_weights_come_back_where_an_evaluation_fails() -> None:
+    model = Normed()
+    average = AveragedWeights(model, 0.5)
+    fill(model, 3.0)
+    with pytest.raises(KeyError), average.in_place():
+        raise KeyError
+    assert all((parameter == 3).all() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("accumulation_steps", [1, 4])
+def test_the_average_moves_once_per_optimizer_step_whatever_the_accumulation(accumulation_steps: int) -> None:
+    settings: dict[str, Any] = {"micro_batch_size": 20 // accumulation_steps, "accumulation_steps": accumulation_steps}
+    data = toy_data()
+    trainer = Trainer(Toy(), configuration(20, parameters={"ema_decay": 0.8}, **settings), data.train, on_cpu(), seed=3)
+    plain = Trainer(Toy(), configuration(20, **settings), data.train, on_cpu(), seed=3)
+    expected = nn.utils.parameters_to_vector(plain.model.parameters()).detach().clone()
+    for _ in range(6):
+        trainer.step()
+        plain.step()
+        expected = 0.8 * expected + 0.2 * nn.utils.parameters_to_vector(plain.model.parameters()).detach()
+    live = nn.utils.parameters_to_vector(trainer.model.parameters()).detach()
+    assert torch.equal(live, nn.utils.parameters_to_vector(plain.model.parameters()))
+    metric = trainer.evaluate(data.validation, "loss")
+    nn.utils.vector_to_parameters(expected, plain.model.parameters())
+    assert metric == pytest.approx(plain.evaluate(data.validation, "loss"), rel=1e-6)
+    assert metric != pytest.approx(0.0)
+    nn.utils.vector_to_parameters(live, plain.model.parameters())
+    assert metric != pytest.approx(plain.evaluate(data.validation, "loss"), rel=1e-4)
+    assert torch.equal(live, nn.utils.parameters_to_vector(trainer.model.parameters()))
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, 1.5, "slow", True])
+def test_a_decay_outside_its_bounds_is_refused(value: Any) -> None:
+    assert ema_decay_of(configuration()) is None
+    with pytest.raises(UsageError, match=rf"ema_decay = {value!r} must be a number in \(0, 1\)"):
+        ema_decay_of(configuration(parameters={"ema_decay": value}))
+
+
+class Own(Toy):
+    """Takes a width for its model and a factor for its loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factors: list[float] = []
+
+    def build_model(self, *, dropout: float, hidden: int = 16) -> nn.Module:
+        return nn.Sequential(nn.Linear(6, hidden), nn.Tanh(), nn.Dropout(dropout), nn.Linear(hidden, 2))
+
+    def loss(
+        self,
+        model: nn.Module,
+        inputs: torch.Tensor,
+        targets: torch.Tensor,
+        *,
+        label_smoothing: float,
+        factor: float = 1.0,
+    ) -> torch.Tensor:
+        self.factors.append(factor)
+        return factor * functional.cross_entropy(model(inputs), targets, label_smoothing=label_smoothing)
+
+
+def test_the_model_and_the_loss_get_theirs_in_training_and_in_noise_passes() -> None:
+    workload: Any = Own()
+    trial = configuration(parameters={"model.hidden": 5, "loss.factor": 0.25})
+    trainer = Trainer(workload, trial, toy_data().train, on_cpu(), seed=0)
+    assert trainer.model[0].out_features == 5  # type: ignore[index]
+    trainer.step()
+    assert set(workload.factors) == {0.25}
+    workload.factors.clear()
+    GradientPasses(workload, on_cpu(), trainer, trial, toy_data().train, seed=0).measure(2)
+    assert set(workload.factors) == {0.25}
+
+
+def test_the_model_that_is_described_is_the_default_s() -> None:
+    assert describe_model(Own(), toy_data(), on_cpu(), own={"hidden": 3}).parameters == 6 * 3 + 3 + 3 * 2 + 2
+
+
+class Anything:
+    """Takes all."""
+
+    def build_model(self, *, dropout: float, **parameters: object) -> None: ...
+
+    def loss(self, model: object, inputs: object, targets: object, **parameters: object) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("name", "takes"),
+    [
+        ("model.hidden", "build_model(*, dropout: 'float') -> 'nn.Module'"),
+        ("loss.factor", "label_smoothing: 'float') -> 'torch.Tensor'"),
+    ],
+)
+def test_a_parameter_that_a_method_does_not_take_is_named_with_its_signature(name: str, takes: str) -> None:
+    toy: Any = Toy()
+    with pytest.raises(WorkloadError) as caught:
+        check_takes(toy, [name])
+    assert f"space.{name}: " in str(caught.value)
+    assert takes in str(caught.value)
+    check_takes(Own(), ["model.hidden", "loss.factor"])
+    anything: Any = Anything()
+    check_takes(anything, [name])

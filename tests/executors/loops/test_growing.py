@@ -27,7 +27,7 @@ from bssearch.training.batches import Growth, micro_batches
 from bssearch.workloads.data import Part
 from tests.documents import OWN_TRAINING
 from tests.executors.loops.loops import ROWS, FakeLine, Started, asked, assign, step_time_request
-from tests.executors.loops.test_branching import BRANCH
+from tests.executors.loops.test_measuring import BRANCH
 from tests.executors.loops.test_ranks import FakeRanks, Group
 from tests.executors.loops.test_trial_run import timeless
 from tests.factories import changed

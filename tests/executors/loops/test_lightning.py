@@ -31,7 +31,7 @@ from bssearch.records import (
 from bssearch.spec import StudySpec
 from bssearch.spec.parts import TrainingSpec
 from tests.executors.loops.loops import FakeLine, Started, asked, assign, clock_of, memory_request, step_time_request
-from tests.executors.loops.test_digits_as_loop import curve
+from tests.executors.loops.test_own_loop import curve
 from tests.executors.test_script import single_threaded
 from tests.factories import changed
 from tests.training.toys import FakeTime, configuration, request, run_trial

@@ -1,19 +1,31 @@
-"""What a loop of the user's own is told, and which mistakes it is told of."""
+"""What a loop of the user's own is told, which mistakes it is told of, and that it takes the steps of a workload."""
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from collections.abc import Callable
+from contextlib import closing, nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from bssearch.errors import UsageError
-from bssearch.executors.loops.own_loop import READINGS_PER_MICRO_BATCH
+from bssearch.executors.base import ExecutorSettings, Load, Program
+from bssearch.executors.loaded import LoadedWorkload
+from bssearch.executors.loops.measuring import DescribedLoop
+from bssearch.executors.loops.own_loop import READINGS_PER_MICRO_BATCH, LoopTrial
 from bssearch.executors.loops.passes import SeededSampler
+from bssearch.executors.loops.trial_run import TrialRun
+from bssearch.executors.programs.script import LoadedScript
+from bssearch.records import Configuration, Observation, ParameterValue, Target, TrialState, WorkloadDescription
+from bssearch.spec.parts import TrainingSpec
 from bssearch.training.batches import _epochs
-from tests.executors.loops.loops import ROWS, Started, Training, asked, trained
-from tests.training.toys import configuration
+from bssearch.training.trainer import seed_everything
+from tests.executors.loops.loops import ROWS, FakeLine, Started, Training, asked, assign, trained
+from tests.executors.test_script import single_threaded
+from tests.factories import make_request
+from tests.training.toys import configuration, run_trial
 
 
 def test_evaluations_draw_random_numbers_that_the_training_does_not_miss() -> None:
@@ -162,3 +174,149 @@ def test_parameters_cannot_be_changed() -> None:
     started, _ = trained("batches", asked(target=0.001))
     with pytest.raises(TypeError):
         started.trial.parameters["depth"] = 3  # type: ignore[index]
+
+
+PARAMETERS: dict[str, ParameterValue] = {"weight_decay": 0.1, "depth": 3, "device_name": "x"}
+SEARCHED = ("batch_size", "learning_rate", "weight_decay", "depth")
+
+
+def loop(reads: Callable[[LoopTrial], object]) -> tuple[Started, LoopTrial]:
+    """Return a trial of a study that searches more than the loop may read, after its first steps."""
+    started = Started(asked())
+    run = TrialRun(started.request, assign(started.request, given=PARAMETERS), started.line)
+    trial = LoopTrial(run, searched=SEARCHED)
+    seed_everything(trial.seed)
+    for _ in trial.batches(range(trial.batch_size), evaluate=lambda: {"accuracy": trial.steps / 3}):
+        reads(trial)
+    return started, trial
+
+
+def test_a_loop_that_never_asks_for_a_learning_rate_that_is_searched_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"searches learning_rate, .* trial\.learning_rate"):
+        loop(lambda trial: dict(trial.parameters))
+
+
+@pytest.mark.parametrize(
+    ("reads", "ignored"),
+    [
+        (lambda trial: (trial.learning_rate, trial.parameters["depth"]), ["weight_decay"]),
+        (lambda trial: (trial.learning_rate, trial.parameters.get("nothing")), ["weight_decay", "depth"]),
+        (lambda trial: (trial.learning_rate, "depth" in trial.parameters), ["weight_decay", "depth"]),
+        (lambda trial: (trial.learning_rate, dict(trial.parameters)), []),
+        (lambda trial: (trial.learning_rate, list(trial.parameters.items())), []),
+    ],
+)
+def test_a_loop_is_warned_of_each_other_parameter_that_it_did_not_ask_for(
+    reads: Callable[[LoopTrial], object], ignored: list[str]
+) -> None:
+    started, trial = loop(reads)
+    assert trial.steps > 1
+    warnings = started.line.outcome.warnings
+    assert [name for name in PARAMETERS if any(f"searches {name}," in one for one in warnings)] == ignored
+    assert len([one for one in warnings if "searches" in one]) == len(ignored)
+
+
+@pytest.mark.parametrize(("searched", "told"), [((), None), (("depth",), "the study searches depth, and")])
+def test_what_a_loop_ignores_is_told_with_its_description(searched: tuple[str, ...], told: str | None) -> None:
+    line = FakeLine()
+    described = DescribedLoop(assign("describe", given=PARAMETERS), line)
+    trial = LoopTrial(described, searched=searched)
+    for _ in trial.batches([[0] * trial.batch_size] * 2, evaluate=lambda: {"accuracy": 0.5}):
+        pass
+    assert isinstance(line.replies[0], WorkloadDescription)
+    notice = line.replies[0].notice
+    assert notice is None if told is None else (notice is not None and told in notice)
+
+
+@pytest.mark.parametrize(("rate", "is_told"), [(0.5, True), (None, False)])
+def test_an_optimizer_that_does_not_have_the_trials_learning_rate_is_told(rate: float | None, is_told: bool) -> None:
+    started = Started(asked())
+    run = TrialRun(started.request, assign(started.request), started.line)
+    trial = LoopTrial(run, searched=SEARCHED)
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate or trial.learning_rate)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.1)
+    trial.state(model=model, optimizer=optimizer, schedule=schedule)
+    assert trial.learning_rate
+    for _ in trial.batches(range(trial.batch_size), evaluate=lambda: {"accuracy": trial.steps / 3}):
+        optimizer.step()
+    assert any("has the trial's learning rate" in one for one in started.line.outcome.warnings) is is_told
+
+
+SCRIPT = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+import bssearch
+from bssearch.workloads.digits import Digits
+
+trial = bssearch.current_trial(batch_size=32, learning_rate=0.05)
+digits = Digits()
+data = digits.load(torch.device("cpu"))
+model = digits.build_model(dropout=0.2)
+optimizer = torch.optim.SGD(model.parameters(), lr=trial.learning_rate, momentum=0.9, nesterov=True)
+train = TensorDataset(data.train.inputs, data.train.targets)
+loader = DataLoader(
+    train, batch_size=trial.micro_batch_size, sampler=trial.sampler(train), generator=torch.Generator()
+)
+
+
+def evaluate():
+    model.eval()
+    with torch.no_grad():
+        metrics = digits.evaluate(model, data.validation)
+    model.train()
+    return metrics
+
+
+optimizer.zero_grad()
+for number, (inputs, targets) in enumerate(trial.batches(loader, evaluate), start=1):
+    loss = digits.loss(model, inputs, targets, label_smoothing=0.0) / trial.accumulation_steps
+    loss.backward()
+    if number % trial.accumulation_steps == 0:
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("micro", "seed"), [(64, 5), (32, 6)])
+def test_digits_as_a_workload_and_as_a_loop_take_identical_steps_to_the_target(
+    micro: int, seed: int, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    at = Configuration(
+        batch_size=64, micro_batch_size=micro, accumulation_steps=64 // micro, learning_rate=0.05, dropout=0.2
+    )
+    request = make_request(
+        number=1,
+        configuration=at,
+        seed=seed,
+        target=Target(metric="accuracy", value=0.95),
+        train_seconds_limit=60.0,
+        limit_state=TrialState.EXHAUSTED,
+        eval_every_steps=7,
+    )
+    training = TrainingSpec(measure_noise=False)
+    there: list[Observation] = []
+    here: list[Observation] = []
+    workload = LoadedWorkload(load(tmp_path, "digits", training=training))
+    with_workload = run_trial(workload.trial(request, stop=lambda: None), there.append)
+    program = Program(default=at, metric="accuracy", script="train.py")
+    with (
+        single_threaded(),
+        closing(LoadedScript(load(tmp_path, "train.py", program=program))) as script,
+    ):
+        with_loop = script.run(request, here.append, stop=lambda: None)
+    assert with_loop.state is with_workload.state is TrialState.REACHED
+    assert with_loop.steps_to_target == with_workload.steps_to_target
+    assert curve(here) == curve(there) and len(here) > 3
+
+
+def load(folder: Path, workload: str, **given: Any) -> Load:
+    """Return what loads a workload on the CPU."""
+    return Load(settings=ExecutorSettings(workload=workload, folder=folder, device="cpu", **given), slot=0)
+
+
+def curve(observations: list[Observation]) -> list[tuple[int, float]]:
+    return [(one.step, one.metric) for one in observations]

@@ -10,7 +10,8 @@ import pytest
 from bssearch.records import TrialState
 from bssearch.search.pruners.base import Action
 from bssearch.search.pruners.optuna import GRID, Asha, Hyperband, Median
-from tests.search.pruners.field import Field
+from bssearch.search.pruners.pace import FIRST, LEADERS, PROMOTED, Pace, rung_of, seconds_of
+from tests.search.pruners.field import Field, progress
 
 Kind = type[Median] | type[Asha] | type[Hyperband]
 KINDS: list[Kind] = [Median, Asha, Hyperband]
@@ -61,3 +62,84 @@ def test_what_was_pruned_elsewhere_is_no_complete_trial_to_optuna(state: TrialSt
         field.told(number, (40.0, 1.0))
         field.ended(number, state)
     assert field.observe(99, 40.0, 0.5) is Action.GO_ON, "it has no complete trial to compare with"
+
+
+LIMIT = 160.0
+RUNG = FIRST * LIMIT
+
+
+def rungs() -> Field:
+    return Field(Pace(patience=3.0), LIMIT)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "rung"),
+    [(0.0, -1), (9.99, -1), (10.0, 0), (math.nextafter(20.0, 0), 0), (20.0, 1), (39.0, 1), (80.0, 3), (160.0, 4)],
+)
+def test_a_rung_is_twice_as_far_as_the_one_before(seconds: float, rung: int) -> None:
+    assert rung_of(progress((seconds, 0.5)), LIMIT) == rung
+    assert seconds_of(rung, LIMIT) <= seconds
+    assert rung == -1 or seconds_of(rung + 1, LIMIT) == 2 * seconds_of(rung, LIMIT) > seconds
+
+
+@pytest.mark.parametrize("limit", [0.1, 0.3, 7.0, 1e-9, 1e9])
+def test_a_rung_is_come_to_at_its_very_seconds_whatever_the_limit(limit: float) -> None:
+    for rung in range(5):
+        assert rung_of(progress((seconds_of(rung, limit), 0.5)), limit) == rung
+
+
+def test_before_the_first_hit_the_best_of_each_rung_goes_on() -> None:
+    field = rungs()
+    for number, gain in enumerate((0.1, 0.3, 0.2)):
+        assert field.observe(number, RUNG / 2, 0.0) is Action.GO_ON
+        assert field.observe(number, RUNG, gain) is Action.WAIT
+        assert field.goes_on(fresh=True) == (1 if number + 1 == PROMOTED else None)
+    assert field.observe(1, 1.5 * RUNG, 0.4) is Action.GO_ON, "it may run to twice the time"
+    assert field.observe(1, 2 * RUNG, 0.4) is Action.WAIT
+    assert field.goes_on(fresh=True) is None
+    going = [field.goes_on(fresh=False) for _ in range(4)]
+    assert going == [1, 2, 0, None], "nothing new: the highest rung first"
+
+
+def test_what_beats_all_that_came_to_its_rung_does_not_wait_once_enough_came() -> None:
+    field = rungs()
+    actions = [field.observe(number, RUNG, gain) for number, gain in enumerate((0.1, 0.2, 0.3, 0.25))]
+    assert actions == [Action.WAIT, Action.WAIT, Action.GO_ON, Action.WAIT]
+    assert field.observe(2, 2 * RUNG, 0.4) is Action.WAIT, "at the next rung it is the first"
+
+
+def test_a_trial_goes_on_from_a_rung_once_for_every_three_that_came_to_it() -> None:
+    field = rungs()
+    due = []
+    for number in range(2 * PROMOTED):
+        field.observe(number, RUNG, 0.5 - 0.05 * number)
+        due.append(field.goes_on(fresh=True))
+    assert due == [None, None, 0, None, None, 1]
+
+
+def test_where_many_run_at_once_a_leader_does_not_wait_above_the_first_rung() -> None:
+    field = rungs()
+    for number in range(LEADERS - 1):
+        field.told(number, (RUNG / 2, 0.01))
+    assert field.observe(8, RUNG, 0.2) is Action.WAIT, "at the first rung all wait"
+    assert field.goes_on(fresh=False) == 8
+    assert field.observe(8, 2 * RUNG, 0.3) is Action.GO_ON, "one leader for every two that run"
+    assert field.observe(9, 2 * RUNG, 0.2) is Action.WAIT, "the second best of three that run"
+
+
+def test_what_a_winner_ends_the_rungs_for_goes_on_by_its_pace() -> None:
+    field = rungs()
+    for number in range(2):
+        assert field.observe(number, RUNG, 0.1 * (2 - number)) is Action.WAIT
+    assert field.goes_on(fresh=True) is None, "two came, of three one goes on"
+    field.winner(7, seconds=100.0)  # both are as fast now as it was
+    assert {field.goes_on(fresh=True) for _ in range(2)} == {0, 1}
+    assert field.goes_on(fresh=True) is None
+
+
+def test_of_those_that_wait_the_least_gain_on_the_lowest_rung_is_given_up_first() -> None:
+    field = rungs()
+    field.observe(0, 2 * RUNG, 0.05)
+    field.observe(1, RUNG, 0.4)
+    field.observe(2, RUNG, 0.3)
+    assert [field.given_up() for _ in range(4)] == [2, 1, 0, None]

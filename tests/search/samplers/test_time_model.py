@@ -1,15 +1,27 @@
-"""The sampler `auto` over a whole study, on records as the store has them."""
+"""The sampler `auto` over a whole study, on records as the store has them, and its extrapolation of curves."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import numpy as np
 import pytest
 
 from bssearch.analysis.law.quick import QuickPrior
 from bssearch.records import Configuration, GradientNoise, TrialRecord, TrialState
+from bssearch.records.curves import Progress
 from bssearch.search.history import History
 from bssearch.search.samplers.base import Choice
+from bssearch.search.samplers.time_model.acquisition import SLOWEST_FALL, step_seconds_at
+from bssearch.search.samplers.time_model.candidates import (
+    BOUND_DEVIATION,
+    ERROR,
+    WORST,
+    Extrapolation,
+    Run,
+    extrapolate,
+)
 from bssearch.search.samplers.time_model.sampler import _noise_scale
 from tests.factories import make_trial, not_none
 from tests.search.samplers.made_up import MadeUpStudy, seconds_near_64, step_seconds_near_64, study_spec
@@ -153,3 +165,161 @@ def test_a_quick_answer_that_is_far_off_is_overcome_by_the_trials(size: int, noi
     best = [Configuration(batch_size=size, micro_batch_size=size, learning_rate=0.2) for size in study.spec.batch_sizes]
     assert study.history.incumbent_value == pytest.approx(min(map(seconds_near_64, best)), rel=0.05)
     assert {trial.configuration.batch_size for trial in study.trials} >= {32, 64, 128}
+
+
+@pytest.mark.parametrize(
+    ("known", "size", "seconds"),
+    [
+        ({8: 1.0, 16: 1.2, 32: 1.6}, 16, 1.2),
+        ({8: 1.0, 16: 1.2}, 128, 4.0),
+        ({16: 1.2, 128: 6.0}, 72, (1.2 + 6.0) / 2),
+        ({32: 1.6}, 64, 1.6),
+        ({8: 1.0, 16: 0.9}, 1024, 1.0),
+        ({8: 1.0, 16: 2.0}, 1, SLOWEST_FALL),
+    ],
+    ids=["known", "beyond", "between", "one alone", "no line falls", "not below a share of the next"],
+)
+def test_an_unknown_step_time_lies_on_the_line_through_its_neighbours(
+    known: dict[int, float], size: int, seconds: float
+) -> None:
+    assert step_seconds_at(known, size) == pytest.approx(seconds)
+
+
+MOST = 128
+
+
+def run(point: int, *points: tuple[float, float], hit: float | None = None, **changes: bool) -> Run:
+    """Return an ended trial with evaluations at (train seconds, gain)."""
+    progress = Progress()
+    for train_seconds, gain in points:
+        progress.add(train_seconds, gain)
+    return Run(point, progress, hit=hit, **{"running": False, **changes})
+
+
+def line(point: int, seconds: float, until: float = 1.0, **changes: bool) -> Run:
+    """Return a trial that gains evenly and is at 1 after ``seconds``, as far as the share ``until`` of its way."""
+    shares = np.linspace(0.0, until, 11).tolist()
+    hit = seconds if until == 1.0 else None
+    return run(point, *((seconds * share, share) for share in shares), hit=hit, **changes)
+
+
+def seen(*runs: Run, most: int = MOST) -> Extrapolation:
+    return not_none(extrapolate(runs, 1.0, most))
+
+
+def test_what_reached_the_target_is_known_exactly() -> None:
+    found = seen(line(0, 10.0), line(1, 20.0))
+    assert np.exp(found.log_seconds) == pytest.approx([10.0, 20.0])
+    assert found.variance.tolist() == [0.0, 0.0]
+    assert not found.is_bound.any()
+    assert found.points.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("running", [False, True])
+def test_what_was_stopped_on_the_way_is_told_by_its_pace_the_less_surely_the_earlier(running: bool) -> None:
+    found = seen(line(0, 10.0), line(1, 20.0, until=0.8, running=running), line(2, 20.0, until=0.2, running=running))
+    assert np.exp(found.log_seconds[1:]) == pytest.approx([20.0, 20.0])
+    assert 0 < found.variance[1] < found.variance[2]
+    assert found.variance[2] == pytest.approx((found.error * math.log(5)) ** 2)
+    assert not found.is_bound.any()
+
+
+def test_what_is_far_behind_takes_at_least_so_long() -> None:
+    found = seen(line(0, 10.0), line(1, 100.0, until=0.3))
+    assert found.is_bound.tolist() == [False, True]
+    assert math.exp(found.log_seconds[1]) == pytest.approx(WORST * 10.0)
+    assert found.variance[1] >= BOUND_DEVIATION**2
+
+
+def test_a_trial_that_is_nearly_there_but_was_capped_takes_longer_than_its_cap() -> None:
+    stuck = run(1, (0.0, 0.0), (5.0, 0.97), (9.0, 0.97), (10.0, 0.97), (13.0, 0.97))
+    found = seen(line(0, 10.0), stuck)
+    assert found.is_bound.tolist() == [False, True]
+    assert math.exp(found.log_seconds[1]) == pytest.approx(13.0), "its pace alone says 11"
+
+
+def test_a_diverged_trial_takes_longer_than_any_even_without_a_curve() -> None:
+    found = seen(line(0, 10.0), run(1, diverged=True), run(2, (1.0, 0.9), diverged=True))
+    assert found.points.tolist() == [0, 1, 2]
+    assert found.is_bound.tolist() == [False, True, True]
+    assert np.exp(found.log_seconds[1:]) == pytest.approx([60.0, 60.0])
+
+
+def test_before_a_step_or_with_nothing_but_nan_a_trial_says_nothing() -> None:
+    silent = [run(1), run(2, (0.0, 0.1)), run(3, (1.0, math.nan), (2.0, math.nan))]
+    assert seen(line(0, 10.0), *silent).points.tolist() == [0]
+    assert extrapolate(silent, 1.0, MOST) is None
+
+
+def test_a_gain_that_is_not_a_number_hides_no_other() -> None:
+    """Neither where it is a winner's first, nor where chance is told from what was seen first."""
+    winner = run(0, (0.0, math.nan), (2.0, 0.2), (6.0, 0.6), (10.0, 1.0), hit=10.0)
+    flat = run(1, (0.0, 0.01), (1.0, 0.01))
+    found = seen(winner, flat, line(2, 20.0, until=0.5))
+    assert np.isfinite(found.log_seconds).all()
+    assert math.exp(found.log_seconds[0]) == pytest.approx(10.0)
+    assert found.is_bound.tolist() == [False, True, False]
+
+
+def test_before_the_first_hit_trials_are_measured_by_the_one_that_came_furthest() -> None:
+    found = seen(line(0, 40.0, until=0.5), line(1, 80.0, until=0.25), line(2, 20.0, until=0.3))
+    assert found.log_seconds - found.log_seconds[0] == pytest.approx(np.log([1, 2, 0.5]), abs=0.15)
+    assert not found.is_bound.any(), "the first is its own measure, the others are on their way"
+
+
+def test_a_first_trial_at_chance_is_no_measure() -> None:
+    noise = run(0, (0.0, 0.001), (1.0, 0.02), (2.0, 0.02), (3.0, 0.021))
+    assert extrapolate([noise], 1.0, MOST) is None
+    assert seen(noise, line(1, 40.0, until=0.3)).is_bound.tolist() == [True, False]
+
+
+def test_each_winner_counts_once_in_the_error_as_all_the_others_predict_it() -> None:
+    """Straight lines predict each other exactly, so that only how many they are changes the prior's variance of 4."""
+    for winners in (2, 3, 5):
+        found = seen(*(line(number, 10.0 + 5 * number) for number in range(winners)))
+        assert found.error == pytest.approx(ERROR * math.sqrt(4 / (4 + winners)))
+    assert seen(line(0, 10.0)).error == ERROR, "a winner alone has no others"
+
+
+def test_of_many_winners_the_twelve_fastest_are_the_measure() -> None:
+    late = run(99, (0.0, 0.0), (500.0, 0.0), (1000.0, 1.0), hit=1000.0)
+    alike = [line(number, 10.0 + number) for number in range(12)]
+    stopped = line(50, 20.0, until=0.5)
+    assert seen(*alike, late, stopped).log_seconds[-1] == pytest.approx(math.log(20.0))
+    assert seen(*alike[:11], late, stopped).log_seconds[-1] != pytest.approx(math.log(20.0), abs=1e-3)
+
+
+@pytest.mark.parametrize("count", [8, 9, 15, 16, 17, 40, 100])
+def test_no_more_different_points_are_kept_than_asked_for(count: int) -> None:
+    found = seen(*(line(point, 10.0 + point) for point in range(count)), most=16)
+    kept = set(found.points.tolist())
+    assert len(kept) == min(count, 16)
+    assert set(range(min(count, 12))) <= kept, "the best three quarters"
+
+
+@pytest.mark.parametrize(("lost", "kept"), [(0, 0), (1, 1), (15, 15), (16, 8), (47, 16), (48, 12), (160, 15)])
+def test_of_many_that_diverged_some_tell_as_much(lost: int, kept: int) -> None:
+    diverged = [Run(100 + place, Progress(), running=False, diverged=True) for place in range(lost)]
+    found = seen(line(0, 10.0), *diverged)
+    assert len(found.points) == 1 + kept <= 1 + MOST // 8
+    assert found.variance[1:].tolist() == [BOUND_DEVIATION**2] * kept
+    assert found.is_bound[1:].all() and not found.is_bound[0]
+    assert np.exp(found.log_seconds[1:]) == pytest.approx([WORST * 10.0] * kept)
+
+
+@pytest.mark.parametrize(("seconds", "running", "shows"), [(0.9, True, False), (1.1, True, True), (0.9, False, True)])
+def test_a_trial_under_way_shows_something_from_a_tenth_of_the_fastest_time_on(
+    seconds: float, running: bool, shows: bool
+) -> None:
+    found = seen(line(0, 10.0), run(1, (0.0, 0.0), (seconds, seconds / 10), running=running))
+    assert (1 in found.points) is shows
+
+
+@pytest.mark.parametrize(("gain", "is_bound"), [(0.04, True), (0.06, False)])
+def test_within_a_twentieth_of_the_way_from_the_worst_a_trial_is_at_chance(gain: float, is_bound: bool) -> None:
+    assert seen(line(0, 10.0), run(1, (0.0, 0.0), (2.0, gain))).is_bound[1] == is_bound
+
+
+def test_a_pace_is_that_of_the_evaluations_after_seven_tenths_of_the_time() -> None:
+    slow_start = [(0.0, 0.0), (6.9, 0.05), (7.0, 0.35), (10.0, 0.5)]
+    assert np.exp(seen(line(0, 10.0), run(1, *slow_start)).log_seconds[1]) == pytest.approx(20.0)

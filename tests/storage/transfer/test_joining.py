@@ -1,4 +1,4 @@
-"""What importing a copy of a study does to a database that has another copy, on every database."""
+"""What importing a copy of a study does to a database that has another copy, and changed exports."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from bssearch.storage.repository import Store, open_store
 from bssearch.storage.transfer.study_copy import Joined, Kind
 from bssearch.storage.transfer.study_file import read_study
 from tests.factories import make_environment, make_probe, make_spec
+from tests.hostile_transfers import Transfers
 from tests.postgres import Postgres
 from tests.storage.conftest import enqueue, start, start_queued
 from tests.storage.transfer.copies import (
@@ -349,3 +350,17 @@ def test_through_files_and_both_databases_the_bytes_are_the_same(
                 store.transfer.join([read_study(files[number - 1])])
             store.transfer.write("toy", files[number])
     assert files[0].read_bytes() == files[1].read_bytes() == files[2].read_bytes()
+
+
+CASES = 200
+"""``tests/benchmarks/fuzzed_transfers.py`` tries ten thousand."""
+
+
+@pytest.mark.slow
+def test_changed_files_and_databases(tmp_path: Path) -> None:
+    transfers = Transfers(tmp_path)
+    wrong = {case: said for case in range(CASES) if (said := transfers.fails(case)) is not None}
+    transfers.close()
+    assert not wrong
+    assert sum(transfers.outcomes.values()) == CASES
+    assert sum(count for name, count in transfers.outcomes.items() if name.endswith("taken")) > CASES / 50

@@ -7,11 +7,14 @@ import hashlib
 import json
 import resource
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import event
 
 from bssearch.errors import BSSearchError, DatabaseError, NotFoundError, SpecError, UsageError
 from bssearch.records import TrialState
@@ -22,7 +25,7 @@ from bssearch.storage.transfer.study_copy import LAYOUTS, NAMES, OWN
 from bssearch.storage.transfer.study_file import read_study
 from tests.schema import execute
 from tests.storage.conftest import start
-from tests.storage.transfer.copies import append, everything, finish, make_states, make_study
+from tests.storage.transfer.copies import append, copies, everything, finish, make_states, make_study, rows
 
 Lines = list[dict[str, Any]]
 
@@ -272,3 +275,69 @@ def test_a_study_that_cannot_be_written_leaves_the_file_that_was_there(file: Pat
         store.transfer.write("toy", file)
     assert file.read_bytes() == content
     assert [one.name for one in tmp_path.iterdir() if one.name.startswith(".bssearch")] == []
+
+
+HEAD_START_S = 0.5
+"""Seconds that the other writer has to come in between: a choice; where it is kept out they pass."""
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Iterator[Store]:
+    with open_store(f"sqlite:///{tmp_path}/source.db") as opened:
+        make_study(opened)
+        add_trial(opened)
+        yield opened
+
+
+@pytest.fixture
+def other(url: str, store: Store) -> Iterator[Store]:
+    """The database once more, as another process has it."""
+    with open_store(url) as opened:
+        yield opened
+
+
+def add_trial(store: Store) -> None:
+    number = start(store)
+    append(store, number, (0.0, 0.1), (1.0, 0.9))
+    finish(store, number)
+
+
+@contextmanager
+def meanwhile(store: Store, beginning: str, work: Callable[[], Any]) -> Iterator[list[Future[Any]]]:
+    """Begin some work in another thread just before the first statement of a store's that begins so."""
+    begun: list[Future[Any]] = []
+
+    def begin(*arguments: object) -> None:
+        if not begun and str(arguments[2]).startswith(beginning):
+            begun.append(pool.submit(work))
+            wait(begun, timeout=HEAD_START_S)
+
+    with ThreadPoolExecutor(1) as pool:
+        event.listen(store._engine, "before_cursor_execute", begin)
+        try:
+            yield begun
+        finally:
+            event.remove(store._engine, "before_cursor_execute", begin)
+
+
+@pytest.mark.slow
+def test_two_imports_of_a_new_study_make_one_study(source: Store, store: Store, other: Store) -> None:
+    """The second finds the study, and adds what is new."""
+    early = copies(source)
+    add_trial(source)
+    late = copies(source)
+    with meanwhile(store, "INSERT INTO bss_trial", lambda: other.transfer.join(late)) as second:
+        (joined,) = store.transfer.join(early)
+    (after,) = second[0].result()
+    assert (joined.is_new, after.is_new, after.is_changed) == (True, False, True)
+    assert rows(store) == rows(source)
+
+
+@pytest.mark.slow
+def test_a_driver_starts_its_trial_after_an_import_that_has_begun(source: Store, store: Store, other: Store) -> None:
+    store.transfer.join(copies(source))
+    add_trial(source)
+    with meanwhile(store, "UPDATE bss_study SET revision", lambda: start(other, seed=5)) as started:
+        store.transfer.join(copies(source))
+    assert started[0].result() == 3
+    assert [one.number for one in store.trials.of("toy")] == [1, 2, 3]
