@@ -1,7 +1,5 @@
 """The README and the guide as text: their code blocks, commands and names."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

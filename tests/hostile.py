@@ -4,8 +4,6 @@ Each kind makes a case from a random generator and tries it. Nothing but a `BSSe
 not simply taken.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import random

@@ -4,8 +4,6 @@ Nothing but a `BSSearchError` may come of one, and then the database is as it wa
 stores it, and taken in again it changes nothing.
 """
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Packages that are installed beside bssearch for a test."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Iterator, Mapping

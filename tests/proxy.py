@@ -1,7 +1,5 @@
 """A port of loopback in front of a server's socket, whose connections a test may cut."""
 
-from __future__ import annotations
-
 import select
 import socket
 import threading

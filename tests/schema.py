@@ -1,7 +1,5 @@
 """SQLite files for tests: made quickly, as what costs most is done once in a process, and changed behind our back."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Sequence
 from contextlib import closing

@@ -1,7 +1,5 @@
 """Every benchmark runs from any folder, by the code of its checkout, whatever is installed."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The script that measures on a GPU and its peers: its calls fit their minutes, and what they find is kept."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

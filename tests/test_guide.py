@@ -1,7 +1,5 @@
 """What the README and the guide say of commands, options, fields, names and files is what the code has."""
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import re

@@ -1,7 +1,5 @@
 """The guide's scripts against the plain ones: what each diff adds, and that the script without it trains by itself."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

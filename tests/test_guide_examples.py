@@ -1,7 +1,5 @@
 """The guide's examples work: one of each kind, installed as a package beside bssearch, and a tokenised text task."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

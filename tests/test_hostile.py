@@ -1,7 +1,5 @@
 """What nobody meant to give is refused in a sentence: no kind of input makes a traceback."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What the README shows works, and its answer and its picture are of one study."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from datetime import date

@@ -1,7 +1,5 @@
 """What the registry names loads, says what it is and has what its kind is asked for; packages may add to it."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import sys

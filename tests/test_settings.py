@@ -1,7 +1,5 @@
 """What is taken from outside the spec: the user's name, the folder of paused trials, and what is packaged."""
 
-from __future__ import annotations
-
 import getpass
 import os
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The built wheel, unpacked into a folder of its own, works from an empty folder elsewhere."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

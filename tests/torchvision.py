@@ -1,7 +1,5 @@
 """A stand-in for torchvision where it is not installed: timm imports it, its optimizers do not use it."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import sys

@@ -1,7 +1,5 @@
 """What tests of processes and threads share: an ear for notes, and waiting for a condition."""
 
-from __future__ import annotations
-
 import subprocess
 import time
 from collections.abc import Callable

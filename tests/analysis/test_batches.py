@@ -1,7 +1,5 @@
 """The row of each batch size: medians of its best configuration's runs, and bounds where it missed the target."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

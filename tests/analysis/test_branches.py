@@ -1,7 +1,5 @@
 """The local critical batch size from the ends of branches: which hold, the interval, and when it is not known."""
 
-from __future__ import annotations
-
 import pytest
 
 from bssearch.analysis.law.branches import (

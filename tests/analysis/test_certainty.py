@@ -1,7 +1,5 @@
 """How sure a recommendation is, against verdicts of runs drawn around known means."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Sequence

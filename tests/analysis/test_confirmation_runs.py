@@ -1,7 +1,5 @@
 """Which confirmation runs decide: those of configurations that have had theirs, and none of what plainly misses."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

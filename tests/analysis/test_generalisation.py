@@ -1,7 +1,5 @@
 """The gap between batch sizes trained to the same limit, and whether more regularisation closed it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The caveat of a host-bound optimum, on a study whose device and host are known: t = max(device, host)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """How far each batch size's best lies above its valley, against valleys that are known."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """What an answer says of memory, step time and gradient noise, and of how they were measured."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What an answer proposes to do next."""
 
-from __future__ import annotations
-
 import pytest
 
 from bssearch.analysis.answer import Largest

@@ -1,7 +1,5 @@
 """The configurations that rules of thumb give, and when they give none."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The rules of thumb that what was measured settles: memory, noise scale, generalisation, accumulation."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

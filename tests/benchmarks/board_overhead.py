@@ -13,8 +13,6 @@ bssearch measures them; waits for a CPU are no part of it. The A/A row is one ki
 what it shows is the noise of the method.
 """
 
-from __future__ import annotations
-
 if not __package__:
     __import__("from_clone")
 

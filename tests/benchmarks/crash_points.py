@@ -11,8 +11,6 @@ so, and the study completes with its budget and each number once. Exits 1 where 
 another matter: see the guide, "Working as a team".
 """
 
-from __future__ import annotations
-
 if not __package__:
     __import__("from_clone")
 

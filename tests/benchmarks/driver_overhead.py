@@ -9,8 +9,6 @@ Bars: the median at 5,000 is at most 1.5 times that at 100 and at most 40 ms; th
 Run: python tests/benchmarks/driver_overhead.py
 """
 
-from __future__ import annotations
-
 if not __package__:
     __import__("from_clone")
 

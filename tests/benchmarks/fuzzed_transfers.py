@@ -11,8 +11,6 @@ is as bssearch stores it, and taken in again it changes nothing; none takes more
 is missed.
 """
 
-from __future__ import annotations
-
 if not __package__:
     __import__("from_clone")
 

@@ -1,7 +1,5 @@
 """What the benchmarks share: options from a function's parameters, work timed in turns, ratios with intervals."""
 
-from __future__ import annotations
-
 import functools
 import statistics
 import sys

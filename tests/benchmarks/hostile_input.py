@@ -11,8 +11,6 @@ questions asked of them, and none of the commands that show them), and no proces
 tries them. Exits 1 where it is missed.
 """
 
-from __future__ import annotations
-
 if not __package__:
     __import__("from_clone")
 

@@ -6,8 +6,6 @@ exits 1 outside the bar. The other rows vary that and have no bar. ``bounded``: 
 truth. Tuning error moves each batch size's runs together, with a deviation of 4 %: the law then does not fit.
 """
 
-from __future__ import annotations
-
 if not __package__:
     __import__("from_clone")
 

@@ -7,8 +7,6 @@ the one nearest their geometric mean predicts the samples of the others: bar, a 
 bar.
 """
 
-from __future__ import annotations
-
 if not __package__:
     __import__("from_clone")
 

@@ -20,8 +20,6 @@ loop has too. The A/A row is a second bare loop against the first: it shows the 
   ``--compile`` both models are compiled. The bar holds on a GPU only, for eager models, and without a warning.
 """
 
-from __future__ import annotations
-
 if not __package__:
     __import__("from_clone")
 

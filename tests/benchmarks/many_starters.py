@@ -12,8 +12,6 @@ Bars: no trial failed, lost or started twice; no slot that waits more than 5 s f
 trials per second of Optuna. Run: python tests/benchmarks/many_starters.py
 """
 
-from __future__ import annotations
-
 if not __package__:
     __import__("from_clone")
 

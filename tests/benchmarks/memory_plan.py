@@ -10,8 +10,6 @@ more, else within 150 MiB; of numbers alone, on transformers: within 25 %. LSTM 
 measured: the former's kernels have workspaces that no trace sees, the latter's shapes depend on the data.
 """
 
-from __future__ import annotations
-
 if not __package__:
     __import__("from_clone")
 

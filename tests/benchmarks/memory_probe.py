@@ -7,8 +7,6 @@ steps, evaluations) at the probe's answer, and one at a size above its upper bra
 limit is that of the process's data segment, the peak its resident memory.
 """
 
-from __future__ import annotations
-
 if not __package__:
     __import__("from_clone")
 

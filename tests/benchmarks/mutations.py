@@ -12,8 +12,6 @@ changed (n + 1, 2 x), a returned value replaced by None, an ``if`` negated, a ca
 from all of ``bssearch/**/*.py`` but templates and the guide, in the order of path and position.
 """
 
-from __future__ import annotations
-
 if not __package__:
     __import__("from_clone")
 

@@ -13,8 +13,6 @@ by one, lie before the segments. The A/A row is one kind of plain segments again
   not. So the fit is the same, and its memory, which makes one fit up to 7 % slower than its twin.
 """
 
-from __future__ import annotations
-
 if not __package__:
     __import__("from_clone")
 

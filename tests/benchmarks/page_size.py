@@ -6,8 +6,6 @@ at 40 trials; at 4,000 trials 1.5 MB; 0.3 s to draw, 5 s and 1 GB for the report
 Run: python tests/benchmarks/page_size.py
 """
 
-from __future__ import annotations
-
 if not __package__:
     __import__("from_clone")
 

@@ -9,8 +9,6 @@ Then, leave one table out: for each table the patience that the other tables wou
 keeps three quarters of the bar's misses on them), and what it comes to on the table left out.
 """
 
-from __future__ import annotations
-
 if not __package__:
     __import__("from_clone")
 

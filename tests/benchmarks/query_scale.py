@@ -3,8 +3,6 @@
 Whole processes, interleaved, ratio of medians. Bar: at most 1.5. Run: python tests/benchmarks/query_scale.py
 """
 
-from __future__ import annotations
-
 if not __package__:
     __import__("from_clone")
 

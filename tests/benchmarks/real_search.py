@@ -8,8 +8,6 @@ Printed are the train seconds of a search until its incumbent's true time is wit
 of all searches, and the incumbent at its end.
 """
 
-from __future__ import annotations
-
 if not __package__:
     __import__("from_clone")
 

@@ -7,8 +7,6 @@ within 5 % of the least true time. Exits 1 below 95 % at a noise of 4 % (coeffic
 20 %. Beside it: how often by which rule, and what the least median alone would have reached.
 """
 
-from __future__ import annotations
-
 if not __package__:
     __import__("from_clone")
 

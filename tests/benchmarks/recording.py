@@ -5,8 +5,6 @@ the last frame, the answer. Colours follow the reader's dark or light scheme. Ne
 Run: python tests/benchmarks/recording.py studies/digits.yaml --out bssearch/guide/pictures/run.svg
 """
 
-from __future__ import annotations
-
 if not __package__:
     __import__("from_clone")
 

@@ -7,8 +7,6 @@ was not flagged: then busy processes run beside the trials, one for each CPU, or
 a machine that is otherwise idle is assumed: a flag is wrong then, and so is the machine.
 """
 
-from __future__ import annotations
-
 if not __package__:
     __import__("from_clone")
 

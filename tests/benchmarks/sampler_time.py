@@ -10,8 +10,6 @@ makes it, and for comparison of one over all trials instead of those near the ba
 asks in one process, threads as they come. Exits 1 over a bar.
 """
 
-from __future__ import annotations
-
 if not __package__:
     __import__("from_clone")
 

@@ -10,8 +10,6 @@ configuration and with one budget. Exits 1 where `auto` with `balanced` fails a 
 - a recommended batch size within 10 % of the best in 90 %.
 """
 
-from __future__ import annotations
-
 if not __package__:
     __import__("from_clone")
 

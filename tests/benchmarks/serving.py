@@ -9,8 +9,6 @@ Bars: first paint of a study of 4,000 trials at most 1 s; memory at most 300 MB.
 Run: python tests/benchmarks/serving.py
 """
 
-from __future__ import annotations
-
 if not __package__:
     __import__("from_clone")
 

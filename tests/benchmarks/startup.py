@@ -3,8 +3,6 @@
 Bar: at most 4, and neither torch, optuna nor pandas imported. Run: python tests/benchmarks/startup.py
 """
 
-from __future__ import annotations
-
 if not __package__:
     __import__("from_clone")
 

@@ -5,8 +5,6 @@
 Statements are nodes of Python's syntax tree, so that formatting and comments do not count.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import json

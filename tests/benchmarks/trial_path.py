@@ -8,8 +8,6 @@ five moments: the sampler chooses, the trial's row is inserted, the request is s
 optimizer steps. *Files executed* are the files of the package of which a function or the module's body ran.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

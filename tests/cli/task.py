@@ -1,7 +1,5 @@
 """A user's own workload and spec, small enough for a whole study in a few seconds, and the command line."""
 
-from __future__ import annotations
-
 import functools
 import io
 import json

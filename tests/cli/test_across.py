@@ -1,7 +1,5 @@
 """Query commands over several databases, and ``best`` without a study."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``bssearch study audit``: what it prints, what it refuses, and that it runs what it says."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """Drivers and workers of a team that are killed or suspended, with restarts, cut connections and a full disk."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

@@ -1,7 +1,5 @@
 """``bssearch check``, and its proposal of a target."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

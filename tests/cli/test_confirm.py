@@ -1,7 +1,5 @@
 """``bssearch study confirm``: what it refuses, what it stores, and what it prints."""
 
-from __future__ import annotations
-
 import csv
 import io
 import shutil

@@ -1,7 +1,5 @@
 """What ``best --export`` prints is read back, value for value, by what it is meant for."""
 
-from __future__ import annotations
-
 import argparse
 import ast
 import shlex

@@ -1,7 +1,5 @@
 """A real study with trials whose batch grows, as its commands show it, repeat it, and take it elsewhere."""
 
-from __future__ import annotations
-
 import ast
 import csv
 import json

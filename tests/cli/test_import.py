@@ -1,7 +1,5 @@
 """Runs that were made elsewhere become studies, or nothing at all."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What ``bssearch init`` writes runs as it is, and nothing that exists is touched."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Drivers that are stopped or killed in mid-study, and what the same command then makes of it."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

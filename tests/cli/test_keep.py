@@ -1,7 +1,5 @@
 """Studies are renamed, put away, brought back and deleted; nothing is lost without being asked for."""
 
-from __future__ import annotations
-
 import os
 import pty
 import shutil

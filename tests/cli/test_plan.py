@@ -1,7 +1,5 @@
 """``bssearch plan``: the same numbers as from Python, wrong input told in a line, and the questions of a first spec."""
 
-from __future__ import annotations
-
 import json
 import math
 import random

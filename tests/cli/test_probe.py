@@ -1,7 +1,5 @@
 """The probes from the command line: what they print, store, and hand on to a run."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The queue by its commands: submitted here, served by workers elsewhere, told to stop, killed, refused."""
 
-from __future__ import annotations
-
 import json
 import signal
 import time

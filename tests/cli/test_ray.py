@@ -1,7 +1,5 @@
 """A whole study on a Ray of its own: an actor is killed in its middle, and somebody presses Ctrl-C."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Who may only look: each command that shows works and leaves no trace, and so does the answer for another device."""
 
-from __future__ import annotations
-
 import shlex
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Anyone can recompute the medians of `best` from the rows of `trial list`, with a script of a few lines."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Kinds of another package, found by its entry points: bssearch itself stays as it is."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``bssearch report`` writes whole files or none; ``bssearch study compare`` puts studies side by side."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """``bssearch trial rerun``: real trials trained again, and what is told of what differs."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """What commands show of an answer, of a trial, of a study that runs, whatever texts are stored; stored answers stay."""
 
-from __future__ import annotations
-
 import atexit
 import csv
 import gc

@@ -1,7 +1,5 @@
 """A text in a database never becomes a word of a shell, with the commands as people type them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

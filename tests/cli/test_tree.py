@@ -1,7 +1,5 @@
 """The tree of commands: what stands at the first level, how each is described, and what all have in common."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Whole studies on the command line: out of a database into a file, and into another database."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One small study from the command line, from an empty folder, and everything that can be asked of it afterwards."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

@@ -1,7 +1,5 @@
 """Wrong input: the message names the thing and the bound, the exit code is right; options have one definition."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

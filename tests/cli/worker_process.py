@@ -1,7 +1,5 @@
 """Workers of the queue as processes with their own folders, as on nodes of their own."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import threading

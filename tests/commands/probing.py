@@ -1,7 +1,5 @@
 """What the tests of the probes share: a study in a store, and an executor that measures by the law and remembers."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What all studies that match have found: which match, and whether they agree."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from datetime import timedelta
 from itertools import count

@@ -1,7 +1,5 @@
 """The audit's runs, against an executor that answers at once, from a law in which the best rate is ∝ √batch."""
 
-from __future__ import annotations
-
 import math
 import shutil
 from collections import Counter

@@ -1,7 +1,5 @@
 """`probe branch`: what it says of a run's checkpoints, what it stores, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path

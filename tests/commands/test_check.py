@@ -1,7 +1,5 @@
 """What `check` finds before a study: suspicious settings, parameters that change nothing, and a target."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path

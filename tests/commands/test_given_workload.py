@@ -1,7 +1,5 @@
 """A workload given from Python: who runs it, what is stored of it, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The training loop that ``best --export python --schedule`` writes trains as the trials of the schedule did."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A database's word is not enough to run code: the user has run it before, or names it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What is said as a study begins."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from threading import Event

@@ -1,7 +1,5 @@
 """An exported study, read back by the real programs that read Optuna's databases."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -1,7 +1,5 @@
 """A whole study over the user's own parameters, and configurations that a person adds."""
 
-from __future__ import annotations
-
 import csv
 import io
 import math

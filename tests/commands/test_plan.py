@@ -1,7 +1,5 @@
 """Plans that rest on what a database has: the verdicts of its audits, and what a study has measured."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

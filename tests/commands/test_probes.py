@@ -1,7 +1,5 @@
 """The probes of step times, memory and the noise scale, against an executor that answers by a law."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path

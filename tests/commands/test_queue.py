@@ -1,7 +1,5 @@
 """A worker and what it is asked for, in this process: what it serves, refuses, and leaves to others."""
 
-from __future__ import annotations
-
 import re
 import signal
 import subprocess

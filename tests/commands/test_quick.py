@@ -1,7 +1,5 @@
 """``bssearch run --quick``: which runs it makes, what it says of them, and what a search makes of it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

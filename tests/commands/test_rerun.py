@@ -1,7 +1,5 @@
 """What a rerun asks an executor for, where it ends, and what it leaves behind when it is interrupted."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A study whose trials the caller's own code trains, in its own thread, and how far it is."""
 
-from __future__ import annotations
-
 import os
 import random
 import signal

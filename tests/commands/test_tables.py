@@ -1,7 +1,5 @@
 """A study's trials and observations as tables: for spreadsheets as text, for pandas with their types."""
 
-from __future__ import annotations
-
 import csv
 import json
 import sys

@@ -1,7 +1,5 @@
 """Call C: what repeats. Requests, processes, seconds and slots; the noise scale; the loop; the GPU tests."""
 
-from __future__ import annotations
-
 import math
 import statistics
 import subprocess

@@ -3,8 +3,6 @@
 Lightning's and accelerate's own finders run. If a package is not installed, the row of its finder says so.
 """
 
-from __future__ import annotations
-
 import gc
 import logging
 import time

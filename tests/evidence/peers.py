@@ -1,7 +1,5 @@
 """Trains what other tools find and what bssearch recommends, in the same loop, seed by seed, and compares the times."""
 
-from __future__ import annotations
-
 import random
 import time
 from collections.abc import Callable, Sequence

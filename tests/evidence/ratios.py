@@ -1,7 +1,5 @@
 """How many times as long one training takes to the target as another, from paired seeds."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Sequence

@@ -4,8 +4,6 @@
 of another call nothing is changed. Time that a section does not take is there for those after it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

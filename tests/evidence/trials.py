@@ -1,7 +1,5 @@
 """Trials outside a study: steps timed at a ladder of batch sizes, and runs to the target."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Tables of recorded curves are read as they were written, and refused where something is wrong."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

@@ -3,8 +3,6 @@
 Nothing in it depends on the time of day, so that the same decisions give the same events.
 """
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """A tiny workload that can be told to misbehave, and an executor that runs it in real processes."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager

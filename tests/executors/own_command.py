@@ -1,7 +1,5 @@
 """Commands of a user's own for tests: shell scripts that report as JSON lines, and what loads and runs them."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """A stand-in for worker processes on a machine with GPUs: it answers at once, and computes nothing."""
 
-from __future__ import annotations
-
 import signal
 import time
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Any program as training: real ones, that do well and that do not."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

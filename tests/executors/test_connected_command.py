@@ -1,7 +1,5 @@
 """Commands that ask for their trial over a socket: plain programs, and the ranks of torchrun."""
 
-from __future__ import annotations
-
 import os
 import sys
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """What every executor does alike. A new one is one more entry in `EXECUTORS`."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """How endings are told apart and put into words."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

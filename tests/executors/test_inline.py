@@ -1,7 +1,5 @@
 """Trials in this very process: what a debugger needs, and what is left behind."""
 
-from __future__ import annotations
-
 import gc
 import os
 import subprocess

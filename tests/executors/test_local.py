@@ -1,7 +1,5 @@
 """Trials in real worker processes: their memory, their environment, their end, and every way to fail."""
 
-from __future__ import annotations
-
 import json
 import os
 import queue

@@ -1,7 +1,5 @@
 """Messages survive the way through a pipe, and NaN does not get onto it."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path

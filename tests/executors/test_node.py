@@ -1,7 +1,5 @@
 """Slots and devices of a node with several GPUs, which these tests make up."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Iterator

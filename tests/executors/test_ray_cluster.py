@@ -1,7 +1,5 @@
 """Trials on a real Ray of two nodes on this machine, whose actors, nodes and drivers are killed."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The executor on Ray: nodes that are lost or of another kind, on a Ray that is made up; the actor of a slot."""
 
-from __future__ import annotations
-
 import os
 import resource
 import signal

@@ -1,7 +1,5 @@
 """What a program prints, read as reports: whole lines, in pieces, and all that is none."""
 
-from __future__ import annotations
-
 import json
 import math
 import tracemalloc

@@ -1,7 +1,5 @@
 """Scripts of the user's own in real processes: what goes well, and every way in which it does not."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Every kind of chart that is shipped, by name, made from small studies, and the pages they stand on."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The page shows batches that grow beside the best batch that stays, and keeps them out of the other figures."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

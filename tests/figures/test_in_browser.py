@@ -1,7 +1,5 @@
 """In Chromium the page draws without a script, fits a phone, and is read by those who do not see it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path

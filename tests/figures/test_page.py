@@ -1,7 +1,5 @@
 """The page of a study holds all it needs, runs nothing, and shows what users wrote as text and nothing else."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import re

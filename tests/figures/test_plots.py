@@ -1,7 +1,5 @@
 """What the charts of a study's page show is what its answer and its records say."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any

@@ -3,8 +3,6 @@
 After a change that is meant: ``BSSEARCH_WRITE_SNAPSHOTS=1 pytest tests/figures/test_snapshots.py``, and read the diff.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from dataclasses import asdict, replace

@@ -1,7 +1,5 @@
 """Each chart is drawn where its axes say, in colours of the style sheet, on pages and as a picture by itself."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Trials on a GPU, in this process and in a worker's."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path

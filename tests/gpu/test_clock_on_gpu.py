@@ -1,7 +1,5 @@
 """Time on a GPU: events against the host's clock, and how far the host may run ahead."""
 
-from __future__ import annotations
-
 import time
 
 import pytest

@@ -1,7 +1,5 @@
 """What a GPU says of itself: its memory, its counters, and who else is on it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

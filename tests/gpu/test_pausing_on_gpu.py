@@ -1,7 +1,5 @@
 """A trial that is paused on a GPU goes on as if it had never stopped."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

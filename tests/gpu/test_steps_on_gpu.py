@@ -1,7 +1,5 @@
 """How steps are computed on a GPU: precisions, compilation, repetition, where the data lie."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

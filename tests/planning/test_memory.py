@@ -1,7 +1,5 @@
 """`plan memory` of numbers alone: the arithmetic, what fits, and what is refused."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import random

@@ -1,7 +1,5 @@
 """`plan memory --model`: what a trace with fake tensors says is what a real step takes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

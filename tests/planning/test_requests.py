@@ -1,7 +1,5 @@
 """Requests: each wrong field of a plan is named with its value, in Python and from texts."""
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Callable

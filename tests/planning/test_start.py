@@ -1,7 +1,5 @@
 """From a few answers to a spec that runs: learning rates by rule, exact splits of a batch, scale, common claims."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path

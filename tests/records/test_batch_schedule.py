@@ -1,7 +1,5 @@
 """Batch schedules as a configuration holds them, the stages that a trial ran, and rules of scaling."""
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 from typing import Any

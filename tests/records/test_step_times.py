@@ -1,7 +1,5 @@
 """Step times from several visits, against visits drawn from the model that they are fitted to."""
 
-from __future__ import annotations
-
 import math
 import random
 from dataclasses import replace

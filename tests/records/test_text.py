@@ -1,7 +1,5 @@
 """Texts for display: short, and without control characters."""
 
-from __future__ import annotations
-
 import pytest
 
 from bssearch.records.text import LONGEST_TEXT, shortened, visible

@@ -1,7 +1,5 @@
 """An executor that answers at once, from a law of steps and step times: for tests of what drives it."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 

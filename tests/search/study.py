@@ -1,7 +1,5 @@
 """Studies in a SQLite file of a folder: where the file is, and which trials it holds."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from bssearch.records import Phase, TrialRecord

@@ -1,7 +1,5 @@
 """Which batch sizes are visited, and again: what is missing, what contradicts the rest, what memory allows."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The driver against an executor that answers at once by a law, and how much of a study is left."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import Counter

@@ -1,7 +1,5 @@
 """One engine: the driver and the simulation decide alike, a log played again says the same, so does a new engine."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

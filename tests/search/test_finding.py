@@ -1,7 +1,5 @@
 """The answer of a stored study: the one that was kept while nothing changed, else made anew from its trials."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The search for how the batch should grow: what it tries, what it repeats, and what the answer says of it."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from pathlib import Path

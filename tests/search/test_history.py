@@ -1,7 +1,5 @@
 """What a search has seen: kept up to date record by record it answers as one made anew, and as plain formulas do."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """A driver that loses the lease of a trial, what it may still store, and when a lease counts as ended."""
 
-from __future__ import annotations
-
 from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """What a search does where memory ends: it goes on in smaller micro-batches, and says so."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path

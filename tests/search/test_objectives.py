@@ -1,7 +1,5 @@
 """A study for each objective, driven against the law; and each objective through all that may befall a study."""
 
-from __future__ import annotations
-
 import math
 import os
 import signal

@@ -1,7 +1,5 @@
 """What a search runs next, decided over made-up trials: the order, the limits, the budgets, and when it ends."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

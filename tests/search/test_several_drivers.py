@@ -1,7 +1,5 @@
 """Several drivers on one study at once, each with its own store and executor, in threads."""
 
-from __future__ import annotations
-
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Drivers on different hosts that share what waits: in one folder, or in a store elsewhere."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

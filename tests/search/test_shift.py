@@ -1,7 +1,5 @@
 """How long a driver serves a study: it makes room, or stops, when it is told from another thread."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

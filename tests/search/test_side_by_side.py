@@ -1,7 +1,5 @@
 """Step times of a node with several GPUs, which these tests make up."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path

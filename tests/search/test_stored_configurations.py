@@ -4,8 +4,6 @@ Each test writes into the database what somebody with the right to write could. 
 `bssearch.spec.admission` the forged text would reach the executor.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Finalists trained to the same full limit: which they are, with which seeds, and how an interruption goes on."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Trials that come to their target on a straight line."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """Made-up trials on a virtual clock, one after the other in a fixed order, under some pruner."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """A search as people have it without bssearch: the trials of a source in their order, and a pruner."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Recorded trials on a virtual clock and draws of them: what they cost, as counted by hand."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import Counter

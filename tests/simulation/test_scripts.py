@@ -1,7 +1,5 @@
 """The scripts of the simulation, from their command lines."""
 
-from __future__ import annotations
-
 import io
 import json
 import subprocess

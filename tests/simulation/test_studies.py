@@ -1,7 +1,5 @@
 """Whole studies simulated on recorded tables, beside Optuna as it is used without bssearch."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

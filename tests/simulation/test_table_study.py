@@ -1,7 +1,5 @@
 """A recorded table as a space and as a study: its own combinations alone are searched."""
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import replace

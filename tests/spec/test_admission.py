@@ -1,7 +1,5 @@
 """Which configurations a spec lets train: those of its space, and its default."""
 
-from __future__ import annotations
-
 import math
 import random
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The spec of a study whose training is a command: what it must say, and what makes it another question."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

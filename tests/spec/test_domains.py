@@ -1,7 +1,5 @@
 """What a parameter may be: its limits, what lies in a domain, what is nearest to a value."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

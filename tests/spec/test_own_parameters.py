@@ -1,7 +1,5 @@
 """Hyperparameters of the user's own in a spec, its space and its default."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The shipped presets: what a spec must add to one is said with the preset's name."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What a worker's file of templates may hold, and what a submission may give a template."""
 
-from __future__ import annotations
-
 import re
 from datetime import datetime, timedelta, timezone
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One of several processes that do the same to one database at the same moment; see test_races.py."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time

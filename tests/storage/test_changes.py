@@ -1,7 +1,5 @@
 """What a reader comes to know of changes, when a stored answer is old, and that writes use an index."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """How a database is found and opened: its URL, SQLite files, and file systems that several machines share."""
 
-from __future__ import annotations
-
 import sqlite3
 import stat
 import subprocess

@@ -1,7 +1,5 @@
 """Studies that come with all their trials, on every database: whole, or not at all."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

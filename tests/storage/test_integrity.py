@@ -1,7 +1,5 @@
 """Rows that something else has written: the first is named, and other studies are read as ever."""
 
-from __future__ import annotations
-
 import sqlite3
 from contextlib import closing
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Who starts and holds trials: leases, claims, and the user and spec of each start, on every database."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any

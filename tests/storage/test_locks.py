@@ -1,7 +1,5 @@
 """Waits for locks on a real server: a reader blocks no writer, and a session that does is named."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """A PostgreSQL server that goes away while a study runs, or is not what the URL says; the password is never told."""
 
-from __future__ import annotations
-
 import signal
 import socket
 import threading

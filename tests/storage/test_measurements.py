@@ -1,7 +1,5 @@
 """What trials and probes measured, on every database."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

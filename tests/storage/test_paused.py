@@ -1,7 +1,5 @@
 """Trials that are paused, go on, or are left as pruned, on every database."""
 
-from __future__ import annotations
-
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace

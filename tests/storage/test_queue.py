@@ -1,7 +1,5 @@
 """The stored queue, on every kind of database: what is chosen, and who may change what."""
 
-from __future__ import annotations
-
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext

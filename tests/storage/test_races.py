@@ -1,7 +1,5 @@
 """Three processes on one database at the same moment, as several drivers of one study are."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 import subprocess

@@ -1,7 +1,5 @@
 """The contract of the store, which every kind of database keeps: studies, trials, rows and their fields."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import types

@@ -1,7 +1,5 @@
 """A team's roles on a real server: people log in as themselves, and may do what their role may, and no more."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Turns: a thread that has locked a study chooses on all that is stored, and nobody is faster."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading

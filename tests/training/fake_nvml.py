@@ -1,7 +1,5 @@
 """A stand-in for the module `pynvml` and a CUDA device for it to describe."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass, field
 from types import ModuleType, SimpleNamespace

@@ -1,7 +1,5 @@
 """One two-class problem in all the forms in which a workload may give its data, and steps of its own."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """A trial that branches off a checkpoint: what it goes on with, and which files are refused."""
 
-from __future__ import annotations
-
 import io
 import warnings
 import zipfile

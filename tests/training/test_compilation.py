@@ -3,8 +3,6 @@
 The slow tests have that stage too.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """What NVML says of a device, and the meter made of it, with a stand-in for the library."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

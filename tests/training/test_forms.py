@@ -1,7 +1,5 @@
 """Every form of data, and a training step of one's own, train, pause and are measured like plain tensors."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Trials whose batch grows: which samples each step has, its learning rate, pausing, and what is refused."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The host-bound share, on a CUDA device that is none."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

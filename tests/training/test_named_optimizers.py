@@ -1,7 +1,5 @@
 """Every optimizer by its name trains as its library does, and its steps are whole whatever they are made of."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.metadata
 import sys

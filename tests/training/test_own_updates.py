@@ -1,7 +1,5 @@
 """A workload's own optimizers, schedule and training step."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any

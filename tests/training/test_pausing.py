@@ -1,7 +1,5 @@
 """A trial that was paused goes on as if it had never stopped."""
 
-from __future__ import annotations
-
 import functools
 import os
 import pickle

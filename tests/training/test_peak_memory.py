@@ -1,7 +1,5 @@
 """The peak memory of a trial on the CPU: its own, whatever the process did before."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor

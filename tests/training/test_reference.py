@@ -1,7 +1,5 @@
 """The reference kernel beside which steps are timed."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The pages at a port of their own, and a tiny application of the calculator, whose answers a test may break."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator, Mapping

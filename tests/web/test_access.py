@@ -1,7 +1,5 @@
 """Who may see the pages, and what others are told."""
 
-from __future__ import annotations
-
 import re
 from http.cookies import SimpleCookie
 

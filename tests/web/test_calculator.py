@@ -1,7 +1,5 @@
 """The calculator has the numbers of the command line and of Python, tells what is wrong in its own words, and lives."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

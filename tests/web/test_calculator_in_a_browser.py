@@ -1,7 +1,5 @@
 """The calculator in Chromium: results follow what is typed, the last answer wins, and all of it can be reached."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

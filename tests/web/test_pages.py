@@ -1,7 +1,5 @@
 """What the pages show of a database, and what of one that is gone, faulty or somebody else's."""
 
-from __future__ import annotations
-
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from html import unescape

@@ -1,7 +1,5 @@
 """The command that serves: as a process of its own, with a real socket."""
 
-from __future__ import annotations
-
 import http.client
 import signal
 import socket

@@ -1,7 +1,5 @@
 """What `load` may return as inputs and targets, and how anything else is named."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

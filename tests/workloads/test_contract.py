@@ -1,7 +1,5 @@
 """What every shipped workload keeps to: its name, settings, study, models of images and order of calls."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

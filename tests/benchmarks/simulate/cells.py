@@ -1,7 +1,5 @@
 """The cells of a grid as the points that the time model chooses among."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -5,8 +5,6 @@ of them, relative to running each to its target or its end; it is missed where t
 not within 5 % of the fastest of the draw. A trial that waits goes on from where it was, and costs nothing meanwhile.
 """
 
-from __future__ import annotations
-
 import math
 import random
 import statistics

@@ -4,8 +4,6 @@
 study's own pruner and no cap.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 

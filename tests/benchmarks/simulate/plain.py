@@ -1,7 +1,5 @@
 """A search as people have it without bssearch: one trial after the other from some source, and a pruner."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Protocol

@@ -1,7 +1,5 @@
 """Simulations side by side: the repeats of each in some processes, whose number changes nothing but the time."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal

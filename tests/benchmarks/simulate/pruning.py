@@ -4,8 +4,6 @@ Run as ``python tests/benchmarks/simulate/pruning.py TABLE.csv.gz… [--pruner N
 pruner of a study can be named, those of installed packages too, with options as in ``race:lag=2``.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace

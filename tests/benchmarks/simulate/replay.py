@@ -1,7 +1,5 @@
 """Recorded trials run again on a virtual clock: the engine of a study, told what would have happened when."""
 
-from __future__ import annotations
-
 import heapq
 import math
 from collections import deque

@@ -1,7 +1,5 @@
 """What the scripts of the simulation share: options, reading a table, errors as messages."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

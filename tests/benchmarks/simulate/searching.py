@@ -5,8 +5,6 @@ Run as ``python tests/benchmarks/simulate/searching.py TABLE.csv.gz --sampler S 
 study, those of installed packages too; without ``--study`` random, tpe and gp are plain studies of Optuna.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict

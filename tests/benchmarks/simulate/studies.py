@@ -4,8 +4,6 @@ What is recommended is held against a truth without luck (`tests.benchmarks.simu
 claims: the batch sizes it calls as good as the best, and the intervals it gives.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections import Counter

@@ -1,7 +1,5 @@
 """A recorded table as a space to search: the combinations of parameters that occur in it, each run with some seeds."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import statistics

@@ -5,8 +5,6 @@ what neighbours agree on; what is left of each seed is a residual. A fresh run o
 residual of another cell: so the winner's own lucky run is never its own confirmation.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A run and an answer as a notebook shows them."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Fake boards, installed as another package would install its own."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Iterator

@@ -3,8 +3,6 @@
 They live in the boards' process. What they need to know is in their environment.
 """
 
-from __future__ import annotations
-
 import atexit
 import ctypes
 import json

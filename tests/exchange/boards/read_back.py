@@ -1,7 +1,5 @@
 """What the boards' own libraries read of what was written: their warnings are not ours."""
 
-from __future__ import annotations
-
 import json
 import struct
 import warnings

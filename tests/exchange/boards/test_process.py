@@ -1,7 +1,5 @@
 """The boards' process: reports arrive; a board that hangs, raises or dies delays nobody, and its losses are counted."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

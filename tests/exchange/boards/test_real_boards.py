@@ -1,7 +1,5 @@
 """A real little study on the real boards, read back by their own libraries."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Studies with boards: what boards are told, and that no board changes a study."""
 
-from __future__ import annotations
-
 import importlib.metadata
 from pathlib import Path
 from types import SimpleNamespace

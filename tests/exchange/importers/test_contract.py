@@ -5,8 +5,6 @@
 A new importer needs a file of its own kind here, or the first test fails.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from functools import cache

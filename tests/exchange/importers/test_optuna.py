@@ -1,7 +1,5 @@
 """Optuna studies become studies as far as they say what they measured; nothing is written to their database."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta
 from functools import cache

@@ -1,7 +1,5 @@
 """Reference convergence points as runs. The excerpts are from mlcommons/logging, Apache-2.0."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import csv
 import io
 from collections.abc import Mapping, Sequence

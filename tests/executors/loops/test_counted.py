@@ -1,7 +1,5 @@
 """Steps and samples of a loop of the user's own are counted: steps at its optimizer, samples in its batches."""
 
-from __future__ import annotations
-
 from collections import UserDict
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Loops of the user's own whose batch grows: their rows, rates, cadence and pauses, and what they are refused."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A Lightning Trainer as a trial: with the real library, its own schedules, callbacks and accumulation."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import closing

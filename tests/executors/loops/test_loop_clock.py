@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from bssearch.executors.loops.trial_run import WARM_UP_STEPS, LoopClock

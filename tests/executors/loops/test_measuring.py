@@ -1,7 +1,5 @@
 """A loop that is looked at: what it is, how long its steps take, whether a micro-batch fits, where it branches."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

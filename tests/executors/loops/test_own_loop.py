@@ -1,7 +1,5 @@
 """What a loop of the user's own is told, which mistakes it is told of, and that it takes the steps of a workload."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from contextlib import closing, nullcontext
 from pathlib import Path

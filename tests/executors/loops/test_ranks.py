@@ -1,7 +1,5 @@
 """Several ranks of one trial, in threads of this process: the first leads, the others follow."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

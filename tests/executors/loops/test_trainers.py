@@ -1,7 +1,5 @@
 """What the Trainers of Lightning and of Hugging Face do alike as a trial."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A real Trainer of the library trains a trial: its arguments, steps, clock and end, and its mistakes."""
 
-from __future__ import annotations
-
 import math
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A loop that trains a trial: its clock, its evaluations, its end and its pauses."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path

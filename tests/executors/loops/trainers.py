@@ -1,7 +1,5 @@
 """Trainers of a tiny classifier with random weights: ragged texts as dicts, a collator, and a trial to train."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

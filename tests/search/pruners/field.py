@@ -1,7 +1,5 @@
 """The trials of a race as a pruner sees them, moved by hand."""
 
-from __future__ import annotations
-
 from bssearch.records import TrialState
 from bssearch.records.curves import Progress
 from bssearch.search.pruners.base import Action, Pruner, Standings

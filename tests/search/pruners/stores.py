@@ -1,7 +1,5 @@
 """A store for tests, of files below a folder, with which things go wrong: ``troubled:///PATH``."""
 
-from __future__ import annotations
-
 import errno
 import os
 import threading

@@ -1,7 +1,5 @@
 """Paused trials in a store elsewhere: whole or not at all, and only what was stored comes back."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time

@@ -1,7 +1,5 @@
 """Where the trials of a study that wait are kept."""
 
-from __future__ import annotations
-
 import os
 import stat
 from collections.abc import Iterator

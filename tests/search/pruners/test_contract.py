@@ -1,7 +1,5 @@
 """What holds of every registered pruner, at every evaluation of random searches on a virtual clock."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

@@ -1,7 +1,5 @@
 """The pruning of one study: what its pruner is shown, and what becomes of a trial after each evaluation."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """Optuna's pruners on a common grid of train seconds: what they are told, and that nothing else matters to them."""
 
-from __future__ import annotations
-
 import math
 import random
 

@@ -1,7 +1,5 @@
 """The operating points `safe`, `balanced` and `fast`, evaluation by evaluation, once there is a winner."""
 
-from __future__ import annotations
-
 import pytest
 
 from bssearch.search.pruners.base import Action

@@ -1,7 +1,5 @@
 """No pruning, capping, and the race against the incumbent's curve; the standings that they see."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A made-up study without a store: its trials end as a law has it, and are decided on one after the other."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence

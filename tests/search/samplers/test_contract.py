@@ -1,7 +1,5 @@
 """What holds for every registered sampler: its choice follows from the history and the study's seed alone."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What Optuna's samplers are told of a study's trials, and how they are asked."""
 
-from __future__ import annotations
-
 import sys
 import types
 from typing import Any

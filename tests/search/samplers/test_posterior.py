@@ -1,7 +1,5 @@
 """The laws before any trial, and what is believed after some: by cases that can be told without the model."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The sampler `auto` over a whole study, on records as the store has them, and its extrapolation of curves."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """States of one study, from its first to its last, and how they are read and compared."""
 
-from __future__ import annotations
-
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress

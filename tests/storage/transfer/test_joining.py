@@ -1,7 +1,5 @@
 """What importing a copy of a study does to a database that has another copy, and changed exports."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

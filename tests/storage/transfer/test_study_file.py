@@ -1,7 +1,5 @@
 """The file of a whole study: the same bytes each time, all or nothing, and every fault of it is named with its line."""
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import json
