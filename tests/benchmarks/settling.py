@@ -10,6 +10,8 @@ Even cells are to tune by, odd ones to publish. Prints, by cell, how many studie
 after ``--runs``; then the command that the answer proposes is followed for up to half more runs than it announces.
 """
 
+from __future__ import annotations
+
 if not __package__:
     __import__("from_clone")
 
