@@ -245,7 +245,7 @@ SECURITY = {
         "commands/test_known_workloads.py::test_code_is_known_by_its_content_and_lies_in_the_folder_itself"
     ],
     "Samplers, pruners": ["test_registry.py::test_a_package_adds_to_a_kind_by_an_entry_point"],
-    "Each stored configuration": ["spec/test_admission.py::test_a_value_that_the_spec_does_not_have_is_named"],
+    "Each stored configuration": ["spec/test_spec.py::test_a_value_that_the_spec_does_not_have_is_named"],
     "A violation fails": ["search/test_stored_configurations.py::test_a_queued_trial_is_refused_and_the_others_run"],
     "**Submitters** run": [
         "spec/test_templates.py::test_any_other_value_is_refused_and_named",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ from bssearch.records import (
     TrialState,
     TrialStop,
 )
+from bssearch.search.calibration import COMPARING_VISITS, FIRST_VISITS
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import open_store
 from tests.factories import make_spec, not_none
