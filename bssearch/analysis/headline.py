@@ -13,8 +13,7 @@ from bssearch.records.text import ends, number, plural
 
 def headline(answer: Answer) -> str:
     """Answer's headline."""
-    optimal = answer.optimal
-    figure = optimal.objective_value
+    figure = answer.optimal.objective_value
     assert figure is not None, "an optimum has its figure"
     text = f"{_reaches(answer, figure)} ({plural(figure.runs, 'run')})"
     better = [text for text in comparisons(answer) if text]

@@ -181,8 +181,7 @@ def _ratio(figure: Estimate | None, first: Estimate | None) -> Ratio | None:
 
 def compared_row(one: Comparison) -> dict[str, Any]:
     """Return a comparison as a row."""
-    objective = str(one.objective).replace("_", " ")
-    head = [one.study, one.device, one.precision, one.workload, objective, one.target]
+    head = [one.study, one.device, one.precision, one.workload, str(one.objective).replace("_", " "), one.target]
     if one.optimal_batch_size is None or one.flat_range is None:
         return dict(zip(COMPARED, [*head, None, "target not reached"], strict=False))
     figure, ratio, critical = one.objective_value, one.ratio_to_first, one.b_crit

@@ -338,8 +338,7 @@ class SlotExecutor(ABC):
     def describe(self) -> WorkloadDescription:
         """See `Executor.describe`."""
         found = self._ask("describe", WorkloadDescription)
-        notices = [found.notice, self._about_idle_devices()]
-        return replace(found, notice="; ".join(filter(None, notices)) or None)
+        return replace(found, notice="; ".join(filter(None, [found.notice, self._about_idle_devices()])) or None)
 
     def measure_step_time(self, request: StepTimeRequest) -> StepTime:
         """See `Executor.measure_step_time`.

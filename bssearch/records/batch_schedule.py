@@ -180,8 +180,7 @@ def sizes_in_words(configuration: Configuration) -> str:
     """Batch size, or all stages' sizes: "16 → 64 → 256"."""
     if not configuration.grows:
         return str(configuration.batch_size)
-    schedule = batch_schedule_of(configuration)
-    return " → ".join(str(stage.batch_size) for stage in stages_of(configuration, schedule))
+    return " → ".join(str(stage.batch_size) for stage in stages_of(configuration, batch_schedule_of(configuration)))
 
 
 def growing(

@@ -261,8 +261,7 @@ class Engine:
         actions = self._settle()
         self._stage = EngineStage.CLAIM
         if self._next_run(self.history) is not None:
-            compared = frozenset(one.batch_size for one in confirmation.finalists(self.history))
-            actions.append(TimeSteps(compared))
+            actions.append(TimeSteps(frozenset(one.batch_size for one in confirmation.finalists(self.history))))
         return [*actions, ClaimConfirmation()]
 
     def _fill(self) -> list[Action]:
@@ -311,8 +310,7 @@ class Engine:
 
     def started(self, plan: TrialPlan, trial: TrialRecord, *, is_savable: bool) -> list[Action]:
         """Register a started trial; ``is_savable``: it has a checkpoint file."""
-        step_seconds = self.history.step_seconds(plan.configuration)
-        self._running[trial.number] = Running(plan, is_savable, step_seconds)
+        self._running[trial.number] = Running(plan, is_savable, self.history.step_seconds(plan.configuration))
         self._take(trial)
         return []
 

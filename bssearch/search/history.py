@@ -27,8 +27,7 @@ from bssearch.spec.space import are_coordinates
 
 def trial_seed(study_seed: int, phase: Phase, index: int) -> int:
     """Trial's 31-bit seed, which depends on its phase too."""
-    digest = hashlib.sha256(f"{study_seed}/{phase}/{index}".encode()).digest()
-    return int.from_bytes(digest[:4]) >> 1
+    return int.from_bytes(hashlib.sha256(f"{study_seed}/{phase}/{index}".encode()).digest()[:4]) >> 1
 
 
 class BusyTime:

@@ -118,8 +118,7 @@ def _growing_micro_batches(
     train: Part, computation: Computation, seed: int, growth: Growth
 ) -> Generator[Batch, None, None]:
     if isinstance(train, BatchStream):
-        size = growth.stage.micro_batch_size
-        return streamed(train, size, computation.device, seed, skip=growth.micro_batches)
+        return streamed(train, growth.stage.micro_batch_size, computation.device, seed, skip=growth.micro_batches)
     if placement_of(train, computation) == "device":
         return _gathered(train, growing_rows(_ready(_whole_epochs(train, seed, growth), computation), growth))
     if growth.is_measured:

@@ -146,14 +146,12 @@ class GradientPasses:
         return norms[0], norms[1] if len(norms) > 1 else None
 
     def _gradients(self, batch: torch.Tensor) -> dict[nn.Parameter, torch.Tensor]:
-        device = self._computation.device
-        inputs, targets = moved(self._train.gather(batch), device)
+        inputs, targets = moved(self._train.gather(batch), self._computation.device)
         if self._augment is not None:
             inputs = self._augment(inputs)
         loss = self._loss(self._model, self._computation.inputs(inputs), targets)
         mean = loss.total / loss.weight if isinstance(loss, WeightedLoss) else loss
-        found = torch.autograd.grad(mean, self._parameters, allow_unused=True)
-        pairs = zip(self._parameters, found, strict=True)
+        pairs = zip(self._parameters, torch.autograd.grad(mean, self._parameters, allow_unused=True), strict=True)
         return {parameter: gradient for parameter, gradient in pairs if gradient is not None}
 
 

@@ -150,8 +150,7 @@ class CharTransformer(nn.Module):
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Scores (sequences, characters, tokens) of each next character."""
-        positions = self.positions.weight[: inputs.shape[1]]
-        stream = self.dropout(self.tokens(inputs) + positions)
+        stream = self.dropout(self.tokens(inputs) + self.positions.weight[: inputs.shape[1]])
         for block in self.blocks:
             stream = block(stream)
         return functional.linear(self.norm(stream), self.tokens.weight)

@@ -221,8 +221,7 @@ def trunk() -> nn.Sequential:
 def pretrained_weights(old: Part) -> Weights:
     """Train trunk and old head."""
     features, head = trunk(), nn.Linear(_FEATURES, OLD_CLASSES)
-    parameters = [*features.parameters(), *head.parameters()]
-    optimizer = torch.optim.AdamW(parameters, lr=_PRETRAINING_RATE, foreach=True)
+    optimizer = torch.optim.AdamW([*features.parameters(), *head.parameters()], lr=_PRETRAINING_RATE, foreach=True)
     steps_per_epoch = len(old) // _PRETRAINING_BATCH
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, steps_per_epoch * _PRETRAINING_EPOCHS)
     for _ in range(_PRETRAINING_EPOCHS):
@@ -242,8 +241,7 @@ def _chosen(part: Part, rows: torch.Tensor) -> Part:
 
 
 def _few(part: Part, count: int) -> Part:
-    rows = torch.from_numpy(evenly(stratified_order(part.targets.numpy()), count))
-    return Part(*part.gather(rows))
+    return Part(*part.gather(torch.from_numpy(evenly(stratified_order(part.targets.numpy()), count))))
 
 
 def _told(part: Part, before: Any) -> Part:

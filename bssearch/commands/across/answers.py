@@ -419,8 +419,7 @@ def answers_in(stores: Sequence[Store], asked: StudyFilter) -> AcrossAnswer:
 
 
 def _with_copies(found: Sequence[tuple[StudyAnswer, Finding | None]]) -> list[StudyAnswer]:
-    counted = without_copies([finding for _, finding in found if finding is not None])
-    kept = {one.study.mark: one for one in counted}
+    kept = {one.study.mark: one for one in without_copies([finding for _, finding in found if finding is not None])}
     return [
         row
         if finding is None or kept[finding.study.mark] is finding

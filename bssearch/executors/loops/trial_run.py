@@ -618,5 +618,4 @@ class TrialRun(Assignment):
         return self._course.with_target(outcome)
 
     def _warnings(self, contention: Contention, wall: float) -> tuple[str, ...]:
-        warnings = self._course.progress.warnings
-        return (*warnings, *contention.warnings, *self._clock.clock.warnings(wall))
+        return (*self._course.progress.warnings, *contention.warnings, *self._clock.clock.warnings(wall))

@@ -398,8 +398,7 @@ class LoadedCommand(LoadedProgram):
         on_progress: Callable[[], None] = lambda: None,
     ) -> TrialOutcome:
         """Run a trial; its program ends with it."""
-        needs_samples = self._program.needs_samples
-        trial = ReportedTrial(request, on_observation, time.monotonic(), needs_samples=needs_samples)
+        trial = ReportedTrial(request, on_observation, time.monotonic(), needs_samples=self._program.needs_samples)
 
         def is_over() -> bool:
             trial.look(stop(), time.monotonic())

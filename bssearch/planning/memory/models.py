@@ -111,8 +111,7 @@ def real_model(asked: MemoryPlanRequest) -> ModelUnderPlan:
 
 def _maker(asked: MemoryPlanRequest) -> ModelUnderPlan:
     kind, _, rest = asked.name.partition(":")
-    makers = {"transformers": _of_transformers, "timm": _of_timm}
-    return makers.get(kind, _of_user)(asked, rest)
+    return {"transformers": _of_transformers, "timm": _of_timm}.get(kind, _of_user)(asked, rest)
 
 
 def _take_into(mode: FakeTensorMode, module: nn.Module, dtype: torch.dtype | None) -> None:
@@ -234,8 +233,7 @@ def _loss_of_transformers(model: nn.Module, batch: Any) -> tuple[torch.Tensor, t
     output = model(**batch)
     if getattr(output, "loss", None) is not None:
         return output.loss, getattr(output, "logits", None)
-    first = next(iter(output.values()))
-    return first.float().mean(), None
+    return next(iter(output.values())).float().mean(), None
 
 
 def _library(name: str, model: str) -> Any:

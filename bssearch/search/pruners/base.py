@@ -92,8 +92,7 @@ def slack_for(seed_noise: float) -> float:
 
 def make_pruner(settings: PrunerSpec) -> Pruner:
     """Pruner of a spec; raises `UsageError` for an unknown name or invalid option."""
-    kind = registry.load_class("pruners", settings.name, Pruner)
-    return made_with(kind, settings.options, "pruner.options")
+    return made_with(registry.load_class("pruners", settings.name, Pruner), settings.options, "pruner.options")
 
 
 @dataclass(frozen=True, slots=True)

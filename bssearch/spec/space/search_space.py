@@ -299,8 +299,7 @@ class SearchSpace(StrictModel):
             ("optimizer", self._optimizer_names),
         ]
         for optimizer in self.optimizers:
-            own = optimizer.options.items()
-            domains += [(self._coordinate(optimizer, name), domain) for name, domain in own]
+            domains += [(self._coordinate(optimizer, name), domain) for name, domain in optimizer.options.items()]
         schedule = self.schedule
         domains += [("schedule", schedule.names), ("horizon_samples", schedule.horizon_samples)]
         domains += [("decay_share", schedule.decay_share or DECAY_SHARE)]

@@ -419,8 +419,7 @@ def _known(connection: Connection, copy: Copy) -> int | None:
         StudyRow.spec_hash == study["spec_hash"],
     ]
     if study["spec"]["workload"] == IMPORTED and copy.environment is not None:
-        devices = select(EnvironmentRow.id).where(*of_its_kind(copy.environment))
-        same.append(StudyRow.environment_id.in_(devices))
+        same.append(StudyRow.environment_id.in_(select(EnvironmentRow.id).where(*of_its_kind(copy.environment))))
     return connection.scalar(select(StudyRow.id).where(*same).order_by(StudyRow.id).with_for_update())
 
 

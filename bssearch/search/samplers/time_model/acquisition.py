@@ -403,8 +403,7 @@ class KnowledgeGradient:
         tried = np.array([place for place in sorted({*hits.tolist(), *running}) if here[place]], int)
         if not tried.size:
             tried = np.array([np.argmin(np.where(here, posterior.mean, np.inf))])
-        gains = _improvements(_after(posterior, running), tried, np.zeros(len(sizes)))
-        return np.where(here, gains, -2 * NOT_AGAIN)
+        return np.where(here, _improvements(_after(posterior, running), tried, np.zeros(len(sizes))), -2 * NOT_AGAIN)
 
     def _posterior(self, runs: Sequence[Run]) -> tuple[Posterior, float]:
         seen = [(len(run.progress.gains), run.running) for run in runs]
@@ -438,8 +437,7 @@ def _linear_algebra() -> ThreadpoolController:
 def _most_promising(found: Extrapolation | None) -> list[int]:
     if found is None:
         return []
-    ordered = found.points[np.argsort(found.log_seconds, kind="stable")]
-    return list(dict.fromkeys(ordered.tolist()))[:PROMISING]
+    return list(dict.fromkeys(found.points[np.argsort(found.log_seconds, kind="stable")].tolist()))[:PROMISING]
 
 
 def _after(posterior: Posterior, running: Sequence[int]) -> Posterior:

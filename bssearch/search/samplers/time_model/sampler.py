@@ -101,8 +101,7 @@ class TimeModelSampler(Sampler):
             self._runs.pop(number, None)
             return
         if number not in self._runs:
-            point = candidates.add(trial.configuration.batch_size, trial.sampled)
-            self._runs[number] = Run(point, Progress())
+            self._runs[number] = Run(candidates.add(trial.configuration.batch_size, trial.sampled), Progress())
         run = self._runs[number]
         run.progress = history.curves.get(number) or run.progress
         run.running = not state.is_finished
