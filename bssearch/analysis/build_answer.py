@@ -172,7 +172,9 @@ def build_answer(
 def compared_trials(trials: Sequence[TrialRecord], memory: MemoryBoundary) -> list[TrialRecord]:
     """Trials of constant batch sizes, without confirmation runs in micro-batches that no longer fit."""
     constant = (one for one in trials if not one.configuration.grows)
-    return [one for one in constant if one.phase is not Phase.CONFIRM or _may_fit(memory, one)]
+    return [
+        one for one in constant if one.phase is not Phase.CONFIRM or memory.may_fit(one.configuration.micro_batch_size)
+    ]
 
 
 def first_verdict(
@@ -217,13 +219,13 @@ def _optimal(spec: StudySpec, candidate: Candidate) -> Optimal:
     )
 
 
-def _may_fit(memory: MemoryBoundary, trial: TrialRecord) -> bool:
-    return memory.may_fit(trial.configuration.micro_batch_size)
-
-
 def _largest(spec: StudySpec, verdict: Verdict, batches: Sequence[Batch], memory: MemoryBoundary) -> Largest:
     ran = [one for one in verdict.by_batch.values() if one.fits]
-    whole = [one for one in ran if one.configuration.accumulation_steps == 1 and _may_fit(memory, one.runs[0])]
+    whole = [
+        one
+        for one in ran
+        if one.configuration.accumulation_steps == 1 and memory.may_fit(one.configuration.micro_batch_size)
+    ]
     candidate = (whole or ran)[-1]
     size = candidate.configuration.batch_size
     above = min((row.batch_size for row in batches if row.batch_size > size), default=size)
@@ -523,7 +525,9 @@ def predict_for_device(
     """
     constant = [trial for trial in trials if not trial.configuration.grows]
     grown = len(trials) - len(constant)
-    trials, others = _of_timed_model(spec, constant)
+    of_one = [one for one in constant if model_parameters(one.configuration) == spec.timed_model]
+    trials = of_one if spec.varied_in_model else constant
+    others = len(constant) - len(trials)
     sizes = {trial.configuration.batch_size for trial in trials}
     left_out = sorted(sizes - step_times.keys())
     if not sizes & step_times.keys():
@@ -564,13 +568,6 @@ def predict_for_device(
     kept = [notice for notice in found.warnings if notice.code not in OF_THE_STUDYS_DEVICE]
     device = Device(name=device_name, type="unknown", memory_bytes=None, precision=None, torch_version=None)
     return found.model_copy(update={"device": device, "warnings": [*notices, *kept], **NO_NEXT_STEP})
-
-
-def _of_timed_model(spec: StudySpec, trials: Sequence[TrialRecord]) -> tuple[Sequence[TrialRecord], int]:
-    if not spec.varied_in_model:
-        return trials, 0
-    timed = [trial for trial in trials if model_parameters(trial.configuration) == spec.timed_model]
-    return timed, len(trials) - len(timed)
 
 
 def at_step_time(trial: TrialRecord, step_seconds: float) -> TrialRecord:

@@ -637,7 +637,8 @@ def tiles_of(answer: Answer, spec: StudySpec) -> list[Tile]:
         ),
     ]
     if spec.default_is_known:
-        tiles.append(_default_tile(answer, spec))
+        over_default = _times(answer, answer.speedup.over_default) or "no run to compare"
+        tiles.append(Tile("Your default", f"{spec.default.batch_size:,}", over_default))
     if answer.fit is not None and answer.fit.verdict != "too_few_points":
         tiles.append(_critical(answer.fit))
     if answer.measured.noise_scale is not None:
@@ -658,11 +659,6 @@ def _further(name: str, figure: Figure) -> Tile:
     return Tile(
         f"Test {name}", number(figure.median), f"of the optimum, at the target{shown and f', 95 % interval {shown}'}"
     )
-
-
-def _default_tile(answer: Answer, spec: StudySpec) -> Tile:
-    over = _times(answer, answer.speedup.over_default)
-    return Tile("Your default", f"{spec.default.batch_size:,}", over or "no run to compare")
 
 
 def _figure_tile(answer: Answer) -> Tile:

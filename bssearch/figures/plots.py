@@ -21,7 +21,6 @@ from bssearch.figures.svg import (
     PADDING,
     SECOND,
     THIRD,
-    Axis,
     Band,
     Chart,
     ColourScale,
@@ -81,7 +80,7 @@ def objective_chart(answer: Answer, default_batch_size: int | None = None) -> Ch
     if all(row.objective_value is None for row in answer.batches):
         return None
     series = [
-        *__law_curve(answer),
+        *_law_of_figures(answer),
         *_medians(answer),
         *_lower_bounds(answer),
         *([] if default_batch_size is None else _default(answer, default_batch_size)),
@@ -286,7 +285,7 @@ def _apart(name: str, points: Sequence[Point], symbol: Symbol) -> Series:
     return Series(name=name, points=points, colour=INK, symbol=symbol, is_hollow=True)
 
 
-def __law_curve(answer: Answer) -> Iterator[Series]:
+def _law_of_figures(answer: Answer) -> Iterator[Series]:
     fit = _drawn_law(answer)
     if fit is None:
         return
@@ -383,8 +382,7 @@ def curves_chart(answer: Answer, curves: Mapping[int, Sequence[Observation]]) ->
         )
         for index, (size, points) in enumerate(drawn.items())
     ]
-    seconds = [point.x for one in series for point in one.points]
-    return _curves(series, value_axis("train seconds", seconds, log=True), answer.target)
+    return _curves(series, answer.target, log=True)
 
 
 def recent_curves_chart(target: Target, runs: Sequence[tuple[TrialRecord, Sequence[Observation]]]) -> Chart | None:
@@ -402,8 +400,7 @@ def recent_curves_chart(target: Target, runs: Sequence[tuple[TrialRecord, Sequen
         )
         for index, (trial, points) in enumerate(drawn)
     ]
-    seconds = [point.x for one in series for point in one.points]
-    return _curves(series, value_axis("train seconds", [0.0, *seconds], log=False), target)
+    return _curves(series, target, log=False)
 
 
 def _curve(curve: Sequence[Observation], name: str) -> list[Point]:
@@ -413,10 +410,11 @@ def _curve(curve: Sequence[Observation], name: str) -> list[Point]:
     ]
 
 
-def _curves(series: Sequence[Series], seconds: Axis, target: Target) -> Chart:
+def _curves(series: Sequence[Series], target: Target, *, log: bool) -> Chart:
+    seconds = [0.0] * (not log) + [point.x for one in series for point in one.points]
     metric = value_axis(short_name(target.metric), [*extent(series), target.value], log=False)
     rule = ReferenceLine(at=target.value, name=f"target {target.goal.sign} {target.value:g}", colour=ACCENT)
-    return Chart(x=seconds, y=metric, series=series, rules=[rule])
+    return Chart(x=value_axis("train seconds", seconds, log=log), y=metric, series=series, rules=[rule])
 
 
 def learning_rate_chart(

@@ -72,7 +72,8 @@ def missing_step_times(
             return True
         if micro is None or micro < known[size].micro_batch_size:
             return False  # A new visit would time other micro-batches.
-        had = _visits(known[size])
+        error = known[size].error
+        had = 1 if error is None else error.visits
         if compared is not None and size not in compared:
             return had < FIRST_VISITS
         return had < visits or (size in doubted and had < MOST_VISITS)
@@ -265,10 +266,6 @@ def _refused(spec: StudySpec, batch_size: int, memory: MemoryBoundary, reason: s
         reason=reason,
         eval_every_steps=None,
     )
-
-
-def _visits(probe: ProbeRecord) -> int:
-    return 1 if probe.error is None else probe.error.visits
 
 
 def _paces(trials: Iterable[TrialRecord]) -> dict[Kind, float]:

@@ -155,7 +155,8 @@ def _upgrade(connection: Connection, before: str | None, roles: Roles | None) ->
             become_owner(connection, there)
         if before is not None:
             # At once: a migration that takes one table after the other would wait for each.
-            lock_tables(connection, _our_tables(connection), ALONE)
+            ours = {*WRITER_RIGHTS, VERSION_TABLE}.intersection(inspect(connection).get_table_names())
+            lock_tables(connection, [*ours], ALONE)
         _run_migrations(connection)
         _check_references(connection)
     if roles:
@@ -258,10 +259,6 @@ def _create_version_table(connection: Connection) -> None:
     except (IntegrityError, ProgrammingError) as error:
         if getattr(error.orig, "sqlstate", None) not in _EXISTS:
             raise
-
-
-def _our_tables(connection: Connection) -> list[str]:
-    return [*{*WRITER_RIGHTS, VERSION_TABLE}.intersection(inspect(connection).get_table_names())]
 
 
 def _copy_first(path: Path) -> Path:

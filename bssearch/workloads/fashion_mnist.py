@@ -67,17 +67,14 @@ def find_fashion_mnist(debian_folder: Path = DEBIAN_FOLDER) -> Mapping[str, Path
 
 def _first(folders: list[Path]) -> dict[str, Path] | None:
     for folder in folders:
-        found = {name: path for name in FILES if (path := _plain_or_compressed(folder / name))}
+        places = [(name, folder / f"{name}{ending}") for name in FILES for ending in (".gz", "")]
+        found = {name: path for name, path in places if path.is_file()}
         if found:
             missing = [name for name in FILES if name not in found]
             if missing:
                 raise WorkloadError(f"{folder} lacks {' and '.join(missing)}, with or without .gz; {WAYS}")
             return found
     return None
-
-
-def _plain_or_compressed(plain: Path) -> Path | None:
-    return next((path for path in (plain, plain.with_name(f"{plain.name}.gz")) if path.is_file()), None)
 
 
 def _downloaded(folder: Path) -> dict[str, Path]:
