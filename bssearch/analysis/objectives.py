@@ -327,7 +327,7 @@ class Objective(ABC):
 
 
 def make_objective(name: str, target: Target | None = None, price_per_device_hour: float | None = None) -> Objective:
-    """Objective by its name; raises `UsageError` if unknown."""
+    """Objective by its name."""
     kind = registry.load_class("objectives", name, Objective)  # type: ignore[type-abstract]
     return kind(target=target, price_per_device_hour=price_per_device_hour)
 

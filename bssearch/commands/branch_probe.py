@@ -355,7 +355,7 @@ def branch(
 ) -> ProbeReport:
     """Find a run's critical batch size by branches from checkpoints.
 
-    Useful for runs too large to search. Branches train on the same number of samples at the default's batch size B, 2B,
+    Branches train on the same number of samples at the default's batch size B, 2B,
     4B, … with the learning rate by the optimizer's rule. The answer is the largest batch size without loss.
     """
     if spec.command:

@@ -746,7 +746,7 @@ class DryRun(Model):
 
 
 def dry_run(spec: StudySpec) -> DryRun:
-    """Return a run's plan without device, store or workload; raise `SpecError` or `UsageError`."""
+    """Return a run's plan without device, store or workload."""
     spec = checked(spec)
     check_parts(spec)
     refuse_where_in_no_file(spec)

@@ -395,7 +395,7 @@ def opened(spec: StudySpec, launch: Launch, *, keeps_name: bool = False, reports
     """Create or open a spec's study with an executor; close both at the end.
 
     A new study is deleted if the workload fails before its first measurement. ``keeps_name``: see `named`. With
-    ``reports`` trials go to the boards. Raises as `described`, `DatabaseError` and `QuestionChangedError`.
+    ``reports`` trials go to the boards.
     """
     given, asked = _given(launch), spec
     spec = named(checked(spec), given, launch, keeps_name=keeps_name)
@@ -428,10 +428,7 @@ def opened(spec: StudySpec, launch: Launch, *, keeps_name: bool = False, reports
 def described(
     spec: StudySpec, launch: Launch, *, keeps_name: bool = False
 ) -> Iterator[tuple[Executor, WorkloadDescription]]:
-    """Give an executor and its workload's description; close at the end.
-
-    Raises `UsageError`, `SpecError`, `WorkloadError`, `LaunchError`.
-    """
+    """Give an executor and its workload's description; close at the end."""
     given = _given(launch)
     spec = named(checked(spec), given, launch, keeps_name=keeps_name)
     with _described(spec, launch, given, launch.listener or Listener()) as found:

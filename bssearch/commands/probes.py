@@ -216,7 +216,7 @@ def probe_step_times(study: OpenStudy, seconds_limit: float = SECONDS_LIMIT) -> 
     """Time the default at every batch size; return the measurements, ascending.
 
     Each until its median is known within 2 %, or for ``seconds_limit``. Times pool all visits; trials keep the first
-    visit's evaluation cadence. Raises `LaunchError`, `WorkloadError`.
+    visit's evaluation cadence.
     """
     spec, store, environment = study.spec, study.store, study.environment
 

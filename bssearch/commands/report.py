@@ -91,7 +91,7 @@ def picture_of(store: Store, name: str, trials: Sequence[TrialRecord] | None = N
 
 
 def svg_of(store: Store, name: str) -> str:
-    """Return a study's chart as a dated SVG document; raises as `picture_of`."""
+    """Return a study's chart as a dated SVG document."""
     found, study = answer(store, name), store.studies.get(name)
     spec = spec_of(study)
     default = spec.default.batch_size if spec.default_is_known else None

@@ -166,7 +166,7 @@ def rerun(study: str, trial: int, launch: Launch = HERE, *, runs: int = 1) -> Re
 
 
 def stored_trial(store: Store, study: str, number: int) -> Stored:
-    """Load a trial to rerun; raise `NotFoundError` or `UsageError`."""
+    """Load a trial to rerun."""
     record = store.studies.get(study)
     trial = store.trials.get(study, number)
     spec = _spec_at(store, record, number)

@@ -26,8 +26,8 @@ def run_study(spec: StudySpec, launch: Launch = HERE, *, from_quick: bool = Fals
     Several processes and machines may run one study. ``from_quick`` makes a quick answer to start from, if none is
     stored. Refused unless ``launch`` allows it: changed workload code, whose trials are not comparable, and a busy GPU.
 
-    Raises `SpecError`, `WorkloadError`, `DatabaseError`, `LaunchError`, `InterruptedRunError`, `UsageError` for
-    ``from_quick`` with an objective other than seconds, and `TargetNotReachedError` if no trial reached the target.
+    Raises any `BSSearchError`: `UsageError` for ``from_quick`` with an objective other than seconds, and
+    `TargetNotReachedError` if no trial reached the target.
     """
     if from_quick and not objective_of(spec).trials_race:
         raise UsageError(
@@ -45,7 +45,7 @@ def run_study(spec: StudySpec, launch: Launch = HERE, *, from_quick: bool = Fals
 
 
 def run_opened(study: OpenStudy) -> Answer:
-    """Run an open study to its end; raises as `run_study`."""
+    """Run an open study to its end."""
     study.driver().run()
     grow(study)
     return answer(study.store, study.spec.name)
@@ -79,7 +79,7 @@ def _tell_of_quick_answer(study: OpenStudy) -> None:
 def with_confirmation(
     spec: StudySpec, *, runs: int | None = None, max_runs: int | None = None, train_seconds: float | None = None
 ) -> StudySpec:
-    """Change confirmation settings; None keeps one. Raises `UsageError`."""
+    """Change confirmation settings; None keeps one."""
     stored = spec.confirm
     if runs is not None and runs < stored.runs:
         raise UsageError(f"--runs {runs} must be >= confirm.runs = {stored.runs} of the stored study {spec.name!r}")

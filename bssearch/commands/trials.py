@@ -261,7 +261,7 @@ def configuration_of(spec: StudySpec, values: Mapping[str, ParameterValue]) -> C
 
 
 def any_configuration_of(spec: StudySpec, values: Mapping[str, ParameterValue]) -> Configuration:
-    """Replace values of the default, in the space or not; raise `UsageError`."""
+    """Replace values of the default, in the space or not."""
     base = spec.default_configuration
     optimizer = _optimizer(spec, str(values.get("optimizer", base.optimizer)))
     names = [name for name in type(spec.default).model_fields if name not in {"optimizer", *OWN_GROUPS}]

@@ -88,7 +88,7 @@ def read_optuna_study(file: str, study: str | None = None) -> OptunaTrials:
 
 
 def optuna_database(file: str) -> URL:
-    """Return the URL of a database or SQLite file; raise `UsageError`."""
+    """Return the URL of a database or SQLite file."""
     is_url = ":" in file or "=" in file
     return parse_url(file if is_url else URL.create("sqlite", database=file))
 
@@ -251,7 +251,7 @@ class OptunaStudy:
 
     @classmethod
     def read(cls, store: Store, name: str, phases: Phase | str | Collection[Phase | str] = SEARCH) -> OptunaStudy:
-        """Read a stored study; raise `NotFoundError` or `UsageError`."""
+        """Read a stored study."""
         study = store.studies.get(name)
         wanted = phases_of(phases)
         trials = [trial for trial in store.trials.of(name) if trial.phase in wanted]

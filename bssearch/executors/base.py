@@ -77,11 +77,7 @@ class ExecutorSettings:
         workload: name, resolved in ``folder``, or the program's name.
         given: workload class or object, for the executor ``inline``.
         slots: ``auto`` is one per CUDA device, or up to four on a CPU (`cpu_slots`).
-        threads: CPU threads per slot.
         device: ``auto`` (CUDA devices round-robin, else the CPU), ``cpu``, ``cuda`` or ``cuda:N``.
-        hang_seconds: maximum time without progress.
-        memory_limit_bytes: simulates a smaller device.
-        allow_busy: accept devices in use.
         own_parameters: defaults for the description, as ``model.NAME`` and ``loss.NAME``.
         optimizers: optimizers whose libraries must be installed.
         address: Ray cluster, ``auto`` or ``HOST:PORT``.
@@ -131,7 +127,7 @@ class Executor(Protocol):
         """True if runs in different slots are compared as if each ran alone: each has a device, or cores of a CPU."""
 
     def describe(self) -> WorkloadDescription:
-        """Describe the workload; raise `WorkloadError` or `LaunchError`."""
+        """Describe the workload."""
 
     def measure_step_time(self, request: StepTimeRequest) -> StepTime:
         """Time steps; raise `LaunchError` if the worker dies."""
@@ -192,7 +188,7 @@ def check_threads(settings: ExecutorSettings) -> None:
 
 
 def make_executor(name: str, settings: ExecutorSettings) -> Executor:
-    """Make an executor; raise `UsageError` for an unknown name."""
+    """Make an executor."""
     executor: Executor = registry.load("executors", name)(settings)
     return executor
 
@@ -291,12 +287,12 @@ def _plain(value: Any) -> Any:
 
 
 def decode_command(line: bytes) -> Command:
-    """Parse and check a command; raise `ValueError` if invalid."""
+    """Parse and check a command."""
     return cast("Command", _decoded(line, Command))
 
 
 def decode_reply(line: bytes) -> Reply:
-    """Parse a reply; raise `ValueError` if invalid."""
+    """Parse a reply."""
     return cast("Reply", _decoded(line, Reply))
 
 

@@ -85,7 +85,7 @@ class LoadedWorkload:
         return str(self._computation.device)
 
     def describe(self) -> WorkloadDescription:
-        """Describe workload and untrained model; raise `WorkloadError`."""
+        """Describe workload and untrained model."""
         from bssearch.training.environment import describe_environment
         from bssearch.training.loop import describe_model, tokens_per_sample
         from bssearch.workloads.base import check_takes

@@ -255,7 +255,7 @@ _PR_SET_DUMPABLE = 4  # prctl(2)
 def hide_secrets() -> None:
     """Protect this process's memory and environment in ``/proc`` (Linux).
 
-    Workers of the same user could read secrets there; root still can.
+    Root can still read it.
     """
     known = [*os.environ.items(), *_first_environment().items()]
     if sys.platform == "linux" and any(is_secret(name, value) for name, value in known):
@@ -374,7 +374,7 @@ Inbox = queue.SimpleQueue[tuple[WorkerHandle, Reply | None]]
 
 
 class WorkerProcess:
-    """A child in its own session; raises `OSError`.
+    """A child in its own session.
 
     Create it in a thread that outlives it: Linux kills it with that thread.
     """

@@ -103,7 +103,7 @@ class BatchSchedule:
 
 
 def batch_schedule_of(configuration: Configuration) -> BatchSchedule | None:
-    """Schedule, None if the batch size is constant; raises `UsageError` if invalid."""
+    """Schedule, None if the batch size is constant."""
     name = configuration.parameters.get(BATCH_SCHEDULE)
     if name is None:
         return None

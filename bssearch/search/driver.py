@@ -1,7 +1,6 @@
 """Driver of a study: reports events of store and executor to the engine and executes its actions.
 
-The store rejects a trial if another driver started one since the decision; the rejected driver then locks the study
-before each decision.
+A trial is rejected if another driver started one since the decision; the rejected driver then locks the study.
 """
 
 from __future__ import annotations

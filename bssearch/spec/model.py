@@ -58,7 +58,7 @@ def places_of(command: Sequence[str]) -> set[str]:
 
 
 def filled(command: Sequence[str], values: Mapping[str, ParameterValue]) -> list[str]:
-    """Fill in a command; raise `UsageError` for an unknown name."""
+    """Fill in a command."""
 
     def text(match: re.Match[str]) -> str:
         name = match[1]

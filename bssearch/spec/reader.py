@@ -114,7 +114,7 @@ Loader.yaml_implicit_resolvers = {
 
 
 def read_yaml(text: str) -> tuple[Any, yaml.Node | None]:
-    """Document's value and node (None if empty); raises `yaml.YAMLError`."""
+    """Document's value and node (None if empty)."""
     loader = Loader(text)
     try:
         node = loader.get_single_node()
@@ -265,7 +265,7 @@ def _copied(value: Any) -> Any:
 
 
 def checked(spec: StudySpec) -> StudySpec:
-    """Validate a spec made in Python, because pydantic's ``model_copy`` does not; raise `SpecError`."""
+    """Validate a spec made in Python, because pydantic's ``model_copy`` does not."""
     return _validated(spec.model_dump(warnings=False), {}, IN_PYTHON)
 
 
@@ -354,7 +354,7 @@ def _toml_lines(text: str) -> Iterable[tuple[Location, int]]:
 
 
 def parse_value(text: str, origin: str) -> Any:
-    """Parse a command-line value as in a spec; raise `SpecError`."""
+    """Parse a command-line value as in a spec."""
     try:
         if len(text) > MOST_BYTES or not is_unicode(text):
             raise SpecError(f"{shortened(origin)}: the value must be a Unicode text of at most {MOST_BYTES:,} bytes")
@@ -424,7 +424,7 @@ NEWER = "a newer bssearch may have written it: upgrade this one"
 
 
 def spec_of(study: StudyRecord) -> StudySpec:
-    """Stored study's spec; raises `DatabaseError` if unreadable."""
+    """Stored study's spec."""
     try:
         spec = StudySpec.model_validate(study.spec)
     except ValidationError as error:

@@ -243,7 +243,7 @@ ValueType = NumberType | BooleanType | ChoiceType
 
 
 def value_type(data: object) -> ValueType:
-    """Type in a template file or worker row; raises `ValueError` if invalid."""
+    """Type in a template file or worker row."""
     if not isinstance(data, Mapping):
         raise ValueError("a value's type is a mapping such as {type: integer, low: 1, high: 400}")
     kind: type[ValueType]
@@ -367,7 +367,7 @@ class Templates:
 
 
 def load_templates(path: Path, overrides: tuple[str, ...] = ()) -> Templates:
-    """Read a worker's file; ``overrides`` must be valid for each spec. Raises `SpecError`."""
+    """Read a worker's file; ``overrides`` must be valid for each spec."""
     data = read_file(path, "file of templates", _EXAMPLE)
     if not isinstance(data, Mapping) or set(data) != {"templates"} or not isinstance(data["templates"], Mapping):
         raise SpecError(f"{path}: it must hold `templates` and nothing else", hint=_EXAMPLE)

@@ -302,7 +302,7 @@ class Database:
         return self.patience.run(once)
 
     def study_id(self, connection: Connection, name: str) -> int:
-        """Return a study's id; raise `NotFoundError`."""
+        """Return a study's id."""
         return self._found(connection, name, _STUDY_ID)
 
     def lock_study(self, connection: Connection, name: str) -> int:

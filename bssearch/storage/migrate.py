@@ -120,11 +120,8 @@ def upgrade(url: str | URL, roles: Roles | None = None) -> Upgrade:
 
     ``roles`` creates roles on a server. Concurrent calls wait for `bssearch.storage.connection.engine.LONGEST_WAIT_S`.
 
-    Raises:
-        SchemaError: if a newer version wrote the database.
-        UsageError: if roles are given for a SQLite file.
-        DatabaseError: if the login is not in the owner role or cannot create roles.
-        BlockedError: if another session holds a lock.
+    Raises `SchemaError` if a newer version wrote the database, `UsageError` for roles of a SQLite file, else
+    `DatabaseError`.
     """
     url = parse_url(url)
     path = sqlite_file(url)

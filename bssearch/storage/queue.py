@@ -190,7 +190,7 @@ class QueueStore(StorePart):
 
     @patiently
     def submission(self, name: str) -> Submission:
-        """Return a submission; raise `NotFoundError`."""
+        """Return a submission."""
         with self._database.reading() as connection:
             return _submission(connection, name)
 

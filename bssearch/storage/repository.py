@@ -32,10 +32,7 @@ def open_store(url: str | URL | None = None, *, write: bool = True, notify: Noti
     ``write`` creates or upgrades a SQLite file. ``notify`` receives one-line messages about upgrades and the
     connection.
 
-    Raises:
-        UsageError: if the URL is malformed.
-        DatabaseError: if the database cannot be opened.
-        SchemaError: if its schema is not this version's.
+    Raises `UsageError` for a malformed URL, else `DatabaseError`.
     """
     return Store(url if isinstance(url, URL) else database_url(url), write=write, notify=notify)
 

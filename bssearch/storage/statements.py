@@ -239,7 +239,7 @@ def trial_record(row: RowMapping) -> TrialRecord:
 
 
 def stored_trial(connection: Connection, study: str, study_id: int, number: int) -> TrialRecord:
-    """Return a trial; raise `NotFoundError`."""
+    """Return a trial."""
     known = number <= LARGEST_NUMBER
     row = connection.execute(_TRIAL, {"study_id": study_id, "number": number}).mappings().first() if known else None
     if row is None:
@@ -250,7 +250,7 @@ def stored_trial(connection: Connection, study: str, study_id: int, number: int)
 def trial_ids_of(
     connection: Connection, study: str, study_id: int, numbers: Collection[int], owner: str | None = None
 ) -> dict[int, int]:
-    """Return ids by number; raise `NotFoundError`.
+    """Return ids by number.
 
     With ``owner``, lock the trials until the transaction ends, and return only those that it runs.
     """
@@ -268,7 +268,7 @@ def holds_claim(connection: Connection, study_id: int, name: str, owner: str) ->
 
 
 def trial_id_of(connection: Connection, study: str, study_id: int, number: int) -> int:
-    """Return a trial's id; raise `NotFoundError`."""
+    """Return a trial's id."""
     return trial_ids_of(connection, study, study_id, [number])[number]
 
 
@@ -369,7 +369,7 @@ class Counters:
 
 
 def counters(connection: Connection, study: str | int) -> Counters:
-    """Return a study's counters; raise `NotFoundError`."""
+    """Return a study's counters."""
     query, value = (_OF_ID, study) if isinstance(study, int) else (_OF_NAME, study)
     row = connection.execute(query, {"study": value}).first()
     if row is None:

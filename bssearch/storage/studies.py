@@ -82,7 +82,7 @@ class StudyStore(StorePart):
 
     @patiently
     def get(self, name: str) -> StudyRecord:
-        """Return a study; raise `NotFoundError`."""
+        """Return a study."""
         found = self.find(name)
         if found is None:
             with self._database.reading() as connection:

@@ -95,12 +95,8 @@ class Trial:
     def observations(self) -> Generator[Observation, None, TrialOutcome]:
         """Train; yield each evaluation (never a NaN) and return the outcome.
 
-        The workload's exceptions pass through, except out of memory.
-
-        Raises:
-            WorkloadError: The workload or batch size cannot be trained.
-            UsageError: The configuration is invalid.
-            CheckpointError: A paused trial cannot resume.
+        The workload's exceptions pass through, except out of memory. Raises `CheckpointError` if a paused trial cannot
+        resume.
         """
         self._clock.start()
         with self._clock.ledger("other"):

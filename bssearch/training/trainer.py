@@ -622,7 +622,7 @@ def warm_up(
     """Run every shape of a trial before its time starts, on a throw-away model.
 
     Evaluates once and takes two steps per batch size on the trial's own rows; gives up compiling if only the compiled
-    model fails. Changes the random state. Raises as `check_split`.
+    model fails. Changes the random state.
     """
     check_split(configuration, len(data.train))
     try:

@@ -54,7 +54,7 @@ def studies_page(asked: PageRequest) -> Answered:
 
 
 def study_filter(asked: PageRequest) -> StudyFilter:
-    """Return a query's filter; raise `UsageError`."""
+    """Return a query's filter."""
     return StudyFilter.of(**{name: asked.text(name) for name in FILTERS})
 
 

@@ -23,7 +23,7 @@ class Databases:
         self._urls = list(urls) if urls else None
 
     def opened(self) -> AbstractContextManager[list[Store]]:
-        """Open all stores; raises as `open_databases`."""
+        """Open all stores."""
         return open_databases(self._urls)
 
     @contextmanager
@@ -82,7 +82,7 @@ class PageRequest:
         return self.query.get(name, "").strip() or None
 
     def count(self, name: str, default: int | None = None, *, least: int = 1, most: int = 2**31 - 1) -> int | None:
-        """Return an integer from the query; raise `UsageError` if invalid."""
+        """Return an integer from the query."""
         given = self.text(name)
         if given is None:
             return default
@@ -92,7 +92,7 @@ class PageRequest:
         return number
 
     def one_of(self, name: str, known: Mapping[str, Any]) -> Any:
-        """Return the ``known`` entry of a query value, None if absent; raise `UsageError` if unknown."""
+        """Return the ``known`` entry of a query value, None if absent."""
         given = self.text(name)
         if given is None:
             return None

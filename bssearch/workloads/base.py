@@ -200,7 +200,7 @@ def resolve(name: str, settings: Mapping[str, Any], folder: Path) -> Workload:
 
 
 def found_attribute(name: str, folder: Path) -> Any:
-    """Return the object at ``package.module:attribute`` or ``path/file.py:attribute``; raises like `resolve`."""
+    """Return the object at ``package.module:attribute`` or ``path/file.py:attribute``."""
     location, _, attribute = name.rpartition(":")
     is_file = location.endswith(".py")
     module = import_file(name, folder / location) if is_file else _import_module(name, location, folder)
@@ -212,7 +212,7 @@ def found_attribute(name: str, folder: Path) -> Any:
 
 
 def built(name: str, found: Any, settings: Mapping[str, Any]) -> Workload:
-    """Build a workload from settings; raises like `resolve`."""
+    """Build a workload from settings."""
     try:
         made = found(**settings)
     except Exception as error:
@@ -379,7 +379,7 @@ def is_maker(given: object) -> bool:
 
 
 def made(name: str, given: Any, settings: Mapping[str, Any]) -> Workload:
-    """The given workload, called with settings if callable; raises like `resolve`."""
+    """The given workload, called with settings if callable."""
     return built(name, given, settings) if is_maker(given) else whole(name, given)
 
 

@@ -274,13 +274,13 @@ class LawFit:
         return self.s_min * (1 + self.b_crit / batch_size)
 
     def samples(self, batch_size: int) -> float:
-        """E(B); raises as `steps`."""
+        """E(B)."""
         return self.steps(batch_size) * batch_size
 
     def steps_interval(self, batch_size: int) -> tuple[float, float] | None:
         """95 % interval of S(B), departures from the law included.
 
-        None below three batch sizes. Raises as `steps`.
+        None below three batch sizes.
         """
         self._check(batch_size)
         known = self._posterior
@@ -326,8 +326,6 @@ def fit_law(points: Sequence[LawPoint]) -> LawFit | None:
     least. The variance is that about the law (N − 2 degrees of freedom) or, if the F-test rejects the law, the mean
     square of the lack of fit (K − 2). The interval holds B_crit in 87 to 90 % of 1,000 studies
     (``tests/benchmarks/law_coverage.py``).
-
-    Raises ValueError for invalid points.
     """
     run = _checked(points)
     if sum(bool(point.samples) for point in run) < 2:

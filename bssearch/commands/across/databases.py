@@ -128,7 +128,7 @@ class StudyFilter:
         objective: str | None = None,
         precision: str | None = None,
     ) -> Self:
-        """Make a filter; `target_of` parses ``target``. Raises `UsageError`."""
+        """Make a filter; `target_of` parses ``target``."""
         metric, value = (None, None) if target is None else target_of(target)
         return cls(
             workload=workload, device=device, target=value, metric=metric, objective=objective, precision=precision

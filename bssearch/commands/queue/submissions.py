@@ -152,7 +152,7 @@ def why_not_offered(workers: Sequence[WorkerRecord], template: str, values: Mapp
 
 
 def asked_in_file(path: Path) -> AskedStudy:
-    """Read a submission file; raise `SpecError`."""
+    """Read a submission file."""
     data = read_file(path, "file of a submission", "a template is named without a suffix")
     if not isinstance(data, Mapping):
         raise SpecError(f"{path}: write a submission as a mapping of template, name and values of a spec")

@@ -46,7 +46,7 @@ def read_text(path: Path) -> str:
 
 
 def integer(text: str, label: str, origin: str, *, low: int, high: int = LARGEST) -> int:
-    """Parse an integer, also ``120.0``; raise `UsageError`."""
+    """Parse an integer, also ``120.0``."""
     value = number(text)
     try:
         found = int(text) if "_" not in text else None
@@ -80,7 +80,7 @@ def parameter_value(text: str, label: str, origin: str) -> ParameterValue:
 
 
 def csv_rows(text: str, source: str, *, skipinitialspace: bool = False) -> Iterator[tuple[int, list[str]]]:
-    """Yield non-blank rows with their first line number; raise `UsageError`."""
+    """Yield non-blank rows with their first line number."""
     reader = csv.reader(io.StringIO(text, newline=""), skipinitialspace=skipinitialspace, strict=True)
     while True:
         line = reader.line_num + 1
@@ -145,7 +145,7 @@ def make_configuration(
 ) -> Configuration:
     """Build a configuration; unknown `TYPED` parameters (None) get a placeholder.
 
-    A split counts if its product is the batch size. ``label`` names a parameter as in the file. Raises `UsageError`.
+    A split counts if its product is the batch size. ``label`` names a parameter as in the file.
     """
     given = {name: value for name, value in values.items() if value is not None}
     typed: dict[str, Any] = {**_UNKNOWN}
@@ -468,7 +468,7 @@ class Importer(Protocol):
     """
 
     def __call__(self, file: Path, *, name: str | None = None) -> Studies | WholeStudies:
-        """Return studies, to be stored all or none; raise `NotFoundError` or `UsageError`."""
+        """Return studies, to be stored all or none."""
 
 
 def import_study(

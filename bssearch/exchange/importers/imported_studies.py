@@ -32,7 +32,7 @@ class _SeededRun:
 
 
 def find_target(runs: Sequence[ImportedRun], metric: str, value: float | None, goal: Goal) -> tuple[Target, list[str]]:
-    """Return the target and notes; by default the worst final metric that reached it; raise `UsageError`."""
+    """Return the target and notes; by default the worst final metric that reached it."""
     if value is not None and not math.isfinite(value):
         raise UsageError(f"--target = {value} must be a finite number")
     reached = [run.final_metric for run in runs if run.reached and run.final_metric is not None]

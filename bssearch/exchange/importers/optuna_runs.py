@@ -120,7 +120,7 @@ def resumed_trials(trials: Sequence[FrozenTrial]) -> frozenset[int]:
 
 
 def checked_seconds(value: Any, name: str, reached: bool, origin: str) -> float | None:
-    """Return seconds of a value in the unit of its name, by default seconds; raise `UsageError` if invalid."""
+    """Return seconds of a value in the unit of its name, by default seconds."""
     if value is None:
         return None
     found = number(value)

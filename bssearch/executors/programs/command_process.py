@@ -194,13 +194,13 @@ class LoadedProgram(ABC):
         )
 
     def describe(self) -> WorkloadDescription:
-        """Describe the program; raise `WorkloadError` on failure."""
+        """Describe the program."""
         answer = self._answer("describe")
         assert isinstance(answer, WorkloadDescription), "a program describes itself unless it refuses"
         return answer
 
     def measure(self, request: Measurement) -> Measured:
-        """Measure; raise `WorkloadError` on failure."""
+        """Measure."""
         if isinstance(request, NoiseRequest):
             raise no_noise_scale("a program of your own")
         answer = self._answer(request)
@@ -455,7 +455,7 @@ class CommandProcess:
         return self._first_reports is not None or bool(select.select(self._sources, [], [], 0.0)[0])
 
     def reports(self, seconds: float) -> Iterator[Report]:
-        """Yield reports, waiting up to ``seconds``; raise as `ReportReader.feed`."""
+        """Yield reports, waiting up to ``seconds``."""
         first, self._first_reports = self._first_reports, None
         if first is not None:
             yield from first
@@ -464,7 +464,7 @@ class CommandProcess:
             yield from self._readers[descriptor].feed(chunk)
 
     def last_reports(self) -> Iterator[Report]:
-        """Yield unterminated last lines; raise as `reports`."""
+        """Yield unterminated last lines."""
         yield from self._pipe_reader.end()
         yield from self.log_reader.end()
 

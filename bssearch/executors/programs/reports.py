@@ -142,7 +142,7 @@ class ReportReader:
         self._rest += rest[: self._longest + 1 - len(self._rest)]
 
     def end(self) -> Iterator[Report]:
-        """Yield an unterminated last line; raise as `feed`."""
+        """Yield an unterminated last line."""
         yield from self.feed(b"\n")
 
     def _read(self, line: str, follows_return: bool) -> Iterator[Report]:

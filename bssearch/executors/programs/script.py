@@ -158,7 +158,7 @@ class LoadedScript(LoadedProgram):
         self._server.close()
 
     def describe(self) -> WorkloadDescription:
-        """Describe by one evaluation and step; raise `WorkloadError`."""
+        """Describe by one evaluation and step."""
         from bssearch.training.environment import git_state
 
         found = super().describe()

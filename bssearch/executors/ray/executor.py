@@ -98,7 +98,7 @@ class SlotActor:
         return Place(node, platform.node(), version("bssearch"), Path(folder).is_dir())
 
     def start(self, slot: int, threads: int, environment: Mapping[str, str]) -> int:
-        """Start a worker after the last has died; return its pid. Raises `OSError`."""
+        """Start a worker after the last has died; return its pid."""
         self._log.write_bytes(b"")
         self._log_passed = self._log_due = 0
         self._death = None

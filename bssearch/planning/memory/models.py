@@ -99,7 +99,7 @@ def _blocks(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def real_model(asked: MemoryPlanRequest) -> ModelUnderPlan:
-    """Return a model with real tensors; raises as `build_model`."""
+    """Return a model with real tensors."""
     try:
         return _maker(asked)
     except BSSearchError:

@@ -91,7 +91,7 @@ def slack_for(seed_noise: float) -> float:
 
 
 def make_pruner(settings: PrunerSpec) -> Pruner:
-    """Pruner of a spec; raises `UsageError` for an unknown name or invalid option."""
+    """Pruner of a spec."""
     return made_with(registry.load_class("pruners", settings.name, Pruner), settings.options, "pruner.options")
 
 

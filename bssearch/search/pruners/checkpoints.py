@@ -346,7 +346,7 @@ class CheckpointFolder:
         self.path = path
 
     def try_out(self) -> None:
-        """Write and delete a file; raise `OSError` on failure."""
+        """Write and delete a file."""
         make_guarded_folder(self.path)
         with tempfile.NamedTemporaryFile(dir=self.path) as file:
             file.write(bytes(2**20))
@@ -445,7 +445,7 @@ class Checkpoints:
         return self._known
 
     def send(self, number: int) -> None:
-        """Move a trial's file to the remote store, if any; raise `CheckpointError` on failure."""
+        """Move a trial's file to the remote store, if any."""
         if self._store is None:
             return
         try:
@@ -455,7 +455,7 @@ class Checkpoints:
             self._here.remove(number)
 
     def bring(self, number: int, is_wanted: Callable[[], bool]) -> None:
-        """Copy a trial's file from the remote store, if any; raise `CheckpointError` on failure."""
+        """Copy a trial's file from the remote store, if any."""
         if self._store is not None:
             with self._noting_silence():
                 self._store.get(number, self._here.place(number), is_wanted)

@@ -219,7 +219,7 @@ class Random(OptunaSampler):
 
 
 def optuna_sampler(name: str) -> type[OptunaSampler]:
-    """Sampler class of ``optuna.samplers``; raises `UsageError` if unknown."""
+    """Sampler class of ``optuna.samplers``."""
     found = _samplers_in(optuna.samplers)
     if name not in found:
         raise UsageError(f"sampler = 'optuna:{name}' is not known; choose from {', '.join(found)}")

@@ -59,7 +59,7 @@ _SMALLEST_PAGE = 512
 
 
 def create_engine_for(url: str | URL, *, write: bool = True, foreign_keys: bool = True) -> Engine:
-    """Return an engine without connecting; raise `UsageError` or `DatabaseError`.
+    """Return an engine without connecting.
 
     For reading, a SQLite file must exist.
     """
@@ -301,7 +301,7 @@ class UnreadableJsonError(ValueError):
 
 
 def from_json(stored: str | bytes) -> Any:
-    """Parse stored JSON; raise `UnreadableJsonError`."""
+    """Parse stored JSON."""
     try:
         text = stored if isinstance(stored, str) else stored.decode()
         value = json.loads(text, parse_float=_finite, parse_int=_whole, parse_constant=_finite)

@@ -55,7 +55,7 @@ def _is_secret(option: str) -> bool:
 
 
 def parse_url(text: str | URL) -> URL:
-    """Parse a database URL; raise `UsageError` if invalid."""
+    """Parse a database URL."""
     text = text.strip() if isinstance(text, str) else text
     try:
         url = make_url(text)

@@ -54,7 +54,7 @@ class FinishedStudy:
 
 
 def add_study(database: Database, connection: Connection, finished: FinishedStudy, time: datetime) -> None:
-    """Store a study as created at a time; raise `UsageError`."""
+    """Store a study as created at a time."""
     study = StudyRecord.created(finished.study, time)
     check_study_name(study.name)
     _create(connection, study)

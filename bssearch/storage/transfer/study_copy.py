@@ -93,7 +93,7 @@ class Layout:
 
 
 def checked(kind: Kind, row: object) -> dict[str, Any]:
-    """Validate a row; raise `UsageError`."""
+    """Validate a row."""
     try:
         return vars(LAYOUTS[kind].model.model_validate(row))
     except ValidationError as error:

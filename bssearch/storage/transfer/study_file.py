@@ -41,7 +41,7 @@ _KINDS = frozenset(kind.value for kind in Kind)
 
 
 def write_study(path: Path, copy: Copy) -> None:
-    """Write a study; raise `UsageError`."""
+    """Write a study."""
     check_file(path)
     counts = {kind.value: len(copy.rows[kind]) for kind in sorted(Kind)}
     header = {
