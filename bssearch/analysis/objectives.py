@@ -531,7 +531,6 @@ class MetricInBudget(Objective):
 
     def bound(self, trial: TrialRecord) -> None:
         """None: a stopped trial could have reached any better metric."""
-        return
 
     def shown(self, figure: float) -> float:
         """Metric."""

@@ -134,7 +134,6 @@ class PlansTrials(Protocol):
 
     def next_trial(self) -> tuple[TrialPlan | None, str | None]:
         """Next search trial, or None and the reason if the search ended."""
-        ...
 
 
 MakePlanner = Callable[[StudySpec, History, PruningController, Sampler], PlansTrials]

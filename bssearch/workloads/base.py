@@ -120,14 +120,12 @@ class Workload(Protocol):
 
     def load(self, device: torch.device) -> Data:
         """Return the three parts on ``device`` (the CPU), independent of any seed; called once per worker."""
-        ...
 
     def build_model(self, *, dropout: float) -> torch.nn.Module:
         """Return a freshly initialised model on the CPU; bssearch has set the seed.
 
         Parameters under ``space.model`` are further keywords: ``build_model(dropout=0.1, hidden=64)``.
         """
-        ...
 
     def loss(
         self,
@@ -141,11 +139,9 @@ class Workload(Protocol):
 
         Return a `WeightedLoss` if samples weigh unequally. Parameters under ``space.loss`` are further keywords.
         """
-        ...
 
     def evaluate(self, model: torch.nn.Module, part: Part) -> Mapping[str, float]:
         """Return each metric over a whole part; the model is in evaluation mode, without gradients."""
-        ...
 
 
 TAKES = {"model": "build_model", "loss": "loss"}  # the method that takes each group's own parameters
