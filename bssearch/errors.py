@@ -124,7 +124,7 @@ PHRASES = {
 
 
 def problem_in_words(problem: Mapping[str, Any]) -> str:
-    """Return a problem of pydantic's ``errors()`` in plain words."""
+    """Problem of pydantic's ``errors()`` in plain words."""
     message: str = problem["msg"]
     if message.startswith("Input should"):
         for theirs, ours in PHRASES.items():

@@ -113,7 +113,7 @@ def _installed(kind: Kind) -> dict[str, EntryPoint]:
 
 
 def names(kind: Kind) -> tuple[str, ...]:
-    """Return a kind's names: built-in ones first."""
+    """A kind's names: built-in ones first."""
     return tuple(dict.fromkeys([*BUILT_IN[kind], *sorted(_installed(kind))]))
 
 
@@ -123,7 +123,7 @@ def is_known(kind: Kind, name: str) -> bool:
 
 
 def load(kind: Kind, name: str) -> Any:
-    """Return a member; raise `UsageError` listing the known names."""
+    """A member; raise `UsageError` listing the known names."""
     if name in BUILT_IN[kind]:
         return _attribute(BUILT_IN[kind][name])
     if family := _family(kind, name):
@@ -134,7 +134,7 @@ def load(kind: Kind, name: str) -> Any:
 
 
 def load_class(kind: Kind, name: str, base: type[T]) -> type[T]:
-    """Return a subclass of ``base``; raise `UsageError` otherwise."""
+    """Subclass of ``base``; raise `UsageError` otherwise."""
     found = load(kind, name)
     if isinstance(found, type) and issubclass(found, base):
         return found
@@ -144,7 +144,7 @@ def load_class(kind: Kind, name: str, base: type[T]) -> type[T]:
 
 
 def choices(kind: Kind) -> str:
-    """Return a kind's names for a message."""
+    """A kind's names for a message."""
     return ", ".join([*names(kind), *(f"{family}:NAME" for family in FAMILIES.get(kind, ()))])
 
 

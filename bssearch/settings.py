@@ -37,7 +37,7 @@ def environment_with(values: Mapping[str, str]) -> Iterator[None]:
 
 
 def database_url(given: str | None = None) -> str:
-    """Return the given URL, else ``BSSEARCH_DB_URL``, else a file in this folder.
+    """Given URL, else ``BSSEARCH_DB_URL``, else a file in this folder.
 
     ``BSSEARCH_DB_URL_FILE`` precedes the default: a file whose first line is the URL. Raises `UsageError` if it is
     empty.
@@ -64,7 +64,7 @@ def _url_from_file() -> str | None:
 
 
 def checkpoint_folder() -> Path:
-    """Return ``BSSEARCH_CHECKPOINT_DIR``, else a folder in the user's cache.
+    """``BSSEARCH_CHECKPOINT_DIR``, else a folder in the user's cache.
 
     For a remote store it is a staging folder in the cache.
     """
@@ -75,7 +75,7 @@ def checkpoint_folder() -> Path:
 
 
 def checkpoint_url() -> str | None:
-    """Return the remote store of ``BSSEARCH_CHECKPOINT_DIR``, or None."""
+    """Remote store of ``BSSEARCH_CHECKPOINT_DIR``, or None."""
     given = os.environ.get(CHECKPOINT_DIR_VARIABLE)
     return given if given and is_url(given) else None
 
@@ -86,12 +86,12 @@ def is_url(text: str) -> bool:
 
 
 def cache_folder() -> Path:
-    """Return ``$XDG_CACHE_HOME/bssearch``, by default ``~/.cache/bssearch``."""
+    """``$XDG_CACHE_HOME/bssearch``, by default ``~/.cache/bssearch``."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").expanduser() / "bssearch"
 
 
 def state_folder() -> Path:
-    """Return ``BSSEARCH_STATE_DIR``, else a folder for this user's local records."""
+    """``BSSEARCH_STATE_DIR``, else a folder for this user's local records."""
     given = os.environ.get(STATE_DIR_VARIABLE)
     if given:
         return Path(given)
@@ -99,12 +99,12 @@ def state_folder() -> Path:
 
 
 def tensorboard_folder() -> Path:
-    """Return ``BSSEARCH_TENSORBOARD_DIR``, else ``runs`` in this folder."""
+    """``BSSEARCH_TENSORBOARD_DIR``, else ``runs`` in this folder."""
     return Path(os.environ.get(TENSORBOARD_DIR_VARIABLE) or "runs")
 
 
 def user_name() -> str:
-    """Return the user's name, else number."""
+    """The user's name, else number."""
     try:
         return getpass.getuser()
     except (OSError, KeyError, ImportError):
@@ -112,7 +112,7 @@ def user_name() -> str:
 
 
 def packaged_folder(name: str) -> Path:
-    """Return the folder ``migrations`` or ``studies``, which a wheel has inside the package as ``_NAME``."""
+    """Folder ``migrations`` or ``studies``, which a wheel has inside the package as ``_NAME``."""
     package = Path(__file__).resolve().parent
     for folder in (package / f"_{name}", package.parent / name):
         if folder.is_dir():
@@ -121,10 +121,10 @@ def packaged_folder(name: str) -> Path:
 
 
 def presets() -> dict[str, Path]:
-    """Return the shipped spec fragments by name."""
+    """Shipped spec fragments by name."""
     return {path.stem: path for path in sorted((packaged_folder("studies") / "presets").glob("*.yaml"))}
 
 
 def shipped_studies() -> dict[str, Path]:
-    """Return the shipped specs by name."""
+    """Shipped specs by name."""
     return {path.stem: path for path in sorted(packaged_folder("studies").glob("*.yaml"))}

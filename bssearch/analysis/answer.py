@@ -108,7 +108,7 @@ class Optimal(Model):
 
     @property
     def values(self) -> Parameters:
-        """Return the best values by name; a micro-batch only with accumulation."""
+        """Best values by name; a micro-batch only with accumulation."""
         values: Parameters = {"batch_size": self.batch_size}
         if self.accumulation_steps > 1:
             values |= {"micro_batch_size": self.micro_batch_size, "accumulation_steps": self.accumulation_steps}

@@ -29,7 +29,7 @@ class MetricOverSeeds(Model):
 
     @property
     def in_words(self) -> str:
-        """Return the metric with its standard deviation over seeds."""
+        """Metric with its standard deviation over seeds."""
         spread = "" if self.standard_deviation is None else f" ± {self.standard_deviation:.2g}"
         return f"{self.median:.4g}{spread}"
 

@@ -65,7 +65,7 @@ def _without_notes(found: Answer) -> list[str]:
 
 
 def screen(found: Answer) -> list[str]:
-    """Return the answer's lines: ≤ 80 columns, and 24 lines for eight batch sizes."""
+    """The answer's lines: ≤ 80 columns, and 24 lines for eight batch sizes."""
     lines = _without_notes(found)
     notes = sorted(found.warnings, key=lambda warning: warning.code not in GRAVE)
     is_grave = sum(warning.code in GRAVE for warning in notes)
@@ -137,7 +137,7 @@ def _bars(found: Answer) -> list[str]:
 
 
 def _scale(found: Answer) -> Callable[[float], int]:
-    """Return a function from figures to bar cells, logarithmic if all figures are positive."""
+    """Function from figures to bar cells, logarithmic if all figures are positive."""
     known = [row.objective_value for row in found.batches if row.objective_value is not None]
     values = [value for one in known for value in (one.low, one.median, one.high) if value is not None]
     values += [row.objective_lower_bound for row in found.batches if row.objective_lower_bound is not None]
@@ -222,7 +222,7 @@ def print_generalisation(found: Generalisation, metric: str) -> None:
 
 
 def about_noise(noise: NoiseAnswer) -> str:
-    """Return the gradient noise scale and where it was measured."""
+    """Gradient noise scale and where it was measured."""
     one = f"trial {noise.trial}" if noise.step is None else f"step {noise.step}"
     where = one if noise.trials is None else f"pooled over {noise.trials} trials of batch {noise.batch_size}"
     scale = noise_scale(noise.scale, noise.low, noise.high)
@@ -232,7 +232,7 @@ def about_noise(noise: NoiseAnswer) -> str:
 
 
 def batch_rows(found: Answer) -> list[dict[str, Any]]:
-    """Return an answer's batch sizes as rows."""
+    """An answer's batch sizes as rows."""
     rows = []
     for row in found.batches:
         parameters = row.best.parameters if row.best else {}
@@ -284,7 +284,7 @@ GRAVE = frozenset(
 
 
 def exported(answer: Answer, form: Export) -> str:
-    """Return the best configuration as YAML, arguments or a Python dictionary, with floats in full."""
+    """Best configuration as YAML, arguments or a Python dictionary, with floats in full."""
     values = answer.optimal.values
     if form == "yaml":
         return _yaml(values, [*header(answer), *(f"note: {caveat}" for caveat in grave(answer))])
@@ -294,7 +294,7 @@ def exported(answer: Answer, form: Export) -> str:
 
 
 def exported_schedule(answer: Answer, found: ScheduledTraining, form: Export) -> str:
-    """Return the best batch schedule as YAML, arguments, or a Python training loop."""
+    """Best batch schedule as YAML, arguments, or a Python training loop."""
     if form == "args":
         return visible(shlex.join(arguments(found.values))) + "\n"
     notes = (f"note: {caveat}" for caveat in (*found.notes, *grave(answer)))
@@ -314,13 +314,13 @@ def _one_line(comment: str) -> str:
 
 
 def grave(answer: Answer) -> list[str]:
-    """Return the caveats for training with the exported values."""
+    """Caveats for training with the exported values."""
     unsure = [f"provisional: {how_sure(answer)}"] if answer.provisional and answer.within_5_percent is not None else []
     return unsure + [warning.message for warning in answer.warnings if warning.code in GRAVE]
 
 
 def header(answer: Answer) -> list[str]:
-    """Return sentences on the values' origin."""
+    """Sentences on the values' origin."""
     target = answer.target
     return [
         f"study {answer.study}: {target.metric} {'>=' if target.goal is Goal.MAXIMIZE else '<='} {target.value!r}",
@@ -342,7 +342,7 @@ def _takes(answer: Answer) -> str:
 
 
 def arguments(values: Parameters) -> list[str]:
-    """Return values as options; booleans as ``--name`` or ``--no-name``, None omitted."""
+    """Values as options; booleans as ``--name`` or ``--no-name``, None omitted."""
     words: list[str] = []
     for name, value in values.items():
         option = name.replace("_", "-")

@@ -25,7 +25,7 @@ Export = Literal["yaml", "args", "python"]  # formats of an exported configurati
 
 
 def typed(option: Option, *flags: str, make: Any = typer.Option, shown: bool | str = True) -> Any:
-    """Return a Typer option, or argument by ``make``; ``shown`` is the default in its help."""
+    """Typer option, or argument by ``make``; ``shown`` is the default in its help."""
     listed = f" ({', '.join(option.choices)})" if option.choices and not option.metavar else ""
     return make(
         *(flags or filter(None, [option.flag])),
@@ -40,7 +40,7 @@ def typed(option: Option, *flags: str, make: Any = typer.Option, shown: bool | s
 def with_parameters(
     command: Callable[..., None], help_text: str | None, parameters: Iterable[inspect.Parameter]
 ) -> Callable[..., None]:
-    """Return a command with the help and parameters for Typer."""
+    """Command with the help and parameters for Typer."""
     command.__doc__ = help_text
     command.__annotations__ = {}
     keyword_only = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in parameters]
@@ -64,7 +64,7 @@ def launched(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]
 
 
 def launch_options(*names: str) -> list[inspect.Parameter]:
-    """Return options of `Launch` as Typer parameters."""
+    """Options of `Launch` as Typer parameters."""
     kinds = {"data_dir": Path | None, "allow_busy": bool, "allow_changed_workload": bool}
     made = {name: typed(OPTIONS[name], f"--{name.replace('_', '-')}") for name in names}
     return [
@@ -117,7 +117,7 @@ NumberArgument = Annotated[int | None, typer.Argument(hidden=True)]
 
 
 def spec_to_run(spec: str, overrides: list[str] | None, launch: Launch) -> tuple[StudySpec, Launch]:
-    """Return a spec with overrides, and a launch in its file's folder."""
+    """Spec with overrides, and a launch in its file's folder."""
     from bssearch.spec import find_spec, load_spec
 
     path = find_spec(spec)
@@ -148,7 +148,7 @@ def study_to_read(db: Sequence[str] | None, given: str | None) -> AbstractContex
 
 
 def study_name(db: str | None, given: str | None) -> str:
-    """Return the given study's name, or the only one's; see `found_study`."""
+    """Given study's name, or the only one's; see `found_study`."""
     if given is not None:
         return given
     with study_to_read([db] if db else None, None) as (_, name):

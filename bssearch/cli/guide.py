@@ -34,12 +34,12 @@ def guide(
 
 
 def topics() -> dict[str, Path]:
-    """Return the guide's files by topic."""
+    """The guide's files by topic."""
     return {path.stem: path for path in sorted(GUIDE.glob("*.md"))}
 
 
 def topic_file(topic: str) -> Path:
-    """Return a topic's file; raise `NotFoundError` naming similar topics."""
+    """A topic's file; raise `NotFoundError` naming similar topics."""
     from difflib import get_close_matches
 
     there = topics()
@@ -50,7 +50,7 @@ def topic_file(topic: str) -> Path:
 
 
 def contents() -> str:
-    """Return the topics as Markdown, each with its first paragraph."""
+    """Topics as Markdown, each with its first paragraph."""
     lines = [f"- `bssearch guide {name}`: {_first_paragraph(path)}" for name, path in topics().items()]
     return "\n".join(["# The guide", "", *lines, ""])
 

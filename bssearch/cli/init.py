@@ -42,7 +42,7 @@ def init(
 
 
 def filled_in(name: str, kind: Kind) -> dict[Path, str]:
-    """Return a template's two files by path, renamed.
+    """A template's two files by path, renamed.
 
     A template is a runnable study, named as its kind.
     """
@@ -60,7 +60,7 @@ def filled_in(name: str, kind: Kind) -> dict[Path, str]:
 
 
 def class_name_of(name: str) -> str:
-    """Return the name in CamelCase; raise `UsageError` if it is invalid."""
+    """Name in CamelCase; raise `UsageError` if it is invalid."""
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name) or len(name) > LONGEST_NAME:
         raise UsageError(
             f"NAME = {name!r} must begin with a letter and have only letters, digits, dashes and underscores, "

@@ -53,7 +53,7 @@ WIDE = 200  # line width without a terminal, wider than every table
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Return a rich console that prints text literally and respects NO_COLOR."""
+    """Rich console that prints text literally and respects NO_COLOR."""
     from rich.console import Console
 
     class QuietOnBrokenPipe(Console):
@@ -195,7 +195,7 @@ def _one_line_rows(rows: Sequence[Sequence[str]], numeric: Sequence[bool], width
 
 
 def duration(seconds: float) -> str:
-    """Return a duration in seconds, minutes or hours."""
+    """Duration in seconds, minutes or hours."""
     if seconds < 10:
         return f"{seconds:.2g} s"
     if seconds < 90:
@@ -205,7 +205,7 @@ def duration(seconds: float) -> str:
 
 
 def cell(value: Any) -> str:
-    """Return a value as a table cell."""
+    """Value as a table cell."""
     if value is None:
         return "–"
     if isinstance(value, float):

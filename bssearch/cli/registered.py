@@ -58,7 +58,7 @@ class _Registered(TyperGroup):
 
     @staticmethod
     def command_of(entry: Any) -> Callable[..., None]:
-        """Return the function of an entry's command."""
+        """Function of an entry's command."""
         raise NotImplementedError
 
 

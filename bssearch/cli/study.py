@@ -198,7 +198,7 @@ def print_audit(found: Audit) -> None:
 
 
 def audit_row(one: RuleFinding) -> dict[str, Any]:
-    """Return a rule as a row."""
+    """Rule as a row."""
     return {
         "rule": one.rule.value,
         "batch": None if one.batch_size is None else str(one.batch_size),
@@ -210,7 +210,7 @@ def audit_row(one: RuleFinding) -> dict[str, Any]:
 
 
 def slope_line(slope: LearningRateSlope | None) -> str:
-    """Return how the tuned learning rate follows the batch size."""
+    """How the tuned learning rate follows the batch size."""
     if slope is None:
         return "The tuned learning rate's slope over batch size is unknown; it needs three tuned batch sizes."
     excluded = " and ".join(SLOPE_NAMES[one] for one in slope.excludes)

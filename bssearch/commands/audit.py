@@ -111,7 +111,7 @@ def _cases_of(store: Store, spec: StudySpec) -> list[Case]:
 def next_audit_run(
     found: Callable[[], Sequence[Case]], runs: int, train_seconds: float
 ) -> Callable[[History], TrialPlan | None]:
-    """Return a planner of missing runs within a budget.
+    """Planner of missing runs within a budget.
 
     ``found`` is called at the first run: confirmation may have changed the cases.
     """
@@ -142,7 +142,7 @@ def missing_audit_runs(history: History, found: Sequence[Case], runs: int) -> It
 
 
 def seeds_of(spec: StudySpec, case: Case, runs: int) -> list[int]:
-    """Return a case's seeds: the tuned optimum's, then further ones."""
+    """A case's seeds: the tuned optimum's, then further ones."""
     had = [] if case.tuned is None else [run.seed for run in case.tuned.runs]
     further = (trial_seed(spec.seed, Phase.CONFIRM, index) for index in range(len(had) + runs))
     return list(dict.fromkeys([*had, *further]))[:runs]

@@ -38,14 +38,14 @@ class Picture:
 
 
 def plot(answer: Answer) -> Picture:
-    """Return the chart of the objective against batch size."""
+    """Chart of the objective against batch size."""
     from bssearch.figures.plots import objective_picture
 
     return Picture(objective_picture(answer))
 
 
 def frame(answer: Answer) -> pd.DataFrame:
-    """Return a data frame with a row per batch size."""
+    """Data frame with a row per batch size."""
     import pandas as pd
 
     from bssearch.exchange.trial_rows import flat_table
@@ -55,7 +55,7 @@ def frame(answer: Answer) -> pd.DataFrame:
 
 
 def page(answer: Answer) -> str:
-    """Return the answer as HTML for a notebook."""
+    """Answer as HTML for a notebook."""
     from bssearch.figures.page import in_notebook
 
     return in_notebook(answer)
@@ -65,7 +65,7 @@ Answer.plot, Answer.frame, Answer._repr_html_ = plot, property(frame), page
 
 
 def best(study: str, *, db: str | None = None, target: float | None = None) -> Answer:
-    """Return a stored study's answer, optionally for a ``target`` no harder than its own.
+    """Stored study's answer, optionally for a ``target`` no harder than its own.
 
     Raises `NotFoundError`, `DatabaseError`, `TargetNotReachedError`, and `UsageError` for a harder target.
     """
@@ -74,7 +74,7 @@ def best(study: str, *, db: str | None = None, target: float | None = None) -> A
 
 
 def predict(store: Store, study: str, step_times: Path, device_name: str | None = None) -> Answer:
-    """Return a stored study's answer by another device's step times; see `predict_for_device`.
+    """Stored study's answer by another device's step times; see `predict_for_device`.
 
     The device's name defaults to the file's.
     """
@@ -96,7 +96,7 @@ class ScheduledTraining:
 
 
 def scheduled_training(store: Store, name: str, answer: Answer) -> ScheduledTraining:
-    """Return the best schedule of a study's answer; raise `UsageError` if no schedule reached the target."""
+    """Best schedule of a study's answer; raise `UsageError` if no schedule reached the target."""
     found = answer.batch_schedule
     if found is None:
         raise UsageError(
@@ -115,7 +115,7 @@ def scheduled_training(store: Store, name: str, answer: Answer) -> ScheduledTrai
 
 
 def schedule_values(found: BatchScheduleAnswer) -> Parameters:
-    """Return a schedule's values, as ``bssearch trial add`` takes them."""
+    """A schedule's values, as ``bssearch trial add`` takes them."""
     first = found.stages[0]
     schedule = BatchSchedule(
         name=found.name,
@@ -225,7 +225,7 @@ _CLIP = "        torch.nn.utils.clip_grad_norm_(model.parameters(), {norm!r})\n"
 
 
 def training_loop(found: ScheduledTraining, comments: Iterable[str]) -> str:
-    """Return a Python module whose ``train`` grows the batch by the schedule.
+    """Python module whose ``train`` grows the batch by the schedule.
 
     The caller makes the optimizer from ``CONFIGURATION``; its rate is set before each step.
     """

@@ -63,7 +63,7 @@ class BranchPoint:
 
 
 def branch_points(spec: StudySpec, paths: Sequence[Path], at: Sequence[int] | None) -> list[BranchPoint]:
-    """Return the checkpoints in training order; ``at`` overrides samples.
+    """Checkpoints in training order; ``at`` overrides samples.
 
     Raises as `read_checkpoint`, and `UsageError` for an unknown or repeated position.
     """
@@ -157,7 +157,7 @@ class BranchedCheckpoint:
 
 
 def rate_rule(spec: StudySpec) -> tuple[LearningRateRule, bool]:
-    """Return the rule (the space's, the optimizer's, or square root), and whether it is known."""
+    """Rule (the space's, the optimizer's, or square root), and whether it is known."""
     rate = spec.space.learning_rate
     written: LearningRateRule | None = getattr(rate, "rule", None)
     if written is not None and "rule" in getattr(rate, "model_fields_set", ()):
@@ -167,7 +167,7 @@ def rate_rule(spec: StudySpec) -> tuple[LearningRateRule, bool]:
 
 
 def configuration_at(spec: StudySpec, batch_size: int, micro_batch_size: int, rule: LearningRateRule) -> Configuration:
-    """Return the default at another batch size by the rules, in micro-batches."""
+    """Default at another batch size by the rules, in micro-batches."""
     default = spec.default_configuration
     factor = learning_rate_factor(rule, batch_size, default.batch_size)
     ratio = batch_size / default.batch_size
@@ -195,7 +195,7 @@ def report(
     tokens_per_sample: int | None,
     notes: Sequence[str],
 ) -> ProbeReport:
-    """Return the figures of all checkpoints."""
+    """Figures of all checkpoints."""
     plan, rules = found[0].plan, spec.space.batch_rules
     rows = [row for one in found for row in _rows(spec, one, rule)]
     document = {
@@ -263,7 +263,7 @@ def sentences(spec: StudySpec, found: Sequence[BranchedCheckpoint], repeats: int
 
 
 def schedule_words(found: Sequence[BranchedCheckpoint]) -> str:
-    """Return the schedule for ``bssearch trial add``; it begins with B."""
+    """Schedule for ``bssearch trial add``; it begins with B."""
     begins = [(0, found[0].plan.batch_sizes[0])]
     for one in found:
         size, samples = one.found.batch_size, one.point.samples
@@ -274,7 +274,7 @@ def schedule_words(found: Sequence[BranchedCheckpoint]) -> str:
 
 
 def answer(found: LocalCriticalBatch, base: int) -> str:
-    """Return a checkpoint's answer as a sentence."""
+    """A checkpoint's answer as a sentence."""
     match found.verdict:
         case "found":
             return f"the local critical batch size is {found.low}: {found.high} loses."

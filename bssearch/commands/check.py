@@ -349,7 +349,7 @@ def _from_scratch(spec: StudySpec) -> Iterator[Suspicion]:
 
 
 def dropped_share(found: WorkloadDescription, batch_size: int) -> float:
-    """Return the share of an epoch's samples in its dropped, incomplete batch."""
+    """Share of an epoch's samples in its dropped, incomplete batch."""
     samples = found.train_samples
     return 0.0 if samples is None else samples % batch_size / samples
 
@@ -577,7 +577,7 @@ def summarise(
     curves: Sequence[Sequence[Observation]],
     margin: float | None,
 ) -> Advice:
-    """Return the proposal and its alternatives from curves; see `advise`."""
+    """Proposal and its alternatives from curves; see `advise`."""
     # The best untrained model: none of them may meet the proposal.
     untrained = max((curve[0].metric for curve in curves), key=target.gain)
     bests = [run.best_metric for run in runs]
@@ -616,7 +616,7 @@ def summarise(
 
 
 def towards_easier(target: Target, best: float, margin: float, way: float) -> float:
-    """Return ``best`` less the margin, rounded to the margin's decimal place, never harder.
+    """``best`` less the margin, rounded to the margin's decimal place, never harder.
 
     The place is at most that of `MARGIN` of ``way``; without a margin, that of way / 1000.
     """
@@ -672,12 +672,12 @@ UNCAPPED_TRIALS = 4
 
 
 def most_finalists(spec: StudySpec) -> int:
-    """Return the upper bound of `finalists`."""
+    """Upper bound of `finalists`."""
     return CONFIGURATIONS_PER_BATCH * spec.confirm.top + 5
 
 
 def longest_trial_seconds(limit: float, probe: ProbeRecord) -> float:
-    """Return a full trial's seconds of training and evaluation."""
+    """Full trial's seconds of training and evaluation."""
     if probe.step_seconds is None or probe.evaluation_seconds is None or probe.eval_every_steps is None:
         return limit
     looks = 1 + math.ceil(limit / (probe.eval_every_steps * probe.step_seconds))  # one before the first step
@@ -685,7 +685,7 @@ def longest_trial_seconds(limit: float, probe: ProbeRecord) -> float:
 
 
 def longest_seconds(spec: StudySpec, trial: float | None = None) -> tuple[float, float]:
-    """Return the longest wall seconds of search and of the rest.
+    """Longest wall seconds of search and of the rest.
 
     ``trial``: a full trial's; by default evaluation takes `EVALUATION_SHARE`.
     """
@@ -697,19 +697,19 @@ def longest_seconds(spec: StudySpec, trial: float | None = None) -> tuple[float,
 
 
 def confirmation_runs(spec: StudySpec) -> int:
-    """Return the most confirmation runs per finalist."""
+    """Most confirmation runs per finalist."""
     return spec.confirm.max_runs or spec.confirm.runs
 
 
 def schedule_runs(spec: StudySpec) -> int:
-    """Return the trials with growing batches, repeats included."""
+    """Trials with growing batches, repeats included."""
     if spec.space.batch_schedule is None:
         return 0
     return spec.budget.schedule_trials + REPEATED * spec.confirm.runs
 
 
 def pruned_seconds(spec: StudySpec, default_seconds: float, trial: float) -> float:
-    """Return the study's wall seconds if nothing beats the default.
+    """The study's wall seconds if nothing beats the default.
 
     Its time then caps all but `UNCAPPED_TRIALS` search trials of ``trial`` seconds.
     """
@@ -741,12 +741,12 @@ class DryRun(Model):
 
     @property
     def longest_s(self) -> float:
-        """Return the longest total time."""
+        """Longest total time."""
         return self.longest_search_s + self.longest_confirmation_s
 
 
 def dry_run(spec: StudySpec) -> DryRun:
-    """Return a run's plan without device, store or workload."""
+    """A run's plan without device, store or workload."""
     spec = checked(spec)
     check_parts(spec)
     refuse_where_in_no_file(spec)

@@ -314,7 +314,7 @@ INLINE = "inline"
 
 
 def with_workload(spec: StudySpec, given: GivenWorkload) -> StudySpec:
-    """Return a spec of the given workload, inline if only this process can load it."""
+    """Spec of the given workload, inline if only this process can load it."""
     changed: dict[str, Any] = {"workload": given.name}
     if given.settings is not None:
         changed["workload_settings"] = given.settings
@@ -324,7 +324,7 @@ def with_workload(spec: StudySpec, given: GivenWorkload) -> StudySpec:
 
 
 def named(spec: StudySpec, given: GivenWorkload | None, launch: Launch, *, keeps_name: bool) -> StudySpec:
-    """Return the spec with the given workload; ``keeps_name`` keeps the spec's workload name.
+    """Spec with the given workload; ``keeps_name`` keeps the spec's workload name.
 
     Raises `UsageError` if no process can load it, if an object's settings differ from the spec's, or for a command.
     """
@@ -378,11 +378,11 @@ class OpenStudy:
     shift: Shift | None = None
 
     def driver(self) -> Driver:
-        """Return a driver of the study's trials."""
+        """Driver of the study's trials."""
         return Driver(self.spec, self.store, self.executor, self.environment, self.listener, shift=self.shift)
 
     def history(self) -> History:
-        """Return the stored state of the study."""
+        """Stored state of the study."""
         return History(
             self.spec,
             self.store.trials.of(self.spec.name),
@@ -473,7 +473,7 @@ def _telling_of_a_wait(spec: StudySpec, listener: Listener) -> Iterator[None]:
 def stored_spec(
     study: str, *, db: str | None = None, to_run: bool = False, runs_code: bool = False, connects: bool = False
 ) -> StudySpec:
-    """Return the spec of a stored study.
+    """Spec of a stored study.
 
     ``to_run``, ``runs_code`` and ``connects`` refuse (`UsageError`) imported runs, code or a cluster unknown here.
     Raises `TargetNotReachedError` without an answer.
@@ -518,7 +518,7 @@ def _local(spec: StudySpec, launch: Launch, given: Any) -> Executor:
 
 
 def program_of(spec: StudySpec) -> Program | None:
-    """Return a spec's program, None for a workload."""
+    """A spec's program, None for a workload."""
     if not spec.is_program:
         return None
     return Program(

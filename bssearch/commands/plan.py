@@ -24,7 +24,7 @@ JUDGED = ("held", "broke", "undecided")
 
 @planned(LearningRateRequest)
 def plan_learning_rate(asked: LearningRateRequest) -> LearningRatePlan:
-    """Return each rule's learning rate at ``batch``, with the verdicts of stored audits.
+    """Each rule's learning rate at ``batch``, with the verdicts of stored audits.
 
     Without ``db`` the database file in this folder is read, if there is one.
     """
@@ -56,7 +56,7 @@ def audited_rules(db: str | None = None) -> Iterator[AuditedRule]:
 
 @planned(ScaleRequest)
 def plan_scale(asked: ScaleRequest) -> ScalePlan:
-    """Return time, cost and efficiency of 1 … ``devices`` devices, and the point of no further gain.
+    """Time, cost and efficiency of 1 … ``devices`` devices, and the point of no further gain.
 
     A step of m samples takes ``alpha_s`` + ``beta_s``·m seconds. Stated values override
     ``step_times`` and ``study``. Raises `UsageError` for missing or contradictory values.

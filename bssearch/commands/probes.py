@@ -356,7 +356,7 @@ def probe_memory(study: OpenStudy) -> MemoryProbe:
 
 
 def next_size(uses: Sequence[MemoryUse], *, smallest: int, ceiling: int, marginal: Collection[int] = ()) -> int | None:
-    """Return the next size in [1, ceiling], None once the boundary is known.
+    """Next size in [1, ceiling], None once the boundary is known.
 
     First ``smallest``, then double or halve until a size fits and a size fails, then bisect to `BRACKET`; with marginal
     sizes wider apart, bisect both gaps to `FINE`.
@@ -386,12 +386,12 @@ def next_size(uses: Sequence[MemoryUse], *, smallest: int, ceiling: int, margina
 
 
 def sizes_of(uses: Sequence[MemoryUse]) -> list[int]:
-    """Return the micro-batch sizes that ran."""
+    """Micro-batch sizes that ran."""
     return [use.micro_batch_size for use in uses]
 
 
 def boundary_of(uses: Sequence[MemoryUse]) -> MemoryBoundary:
-    """Return the boundary of the sizes that ran."""
+    """Boundary of the sizes that ran."""
     return MemoryBoundary.of(
         (use.micro_batch_size for use in uses if use.fits), (use.micro_batch_size for use in uses if not use.fits)
     )

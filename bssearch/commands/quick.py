@@ -89,7 +89,7 @@ class QuickPlan:
         return time.monotonic() - self._began
 
     def next_size(self, history: History) -> TrialPlan | None:
-        """Return the next run by the learning-rate rule: the default, then other batch sizes.
+        """Next run by the learning-rate rule: the default, then other batch sizes.
 
         None if the default diverged, if the rest is needed for gradients, or if no size is left.
         """
@@ -108,13 +108,13 @@ class QuickPlan:
         return self._run(history, rule_configuration(history, size), min(share * left, SLOWER * fastest.train_seconds))
 
     def noise_seconds(self, history: History) -> float:
-        """Return the seconds left to measure gradients."""
+        """Seconds left to measure gradients."""
         fastest, share = _fastest(history), NOISE_SHARE * self.seconds
         before = 0.0 if fastest is None else fastest.wall_seconds
         return max(LEAST_NOISE_SHARE * share, min(share, self.left - before))
 
     def next_rate(self, batch_size: int) -> NextRun:
-        """Return a planner of other learning rates at a batch size."""
+        """Planner of other learning rates at a batch size."""
 
         def plan(history: History) -> TrialPlan | None:
             times = seconds_by_rate(history, batch_size)
@@ -130,7 +130,7 @@ class QuickPlan:
         return plan
 
     def once(self, configuration: Configuration) -> NextRun:
-        """Return a planner of one run, unless it has run."""
+        """Planner of one run, unless it has run."""
 
         def plan(history: History) -> TrialPlan | None:
             done = ended_run(history, configuration) is not None
@@ -148,7 +148,7 @@ class QuickPlan:
 
 
 def run_plan(history: History, configuration: Configuration, limit: float, *, share: float) -> TrialPlan:
-    """Return a run limited to ``limit`` and ``share`` seconds; with its whole share it counts as evidence."""
+    """Run limited to ``limit`` and ``share`` seconds; with its whole share it counts as evidence."""
     spec = history.spec
     full = spec.budget.trial_train_seconds
     limit, share = min(full, share, limit), min(full, share)
@@ -162,26 +162,26 @@ def run_plan(history: History, configuration: Configuration, limit: float, *, sh
 
 
 def rule_configuration(history: History, batch_size: int) -> Configuration:
-    """Return the default at a batch size by the learning-rate rule."""
+    """Default at a batch size by the learning-rate rule."""
     return any_configuration_of(history.spec, {"batch_size": batch_size})
 
 
 def ended_run(history: History, configuration: Configuration) -> TrialRecord | None:
-    """Return a configuration's first search trial that ended by itself, else the longest."""
+    """A configuration's first search trial that ended by itself, else the longest."""
     runs = [run for run in _ended(history) if run.configuration.trains_like(configuration)]
     whole = next((run for run in runs if run.state is not TrialState.CAPPED), None)
     return whole or max(runs, key=lambda run: run.train_seconds_limit, default=None)
 
 
 def by_rule(history: History) -> list[TrialRecord]:
-    """Return completed trials that follow the rule."""
+    """Completed trials that follow the rule."""
     rules = {size: rule_configuration(history, size) for size in history.feasible}
     runs = [run for run in _ended(history) if run.configuration.batch_size in rules]
     return [run for run in runs if run.configuration.trains_like(rules[run.configuration.batch_size])]
 
 
 def next_size(history: History, runs: Sequence[TrialRecord]) -> int | None:
-    """Return the batch size to run next, or None; ``runs`` follow the learning-rate rule.
+    """Batch size to run next, or None; ``runs`` follow the learning-rate rule.
 
     First the default × and ÷ `STEP`. Then, while the optimum's interval is wider than `CLOSE`, the size in it farthest
     from ``runs``. Last the size to recommend.
@@ -198,7 +198,7 @@ def next_size(history: History, runs: Sequence[TrialRecord]) -> int | None:
 
 
 def next_rate(seconds: Mapping[float, float], rule: float) -> float | None:
-    """Return the next learning rate, given seconds by rate (∞: missed).
+    """Next learning rate, given seconds by rate (∞: missed).
 
     Steps of `RATE_STEP` up from the ``rule``'s while faster, else down.
     """
@@ -211,7 +211,7 @@ def next_rate(seconds: Mapping[float, float], rule: float) -> float | None:
 
 
 def seconds_by_rate(history: History, batch_size: int) -> dict[float, float]:
-    """Return the least seconds by learning rate at a batch size (∞: missed)."""
+    """Least seconds by learning rate at a batch size (∞: missed)."""
     least: dict[float, float] = {}
     for run in _at_any_rate(history, batch_size):
         hit = None if run.outcome is None else run.outcome.time_to_target_s
@@ -221,7 +221,7 @@ def seconds_by_rate(history: History, batch_size: int) -> dict[float, float]:
 
 
 def with_other_rates(history: History, batch_size: int) -> list[TrialRecord]:
-    """Return runs that differ from the rule only in learning rate."""
+    """Runs that differ from the rule only in learning rate."""
     rule = rule_configuration(history, batch_size).learning_rate
     return [run for run in _at_any_rate(history, batch_size) if run.configuration.learning_rate != rule]
 
@@ -232,7 +232,7 @@ def _at_any_rate(history: History, batch_size: int) -> list[TrialRecord]:
 
 
 def law_points(runs: Sequence[TrialRecord]) -> list[LawPoint]:
-    """Return samples to the target of runs by the rule."""
+    """Samples to the target of runs by the rule."""
     sizes = sorted({run.configuration.batch_size for run in runs})
     points = [law_point(size, [run for run in runs if run.configuration.batch_size == size]) for size in sizes]
     return [point for point in points if point.samples or point.missed_at]
@@ -241,7 +241,7 @@ def law_points(runs: Sequence[TrialRecord]) -> list[LawPoint]:
 def expected(
     history: History, points: Sequence[LawPoint], noise: float | None
 ) -> tuple[CriticalBatchPosterior, ExpectedOptimum]:
-    """Return the posterior of the critical batch size, and its optimum."""
+    """Posterior of the critical batch size, and its optimum."""
     feasible = history.feasible
     posterior = critical_batch(feasible, noise, points)
     steps = runnable_steps(list(history.probes.values()), max(feasible))
@@ -297,7 +297,7 @@ def about_noise(found: NoiseMeasurement) -> Iterator[Notice]:
 
 
 def noise_scale_of(noise: GradientNoise) -> float | None:
-    """Return the optimizer's noise scale; None if its interval reaches 0 or ∞."""
+    """The optimizer's noise scale; None if its interval reaches 0 or ∞."""
     preconditioned = (noise.adam_scale, noise.adam_low, noise.adam_high)
     for scale, low, high in (preconditioned, (noise.scale, noise.low, noise.high)):
         if scale and low and high and 0 < low <= scale <= high < math.inf:
@@ -314,7 +314,7 @@ def caveats(
     of_noise: Sequence[Notice],
     epochs: float | None,
 ) -> list[Notice]:
-    """Return the limits of a quick answer; ``target`` may be easier than the study's."""
+    """Limits of a quick answer; ``target`` may be easier than the study's."""
     sizes = {run.configuration.batch_size for run in runs if run.outcome and run.outcome.steps_to_target}
     rests = f"the answer rests on the noise scale alone, which is {PROXY}"
     parameters = spec.default_configuration.parameters
@@ -427,13 +427,13 @@ def quick_answer(study: OpenStudy, plan: QuickPlan, preset: str | None = None) -
 
 
 def learning_rate_range(default: float, rate: float, ratio: float) -> list[float]:
-    """Return the learning rates to search when retuning: linear scaling and `RATE_STEP` either way."""
+    """Learning rates to search when retuning: linear scaling and `RATE_STEP` either way."""
     ends = (default, default * ratio, rate / RATE_STEP, rate * RATE_STEP)
     return [min(ends), max(ends)]
 
 
 def comparable_target(study: OpenStudy, default: TrialRecord, plan: QuickPlan) -> Target:
-    """Return the study's target, or a part of the way that the default reached.
+    """The study's target, or a part of the way that the default reached.
 
     Raises `UsageError` if the default does not train.
     """
@@ -541,7 +541,7 @@ class TrackRecord(Model):
 
 
 def track_record(store: Store) -> TrackRecord:
-    """Return how often a database's quick answers held."""
+    """How often a database's quick answers held."""
     kept, waiting = [], []
     for study in store.studies.summaries():
         if stored_quick(store, study.name) is None:

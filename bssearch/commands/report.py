@@ -66,7 +66,7 @@ class Comparison(Model):
 
 
 def picture_of(store: Store, name: str, trials: Sequence[TrialRecord] | None = None) -> StudyPicture:
-    """Return the content of a study's page; ``trials``, if given, are all of its trials.
+    """Content of a study's page; ``trials``, if given, are all of its trials.
 
     Raises `TargetNotReachedError` if no trial reached the target.
     """
@@ -91,7 +91,7 @@ def picture_of(store: Store, name: str, trials: Sequence[TrialRecord] | None = N
 
 
 def svg_of(store: Store, name: str) -> str:
-    """Return a study's chart as a dated SVG document."""
+    """A study's chart as a dated SVG document."""
     found, study = answer(store, name), store.studies.get(name)
     spec = spec_of(study)
     default = spec.default.batch_size if spec.default_is_known else None
@@ -99,7 +99,7 @@ def svg_of(store: Store, name: str) -> str:
 
 
 def compare(studies: Sequence[tuple[Store, str]]) -> list[Comparison]:
-    """Return studies side by side, each relative to the first; closes the stores."""
+    """Studies side by side, each relative to the first; closes the stores."""
     with ExitStack() as stack:
         for store in dict.fromkeys(store for store, _ in studies):
             stack.enter_context(store)  # names a row that cannot be used
@@ -180,7 +180,7 @@ def _ratio(figure: Estimate | None, first: Estimate | None) -> Ratio | None:
 
 
 def compared_row(one: Comparison) -> dict[str, Any]:
-    """Return a comparison as a row."""
+    """Comparison as a row."""
     head = [one.study, one.device, one.precision, one.workload, str(one.objective).replace("_", " "), one.target]
     if one.optimal_batch_size is None or one.flat_range is None:
         return dict(zip(COMPARED, [*head, None, "target not reached"], strict=False))

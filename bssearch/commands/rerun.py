@@ -338,7 +338,7 @@ class Reproduction:
 
 
 def reproduction(store: Store, study: str, trial: int, *, names_database: bool = False) -> Reproduction:
-    """Return the command that repeats a stored trial, without a password; raise `UsageError` if it cannot."""
+    """Command that repeats a stored trial, without a password; raise `UsageError` if it cannot."""
     stored = stored_trial(store, study, trial)
     words = ["bssearch", "trial", "rerun", study, str(trial)]
     notes = list(_notes(stored))

@@ -101,7 +101,7 @@ class Study:
         return self.answer
 
     def ask(self) -> LoopTrial | None:
-        """Return the next trial, with all generators seeded; None at the end.
+        """Next trial, with all generators seeded; None at the end.
 
         The first trials only time the loop: train them until ``trial.should_stop``, too. Raises `UsageError` before
         `tell`, and any error that ends the study.
@@ -125,7 +125,7 @@ class Study:
 
     @property
     def answer(self) -> Answer:
-        """Return an ended study's answer; raises `UsageError` before."""
+        """Ended study's answer; raises `UsageError` before."""
         if self._search.answer is None:
             raise UsageError(f"study {self.spec.name!r} has not ended", hint=f"bssearch.best({self.spec.name!r})")
         return self._search.answer

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 
 def trials_frame(study: str, *, db: str | None = None) -> pd.DataFrame:
-    """Return a data frame with a row per trial, with the columns of ``trials.csv`` and more.
+    """Data frame with a row per trial, with the columns of ``trials.csv`` and more.
 
     Raises `NotFoundError` and `DatabaseError`.
     """
@@ -114,7 +114,7 @@ class Status:
     search_ended: str | None = None  # the reason
 
     def document(self) -> dict[str, Any]:
-        """Return the contract of ``status --format json``."""
+        """Contract of ``status --format json``."""
         return {
             "study": self.study,
             "budget_trials": self.budget_trials,
@@ -128,7 +128,7 @@ class Status:
 
 
 def status(store: Store, study: str, trials: Sequence[TrialRecord] | None = None) -> Status:
-    """Return a study's progress; ``trials``, if given, are all of its trials."""
+    """A study's progress; ``trials``, if given, are all of its trials."""
     spec = spec_of(store.studies.get(study))
     trials = store.trials.of(study) if trials is None else trials
     searched = [trial for trial in trials if spec.is_imported or trial.phase is Phase.SEARCH]

@@ -88,7 +88,7 @@ def read_optuna_study(file: str, study: str | None = None) -> OptunaTrials:
 
 
 def optuna_database(file: str) -> URL:
-    """Return the URL of a database or SQLite file."""
+    """URL of a database or SQLite file."""
     is_url = ":" in file or "=" in file
     return parse_url(file if is_url else URL.create("sqlite", database=file))
 
@@ -179,7 +179,7 @@ def _check_tables(url: URL, name: str) -> None:
 
 
 def table_names(url: URL) -> set[str]:
-    """Return the names of a database's tables."""
+    """Names of a database's tables."""
     engine = create_engine(url)
     try:
         return set(inspect(engine).get_table_names())
@@ -199,7 +199,7 @@ def _named(study: str | None, names: list[str], url: URL) -> str:
 
 
 def default_name(name: str) -> str:
-    """Return a name with dashes for invalid characters."""
+    """Name with dashes for invalid characters."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-._")[:100] or Path(name).stem or "optuna"
 
 
@@ -213,7 +213,7 @@ def load_optuna_study(
     phases: Phase | str | Collection[Phase | str] = SEARCH,
     store: Store | None = None,
 ) -> optuna.Study:
-    """Return an in-memory Optuna study: a snapshot of the stored one.
+    """In-memory Optuna study: a snapshot of the stored one.
 
     The study minimizes, unless metric_in_budget maximizes. Distributions are the space's, widened to hold all trials.
 
@@ -283,7 +283,7 @@ class OptunaStudy:
 
 
 def phases_of(given: Phase | str | Collection[Phase | str]) -> set[Phase]:
-    """Return a set; raise `UsageError` for an unknown phase."""
+    """A set; raise `UsageError` for an unknown phase."""
     names = [given] if isinstance(given, str) else list(given)
     for name in names:
         if name not in set(Phase):

@@ -36,12 +36,12 @@ TRIALS_AT_ONCE = 200
 
 
 def trial_table(trials: Sequence[TrialRecord]) -> tuple[list[str], list[dict[str, Any]]]:
-    """Return columns and rows of ``trials.csv`` and `trials_frame`."""
+    """Columns and rows of ``trials.csv`` and `trials_frame`."""
     return flat_table([trial_row(trial) for trial in trials])
 
 
 def flat_table(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[dict[str, Any]]]:
-    """Return dotted columns and rows; if some rows lack a mapping, only its parts' columns remain."""
+    """Dotted columns and rows; if some rows lack a mapping, only its parts' columns remain."""
     flat = [flat_row(row) for row in rows]
     names = dict.fromkeys(key for row in flat for key in row)
     return [name for name in names if not any(other.startswith(f"{name}.") for other in names)], flat
@@ -70,7 +70,7 @@ def trial_rows(
 
 
 def trial_row(trial: TrialRecord) -> dict[str, Any]:
-    """Return configuration and outcome."""
+    """Configuration and outcome."""
     known = outcome_fields(trial.outcome) if trial.outcome else {}
     outcome = {name: value for name, value in known.items() if name not in {"state", "traceback"}}
     configuration = {one.name: getattr(trial.configuration, one.name) for one in fields(trial.configuration)}
@@ -103,7 +103,7 @@ def trial_document(
     environment: Environment | None,
     spec: Mapping[str, object] | None,
 ) -> dict[str, Any]:
-    """Return a trial with curve, device and spec: the contract of ``trial --format json``.
+    """Trial with curve, device and spec: the contract of ``trial --format json``.
 
     ``stages`` if the batch grows, else null.
     """
@@ -123,7 +123,7 @@ def trial_document(
 
 
 def traceback(trial: TrialRecord) -> str | None:
-    """Return the traceback that ended a trial, or None."""
+    """Traceback that ended a trial, or None."""
     return None if trial.outcome is None else trial.outcome.traceback
 
 

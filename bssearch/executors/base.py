@@ -153,7 +153,7 @@ class Executor(Protocol):
         """
 
     def events(self, timeout: float) -> list[Event]:
-        """Return new events; wait up to ``timeout`` seconds."""
+        """New events; wait up to ``timeout`` seconds."""
 
     def kill(self) -> None:
         """Cancel all trials at once, even in a signal handler; the executor stays usable."""
@@ -275,7 +275,7 @@ Reply = Loaded | Literal["heartbeat"] | Answer | Refused | TrialObserved | Trial
 
 
 def encode(message: Command | Reply) -> bytes:
-    """Return one line; raise `ValueError` for NaN or infinity."""
+    """One line; raise `ValueError` for NaN or infinity."""
     if isinstance(message, str):
         return f"{message}\n".encode()
     fields = json.dumps(asdict(message), default=_plain, allow_nan=False)

@@ -64,7 +64,7 @@ _LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "pl
 
 
 def describe_exception(error: BaseException) -> str:
-    """Return ``ExceptionType: message (file:line: code)`` of the user's innermost frame, else of a library's."""
+    """``ExceptionType: message (file:line: code)`` of the user's innermost frame, else of a library's."""
     if isinstance(error, BSSearchError):
         return str(error)
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

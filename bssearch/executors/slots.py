@@ -67,7 +67,7 @@ class LogFolder:
         self._folder = folder
 
     def file_of(self, slot: int) -> Path:
-        """Return a slot's log."""
+        """A slot's log."""
         return self._folder / f"slot-{slot}.log"
 
     def close(self) -> None:

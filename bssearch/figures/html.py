@@ -60,7 +60,7 @@ class Section:
 
     @property
     def drawn(self) -> dict[str, Chart]:
-        """Return the charts that exist."""
+        """Charts that exist."""
         return {name: chart for name, chart in self.charts.items() if chart is not None}
 
 
@@ -78,7 +78,7 @@ class PageContent:
 
 
 def html_page(page: PageContent) -> str:
-    """Return a page as one HTML file."""
+    """Page as one HTML file."""
     from markupsafe import Markup
 
     style = page_style()
@@ -91,12 +91,12 @@ def rendered(template: str, **values: Any) -> str:
 
 
 def page_style() -> str:
-    """Return a page's style sheet."""
+    """A page's style sheet."""
     return stylesheet("colours.css") + stylesheet("page.css")
 
 
 def templates(*more: BaseLoader) -> Environment:
-    """Return a template environment of the page's templates, then those of further loaders.
+    """Template environment of the page's templates, then those of further loaders.
 
     The environment escapes every value and raises if a value is undefined. ``chart
     svg(name, title, width)`` draws a chart.

@@ -31,7 +31,7 @@ Run = tuple[TrialRecord, Sequence[Observation]]
 
 
 def growing(answer: Answer, run: Run | None, optimum: Sequence[Observation]) -> Section | None:
-    """Return the section of the best schedule; None if no schedule reached the target."""
+    """Section of the best schedule; None if no schedule reached the target."""
     found = answer.batch_schedule
     if found is None:
         return None
@@ -50,7 +50,7 @@ def growing(answer: Answer, run: Run | None, optimum: Sequence[Observation]) -> 
 
 
 def batch_growth_chart(answer: Answer, stages: Sequence[RunStage]) -> Chart | None:
-    """Return batch size over samples seen, beside the optimum's and the noise scale."""
+    """Batch size over samples seen, beside the optimum's and the noise scale."""
     if not stages:
         return None
     noise, best = answer.measured.noise_scale, answer.optimal.batch_size
@@ -75,7 +75,7 @@ def batch_growth_chart(answer: Answer, stages: Sequence[RunStage]) -> Chart | No
 def rate_growth_chart(
     curve: Sequence[Observation], stages: Sequence[RunStage], optimum: Sequence[Observation]
 ) -> Chart | None:
-    """Return learning rate over samples seen, for the schedule's run and the optimum's.
+    """Learning rate over samples seen, for the schedule's run and the optimum's.
 
     From each evaluation's last step; without evaluations, from the stage.
     """
@@ -97,7 +97,7 @@ def rate_growth_chart(
 
 
 def grown_trials(trials: Sequence[TrialRecord], answer: Answer, objective: Objective) -> Section | None:
-    """Return a table of the schedules that were run; None if no batch grew."""
+    """Table of the schedules that were run; None if no batch grew."""
     groups = grouped((one.configuration.key, one) for one in trials if one.configuration.grows)
     if not groups:
         return None
@@ -213,12 +213,12 @@ class StudyPicture:
 
 
 def render(picture: StudyPicture) -> str:
-    """Return the page as HTML."""
+    """Page as HTML."""
     return html_page(page_of(picture))
 
 
 def in_notebook(answer: Answer) -> str:
-    """Return an answer as HTML for a notebook."""
+    """Answer as HTML for a notebook."""
     from markupsafe import Markup
 
     return rendered(
@@ -231,7 +231,7 @@ def in_notebook(answer: Answer) -> str:
 
 
 def page_of(picture: StudyPicture) -> PageContent:
-    """Return the parts of the page."""
+    """Parts of the page."""
     return PageContent(
         title=f"{picture.study.name}: optimal batch size",
         kicker=_kicker(picture),
@@ -525,7 +525,7 @@ def _slope(slope: Mapping[str, Any]) -> str:
 
 
 def promised_and_found(answer: Answer) -> Section | None:
-    """Return the quick answer beside the search's result; None without one."""
+    """Quick answer beside the search's result; None without one."""
     promise = answer.quick
     if promise is None:
         return None
@@ -553,7 +553,7 @@ def _range(ends: list[int]) -> str:
 
 
 def trained_for_the_same_time(answer: Answer) -> Section | None:
-    """Return final metrics after equal train seconds; None without such runs."""
+    """Final metrics after equal train seconds; None without such runs."""
     found = answer.generalisation
     if found is None:
         return None
@@ -574,7 +574,7 @@ SHORT_SPEC = 25  # Lines of the longest spec that is shown unfolded
 
 
 def reproduction_of(study: StudyRecord, spec: StudySpec) -> dict[str, Any]:
-    """Return a study's environment, commands and spec."""
+    """A study's environment, commands and spec."""
     import yaml
 
     name = study.name
@@ -598,7 +598,7 @@ def reproduction_of(study: StudyRecord, spec: StudySpec) -> dict[str, Any]:
 
 
 def facts_of(environment: Environment | None) -> list[tuple[str, str]]:
-    """Return an environment as names and values."""
+    """Environment as names and values."""
     if environment is None:
         return []
     memory = environment.device_memory_bytes
@@ -621,7 +621,7 @@ def facts_of(environment: Environment | None) -> list[tuple[str, str]]:
 
 
 def tiles_of(answer: Answer, spec: StudySpec) -> list[Tile]:
-    """Return the key figures, the optimum's first."""
+    """Key figures, the optimum's first."""
     low, high = answer.flat_range
     best, largest = answer.optimal, answer.largest_that_fits
     accumulated = f"{best.accumulation_steps} × {best.micro_batch_size}" if best.accumulation_steps > 1 else ""

@@ -84,7 +84,7 @@ class Shown:
 
 
 def cell(document: Any, key: str) -> Cell:
-    """Return the cell of a value in a plan's JSON."""
+    """Cell of a value in a plan's JSON."""
     value = reduce(lambda inner, step: inner[step if isinstance(inner, dict) else int(step)], key.split("."), document)
     shown = ("yes" if value else "no") if isinstance(value, bool) else value
     _, size = UNITS.get(key.rpartition(".")[2], ("", 0))
@@ -103,7 +103,7 @@ def table(
     is_shown: Callable[[Any], bool] = lambda _: True,
     folded: bool = False,
 ) -> Table:
-    """Return a table of the rows at a path in a plan's JSON; column ``""`` holds their names."""
+    """Table of the rows at a path in a plan's JSON; column ``""`` holds their names."""
     entries = document[place]
     named = list(entries.items() if isinstance(entries, dict) else enumerate(entries))
     rows = [
@@ -121,7 +121,7 @@ def table(
 
 
 def shown_memory(plan: MemoryPlan) -> Shown:
-    """Return a plan of memory for people."""
+    """Plan of memory for people."""
     document = plan.document()
     own = [document[name] for name in CHOICE]
     tiles = {
@@ -161,7 +161,7 @@ def _tile(document: Any, key: str) -> Cell:
 
 
 def shown_split(plan: AccumulationPlan) -> Shown:
-    """Return the split of a batch for people."""
+    """Split of a batch for people."""
     tiles = {
         "micro_batch": ("Micro-batch", "samples at once"),
         "accumulation_steps": ("Accumulation steps", ""),
@@ -175,7 +175,7 @@ def shown_split(plan: AccumulationPlan) -> Shown:
 
 
 def shown_rules(plan: LearningRatePlan) -> Shown:
-    """Return each rule's result, conditions and audits, for people."""
+    """Each rule's result, conditions and audits, for people."""
     document, rules = plan.document(), plan.rules.items()
     told = {name: words for name, words in MORE_OF_RULE.items() if _is_told(name, document["rules"].values())}
     document["audits"] = [{"rule": name, **audit} for name, one in document["rules"].items() for audit in one["audits"]]
@@ -213,7 +213,7 @@ def _is_told(name: str, rules: Iterable[Mapping[str, Any]]) -> bool:
 
 
 def shown_scale(plan: ScalePlan) -> Shown:
-    """Return times and costs by number of devices, for people."""
+    """Times and costs by number of devices, for people."""
     document, shown = plan.document(), {row.devices for row in plan.rows_for_people()}
     tiles = {"pays_up_to": "More devices pay up to", "passes_b_crit": "Devices at which the batch passes B_crit"}
     return Shown(

@@ -51,7 +51,7 @@ REGIME_SYMBOLS: Mapping[str | None, Symbol] = {
 
 
 def objective_picture(answer: Answer, *, default_batch_size: int | None = None, measured_on: date | None = None) -> str:
-    """Return the chart of the objective as a standalone SVG document.
+    """Chart of the objective as a standalone SVG document.
 
     Raises `UsageError` if no batch size has a value.
     """
@@ -75,7 +75,7 @@ def objective_picture(answer: Answer, *, default_batch_size: int | None = None, 
 
 
 def objective_chart(answer: Answer, default_batch_size: int | None = None) -> Chart | None:
-    """Return the objective against batch size: intervals, lower bounds, the law, the range within 5 %."""
+    """Objective against batch size: intervals, lower bounds, the law, the range within 5 %."""
     objective = objective_in(answer)
     if all(row.objective_value is None for row in answer.batches):
         return None
@@ -103,7 +103,7 @@ def objective_chart(answer: Answer, default_batch_size: int | None = None) -> Ch
 
 
 def time_chart(answer: Answer) -> Chart | None:
-    """Return seconds to the target against batch size, for a study with another objective."""
+    """Seconds to the target against batch size, for a study with another objective."""
     known = [(row.batch_size, row.time_to_target_s) for row in answer.batches if row.time_to_target_s is not None]
     if not known or answer.objective == TIME.name:
         return None
@@ -112,12 +112,12 @@ def time_chart(answer: Answer) -> Chart | None:
 
 
 def steps_chart(answer: Answer) -> Chart | None:
-    """Return steps to the target against batch size, by regime, with the law and perfect scaling."""
+    """Steps to the target against batch size, by regime, with the law and perfect scaling."""
     return _against_law(answer, lambda row: row.steps_to_target, "optimizer steps", _steps_by_law, slope=-1)
 
 
 def samples_chart(answer: Answer) -> Chart | None:
-    """Return samples to the target against batch size, by regime, with the law and perfect scaling."""
+    """Samples to the target against batch size, by regime, with the law and perfect scaling."""
     return _against_law(
         answer,
         lambda row: row.samples_to_target,
@@ -128,7 +128,7 @@ def samples_chart(answer: Answer) -> Chart | None:
 
 
 def front_chart(answer: Answer, *, priced: bool) -> Chart | None:
-    """Return each batch size's time and cost to the target: money if ``priced``, else samples."""
+    """Each batch size's time and cost to the target: money if ``priced``, else samples."""
     if not answer.front:
         return None
     confirmed = {row.batch_size for row in answer.batches if row.confirmed}
@@ -161,7 +161,7 @@ def front_chart(answer: Answer, *, priced: bool) -> Chart | None:
 
 
 def throughput_chart(answer: Answer) -> Chart | None:
-    """Return samples per second against batch size."""
+    """Samples per second against batch size."""
     series = _connected(answer, lambda row: row.samples_per_s)
     if series is None:
         return None
@@ -170,7 +170,7 @@ def throughput_chart(answer: Answer) -> Chart | None:
 
 
 def memory_chart(answer: Answer) -> Chart | None:
-    """Return peak memory against batch size, beside the device's memory if a peak needs a quarter."""
+    """Peak memory against batch size, beside the device's memory if a peak needs a quarter."""
     peaks = [row.peak_memory_bytes for row in answer.batches if row.peak_memory_bytes is not None]
     name, unit = ("GiB", 2**30) if max(peaks, default=0) >= 2**30 else ("MiB", 2**20)
     series = _connected(answer, lambda row: None if row.peak_memory_bytes is None else row.peak_memory_bytes / unit)
@@ -306,7 +306,7 @@ def _law_of_figures(answer: Answer) -> Iterator[Series]:
 
 
 def _step_seconds_at(timed: Mapping[int, float], size: float) -> float | None:
-    """Return the step seconds at a size, log-log interpolated; None without step times."""
+    """Step seconds at a size, log-log interpolated; None without step times."""
     if not timed:
         return None
     return math.exp(np.interp(math.log(size), np.log(list(timed)), np.log(list(timed.values()))))
@@ -322,7 +322,7 @@ def _drawn_law(answer: Answer) -> Fit | None:
 
 
 def dense_sizes(sizes: Collection[int]) -> list[float]:
-    """Return batch sizes from smallest to largest, close enough for a smooth line."""
+    """Batch sizes from smallest to largest, close enough for a smooth line."""
     low, high = min(sizes), max(sizes)
     return [float(one) for one in np.geomspace(low, high, max(2, round(12 * math.log2(high / low)) + 1))]
 
@@ -351,7 +351,7 @@ ENDED: dict[str, tuple[Symbol, str, set[TrialState]]] = {
 
 
 def curve_trials(answer: Answer, trials: Iterable[TrialRecord]) -> dict[int, int]:
-    """Return the trial to draw per batch size: the fastest, else the nearest to the target."""
+    """Trial to draw per batch size: the fastest, else the nearest to the target."""
     chosen = {row.batch_size: row.best.trial for row in answer.batches if row.best is not None}
     sign = 1 if answer.target.goal == "maximize" else -1
     nearest: dict[int, tuple[float, int]] = {}
@@ -366,7 +366,7 @@ def curve_trials(answer: Answer, trials: Iterable[TrialRecord]) -> dict[int, int
 
 
 def curves_chart(answer: Answer, curves: Mapping[int, Sequence[Observation]]) -> Chart | None:
-    """Return the metric over train seconds of one run per batch size, the optimum's the widest."""
+    """Metric over train seconds of one run per batch size, the optimum's the widest."""
     drawn = {size: points for size, curve in curves.items() if len(points := thinned(curve)) > 1}
     if not drawn:
         return None
@@ -386,7 +386,7 @@ def curves_chart(answer: Answer, curves: Mapping[int, Sequence[Observation]]) ->
 
 
 def recent_curves_chart(target: Target, runs: Sequence[tuple[TrialRecord, Sequence[Observation]]]) -> Chart | None:
-    """Return the metric over train seconds of some trials; needs no answer."""
+    """Metric over train seconds of some trials; needs no answer."""
     drawn = [(trial, points) for trial, curve in runs if (points := thinned(curve))]
     if not drawn:
         return None
@@ -420,7 +420,7 @@ def _curves(series: Sequence[Series], target: Target, *, log: bool) -> Chart:
 def learning_rate_chart(
     trials: Sequence[TrialRecord], objective: Objective, default: Configuration | None
 ) -> Chart | None:
-    """Return learning rate and batch size of all trials, coloured by the objective, with two rules' lines.
+    """Learning rate and batch size of all trials, coloured by the objective, with two rules' lines.
 
     The rules start at the default. Left out: growing batches, unknown rates, and failed, lost or cancelled trials.
     """
@@ -496,7 +496,7 @@ def _learning_rate(configuration: Configuration) -> float | None:
 
 
 def thinned(curve: Sequence[Observation]) -> list[Observation]:
-    """Return at most `CURVE_POINTS` finite points, without step 0, which a logarithmic axis cannot show."""
+    """At most `CURVE_POINTS` finite points, without step 0, which a logarithmic axis cannot show."""
     finite = [one for one in curve if math.isfinite(one.metric) and one.train_seconds > 0]
     if len(finite) <= CURVE_POINTS:
         return finite

@@ -43,13 +43,13 @@ class Axis:
     has_grid: bool = True
 
     def share(self, value: float) -> float:
-        """Return a value's position: 0 at the low end, 1 at the high end."""
+        """A value's position: 0 at the low end, 1 at the high end."""
         if self.is_log:
             return math.log(value / self.low) / math.log(self.high / self.low)
         return (value - self.low) / (self.high - self.low)
 
     def clamped(self, value: float) -> float:
-        """Return a value limited to the axis."""
+        """Value limited to the axis."""
         return min(max(value, self.low), self.high)
 
 
@@ -121,14 +121,14 @@ class Chart:
 
 
 def batch_axis(sizes: Sequence[int], title: str = "batch size") -> Axis:
-    """Return a logarithmic axis with a tick at each batch size (ascending)."""
+    """Logarithmic axis with a tick at each batch size (ascending)."""
     room = max(10**0.1, (sizes[-1] / sizes[0]) ** PADDING)
     ticks = [(float(size), str(size)) for size in sizes]
     return Axis(title, sizes[0] / room, sizes[-1] * room, ticks, is_log=True, has_grid=False)
 
 
 def value_axis(title: str, values: Iterable[float], *, log: bool, room: float = PADDING) -> Axis:
-    """Return an axis around the values, with ticks at round numbers."""
+    """Axis around the values, with ticks at round numbers."""
     known = [value for value in values if math.isfinite(value) and (value > 0 or not log)]
     low, high = min(known), max(known)
     if log:
@@ -141,13 +141,13 @@ def value_axis(title: str, values: Iterable[float], *, log: bool, room: float = 
 
 
 def extent(series: Iterable[Series]) -> list[float]:
-    """Return the y values of points and interval ends."""
+    """Y values of points and interval ends."""
     points = (point for one in series for point in one.points)
     return [value for point in points for value in (point.y, point.low, point.high) if value is not None]
 
 
 def linear_ticks(low: float, high: float) -> list[Tick]:
-    """Return at most `MOST_TICKS` multiples of 1, 2 or 5 times a power of ten."""
+    """At most `MOST_TICKS` multiples of 1, 2 or 5 times a power of ten."""
     least = (high - low) / MOST_TICKS
     power = 10 ** math.floor(math.log10(least))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least * (1 - 1e-9))
@@ -157,7 +157,7 @@ def linear_ticks(low: float, high: float) -> list[Tick]:
 
 
 def round_numbers(low: float, high: float) -> list[float]:
-    """Return three to nine round numbers for a logarithmic axis."""
+    """Three to nine round numbers for a logarithmic axis."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     found: list[float] = []
     for steps in ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 7), tuple(step / 10 for step in range(10, 100))):
@@ -169,7 +169,7 @@ def round_numbers(low: float, high: float) -> list[float]:
 
 
 def sequence_colour(share: float) -> str:
-    """Return the colour at a share of the sequence; 0 is the best."""
+    """Colour at a share of the sequence; 0 is the best."""
     place = round(min(1.0, max(0.0, share)), 2) * (STOPS - 1)
     before = min(int(place), STOPS - 2)
     percent = round(100 * (place - before))
@@ -177,7 +177,7 @@ def sequence_colour(share: float) -> str:
 
 
 def short_name(text: object) -> str:
-    """Return a name on one line, cut to `LONGEST_NAME` characters."""
+    """Name on one line, cut to `LONGEST_NAME` characters."""
     words = " ".join(str(text).split())
     return words if len(words) <= LONGEST_NAME else f"{words[: LONGEST_NAME - 1]}…"
 
@@ -236,7 +236,7 @@ class Size:
 
     @property
     def row(self) -> float:
-        """Return the height of a row of text."""
+        """Height of a row of text."""
         return 1.55 * self.font
 
 
@@ -283,22 +283,22 @@ class Frame:
     y_ticks: Sequence[Tick]
 
     def x(self, value: float) -> float:
-        """Return the x pixel of a value."""
+        """X pixel of a value."""
         return self.box.left + self.x_axis.share(value) * (self.box.right - self.box.left)
 
     def y(self, value: float) -> float:
-        """Return the y pixel of a value."""
+        """Y pixel of a value."""
         return self.box.bottom - self.y_axis.share(value) * (self.box.bottom - self.box.top)
 
     def placed(self, series: Series) -> list[Placed]:
-        """Return a series' points within the axes, up to rounding."""
+        """Series' points within the axes, up to rounding."""
         places = [Placed(point, self.x(point.x), self.y(point.y)) for point in series.points]
         left, top, right, bottom = self.box
         return [one for one in places if left <= one.x + 0.1 <= right + 0.2 and top <= one.y + 0.1 <= bottom + 0.2]
 
 
 def svg(chart: Chart, name: str, title: str, width: float = WIDE_WIDTH) -> str:
-    """Return a chart as two ``svg`` elements; the style sheet shows ``wide``, or ``narrow`` on a phone.
+    """Chart as two ``svg`` elements; the style sheet shows ``wide``, or ``narrow`` on a phone.
 
     ``name`` prefixes the ids and must be unique on the page. ``title`` is the text alternative.
     """
@@ -316,7 +316,7 @@ def svg(chart: Chart, name: str, title: str, width: float = WIDE_WIDTH) -> str:
 
 
 def picture(chart: Chart, *, title: str, subtitle: str, footnote: str, about: str) -> str:
-    """Return a chart as an SVG document; ``about`` is the text alternative."""
+    """Chart as an SVG document; ``about`` is the text alternative."""
     size = Size(kind="wide", width=PICTURE_WIDTH - 2 * PICTURE_EDGE, plot_height=310, font=14)
     # Ids must differ between pictures in one notebook; drawn coordinates are rounded, so processors agree on them.
     digest = zlib.crc32("".join([title, *_drawn(chart, "", size)[0]]).encode())
@@ -342,7 +342,7 @@ def picture(chart: Chart, *, title: str, subtitle: str, footnote: str, about: st
 
 @cache
 def stylesheet(name: str) -> str:
-    """Return a style sheet of the pages."""
+    """Style sheet of the pages."""
     return resources.files("bssearch.figures").joinpath(name).read_text(encoding="utf-8")
 
 
@@ -420,7 +420,7 @@ def _frame(chart: Chart, size: Size, top: float) -> Frame:
 
 
 def _fitting(ticks: Sequence[Tick], place: Callable[[Tick], float], half: Callable[[Tick], float]) -> Sequence[Tick]:
-    """Return every n-th tick, with the smallest n at which texts do not overlap."""
+    """Every n-th tick, with the smallest n at which texts do not overlap."""
     for every in range(1, len(ticks)):
         shown = ticks[::every]
         if all(abs(place(one) - place(two)) >= half(one) + half(two) for one, two in itertools.pairwise(shown)):
@@ -659,12 +659,12 @@ def short(value: float) -> str:
 
 
 def width_of(text: str, font: float) -> float:
-    """Return the approximate width of a text."""
+    """Approximate width of a text."""
     return font * sum(WIDTH_OF.get(character, 0.62) for character in text)
 
 
 def cut(text: str, font: float, room: float) -> str:
-    """Return a text cut to a width, with an ellipsis."""
+    """Text cut to a width, with an ellipsis."""
     if width_of(text, font) <= room:
         return text
     while text and width_of(f"{text}…", font) > room:
@@ -678,13 +678,13 @@ def escaped(text: str) -> str:
 
 
 def text_at(x: float, baseline: float, text: str, anchor: Anchor = "start", more: str = "") -> str:
-    """Return a ``text`` element; ``more`` are further attributes."""
+    """A ``text`` element; ``more`` are further attributes."""
     placed = "" if anchor == "start" else f' text-anchor="{anchor}"'
     return f'<text x="{short(x)}" y="{short(baseline)}"{placed}{more}>{escaped(text)}</text>'
 
 
 def box_of(text: str, font: float, x: float, baseline: float, anchor: Anchor) -> Box:
-    """Return the box of a line of text."""
+    """Box of a line of text."""
     width = width_of(text, font)
     left = x - {"start": 0.0, "middle": width / 2, "end": width}[anchor]
     return Box(left, baseline - 0.95 * font, left + width, baseline + 0.25 * font)

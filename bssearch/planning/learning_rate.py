@@ -262,7 +262,7 @@ class LearningRatePlan(Plan):
 
 
 def plan_rules(asked: LearningRateRequest, audits: Sequence[AuditedRule] = ()) -> LearningRatePlan:
-    """Return each rule's configuration; parameters outside the rule stay.
+    """Each rule's configuration; parameters outside the rule stay.
 
     Rules without a learning rate follow ``rate_rule``, by default linear with SGD and LARS, else square root. From 8
     times the batch on, every rule but ``none`` has at least `WARMUP_EPOCHS`.

@@ -89,19 +89,19 @@ class Plan:
     """The answer to a request."""
 
     def document(self) -> dict[str, Any]:
-        """Return the plan as JSON values."""
+        """Plan as JSON values."""
         return asdict(cast(Any, self))
 
 
 @cache
 def options_of(model: type[Request]) -> dict[str, Option]:
-    """Return a request's options by field; fields without one are for Python only."""
+    """A request's options by field; fields without one are for Python only."""
     notes = {name: field.metadata for name, field in model.model_fields.items()}
     return {name: one for name, found in notes.items() for one in found if isinstance(one, Option)}
 
 
 def type_of(model: type[Request], name: str) -> Any:
-    """Return a field's type without None and bounds."""
+    """A field's type without None and bounds."""
     kind: Any = model.model_fields[name].annotation
     while get_origin(kind) in (Annotated, Union, UnionType):
         kind = get_args(kind)[0]
@@ -109,7 +109,7 @@ def type_of(model: type[Request], name: str) -> Any:
 
 
 def read(model: type[Model], given: Mapping[str, Any], *, are_texts: bool = False) -> Model:
-    """Return a request from values or texts; raise `RequestError` naming wrong fields and bounds."""
+    """Request from values or texts; raise `RequestError` naming wrong fields and bounds."""
     try:
         return model.model_validate_strings(given, strict=False) if are_texts else model.model_validate(given)
     except ValidationError as error:
@@ -138,7 +138,7 @@ def require(is_so: object, message: str, *, hint: str | None = None) -> None:
 
 
 def shown(value: object) -> str:
-    """Return a value for a message; huge integers by their digits."""
+    """Value for a message; huge integers by their digits."""
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) > LARGEST_COUNT:
         return f"a number of {len(str(abs(value))) if value.bit_length() < 10_000 else 'thousands of'} digits"
     return f"{value:g}" if isinstance(value, float) else repr(value)
@@ -237,12 +237,12 @@ CLAIMS = {
 
 
 def notes_on(codes: Mapping[str, object]) -> list[Note]:
-    """Return the corrections whose code maps to a true value."""
+    """Corrections whose code maps to a true value."""
     return [Note(code, CLAIMS[code].message) for code, bears in codes.items() if bears]
 
 
 def notes_on_spec(spec: StudySpec) -> list[Note]:
-    """Return the corrections that a spec's author may need."""
+    """Corrections that a spec's author may need."""
     space, largest = spec.space, spec.batch_sizes[-1]
     names = {optimizer.name for optimizer in space.optimizers}
     rate = space.learning_rate if isinstance(space.learning_rate, RelativeLearningRate) else None

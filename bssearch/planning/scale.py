@@ -89,7 +89,7 @@ class AccumulationPlan(Plan):
 
 @planned(AccumulationRequest)
 def plan_accumulation(asked: AccumulationRequest) -> AccumulationPlan:
-    """Return the exact split of a batch into micro-batches on ``devices``.
+    """Exact split of a batch into micro-batches on ``devices``.
 
     Without ``micro``, the largest divisor of a device's share up to ``max_micro``. Raises `UsageError` naming the
     nearest batches if no split exists.
@@ -281,18 +281,18 @@ class ScaleRequest(Request):
         return self
 
     def share(self, devices: int) -> int | None:
-        """Return the samples per device; None if the batch does not divide."""
+        """Samples per device; None if the batch does not divide."""
         return self.per_device_batch if self.batch is None or self.batch % devices else self.batch // devices
 
     def all_reduce_seconds(self, devices: int) -> float:
-        """Return a ring all-reduce's seconds, 2(n − 1)·(latency + bytes / (n·bandwidth))."""
+        """Ring all-reduce's seconds, 2(n − 1)·(latency + bytes / (n·bandwidth))."""
         if devices == 1 or self.bandwidth_gb_s is None:
             return 0.0
         message = self.parameters * self.gradient_bytes / devices / (self.bandwidth_gb_s * 1e9)
         return 2 * (devices - 1) * (self.latency_us * 1e-6 + float(message))
 
     def exposed_seconds(self, devices: int, compute_s: float) -> float:
-        """Return the communication seconds that ``compute_s`` does not hide."""
+        """Communication seconds that ``compute_s`` does not hide."""
         communication = self.all_reduce_seconds(devices)
         return communication - min(self.overlap * communication, compute_s)
 
@@ -340,7 +340,7 @@ class ScalePlan(Plan):
     notes: list[Note]
 
     def rows_for_people(self) -> list[ScaleRow]:
-        """Return the rows; if many, only powers of two, the last row, and rows in the plan."""
+        """The rows; if many, only powers of two, the last row, and rows in the plan."""
         if len(self.rows) <= SHOWN_ROWS:
             return self.rows
         kept = {1, self.fastest, self.pays_up_to.estimate, self.passes_b_crit.estimate, self.rows[-1].devices}
@@ -348,7 +348,7 @@ class ScalePlan(Plan):
 
 
 def plan_devices(asked: ScaleRequest) -> ScalePlan:
-    """Return the plan, for devices that divide a fixed batch. Needs ``alpha_s``, ``beta_s``, ``b_crit``."""
+    """Plan, for devices that divide a fixed batch. Needs ``alpha_s``, ``beta_s``, ``b_crit``."""
     b_crit = ScaleInterval(estimate=asked.b_crit, low=asked.b_crit_low, high=asked.b_crit_high)
     rows = device_rows(asked, asked.b_crit or 1.0)
     pays_up_to = _range(b_crit, lambda value: _pays(device_rows(asked, value)))
@@ -367,7 +367,7 @@ def plan_devices(asked: ScaleRequest) -> ScalePlan:
 
 
 def device_rows(asked: ScaleRequest, b_crit: float) -> list[ScaleRow]:
-    """Return the rows for one critical batch size."""
+    """Rows for one critical batch size."""
     found: list[ScaleRow] = []
     for count in range(1, asked.devices + 1):
         if (share := asked.share(count)) is not None:
@@ -466,7 +466,7 @@ class TradeOff:
 
 
 def plan_trade_off(asked: ScaleRequest) -> TradeOff:
-    """Return each batch size's cost to the target on one device."""
+    """Each batch size's cost to the target on one device."""
     alpha, beta, b_crit, micro = asked.alpha_s or 0.0, asked.beta_s or 1.0, asked.b_crit or 1.0, asked.max_micro or 0
     optimum = math.sqrt(b_crit * alpha / beta)
     marked = [one for one in (b_crit, optimum, micro) if one]

@@ -178,13 +178,13 @@ class StartPlan(Plan):
     notes: list[Note]
 
     def document(self) -> dict[str, Any]:
-        """Return JSON values; ``spec`` has the fields of the YAML text."""
+        """JSON values; ``spec`` has the fields of the YAML text."""
         return {**asdict(self), "spec": yaml.safe_load(self.yaml)}
 
 
 @planned(StartRequest)
 def plan_start(asked: StartRequest) -> StartPlan:
-    """Return a first study's spec, which loads as it is.
+    """First study's spec, which loads as it is.
 
     Raises `UsageError` for wrong or contradictory answers, `LaunchError` if the model does not fit.
     """

@@ -70,7 +70,7 @@ class UtcDateTime(TypeDecorator[datetime]):
         return value.astimezone(UTC)
 
     def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """Return an aware datetime."""
+        """An aware datetime."""
         if value is None:
             return None
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
@@ -132,7 +132,7 @@ def is_scalar(value: object) -> bool:
 
 
 def json_kind(value: object) -> str:
-    """Return the kind of a JSON value in words."""
+    """Kind of a JSON value in words."""
     if isinstance(value, bool):
         return "a boolean"
     kinds = {type(None): "null", int: "a number", float: "a number", str: "a text", list: "a list", dict: "an object"}
@@ -207,7 +207,7 @@ class StoredObject(TypeDecorator[Mapping[str, Any]]):
 
 
 def enum(kind: type[StrEnum], name: str) -> Enum:
-    """Return a text type with a CHECK of its values."""
+    """Text type with a CHECK of its values."""
     return Enum(
         kind,
         name=name,
@@ -219,27 +219,27 @@ def enum(kind: type[StrEnum], name: str) -> Enum:
 
 
 def positive(*columns: str) -> list[CheckConstraint]:
-    """Return CHECKs for > 0."""
+    """CHECKs for > 0."""
     return [CheckConstraint(f"{column} > 0", name=f"{column}_positive") for column in columns]
 
 
 def not_negative(*columns: str) -> list[CheckConstraint]:
-    """Return CHECKs for >= 0."""
+    """CHECKs for >= 0."""
     return [CheckConstraint(f"{column} >= 0", name=f"{column}_not_negative") for column in columns]
 
 
 def are_finite(*columns: ColumnElement[float] | InstrumentedAttribute[float]) -> ColumnElement[bool]:
-    """Return the condition that columns are finite: other programs may store infinities or NaN."""
+    """Condition that columns are finite: other programs may store infinities or NaN."""
     return and_(*(column <= LARGEST for column in columns))
 
 
 def below_one(*columns: str) -> list[CheckConstraint]:
-    """Return CHECKs for the range [0, 1)."""
+    """CHECKs for the range [0, 1)."""
     return [CheckConstraint(f"{column} >= 0 AND {column} < 1", name=f"{column}_share") for column in columns]
 
 
 def at_most_one(*columns: str) -> list[CheckConstraint]:
-    """Return CHECKs for the range [0, 1]."""
+    """CHECKs for the range [0, 1]."""
     return [CheckConstraint(f"{column} >= 0 AND {column} <= 1", name=f"{column}_share") for column in columns]
 
 
@@ -269,7 +269,7 @@ compiles(database_started, "sqlite")(lambda *_, **__: "NULL")
 
 
 def now(connection: Connection) -> datetime:
-    """Return the database's time."""
+    """The database's time."""
     return connection.execute(select(database_now())).scalar_one()
 
 
@@ -288,7 +288,7 @@ PREFIXES: Mapping[type, str] = {
 
 @cache
 def layout(record_type: type) -> dict[str, type | None]:
-    """Return field names with their nested record types, if any."""
+    """Field names with their nested record types, if any."""
     hints = typing.get_type_hints(record_type)
     return {field.name: _nested(hints[field.name]) for field in fields(record_type)}
 
@@ -299,7 +299,7 @@ def _nested(hint: object) -> type | None:
 
 
 def column_types(record_type: type, *, without: str | None = None) -> dict[str, Any]:
-    """Return a record's column types in order."""
+    """A record's column types in order."""
     hints = typing.get_type_hints(record_type)
     found: dict[str, Any] = {}
     for name, nested in layout(record_type).items():
@@ -311,7 +311,7 @@ def column_types(record_type: type, *, without: str | None = None) -> dict[str, 
 
 
 def paths(record_type: type, path: str = "") -> dict[str, str]:
-    """Return the columns of a record, also of nested ones, with the paths of their attributes."""
+    """Columns of a record, also of nested ones, with the paths of their attributes."""
     prefix = PREFIXES[record_type]
     found: dict[str, str] = {}
     for name, nested in layout(record_type).items():
@@ -320,7 +320,7 @@ def paths(record_type: type, path: str = "") -> dict[str, str]:
 
 
 def to_columns(record: DataclassInstance, prefix: str = "") -> dict[str, Any]:
-    """Return column values without missing nested records."""
+    """Column values without missing nested records."""
     columns: dict[str, Any] = {}
     for name, nested in layout(type(record)).items():
         value = getattr(record, name)

@@ -49,7 +49,7 @@ class Patience:
         self._over.set()
 
     def run(self, work: Callable[[], Result]) -> Result:
-        """Return the result of ``work``; raise `DatabaseError` if the connection stays lost.
+        """Result of ``work``; raise `DatabaseError` if the connection stays lost.
 
         ``work`` must be idempotent: the connection may break after its commit.
         """
@@ -302,7 +302,7 @@ class Database:
         return self.patience.run(once)
 
     def study_id(self, connection: Connection, name: str) -> int:
-        """Return a study's id."""
+        """A study's id."""
         return self._found(connection, name, _STUDY_ID)
 
     def lock_study(self, connection: Connection, name: str) -> int:
@@ -318,7 +318,7 @@ class Database:
         return study_id
 
     def environment_id(self, connection: Connection, environment: Environment) -> int:
-        """Return an environment's id, storing it if new."""
+        """An environment's id, storing it if new."""
         if environment in self._environment_ids:
             return self._environment_ids[environment]
         digest = environment_digest(environment)
@@ -351,7 +351,7 @@ def patiently(
 
 
 def environment_digest(environment: Environment) -> str:
-    """Return the digest of equal environments."""
+    """Digest of equal environments."""
     told = json.loads(to_json(environment))
     for name in ("git_dirty", "libraries"):  # later fields count only if known
         if told[name] in (None, []):

@@ -127,7 +127,7 @@ def _is_wrong(column: Column[Any], dialect: str) -> ColumnElement[bool]:
 
 
 def storage_type(kind: TypeEngine[Any]) -> TypeEngine[Any]:
-    """Return the SQL type under any `TypeDecorator`."""
+    """SQL type under any `TypeDecorator`."""
     while isinstance(kind, TypeDecorator):
         kind = kind.impl_instance
     return kind
@@ -174,7 +174,7 @@ def _fault(found: Any, is_of_scalars: bool) -> str | None:
 
 
 def shown(value: object) -> str:
-    """Return a value's short text."""
+    """A value's short text."""
     if isinstance(value, str | bytes):
         value = value[: LONGEST + 1]  # not all of 10 MB in escapes
     text = "nothing" if value is None else repr(value)

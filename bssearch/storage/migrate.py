@@ -70,7 +70,7 @@ class Upgrade:
 
 
 def current(database: str | URL | Engine) -> str | None:
-    """Return the revision, or None."""
+    """Revision, or None."""
     if isinstance(database, Engine):
         return _current(database)
     engine = create_engine_for(database, write=False)
@@ -273,7 +273,7 @@ def _run_migrations(connection: Connection) -> None:
 
 
 def beside_tables() -> list[str]:
-    """Return each revision's ``POSTGRESQL`` statements."""
+    """Each revision's ``POSTGRESQL`` statements."""
     from alembic.script import ScriptDirectory
 
     revisions = reversed(list(ScriptDirectory.from_config(_config()).walk_revisions()))
@@ -301,7 +301,7 @@ SCHEMA = "public"
 
 
 def script(roles: Roles | None) -> str:
-    """Return psql's SQL for tables and roles, in one transaction.
+    """Psql's SQL for tables and roles, in one transaction.
 
     Existing tables change only their rights. The SQL fails on another schema revision.
     """

@@ -84,7 +84,7 @@ class ProbeStore(StorePart):
 
     @patiently
     def visits(self, study: str) -> list[Visit]:
-        """Return all visits, oldest first."""
+        """All visits, oldest first."""
         with self._database.reading_study(study) as (connection, study_id):
             return self._visits(connection, study_id)
 
@@ -97,7 +97,7 @@ class ProbeStore(StorePart):
 
     @patiently
     def by_batch_size(self, study: str, environment: Environment | None = None) -> dict[int, ProbeRecord]:
-        """Return step times by batch size over all visits, for the largest timed split within `memory_boundary`.
+        """Step times by batch size over all visits, for the largest timed split within `memory_boundary`.
 
         Sizes without a split within the boundary are left out.
         """
@@ -110,7 +110,7 @@ class ProbeStore(StorePart):
 
     @patiently
     def step_times(self, study: str) -> list[ProbeRecord]:
-        """Return all splits' step times, oldest first."""
+        """All splits' step times, oldest first."""
         with self._database.reading() as connection:
             return with_intervals(self._step_times(connection, counters(connection, study)))
 
@@ -126,7 +126,7 @@ class ProbeStore(StorePart):
     def timed(
         self, connection: Connection, study_id: int, trials: Sequence[TrialRecord], now: Counters | None = None
     ) -> list[TrialRecord]:
-        """Return trials with steps × the step time over all visits.
+        """Trials with steps × the step time over all visits.
 
         Trials with another model keep their stored product: only the default's model was timed.
         """
@@ -140,7 +140,7 @@ class ProbeStore(StorePart):
 
     @patiently
     def memory_boundary(self, study: str, environment: Environment | None = None) -> MemoryBoundary:
-        """Return the micro-batch sizes that fit; default: the largest device a trial ran on.
+        """Micro-batch sizes that fit; default: the largest device a trial ran on.
 
         Probes and out-of-memory trials count. A size with a single out-of-memory trial is ignored if a later probe in a
         separate process fitted this or a larger size. Sizes too large count from devices with at least as much memory;
@@ -180,7 +180,7 @@ class ProbeStore(StorePart):
 
     @patiently
     def memory(self, study: str, environment: Environment) -> list[MemoryUse]:
-        """Return memory probes of equal devices by micro-batch size."""
+        """Memory probes of equal devices by micro-batch size."""
         with self._database.reading_study(study) as (connection, study_id):
             query = MEMORY.where(
                 ProbeRow.study_id == study_id,
@@ -204,7 +204,7 @@ class ProbeStore(StorePart):
 
     @patiently
     def noise(self, study: str) -> list[NoiseMeasurement]:
-        """Return noise scales, newest first."""
+        """Noise scales, newest first."""
         with self._database.reading_study(study) as (connection, study_id):
             query = NOISE.where(ProbeRow.study_id == study_id)
             return [from_columns(NoiseMeasurement, row) for row in connection.execute(query).mappings()]
@@ -222,7 +222,7 @@ class ProbeStore(StorePart):
     def branches(
         self, study: str, environment: Environment, digests: Collection[str] | None = None
     ) -> list[BranchMeasurement]:
-        """Return branches, oldest first; ``digests`` limits them."""
+        """Branches, oldest first; ``digests`` limits them."""
         columns = [BranchRow.__table__.c[name] for name in column_types(BranchMeasurement)]
         with self._database.reading_study(study) as (connection, study_id):
             query = select(*columns).where(BranchRow.study_id == study_id).order_by(BranchRow.id)

@@ -184,19 +184,19 @@ class QueueStore(StorePart):
 
     @patiently
     def submissions(self) -> list[Submission]:
-        """Return submissions in order of arrival."""
+        """Submissions in order of arrival."""
         with self._database.reading() as connection:
             return [submission_record(row) for row in connection.execute(SUBMISSIONS).mappings()]
 
     @patiently
     def submission(self, name: str) -> Submission:
-        """Return a submission."""
+        """A submission."""
         with self._database.reading() as connection:
             return _submission(connection, name)
 
     @patiently
     def unsettled(self) -> dict[str, list[int]]:
-        """Return the running and paused trials that workers left in cancelled studies.
+        """Running and paused trials that workers left in cancelled studies.
 
         Trials that were started outside the queue do not count.
         """
@@ -234,7 +234,7 @@ class QueueStore(StorePart):
 
     @patiently
     def waiting(self) -> list[str]:
-        """Return submissions to serve, in order."""
+        """Submissions to serve, in order."""
         with self._database.reading() as connection:
             return [one.name for one in _waiting(connection)]
 
@@ -251,7 +251,7 @@ class QueueStore(StorePart):
 
     @patiently
     def workers(self) -> list[WorkerRecord]:
-        """Return workers, most recently seen first."""
+        """Workers, most recently seen first."""
         with self._database.reading() as connection:
             time = now(connection)
             return [worker_record(row, time, SEEN_WITHIN_S) for row in connection.execute(WORKERS).mappings()]
@@ -267,7 +267,7 @@ class QueueStore(StorePart):
 
     @patiently
     def begin_shift(self, worker: str, eligible: Collection[str]) -> Submission | None:
-        """Return the submission that a worker serves next, or None.
+        """Submission that a worker serves next, or None.
 
         A worker keeps its waiting submission: an earlier try was committed, or the end of the shift was lost.
         """

@@ -125,6 +125,6 @@ class Store(Database):
 
     @patiently
     def time(self) -> datetime:
-        """Return the database's time."""
+        """The database's time."""
         with self.reading() as connection:
             return now(connection)

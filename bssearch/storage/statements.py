@@ -239,7 +239,7 @@ def trial_record(row: RowMapping) -> TrialRecord:
 
 
 def stored_trial(connection: Connection, study: str, study_id: int, number: int) -> TrialRecord:
-    """Return a trial."""
+    """A trial."""
     known = number <= LARGEST_NUMBER
     row = connection.execute(_TRIAL, {"study_id": study_id, "number": number}).mappings().first() if known else None
     if row is None:
@@ -250,7 +250,7 @@ def stored_trial(connection: Connection, study: str, study_id: int, number: int)
 def trial_ids_of(
     connection: Connection, study: str, study_id: int, numbers: Collection[int], owner: str | None = None
 ) -> dict[int, int]:
-    """Return ids by number.
+    """Ids by number.
 
     With ``owner``, lock the trials until the transaction ends, and return only those that it runs.
     """
@@ -268,12 +268,12 @@ def holds_claim(connection: Connection, study_id: int, name: str, owner: str) ->
 
 
 def trial_id_of(connection: Connection, study: str, study_id: int, number: int) -> int:
-    """Return a trial's id."""
+    """A trial's id."""
     return trial_ids_of(connection, study, study_id, [number])[number]
 
 
 def no_trial(connection: Connection, study: str, study_id: int, number: int) -> NotFoundError:
-    """Return the error with the valid numbers."""
+    """Error with the valid numbers."""
     low, high = connection.execute(
         select(func.min(TrialRow.number), func.max(TrialRow.number)).where(TrialRow.study_id == study_id)
     ).one()
@@ -282,7 +282,7 @@ def no_trial(connection: Connection, study: str, study_id: int, number: int) -> 
 
 
 def no_study(connection: Connection, name: str) -> NotFoundError:
-    """Return the error with similar names."""
+    """Error with similar names."""
     names = connection.scalars(select(StudyRow.name).order_by(StudyRow.name)).all()
     near = difflib.get_close_matches(name, names, n=3)
     guess = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
@@ -369,7 +369,7 @@ class Counters:
 
 
 def counters(connection: Connection, study: str | int) -> Counters:
-    """Return a study's counters."""
+    """A study's counters."""
     query, value = (_OF_ID, study) if isinstance(study, int) else (_OF_NAME, study)
     row = connection.execute(query, {"study": value}).first()
     if row is None:
@@ -378,7 +378,7 @@ def counters(connection: Connection, study: str | int) -> Counters:
 
 
 def changes(connection: Connection, study: str, since: int) -> tuple[Changes, Counters]:
-    """Return the changes since a revision (0: all) and the counters."""
+    """Changes since a revision (0: all) and the counters."""
     row = counters(connection, study)
     # A revision above the study's is from a deleted study of the same name.
     is_rewritten = since < row.rewritten_at_revision or since > row.revision

@@ -82,7 +82,7 @@ class StudyStore(StorePart):
 
     @patiently
     def get(self, name: str) -> StudyRecord:
-        """Return a study."""
+        """A study."""
         found = self.find(name)
         if found is None:
             with self._database.reading() as connection:
@@ -91,7 +91,7 @@ class StudyStore(StorePart):
 
     @patiently
     def find(self, name: str) -> StudyRecord | None:
-        """Return a study, or None."""
+        """Study, or None."""
         with self._database.reading() as connection:
             self._database.asked.update(
                 connection.execute(select(StudyRow.name, StudyRow.id).where(StudyRow.name == name)).all()
@@ -101,13 +101,13 @@ class StudyStore(StorePart):
 
     @patiently
     def summaries(self) -> list[StudySummary]:
-        """Return all studies with counts, oldest first."""
+        """All studies with counts, oldest first."""
         with self._database.reading() as connection:
             return [study_summary(row) for row in connection.execute(STUDIES).mappings()]
 
     @patiently
     def all(self) -> list[StudyRecord]:
-        """Return all studies, oldest first."""
+        """All studies, oldest first."""
         with self._database.reading() as connection:
             return [study_record(row) for row in connection.execute(STUDY.order_by(StudyRow.id)).mappings()]
 
@@ -193,7 +193,7 @@ class FindingStore(StorePart):
 
     @patiently
     def stamp(self, study: str) -> str:
-        """Return a digest of trials, probes and spec."""
+        """Digest of trials, probes and spec."""
         with self._database.reading_study(study) as (connection, study_id):
             return _stamp(connection, study_id)
 
@@ -214,7 +214,7 @@ class FindingStore(StorePart):
 
     @patiently
     def age_seconds(self, study: str) -> float:
-        """Return the answer's age, or infinity."""
+        """The answer's age, or infinity."""
         with self._database.looking() as connection:
             query = select(FindingRow.found_at).where(FindingRow.study_id == self._database.study_id(connection, study))
             found_at = connection.scalar(query)
@@ -222,14 +222,14 @@ class FindingStore(StorePart):
 
     @patiently
     def last(self, study: str) -> Mapping[str, Any] | None:
-        """Return the last answer, even if outdated."""
+        """Last answer, even if outdated."""
         with self._database.looking() as connection:
             query = select(FindingRow.answer).where(FindingRow.study_id == self._database.study_id(connection, study))
             return connection.scalar(query)
 
     @patiently
     def current(self, study: str) -> Mapping[str, Any] | None:
-        """Return the answer; None if missing or outdated."""
+        """The answer; None if missing or outdated."""
         with self._database.reading_study(study) as (connection, study_id):
             stored = connection.execute(
                 select(FindingRow.stamp, FindingRow.answer).where(FindingRow.study_id == study_id)

@@ -53,7 +53,7 @@ _ADDED = insert(TrialRow.__table__)
 
 
 def archived(name: str) -> UsageError:
-    """Return the error for an archived study."""
+    """Error for an archived study."""
     return UsageError(
         f"the study {name!r} is archived and accepts no trials", hint=f"bssearch study archive {name} --undo"
     )
@@ -222,7 +222,7 @@ class TrialStore(StorePart):
     def of(
         self, study: str, *, phase: Phase | None = None, states: Collection[TrialState] | None = None
     ) -> list[TrialRecord]:
-        """Return trials by number, of one phase or some states."""
+        """Trials by number, of one phase or some states."""
         with self._database.reading_study(study) as (connection, study_id):
             query = TRIALS.where(TrialRow.study_id == study_id)
             if phase is not None:
@@ -234,21 +234,21 @@ class TrialStore(StorePart):
 
     @patiently
     def get(self, study: str, number: int) -> TrialRecord:
-        """Return a trial."""
+        """A trial."""
         with self._database.reading_study(study) as (connection, study_id):
             [found] = self._probes.timed(connection, study_id, [stored_trial(connection, study, study_id, number)])
             return found
 
     @patiently
     def changes(self, study: str, since: int) -> Changes:
-        """Return trials that changed after a revision (0: all)."""
+        """Trials that changed after a revision (0: all)."""
         with self._database.reading() as connection:
             found, now = changes(connection, study, since)
             return replace(found, trials=self._probes.timed(connection, now.study_id, found.trials, now))
 
     @patiently
     def seconds_at_rest(self, study: str) -> float:
-        """Return the seconds since a trial started or ended, else since the study began."""
+        """Seconds since a trial started or ended, else since the study began."""
         with self._database.reading_study(study) as (connection, study_id):
             trials = select(func.max(TrialRow.created_at), func.max(TrialRow.ended_at))
             last = connection.execute(trials.where(TrialRow.study_id == study_id)).one()
@@ -257,7 +257,7 @@ class TrialStore(StorePart):
 
     @patiently
     def spec(self, study: str, number: int) -> Mapping[str, object] | None:
-        """Return the spec that started a trial, or None."""
+        """Spec that started a trial, or None."""
         with self._database.reading_study(study) as (connection, study_id):
             query = (
                 select(SpecRow.spec)
@@ -268,7 +268,7 @@ class TrialStore(StorePart):
 
     @patiently
     def environment(self, study: str, number: int) -> Environment | None:
-        """Return a trial's environment, or None."""
+        """A trial's environment, or None."""
         with self._database.reading_study(study) as (connection, study_id):
             place = TrialRow.study_id == study_id, TrialRow.number == number
             query = ENVIRONMENTS.join(TrialRow, TrialRow.environment_id == EnvironmentRow.id)
@@ -277,7 +277,7 @@ class TrialStore(StorePart):
 
     @patiently
     def environments(self, study: str) -> dict[int, Environment]:
-        """Return the environment of each started trial."""
+        """Environment of each started trial."""
         with self._database.reading_study(study) as (connection, study_id):
             query = ENVIRONMENTS.add_columns(EnvironmentRow.id)
             trials = select(TrialRow.number, TrialRow.environment_id).where(
@@ -290,7 +290,7 @@ class TrialStore(StorePart):
 
     @patiently
     def torch_versions(self, study: str) -> list[str]:
-        """Return torch versions, earliest trial first."""
+        """Torch versions, earliest trial first."""
         with self._database.reading_study(study) as (connection, study_id):
             query = (
                 select(EnvironmentRow.torch_version)
@@ -343,14 +343,14 @@ class TrialStore(StorePart):
 
     @patiently
     def observations(self, study: str, number: int) -> list[Observation]:
-        """Return a trial's observations by step."""
+        """A trial's observations by step."""
         with self._database.reading_study(study) as (connection, study_id):
             trial_id_of(connection, study, study_id, number)
         return self.curves(study, [number])[number]
 
     @patiently
     def curves(self, study: str, numbers: Collection[int]) -> dict[int, list[Observation]]:
-        """Return trials' observations by step."""
+        """Trials' observations by step."""
         found: dict[int, list[Observation]] = {number: [] for number in numbers}
         with self._database.reading_study(study) as (connection, study_id):
             query = OBSERVATIONS.where(TrialRow.study_id == study_id, TrialRow.number.in_(found))
@@ -360,7 +360,7 @@ class TrialStore(StorePart):
 
     @patiently
     def evaluations(self, study: str, numbers: Collection[int]) -> dict[int, list[tuple[float, float]]]:
-        """Return trials' (train seconds, metric) pairs by step."""
+        """Trials' (train seconds, metric) pairs by step."""
         found: dict[int, list[tuple[float, float]]] = {number: [] for number in numbers}
         with self._database.looking() as connection:
             of = {"study_id": self._database.study_id(connection, study), "numbers": list(found)}
@@ -370,7 +370,7 @@ class TrialStore(StorePart):
 
     @patiently
     def observation_count(self, study: str) -> int:
-        """Return the number of observations."""
+        """Number of observations."""
         with self._database.reading_study(study) as (connection, study_id):
             query = select(func.count()).select_from(ObservationRow).join(TrialRow)
             return connection.execute(query.where(TrialRow.study_id == study_id)).scalar_one()
@@ -386,7 +386,7 @@ class TrialStore(StorePart):
 
     @patiently
     def log(self, study: str, number: int) -> str | None:
-        """Return a trial's log, or None."""
+        """A trial's log, or None."""
         with self._database.reading_study(study) as (connection, study_id):
             trial_id = trial_id_of(connection, study, study_id, number)
             return connection.scalar(select(LogRow.text).where(LogRow.trial_id == trial_id))
@@ -400,7 +400,7 @@ IsAlive = Callable[[str], bool | None]
 
 
 def ended_by(connection: Connection) -> datetime:
-    """Return the time up to which leases have expired; never soon after a server's start."""
+    """Time up to which leases have expired; never soon after a server's start."""
     time, started = connection.execute(select(database_now(), database_started())).one()
     if started is not None and time < started + timedelta(seconds=RESTART_GRACE_S):
         return datetime.min.replace(tzinfo=UTC)
@@ -493,7 +493,7 @@ class LeaseStore(StorePart):
 
     @patiently
     def ends(self, study: str) -> dict[str, datetime]:
-        """Return each owner's latest lease end."""
+        """Each owner's latest lease end."""
         found: dict[str, datetime] = {}
         with self._database.reading_study(study) as (connection, study_id):
             rows = [

@@ -42,7 +42,7 @@ OLDEST = (1, 0, 13)  # the oldest supported timm
 
 
 def timm_optimizers(name: str) -> ModuleType:
-    """Return ``timm.optim``; `LaunchError` if missing or old."""
+    """``timm.optim``; `LaunchError` if missing or old."""
     oldest = ".".join(map(str, OLDEST))
     hint = "pip install 'bssearch[optimizers]'"
     try:

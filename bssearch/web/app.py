@@ -82,7 +82,7 @@ class Access:
 
     @classmethod
     def of(cls, host: str, port: int, *, token: str | None, names: Collection[str] = ()) -> Access:
-        """Return the access of a server; ``names`` are further accepted names."""
+        """Access of a server; ``names`` are further accepted names."""
         known = {host, *names}
         if is_loopback(host):
             known |= {*LOOPBACK_NAMES}
@@ -126,7 +126,7 @@ class Access:
 
 
 def new_token() -> str:
-    """Return a random token."""
+    """A random token."""
     return secrets.token_urlsafe(TOKEN_BYTES)
 
 
@@ -237,7 +237,7 @@ log = logging.getLogger("bssearch.web")
 
 
 def create_app(databases: Databases, access: Access) -> Starlette:
-    """Return the application that serves databases."""
+    """Application that serves databases."""
     pages = _Pages(databases)
     return Starlette(
         routes=[
@@ -269,7 +269,7 @@ class _Pages:
         }
 
     def endpoint(self, page: Page) -> Callable[[Request], Awaitable[Response]]:
-        """Return an endpoint; requests run in `THREADS` threads."""
+        """An endpoint; requests run in `THREADS` threads."""
 
         def answer(request: Request) -> Response:
             try:
@@ -295,7 +295,7 @@ class _Pages:
         return answer_in_a_thread
 
     def refusal(self, status: int, message: str, hint: str) -> Response:
-        """Return a refusal without database content."""
+        """Refusal without database content."""
         values = {"status": status, "message": message, "hint": hint, "asks_token": status == 401}
         refused = self._page("refused.html", status, values)
         if status == 405:

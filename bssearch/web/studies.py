@@ -54,7 +54,7 @@ def studies_page(asked: PageRequest) -> Answered:
 
 
 def study_filter(asked: PageRequest) -> StudyFilter:
-    """Return a query's filter."""
+    """A query's filter."""
     return StudyFilter.of(**{name: asked.text(name) for name in FILTERS})
 
 
@@ -169,7 +169,7 @@ class StudyProgress:
 
 
 def version_of(store: Store, name: str) -> str:
-    """Return a value that changes with a study's content and running evaluations."""
+    """Value that changes with a study's content and running evaluations."""
     running = [trial.number for trial in store.trials.of(name, states=[TrialState.RUNNING])]
     seen = {number: len(curve) for number, curve in store.trials.evaluations(name, running).items()} if running else {}
     found = {part: value for part, value in (store.findings.last(name) or {}).items() if part != "answer"}
@@ -179,7 +179,7 @@ def version_of(store: Store, name: str) -> str:
 
 
 def progress(store: Store, study: StudyRecord, trials: Sequence[TrialRecord]) -> StudyProgress:
-    """Return progress with the curves of running trials, else of the latest ended ones."""
+    """Progress with the curves of running trials, else of the latest ended ones."""
     found = status(store, study.name, trials)
     running = [trial for trial in trials if trial.state is TrialState.RUNNING]
     drawn = (running or [trial for trial in trials if trial.state.is_finished])[-MOST_CURVES:]
@@ -246,20 +246,20 @@ def study_page(asked: PageRequest) -> Answered:
 
 
 def study_version(asked: PageRequest) -> str:
-    """Return a value that changes with every trial and evaluation."""
+    """Value that changes with every trial and evaluation."""
     with asked.databases.study(asked.study, asked.database) as store:
         return version_of(store, asked.study)
 
 
 def answer_document(asked: PageRequest) -> Answered:
-    """Return the answer of ``best --format json``."""
+    """Answer of ``best --format json``."""
     with asked.databases.study(asked.study, asked.database) as store:
         found: Answer = answer(store, asked.study)
     return Document(found.model_dump(mode="json"))
 
 
 def about_study(asked: PageRequest, far: StudyProgress | None = None) -> dict[str, Any]:
-    """Return the values common to a study's pages."""
+    """Values common to a study's pages."""
     return {"study": asked.study, "db": asked.database, "progress": far}
 
 

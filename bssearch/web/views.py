@@ -28,7 +28,7 @@ class Databases:
 
     @contextmanager
     def study(self, name: str, number: str | None = None) -> Iterator[Store]:
-        """Return the store with a study; ``number`` selects one of several.
+        """Store with a study; ``number`` selects one of several.
 
         Raises `NotFoundError` if no store has it, `UsageError` if several do.
         """
@@ -39,7 +39,7 @@ class Databases:
                 yield store
 
     def number_of(self, database: str) -> int | None:
-        """Return a database's number, None if it is the only one."""
+        """A database's number, None if it is the only one."""
         return self.names.index(database) + 1 if len(self.names) > 1 and database in self.names else None
 
     def _numbered(self, stores: Sequence[Store], number: str) -> Store:
@@ -50,7 +50,7 @@ class Databases:
 
 
 def numbered(stores: Sequence[Store], number: str) -> Store | None:
-    """Return the store with a number from 1, or None."""
+    """Store with a number from 1, or None."""
     is_number = number.isascii() and number.isdecimal() and 1 <= int(number[:9]) <= len(stores)
     return stores[int(number[:9]) - 1] if is_number else None
 
@@ -78,11 +78,11 @@ class PageRequest:
         return self.query.get(NUMBER) or None
 
     def text(self, name: str) -> str | None:
-        """Return a query value; None if empty or missing."""
+        """A query value; None if empty or missing."""
         return self.query.get(name, "").strip() or None
 
     def count(self, name: str, default: int | None = None, *, least: int = 1, most: int = 2**31 - 1) -> int | None:
-        """Return an integer from the query."""
+        """Integer from the query."""
         given = self.text(name)
         if given is None:
             return default
@@ -92,7 +92,7 @@ class PageRequest:
         return number
 
     def one_of(self, name: str, known: Mapping[str, Any]) -> Any:
-        """Return the ``known`` entry of a query value, None if absent."""
+        """``known`` entry of a query value, None if absent."""
         given = self.text(name)
         if given is None:
             return None

@@ -119,10 +119,10 @@ class Workload(Protocol):
     """Metrics of `evaluate`, with bounds and the value of guessing; `load` may refine them."""
 
     def load(self, device: torch.device) -> Data:
-        """Return the three parts on ``device`` (the CPU), independent of any seed; called once per worker."""
+        """Three parts on ``device`` (the CPU), independent of any seed; called once per worker."""
 
     def build_model(self, *, dropout: float) -> torch.nn.Module:
-        """Return a freshly initialised model on the CPU; bssearch has set the seed.
+        """Freshly initialised model on the CPU; bssearch has set the seed.
 
         Parameters under ``space.model`` are further keywords: ``build_model(dropout=0.1, hidden=64)``.
         """
@@ -135,13 +135,13 @@ class Workload(Protocol):
         *,
         label_smoothing: float,
     ) -> torch.Tensor | WeightedLoss:
-        """Return the mean training loss over a (micro-)batch, a differentiable scalar tensor.
+        """Mean training loss over a (micro-)batch, a differentiable scalar tensor.
 
         Return a `WeightedLoss` if samples weigh unequally. Parameters under ``space.loss`` are further keywords.
         """
 
     def evaluate(self, model: torch.nn.Module, part: Part) -> Mapping[str, float]:
-        """Return each metric over a whole part; the model is in evaluation mode, without gradients."""
+        """Each metric over a whole part; the model is in evaluation mode, without gradients."""
 
 
 TAKES = {"model": "build_model", "loss": "loss"}  # the method that takes each group's own parameters
@@ -196,7 +196,7 @@ def resolve(name: str, settings: Mapping[str, Any], folder: Path) -> Workload:
 
 
 def found_attribute(name: str, folder: Path) -> Any:
-    """Return the object at ``package.module:attribute`` or ``path/file.py:attribute``."""
+    """Object at ``package.module:attribute`` or ``path/file.py:attribute``."""
     location, _, attribute = name.rpartition(":")
     is_file = location.endswith(".py")
     module = import_file(name, folder / location) if is_file else _import_module(name, location, folder)

@@ -108,7 +108,7 @@ class Part:
         return Part(moved(self.inputs, device), moved(self.targets, device))
 
     def gather(self, rows: torch.Tensor) -> Batch:
-        """Return (inputs, targets) of rows (samples,), in order."""
+        """(inputs, targets) of rows (samples,), in order."""
         return _cut(self.inputs, rows), _cut(self.targets, rows)
 
     def chunks(self, size: int) -> Iterator[Batch]:

@@ -36,7 +36,7 @@ _DIGITS = 16  # of the recipe's digest in the file name
 
 
 def pretrained(name: str, made_of: Sequence[bytes], make: Callable[[], Weights]) -> Weights:
-    """Return the weights from ``make``, or from the cache.
+    """Weights from ``make``, or from the cache.
 
     ``made_of``: code, and digests of data, that decide the weights. ``make`` runs in one thread with a fixed seed, so
     that all processes make the same weights.

@@ -30,7 +30,7 @@ class Block(nn.Module):
         self.hidden_dropout = nn.Dropout(hidden_dropout)
 
     def forward(self, stream: torch.Tensor) -> torch.Tensor:
-        """Return the stream (samples, positions, width)."""
+        """Stream (samples, positions, width)."""
         stream = stream + self.dropout(self._attend(self.attention_norm(stream)))
         hidden = self.hidden_dropout(functional.gelu(self.mlp_in(self.mlp_norm(stream))))
         added: torch.Tensor = self.dropout(self.mlp_out(hidden))
@@ -45,7 +45,7 @@ class Block(nn.Module):
 
 
 def blocks_of(model: nn.Module) -> Sequence[nn.Module]:
-    """Return a transformer's blocks."""
+    """A transformer's blocks."""
     return [module for module in model.modules() if isinstance(module, Block)]
 
 

@@ -37,7 +37,7 @@ class Question(Model):
 
     @property
     def in_words(self) -> dict[str, str]:
-        """Return the fields in words."""
+        """Fields in words."""
         return {
             "workload": self.workload,
             "target": f"{self.metric} {self.goal.sign} {self.target:g}",
@@ -57,7 +57,7 @@ class Finding:
 
     @property
     def acceptable(self) -> set[int]:
-        """Return the batch sizes within 5 % of the best."""
+        """Batch sizes within 5 % of the best."""
         low, high = self.answer.flat_range
         flat = {row.batch_size for row in self.answer.batches if low <= row.batch_size <= high}
         return {self.answer.optimal.batch_size, *flat, *self.answer.tied}
@@ -69,7 +69,7 @@ class Finding:
 
     @property
     def question(self) -> Question:
-        """Return the question of the answer."""
+        """Question of the answer."""
         target = self.answer.target
         return Question(
             workload=_without_folder(str(self.study.spec.get("workload", ""))),
@@ -166,7 +166,7 @@ def labelled(found: Sequence[Finding]) -> list[tuple[str, Finding]]:
 
 
 def in_database(found: Finding) -> str:
-    """Return the study's name with its database."""
+    """The study's name with its database."""
     return f"{found.study.name} in {found.database}"
 
 
@@ -189,7 +189,7 @@ def _of_one_question(named: Sequence[tuple[str, Finding]]) -> QuestionAgreement:
 
 
 def _common_size(found: Sequence[Finding]) -> int | None:
-    """Return the size that most recommend and all accept, tried ones first."""
+    """Size that most recommend and all accept, tried ones first."""
     recommended = Counter(one.answer.optimal.batch_size for one in found)
     known = set().union(*(one.acceptable | set(one.answer.flat_range) for one in found))
     common = [size for size in known if all(one.accepts(size) for one in found)]
@@ -293,7 +293,7 @@ def _short(value: object) -> str:
 
 
 def in_words(agreement: Agreement) -> list[str]:
-    """Return sentences on the agreement."""
+    """Sentences on the agreement."""
     asked = agreement.questions
     if len(asked) == 1:
         return [_told_of(asked[0])]
@@ -375,7 +375,7 @@ def best_across(
     objective: str | None = None,
     precision: str | None = None,
 ) -> AcrossAnswer:
-    """Return all matching studies' answers, and whether they agree.
+    """All matching studies' answers, and whether they agree.
 
     Archived studies are left out. ``db`` is one URL or several. Raises `UsageError` without a condition,
     `NotFoundError`, `TargetNotReachedError` without any answer, `DatabaseError`.
@@ -388,7 +388,7 @@ def best_across(
 
 
 def answers_in(stores: Sequence[Store], asked: StudyFilter) -> AcrossAnswer:
-    """Return the answers from open stores; see `best_across`."""
+    """Answers from open stores; see `best_across`."""
     listed: list[StudyRecord] = []
     found: list[tuple[StudyAnswer, Finding | None]] = []
     for store in stores:
@@ -460,7 +460,7 @@ def _answered(store: Store, study: StudyRecord) -> tuple[StudyAnswer, Finding | 
 
 
 def answered_row(one: StudyAnswer) -> dict[str, Any]:
-    """Return a study's answer as a row."""
+    """A study's answer as a row."""
     row = {"study": one.study, "database": one.database, "device": one.device, "who": one.created_by}
     row["when"] = one.created_at[:10]
     if one.optimal is None or one.flat_range is None:

@@ -39,7 +39,7 @@ def study_in(urls: Sequence[str] | None, given: str | None) -> Iterator[tuple[St
 
 
 def found_study(stores: Sequence[Store], given: str | None) -> tuple[Store, str]:
-    """Return the store and name of the given or only study.
+    """Store and name of the given or only study.
 
     With one store a name is not looked up. Raises `NotFoundError`, or `UsageError` if ambiguous.
     """
@@ -136,7 +136,7 @@ class StudyFilter:
 
     @property
     def conditions(self) -> Mapping[str, Callable[[StudyRecord], bool]]:
-        """Return the given conditions by name."""
+        """Given conditions by name."""
         asked: dict[str, tuple[object, Callable[[StudyRecord], bool]]] = {
             "workload": (self.workload, lambda study: self.workload in workload_names(study)),
             "device": (self.device, lambda study: str(self.device).lower() in device_of(study).lower()),
@@ -148,7 +148,7 @@ class StudyFilter:
 
     @property
     def in_words(self) -> str:
-        """Return the conditions as options."""
+        """Conditions as options."""
         values = {name: getattr(self, name) for name in self.conditions}
         if self.target is not None:
             values["target"] = f"{self.metric}={self.target:g}" if self.metric else f"{self.target:g}"
@@ -159,7 +159,7 @@ class StudyFilter:
         return not self.unmet(study)
 
     def unmet(self, study: StudyRecord) -> set[str]:
-        """Return the unmet conditions."""
+        """The unmet conditions."""
         return {name for name, holds in self.conditions.items() if not holds(study)}
 
     def _has_target(self, study: StudyRecord) -> bool:
@@ -181,7 +181,7 @@ def target_of(text: str | float) -> tuple[str | None, float]:
 
 
 def workload_names(study: StudyRecord) -> set[str]:
-    """Return the names by which a study's workload may be given.
+    """Names by which a study's workload may be given.
 
     ``tasks/task.py:Task`` is also ``tasks/task.py``, ``task.py:Task``, ``task.py``, ``task`` and ``Task``.
     """
@@ -200,17 +200,17 @@ def workload_names(study: StudyRecord) -> set[str]:
 
 
 def device_of(study: StudyRecord) -> str:
-    """Return the device's name, empty before the first run."""
+    """The device's name, empty before the first run."""
     return "" if study.environment is None else study.environment.device_name
 
 
 def precision_of(study: StudyRecord) -> str:
-    """Return the actual precision, empty before the first run."""
+    """Actual precision, empty before the first run."""
     return "" if study.environment is None else study.environment.precision
 
 
 def nothing_matches(asked: StudyFilter, studies: Sequence[StudyRecord]) -> NotFoundError:
-    """Return the error for no match, with existing values."""
+    """Error for no match, with existing values."""
     if not studies:
         return NotFoundError("there is no study yet", hint="bssearch run SPEC makes one; --db names another database")
     there_are = "; ".join(_there_are(asked, studies))

@@ -133,7 +133,7 @@ def submit_study(
 
 
 def why_not_offered(workers: Sequence[WorkerRecord], template: str, values: Mapping[str, Value]) -> UsageError | None:
-    """Return why all workers reject the values, or None."""
+    """Why all workers reject the values, or None."""
     offers = [worker for worker in workers if template in worker.templates]
     if workers and not offers:
         known = ", ".join(sorted({name for worker in workers for name in worker.templates})) or "none"
@@ -186,7 +186,7 @@ def _leaves(path: Path, data: Mapping[Any, Any], prefix: str = "") -> Iterator[t
 
 
 def checked_value(key: str, value: Any, where: str) -> Value:
-    """Return a submission's value; raise `SpecError` for a wrong type or key."""
+    """A submission's value; raise `SpecError` for a wrong type or key."""
     field = key.split(".")[0]
     if field in OFFERS_NONE:
         raise SpecError(f"{where}: {key} cannot be submitted: {field} is the worker's operator's")
@@ -242,7 +242,7 @@ class QueueListing(BaseModel):
 
 
 def queued_studies(store: Store, *, everything: bool = False) -> QueueListing:
-    """Return the queue; ``everything`` adds finished submissions and departed workers."""
+    """The queue; ``everything`` adds finished submissions and departed workers."""
     places = {name: number for number, name in enumerate(store.queue.waiting(), start=1)}
     counts = {one.name: one for one in store.studies.summaries()}
     workers = store.queue.workers()

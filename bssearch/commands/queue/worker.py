@@ -131,7 +131,7 @@ class End:
     failed_here: bool = False  # may recur on this machine, so repetition lengthens the time
 
     def alone_after(self, failures: int) -> float:
-        """Return the seconds to skip after ``failures`` in a row."""
+        """Seconds to skip after ``failures`` in a row."""
         return min(REFUSED_FOR_S, self.alone_seconds * LONGER ** (failures - 1)) if failures else self.alone_seconds
 
 
@@ -146,7 +146,7 @@ class Meter(Listener):
         self._used = 0.0
 
     def take(self) -> float:
-        """Return slot seconds since the last call."""
+        """Slot seconds since the last call."""
         with self._lock:
             self._count()
             used, self._used = self._used, 0.0
@@ -208,7 +208,7 @@ class ServedStudy:
 
 
 def ended_by(error: BaseException) -> End:
-    """Return the end for an error: a bad request ends the submission, problems of this machine do not."""
+    """End for an error: a bad request ends the submission, problems of this machine do not."""
     said = str(error)
     ends: dict[type[BaseException] | tuple[type[BaseException], ...], End] = {  # the first match counts
         (InterruptedRunError, KeyboardInterrupt): End(SubmissionState.WAITING),
@@ -254,7 +254,7 @@ class Serving:
 
     @property
     def overrides(self) -> tuple[str, ...]:
-        """Return overrides as for ``--set``."""
+        """Overrides as for ``--set``."""
         slots = () if self.slots is None else (f"executor.slots={self.slots}",)
         return slots if self.device is None else (*slots, f"executor.device={self.device}")
 

@@ -91,7 +91,7 @@ LIBRARIES: Mapping[str, tuple[str, tuple[int, ...]]] = {
 
 
 def boards_of(spec: StudySpec) -> tuple[str, ...]:
-    """Return the boards of the spec, then of ``BSSEARCH_LOG``."""
+    """Boards of the spec, then of ``BSSEARCH_LOG``."""
     names = [name.strip() for name in os.environ.get(LOG_VARIABLE, "").split(",") if name.strip()]
     for name in names:
         if not registry.is_known("boards", name):

@@ -91,7 +91,7 @@ class TensorBoard:
 
 
 def study_folder(root: Path, name: str, mark: str) -> Path:
-    """Return the folder: the name, with the mark if another study has it."""
+    """Folder: the name, with the mark if another study has it."""
     safe = re.sub(r"[^A-Za-z0-9_.-]", "_", name).lstrip(".") or "study"
     for folder in (root / safe, root / f"{safe}-{mark}"):
         folder.mkdir(parents=True, exist_ok=True)

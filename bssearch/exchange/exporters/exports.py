@@ -104,7 +104,7 @@ def require_parquet() -> None:
 
 
 def export_table(store: Store, name: str) -> tuple[list[str], list[dict[str, Any]]]:
-    """Return columns and rows of trials with dotted names; ``trials --format json`` has fewer columns."""
+    """Columns and rows of trials with dotted names; ``trials --format json`` has fewer columns."""
     places = store.trials.environments(name)
     return flat_table([_row(name, trial, places.get(trial.number)) for trial in store.trials.of(name)])
 
@@ -128,7 +128,7 @@ def write_observations(file: TextIO, observations: Iterable[tuple[int, Observati
 
 
 def typed_frame(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """Return a data frame typed by the records' fields, else by values."""
+    """Data frame typed by the records' fields, else by values."""
     import pandas as pd
 
     found: dict[str, pd.Series[Any]] = {}
@@ -140,7 +140,7 @@ def typed_frame(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> pd
 
 
 def column_type(column: str, values: Sequence[Any]) -> str:
-    """Return a column's pandas type: as declared if the values fit, else by values.
+    """A column's pandas type: as declared if the values fit, else by values.
 
     Mixed numbers and integers beyond 64 bits become floats, other mixtures text.
     """
@@ -207,7 +207,7 @@ def export_curves(store: Store, name: str, file: str | None = None) -> Exported:
 
 
 def recorded_table(store: Store, name: str) -> RecordedTable:
-    """Return finished search trials with curves; a trial stopped early ends there when replayed.
+    """Finished search trials with curves; a trial stopped early ends there when replayed.
 
     Raises `UsageError` without curves.
     """
@@ -229,7 +229,7 @@ def recorded_table(store: Store, name: str) -> RecordedTable:
 
 
 def search_trials(store: Store, name: str) -> list[TrialRecord]:
-    """Return finished search trials, without repeats."""
+    """Finished search trials, without repeats."""
     return [trial for trial in store.trials.of(name) if trial.phase is Phase.SEARCH and trial.state.is_finished]
 
 

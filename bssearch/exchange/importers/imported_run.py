@@ -28,7 +28,7 @@ MOST_BYTES = 2**26
 
 
 def read_text(path: Path) -> str:
-    """Return a file's text; raise `NotFoundError`, or `UsageError` unless UTF-8."""
+    """A file's text; raise `NotFoundError`, or `UsageError` unless UTF-8."""
     try:
         with path.open("rb") as file:
             data = file.read(MOST_BYTES + 1)
@@ -58,7 +58,7 @@ def integer(text: str, label: str, origin: str, *, low: int, high: int = LARGEST
 
 
 def comma_hint(text: str) -> str | None:
-    """Return what to do with a decimal or thousands comma."""
+    """What to do with a decimal or thousands comma."""
     return "write decimals with a point, without separators of thousands" if "," in text else None
 
 
@@ -178,7 +178,7 @@ def _within_limits(name: str, value: ParameterValue, label: str, origin: str) ->
 
 
 def _split(batch_size: int, parts: Mapping[str, int]) -> tuple[int, int, int]:
-    """Return the factors of `SPLIT`; one micro-batch per device if their product is not the batch size."""
+    """Factors of `SPLIT`; one micro-batch per device if their product is not the batch size."""
     world, micro = parts.get("world_size", 1), parts.get("micro_batch_size")
     accumulation = parts.get("accumulation_steps", 1 if micro is None else max(1, batch_size // (micro * world)))
     micro = micro or max(1, batch_size // (accumulation * world))
@@ -258,7 +258,7 @@ _PARTS = {name: ours for ours, theirs in _ALIASES.items() for name in (ours, *th
 
 @cache
 def part_of_batch(name: str) -> str | None:
-    """Return the batch part that a column means, or None."""
+    """Batch part that a column means, or None."""
     return WORLD if _RAY_WORKERS.search(name) else _PARTS.get(_plain(name))
 
 
@@ -342,7 +342,7 @@ class StepBatches:
 
 
 def step_batches(given: Sequence[GivenBatch], rename: str) -> StepBatches:
-    """Return the batches per step of runs that are all known.
+    """Batches per step of runs that are all known.
 
     ``rename``: a hint to rename ``batch_size``, with ``{}`` for the new name. Raises `UsageError` for an unknown or
     ambiguous batch.
@@ -468,7 +468,7 @@ class Importer(Protocol):
     """
 
     def __call__(self, file: Path, *, name: str | None = None) -> Studies | WholeStudies:
-        """Return studies, to be stored all or none."""
+        """Studies, to be stored all or none."""
 
 
 def import_study(

@@ -32,7 +32,7 @@ class _SeededRun:
 
 
 def find_target(runs: Sequence[ImportedRun], metric: str, value: float | None, goal: Goal) -> tuple[Target, list[str]]:
-    """Return the target and notes; by default the worst final metric that reached it."""
+    """Target and notes; by default the worst final metric that reached it."""
     if value is not None and not math.isfinite(value):
         raise UsageError(f"--target = {value} must be a finite number")
     reached = [run.final_metric for run in runs if run.reached and run.final_metric is not None]
@@ -65,7 +65,7 @@ def make_studies(
     objective: str = TimeToTarget.name,
     default_batch: int | None = None,
 ) -> Studies:
-    """Return a study per device and precision.
+    """Study per device and precision.
 
     A single study is called ``name``; of several, the device follows the name. Without train seconds the objective is
     ``samples_to_target``. Raises `UsageError` if no run has ``default_batch``.

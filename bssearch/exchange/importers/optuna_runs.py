@@ -94,7 +94,7 @@ def is_feasible(trial: FrozenTrial) -> bool:
 
 
 def most_at_once(trials: Sequence[FrozenTrial]) -> int:
-    """Return the largest number of trials that ran at one time."""
+    """Largest number of trials that ran at one time."""
     times = [(one.datetime_start, one.datetime_complete) for one in trials]
     known = [(start, end) for start, end in times if start is not None and end is not None and start < end]
     changes = sorted([*((start, 1) for start, _ in known), *((end, -1) for _, end in known)])
@@ -102,7 +102,7 @@ def most_at_once(trials: Sequence[FrozenTrial]) -> int:
 
 
 def resumed_trials(trials: Sequence[FrozenTrial]) -> frozenset[int]:
-    """Return the numbers of retried trials that may have continued a failed trial: their seconds may be of a part.
+    """Numbers of retried trials that may have continued a failed trial: their seconds may be of a part.
 
     `RetryFailedTrialCallback` may copy the failed trial's reports; its own reports may also begin later.
     """
@@ -120,7 +120,7 @@ def resumed_trials(trials: Sequence[FrozenTrial]) -> frozenset[int]:
 
 
 def checked_seconds(value: Any, name: str, reached: bool, origin: str) -> float | None:
-    """Return seconds of a value in the unit of its name, by default seconds."""
+    """Seconds of a value in the unit of its name, by default seconds."""
     if value is None:
         return None
     found = number(value)
@@ -132,7 +132,7 @@ def checked_seconds(value: Any, name: str, reached: bool, origin: str) -> float 
 
 
 def number(value: Any) -> float | None:
-    """Return a float, or None for other types."""
+    """Float, or None for other types."""
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
@@ -295,7 +295,7 @@ def _objective(found: OptunaTrials, given: RunsObjective | None) -> tuple[RunsOb
 
 
 def _one_objective(found: OptunaTrials, metric: str | None) -> OptunaTrials:
-    """Return a study of the objective ``metric``; the values of others become user attributes of their names."""
+    """Study of the objective ``metric``; the values of others become user attributes of their names."""
     if len(found.directions) == 1:
         return found
     names = list(found.metric_names)
@@ -430,7 +430,7 @@ class _Reader:
         return runs, [*self._taken(trials), *notes]
 
     def _readable(self, ended: Sequence[FrozenTrial]) -> tuple[list[FrozenTrial], list[ImportedRun], list[str]]:
-        """Return trials with their runs, and notes; raise the first `UsageError` if no trial can be read."""
+        """Trials with their runs, and notes; raise the first `UsageError` if no trial can be read."""
         odd: list[UsageError] = []
         given: list[tuple[FrozenTrial, dict[str, ParameterValue], GivenBatch]] = []
         for trial in ended:
@@ -606,7 +606,7 @@ class _Reader:
         return self._done(hit.first_hit_step) / self._end(trial) or None
 
     def _end(self, trial: FrozenTrial) -> float:
-        """Return the last report, or the steps if slightly later, in the unit of `_done`."""
+        """Last report, or the steps if slightly later, in the unit of `_done`."""
         last = self._done(max(trial.intermediate_values))
         if self._steps_name is None or self._is_at_target(self._steps_name):
             return last

@@ -205,7 +205,7 @@ def current_trial(
     steps: int | None = None,
     **parameters: ParameterValue,
 ) -> LoopTrial:
-    """Return the trial to train, and seed all random generators.
+    """Trial to train, and seed all random generators.
 
     Outside a search the given values apply.
 

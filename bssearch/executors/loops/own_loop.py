@@ -314,7 +314,7 @@ class LoopTrial:
         self._assignment.test(evaluate)
 
     def sampler(self, dataset: Any) -> SeededSampler:
-        """Return a sampler for a `DataLoader` with ``batch_size=trial.micro_batch_size``.
+        """Sampler for a `DataLoader` with ``batch_size=trial.micro_batch_size``.
 
         A seed repeats the batches; an incomplete last batch is dropped.
         """

@@ -225,7 +225,7 @@ def fit_made(trial: LoopTrial, made: Trainer) -> None:
 
 
 def both_names(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metrics of ``trainer.evaluate()``, as ``accuracy`` and as ``eval_accuracy``.
+    """Metrics of ``trainer.evaluate()``, as ``accuracy`` and as ``eval_accuracy``.
 
     For the test split: ``trial.test(lambda: both_names(trainer.evaluate(test_data)))``.
     """
@@ -276,7 +276,7 @@ def training_arguments(
     arguments_class: type[TrainingArguments] = TrainingArguments,
     **own: Any,
 ) -> TrainingArguments:
-    """Return the arguments of a Trainer for a trial.
+    """Arguments of a Trainer for a trial.
 
     The trial sets batch sizes, learning rate, seed, and the study's hyperparameters. Without ``max_steps`` and
     ``num_train_epochs`` the learning rate is constant after warmup, and the search ends the trial.

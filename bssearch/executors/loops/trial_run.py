@@ -265,7 +265,7 @@ def unmoved(evaluate: Evaluate) -> Metrics:
 
 
 def kept_random_numbers() -> Callable[[], None]:
-    """Return a function that restores random state."""
+    """Function that restores random state."""
     states = RandomState(_device_of_generators())
     kept = states.state()
     return lambda: states.restore(kept)

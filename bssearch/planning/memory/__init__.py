@@ -11,7 +11,7 @@ __all__ = ["MemoryPlan", "MemoryPlanRequest", "plan_memory"]
 
 @planned(MemoryPlanRequest)
 def plan_memory(asked: MemoryPlanRequest) -> MemoryPlan:
-    """Return a training step's memory per device by term, and the micro-batches that fit.
+    """Training step's memory per device by term, and the micro-batches that fit.
 
     Takes ``parameters``, with a transformer's dimensions for activations, or a ``model`` to trace (see `models`) with
     ``model_settings`` and inputs of ``input_shape``. ``stage`` is ZeRO's.

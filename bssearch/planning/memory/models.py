@@ -45,7 +45,7 @@ class ModelUnderPlan:
 
 
 def build_model(asked: MemoryPlanRequest, mode: FakeTensorMode, dtype: torch.dtype | None = None) -> ModelUnderPlan:
-    """Return a model in training mode with fake tensors; weights of ``dtype`` if given.
+    """Model in training mode with fake tensors; weights of ``dtype`` if given.
 
     Raises `UsageError` if the model is unknown, does not build or needs the network.
     """
@@ -99,7 +99,7 @@ def _blocks(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def real_model(asked: MemoryPlanRequest) -> ModelUnderPlan:
-    """Return a model with real tensors."""
+    """Model with real tensors."""
     try:
         return _maker(asked)
     except BSSearchError:

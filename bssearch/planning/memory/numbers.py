@@ -36,7 +36,7 @@ MOST_SHARDS = 1024  # most devices to propose
 
 
 def plan_numbers(asked: MemoryPlanRequest) -> MemoryPlan:
-    """Return the plan for given parameters; raise `LaunchError` if they alone do not fit."""
+    """Plan for given parameters; raise `LaunchError` if they alone do not fit."""
     fixed, sample = parameter_bytes(asked), _sample(asked)
     check_fits(asked, fixed.least, IN_TABLE)
     largest, safe = _fitting(asked)

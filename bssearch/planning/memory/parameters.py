@@ -107,7 +107,7 @@ class ParameterBytes:
 
 
 def parameter_bytes(asked: MemoryPlanRequest) -> ParameterBytes:
-    """Return the bytes of the parameters on one device."""
+    """Bytes of the parameters on one device."""
     parameters, form = asked.parameters, asked.form
     return ParameterBytes(
         weights=asked.share(parameters * form.weight, 3),
@@ -169,7 +169,7 @@ class SampleBytes:
 
 
 def sample_bytes(model: Transformer, form: NumberFormat, *, checkpointing: bool) -> SampleBytes:
-    """Return a sample's bytes at the end of the forward pass.
+    """A sample's bytes at the end of the forward pass.
 
     With checkpointing: each layer's input (2·s·h in 16 bits: § 5), and the larger of the logits and one recomputed
     layer.
@@ -188,7 +188,7 @@ def sample_bytes(model: Transformer, form: NumberFormat, *, checkpointing: bool)
 
 
 def layer_parameters(model: Transformer) -> int:
-    """Return a layer's parameters: four attention matrices, the MLP's, two norms."""
+    """A layer's parameters: four attention matrices, the MLP's, two norms."""
     shared = (model.kv_heads or model.heads) / model.heads
     attention = 2 * model.hidden**2 * (1 + shared)
     matrices = 3 if model.mlp == "swiglu" else 2

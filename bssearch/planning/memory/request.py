@@ -100,7 +100,7 @@ class MemoryPlan(MemoryOption, Plan):
 
 
 def in_order(terms: Mapping[str, tuple[float, float]]) -> list[Term]:
-    """Return the non-empty terms in the order of `MEANINGS`."""
+    """Non-empty terms in the order of `MEANINGS`."""
     sizes = {name: (round(size), round(slope)) for name, (size, slope) in terms.items()}
     return [
         Term(term=name, bytes=sizes[name][0], bytes_per_sample=sizes[name][1], when=when, meaning=meaning)
@@ -110,7 +110,7 @@ def in_order(terms: Mapping[str, tuple[float, float]]) -> list[Term]:
 
 
 def gib(size: float) -> str:
-    """Return bytes in GiB for people."""
+    """Bytes in GiB for people."""
     return f"{size / GIB:.3g} GiB"
 
 
@@ -205,7 +205,7 @@ DEVICES: Mapping[str, MemoryDevice] = MappingProxyType(
 
 
 def device_named(name: str) -> MemoryDevice:
-    """Return a device by name; `UsageError` lists the nearest names."""
+    """Device by name; `UsageError` lists the nearest names."""
     wanted = name.lower().replace(" ", "-").replace("_", "-").removeprefix("nvidia-")
     wanted = ALIASES.get(wanted, wanted)
     if wanted in DEVICES:
@@ -216,7 +216,7 @@ def device_named(name: str) -> MemoryDevice:
 
 
 def smallest_with(memory_bytes: int, *, bf16: bool = False) -> MemoryDevice | None:
-    """Return the smallest device with these bytes free, or None; ``bf16`` requires bf16."""
+    """Smallest device with these bytes free, or None; ``bf16`` requires bf16."""
     known = [one for one in DEVICES.values() if one.memory_bytes is not None and (one.has_flash or not bf16)]
     fitting = [one for one in known if one.memory_bytes and one.memory_bytes - one.taken_bytes >= memory_bytes]
     return min(fitting, key=lambda one: one.memory_bytes or 0, default=None)
@@ -457,17 +457,17 @@ class MemoryPlanRequest(Request):
         return None if self.memory_bytes is None else self.memory_bytes - self.overhead_bytes
 
     def share(self, size: float, from_stage: int) -> int:
-        """Return one device's share of bytes that ZeRO shards from a stage on (Rajbhandari et al. 2020, § 5)."""
+        """One device's share of bytes that ZeRO shards from a stage on (Rajbhandari et al. 2020, § 5)."""
         return ceil(size / (self.devices or 1)) if (self.stage or 0) >= from_stage else ceil(size)
 
     def fitting(self, largest: Callable[[int], int]) -> tuple[int | None, int | None]:
-        """Return the largest and the safe micro-batch; ``largest`` maps bytes to samples."""
+        """Largest and the safe micro-batch; ``largest`` maps bytes to samples."""
         if self.room_bytes is None or self.headroom_bytes is None:
             return None, None
         return largest(self.room_bytes), largest(self.room_bytes - self.headroom_bytes)
 
     def in_plan(self) -> dict[str, Any]:
-        """Return the fields that a plan repeats."""
+        """Fields that a plan repeats."""
         same = ("precision", "optimizer", "checkpointing", "device", "memory_bytes", "headroom_bytes", "model")
         shards = {"stage": self.stage or 0, "devices": self.devices or 1}
         return {**{name: getattr(self, name) for name in same}, "mixed": self.form.mixed, **shards}

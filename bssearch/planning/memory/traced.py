@@ -59,7 +59,7 @@ class StepLifetimes:
     allocations: Sequence[Allocation]
 
     def accumulating(self) -> StepLifetimes:
-        """Return the step with all gradients present, as from the second micro-batch on."""
+        """Step with all gradients present, as from the second micro-batch on."""
         return replace(
             self,
             allocations=[
@@ -68,13 +68,13 @@ class StepLifetimes:
         )
 
     def events_before_update(self) -> int | None:
-        """Return the number of events before the optimizer's, or None."""
+        """Number of events before the optimizer's, or None."""
         updates = (one.start for one in self.allocations if one.phase == "optimizer" and one.start > self.since)
         first = min(updates, default=None)
         return None if first is None else first - self.since
 
     def live_bytes(self) -> npt.NDArray[np.int64]:
-        """Return the live bytes at each event."""
+        """Live bytes at each event."""
         last = max((one.end or one.start for one in self.allocations), default=0)
         changes = np.zeros(last + 2, dtype=np.int64)
         for one in self.allocations:
@@ -84,7 +84,7 @@ class StepLifetimes:
         return np.cumsum(changes)[self.since :]
 
     def terms_at(self, event: int) -> dict[str, int]:
-        """Return the live bytes of each term at an event."""
+        """Live bytes of each term at an event."""
         found: dict[str, int] = {}
         for one in self.allocations:
             if one.start <= event + self.since and (one.end is None or event + self.since < one.end):
@@ -93,7 +93,7 @@ class StepLifetimes:
         return found
 
     def most_of(self, term: str) -> int:
-        """Return a term's most live bytes."""
+        """A term's most live bytes."""
         of_term = [one for one in self.allocations if one.term == term]
         return int(StepLifetimes(self.micro_batch_size, self.since, of_term).live_bytes().max(initial=0))
 
@@ -114,22 +114,22 @@ class PeakByBatch:
         self._fixed = below - small.micro_batch_size * self._per_sample
 
     def peak_bytes(self, micro_batch_size: int) -> int:
-        """Return the peak at a micro-batch size."""
+        """Peak at a micro-batch size."""
         return round(float((self._fixed + micro_batch_size * self._per_sample).max()))
 
     def bytes_per_sample(self, micro_batch_size: int) -> int:
-        """Return the peak's growth with one more sample."""
+        """The peak's growth with one more sample."""
         return self.peak_bytes(micro_batch_size + 1) - self.peak_bytes(micro_batch_size)
 
     def largest(self, memory_bytes: float) -> int:
-        """Return the largest micro-batch size within some bytes, or 0."""
+        """Largest micro-batch size within some bytes, or 0."""
         if (self._fixed > memory_bytes).any():
             return 0
         grows = self._per_sample > 0
         return floor(((memory_bytes - self._fixed[grows]) / self._per_sample[grows]).min()) if grows.any() else 0
 
     def terms(self, micro_batch_size: int) -> Mapping[str, tuple[float, float]]:
-        """Return each term's fixed bytes and bytes per sample at the peak of the passes."""
+        """Each term's fixed bytes and bytes per sample at the peak of the passes."""
         if len(self._fixed) > 1:
             live = self._fixed + micro_batch_size * self._per_sample
             event = int(live[: self._small.events_before_update()].argmax())
@@ -285,7 +285,7 @@ class Step:
 
 
 def trace(step: Step, micro_batch_size: int, mode: FakeTensorMode) -> StepLifetimes:
-    """Return the lifetimes of a training step's storages, once the optimizer has state.
+    """Lifetimes of a training step's storages, once the optimizer has state.
 
     The model needs tensors of ``mode``.
     """
@@ -435,7 +435,7 @@ _SHARDED_FROM = {
 
 
 def plan_model(asked: MemoryPlanRequest) -> MemoryPlan:
-    """Return the plan of a model's training step.
+    """Plan of a model's training step.
 
     Raises `LaunchError` if it does not fit even without activations, `UsageError` if it does not build or cannot be
     traced.

@@ -92,7 +92,7 @@ SEQUENCES = tuple(
 
 
 def role_statements(roles: Roles, schema: str) -> list[str]:
-    """Return SQL that creates missing roles with access to a schema."""
+    """SQL that creates missing roles with access to a schema."""
     return [
         *(
             # Roles belong to the whole server: another of its databases may create them at the same moment.
@@ -112,7 +112,7 @@ def role_statements(roles: Roles, schema: str) -> list[str]:
 
 
 def right_statements(roles: Roles, schema: str, version_table: str) -> list[str]:
-    """Return SQL that sets the roles' rights exactly."""
+    """SQL that sets the roles' rights exactly."""
     tables = ", ".join([*WRITER_RIGHTS, version_table])
     return [
         *_owned(roles.owner, schema, [*WRITER_RIGHTS, version_table]),
@@ -144,7 +144,7 @@ PRINT_COMMAND = "bssearch db init --roles --print"
 
 
 def found_roles(connection: Connection, version_table: str) -> Roles | None:
-    """Return the roles named in the version table's comment, or None."""
+    """Roles named in the version table's comment, or None."""
     if connection.dialect.name != "postgresql":
         return None
     comment = connection.scalar(
@@ -219,7 +219,7 @@ def refuse_without_writing(connection: Connection, version_table: str) -> None:
 
 
 def needs(role: str, login: str | None, doing: str, connection: Connection) -> DatabaseError:
-    """Return the error for a login without a role."""
+    """Error for a login without a role."""
     return DatabaseError(
         f"{shown(connection.engine.url)}: {login!r} needs the role {role} {doing}",
         hint=f'ask an owner of the database for: GRANT {role} TO "{login}"',

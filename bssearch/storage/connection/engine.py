@@ -59,7 +59,7 @@ _SMALLEST_PAGE = 512
 
 
 def create_engine_for(url: str | URL, *, write: bool = True, foreign_keys: bool = True) -> Engine:
-    """Return an engine without connecting.
+    """Engine without connecting.
 
     For reading, a SQLite file must exist.
     """
@@ -369,7 +369,7 @@ NETWORK_FUSE = (
 
 
 def file_system_of(path: Path) -> str:
-    """Return the file system type of an absolute path; "" if unknown."""
+    """File system type of an absolute path; "" if unknown."""
     with suppress(OSError):
         holding = [one for one in psutil.disk_partitions(all=True) if path.is_relative_to(one.mountpoint)]
         return max(reversed(holding), key=lambda one: len(one.mountpoint)).fstype if holding else ""
@@ -469,7 +469,7 @@ class _Watch:
         self._is_over.set()
 
     def blocked(self) -> BlockedError:
-        """Return the error that names the blocking sessions."""
+        """Error that names the blocking sessions."""
         if not self._blockers:
             return BlockedError(f"{self._where}: waited {LONGEST_WAIT_S:g} s for a lock", hint="try again")
         named = [f"pid {pid} of {user}{program and f' ({program})'}" for pid, user, program in self._blockers]

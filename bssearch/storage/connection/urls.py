@@ -30,7 +30,7 @@ _LARGEST_PORT = 65535
 
 
 def masked(url: str | URL) -> str:
-    """Return the URL with its password as ``***``, even if malformed."""
+    """URL with its password as ``***``, even if malformed."""
     text = url.render_as_string(hide_password=True).replace("+psycopg:", ":", 1) if isinstance(url, URL) else url
     if not isinstance(url, URL) or "@" in (url.host or ""):
         text = re.sub(r"^((?:[^:/@]*:?//)?[^:/@]*):.*@", r"\1:***@", text, flags=re.DOTALL)
@@ -120,12 +120,12 @@ def _checked_sqlite(url: URL) -> URL:
 
 
 def sqlite_file(url: URL) -> Path | None:
-    """Return a SQLite file's path, or None."""
+    """SQLite file's path, or None."""
     return Path(url.database) if url.get_backend_name() == "sqlite" and url.database else None
 
 
 def shown(url: URL) -> str:
-    """Return the path, or the masked URL."""
+    """Path, or the masked URL."""
     return str(sqlite_file(url) or masked(url))
 
 
@@ -191,12 +191,12 @@ def as_database_error(error: SQLAlchemyError, url: URL) -> DatabaseError:
 
 
 def read_only(where: str) -> DatabaseError:
-    """Return the error for a read-only database."""
+    """Error for a read-only database."""
     return DatabaseError(f"{where} is read-only", hint=f"make it writable, or {OTHER_DATABASE_HINT}")
 
 
 def missing_right(role: str, right: str, thing: str, where: str) -> DatabaseError:
-    """Return the error for a missing right, with minimal GRANTs."""
+    """Error for a missing right, with minimal GRANTs."""
     whom = f'TO "{role}"'
     if thing.startswith("schema "):
         rights = "USAGE, CREATE" if right == "CREATE" else "USAGE"

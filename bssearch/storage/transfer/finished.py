@@ -88,20 +88,20 @@ def add_study(database: Database, connection: Connection, finished: FinishedStud
 
 
 def _stored(connection: Connection, name: str, values: Sequence[Any]) -> Iterable[Any]:
-    """Return values as the driver takes them; SQLAlchemy takes three times as long to convert each row."""
+    """Values as the driver takes them; SQLAlchemy takes three times as long to convert each row."""
     convert = TrialRow.__table__.c[name].type.dialect_impl(connection.dialect).bind_processor(connection.dialect)
     return values if convert is None else map(convert, values)
 
 
 @cache
 def _attributes() -> dict[str, str]:
-    """Return the columns of a `FinishedTrial` and its attributes."""
+    """Columns of a `FinishedTrial` and its attributes."""
     own = {"phase": "phase", "seed": "seed", "train_seconds_limit": "train_seconds_limit", "state": "outcome.state"}
     return own | paths(Configuration, "configuration.") | paths(TrialOutcome, "outcome.")
 
 
 def _literal(connection: Connection, name: str, value: object) -> ColumnElement[Any]:
-    """Return a value as SQL."""
+    """Value as SQL."""
     bound = literal(value, TrialRow.__table__.c[name].type)
     return literal_column(str(bound.compile(dialect=connection.dialect, compile_kwargs={"literal_binds": True})))
 

@@ -105,7 +105,7 @@ def checked(kind: Kind, row: object) -> dict[str, Any]:
 
 
 def words(kind: Kind, row: Mapping[str, Any]) -> str:
-    """Return a row's name for messages."""
+    """A row's name for messages."""
     if kind is Kind.TRIAL:
         return f"trial {shown(row.get('number'))}"
     keys = ", ".join(f"{name} {shown(row.get(name))}" for name in LAYOUTS[kind].keys)
@@ -378,13 +378,13 @@ class Joined:
 
     @property
     def document(self) -> dict[str, Any]:
-        """Return JSON values."""
+        """JSON values."""
         told = {"study": self.study, "source": self.source, "is_new": self.is_new, "is_changed": self.is_changed}
         return {**told, "trials_skipped": list(self.skipped), **self.counts}
 
     @property
     def sentence(self) -> str:
-        """Return a sentence."""
+        """A sentence."""
         new, changed = self.counts["trials_new"], self.counts["trials_changed"]
         done = f"{new} trials added, {changed} replaced" if self.is_changed else "nothing new"
         running = ", ".join(map(str, self.skipped))

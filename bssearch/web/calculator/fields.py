@@ -66,7 +66,7 @@ class Fieldset:
 
 
 def field_name(request: type[Request], option: str) -> str:
-    """Return the field name of a request's option."""
+    """Field name of a request's option."""
     return RENAMED.get((request, option), option)
 
 
@@ -318,7 +318,7 @@ class Asking(Generic[Asked]):
         return [option for option in self.needed if option not in self.texts]
 
     def answered(self, answer: Callable[[Asked], Mapping[str, Any]]) -> ResultSection:
-        """Return the part, without an answer if a field is missing or wrong."""
+        """Part, without an answer if a field is missing or wrong."""
         part = replace(self.part, command=self.line)
         fill_in = " and ".join(f"“{self.field_of(option).label}”" for option in self.missing)
         absent = f"fill in {fill_in}" if fill_in else "see the errors above the results"
@@ -336,7 +336,7 @@ class Asking(Generic[Asked]):
         return replace(found, shown=replace(found.shown, notes=notes))
 
     def field_of(self, option: str) -> Any:
-        """Return the field of an option."""
+        """Field of an option."""
         return FIELDS[field_name(self.request, option)]
 
     def in_page_words(self, message: str) -> str:

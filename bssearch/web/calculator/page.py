@@ -89,13 +89,13 @@ def memory_figure(plan: MemoryPlan, sizes: Sequence[int], peaks: Sequence[int]) 
 def line(
     name: str, x: Sequence[float], y: Sequence[float], colour: str, *, dash: Dash = "solid", width: float = 2
 ) -> Series:
-    """Return a named line."""
+    """A named line."""
     points = [Point(*one) for one in zip(x, y, strict=True)]
     return Series(name=name, points=points, colour=colour, width=width, dash=dash)
 
 
 def mark(name: str, x: float, y: float, colour: str, symbol: Symbol, size: int = 11) -> Series:
-    """Return a named point."""
+    """A named point."""
     return Series(name=name, points=[Point(x, y)], colour=colour, symbol=symbol, size=size)
 
 
@@ -184,7 +184,7 @@ DEVICES = ResultSection(
 
 
 def results(typed: Mapping[str, str]) -> list[ResultSection]:
-    """Return the result parts."""
+    """The result parts."""
     fitting: list[int | None] = []
 
     def of_memory(asked: MemoryPlanRequest) -> dict[str, Any]:
@@ -364,7 +364,7 @@ def calculator_page(asked: PageRequest) -> Answered:
 
 
 def calculated(query: Mapping[str, str]) -> Calculated:
-    """Return the page of a query; wrong or missing fields omit dependent parts. Never raises.
+    """Page of a query; wrong or missing fields omit dependent parts. Never raises.
 
     A group without fields in the query gets its defaults.
     """
