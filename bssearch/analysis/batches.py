@@ -31,7 +31,7 @@ from bssearch.records import (
     grouped,
     model_parameters,
 )
-from bssearch.records.intervals import FEWEST_RUNS, student_t
+from bssearch.records.intervals import FEWEST_RUNS, median_known, student_t
 from bssearch.records.scaling import is_said_to_need_warmup
 from bssearch.spec import StudySpec
 
@@ -377,7 +377,7 @@ def _of_candidate(candidate: Candidate | None, step_seconds: float | None) -> di
         "peak_memory_bytes": peak,
         "peak_memory_basis": basis,
         "generalisation": over_seeds(candidate.runs),
-        "energy_joules": _middle(energy_of(run) for run in candidate.runs),
+        "energy_joules": median_known(energy_of(run) for run in candidate.runs),
         "restricted": survival(candidate.runs, replace(TIME, common=candidate.objective.common)),
         "confirmed": candidate.is_confirmed,
     }
@@ -388,9 +388,4 @@ def _at(trials: Iterable[TrialRecord], batch_size: int) -> list[TrialRecord]:
 
 
 def _median(candidate: Candidate, field: Callable[[TrialOutcome], float | None]) -> float | None:
-    return _middle(field(run.outcome) for run in candidate.runs if run.outcome is not None)
-
-
-def _middle(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return statistics.median(known) if known else None
+    return median_known(field(run.outcome) for run in candidate.runs if run.outcome is not None)

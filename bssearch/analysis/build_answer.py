@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import shlex
-import statistics
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -73,7 +72,7 @@ from bssearch.records import (
     model_parameters,
 )
 from bssearch.records.curves import first_crossing, with_crossing
-from bssearch.records.intervals import FLAT_RATIO, at_most, student_t
+from bssearch.records.intervals import FLAT_RATIO, at_most, median_known, student_t
 from bssearch.records.step_times import step_seconds_of
 from bssearch.settings import shipped_studies
 from bssearch.spec import StudySpec
@@ -197,7 +196,6 @@ def _optimal(spec: StudySpec, candidate: Candidate) -> Optimal:
     steps = steps_to_target(candidate)
     outcomes = [run.outcome for run in candidate.runs if run.outcome]
     at_target = [outcome for outcome in outcomes if outcome.state is TrialState.REACHED]
-    tests = [outcome.test_metric for outcome in at_target if outcome.test_metric is not None]
     tokens = next((one.tokens / one.samples for one in at_target if one.tokens is not None and one.samples), None)
     samples = median_samples(candidate)
     peak, basis = peak_memory(candidate)
@@ -211,7 +209,7 @@ def _optimal(spec: StudySpec, candidate: Candidate) -> Optimal:
         steps_to_target=steps,
         samples_to_target=samples,
         tokens_to_target=None if samples is None or tokens is None else samples * tokens,
-        test_metric=statistics.median(tests) if tests else None,
+        test_metric=median_known(one.test_metric for one in at_target),
         peak_memory_bytes=peak,
         peak_memory_basis=basis,
         trial_numbers=[run.number for run in candidate.runs],

@@ -13,7 +13,7 @@ from bssearch.analysis.objectives import ran_to_its_end
 from bssearch.analysis.optimum import Verdict, half_width, of_runs
 from bssearch.analysis.shape import Interval, Model, Parameters, parameters_of
 from bssearch.records import Configuration, Goal, Phase, Target, TrialRecord, TrialState
-from bssearch.records.intervals import FEWEST_RUNS
+from bssearch.records.intervals import FEWEST_RUNS, median_known
 
 
 class MetricOverSeeds(Model):
@@ -174,15 +174,14 @@ class _Repeats:
 
     def described(self, best: _Repeats) -> FinalMetrics:
         tests = [run.outcome.test_metric for run in self.whole if run.outcome is not None]
-        measured = [metric for metric in tests if metric is not None]
         return FinalMetrics(
             batch_size=self.configuration.batch_size,
             parameters=parameters_of(self.configuration),
             runs=len(self.finals),
             ended_early=len(self.runs) - len(self.whole),
             contended=sum(run.outcome is not None and run.outcome.contended for run in self.whole),
-            final_metric=statistics.median(self.finals) if self.finals else None,
-            test_metric=statistics.median(measured) if measured else None,
+            final_metric=median_known(self.finals),
+            test_metric=median_known(tests),
             gap=self.gap_to(best),
             trial_numbers=[run.number for run in self.runs],
         )

@@ -59,8 +59,6 @@ RESOURCES: Mapping[str, _Resource] = {
     "energy_to_target": _Resource("the least energy", lambda row: row.energy_joules, " J"),
 }
 
-SAME_AS: Mapping[str, str] = {"cost_to_target": "time_to_target"}
-
 
 def about_trade_offs(batches: Sequence[Batch], optimal: Candidate, *, confirmed: bool) -> list[Notice]:
     """Notice of batch sizes that take over 5 % less of another resource."""
@@ -70,7 +68,7 @@ def about_trade_offs(batches: Sequence[Batch], optimal: Candidate, *, confirmed:
     best = compared.get(optimal.configuration.batch_size)
     if best is None:
         return []
-    own = SAME_AS.get(optimal.objective.name, optimal.objective.name)
+    own = {"cost_to_target": "time_to_target"}.get(optimal.objective.name, optimal.objective.name)
     noun = optimal.objective.noun
     parts = list(_cheaper(best, list(compared.values()), own, noun))
     if not parts:

@@ -40,8 +40,6 @@ COLUMNS = (
     "running",
     "worker",
 )
-WORKER_COLUMNS = ("worker", "device", "tags", "slots", "serving", "templates")
-
 TagsOption = Annotated[
     list[str] | None, typer.Option("--tag", "--tags", metavar="TAG", help="Tag, such as gpu:h200; may be repeated.")
 ]
@@ -167,7 +165,7 @@ def print_queue(found: QueueListing) -> None:
             }
             for worker in found.workers
         ],
-        WORKER_COLUMNS,
+        ("worker", "device", "tags", "slots", "serving", "templates"),
     )
 
 

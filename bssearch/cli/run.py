@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from bssearch.commands.check import Advice, Check, DefaultRun, DryRun
 
 
-QUICK_COLUMNS = ("trial", "batch_size", "learning_rate", "steps", "train_seconds")
-
-
 @launched("db", "data_dir", "allow_changed_workload", "allow_busy")
 def run(
     spec: SpecArgument,
@@ -123,7 +120,9 @@ def print_quick(found: QuickAnswer) -> None:
         f"It rests on {plural(len(found.runs), 'run')} in {found.seconds:.0f} s; critical "
         f"batch size {critical.estimate:.3g} [{critical.low:.3g}, {critical.high:.3g}], gradient noise scale {noise}."
     )
-    print_table([one.model_dump() for one in found.runs], QUICK_COLUMNS)
+    print_table(
+        [one.model_dump() for one in found.runs], ("trial", "batch_size", "learning_rate", "steps", "train_seconds")
+    )
     rates = f"{found.learning_rate_range[0]:.2g} and {found.learning_rate_range[1]:.2g}"
     out.print(
         f"The learning rate by the rule took {found.learning_rate_gain:.2g}× as long there as "
@@ -143,7 +142,6 @@ def print_quick(found: QuickAnswer) -> None:
 SEEDS = 5  # default runs of --suggest-target
 
 BATCH_COLUMNS = ("batch_size", "ms/step", "evaluation_s", "left_out")
-TARGET_COLUMNS = ("target", "runs_that_reach_it", "time_to_target_s", "of_the_limit")
 
 
 @launched("data_dir", "allow_busy")
@@ -246,7 +244,7 @@ def print_advice(advice: Advice) -> None:
         f"proposed target: {advice.metric} {advice.proposed!r}: the median best of {len(advice.runs)} runs of the "
         f"default, {advice.median_best:.5g}, and a margin of {advice.margin:.2g} on the easier side",
     )
-    print_table(rows, TARGET_COLUMNS)
+    print_table(rows, ("target", "runs_that_reach_it", "time_to_target_s", "of_the_limit"))
     for note in advice.notes:
         out.print(f"note: {note}")
     out.print(f"--set target.value={advice.proposed!r}, or write it into the spec")

@@ -152,8 +152,6 @@ def confirm(
     print_found(answer, form)
 
 
-AUDIT_COLUMNS = ("rule", "batch", "gives", "regret", "verdict", "note")
-
 SLOPE_NAMES = {0.0: "0 (none)", 0.5: "½ (√batch)", 1.0: "1 (linear)"}
 
 
@@ -191,7 +189,7 @@ def audit(
 
 def print_audit(found: Audit) -> None:
     """Print an audit."""
-    print_table([audit_row(one) for one in found.rules], AUDIT_COLUMNS)
+    print_table([audit_row(one) for one in found.rules], ("rule", "batch", "gives", "regret", "verdict", "note"))
     out = console()
     out.print(slope_line(found.learning_rate_slope))
     out.print(f"The runs for this audit took {found.spent_train_seconds:.3g} train seconds.")
@@ -332,9 +330,6 @@ def delete(
     tell(form, f"deleted {what}", study=study, trials=trials, observations=observations)
 
 
-KEPT_COLUMNS = ("study", "said", "interval", "found", "flat_range", "holds", "time_ratio")
-
-
 @app.command("track-record")
 def track_record(db: DatabaseOption = None, form: FormatOption = Format.TABLE) -> None:
     """Show how often quick answers held once a search had ended."""
@@ -361,7 +356,7 @@ def print_track_record(found: TrackRecord) -> None:
         for one in found.studies
     ]
     if rows:
-        print_table(rows, KEPT_COLUMNS)
+        print_table(rows, ("study", "said", "interval", "found", "flat_range", "holds", "time_ratio"))
         ratio = "" if found.median_time_ratio is None else f"; the median time ratio is {found.median_time_ratio:.3g}"
         out.print(f"{found.held} of {len(rows)} quick answers held{ratio}.")
     else:

@@ -151,7 +151,7 @@ class Display(Lines):
         self._show_table(Group(batch_table(history), Text(self.footer(history))))
 
     def footer(self, history: History) -> str:
-        """Return phase, time left and running trials."""
+        """Phase, time left and running trials."""
         fastest = so_far(history) if history.incumbent is not None else "no trial has reached the target yet"
         searched = f"{history.spent} of {history.spec.budget.trials} search trials"
         if self._ending is not None:
@@ -178,7 +178,7 @@ class Display(Lines):
 
 
 def confirmed_medians(history: History) -> dict[int, str]:
-    """Return medians of confirmed batch sizes, the best first."""
+    """Medians of confirmed batch sizes, the best first."""
     confirmed = in_force(history, confirmation_trials(history))
     verdict = decide(confirmed, history.spec.confirm.runs, history.objective)
     if verdict is None or not verdict.confirmed:
@@ -192,7 +192,7 @@ def confirmed_medians(history: History) -> dict[int, str]:
 
 
 def so_far(history: History) -> str:
-    """Return the best batch size of confirmation, else of a single run, which is partly luck."""
+    """Best batch size of confirmation, else of a single run, which is partly luck."""
     for size, median in confirmed_medians(history).items():
         return f"batch {size}, {median} fresh seeds"
     best = history.incumbent
@@ -201,7 +201,7 @@ def so_far(history: History) -> str:
 
 
 def batch_table(history: History) -> Table:
-    """Return batch sizes with trials, the best single one (partly luck), and the median of fresh seeds."""
+    """Batch sizes with trials, the best single one (partly luck), and the median of fresh seeds."""
     medians = confirmed_medians(history)
     columns = ("batch size", "trials", "reached", "best single run", *(["fresh seeds"] if medians else []))
     table = Table(*columns, box=None, padding=(0, 2))

@@ -144,8 +144,6 @@ class Probe(Protocol):
 
 SECONDS_LIMIT = 5.0  # default limit per batch size
 
-STEP_TIME_COLUMNS = ("batch", "ms/step", "ms_low", "ms_high", "steps", "samples/s")
-
 
 def step_time(
     spec: StudySpec,
@@ -171,7 +169,16 @@ def step_time(
         },
         rows=rows,
         table=[_step_time_row(probe, fit) for probe in probes],
-        columns=[*STEP_TIME_COLUMNS, *(["host-bound"] if tells_of_the_host else []), "remark"],
+        columns=[
+            "batch",
+            "ms/step",
+            "ms_low",
+            "ms_high",
+            "steps",
+            "samples/s",
+            *["host-bound"] * tells_of_the_host,
+            "remark",
+        ],
         sentences=_step_time_sentences(fit, knee),
     )
 
@@ -238,7 +245,6 @@ BRACKET = 1.05  # largest final ratio of the smallest failing to the largest fit
 FINE = 1.01  # the ratio on both sides of marginal sizes, which span less than `BRACKET` themselves
 
 GIB, MIB = 2**30, 2**20
-MEMORY_COLUMNS = ("micro_batch", "fits", "peak_gib", "reason")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,7 +295,7 @@ def memory(
             }
             for use in sorted([*found.uses, *found.marginal], key=lambda use: use.micro_batch_size)
         ],
-        columns=MEMORY_COLUMNS,
+        columns=("micro_batch", "fits", "peak_gib", "reason"),
         sentences=list(memory_sentences(found, is_cpu=study.environment.device_type == "cpu")),
     )
 

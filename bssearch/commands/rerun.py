@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import shlex
-import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -31,6 +30,7 @@ from bssearch.records import (
     TrialState,
 )
 from bssearch.records.batch_schedule import sizes_in_words
+from bssearch.records.intervals import median_known
 from bssearch.search.driver import Listener
 from bssearch.spec import StudySpec
 from bssearch.spec.admission import admitted
@@ -254,8 +254,8 @@ def _compared(stored: Stored, made: Sequence[tuple[TrialOutcome, list[Observatio
         then=Ran.of(stored.outcome, stored.outcome.state),
         runs=ran,
         identical=False if False in alike else None if None in alike else True,
-        steps_ratio=_median([one.steps_ratio for one in ran]),
-        time_ratio=_median([one.time_ratio for one in ran]),
+        steps_ratio=median_known([one.steps_ratio for one in ran]),
+        time_ratio=median_known([one.time_ratio for one in ran]),
         differences=list(differences(stored, now, made[0][0])),
     )
 
@@ -303,11 +303,6 @@ def _time_ratio(then: TrialOutcome, now: TrialOutcome, both: Sequence[tuple[Obse
 
 def _ratio(now: float | None, then: float | None) -> float | None:
     return None if now is None or not then else now / then
-
-
-def _median(ratios: Sequence[float | None]) -> float | None:
-    known = [one for one in ratios if one is not None]
-    return statistics.median(known) if known else None
 
 
 def differences(stored: Stored, now: Environment, outcome: TrialOutcome) -> Iterator[Difference]:

@@ -34,7 +34,6 @@ CHOICES = {
     "largest_micro_batch": "largest",
     "safe_micro_batch": "safe",
 }
-RULE = {"": "rule", "learning_rate": "learning rate", "warmup_epochs": "warmup epochs"}
 MORE_OF_RULE = {
     "weight_decay": "weight decay",
     "beta1": "β₁",
@@ -187,7 +186,7 @@ def shown_rules(plan: LearningRatePlan) -> Shown:
             table(
                 document,
                 "rules",
-                {**RULE, **told},
+                {"": "rule", "learning_rate": "learning rate", "warmup_epochs": "warmup epochs", **told},
                 caption="By rule; bold if no objection applies here",
                 marked=lambda row: not row["caveats"],
             ),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Iterable
+
 CONFIDENCE = 0.95
 
 FLAT_RATIO = 1.05  # equally good within this factor of the minimum
@@ -10,6 +13,12 @@ FLAT_RATIO = 1.05  # equally good within this factor of the minimum
 FEWEST_RUNS = 3  # for an interval over seeds; with two, t would be 12.7
 
 FEWEST_SIZES = 3  # for a two-parameter fit; two points fit exactly
+
+
+def median_known(values: Iterable[float | None]) -> float | None:
+    """Median of the known values; None if none is."""
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
 
 
 def at_most(count: int, runs: int) -> float:

@@ -26,7 +26,7 @@ from bssearch.records import (
     model_parameters,
 )
 from bssearch.records.batch_schedule import batch_schedule_of
-from bssearch.records.intervals import student_t
+from bssearch.records.intervals import median_known, student_t
 
 # Prior deviation of a log step time between visits (measured 0.05 to 0.14)
 VISIT_DEVIATION = 0.1
@@ -245,12 +245,11 @@ def _midmean(values: Sequence[float]) -> float:
 
 def _fitted(probe: ProbeRecord, fit: FittedStepTime, visits: Sequence[Visit]) -> ProbeRecord:
     contended = all(one.contended for one in visits)
-    shares = [one.host_bound_share for one in visits if one.host_bound_share is not None and one.contended is contended]
     return replace(
         probe,
         step_seconds=fit.seconds,
         error=replace(fit.error, visits=len(visits)),
-        host_bound_share=statistics.median(shares) if shares else None,
+        host_bound_share=median_known(one.host_bound_share for one in visits if one.contended is contended),
         steps_timed=sum(one.steps_timed for one in visits),
         settled=any(one.settled for one in visits),
         contended=contended,

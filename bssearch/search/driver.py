@@ -137,16 +137,11 @@ class Shift:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._is_ending = False
+        self.is_ending = False
         self._is_interrupted = False
         self._drivers: list[tuple[Interrupts, Callable[[], None]]] = []
         self._end_loading: Callable[[], None] | None = None
         self._waiting_since: float | None = None
-
-    @property
-    def is_ending(self) -> bool:
-        """Whether no more trials start."""
-        return self._is_ending
 
     @property
     def seconds_waited(self) -> float:
@@ -156,7 +151,7 @@ class Shift:
 
     def end(self) -> None:
         """End the driver once its running trials have ended."""
-        self._is_ending = True
+        self.is_ending = True
 
     def interrupt(self) -> None:
         """Pause the running trials and end the driver, as after Ctrl-C; stop loading the workload.
@@ -164,7 +159,7 @@ class Shift:
         Repeat calls matter: an executor ended before its process exists starts that process anyway.
         """
         with self._lock:
-            self._is_ending = True
+            self.is_ending = True
             if not self._is_interrupted:
                 self._is_interrupted = True
                 for interrupts, _ in self._drivers:
@@ -180,7 +175,7 @@ class Shift:
 
     def raise_if_over(self, running: Collection[int] = ()) -> None:
         """Raise `InterruptedRunError` if the shift is ending and no trial is ``running``."""
-        if self._is_ending and not running:
+        if self.is_ending and not running:
             raise InterruptedRunError("made room for other studies; every trial is stored", hint=CONTINUE)
 
     @contextmanager

@@ -136,9 +136,6 @@ class PlansTrials(Protocol):
         """Next search trial, or None and the reason if the search ended."""
 
 
-MakePlanner = Callable[[StudySpec, History, PruningController, Sampler], PlansTrials]
-
-
 class EngineStage(StrEnum):
     """State of the engine; CLAIM waits for the right to confirm, REPEAT makes confirmation or planned runs."""
 
@@ -176,7 +173,7 @@ class Engine:
         phase: Phase = Phase.CONFIRM,
         sampler: Sampler | None = None,
         pruner: Pruner | None = None,
-        make_planner: MakePlanner = Planner,
+        make_planner: Callable[[StudySpec, History, PruningController, Sampler], PlansTrials] = Planner,
         device_name: str = "the device",
     ) -> None:
         self.spec = spec

@@ -56,7 +56,6 @@ from bssearch.storage.columns import (
     positive,
 )
 
-TABLE_PREFIX = "bss_"
 UNFINISHED = "state IN ('queued', 'running')"
 
 

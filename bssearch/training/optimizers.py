@@ -19,10 +19,8 @@ from bssearch.records import Configuration
 from bssearch.spec.space import DECAY_SHARE, OPTIMIZERS, ScheduleName
 from bssearch.workloads.base import Workload
 
-ParameterGroups = list[dict[str, Any]]
 
-
-def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> ParameterGroups:
+def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
     """Groups with and without weight decay.
 
     Biases and norm scales (fewer than two dimensions) get none, as in Goyal et al. 2017 (§ 5.1), He et al. 2019 ("Bag

@@ -67,9 +67,6 @@ HEADERS = {
 
 Refuse = Callable[[int, str, str], Response]  # Returns a refusal page for a status, message and hint
 
-# Returns a page with a link; a redirect from another site would lose the strict cookie.
-Welcome = Callable[[str], Response]
-
 
 @dataclass(frozen=True, slots=True)
 class Access:
@@ -139,7 +136,7 @@ def is_loopback(host: str) -> bool:
 class Guard:
     """Middleware that enforces `Access` and adds `HEADERS`."""
 
-    def __init__(self, app: ASGIApp, access: Access, refuse: Refuse, welcome: Welcome) -> None:
+    def __init__(self, app: ASGIApp, access: Access, refuse: Refuse, welcome: Callable[[str], Response]) -> None:
         self._app, self._access, self._refuse, self._welcome = app, access, refuse, welcome
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -184,6 +181,7 @@ class Guard:
             rest = urlencode([(name, value) for name, value in pairs if name != "token"])
             # One leading slash only, because two would name another host.
             place = "/" + quote(scope["path"].lstrip("/\\"))
+            # A page with a link: a redirect from another site would lose the strict cookie.
             kept = self._welcome(f"{place}?{rest}" if rest else place)
             kept.set_cookie(self._access.cookie, self._access.pass_value, httponly=True, samesite="strict", path="/")
             return kept

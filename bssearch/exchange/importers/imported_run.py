@@ -260,7 +260,7 @@ _PARTS = {name: ours for ours, theirs in _ALIASES.items() for name in (ours, *th
 
 @cache
 def part_of_batch(name: str) -> str | None:
-    """Return the batch part that a column means, or None."""
+    """Batch part that a column means, or None."""
     return WORLD if _RAY_WORKERS.search(name) else _PARTS.get(_plain(name))
 
 

@@ -94,7 +94,7 @@ def is_feasible(trial: FrozenTrial) -> bool:
 
 
 def most_at_once(trials: Sequence[FrozenTrial]) -> int:
-    """Return the largest number of trials that ran at one time."""
+    """Largest number of trials that ran at one time."""
     times = [(one.datetime_start, one.datetime_complete) for one in trials]
     known = [(start, end) for start, end in times if start is not None and end is not None and start < end]
     changes = sorted([*((start, 1) for start, _ in known), *((end, -1) for _, end in known)])
@@ -120,7 +120,7 @@ def resumed_trials(trials: Sequence[FrozenTrial]) -> frozenset[int]:
 
 
 def checked_seconds(value: Any, name: str, reached: bool, origin: str) -> float | None:
-    """Return seconds of a value in the unit of its name, by default seconds; raise `UsageError` if invalid."""
+    """Seconds of a value in the unit of its name, by default seconds."""
     if value is None:
         return None
     found = number(value)
