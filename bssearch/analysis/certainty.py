@@ -171,6 +171,13 @@ MOST_RUNS = 100
 MORE = 1.3
 """Of a batch size, and the factor between the numbers tried: the expected number is known to a third."""
 
+FUTURES = 64
+FUTURE_DRAWS = 500
+"""Simulated outcomes of more runs, and draws for the probability after each."""
+
+SURE_FUTURES = 1 / 3
+"""Share of outcomes that must be sure: looks between find more of them, up to twice as many (reflection principle)."""
+
 TAILS = 0.025, 0.975
 
 LEAST_GAIN = 0.01
@@ -312,7 +319,7 @@ class Beliefs:
         had = int(self.runs[list(contending)].max(initial=0))
         more = 1
         while contending and had + more <= MOST_RUNS:
-            if self._share_after(contending, more) >= ENOUGH:
+            if self._are_sure_after(contending, more):
                 return {"settles": "runs", "runs": had + more}
             more = math.ceil(more * MORE)
         tuned = replace(self, tuned=self.figures)._share_after(contending, MOST_RUNS)
@@ -330,6 +337,21 @@ class Beliefs:
 
     def _share_after(self, contending: Collection[int], more: int) -> float:
         """How often the batch size with the best mean is within 5 % of the best after ``more`` runs of contenders."""
+        expected = self.tuned.mean(axis=0) + self._shifts(contending, more)[0]
+        chosen = np.where(self.is_confirmed, expected, math.inf).argmin(axis=1)
+        return float(self.near[np.arange(DRAWS), chosen].mean())
+
+    def _are_sure_after(self, contending: Collection[int], more: int) -> bool:
+        """True if ``more`` runs of contenders make the answer sure in `SURE_FUTURES`."""
+        shifts, left = self._shifts(contending, more)
+        # Given what is seen, draws are these shifted by it (Matheron's rule).
+        figures = left[:: DRAWS // FUTURE_DRAWS] + shifts[:FUTURES, None]
+        near = figures <= figures.min(axis=2, keepdims=True) + math.log(FLAT_RATIO)
+        shares = np.where(self.is_confirmed, near.mean(axis=1), 0.0).max(axis=1)
+        return float((shares >= ENOUGH).mean()) >= SURE_FUTURES
+
+    def _shifts(self, contending: Collection[int], more: int) -> tuple[Numbers, Numbers]:
+        """Draws of how ``more`` runs of contenders move the expected figures, and of what they leave unknown."""
         rng = np.random.default_rng(2)
         places = sorted(contending)
         known, tuned = self.next_figures[:, places], self.tuned - self.tuned.mean(axis=0)
@@ -337,9 +359,8 @@ class Beliefs:
         errors = (self.unshared**2 + self.runs * self.of_steps.var(axis=0))[places] / more
         seen = known - known.mean(axis=0)
         gain = np.linalg.solve(seen.T @ seen / DRAWS + np.diag(errors), seen.T @ tuned / DRAWS)
-        seen = seen + np.sqrt(errors) * rng.standard_normal(seen.shape)
-        chosen = np.where(self.is_confirmed, self.tuned.mean(axis=0) + seen @ gain, math.inf).argmin(axis=1)
-        return float(self.near[np.arange(DRAWS), chosen].mean())
+        shifts = (seen + np.sqrt(errors) * rng.standard_normal(seen.shape)) @ gain
+        return shifts, self.tuned - shifts
 
     def _beaten(self) -> Numbers:
         """Probability of each batch size to be better than the recommended one by more than 5 % (sizes,)."""

@@ -189,7 +189,7 @@ class StudySpec(StrictModel):
     training: TrainingSpec = TrainingSpec()
     sampler: SamplerSpec = SamplerSpec()
     pruner: PrunerSpec = PrunerSpec()
-    confirm: ConfirmSpec = ConfirmSpec()
+    confirm: ConfirmSpec = ConfirmSpec(max_runs=30)
     budget: BudgetSpec
     seed: int = Field(default=0, ge=0, lt=2**31)
     executor: ExecutorSpec = ExecutorSpec()

@@ -243,7 +243,7 @@ def test_what_a_spec_leaves_out_has_its_default() -> None:
         },
         "sampler": {"name": "auto", "options": {}},
         "pruner": {"name": "balanced", "options": {}, "slack": None, "checkpoint_gib": 10.0},
-        "confirm": {"top": 2, "runs": 3, "max_runs": None, "train_seconds": None},
+        "confirm": {"top": 2, "runs": 3, "max_runs": 30, "train_seconds": None},
         "budget": {**BUDGET, "wall_seconds": None, "least_improvement": 0.02, "least_trials": 0, "schedule_trials": 12},
         "seed": 0,
         "executor": {
