@@ -102,10 +102,12 @@ def test_the_environment_and_the_threads_are_set_and_put_back(tmp_path: Path, mo
     monkeypatch.setenv("KEPT", "before")
     monkeypatch.delenv("GIVEN", raising=False)
     threads = torch.get_num_threads()
-    with inline(tmp_path, environment={"GIVEN": "now", "KEPT": "now"}, threads=threads + 1) as executor:
+    torch.set_num_threads(2)
+    with inline(tmp_path, environment={"GIVEN": "now", "KEPT": "now"}, threads=1) as executor:
         executor.describe()
-        assert (os.environ["GIVEN"], os.environ["KEPT"], torch.get_num_threads()) == ("now", "now", threads + 1)
-    assert ("GIVEN" in os.environ, os.environ["KEPT"], torch.get_num_threads()) == (False, "before", threads)
+        assert (os.environ["GIVEN"], os.environ["KEPT"], torch.get_num_threads()) == ("now", "now", 1)
+    assert ("GIVEN" in os.environ, os.environ["KEPT"], torch.get_num_threads()) == (False, "before", 2)
+    torch.set_num_threads(threads)
 
 
 @pytest.mark.slow
