@@ -1,20 +1,20 @@
 """All errors of bssearch, with their exit codes.
 
 * BSSearchError                      1
-  x UsageError                       2   the command, the spec or the workload is wrong
-    - SpecError                          the study spec is wrong
-      - UnknownFieldError                it gives a field that no spec has
-      - QuestionChangedError             another question under the name of an existing study
-    - WorkloadError                      the workload does not import, or lacks a part
-    - OtherDeviceError                   the study was measured on another kind of device
-  x NotFoundError                    3   no such study, trial or file
-  x DatabaseError                    4   the database cannot be reached, read or written
-    - SchemaError                        its schema is not the one this version needs
-  x TargetNotReachedError            5   no trial reached the target
-  x LaunchError                      6   the device, the memory or a worker process failed
-    - CheckpointError                    a paused trial's checkpoint is missing or invalid
-  x TrialStopped                     1   a trial of the user's own loop has ended
-  x InterruptedRunError            130   stopped by the user; everything finished is stored
+  x UsageError                       2
+    - SpecError
+      - UnknownFieldError
+      - QuestionChangedError
+    - WorkloadError
+    - OtherDeviceError
+  x NotFoundError                    3
+  x DatabaseError                    4
+    - SchemaError
+  x TargetNotReachedError            5
+  x LaunchError                      6
+    - CheckpointError
+  x TrialStopped                     1
+  x InterruptedRunError            130
 """
 
 from __future__ import annotations
