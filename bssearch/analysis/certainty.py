@@ -390,7 +390,7 @@ def beliefs(
     others = [one for one in verdict.others if one.configuration.batch_size in ran and _tells(one)]
     candidates = [*ran.values(), *others]
     runs = _runs(candidates)
-    if not verdict.confirmed or not runs.deviation:
+    if not verdict.confirmed or not runs.deviation or verdict.least.configuration.batch_size not in ran:
         return None
     sizes = sorted({*ran, *batch_sizes} - (verdict.by_batch.keys() - ran.keys()))
     seen, tuning = heights(verdict, trials, [one.configuration for one in candidates])

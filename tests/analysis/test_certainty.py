@@ -160,6 +160,10 @@ def test_of_search_trials_alone_nothing_is_sure_and_of_one_size_everything() -> 
     assert only is not None and only.within_5_percent == 1.0
 
 
+def test_of_a_best_that_took_no_time_nothing_is_known() -> None:
+    assert certainty(verdict_over(*runs(32, 0.0, 0.0, 0.0), *runs(64, 1.0, 1.2, 1.1)), {}) is None
+
+
 def test_runs_without_any_spread_tell_nothing_of_their_noise() -> None:
     assert certainty(verdict_over(*runs(32, 1.0, 1.0, 1.0), *runs(64, 2.0, 2.0, 2.0)), {}) is None
 
