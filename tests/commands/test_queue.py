@@ -576,7 +576,7 @@ def said_after(number: int, body: str) -> tuple[int, list[str]]:
     return process.returncode, rest.splitlines()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_signal_is_obeyed_and_what_obeys_ends_in_good_order(number: int) -> None:
     assert said_after(number, "obeyed.wait(); time.sleep(0)") == (0, ["obeys", "stopped"])
 

@@ -163,7 +163,7 @@ class Race:
     reports: list[dict[str, Any]]
 
 
-@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+@pytest.fixture(scope="module", params=[pytest.param("sqlite", marks=pytest.mark.slow), "postgresql"])
 def race(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Race:
     """Run all processes, each stage of all at once, and return what they report."""
     folder = tmp_path_factory.mktemp("race")
