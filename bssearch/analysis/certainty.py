@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,7 @@ from bssearch.analysis.batches import are_of_one_model, timed_probes
 from bssearch.analysis.law.batch_model import log_gap
 from bssearch.analysis.objectives import Objective
 from bssearch.analysis.optimum import Candidate, Settles, Verdict
-from bssearch.analysis.posterior import DRAWS, Numbers, Runs, infer
+from bssearch.analysis.posterior import DRAWS, Indices, Numbers, Runs, infer
 from bssearch.records import Configuration, Phase, ProbeRecord, TrialRecord
 from bssearch.records.intervals import FEWEST_SIZES, FLAT_RATIO
 from bssearch.spec import StudySpec
@@ -393,59 +393,94 @@ def beliefs(
     if not verdict.confirmed or not runs.deviation or verdict.least.configuration.batch_size not in ran:
         return None
     sizes = sorted({*ran, *batch_sizes} - (verdict.by_batch.keys() - ran.keys()))
-    seen, tuning = heights(verdict, trials, [one.configuration for one in candidates])
-    hidden = HIDDEN + HIDDEN_BY_NOISE * runs.deviation if _others_vary(trials) or not seen.any() else SEEN_ALONE
-    # The next runs have the values of the least at every confirmed batch size.
-    values, least = [_values(one) for one in candidates], list(ran).index(verdict.least.configuration.batch_size)
-    have = {one.configuration.batch_size for one, name in zip(candidates, values, strict=True) if name == values[least]}
-    lacking = [size for size, one in ran.items() if one.is_confirmed and size not in have and carries(verdict.least)]
-    rows = [*range(len(candidates)), *[least] * len(lacking)]
-    names = np.array(values)[rows]
-    shared = OWN_SHARE * np.eye(len(rows)) + (1 - OWN_SHARE) * (names[:, None] == names)
-    count = len(sizes)
-    of_size = [sizes.index(size) for size in [*(one.configuration.batch_size for one in candidates), *lacking]]
-    columns = [*range(count), *of_size]
+    count, place_of = len(sizes), {size: place for place, size in enumerate(sizes)}
+    columns = _Columns.of(verdict, trials, candidates, place_of, runs.deviation)
     by_law = _base(verdict.optimal.objective, steps, sizes)
     base, errors = by_law or (None, np.zeros(count))
     drawn = infer(
         replace(runs, of=runs.of + count),
-        np.log(np.array(sizes, dtype=float))[columns],
-        None if base is None else base[columns],
-        errors[columns],
-        tuning=(
-            np.pad(seen[rows], (count, 0)),
-            np.pad(tuning[np.ix_(rows, rows)] + hidden**2 * shared, ((count, 0), (count, 0))),
-        ),
+        np.log(np.array(sizes, dtype=float))[columns.of_size],
+        None if base is None else base[columns.of_size],
+        errors[columns.of_size],
+        tuning=columns.tuning,
     )
-    printed = np.arange(count)
-    printed[of_size[: len(ran)]] = count + np.arange(len(ran))
-    following = printed.copy()
-    for row in np.flatnonzero(names == names[least]):
-        following[of_size[row]] = count + row
-    of_steps = np.zeros((DRAWS, count))
+    of_steps, confirmed = np.zeros((DRAWS, count)), np.zeros(count, dtype=bool)
     rng = np.random.default_rng(0)
     least_excess = min(one.estimate.excess for one in ran.values())
-    for place, one in zip(of_size, ran.values(), strict=False):
+    for size, one in ran.items():
+        errors_of = one.estimate.step_time_error * rng.standard_normal(DRAWS)
         left = one.estimate.excess - least_excess
-        of_steps[:, place] = one.estimate.step_time_error * rng.standard_normal(DRAWS) - left * (
-            rng.random(DRAWS) - 0.5
-        )
-    confirmed = np.zeros(count, dtype=bool)
-    confirmed[of_size[: len(ran)]] = [one.is_confirmed and math.isfinite(one.value) for one in ran.values()]
-    tuned = drawn.levels[:, :count] + of_steps - hidden
-    made = np.array([*[0] * count, *(one.estimate.reached for one in candidates), *[0] * len(lacking)])
-    figures = drawn.levels[:, following]
+        of_steps[:, place_of[size]] = errors_of - left * (rng.random(DRAWS) - 0.5)
+        confirmed[place_of[size]] = one.is_confirmed and math.isfinite(one.value)
+    following = drawn.levels[:, columns.following]
     return Beliefs(
         sizes=tuple(sizes),
-        figures=drawn.levels[:, printed] + of_steps,
-        tuned=tuned,
-        next_figures=figures + of_steps,
+        figures=drawn.levels[:, columns.printed] + of_steps,
+        tuned=drawn.levels[:, :count] + of_steps - columns.hidden,
+        next_figures=following + of_steps,
         of_steps=of_steps,
-        unshared=drawn.unshared[following],
-        log_cost=figures.mean(axis=0) if verdict.optimal.objective.stops_at_target else np.zeros(count),
-        runs=np.maximum(made[following], 1),
+        unshared=drawn.unshared[columns.following],
+        log_cost=following.mean(axis=0) if verdict.optimal.objective.stops_at_target else np.zeros(count),
+        runs=np.maximum(columns.reached[columns.following], 1),
         is_confirmed=confirmed,
     )
+
+
+@dataclass(frozen=True, eq=False)
+class _Columns:
+    """Columns of the posterior: the level of each batch size, then each configuration.
+
+    ``of_size``: place of each column's batch size. ``printed`` and ``following`` (sizes,): columns of the recommended
+    configuration, and of the one that runs next. ``reached``: runs. ``hidden``: deviation of hidden gains.
+    """
+
+    of_size: Indices
+    printed: Indices
+    following: Indices
+    reached: Indices
+    hidden: float
+    tuning: tuple[Numbers, Numbers]
+
+    @classmethod
+    def of(
+        cls,
+        verdict: Verdict,
+        trials: Sequence[TrialRecord],
+        candidates: Sequence[Candidate],
+        place_of: Mapping[int, int],
+        deviation: float,
+    ) -> Self:
+        """Columns of the candidates; the first of a batch size is its best.
+
+        The next runs have the values of the least at every confirmed batch size: configurations without runs, if new.
+        """
+        seen, covariances = heights(verdict, trials, [one.configuration for one in candidates])
+        hidden = HIDDEN + HIDDEN_BY_NOISE * deviation if _others_vary(trials) or not seen.any() else SEEN_ALONE
+        names, sizes = [_values(one) for one in candidates], [one.configuration.batch_size for one in candidates]
+        least = sizes.index(verdict.least.configuration.batch_size)
+        have = {size for size, name in zip(sizes, names, strict=True) if name == names[least]}
+        confirmed = {size for size, one in zip(sizes, candidates, strict=True) if one.is_confirmed}
+        lacking = sorted(confirmed - have) if carries(verdict.least) else []
+        rows = [*range(len(candidates)), *[least] * len(lacking)]
+        of_size = np.array([place_of[size] for size in [*sizes, *lacking]])
+        alike = np.array(names)[rows]
+        shared = OWN_SHARE * np.eye(len(rows)) + (1 - OWN_SHARE) * (alike[:, None] == alike)
+        count = len(place_of)
+        printed = np.arange(count)
+        printed[of_size[: len(candidates)][::-1]] = count + np.arange(len(candidates))[::-1]
+        following = printed.copy()
+        following[of_size[alike == alike[least]]] = count + np.flatnonzero(alike == alike[least])
+        return cls(
+            of_size=np.concatenate([np.arange(count), of_size]),
+            printed=printed,
+            following=following,
+            reached=np.array([*[0] * count, *(one.estimate.reached for one in candidates), *[0] * len(lacking)]),
+            hidden=hidden,
+            tuning=(
+                np.pad(seen[rows], (count, 0)),
+                np.pad(covariances[np.ix_(rows, rows)] + hidden**2 * shared, ((count, 0), (count, 0))),
+            ),
+        )
 
 
 def carries(candidate: Candidate) -> bool:
