@@ -390,7 +390,8 @@ def beliefs(
     others = [one for one in verdict.others if one.configuration.batch_size in ran and _tells(one)]
     candidates = [*ran.values(), *others]
     runs = _runs(candidates)
-    if not verdict.confirmed or not runs.deviation or verdict.least.configuration.batch_size not in ran:
+    took_no_time = any(one.objective.figure(run) == 0 for one in verdict.by_batch.values() for run in one.runs)
+    if not verdict.confirmed or not runs.deviation or took_no_time:
         return None
     sizes = sorted({*ran, *batch_sizes} - (verdict.by_batch.keys() - ran.keys()))
     count, place_of = len(sizes), {size: place for place, size in enumerate(sizes)}

@@ -51,7 +51,7 @@ def test_a_healthy_study_has_nothing_suspicious_and_says_how_long_it_can_take(
     assert [one.batch_size for one in found.batches] == [8, 32, 128]
     # Most looks are taken at batch 8: one in 6 steps of 0.0018 s, and one before the first, of 0.001 s each.
     assert found.longest_trial_s == pytest.approx(10 + 0.001 * (1 + math.ceil(10 / (6 * 0.0018))))
-    assert found.longest_study_s == pytest.approx(found.longest_trial_s * (20 + 9 * 3))
+    assert found.longest_study_s == pytest.approx(found.longest_trial_s * (20 + 9 * 30))
     assert found.trial.time_to_target_s is not None
     assert not_none(found.likely_study_s) < found.longest_study_s
     request, *others = executor.requests
@@ -74,7 +74,7 @@ def test_where_evaluation_is_dear_the_longest_trial_and_study_count_it() -> None
     found = look(Slow())
     looks = 1 + 20  # as many as there are at least, and one before the first step
     assert found.longest_trial_s == pytest.approx(10 + looks * 5)
-    assert found.longest_study_s == pytest.approx(found.longest_trial_s * (20 + 9 * 3))
+    assert found.longest_study_s == pytest.approx(found.longest_trial_s * (20 + 9 * 30))
     assert not_none(found.likely_study_s) > 11 * (20 * not_none(found.trial.time_to_target_s))
 
 
