@@ -43,10 +43,10 @@ def test_both_files_appear_under_the_name_and_the_next_steps_are_said(tmp_path: 
 
 @pytest.mark.parametrize("kind", get_args(Kind))
 def test_the_pruner_that_is_written_is_the_one_that_the_guide_recommends(tmp_path: Path, kind: Kind) -> None:
-    assert bssearch("init", "mine", "--kind", kind, cwd=tmp_path).returncode == 0
+    assert bssearch("init", "of_pruners", "--kind", kind, cwd=tmp_path).returncode == 0
     shown = yaml.safe_load(next(block for block in blocks(DOCUMENTS["searching"], "yaml") if "pruner:" in block))
     recommended = re.findall(r"`(\w+)` is recommended", DOCUMENTS["searching"].split("## The pruner")[1])
-    written = yaml.safe_load((tmp_path / "mine.yaml").read_text())["pruner"]
+    written = yaml.safe_load((tmp_path / "of_pruners.yaml").read_text())["pruner"]
     assert [written["name"]] == recommended == [shown["pruner"]["name"]] == [PrunerSpec().name]
 
 
