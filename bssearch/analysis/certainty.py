@@ -158,6 +158,9 @@ OWN_SHARE = 0.1
 SEEN_ALONE = 0.01
 """The same if only learning rates vary, as the valley shows them."""
 
+NEAR = 0.15
+"""Log ratio up to which a configuration tells of the level of its batch size."""
+
 FAR = math.log(2)
 """Tuning gains less: the mean gain of a badly tuned batch size is `TUNING_GAP`."""
 
@@ -387,7 +390,9 @@ def beliefs(
     # Runs that all diverged or ran out of memory bound nothing.
     known = {size: one for size, one in verdict.by_batch.items() if _tells(one)}
     ran = {size: one for size, one in known.items() if not _is_far(one, verdict.least)}
+    noise = _runs(ran.values()).deviation
     others = [one for one in verdict.others if one.configuration.batch_size in ran and _tells(one)]
+    others = [one for one in others if _is_near(one, ran[one.configuration.batch_size], noise)]
     candidates = [*ran.values(), *others]
     runs = _runs(candidates)
     took_no_time = any(one.objective.figure(run) == 0 for one in verdict.by_batch.values() for run in one.runs)
@@ -519,6 +524,14 @@ def _is_far(one: Candidate, least: Candidate) -> bool:
     """True for a search trial so slow that tuning makes its batch size no rival; nor does it tell of the law."""
     logs = [log for run in one.runs if (log := _log(one, run)) is not None]
     return not one.is_confirmed and min(logs) > least.estimate.log_mean + FAR
+
+
+def _is_near(one: Candidate, best: Candidate, noise: float) -> bool:
+    """False for a configuration shown to be slower than the best of its batch size by more than tuning hides."""
+    if not one.estimate.reached or not best.estimate.reached:
+        return False
+    error = noise * math.sqrt(1 / one.estimate.reached + 1 / best.estimate.reached)
+    return one.estimate.log_mean - best.estimate.log_mean < NEAR + error
 
 
 def _runs(candidates: Iterable[Candidate]) -> Runs:

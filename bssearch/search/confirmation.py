@@ -165,11 +165,16 @@ def most_left(history: History) -> list[Configuration]:
 
 
 def _chosen(history: History, trials: Sequence[TrialRecord], made: CompletedRuns) -> list[Configuration]:
+    barred = _barred(history, trials)
+    begun = {one.key: one for one in finalists(history)} | made.begun
+    return [one for key, one in begun.items() if key not in barred]
+
+
+def _barred(history: History, trials: Sequence[TrialRecord]) -> set[str]:
+    """Keys of plain misses and of refused configurations, which get no more runs."""
     missed = {one.configuration.key for one in missed_plainly(history, trials)}
     refused = [history.as_run(trial.configuration) for trial in trials if trial.is_refused]
-    missed |= {one.key for one in refused if problem_with(history.spec, one) is not None}
-    begun = {one.key: one for one in finalists(history)} | made.begun
-    return [one for key, one in begun.items() if key not in missed]
+    return missed | {one.key for one in refused if problem_with(history.spec, one) is not None}
 
 
 def missed_plainly(history: History, trials: Sequence[TrialRecord]) -> list[PlainMiss]:
@@ -289,8 +294,14 @@ def _further(history: History, trials: Sequence[TrialRecord], made: CompletedRun
     if is_enough if known.are_sure else not known.runs_help:
         return []  # A run that is still running may change this.
     seeds = [trial_seed(history.spec.seed, Phase.CONFIRM, index) for index in range(limit)]
+    had = Counter(one.configuration.batch_size for one in trials if not one.state.is_missing)
+    barred = _barred(history, trials)
     for size in sorted(known.contenders(), key=lambda one: running[one]):
-        configuration = _following(history, verdict, size)
+        if had[size] >= limit:
+            continue
+        configuration = _following(history, made, verdict, size)
+        if configuration.key in barred:
+            configuration = history.as_run(verdict.by_batch[size].configuration)
         missing = [seed for seed in seeds if made.is_missing(configuration, seed)]
         if missing:
             retry_of = made.retried(configuration, missing[0])
@@ -298,12 +309,29 @@ def _further(history: History, trials: Sequence[TrialRecord], made: CompletedRun
     return []
 
 
-def _following(history: History, verdict: Verdict, size: int) -> Configuration:
+def _following(history: History, made: CompletedRuns, verdict: Verdict, size: int) -> Configuration:
     """Values of the least: equal values compare batch sizes, whatever better values would gain."""
     sampled = verdict.least.runs[0].sampled
     if size == verdict.least.configuration.batch_size or sampled is None or not carries(verdict.least):
         return history.as_run(verdict.by_batch[size].configuration)
-    return history.as_run(history.spec.space.decode(size, sampled))
+    carried = history.as_run(history.spec.space.decode(size, sampled))
+    begun = (one for one in made.begun.values() if one.batch_size == size and _has_equal_values(history, one, carried))
+    return next(begun, carried)
+
+
+def _has_equal_values(history: History, one: Configuration, other: Configuration) -> bool:
+    """True if the sampled values differ by rounding only."""
+    mine, theirs = history.spec.space.encode(one) or {}, history.spec.space.encode(other) or {}
+    return (
+        bool(mine)
+        and mine.keys() == theirs.keys()
+        and all(
+            math.isclose(value, theirs[name], rel_tol=1e-9, abs_tol=1e-12)
+            if isinstance(value, float) and isinstance(theirs[name], float)
+            else value == theirs[name]
+            for name, value in mine.items()
+        )
+    )
 
 
 def _is_spent(history: History, trials: Sequence[TrialRecord]) -> bool:

@@ -158,7 +158,7 @@ class Running:
 
 
 class Engine:
-    """Decides for one driver with ``slots``; ``slots_apart`` if each has its own device.
+    """Decides for one driver with ``slots``; see `bssearch.executors.base.Executor` for ``slots_apart``.
 
     With ``next_run`` it only makes runs of one ``phase``, one at a time.
     """
