@@ -531,7 +531,7 @@ def _is_near(one: Candidate, best: Candidate, noise: float) -> bool:
     if not one.estimate.reached or not best.estimate.reached:
         return False
     error = noise * math.sqrt(1 / one.estimate.reached + 1 / best.estimate.reached)
-    return one.estimate.log_mean - best.estimate.log_mean < NEAR + error
+    return one.estimate.log_mean - best.estimate.log_mean < NEAR + 2 * error
 
 
 def _runs(candidates: Iterable[Candidate]) -> Runs:

@@ -384,7 +384,7 @@ class TimeToTarget(BySeconds):
     trials_race = True
 
     def of_seconds(self, trial: TrialRecord, seconds: float) -> float:
-        """Seconds."""
+        """Return the seconds themselves."""
         return seconds
 
     def predicted(self, steps: float, batch_size: float, step_seconds: float | None) -> float | None:
@@ -533,7 +533,7 @@ class MetricInBudget(Objective):
         """None: a stopped trial could have reached any better metric."""
 
     def shown(self, figure: float) -> float:
-        """Metric."""
+        """Return the figure as the metric, with its sign."""
         return self._target.gain(-figure)
 
     def in_own_unit(self) -> Objective:

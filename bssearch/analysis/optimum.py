@@ -180,7 +180,7 @@ def _of_step_time(known: PooledStepTime[Kind] | None) -> list[tuple[float, float
 
 
 def coefficient_of_variation(log_deviation: float) -> float:
-    """Of a log-normal quantity."""
+    """Coefficient of variation of a log-normal quantity."""
     return math.sqrt(math.expm1(min(log_deviation**2, LARGEST_LOG_RATIO)))
 
 

@@ -183,9 +183,9 @@ def confirmed_medians(history: History) -> dict[int, str]:
     verdict = decide(confirmed, history.spec.confirm.runs, history.objective)
     if verdict is None or not verdict.confirmed:
         return {}
-    shown = history.objective.shown
+    shown, unit = history.objective.shown, history.objective.unit
     return {
-        one.configuration.batch_size: f"{shown(one.estimate.median):.3g}{history.objective.unit} of {one.estimate.runs}"
+        one.configuration.batch_size: f"{shown(one.estimate.median):.3g}{unit} over {one.estimate.runs}"
         for one in (verdict.optimal, *verdict.by_batch.values())
         if one.is_confirmed and one.estimate.median is not None
     }
@@ -194,7 +194,7 @@ def confirmed_medians(history: History) -> dict[int, str]:
 def so_far(history: History) -> str:
     """Best batch size of confirmation, else of a single run, which is partly luck."""
     for size, median in confirmed_medians(history).items():
-        return f"batch {size}, {median} fresh seeds"
+        return f"batch {size}, median {median} fresh seeds"
     best = history.incumbent
     assert best is not None, "nothing has reached the target"
     return f"best single run: batch {best.configuration.batch_size}, {history.figure_text(best)}"

@@ -22,7 +22,7 @@ MOST_CPU_SLOTS = 4
 # Memory of a CPU worker: 0.4 GiB for torch, the rest for data and training.
 WORKER_BYTES = 2**30
 
-CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+CONTROL_GROUP = Path("/sys/fs/cgroup")
 
 # NVIDIA's, AMD's and WSL's drivers.
 GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
@@ -120,7 +120,7 @@ def may_have_gpus() -> bool:
 
 def cpu_slots(threads: int) -> int:
     """Automatic slots on this CPU: a physical core for each thread, and memory for each worker."""
-    by_memory = psutil.virtual_memory().available // WORKER_BYTES
+    by_memory = _available_bytes() // WORKER_BYTES
     return max(1, min(MOST_CPU_SLOTS, usable_cores() // threads, by_memory))
 
 
@@ -130,8 +130,17 @@ def usable_cores() -> int:
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else logical
     cores = allowed * (psutil.cpu_count(logical=False) or logical) // logical
     try:
-        quota, period = CPU_QUOTA.read_text().split()
+        quota, period = (CONTROL_GROUP / "cpu.max").read_text().split()
         cores = min(cores, int(quota) // int(period))
     except (OSError, ValueError):  # no control group, or no quota: "max"
         pass
     return max(1, cores)
+
+
+def _available_bytes() -> int:
+    available = int(psutil.virtual_memory().available)
+    try:
+        limit, used = (int((CONTROL_GROUP / name).read_text()) for name in ("memory.max", "memory.current"))
+    except (OSError, ValueError):  # no control group, or no limit: "max"
+        return available
+    return max(0, min(available, limit - used))

@@ -255,7 +255,7 @@ _PR_SET_DUMPABLE = 4  # prctl(2)
 def hide_secrets() -> None:
     """Protect this process's memory and environment in ``/proc`` (Linux).
 
-    Root can still read it.
+    Workers of the same user could read secrets there; root still can.
     """
     known = [*os.environ.items(), *_first_environment().items()]
     if sys.platform == "linux" and any(is_secret(name, value) for name, value in known):

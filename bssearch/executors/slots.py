@@ -560,6 +560,11 @@ class SlotExecutor(ABC):
         for slot in self._slots:
             slot.end_if_hung(self._hang_seconds(slot))
 
+    def _automatic_slots(self, loaded: Loaded) -> int:
+        """Slots of a machine whose GPUs may be hidden from PyTorch."""
+        uses_cpu = loaded.device == "cpu" and self._settings.program is None
+        return cpu_slots(self._settings.threads) if uses_cpu else loaded.devices
+
     def _hang_seconds(self, slot: Slot) -> float:
         settings = self._settings
         compiles = settings.training.compile != "none" and (slot.trial is None or slot.trial.last is None)
@@ -572,7 +577,7 @@ class SlotExecutor(ABC):
             self._devices_of[worker.slot] = reply.device
             if self._devices is None:
                 self._devices, self._has_gpus = reply.devices, reply.device != "cpu"
-                self._add_slots(reply.devices if self._settings.slots == "auto" else 0)
+                self._add_slots(self._automatic_slots(reply) if self._settings.slots == "auto" else 0)
         event = slot.bury() if reply is None else slot.take(reply)
         if event is not None:
             self._events.append(event)

@@ -16,7 +16,7 @@ FEWEST_SIZES = 3  # for a two-parameter fit; two points fit exactly
 
 
 def median_known(values: Iterable[float | None]) -> float | None:
-    """Median of the known values; None if none is."""
+    """Median of the known values; None without any."""
     known = [value for value in values if value is not None]
     return statistics.median(known) if known else None
 

@@ -1,4 +1,4 @@
-"""Measurements."""
+"""Measured values: observations, outcomes, step times, memory and noise."""
 
 from __future__ import annotations
 

@@ -239,7 +239,10 @@ SLACK = 1.5  # times the best constant batch's seconds
 
 
 def next_trial(history: History) -> TrialPlan | None:
-    """Next schedule trial; enqueued trials come first."""
+    """Next schedule trial; enqueued trials come first.
+
+    None if the budget is spent, no batch can grow, or no constant batch size reached the target.
+    """
     trials = growth_trials(history)
     if queued := next((one for one in trials if one.state is TrialState.QUEUED or _is_to_retry(one, trials)), None):
         configuration = in_known_micro_batches(history, queued.configuration)

@@ -15,7 +15,7 @@ from typing import Self
 from bssearch.analysis.certainty import Beliefs, beliefs, carries, step_figures
 from bssearch.analysis.confirmation_runs import PlainMiss, plain_misses, plainly_missed, says_something
 from bssearch.analysis.optimum import Verdict, decide
-from bssearch.records import Configuration, Phase, TrialPlan, TrialRecord, TrialState
+from bssearch.records import Configuration, ParameterValue, Phase, TrialPlan, TrialRecord, TrialState
 from bssearch.records.step_times import step_seconds_of
 from bssearch.search.history import History, trial_seed
 from bssearch.spec.admission import problem_with
@@ -159,7 +159,7 @@ def most_left(history: History) -> list[Configuration]:
         return [*running, *near_it]
     had = Counter(trial.configuration.key for trial in trials if not trial.state.is_missing)
     confirmed = [size for size, one in verdict.by_batch.items() if one.is_confirmed]
-    contending = [_following(history, verdict, size) for size in confirmed]
+    contending = [_following(history, made, verdict, size) for size in confirmed]
     further = [one for one in contending for _ in range(max(0, confirm.max_runs - had[one.key]))]
     return [*running, *near_it, *further]
 
@@ -294,11 +294,8 @@ def _further(history: History, trials: Sequence[TrialRecord], made: CompletedRun
     if is_enough if known.are_sure else not known.runs_help:
         return []  # A run that is still running may change this.
     seeds = [trial_seed(history.spec.seed, Phase.CONFIRM, index) for index in range(limit)]
-    had = Counter(one.configuration.batch_size for one in trials if not one.state.is_missing)
     barred = _barred(history, trials)
     for size in sorted(known.contenders(), key=lambda one: running[one]):
-        if had[size] >= limit:
-            continue
         configuration = _following(history, made, verdict, size)
         if configuration.key in barred:
             configuration = history.as_run(verdict.by_batch[size].configuration)
@@ -322,16 +319,13 @@ def _following(history: History, made: CompletedRuns, verdict: Verdict, size: in
 def _has_equal_values(history: History, one: Configuration, other: Configuration) -> bool:
     """True if the sampled values differ by rounding only."""
     mine, theirs = history.spec.space.encode(one) or {}, history.spec.space.encode(other) or {}
-    return (
-        bool(mine)
-        and mine.keys() == theirs.keys()
-        and all(
-            math.isclose(value, theirs[name], rel_tol=1e-9, abs_tol=1e-12)
-            if isinstance(value, float) and isinstance(theirs[name], float)
-            else value == theirs[name]
-            for name, value in mine.items()
-        )
-    )
+    return bool(mine) and mine.keys() == theirs.keys() and all(_is_close(mine[name], theirs[name]) for name in mine)
+
+
+def _is_close(one: ParameterValue, other: ParameterValue) -> bool:
+    if isinstance(one, float) and isinstance(other, float):
+        return math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-12)
+    return one == other
 
 
 def _is_spent(history: History, trials: Sequence[TrialRecord]) -> bool:

@@ -1,6 +1,7 @@
 """Driver of a study: reports events of store and executor to the engine and executes its actions.
 
-A trial is rejected if another driver started one since the decision; the rejected driver then locks the study.
+A trial is rejected if another driver started one since the decision; the rejected driver then locks
+the study before each decision.
 """
 
 from __future__ import annotations

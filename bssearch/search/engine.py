@@ -126,7 +126,7 @@ Evaluations = Sequence[tuple[float, float]]  # (train seconds, metric) pairs in 
 
 FAILURES_IN_A_ROW = 5  # if no trial ran
 
-NextRun = Callable[[History], TrialPlan | None]  # none if all runs are done or running
+NextRun = Callable[[History], TrialPlan | None]  # None if all runs are done or running
 
 
 class PlansTrials(Protocol):
@@ -257,7 +257,9 @@ class Engine:
         actions = self._settle()
         self._stage = EngineStage.CLAIM
         if self._next_run(self.history) is not None:
-            actions.append(TimeSteps(frozenset(one.batch_size for one in confirmation.finalists(self.history))))
+            begun = [trial.configuration for trial in confirmation.confirmation_trials(self.history)]
+            compared = frozenset(one.batch_size for one in [*confirmation.finalists(self.history), *begun])
+            actions.append(TimeSteps(compared))
         return [*actions, ClaimConfirmation()]
 
     def _fill(self) -> list[Action]:

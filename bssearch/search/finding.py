@@ -31,7 +31,7 @@ from bssearch.spec.parts import BudgetSpec
 from bssearch.spec.reader import spec_of
 from bssearch.storage.repository import Store
 
-ANSWERS = 23  # increase it when equal trials give another answer
+ANSWERS = 24  # increase it when equal trials give another answer
 
 
 MOVED = 0.01
@@ -107,13 +107,16 @@ def about_moved(told: Mapping[int, Told], found: Answer) -> list[Notice]:
         for size, now in first_told(_Kept(), found).items()
         if abs(now.median - (before := told[size]).median) > MOVED * before.median > 0
     ]
-    message = f"new step times changed the seconds of batch sizes without new trials: {', '.join(moved)}"
+    message = (
+        f"seconds of batch sizes without new trials changed, because step times were measured again: {', '.join(moved)}"
+    )
     return [Notice(code="step_times_changed", message=message)] if moved else []
 
 
 def save_quick(store: Store, name: str, quick: QuickAnswer) -> None:
     """Store the quick answer; the full answer is recomputed when read."""
-    kept = _Kept(made_by=ANSWERS, search_end=stored_end(store, name), quick=quick)
+    last = _kept(store.findings.last(name))
+    kept = _Kept(made_by=ANSWERS, told=last.told, search_end=last.search_end, quick=quick)
     store.findings.save(name, store.findings.stamp(name), kept.model_dump(mode="json"), is_news=True)
 
 

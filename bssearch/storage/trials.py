@@ -234,7 +234,7 @@ class TrialStore(StorePart):
 
     @patiently
     def get(self, study: str, number: int) -> TrialRecord:
-        """A trial."""
+        """Return a trial by its number; raise `NotFoundError`."""
         with self._database.reading_study(study) as (connection, study_id):
             [found] = self._probes.timed(connection, study_id, [stored_trial(connection, study, study_id, number)])
             return found

@@ -1,4 +1,4 @@
-"""What the shipped workloads of images in ten classes share: loss and metrics."""
+"""Loss and metrics of the shipped workloads of images in ten classes."""
 
 from __future__ import annotations
 

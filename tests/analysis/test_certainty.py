@@ -67,6 +67,21 @@ def test_far_apart_is_sure_and_near_is_not() -> None:
     assert near.by_batch.keys() == {32, 64}
 
 
+@pytest.mark.parametrize("slower", [1.2, 2.0, 3.0])
+def test_a_slow_default_tells_nothing_of_the_level_of_its_batch_size(slower: float) -> None:
+    best = [*runs(64, *spread(1.0, 0.05, 5), dropout=0.1), *runs(128, *spread(1.2, 0.05, 5), dropout=0.1)]
+    default = runs(64, *spread(slower, 0.05, 5), start=5000, dropout=0.3)
+    known = not_none(believed(verdict_over(*best, *default), {}))
+    assert (known.recommended, known.share > 0.95) == (64, True)
+
+
+@pytest.mark.parametrize("carried", [1.2, 2.0])
+def test_values_carried_to_a_batch_size_that_they_do_not_suit_do_not_decide(carried: float) -> None:
+    best = [*runs(64, *spread(1.0, 0.05, 5), dropout=0.1), *runs(128, *spread(0.85, 0.05, 5), dropout=0.2)]
+    known = not_none(believed(verdict_over(*best, *runs(128, *spread(carried, 0.05, 5), start=5000, dropout=0.1)), {}))
+    assert (known.recommended, known.share > 0.95) == (128, True)
+
+
 def test_where_other_hyperparameters_were_searched_more_may_be_hidden() -> None:
     found = verdict_over(*runs(32, *spread(1.0, 0.01, 9)), *runs(64, *spread(1.1, 0.01, 9)))
     rates = [0.01 * 2**octave for octave in range(8)]

@@ -251,8 +251,8 @@ def test_confirmation_refines_the_answer_that_the_search_gave() -> None:
         for size, seconds in ((64, 2.0), (32, 1.5))
         for seed in range(3)
     ]
-    assert "batch 32, 1.5 s of 3 fresh seeds" in screen.footer(*searched, *fresh)
-    assert [row[4] for row in rows(history(*searched, *fresh))] == ["–", "1.5 s of 3", "2 s of 3"]
+    assert "batch 32, median 1.5 s over 3 fresh seeds" in screen.footer(*searched, *fresh)
+    assert [row[4] for row in rows(history(*searched, *fresh))] == ["–", "1.5 s over 3", "2 s over 3"]
 
 
 @pytest.mark.parametrize(

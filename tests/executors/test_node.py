@@ -47,11 +47,24 @@ def executor_on(node: Node, monkeypatch: pytest.MonkeyPatch, **settings: Any) ->
     ("cores", "threads", "gib", "slots"),
     [(1, 1, 64, 1), (3, 1, 64, 3), (16, 1, 64, 4), (8, 3, 64, 2), (2, 4, 64, 1), (16, 1, 2, 2), (16, 1, 0.5, 1)],
 )
+@pytest.mark.parametrize("of_container", [False, True])
 def test_automatic_slots_of_a_cpu_have_cores_and_memory(
-    cores: int, threads: int, gib: float, slots: int, monkeypatch: pytest.MonkeyPatch
+    cores: int,
+    threads: int,
+    gib: float,
+    slots: int,
+    of_container: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    available = int(gib * 2**30)
+    monkeypatch.setattr(devices, "CONTROL_GROUP", tmp_path)
+    if of_container:
+        (tmp_path / "memory.max").write_text(f"{available + 7}")
+        (tmp_path / "memory.current").write_text("7")
+        available = 2**40
     monkeypatch.setattr(devices, "usable_cores", lambda: cores)
-    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=int(gib * 2**30)))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=available))
     assert devices.cpu_slots(threads) == slots
 
 
@@ -59,10 +72,9 @@ def test_automatic_slots_of_a_cpu_have_cores_and_memory(
 def test_usable_cores_are_physical_allowed_and_within_the_quota(
     quota: str | None, cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = tmp_path / "cpu.max"
     if quota is not None:
-        file.write_text(quota)
-    monkeypatch.setattr(devices, "CPU_QUOTA", file)
+        (tmp_path / "cpu.max").write_text(quota)
+    monkeypatch.setattr(devices, "CONTROL_GROUP", tmp_path)
     monkeypatch.setattr(psutil, "cpu_count", lambda logical=True: 16 if logical else 8)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {*range(8)})
     assert devices.usable_cores() == cores

@@ -53,7 +53,7 @@ _LOOK_SECONDS = 0.1
 class Stop:
     """Handles SIGTERM and Ctrl-C: calls ``obey`` from a thread, later ``kill``.
 
-    Elsewhere than in the main thread use `ask`.
+    Signal handlers work only in the main thread; elsewhere use `ask`.
     """
 
     def __init__(self, obey: Callable[[], None], kill: Callable[[], None], within: float = STOPS_WITHIN_S) -> None:

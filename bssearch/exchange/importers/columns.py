@@ -253,21 +253,24 @@ def _column(name: str, metric: str, given: Mapping[str, tuple[str, Formula]], ow
 
 
 def _check_rows(columns: Sequence[Column], rows: Sequence[Sequence[str]], origin: str) -> None:
-    """Raise `UsageError` if rows are evaluations of runs: a run's name repeats, or curves stand below each other."""
+    """Raise `UsageError` if rows are evaluations of runs: a run's name repeats, or curves follow each other."""
     if not rows or min(map(len, rows)) < len(columns) or any(one.ours == "seed" for one in columns):
         return
     setting = [index for index, one in enumerate(columns) if one.ours and _is_setting(one.ours)]
     for index, one in enumerate(columns):
         why = ""
+        if one.why == "--ignore":
+            continue
         if _RUN.fullmatch(one.theirs):
             name, count = Counter(row[index].strip() for row in rows).most_common(1)[0]
-            why = f"{one.theirs} {name!r} stands in {count} rows" if name and count > 1 else ""
+            why = f"{one.theirs} {name!r} is in {count} rows" if name and count > 1 else ""
         elif _COUNTER.fullmatch(one.theirs):
             settings = [[row[place] for place in setting] for row in rows]
             is_curve = _are_curves([number(row[index]) for row in rows], settings)
             why = f"{one.theirs} counts up" if is_curve else ""
         if why:
-            raise UsageError(f"each row is an evaluation, not a run: {why} ({origin})", hint=HINT)
+            hint = f"{HINT}; if each row is a run, add --ignore '{one.theirs}'"
+            raise UsageError(f"each row is an evaluation, not a run: {why} ({origin})", hint=hint)
 
 
 def _is_setting(ours: str) -> bool:

@@ -200,7 +200,7 @@ class LoadedProgram(ABC):
         return answer
 
     def measure(self, request: Measurement) -> Measured:
-        """Measure."""
+        """Time steps or test memory in the user's program."""
         if isinstance(request, NoiseRequest):
             raise no_noise_scale("a program of your own")
         answer = self._answer(request)

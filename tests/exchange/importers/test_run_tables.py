@@ -633,7 +633,7 @@ def test_the_ends_of_many_runs_are_counted_once() -> None:
 @pytest.mark.parametrize(
     ("header", "rows", "said"),
     [
-        ("trial_id", ["a,32,0.4,160", "a,32,0.9,320", "b,64,0.9,80"], "trial_id 'a' stands in 2 rows"),
+        ("trial_id", ["a,32,0.4,160", "a,32,0.9,320", "b,64,0.9,80"], "trial_id 'a' is in 2 rows"),
         (
             "epoch",
             ["1,32,0.4,4", "2,32,0.9,8", "3,32,0.9,9", "1,64,0.4,2", "2,64,0.9,4", "3,64,0.9,6"],
