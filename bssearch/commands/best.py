@@ -18,7 +18,7 @@ from bssearch.search.finding import answer
 from bssearch.spec.reader import spec_of
 from bssearch.spec.space import DECAY_SHARE
 from bssearch.storage.repository import Store, open_store
-from bssearch.training.optimizers import ONE_CYCLE_END, ONE_CYCLE_RISE, ONE_CYCLE_START, horizon_steps
+from bssearch.training.schedule import ONE_CYCLE_END, ONE_CYCLE_RISE, ONE_CYCLE_START, horizon_steps
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -206,7 +206,7 @@ _WARMUP = """\
     if step < warmup:
         return (step + 1) / (warmup + 1)
 """
-# The factors of `bssearch.training.optimizers.RateSchedule`, written out.
+# The factors of `bssearch.training.schedule.RateSchedule`, written out.
 _FACTORS = {
     "constant": f"{_WARMUP}    return 1.0",
     "linear": f"{_WARMUP}    return 1 - (step - warmup) / (@HORIZON@ - warmup)",

@@ -25,18 +25,15 @@ from bssearch.training.batches import Growth, micro_batches, placement_of
 from bssearch.training.computation import Computation
 from bssearch.training.memory import is_out_of_memory
 from bssearch.training.optimizers import (
-    BranchSchedule,
     Optimizers,
-    OwnSchedule,
-    RateSchedule,
     built_optimizers,
     flat,
     ignored_learning_rate,
     restore_states,
-    schedule_for,
     states_of,
     take_over_states,
 )
+from bssearch.training.schedule import BranchSchedule, OwnSchedule, RateSchedule, schedule_for
 from bssearch.workloads.base import TrainingStep, WeightedLoss, Workload, measure, metric_value
 from bssearch.workloads.data import Batch, BatchStream, Data, Part
 

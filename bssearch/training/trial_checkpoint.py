@@ -31,7 +31,7 @@ from bssearch.training.clock import Clock
 from bssearch.training.computation import Computation
 from bssearch.training.course import first_line
 from bssearch.training.environment import workload_revision
-from bssearch.training.optimizers import BranchSchedule, OwnSchedule, RateSchedule
+from bssearch.training.schedule import BranchSchedule, OwnSchedule, RateSchedule
 from bssearch.training.trainer import Trainer
 from bssearch.workloads.base import Workload
 

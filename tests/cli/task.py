@@ -48,8 +48,8 @@ class Task:
 
     def loss(self, model, inputs, targets, *, label_smoothing):
         self.calls += 1
-        # The first models are described, and timed at two batch sizes in two visits: only trials have the fault.
-        if len(inputs) == 16 and self.calls == 10 and self.models > 5:
+        # The first models are described, and timed once at two batch sizes: only trials have the fault.
+        if len(inputs) == 16 and self.calls == 10 and self.models > 3:
             if self.fault == "raise":
                 raise RuntimeError("this batch size is cursed")
             if self.fault == "segfault":

@@ -21,7 +21,7 @@ SMALL = {
     "image": ("space.batch_size=[128, 256]", "target.value=0.8"),
     "text": ("space.batch_size=[16, 32]", "target.value=5.5"),
 }
-FEW = ("budget.trials=2", "confirm.runs=0", "executor.name=inline")
+FEW = ("budget.trials=2", "confirm={runs: 0}", "executor.name=inline")
 
 
 def files_in(folder: Path) -> dict[str, bytes]:

@@ -12,7 +12,7 @@ from bssearch.records import Configuration
 from bssearch.records.batch_schedule import batch_schedule_of
 from bssearch.records.scaling import LearningRateRule
 from bssearch.training.batches import Growth
-from bssearch.training.optimizers import schedule_of
+from bssearch.training.schedule import schedule_of
 
 SAMPLES = 100
 STAGES = ((0, 10, 10), (55, 20, 5), (200, 40, 40))

@@ -13,7 +13,7 @@ from torch import nn
 
 from bssearch.errors import BSSearchError, NotFoundError, UsageError
 from bssearch.records import Branch, TrialState
-from bssearch.training.optimizers import RateSchedule
+from bssearch.training.schedule import RateSchedule
 from bssearch.training.trainer import Trainer
 from bssearch.training.trial_checkpoint import LARGEST_PICKLE, branch_schedule, load_weights, read_checkpoint
 from tests.training.toys import Run, Toy, configuration, on_cpu, request, toy_data

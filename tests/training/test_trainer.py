@@ -15,7 +15,7 @@ from bssearch.records import Configuration
 from bssearch.training.computation import Computation
 from bssearch.training.gradient_noise import GradientPasses
 from bssearch.training.loop import describe_model
-from bssearch.training.optimizers import RateSchedule, horizon_steps, schedule_of, warmup_steps
+from bssearch.training.schedule import RateSchedule, horizon_steps, schedule_of, warmup_steps
 from bssearch.training.trainer import AveragedWeights, Trainer, ema_decay_of, seed_everything, warm_up
 from bssearch.workloads.base import Data, Part, WeightedLoss, check_takes
 from tests.training.toys import CPU, Toy, configuration, on_cpu, toy_data

@@ -16,7 +16,7 @@ from bssearch.errors import UsageError
 from bssearch.executors.loops.following import rates_of
 from bssearch.executors.loops.own_loop import LoopTrial
 from bssearch.executors.loops.trial_run import kept_random_numbers
-from bssearch.training.optimizers import warmup_steps
+from bssearch.training.schedule import warmup_steps
 
 __all__ = ["TrialCallback", "both_names", "fit", "fit_made", "training_arguments"]
 

@@ -1,0 +1,163 @@
+"""Learning rate schedules: factors on the peak, pure functions of the step from 0.
+
+Warmup and horizon are in samples or epochs, to mean the same at every batch size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from bssearch.errors import UsageError, WorkloadError
+from bssearch.records import Configuration
+from bssearch.spec.space import DECAY_SHARE, ScheduleName
+from bssearch.workloads.base import Workload
+
+KINDS: tuple[ScheduleName, ...] = get_args(ScheduleName)
+
+ONE_CYCLE_RISE = 0.3  # share of a one-cycle schedule that rises without warmup, as in OneCycleLR
+
+ONE_CYCLE_START, ONE_CYCLE_END = 1 / 25, 1 / 25e4  # first and last factor, as in OneCycleLR
+
+
+def warmup_steps(warmup_epochs: float, train_samples: int, batch_size: int) -> int:
+    """Optimizer steps of the warmup, rounded."""
+    return round(warmup_epochs * train_samples / batch_size)
+
+
+def horizon_steps(horizon_samples: float, batch_size: int) -> int:
+    """Fewest steps (≥ 1) over ``horizon_samples``."""
+    return max(1, math.ceil(horizon_samples / batch_size))
+
+
+@dataclass(frozen=True, slots=True)
+class RateSchedule:
+    """Linear warmup, then a constant rate or a decay until the trial ends at the horizon.
+
+    Warmup (Goyal et al. 2017): step s of w uses (s + 1)/(w + 1), so no step has rate 0 and step w is the first at the
+    peak. Decay from step w to horizon h, with u = (s − w)/(h − w): 1 − u for ``linear``, (1 + cos πu)/2 for ``cosine``
+    (Loshchilov & Hutter 2017, one cycle); step h − 1 is above zero. A horizon within the warmup cuts it off.
+    ``warmup_stable_decay`` decays in the last ``decay_share`` of the horizon, by 1 − √u with u from 0 to 1 over it
+    (Hägele et al. 2024, arXiv 2405.18392; Hu et al. 2024, arXiv 2404.06395). ``one_cycle`` is PyTorch's OneCycleLR step
+    by step, with constant momentum (Smith & Topin 2018, arXiv 1708.07120); without warmup it rises for 30 % of the
+    horizon.
+    """
+
+    kind: ScheduleName = "constant"
+    warmup_steps: int = 0
+    horizon_steps: int | None = None
+    decay_share: float = DECAY_SHARE
+
+    def factor(self, step: int) -> float:
+        """Factor on the peak learning rate, 0 to 1."""
+        if self.kind == "one_cycle" and self.horizon_steps is not None:
+            return self._one_cycle(step, self.horizon_steps)
+        if step < self.warmup_steps:
+            return (step + 1) / (self.warmup_steps + 1)
+        if self.kind == "constant" or self.horizon_steps is None or step >= self.horizon_steps:
+            return 1.0 if self.kind == "constant" else 0.0
+        if self.kind == "warmup_stable_decay":
+            decay = self.decay_share * self.horizon_steps
+            return 1 - math.sqrt(max(0.0, 1 - (self.horizon_steps - step) / decay))
+        progress = (step - self.warmup_steps) / (self.horizon_steps - self.warmup_steps)
+        return 1 - progress if self.kind == "linear" else _half_cosine(progress, 1.0, 0.0)
+
+    def _one_cycle(self, step: int, horizon: int) -> float:
+        if step >= horizon:
+            return 0.0
+        top, last = (self.warmup_steps or ONE_CYCLE_RISE * horizon) - 1, horizon - 1
+        if step < top:
+            return _half_cosine(step / top, ONE_CYCLE_START, 1.0)
+        return _half_cosine(min(1.0, (step - top) / max(1.0, last - top)), 1.0, ONE_CYCLE_END)
+
+    def is_over(self, step: int) -> bool:
+        """True past the horizon."""
+        return self.horizon_steps is not None and step >= self.horizon_steps
+
+
+def _half_cosine(progress: float, start: float, end: float) -> float:
+    return end + (start - end) * (1 + math.cos(math.pi * progress)) / 2
+
+
+def schedule_of(configuration: Configuration, train_samples: int) -> RateSchedule:
+    """A configuration's schedule; `UsageError` if unknown, or decaying without ``horizon_samples``."""
+    kind = configuration.parameters.get("schedule", "constant")
+    if kind not in KINDS:
+        raise UsageError(f"schedule = {kind!r} must be one of {', '.join(KINDS)}")
+    horizon = configuration.parameters.get("horizon_samples")
+    if horizon is None and kind != "constant":
+        raise UsageError(f"schedule = {kind!r} needs horizon_samples, the samples after which it ends")
+    return RateSchedule(
+        kind=kind,
+        warmup_steps=warmup_steps(configuration.warmup_epochs, train_samples, configuration.batch_size),
+        horizon_steps=None if horizon is None else horizon_steps(float(horizon), configuration.batch_size),
+        decay_share=float(configuration.parameters.get("decay_share") or DECAY_SHARE),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class OwnSchedule:
+    """The workload's factors, until the configured horizon."""
+
+    factor_at: Callable[[int], Any]
+    configured: RateSchedule
+
+    @property
+    def warmup_steps(self) -> int:
+        """Configured; a trial in warmup is not stuck."""
+        return self.configured.warmup_steps
+
+    def factor(self, step: int) -> float:
+        """Factor on the rate; `WorkloadError` if not a number >= 0."""
+        factor = self.factor_at(step)
+        try:
+            value = float(factor)
+        except (TypeError, ValueError):
+            value = math.nan
+        if not 0 <= value < math.inf:
+            raise WorkloadError(f"build_schedule()'s function gave {factor!r} at step {step}; it must be a number >= 0")
+        return value
+
+    def is_over(self, step: int) -> bool:
+        """True past the horizon."""
+        return self.configured.is_over(step)
+
+
+def schedule_for(workload: Workload, configuration: Configuration, train_samples: int) -> RateSchedule | OwnSchedule:
+    """The workload's schedule, else the configured one; `WorkloadError` if ``build_schedule`` returned no function."""
+    configured = schedule_of(configuration, train_samples)
+    build = getattr(workload, "build_schedule", None)
+    if build is None:
+        return configured
+    factor_at = build(configuration, max(1, train_samples // configuration.batch_size))
+    if not callable(factor_at):
+        raise WorkloadError(
+            f"build_schedule() returned a {type(factor_at).__name__}; it must be a function of the step, which "
+            "returns the factor on the learning rate"
+        )
+    return OwnSchedule(factor_at, configured)
+
+
+@dataclass(frozen=True, slots=True)
+class BranchSchedule:
+    """The run's schedule for ``steps`` steps after a checkpoint at step ``offset``.
+
+    With a new optimizer state the rate may rise over ``rise`` steps: step s uses (s + 1)/(rise + 1) of it. The run's
+    warmup does not count.
+    """
+
+    run: RateSchedule | OwnSchedule
+    offset: int
+    steps: int
+    rise: int = 0
+    warmup_steps: int = 0
+
+    def factor(self, step: int) -> float:
+        """Factor of a branch's step, from 0."""
+        return self.run.factor(self.offset + step) * min(1.0, (step + 1) / (self.rise + 1))
+
+    def is_over(self, step: int) -> bool:
+        """True after the branch."""
+        return step >= self.steps
