@@ -11,7 +11,7 @@ grid, noise unknown.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
@@ -157,6 +157,10 @@ OWN_SHARE = 0.1
 
 SEEN_ALONE = 0.01
 """The same if only learning rates vary, as the valley shows them."""
+
+MOST_COUNTED = 1_000
+FEWEST_COUNTED = 30
+"""Runs of the posterior, whose cost is quadratic in them; of one configuration at least the second."""
 
 NEAR = 0.15
 """Log ratio up to which a configuration tells of the level of its batch size."""
@@ -534,10 +538,11 @@ def _is_near(one: Candidate, best: Candidate, noise: float) -> bool:
     return one.estimate.log_mean - best.estimate.log_mean < NEAR + 2 * error
 
 
-def _runs(candidates: Iterable[Candidate]) -> Runs:
+def _runs(candidates: Collection[Candidate]) -> Runs:
     rows = []
+    most = max(FEWEST_COUNTED, MOST_COUNTED // max(1, len(candidates)))
     for place, one in enumerate(candidates):
-        for run in one.runs:
+        for run in one.runs[:most]:
             if (log := _log(one, run)) is not None:
                 # Only confirmation shares seeds.
                 seed = run.seed if one.is_confirmed else -1 - place

@@ -2,6 +2,7 @@
 
 import math
 import random
+import tracemalloc
 from collections.abc import Sequence
 
 import pytest
@@ -65,6 +66,16 @@ def test_far_apart_is_sure_and_near_is_not() -> None:
     assert far.within_5_percent > 0.97 and not far.is_provisional
     assert 0.4 < near.within_5_percent < ENOUGH and near.is_provisional
     assert near.by_batch.keys() == {32, 64}
+
+
+def test_the_memory_of_many_runs_is_bounded() -> None:
+    many = verdict_over(*runs(32, *spread(1.0, 0.05, 3000)), *runs(64, *spread(1.2, 0.05, 3000), start=9000))
+    tracemalloc.start()
+    known = not_none(certainty(many, {}))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert known.within_5_percent > 0.99
+    assert peak < 150e6
 
 
 @pytest.mark.parametrize("slower", [1.2, 2.0, 3.0])
