@@ -149,21 +149,21 @@ HIDDEN = 0.03
 HIDDEN_BY_NOISE = 0.2
 """Deviation, and mean, of what better tuning gains: a search by single runs sees no gain below their noise.
 
-The second counts in deviations of a run. Of three tried, claims on digits-like studies are best with these.
+`HIDDEN_BY_NOISE` is in deviations of a run. Of three pairs tried, claims on digits-like studies are best with this one.
 """
 
 OWN_SHARE = 0.1
 """Share of that variance which equal values at other batch sizes do not have in common."""
 
 SEEN_ALONE = 0.01
-"""The same if only learning rates vary, as the valley shows them."""
+"""Deviation of hidden gains if only learning rates vary, because the valley shows the others."""
 
 MOST_COUNTED = 1_000
 FEWEST_COUNTED = 30
-"""Runs of the posterior, whose cost is quadratic in them; of one configuration at least the second."""
+"""Runs that the posterior counts, as its cost is quadratic in them: at most in all, at least of one configuration."""
 
 NEAR = 0.15
-"""Log ratio up to which a configuration tells of the level of its batch size."""
+"""A configuration slower than its batch size's best by more than this log ratio says nothing about the size."""
 
 FAR = math.log(2)
 """Tuning gains less: the mean gain of a badly tuned batch size is `TUNING_GAP`."""

@@ -193,7 +193,8 @@ def confirmed_medians(history: History) -> dict[int, str]:
 
 def so_far(history: History) -> str:
     """Best batch size of confirmation, else of a single run, which is partly luck."""
-    for size, median in confirmed_medians(history).items():
+    if medians := confirmed_medians(history):
+        size, median = next(iter(medians.items()))
         return f"batch {size}, median {median} fresh seeds"
     best = history.incumbent
     assert best is not None, "nothing has reached the target"

@@ -15,10 +15,11 @@ from typing import Self
 from bssearch.analysis.certainty import Beliefs, beliefs, carries, step_figures
 from bssearch.analysis.confirmation_runs import PlainMiss, plain_misses, plainly_missed, says_something
 from bssearch.analysis.optimum import Verdict, decide
-from bssearch.records import Configuration, ParameterValue, Phase, TrialPlan, TrialRecord, TrialState
+from bssearch.records import Configuration, Phase, TrialPlan, TrialRecord, TrialState
 from bssearch.records.step_times import step_seconds_of
 from bssearch.search.history import History, trial_seed
 from bssearch.spec.admission import problem_with
+from bssearch.spec.space import is_alike
 
 CONFIGURATIONS_PER_BATCH = 2
 """One may be lucky."""
@@ -312,20 +313,7 @@ def _following(history: History, made: CompletedRuns, verdict: Verdict, size: in
     if size == verdict.least.configuration.batch_size or sampled is None or not carries(verdict.least):
         return history.as_run(verdict.by_batch[size].configuration)
     carried = history.as_run(history.spec.space.decode(size, sampled))
-    begun = (one for one in made.begun.values() if one.batch_size == size and _has_equal_values(history, one, carried))
-    return next(begun, carried)
-
-
-def _has_equal_values(history: History, one: Configuration, other: Configuration) -> bool:
-    """True if the sampled values differ by rounding only."""
-    mine, theirs = history.spec.space.encode(one) or {}, history.spec.space.encode(other) or {}
-    return bool(mine) and mine.keys() == theirs.keys() and all(_is_close(mine[name], theirs[name]) for name in mine)
-
-
-def _is_close(one: ParameterValue, other: ParameterValue) -> bool:
-    if isinstance(one, float) and isinstance(other, float):
-        return math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-12)
-    return one == other
+    return next((one for one in made.begun.values() if is_alike(one, carried)), carried)
 
 
 def _is_spent(history: History, trials: Sequence[TrialRecord]) -> bool:

@@ -343,6 +343,14 @@ SMALL_BUDGET = {"trials": 10, "trial_train_seconds": 5.0}
 ABOVE_ZERO = math.ulp(0.0)
 
 
+def check_bound(part: type[StrictModel], field: str, inside: float, outside: float) -> None:
+    others: dict[str, Any] = SMALL_BUDGET if part is BudgetSpec else {}
+    assert getattr(part.model_validate({**others, field: inside}), field) == inside
+    with pytest.raises(ValidationError) as caught:
+        part.model_validate({**others, field: outside})
+    assert [error["loc"] for error in caught.value.errors()] == [(field,)]
+
+
 @pytest.mark.parametrize(
     ("part", "field", "least", "below"),
     [
@@ -366,11 +374,7 @@ ABOVE_ZERO = math.ulp(0.0)
 def test_a_field_takes_its_least_value_and_none_below(
     part: type[StrictModel], field: str, least: float, below: float
 ) -> None:
-    others: dict[str, Any] = SMALL_BUDGET if part is BudgetSpec else {}
-    assert getattr(part.model_validate({**others, field: least}), field) == least
-    with pytest.raises(ValidationError) as caught:
-        part.model_validate({**others, field: below})
-    assert [error["loc"] for error in caught.value.errors()] == [(field,)]
+    check_bound(part, field, least, below)
 
 
 @pytest.mark.parametrize(
@@ -389,11 +393,7 @@ def test_a_field_takes_its_least_value_and_none_below(
 def test_a_field_takes_its_greatest_value_and_none_above(
     part: type[StrictModel], field: str, most: float, above: float
 ) -> None:
-    others: dict[str, Any] = SMALL_BUDGET if part is BudgetSpec else {}
-    assert getattr(part.model_validate({**others, field: most}), field) == most
-    with pytest.raises(ValidationError) as caught:
-        part.model_validate({**others, field: above})
-    assert [error["loc"] for error in caught.value.errors()] == [(field,)]
+    check_bound(part, field, most, above)
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from bssearch.spec.space.micro_batches import (
     split_batch,
 )
 from bssearch.spec.space.optimizers import OPTIMIZER_SETTINGS, OPTIMIZERS, AdamW, Optimizer, OptimizerOptions, Sgd
-from bssearch.spec.space.search_space import SearchSpace
+from bssearch.spec.space.search_space import SearchSpace, is_alike
 
 __all__ = [
     "DECAY_SHARE",
@@ -58,6 +58,7 @@ __all__ = [
     "bounds",
     "choose_micro_batch",
     "in_force",
+    "is_alike",
     "split_batch",
     "within_limits",
 ]

@@ -172,7 +172,7 @@ class SearchSpace(StrictModel):
         if configuration.batch_size not in self.rungs or configuration.optimizer not in self._optimizer_names:
             return None
         sampled = self._nearest(self._coordinates(configuration))
-        return sampled if _is_alike(self.decode(configuration.batch_size, sampled), configuration) else None
+        return sampled if is_alike(self.decode(configuration.batch_size, sampled), configuration) else None
 
     def with_all_regularisation(self, configuration: Configuration) -> Configuration:
         """Switch on dropout and label smoothing if the space can.
@@ -308,7 +308,9 @@ class SearchSpace(StrictModel):
             yield name, domain[0] if isinstance(domain, tuple) and len(domain) == 1 else domain
 
 
-def _is_alike(one: Configuration, other: Configuration) -> bool:
+def is_alike(one: Configuration, other: Configuration) -> bool:
+    """True if two configurations train alike but for rounding."""
+
     def near(mine: Any, theirs: Any) -> bool:
         both = isinstance(mine, float) and isinstance(theirs, float)
         return math.isclose(mine, theirs, rel_tol=1e-9) if both else bool(mine == theirs)
