@@ -16,8 +16,8 @@ from bssearch.analysis.answer import Batch, BestTrial, Figure, Restricted, Time
 from bssearch.analysis.generalisation import over_seeds
 from bssearch.analysis.law.batch_model import LawPoint, law_point, rising
 from bssearch.analysis.measured import BatchNoise
-from bssearch.analysis.objectives import TIME, Objective, seconds_to_target
-from bssearch.analysis.optimum import Candidate, Slope, Verdict, least_of, median_samples, median_steps, slopes
+from bssearch.analysis.objectives import TIME, Objective, least_of, seconds_to_target
+from bssearch.analysis.optimum import Candidate, Slope, Verdict, median_samples, median_steps, slopes
 from bssearch.analysis.shape import Interval, parameters_of
 from bssearch.records import (
     Configuration,

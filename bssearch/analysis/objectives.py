@@ -400,6 +400,17 @@ class TimeToTarget(BySeconds):
 TIME = TimeToTarget()
 
 
+def fastest(trials: Iterable[TrialRecord]) -> TrialRecord | None:
+    """Trial with the least time-to-target."""
+    return least_of(trials, TIME)
+
+
+def least_of(trials: Iterable[TrialRecord], objective: Objective) -> TrialRecord | None:
+    """Trial with the least figure."""
+    known = [(value, trial.number, trial) for trial in trials if (value := objective.figure(trial)) is not None]
+    return min(known)[2] if known else None
+
+
 class CostToTarget(TimeToTarget):
     """Hours × devices × the price of a device-hour; device-hours without a price."""
 

@@ -487,17 +487,6 @@ def runs_to_settle(log_deviation: float, ratio: float) -> int:
     return runs
 
 
-def fastest(trials: Sequence[TrialRecord]) -> TrialRecord | None:
-    """Trial with the least time-to-target."""
-    return least_of(trials, TIME)
-
-
-def least_of(trials: Sequence[TrialRecord], objective: Objective) -> TrialRecord | None:
-    """Trial with the least figure."""
-    known = [(value, trial.number, trial) for trial in trials if (value := objective.figure(trial)) is not None]
-    return min(known)[2] if known else None
-
-
 Regime = Literal["perfect", "diminishing", "maximal", "undecided"]
 
 PERFECT, MAXIMAL = -0.75, -0.25  # half-way between −1, −0.5 and 0

@@ -12,7 +12,7 @@ from bssearch.errors import BSSearchError
 
 # Garbage-collection threshold: imports create mostly permanent objects, and Python's default of 700 costs a fifth of
 # the CPU time of a short command.
-COLLECT_AFTER = 200_000
+COLLECT_AFTER = 500_000
 
 # Errors of a file that the user named, or of its disk.
 OF_FILES = {errno.EACCES, errno.EISDIR, errno.ENAMETOOLONG, errno.ENOSPC, errno.ENOTDIR, errno.EPERM, errno.EROFS}

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from bssearch.analysis.rules.regret import Regret
     from bssearch.commands.quick import TrackRecord
     from bssearch.commands.report import Comparison
-    from bssearch.commands.trials import Status
+    from bssearch.commands.status import Status
 
 app = typer.Typer(help="List, show, confirm, audit, compare and tidy stored studies.", no_args_is_help=True)
 
@@ -76,7 +76,7 @@ BASES = {
 @app.command("show")
 def show_study(study: StudyArgument = None, db: DatabasesOption = None, form: FormatOption = Format.TABLE) -> None:
     """Show a study's trials by phase and state, budget and fastest trial."""
-    from bssearch.commands.trials import status as status_of
+    from bssearch.commands.status import status as status_of
 
     with study_to_read(db, study) as (store, name):
         found = status_of(store, name)

@@ -83,8 +83,7 @@ def list_trials(
     batch_size: Annotated[int | None, typer.Option(help="Only this batch size.")] = None,
 ) -> None:
     """List the trials of a study."""
-    from bssearch.commands.trials import matching_trials
-    from bssearch.exchange.trial_rows import trial_row, trial_rows
+    from bssearch.exchange.trial_rows import matching_trials, trial_row, trial_rows
 
     with study_to_read(db, study) as (store, name):
         found = store.trials.of(name)

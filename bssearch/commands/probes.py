@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, Protocol
 
 from bssearch.analysis.law.affine_step_time import MemoryFit, StepTimeFit, fit_memory, fit_step_time, throughput_knee
-from bssearch.analysis.optimum import fastest
+from bssearch.analysis.objectives import fastest
 from bssearch.commands.launch import Launch
 from bssearch.commands.opening import OpenStudy, opened
 from bssearch.errors import InterruptedRunError, LaunchError

@@ -43,8 +43,9 @@ from bssearch.records import (
 )
 from bssearch.search.confirmation import repeat
 from bssearch.search.engine import NextRun
-from bssearch.search.finding import answer, save_quick, stored_end, stored_quick
+from bssearch.search.finding import answer, save_quick, stored_quick
 from bssearch.search.history import History, trial_seed
+from bssearch.search.search_end import stored_end
 from bssearch.spec import StudySpec
 from bssearch.spec.space.optimizers import FINE_TUNING
 from bssearch.storage.repository import Store

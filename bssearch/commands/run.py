@@ -14,8 +14,9 @@ from bssearch.commands.opening import OpenStudy, opened
 from bssearch.errors import UsageError, problem_in_words
 from bssearch.records import Phase
 from bssearch.search import confirmation as confirm
-from bssearch.search.finding import answer, quick_prior, stored_end, stored_quick
+from bssearch.search.finding import answer, quick_prior, stored_quick
 from bssearch.search.history import History
+from bssearch.search.search_end import stored_end
 from bssearch.spec import StudySpec
 from bssearch.spec.parts import ConfirmSpec
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import Any
 
-from bssearch.records import Environment, Observation, TrialRecord, outcome_fields
+from bssearch.records import Environment, Observation, Phase, TrialRecord, TrialState, outcome_fields
 from bssearch.records.batch_schedule import run_stages
+from bssearch.records.measured import field_values
 from bssearch.storage.repository import Store
 
 # Outcome fields that are 0 if an imported table lacks them.
@@ -69,11 +70,28 @@ def trial_rows(
     return [{**trial_row(one), "answer": asdict(counted[one.number]) if counted else None} for one in kept]
 
 
+def matching_trials(
+    trials: Sequence[TrialRecord],
+    *,
+    phase: Phase | None = None,
+    state: TrialState | None = None,
+    batch_size: int | None = None,
+) -> list[TrialRecord]:
+    """Filter trials by phase, state and batch size."""
+    return [
+        trial
+        for trial in trials
+        if (phase is None or trial.phase is phase)
+        and (state is None or trial.state is state)
+        and (batch_size is None or trial.configuration.batch_size == batch_size)
+    ]
+
+
 def trial_row(trial: TrialRecord) -> dict[str, Any]:
     """Configuration and outcome."""
     known = outcome_fields(trial.outcome) if trial.outcome else {}
     outcome = {name: value for name, value in known.items() if name not in {"state", "traceback"}}
-    configuration = {one.name: getattr(trial.configuration, one.name) for one in fields(trial.configuration)}
+    configuration = field_values(trial.configuration)
     if trial.is_imported:
         outcome = {name: value for name, value in outcome.items() if value or name not in ZERO_WHERE_UNKNOWN}
     return {

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bssearch.records.question import Configuration, TrialState
 from bssearch.records.text import storable
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 MOST_TEST_METRICS = 1_000
 LONGEST_NAME = 1_000  # characters of a metric's name
@@ -303,9 +306,14 @@ class Environment:
 
 def outcome_fields(outcome: TrialOutcome) -> dict[str, Any]:
     """Outcome as a flat dict."""
-    own = {one.name: getattr(outcome, one.name) for one in fields(outcome) if one.name not in {"noise", "device_use"}}
-    noise = {f"noise_{name}": value for name, value in asdict(outcome.noise).items()}
-    return {**own, **noise, **asdict(outcome.device_use)}
+    found = field_values(outcome)
+    noise, device_use = field_values(found.pop("noise")), field_values(found.pop("device_use"))
+    return {**found, **{f"noise_{name}": value for name, value in noise.items()}, **device_use}
+
+
+def field_values(record: DataclassInstance) -> dict[str, Any]:
+    """Field values by name, not copied, unlike `dataclasses.asdict`."""
+    return {name: getattr(record, name) for name in record.__dataclass_fields__}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,8 +26,8 @@ from bssearch.analysis.shape import Notice
 from bssearch.errors import TargetNotReachedError, UsageError
 from bssearch.records import Configuration, TrialRecord, model_parameters
 from bssearch.records.step_times import step_seconds_of, with_step_time
+from bssearch.search.search_end import SearchEnd
 from bssearch.spec import StudySpec
-from bssearch.spec.parts import BudgetSpec
 from bssearch.spec.reader import spec_of
 from bssearch.storage.repository import Store
 
@@ -36,14 +36,6 @@ ANSWERS = 24  # increase it when equal trials give another answer
 
 MOVED = 0.01
 """Relative change of a median that is told; a figure is printed with three digits."""
-
-
-class SearchEnd(BaseModel):
-    """Why a search ended; its ``spent`` trials and ``budget``."""
-
-    reason: str
-    spent: int
-    budget: BudgetSpec
 
 
 class Told(NamedTuple):
@@ -118,11 +110,6 @@ def save_quick(store: Store, name: str, quick: QuickAnswer) -> None:
     last = _kept(store.findings.last(name))
     kept = _Kept(made_by=ANSWERS, told=last.told, search_end=last.search_end, quick=quick)
     store.findings.save(name, store.findings.stamp(name), kept.model_dump(mode="json"), is_news=True)
-
-
-def stored_end(store: Store, name: str) -> SearchEnd | None:
-    """How the search ended, or None."""
-    return _kept(store.findings.last(name)).search_end
 
 
 def stored_quick(store: Store, name: str) -> QuickAnswer | None:

@@ -16,9 +16,9 @@ from bssearch.commands.across.answers import in_words as agreement_in_words
 from bssearch.commands.across.databases import StudyFilter, found_study, study_rows
 from bssearch.commands.report import COMPARED, compare, compared_row, picture_of
 from bssearch.commands.rerun import Reproduction, reproduction
-from bssearch.commands.trials import Status, matching_trials, status
+from bssearch.commands.status import Status, status
 from bssearch.errors import NotFoundError, TargetNotReachedError, UsageError
-from bssearch.exchange.trial_rows import trial_document, trial_row, trial_rows
+from bssearch.exchange.trial_rows import matching_trials, trial_document, trial_row, trial_rows
 from bssearch.figures.html import PageContent
 from bssearch.figures.page import facts_of, page_of
 from bssearch.figures.plots import recent_curves_chart

@@ -7,7 +7,9 @@ Exits 1 if a median is above 3 % on the CPU or 2 % on a GPU.
 The loops train a shipped workload at one batch size on one CPU thread. They take turns in one process, segment by
 segment, in alternating order. The product's segment is what a trial runs between two evaluations: ledger, stop check,
 limit check, progress, schedule and loss bookkeeping, and on a GPU the wait for the device at its end, which the bare
-loop has too. The A/A row is a second bare loop against the first: it shows the noise of the method.
+loop has too. The A/A row is a second bare loop against the first: it shows the noise of the method. Where a model's
+tensors are in memory moves a whole loop by a few per cent, so ``--builds`` sets up all loops anew so many times and
+compares the medians of each.
 
 ``--reference`` chooses the bare loop:
 
@@ -30,7 +32,8 @@ import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from typing import Annotated
+from functools import partial
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -46,7 +49,7 @@ from bssearch.training.trainer import Trainer
 from bssearch.workloads.base import Data, Workload
 from bssearch.workloads.digits import Digits
 from bssearch.workloads.fashion_mnist import FashionMnist
-from tests.benchmarks.harness import one_of, ratio, script, timed_in_turns
+from tests.benchmarks.harness import one_of, ratio, script, timed_in_turns, turned
 from tests.factories import make_request
 
 BARS = {"cpu": 0.03, "cuda": 0.02}
@@ -188,18 +191,24 @@ def product(
 
 
 def measure(
-    reference: str, workload: Workload, data: Data, batch_size: int, computation: Computation, *, steps: int, pairs: int
+    reference: str,
+    workload: Workload,
+    data: Data,
+    batch_size: int,
+    computation: Computation,
+    *,
+    steps: int,
+    pairs: int,
+    builds: int,
 ) -> Overhead:
-    """Let the loops take turns ``pairs`` times, a segment of ``steps`` each."""
-    trial, trainer = product(workload, data, batch_size, computation, steps)
-    bare, again = (REFERENCES[reference](workload, data, batch_size, computation) for _ in range(2))
-    work: dict[str, Callable[[], object]] = {
-        "bare": lambda: bare.segment(steps),
-        "again": lambda: again.segment(steps),
-        "bssearch": lambda: trial.train_segment(trainer),
-    }
-    times = timed_in_turns(work, pairs)
-    trainer.close()
+    """Let the loops take turns ``pairs`` times in all, a segment of ``steps`` each."""
+    times: dict[str, list[float]] = {"bare": [], "again": [], "bssearch": []}
+    bit_equal = True
+    for build in range(builds):
+        taken, is_equal = _take_turns(reference, workload, data, batch_size, computation, steps, pairs // builds, build)
+        bit_equal = bit_equal and is_equal
+        for name, seconds in taken.items():
+            times[name] += seconds if builds == 1 else [statistics.median(seconds)]
     step_seconds = statistics.median(times["bare"]) / steps
     is_long = reference == "hand" and step_seconds >= SHORTEST_STEP
     judged = computation.compile_mode == "none" and (computation.device.type != "cpu" or is_long)
@@ -208,12 +217,39 @@ def measure(
         step_seconds=step_seconds,
         pairs=pairs,
         steps=steps,
-        bit_equal=torch.equal(*(parameters_to_vector(model.parameters()) for model in (bare.model, trainer.model))),
+        bit_equal=bit_equal,
         again=ratio(times["again"], times["bare"]),
         bssearch=ratio(times["bssearch"], times["bare"]),
         warnings=tuple(computation.warnings) if reference == "fast" else (),
         bar=BARS[computation.device.type] if judged else None,
     )
+
+
+def _take_turns(
+    reference: str,
+    workload: Workload,
+    data: Data,
+    batch_size: int,
+    computation: Computation,
+    steps: int,
+    pairs: int,
+    build: int,
+) -> tuple[dict[str, list[float]], bool]:
+    # the seconds of each loop's segments, and whether both ended with the same weights
+    loops: dict[str, Any] = {}
+    for name in turned(["bare", "again", "bssearch"], build):
+        make = partial(product, steps=steps) if name == "bssearch" else REFERENCES[reference]
+        loops[name] = make(workload, data, batch_size, computation)
+    bare, again, (trial, trainer) = loops["bare"], loops["again"], loops["bssearch"]
+    work: dict[str, Callable[[], object]] = {
+        "bare": lambda: bare.segment(steps),
+        "again": lambda: again.segment(steps),
+        "bssearch": lambda: trial.train_segment(trainer),
+    }
+    times = timed_in_turns(work, pairs)
+    trainer.close()
+    weights = [parameters_to_vector(model.parameters()) for model in (bare.model, trainer.model)]
+    return times, torch.equal(*weights)
 
 
 def print_rows(again: tuple[float, float, float], name: str, found: tuple[float, float, float]) -> None:
@@ -241,6 +277,7 @@ def main(
     batch_size: list[int] | None = None,
     steps: Annotated[int, typer.Option(help="per segment")] = 4,
     pairs: int = 150,
+    builds: Annotated[int, typer.Option(help="times that the loops are set up anew, of at least one pair each")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object instead of tables")] = False,
 ) -> bool:
     """Measure, print and judge."""
@@ -251,7 +288,8 @@ def main(
     computation = Computation(torch.device(device), settings)
     data, _ = place(task.load(torch.device("cpu")), computation)
     found = [
-        measure(reference, task, data, size, computation, steps=steps, pairs=pairs) for size in batch_size or [256]
+        measure(reference, task, data, size, computation, steps=steps, pairs=pairs, builds=builds)
+        for size in batch_size or [256]
     ]
     if as_json:
         head = {"device": device, "workload": workload, "reference": reference, "compile": compiled}

@@ -24,8 +24,7 @@ from typing import Annotated
 import numpy as np
 import typer
 
-from bssearch.analysis.objectives import TIME
-from bssearch.analysis.optimum import least_of
+from bssearch.analysis.objectives import TIME, least_of
 from bssearch.errors import TargetNotReachedError
 from bssearch.records import Configuration, ParameterValue, Phase, ProbeRecord, StepTimeError, TrialPlan, TrialRecord
 from bssearch.records.intervals import FLAT_RATIO

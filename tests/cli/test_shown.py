@@ -29,7 +29,7 @@ from bssearch.cli.run import print_quick
 from bssearch.commands.display import Display, Lines, batch_table, ended_line
 from bssearch.commands.launch import Launch
 from bssearch.commands.run import run_study
-from bssearch.commands.trials import status
+from bssearch.commands.status import status
 from bssearch.errors import NotFoundError, UsageError
 from bssearch.exchange.trial_rows import trial_document
 from bssearch.executors.base import Event

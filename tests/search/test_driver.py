@@ -35,8 +35,8 @@ from bssearch.records import (
     WorkloadDescription,
 )
 from bssearch.search.confirmation import most_left, next_run
-from bssearch.search.finding import SearchEnd
 from bssearch.search.history import History, trial_seed
+from bssearch.search.search_end import SearchEnd
 from bssearch.settings import user_name
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import open_store

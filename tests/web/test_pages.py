@@ -10,7 +10,7 @@ from urllib.parse import quote
 import pytest
 from starlette.testclient import TestClient
 
-from bssearch.commands.trials import status
+from bssearch.commands.status import status
 from bssearch.errors import DatabaseError
 from bssearch.records import Lease
 from bssearch.search.finding import answer

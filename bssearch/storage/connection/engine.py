@@ -304,7 +304,7 @@ def from_json(stored: str | bytes) -> Any:
     """Parse stored JSON."""
     try:
         text = stored if isinstance(stored, str) else stored.decode()
-        value = json.loads(text, parse_float=_finite, parse_int=_whole, parse_constant=_finite)
+        value = _DECODER.decode(text)
         if "\\u" in text:  # else it is Unicode already
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
@@ -323,6 +323,9 @@ def _whole(text: str) -> int:
     if len(text) > _MOST_DIGITS:
         raise ValueError(f"a number of {len(text)} digits")
     return int(text)
+
+
+_DECODER = json.JSONDecoder(parse_float=_finite, parse_int=_whole, parse_constant=_finite)
 
 
 def copy_sqlite(source: Path, copy: Path) -> None:
