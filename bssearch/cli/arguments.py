@@ -65,7 +65,7 @@ def launched(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]
 
 def launch_options(*names: str) -> list[inspect.Parameter]:
     """Options of `Launch` as Typer parameters."""
-    kinds = {"data_dir": Path | None, "allow_busy": bool, "allow_changed_workload": bool}
+    kinds = {"data_dir": Path | None, "allow_busy": bool, "allow_changed_workload": bool, "verbose": bool}
     made = {name: typed(OPTIONS[name], f"--{name.replace('_', '-')}") for name in names}
     return [
         inspect.Parameter(
@@ -182,9 +182,9 @@ def _given(options: Mapping[str, object]) -> list[str]:
 
 @contextmanager
 def watched(launch: Launch) -> Iterator[Launch]:
-    """Show a run on stderr: live on a terminal, else line by line."""
+    """Show a run on stderr: live on a terminal, else a line now and then."""
     from bssearch.cli.output import console
     from bssearch.commands.display import on_screen
 
-    with on_screen(console(stderr=True)) as listener:
+    with on_screen(console(stderr=True), launch.verbose) as listener:
         yield replace(launch, listener=listener)

@@ -97,7 +97,9 @@ class _Probes(_Registered):
         ) -> None:
             from bssearch.commands.display import Lines
 
-            launch = Launch(**{name: given.pop(name) for name in _LAUNCH}, listener=Lines(console(stderr=True)))
+            launch = Launch(
+                **{name: given.pop(name) for name in _LAUNCH}, listener=Lines(console(stderr=True), verbose=True)
+            )
             found = entry(*spec_to_run(spec, overrides, launch), **given)
 
             def for_people() -> None:

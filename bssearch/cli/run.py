@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from bssearch.commands.check import Advice, Check, DefaultRun, DryRun
 
 
-@launched("db", "data_dir", "allow_changed_workload", "allow_busy")
+@launched("db", "data_dir", "allow_changed_workload", "allow_busy", "verbose")
 def run(
     spec: SpecArgument,
     launch: Launch,

@@ -113,7 +113,7 @@ TO_BUDGET_RUNS = 3  # default runs per configuration with --to-budget, the fewes
 
 
 @app.command("confirm")
-@launched("db", "workload", "data_dir", "allow_busy")
+@launched("db", "workload", "data_dir", "allow_busy", "verbose")
 def confirm(
     study: StudyArgument = None,
     *,
@@ -156,7 +156,7 @@ SLOPE_NAMES = {0.0: "0 (none)", 0.5: "½ (√batch)", 1.0: "1 (linear)"}
 
 
 @app.command("audit")
-@launched("db", "workload", "data_dir", "allow_busy")
+@launched("db", "workload", "data_dir", "allow_busy", "verbose")
 def audit(
     study: StudyArgument = None,
     *,

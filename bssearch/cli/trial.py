@@ -226,7 +226,7 @@ RERUN_COLUMNS = ("run", "state", "all_steps", "steps_to_target", "time_to_target
 
 
 @app.command("rerun")
-@launched("db", "workload", "data_dir", "allow_busy")
+@launched("db", "workload", "data_dir", "allow_busy", "verbose")
 def rerun(
     study_or_number: StudyOrNumber,
     number: NumberArgument = None,

@@ -11,7 +11,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -21,76 +22,66 @@ from rich.text import Text
 
 from bssearch.analysis.objectives import seconds_to_target, trial_basis
 from bssearch.analysis.optimum import decide
-from bssearch.records import Configuration, Phase, StudyRecord, TrialRecord, TrialState
+from bssearch.records import Phase, StudyRecord, TrialRecord, TrialState
 from bssearch.records.batch_schedule import sizes_in_words
-from bssearch.records.text import visible
-from bssearch.search.confirmation import confirmation_trials, in_force, most_left
+from bssearch.records.text import plural, visible
+from bssearch.search.confirmation import confirmation_trials, in_force
 from bssearch.search.driver import Listener
 from bssearch.search.history import History
 
-# Remaining runs and wall time of a study, estimated from its stored trials, whichever driver ran them.
+BETWEEN_LINES = 10.0  # seconds between lines of progress without a terminal
+
+CONFIRMATION_RUNS = 45  # runs until a study settles: about the median of tests/benchmarks/settling.py
+
+BAR = 20  # characters
 
 
-@dataclass(frozen=True, slots=True)
-class Left:
-    """The most ``runs`` left and their wall ``seconds`` (None: unknown)."""
+def seconds_left(history: History) -> float | None:
+    """Expected wall seconds until the study settles; None before a trial has reached the target.
 
-    runs: int
-    seconds: float | None
-
-
-def search_left(history: History) -> Left:
-    """Rest of a search by the mean wall seconds per ended trial."""
+    The search is expected to spend its budget at the mean pace so far; confirmation to take `CONFIRMATION_RUNS`, each
+    as long as the median search trial that reached the target.
+    """
+    ended = [one for one in history.all_trials if one.phase is Phase.SEARCH and not one.state.is_missing]
+    searched = [one.outcome.wall_seconds for one in ended if one.outcome]
+    reached = [one.outcome.wall_seconds for one in ended if one.outcome and one.state is TrialState.REACHED]
+    if not reached:
+        return None
+    fresh = sum(trial.phase is Phase.CONFIRM for trial in history.all_trials)
     budget = history.spec.budget
-    open_ones = len(history.in_state(TrialState.RUNNING, TrialState.PAUSED, TrialState.QUEUED))
-    done = history.spent - open_ones
-    left = max(0, budget.trials - done)
-    seconds = history.busy_seconds / done * left if done > 0 else None
+    trials = 0 if fresh else max(0, budget.trials - len(searched))
+    runs = max(1, CONFIRMATION_RUNS - fresh) if history.spec.confirm.runs else 0
+    at_once = max(1.0, math.fsum(searched) / max(history.busy_seconds, 1e-9))
+    search = trials * statistics.mean(searched) / at_once
     if budget.wall_seconds is not None:
-        seconds = min(math.inf if seconds is None else seconds, max(0.0, budget.wall_seconds - history.busy_seconds))
-    return Left(left, seconds)
+        search = min(search, max(0.0, budget.wall_seconds - history.busy_seconds))
+    return search + runs * statistics.median(reached) / at_once
 
 
-def confirmation_left(history: History) -> Left:
-    """Most confirmation left, from medians per configuration."""
-    runs = most_left(history)
-    return Left(len(runs), math.fsum(_expected_seconds(history, one) for one in runs))
-
-
-def _expected_seconds(history: History, configuration: Configuration) -> float:
-    """A run's wall seconds: from its like, its batch size's best, or the limit."""
-    full = {TrialState.REACHED, TrialState.EXHAUSTED, TrialState.DIVERGED}
-    own = [
-        trial.outcome.wall_seconds
-        for trial in history.all_trials
-        if trial.configuration.key == configuration.key
-        and trial.phase in {Phase.SEARCH, Phase.CONFIRM}
-        and trial.state in full
-        and trial.outcome is not None
-    ]
-    if own:
-        return statistics.median(own)
-    best = history.best_at(configuration.batch_size)
-    if best is not None and best.outcome is not None:
-        return best.outcome.wall_seconds
-    return history.spec.budget.trial_train_seconds
+def in_hours(seconds: float) -> str:
+    """Hours, minutes and seconds, as in 1:02:03."""
+    return str(timedelta(seconds=round(seconds)))
 
 
 @contextmanager
-def on_screen(screen: Console) -> Iterator[Listener]:
-    """Yield a listener that shows a run on a screen."""
+def on_screen(screen: Console, verbose: bool = False) -> Iterator[Listener]:
+    """Yield a listener that shows a run on a screen; ``verbose``: with a line for each trial that ends."""
     if not screen.is_terminal:
-        yield Lines(screen)
+        yield Lines(screen, verbose)
         return
-    with Live(console=screen, refresh_per_second=4, transient=True) as live:
-        yield Display(screen, live.update)
+    with Live(console=screen, auto_refresh=False, transient=True) as live:
+        yield Display(screen, partial(live.update, refresh=True), verbose=verbose)
 
 
 class Lines(Listener):
-    """Prints one line per event."""
+    """Prints notes, and a line of progress at most every `BETWEEN_LINES`."""
 
-    def __init__(self, screen: Console) -> None:
+    def __init__(self, screen: Console, verbose: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
         self._screen = screen
+        self._verbose = verbose
+        self._clock = clock
+        self._began = self._printed_at = clock()
+        self._is_searching = True
 
     def opened(self, study: StudyRecord, database: str, continued: bool) -> None:
         """Print the study and its database."""
@@ -100,81 +91,81 @@ class Lines(Listener):
         """Print a line."""
         self._screen.print(visible(message), markup=False)
 
+    def started(self, trial: TrialRecord, history: History) -> None:
+        """See whether the study searches."""
+        self._is_searching = trial.phase is Phase.SEARCH
+
     def ended(self, trial: TrialRecord, history: History) -> None:
-        """Print how a trial ended."""
-        self.note(ended_line(trial, history))
+        """Print how a trial ended, if asked or if it failed."""
+        if self._verbose or trial.state.is_missing:
+            self.note(ended_line(trial, history))
+        self._show(history)
 
     def search_ended(self, reason: str, history: History) -> None:
         """Print the answer so far."""
+        self._is_searching = False
         if history.incumbent is not None:
             self.note(f"so far: {so_far(history)}")
+
+    def _show(self, history: History) -> None:
+        if self._clock() >= self._printed_at + BETWEEN_LINES:
+            self._printed_at = self._clock()
+            self.note(self.progress(history))
+
+    def progress(self, history: History) -> str:
+        """Trials, time, and the best so far."""
+        fresh = sum(trial.phase is Phase.CONFIRM for trial in history.all_trials)
+        runs = f"{history.spent} of {history.spec.budget.trials} search trials"
+        if not self._is_searching:
+            runs = f"{history.spent} search trials, {plural(fresh, 'confirmation run')}"
+        best = "no trial has reached the target yet" if history.incumbent is None else so_far(history)
+        elapsed, left = self._clock() - self._began, seconds_left(history)
+        time = in_hours(elapsed) if left is None else f"{in_hours(elapsed)} of about {in_hours(elapsed + left)}"
+        return f"{runs} · {time} · {best}"
 
 
 class Display(Lines):
     """Notes above a live table; ``show`` replaces the table."""
 
     def __init__(
-        self, screen: Console, show: Callable[[RenderableType], None], clock: Callable[[], float] = time.monotonic
+        self,
+        screen: Console,
+        show: Callable[[RenderableType], None],
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        verbose: bool = False,
     ) -> None:
-        super().__init__(screen)
+        super().__init__(screen, verbose, clock)
         self._show_table = show
-        self._clock = clock
         self._running: dict[int, TrialRecord] = {}
-        self._phase = Phase.SEARCH
-        self._ending: str | None = None
-        # The earliest estimate so far of the confirmation's end, so that the time left never grows.
-        self._until = math.inf
 
     def started(self, trial: TrialRecord, history: History) -> None:
         """Show a trial as running."""
+        super().started(trial, history)
         self._running[trial.number] = trial
-        is_searching = any(one.phase is Phase.SEARCH for one in self._running.values())
-        self._phase = Phase.SEARCH if is_searching else trial.phase
-        if trial.phase is Phase.SEARCH:
-            self._ending, self._until = None, math.inf
         self._show(history)
 
     def ended(self, trial: TrialRecord, history: History) -> None:
         """Count an ended trial."""
         self._running.pop(trial.number, None)
-        if trial.phase in {Phase.CONFIRM, Phase.GROWTH} or trial.state.is_missing:
-            super().ended(trial, history)
-        self._show(history)
+        super().ended(trial, history)
 
     def search_ended(self, reason: str, history: History) -> None:
-        """Print the answer so far; switch to the remaining confirmation."""
+        """Print the answer so far."""
         super().search_ended(reason, history)
-        self._ending, self._phase = reason, Phase.CONFIRM
         self._show(history)
 
     def _show(self, history: History) -> None:
         self._show_table(Group(batch_table(history), Text(self.footer(history))))
 
     def footer(self, history: History) -> str:
-        """Phase, time left and running trials."""
-        fastest = so_far(history) if history.incumbent is not None else "no trial has reached the target yet"
-        searched = f"{history.spent} of {history.spec.budget.trials} search trials"
-        if self._ending is not None:
-            searched = f"search ended ({self._ending}): {history.spent} trials"
-        parts = [searched, fastest, self._left(history)]
+        """A bar of the expected time, the progress and the running trials."""
         running = ", ".join(
             f"{number} (batch {sizes_in_words(one.configuration)})" for number, one in self._running.items()
         )
-        return f"{' · '.join(part for part in parts if part)}\nrunning: {running or 'nothing'}"
-
-    def _left(self, history: History) -> str:
-        if self._phase is Phase.SEARCH:
-            left = search_left(history)
-            return "" if left.seconds is None or not left.runs else f"at most about {left.seconds:.0f} s of search left"
-        if self._phase is not Phase.CONFIRM:
-            return ""
-        left = confirmation_left(history)
-        if not left.runs or left.seconds is None:
-            return ""
-        now = self._clock()
-        self._until = min(self._until, now + left.seconds)
-        seconds = f", about {self._until - now:.0f} s" if self._until > now else ""
-        return f"confirmation: at most {left.runs} runs left{seconds}"
+        elapsed, left = self._clock() - self._began, seconds_left(history)
+        filled = 0 if left is None else round(BAR * elapsed / (elapsed + left))
+        return f"{'█' * filled}{'░' * (BAR - filled)} {self.progress(history)}\nrunning: {running or 'nothing'}"
 
 
 def confirmed_medians(history: History) -> dict[int, str]:

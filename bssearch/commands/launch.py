@@ -53,6 +53,7 @@ class Launch:
             shown_default="the stored one, if you have run it on this machine",
         ),
     ] = None
+    verbose: Annotated[bool, Option("Print a line for each trial that ends.")] = False
     listener: "Listener | None" = None  # instead of the display
     progress: bool | None = None  # True shows the run, None only in a notebook, False never
     make_executor: "Callable[[StudySpec, Path], Executor] | None" = None

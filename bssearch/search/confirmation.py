@@ -133,38 +133,6 @@ def remaining(history: History, trials: Sequence[TrialRecord]) -> list[TrialPlan
     )
 
 
-def most_left(history: History) -> list[Configuration]:
-    """Configuration of each run that confirmation may still need, running ones included.
-
-    Until the first runs are complete, counts two neighbours and, with ``confirm.max_runs``, all runs of all finalists.
-    """
-    trials, confirm = confirmation_trials(history), history.spec.confirm
-    made = CompletedRuns.of(history, trials)
-    chosen = _chosen(history, trials, made)
-    running = [history.as_run(trial.configuration) for trial in trials if not trial.state.is_finished]
-    first = [plan.configuration for plan in interleaved(history, made, chosen, confirm.runs)]
-    verdict = verdict_of(history, trials)
-    if first or verdict is None or not verdict.confirmed:
-        further = [one for one in chosen for _ in range((confirm.max_runs or confirm.runs) - confirm.runs)]
-        sizes = {one.batch_size for one in chosen}
-        near = {one.key: one for size in sizes for one in beside(history, size)}
-        new = [one for one in near.values() if one.batch_size not in sizes][:2]
-        return [
-            *running,
-            *first,
-            *(further if first else ()),
-            *(one for one in new if first for _ in range(confirm.runs)),
-        ]
-    near_it = [one for one in _beside(history, trials, verdict) for _ in range(confirm.runs)]
-    if confirm.max_runs is None or not (running or near_it or _further(history, trials, made, verdict)):
-        return [*running, *near_it]
-    had = Counter(trial.configuration.key for trial in trials if not trial.state.is_missing)
-    confirmed = [size for size, one in verdict.by_batch.items() if one.is_confirmed]
-    contending = [_following(history, made, verdict, size) for size in confirmed]
-    further = [one for one in contending for _ in range(max(0, confirm.max_runs - had[one.key]))]
-    return [*running, *near_it, *further]
-
-
 def _chosen(history: History, trials: Sequence[TrialRecord], made: CompletedRuns) -> list[Configuration]:
     barred = _barred(history, trials)
     begun = {one.key: one for one in finalists(history)} | made.begun

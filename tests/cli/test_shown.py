@@ -26,7 +26,16 @@ from bssearch.cli import trial as trial_commands
 from bssearch.cli.answer import SCREEN_COLUMNS, SCREEN_LINES, exported, print_answer, screen
 from bssearch.cli.output import note
 from bssearch.cli.run import print_quick
-from bssearch.commands.display import Display, Lines, batch_table, ended_line
+from bssearch.commands.display import (
+    BAR,
+    BETWEEN_LINES,
+    CONFIRMATION_RUNS,
+    Display,
+    Lines,
+    batch_table,
+    ended_line,
+    in_hours,
+)
 from bssearch.commands.launch import Launch
 from bssearch.commands.run import run_study
 from bssearch.commands.status import status
@@ -215,17 +224,17 @@ class Screen:
         return self.display.footer(history(*trials))
 
 
-def test_the_time_left_is_the_pace_of_the_search_over_the_trials_that_are_left() -> None:
+def test_the_progress_has_the_elapsed_and_the_expected_time_of_search_and_confirmation() -> None:
     screen = Screen()
-    assert " s of search left" not in screen.footer(), "no trial has ended"
-    six = [make_trial(number, seconds=5.0) for number in range(1, 7)]
-    # 5 s a trial, pauses between them left out, and 14 of 20 are left.
-    assert "about 70 s of search left" in screen.footer(*six)
-    assert "6 of 20" in screen.footer(*six)
     screen.seconds += 30.0
-    assert "about 70 s of search left" in screen.footer(*six), "while nothing ends nothing tells another pace"
-    spent = [make_trial(number) for number in range(1, 21)]
-    assert " s of search left" not in screen.footer(*spent)
+    assert "0 of 20 search trials · 0:00:30 · no trial" in screen.footer(), "no trial has ended"
+    six = [make_trial(number, seconds=5.0) for number in range(1, 7)]
+    whole = 30 + 5 * (14 + CONFIRMATION_RUNS)
+    assert f"6 of 20 search trials · 0:00:30 of about {in_hours(whole)} · best single run" in screen.footer(*six)
+    filled = screen.footer(*six).count("█")
+    assert filled == round(BAR * 30 / whole) > 0
+    screen.seconds += 300.0
+    assert screen.footer(*six).count("█") > filled
 
 
 def test_below_the_table_stand_the_incumbent_and_what_runs() -> None:
@@ -255,29 +264,29 @@ def test_confirmation_refines_the_answer_that_the_search_gave() -> None:
     assert [row[4] for row in rows(history(*searched, *fresh))] == ["–", "1.5 s over 3", "2 s over 3"]
 
 
-@pytest.mark.parametrize(
-    ("trial", "is_printed"),
-    [
-        (make_trial(7), False),
-        (make_trial(7, state=TrialState.CAPPED), False),
-        (make_trial(7, phase=Phase.CONFIRM), True),
-        (make_trial(7, state=TrialState.FAILED), True),
-    ],
-)
-def test_above_the_table_stand_confirmation_runs_and_what_went_wrong(trial: TrialRecord, is_printed: bool) -> None:
+@pytest.mark.parametrize(("state", "is_printed"), [(TrialState.CAPPED, False), (TrialState.FAILED, True)])
+def test_above_the_table_stands_what_went_wrong_and_every_end_if_asked(state: TrialState, is_printed: bool) -> None:
+    trial = make_trial(7, state=state)
     screen = Screen()
     screen.display.ended(trial, history(trial))
     assert ("trial 7" in screen.text.getvalue()) is is_printed
-
-
-def test_without_a_terminal_every_end_is_a_line_and_nothing_in_it_is_markup() -> None:
     text = io.StringIO()
-    lines = Lines(Console(file=text, width=200))
-    lines.ended(make_trial(7), history(make_trial(7)))
+    Lines(Console(file=text, width=200), verbose=True).ended(trial, history(trial))
+    assert text.getvalue() == f"{ended_line(trial, history(trial))}\n"
+
+
+def test_without_a_terminal_progress_is_a_line_now_and_then_and_nothing_in_it_is_markup() -> None:
+    text, seconds = io.StringIO(), [0.0]
+    lines = Lines(Console(file=text, width=200), clock=lambda: seconds[0])
     lines.note("[bold]as it is[/bold]")
-    first, second = text.getvalue().splitlines()
-    assert first == ended_line(make_trial(7), history(make_trial(7)))
-    assert second == "[bold]as it is[/bold]"
+    for seconds[0] in (1.0, BETWEEN_LINES, BETWEEN_LINES + 1.0, 2 * BETWEEN_LINES):
+        lines.ended(make_trial(7), history(make_trial(7)))
+    first, *progress = text.getvalue().splitlines()
+    assert first == "[bold]as it is[/bold]"
+    assert [line.partition(" of about")[0] for line in progress] == [
+        "1 of 20 search trials · 0:00:10",
+        "1 of 20 search trials · 0:00:20",
+    ]
 
 
 # The answer -----------------------------------------------------------------------------------------------------------
@@ -516,20 +525,14 @@ def run(folder: Path, listener: Any, spec: Any = LIVE) -> None:
 
 
 @pytest.mark.slow
-def test_the_display_tells_the_phase_and_what_is_left_of_it_which_never_grows_once_the_search_is_over(
-    tmp_path: Path,
-) -> None:
+def test_the_display_tells_that_the_search_ended_and_counts_confirmation_runs(tmp_path: Path) -> None:
     display = Footers()
     run(tmp_path, display)
-    over = next(place for place, text in enumerate(display.shown) if "search ended" in text)
-    assert any("of search left" in text for text in display.shown[:over])
-    assert not any("of search left" in text for text in display.shown[over:])
-    assert "search ended (the budget of 12 trials is spent): 12 trials" in display.shown[over]
-    told = [re.search(r"at most (\d+) runs left(?:, about (\d+) s)?", text) for text in display.shown[over:]]
-    runs = [int(one[1]) for one in told if one]
-    assert runs == sorted(runs, reverse=True) and runs[-1] == 1
-    seconds = [int(one[2]) for one in told if one and one[2]]
-    assert seconds and seconds == sorted(seconds, reverse=True)
+    over = next(place for place, text in enumerate(display.shown) if "12 search trials, 0 confirmation runs" in text)
+    assert any(" of 12 search trials" in text for text in display.shown[:over])
+    assert not any(" of 12 search trials" in text for text in display.shown[over:])
+    runs = [int(found[1]) for text in display.shown[over:] if (found := re.search(r"(\d+) confirmation run", text))]
+    assert runs == sorted(runs) and runs[-1] > 6
 
 
 def test_a_line_tells_the_train_seconds_by_which_trials_are_pruned_and_names_those_of_a_product() -> None:

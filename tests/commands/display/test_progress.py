@@ -69,7 +69,7 @@ def test_plain_python_shows_a_run_where_that_is_asked_for(
     run(tmp_path, progress=progress)
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert ("search 8/8, trial 8" in printed.err) is bool(progress)
+    assert ("so far: best single run" in printed.err) is bool(progress)
 
 
 def test_what_a_notebook_shows_is_escaped() -> None:
