@@ -35,6 +35,8 @@ FormatOption = Annotated[
 ]
 Shown = TypeVar("Shown", bound="BaseModel")
 # Short headings of columns in tables.
+ROOMY = 120  # terminal width from which lists show all columns
+
 HEADINGS = {
     "number": "#",
     "batch_size": "batch",
@@ -68,7 +70,7 @@ def console(*, stderr: bool = False) -> Console:
 
     plain = partial(QuietOnBrokenPipe, stderr=stderr, highlight=False, markup=False, emoji=False)
     screen = plain()
-    return screen if screen.is_terminal else plain(width=WIDE)
+    return screen if screen.is_terminal or "COLUMNS" in os.environ else plain(width=WIDE)
 
 
 def end_of_pipe() -> NoReturn:

@@ -26,7 +26,18 @@ from bssearch.cli.arguments import (
     study_to_read,
     watched,
 )
-from bssearch.cli.output import Format, FormatOption, cell, console, print_rows, print_table, show, show_model, tell
+from bssearch.cli.output import (
+    ROOMY,
+    Format,
+    FormatOption,
+    cell,
+    console,
+    print_rows,
+    print_table,
+    show,
+    show_model,
+    tell,
+)
 from bssearch.commands.launch import Launch
 from bssearch.errors import CheckpointError, UsageError
 from bssearch.records.text import plural
@@ -59,9 +70,13 @@ def list_studies(
     with open_databases(db) as stores:
         rows = [row for store in stores for row in study_rows(store, asked, archived=everything)]
         several = len(stores) > 1
-    columns = ["name", "workload", "target", "trials", "reached", "running", "created_by", "created_at"]
+    if form is Format.TABLE:
+        rows = [{**row, "created_at": row["created_at"].replace("T", " ")[:16]} for row in rows]
+    columns = ["name", "workload", "target", "answer", "trials", "reached", "running", "created_by", "created_at"]
+    if console().width < ROOMY:
+        columns = ["name", "target", "answer", "trials", "running"]
     columns[1:1] = ["database"] if several else []
-    columns[-5:-5] = ["device"] if device is not None else []
+    columns[-3:-3] = ["device"] if device is not None else []
     print_rows(rows, [*columns, "archived_at"] if everything else columns, form)
 
 

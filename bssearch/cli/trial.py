@@ -24,6 +24,7 @@ from bssearch.cli.arguments import (
     watched,
 )
 from bssearch.cli.output import (
+    ROOMY,
     Format,
     FormatOption,
     cell,
@@ -56,8 +57,6 @@ STAGE_COLUMNS = (
     "train_seconds",
 )
 
-
-ROOMY = 120  # terminal width from which the last two columns are shown
 
 TRIAL_COLUMNS = (
     "number",

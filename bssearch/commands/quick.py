@@ -45,7 +45,7 @@ from bssearch.search.confirmation import repeat
 from bssearch.search.engine import NextRun
 from bssearch.search.finding import answer, save_quick, stored_quick
 from bssearch.search.history import History, trial_seed
-from bssearch.search.search_end import stored_end
+from bssearch.search.stored_finding import stored_end
 from bssearch.spec import StudySpec
 from bssearch.spec.space.optimizers import FINE_TUNING
 from bssearch.storage.repository import Store

@@ -16,7 +16,7 @@ from bssearch.records import Phase
 from bssearch.search import confirmation as confirm
 from bssearch.search.finding import answer, quick_prior, stored_quick
 from bssearch.search.history import History
-from bssearch.search.search_end import stored_end
+from bssearch.search.stored_finding import stored_end
 from bssearch.spec import StudySpec
 from bssearch.spec.parts import ConfirmSpec
 

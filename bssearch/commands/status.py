@@ -9,7 +9,7 @@ from typing import Any
 
 from bssearch.analysis.objectives import Basis, fastest, seconds_to_target, trial_basis
 from bssearch.records import Phase, TrialRecord, TrialState
-from bssearch.search.search_end import stored_end
+from bssearch.search.stored_finding import stored_end
 from bssearch.spec import StudySpec
 from bssearch.spec.reader import spec_of
 from bssearch.storage.repository import Store

@@ -63,7 +63,7 @@ from bssearch.search.finding import quick_prior, save_finding
 from bssearch.search.history import History
 from bssearch.search.leases import HEARTBEAT_SECONDS, LEASE_SECONDS, ClaimLostError, Leases
 from bssearch.search.pruners.checkpoints import WaitingTrials
-from bssearch.search.search_end import SearchEnd
+from bssearch.search.stored_finding import SearchEnd
 from bssearch.settings import user_name
 from bssearch.spec import StudySpec
 from bssearch.spec.admission import admitted

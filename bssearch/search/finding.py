@@ -26,7 +26,7 @@ from bssearch.analysis.shape import Notice
 from bssearch.errors import TargetNotReachedError, UsageError
 from bssearch.records import Configuration, TrialRecord, model_parameters
 from bssearch.records.step_times import step_seconds_of, with_step_time
-from bssearch.search.search_end import SearchEnd
+from bssearch.search.stored_finding import SearchEnd
 from bssearch.spec import StudySpec
 from bssearch.spec.reader import spec_of
 from bssearch.storage.repository import Store

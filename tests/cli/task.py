@@ -114,7 +114,7 @@ def command_of(one: typer.Typer) -> Any:
     return _make_command_once(one) if one is app else _make_command(one)
 
 
-def bssearch(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+def bssearch(*arguments: str | Path, cwd: Path, columns: int = 200) -> subprocess.CompletedProcess[str]:
     """Run the command line in a folder, inside this process: it starts as quickly as a function."""
     words = [str(argument) for argument in arguments]
     out, errors = io.StringIO(), io.StringIO()
@@ -123,7 +123,7 @@ def bssearch(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[s
         patch.chdir(cwd)
         patch.setattr(sys, "argv", ["bssearch", *words])
         patch.setattr(sys, "path", [*sys.path])  # what a command adds to it ends with it
-        patch.setenv("COLUMNS", "200")
+        patch.setenv("COLUMNS", str(columns))
         try:
             main()
         except SystemExit as ending:

@@ -12,6 +12,7 @@ import jsonschema
 import pytest
 
 import bssearch as library
+from bssearch.records.text import number
 from tests.cli.conftest import run_by_law
 from tests.cli.task import bssearch, printed, ran, read, refused, space_of, write_task
 from tests.schema import execute
@@ -52,7 +53,7 @@ def test_it_answers_in_words_and_a_table(folder: Path) -> None:
         assert any(line.lstrip(" ▶").split()[:1] == [str(size)] for line in out.splitlines()), out
     progress = (folder / "stderr.txt").read_text()
     assert "new study task in sqlite:///bssearch.db" in progress
-    assert "search 8/8" in progress
+    assert "so far: best single run: batch " in progress
     assert "\x1b[" not in out + progress
 
 
@@ -105,6 +106,22 @@ def test_lists_come_in_every_format(folder: Path) -> None:
     table = list(csv.DictReader(io.StringIO(bssearch("best", "--format", "csv", cwd=folder).stdout)))
     assert [row["batch_size"] for row in table] == ["16", "32", "64"]
     assert "8 of 8 search trials" in bssearch("study", "show", cwd=folder).stdout
+
+
+def test_the_list_of_studies_has_the_answer_of_each(folder: Path) -> None:
+    [listed], found = read(folder, "study", "list"), read(folder, "best")
+    best = found["optimal"]
+    assert (listed["best_batch_size"], listed["best_seconds"]) == (
+        best["batch_size"],
+        best["time_to_target_s"]["median"],
+    )
+    assert (listed["within_5_percent"], listed["provisional"]) == (found["within_5_percent"], found["provisional"])
+    assert f"batch {best['batch_size']}, {number(listed['best_seconds'])} s" in listed["answer"]
+    for width, has_all in ((80, False), (130, True)):
+        table = bssearch("study", "list", cwd=folder, columns=width).stdout
+        assert max(map(len, table.splitlines())) <= width
+        assert listed["answer"] in table
+        assert ("created by" in table) is has_all
 
 
 def test_one_trial_shows_configuration_curve_and_why_it_ended(folder: Path) -> None:

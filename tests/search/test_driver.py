@@ -35,7 +35,7 @@ from bssearch.records import (
 )
 from bssearch.search.confirmation import next_run
 from bssearch.search.history import History
-from bssearch.search.search_end import SearchEnd
+from bssearch.search.stored_finding import SearchEnd
 from bssearch.settings import user_name
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import open_store

@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from bssearch.errors import BSSearchError, NotFoundError, UsageError
 from bssearch.records import StudyRecord
+from bssearch.search.stored_finding import short_answer
 from bssearch.settings import database_url
 from bssearch.storage.connection.urls import parse_url, shown, sqlite_file
 from bssearch.storage.repository import Store, open_store
@@ -251,6 +252,7 @@ def study_rows(store: Store, asked: StudyFilter, *, archived: bool = False) -> I
             study = records.get(one.name)  # None if the study was created just now
             if study is None or not asked.matches(study) or (one.archived_at is not None and not archived):
                 continue
+            found = short_answer(store, one.name)
             yield {
                 "name": one.name,
                 "workload": one.workload,
@@ -259,6 +261,11 @@ def study_rows(store: Store, asked: StudyFilter, *, archived: bool = False) -> I
                 "trials": one.trials,
                 "reached": one.reached,
                 "running": one.running,
+                "best_batch_size": found and found.optimal.batch_size,
+                "best_seconds": found and found.seconds,
+                "within_5_percent": found and found.within_5_percent,
+                "provisional": found and found.provisional,
+                "answer": found and found.in_words,
                 "created_by": one.created_by,
                 "created_at": one.created_at.isoformat(timespec="seconds"),
                 "archived_at": one.archived_at and one.archived_at.isoformat(timespec="seconds"),

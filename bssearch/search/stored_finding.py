@@ -1,0 +1,68 @@
+"""Parts of a stored finding that are read without the analysis: the answer in short, and how the search ended."""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+
+from pydantic import BaseModel, ValidationError
+
+from bssearch.records.text import number
+from bssearch.spec.parts import BudgetSpec
+from bssearch.storage.repository import Store
+
+
+class SearchEnd(BaseModel):
+    """Why a search ended; its ``spent`` trials and ``budget``."""
+
+    reason: str
+    spent: int
+    budget: BudgetSpec
+
+
+def stored_end(store: Store, name: str) -> SearchEnd | None:
+    """How the search ended; None if it did not, or if what is stored cannot be read."""
+    with suppress(ValidationError):
+        return SearchEnd.model_validate((store.findings.last(name) or {}).get("search_end"))
+    return None
+
+
+class _Figure(BaseModel):
+    median: float
+
+
+class _Optimal(BaseModel):
+    batch_size: int
+    time_to_target_s: _Figure | None = None
+
+
+class ShortAnswer(BaseModel):
+    """What a list of studies shows of an answer; see `bssearch.analysis.answer.Answer`."""
+
+    optimal: _Optimal
+    provisional: bool
+    within_5_percent: float | None = None
+
+    @property
+    def seconds(self) -> float | None:
+        """Median seconds to the target; None for an objective without them."""
+        return None if self.optimal.time_to_target_s is None else self.optimal.time_to_target_s.median
+
+    @property
+    def in_words(self) -> str:
+        """As in ``batch 64, 0.131 s, 93 % sure``; an answer without a probability is final or not."""
+        said = [f"batch {self.optimal.batch_size}"]
+        if self.seconds is not None:
+            said.append(f"{number(self.seconds)} s")
+        if self.within_5_percent is not None:
+            said.append(f"{math.floor(100 * self.within_5_percent)} % sure")
+        else:
+            said.append("not final" if self.provisional else "final")
+        return ", ".join(said)
+
+
+def short_answer(store: Store, name: str) -> ShortAnswer | None:
+    """The last stored answer; None if there is none, or if it cannot be read."""
+    with suppress(ValidationError):
+        return ShortAnswer.model_validate((store.findings.last(name) or {}).get("answer"))
+    return None
