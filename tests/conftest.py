@@ -133,10 +133,11 @@ def _what_takes_long_is_made_once() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _nothing_is_remembered_of_the_developer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What tests run is remembered for them alone."""
+def _tests_do_not_depend_on_the_developer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Remembered commands have a folder of their own; tables have no terminal's width."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(STATE_DIR_VARIABLE, str(tmp_path_factory.mktemp("state")))
+        patch.delenv("COLUMNS", raising=False)  # pytest-xdist sets 80
         yield
 
 

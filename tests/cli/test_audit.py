@@ -49,7 +49,7 @@ def audited(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = Path(shutil.copytree(finished, tmp_path_factory.mktemp("audited"), dirs_exist_ok=True))
     with pytest.MonkeyPatch.context() as patch:
         executor = run_by_law(patch)
-        done = ran(place, "study", "audit", "toy")
+        done = ran(place, "study", "audit", "toy", "--verbose")
     assert len({request.plan.seed for request in executor.requests}) == 3
     (place / "stdout.txt").write_text(done.stdout)
     (place / "stderr.txt").write_text(done.stderr)

@@ -260,9 +260,9 @@ def test_an_option_of_one_value_that_is_given_twice_is_refused(tmp_path: Path, w
 @pytest.mark.parametrize(
     ("command", "names"),
     [
-        (run.run, {"db", "data_dir", "allow_changed_workload", "allow_busy"}),
-        (study.confirm, {"db", "workload", "data_dir", "allow_busy"}),
-        (study.audit, {"db", "workload", "data_dir", "allow_busy"}),
+        (run.run, {"db", "data_dir", "allow_changed_workload", "allow_busy", "verbose"}),
+        (study.confirm, {"db", "workload", "data_dir", "allow_busy", "verbose"}),
+        (study.audit, {"db", "workload", "data_dir", "allow_busy", "verbose"}),
     ],
 )
 def test_a_command_has_the_help_and_the_default_of_the_class(command: Any, names: set[str]) -> None:
