@@ -149,6 +149,13 @@ class BestTrial(Model):
     parameters: Parameters
 
 
+class Cost(Model):
+    """Train seconds of all trials; ``trainings``: divided by the optimum's time to the target."""
+
+    train_seconds: float
+    trainings: float | None
+
+
 class Batch(Model):
     """One batch size: medians over the runs of its best configuration.
 
@@ -300,6 +307,7 @@ class Answer(Model):
     generalisation: Generalisation | None
     quick: Promise | None = None
     batch_schedule: BatchScheduleAnswer | None = None
+    cost: Cost | None = None
     warnings: list[Notice]
 
     @property

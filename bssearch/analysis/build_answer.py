@@ -15,6 +15,7 @@ from bssearch.analysis.answer import (
     NO_NEXT_STEP,
     Answer,
     Batch,
+    Cost,
     Device,
     Largest,
     NextStep,
@@ -159,6 +160,7 @@ def build_answer(
         batch_schedule=batch_schedule_answer(
             spec, everything, verdict, step_seconds_of(probes.values(), spec.timed_model)
         ),
+        cost=_cost(everything, verdict.optimal),
         warnings=[
             *notices(spec, trials, verdict, probes.values()),
             *about_the_host(batches, verdict.optimal, timed.values(), law, environment.compile_mode),
@@ -215,6 +217,12 @@ def _optimal(spec: StudySpec, candidate: Candidate) -> Optimal:
         trial_numbers=[run.number for run in candidate.runs],
         further_metrics=further_metrics(candidate),
     )
+
+
+def _cost(trials: Iterable[TrialRecord], optimal: Candidate) -> Cost:
+    seconds = sum(one.outcome.train_seconds for one in trials if one.outcome is not None)
+    time = time_of(optimal)
+    return Cost(train_seconds=seconds, trainings=None if time is None or not time.median else seconds / time.median)
 
 
 def _largest(spec: StudySpec, verdict: Verdict, batches: Sequence[Batch], memory: MemoryBoundary) -> Largest:

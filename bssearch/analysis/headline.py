@@ -167,6 +167,13 @@ def speedup_shares(answer: Answer) -> str:
     return f"{number(retuning.value, 2)}× by retuning, {number(batch.value, 2)}× by batch size"
 
 
+def about_cost(answer: Answer) -> str:
+    """What the study cost, in trainings at the optimum."""
+    if answer.cost is None or answer.cost.trainings is None:
+        return ""
+    return f"the study cost {number(answer.cost.trainings, 2)} trainings"
+
+
 def about_law(answer: Answer) -> list[str]:
     """Sentences about the law and its fit."""
     fit = answer.fit

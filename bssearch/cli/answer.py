@@ -14,6 +14,7 @@ import yaml
 from bssearch.analysis.answer import Answer, Batch, objective_in
 from bssearch.analysis.generalisation import Generalisation, final_rows
 from bssearch.analysis.headline import (
+    about_cost,
     about_device,
     about_growing,
     about_law,
@@ -175,8 +176,9 @@ def _configuration(found: Answer) -> list[str]:
     places = [] if found.is_predicted else [found.device.in_words]
     if best.test_metric is not None:
         places.append(f"test {found.target.metric} {cell(best.test_metric)}")
+    places.append(about_cost(found))
     others = " ".join(filter(None, [further_metrics(found), what_else(found), about_growing(found)]))
-    return [*lines, *_wrapped(" · ".join(places)), *_wrapped(others)]
+    return [*lines, *_wrapped(" · ".join(filter(None, places))), *_wrapped(others)]
 
 
 def print_details(found: Answer) -> None:
