@@ -171,7 +171,7 @@ def about_cost(answer: Answer) -> str:
     """What the study cost, in trainings at the optimum."""
     if answer.cost is None or answer.cost.trainings is None:
         return ""
-    return f"the study cost {number(answer.cost.trainings, 2)} trainings"
+    return f"the study cost {answer.cost.trainings:,.0f} trainings"
 
 
 def about_law(answer: Answer) -> list[str]:

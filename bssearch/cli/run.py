@@ -90,7 +90,8 @@ def print_dry_run(found: DryRun) -> None:
         f"the longest it can take: {duration(found.longest_s)} "
         f"({duration(found.longest_search_s)} of search, {duration(found.longest_confirmation_s)} of confirmation) if "
         f"evaluation is within its {found.evaluation_share:.0%} of a trial; bssearch check measures it",
-        "most trials end far sooner: at the target, or by the pruner",
+        f"that is {found.trials + found.finalists * found.confirmation_runs} trainings to the full limit; most end "
+        "far sooner: at the target, or by the pruner",
     ):
         out.print(line)
 
@@ -199,7 +200,10 @@ def print_check(found: Check) -> None:
         else f"not there yet, best {cell(trial.best_metric)} ({trial.reason})"
     )
     likely = (
-        "" if found.likely_study_s is None else f"; if the default is hard to beat, {duration(found.likely_study_s)}"
+        ""
+        if found.likely_study_s is None or not trial.time_to_target_s
+        else f"; if the default is hard to beat, {duration(found.likely_study_s)} "
+        f"({found.likely_study_s / trial.time_to_target_s:,.0f} trainings)"
     )
     for line in (
         f"study {found.study}, {found.target}, on {found.device}: {_in_the_workload(found)}",

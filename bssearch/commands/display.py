@@ -118,7 +118,9 @@ class Lines(Listener):
         runs = f"{history.spent} of {history.spec.budget.trials} search trials"
         if not self._is_searching:
             runs = f"{history.spent} search trials, {plural(fresh, 'confirmation run')}"
-        best = "no trial has reached the target yet" if history.incumbent is None else so_far(history)
+        best = "no trial has reached the target yet"
+        if history.incumbent is not None:
+            best = " · ".join(filter(None, (so_far(history), trainings_so_far(history))))
         elapsed, left = self._clock() - self._began, seconds_left(history)
         time = in_hours(elapsed) if left is None else f"{in_hours(elapsed)} of about {in_hours(elapsed + left)}"
         return f"{runs} · {time} · {best}"
@@ -190,6 +192,14 @@ def so_far(history: History) -> str:
     best = history.incumbent
     assert best is not None, "nothing has reached the target"
     return f"best single run: batch {best.configuration.batch_size}, {history.figure_text(best)}"
+
+
+def trainings_so_far(history: History) -> str:
+    """Train seconds of all trials in trainings as long as the incumbent's."""
+    best = history.incumbent
+    seconds = None if best is None or best.outcome is None else best.outcome.time_to_target_s
+    trained = math.fsum(one.outcome.train_seconds for one in history.all_trials if one.outcome)
+    return f"cost {trained / seconds:,.0f} trainings" if seconds else ""
 
 
 def batch_table(history: History) -> Table:

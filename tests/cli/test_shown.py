@@ -49,7 +49,7 @@ from bssearch.search.pruners.base import PruningController
 from bssearch.storage.repository import open_store
 from tests.analysis.test_report import answer, confirmed
 from tests.cli.task import bssearch
-from tests.factories import make_curve, make_environment, make_probe, make_quick, make_spec, make_trial
+from tests.factories import SPEC, make_curve, make_environment, make_probe, make_quick, make_spec, make_trial, not_none
 from tests.search.law import LawExecutor
 
 SPEC = make_spec(budget={"trials": 20, "trial_train_seconds": 10.0})
@@ -231,6 +231,7 @@ def test_the_progress_has_the_elapsed_and_the_expected_time_of_search_and_confir
     six = [make_trial(number, seconds=5.0) for number in range(1, 7)]
     whole = 30 + 5 * (14 + CONFIRMATION_RUNS)
     assert f"6 of 20 search trials · 0:00:30 of about {in_hours(whole)} · best single run" in screen.footer(*six)
+    assert " · cost 6 trainings" in screen.footer(*six), "each as long as the best"
     filled = screen.footer(*six).count("█")
     assert filled == round(BAR * 30 / whole) > 0
     screen.seconds += 300.0
@@ -338,6 +339,14 @@ def test_no_trade_offs_are_printed_where_nothing_was_measured(capsys: pytest.Cap
     rows = [row.model_copy(update={"generalisation": None}) for row in found.batches]
     print_answer(found.model_copy(update={"batches": rows}), details=True)
     assert "noise scale" not in capsys.readouterr().out
+
+
+def test_the_answer_says_what_the_study_cost_in_trainings() -> None:
+    found = answer([*confirmed(16, 2.0, 2.1, 1.9), *confirmed(64, 1.0, 1.1, 0.9)])
+    cost = not_none(found.cost)
+    assert cost.train_seconds == pytest.approx(9.0)
+    assert not_none(cost.trainings) * not_none(found.optimal.time_to_target_s).median == pytest.approx(9.0)
+    assert f"the study cost {cost.trainings:.0f} trainings" in "\n".join(screen(found))
 
 
 def test_the_host_bound_share_is_a_column_where_it_is_known(capsys: pytest.CaptureFixture[str]) -> None:
