@@ -75,7 +75,6 @@ from bssearch.records import (
 from bssearch.records.curves import first_crossing, with_crossing
 from bssearch.records.intervals import FLAT_RATIO, at_most, median_known, student_t
 from bssearch.records.step_times import step_seconds_of
-from bssearch.settings import shipped_studies
 from bssearch.spec import StudySpec
 from bssearch.spec.space import UNKNOWN, MemoryBoundary
 
@@ -354,7 +353,7 @@ def _not_reached(study: StudyRecord, trials: Sequence[TrialRecord], objective: O
 
 
 def _continue(study: StudyRecord) -> str:
-    return f"`bssearch run {_spec_of(study.name)}` continues it"
+    return f"`bssearch run {shlex.quote(study.name)}` continues it"
 
 
 def _easier(trials: Sequence[TrialRecord]) -> str:
@@ -380,8 +379,6 @@ def _refuted(study: StudyRecord, candidates: Sequence[Candidate]) -> TargetNotRe
 MOST = 2
 
 MORE_TRIALS = 1.5
-
-SPEC = "SPEC"
 
 
 def next_steps(
@@ -414,12 +411,12 @@ def _settling(spec: StudySpec, sure: Certainty, trials: int) -> NextStep:
         )
     if sure.settles == "step_times":
         return NextStep(
-            command=f"bssearch probe step-time {_spec_of(spec.name)}",
+            command=f"bssearch probe step-time {shlex.quote(spec.name)}",
             why="cannot be settled by runs here: step times are too uncertain; each use of this command adds to them",
         )
     more = max(spec.budget.trials + 1, math.ceil(MORE_TRIALS * max(trials, 1)))
     return NextStep(
-        command=f"bssearch run {_spec_of(spec.name)} --set budget.trials={more}",
+        command=f"bssearch run {shlex.quote(spec.name)} --set budget.trials={more}",
         why="cannot be settled by runs here: a batch size may not be fully tuned; more search trials would show it",
     )
 
@@ -436,14 +433,10 @@ def _wider(spec: StudySpec, verdict: Verdict, largest: Largest) -> NextStep | No
         return None
     sets = f"--set {shlex.quote(f'name={spec.name}-wider')} --set {shlex.quote(f'space.batch_size={wider}')}"
     return NextStep(
-        command=f"bssearch run {_spec_of(spec.name)} {sets}",
+        command=f"bssearch run {shlex.quote(spec.name)} {sets}",
         why=f"batch {best} is the {'largest' if best == max(sizes) else 'smallest'} tried; the optimum may be "
         "beyond it",
     )
-
-
-def _spec_of(study: str) -> str:
-    return shlex.quote(study) if study in shipped_studies() else SPEC
 
 
 def refuse_another_target(objective: Objective) -> None:

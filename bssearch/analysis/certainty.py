@@ -329,18 +329,20 @@ class Beliefs:
             if self._are_sure_after(contending, more):
                 return {"settles": "runs", "runs": had + more}
             more = math.ceil(more * MORE)
+        untouched = self._share_after(contending, MOST_RUNS)
         tuned = replace(self, tuned=self.figures)._share_after(contending, MOST_RUNS)
         timed = self._timed()._share_after(contending, MOST_RUNS)
-        if max(tuned, timed) < self.share + LEAST_GAIN:
+        if max(tuned, timed) < max(self.share, untouched) + LEAST_GAIN:
             is_rival = self._beaten() >= CONTENDER
             return {"settles": "tuning"} if (is_rival & ~self.is_confirmed).any() else {}
         return {"settles": "tuning" if tuned >= timed else "step_times"}
 
     def _timed(self) -> Beliefs:
-        """Beliefs if step times had no errors."""
-        errors = self.of_steps
-        figures, tuned, following = self.figures - errors, self.tuned - errors, self.next_figures - errors
-        return replace(self, figures=figures, tuned=tuned, next_figures=following, of_steps=np.zeros(errors.shape))
+        """Beliefs if step times had been measured twice as often."""
+        left = math.sqrt(0.5) * self.of_steps
+        known = self.of_steps - left
+        figures, tuned, following = self.figures - known, self.tuned - known, self.next_figures - known
+        return replace(self, figures=figures, tuned=tuned, next_figures=following, of_steps=left)
 
     def _share_after(self, contending: Collection[int], more: int) -> float:
         """How often the batch size with the best mean is within 5 % of the best after ``more`` runs of contenders."""

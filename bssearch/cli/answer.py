@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import shlex
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
@@ -32,15 +33,20 @@ from bssearch.cli.arguments import Export
 from bssearch.cli.output import Format, cell, console, print_table, show_model
 from bssearch.commands.best import ScheduledTraining, training_loop
 from bssearch.records import Goal
-from bssearch.records.text import noise_scale, number, plural, visible
+from bssearch.records.text import noise_scale, number, plural, visible, without_passwords
+from bssearch.settings import DATABASE_URL_VARIABLE
 
 TIME_COLUMN = "time_to_target"
 BATCH_COLUMNS = ("batch", TIME_COLUMN, "steps", "ms/step", "learning_rate", "regime", "trials")
 GENERALISATION_COLUMNS = ("batch", "final_metric", "test_metric", "worse_by", "runs")
 
 
-def print_found(found: Answer, form: Format, *, details: bool = False) -> None:
-    """Print an answer in a format."""
+def print_found(found: Answer, form: Format, *, details: bool = False, db: str | None = None) -> None:
+    """Print an answer in a format; proposed commands name the database if the user had to."""
+    if db is not None and db != os.environ.get(DATABASE_URL_VARIABLE):
+        place = shlex.quote(db) if without_passwords(db) == db else f'"${DATABASE_URL_VARIABLE}"'
+        steps = [step.model_copy(update={"command": f"{step.command} --db {place}"}) for step in found.next]
+        found = found.model_copy(update={"next": steps})
     show_model(form, found, partial(print_answer, details=details), found.batches)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from bssearch.commands.launch import HERE, OPTIONS, Launch
-from bssearch.errors import UsageError
+from bssearch.errors import BSSearchError, NotFoundError, UsageError
 from bssearch.registry import Option
 from bssearch.settings import DATABASE_URL_VARIABLE
 
@@ -99,7 +99,9 @@ ObjectiveFilter = Annotated[str | None, typer.Option("--objective", metavar="NAM
 PrecisionFilter = Annotated[
     str | None, typer.Option("--precision", metavar="NAME", help="Filter by precision, such as bf16.")
 ]
-SpecArgument = Annotated[str, typer.Argument(metavar="SPEC", help="A .yaml or .toml file, or a shipped study's name.")]
+SpecArgument = Annotated[
+    str, typer.Argument(metavar="SPEC", help="A .yaml or .toml file, or the name of a shipped or stored study.")
+]
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Override a field; may be repeated.")
 ]
@@ -117,11 +119,29 @@ NumberArgument = Annotated[int | None, typer.Argument(hidden=True)]
 
 
 def spec_to_run(spec: str, overrides: list[str] | None, launch: Launch) -> tuple[StudySpec, Launch]:
-    """Spec with overrides, and a launch in its file's folder."""
+    """Spec of a file, a shipped study or a stored one with overrides, and a launch in its folder."""
     from bssearch.spec import find_spec, load_spec
 
-    path = find_spec(spec)
+    try:
+        path = find_spec(spec)
+    except NotFoundError:
+        if not _is_stored(spec, launch.db):
+            raise
+        from bssearch.commands.opening import stored_spec
+
+        runs_code = launch.workload is None
+        stored, launch = stored_spec(spec, launch, to_run=True, runs_code=runs_code, connects=True, answered=False)
+        return load_spec(stored.model_dump(mode="json"), overrides or []), launch
     return load_spec(path, overrides or []), replace(launch, folder=path.resolve().parent)
+
+
+def _is_stored(study: str, db: str | None) -> bool:
+    try:
+        with store_to_read(db) as store:
+            store.studies.get(study)
+    except BSSearchError:
+        return False
+    return True
 
 
 def store_to_read(db: str | None) -> Store:

@@ -101,7 +101,7 @@ def best(
 
             scheduled = scheduled_training(store, name, found)
     if export is None:
-        print_found(found, form, details=details)
+        print_found(found, form, details=details, db=db[0] if db and len(db) == 1 else None)
         return
     write(exported_schedule(found, scheduled, export) if schedule else exported(found, export))
     for caveat in (*(scheduled.notes if schedule else ()), *grave(found)):

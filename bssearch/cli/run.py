@@ -72,7 +72,7 @@ def run(
 
     with watched(launch) as shown:
         answer = bssearch.run_study(study, shown, from_quick=from_quick)
-    print_found(answer, form)
+    print_found(answer, form, db=launch.db)
 
 
 def print_dry_run(found: DryRun) -> None:

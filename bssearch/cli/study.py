@@ -159,12 +159,12 @@ def confirm(
     from bssearch.commands.run import confirm_study, with_confirmation
 
     name = study_name(launch.db, study)
-    spec = stored_spec(name, db=launch.db, to_run=True, runs_code=launch.workload is None, connects=True)
+    spec, launch = stored_spec(name, launch, to_run=True, runs_code=launch.workload is None, connects=True)
     if not to_budget:
         spec = with_confirmation(spec, runs=runs, max_runs=max_runs, train_seconds=train_seconds)
     with watched(launch) as shown:
         answer = confirm_study(spec, shown, to_budget_runs=(runs or TO_BUDGET_RUNS) if to_budget else None)
-    print_found(answer, form)
+    print_found(answer, form, db=launch.db)
 
 
 SLOPE_NAMES = {0.0: "0 (none)", 0.5: "½ (√batch)", 1.0: "1 (linear)"}
@@ -196,7 +196,7 @@ def audit(
     from bssearch.commands.opening import stored_spec
 
     name, runs_code = study_name(launch.db, study), launch.workload is None and not no_run
-    spec = stored_spec(name, db=launch.db, runs_code=runs_code, connects=not no_run)
+    spec, launch = stored_spec(name, launch, runs_code=runs_code, connects=not no_run)
     with watched(launch) as shown:
         found = audit_study(spec, shown, runs=runs, train_seconds=train_seconds, run=not no_run)
     show_model(form, found, print_audit, found.rules)

@@ -8,7 +8,7 @@ import math
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from threading import Timer
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 from bssearch import registry
 from bssearch.analysis.objectives import SamplesToTarget, objective_of
 from bssearch.commands.display import watched
-from bssearch.commands.launch import Launch
+from bssearch.commands.launch import HERE, Launch
 from bssearch.commands.reporting import reported
 from bssearch.errors import BSSearchError, QuestionChangedError, SpecError, UsageError, WorkloadError
 from bssearch.exchange.boards.base import boards_of, check_boards
@@ -40,7 +40,7 @@ from bssearch.storage.repository import Store, check_writable, open_store
 from bssearch.storage.trials import archived
 from bssearch.workloads.base import SHIPPED, GivenWorkload, given_workload, lies_in_no_file, refuse_while_importing
 
-TEXTS = "texts"
+TEXTS, FOLDER = "texts", "folder"
 
 
 def remember(spec: StudySpec, study: StudyRecord, folder: Path) -> None:
@@ -55,15 +55,19 @@ def remember(spec: StudySpec, study: StudyRecord, folder: Path) -> None:
             file.write_text(text, encoding="utf-8")
 
 
-def refuse_unknown(spec: StudySpec, study: StudyRecord, folder: Path) -> None:
-    """Raise `UsageError` if a stored study names code that this user never ran here.
+def known_folder(spec: StudySpec, study: StudyRecord, folder: Path) -> Path:
+    """Folder with a stored study's code: ``folder``, or if it lacks the code the one in which this user last ran it.
 
-    Code is identified by name, settings, executor, file content, and the texts that the space and default pass on,
-    because a command puts them into shell words. Files outside ``folder`` are refused, too.
+    Raises `UsageError` if the study names code that this user never ran. Code is identified by name, settings,
+    executor, file content, and the texts that the space and default pass on, because a command puts them into shell
+    words. Files outside of the folder are refused, too.
     """
     if spec.workload in SHIPPED:
-        return
+        return folder
     refuse_where_in_no_file(spec)
+    known = _remembered(study)
+    if not _has_code(spec, folder) and isinstance(known.get(FOLDER), str):
+        folder = Path(known[FOLDER])
     path = PurePath(_location(spec))
     named = f"the stored study {study.name!r} names the workload {spec.workload!r}"
     if path.suffix == ".py" and not (folder / path).resolve().is_relative_to(folder.resolve()):
@@ -71,12 +75,20 @@ def refuse_unknown(spec: StudySpec, study: StudyRecord, folder: Path) -> None:
             f"{named}, a file outside of this folder: code is not run on a database's word alone",
             hint="--workload PATH.py:ATTRIBUTE names the code that you mean",
         )
-    if not _is_known(spec, study, folder):
+    asked, texts = json.loads(_text(spec, folder)), known.get(TEXTS)
+    is_same = {**known, TEXTS: None, FOLDER: None} == {**asked, TEXTS: None, FOLDER: None}
+    if not is_same or not isinstance(texts, list) or not set(asked[TEXTS]).issubset(map(str, texts)):
         raise UsageError(
             f"{named}, which you have not run for it on this machine as it is now: code is not run on a database's "
             "word alone",
             hint=f"if you trust it, add --workload {shlex.quote(spec.workload)}{_what_runs(spec)}",
         )
+    return folder
+
+
+def _has_code(spec: StudySpec, folder: Path) -> bool:
+    found = json.loads(_text(spec, folder))
+    return any((found["sha256"], *found.get("files", {}).values()))
 
 
 def refuse_unknown_address(spec: StudySpec, study: StudyRecord) -> None:
@@ -124,14 +136,12 @@ def _file(study: StudyRecord) -> Path:
     return state_folder() / "workloads" / f"{study.mark}.json"
 
 
-def _is_known(spec: StudySpec, study: StudyRecord, folder: Path) -> bool:
+def _remembered(study: StudyRecord) -> dict[str, Any]:
     try:
         known = json.loads(_file(study).read_text(encoding="utf-8"))
-        known_texts = set(known.pop(TEXTS, ()))
-    except (OSError, ValueError, AttributeError, TypeError):
-        return False
-    asked = json.loads(_text(spec, folder))
-    return known_texts.issuperset(asked.pop(TEXTS)) and known == asked
+    except (OSError, ValueError):
+        return {}
+    return known if isinstance(known, dict) else {}
 
 
 def _text(spec: StudySpec, folder: Path) -> str:
@@ -141,6 +151,7 @@ def _text(spec: StudySpec, folder: Path) -> str:
         "executor": spec.executor.name,
         "sha256": _digest(folder / _location(spec)),
         TEXTS: sorted(_texts(spec)),
+        FOLDER: str(folder.resolve()),
     }
     if spec.executor.address is not None:
         told["address"] = spec.executor.address
@@ -471,27 +482,34 @@ def _telling_of_a_wait(spec: StudySpec, listener: Listener) -> Iterator[None]:
 
 
 def stored_spec(
-    study: str, *, db: str | None = None, to_run: bool = False, runs_code: bool = False, connects: bool = False
-) -> StudySpec:
-    """Spec of a stored study.
+    study: str,
+    launch: Launch = HERE,
+    *,
+    to_run: bool = False,
+    runs_code: bool = False,
+    connects: bool = False,
+    answered: bool = True,
+) -> tuple[StudySpec, Launch]:
+    """Spec of a stored study, and a launch in the folder of its code.
 
-    ``to_run``, ``runs_code`` and ``connects`` refuse (`UsageError`) imported runs, code or a cluster unknown here.
-    Raises `TargetNotReachedError` without an answer.
+    ``to_run``, ``runs_code`` and ``connects`` refuse (`UsageError`) imported runs, code or a cluster unknown here;
+    ``answered`` raises `TargetNotReachedError` without an answer.
     """
-    with open_store(db, write=False) as store:
+    with open_store(launch.db, write=False) as store:
         record = store.studies.get(study)
         spec = spec_of(record)
-        if to_run and spec.is_imported:
-            raise UsageError(
-                f"the runs of study {study!r} were made elsewhere and imported: there is no workload to run",
-                hint="make more runs in the original program, and import them under another name",
-            )
-        answer(store, study)
-    if runs_code and not spec.is_imported:
-        refuse_unknown(spec, record, Path())
+        if answered and not (to_run and spec.is_imported):
+            answer(store, study)
+    if to_run and spec.is_imported:
+        raise UsageError(
+            f"the runs of study {study!r} were made elsewhere and imported: there is no workload to run",
+            hint="make more runs in the original program, and import them under another name",
+        )
     if connects and not spec.is_imported:
         refuse_unknown_address(spec, record)
-    return spec
+    if runs_code and not spec.is_imported:
+        launch = replace(launch, folder=known_folder(spec, record, Path(launch.folder)))
+    return spec, launch
 
 
 def _local(spec: StudySpec, launch: Launch, given: Any) -> Executor:

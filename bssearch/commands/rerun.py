@@ -14,7 +14,7 @@ from pydantic import Field
 from bssearch.analysis.objectives import objective_of
 from bssearch.analysis.shape import Model
 from bssearch.commands.launch import HERE, Launch
-from bssearch.commands.opening import described, refuse_unknown, refuse_unknown_address
+from bssearch.commands.opening import described, known_folder, refuse_unknown_address
 from bssearch.commands.probes import run_request
 from bssearch.errors import UsageError
 from bssearch.executors.base import Executor
@@ -156,7 +156,7 @@ def rerun(study: str, trial: int, launch: Launch = HERE, *, runs: int = 1) -> Re
     with open_store(launch.db, write=False) as store:
         stored = stored_trial(store, study, trial)
     if launch.workload is None:
-        refuse_unknown(stored.spec, stored.study, Path(launch.folder))
+        launch = replace(launch, folder=known_folder(stored.spec, stored.study, Path(launch.folder)))
     refuse_unknown_address(stored.spec, stored.study)
     listener = launch.listener or Listener()
     with described(_for_one_trial(stored), launch, keeps_name=True) as (executor, found):

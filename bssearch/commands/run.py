@@ -80,8 +80,10 @@ def _tell_of_quick_answer(study: OpenStudy) -> None:
 def with_confirmation(
     spec: StudySpec, *, runs: int | None = None, max_runs: int | None = None, train_seconds: float | None = None
 ) -> StudySpec:
-    """Change confirmation settings; None keeps one."""
+    """Change confirmation settings; None keeps one, but a study without confirmation gets the default ``runs``."""
     stored = spec.confirm
+    if runs is None and not stored.runs:
+        runs = ConfirmSpec().runs
     if runs is not None and runs < stored.runs:
         raise UsageError(f"--runs {runs} must be >= confirm.runs = {stored.runs} of the stored study {spec.name!r}")
     if runs is not None and max_runs is None and stored.max_runs is not None and runs > stored.max_runs:
@@ -94,8 +96,6 @@ def with_confirmation(
         problem = error.errors()[0]
         given = "".join(f".{name} = {problem['input']}" for name in problem["loc"])
         raise UsageError(f"confirm{given}: {problem_in_words(problem)}") from None
-    if settings.runs == 0:
-        raise UsageError(f"confirm.runs = 0 of the stored study {spec.name!r}: give the number of runs with --runs")
     return spec.model_copy(update={"confirm": settings})
 
 

@@ -49,7 +49,7 @@ from bssearch.search.pruners.base import PruningController
 from bssearch.storage.repository import open_store
 from tests.analysis.test_report import answer, confirmed
 from tests.cli.task import bssearch
-from tests.factories import SPEC, make_curve, make_environment, make_probe, make_quick, make_spec, make_trial, not_none
+from tests.factories import make_curve, make_environment, make_probe, make_quick, make_spec, make_trial, not_none
 from tests.search.law import LawExecutor
 
 SPEC = make_spec(budget={"trials": 20, "trial_train_seconds": 10.0})

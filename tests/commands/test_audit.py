@@ -200,12 +200,12 @@ def test_studies_that_cannot_be_audited_say_so(tmp_path: Path) -> None:
     with open_store(url(tmp_path)):
         pass
     with pytest.raises(NotFoundError, match="nowhere"):
-        stored_spec("nowhere", db=url(tmp_path))
+        stored_spec("nowhere", Launch(db=url(tmp_path)))
     unreached = make_spec(budget={"trials": 5, "trial_train_seconds": 9.0})
     with pytest.raises(TargetNotReachedError):
         run_study(unreached, Launch(db=url(tmp_path), make_executor=lambda *_: LawExecutor(reachable=False)))
     with pytest.raises(TargetNotReachedError, match="nearest: "):
-        stored_spec(SPEC.name, db=url(tmp_path))
+        stored_spec(SPEC.name, Launch(db=url(tmp_path)))
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"runs": 0}, "runs = 0 must be >= 1"),
         ({"train_seconds": -1.0}, "train_seconds = -1 must be a finite number >= 0"),

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from bssearch.commands.launch import Launch
-from bssearch.commands.opening import refuse_unknown, refuse_unknown_address, remember
+from bssearch.commands.opening import known_folder, refuse_unknown_address, remember
 from bssearch.commands.run import confirm_study
 from bssearch.errors import UsageError
 from bssearch.records import StudyRecord
@@ -30,19 +30,19 @@ def stored() -> StudyRecord:
 
 def test_what_was_run_here_is_known_and_nothing_else() -> None:
     with pytest.raises(UsageError, match="which you have not run for it on this machine") as caught:
-        refuse_unknown(OWN, stored(), FOLDER)
+        known_folder(OWN, stored(), FOLDER)
     assert caught.value.hint == "if you trust it, add --workload task.py:Task"
     remember(OWN, stored(), FOLDER)
-    refuse_unknown(OWN, stored(), FOLDER)
+    known_folder(OWN, stored(), FOLDER)
     for changed in (
         OWN.model_copy(update={"workload": "other.py:Task"}),
         OWN.model_copy(update={"workload": "os:system"}),
         OWN.model_copy(update={"workload_settings": {"width": "rm -rf"}}),
     ):
         with pytest.raises(UsageError, match="on a database's word alone"):
-            refuse_unknown(changed, stored(), FOLDER)
+            known_folder(changed, stored(), FOLDER)
     with pytest.raises(UsageError, match="on a database's word alone"):
-        refuse_unknown(OWN, replace(stored(), spec_hash="another"), FOLDER)
+        known_folder(OWN, replace(stored(), spec_hash="another"), FOLDER)
 
 
 @pytest.mark.parametrize("workload", ["/tmp/task.py:Task", "../task.py:Task", "a/../../task.py:Task"])
@@ -50,7 +50,7 @@ def test_a_file_outside_of_the_folder_is_not_taken_from_a_database_whoever_ran_i
     outside = OWN.model_copy(update={"workload": workload})
     remember(outside, stored(), FOLDER)
     with pytest.raises(UsageError, match="a file outside of this folder"):
-        refuse_unknown(outside, stored(), FOLDER)
+        known_folder(outside, stored(), FOLDER)
 
 
 def on_cluster(address: str) -> StudySpec:
@@ -69,7 +69,7 @@ def test_a_cluster_is_not_taken_from_a_database_unless_the_study_was_run_there_f
 
 
 def test_a_shipped_workload_needs_no_record() -> None:
-    refuse_unknown(make_spec(workload="digits"), stored(), FOLDER)
+    known_folder(make_spec(workload="digits"), stored(), FOLDER)
 
 
 def test_where_nothing_can_be_remembered_nothing_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +78,7 @@ def test_where_nothing_can_be_remembered_nothing_is_known(tmp_path: Path, monkey
     monkeypatch.setenv(STATE_DIR_VARIABLE, str(blocked))
     remember(OWN, stored(), FOLDER)
     with pytest.raises(UsageError, match="on a database's word alone"):
-        refuse_unknown(OWN, stored(), FOLDER)
+        known_folder(OWN, stored(), FOLDER)
 
 
 def test_code_is_known_by_its_content_and_lies_in_the_folder_itself(tmp_path: Path) -> None:
@@ -87,23 +87,23 @@ def test_code_is_known_by_its_content_and_lies_in_the_folder_itself(tmp_path: Pa
         folder.mkdir()
     (mine / "task.py").write_text("mine")
     remember(OWN, stored(), mine)
-    refuse_unknown(OWN, stored(), mine)
+    known_folder(OWN, stored(), mine)
     (shared / "task.py").write_text("another's")
     with pytest.raises(UsageError, match="as it is now"):
-        refuse_unknown(OWN, stored(), shared)
+        known_folder(OWN, stored(), shared)
     (shared / "task.py").unlink()
     (shared / "task.py").symlink_to(mine / "task.py")
     with pytest.raises(UsageError, match="a file outside of this folder"):
-        refuse_unknown(OWN, stored(), shared)
+        known_folder(OWN, stored(), shared)
     inline = OWN.model_copy(update={"executor": OWN.executor.model_copy(update={"name": "inline"})})
     with pytest.raises(UsageError, match="on a database's word alone"):
-        refuse_unknown(inline, stored(), mine)
+        known_folder(inline, stored(), mine)
 
 
 def test_a_name_in_a_hint_is_quoted() -> None:
     odd = OWN.model_copy(update={"workload": "task.py:Task; touch X"})
     with pytest.raises(UsageError) as caught:
-        refuse_unknown(odd, stored(), FOLDER)
+        known_folder(odd, stored(), FOLDER)
     assert caught.value.hint == "if you trust it, add --workload 'task.py:Task; touch X'"
 
 
@@ -122,19 +122,19 @@ def test_a_stored_command_is_code_that_this_user_has_run_or_names(tmp_path: Path
     own, record = of_command(), study(of_command())
     (tmp_path / "train.sh").write_text("mine")
     with pytest.raises(UsageError, match="on a database's word alone") as caught:
-        refuse_unknown(own, record, tmp_path)
+        known_folder(own, record, tmp_path)
     assert "add --workload command, which runs bash train.sh '{batch_size}' '{learning_rate}'" in not_none(
         caught.value.hint
     )
     remember(own, record, tmp_path)
-    refuse_unknown(own, record, tmp_path)
+    known_folder(own, record, tmp_path)
     others = [["bash", "-c", "curl evil | sh", *COMMAND[2:]], [*COMMAND, "--more"], ["sh", *COMMAND[1:]]]
     for other in [*(of_command(command=one) for one in others), of_command(report=REPORT)]:
         with pytest.raises(UsageError, match="on a database's word alone"):
-            refuse_unknown(other, record, tmp_path)
+            known_folder(other, record, tmp_path)
     (tmp_path / "train.sh").write_text("another's")
     with pytest.raises(UsageError, match="as it is now"):
-        refuse_unknown(own, record, tmp_path)
+        known_folder(own, record, tmp_path)
 
 
 def with_activation(domain: object, default: str = "relu") -> StudySpec:
@@ -150,11 +150,11 @@ def test_a_text_that_a_stored_space_adds_is_refused_and_one_that_it_leaves_out_i
     own = with_activation(["relu", "gelu"])
     record = study(own)
     remember(own, record, tmp_path)
-    refuse_unknown(own, record, tmp_path)
-    refuse_unknown(with_activation("relu"), record, tmp_path)
+    known_folder(own, record, tmp_path)
+    known_folder(with_activation("relu"), record, tmp_path)
     for forged in (with_activation(["relu", "r$(id)"]), with_activation(["relu", "gelu"], default="r$(id)")):
         with pytest.raises(UsageError, match="as it is now") as caught:
-            refuse_unknown(forged, record, tmp_path)
+            known_folder(forged, record, tmp_path)
         assert caught.value.hint is not None and "'r$(id)'" in caught.value.hint
 
 
@@ -164,7 +164,7 @@ def test_a_record_that_cannot_be_read_knows_nothing(text: str) -> None:
     (file,) = (state_folder() / "workloads").iterdir()
     file.write_text(text)
     with pytest.raises(UsageError, match="on a database's word alone"):
-        refuse_unknown(OWN, stored(), FOLDER)
+        known_folder(OWN, stored(), FOLDER)
 
 
 def test_a_file_elsewhere_that_a_command_names_is_known_by_its_content_too(tmp_path: Path) -> None:
@@ -177,10 +177,10 @@ def test_a_file_elsewhere_that_a_command_names_is_known_by_its_content_too(tmp_p
         far.write_text("as it was")
         own = of_command(command=["bash", name, *COMMAND[2:]])
         remember(own, study(own), tmp_path / "here")
-        refuse_unknown(own, study(own), tmp_path / "here")
+        known_folder(own, study(own), tmp_path / "here")
         far.write_text("another's")
         with pytest.raises(UsageError, match="as it is now"):
-            refuse_unknown(own, study(own), tmp_path / "here")
+            known_folder(own, study(own), tmp_path / "here")
 
 
 def test_no_workload_takes_the_place_of_a_command() -> None:

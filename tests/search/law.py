@@ -123,7 +123,7 @@ class LawExecutor:
         if request.plan.configuration.micro_batch_size > min(self.fits_up_to, self.trains_up_to):
             return [TrialEnded(request.number, TrialOutcome(state=TrialState.OOM, reason="no memory left, by the law"))]
         per_step = step_seconds(request.plan.configuration.batch_size)
-        seconds = steps_needed(request.plan.configuration) * per_step
+        seconds = self.seconds_of(request)
         reached = self.reachable and seconds <= request.plan.train_seconds_limit
         end = self.end_of(request, seconds)
         events: list[Event] = [TrialObserved(request.number, self.observe(request, share, seconds)) for share in SHARES]
@@ -141,6 +141,11 @@ class LawExecutor:
             test_metric=0.89 if request.plan.is_tested else None,
         )
         return [*events, TrialEnded(request.number, outcome)]
+
+    def seconds_of(self, request: TrialRequest) -> float:
+        """Return train seconds to the target."""
+        configuration = request.plan.configuration
+        return steps_needed(configuration) * step_seconds(configuration.batch_size)
 
     def end_of(self, request: TrialRequest, seconds: float) -> float:
         """Return when a trial ends: at its target, or at its limit where it goes on past the target."""

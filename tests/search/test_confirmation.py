@@ -369,7 +369,7 @@ def confirmation(folder: Path) -> list[TrialRecord]:
 def go_on(folder: Path, executor: LawExecutor, **settings: Any) -> tuple[Any, list[str]]:
     """Confirm on with the stored spec; return the answer and the notes."""
     ear = Ear()
-    spec = with_confirmation(stored_spec("toy", db=url_in(folder)), **settings)
+    spec = with_confirmation(stored_spec("toy", Launch(db=url_in(folder)))[0], **settings)
     answer = confirm_study(spec, Launch(db=url_in(folder), listener=ear, make_executor=lambda *_: executor))
     return answer, ear.notes
 
@@ -445,9 +445,8 @@ def test_to_confirm_on_tries_nothing_new_though_the_budget_would_take_it(begun: 
         assert len(store.trials.of("toy", phase=Phase.SEARCH)) == searched
 
 
-def test_a_study_without_confirmation_needs_to_be_told_how_many(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"confirm.runs = 0 of the stored study 'toy': give the number of runs"):
-        with_confirmation(make_spec(confirm={"runs": 0}))
+def test_the_confirmation_that_a_command_asks_for() -> None:
+    assert with_confirmation(make_spec(confirm={"runs": 0})).confirm.runs == 3
     assert with_confirmation(make_spec(confirm={"runs": 0}), runs=2).confirm.runs == 2
     more = with_confirmation(make_spec(confirm={"runs": 3, "max_runs": 9}), runs=10).confirm
     assert (more.runs, more.max_runs) == (10, 10), "a limit that nobody gave now does not forbid it"

@@ -59,7 +59,7 @@ def folder(searched: Path, tmp_path: Path) -> Path:
 
 
 def go_on(folder: Path, executor: TrainsOn, runs: int = 2) -> Answer:
-    spec = stored_spec("toy", db=url_in(folder))
+    spec, _ = stored_spec("toy", Launch(db=url_in(folder)))
     return confirm_study(spec, Launch(db=url_in(folder), make_executor=lambda *_: executor), to_budget_runs=runs)
 
 
