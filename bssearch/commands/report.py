@@ -27,11 +27,6 @@ from bssearch.storage.repository import Store
 
 COMPARED = (
     "study",
-    "device",
-    "precision",
-    "workload",
-    "objective",
-    "target",
     "optimal",
     "figure",
     "ratio to first",
@@ -39,6 +34,11 @@ COMPARED = (
     "critical batch",
     "largest that fits",
     "test metric",
+    "device",
+    "precision",
+    "workload",
+    "objective",
+    "target",
 )
 
 
@@ -181,18 +181,18 @@ def _ratio(figure: Estimate | None, first: Estimate | None) -> Ratio | None:
 
 def compared_row(one: Comparison) -> dict[str, Any]:
     """Comparison as a row."""
-    head = [one.study, one.device, one.precision, one.workload, str(one.objective).replace("_", " "), one.target]
-    if one.optimal_batch_size is None or one.flat_range is None:
-        return dict(zip(COMPARED, [*head, None, "target not reached"], strict=False))
     figure, ratio, critical = one.objective_value, one.ratio_to_first, one.b_crit
     poor = "" if one.fit_verdict == "fits" else f" ({str(one.fit_verdict).replace('_', ' ')})"
-    figures = [
-        one.optimal_batch_size,
-        figure and f"{with_interval(figure)} ({plural(figure.runs, 'run')})",
-        one.note if ratio is None else f"{number(ratio.value)}{ends(ratio.low, ratio.high)}",
-        span(one.flat_range),
-        critical and f"{critical.in_words}{poor}",
-        one.largest_that_fits,
-        one.test_metric,
-    ]
-    return dict(zip(COMPARED, [*head, *figures], strict=True))
+    figures: list[Any] = [None, "target not reached", *[None] * 5]
+    if one.optimal_batch_size is not None and one.flat_range is not None:
+        figures = [
+            one.optimal_batch_size,
+            figure and f"{with_interval(figure)} ({plural(figure.runs, 'run')})",
+            one.note if ratio is None else f"{number(ratio.value)}{ends(ratio.low, ratio.high)}",
+            span(one.flat_range),
+            critical and f"{critical.in_words}{poor}",
+            one.largest_that_fits,
+            one.test_metric,
+        ]
+    question = [one.device, one.precision, one.workload, str(one.objective).replace("_", " "), one.target]
+    return dict(zip(COMPARED, [one.study, *figures, *question], strict=True))

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from bssearch.figures.svg import Chart, stylesheet, svg
+from bssearch.figures.svg import Chart, sparkline, stylesheet, svg
 
 if TYPE_CHECKING:
     from jinja2 import BaseLoader, Environment
@@ -70,10 +70,11 @@ class PageContent:
 
     title: str
     kicker: str
+    heading: str
     headline: str
     tiles: Sequence[Tile] = ()
     warnings: Sequence[str] = ()
-    sections: Sequence[Section]
+    sections: Sequence[Section]  # the first stands above the headline
     reproduction: Mapping[str, Any] | None = None  # the last section's values
 
 
@@ -99,7 +100,7 @@ def templates(*more: BaseLoader) -> Environment:
     """Template environment of the page's templates, then those of further loaders.
 
     The environment escapes every value and raises if a value is undefined. ``chart
-    svg(name, title, width)`` draws a chart.
+    svg(name, title, width)`` draws a chart, ``medians | spark(best)`` a small one.
     """
     from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
@@ -112,6 +113,7 @@ def templates(*more: BaseLoader) -> Environment:
         lstrip_blocks=True,
     )
     environment.filters["svg"] = lambda *drawn: Markup(svg(*drawn))
+    environment.filters["spark"] = lambda *drawn: Markup(sparkline(*drawn))
     return environment
 
 

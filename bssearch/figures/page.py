@@ -232,9 +232,11 @@ def in_notebook(answer: Answer) -> str:
 
 def page_of(picture: StudyPicture) -> PageContent:
     """Parts of the page."""
+    best = picture.answer.optimal.batch_size
     return PageContent(
         title=f"{picture.study.name}: optimal batch size",
         kicker=_kicker(picture),
+        heading=f"Train with batch {best}{', not final' if picture.answer.provisional else ''}",
         headline=headline(picture.answer),
         tiles=tiles_of(picture.answer, picture.spec),
         warnings=[sentence(warning.message) for warning in picture.answer.warnings],

@@ -7,7 +7,7 @@ import itertools
 import math
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -337,6 +337,32 @@ def picture(chart: Chart, *, title: str, subtitle: str, footnote: str, about: st
             "</svg>",
             "",
         ]
+    )
+
+
+SPARK_WIDTH, SPARK_HEIGHT, SPARK_EDGE = 120, 32, 5
+
+
+def sparkline(values: Mapping[int, float], best: int) -> str:
+    """A small chart of figures by batch size, on a log scale if all are positive; the best is marked."""
+    sizes = sorted(values)
+    on = math.log if min(values.values()) > 0 else float
+    low, high = on(min(values.values())), on(max(values.values()))
+    step = (SPARK_WIDTH - 2 * SPARK_EDGE) / max(1, len(sizes) - 1)
+    room = (SPARK_HEIGHT - 2 * SPARK_EDGE) / (high - low if high > low else 1.0)
+    points = [
+        (SPARK_EDGE + step * place, SPARK_HEIGHT - SPARK_EDGE - room * (on(values[size]) - low))
+        for place, size in enumerate(sizes)
+    ]
+    line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+    dots = "".join(
+        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="{4 if size == best else 2}" fill="{ACCENT if size == best else MUTED}"/>'
+        for size, (x, y) in zip(sizes, points, strict=True)
+    )
+    about = escaped(", ".join(f"batch {size}: {number(values[size])}" for size in sizes))
+    return (
+        f'<svg class="spark" role="img" aria-label="{about}" width="{SPARK_WIDTH}" height="{SPARK_HEIGHT}">'
+        f'<title>{about}</title><polyline points="{line}" fill="none" stroke="{MUTED}"/>{dots}</svg>'
     )
 
 

@@ -36,10 +36,16 @@ class _Optimal(BaseModel):
     time_to_target_s: _Figure | None = None
 
 
+class _Batch(BaseModel):
+    batch_size: int
+    objective_value: _Figure | None = None
+
+
 class ShortAnswer(BaseModel):
     """What a list of studies shows of an answer; see `bssearch.analysis.answer.Answer`."""
 
     optimal: _Optimal
+    batches: list[_Batch]
     provisional: bool
     within_5_percent: float | None = None
 
@@ -47,6 +53,11 @@ class ShortAnswer(BaseModel):
     def seconds(self) -> float | None:
         """Median seconds to the target; None for an objective without them."""
         return None if self.optimal.time_to_target_s is None else self.optimal.time_to_target_s.median
+
+    @property
+    def medians(self) -> dict[int, float]:
+        """Median of each batch size that has one, in the objective's unit."""
+        return {one.batch_size: one.objective_value.median for one in self.batches if one.objective_value is not None}
 
     @property
     def in_words(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -13,7 +14,7 @@ from urllib.parse import urlencode
 from bssearch.analysis.answer import Answer
 from bssearch.commands.across.answers import ANSWERED, answered_row, answers_in
 from bssearch.commands.across.answers import in_words as agreement_in_words
-from bssearch.commands.across.databases import StudyFilter, found_study, study_rows
+from bssearch.commands.across.databases import StudyFilter, device_of, found_study, precision_of, study_rows
 from bssearch.commands.report import COMPARED, compare, compared_row, picture_of
 from bssearch.commands.rerun import Reproduction, reproduction
 from bssearch.commands.status import Status, status
@@ -46,11 +47,33 @@ def studies_page(asked: PageRequest) -> Answered:
         values={
             "studies": [_listed(asked, row) for row in reversed(rows)],
             "filters": {name: asked.text(name) or "" for name in FILTERS},
+            "offered": _offered(_all_studies(asked)),
             "archived": archived,
             "several": len(asked.databases.names) > 1,
         },
         live_seconds=LIVE_SECONDS,
     )
+
+
+def _all_studies(asked: PageRequest) -> list[StudyRecord]:
+    with asked.databases.opened() as stores:
+        return [study for store in stores for study in store.studies.all()]
+
+
+def _conditions(study: StudyRecord) -> dict[str, str]:
+    return {
+        "workload": str(study.spec.get("workload", "")),
+        "device": device_of(study),
+        "target": f"{study.target.metric}={study.target.value:.12g}",
+        "objective": study.objective,
+        "precision": precision_of(study),
+    }
+
+
+def _offered(studies: Iterable[StudyRecord]) -> dict[str, list[str]]:
+    """Values of each filter that the databases hold."""
+    known = [_conditions(study) for study in studies]
+    return {name: sorted({one[name] for one in known} - {""}) for name in FILTERS}
 
 
 def study_filter(asked: PageRequest) -> StudyFilter:
@@ -106,7 +129,16 @@ def compare_page(asked: PageRequest) -> Answered:
 def best_page(asked: PageRequest) -> Answered:
     """Show matching studies' results and agreement; only the form without a filter."""
     wanted = study_filter(asked)
-    values: dict[str, Any] = {"filters": {name: asked.text(name) or "" for name in FILTERS}, "found": None}
+    studies = _all_studies(asked)
+    questions = Counter(
+        (_conditions(one)["workload"], _conditions(one)["target"], one.target.in_words) for one in studies
+    )
+    values: dict[str, Any] = {
+        "filters": {name: asked.text(name) or "" for name in FILTERS},
+        "offered": _offered(studies),
+        "questions": sorted(questions.items()),
+        "found": None,
+    }
     if wanted.conditions:
         with asked.databases.opened() as stores:
             found = answers_in(stores, wanted)

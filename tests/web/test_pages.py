@@ -1,5 +1,7 @@
 """What the pages show of a database, and what of one that is gone, faulty or somebody else's."""
 
+import html
+import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from html import unescape
@@ -12,8 +14,11 @@ from starlette.testclient import TestClient
 
 from bssearch.commands.status import status
 from bssearch.errors import DatabaseError
+from bssearch.figures.svg import ACCENT
 from bssearch.records import Lease
+from bssearch.records.text import number
 from bssearch.search.finding import answer
+from bssearch.settings import DATABASE_URL_VARIABLE
 from bssearch.storage.repository import open_store
 from bssearch.web import app, studies
 from bssearch.web.views import Answered, Document, Page, PageRequest
@@ -63,14 +68,30 @@ def copy(searched: str, tmp_path: Path) -> Path:
         ("/studies/task/trials/1?format=json", "trial show task 1"),
     ],
 )
-def test_json_is_that_of_the_command(pages: TestClient, searched: str, tmp_path: Path, path: str, words: str) -> None:
-    assert pages.get(path).json() == read(tmp_path, *words.split(), "--db", searched)
+def test_json_is_that_of_the_command(
+    pages: TestClient, searched: str, tmp_path: Path, path: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(DATABASE_URL_VARIABLE, searched)
+    assert pages.get(path).json() == read(tmp_path, *words.split())
 
 
 class TestStudies:
     def test_they_are_listed_with_links_the_newest_first(self, pages: TestClient) -> None:
         text = pages.get("/").text
         assert text.index('href="/studies/task"') < text.index('href="/studies/other"')
+
+    def test_each_has_a_small_chart_of_its_answer(self, pages: TestClient) -> None:
+        text = pages.get("/").text
+        row = text[text.index('href="/studies/task"') :].partition("</tr>")[0]
+        [study] = [one for one in pages.get("/studies?format=json").json() if one["name"] == "task"]
+        about = ", ".join(f"batch {size}: {number(median)}" for size, median in study["medians"].items())
+        assert f"<title>{about}</title>" in row
+        assert row.count(f'fill="{ACCENT}"') == 1, "the best is marked"
+
+    def test_the_filter_offers_what_the_database_holds(self, pages: TestClient) -> None:
+        text = pages.get("/studies").text
+        [device] = {row["device"] for row in pages.get("/studies?format=json").json()}
+        assert f'<datalist id="offered-device"><option value="{device}"></datalist>' in text
 
     def test_a_filter_leaves_out_what_does_not_match(self, pages: TestClient) -> None:
         [device] = {row["device"] for row in pages.get("/studies?format=json").json()}
@@ -256,6 +277,20 @@ class TestAcross:
 
     def test_too_many_are_refused(self, pages: TestClient) -> None:
         assert pages.get("/compare", params={"study": [f"s{n}" for n in range(30)]}).status_code == 400
+
+    def test_without_a_filter_the_questions_of_the_database_are_links(self, pages: TestClient) -> None:
+        asked = re.search(
+            r'<a href="(/best[^"]*workload=[^"]*)">[^<]*accuracy ≥ [0-9.]+</a>: (\d+)', pages.get("/best").text
+        )
+        assert asked is not None
+        found = pages.get(html.unescape(asked[1]))
+        assert 'id="found"' in found.text
+        assert found.text.count('href="/studies/') >= int(asked[2]) > 0
+
+    def test_a_study_starts_with_its_chart(self, pages: TestClient) -> None:
+        text = pages.get("/studies/task").text
+        places = [text.index(part) for part in ("<h1>Train with batch", "<svg", 'id="headline"', 'id="tiles"')]
+        assert places == sorted(places)
 
     def test_what_all_have_found_is_that_of_the_command(self, pages: TestClient, searched: str, tmp_path: Path) -> None:
         [device] = {row["device"] for row in pages.get("/studies?format=json").json()}

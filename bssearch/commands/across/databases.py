@@ -266,6 +266,7 @@ def study_rows(store: Store, asked: StudyFilter, *, archived: bool = False) -> I
                 "within_5_percent": found and found.within_5_percent,
                 "provisional": found and found.provisional,
                 "answer": found and found.in_words,
+                "medians": found and found.medians,
                 "created_by": one.created_by,
                 "created_at": one.created_at.isoformat(timespec="seconds"),
                 "archived_at": one.archived_at and one.archived_at.isoformat(timespec="seconds"),
