@@ -174,7 +174,7 @@ class TestLive:
             page.get_by_role("cell", name="0.8", exact=True).wait_for(timeout=10_000)
             assert page.evaluate("document.activeElement.textContent") == str(number)  # where the reader was
             reached(empty, number)
-            page.get_by_role("heading", level=1, name="reaches accuracy").wait_for(timeout=10_000)
+            page.get_by_role("heading", level=1, name="Train with batch").wait_for(timeout=10_000)
             assert "reaches accuracy" in (page.locator("#announced").text_content() or "")
 
     def test_the_first_answer_leaves_the_focus_where_it_was(self, browser: Browser, empty: str) -> None:
@@ -183,7 +183,7 @@ class TestLive:
             page.goto(f"{server.address}/studies/toy")
             page.get_by_role("link", name="Trials", exact=True).focus()
             reached(empty, number)
-            page.get_by_role("heading", level=1, name="reaches accuracy").wait_for(timeout=30_000)
+            page.get_by_role("heading", level=1, name="Train with batch").wait_for(timeout=30_000)
             assert page.evaluate("document.activeElement.textContent") == "Trials"
 
     def test_nothing_moves_where_nothing_changes(self, browser: Browser, empty: str) -> None:
