@@ -21,6 +21,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 from bssearch.errors import BSSearchError, UsageError, WorkloadError
 from bssearch.records import Configuration, parameters_of_group
 from bssearch.records.batch_schedule import constant_configurations
+from bssearch.spec.space import OPTIONAL
 from bssearch.training.batches import Growth, micro_batches, placement_of
 from bssearch.training.computation import Computation
 from bssearch.training.memory import is_out_of_memory
@@ -78,16 +79,6 @@ class AveragedWeights:
             _copy(kept, self._weights)
 
 
-def ema_decay_of(configuration: Configuration) -> float | None:
-    """Decay of averaged weights; `UsageError` outside (0, 1)."""
-    value = configuration.parameters.get("ema_decay")
-    if value is None:
-        return None
-    if isinstance(value, bool | str) or not 0 < value < 1:
-        raise UsageError(f"ema_decay = {value!r} must be a number in (0, 1), or none for no average of the weights")
-    return float(value)
-
-
 def _copy(sources: list[torch.Tensor], targets: list[torch.Tensor]) -> None:
     for source, target in zip(sources, targets, strict=True):
         target.copy_(source)
@@ -106,9 +97,9 @@ class Updates:
         self._model = model
         self._learning_rate = self._peak_learning_rate = configuration.learning_rate
         self._peak_rates = [[group["lr"] for group in one.param_groups] for one in optimizers]
-        self._clip_norm = clip_norm_of(configuration)
-        decay = ema_decay_of(configuration)
-        self.average = None if decay is None else AveragedWeights(model, decay)
+        clip_norm, decay = (configuration.parameters.get(name) for name in OPTIONAL)
+        self._clip_norm = None if clip_norm is None else float(clip_norm)
+        self.average = None if decay is None else AveragedWeights(model, float(decay))
         self.scaler = computation.new_scaler()
         self._step: Callable[[torch.optim.Optimizer], object]
         self._step = methodcaller("step") if self.scaler is None else self.scaler.step
@@ -205,16 +196,6 @@ class Updates:
         if self.scaler is not None:
             self.scaler.load_state_dict(state["scaler"])
         self.skipped = state["skipped"].to(self.skipped.device)
-
-
-def clip_norm_of(configuration: Configuration) -> float | None:
-    """Largest gradient norm; `UsageError` if not > 0."""
-    value = configuration.parameters.get("clip_norm")
-    if value is None:
-        return None
-    if isinstance(value, bool | str) or not value > 0 or not math.isfinite(value):
-        raise UsageError(f"clip_norm = {value!r} must be a number > 0, or none for no clipping")
-    return float(value)
 
 
 Take = Callable[[TrainingStep], Any]
