@@ -81,7 +81,7 @@ class Trial:
         self._on_progress = on_progress
         self._contention = ContentionMeter(computation.device, request.plan.threads, computation.core)
         clock.meter = self._device_meter = DeviceMeter(computation.device)
-        self._reference = ReferenceKernel.where_it_tells(computation.device, request.plan.threads)
+        self._reference = ReferenceKernel(computation.device, request.plan.threads)
         self._trainer: Trainer | None = None
         self._noise: NoiseMeter | None = None
         self._noise_growth: NoiseGrowth | None = None
@@ -181,9 +181,8 @@ class Trial:
             "contention": self._contention,
             "device_use": self._device_meter,
             "progress": self._progress,
+            "reference": self._reference,
         }
-        if self._reference is not None:
-            measured["reference"] = self._reference
         return training, measured
 
     def train_segment(self, trainer: Trainer) -> Ending | None:
@@ -243,23 +242,18 @@ class Trial:
         with self._clock.ledger("other"):
             self._device_meter.sample()
             self._contention.look()
-            if self._reference is not None:
-                self._reference.look()
+            self._reference.look()
             yield observation
             if self._noise is not None:
                 self._progress.note_peak(self._memory.peak_bytes())
                 self._noise.after_evaluation(metric, observation.train_seconds)
                 self._memory.restart()
-            ending = ending or self._stuck_at_chance(trainer)
+            if ending is None and trainer.position > trainer.schedule.warmup_steps:
+                ending = self._course.stuck_at_chance(self._counted_seconds, where(trainer.now, trainer.steps))
         if ending is None and self._noise_growth is not None:
             with self._clock.ledger("train"), self._clock.waiting():
                 self._noise_growth.after_evaluation()
         return ending
-
-    def _stuck_at_chance(self, trainer: Trainer) -> Ending | None:
-        if trainer.position <= trainer.schedule.warmup_steps:
-            return None
-        return self._course.stuck_at_chance(self._counted_seconds, where(trainer.now, trainer.steps))
 
     def _not_finite(self, trainer: Trainer, loss: float | None, metric: float) -> Ending:
         what = "the training loss" if is_metric(metric) else self._request.target.metric
@@ -307,7 +301,7 @@ class Trial:
             tokens=None if self._tokens_per_sample is None else samples * self._tokens_per_sample,
             train_seconds=clock.seconds("train"),
             undelayed_train_seconds=clock.undelayed_train_seconds(self._plan.threads),
-            reference_seconds=None if self._reference is None else self._reference.seconds,
+            reference_seconds=self._reference.seconds,
             host_bound_share=clock.host_bound_share,
             evaluation_seconds=clock.seconds("evaluation"),
             warmup_seconds=clock.seconds("warmup"),

@@ -92,7 +92,8 @@ def muon_with_adamw(
     PyTorch's Muon takes two dimensions only, so convolution filters go to AdamW. An output layer counts as a matrix
     unless it shares an embedding's weights. Raises `UsageError` without a weight matrix.
     """
-    embeddings = _embeddings(model)
+    layers = [module for module in model.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag)]
+    embeddings = {id(parameter) for layer in layers for parameter in layer.parameters()}
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     matrices = [parameter for parameter in trainable if parameter.ndim == 2 and id(parameter) not in embeddings]
     if not matrices:
@@ -121,11 +122,6 @@ def muon_with_adamw(
         fused=fused,
     )
     return OptimizersAsOne([muon, adamw])
-
-
-def _embeddings(model: nn.Module) -> set[int]:
-    layers = [module for module in model.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag)]
-    return {id(parameter) for layer in layers for parameter in layer.parameters()}
 
 
 # from PyTorch

@@ -428,8 +428,7 @@ class Trainer:
 
     def _accumulate(self) -> None:
         weights: list[torch.Tensor | float] = []
-        for _ in range(self.now.accumulation_steps):
-            inputs, targets = next(self._batches)
+        for inputs, targets in itertools.islice(self._augmented(), self.now.accumulation_steps):
             loss = self._micro_batch_loss(inputs, targets)
             self._add_gradient(loss)
             self._losses.add(loss)
@@ -441,7 +440,9 @@ class Trainer:
                     "loss() returned a WeightedLoss for some micro-batches of a batch and not for others"
                 )
             none = torch.zeros((), dtype=torch.float64, device=self._losses.device)
-            self._divide_gradient(torch.as_tensor(sum(weights, start=none)))
+            whole = torch.as_tensor(sum(weights, start=none))
+            gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
+            torch._foreach_mul_(gradients, torch.as_tensor(self.now.batch_size / whole, dtype=gradients[0].dtype))
 
     @property
     def _factor(self) -> float:
@@ -457,10 +458,8 @@ class Trainer:
             yield self._computation.inputs(augmented), targets
 
     def _micro_batch_loss(self, inputs: Any, targets: Any) -> torch.Tensor | WeightedLoss:
-        if self._augment is not None:
-            inputs = self._augment(inputs)
         with self._computation.training():
-            loss = self._loss(self.model, self._computation.inputs(inputs), targets)
+            loss = self._loss(self.model, inputs, targets)
         scalar = loss.total if isinstance(loss, WeightedLoss) else loss
         if not isinstance(scalar, torch.Tensor):
             raise WorkloadError(
@@ -480,10 +479,6 @@ class Trainer:
         else:
             share = loss / self.now.accumulation_steps if accumulates else loss
         self.updates.backward(share)
-
-    def _divide_gradient(self, whole: torch.Tensor) -> None:
-        gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
-        torch._foreach_mul_(gradients, torch.as_tensor(self.now.batch_size / whole, dtype=gradients[0].dtype))
 
 
 def seed_everything(seed: int) -> None:
@@ -602,7 +597,6 @@ def warm_up(
     Evaluates once and takes two steps per batch size on the trial's own rows; gives up compiling if only the compiled
     model fails. Changes the random state.
     """
-    check_split(configuration, len(data.train))
     try:
         _take_first_steps(workload, configuration, data, computation, metric, seed)
     except BSSearchError:

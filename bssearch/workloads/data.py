@@ -330,6 +330,8 @@ def _dataset_part(part: DatasetPart, name: str, collate: Any) -> DatasetPart:
 
 
 def _check_rows(part: Part, name: str) -> None:
+    import torch
+
     rows: dict[str, int] = {}
     for field in ("inputs", "targets"):
         value = getattr(part, field)
@@ -337,7 +339,8 @@ def _check_rows(part: Part, name: str) -> None:
         if not found:
             raise _refused(value, f"{name}.{field}", "")
         for place, leaf in found:
-            _check_tensor(leaf, value, f"{name}.{field}", place)
+            if not (isinstance(leaf, torch.Tensor) and leaf.ndim and not leaf.is_nested):
+                raise _refused(value, f"{name}.{field}", place, leaf)
             rows[f"{field}{place}"] = len(leaf)
     if len(set(rows.values())) > 1 or not rows["inputs" + places(part.inputs)[0][0]]:
         counts = ", ".join(f"{count} {place}" for place, count in rows.items())
@@ -350,13 +353,6 @@ def _check_rows(part: Part, name: str) -> None:
             f"load() returned {counts} as {name}; there must be as many of each, and at least one{described}",
             hint=_HINT,
         )
-
-
-def _check_tensor(leaf: object, whole: object, field: str, place: str) -> None:
-    import torch
-
-    if not (isinstance(leaf, torch.Tensor) and leaf.ndim and not leaf.is_nested):
-        raise _refused(whole, field, place, leaf)
 
 
 _HINT = (

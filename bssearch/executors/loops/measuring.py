@@ -178,7 +178,7 @@ class TimedLoop(Looked):
         self._clock = LoopClock(clock or HostClock(self._torch_device), request.threads)
         self._core = CorePace() if self._torch_device.type == "cpu" else None
         self.contention = contention_meter(self._torch_device, request.threads, self._core)
-        self._reference = ReferenceKernel.where_it_tells(self._torch_device, request.threads)
+        self._reference = ReferenceKernel(self._torch_device, request.threads)
         self._first: list[float] = []
         self._evaluations: list[float] = []
         self._untimed_steps = 0
@@ -260,8 +260,7 @@ class TimedLoop(Looked):
         self._untimed_steps = 0
         self._clock.pause()
         look = 0.0 if self._core is None else self._core.look()
-        if self._reference is not None:
-            self._reference.look()
+        self._reference.look()
         self._runs.append(TimedRun(seconds / steps, steps, look))
         self.resume()
 
@@ -291,7 +290,7 @@ class TimedLoop(Looked):
             settled=step.settled,
             steps_timed=step.count_all,
             undelayed_step_seconds=None if share is None or not total else step.median * min(1.0, share / total),
-            reference_seconds=None if self._reference is None else self._reference.seconds,
+            reference_seconds=self._reference.seconds,
             evaluation_seconds=statistics.median(self._evaluations[1:] or self._evaluations),
             peak_memory_bytes=peak_memory_bytes(self._torch_device),
             contended=reason is not None,

@@ -302,7 +302,7 @@ class TrialRun(Assignment):
         core = CorePace() if self._torch_device.type == "cpu" else None
         self.contention = contention_meter(self._torch_device, request.plan.threads, core)
         self._clock.clock.meter = self._device_meter = DeviceMeter(self._torch_device)
-        self._reference = ReferenceKernel.where_it_tells(self._torch_device, request.plan.threads)
+        self._reference = ReferenceKernel(self._torch_device, request.plan.threads)
         self._memory = peak_memory_meter(self._torch_device)
         self._objects: dict[str, Any] = {}
         self._ending: Ending | None = None
@@ -435,8 +435,7 @@ class TrialRun(Assignment):
             ending = self._course.observe(observation, is_over=self._is_at_last(step))
             self._device_meter.sample()
             self.contention.look()
-            if self._reference is not None:
-                self._reference.look()
+            self._reference.look()
             self._line.send(TrialObserved(self._request.number, observation))
         if ending is not None:
             self._end(ending)
@@ -573,9 +572,8 @@ class TrialRun(Assignment):
             "contention": self.contention,
             "device_use": self._device_meter,
             "progress": self._course.progress,
+            "reference": self._reference,
         }
-        if self._reference is not None:
-            measured["reference"] = self._reference
         if self.stages.grows:
             measured["stages"] = self.stages
         return training, measured
@@ -600,7 +598,7 @@ class TrialRun(Assignment):
             samples=self._samples,
             train_seconds=clock.seconds("train") - excess,
             undelayed_train_seconds=None if undelayed is None else max(0.0, undelayed - excess),
-            reference_seconds=None if self._reference is None else self._reference.seconds,
+            reference_seconds=self._reference.seconds,
             evaluation_seconds=clock.seconds("evaluation"),
             warmup_seconds=clock.seconds("warmup") + excess,
             other_seconds=clock.seconds("other"),
