@@ -71,7 +71,12 @@ def describe_exception(error: BaseException) -> str:
     if "more than 1 value per channel" in text:  # torch's words for batch normalisation over one value
         text += f"; the layer {_innermost_layer(error)} got one sample: use drop_last=True, or another batch size"
     frames = list(traceback.extract_tb(error.__traceback__))
-    own = [frame for frame in frames if _is_users(frame.filename)] or frames
+    foreign = "<", _PACKAGE, *_LIBRARIES
+    own = [
+        frame
+        for frame in frames
+        if frame.filename.startswith(_SHIPPED_WORKLOADS) or not frame.filename.startswith(foreign)
+    ] or frames
     return f"{text} ({own[-1].filename}:{own[-1].lineno}: {own[-1].line})" if own else text
 
 
@@ -83,10 +88,6 @@ def _innermost_layer(error: BaseException) -> str:
         return "of batch normalisation"
     name = next((name for name, one in modules[0].named_modules() if one is modules[-1]), "")
     return f"{repr(name) if name else ''} ({type(modules[-1]).__name__})".lstrip()
-
-
-def _is_users(filename: str) -> bool:
-    return filename.startswith(_SHIPPED_WORKLOADS) or not filename.startswith(("<", _PACKAGE, *_LIBRARIES))
 
 
 def describe_exit(return_code: int) -> str:

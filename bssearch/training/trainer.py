@@ -308,11 +308,6 @@ class Trainer:
         return self.updates.optimizers
 
     @property
-    def optimizer(self) -> torch.optim.Optimizer:
-        """The first optimizer."""
-        return self.updates.optimizers[0]
-
-    @property
     def has_noise(self) -> bool:
         """True if gradients of arbitrary samples can be computed."""
         return self._own_step is None and self._train.has_rows

@@ -155,10 +155,8 @@ class MeasuredMemory(Looked):
         super().evaluated(step, metrics, loss)
         self._tell(fits=True, peak=peak_process_memory_bytes(self._torch_device))
 
-    def failed(self, error: BaseException) -> bool:
-        """Report out of memory."""
-        if self.is_over or not is_out_of_memory(error):
-            return False
+    def ran_out_of_memory(self, error: BaseException) -> bool:
+        """Report that memory ran out."""
         self._tell(fits=False, peak=None, reason=first_line(error))
         return True
 
@@ -216,7 +214,7 @@ class TimedLoop(Looked):
         if before >= WARM_UP_STEPS and is_short_row:
             self._untimed_steps += taken
             return
-        self._clock.clock.wait()
+        self._clock.clock.synchronize()
         now = self._clock.clock.train_seconds_so_far
         passed, self._last = now - self._last, now
         if before < WARM_UP_STEPS:
@@ -241,10 +239,8 @@ class TimedLoop(Looked):
         elif self._is_known():
             self._tell()
 
-    def failed(self, error: BaseException) -> bool:
-        """Report out of memory."""
-        if self.is_over or not is_out_of_memory(error):
-            return False
+    def ran_out_of_memory(self, error: BaseException) -> bool:
+        """Report that memory ran out."""
         self._clock.pause()
         self._answer(StepTime.where_memory_ran_out(self.configuration))
         return True
@@ -323,7 +319,7 @@ def end_work(
             error = lacks
     if work.is_over:
         work.finish()
-    elif error is not None and not work.failed(error):
+    elif error is not None and not (is_out_of_memory(error) and work.ran_out_of_memory(error)):
         line.send(failure_of(assign, error))
 
 
