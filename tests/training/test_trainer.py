@@ -17,7 +17,8 @@ from bssearch.training.gradient_noise import GradientPasses
 from bssearch.training.loop import describe_model
 from bssearch.training.schedule import RateSchedule, horizon_steps, schedule_of, warmup_steps
 from bssearch.training.trainer import AveragedWeights, Trainer, seed_everything, warm_up
-from bssearch.workloads.base import Data, Part, WeightedLoss, check_takes
+from bssearch.workloads.base import WeightedLoss, check_takes
+from bssearch.workloads.data import Data, Part
 from tests.training.toys import CPU, Toy, configuration, on_cpu, toy_data
 
 
@@ -320,7 +321,7 @@ def test_the_learning_rate_follows_the_schedule_in_every_group() -> None:
     seen: list[Sequence[float]] = []
     for _ in range(5):
         trainer.step()
-        seen.append([group["lr"] for group in trainer.optimizer.param_groups])
+        seen.append([group["lr"] for group in trainer.optimizers[0].param_groups])
         assert trainer.learning_rate == pytest.approx(seen[-1][0])
     assert seen == [pytest.approx([lr, lr]) for lr in (0.1, 0.2, 0.3, 0.4, 0.4)]
 

@@ -12,7 +12,7 @@ import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -350,7 +350,7 @@ _TAIL_BYTES = 1 << 14
 _MOST_CHUNKS_LEFT = 16  # far above a pipe's 64 KiB (pipe(7))
 
 
-class CommandProcess:
+class CommandProcess(AbstractContextManager["CommandProcess"]):
     """A started program; leaving the ``with`` block ends it and its descendants.
 
     ``began`` is its start time. Raises `WorkloadError` if the command does not exist, `LaunchError` if it cannot start.
@@ -384,9 +384,6 @@ class CommandProcess:
         self._stdout = self._process.stdout.fileno()
         self.log_reader, self._pipe_reader = ReportReader(expressions, metric), ReportReader({}, metric)
         self._readers = {self._pipe: self._pipe_reader, self._stdout: self.log_reader}
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
