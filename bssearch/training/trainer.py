@@ -6,12 +6,12 @@ import itertools
 import math
 import random
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from operator import methodcaller
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -226,7 +226,7 @@ def _checked(loss: Any) -> torch.Tensor | WeightedLoss:
     return loss  # type: ignore[no-any-return]
 
 
-class Trainer:
+class Trainer(AbstractContextManager["Trainer"]):
     """Trains a fresh model; the seed fixes initialisation, data order, augmentation and dropout.
 
     ``now`` is the last step's configuration; ``dropped_samples`` is per epoch, None if the workload makes its batches.
@@ -260,9 +260,6 @@ class Trainer:
         self._batches = self._micro_batches()
         self._losses = LossSum(computation.device)
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
@@ -275,13 +272,12 @@ class Trainer:
     @property
     def samples(self) -> int:
         """Training samples seen."""
-        grows = self.growth.schedule is not None
-        return self.growth.samples if grows else self.steps * self._configuration.batch_size
+        return self.growth.samples
 
     @property
     def position(self) -> int:
         """Steps as the learning rate schedule counts them."""
-        return self.steps if self.growth.schedule is None else self.growth.position
+        return self.growth.position
 
     @property
     def is_over(self) -> bool:
@@ -377,9 +373,8 @@ class Trainer:
         self._losses.restore(state["losses"])
         self.steps = state["steps"]
         self._last_factor = state["factor"]
-        if self.growth.schedule is not None:
-            self.growth.restore(state["growth"])
-            self.now = self._configurations[state["growth"]["last"]]
+        self.growth.restore(state["growth"])
+        self.now = self._configurations[state["growth"]["last"]]
         self._batches.close()
         self._batches = self._micro_batches()
 
