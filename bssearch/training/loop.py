@@ -44,7 +44,8 @@ from bssearch.training.memory import is_out_of_memory, peak_memory_meter, unused
 from bssearch.training.nvml import DeviceMeter
 from bssearch.training.trainer import Trainer, seed_everything, warm_up
 from bssearch.training.trial_checkpoint import Checkpoint, RandomState, Saved, continue_from, identity_of
-from bssearch.workloads.base import Data, Workload, measure, metric_value
+from bssearch.workloads.base import Workload, measure, metric_value
+from bssearch.workloads.data import Data
 
 # states after which the test part may be evaluated
 TESTED_STATES = frozenset({TrialState.REACHED, TrialState.EXHAUSTED, TrialState.CAPPED})

@@ -37,7 +37,8 @@ from bssearch.training.memory import (
 )
 from bssearch.training.nvml import is_power_capped
 from bssearch.training.trainer import Trainer, warm_up
-from bssearch.workloads.base import Data, Workload
+from bssearch.workloads.base import Workload
+from bssearch.workloads.data import Data
 
 WARM_UP_STEPS = 5  # untimed steps, which allocate, choose algorithms and create the optimizer's state
 

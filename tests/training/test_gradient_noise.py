@@ -25,7 +25,8 @@ from bssearch.training.gradient_noise import (
     small_batch_size,
 )
 from bssearch.training.trainer import Trainer
-from bssearch.workloads.base import Part, WeightedLoss
+from bssearch.workloads.base import WeightedLoss
+from bssearch.workloads.data import Part
 from tests.training.toys import FakeTime, Frozen, Toy, configuration, on_cpu, toy_data
 
 TARGET = Target(metric="accuracy", value=0.9)
