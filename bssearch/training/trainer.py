@@ -418,13 +418,18 @@ class Trainer(AbstractContextManager["Trainer"]):
 
     def _accumulate(self) -> None:
         weights: list[torch.Tensor | float] = []
+        accumulates = self.now.accumulation_steps > 1
         for inputs, targets in itertools.islice(self._augmented(), self.now.accumulation_steps):
             loss = self._micro_batch_loss(inputs, targets)
-            self._add_gradient(loss)
-            self._losses.add(loss)
             if isinstance(loss, WeightedLoss):
+                # until the last micro-batch gives the batch's weight, divide by its samples, which keeps fp16 in range
+                share = loss.total / (self.now.batch_size if accumulates else loss.weight)
                 weights.append(loss.weight)
-        if weights and self.now.accumulation_steps > 1:
+            else:
+                share = loss / self.now.accumulation_steps if accumulates else loss
+            self.updates.backward(share)
+            self._losses.add(loss)
+        if weights and accumulates:
             if len(weights) < self.now.accumulation_steps:
                 raise WorkloadError(
                     "loss() returned a WeightedLoss for some micro-batches of a batch and not for others"
@@ -460,15 +465,6 @@ class Trainer(AbstractContextManager["Trainer"]):
         if not scalar.requires_grad:
             raise WorkloadError("loss() returned a tensor without a gradient; it must depend on the model")
         return loss
-
-    def _add_gradient(self, loss: torch.Tensor | WeightedLoss) -> None:
-        # until the last micro-batch gives the batch's weight, divide by its samples, which keeps fp16 in range
-        accumulates = self.now.accumulation_steps > 1
-        if isinstance(loss, WeightedLoss):
-            share = loss.total / (self.now.batch_size if accumulates else loss.weight)
-        else:
-            share = loss / self.now.accumulation_steps if accumulates else loss
-        self.updates.backward(share)
 
 
 def seed_everything(seed: int) -> None:
