@@ -34,7 +34,7 @@ from bssearch.training.optimizers import (
     states_of,
     take_over_states,
 )
-from bssearch.training.schedule import BranchSchedule, OwnSchedule, RateSchedule, schedule_for
+from bssearch.training.schedule import schedule_for
 from bssearch.workloads.base import TrainingStep, WeightedLoss, Workload, measure, metric_value
 from bssearch.workloads.data import Batch, BatchStream, Data, Part
 
@@ -242,7 +242,7 @@ class Trainer(AbstractContextManager["Trainer"]):
         self.growth = Growth(configuration, None if is_stream else len(train))
         self.dropped_samples = None if is_stream or self.growth.schedule else len(train) % configuration.batch_size
         self.data_placement = placement_of(train, computation)
-        self.schedule: RateSchedule | OwnSchedule | BranchSchedule = schedule_for(workload, configuration, len(train))
+        self.schedule = schedule_for(workload, configuration, len(train))
         own = parameters_of_group(configuration.parameters, "model")
         self.model = computation.build_model(workload, configuration.dropout, own)
         self._built = built_optimizers(workload, self.model, configuration, computation.fused)

@@ -450,8 +450,6 @@ class TrialRun(Assignment):
 
     def looped(self, step: int, because: str = "") -> None:
         """End the trial with its loop."""
-        if self.is_over:
-            return
         self._clock.pause()
         if step == 0:
             raise UsageError(f"the loop ended before its first step{ended_by(because)}")
