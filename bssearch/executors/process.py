@@ -377,8 +377,10 @@ Inbox = queue.SimpleQueue[tuple[WorkerHandle, Reply | None]]
 class WorkerProcess:
     """A child in its own session.
 
-    Create it in a thread that outlives it: Linux kills it with that thread.
+    Create it in a thread that outlives it: Linux kills it with that thread. ``pid`` is also its group and session id.
     """
+
+    place = ""  # this machine
 
     def __init__(
         self,
@@ -418,20 +420,11 @@ class WorkerProcess:
             raise
         finally:
             os.close(lifeline)
+        self.pid = self._process.pid
         assert self._process.stdin is not None and self._process.stdout is not None
         self._commands, self._replies = self._process.stdin, self._process.stdout
         self._listener = threading.Thread(target=self._listen, name=f"bssearch slot {slot}", daemon=True)
         self._listener.start()
-
-    @property
-    def pid(self) -> int:
-        """Process, group and session id."""
-        return self._process.pid
-
-    @property
-    def place(self) -> str:
-        """This machine."""
-        return ""
 
     def send(self, command: Command) -> None:
         """See `WorkerHandle.send`."""

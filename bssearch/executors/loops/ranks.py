@@ -250,7 +250,7 @@ class RankTrial(LoopTrial):
         needs_samples: bool = False,
     ) -> None:
         super().__init__(assignment, searched=searched, needs_samples=needs_samples)
-        self._ranks = ranks
+        self._ranks, self._ranks_together = ranks, ranks.size
         self._stages.refuse(f"a training of {ranks.size} ranks", "they share batches of one size")
         size, accumulation = self._configuration.batch_size, self._configuration.accumulation_steps
         self._share, rest = divmod(size, accumulation * ranks.size)
@@ -263,10 +263,6 @@ class RankTrial(LoopTrial):
     @property
     def _samples_at_once(self) -> int:
         return self._share
-
-    @property
-    def _sharers(self) -> int:
-        return self._ranks.size
 
     def sampler(self, dataset: Any) -> SeededSampler:
         """This rank's share of `LoopTrial.sampler`."""
