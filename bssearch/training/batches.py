@@ -419,7 +419,7 @@ class Growth:
 
     @property
     def position(self) -> int:
-        """Samples seen, in steps of the first batch size."""
+        """Steps as the learning rate schedule counts them: samples seen, in steps of the first batch size."""
         return self.samples // self.stages[0].batch_size
 
     @property

@@ -233,7 +233,7 @@ class Trial:
             return self._not_finite(trainer, loss, metric)
         observation = Observation(
             step=trainer.steps,
-            samples=trainer.samples,
+            samples=trainer.growth.samples,
             train_seconds=self._counted_seconds,
             metric=metric,
             loss=loss,
@@ -249,7 +249,7 @@ class Trial:
                 self._progress.note_peak(self._memory.peak_bytes())
                 self._noise.after_evaluation(metric, observation.train_seconds)
                 self._memory.restart()
-            if ending is None and trainer.position > trainer.schedule.warmup_steps:
+            if ending is None and trainer.growth.position > trainer.schedule.warmup_steps:
                 ending = self._course.stuck_at_chance(self._counted_seconds, where(trainer.now, trainer.steps))
         if ending is None and self._noise_growth is not None:
             with self._clock.ledger("train"), self._clock.waiting():
@@ -293,7 +293,7 @@ class Trial:
             contention = self._contention.stop()
             device_use = self._device_meter.stop()
         wall = clock.wall_seconds
-        samples, last = 0 if trainer is None else trainer.samples, self._progress.last
+        samples, last = 0 if trainer is None else trainer.growth.samples, self._progress.last
         outcome = TrialOutcome(
             state=ending.state,
             reason=ending.reason,

@@ -247,6 +247,7 @@ class Trainer(AbstractContextManager["Trainer"]):
         self.model = computation.build_model(workload, configuration.dropout, own)
         self._built = built_optimizers(workload, self.model, configuration, computation.fused)
         self.updates = Updates(self.model, flat(self._built, self.model), configuration, computation)
+        self.optimizers = self.updates.optimizers
         self._own_step = own_training_step(workload, computation)
         self._workload = workload
         self._augment = getattr(workload, "augment", None)
@@ -270,23 +271,13 @@ class Trainer(AbstractContextManager["Trainer"]):
         self._batches.close()
 
     @property
-    def samples(self) -> int:
-        """Training samples seen."""
-        return self.growth.samples
-
-    @property
-    def position(self) -> int:
-        """Steps as the learning rate schedule counts them."""
-        return self.growth.position
-
-    @property
     def is_over(self) -> bool:
         """True once the schedule has ended."""
-        return self.schedule.is_over(self.position)
+        return self.schedule.is_over(self.growth.position)
 
     def has_seen_again(self, samples: int) -> bool:
         """True if the last step completed another ``samples``, or at step 0."""
-        return self.samples % samples < self.now.batch_size
+        return self.growth.samples % samples < self.now.batch_size
 
     @property
     def learning_rate(self) -> float:
@@ -297,11 +288,6 @@ class Trainer(AbstractContextManager["Trainer"]):
     def skipped_steps(self) -> int | None:
         """Counted steps that loss scaling skipped; waits for the device."""
         return None if self.updates.scaler is None else int(self.updates.skipped.item())
-
-    @property
-    def optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
-        """All optimizers."""
-        return self.updates.optimizers
 
     @property
     def has_noise(self) -> bool:
@@ -441,7 +427,7 @@ class Trainer(AbstractContextManager["Trainer"]):
 
     @property
     def _factor(self) -> float:
-        return self.schedule.factor(self.position) * self.growth.rate_factor
+        return self.schedule.factor(self.growth.position) * self.growth.rate_factor
 
     def _micro_batches(self) -> Generator[Batch, None, None]:
         given = self._train, self._configuration, self._computation, self._seed
