@@ -150,8 +150,17 @@ class InlineExecutor:
         if self._broken:
             raise LaunchError("the device failed in an earlier trial and takes no more work from this process")
         if self._loaded is None:
-            self._refuse_memory_limit_on_the_cpu()
-            self._set_environment()
+            import torch
+
+            on_cpu = self._settings.device == "cpu" or not torch.cuda.is_available()
+            if self._settings.memory_limit_bytes is not None and on_cpu:
+                raise LaunchError(
+                    "the executor inline has no memory limit on the CPU: the limit would apply to the whole run",
+                    hint="set executor.name: local, or remove memory_limit_gib",
+                )
+            self._restore.callback(torch.set_num_threads, torch.get_num_threads())
+            given = {name: value for name, value in REPEATABLE_CUBLAS.items() if name not in os.environ}
+            self._restore.enter_context(environment_with({**given, **self._settings.environment}))
             load, threshold = Load(settings=self._settings, slot=0), gc.get_threshold()
             gc.set_threshold(*PYTHON_THRESHOLDS)
             self._restore.callback(gc.set_threshold, *threshold)
@@ -160,23 +169,6 @@ class InlineExecutor:
                 gc.freeze()  # as in a worker: the collector runs after every trial, and need not look through libraries
                 self._restore.callback(gc.unfreeze)
         return self._loaded
-
-    def _refuse_memory_limit_on_the_cpu(self) -> None:
-        import torch
-
-        on_cpu = self._settings.device == "cpu" or not torch.cuda.is_available()
-        if self._settings.memory_limit_bytes is not None and on_cpu:
-            raise LaunchError(
-                "the executor inline has no memory limit on the CPU: the limit would apply to the whole run",
-                hint="set executor.name: local, or remove memory_limit_gib",
-            )
-
-    def _set_environment(self) -> None:
-        import torch
-
-        self._restore.callback(torch.set_num_threads, torch.get_num_threads())
-        given = {name: value for name, value in REPEATABLE_CUBLAS.items() if name not in os.environ}
-        self._restore.enter_context(environment_with({**given, **self._settings.environment}))
 
     def _measured(self, request: Measurement, kind: type[T]) -> T:
         self._refuse_while_a_trial_runs()

@@ -71,7 +71,12 @@ def describe_exception(error: BaseException) -> str:
     if "more than 1 value per channel" in text:  # torch's words for batch normalisation over one value
         text += f"; the layer {_innermost_layer(error)} got one sample: use drop_last=True, or another batch size"
     frames = list(traceback.extract_tb(error.__traceback__))
-    own = [frame for frame in frames if _is_users(frame.filename)] or frames
+    foreign = "<", _PACKAGE, *_LIBRARIES
+    own = [
+        frame
+        for frame in frames
+        if frame.filename.startswith(_SHIPPED_WORKLOADS) or not frame.filename.startswith(foreign)
+    ] or frames
     return f"{text} ({own[-1].filename}:{own[-1].lineno}: {own[-1].line})" if own else text
 
 
@@ -83,10 +88,6 @@ def _innermost_layer(error: BaseException) -> str:
         return "of batch normalisation"
     name = next((name for name, one in modules[0].named_modules() if one is modules[-1]), "")
     return f"{repr(name) if name else ''} ({type(modules[-1]).__name__})".lstrip()
-
-
-def _is_users(filename: str) -> bool:
-    return filename.startswith(_SHIPPED_WORKLOADS) or not filename.startswith(("<", _PACKAGE, *_LIBRARIES))
 
 
 def describe_exit(return_code: int) -> str:
@@ -376,8 +377,10 @@ Inbox = queue.SimpleQueue[tuple[WorkerHandle, Reply | None]]
 class WorkerProcess:
     """A child in its own session.
 
-    Create it in a thread that outlives it: Linux kills it with that thread.
+    Create it in a thread that outlives it: Linux kills it with that thread. ``pid`` is also its group and session id.
     """
+
+    place = ""  # this machine
 
     def __init__(
         self,
@@ -417,20 +420,11 @@ class WorkerProcess:
             raise
         finally:
             os.close(lifeline)
+        self.pid = self._process.pid
         assert self._process.stdin is not None and self._process.stdout is not None
         self._commands, self._replies = self._process.stdin, self._process.stdout
         self._listener = threading.Thread(target=self._listen, name=f"bssearch slot {slot}", daemon=True)
         self._listener.start()
-
-    @property
-    def pid(self) -> int:
-        """Process, group and session id."""
-        return self._process.pid
-
-    @property
-    def place(self) -> str:
-        """This machine."""
-        return ""
 
     def send(self, command: Command) -> None:
         """See `WorkerHandle.send`."""

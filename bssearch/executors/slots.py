@@ -277,14 +277,11 @@ class Slot:
             return None
         log = printed(self.log, trial.log_start)
         if not self._keeps_log:
-            self._empty_log()
+            os.truncate(self.log, 0)
+            if self.worker is not None:
+                self.worker.log_start = 0
+                self._job_log = 0
         return TrialEnded(trial.request.number, trial.finished(outcome), log)
-
-    def _empty_log(self) -> None:
-        os.truncate(self.log, 0)
-        if self.worker is not None:
-            self.worker.log_start = 0
-            self._job_log = 0
 
 
 JOB_SECONDS = 3600.0  # to load or measure; slow network disks need minutes

@@ -129,11 +129,6 @@ class Sentences(TypeDecorator[tuple[str, ...]]):
         return tuple(found)
 
 
-def is_scalar(value: object) -> bool:
-    """Return whether a value is a `bssearch.records.ParameterValue`."""
-    return value is None or isinstance(value, bool | int | float | str)
-
-
 def json_kind(value: object) -> str:
     """Kind of a JSON value in words."""
     if isinstance(value, bool):
@@ -154,7 +149,7 @@ def json_fault(value: object, *, of_scalars: bool) -> str | None:
     if len(value) > MOST_KEYS:
         return f"{len(value):,} keys; at most {MOST_KEYS:,}"
     for name, one in value.items():
-        if not is_scalar(one):
+        if not (one is None or isinstance(one, bool | int | float | str)):
             return f"{shortened(name, 60)!r} is {json_kind(one)}; expected a boolean, number, text or null"
         longest = max(len(name), len(one) if isinstance(one, str) else 0)
         if longest > LONGEST_VALUE:
@@ -191,22 +186,14 @@ class StoredObject(TypeDecorator[Mapping[str, Any]]):
         super().__init__(none_as_null=of_scalars)
         self.of_scalars = of_scalars
 
-    def process_bind_param(self, value: Mapping[str, Any] | None, dialect: Dialect) -> Mapping[str, Any] | None:
+    def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
         """Raise `ValueError` for a value that could not be read again."""
-        return self._checked(value)
-
-    def process_result_value(self, value: Any, dialect: Dialect) -> Mapping[str, Any] | None:
-        """Raise `ValueError` for a value that another program stored; the store then names the row."""
-        return self._checked(value)
-
-    def _checked(self, value: Any) -> Mapping[str, Any] | None:
-        if value is None:
-            return None
-        fault = json_fault(value, of_scalars=self.of_scalars)
+        fault = None if value is None else json_fault(value, of_scalars=self.of_scalars)
         if fault is not None:
             raise ValueError(f"a stored object is {fault}")
-        found: Mapping[str, Any] = value
-        return found
+        return value
+
+    process_result_value = process_bind_param  # another program may have stored it; the store then names the row
 
 
 def enum(kind: type[StrEnum], name: str) -> Enum:

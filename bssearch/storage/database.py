@@ -61,21 +61,18 @@ class Patience:
             self._tell(f"{error.message}; retrying for {RETRY_FOR_S / 60:.0f} minutes", waiting=True)
         try:
             result = self._repeat(work)
-        except ConnectionLostError as error:
-            # After giving up, later calls during cleanup must not wait again.
+        except (ConnectionLostError, KeyboardInterrupt) as error:
+            # After giving up or Ctrl-C, later calls during cleanup must not wait again.
             self.end()
             self.is_waiting = False
+            if isinstance(error, KeyboardInterrupt):
+                raise
             raise DatabaseError(
                 f"{error.message} (retried for {RETRY_FOR_S / 60:.0f} minutes)",
                 hint="stored results are safe; run the same command again to continue",
             ) from error
         except BSSearchError:  # the database answered, so the connection is back
             self._tell_back()
-            raise
-        except KeyboardInterrupt:
-            # Nor after Ctrl-C.
-            self.end()
-            self.is_waiting = False
             raise
         self._tell_back()
         return result

@@ -138,7 +138,10 @@ def upgrade(url: str | URL, roles: Roles | None = None) -> Upgrade:
             if roles:
                 _refuse_other_roles(connection, roles)
                 make_roles(connection, roles)
-            copy = _copy_first(path) if path and before not in {None, SCHEMA_HEAD} else None
+            copy = None
+            if path and before not in {None, SCHEMA_HEAD}:
+                copy = path.with_name(f"{path.name}.before-{SCHEMA_HEAD}.bak")
+                copy_sqlite(path, copy)
             _upgrade(connection, before, roles)
         return Upgrade(before=before, after=SCHEMA_HEAD, copy=copy)
     finally:
@@ -256,12 +259,6 @@ def _create_version_table(connection: Connection) -> None:
     except (IntegrityError, ProgrammingError) as error:
         if getattr(error.orig, "sqlstate", None) not in _EXISTS:
             raise
-
-
-def _copy_first(path: Path) -> Path:
-    copy = path.with_name(f"{path.name}.before-{SCHEMA_HEAD}.bak")
-    copy_sqlite(path, copy)
-    return copy
 
 
 def _run_migrations(connection: Connection) -> None:

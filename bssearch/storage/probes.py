@@ -116,7 +116,9 @@ class ProbeStore(StorePart):
 
     def _step_times(self, connection: Connection, now: Counters) -> list[ProbeRecord]:
         # Cached until the next measurement, because every read of trials needs step times.
-        study_id, as_of = now.study_id, now.measured_as_of
+        study_id = now.study_id
+        # Changes with every measurement; differs for a later study with the same id.
+        as_of = now.created_at, now.probed_at_revision, now.rewritten_at_revision
         if study_id not in self._known_step_times or self._known_step_times[study_id][0] != as_of:
             rows = connection.execute(PROBES.where(ProbeRow.study_id == study_id)).mappings()
             timed = [from_columns(ProbeRecord, row, absent="error") for row in rows]

@@ -89,6 +89,7 @@ class Transfer(StorePart):
             found = connection.scalars(shown).all() if names is None else names
             return [read_copy(connection, self._database.study_id(connection, name), source) for name in found]
 
+    @patiently
     def join(self, copies: Sequence[Copy], *, name: str | None = None, dry_run: bool = False) -> list[Joined]:
         """Insert missing rows in one transaction; return their counts.
 
@@ -96,15 +97,12 @@ class Transfer(StorePart):
         """
         from bssearch.storage.transfer.study_copy import join, wait_for_others
 
-        def once() -> list[Joined]:
-            with self._database.writing() as connection:
-                wait_for_others(connection)
-                joined = [join(connection, copy, None if index else name) for index, copy in enumerate(copies)]
-                if dry_run:
-                    connection.rollback()
-            return joined
-
-        return self.patience.run(once)
+        with self._database.writing() as connection:
+            wait_for_others(connection)
+            joined = [join(connection, copy, None if index else name) for index, copy in enumerate(copies)]
+            if dry_run:
+                connection.rollback()
+        return joined
 
 
 class Store(Database):

@@ -346,12 +346,6 @@ def mark_probed(connection: Connection, study_id: int) -> None:
     connection.execute(update(StudyRow).where(StudyRow.id == study_id).values(probed_at_revision=revision))
 
 
-def mark_rewritten(connection: Connection, study_id: int) -> None:
-    """Make readers reread everything; required after deleting trials or observations."""
-    revision = raise_revision(connection, study_id)
-    connection.execute(update(StudyRow).where(StudyRow.id == study_id).values(rewritten_at_revision=revision))
-
-
 @dataclass(frozen=True, slots=True)
 class Counters:
     """A study's counters."""
@@ -361,11 +355,6 @@ class Counters:
     revision: int
     rewritten_at_revision: int
     probed_at_revision: int
-
-    @property
-    def measured_as_of(self) -> tuple[datetime, int, int]:
-        """Changes with every measurement; differs for a later study with the same id."""
-        return self.created_at, self.probed_at_revision, self.rewritten_at_revision
 
 
 def counters(connection: Connection, study: str | int) -> Counters:

@@ -160,19 +160,20 @@ class StudyStore(StorePart):
     def update_spec(self, name: str, spec: Mapping[str, object]) -> None:
         """Replace the spec; the question must stay the same."""
 
-        def replace_spec(connection: Connection, study_id: int) -> None:
-            connection.execute(update(StudyRow).where(StudyRow.id == study_id).values(spec=dict(spec)))
-
-        self._database.on_study(name, replace_spec)
+        changed = update(StudyRow).values(spec=dict(spec))
+        self._database.on_study(
+            name, lambda connection, study_id: connection.execute(changed.where(StudyRow.id == study_id))
+        )
 
     def keep_spec(self, study: str, spec: Mapping[str, object]) -> str:
         """Store a spec; return its digest."""
         digest = spec_digest(spec)
-
-        def keep(connection: Connection, study_id: int) -> None:
-            insert_if_absent(connection, SpecRow, {"study_id": study_id, "digest": digest, "spec": dict(spec)})
-
-        self._database.on_study(study, keep)
+        self._database.on_study(
+            study,
+            lambda connection, study_id: insert_if_absent(
+                connection, SpecRow, {"study_id": study_id, "digest": digest, "spec": dict(spec)}
+            ),
+        )
         return digest
 
     def bind(self, name: str, environment: Environment, *, again: bool = False) -> None:

@@ -77,7 +77,8 @@ def start_trial(
         environment_id = None if environment is None else database.environment_id(connection, environment)
         place = {"study_id": study_id, "plan_id": plan_id}
         last, time, archived_at, number = connection.execute(_STATE, place).one()
-        if number is None and not _has_claim(connection, study_id, lease):
+        claim = None if lease is None else lease.claim
+        if number is None and lease and claim and not holds_claim(connection, study_id, claim, lease.owner):
             return None
         if number is None and plan.known_number is None:
             if archived_at is not None:
@@ -111,10 +112,6 @@ def start_trial(
             mark_changed(connection, study_id, [number])
         trial = stored_trial(connection, study, study_id, number)
         return trial if trial.outcome is None else None  # else taken over and ended since an earlier call
-
-
-def _has_claim(connection: Connection, study_id: int, lease: Lease | None) -> bool:
-    return lease is None or lease.claim is None or holds_claim(connection, study_id, lease.claim, lease.owner)
 
 
 def _dequeued(plan: TrialPlan, lease: Lease, environment_id: int | None) -> dict[str, Any]:
@@ -538,10 +535,7 @@ class LeaseStore(StorePart):
 
     def release(self, study: str, name: str, *, owner: str) -> None:
         """Release an owner's claim."""
-
-        def delete_own(connection: Connection, study_id: int) -> None:
-            connection.execute(
-                delete(ClaimRow).where(ClaimRow.study_id == study_id, ClaimRow.name == name, ClaimRow.owner == owner)
-            )
-
-        self._database.on_study(study, delete_own)
+        own = delete(ClaimRow).where(ClaimRow.name == name, ClaimRow.owner == owner)
+        self._database.on_study(
+            study, lambda connection, study_id: connection.execute(own.where(ClaimRow.study_id == study_id))
+        )

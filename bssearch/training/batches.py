@@ -108,10 +108,20 @@ def _streamed_from_host(
     samples: Dataset[Batch] = _Samples(train)
     if isinstance(train, DatasetPart):
         samples, places = CollatedSamples(train, seed), enumerate(places, first)
-    workers = computation.settings.loader_workers
-    method = start_method(train, computation.device)
-    batches = _loaded(samples, places, workers, pin=computation.device.type == "cuda", method=method)
-    return _copied(batches, computation.device) if computation.device.type == "cuda" else batches
+    workers, is_cuda = computation.settings.loader_workers, computation.device.type == "cuda"
+    loader: DataLoader[Batch] = DataLoader(
+        samples,
+        batch_size=None,
+        sampler=places,
+        collate_fn=_as_it_is,
+        num_workers=workers,
+        pin_memory=is_cuda,
+        multiprocessing_context=start_method(train, computation.device) if workers else None,
+        # The loader draws its workers' seeds; a separate generator leaves the trial's random numbers alone.
+        generator=torch.Generator(),
+    )
+    batches = _until_closed(iter(loader))  # start the loader processes now, outside the first step's time
+    return _copied(batches, computation.device) if is_cuda else batches
 
 
 def _growing_micro_batches(
@@ -228,24 +238,6 @@ def _is_plain(value: Any) -> bool:
     if type(value) is dict:
         return all(map(_is_plain, value.values()))
     return type(value) is torch.Tensor or (type(value) in (list, tuple) and all(map(_is_plain, value)))
-
-
-def _loaded(
-    samples: Dataset[Batch], places: Iterable[Any], workers: int, *, pin: bool, method: StartMethod
-) -> Generator[Batch, None, None]:
-    # start the loader processes now, outside the first step's time
-    loader: DataLoader[Batch] = DataLoader(
-        samples,
-        batch_size=None,
-        sampler=places,
-        collate_fn=_as_it_is,
-        num_workers=workers,
-        pin_memory=pin,
-        multiprocessing_context=method if workers else None,
-        # The loader draws its workers' seeds; a separate generator leaves the trial's random numbers alone.
-        generator=torch.Generator(),
-    )
-    return _until_closed(iter(loader))
 
 
 def _as_it_is(batch: Any) -> Any:
@@ -427,7 +419,7 @@ class Growth:
 
     @property
     def position(self) -> int:
-        """Samples seen, in steps of the first batch size."""
+        """Steps as the learning rate schedule counts them: samples seen, in steps of the first batch size."""
         return self.samples // self.stages[0].batch_size
 
     @property

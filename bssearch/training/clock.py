@@ -103,7 +103,7 @@ class Clock:
         try:
             yield
         finally:
-            self._synchronize()
+            self.synchronize()
             self._seconds[name] += self._now() - entered
 
     def seconds(self, name: Ledger) -> float:
@@ -185,7 +185,7 @@ class Clock:
             yield
         finally:
             device_end = self._mark()
-            self._synchronize()
+            self.synchronize()
             left, delayed = self._look()
             host_seconds, cpu_seconds = left - entered, self._cpu_now() - cpu_entered
             self._cpu_seconds += cpu_seconds
@@ -214,7 +214,8 @@ class Clock:
     def _between(self, start: torch.cuda.Event | None, end: torch.cuda.Event | None, host_seconds: float) -> float:
         return host_seconds
 
-    def _synchronize(self) -> None: ...
+    def synchronize(self) -> None:
+        """Wait for the device."""
 
 
 @dataclass(slots=True)
@@ -327,7 +328,8 @@ class CudaClock(Clock):
         assert start is not None and end is not None
         return float(start.elapsed_time(end)) / 1e3
 
-    def _synchronize(self) -> None:
+    def synchronize(self) -> None:
+        """Wait for the device, as a wait."""
         with self.waiting():
             torch.cuda.synchronize(self._device)
 

@@ -132,7 +132,7 @@ class ContentionMeter:
             crowd = cpu_crowd(self._before, after, self._threads)
             reasons += [] if crowd is None else [crowd]
         slow, looks = self._slow_looks()
-        if are_too_many(slow, looks):
+        if slow >= SLOW_LOOKS and slow >= SLOW_SHARE * looks:
             reasons.append(f"the core was slow at {slow} of {looks} looks")
         unknown = UNKNOWN if self._gpu is not None and self._gpu.is_unknown and not reasons else None
         return Contention(bool(reasons), "; ".join(reasons) or None, unknown)
@@ -305,19 +305,15 @@ class CorePace:
 class ReferenceKernel:
     """Times fixed matrix products, in CPU seconds, as a yardstick on a shared core.
 
-    Looks within ``period`` seconds are skipped.
+    Does nothing unless one CPU thread computes the steps. Looks within ``period`` seconds are skipped.
     """
 
-    def __init__(self, period: float = LOOK_SECONDS) -> None:
+    def __init__(self, device: torch.device, threads: int, period: float = LOOK_SECONDS) -> None:
+        self._tells = device.type == "cpu" and threads == 1
         self._period = period
         self._matrix = torch.ones(SIDE, SIDE)
         self._looks: list[float] = []
         self._next = 0.0
-
-    @classmethod
-    def where_it_tells(cls, device: torch.device, threads: int) -> ReferenceKernel | None:
-        """A kernel if one CPU thread computes the steps."""
-        return cls() if device.type == "cpu" and threads == 1 else None
 
     @property
     def seconds(self) -> float | None:
@@ -327,7 +323,7 @@ class ReferenceKernel:
     def look(self) -> None:
         """Time the kernel once."""
         now = time.perf_counter()
-        if now < self._next:
+        if not self._tells or now < self._next:
             return
         self._next = now + self._period
         self._multiply(1)
@@ -346,11 +342,6 @@ class ReferenceKernel:
     def _multiply(self, times: int) -> None:
         for _ in range(times):
             torch.mm(self._matrix, self._matrix)
-
-
-def are_too_many(slow: int, looks: int) -> bool:
-    """True if slow looks mean contention."""
-    return slow >= SLOW_LOOKS and slow >= SLOW_SHARE * looks
 
 
 def _spin_seconds() -> float:

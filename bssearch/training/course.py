@@ -151,16 +151,6 @@ def where(configuration: Configuration, step: int) -> str:
     return f"batch size {size}, learning rate {rate:.4g}, step {step}"
 
 
-def _check_unit(target: Target, metric: float) -> None:
-    """Raise `UsageError` if the first evaluation meets the target only because one of them is in percent."""
-    if target.is_in_other_unit(metric, metric):
-        raise UsageError(
-            f"{target.metric} is {metric:g} at the first evaluation, but the target is {target.value:g}: one is in "
-            "percent",
-            hint=f"use target: {{value: {target.value * (100 if metric > 1 else 0.01):g}}}",
-        )
-
-
 class Course:
     """A trial's evaluations against its target."""
 
@@ -170,16 +160,23 @@ class Course:
         self.progress = CourseProgress()
 
     def observe(self, observation: Observation, *, is_over: bool = False) -> Ending | None:
-        """Take an evaluation; return the ending, if due."""
-        target, progress = self._request.target, self.progress
-        if progress.last is None and target.is_met_by(observation.metric):
-            _check_unit(target, observation.metric)
+        """Take an evaluation; return the ending, if due.
+
+        Raises `UsageError` if the first evaluation meets the target only because one of them is in percent.
+        """
+        target, progress, metric = self._request.target, self.progress, observation.metric
+        if progress.last is None and target.is_met_by(metric) and target.is_in_other_unit(metric, metric):
+            raise UsageError(
+                f"{target.metric} is {metric:g} at the first evaluation, but the target is {target.value:g}: one is in "
+                "percent",
+                hint=f"use target: {{value: {target.value * (100 if metric > 1 else 0.01):g}}}",
+            )
         previous, progress.last = progress.last, observation
-        if progress.best is None or target.gain(observation.metric) > target.gain(progress.best):
-            progress.best = observation.metric
-        if progress.crossing is None and target.is_met_by(observation.metric):
+        if progress.best is None or target.gain(metric) > target.gain(progress.best):
+            progress.best = metric
+        if progress.crossing is None and target.is_met_by(metric):
             progress.crossing = crossing(previous, observation, target)
-            progress.reached = f"{target.metric} = {observation.metric:.6g} at step {observation.step}"
+            progress.reached = f"{target.metric} = {metric:.6g} at step {observation.step}"
             if self._plan.stop_at_target:
                 return Ending(TrialState.REACHED, progress.reached)
         if is_over:

@@ -25,8 +25,8 @@ from bssearch.training.computation import Computation
 from bssearch.training.course import Approach
 from bssearch.training.memory import is_out_of_memory
 from bssearch.training.trainer import Trainer, loss_of, seed_everything
-from bssearch.workloads.base import Part, WeightedLoss, Workload
-from bssearch.workloads.data import moved
+from bssearch.workloads.base import WeightedLoss, Workload
+from bssearch.workloads.data import Part, moved
 
 # Small batches in a long pass. ‖G‖² limits the estimate: at equal samples, fewer and longer passes estimate it better,
 # but an interval needs several.

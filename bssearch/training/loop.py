@@ -44,7 +44,8 @@ from bssearch.training.memory import is_out_of_memory, peak_memory_meter, unused
 from bssearch.training.nvml import DeviceMeter
 from bssearch.training.trainer import Trainer, seed_everything, warm_up
 from bssearch.training.trial_checkpoint import Checkpoint, RandomState, Saved, continue_from, identity_of
-from bssearch.workloads.base import Data, Workload, measure, metric_value
+from bssearch.workloads.base import Workload, measure, metric_value
+from bssearch.workloads.data import Data
 
 # states after which the test part may be evaluated
 TESTED_STATES = frozenset({TrialState.REACHED, TrialState.EXHAUSTED, TrialState.CAPPED})
@@ -81,7 +82,7 @@ class Trial:
         self._on_progress = on_progress
         self._contention = ContentionMeter(computation.device, request.plan.threads, computation.core)
         clock.meter = self._device_meter = DeviceMeter(computation.device)
-        self._reference = ReferenceKernel.where_it_tells(computation.device, request.plan.threads)
+        self._reference = ReferenceKernel(computation.device, request.plan.threads)
         self._trainer: Trainer | None = None
         self._noise: NoiseMeter | None = None
         self._noise_growth: NoiseGrowth | None = None
@@ -181,9 +182,8 @@ class Trial:
             "contention": self._contention,
             "device_use": self._device_meter,
             "progress": self._progress,
+            "reference": self._reference,
         }
-        if self._reference is not None:
-            measured["reference"] = self._reference
         return training, measured
 
     def train_segment(self, trainer: Trainer) -> Ending | None:
@@ -233,7 +233,7 @@ class Trial:
             return self._not_finite(trainer, loss, metric)
         observation = Observation(
             step=trainer.steps,
-            samples=trainer.samples,
+            samples=trainer.growth.samples,
             train_seconds=self._counted_seconds,
             metric=metric,
             loss=loss,
@@ -243,23 +243,18 @@ class Trial:
         with self._clock.ledger("other"):
             self._device_meter.sample()
             self._contention.look()
-            if self._reference is not None:
-                self._reference.look()
+            self._reference.look()
             yield observation
             if self._noise is not None:
                 self._progress.note_peak(self._memory.peak_bytes())
                 self._noise.after_evaluation(metric, observation.train_seconds)
                 self._memory.restart()
-            ending = ending or self._stuck_at_chance(trainer)
+            if ending is None and trainer.growth.position > trainer.schedule.warmup_steps:
+                ending = self._course.stuck_at_chance(self._counted_seconds, where(trainer.now, trainer.steps))
         if ending is None and self._noise_growth is not None:
             with self._clock.ledger("train"), self._clock.waiting():
                 self._noise_growth.after_evaluation()
         return ending
-
-    def _stuck_at_chance(self, trainer: Trainer) -> Ending | None:
-        if trainer.position <= trainer.schedule.warmup_steps:
-            return None
-        return self._course.stuck_at_chance(self._counted_seconds, where(trainer.now, trainer.steps))
 
     def _not_finite(self, trainer: Trainer, loss: float | None, metric: float) -> Ending:
         what = "the training loss" if is_metric(metric) else self._request.target.metric
@@ -298,7 +293,7 @@ class Trial:
             contention = self._contention.stop()
             device_use = self._device_meter.stop()
         wall = clock.wall_seconds
-        samples, last = 0 if trainer is None else trainer.samples, self._progress.last
+        samples, last = 0 if trainer is None else trainer.growth.samples, self._progress.last
         outcome = TrialOutcome(
             state=ending.state,
             reason=ending.reason,
@@ -307,7 +302,7 @@ class Trial:
             tokens=None if self._tokens_per_sample is None else samples * self._tokens_per_sample,
             train_seconds=clock.seconds("train"),
             undelayed_train_seconds=clock.undelayed_train_seconds(self._plan.threads),
-            reference_seconds=None if self._reference is None else self._reference.seconds,
+            reference_seconds=self._reference.seconds,
             host_bound_share=clock.host_bound_share,
             evaluation_seconds=clock.seconds("evaluation"),
             warmup_seconds=clock.seconds("warmup"),

@@ -17,7 +17,6 @@ import psutil
 import torch
 
 from bssearch.records import DeviceUse
-from bssearch.training import nvml
 
 T = TypeVar("T")
 
@@ -194,21 +193,21 @@ class DeviceMeter:
 
     def begin(self) -> None:
         """Read the energy before a train segment."""
-        self._counter, self._began = nvml.total_energy_joules(self._device), self._now()
+        self._counter, self._began = total_energy_joules(self._device), self._now()
 
     def end(self) -> None:
         """Add a train segment's energy and seconds."""
-        before, now = self._counter, nvml.total_energy_joules(self._device)
+        before, now = self._counter, total_energy_joules(self._device)
         if before is not None and now is not None:
             self._joules += now - before
             self._seconds += self._now() - self._began
 
     def sample(self) -> None:
         """Read clock and throttle reasons."""
-        clock = nvml.clock_mhz(self._device)
+        clock = clock_mhz(self._device)
         if clock is not None:
             self._clocks.append(clock)
-        reasons = nvml.known_throttle_reasons(self._device)
+        reasons = known_throttle_reasons(self._device)
         if reasons is not None:
             self._reasons = (self._reasons or {}) | dict.fromkeys(reasons)
 

@@ -92,7 +92,8 @@ def muon_with_adamw(
     PyTorch's Muon takes two dimensions only, so convolution filters go to AdamW. An output layer counts as a matrix
     unless it shares an embedding's weights. Raises `UsageError` without a weight matrix.
     """
-    embeddings = _embeddings(model)
+    layers = [module for module in model.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag)]
+    embeddings = {id(parameter) for layer in layers for parameter in layer.parameters()}
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     matrices = [parameter for parameter in trainable if parameter.ndim == 2 and id(parameter) not in embeddings]
     if not matrices:
@@ -122,13 +123,6 @@ def muon_with_adamw(
     )
     return OptimizersAsOne([muon, adamw])
 
-
-def _embeddings(model: nn.Module) -> set[int]:
-    layers = [module for module in model.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag)]
-    return {id(parameter) for layer in layers for parameter in layer.parameters()}
-
-
-Options = Mapping[str, Any]
 
 # from PyTorch
 KINDS = {
@@ -161,10 +155,14 @@ def build_optimizer(model: nn.Module, configuration: Configuration, fused: bool 
     ``fused`` asks for one kernel if the optimizer has it on every device.
 
     Raises:
-        UsageError: The optimizer is unknown, an option is not a number, or no parameter trains.
+        UsageError: No parameter trains.
         LaunchError: Its library is missing.
     """
-    options = _options(configuration)
+    given = configuration.parameters
+    options: dict[str, Any] = {
+        name: default if given.get(name) is None else type(default)(given[name])
+        for name, default in OPTIMIZERS[configuration.optimizer].option_defaults().items()
+    }
     groups = parameter_groups(model.parameters(), configuration.weight_decay)
     if not groups:
         raise UsageError("the model has no parameter to train")
@@ -188,22 +186,6 @@ def build_optimizer(model: nn.Module, configuration: Configuration, fused: bool 
         keywords["eps"] = None, keywords.pop("epsilon2")  # None: ε1 follows the precision of the parameters
     optimizer: torch.optim.Optimizer = kind(groups, lr=configuration.learning_rate, **keywords)
     return optimizer
-
-
-def _options(configuration: Configuration) -> Options:
-    try:
-        defaults = OPTIMIZERS[configuration.optimizer].option_defaults()
-    except KeyError:
-        raise UsageError(f"optimizer = {configuration.optimizer!r} must be one of {', '.join(OPTIMIZERS)}") from None
-    return {name: _option(name, configuration.parameters.get(name), default) for name, default in defaults.items()}
-
-
-def _option(name: str, value: Any, default: Any) -> Any:
-    if value is None:
-        return default
-    if isinstance(value, bool | str) and not isinstance(default, bool | str):
-        raise UsageError(f"{name} = {value!r} must be a number")
-    return type(default)(value)
 
 
 Optimizers = tuple[torch.optim.Optimizer, ...]

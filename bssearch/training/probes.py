@@ -37,7 +37,8 @@ from bssearch.training.memory import (
 )
 from bssearch.training.nvml import is_power_capped
 from bssearch.training.trainer import Trainer, warm_up
-from bssearch.workloads.base import Data, Workload
+from bssearch.workloads.base import Workload
+from bssearch.workloads.data import Data
 
 WARM_UP_STEPS = 5  # untimed steps, which allocate, choose algorithms and create the optimizer's state
 
@@ -90,7 +91,7 @@ def _measure(request: StepTimeRequest, workload: Workload, data: Data, computati
         guess = min(_seconds(clock, "warmup", trainer.step) for _ in range(WARM_UP_STEPS))
         meter = ContentionMeter(device, request.threads)
         meter.start()
-        reference = ReferenceKernel.where_it_tells(device, request.threads)
+        reference = ReferenceKernel(device, request.threads)
         timer = _Timer(clock, computation.core, reference, request.precision)
 
         def take_step() -> None:
@@ -107,11 +108,13 @@ def _measure(request: StepTimeRequest, workload: Workload, data: Data, computati
             steps = max(1, min(cadence, math.ceil(SEGMENT_SECONDS / guess)))
             step = timer.time("train", take_step, guess, request.seconds_limit, evaluate, steps)
         if is_power_capped(device):
-            _sustain(clock, take_step)
+            seconds = 0.0
+            while seconds < SUSTAINED_SECONDS:
+                seconds += _seconds(clock, "warmup", take_step)
             step = timer.time("train", take_step, step.median, request.seconds_limit)
         contention = meter.stop()
         undelayed = clock.undelayed_train_seconds(request.threads)
-        reference_seconds = None if reference is None else reference.seconds
+        reference_seconds = reference.seconds
         guess = _seconds(clock, "other", trainer.update)
         update = timer.time("other", trainer.update, guess, UPDATE_SHARE * request.seconds_limit)
         peak = peak_memory_bytes(device)
@@ -133,12 +136,6 @@ def _measure(request: StepTimeRequest, workload: Workload, data: Data, computati
         contended=reason is not None,
         reason=reason,
     )
-
-
-def _sustain(clock: Clock, step: Callable[[], object]) -> None:
-    seconds = 0.0
-    while seconds < SUSTAINED_SECONDS:
-        seconds += _seconds(clock, "warmup", step)
 
 
 def _evaluation_seconds(clock: Clock, evaluate: Callable[[], object]) -> float:
@@ -212,9 +209,7 @@ def why_contended(contention: Contention, slow: str | None, clock: Clock, thread
 
 
 class _Timer:
-    def __init__(
-        self, clock: Clock, core: CorePace | None, reference: ReferenceKernel | None, precision: float
-    ) -> None:
+    def __init__(self, clock: Clock, core: CorePace | None, reference: ReferenceKernel, precision: float) -> None:
         self._clock = clock
         self._core = core
         self._reference = reference
@@ -263,8 +258,7 @@ class _Timer:
                 break
             seconds = run()
             after = 0.0 if self._core is None else self._core.look()
-            if self._reference is not None:
-                self._reference.look()
+            self._reference.look()
             spent += seconds * per_run
             runs.append(TimedRun(seconds, per_run, max(before, after)))
             before = after

@@ -8,14 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any, cast
 
 from bssearch.errors import UsageError, WorkloadError
 from bssearch.records import Configuration
 from bssearch.spec.space import DECAY_SHARE, ScheduleName
 from bssearch.workloads.base import Workload
-
-KINDS: tuple[ScheduleName, ...] = get_args(ScheduleName)
 
 ONE_CYCLE_RISE = 0.3  # share of a one-cycle schedule that rises without warmup, as in OneCycleLR
 
@@ -82,10 +80,8 @@ def _half_cosine(progress: float, start: float, end: float) -> float:
 
 
 def schedule_of(configuration: Configuration, train_samples: int) -> RateSchedule:
-    """A configuration's schedule; `UsageError` if unknown, or decaying without ``horizon_samples``."""
-    kind = configuration.parameters.get("schedule", "constant")
-    if kind not in KINDS:
-        raise UsageError(f"schedule = {kind!r} must be one of {', '.join(KINDS)}")
+    """A configuration's schedule; `UsageError` if decaying without ``horizon_samples``."""
+    kind = cast(ScheduleName, configuration.parameters.get("schedule", "constant"))
     horizon = configuration.parameters.get("horizon_samples")
     if horizon is None and kind != "constant":
         raise UsageError(f"schedule = {kind!r} needs horizon_samples, the samples after which it ends")
@@ -97,17 +93,11 @@ def schedule_of(configuration: Configuration, train_samples: int) -> RateSchedul
     )
 
 
-@dataclass(frozen=True, slots=True)
-class OwnSchedule:
-    """The workload's factors, until the configured horizon."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnSchedule(RateSchedule):
+    """The workload's factors, until the configured horizon; a trial in the configured warmup is not stuck."""
 
     factor_at: Callable[[int], Any]
-    configured: RateSchedule
-
-    @property
-    def warmup_steps(self) -> int:
-        """Configured; a trial in warmup is not stuck."""
-        return self.configured.warmup_steps
 
     def factor(self, step: int) -> float:
         """Factor on the rate; `WorkloadError` if not a number >= 0."""
@@ -120,12 +110,8 @@ class OwnSchedule:
             raise WorkloadError(f"build_schedule()'s function gave {factor!r} at step {step}; it must be a number >= 0")
         return value
 
-    def is_over(self, step: int) -> bool:
-        """True past the horizon."""
-        return self.configured.is_over(step)
 
-
-def schedule_for(workload: Workload, configuration: Configuration, train_samples: int) -> RateSchedule | OwnSchedule:
+def schedule_for(workload: Workload, configuration: Configuration, train_samples: int) -> RateSchedule:
     """The workload's schedule, else the configured one; `WorkloadError` if ``build_schedule`` returned no function."""
     configured = schedule_of(configuration, train_samples)
     build = getattr(workload, "build_schedule", None)
@@ -137,27 +123,23 @@ def schedule_for(workload: Workload, configuration: Configuration, train_samples
             f"build_schedule() returned a {type(factor_at).__name__}; it must be a function of the step, which "
             "returns the factor on the learning rate"
         )
-    return OwnSchedule(factor_at, configured)
+    return OwnSchedule(
+        warmup_steps=configured.warmup_steps, horizon_steps=configured.horizon_steps, factor_at=factor_at
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class BranchSchedule:
-    """The run's schedule for ``steps`` steps after a checkpoint at step ``offset``.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BranchSchedule(RateSchedule):
+    """The run's schedule for ``horizon_steps`` steps after a checkpoint at step ``offset``.
 
     With a new optimizer state the rate may rise over ``rise`` steps: step s uses (s + 1)/(rise + 1) of it. The run's
     warmup does not count.
     """
 
-    run: RateSchedule | OwnSchedule
+    run: RateSchedule
     offset: int
-    steps: int
     rise: int = 0
-    warmup_steps: int = 0
 
     def factor(self, step: int) -> float:
         """Factor of a branch's step, from 0."""
         return self.run.factor(self.offset + step) * min(1.0, (step + 1) / (self.rise + 1))
-
-    def is_over(self, step: int) -> bool:
-        """True after the branch."""
-        return step >= self.steps

@@ -6,12 +6,12 @@ import itertools
 import math
 import random
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from operator import methodcaller
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 from bssearch.errors import BSSearchError, UsageError, WorkloadError
 from bssearch.records import Configuration, parameters_of_group
 from bssearch.records.batch_schedule import constant_configurations
+from bssearch.spec.space import OPTIONAL
 from bssearch.training.batches import Growth, micro_batches, placement_of
 from bssearch.training.computation import Computation
 from bssearch.training.memory import is_out_of_memory
@@ -33,7 +34,7 @@ from bssearch.training.optimizers import (
     states_of,
     take_over_states,
 )
-from bssearch.training.schedule import BranchSchedule, OwnSchedule, RateSchedule, schedule_for
+from bssearch.training.schedule import schedule_for
 from bssearch.workloads.base import TrainingStep, WeightedLoss, Workload, measure, metric_value
 from bssearch.workloads.data import Batch, BatchStream, Data, Part
 
@@ -78,16 +79,6 @@ class AveragedWeights:
             _copy(kept, self._weights)
 
 
-def ema_decay_of(configuration: Configuration) -> float | None:
-    """Decay of averaged weights; `UsageError` outside (0, 1)."""
-    value = configuration.parameters.get("ema_decay")
-    if value is None:
-        return None
-    if isinstance(value, bool | str) or not 0 < value < 1:
-        raise UsageError(f"ema_decay = {value!r} must be a number in (0, 1), or none for no average of the weights")
-    return float(value)
-
-
 def _copy(sources: list[torch.Tensor], targets: list[torch.Tensor]) -> None:
     for source, target in zip(sources, targets, strict=True):
         target.copy_(source)
@@ -106,9 +97,9 @@ class Updates:
         self._model = model
         self._learning_rate = self._peak_learning_rate = configuration.learning_rate
         self._peak_rates = [[group["lr"] for group in one.param_groups] for one in optimizers]
-        self._clip_norm = clip_norm_of(configuration)
-        decay = ema_decay_of(configuration)
-        self.average = None if decay is None else AveragedWeights(model, decay)
+        clip_norm, decay = (configuration.parameters.get(name) for name in OPTIONAL)
+        self._clip_norm = None if clip_norm is None else float(clip_norm)
+        self.average = None if decay is None else AveragedWeights(model, float(decay))
         self.scaler = computation.new_scaler()
         self._step: Callable[[torch.optim.Optimizer], object]
         self._step = methodcaller("step") if self.scaler is None else self.scaler.step
@@ -207,16 +198,6 @@ class Updates:
         self.skipped = state["skipped"].to(self.skipped.device)
 
 
-def clip_norm_of(configuration: Configuration) -> float | None:
-    """Largest gradient norm; `UsageError` if not > 0."""
-    value = configuration.parameters.get("clip_norm")
-    if value is None:
-        return None
-    if isinstance(value, bool | str) or not value > 0 or not math.isfinite(value):
-        raise UsageError(f"clip_norm = {value!r} must be a number > 0, or none for no clipping")
-    return float(value)
-
-
 Take = Callable[[TrainingStep], Any]
 T = TypeVar("T")
 
@@ -245,7 +226,7 @@ def _checked(loss: Any) -> torch.Tensor | WeightedLoss:
     return loss  # type: ignore[no-any-return]
 
 
-class Trainer:
+class Trainer(AbstractContextManager["Trainer"]):
     """Trains a fresh model; the seed fixes initialisation, data order, augmentation and dropout.
 
     ``now`` is the last step's configuration; ``dropped_samples`` is per epoch, None if the workload makes its batches.
@@ -261,11 +242,12 @@ class Trainer:
         self.growth = Growth(configuration, None if is_stream else len(train))
         self.dropped_samples = None if is_stream or self.growth.schedule else len(train) % configuration.batch_size
         self.data_placement = placement_of(train, computation)
-        self.schedule: RateSchedule | OwnSchedule | BranchSchedule = schedule_for(workload, configuration, len(train))
+        self.schedule = schedule_for(workload, configuration, len(train))
         own = parameters_of_group(configuration.parameters, "model")
         self.model = computation.build_model(workload, configuration.dropout, own)
         self._built = built_optimizers(workload, self.model, configuration, computation.fused)
         self.updates = Updates(self.model, flat(self._built, self.model), configuration, computation)
+        self.optimizers = self.updates.optimizers
         self._own_step = own_training_step(workload, computation)
         self._workload = workload
         self._augment = getattr(workload, "augment", None)
@@ -279,9 +261,6 @@ class Trainer:
         self._batches = self._micro_batches()
         self._losses = LossSum(computation.device)
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
@@ -292,24 +271,13 @@ class Trainer:
         self._batches.close()
 
     @property
-    def samples(self) -> int:
-        """Training samples seen."""
-        grows = self.growth.schedule is not None
-        return self.growth.samples if grows else self.steps * self._configuration.batch_size
-
-    @property
-    def position(self) -> int:
-        """Steps as the learning rate schedule counts them."""
-        return self.steps if self.growth.schedule is None else self.growth.position
-
-    @property
     def is_over(self) -> bool:
         """True once the schedule has ended."""
-        return self.schedule.is_over(self.position)
+        return self.schedule.is_over(self.growth.position)
 
     def has_seen_again(self, samples: int) -> bool:
         """True if the last step completed another ``samples``, or at step 0."""
-        return self.samples % samples < self.now.batch_size
+        return self.growth.samples % samples < self.now.batch_size
 
     @property
     def learning_rate(self) -> float:
@@ -320,16 +288,6 @@ class Trainer:
     def skipped_steps(self) -> int | None:
         """Counted steps that loss scaling skipped; waits for the device."""
         return None if self.updates.scaler is None else int(self.updates.skipped.item())
-
-    @property
-    def optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
-        """All optimizers."""
-        return self.updates.optimizers
-
-    @property
-    def optimizer(self) -> torch.optim.Optimizer:
-        """The first optimizer."""
-        return self.updates.optimizers[0]
 
     @property
     def has_noise(self) -> bool:
@@ -401,9 +359,8 @@ class Trainer:
         self._losses.restore(state["losses"])
         self.steps = state["steps"]
         self._last_factor = state["factor"]
-        if self.growth.schedule is not None:
-            self.growth.restore(state["growth"])
-            self.now = self._configurations[state["growth"]["last"]]
+        self.growth.restore(state["growth"])
+        self.now = self._configurations[state["growth"]["last"]]
         self._batches.close()
         self._batches = self._micro_batches()
 
@@ -447,24 +404,30 @@ class Trainer:
 
     def _accumulate(self) -> None:
         weights: list[torch.Tensor | float] = []
-        for _ in range(self.now.accumulation_steps):
-            inputs, targets = next(self._batches)
+        accumulates = self.now.accumulation_steps > 1
+        for inputs, targets in itertools.islice(self._augmented(), self.now.accumulation_steps):
             loss = self._micro_batch_loss(inputs, targets)
-            self._add_gradient(loss)
-            self._losses.add(loss)
             if isinstance(loss, WeightedLoss):
+                # until the last micro-batch gives the batch's weight, divide by its samples, which keeps fp16 in range
+                share = loss.total / (self.now.batch_size if accumulates else loss.weight)
                 weights.append(loss.weight)
-        if weights and self.now.accumulation_steps > 1:
+            else:
+                share = loss / self.now.accumulation_steps if accumulates else loss
+            self.updates.backward(share)
+            self._losses.add(loss)
+        if weights and accumulates:
             if len(weights) < self.now.accumulation_steps:
                 raise WorkloadError(
                     "loss() returned a WeightedLoss for some micro-batches of a batch and not for others"
                 )
             none = torch.zeros((), dtype=torch.float64, device=self._losses.device)
-            self._divide_gradient(torch.as_tensor(sum(weights, start=none)))
+            whole = torch.as_tensor(sum(weights, start=none))
+            gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
+            torch._foreach_mul_(gradients, torch.as_tensor(self.now.batch_size / whole, dtype=gradients[0].dtype))
 
     @property
     def _factor(self) -> float:
-        return self.schedule.factor(self.position) * self.growth.rate_factor
+        return self.schedule.factor(self.growth.position) * self.growth.rate_factor
 
     def _micro_batches(self) -> Generator[Batch, None, None]:
         given = self._train, self._configuration, self._computation, self._seed
@@ -476,10 +439,8 @@ class Trainer:
             yield self._computation.inputs(augmented), targets
 
     def _micro_batch_loss(self, inputs: Any, targets: Any) -> torch.Tensor | WeightedLoss:
-        if self._augment is not None:
-            inputs = self._augment(inputs)
         with self._computation.training():
-            loss = self._loss(self.model, self._computation.inputs(inputs), targets)
+            loss = self._loss(self.model, inputs, targets)
         scalar = loss.total if isinstance(loss, WeightedLoss) else loss
         if not isinstance(scalar, torch.Tensor):
             raise WorkloadError(
@@ -490,19 +451,6 @@ class Trainer:
         if not scalar.requires_grad:
             raise WorkloadError("loss() returned a tensor without a gradient; it must depend on the model")
         return loss
-
-    def _add_gradient(self, loss: torch.Tensor | WeightedLoss) -> None:
-        # until the last micro-batch gives the batch's weight, divide by its samples, which keeps fp16 in range
-        accumulates = self.now.accumulation_steps > 1
-        if isinstance(loss, WeightedLoss):
-            share = loss.total / (self.now.batch_size if accumulates else loss.weight)
-        else:
-            share = loss / self.now.accumulation_steps if accumulates else loss
-        self.updates.backward(share)
-
-    def _divide_gradient(self, whole: torch.Tensor) -> None:
-        gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
-        torch._foreach_mul_(gradients, torch.as_tensor(self.now.batch_size / whole, dtype=gradients[0].dtype))
 
 
 def seed_everything(seed: int) -> None:
@@ -621,7 +569,6 @@ def warm_up(
     Evaluates once and takes two steps per batch size on the trial's own rows; gives up compiling if only the compiled
     model fails. Changes the random state.
     """
-    check_split(configuration, len(data.train))
     try:
         _take_first_steps(workload, configuration, data, computation, metric, seed)
     except BSSearchError:

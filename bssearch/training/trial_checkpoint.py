@@ -443,11 +443,10 @@ def continue_from(trainer: Trainer, branch: Branch, batch_size: int) -> None:
             f"checkpoint {path}: its optimizer is not the study's: {error}",
             hint="omit 'optimizer' from the file to restart the optimizer, or name the run's optimizer in the spec",
         ) from error
-    assert not isinstance(trainer.schedule, BranchSchedule), "a trainer continues one checkpoint"
     trainer.schedule = branch_schedule(trainer.schedule, branch, batch_size)
 
 
-def branch_schedule(run: RateSchedule | OwnSchedule, branch: Branch, batch_size: int) -> BranchSchedule:
+def branch_schedule(run: RateSchedule, branch: Branch, batch_size: int) -> BranchSchedule:
     """A branch's schedule, from the whole run's at this batch size.
 
     At an unknown position a constant rate is past its warmup; other rates raise `UsageError`.
@@ -461,7 +460,8 @@ def branch_schedule(run: RateSchedule | OwnSchedule, branch: Branch, batch_size:
         offset = run.warmup_steps
     else:
         offset = round(branch.start_samples / batch_size)
-    return BranchSchedule(run, offset, steps=branch.samples // batch_size, rise=round(branch.rise_samples / batch_size))
+    rise = round(branch.rise_samples / batch_size)
+    return BranchSchedule(run=run, offset=offset, horizon_steps=branch.samples // batch_size, rise=rise)
 
 
 @torch.no_grad()

@@ -21,12 +21,11 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from bssearch.errors import UsageError, WorkloadError
 from bssearch.records import Configuration, MetricInfo
-from bssearch.workloads.data import Data as Data
-from bssearch.workloads.data import Part as Part
-from bssearch.workloads.data import kind_of
 
 if TYPE_CHECKING:
     import torch
+
+    from bssearch.workloads.data import Data, Part
 
 
 @dataclass(frozen=True, slots=True)
@@ -424,3 +423,10 @@ def _is_made_by(workload: Any, settings: Mapping[str, Any]) -> bool:
         return bool(vars(type(workload)(**settings)) == vars(workload))
     except Exception:  # the user's own constructor, or values that do not compare, such as tensors
         return False
+
+
+def kind_of(value: object) -> str:
+    """A value's type, and its shape if any."""
+    shape = None if getattr(value, "is_nested", False) else getattr(value, "shape", None)
+    nested = "nested " if getattr(value, "is_nested", False) else ""
+    return f"a {nested}{type(value).__name__}" + ("" if shape is None else f" of shape {tuple(shape)}")

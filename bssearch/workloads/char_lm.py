@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from bssearch.errors import WorkloadError
 from bssearch.records import MetricInfo
-from bssearch.workloads.base import Data, Part
+from bssearch.workloads.data import Data, Part
 from bssearch.workloads.transformer import Block, blocks_of, check_counts
 
 _HELD_OUT_SHARE = 20  # 1/20 of the characters validates, 1/20 tests

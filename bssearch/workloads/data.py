@@ -5,14 +5,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import numpy as np
+import torch
+from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tree_map
+from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from bssearch.errors import WorkloadError
-
-if TYPE_CHECKING:
-    import torch
+from bssearch.workloads.base import kind_of
 
 # a tensor, or dicts, lists and tuples of nestings
 Nesting = Any
@@ -24,8 +25,6 @@ def mapped(function: Callable[[Any], Any], value: Nesting) -> Nesting:
     """Apply a function to each leaf."""
     if not isinstance(value, CONTAINERS):
         return function(value)
-    from torch.utils._pytree import tree_map
-
     return tree_map(function, value)
 
 
@@ -33,8 +32,6 @@ def leaves(value: Nesting) -> list[Any]:
     """The leaves, in order."""
     if not isinstance(value, CONTAINERS):
         return [value]
-    from torch.utils._pytree import tree_leaves
-
     return tree_leaves(value)
 
 
@@ -42,21 +39,16 @@ def places(value: Nesting) -> list[tuple[str, Any]]:
     """Each leaf with its path, such as ``['ids'][0]``."""
     if not isinstance(value, CONTAINERS):
         return [("", value)]
-    from torch.utils._pytree import keystr, tree_flatten_with_path
-
     return [(keystr(path), leaf) for path, leaf in tree_flatten_with_path(value)[0]]
 
 
 def tensors(value: Nesting) -> list[torch.Tensor]:
     """The tensor leaves."""
-    import torch
-
     return [leaf for leaf in leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
 def moved(value: Nesting, device: torch.device, *, non_blocking: bool = False) -> Nesting:
     """Move a nesting's tensors to a device."""
-    import torch
 
     def to_device(leaf: Any) -> Any:
         return leaf.to(device, non_blocking=non_blocking) if isinstance(leaf, torch.Tensor) else leaf
@@ -124,8 +116,6 @@ class HostPart(Part):
     @property
     def device(self) -> torch.device:
         """The CPU."""
-        import torch
-
         return torch.device("cpu")
 
     @property
@@ -175,8 +165,6 @@ class DatasetPart(HostPart):
         samples = [self.samples[row] for row in rows] if many is None else many(list(rows))
         if self.collate is not None:
             return pair_of(self.collate(samples), "collate()")
-        from torch.utils.data import default_collate
-
         return pair_of(default_collate(samples), "default_collate()")
 
     def _has_no(self, name: str) -> WorkloadError:
@@ -286,9 +274,6 @@ def _stream(given: object, workload: Any) -> BatchStream:
 
 
 def _check_sequence(data: object, given: object, name: str) -> None:
-    import torch
-    from torch.utils.data import DataLoader, IterableDataset
-
     returned = f"load() returned a {type(data).__name__} whose {name} is a {type(given).__name__}"
     if isinstance(given, DataLoader):
         raise WorkloadError(
@@ -337,7 +322,8 @@ def _check_rows(part: Part, name: str) -> None:
         if not found:
             raise _refused(value, f"{name}.{field}", "")
         for place, leaf in found:
-            _check_tensor(leaf, value, f"{name}.{field}", place)
+            if not (isinstance(leaf, torch.Tensor) and leaf.ndim and not leaf.is_nested):
+                raise _refused(value, f"{name}.{field}", place, leaf)
             rows[f"{field}{place}"] = len(leaf)
     if len(set(rows.values())) > 1 or not rows["inputs" + places(part.inputs)[0][0]]:
         counts = ", ".join(f"{count} {place}" for place, count in rows.items())
@@ -350,13 +336,6 @@ def _check_rows(part: Part, name: str) -> None:
             f"load() returned {counts} as {name}; there must be as many of each, and at least one{described}",
             hint=_HINT,
         )
-
-
-def _check_tensor(leaf: object, whole: object, field: str, place: str) -> None:
-    import torch
-
-    if not (isinstance(leaf, torch.Tensor) and leaf.ndim and not leaf.is_nested):
-        raise _refused(whole, field, place, leaf)
 
 
 _HINT = (
@@ -387,10 +366,3 @@ def in_words(value: object) -> str:
         other = "" if unlike is None else f", [{unlike}] is {kind_of(value[unlike])}"
         return f"a {kind} of {len(value)} ([0] is {first}{other})"
     return kind_of(value)
-
-
-def kind_of(value: object) -> str:
-    """A value's type, and its shape if any."""
-    shape = None if getattr(value, "is_nested", False) else getattr(value, "shape", None)
-    nested = "nested " if getattr(value, "is_nested", False) else ""
-    return f"a {nested}{type(value).__name__}" + ("" if shape is None else f" of shape {tuple(shape)}")

@@ -15,8 +15,7 @@ import torch
 from torch import nn
 
 from bssearch.errors import WorkloadError
-from bssearch.workloads.base import Data, Part
-from bssearch.workloads.data import evenly, stratified_order
+from bssearch.workloads.data import Data, Part, evenly, stratified_order
 from bssearch.workloads.ten_classes import CLASSES, TenClasses
 
 _BRIGHTEST = 16.0

@@ -28,8 +28,7 @@ from torch.nn import functional
 
 from bssearch.errors import WorkloadError
 from bssearch.settings import DATA_DIR_VARIABLE, cache_folder
-from bssearch.workloads.base import Data, Part
-from bssearch.workloads.data import evenly, stratified_order
+from bssearch.workloads.data import Data, Part, evenly, stratified_order
 from bssearch.workloads.ten_classes import CLASSES, TenClasses
 
 DEBIAN_FOLDER = Path("/usr/share/datasets/fashion-mnist")

@@ -24,8 +24,7 @@ from bssearch.files import naming, replacing
 from bssearch.records import MetricInfo
 from bssearch.settings import cache_folder
 from bssearch.workloads import fashion_mnist
-from bssearch.workloads.base import Data, Part
-from bssearch.workloads.data import evenly, stratified_order
+from bssearch.workloads.data import Data, Part, evenly, stratified_order
 from bssearch.workloads.fashion_mnist import HELD_OUT, FashionMnist
 from bssearch.workloads.ten_classes import CLASSES
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from bssearch.workloads.base import Data
+from bssearch.workloads.data import Data
 from bssearch.workloads.fashion_mnist import HELD_OUT, SIDE, FashionMnist
 from bssearch.workloads.ten_classes import CLASSES, TenClasses
 from bssearch.workloads.transformer import Block, blocks_of, check_counts

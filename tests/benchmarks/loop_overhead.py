@@ -46,7 +46,8 @@ from bssearch.training.clock import clock_for
 from bssearch.training.computation import Computation
 from bssearch.training.loop import Trial
 from bssearch.training.trainer import Trainer
-from bssearch.workloads.base import Data, Workload
+from bssearch.workloads.base import Workload
+from bssearch.workloads.data import Data
 from bssearch.workloads.digits import Digits
 from bssearch.workloads.fashion_mnist import FashionMnist
 from tests.benchmarks.harness import one_of, ratio, script, timed_in_turns, turned

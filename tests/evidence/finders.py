@@ -17,7 +17,8 @@ import torch
 from bssearch.records import Configuration
 from bssearch.training.computation import Computation
 from bssearch.training.trainer import Trainer
-from bssearch.workloads.base import Data, Workload
+from bssearch.workloads.base import Workload
+from bssearch.workloads.data import Data
 from tests.evidence.task import Found
 
 FIRST_SIZE = 2

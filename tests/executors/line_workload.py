@@ -52,7 +52,7 @@ import time
 import torch
 
 from bssearch.records import MetricInfo
-from bssearch.workloads.base import Data, Part
+from bssearch.workloads.data import Data, Part
 
 BEHAVIOURS = %(behaviours)r
 

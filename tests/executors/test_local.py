@@ -381,7 +381,7 @@ WORKLOAD = f"""
 import torch
 
 from bssearch.records import MetricInfo
-from bssearch.workloads.base import Data, Part
+from bssearch.workloads.data import Data, Part
 
 
 class Hungry:

@@ -14,6 +14,7 @@ import pytest
 from bssearch.errors import UsageError, WorkloadError
 from bssearch.executors.base import ExecutorSettings, Load, Program
 from bssearch.executors.process import THREAD_VARIABLES
+from bssearch.executors.programs import command_process
 from bssearch.executors.programs.script import LoadedScript
 from bssearch.executors.slots import LocalExecutor
 from bssearch.records import (
@@ -215,7 +216,7 @@ def test_a_script_that_fails_or_stays_after_its_end_has_reached_its_target_all_t
     failed, _ = script.run("fails late")
     assert failed.state is TrialState.REACHED
     assert "failed after its trial had ended" in failed.warnings[-1]
-    monkeypatch.setattr(script.loaded, "leave_seconds", 0.5)
+    monkeypatch.setattr(command_process, "LEAVE_SECONDS", 0.5)
     stayed, _ = script.run("swallows")
     assert stayed.state is TrialState.REACHED
     assert stayed.warnings[-1] == "the script was killed: it still ran 0.5 s after its trial had ended"

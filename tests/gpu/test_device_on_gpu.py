@@ -28,7 +28,7 @@ from torch import nn
 from torch.nn import functional
 
 from bssearch.records import MetricInfo
-from bssearch.workloads.base import Data, Part
+from bssearch.workloads.data import Data, Part
 
 
 class Wide:

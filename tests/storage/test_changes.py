@@ -10,7 +10,6 @@ from sqlalchemy import Connection, event, text
 
 from bssearch.records import MemoryUse, TrialRecord, TrialState
 from bssearch.storage.repository import Store, open_store
-from bssearch.storage.statements import mark_rewritten
 from bssearch.storage.transfer.finished import FinishedStudy, FinishedTrial
 from tests.factories import make_curve, make_environment, make_plan, make_probe, make_spec
 from tests.storage.conftest import (
@@ -146,7 +145,8 @@ def test_after_rows_were_deleted_a_reader_gets_all_there_are(three: Store) -> No
 
     def delete(connection: Connection, study_id: int) -> None:
         connection.execute(text("DELETE FROM bss_trial WHERE study_id = :id AND number = 2"), {"id": study_id})
-        mark_rewritten(connection, study_id)
+        rewritten = "UPDATE bss_study SET revision = revision + 1, rewritten_at_revision = revision + 1 WHERE id = :id"
+        connection.execute(text(rewritten), {"id": study_id})
 
     three.on_study("toy", delete)
     found = three.trials.changes("toy", before)

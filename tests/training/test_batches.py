@@ -28,7 +28,7 @@ from bssearch.training.batches import (
 )
 from bssearch.training.computation import Computation
 from bssearch.training.trainer import Trainer, warm_up
-from bssearch.workloads.base import Part
+from bssearch.workloads.data import Part
 from tests.training.toys import Toy, configuration, on_cpu, toy_data
 
 META = torch.device("meta")

@@ -31,7 +31,7 @@ def trained(steps: int, **changes: Any) -> Trainer:
 def saved(path: Path, steps: int = 30, **changes: Any) -> tuple[Path, Trainer]:
     """Save a run's checkpoint, its learning rate another one by then."""
     trainer = trained(steps)
-    state = trainer.optimizer.state_dict()
+    state = trainer.optimizers[0].state_dict()
     for group in state["param_groups"]:
         group["lr"] = 7.0
     content = {"model": trainer.model.state_dict(), "optimizer": state, "step": steps, "samples": steps * 20}
@@ -53,9 +53,9 @@ def by_hand(trainer: Trainer, steps: int, seed: int) -> nn.Module:
     batches = micro_batches(toy_data().train, configuration(), on_cpu(), seed)
     for _ in range(steps):
         inputs, targets = next(batches)
-        trainer.optimizer.zero_grad()
+        trainer.optimizers[0].zero_grad()
         nn.functional.cross_entropy(trainer.model(inputs), targets).backward()  # type: ignore[no-untyped-call]
-        trainer.optimizer.step()
+        trainer.optimizers[0].step()
     return trainer.model.eval()
 
 
@@ -144,13 +144,13 @@ def test_a_checkpoint_of_another_optimizer_is_refused(tmp_path: Path) -> None:
 def test_an_optimizers_state_in_one_group_as_plain_pytorch_saves_it_goes_on() -> None:
     trainer = trained(0)
     plain = torch.optim.SGD(trainer.model.parameters(), lr=RATE, momentum=0.9, nesterov=True)
-    assert len(trainer.optimizer.param_groups) == 2, "with and without weight decay"
+    assert len(trainer.optimizers[0].param_groups) == 2, "with and without weight decay"
     for parameter in trainer.model.parameters():
         parameter.grad = torch.rand_like(parameter)
     plain.step()
     trainer.updates.take_over(plain.state_dict(), None)
     for parameter in trainer.model.parameters():
-        momentum = trainer.optimizer.state[parameter]["momentum_buffer"]
+        momentum = trainer.optimizers[0].state[parameter]["momentum_buffer"]
         assert torch.equal(momentum, plain.state[parameter]["momentum_buffer"])
 
 

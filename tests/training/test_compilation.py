@@ -61,7 +61,7 @@ def trained(
     trainer = Trainer(workload, trial, data.train, computation, 3)
     for _ in range(steps):
         trainer.step()
-    momenta = [state["momentum_buffer"] for state in trainer.optimizer.state.values()]
+    momenta = [state["momentum_buffer"] for state in trainer.optimizers[0].state.values()]
     return [*(tensor.clone() for tensor in trainer.model.state_dict().values()), *momenta, torch.get_rng_state()]
 
 

@@ -25,7 +25,8 @@ from bssearch.training.gradient_noise import (
     small_batch_size,
 )
 from bssearch.training.trainer import Trainer
-from bssearch.workloads.base import Part, WeightedLoss
+from bssearch.workloads.base import WeightedLoss
+from bssearch.workloads.data import Part
 from tests.training.toys import FakeTime, Frozen, Toy, configuration, on_cpu, toy_data
 
 TARGET = Target(metric="accuracy", value=0.9)
@@ -61,7 +62,7 @@ class Stateful(Toy):
 
 def everything(trainer: Trainer) -> dict[str, Any]:
     """Return copies of all that a training is made of."""
-    optimizer = trainer.optimizer.state_dict()["state"]
+    optimizer = trainer.optimizers[0].state_dict()["state"]
     state: dict[str, Any] = {f"model.{name}": value.clone() for name, value in trainer.model.state_dict().items()}
     for index, values in optimizer.items():
         state |= {f"optimizer.{index}.{name}": torch.as_tensor(value).clone() for name, value in values.items()}
@@ -193,7 +194,7 @@ def test_short_passes_over_a_quadratic_find_the_trace_and_the_square_that_its_sa
 
 
 def _second_moments(trainer: Trainer) -> list[torch.Tensor]:
-    states = [trainer.optimizer.state[one] for one in trainer.model.parameters()]
+    states = [trainer.optimizers[0].state[one] for one in trainer.model.parameters()]
     return [state["exp_avg_sq"] / (1 - 0.999**trainer.steps) for state in states]
 
 

@@ -268,15 +268,3 @@ def test_frozen_parameters_are_left_out() -> None:
         parameter.requires_grad_(False)
     with pytest.raises(UsageError, match="no parameter to train"):
         build_optimizer(model, configuration())
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"optimizer": "lion"}, r"optimizer = 'lion' must be one of sgd, adam, adamw, .*lars"),
-        ({"parameters": {"momentum": "high"}}, "momentum = 'high' must be a number"),
-    ],
-)
-def test_what_no_optimizer_can_be_built_of_is_refused_by_name(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        build_optimizer(MODEL, configuration(**changes))

@@ -59,7 +59,7 @@ def test_groups_keep_their_ratio_to_the_learning_rate_of_the_schedule() -> None:
     with Trainer(built(two_rates), WARMED, DATA.train, on_cpu(), seed=3) as trainer:
         for step in range(7):
             trainer.step()
-            low, high = (group["lr"] for group in trainer.optimizer.param_groups)
+            low, high = (group["lr"] for group in trainer.optimizers[0].param_groups)
             factor = min(1.0, (step + 1) / 6)
             assert (low, high) == (pytest.approx(0.002 * factor), pytest.approx(0.02 * factor))
             assert trainer.learning_rate == pytest.approx(high)

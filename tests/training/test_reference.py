@@ -10,11 +10,13 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 @pytest.mark.parametrize(("device", "threads", "tells"), [(CPU, 1, True), (CPU, 2, False), (GPU, 1, False)])
 def test_it_tells_of_one_thread_of_a_cpu_alone(device: torch.device, threads: int, tells: bool) -> None:
-    assert (ReferenceKernel.where_it_tells(device, threads) is not None) is tells
+    kernel = ReferenceKernel(device, threads)
+    kernel.look()
+    assert (kernel.seconds is not None) is tells
 
 
 def test_a_look_takes_fractions_of_a_millisecond_and_the_median_counts() -> None:
-    kernel = ReferenceKernel(period=0.0)
+    kernel = ReferenceKernel(CPU, 1, period=0.0)
     assert kernel.state() == {"looks": []}
     for _ in range(9):
         kernel.look()
@@ -22,7 +24,7 @@ def test_a_look_takes_fractions_of_a_millisecond_and_the_median_counts() -> None
 
 
 def test_looks_that_come_too_soon_are_left_out() -> None:
-    kernel = ReferenceKernel(period=3600.0)
+    kernel = ReferenceKernel(CPU, 1, period=3600.0)
     kernel.look()
     first = kernel.seconds
     kernel.look()
@@ -30,7 +32,7 @@ def test_looks_that_come_too_soon_are_left_out() -> None:
 
 
 def test_what_was_seen_before_a_pause_counts_on() -> None:
-    kernel = ReferenceKernel(period=0.0)
+    kernel = ReferenceKernel(CPU, 1, period=0.0)
     kernel.restore({"looks": [1.0, 2.0, 3.0]})
     assert kernel.seconds == 2.0
     kernel.look()

@@ -16,8 +16,9 @@ from bssearch.training.computation import Computation
 from bssearch.training.gradient_noise import GradientPasses
 from bssearch.training.loop import describe_model
 from bssearch.training.schedule import RateSchedule, horizon_steps, schedule_of, warmup_steps
-from bssearch.training.trainer import AveragedWeights, Trainer, ema_decay_of, seed_everything, warm_up
-from bssearch.workloads.base import Data, Part, WeightedLoss, check_takes
+from bssearch.training.trainer import AveragedWeights, Trainer, seed_everything, warm_up
+from bssearch.workloads.base import WeightedLoss, check_takes
+from bssearch.workloads.data import Data, Part
 from tests.training.toys import CPU, Toy, configuration, on_cpu, toy_data
 
 
@@ -320,7 +321,7 @@ def test_the_learning_rate_follows_the_schedule_in_every_group() -> None:
     seen: list[Sequence[float]] = []
     for _ in range(5):
         trainer.step()
-        seen.append([group["lr"] for group in trainer.optimizer.param_groups])
+        seen.append([group["lr"] for group in trainer.optimizers[0].param_groups])
         assert trainer.learning_rate == pytest.approx(seen[-1][0])
     assert seen == [pytest.approx([lr, lr]) for lr in (0.1, 0.2, 0.3, 0.4, 0.4)]
 
@@ -353,8 +354,6 @@ def test_a_batch_larger_than_the_training_part_is_refused_with_both_sizes() -> N
     [
         ({"micro_batch_size": 6, "accumulation_steps": 3}, "20 must be micro_batch_size × accumulation_steps = 6 × 3"),
         ({"world_size": 2}, "world_size = 2 must be 1"),
-        ({"parameters": {"clip_norm": 0.0}}, r"clip_norm = 0\.0 must be a number > 0"),
-        ({"parameters": {"clip_norm": "tight"}}, "clip_norm = 'tight' must be a number > 0"),
     ],
 )
 def test_a_configuration_that_means_nothing_is_refused(changes: dict[str, Any], message: str) -> None:
@@ -457,16 +456,9 @@ def test_a_constant_rate_has_no_horizon_unless_given() -> None:
     assert schedule_of(configuration(20, parameters={"horizon_samples": 100}), 100).is_over(5)
 
 
-@pytest.mark.parametrize(
-    ("kind", "said"),
-    [
-        ("exponential", "schedule = 'exponential' must be one of constant"),
-        ("cosine", "horizon_samples"),
-    ],
-)
-def test_an_unknown_schedule_and_a_decay_without_a_horizon_are_refused(kind: str, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
-        schedule_of(configuration(parameters={"schedule": kind}), 100)
+def test_a_decay_without_a_horizon_is_refused() -> None:
+    with pytest.raises(UsageError, match="horizon_samples"):
+        schedule_of(configuration(parameters={"schedule": "cosine"}), 100)
 
 
 class Normed(nn.Module):
@@ -534,13 +526,6 @@ def test_the_average_moves_once_per_optimizer_step_whatever_the_accumulation(acc
     nn.utils.vector_to_parameters(live, plain.model.parameters())
     assert metric != pytest.approx(plain.evaluate(data.validation, "loss"), rel=1e-4)
     assert torch.equal(live, nn.utils.parameters_to_vector(trainer.model.parameters()))
-
-
-@pytest.mark.parametrize("value", [0.0, 1.0, 1.5, "slow", True])
-def test_a_decay_outside_its_bounds_is_refused(value: Any) -> None:
-    assert ema_decay_of(configuration()) is None
-    with pytest.raises(UsageError, match=rf"ema_decay = {value!r} must be a number in \(0, 1\)"):
-        ema_decay_of(configuration(parameters={"ema_decay": value}))
 
 
 class Own(Toy):

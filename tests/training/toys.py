@@ -27,7 +27,7 @@ from bssearch.training.clock import Clock
 from bssearch.training.computation import Computation
 from bssearch.training.contention import SPINS, CorePace
 from bssearch.training.loop import Trial
-from bssearch.workloads.base import Data, Part
+from bssearch.workloads.data import Data, Part
 from tests.factories import make_request
 
 CPU = torch.device("cpu")

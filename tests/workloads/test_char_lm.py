@@ -7,8 +7,8 @@ from torch.nn import functional
 
 from bssearch.errors import WorkloadError
 from bssearch.records import MetricInfo
-from bssearch.workloads.base import Part
 from bssearch.workloads.char_lm import CharLM
+from bssearch.workloads.data import Part
 from bssearch.workloads.transformer import Block
 
 CPU = torch.device("cpu")

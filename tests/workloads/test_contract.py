@@ -10,7 +10,8 @@ from torch import nn
 from bssearch.errors import WorkloadError
 from bssearch.settings import shipped_studies
 from bssearch.spec import load_spec
-from bssearch.workloads.base import SHIPPED, Part, Workload, resolve
+from bssearch.workloads.base import SHIPPED, Workload, resolve
+from bssearch.workloads.data import Part
 from bssearch.workloads.digits import Digits
 from bssearch.workloads.fashion_mnist import FashionMnist
 from bssearch.workloads.vit_tiny import VitTiny

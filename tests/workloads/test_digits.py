@@ -11,7 +11,7 @@ from bssearch.records import MetricInfo, TrialState
 from bssearch.spec import load_spec
 from bssearch.training.trainer import Trainer
 from bssearch.workloads import digits
-from bssearch.workloads.base import Data, Part
+from bssearch.workloads.data import Data, Part
 from bssearch.workloads.digits import Digits
 from bssearch.workloads.ten_classes import CLASSES
 from bssearch.workloads.transformer import Block

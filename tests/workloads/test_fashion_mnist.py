@@ -14,7 +14,7 @@ from torch import nn
 from bssearch.errors import WorkloadError
 from bssearch.settings import DATA_DIR_VARIABLE
 from bssearch.workloads import fashion_mnist
-from bssearch.workloads.base import Data, Part
+from bssearch.workloads.data import Data, Part
 from bssearch.workloads.fashion_mnist import (
     FILES,
     SHIFT,

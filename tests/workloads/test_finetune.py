@@ -7,7 +7,7 @@ import torch
 from bssearch.records import TrialState
 from bssearch.spec import load_spec
 from bssearch.workloads import finetune
-from bssearch.workloads.base import Data, Part
+from bssearch.workloads.data import Data, Part
 from bssearch.workloads.finetune import NEW_CLASSES, OLD_CLASSES, FineTune, TwoHeaded, pretrained_weights
 from tests.training.toys import Run, request
 

@@ -210,7 +210,7 @@ class Assignment:
     def test(self, evaluate: Evaluate) -> None:
         """Evaluate the test set, if requested."""
 
-    def failed(self, error: BaseException) -> bool:
+    def ran_out_of_memory(self, error: BaseException) -> bool:
         """True if the error was reported."""
         return False
 

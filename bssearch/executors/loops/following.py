@@ -292,14 +292,10 @@ def _chosen(places: list[SampleAxis], size: int) -> SampleAxis | None:
     # Without a full one the columns of a tuple come before the tuple itself.
     first = full or next(iter((*tensors, *sorted(lists, key=lambda place: not place.keys))), None)
     # A longer one, such as a flat tensor of tokens, does not count samples; neither do rows of packed tokens.
-    is_packed = (
-        first is not None and first.axis == 0 and first.length == 1 and size > 1 and _is_long(second, first, size)
-    )
-    return None if first is None or first.length > size or is_packed else first
-
-
-def _is_long(second: list[SampleAxis], first: SampleAxis, size: int) -> bool:
-    return any(place.keys == first.keys and place.length >= size for place in second)
+    if first is None or first.length > size:
+        return None
+    is_long = any(place.keys == first.keys and place.length >= size for place in second)
+    return None if first.axis == 0 and first.length == 1 and size > 1 and is_long else first
 
 
 def _length_at(batch: Any, place: SampleAxis) -> int | None:

@@ -137,7 +137,10 @@ class TrialCallback(Callback):  # type: ignore[misc]
                 )
             self._plan(trainer)
             if self._is_awaited:
-                _validate(trainer)
+                # The Trainer has no hook for step 0.
+                trainer.validating = True
+                trainer.fit_loop.epoch_loop.val_loop.run()
+                trainer.training = True
         self._end_where_over(trainer)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
@@ -170,8 +173,19 @@ class TrialCallback(Callback):  # type: ignore[misc]
         if step == self._steps:
             return
         self._steps = step
-        self._check_window()
-        self._check_rates(pl_module, rates_of(trainer.optimizers, "lr"))
+        window, self._micro_batches = self._micro_batches, 0
+        if self._trial.is_searched and window < self._trial.accumulation_steps:
+            self._trial.warn(
+                f"the Trainer took a step over {window} micro-batches instead of {self._trial.accumulation_steps}, at "
+                "the end of a loader that has no length"
+            )
+        rates = rates_of(trainer.optimizers, "lr")
+        if self._rates is not None and rates != self._rates:
+            raise UsageError(
+                f"{type(pl_module).__name__} sets the learning rate itself, {in_words(rates)} after {step} steps; "
+                f"the trial's gives {in_words(self._rates)}",
+                hint="multiply trial.learning_rate there, or return a schedule from configure_optimizers",
+            )
         self._trial.stepped()
         if self._steers:
             self._plan(trainer)
@@ -218,22 +232,6 @@ class TrialCallback(Callback):  # type: ignore[misc]
             self._trial.warn(f"Trainer({limits}) ends a trial there, whether it has reached the target or not")
         trainer.fit_loop.max_epochs = trainer.fit_loop.epoch_loop.max_steps = -1
 
-    def _check_window(self) -> None:
-        window, self._micro_batches = self._micro_batches, 0
-        if self._trial.is_searched and window < self._trial.accumulation_steps:
-            self._trial.warn(
-                f"the Trainer took a step over {window} micro-batches instead of {self._trial.accumulation_steps}, at "
-                "the end of a loader that has no length"
-            )
-
-    def _check_rates(self, module: Any, rates: set[float]) -> None:
-        if self._rates is not None and rates != self._rates:
-            raise UsageError(
-                f"{type(module).__name__} sets the learning rate itself, {in_words(rates)} after {self._steps} steps; "
-                f"the trial's gives {in_words(self._rates)}",
-                hint="multiply trial.learning_rate there, or return a schedule from configure_optimizers",
-            )
-
     def _logged(self, trainer: Any) -> dict[str, float]:
         """`Trainer.callback_metrics` also holds training metrics."""
         found = {name: float(value) for name, value in trainer._logger_connector.metrics["callback"].items()}
@@ -272,13 +270,6 @@ def _refuse_what_decides_for_itself(trainer: Any) -> None:
                 f"the Trainer has the callback {type(one).__name__}, which chooses a value that the trial sets",
                 hint="remove the callback, and calls of Tuner(trainer).scale_batch_size and lr_find",
             )
-
-
-def _validate(trainer: Any) -> None:
-    """The Trainer has no hook for step 0."""
-    trainer.validating = True
-    trainer.fit_loop.epoch_loop.val_loop.run()
-    trainer.training = True
 
 
 def _why_it_ended(trainer: Any) -> str:

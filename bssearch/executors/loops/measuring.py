@@ -155,10 +155,8 @@ class MeasuredMemory(Looked):
         super().evaluated(step, metrics, loss)
         self._tell(fits=True, peak=peak_process_memory_bytes(self._torch_device))
 
-    def failed(self, error: BaseException) -> bool:
-        """Report out of memory."""
-        if self.is_over or not is_out_of_memory(error):
-            return False
+    def ran_out_of_memory(self, error: BaseException) -> bool:
+        """Report that memory ran out."""
         self._tell(fits=False, peak=None, reason=first_line(error))
         return True
 
@@ -178,7 +176,7 @@ class TimedLoop(Looked):
         self._clock = LoopClock(clock or HostClock(self._torch_device), request.threads)
         self._core = CorePace() if self._torch_device.type == "cpu" else None
         self.contention = contention_meter(self._torch_device, request.threads, self._core)
-        self._reference = ReferenceKernel.where_it_tells(self._torch_device, request.threads)
+        self._reference = ReferenceKernel(self._torch_device, request.threads)
         self._first: list[float] = []
         self._evaluations: list[float] = []
         self._untimed_steps = 0
@@ -216,7 +214,7 @@ class TimedLoop(Looked):
         if before >= WARM_UP_STEPS and is_short_row:
             self._untimed_steps += taken
             return
-        self._clock.clock.wait()
+        self._clock.clock.synchronize()
         now = self._clock.clock.train_seconds_so_far
         passed, self._last = now - self._last, now
         if before < WARM_UP_STEPS:
@@ -241,10 +239,8 @@ class TimedLoop(Looked):
         elif self._is_known():
             self._tell()
 
-    def failed(self, error: BaseException) -> bool:
-        """Report out of memory."""
-        if self.is_over or not is_out_of_memory(error):
-            return False
+    def ran_out_of_memory(self, error: BaseException) -> bool:
+        """Report that memory ran out."""
         self._clock.pause()
         self._answer(StepTime.where_memory_ran_out(self.configuration))
         return True
@@ -260,8 +256,7 @@ class TimedLoop(Looked):
         self._untimed_steps = 0
         self._clock.pause()
         look = 0.0 if self._core is None else self._core.look()
-        if self._reference is not None:
-            self._reference.look()
+        self._reference.look()
         self._runs.append(TimedRun(seconds / steps, steps, look))
         self.resume()
 
@@ -291,7 +286,7 @@ class TimedLoop(Looked):
             settled=step.settled,
             steps_timed=step.count_all,
             undelayed_step_seconds=None if share is None or not total else step.median * min(1.0, share / total),
-            reference_seconds=None if self._reference is None else self._reference.seconds,
+            reference_seconds=self._reference.seconds,
             evaluation_seconds=statistics.median(self._evaluations[1:] or self._evaluations),
             peak_memory_bytes=peak_memory_bytes(self._torch_device),
             contended=reason is not None,
@@ -324,7 +319,7 @@ def end_work(
             error = lacks
     if work.is_over:
         work.finish()
-    elif error is not None and not work.failed(error):
+    elif error is not None and not (is_out_of_memory(error) and work.ran_out_of_memory(error)):
         line.send(failure_of(assign, error))
 
 

@@ -46,6 +46,8 @@ class LoopTrial:
     Steps are those of the optimizers given to `state`, else one per batch.
     """
 
+    _ranks_together = 1  # processes that share a batch
+
     def __init__(
         self,
         assignment: Assignment,
@@ -386,10 +388,6 @@ class LoopTrial:
     def _samples_at_once(self) -> int:
         return self._now.micro_batch_size
 
-    @property
-    def _sharers(self) -> int:
-        return 1
-
     def _count(self, step: int) -> None:
         if self._counted == step:
             return
@@ -451,7 +449,7 @@ class LoopTrial:
         """Samples in a micro-batch; warns if unknown."""
         found = self._rows.count(batch, self._samples_at_once)
         if found is not None:
-            return found * self._sharers
+            return found * self._ranks_together
         self._untold(
             f"a micro-batch is a {type(batch).__name__}, of which the samples cannot be counted",
             "a loader whose batches are tensors, or tuples, lists or dicts of tensors",

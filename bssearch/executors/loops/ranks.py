@@ -17,7 +17,7 @@ from torch import distributed
 from bssearch.errors import UsageError
 from bssearch.executors.base import Assign
 from bssearch.executors.loops.assignment import Assignment, Evaluate, Line, Metrics
-from bssearch.executors.loops.measuring import Looked, TimedLoop, work_of
+from bssearch.executors.loops.measuring import TimedLoop, work_of
 from bssearch.executors.loops.own_loop import LoopTrial
 from bssearch.executors.loops.passes import RankSampler, SeededSampler
 from bssearch.executors.loops.trial_run import TrialRun
@@ -148,7 +148,10 @@ class Leader(Assignment):
 
     def __init__(self, assign: Assign, line: Line, ranks: Ranks) -> None:
         super().__init__(assign.configuration, assign)
-        self.work = _led_work(assign, line)
+        asked = assign.work
+        self.work = LedRun(asked, assign, line) if isinstance(asked, TrialRequest) else work_of(assign, line)
+        if isinstance(self.work, TrialRun | TimedLoop):
+            self.work.contention.count_siblings()
         self.seed = self.work.seed
         self.is_look = self.work.is_look
         self._ranks = ranks
@@ -247,7 +250,7 @@ class RankTrial(LoopTrial):
         needs_samples: bool = False,
     ) -> None:
         super().__init__(assignment, searched=searched, needs_samples=needs_samples)
-        self._ranks = ranks
+        self._ranks, self._ranks_together = ranks, ranks.size
         self._stages.refuse(f"a training of {ranks.size} ranks", "they share batches of one size")
         size, accumulation = self._configuration.batch_size, self._configuration.accumulation_steps
         self._share, rest = divmod(size, accumulation * ranks.size)
@@ -260,10 +263,6 @@ class RankTrial(LoopTrial):
     @property
     def _samples_at_once(self) -> int:
         return self._share
-
-    @property
-    def _sharers(self) -> int:
-        return self._ranks.size
 
     def sampler(self, dataset: Any) -> SeededSampler:
         """This rank's share of `LoopTrial.sampler`."""
@@ -286,15 +285,6 @@ def check_evaluated(word: Word, step: int) -> None:
             f"no evaluation after step {word.due[-1]}, but one was due",
             hint="every rank: batches(loader, evaluate=...), or: if trial.evaluation_due: trial.report(accuracy=...)",
         )
-
-
-def _led_work(assign: Assign, line: Line) -> TrialRun | Looked:
-    work = work_of(assign, line)
-    if isinstance(assign.work, TrialRequest):
-        work = LedRun(assign.work, assign, line)
-    if isinstance(work, TrialRun | TimedLoop):
-        work.contention.count_siblings()
-    return work
 
 
 def _heard(ranks: Ranks) -> Word:

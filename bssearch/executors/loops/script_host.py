@@ -25,7 +25,7 @@ import sysconfig
 import threading
 import traceback
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from bssearch.errors import TrialStopped
 from bssearch.executors.base import TRIAL_VARIABLE
@@ -55,7 +55,9 @@ def main() -> None:
     if given.anew is None:
         reason = prepare_to_fork(Path(given.script.removesuffix(MAKE_TRAINER)))
         if reason is not None:
-            begin_anew(worker, reason)
+            # Drop the imports.
+            worker.set_inheritable(True)
+            os.execv(sys.executable, [sys.executable, "-P", "-m", HOST, "--anew", reason, *sys.argv[1:]])
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # The worker has ended.
         serve(worker, given.script, given.arguments, given.anew)
 
@@ -70,12 +72,6 @@ def prepare_to_fork(script: Path) -> str | None:
     gc.collect()
     gc.freeze()
     return why_not_to_fork()
-
-
-def begin_anew(worker: socket.socket, reason: str) -> NoReturn:
-    """Re-execute this process to drop its imports."""
-    worker.set_inheritable(True)
-    os.execv(sys.executable, [sys.executable, "-P", "-m", HOST, "--anew", reason, *sys.argv[1:]])
 
 
 def serve(worker: socket.socket, script: str, arguments: list[str], anew: str | None) -> None:

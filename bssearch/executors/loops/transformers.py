@@ -185,7 +185,12 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
         return True
 
     def _reported(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
-        _refuse_several(metrics)
+        speeds = [name for name in metrics if name.endswith("_runtime") and name != f"{PREFIX}runtime"]
+        if speeds:
+            raise UsageError(
+                f"eval_dataset has several datasets, such as {speeds[0].removesuffix('_runtime')}; a trial has one",
+                hint="pass only the dataset of the target: Trainer(..., eval_dataset=...)",
+            )
         named = both_names(metrics)
         if self._metric is not None:
             name = self._metric.removeprefix(PREFIX)
@@ -232,15 +237,6 @@ def both_names(metrics: Mapping[str, Any]) -> dict[str, Any]:
     bare = {name.removeprefix(PREFIX): value for name, value in metrics.items()}
     kept = {name: value for name, value in bare.items() if name not in (*NO_METRICS, "epoch")}
     return {**kept, **{PREFIX + name: value for name, value in kept.items()}}
-
-
-def _refuse_several(metrics: Mapping[str, Any]) -> None:
-    speeds = [name for name in metrics if name.endswith("_runtime") and name != f"{PREFIX}runtime"]
-    if speeds:
-        raise UsageError(
-            f"eval_dataset has several datasets, such as {speeds[0].removesuffix('_runtime')}; a trial has one",
-            hint="pass only the dataset of the target: Trainer(..., eval_dataset=...)",
-        )
 
 
 def _what_ended(args: TrainingArguments) -> str:

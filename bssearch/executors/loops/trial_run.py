@@ -30,10 +30,10 @@ from bssearch.records import (
     is_metric,
 )
 from bssearch.training.clock import Clock, Ledger
-from bssearch.training.contention import Contention, ContentionMeter, CorePace, ReferenceKernel, cpu_use
+from bssearch.training.contention import ContentionMeter, CorePace, ReferenceKernel, cpu_use
 from bssearch.training.course import Course, Ending, first_line, not_finite, paused, where
 from bssearch.training.loop import TESTED_STATES
-from bssearch.training.memory import is_out_of_memory, peak_memory_meter
+from bssearch.training.memory import peak_memory_meter
 from bssearch.training.nvml import DeviceMeter
 from bssearch.training.trial_checkpoint import Checkpoint, RandomState, Saved, SavedPart
 
@@ -77,11 +77,8 @@ class HostClock(Clock):
         """Book the unbooked wall time."""
         self._seconds[name] += max(0.0, self.wall_seconds - sum(self._seconds.values()))
 
-    def wait(self) -> None:
-        """Synchronise the device."""
-        self._synchronize()
-
-    def _synchronize(self) -> None:
+    def synchronize(self) -> None:
+        """Wait for the device."""
         if self._device.type == "cuda" and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.synchronize()
         elif self._device.type == "mps":
@@ -128,7 +125,7 @@ class LoopClock:
         if len(self._steps) >= TIMED_STEPS:
             return
         if self._name == "train":
-            self.clock.wait()
+            self.clock.synchronize()
         now = self._counted
         self._steps.append(now - self._step_began)
         self._step_began = now
@@ -266,14 +263,10 @@ def unmoved(evaluate: Evaluate) -> Metrics:
 
 def kept_random_numbers() -> Callable[[], None]:
     """Function that restores random state."""
-    states = RandomState(_device_of_generators())
+    initialized = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    states = RandomState(torch.device("cuda", torch.cuda.current_device()) if initialized else torch.device("cpu"))
     kept = states.state()
     return lambda: states.restore(kept)
-
-
-def _device_of_generators() -> torch.device:
-    initialized = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    return torch.device("cuda", torch.cuda.current_device()) if initialized else torch.device("cpu")
 
 
 NO_STATE = "the script did not call trial.state(...), which a script with a Trainer cannot do"
@@ -302,7 +295,7 @@ class TrialRun(Assignment):
         core = CorePace() if self._torch_device.type == "cpu" else None
         self.contention = contention_meter(self._torch_device, request.plan.threads, core)
         self._clock.clock.meter = self._device_meter = DeviceMeter(self._torch_device)
-        self._reference = ReferenceKernel.where_it_tells(self._torch_device, request.plan.threads)
+        self._reference = ReferenceKernel(self._torch_device, request.plan.threads)
         self._memory = peak_memory_meter(self._torch_device)
         self._objects: dict[str, Any] = {}
         self._ending: Ending | None = None
@@ -394,9 +387,15 @@ class TrialRun(Assignment):
 
         A due evaluation comes first: a resumed loop could not make it up.
         """
-        if not self.is_over and not self.is_due(self._steps):
-            self._end_where_asked()
-            self._end_where_late()
+        if self.is_over or self.is_due(self._steps):
+            return
+        asked = self._line.asked_to_stop()
+        if asked is not None:
+            self._end(Ending(*asked, asked=True))
+        elif self._clock.clock.train_seconds_so_far > self._plan.train_seconds_limit:
+            late = self._course.limited(self._clock.train_seconds())
+            if late is not None:
+                self._end(late)
 
     def waited(self, seconds: float) -> None:
         """Count a wait for data."""
@@ -435,8 +434,7 @@ class TrialRun(Assignment):
             ending = self._course.observe(observation, is_over=self._is_at_last(step))
             self._device_meter.sample()
             self.contention.look()
-            if self._reference is not None:
-                self._reference.look()
+            self._reference.look()
             self._line.send(TrialObserved(self._request.number, observation))
         if ending is not None:
             self._end(ending)
@@ -452,8 +450,6 @@ class TrialRun(Assignment):
 
     def looped(self, step: int, because: str = "") -> None:
         """End the trial with its loop."""
-        if self.is_over:
-            return
         self._clock.pause()
         if step == 0:
             raise UsageError(f"the loop ended before its first step{ended_by(because)}")
@@ -464,10 +460,8 @@ class TrialRun(Assignment):
             )
         self._end(Ending(TrialState.EXHAUSTED, f"the script ended its loop at step {step}{ended_by(because)}"))
 
-    def failed(self, error: BaseException) -> bool:
-        """End the trial if out of memory."""
-        if self.is_over or not is_out_of_memory(error):
-            return False
+    def ran_out_of_memory(self, error: BaseException) -> bool:
+        """End the trial."""
         self._clock.pause()
         micro = self.stages.at(self._steps).micro_batch_size
         reason = f"out of memory, micro-batch {micro}, step {self._steps}: {first_line(error)}"
@@ -513,18 +507,6 @@ class TrialRun(Assignment):
     def _is_tested(self) -> bool:
         ending = self._ending
         return self._plan.is_tested and ending is not None and ending.state in TESTED_STATES
-
-    def _end_where_asked(self) -> None:
-        asked = self._line.asked_to_stop()
-        if asked is not None and not self.is_over:
-            self._end(Ending(*asked, asked=True))
-
-    def _end_where_late(self) -> None:
-        if self.is_over or self._clock.clock.train_seconds_so_far <= self._plan.train_seconds_limit:
-            return
-        late = self._course.limited(self._clock.train_seconds())
-        if late is not None:
-            self._end(late)
 
     def _end(self, ending: Ending) -> None:
         self._clock.pause()
@@ -573,9 +555,8 @@ class TrialRun(Assignment):
             "contention": self.contention,
             "device_use": self._device_meter,
             "progress": self._course.progress,
+            "reference": self._reference,
         }
-        if self._reference is not None:
-            measured["reference"] = self._reference
         if self.stages.grows:
             measured["stages"] = self.stages
         return training, measured
@@ -600,7 +581,7 @@ class TrialRun(Assignment):
             samples=self._samples,
             train_seconds=clock.seconds("train") - excess,
             undelayed_train_seconds=None if undelayed is None else max(0.0, undelayed - excess),
-            reference_seconds=None if self._reference is None else self._reference.seconds,
+            reference_seconds=self._reference.seconds,
             evaluation_seconds=clock.seconds("evaluation"),
             warmup_seconds=clock.seconds("warmup") + excess,
             other_seconds=clock.seconds("other"),
@@ -612,10 +593,7 @@ class TrialRun(Assignment):
             peak_memory_bytes=progress.peak,
             peak_memory_basis=None if progress.peak is None else self._memory.basis,
             contended=contention.contended or clock.is_contended(threads),
-            warnings=self._warnings(contention, wall),
+            warnings=(*progress.warnings, *contention.warnings, *clock.warnings(wall)),
             device_use=device_use,
         )
         return self._course.with_target(outcome)
-
-    def _warnings(self, contention: Contention, wall: float) -> tuple[str, ...]:
-        return (*self._course.progress.warnings, *contention.warnings, *self._clock.clock.warnings(wall))

@@ -12,7 +12,7 @@ import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -97,7 +97,6 @@ class Conversation:
         stop: AskStop,
         take: Callable[[Reply], None],
         kernel_kills: int | None,
-        leave_seconds: float = LEAVE_SECONDS,
     ) -> None:
         self.reply: TrialEnded | Refused | Answer | None = None
         self.exit_code = 0
@@ -106,7 +105,6 @@ class Conversation:
         self._process = process
         self._stop = stop
         self._take = take
-        self._leave_seconds = leave_seconds
         self._lines = LineSplitter()
         self._has_stopped = False
         self._ended_at: float | None = None
@@ -143,7 +141,7 @@ class Conversation:
                 return
             if not is_open:
                 time.sleep(TICK_SECONDS)
-            if self._ended_at is not None and time.monotonic() - self._ended_at > self._leave_seconds:
+            if self._ended_at is not None and time.monotonic() - self._ended_at > LEAVE_SECONDS:
                 self.overstayed = True
                 self._process.kill()
 
@@ -164,10 +162,8 @@ class Conversation:
         return bool(chunk)
 
     def _send(self, command: Assign | TrialStop) -> None:
-        try:
+        with suppress(BrokenPipeError, ConnectionResetError):  # Its end is told by its exit code.
             self._process.line.sendall(encode(command))
-        except (BrokenPipeError, ConnectionResetError):
-            return  # Its end is told by its exit code.
 
 
 class LoadedProgram(ABC):
@@ -236,21 +232,16 @@ def stopped(asked: tuple[TrialState, str]) -> TrialOutcome:
     return TrialOutcome(state=TrialState.PRUNED if state is TrialState.PAUSED else state, reason=reason)
 
 
-def with_end(
-    outcome: TrialOutcome, found: Conversation, program: str, leave_seconds: float = LEAVE_SECONDS
-) -> TrialOutcome:
+def with_end(outcome: TrialOutcome, found: Conversation, program: str) -> TrialOutcome:
     """Add a warning if the program then failed or was killed."""
     if found.overstayed:
-        warning = f"{program} was killed: it still ran {leave_seconds:g} s after its trial had ended"
+        warning = f"{program} was killed: it still ran {LEAVE_SECONDS:g} s after its trial had ended"
     elif found.exit_code != 0 and outcome.state is not TrialState.FAILED and outcome.state is not TrialState.OOM:
         reason = judge_exit(found.exit_code, None, who=program)[1]
         warning = f"{program} failed after its trial had ended: {reason}"
     else:
         return outcome
     return replace(outcome, warnings=(*outcome.warnings, warning))
-
-
-THE_COMMAND = "the command"
 
 
 class TrialSocket:
@@ -341,7 +332,7 @@ def outcome_of(
     left_early = outcome.state is TrialState.EXHAUSTED and outcome.train_seconds <= request.plan.train_seconds_limit
     if left_early and found.exit_code != 0 and asked is None and not found.overstayed:
         return replace(outcome, state=state, reason=f"{reason} after {outcome.steps} steps", traceback=printed or None)
-    return with_end(outcome, found, THE_COMMAND)
+    return with_end(outcome, found, "the command")
 
 
 REPORT_VARIABLE = "BSSEARCH_REPORT"  # path of the pipe for JSON lines
@@ -359,7 +350,7 @@ _TAIL_BYTES = 1 << 14
 _MOST_CHUNKS_LEFT = 16  # far above a pipe's 64 KiB (pipe(7))
 
 
-class CommandProcess:
+class CommandProcess(AbstractContextManager["CommandProcess"]):
     """A started program; leaving the ``with`` block ends it and its descendants.
 
     ``began`` is its start time. Raises `WorkloadError` if the command does not exist, `LaunchError` if it cannot start.
@@ -393,9 +384,6 @@ class CommandProcess:
         self._stdout = self._process.stdout.fileno()
         self.log_reader, self._pipe_reader = ReportReader(expressions, metric), ReportReader({}, metric)
         self._readers = {self._pipe: self._pipe_reader, self._stdout: self.log_reader}
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -19,7 +19,6 @@ from bssearch.errors import LaunchError, WorkloadError
 from bssearch.executors.base import Answer, AskStop, Load, Program, Reply, Work
 from bssearch.executors.process import code_has_changed, judge_exit, kernel_memory_kills
 from bssearch.executors.programs.command_process import (
-    LEAVE_SECONDS,
     Conversation,
     LoadedProgram,
     answer_in,
@@ -139,16 +138,15 @@ THE_SCRIPT = "the script"
 
 
 class LoadedScript(LoadedProgram):
-    """A script on a device; it may run up to ``leave_seconds`` after its trial.
+    """A script on a device; it may run up to `LEAVE_SECONDS` after its trial.
 
     Raises `WorkloadError` if the script is missing or changed since the run began, and `LaunchError`.
     """
 
-    def __init__(self, load: Load, *, leave_seconds: float = LEAVE_SECONDS) -> None:
+    def __init__(self, load: Load) -> None:
         super().__init__(load)
         named = str(self._folder / str(self._program.script))
         self._script = Path(named.removesuffix(MAKE_TRAINER))
-        self.leave_seconds = leave_seconds
         self.revision = load.revision or self._revision_now()
         self._refuse_changed()
         self._server = ScriptServer(named, self._program.arguments)
@@ -181,7 +179,7 @@ class LoadedScript(LoadedProgram):
         found = self._converse(request, stop, relaying(on_progress, on_observation))
         asked = stop()
         if isinstance(found.reply, TrialEnded):
-            return with_end(found.reply.outcome, found, THE_SCRIPT, self.leave_seconds)
+            return with_end(found.reply.outcome, found, THE_SCRIPT)
         if asked is not None:
             return stopped(asked)
         state, reason = judge_exit(found.exit_code, found.kernel_kills, who=THE_SCRIPT)
@@ -195,7 +193,7 @@ class LoadedScript(LoadedProgram):
         kills = kernel_memory_kills()
         process = self._server.start()
         with closing(process.line):
-            return Conversation(process, stop, take, kills, self.leave_seconds).hold(self.assigned(work))
+            return Conversation(process, stop, take, kills).hold(self.assigned(work))
 
     def _revision_now(self) -> str:
         try:

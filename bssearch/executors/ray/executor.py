@@ -119,12 +119,16 @@ class SlotActor:
         """
         if not self._waiting:
             self._listen(seconds)
-        log = self._next_of_log()
+        with self._log.open("rb") as file:
+            file.seek(self._log_passed)
+            log = file.read(MOST_LOG_BYTES)
+        self._log_passed += len(log)
         if self._log_passed < self._log_due:
             return Heard(log, ())
         replies, self._waiting = [one for one in self._waiting if one is not None], []
         if any(isinstance(one, TrialEnded) for one in replies):
-            self._empty_log()
+            os.truncate(self._log, 0)  # the worker appends at the new end
+            self._log_passed = self._log_due = 0
         return Heard(log, tuple(encode(one) for one in replies), self._death)
 
     def write_stack(self) -> None:
@@ -157,18 +161,6 @@ class SlotActor:
         with self._burial:
             if self._worker is not None and self._death is None:
                 self._death = self._worker.bury()
-
-    def _next_of_log(self) -> bytes:
-        with self._log.open("rb") as file:
-            file.seek(self._log_passed)
-            found = file.read(MOST_LOG_BYTES)
-        self._log_passed += len(found)
-        return found
-
-    def _empty_log(self) -> None:
-        """The worker appends at the new end."""
-        os.truncate(self._log, 0)
-        self._log_passed = self._log_due = 0
 
 
 CONNECT_SECONDS = 30.0  # for a cluster to answer

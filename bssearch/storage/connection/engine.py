@@ -296,19 +296,15 @@ def _to_json(value: Any) -> str:
         raise DatabaseError(f"{value!r} cannot be stored: it contains a number that is not finite") from error
 
 
-class UnreadableJsonError(ValueError):
-    """JSON with unbounded numbers or invalid Unicode."""
-
-
 def from_json(stored: str | bytes) -> Any:
-    """Parse stored JSON."""
+    """Parse stored JSON; `ValueError` for unbounded numbers or invalid Unicode."""
     try:
         text = stored if isinstance(stored, str) else stored.decode()
         value = _DECODER.decode(text)
         if "\\u" in text:  # else it is Unicode already
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
-        raise UnreadableJsonError(str(error)) from None
+        raise ValueError(str(error)) from None
     return value
 
 

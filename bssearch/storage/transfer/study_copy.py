@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
+from functools import partial
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, ValidationError, create_model
@@ -124,19 +125,11 @@ def _storable(value: str) -> str:
     return value.replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
-def _on_one_line(value: str) -> str:
-    return " ".join(_storable(value).split())
-
-
 def _bounded_object(value: dict[str, Any], *, of_scalars: bool = False) -> dict[str, Any]:
     fault = json_fault(value, of_scalars=of_scalars)
     if fault is not None:
         raise ValueError(fault)
     return value
-
-
-def _flat(value: dict[str, Any]) -> dict[str, Any]:
-    return _bounded_object(value, of_scalars=True)
 
 
 def _kept(value: dict[str, Any]) -> dict[str, Any]:
@@ -146,7 +139,7 @@ def _kept(value: dict[str, Any]) -> dict[str, Any]:
 
 
 _Text = Annotated[str, Field(strict=True), AfterValidator(_storable)]
-_Line = Annotated[str, Field(strict=True), AfterValidator(_on_one_line)]
+_Line = Annotated[_Text, AfterValidator(lambda value: " ".join(value.split()))]
 _Whole = Annotated[int, Field(strict=True, ge=-LARGEST_WHOLE, le=LARGEST_WHOLE)]
 
 _TYPES: Mapping[type, Any] = {
@@ -162,7 +155,7 @@ _SPECIAL: Mapping[str, Any] = {
     "environment_id": _Text,
     "number": Annotated[int, Field(strict=True, ge=1, lt=MOST_TRIALS)],
     "answer": Annotated[dict[str, Any], AfterValidator(_kept)],
-    **dict.fromkeys(OF_SCALARS, Annotated[dict[str, Any], AfterValidator(_flat)]),
+    **dict.fromkeys(OF_SCALARS, Annotated[dict[str, Any], AfterValidator(partial(_bounded_object, of_scalars=True))]),
 }
 
 

@@ -444,7 +444,7 @@ def test_memory_that_runs_out_names_the_micro_batch_of_its_stage() -> None:
     for _ in range(5):
         assert trial.micro_batch_size and trial.accumulation_steps
         trial.step()
-    assert started.run.failed(MemoryError("no more"))
+    assert started.run.ran_out_of_memory(MemoryError("no more"))
     assert "micro-batch 20, step 5" in started.line.outcome.reason
 
 

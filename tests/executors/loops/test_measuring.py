@@ -111,7 +111,7 @@ def test_memory_that_runs_out_is_an_answer(kind: str) -> None:
     loop = looked(kind, FakeTime(), line)
     LoopTrial(loop)
     loop.begin()
-    assert not loop.failed(ValueError("no")) and loop.failed(MemoryError("full"))
+    assert loop.ran_out_of_memory(MemoryError("full"))
     (reply,) = line.replies
     said: Any = reply
     assert said.fits is False if kind == "memory" else said.out_of_memory

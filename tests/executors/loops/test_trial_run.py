@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from bssearch.errors import CheckpointError, TrialStopped, UsageError
+from bssearch.executors.loops.measuring import end_work
 from bssearch.records import COULD_NOT_PAUSE, Observation, TrialState
-from tests.executors.loops.loops import FORMS, Started, Training, asked, trained
+from tests.executors.loops.loops import FORMS, Started, Training, asked, assign, trained
 from tests.factories import changed
 from tests.training.toys import configuration
 
@@ -106,9 +107,11 @@ def test_memory_that_runs_out_is_an_end_and_other_errors_are_the_scripts(form: s
     started = Started(asked())
     with pytest.raises(MemoryError) as raised:
         Training(started.trial, started.time, step_fails=fail).go(form)
-    assert started.run.failed(raised.value)
+    assert started.run.ran_out_of_memory(raised.value)
     assert started.line.outcome.state is TrialState.OOM and "no more" in started.line.outcome.reason
-    assert not Started(asked()).run.failed(ValueError("something else"))
+    other = Started(asked())
+    end_work(other.run, assign(other.request), other.line, ValueError("something else"), other.trial.close)
+    assert other.line.outcome.state is TrialState.FAILED and "something else" in other.line.outcome.reason
 
 
 @pytest.mark.slow
