@@ -13,6 +13,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from bssearch.analysis.batches import about_default_model, about_fixed_constants
+from bssearch.analysis.build_answer import NAN_DATA
 from bssearch.analysis.shape import Model, Notice
 from bssearch.commands.launch import HERE, Launch
 from bssearch.commands.opening import (
@@ -204,10 +205,14 @@ def _about_the_trial(evidence: CheckEvidence) -> list[Suspicion]:
     known = {message for _, message in batch_normalisation_caveats(evidence.spec, evidence.found)}
     found: list[Suspicion] = [("training", sentence not in known, sentence) for sentence in outcome.warnings]
     if outcome.state is TrialState.DIVERGED:
-        return [*found, ("default_diverges", True, f"the default configuration does not train: {outcome.reason}")]
+        at_once = outcome.steps == 1 and not evidence.spec.is_program  # its loss precedes the first update
+        reason = f"{outcome.reason}; {NAN_DATA}" if at_once else outcome.reason
+        return [*found, ("default_diverges", True, f"the default configuration does not train: {reason}")]
     never_moves = len(curve) > 1 and len({one.metric for one in curve}) == 1
-    covered = 1.0
-    if outcome.state is not TrialState.REACHED and not never_moves and curve and outcome.best_metric is not None:
+    low, high = (end((one.metric for one in curve), default=math.nan) for end in (min, max))
+    in_other_unit = outcome.state is not TrialState.REACHED and target.is_in_other_unit(low, high)
+    covered, misses = 1.0, outcome.state is not TrialState.REACHED and not in_other_unit
+    if misses and not never_moves and curve and outcome.best_metric is not None:
         covered = 1 - target.shortfall(outcome.best_metric) / target.shortfall(curve[0].metric)
     first = curve[0].metric if curve else math.nan
     return [
@@ -224,6 +229,12 @@ def _about_the_trial(evidence: CheckEvidence) -> list[Suspicion]:
             f"after {outcome.train_seconds:.3g} train seconds, half of the limit or more, the default has covered "
             f"{max(covered, 0.0):.0%} of the way to {target.value:g}: `bssearch check --suggest-target` proposes "
             "a target that it reaches",
+        ),
+        (
+            "target_in_other_unit",
+            in_other_unit,
+            f"{target.metric} is {low:.4g} to {high:.4g} but target.value = {target.value:g}: one may be in percent; "
+            f"did you mean {target.in_unit_of(high):g}?",
         ),
         (
             "target_too_easy",

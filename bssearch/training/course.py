@@ -157,7 +157,7 @@ def _check_unit(target: Target, metric: float) -> None:
         raise UsageError(
             f"{target.metric} is {metric:g} at the first evaluation, but the target is {target.value:g}: one is in "
             "percent",
-            hint=f"use target: {{value: {target.value * (100 if metric > 1 else 0.01):g}}}",
+            hint=f"use target: {{value: {target.in_unit_of(metric):g}}}",
         )
 
 
