@@ -6,6 +6,7 @@ import math
 import os
 import statistics
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, Literal
@@ -19,12 +20,13 @@ from bssearch.commands.launch import HERE, Launch
 from bssearch.commands.opening import (
     batch_normalisation_caveats,
     check_parts,
+    check_question,
     check_target,
     described,
     refuse_where_in_no_file,
 )
 from bssearch.commands.probes import run_default, run_request, step_time_of_default
-from bssearch.errors import LaunchError, UsageError
+from bssearch.errors import DatabaseError, LaunchError, UsageError
 from bssearch.executors.base import Executor
 from bssearch.planning.requests import notes_on_spec
 from bssearch.records import (
@@ -50,6 +52,7 @@ from bssearch.search.pruners.base import first_slack, make_pruner
 from bssearch.spec import StudySpec, checked
 from bssearch.spec.space import WORKLOAD_PARAMETERS, bounds, split_batch
 from bssearch.spec.space.optimizers import FINE_TUNING, FINE_TUNING_FACTOR, SCRATCH_RATES
+from bssearch.storage.repository import check_writable, open_store
 from bssearch.training.course import EVALUATION_SHARE, FEWEST_EVALUATIONS
 
 STEPS = 3  # optimizer steps per run; dropout and label smoothing change the loss at the first step
@@ -417,6 +420,12 @@ def check(spec: StudySpec, launch: Launch = HERE) -> Check:
 
     Raises as `bssearch.run_study` before its first trial.
     """
+    if launch.db is not None:
+        check_writable(launch.db)
+        with suppress(DatabaseError), open_store(launch.db, write=False) as store:  # the first run creates it
+            stored = store.studies.find(spec.name)
+            if stored is not None and launch.workload is None:
+                check_question(spec, stored)
     with described(spec, launch) as (executor, found):
         check_target(spec, found)
         return check_study(spec, executor, found)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
@@ -29,7 +30,7 @@ from bssearch.search.history import History
 from bssearch.search.pruners.base import make_pruner
 from bssearch.search.pruners.checkpoints import check_checkpoint_place
 from bssearch.search.samplers.base import make_sampler
-from bssearch.settings import DATA_DIR_VARIABLE, state_folder, user_name
+from bssearch.settings import DATA_DIR_VARIABLE, in_parent_folder, state_folder, user_name
 from bssearch.spec import StudySpec, checked
 from bssearch.spec.model import COMMAND, GIVEN_IN_PYTHON, OBJECTIVE, OF_PROGRAMS
 from bssearch.spec.parts import BudgetSpec
@@ -467,11 +468,16 @@ def _described(
 
 @contextmanager
 def _telling_of_a_wait(spec: StudySpec, listener: Listener) -> Iterator[None]:
-    told = (
-        f"still waiting for the first step and evaluation of {spec.workload}, for {TOLD_AFTER_S:g} s now: a loop goes "
-        "over trial.batches(loader, evaluate=...), a Trainer takes callbacks=[TrialCallback(trial)]"
-    )
-    timer = Timer(TOLD_AFTER_S, listener.note, [told])
+    def tell() -> None:
+        load, cpus = os.getloadavg()[0], os.cpu_count() or 1
+        busy = f"the machine is busy (load {load:.0f} on {cpus} CPUs), which takes time; otherwise check that "
+        listener.note(
+            f"still waiting for the first step and evaluation of {spec.workload}, for {TOLD_AFTER_S:g} s now: "
+            f"{busy if load > cpus else ''}a loop goes over trial.batches(loader, evaluate=...), a Trainer takes "
+            "callbacks=[TrialCallback(trial)]"
+        )
+
+    timer = Timer(TOLD_AFTER_S, tell)
     timer.daemon = True
     if spec.is_program and not spec.command:
         timer.start()
@@ -576,6 +582,7 @@ def _open_study(
         *differences(spec, study, found),
         *(sentence for _, sentence in batch_normalisation_caveats(spec, found)),
         found.notice,
+        in_parent_folder(store.masked_url) if stored is None else "",
     ):
         if note:
             listener.note(note)
