@@ -2,11 +2,13 @@ import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 import bssearch
 from bssearch import errors
+from tests.documents import ROOT
 from tests.factories import not_none
 
 
@@ -25,6 +27,42 @@ def test_every_error_is_public_and_in_the_map() -> None:
     assert all(name in not_none(errors.__doc__) for name in found)
 
 
+def test_a_trial_of_an_own_loop_lists_what_a_loop_needs() -> None:
+    trial = bssearch.current_trial(batch_size=8, learning_rate=0.1)
+    assert type(trial) is bssearch.Trial
+    assert {"batch_size", "batches", "report", "should_stop", "state", "step"} <= set(dir(trial))
+    assert not [name for name in dir(trial) if name.startswith(("_", "check_"))]
+    assert all(hasattr(trial, name) for name in dir(trial))
+
+
+FOUND = bssearch.Answer.model_validate_json((ROOT / "tests" / "data" / "digits.best.json").read_text(encoding="utf-8"))
+
+
+def test_an_answer_lists_its_fields_and_shows_its_headline() -> None:
+    for part in (FOUND, FOUND.optimal):
+        assert set(type(part).model_fields) <= set(dir(part))
+        assert not [name for name in dir(part) if name.startswith(("_", "model_", "copy", "dict", "json", "parse"))]
+    assert {"plot", "frame", "is_predicted", "to_dict"} <= set(dir(FOUND))
+    assert FOUND.to_dict() == FOUND.model_dump(mode="json")
+    assert repr(FOUND) == str(FOUND) and f"atch {FOUND.optimal.batch_size}" in repr(FOUND)
+    assert len(repr(FOUND)) < 500
+
+
+def test_an_answer_has_a_chart_for_viewers_without_scripts_or_html() -> None:
+    bundle = FOUND._repr_mimebundle_()
+    assert set(bundle) == {"text/plain", "text/html", "image/svg+xml"}
+    ElementTree.fromstring(bundle["image/svg+xml"])
+    assert "<svg" in bundle["text/html"]
+    assert not any(word in text for text in bundle.values() for word in ("<script", "javascript:", " onload="))
+
+
+def test_a_frame_has_the_batch_size_the_time_and_what_differs_first() -> None:
+    columns = list(FOUND.frame.columns)
+    assert columns[:2] == ["batch_size", "time_to_target_s.median"]
+    varied = [one for one in columns if one.startswith("best.parameters.") and FOUND.frame[one].nunique() > 1]
+    assert varied and set(columns[2 : 2 + len(varied)]) == set(varied)
+
+
 HEAVY = ("torch", "optuna", "pandas", "sqlalchemy", "scipy", "jinja2", "pydantic")
 RUN = "app({}, standalone_mode=False)"
 STAGES = [
@@ -35,7 +73,7 @@ STAGES = [
     *((RUN.format(["import", *words, "--help"]), ("pydantic",)) for words in ([], ["runs"], ["rcp"], ["optuna"])),
     (
         "[getattr(bssearch, n) for n in bssearch.__all__ if n not in "
-        "{'Study', 'TimeToTargetSampler', 'current_trial'}]",
+        "{'Study', 'TimeToTargetSampler', 'Trial', 'current_trial'}]",
         ("pydantic", "sqlalchemy"),  # those left out train, or are one of Optuna's samplers
     ),
 ]

@@ -278,6 +278,7 @@ class Answer(Model):
     plot: ClassVar[Callable[[Answer], Any]]
     frame: ClassVar[Any]
     _repr_html_: ClassVar[Callable[[Answer], str]]
+    _repr_mimebundle_: ClassVar[Callable[..., dict[str, str]]]
 
     schema_version: Literal[1] = 1
     study: str
@@ -309,6 +310,17 @@ class Answer(Model):
     batch_schedule: BatchScheduleAnswer | None = None
     cost: Cost | None = None
     warnings: list[Notice]
+
+    def __repr__(self) -> str:
+        from bssearch.analysis.headline import headline
+
+        return headline(self)
+
+    __str__ = __repr__
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values, as ``bssearch best --format json`` prints them."""
+        return self.model_dump(mode="json")
 
     @property
     def is_predicted(self) -> bool:

@@ -45,13 +45,15 @@ def plot(answer: Answer) -> Picture:
 
 
 def frame(answer: Answer) -> pd.DataFrame:
-    """Data frame with a row per batch size."""
+    """Data frame with a row per batch size; its time and the parameters that differ come first."""
     import pandas as pd
 
-    from bssearch.exchange.trial_rows import flat_table
+    from bssearch.exchange.trial_rows import flat_table, with_first
 
     columns, rows = flat_table([row.model_dump(mode="json") for row in answer.batches])
-    return pd.DataFrame(rows, columns=columns)
+    found = pd.DataFrame(rows, columns=columns)
+    differing = [one for one in columns if one.startswith("best.parameters.") and found[one].nunique() > 1]
+    return found[with_first(["batch_size", "time_to_target_s.median", *differing], columns)]
 
 
 def page(answer: Answer) -> str:
@@ -61,7 +63,12 @@ def page(answer: Answer) -> str:
     return in_notebook(answer)
 
 
-Answer.plot, Answer.frame, Answer._repr_html_ = plot, property(frame), page
+def mime_bundle(answer: Answer, include: object = None, exclude: object = None) -> dict[str, str]:
+    """Answer for a notebook, with the chart as an image for viewers that do not show HTML."""
+    return {"text/plain": repr(answer), "text/html": page(answer), "image/svg+xml": plot(answer).svg}
+
+
+Answer.plot, Answer.frame, Answer._repr_html_, Answer._repr_mimebundle_ = plot, property(frame), page, mime_bundle
 
 
 def best(study: str, *, db: str | None = None, target: float | None = None) -> Answer:

@@ -29,13 +29,13 @@ from bssearch.commands.opening import opened, program_of
 from bssearch.errors import TrialStopped, UsageError
 from bssearch.executors.base import Executor
 from bssearch.executors.loops.called import CalledExecutor, Piece
-from bssearch.executors.loops.own_loop import LoopTrial
+from bssearch.executors.loops.own_loop import Trial
 from bssearch.search.driver import Driver, Interrupts
 from bssearch.search.finding import answer
 from bssearch.spec import StudySpec, load_spec
 from bssearch.spec.model import GIVEN_IN_PYTHON, OBJECTIVE
 
-Objective = Callable[[LoopTrial], object]
+Objective = Callable[[Trial], object]
 
 
 class Study:
@@ -100,7 +100,7 @@ class Study:
             raise
         return self.answer
 
-    def ask(self) -> LoopTrial | None:
+    def ask(self) -> Trial | None:
         """Next trial, with all generators seeded; None at the end.
 
         The first trials only time the loop: train them until ``trial.should_stop``, too. Raises `UsageError` before
@@ -116,7 +116,7 @@ class Study:
         self._asked = piece
         return piece.begin()
 
-    def tell(self, trial: LoopTrial, error: BaseException | None = None) -> None:
+    def tell(self, trial: Trial, error: BaseException | None = None) -> None:
         """Report a trial's end, or its ``error``; raise `UsageError` for another trial."""
         if self._asked is None or self._asked.trial is not trial:
             raise UsageError("tell() needs the trial that ask() returned last")
