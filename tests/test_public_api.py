@@ -1,15 +1,24 @@
+import ast
+import inspect
+import re
 import subprocess
 import sys
+import textwrap
+from collections.abc import Iterator
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
 import bssearch
 from bssearch import errors
+from tests.cli.task import write_task
 from tests.documents import ROOT
-from tests.factories import not_none
+from tests.factories import SPEC, not_none
+from tests.search.law import LawExecutor
 
 
 def test_all_is_sorted_and_every_name_resolves() -> None:
@@ -25,6 +34,46 @@ def test_every_error_is_public_and_in_the_map() -> None:
     found = {name for name, one in vars(errors).items() if isinstance(one, type) and issubclass(one, Exception)}
     assert found <= set(bssearch.__all__)
     assert all(name in not_none(errors.__doc__) for name in found)
+
+
+def functions_of(name: str) -> Iterator[tuple[str, Any]]:
+    """Yield a public function, or a public class's methods of its own."""
+    one = getattr(bssearch, name)
+    if not isinstance(one, type):
+        yield name, one
+        return
+    for kind in one.__mro__:
+        if kind.__module__.startswith("bssearch."):
+            for member, value in vars(kind).items():
+                function = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
+                if not member.startswith("_") and inspect.isfunction(function):
+                    yield f"{name}.{member}", function
+
+
+def examples_in(doc: str) -> list[str]:
+    """Return the code blocks of a docstring, and its one-line examples."""
+    blocks = re.findall(r"::\n\n((?:(?: {4}.*)?\n)+)", f"{doc}\n")
+    lines = re.findall(r"^Example: ``(.*)``$", doc, re.MULTILINE)
+    return [textwrap.dedent(one) for one in blocks] + [re.sub("^except", "try: pass\nexcept", one) for one in lines]
+
+
+@pytest.mark.parametrize("name", bssearch.__all__)
+def test_every_public_name_is_typed_and_documented_with_an_example_that_compiles(name: str) -> None:
+    for member, function in functions_of(name):
+        assert inspect.getdoc(function), member
+        signature = inspect.signature(function)
+        given = [one.annotation for one in signature.parameters.values() if one.name not in {"self", "cls"}]
+        assert inspect.Signature.empty not in [*given, signature.return_annotation], member
+    examples = examples_in(inspect.getdoc(getattr(bssearch, name)) or "")
+    trees = [ast.parse(example) for example in examples]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    used = [one for one in nodes if isinstance(one, ast.Attribute) and ast.unparse(one.value) == "bssearch"]
+    imported = [one.name for node in nodes if isinstance(node, ast.ImportFrom) for one in node.names]
+    assert name in {*imported, *(one.attr for one in used)}
+    assert {one.attr for one in used} <= {*bssearch.__all__}
+    for call in (one for one in nodes if isinstance(one, ast.Call) and one.func in used):
+        keywords = {one.arg: one.value for one in call.keywords if one.arg is not None}
+        inspect.signature(getattr(bssearch, call.func.attr)).bind(*call.args, **keywords)  # type: ignore[attr-defined]
 
 
 def test_a_trial_of_an_own_loop_lists_what_a_loop_needs() -> None:
@@ -120,3 +169,28 @@ def test_python_m_is_the_command() -> None:
     refused = subprocess.run([*words, "run", "no-such-study"], capture_output=True, text=True, check=False)
     assert refused.returncode == 3
     assert refused.stderr.startswith("error: ")
+
+
+def test_a_study_runs_from_a_dict_and_from_a_file_in_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch = bssearch.Launch(db=f"sqlite:///{tmp_path / 'one.db'}", make_executor=lambda *_: LawExecutor())
+    fields = {**SPEC, "budget": {"trials": 5, "trial_train_seconds": 100.0}, "confirm": {"runs": 0}}
+    answer = bssearch.run_study(fields, launch)
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    write_task(folder)
+    monkeypatch.chdir(tmp_path)
+    seen: list[Path] = []
+
+    def make(spec: bssearch.StudySpec, place: Path) -> LawExecutor:
+        seen.append(place)
+        return LawExecutor()
+
+    for given in ("elsewhere/task.yaml", folder / "task.yaml"):
+        assert bssearch.check(given, replace(launch, make_executor=make)).study == "task"
+    assert bssearch.run_study(folder / "task.yaml", replace(launch, make_executor=make)).study == "task"
+    assert seen == [folder] * 3
+    bssearch.check("digits", replace(launch, make_executor=make, folder=tmp_path))
+    assert seen[3] == tmp_path
+    assert bssearch.best("toy", db=launch.db) == answer

@@ -273,6 +273,11 @@ class Answer(Model):
     probability that the batch size costs at most 5 % more than the best, both fully tuned; below 0.9 the answer is
     ``provisional``. ``configuration_within_5_percent``: the same of the printed values as they are.
     `bssearch.commands.best` adds the class variables.
+
+    ::
+
+        answer: bssearch.Answer = bssearch.best("digits")
+        print(answer.optimal.batch_size, answer.speedup.over_default)
     """
 
     plot: ClassVar[Callable[[Answer], Any]]

@@ -75,6 +75,8 @@ def best(study: str, *, db: str | None = None, target: float | None = None) -> A
     """Stored study's answer, optionally for a ``target`` no harder than its own.
 
     Raises `NotFoundError`, `DatabaseError`, `TargetNotReachedError`, and `UsageError` for a harder target.
+
+    Example: ``print(bssearch.best("digits").optimal.batch_size)``
     """
     with open_store(db, write=False) as store:
         return answer(store, study, target)

@@ -18,11 +18,13 @@ from bssearch.analysis.build_answer import NAN_DATA
 from bssearch.analysis.shape import Model, Notice
 from bssearch.commands.launch import HERE, Launch
 from bssearch.commands.opening import (
+    GivenSpec,
     batch_normalisation_caveats,
     check_parts,
     check_question,
     check_target,
     described,
+    loaded,
     refuse_where_in_no_file,
 )
 from bssearch.commands.probes import run_default, run_request, step_time_of_default
@@ -415,11 +417,14 @@ class Check(Model):
     notes: list[Notice] = Field(default_factory=list)
 
 
-def check(spec: StudySpec, launch: Launch = HERE) -> Check:
+def check(spec: GivenSpec, launch: Launch = HERE) -> Check:
     """Try a study's workload for a few seconds without storing anything.
 
     Raises as `bssearch.run_study` before its first trial.
+
+    Example: ``print(bssearch.check("study.yaml").findings)``
     """
+    spec, launch = loaded(spec, launch)
     if launch.db is not None:
         check_writable(launch.db)
         with suppress(DatabaseError), open_store(launch.db, write=False) as store:  # the first run creates it
@@ -534,7 +539,7 @@ class Advice(Model):
 
 
 def advise_target(
-    spec: StudySpec,
+    spec: GivenSpec,
     launch: Launch = HERE,
     *,
     runs: int = 5,
@@ -544,7 +549,10 @@ def advise_target(
     """Propose a target from several runs of the default; nothing is stored.
 
     The spec's own target is ignored; ``on_run`` gets each run. See `advise`.
+
+    Example: ``print(bssearch.advise_target("study.yaml", runs=3).proposed)``
     """
+    spec, launch = loaded(spec, launch)
     with described(spec, launch) as (executor, found):
         advice = advise(spec, executor, runs=runs, margin=margin, on_run=on_run)
     return advice if found.notice is None else advice.model_copy(update={"notes": [*advice.notes, found.notice]})

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
@@ -31,7 +31,7 @@ from bssearch.search.pruners.base import make_pruner
 from bssearch.search.pruners.checkpoints import check_checkpoint_place
 from bssearch.search.samplers.base import make_sampler
 from bssearch.settings import DATA_DIR_VARIABLE, in_parent_folder, state_folder, user_name
-from bssearch.spec import StudySpec, checked
+from bssearch.spec import StudySpec, checked, find_spec, load_spec
 from bssearch.spec.model import COMMAND, GIVEN_IN_PYTHON, OBJECTIVE, OF_PROGRAMS
 from bssearch.spec.parts import BudgetSpec
 from bssearch.spec.reader import changed_fields, spec_of
@@ -181,6 +181,18 @@ def _texts(spec: StudySpec) -> set[str]:
 
 def _digest(file: Path) -> str | None:
     return hashlib.sha256(file.read_bytes()).hexdigest() if file.suffix and file.is_file() else None
+
+
+GivenSpec = StudySpec | Mapping[str, Any] | str | Path
+
+
+def loaded(spec: GivenSpec, launch: Launch) -> tuple[StudySpec, Launch]:
+    """Spec, and a launch in the folder of its file unless the launch names a folder."""
+    if isinstance(spec, StudySpec | Mapping):
+        return spec if isinstance(spec, StudySpec) else load_spec(spec), launch
+    path = find_spec(spec)
+    is_here = launch.folder == HERE.folder
+    return load_spec(path), replace(launch, folder=path.resolve().parent) if is_here else launch
 
 
 # Parts of a spec outside its question; their changes are reported on resume.

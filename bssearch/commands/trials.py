@@ -50,6 +50,8 @@ def trials_frame(study: str, *, db: str | None = None) -> pd.DataFrame:
     """Data frame with a row per trial, with the columns of ``trials.csv`` and more; time and searched ones first.
 
     Raises `NotFoundError` and `DatabaseError`.
+
+    Example: ``print(bssearch.trials_frame("digits").head())``
     """
     import pandas as pd
 
@@ -70,6 +72,11 @@ def enqueue(store: Store, study: str, values: Mapping[str, ParameterValue]) -> t
 
     Missing ``values`` are the default's; a missing learning rate follows the space's rule. The trial is never pruned.
     Raises `UsageError` outside the space, `LaunchError` if nothing fits.
+
+    ::
+
+        with bssearch.open_store() as store:
+            number, configuration = bssearch.enqueue(store, "digits", {"batch_size": 64, "learning_rate": 0.1})
     """
     record = store.studies.get(study)
     if record.archived_at is not None:

@@ -136,6 +136,8 @@ class Configuration:
     """Values that a trial trains with; ``batch_size`` = micro-batch × accumulation steps × world size.
 
     With a batch schedule (in ``parameters``), ``batch_size`` is the first stage's.
+
+    Example: ``bssearch.Configuration(batch_size=64, micro_batch_size=64, learning_rate=0.1)``
     """
 
     batch_size: int

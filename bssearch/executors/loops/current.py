@@ -220,6 +220,12 @@ def current_trial(
         UsageError: a second call under a search, uninitialized torch.distributed, a batch that ranks cannot share, or
             an invalid value.
         LaunchError: the search no longer listens.
+
+    ::
+
+        trial = bssearch.current_trial(batch_size=64, learning_rate=0.1)
+        for x, y in trial.batches(make_loader, evaluate=lambda: {"accuracy": accuracy(model)}):
+            train_step(model, x, y, trial.learning_rate)
     """
     if batch_size < 1:
         raise UsageError(f"current_trial(batch_size={batch_size}): must be >= 1")

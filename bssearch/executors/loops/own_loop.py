@@ -52,6 +52,14 @@ class Trial:
     searched learning rate; other unread searched parameters cause a warning.
 
     Steps are those of the optimizers given to `state`, else one per batch.
+
+    ::
+
+        trial: bssearch.Trial = bssearch.current_trial(batch_size=64, learning_rate=0.1)
+        optimizer = SGD(model.parameters(), lr=trial.learning_rate)
+        trial.state(model=model, optimizer=optimizer)
+        for x, y in trial.batches(make_loader, evaluate=lambda: {"accuracy": accuracy(model)}):
+            train_step(model, optimizer, x, y)
     """
 
     def __init__(
