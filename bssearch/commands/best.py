@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from bssearch.errors import UsageError
 from bssearch.records import BATCH_SCHEDULE, BATCH_STAGES
 from bssearch.records.batch_schedule import NOISE_SHARE, RATE_RULE, BatchSchedule, Stage, run_stages
 from bssearch.search.finding import answer
+from bssearch.spec import StudySpec
 from bssearch.spec.reader import spec_of
 from bssearch.spec.space import DECAY_SHARE
 from bssearch.storage.repository import Store, open_store
@@ -95,6 +97,30 @@ def predict(store: Store, study: str, step_times: Path, device_name: str | None 
     return predict_for_device(record, spec_of(record), store.trials.of(study), times, device_name or step_times.stem)
 
 
+DIGITS = 4  # significant ones of an exported value; a difference of 1e-4 is far below the seed-to-seed spread
+
+
+def for_export(values: Mapping[str, Any], spec: StudySpec) -> dict[str, Any]:
+    """Values with `DIGITS` digits if they were searched in a range and stay inside; others exact."""
+    found, space, size = dict(values), spec.space, values["batch_size"]
+    for one in space.dimensions():
+        plain = one.name.removeprefix("reference_").rpartition(".")[2]
+        name = one.name if one.name in values else plain
+        if one.choices or not isinstance(values.get(name), float):
+            continue
+        factor = space.learning_rate_factor(size, values["optimizer"]) if plain == "learning_rate" else 1.0
+        ends = [factor * space.carried({name: end}, size)[name] for end in (one.low, one.high)]
+        short = _rounded(values[name])
+        if min(ends) <= short <= max(ends):
+            found[name] = short
+    return found
+
+
+def _rounded(value: float) -> float:
+    distance = abs(1 - value) if 0.9 < value < 1 else abs(value)  # 1 − β is a beta's scale
+    return round(value, DIGITS - 1 - math.floor(math.log10(distance))) if distance else value
+
+
 @dataclass(frozen=True, slots=True)
 class ScheduledTraining:
     """A schedule for training: ``values``, stages with samples and rates, notes."""
@@ -102,6 +128,12 @@ class ScheduledTraining:
     values: Parameters
     stages: Sequence[Mapping[str, Any]]
     notes: tuple[str, ...]
+
+    def for_export(self, spec: StudySpec) -> ScheduledTraining:
+        """With `DIGITS` digits; see `for_export`."""
+        short = [for_export({**self.values, **one}, spec) for one in self.stages]
+        stages = [{name: values[name] for name in one} for one, values in zip(self.stages, short, strict=True)]
+        return ScheduledTraining(for_export(self.values, spec), stages, self.notes)
 
 
 def scheduled_training(store: Store, name: str, answer: Answer) -> ScheduledTraining:
