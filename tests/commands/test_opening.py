@@ -1,6 +1,7 @@
 """What is said as a study begins."""
 
 import json
+import os
 from pathlib import Path
 from threading import Event
 
@@ -81,7 +82,7 @@ def test_a_script_that_takes_no_step_is_told_after_a_while(
     load: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard = Event()
-    monkeypatch.setattr(opening.os, "getloadavg", lambda: (load, load, load))
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, load, load))
 
     class Hears(Listener):
         def note(self, message: str) -> None:

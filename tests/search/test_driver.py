@@ -299,7 +299,7 @@ def test_a_default_that_overran_its_limit_says_why(tmp_path: Path) -> None:
     for executor, is_explained in ((Late(reachable=False), True), (LawExecutor(reachable=False), False)):
         ear, folder = Ear(), tmp_path / str(is_explained)
         folder.mkdir()
-        launch = Launch(db=url_in(folder), make_executor=lambda *_, one=executor: one, listener=ear)  # type: ignore[misc]
+        launch = Launch(db=url_in(folder), make_executor=lambda *_, one=executor: one, listener=ear)
         with pytest.raises(TargetNotReachedError):
             run_study(make_spec(**SHORT | {"budget": {"trials": 5, "trial_train_seconds": 0.2}}), launch)
         missed = next(one for one in ear.notes if "missed accuracy" in one)
