@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     )
     from bssearch.exchange.optuna_study import load_optuna_study
     from bssearch.executors.loops.current import current_trial
+    from bssearch.executors.loops.own_loop import Trial
     from bssearch.planning.memory import plan_memory
     from bssearch.planning.scale import plan_accumulation
     from bssearch.planning.start import plan_start
@@ -85,6 +86,7 @@ _HOMES = {
     "Study": "bssearch.commands.study",
     "StudySpec": "bssearch.spec",
     "TargetNotReachedError": "bssearch.errors",
+    "Trial": "bssearch.executors.loops.own_loop",
     "TrialStopped": "bssearch.errors",
     "TimeToTargetSampler": "bssearch.search.samplers.time_model.optuna_sampler",
     "TrainingStep": "bssearch.workloads.base",
@@ -144,6 +146,7 @@ __all__ = [
     "TargetNotReachedError",
     "TimeToTargetSampler",
     "TrainingStep",
+    "Trial",
     "TrialStopped",
     "UnknownFieldError",
     "UsageError",

@@ -24,7 +24,10 @@ from typing import Any
 
 
 class BSSearchError(Exception):
-    """Base class, with the message, the hint and the exit code."""
+    """Base class, with the message, the hint and the exit code.
+
+    Example: ``except bssearch.BSSearchError as error: print(error, error.hint)``
+    """
 
     exit_code = 1
 
@@ -38,23 +41,34 @@ class BSSearchError(Exception):
 
 
 class UsageError(BSSearchError):
-    """The request is wrong."""
+    """The request is wrong.
+
+    Example: ``except bssearch.UsageError as error: print(error.hint)``
+    """
 
     exit_code = 2
 
 
 class SpecError(UsageError):
-    """An invalid study spec; the message names file, line and field."""
+    """An invalid study spec; the message names file, line and field.
+
+    Example: ``except bssearch.SpecError as error: print(error)  # study.yaml:14``
+    """
 
 
 class UnknownFieldError(SpecError):
-    """An unknown field or option."""
+    """An unknown field or option.
+
+    Example: ``except bssearch.UnknownFieldError as error: print(error.hint)``
+    """
 
 
 class QuestionChangedError(SpecError):
     """The spec asks another question than the stored study of its name.
 
     ``changes`` maps each dotted field to its (stored, given) values.
+
+    Example: ``except bssearch.QuestionChangedError as error: print(error.changes)``
     """
 
     def __init__(self, message: str, *, changes: dict[str, tuple[object, object]], hint: str) -> None:
@@ -63,51 +77,81 @@ class QuestionChangedError(SpecError):
 
 
 class WorkloadError(UsageError):
-    """The workload does not import or lacks a part of the protocol."""
+    """The workload does not import or lacks a part of the protocol.
+
+    Example: ``except bssearch.WorkloadError as error: print(error)``
+    """
 
 
 class OtherDeviceError(UsageError):
-    """The study was measured on another kind of device."""
+    """The study was measured on another kind of device.
+
+    Example: ``except bssearch.OtherDeviceError as error: print(error.hint)``
+    """
 
 
 class NotFoundError(BSSearchError):
-    """The named thing does not exist."""
+    """The named thing does not exist.
+
+    Example: ``except bssearch.NotFoundError: answer = bssearch.run_study(spec)``
+    """
 
     exit_code = 3
 
 
 class DatabaseError(BSSearchError):
-    """The database cannot be reached, read or written."""
+    """The database cannot be reached, read or written.
+
+    Example: ``except bssearch.DatabaseError as error: print(error.hint)``
+    """
 
     exit_code = 4
 
 
 class SchemaError(DatabaseError):
-    """The schema is missing, or not this version's."""
+    """The schema is missing, or not this version's.
+
+    Example: ``except bssearch.SchemaError as error: print(error.hint)``
+    """
 
 
 class TargetNotReachedError(BSSearchError):
-    """No trial of the study reached its target."""
+    """No trial of the study reached its target.
+
+    Example: ``except bssearch.TargetNotReachedError: print(bssearch.advise_target(spec).proposed)``
+    """
 
     exit_code = 5
 
 
 class LaunchError(BSSearchError):
-    """The device, its memory, or a worker process failed."""
+    """The device, its memory, or a worker process failed.
+
+    Example: ``except bssearch.LaunchError as error: print(error.hint)``
+    """
 
     exit_code = 6
 
 
 class CheckpointError(LaunchError):
-    """A paused trial's checkpoint is missing, damaged, another trial's, or out of reach."""
+    """A paused trial's checkpoint is missing, damaged, another trial's, or out of reach.
+
+    Example: ``except bssearch.CheckpointError as error: print(error)``
+    """
 
 
 class TrialStopped(BSSearchError):  # noqa: N818 - as Optuna's TrialPruned, it is no failure
-    """Raised if a loop continues after its trial ended; scripts may ignore it."""
+    """Raised if a loop continues after its trial ended; scripts may ignore it.
+
+    Example: ``except bssearch.TrialStopped: pass``
+    """
 
 
 class InterruptedRunError(BSSearchError):
-    """The user stopped the run."""
+    """The user stopped the run.
+
+    Example: ``except bssearch.InterruptedRunError: answer = bssearch.run_study(spec)  # continues``
+    """
 
     exit_code = 130
 

@@ -45,6 +45,14 @@ def database_url(given: str | None = None) -> str:
     return given or os.environ.get(DATABASE_URL_VARIABLE) or _url_from_file() or DEFAULT_DATABASE_URL
 
 
+def in_parent_folder(url: str) -> str:
+    """Sentence about the default database of a parent folder if ``url`` is the default; else an empty text."""
+    name = DEFAULT_DATABASE_URL.removeprefix("sqlite:///")
+    files = (folder / name for folder in Path.cwd().parents if os.access(folder / name, os.R_OK))
+    found = next(files, None) if url == DEFAULT_DATABASE_URL else None
+    return "" if found is None else f"a parent folder has another database; --db sqlite:///{found} uses it"
+
+
 def _url_from_file() -> str | None:
     name = os.environ.get(DATABASE_URL_FILE_VARIABLE)
     if not name:

@@ -1,13 +1,24 @@
+import ast
+import inspect
+import re
 import subprocess
 import sys
+import textwrap
+from collections.abc import Iterator
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
 import bssearch
 from bssearch import errors
-from tests.factories import not_none
+from tests.cli.task import write_task
+from tests.documents import ROOT
+from tests.factories import SPEC, not_none
+from tests.search.law import LawExecutor
 
 
 def test_all_is_sorted_and_every_name_resolves() -> None:
@@ -25,6 +36,82 @@ def test_every_error_is_public_and_in_the_map() -> None:
     assert all(name in not_none(errors.__doc__) for name in found)
 
 
+def functions_of(name: str) -> Iterator[tuple[str, Any]]:
+    """Yield a public function, or a public class's methods of its own."""
+    one = getattr(bssearch, name)
+    if not isinstance(one, type):
+        yield name, one
+        return
+    for kind in one.__mro__:
+        if kind.__module__.startswith("bssearch."):
+            for member, value in vars(kind).items():
+                function = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
+                if not member.startswith("_") and inspect.isfunction(function):
+                    yield f"{name}.{member}", function
+
+
+def examples_in(doc: str) -> list[str]:
+    """Return the code blocks of a docstring, and its one-line examples."""
+    blocks = re.findall(r"::\n\n((?:(?: {4}.*)?\n)+)", f"{doc}\n")
+    lines = re.findall(r"^Example: ``(.*)``$", doc, re.MULTILINE)
+    return [textwrap.dedent(one) for one in blocks] + [re.sub("^except", "try: pass\nexcept", one) for one in lines]
+
+
+@pytest.mark.parametrize("name", bssearch.__all__)
+def test_every_public_name_is_typed_and_documented_with_an_example_that_compiles(name: str) -> None:
+    for member, function in functions_of(name):
+        assert inspect.getdoc(function), member
+        signature = inspect.signature(function)
+        given = [one.annotation for one in signature.parameters.values() if one.name not in {"self", "cls"}]
+        assert inspect.Signature.empty not in [*given, signature.return_annotation], member
+    examples = examples_in(inspect.getdoc(getattr(bssearch, name)) or "")
+    trees = [ast.parse(example) for example in examples]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    used = [one for one in nodes if isinstance(one, ast.Attribute) and ast.unparse(one.value) == "bssearch"]
+    imported = [one.name for node in nodes if isinstance(node, ast.ImportFrom) for one in node.names]
+    assert name in {*imported, *(one.attr for one in used)}
+    assert {one.attr for one in used} <= {*bssearch.__all__}
+    for call in (one for one in nodes if isinstance(one, ast.Call) and one.func in used):
+        keywords = {one.arg: one.value for one in call.keywords if one.arg is not None}
+        inspect.signature(getattr(bssearch, call.func.attr)).bind(*call.args, **keywords)  # type: ignore[attr-defined]
+
+
+def test_a_trial_of_an_own_loop_lists_what_a_loop_needs() -> None:
+    trial = bssearch.current_trial(batch_size=8, learning_rate=0.1)
+    assert type(trial) is bssearch.Trial
+    assert {"batch_size", "batches", "report", "should_stop", "state", "step"} <= set(dir(trial))
+    assert not [name for name in dir(trial) if name.startswith(("_", "check_"))]
+    assert all(hasattr(trial, name) for name in dir(trial))
+
+
+FOUND = bssearch.Answer.model_validate_json((ROOT / "tests" / "data" / "digits.best.json").read_text(encoding="utf-8"))
+
+
+def test_an_answer_lists_its_fields_and_shows_its_headline() -> None:
+    for part in (FOUND, FOUND.optimal):
+        assert set(type(part).model_fields) <= set(dir(part))
+        assert not [name for name in dir(part) if name.startswith(("_", "model_", "copy", "dict", "json", "parse"))]
+    assert {"plot", "frame", "is_predicted", "to_dict"} <= set(dir(FOUND))
+    assert FOUND.to_dict() == FOUND.model_dump(mode="json")
+    assert repr(FOUND) == str(FOUND) and f"atch {FOUND.optimal.batch_size}" in repr(FOUND)
+    assert len(repr(FOUND)) < 500
+
+
+def test_an_answer_has_a_chart_for_viewers_without_scripts_or_html() -> None:
+    bundle = FOUND._repr_mimebundle_()
+    assert set(bundle) == {"text/plain", "text/html", "image/svg+xml"}
+    ElementTree.fromstring(bundle["image/svg+xml"])
+    assert "<svg" in bundle["text/html"]
+    assert not any(word in text for text in bundle.values() for word in ("<script", "javascript:", " onload="))
+
+
+def test_a_frame_has_the_batch_size_the_time_and_what_differs_first() -> None:
+    columns = list(FOUND.frame.columns)
+    assert columns[:2] == ["batch_size", "time_to_target_s.median"]
+    varied = [one for one in columns if one.startswith("best.parameters.") and FOUND.frame[one].nunique() > 1]
+    assert varied and set(columns[2 : 2 + len(varied)]) == set(varied)
+
+
 HEAVY = ("torch", "optuna", "pandas", "sqlalchemy", "scipy", "jinja2", "pydantic")
 RUN = "app({}, standalone_mode=False)"
 STAGES = [
@@ -35,7 +122,7 @@ STAGES = [
     *((RUN.format(["import", *words, "--help"]), ("pydantic",)) for words in ([], ["runs"], ["rcp"], ["optuna"])),
     (
         "[getattr(bssearch, n) for n in bssearch.__all__ if n not in "
-        "{'Study', 'TimeToTargetSampler', 'current_trial'}]",
+        "{'Study', 'TimeToTargetSampler', 'Trial', 'current_trial'}]",
         ("pydantic", "sqlalchemy"),  # those left out train, or are one of Optuna's samplers
     ),
 ]
@@ -82,3 +169,28 @@ def test_python_m_is_the_command() -> None:
     refused = subprocess.run([*words, "run", "no-such-study"], capture_output=True, text=True, check=False)
     assert refused.returncode == 3
     assert refused.stderr.startswith("error: ")
+
+
+def test_a_study_runs_from_a_dict_and_from_a_file_in_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch = bssearch.Launch(db=f"sqlite:///{tmp_path / 'one.db'}", make_executor=lambda *_: LawExecutor())
+    fields = {**SPEC, "budget": {"trials": 5, "trial_train_seconds": 100.0}, "confirm": {"runs": 0}}
+    answer = bssearch.run_study(fields, launch)
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    write_task(folder)
+    monkeypatch.chdir(tmp_path)
+    seen: list[Path] = []
+
+    def make(spec: bssearch.StudySpec, place: Path) -> LawExecutor:
+        seen.append(place)
+        return LawExecutor()
+
+    for given in ("elsewhere/task.yaml", folder / "task.yaml"):
+        assert bssearch.check(given, replace(launch, make_executor=make)).study == "task"
+    assert bssearch.run_study(folder / "task.yaml", replace(launch, make_executor=make)).study == "task"
+    assert seen == [folder] * 3
+    bssearch.check("digits", replace(launch, make_executor=make, folder=tmp_path))
+    assert seen[3] == tmp_path
+    assert bssearch.best("toy", db=launch.db) == answer

@@ -273,11 +273,17 @@ class Answer(Model):
     probability that the batch size costs at most 5 % more than the best, both fully tuned; below 0.9 the answer is
     ``provisional``. ``configuration_within_5_percent``: the same of the printed values as they are.
     `bssearch.commands.best` adds the class variables.
+
+    ::
+
+        answer: bssearch.Answer = bssearch.best("digits")
+        print(answer.optimal.batch_size, answer.speedup.over_default)
     """
 
     plot: ClassVar[Callable[[Answer], Any]]
     frame: ClassVar[Any]
     _repr_html_: ClassVar[Callable[[Answer], str]]
+    _repr_mimebundle_: ClassVar[Callable[..., dict[str, str]]]
 
     schema_version: Literal[1] = 1
     study: str
@@ -309,6 +315,17 @@ class Answer(Model):
     batch_schedule: BatchScheduleAnswer | None = None
     cost: Cost | None = None
     warnings: list[Notice]
+
+    def __repr__(self) -> str:
+        from bssearch.analysis.headline import headline
+
+        return headline(self)
+
+    __str__ = __repr__
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values, as ``bssearch best --format json`` prints them."""
+        return self.model_dump(mode="json")
 
     @property
     def is_predicted(self) -> bool:

@@ -87,6 +87,11 @@ EASIER = (
     "--suggest-target` proposes one)"
 )
 IMPORTED_EASIER = "import them with an easier target"
+NAN_DATA = "the learning rate is not the cause: look for NaN in the inputs and for log(0) or 0/0 in the loss"
+
+# Learning rates of trials without any finite loss: that many, this far apart, cannot all be too high.
+NAN_TRIALS = 3
+NAN_RATES = 100.0
 
 
 def build_answer(
@@ -326,7 +331,9 @@ def _not_reached(study: StudyRecord, trials: Sequence[TrialRecord], objective: O
         ended = ", ".join(f"{count} {state.value}" for state, count in Counter(trial.state for trial in trials).items())
         return TargetNotReachedError(
             f"no trial of study {study.name!r} measured anything: {ended}",
-            hint=f"`bssearch trial show {study.name} {trials[-1].number}` shows why a trial ended",
+            hint=NAN_DATA
+            if are_nan_at_any_rate(trials)
+            else f"`bssearch trial show {study.name} {trials[-1].number}` shows why a trial ended",
         )
     if not objective.stops_at_target:
         return TargetNotReachedError(
@@ -359,9 +366,23 @@ def _continue(study: StudyRecord) -> str:
 def _easier(trials: Sequence[TrialRecord]) -> str:
     if all(trial.is_imported for trial in trials):
         return IMPORTED_EASIER
+    if are_nan_at_any_rate(trials):
+        return NAN_DATA
     if all(trial.state is TrialState.DIVERGED for trial in trials):
         return "all diverged: lower space.learning_rate and default.learning_rate, under a new name"
     return EASIER
+
+
+def are_nan_at_any_rate(trials: Sequence[TrialRecord]) -> bool:
+    """True if all trials diverged from the first step on, at learning rates `NAN_RATES` apart."""
+    rates = [trial.configuration.learning_rate for trial in trials if _is_nan_at_once(trial)]
+    return len(trials) == len(rates) >= NAN_TRIALS and max(rates) >= NAN_RATES * min(rates)
+
+
+def _is_nan_at_once(trial: TrialRecord) -> bool:
+    outcome = trial.outcome
+    is_at_once = outcome is not None and (outcome.steps <= 1 or outcome.best_metric is None)
+    return trial.state is TrialState.DIVERGED and is_at_once
 
 
 def _refuted(study: StudyRecord, candidates: Sequence[Candidate]) -> TargetNotReachedError:

@@ -18,6 +18,10 @@ class Model(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
+    def __dir__(self) -> list[str]:  # without pydantic's own methods
+        own = {name for kind in type(self).__mro__ if issubclass(kind, Model) for name in vars(kind)}
+        return sorted({*type(self).model_fields, *(name for name in own if not name.startswith(("_", "model_")))})
+
 
 class Interval(Model):
     """A figure with its 95 % interval, null if runs are too few."""

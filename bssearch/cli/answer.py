@@ -291,9 +291,9 @@ GRAVE = frozenset(
 )
 
 
-def exported(answer: Answer, form: Export) -> str:
-    """Best configuration as YAML, arguments or a Python dictionary, with floats in full."""
-    values = answer.optimal.values
+def exported(answer: Answer, form: Export, values: Parameters | None = None) -> str:
+    """Best configuration, or other ``values``, as YAML, arguments or a Python dictionary."""
+    values = values or answer.optimal.values
     if form == "yaml":
         return _yaml(values, [*header(answer), *(f"note: {caveat}" for caveat in grave(answer))])
     if form == "args":

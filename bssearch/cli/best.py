@@ -89,22 +89,26 @@ def best(
         show_model(form, every, _print_answers, every.answers, ANSWERED)
         return
     from bssearch.cli.answer import exported, exported_schedule, grave, print_found
-    from bssearch.commands.best import predict
+    from bssearch.commands.best import for_export, predict, scheduled_training
     from bssearch.search.finding import answer
+    from bssearch.spec.reader import spec_of
 
     with study_to_read(db, study) as (store, name):
         if asked.metric is not None and asked.metric != (metric := store.studies.get(name).target.metric):
             raise UsageError(f"--target {asked.metric}: the target of study {name!r} is of {metric}")
         found = predict(store, name, step_times, device) if step_times else answer(store, name, asked.target)
-        if schedule:
-            from bssearch.commands.best import scheduled_training
-
-            scheduled = scheduled_training(store, name, found)
+        if export is not None:
+            spec = spec_of(store.studies.get(name))
+            if schedule:
+                scheduled = scheduled_training(store, name, found).for_export(spec)
+                text, caveats = exported_schedule(found, scheduled, export), [*scheduled.notes, *grave(found)]
+            else:
+                text, caveats = exported(found, export, for_export(found.optimal.values, spec)), grave(found)
     if export is None:
         print_found(found, form, details=details, db=db[0] if db and len(db) == 1 else None)
         return
-    write(exported_schedule(found, scheduled, export) if schedule else exported(found, export))
-    for caveat in (*(scheduled.notes if schedule else ()), *grave(found)):
+    write(text)
+    for caveat in caveats:
         note(caveat)
     if not schedule and found.batch_schedule is not None and found.batch_schedule.saves_time == "yes":
         note("a growing batch saves time: --schedule exports it")

@@ -145,7 +145,7 @@ SEEDS = 5  # default runs of --suggest-target
 BATCH_COLUMNS = ("batch_size", "ms/step", "evaluation_s", "left_out")
 
 
-@launched("data_dir", "allow_busy")
+@launched("db", "data_dir", "allow_busy")
 def check(
     spec: SpecArgument,
     launch: Launch,

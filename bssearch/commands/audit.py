@@ -20,7 +20,7 @@ from bssearch.analysis.rules.audit import (
     tuned_optima,
 )
 from bssearch.commands.launch import HERE, Launch
-from bssearch.commands.opening import OpenStudy, opened
+from bssearch.commands.opening import GivenSpec, OpenStudy, loaded, opened
 from bssearch.errors import UsageError, WorkloadError
 from bssearch.records import Phase, TrialPlan, TrialRecord, TrialState
 from bssearch.search.calibration import COMPARING_VISITS, default_at
@@ -63,7 +63,7 @@ def audit_stored(
 
 
 def audit_study(
-    spec: StudySpec,
+    spec: GivenSpec,
     launch: Launch = HERE,
     *,
     runs: int | None = None,
@@ -78,11 +78,14 @@ def audit_study(
         run: if False, judge stored runs only.
 
     Raises `UsageError` for runs < 1 or seconds < 0, else as `run_study`.
+
+    Example: ``print(bssearch.audit_study("study.yaml").rules)``
     """
     if runs is not None and runs < 1:
         raise UsageError(f"runs = {runs} must be >= 1")
     if train_seconds is not None and not 0 <= train_seconds < math.inf:
         raise UsageError(f"train_seconds = {train_seconds:g} must be a finite number >= 0")
+    spec, launch = loaded(spec, launch)
     if not run or spec.is_imported:
         with open_store(launch.db, write=False) as store:
             return audit_stored(store, spec.name, runs=runs)

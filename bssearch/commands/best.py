@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from bssearch.errors import UsageError
 from bssearch.records import BATCH_SCHEDULE, BATCH_STAGES
 from bssearch.records.batch_schedule import NOISE_SHARE, RATE_RULE, BatchSchedule, Stage, run_stages
 from bssearch.search.finding import answer
+from bssearch.spec import StudySpec
 from bssearch.spec.reader import spec_of
 from bssearch.spec.space import DECAY_SHARE
 from bssearch.storage.repository import Store, open_store
@@ -45,13 +47,15 @@ def plot(answer: Answer) -> Picture:
 
 
 def frame(answer: Answer) -> pd.DataFrame:
-    """Data frame with a row per batch size."""
+    """Data frame with a row per batch size; its time and the parameters that differ come first."""
     import pandas as pd
 
-    from bssearch.exchange.trial_rows import flat_table
+    from bssearch.exchange.trial_rows import flat_table, with_first
 
     columns, rows = flat_table([row.model_dump(mode="json") for row in answer.batches])
-    return pd.DataFrame(rows, columns=columns)
+    found = pd.DataFrame(rows, columns=columns)
+    differing = [one for one in columns if one.startswith("best.parameters.") and found[one].nunique() > 1]
+    return found[with_first(["batch_size", "time_to_target_s.median", *differing], columns)]
 
 
 def page(answer: Answer) -> str:
@@ -61,13 +65,20 @@ def page(answer: Answer) -> str:
     return in_notebook(answer)
 
 
-Answer.plot, Answer.frame, Answer._repr_html_ = plot, property(frame), page
+def mime_bundle(answer: Answer, include: object = None, exclude: object = None) -> dict[str, str]:
+    """Answer for a notebook, with the chart as an image for viewers that do not show HTML."""
+    return {"text/plain": repr(answer), "text/html": page(answer), "image/svg+xml": plot(answer).svg}
+
+
+Answer.plot, Answer.frame, Answer._repr_html_, Answer._repr_mimebundle_ = plot, property(frame), page, mime_bundle
 
 
 def best(study: str, *, db: str | None = None, target: float | None = None) -> Answer:
     """Stored study's answer, optionally for a ``target`` no harder than its own.
 
     Raises `NotFoundError`, `DatabaseError`, `TargetNotReachedError`, and `UsageError` for a harder target.
+
+    Example: ``print(bssearch.best("digits").optimal.batch_size)``
     """
     with open_store(db, write=False) as store:
         return answer(store, study, target)
@@ -86,6 +97,30 @@ def predict(store: Store, study: str, step_times: Path, device_name: str | None 
     return predict_for_device(record, spec_of(record), store.trials.of(study), times, device_name or step_times.stem)
 
 
+DIGITS = 4  # significant ones of an exported value; a difference of 1e-4 is far below the seed-to-seed spread
+
+
+def for_export(values: Mapping[str, Any], spec: StudySpec) -> dict[str, Any]:
+    """Values with `DIGITS` digits if they were searched in a range and stay inside; others exact."""
+    found, space, size = dict(values), spec.space, values["batch_size"]
+    for one in space.dimensions():
+        plain = one.name.removeprefix("reference_").rpartition(".")[2]
+        name = one.name if one.name in values else plain
+        if one.choices or not isinstance(values.get(name), float):
+            continue
+        factor = space.learning_rate_factor(size, values["optimizer"]) if plain == "learning_rate" else 1.0
+        ends = [factor * space.carried({name: end}, size)[name] for end in (one.low, one.high)]
+        short = _rounded(values[name])
+        if min(ends) <= short <= max(ends):
+            found[name] = short
+    return found
+
+
+def _rounded(value: float) -> float:
+    distance = abs(1 - value) if 0.9 < value < 1 else abs(value)  # 1 − β is a beta's scale
+    return round(value, DIGITS - 1 - math.floor(math.log10(distance))) if distance else value
+
+
 @dataclass(frozen=True, slots=True)
 class ScheduledTraining:
     """A schedule for training: ``values``, stages with samples and rates, notes."""
@@ -93,6 +128,12 @@ class ScheduledTraining:
     values: Parameters
     stages: Sequence[Mapping[str, Any]]
     notes: tuple[str, ...]
+
+    def for_export(self, spec: StudySpec) -> ScheduledTraining:
+        """With `DIGITS` digits; see `for_export`."""
+        short = [for_export({**self.values, **one}, spec) for one in self.stages]
+        stages = [{name: values[name] for name in one} for one, values in zip(self.stages, short, strict=True)]
+        return ScheduledTraining(for_export(self.values, spec), stages, self.notes)
 
 
 def scheduled_training(store: Store, name: str, answer: Answer) -> ScheduledTraining:

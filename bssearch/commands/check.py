@@ -6,6 +6,7 @@ import math
 import os
 import statistics
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, Literal
@@ -13,17 +14,21 @@ from typing import Any, Literal
 from pydantic import Field
 
 from bssearch.analysis.batches import about_default_model, about_fixed_constants
+from bssearch.analysis.build_answer import NAN_DATA
 from bssearch.analysis.shape import Model, Notice
 from bssearch.commands.launch import HERE, Launch
 from bssearch.commands.opening import (
+    GivenSpec,
     batch_normalisation_caveats,
     check_parts,
+    check_question,
     check_target,
     described,
+    loaded,
     refuse_where_in_no_file,
 )
 from bssearch.commands.probes import run_default, run_request, step_time_of_default
-from bssearch.errors import LaunchError, UsageError
+from bssearch.errors import DatabaseError, LaunchError, UsageError
 from bssearch.executors.base import Executor
 from bssearch.planning.requests import notes_on_spec
 from bssearch.records import (
@@ -49,6 +54,7 @@ from bssearch.search.pruners.base import first_slack, make_pruner
 from bssearch.spec import StudySpec, checked
 from bssearch.spec.space import WORKLOAD_PARAMETERS, bounds, split_batch
 from bssearch.spec.space.optimizers import FINE_TUNING, FINE_TUNING_FACTOR, SCRATCH_RATES
+from bssearch.storage.repository import check_writable, open_store
 from bssearch.training.course import EVALUATION_SHARE, FEWEST_EVALUATIONS
 
 STEPS = 3  # optimizer steps per run; dropout and label smoothing change the loss at the first step
@@ -204,10 +210,14 @@ def _about_the_trial(evidence: CheckEvidence) -> list[Suspicion]:
     known = {message for _, message in batch_normalisation_caveats(evidence.spec, evidence.found)}
     found: list[Suspicion] = [("training", sentence not in known, sentence) for sentence in outcome.warnings]
     if outcome.state is TrialState.DIVERGED:
-        return [*found, ("default_diverges", True, f"the default configuration does not train: {outcome.reason}")]
+        at_once = outcome.steps == 1 and not evidence.spec.is_program  # its loss precedes the first update
+        reason = f"{outcome.reason}; {NAN_DATA}" if at_once else outcome.reason
+        return [*found, ("default_diverges", True, f"the default configuration does not train: {reason}")]
     never_moves = len(curve) > 1 and len({one.metric for one in curve}) == 1
-    covered = 1.0
-    if outcome.state is not TrialState.REACHED and not never_moves and curve and outcome.best_metric is not None:
+    low, high = (end((one.metric for one in curve), default=math.nan) for end in (min, max))
+    in_other_unit = outcome.state is not TrialState.REACHED and target.is_in_other_unit(low, high)
+    covered, misses = 1.0, outcome.state is not TrialState.REACHED and not in_other_unit
+    if misses and not never_moves and curve and outcome.best_metric is not None:
         covered = 1 - target.shortfall(outcome.best_metric) / target.shortfall(curve[0].metric)
     first = curve[0].metric if curve else math.nan
     return [
@@ -224,6 +234,12 @@ def _about_the_trial(evidence: CheckEvidence) -> list[Suspicion]:
             f"after {outcome.train_seconds:.3g} train seconds, half of the limit or more, the default has covered "
             f"{max(covered, 0.0):.0%} of the way to {target.value:g}: `bssearch check --suggest-target` proposes "
             "a target that it reaches",
+        ),
+        (
+            "target_in_other_unit",
+            in_other_unit,
+            f"{target.metric} is {low:.4g} to {high:.4g} but target.value = {target.value:g}: one may be in percent; "
+            f"did you mean {target.in_unit_of(high):g}?",
         ),
         (
             "target_too_easy",
@@ -401,11 +417,20 @@ class Check(Model):
     notes: list[Notice] = Field(default_factory=list)
 
 
-def check(spec: StudySpec, launch: Launch = HERE) -> Check:
+def check(spec: GivenSpec, launch: Launch = HERE) -> Check:
     """Try a study's workload for a few seconds without storing anything.
 
     Raises as `bssearch.run_study` before its first trial.
+
+    Example: ``print(bssearch.check("study.yaml").findings)``
     """
+    spec, launch = loaded(spec, launch)
+    if launch.db is not None:
+        check_writable(launch.db)
+        with suppress(DatabaseError), open_store(launch.db, write=False) as store:  # the first run creates it
+            stored = store.studies.find(spec.name)
+            if stored is not None and launch.workload is None:
+                check_question(spec, stored)
     with described(spec, launch) as (executor, found):
         check_target(spec, found)
         return check_study(spec, executor, found)
@@ -514,7 +539,7 @@ class Advice(Model):
 
 
 def advise_target(
-    spec: StudySpec,
+    spec: GivenSpec,
     launch: Launch = HERE,
     *,
     runs: int = 5,
@@ -524,7 +549,10 @@ def advise_target(
     """Propose a target from several runs of the default; nothing is stored.
 
     The spec's own target is ignored; ``on_run`` gets each run. See `advise`.
+
+    Example: ``print(bssearch.advise_target("study.yaml", runs=3).proposed)``
     """
+    spec, launch = loaded(spec, launch)
     with described(spec, launch) as (executor, found):
         advice = advise(spec, executor, runs=runs, margin=margin, on_run=on_run)
     return advice if found.notice is None else advice.model_copy(update={"notes": [*advice.notes, found.notice]})

@@ -22,6 +22,8 @@ class Launch:
 
     ``workload`` replaces the spec's: a class (called with ``workload_settings``), an object, or a name. Code of a
     notebook or the running script trains in this process, one trial at a time.
+
+    Example: ``bssearch.run_study("study.yaml", bssearch.Launch(db="sqlite:///runs.db", verbose=True))``
     """
 
     db: Annotated[

@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
@@ -29,8 +30,8 @@ from bssearch.search.history import History
 from bssearch.search.pruners.base import make_pruner
 from bssearch.search.pruners.checkpoints import check_checkpoint_place
 from bssearch.search.samplers.base import make_sampler
-from bssearch.settings import DATA_DIR_VARIABLE, state_folder, user_name
-from bssearch.spec import StudySpec, checked
+from bssearch.settings import DATA_DIR_VARIABLE, in_parent_folder, state_folder, user_name
+from bssearch.spec import StudySpec, checked, find_spec, load_spec
 from bssearch.spec.model import COMMAND, GIVEN_IN_PYTHON, OBJECTIVE, OF_PROGRAMS
 from bssearch.spec.parts import BudgetSpec
 from bssearch.spec.reader import changed_fields, spec_of
@@ -180,6 +181,18 @@ def _texts(spec: StudySpec) -> set[str]:
 
 def _digest(file: Path) -> str | None:
     return hashlib.sha256(file.read_bytes()).hexdigest() if file.suffix and file.is_file() else None
+
+
+GivenSpec = StudySpec | Mapping[str, Any] | str | Path
+
+
+def loaded(spec: GivenSpec, launch: Launch) -> tuple[StudySpec, Launch]:
+    """Spec, and a launch in the folder of its file unless the launch names a folder."""
+    if isinstance(spec, StudySpec | Mapping):
+        return spec if isinstance(spec, StudySpec) else load_spec(spec), launch
+    path = find_spec(spec)
+    is_here = launch.folder == HERE.folder
+    return load_spec(path), replace(launch, folder=path.resolve().parent) if is_here else launch
 
 
 # Parts of a spec outside its question; their changes are reported on resume.
@@ -467,11 +480,16 @@ def _described(
 
 @contextmanager
 def _telling_of_a_wait(spec: StudySpec, listener: Listener) -> Iterator[None]:
-    told = (
-        f"still waiting for the first step and evaluation of {spec.workload}, for {TOLD_AFTER_S:g} s now: a loop goes "
-        "over trial.batches(loader, evaluate=...), a Trainer takes callbacks=[TrialCallback(trial)]"
-    )
-    timer = Timer(TOLD_AFTER_S, listener.note, [told])
+    def tell() -> None:
+        load, cpus = os.getloadavg()[0], os.cpu_count() or 1
+        busy = f"the machine is busy (load {load:.0f} on {cpus} CPUs), which takes time; otherwise check that "
+        listener.note(
+            f"still waiting for the first step and evaluation of {spec.workload}, for {TOLD_AFTER_S:g} s now: "
+            f"{busy if load > cpus else ''}a loop goes over trial.batches(loader, evaluate=...), a Trainer takes "
+            "callbacks=[TrialCallback(trial)]"
+        )
+
+    timer = Timer(TOLD_AFTER_S, tell)
     timer.daemon = True
     if spec.is_program and not spec.command:
         timer.start()
@@ -576,6 +594,7 @@ def _open_study(
         *differences(spec, study, found),
         *(sentence for _, sentence in batch_normalisation_caveats(spec, found)),
         found.notice,
+        in_parent_folder(store.masked_url) if stored is None else "",
     ):
         if note:
             listener.note(note)

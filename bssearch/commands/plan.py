@@ -27,6 +27,8 @@ def plan_learning_rate(asked: LearningRateRequest) -> LearningRatePlan:
     """Each rule's learning rate at ``batch``, with the verdicts of stored audits.
 
     Without ``db`` the database file in this folder is read, if there is one.
+
+    Example: ``bssearch.plan_learning_rate(from_batch=256, learning_rate=0.1, batch=4096)``
     """
     return plan_rules(asked, list(audited_rules(asked.db)))
 
@@ -60,6 +62,8 @@ def plan_scale(asked: ScaleRequest) -> ScalePlan:
 
     A step of m samples takes ``alpha_s`` + ``beta_s``·m seconds. Stated values override
     ``step_times`` and ``study``. Raises `UsageError` for missing or contradictory values.
+
+    Example: ``bssearch.plan_scale(devices=8, batch=512, study="digits", parameters="110M", bandwidth_gb_s=50)``
     """
     found = {} if asked.study is None else _measured(asked.study, asked.db)
     if asked.step_times is not None:

@@ -150,6 +150,8 @@ def rerun(study: str, trial: int, launch: Launch = HERE, *, runs: int = 1) -> Re
     workload must be known on this machine, or given by ``launch.workload``.
 
     Raises `UsageError` for ``runs`` < 1, an unsuitable trial or unknown code; else as `run_study`.
+
+    Example: ``print(bssearch.rerun("digits", 12, runs=2))``
     """
     if runs < 1:
         raise UsageError(f"runs = {runs} must be >= 1")

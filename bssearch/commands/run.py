@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from bssearch.analysis.objectives import objective_of
 from bssearch.commands.best import Answer
 from bssearch.commands.launch import HERE, Launch
-from bssearch.commands.opening import OpenStudy, opened
+from bssearch.commands.opening import GivenSpec, OpenStudy, loaded, opened
 from bssearch.errors import UsageError, problem_in_words
 from bssearch.records import Phase
 from bssearch.search import confirmation as confirm
@@ -21,7 +21,7 @@ from bssearch.spec import StudySpec
 from bssearch.spec.parts import ConfirmSpec
 
 
-def run_study(spec: StudySpec, launch: Launch = HERE, *, from_quick: bool = False) -> Answer:
+def run_study(spec: GivenSpec, launch: Launch = HERE, *, from_quick: bool = False) -> Answer:
     """Run or resume a study and return the answer.
 
     Several processes and machines may run one study. ``from_quick`` makes a quick answer to start from, if none is
@@ -29,7 +29,13 @@ def run_study(spec: StudySpec, launch: Launch = HERE, *, from_quick: bool = Fals
 
     Raises any `BSSearchError`: `UsageError` for ``from_quick`` with an objective other than seconds, and
     `TargetNotReachedError` if no trial reached the target.
+
+    ::
+
+        answer = bssearch.run_study("digits")  # a shipped study, a file, a dict or a StudySpec
+        print(answer.optimal.batch_size)
     """
+    spec, launch = loaded(spec, launch)
     if from_quick and not objective_of(spec).trials_race:
         raise UsageError(
             f"objective = {spec.objective!r}: a quick answer gives seconds to a target, the search does not",
@@ -99,11 +105,14 @@ def with_confirmation(
     return spec.model_copy(update={"confirm": settings})
 
 
-def confirm_study(spec: StudySpec, launch: Launch = HERE, *, to_budget_runs: int | None = None) -> Answer:
+def confirm_study(spec: GivenSpec, launch: Launch = HERE, *, to_budget_runs: int | None = None) -> Answer:
     """Run missing confirmation and return the answer; can be resumed.
 
     ``to_budget_runs``: runs of each finalist that train to the full limit instead. Raises as `run_study`.
+
+    Example: ``answer = bssearch.confirm_study("study.yaml", to_budget_runs=3)``
     """
+    spec, launch = loaded(spec, launch)
     with opened(spec, launch, keeps_name=True, reports=True) as study:
         driver = study.driver()
         if to_budget_runs is None:

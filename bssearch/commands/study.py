@@ -17,47 +17,56 @@ import hashlib
 import inspect
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from bssearch.commands.best import Answer
 from bssearch.commands.launch import HERE, Launch
-from bssearch.commands.opening import opened, program_of
+from bssearch.commands.opening import GivenSpec, loaded, opened, program_of
 from bssearch.errors import TrialStopped, UsageError
 from bssearch.executors.base import Executor
 from bssearch.executors.loops.called import CalledExecutor, Piece
-from bssearch.executors.loops.own_loop import LoopTrial
+from bssearch.executors.loops.own_loop import Trial
 from bssearch.search.driver import Driver, Interrupts
 from bssearch.search.finding import answer
-from bssearch.spec import StudySpec, load_spec
+from bssearch.spec import StudySpec
 from bssearch.spec.model import GIVEN_IN_PYTHON, OBJECTIVE
 
-Objective = Callable[[LoopTrial], object]
+Objective = Callable[[Trial], object]
 
 
 class Study:
     """A study in this process, trained by ``objective`` or between `ask` and `tell`.
 
     ``spec`` is a spec, dict or path without a workload. Trials run one by one in the calling thread.
+
+    ::
+
+        def train(trial):
+            model, loader = make_model(), make_loader(trial.micro_batch_size)
+            for x, y in trial.batches(loader, evaluate=lambda: {"accuracy": accuracy(model)}):
+                step(model, x, y, trial.learning_rate)
+
+        answer = bssearch.Study("study.yaml", objective=train).run()
     """
 
     def __init__(
         self,
-        spec: StudySpec | Mapping[str, Any] | str | Path,
+        spec: GivenSpec,
         objective: Objective | None = None,
         launch: Launch = HERE,
     ) -> None:
-        loaded = spec if isinstance(spec, StudySpec) else load_spec(spec)
-        if loaded.workload not in {GIVEN_IN_PYTHON, OBJECTIVE}:
+        spec, launch = loaded(spec, launch)
+        if spec.workload not in {GIVEN_IN_PYTHON, OBJECTIVE}:
             raise UsageError(
-                f"the spec of study {loaded.name!r} names the workload {loaded.workload!r}; a Study's trials are "
+                f"the spec of study {spec.name!r} names the workload {spec.workload!r}; a Study's trials are "
                 "trained by its objective",
                 hint="bssearch.run_study(spec) runs a workload",
             )
-        self.spec = loaded.model_copy(update={"workload": OBJECTIVE})
+        self.spec = spec.model_copy(update={"workload": OBJECTIVE})
         self._objective = objective
         self._search = _Search(
             self.spec,
@@ -100,7 +109,7 @@ class Study:
             raise
         return self.answer
 
-    def ask(self) -> LoopTrial | None:
+    def ask(self) -> Trial | None:
         """Next trial, with all generators seeded; None at the end.
 
         The first trials only time the loop: train them until ``trial.should_stop``, too. Raises `UsageError` before
@@ -116,7 +125,7 @@ class Study:
         self._asked = piece
         return piece.begin()
 
-    def tell(self, trial: LoopTrial, error: BaseException | None = None) -> None:
+    def tell(self, trial: Trial, error: BaseException | None = None) -> None:
         """Report a trial's end, or its ``error``; raise `UsageError` for another trial."""
         if self._asked is None or self._asked.trial is not trial:
             raise UsageError("tell() needs the trial that ask() returned last")

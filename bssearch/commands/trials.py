@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from pydantic import ValidationError
 
 from bssearch.errors import UsageError, problem_in_words
-from bssearch.exchange.trial_rows import traceback, trial_table
+from bssearch.exchange.trial_rows import traceback, trial_table, with_first
 from bssearch.records import (
     BATCH_SCHEDULE,
     BATCH_STAGES,
@@ -47,15 +47,19 @@ if TYPE_CHECKING:
 
 
 def trials_frame(study: str, *, db: str | None = None) -> pd.DataFrame:
-    """Data frame with a row per trial, with the columns of ``trials.csv`` and more.
+    """Data frame with a row per trial, with the columns of ``trials.csv`` and more; time and searched ones first.
 
     Raises `NotFoundError` and `DatabaseError`.
+
+    Example: ``print(bssearch.trials_frame("digits").head())``
     """
     import pandas as pd
 
     with open_store(db, write=False) as store:
-        trials = store.trials.of(study)
+        trials, searched = store.trials.of(study), spec_of(store.studies.get(study)).searched
     columns, rows = trial_table(trials)
+    varied = [one for one in columns if one.rpartition(".")[2] in searched and not one.startswith("sampled.")]
+    columns = with_first(["number", "state", "time_to_target_s", *varied], columns)
     whole = [
         {**row, "sampled": None if trial.sampled is None else dict(trial.sampled), "traceback": traceback(trial)}
         for trial, row in zip(trials, rows, strict=True)
@@ -68,6 +72,11 @@ def enqueue(store: Store, study: str, values: Mapping[str, ParameterValue]) -> t
 
     Missing ``values`` are the default's; a missing learning rate follows the space's rule. The trial is never pruned.
     Raises `UsageError` outside the space, `LaunchError` if nothing fits.
+
+    ::
+
+        with bssearch.open_store() as store:
+            number, configuration = bssearch.enqueue(store, "digits", {"batch_size": 64, "learning_rate": 0.1})
     """
     record = store.studies.get(study)
     if record.archived_at is not None:

@@ -223,6 +223,8 @@ def load_optuna_study(
         store: an open store.
 
     Raises `NotFoundError`, `DatabaseError`, and `UsageError` for an unknown phase.
+
+    Example: ``print(bssearch.load_optuna_study("digits").best_params)``
     """
     if store is None:
         with open_store(db, write=False) as opened:

@@ -48,6 +48,11 @@ def flat_table(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[dict[
     return [name for name in names if not any(other.startswith(f"{name}.") for other in names)], flat
 
 
+def with_first(names: Sequence[str], columns: Sequence[str]) -> list[str]:
+    """Columns with the named ones, if there, first."""
+    return [*(one for one in names if one in columns), *(one for one in columns if one not in names)]
+
+
 def flat_row(row: Mapping[str, Any], path: str = "") -> dict[str, Any]:
     """Flatten nested mappings into dotted names."""
     found: dict[str, Any] = {}

@@ -93,6 +93,8 @@ def plan_accumulation(asked: AccumulationRequest) -> AccumulationPlan:
 
     Without ``micro``, the largest divisor of a device's share up to ``max_micro``. Raises `UsageError` naming the
     nearest batches if no split exists.
+
+    Example: ``bssearch.plan_accumulation(batch=1024, max_micro=48, devices=2)``
     """
     share = _share(asked.batch, asked.micro or 1, asked.devices)
     size = asked.micro or split_batch(share, asked.max_micro)[0]

@@ -187,6 +187,8 @@ def plan_start(asked: StartRequest) -> StartPlan:
     """First study's spec, which loads as it is.
 
     Raises `UsageError` for wrong or contradictory answers, `LaunchError` if the model does not fit.
+
+    Example: ``print(bssearch.plan_start(memory_gib=24, parameters="110M"))``
     """
     from jinja2 import Environment
 

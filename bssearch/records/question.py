@@ -110,6 +110,10 @@ class Target:
             return False
         return 0 < self.value < 1 < low <= high <= 100 or 0 <= low <= high <= 1 < self.value <= 100
 
+    def in_unit_of(self, metric: float) -> float:
+        """Target's value in the unit of a metric in the other unit."""
+        return self.value * (100 if metric > 1 else 0.01)
+
 
 _SHARE = re.compile(r"(?:.*[/_. ])?(?:acc|accuracy|f1|auc|auroc|precision|recall|map|top[-_]?\d)", re.IGNORECASE)
 _RATE = re.compile(r"(?:.*[/_. ])?(?:error|err|wer|cer|eer)(?:[/_. ]?rate)?", re.IGNORECASE)  # that may be a percentage
@@ -132,6 +136,8 @@ class Configuration:
     """Values that a trial trains with; ``batch_size`` = micro-batch × accumulation steps × world size.
 
     With a batch schedule (in ``parameters``), ``batch_size`` is the first stage's.
+
+    Example: ``bssearch.Configuration(batch_size=64, micro_batch_size=64, learning_rate=0.1)``
     """
 
     batch_size: int

@@ -143,7 +143,10 @@ class NoiseRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricInfo:
-    """Bounds of a metric and its value at chance; ``reported``: on the test part for the recommendation."""
+    """Bounds of a metric and its value at chance; ``reported``: on the test part for the recommendation.
+
+    Example: ``metrics = {"accuracy": bssearch.MetricInfo(low=0.0, high=1.0, chance=0.1)}``
+    """
 
     low: float | None = None
     high: float | None = None

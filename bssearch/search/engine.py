@@ -12,9 +12,10 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Protocol
 
+from bssearch.analysis.build_answer import NAN_DATA, are_nan_at_any_rate
 from bssearch.analysis.confirmation_runs import says_something
 from bssearch.analysis.law.quick import QuickPrior
-from bssearch.errors import BSSearchError, InterruptedRunError, LaunchError
+from bssearch.errors import BSSearchError, InterruptedRunError, LaunchError, SpecError, TargetNotReachedError
 from bssearch.records import (
     COULD_NOT_PAUSE,
     Observation,
@@ -125,6 +126,8 @@ CONTINUE = "run the same command again to continue"
 Evaluations = Sequence[tuple[float, float]]  # (train seconds, metric) pairs in time order
 
 FAILURES_IN_A_ROW = 5  # if no trial ran
+
+OVERRUN = 1.05  # a limit exceeded by more is explained
 
 NextRun = Callable[[History], TrialPlan | None]  # None if all runs are done or running
 
@@ -373,7 +376,7 @@ class Engine:
             self._is_new = False
             if any(could_not_pause(trial) for trial in trials):
                 self.pruning.standings.can_wait = False
-        problems = (met_at_once(trial, self.history) for trial in trials)
+        problems = (wrong_target(trial, self.history) for trial in trials)
         return self._failed(next((problem for problem in problems if problem is not None), None))
 
     def _forget(self) -> None:
@@ -445,7 +448,8 @@ class Refusals:
     def of(self, trial: TrialRecord, history: History) -> BSSearchError | None:
         """Error that ends the run after this trial, if any."""
         unmeasured = _error_of(lambda: history.objective.check_measured(trial, self._device_name))
-        return met_at_once(trial, history) or unmeasured or self._too_many_failures(trial)
+        problem = wrong_target(trial, history) or unmeasured or self._too_many_failures(trial)
+        return problem or (nan_at_any_rate(history) if trial.state is TrialState.DIVERGED else None)
 
     def _too_many_failures(self, trial: TrialRecord) -> BSSearchError | None:
         if trial.state is TrialState.LOST:
@@ -462,9 +466,32 @@ class Refusals:
         )
 
 
-def met_at_once(trial: TrialRecord, history: History) -> BSSearchError | None:
-    """Error if the target was met without training."""
-    return _error_of(lambda: history.objective.check_target(trial))
+def wrong_target(trial: TrialRecord, history: History) -> BSSearchError | None:
+    """Error if the target was met without training, or if a full trial shows that its unit is wrong."""
+    return _error_of(lambda: history.objective.check_target(trial)) or _in_other_unit(trial, history)
+
+
+def _in_other_unit(trial: TrialRecord, history: History) -> BSSearchError | None:
+    target, full, curve = history.spec.record_target, history.spec.budget.trial_train_seconds, history.curves
+    is_full = trial.state is TrialState.EXHAUSTED and trial.train_seconds_limit >= full
+    if not is_full or trial.number not in curve or not history.objective.stops_at_target:
+        return None
+    first, best = (target.gain(gain) for gain in (curve[trial.number].gains[0], curve[trial.number].gain))
+    if not target.is_in_other_unit(min(first, best), max(first, best)):
+        return None
+    return SpecError(
+        f"no trial can reach {target.in_words} if {target.metric} is {'in percent' if best > 1 else 'at most 1'}: "
+        f"trial {trial.number} trained to its limit, best so far {best:.4g}; did you mean {target.in_unit_of(best):g}?",
+        hint="correct target.value and give the study another name, or raise budget.trial_train_seconds to continue",
+    )
+
+
+def nan_at_any_rate(history: History) -> BSSearchError | None:
+    """Error if trials of very different learning rates diverged before any finite evaluation."""
+    ran = [trial for trial in history.all_trials if trial.phase is Phase.SEARCH and says_something(trial)]
+    if not are_nan_at_any_rate(ran):
+        return None
+    return TargetNotReachedError(f"the loss of all {len(ran)} trials is not finite from the first step", hint=NAN_DATA)
 
 
 def could_not_pause(trial: TrialRecord) -> bool:
@@ -481,10 +508,12 @@ def _default_missed(trial: TrialRecord, history: History) -> str | None:
     target, best = spec.record_target, outcome.best_metric
     came = "" if best is None else f", its best {target.metric} {best:.4g}"
     advice = "" if history.incumbent is not None else "; `bssearch check --suggest-target` suggests a reachable target"
+    seconds, limit = outcome.train_seconds, spec.budget.trial_train_seconds
+    late = " (checked at steps and reports, so the last one ended late)" if seconds > OVERRUN * limit else ""
     return (
         f"the default configuration (batch {trial.configuration.batch_size}) missed {target.metric} {target.goal.sign} "
-        f"{target.value:g} in trial {trial.number}{came} after {outcome.train_seconds:.3g} of at most "
-        f"{spec.budget.trial_train_seconds:g} train seconds{advice}"
+        f"{target.value:g} in trial {trial.number}{came} after {seconds:.3g} train seconds; limit {limit:g}{late}"
+        f"{advice}"
     )
 
 

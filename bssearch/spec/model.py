@@ -172,6 +172,16 @@ class StudySpec(StrictModel):
 
     Parts may be dicts and lists, as in a file. A spec without ``workload`` takes the one given with it, as in
     ``bssearch.run_study(spec, bssearch.Launch(workload=MyTask))``.
+
+    ::
+
+        spec = bssearch.StudySpec(
+            name="mine",
+            target={"metric": "accuracy", "value": 0.9},
+            space={"batch_size": [16, 64], "learning_rate": 0.1},
+            default={"batch_size": 16, "learning_rate": 0.1},
+            budget={"trials": 20, "trial_train_seconds": 60},
+        )
     """
 
     schema_version: Literal[1] = 1

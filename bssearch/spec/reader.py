@@ -186,6 +186,8 @@ def load_spec(source: str | Path | Mapping[str, Any], overrides: Sequence[str] =
 
     ``preset: NAME`` fills missing fields from ``studies/presets``. Raises `NotFoundError`, and `SpecError` naming file,
     line and field.
+
+    Example: ``spec = bssearch.load_spec("study.yaml", ["budget.trials=40"])``
     """
     if isinstance(source, Mapping):
         _check_values(source, IN_PYTHON)

@@ -33,6 +33,11 @@ def open_store(url: str | URL | None = None, *, write: bool = True, notify: Noti
     connection.
 
     Raises `UsageError` for a malformed URL, else `DatabaseError`.
+
+    ::
+
+        with bssearch.open_store("sqlite:///runs.db", write=False) as store:
+            print([study.name for study in store.studies.summaries()])
     """
     return Store(url if isinstance(url, URL) else database_url(url), write=write, notify=notify)
 
@@ -109,6 +114,8 @@ class Store(Database):
     """An open database; threads may share it. For writing, it waits for an unreachable server (`Patience`).
 
     Any method of its parts may raise `DatabaseError`; with a study's name, `NotFoundError`.
+
+    Example: ``store: bssearch.Store = bssearch.open_store("sqlite:///runs.db")``
     """
 
     def __init__(self, url: str | URL, *, write: bool = True, notify: Notify | None = None) -> None:

@@ -37,7 +37,9 @@ from bssearch.records import (
     TrialState,
     Visit,
 )
+from bssearch.settings import in_parent_folder
 from bssearch.storage.columns import PREFIXES, column_types, database_now, from_columns
+from bssearch.storage.connection.urls import masked
 from bssearch.storage.models import (
     Base,
     ClaimRow,
@@ -286,7 +288,9 @@ def no_study(connection: Connection, name: str) -> NotFoundError:
     names = connection.scalars(select(StudyRow.name).order_by(StudyRow.name)).all()
     near = difflib.get_close_matches(name, names, n=3)
     guess = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
-    return NotFoundError(f"no study {name!r} in this database", hint=f"{guess}`bssearch study list` lists them")
+    other = in_parent_folder(masked(connection.engine.url))
+    hint = f"{guess}`bssearch study list` lists them{f'; {other}' if other else ''}"
+    return NotFoundError(f"no study {name!r} in this database", hint=hint)
 
 
 # Built once: SQLAlchemy walks all columns of a new statement.

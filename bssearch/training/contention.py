@@ -18,7 +18,13 @@ from typing import Any
 import torch
 
 from bssearch.settings import BOARD_PROCESS
-from bssearch.training.nvml import POWER_CAP, computing_processes, known_other_processes, throttle_reasons
+from bssearch.training.nvml import (
+    POWER_CAP,
+    computing_processes,
+    known_other_processes,
+    other_drivers,
+    throttle_reasons,
+)
 from bssearch.training.process_times import children_of, descendants_seconds, process_seconds
 
 FULL_SHARE = 0.6  # Busier CPUs slow each other: they share caches, memory bandwidth, boost clock and cores.
@@ -130,7 +136,7 @@ class ContentionMeter:
         reasons = [] if self._gpu is None else self._gpu.reasons()
         if self._before is not None and after is not None:
             crowd = cpu_crowd(self._before, after, self._threads)
-            reasons += [] if crowd is None else [crowd]
+            reasons += [] if crowd is None else [crowd + _drivers_in_words()]
         slow, looks = self._slow_looks()
         if slow >= SLOW_LOOKS and slow >= SLOW_SHARE * looks:
             reasons.append(f"the core was slow at {slow} of {looks} looks")
@@ -210,6 +216,11 @@ def cpu_crowd(before: CpuUse, after: CpuUse, threads: int) -> str | None:
     if others < LEAST_OTHERS or others + max(threads, ours / seconds) < FULL_SHARE * after.cpus:
         return None
     return f"other processes used {others:.1f} of {after.cpus} CPUs"
+
+
+def _drivers_in_words() -> str:
+    drivers = ", ".join(map(str, other_drivers()))
+    return f", among them another bssearch driver (process {drivers})" if drivers else ""
 
 
 def cpu_use(stat: Path = Path("/proc/stat"), parents: Iterable[int] | None = None) -> CpuUse | None:

@@ -169,7 +169,7 @@ class Course:
             raise UsageError(
                 f"{target.metric} is {metric:g} at the first evaluation, but the target is {target.value:g}: one is in "
                 "percent",
-                hint=f"use target: {{value: {target.value * (100 if metric > 1 else 0.01):g}}}",
+                hint=f"use target: {{value: {target.in_unit_of(metric):g}}}",
             )
         previous, progress.last = progress.last, observation
         if progress.best is None or target.gain(metric) > target.gain(progress.best):

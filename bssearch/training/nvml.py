@@ -34,6 +34,7 @@ SLOWDOWNS = {
 }
 
 _WORKER = "bssearch.executors.worker"
+_TRIAL_MODULES = "bssearch.executors."  # of workers and hosts of scripts
 
 
 def other_processes(device: torch.device) -> list[tuple[int, str]]:
@@ -164,9 +165,22 @@ def _family() -> set[int]:
     return family
 
 
+def other_drivers() -> list[int]:
+    """Ids of bssearch drivers outside our family whose trials run here."""
+    running, family = psutil.process_iter(["cmdline", "ppid"]), _family()
+    return sorted(
+        {one.info["ppid"] for one in running if one.pid not in family and _runs_trials(one.info["cmdline"])} - family
+    )
+
+
+def _runs_trials(words: list[str] | None) -> bool:
+    return any(word.startswith(_TRIAL_MODULES) for word in words or ())
+
+
 def _name(pid: int) -> str | None:
     try:
-        return psutil.Process(pid).name()
+        process = psutil.Process(pid)
+        return f"{process.name()}{' of another bssearch driver' if _runs_trials(process.cmdline()) else ''}"
     except psutil.NoSuchProcess:
         return None
     except psutil.AccessDenied:

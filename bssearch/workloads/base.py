@@ -35,6 +35,15 @@ class TrainingStep:
     ``micro_batches`` gives ``accumulation_steps`` augmented pairs (inputs, targets) on the device; use all of them.
     ``optimizers`` is the result of ``build_optimizer``, or bssearch's optimizer, at the step's learning rates, without
     gradients. ``number`` counts from 0. Autocast is on if the precision needs it.
+
+    ::
+
+        def training_step(self, step: bssearch.TrainingStep):
+            for inputs, targets in step.micro_batches:
+                loss = cross_entropy(step.model(inputs), targets) / step.accumulation_steps
+                step.backward(loss)
+            step.update(step.optimizers)
+            return loss * step.accumulation_steps
     """
 
     model: torch.nn.Module
@@ -76,6 +85,8 @@ class WeightedLoss:
 
     ``total`` is the scalar sum of losses over a (micro-)batch, ``weight`` its number of tokens or other weight. A
     batch's loss is the sum of totals over the sum of weights. Zero weight gives NaN, which ends the trial.
+
+    Example: ``bssearch.WeightedLoss(total=losses.sum(), weight=mask.sum())``
     """
 
     total: torch.Tensor
@@ -112,6 +123,23 @@ class Workload(Protocol):
       global generators, which the trial seeds, for all samples at once on the inputs' device.
     * ``checkpointed_modules(model: Module) -> Sequence[Module]``: modules to recompute in the backward pass, under
       ``activation_checkpointing``.
+
+    ::
+
+        class Task(bssearch.Workload):
+            metrics = {"accuracy": bssearch.MetricInfo(low=0.0, high=1.0)}
+
+            def load(self, device):
+                return bssearch.Data(train=make_part(0), validation=make_part(1), test=make_part(2))
+
+            def build_model(self, *, dropout):
+                return torch.nn.Linear(64, 10)
+
+            def loss(self, model, inputs, targets, *, label_smoothing):
+                return cross_entropy(model(inputs), targets, label_smoothing=label_smoothing)
+
+            def evaluate(self, model, part):
+                return {"accuracy": accuracy(model, part)}
     """
 
     metrics: Mapping[str, MetricInfo]

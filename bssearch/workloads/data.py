@@ -65,6 +65,8 @@ class Part:
     """One part of the data on one device: ``inputs`` (samples, …) and ``targets`` (samples, …).
 
     Each is a tensor or a nesting of tensors; batches have the same nesting.
+
+    Example: ``bssearch.Part(inputs=torch.zeros(100, 8), targets=torch.zeros(100))``
     """
 
     inputs: Nesting
@@ -196,6 +198,8 @@ class Data:
     """Training, validation and test: each a `Part` or an argument of `Part.of`. Only the winner sees test.
 
     ``train`` may be None with ``train_batches``.
+
+    Example: ``bssearch.Data(train=bssearch.Part(x, y), validation=bssearch.Part(x2, y2), test=bssearch.Part(x3, y3))``
     """
 
     train: Any

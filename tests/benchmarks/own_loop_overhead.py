@@ -33,7 +33,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from bssearch.executors.base import Assign, Program
 from bssearch.executors.loops.current import SocketLine
-from bssearch.executors.loops.own_loop import LoopTrial
+from bssearch.executors.loops.own_loop import Trial
 from bssearch.executors.loops.trial_run import TIMED_STEPS, TrialRun
 from bssearch.records import Configuration, Target, TrialState
 from bssearch.workloads.digits import Digits
@@ -81,7 +81,7 @@ def plain(batch_size: int, steps: int) -> Iterator[float]:
                 began = time.perf_counter()
 
 
-def script_trial(batch_size: int) -> tuple[LoopTrial, socket.socket]:
+def script_trial(batch_size: int) -> tuple[Trial, socket.socket]:
     """Return a script's trial that is evaluated before its first step alone, and the worker's end of its line.
 
     That end must stay open as long as the trial lasts.
@@ -98,7 +98,7 @@ def script_trial(batch_size: int) -> tuple[LoopTrial, socket.socket]:
     worker, script = socket.socketpair()
     program = Program(default=request.plan.configuration, metric=request.target.metric)
     assign = Assign(work=request, program=program, device="cpu", revision="benchmark")
-    trial = LoopTrial(TrialRun(request, assign, SocketLine(script.detach())))
+    trial = Trial(TrialRun(request, assign, SocketLine(script.detach())))
     assert (trial.batch_size, trial.learning_rate) == (batch_size, 0.02)
     return trial, worker
 
@@ -156,11 +156,11 @@ class Segments:
         self._taken += 1
 
 
-Fit = Callable[[int, LoopTrial, Segments], None]
+Fit = Callable[[int, Trial, Segments], None]
 """Fits at a batch size, with a trial's callback that the segments switch."""
 
 
-def fit_lightning(batch_size: int, trial: LoopTrial, segments: Segments) -> None:
+def fit_lightning(batch_size: int, trial: Trial, segments: Segments) -> None:
     """Fit with a Lightning Trainer."""
     import lightning
 
@@ -208,7 +208,7 @@ def fit_lightning(batch_size: int, trial: LoopTrial, segments: Segments) -> None
     trainer.fit(Module(), loader, DataLoader(TensorDataset(torch.zeros(1))))
 
 
-def fit_transformers(batch_size: int, trial: LoopTrial, segments: Segments) -> None:
+def fit_transformers(batch_size: int, trial: Trial, segments: Segments) -> None:
     """Fit with a Hugging Face Trainer."""
     import transformers
 

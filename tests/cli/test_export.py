@@ -2,6 +2,8 @@
 
 import argparse
 import ast
+import csv
+import re
 import shlex
 from pathlib import Path
 from typing import Any, get_args
@@ -13,10 +15,13 @@ from bssearch.analysis.answer import Answer, Figure
 from bssearch.analysis.shape import Notice
 from bssearch.cli.answer import exported
 from bssearch.cli.arguments import Export
+from bssearch.commands.best import for_export
+from bssearch.spec import StudySpec
 from tests.benchmarks.simulate.draws import simulate
 from tests.benchmarks.simulate.tables import read_table
 from tests.cli.conftest import run_by_law
 from tests.cli.task import INLINE, bssearch, printed, read, refused, space_of, write_task
+from tests.factories import make_spec
 
 AWKWARD: dict[str, bool | int | float | str | None] = {
     "learning_rate": 0.1 + 0.2,
@@ -69,7 +74,9 @@ def test_yaml_is_read_back_and_says_where_it_is_from(folder: Path) -> None:
     done = bssearch("best", "task", "--export", "yaml", cwd=folder)
     answer = read(folder, "best")
     values = yaml.safe_load(done.stdout)
-    assert same(values, {"batch_size": answer["optimal"]["batch_size"], **answer["optimal"]["parameters"]})
+    whole = {"batch_size": answer["optimal"]["batch_size"], **answer["optimal"]["parameters"]}
+    assert [*values] == [*whole] and same_but_for(values, whole, {"learning_rate"})
+    assert values["learning_rate"] == float(f"{whole['learning_rate']:.4g}")
     header = [line for line in done.stdout.splitlines() if line.startswith("#")]
     assert header[0] == "# study task: accuracy >= 0.93"
     assert answer["device"]["name"] in header[1]
@@ -77,6 +84,53 @@ def test_yaml_is_read_back_and_says_where_it_is_from(folder: Path) -> None:
     interval = "" if time["low"] is None else f" [{time['low']:.3g}, {time['high']:.3g}]"
     assert f"{time['median']:.3g} s{interval} of training" in header[2]
     assert set(AWKWARD) >= {"learning_rate", "optimizer", "schedule", "nesterov"} <= set(values)
+
+
+def same_but_for(values: dict[str, Any], others: dict[str, Any], names: set[str]) -> bool:
+    kept = [{name: one for name, one in many.items() if name not in names} for many in (values, others)]
+    return same(kept[0], kept[1])
+
+
+LISTED, LOW = 0.0123456789, 0.00123456789
+
+
+def test_an_export_has_four_digits_of_what_a_range_gave() -> None:
+    def spec(rate: object) -> StudySpec:
+        optimizer = {"name": "adamw", "beta2": {"low": 0.9, "high": 0.99999}}
+        space = {"weight_decay": [0.0, LISTED], "clip_norm": {"low": 0.5, "high": 5.0}, "optimizer": optimizer}
+        given = {"weight_decay": 0.0, "clip_norm": 1.0, "optimizer": {**optimizer, "beta2": 0.99}}
+        default = {"batch_size": 32, "learning_rate": LOW, **given}
+        return make_spec(space={"batch_size": [8, 32, 128], "learning_rate": rate, **space}, default=default)
+
+    found = {
+        "batch_size": 128,
+        "learning_rate": 0.045734072372099865,
+        "dropout": 0.123456789,
+        "weight_decay": LISTED,
+        "beta2": 0.99987654321,
+        "clip_norm": 1.23456789,
+        "horizon_samples": 1234567,
+        "optimizer": "adamw",
+        "nesterov": True,
+        "nothing": None,
+    }
+    searched = {"reference_batch": 32, "low": LOW, "high": 1.0, "rule": "sqrt"}
+    rounded = {"learning_rate": 0.04573, "beta2": 0.9998765, "clip_norm": 1.235}
+    assert same(for_export(found, spec(searched)), found | rounded), "dropout is fixed, weight decay from a list"
+    listed = for_export(found, spec([LOW, found["learning_rate"]]))
+    assert listed["learning_rate"] == found["learning_rate"]
+    at_the_end = found | {"learning_rate": 2 * LOW}
+    assert for_export(at_the_end, spec(searched))["learning_rate"] == 2 * LOW, "rounded, it leaves the space"
+
+
+def test_only_an_export_of_values_is_rounded(folder: Path) -> None:
+    for form in get_args(Export):
+        assert re.search(r"learning.rate\W+0\.0*[1-9]\d{0,3}\D", printed(folder, "best", "task", "--export", form))
+    exact = read(folder, "best")["optimal"]["parameters"]["learning_rate"]
+    assert exact != float(f"{exact:.4g}")
+    printed(folder, "export", "task", "--to", "csv")
+    with (folder / "task.csv").open() as file:
+        assert exact in [float(row["learning_rate"]) for row in csv.DictReader(file)]
 
 
 def test_awkward_values_come_back_as_they_were(folder: Path) -> None:

@@ -147,18 +147,19 @@ def test_yaml_carries_the_stages_and_enqueue_takes_its_values(folder: Path) -> N
     done = bssearch("best", "task", "--export", "yaml", "--schedule", cwd=folder)
     values = yaml.safe_load(done.stdout)
     assert [(one["start_samples"], one["batch_size"], one["learning_rate"]) for one in values["stages"]] == [
-        (one.start_samples, one.batch_size, one.learning_rate) for one in grown.stages
+        (one.start_samples, one.batch_size, float(f"{one.learning_rate:.4g}")) for one in grown.stages
     ]
     assert all(one["accumulation_steps"] * one["micro_batch_size"] == one["batch_size"] for one in values["stages"])
     assert (values["batch_size"], values["learning_rate"]) == (
         grown.stages[0].batch_size,
-        grown.stages[0].learning_rate,
+        float(f"{grown.stages[0].learning_rate:.4g}"),
     )
     assert "# note: whether it saves time" in done.stdout and "note: whether it saves time" in done.stderr
     names = [name for name in values if name not in {"stages", "nesterov", "schedule"}]
     printed(folder, "trial", "add", "task", *(f"{name}={values[name]}" for name in names))
     queued, best = trials(folder)[-1], trials(folder)[grown.trial_numbers[0] - 1]
-    same = ("batch_size", "learning_rate", "batch_schedule", "batch_stages", "batch_rate_rule", "momentum", "optimizer")
+    assert queued["learning_rate"] == pytest.approx(best["learning_rate"], rel=5e-4)
+    same = ("batch_size", "batch_schedule", "batch_stages", "batch_rate_rule", "momentum", "optimizer")
     assert {name: queued[name] for name in same} == {name: best[name] for name in same}
 
 
@@ -188,7 +189,7 @@ def test_the_python_trains_a_model_to_the_target_with_a_batch_that_grows(stored:
     by_size = dict(zip(sizes, rates, strict=True))
     first = ran[0][1]
     for size, rate in by_size.items():
-        assert rate == pytest.approx(by_size[first] * (size / first) ** 0.5)
+        assert rate == pytest.approx(by_size[first] * (size / first) ** 0.5, rel=5e-4)  # of four digits
     assert isinstance(model, torch.nn.Module)
 
 

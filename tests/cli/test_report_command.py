@@ -243,7 +243,15 @@ def test_the_data_frame_has_the_columns_and_values_of_the_table_of_trials(tmp_pa
     rows = read(tmp_path / "trials.csv")
     frame = trials_frame("toy", db=url)
     assert {"sampled.dropout", "steps_x_step_time_s", "threads", "eval_every_steps", "retry_of"} <= set(rows[0])
-    assert list(frame.columns) == [*rows[0], "sampled", "traceback"]
+    assert {*frame.columns} == {*rows[0], "sampled", "traceback"}
+    assert list(frame.columns[:6]) == [
+        "number",
+        "state",
+        "time_to_target_s",
+        "batch_size",
+        "learning_rate",
+        "weight_decay",
+    ]
     assert [float(row["sampled.dropout"]) for row in rows[:2]] == list(frame["sampled.dropout"][:2]) == [0.1, 0.1]
     assert list(frame["sampled"]) == [coordinates, coordinates, None]
     assert list(frame["number"]) == [int(row["number"]) for row in rows] == [1, 2, 3]

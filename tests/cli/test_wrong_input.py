@@ -13,7 +13,19 @@ from bssearch.cli import run, study
 from bssearch.cli.arguments import launched, typed
 from bssearch.commands.launch import HERE, OPTIONS, Launch
 from bssearch.registry import Option
-from tests.cli.task import INLINE, SPEC, WORKLOAD, bssearch, command, environment, printed, read, refused, write_task
+from tests.cli.task import (
+    INLINE,
+    SPEC,
+    WORKLOAD,
+    bssearch,
+    command,
+    environment,
+    printed,
+    ran,
+    read,
+    refused,
+    write_task,
+)
 from tests.packages import installed
 from tests.schema import execute
 
@@ -142,6 +154,33 @@ def test_databases_that_are_none(tmp_path: Path) -> None:
     refuse(tmp_path, "best", "task", "--db", "sqlite:///notes.db", code=4, said="notes.db")
     refuse(tmp_path, "run", "task.yaml", "--db", "sqlite:///no/such/folder/x.db", code=4, said="no/such/folder")
     refuse(tmp_path, "trial", "add", "task", "batch_size=64", code=4, said="no database at bssearch.db")
+
+
+@pytest.mark.usefixtures("by_law")
+def test_a_database_in_a_parent_folder_is_named(tmp_path: Path) -> None:
+    write_task(tmp_path)
+    other, folder = tmp_path / "bssearch.db", tmp_path / "one" / "two"
+    folder.mkdir(parents=True)
+    write_task(folder)
+    assert str(other) not in ran(tmp_path, "run", "task.yaml").stderr
+    refuse(folder, "best", "task", code=4, said=f"--db sqlite:///{other}")
+    assert f"--db sqlite:///{other}" in ran(folder, "run", "task.yaml").stderr
+    refuse(folder, "best", "another", code=3, said=f"--db sqlite:///{other}")
+    assert str(other) not in ran(folder, "run", "task.yaml").stderr, "the study is here"
+    said = ran(folder, "run", "task.yaml", "--set", "name=new", "--db", "sqlite:///own.db").stderr
+    assert "own.db" in said and str(other) not in said
+
+
+@pytest.mark.usefixtures("by_law")
+def test_check_takes_the_database_as_run_does(tmp_path: Path) -> None:
+    write_task(tmp_path)
+    printed(tmp_path, "check", "task.yaml", "--db", "sqlite:///own.db")
+    assert not list(tmp_path.glob("*.db*"))
+    refuse(tmp_path, "check", "task.yaml", "--db", "nosuch://x/y", code=2, said="nosuch")
+    refuse(tmp_path, "check", "task.yaml", "--db", "sqlite:///no/folder/x.db", code=4, said="no/folder")
+    ran(tmp_path, "run", "task.yaml", "--db", "sqlite:///own.db")
+    changed = ("check", "task.yaml", "--set", "target.value=0.5", "--db", "sqlite:///own.db")
+    refuse(tmp_path, *changed, code=2, said="target.value")
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from bssearch.errors import LaunchError, SpecError, UsageError
 from bssearch.executors.base import Event
 from bssearch.records import (
     Goal,
+    MetricInfo,
     Observation,
     StepTime,
     StepTimeRequest,
@@ -24,6 +25,7 @@ from bssearch.records import (
     TrialObserved,
     TrialOutcome,
     TrialState,
+    WorkloadDescription,
 )
 from bssearch.spec import StudySpec, load_spec
 from tests.factories import SPEC, make_spec, not_none
@@ -236,6 +238,27 @@ def test_what_does_not_fit_at_once_is_tried_in_micro_batches() -> None:
     assert [(one.batch_size, one.micro_batch_size) for one in found.batches] == [(8, 8), (32, 16), (128, 16)]
     assert executor.requests[0].plan.configuration.micro_batch_size == 16
     assert [finding.code for finding in found.findings] == ["out_of_memory"] * 2
+
+
+def test_a_loss_that_is_nan_before_the_first_update_is_no_fault_of_the_learning_rate() -> None:
+    class Nan(LawExecutor):
+        def events(self, timeout: float) -> list[Event]:
+            outcome = TrialOutcome(state=TrialState.DIVERGED, reason="the loss is nan", steps=1)
+            return [TrialEnded(self.running.pop(0).number, outcome)]
+
+    (found,) = (one.message for one in look(Nan()).findings if one.code == "default_diverges")
+    assert "NaN in the inputs" in found
+
+
+def test_a_target_in_percent_is_named_with_its_share() -> None:
+    class Shares(LawExecutor):
+        def describe(self) -> WorkloadDescription:
+            return replace(super().describe(), metrics={"accuracy": MetricInfo()})
+
+    target, budget = {"metric": "accuracy", "value": 90}, {"trials": 20, "trial_train_seconds": 0.2}
+    found = {one.code: one.message for one in look(Shares(reachable=False), target=target, budget=budget).findings}
+    assert "did you mean 0.9?" in found["target_in_other_unit"]
+    assert "target_far" not in found
 
 
 def test_a_target_that_an_untrained_model_meets_is_refused_before_anything_runs() -> None:

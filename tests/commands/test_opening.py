@@ -1,6 +1,7 @@
 """What is said as a study begins."""
 
 import json
+import os
 from pathlib import Path
 from threading import Event
 
@@ -76,12 +77,17 @@ def test_a_run_has_the_slots_that_auto_came_to_and_the_study_keeps_the_word(tmp_
         assert study.spec.question_hash == make_spec().question_hash
 
 
-def test_a_script_that_takes_no_step_is_told_after_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("load", [0.0, 1000.0])
+def test_a_script_that_takes_no_step_is_told_after_a_while(
+    load: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     heard = Event()
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, load, load))
 
     class Hears(Listener):
         def note(self, message: str) -> None:
             if "still waiting for the first step and evaluation of train.py" in message and "TrialCallback" in message:
+                assert ("the machine is busy (load 1000" in message) is (load > 0)
                 heard.set()
 
     class Slow(LawExecutor):

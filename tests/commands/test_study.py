@@ -19,7 +19,7 @@ from bssearch.commands.status import status
 from bssearch.errors import InterruptedRunError, TrialStopped, UsageError, WorkloadError
 from bssearch.exchange.trial_rows import ALWAYS_THERE, UNKNOWN_OF_IMPORTED, trial_row
 from bssearch.executors.loops import trial_run
-from bssearch.executors.loops.own_loop import LoopTrial
+from bssearch.executors.loops.own_loop import Trial
 from bssearch.records import Phase, StudyRecord, TrialRecord, TrialState
 from bssearch.spec.model import IMPORTED
 from bssearch.storage.repository import Store, open_store
@@ -52,7 +52,7 @@ def trials_of(folder: Path) -> list[TrialRecord]:
         return store.trials.of("own")
 
 
-def train(trial: LoopTrial) -> None:
+def train(trial: Trial) -> None:
     """Reach the target after 160 samples."""
     size = trial.batch_size
     assert trial.learning_rate > 0
@@ -64,7 +64,7 @@ def train(trial: LoopTrial) -> None:
 def test_an_objective_trains_the_trials_of_a_study(tmp_path: Path) -> None:
     threads, seen = set(), []
 
-    def objective(trial: LoopTrial) -> None:
+    def objective(trial: Trial) -> None:
         threads.add(threading.current_thread())
         seen.append(trial.parameters["hidden"])
         train(trial)
@@ -103,13 +103,13 @@ def test_a_loop_asks_and_tells(tmp_path: Path) -> None:
 def test_a_trial_whose_objective_raises_has_failed_and_the_study_goes_on(tmp_path: Path) -> None:
     failed: list[int] = []
 
-    def objective(trial: LoopTrial) -> None:
+    def objective(trial: Trial) -> None:
         train(trial) if failed or not is_search(trial) else fail(trial)
 
-    def is_search(trial: LoopTrial) -> bool:
+    def is_search(trial: Trial) -> bool:
         return "TrialRun" in type(trial._assignment).__name__
 
-    def fail(trial: LoopTrial) -> None:
+    def fail(trial: Trial) -> None:
         failed.append(1)
         raise RuntimeError("broken on purpose")
 
@@ -120,7 +120,7 @@ def test_a_trial_whose_objective_raises_has_failed_and_the_study_goes_on(tmp_pat
 
 
 def test_a_loop_that_cannot_be_looked_at_ends_the_study_before_anything_is_written(tmp_path: Path) -> None:
-    def never_steps(trial: LoopTrial) -> None:
+    def never_steps(trial: Trial) -> None:
         assert trial.batch_size
 
     with pytest.raises(WorkloadError, match="no step"):
@@ -132,7 +132,7 @@ def test_a_loop_that_cannot_be_looked_at_ends_the_study_before_anything_is_writt
 def test_the_first_interrupt_pauses_the_trial_and_a_study_of_the_same_objective_goes_on_with_it(tmp_path: Path) -> None:
     resumed_at, interrupts = [], ["first"]
 
-    def objective(trial: LoopTrial) -> None:
+    def objective(trial: Trial) -> None:
         size = trial.batch_size
         assert trial.learning_rate
         trial.state(model=torch.nn.Linear(2, 1))
@@ -159,14 +159,14 @@ def test_the_first_interrupt_pauses_the_trial_and_a_study_of_the_same_objective_
 
 @pytest.mark.slow
 def test_the_second_interrupt_ends_at_once_and_so_does_one_before_anything_has_begun(tmp_path: Path) -> None:
-    def twice(trial: LoopTrial) -> None:
+    def twice(trial: Trial) -> None:
         if type(trial._assignment).__name__ == "TrialRun":
             os.kill(os.getpid(), signal.SIGINT)
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(60)
         train(trial)
 
-    def at_first(trial: LoopTrial) -> None:
+    def at_first(trial: Trial) -> None:
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(60)
 
@@ -216,7 +216,7 @@ def test_a_trial_that_raises_gives_back_what_it_took_of_the_process(
     monkeypatch.setattr(trial_run, "peak_memory_meter", lambda device: SampledMemoryMeter())
     failed: list[int] = []
 
-    def objective(trial: LoopTrial) -> None:
+    def objective(trial: Trial) -> None:
         if type(trial._assignment).__name__ == "TrialRun" and not failed:
             failed.append(1)
             raise raised("on purpose")
@@ -236,9 +236,9 @@ def test_a_trial_that_raises_gives_back_what_it_took_of_the_process(
 
 @pytest.mark.slow
 def test_a_loop_that_goes_on_after_its_end_is_stopped(tmp_path: Path) -> None:
-    stopped: list[LoopTrial] = []
+    stopped: list[Trial] = []
 
-    def goes_on(trial: LoopTrial) -> None:
+    def goes_on(trial: Trial) -> None:
         assert trial.batch_size and trial.learning_rate
         try:
             while True:

@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -25,6 +26,7 @@ from bssearch.errors import (
 )
 from bssearch.executors.base import Event
 from bssearch.records import (
+    MetricInfo,
     Phase,
     TrialEnded,
     TrialOutcome,
@@ -237,6 +239,71 @@ def test_a_target_met_before_the_first_step_is_refused_each_time(tmp_path: Path)
     for _ in range(2):
         with pytest.raises(SpecError, match=r"target.value = 0.9 is met before the first step: trial 1 .* = 0.95"):
             run(make_spec(**SHORT), tmp_path, AtOnce())
+
+
+class OwnLoop(LawExecutor):
+    """Says nothing of its metric's bounds; no trial reaches the target."""
+
+    def describe(self) -> WorkloadDescription:
+        model = replace(super().describe().model, initial_metrics={})
+        return replace(super().describe(), metrics={"accuracy": MetricInfo()}, model=model)
+
+
+PERCENT = {"target": {"metric": "accuracy", "value": 90, "goal": "maximize"}}
+
+
+def test_a_target_in_percent_ends_the_study_after_the_default(tmp_path: Path) -> None:
+    executor = OwnLoop(reachable=False)
+    for _ in range(2):
+        with pytest.raises(SpecError, match=r"did you mean 0\.9\?"):
+            run(make_spec(**SHORT, **PERCENT), tmp_path, executor)
+    assert [one.plan.configuration.batch_size for one in executor.requests] == [32]
+    longer = {"budget": {**SHORT["budget"], "trial_train_seconds": 200.0}}
+    with pytest.raises(SpecError, match=r"trial [2-9] trained"):
+        run(make_spec(**{**SHORT, **longer}, **PERCENT), tmp_path, OwnLoop(reachable=False))
+
+
+@pytest.mark.parametrize("changes", [{"target": {"metric": "return", "value": 500}}, {"objective": "metric_in_budget"}])
+def test_other_targets_above_one_are_searched_for(changes: dict[str, Any], tmp_path: Path) -> None:
+    class Signed(OwnLoop):
+        def describe(self) -> WorkloadDescription:
+            return replace(super().describe(), metrics=dict.fromkeys(("accuracy", "return"), MetricInfo()))
+
+    executor = Signed(reachable=False)
+    with suppress(TargetNotReachedError):
+        run(make_spec(**SHORT, **{**PERCENT, **changes}), tmp_path, executor)
+    assert len({one.number for one in executor.requests}) > 1
+
+
+def test_nan_at_any_learning_rate_ends_the_study_and_blames_the_data(tmp_path: Path) -> None:
+    class Nan(LawExecutor):
+        def events(self, timeout: float) -> list[Event]:
+            request = self.running.pop(0)
+            return [TrialEnded(request.number, TrialOutcome(state=TrialState.DIVERGED, reason="nan", steps=1))]
+
+    for low, ends_early in ((1e-4, True), (0.05, False)):
+        executor, folder = Nan(), tmp_path / str(low)
+        folder.mkdir()
+        space = {**SPEC["space"], "learning_rate": {"low": low, "high": 1.0}}
+        with pytest.raises(TargetNotReachedError) as caught:
+            run(make_spec(**SHORT, space=space), folder, executor)
+        assert (len(executor.requests) < 9) is ends_early
+        assert ("NaN in the inputs" in not_none(caught.value.hint)) is ends_early
+
+
+def test_a_default_that_overran_its_limit_says_why(tmp_path: Path) -> None:
+    class Late(LawExecutor):
+        def end_of(self, request: TrialRequest, seconds: float) -> float:
+            return 2.3 * super().end_of(request, seconds)
+
+    for executor, is_explained in ((Late(reachable=False), True), (LawExecutor(reachable=False), False)):
+        ear, folder = Ear(), tmp_path / str(is_explained)
+        folder.mkdir()
+        launch = Launch(db=url_in(folder), make_executor=lambda *_, one=executor: one, listener=ear)
+        with pytest.raises(TargetNotReachedError):
+            run_study(make_spec(**SHORT | {"budget": {"trials": 5, "trial_train_seconds": 0.2}}), launch)
+        missed = next(one for one in ear.notes if "missed accuracy" in one)
+        assert "limit 0.2" in missed and ("ended late" in missed) is is_explained
 
 
 def test_a_trial_that_another_driver_took_over_is_left_to_it(tmp_path: Path) -> None:

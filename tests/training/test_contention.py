@@ -9,13 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
 from bssearch.executors.base import decode_reply, encode
 from bssearch.records import StepTime, StepTimeRequest, TrialEnded
 from bssearch.settings import BOARD_PROCESS
-from bssearch.training import contention, probes
+from bssearch.training import contention, nvml, probes
 from bssearch.training.clock import RUN_AHEAD, CudaClock
 from bssearch.training.contention import REMEMBERED, Contention, ContentionMeter, CorePace, CpuUse, cpu_crowd, cpu_use
 from bssearch.training.probes import measure_step_time
@@ -173,8 +174,9 @@ def test_what_cannot_be_known_of_a_gpu_is_said_and_not_taken_for_nothing(
     assert meter.stop().warnings == ["contended: other programs took 2 GiB of the device's memory meanwhile"]
 
 
-def test_a_pause_is_no_part_of_what_others_used() -> None:
+def test_a_pause_is_no_part_of_what_others_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten seconds before it and ten after it count, and not what happened between."""
+    monkeypatch.setattr(contention, "other_drivers", list)
     crowded, idle = used(2, others=2.0), used(2, others=0.0)
     for parts, expected in (((crowded, idle), 1.0), ((crowded, crowded), 2.0), ((idle, idle), None)):
         state = None
@@ -203,6 +205,32 @@ def test_slow_looks_count_where_they_were_made_and_on_after_a_pause() -> None:
     for _ in range(5):
         nothing_known.look()
     assert nothing_known.stop() == Contention(False), "2 of 9 are less than a quarter"
+
+
+ANOTHER_DRIVER = """
+import subprocess, sys
+waits = "import sys; print('up', flush=True); sys.stdin.read()"
+subprocess.run([sys.executable, "-c", waits, "bssearch.executors.worker"])
+"""
+
+
+def test_another_driver_is_called_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def reason() -> str:
+        uses = iter([NOTHING, used(2, others=2.0)])
+        meter = ContentionMeter(CPU, 1, read_cpu=lambda: next(uses))
+        meter.start()
+        return not_none(meter.stop().reason)
+
+    with subprocess.Popen(
+        [sys.executable, "-c", ANOTHER_DRIVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as driver:
+        assert not_none(driver.stdout).readline() == b"up\n"
+        assert str(driver.pid) not in reason(), "a process that we started"
+        monkeypatch.setattr(nvml, "_family", lambda: {os.getpid()})
+        said = reason()
+        assert "bssearch driver" in said and str(driver.pid) in said
+        assert "bssearch driver" in str(nvml._name(psutil.Process(driver.pid).children()[0].pid))
+        assert "bssearch" not in str(nvml._name(os.getpid()))
 
 
 SIBLINGS = """

@@ -379,6 +379,8 @@ def best_across(
 
     Archived studies are left out. ``db`` is one URL or several. Raises `UsageError` without a condition,
     `NotFoundError`, `TargetNotReachedError` without any answer, `DatabaseError`.
+
+    Example: ``bssearch.best_across(["sqlite:///a.db", "sqlite:///b.db"], workload="digits")``
     """
     asked = StudyFilter.of(workload=workload, device=device, target=target, objective=objective, precision=precision)
     if not asked.conditions:

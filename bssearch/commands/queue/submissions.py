@@ -34,7 +34,10 @@ from bssearch.storage.statements import StudySummary
 
 
 def cancel_study(store: Store, study: str) -> Submission:
-    """Cancel a submission and its trials; raise `NotFoundError`, or `UsageError` if done."""
+    """Cancel a submission and its trials; raise `NotFoundError`, or `UsageError` if done.
+
+    Example: ``bssearch.cancel_study(bssearch.open_store("sqlite:///team.db"), "digits")``
+    """
     found = store.queue.set_state(study, SubmissionState.CANCELLED, f"cancelled by {user_name()}")
     if study not in _served(store):
         settle_cancelled(store, study)  # Otherwise its workers settle it once its trials have ended.
@@ -42,12 +45,18 @@ def cancel_study(store: Store, study: str) -> Submission:
 
 
 def pause_study(store: Store, study: str) -> Submission:
-    """Pause a submission; raise `NotFoundError`, or `UsageError` if over."""
+    """Pause a submission; raise `NotFoundError`, or `UsageError` if over.
+
+    Example: ``bssearch.pause_study(bssearch.open_store("sqlite:///team.db"), "digits")``
+    """
     return store.queue.set_state(study, SubmissionState.PAUSED, f"paused by {user_name()}")
 
 
 def resume_study(store: Store, study: str) -> Submission:
-    """Requeue a submission; raise `NotFoundError`, or `UsageError` if done."""
+    """Requeue a submission; raise `NotFoundError`, or `UsageError` if done.
+
+    Example: ``bssearch.resume_study(bssearch.open_store("sqlite:///team.db"), "digits")``
+    """
     return store.queue.set_state(study, SubmissionState.WAITING, "")
 
 
@@ -116,6 +125,11 @@ def submit_study(
 
     The highest ``priority`` is served first, then the oldest. A worker needs all ``tags``. ``owner`` defaults to the
     current user. Raises `UsageError` if the name is taken, or if workers are known and all reject the values.
+
+    ::
+
+        with bssearch.open_store("sqlite:///team.db") as store:
+            bssearch.submit_study(store, "digits", {"budget.trials": 40}, name="digits-40", priority=2.0)
     """
     new = NewSubmission(
         name=name,
@@ -242,7 +256,10 @@ class QueueListing(BaseModel):
 
 
 def queued_studies(store: Store, *, everything: bool = False) -> QueueListing:
-    """The queue; ``everything`` adds finished submissions and departed workers."""
+    """The queue; ``everything`` adds finished submissions and departed workers.
+
+    Example: ``bssearch.queued_studies(bssearch.open_store("sqlite:///team.db"), everything=True)``
+    """
     places = {name: number for number, name in enumerate(store.queue.waiting(), start=1)}
     counts = {one.name: one for one in store.studies.summaries()}
     workers = store.queue.workers()

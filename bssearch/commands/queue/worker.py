@@ -237,7 +237,10 @@ _TICK_SECONDS = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Serving:
-    """A worker's scope; ``slots`` and ``device`` override specs."""
+    """A worker's scope; ``slots`` and ``device`` override specs.
+
+    Example: ``bssearch.run_worker("templates.yaml", serving=bssearch.Serving(tags=("a100",), until_empty=True))``
+    """
 
     tags: tuple[str, ...] = ()  # submissions may only have these
     slots: int | Literal["auto"] | None = None
@@ -269,6 +272,8 @@ def run_worker(
 
     One study at a time: the highest priority, then the oldest. Raises `SpecError` and `NotFoundError` for the file, and
     `DatabaseError` if the database is not writable at the start; later the worker waits for it.
+
+    Example: ``bssearch.run_worker("templates.yaml", bssearch.Launch(db="sqlite:///team.db"))``
     """
     offered = load_templates(Path(templates), serving.overrides)
     with open_store(launch.db, notify=tell) as store:

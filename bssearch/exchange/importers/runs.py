@@ -442,7 +442,7 @@ def check_scale(metrics: Sequence[float | None], target: Target, goal: Goal | No
     if target.is_in_other_unit(low, high) and not (target.is_above_one(high) and high <= FEW_SUMMED):
         raise UsageError(
             f"{target.metric} is {low:g} to {high:g}, but --target = {target.value:g}: one is in percent ({source})",
-            hint=f"use --target {target.value * (100 if high > 1 else 0.01):g}",
+            hint=f"use --target {target.in_unit_of(high):g}",
         )
     if target.is_above_one(high):
         raise UsageError(f"{target.metric} is {low:g} to {high:g}, no shares of 1 ({source})", hint=NO_SHARES)

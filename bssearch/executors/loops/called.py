@@ -14,7 +14,7 @@ import torch
 from bssearch.executors.base import Assign, Event, Program, Refused, Reply, Work
 from bssearch.executors.devices import device_of, uuid_of
 from bssearch.executors.loops.measuring import Looked, end_work, work_of
-from bssearch.executors.loops.own_loop import LoopTrial
+from bssearch.executors.loops.own_loop import Trial
 from bssearch.executors.loops.trial_run import TrialRun
 from bssearch.executors.process import no_noise_scale
 from bssearch.executors.slots import RunningTrial
@@ -49,17 +49,17 @@ class Piece:
         self._threads_before = threads
         self.stop: tuple[TrialState, str] | None = None
         self.is_dropped = False
-        self.trial: LoopTrial | None = None
+        self.trial: Trial | None = None
         self._work: TrialRun | Looked | None = None
         self._post = post
 
-    def begin(self) -> LoopTrial:
+    def begin(self) -> Trial:
         """Set threads and seed; return the trial."""
         self._threads_before = torch.get_num_threads()
         torch.set_num_threads(self._threads)
         program = self.assign.program
         self._work = work_of(self.assign, self)
-        self.trial = LoopTrial(self._work, searched=program.searched, needs_samples=program.needs_samples)
+        self.trial = Trial(self._work, searched=program.searched, needs_samples=program.needs_samples)
         seed_everything(self.trial.seed)
         return self.trial
 

@@ -29,7 +29,7 @@ from bssearch.executors.base import (
 )
 from bssearch.executors.loops.assignment import Alone
 from bssearch.executors.loops.measuring import Looked, end_work, failure_of, work_of
-from bssearch.executors.loops.own_loop import LoopTrial
+from bssearch.executors.loops.own_loop import Trial
 from bssearch.executors.loops.ranks import Follower, Leader, Ranks, RankTrial, ranks_of
 from bssearch.executors.loops.trial_run import TrialRun
 from bssearch.records import MAKE_TRAINER, Configuration, ParameterValue, TrialRequest, TrialState, TrialStop
@@ -121,7 +121,7 @@ class Session:
         self.line = line
         self.assign = line.assignment()
         self.work: TrialRun | Looked | None = None
-        self.trial: LoopTrial | None = None
+        self.trial: Trial | None = None
 
     def take(self, given: dict[str, ParameterValue], ranks: Ranks | None = None) -> TrialRun | Looked | Leader:
         """The work, or its leader among several ranks."""
@@ -204,7 +204,7 @@ def current_trial(
     evaluate_every: int | None = None,
     steps: int | None = None,
     **parameters: ParameterValue,
-) -> LoopTrial:
+) -> Trial:
     """Trial to train, and seed all random generators.
 
     Outside a search the given values apply.
@@ -220,6 +220,12 @@ def current_trial(
         UsageError: a second call under a search, uninitialized torch.distributed, a batch that ranks cannot share, or
             an invalid value.
         LaunchError: the search no longer listens.
+
+    ::
+
+        trial = bssearch.current_trial(batch_size=64, learning_rate=0.1)
+        for x, y in trial.batches(make_loader, evaluate=lambda: {"accuracy": accuracy(model)}):
+            train_step(model, x, y, trial.learning_rate)
     """
     if batch_size < 1:
         raise UsageError(f"current_trial(batch_size={batch_size}): must be >= 1")
@@ -239,12 +245,12 @@ def current_trial(
     return trial
 
 
-def _trial_of_one(alone: Alone, given: dict[str, ParameterValue]) -> LoopTrial:
+def _trial_of_one(alone: Alone, given: dict[str, ParameterValue]) -> Trial:
     found = session()
     if found is None:
-        return LoopTrial(alone)
+        return Trial(alone)
     work, program = found.take(given), found.assign.program
-    found.trial = LoopTrial(work, searched=program.searched, needs_samples=program.needs_samples)
+    found.trial = Trial(work, searched=program.searched, needs_samples=program.needs_samples)
     return found.trial
 
 
@@ -289,7 +295,7 @@ def train_made(name: str, default: Configuration) -> None:
     fit_made(trial, make(trial))
 
 
-def fit_made(trial: LoopTrial, made: Any) -> None:
+def fit_made(trial: Trial, made: Any) -> None:
     """Train with a ``make_trainer`` result; `UsageError` for an unknown class."""
     trainer = made[0] if isinstance(made, tuple) and made else made
     names = [(one.__module__.partition(".")[0], one.__name__) for one in type(trainer).__mro__]

@@ -18,7 +18,7 @@ import torch
 from bssearch.errors import UsageError
 from bssearch.executors.loops.assignment import print_evaluation
 from bssearch.executors.loops.following import in_words, rates_of
-from bssearch.executors.loops.own_loop import LoopTrial
+from bssearch.executors.loops.own_loop import Trial
 
 OLDEST, BELOW = (2, 6, 5), (2, 7)
 PACKAGES = {"lightning.pytorch": "lightning", "pytorch_lightning": "pytorch-lightning"}  # distribution by module
@@ -71,7 +71,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
             batch size or learning rate, the Trainer uses several processes or another device, or validation is off.
     """
 
-    def __init__(self, trial: LoopTrial, metric: str | None = None) -> None:
+    def __init__(self, trial: Trial, metric: str | None = None) -> None:
         self._trial = trial
         self._metric = metric
         self._steers = trial.is_searched or trial.given.get("evaluate_every") is not None
@@ -241,7 +241,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
         return found if self._metric is None else {self._metric: found[self._metric]}
 
 
-def fit_made(trial: LoopTrial, made: Any) -> None:
+def fit_made(trial: Trial, made: Any) -> None:
     """Fit the ``(trainer, module[, data])`` of ``make_trainer``, adding a `TrialCallback` if missing.
 
     ``data`` is a datamodule, a training loader, or a tuple of loaders. Raises `UsageError` for another form.
@@ -293,7 +293,7 @@ SCHEDULE_RATES = ("base_lrs", "max_lrs", "min_lrs", "eta_min", "_last_lr")
 Scale = Callable[[Any], Any]
 
 
-def adopt_learning_rate(trial: LoopTrial, optimizers: Iterable[Any], schedules: Iterable[Any]) -> None:
+def adopt_learning_rate(trial: Trial, optimizers: Iterable[Any], schedules: Iterable[Any]) -> None:
     """Multiply every learning rate by the trial's rate over the rate given to `current_trial`.
 
     Does nothing if the script reads ``trial.learning_rate``. ``schedules`` are Lightning's scheduler configurations.
@@ -311,7 +311,7 @@ def adopt_learning_rate(trial: LoopTrial, optimizers: Iterable[Any], schedules: 
         _scale_schedule(one.scheduler, scale)
 
 
-def adopt_weight_decay(trial: LoopTrial, optimizers: Iterable[Any]) -> None:
+def adopt_weight_decay(trial: Trial, optimizers: Iterable[Any]) -> None:
     """Scale all weight decays if the study sets it and the script has not read it.
 
     The factor is relative to the value given to `current_trial`, else to the largest of any group.

@@ -35,8 +35,16 @@ MOST_SKIPPED = 100  # batches in a row without an optimizer step; a gradient sca
 SKIPPED = "a gradient scaler skips the steps whose gradients are not finite"
 
 
-class LoopTrial:
-    """A trial trained by a user's loop.
+# Members for a user's loop, as `dir` lists them; the others serve Trainers and the search.
+PUBLIC = (
+    *("accumulation_steps", "batch_size", "batches", "checkpoint", "close", "device", "evaluation_due", "given"),
+    *("is_look", "is_over", "is_searched", "learning_rate", "load_optimizer", "micro_batch_size", "parameters"),
+    *("report", "sampler", "seed", "should_stop", "state", "step", "steps", "test"),
+)
+
+
+class Trial:
+    """A trial trained by a user's loop, made by `current_trial` and `Study.ask`.
 
     ``batch_size`` samples make an optimizer step, in ``accumulation_steps`` micro-batches of ``micro_batch_size``. With
     a batch size schedule, these and ``learning_rate`` are those of the next step. ``parameters`` holds the other
@@ -44,6 +52,14 @@ class LoopTrial:
     searched learning rate; other unread searched parameters cause a warning.
 
     Steps are those of the optimizers given to `state`, else one per batch.
+
+    ::
+
+        trial: bssearch.Trial = bssearch.current_trial(batch_size=64, learning_rate=0.1)
+        optimizer = SGD(model.parameters(), lr=trial.learning_rate)
+        trial.state(model=model, optimizer=optimizer)
+        for x, y in trial.batches(make_loader, evaluate=lambda: {"accuracy": accuracy(model)}):
+            train_step(model, optimizer, x, y)
     """
 
     _ranks_together = 1  # processes that share a batch
@@ -339,6 +355,9 @@ class LoopTrial:
         self.has_state = True
         self._followed.resume(self.steps)
         self._followed.watch(lambda: self._is_in_batch and not self._is_whole)
+
+    def __dir__(self) -> list[str]:
+        return list(PUBLIC)
 
     def __enter__(self) -> Self:
         return self

@@ -18,7 +18,7 @@ from bssearch.errors import UsageError
 from bssearch.executors.base import Assign
 from bssearch.executors.loops.assignment import Assignment, Evaluate, Line, Metrics
 from bssearch.executors.loops.measuring import TimedLoop, work_of
-from bssearch.executors.loops.own_loop import LoopTrial
+from bssearch.executors.loops.own_loop import Trial
 from bssearch.executors.loops.passes import RankSampler, SeededSampler
 from bssearch.executors.loops.trial_run import TrialRun
 from bssearch.records import TrialRequest
@@ -235,7 +235,7 @@ class LedRun(TrialRun):
         return "a trial of several ranks is not saved"
 
 
-class RankTrial(LoopTrial):
+class RankTrial(Trial):
     """One rank's trial; ``batch_size`` is of all ranks, ``micro_batch_size`` of this one.
 
     Raises `UsageError` if ranks cannot share a micro-batch evenly.
@@ -265,7 +265,7 @@ class RankTrial(LoopTrial):
         return self._share
 
     def sampler(self, dataset: Any) -> SeededSampler:
-        """This rank's share of `LoopTrial.sampler`."""
+        """This rank's share of `Trial.sampler`."""
         self._sampler = RankSampler(
             len(dataset),
             self._configuration.batch_size,

@@ -14,7 +14,7 @@ import torch
 
 from bssearch.errors import UsageError
 from bssearch.executors.loops.following import rates_of
-from bssearch.executors.loops.own_loop import LoopTrial
+from bssearch.executors.loops.own_loop import Trial
 from bssearch.executors.loops.trial_run import kept_random_numbers
 from bssearch.training.schedule import warmup_steps
 
@@ -70,7 +70,7 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
         UsageError: When training begins, if the Trainer contradicts the trial or the batch grows.
     """
 
-    def __init__(self, trial: LoopTrial, metric: str | None = None) -> None:
+    def __init__(self, trial: Trial, metric: str | None = None) -> None:
         self._trial = trial
         self._metric = metric
         self._is_training = False
@@ -202,7 +202,7 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
         return named
 
 
-def fit(trainer: Trainer, trial: LoopTrial, metric: str | None = None) -> None:
+def fit(trainer: Trainer, trial: Trial, metric: str | None = None) -> None:
     """Train a trial with a Trainer; set its default arguments and add the callback if missing.
 
     Args:
@@ -224,7 +224,7 @@ def fit(trainer: Trainer, trial: LoopTrial, metric: str | None = None) -> None:
     trainer.train()
 
 
-def fit_made(trial: LoopTrial, made: Trainer) -> None:
+def fit_made(trial: Trial, made: Trainer) -> None:
     """Train with the result of ``make_trainer``; see `fit`."""
     fit(made, trial)
 
@@ -266,7 +266,7 @@ FILLED = "_filled_for_trial"  # marks the arguments that `training_arguments` ma
 
 
 def training_arguments(
-    trial: LoopTrial,
+    trial: Trial,
     *,
     train_samples: int | None = None,
     arguments_class: type[TrainingArguments] = TrainingArguments,
@@ -298,7 +298,7 @@ def training_arguments(
     return made
 
 
-def fill(arguments: TrainingArguments, trial: LoopTrial, train_samples: int | None) -> None:
+def fill(arguments: TrainingArguments, trial: Trial, train_samples: int | None) -> None:
     """Set the default arguments, unless `training_arguments` made them."""
     if hasattr(arguments, FILLED):
         return
@@ -312,7 +312,7 @@ def fill(arguments: TrainingArguments, trial: LoopTrial, train_samples: int | No
         arguments.max_steps = MOST_STEPS
 
 
-def _lacking(trial: LoopTrial, train_samples: int | None, own: Mapping[str, Any], *, is_new: bool) -> dict[str, Any]:
+def _lacking(trial: Trial, train_samples: int | None, own: Mapping[str, Any], *, is_new: bool) -> dict[str, Any]:
     decided = decided_by(trial, train_samples)
     _check_obeys(trial, own)
     for name, value in decided.items():
@@ -325,7 +325,7 @@ def _lacking(trial: LoopTrial, train_samples: int | None, own: Mapping[str, Any]
     return found
 
 
-def check(arguments: TrainingArguments, trial: LoopTrial) -> None:
+def check(arguments: TrainingArguments, trial: Trial) -> None:
     """Raise `UsageError` if an argument contradicts the trial."""
     for name, value in _of_steps(trial).items():
         _check_agrees(name, getattr(arguments, name), value)
@@ -338,7 +338,7 @@ def check(arguments: TrainingArguments, trial: LoopTrial) -> None:
     trial.check_device(arguments.device, arguments.world_size, hint)
 
 
-def decided_by(trial: LoopTrial, train_samples: int | None) -> dict[str, Any]:
+def decided_by(trial: Trial, train_samples: int | None) -> dict[str, Any]:
     """Arguments that a trial sets; `UsageError` if ``train_samples`` is lacking."""
     parameters = trial.parameters
     found = {**_of_steps(trial), **{its: parameters[name] for name, its in RENAMED.items() if name in parameters}}
@@ -352,7 +352,7 @@ def decided_by(trial: LoopTrial, train_samples: int | None) -> dict[str, Any]:
     return {**found, **_of_optimizer(parameters)}
 
 
-def _of_steps(trial: LoopTrial) -> dict[str, Any]:
+def _of_steps(trial: Trial) -> dict[str, Any]:
     return {
         "per_device_train_batch_size": trial.micro_batch_size,
         "gradient_accumulation_steps": trial.accumulation_steps,
@@ -372,7 +372,7 @@ def _of_optimizer(parameters: Mapping[str, Any]) -> dict[str, Any]:
     return {"optim": "sgd", **({"optim_args": ",".join(options)} if options else {})}
 
 
-def _open(trial: LoopTrial, *, has_horizon: bool, is_new: bool) -> dict[str, Any]:
+def _open(trial: Trial, *, has_horizon: bool, is_new: bool) -> dict[str, Any]:
     found: dict[str, Any] = {"logging_nan_inf_filter": False, "save_strategy": "no"}
     if is_new:
         found |= {"report_to": "none", **({"disable_tqdm": True} if trial.is_searched else {})}
@@ -383,7 +383,7 @@ def _open(trial: LoopTrial, *, has_horizon: bool, is_new: bool) -> dict[str, Any
     return found
 
 
-def _check_obeys(trial: LoopTrial, own: Collection[str]) -> None:
+def _check_obeys(trial: Trial, own: Collection[str]) -> None:
     optimizer, schedule = trial.parameters.get("optimizer"), trial.parameters.get("schedule")
     for name, value, known, argument in (
         ("optimizer", optimizer, ("adamw", "sgd"), "optim"),

@@ -19,6 +19,8 @@ def plan_memory(asked: MemoryPlanRequest) -> MemoryPlan:
     Raises:
         UsageError: Numbers, names or combinations are wrong.
         LaunchError: The parameters do not fit; the hint names options that would.
+
+    Example: ``bssearch.plan_memory(parameters="110M", precision="bf16", optimizer="adamw", memory_gib=24)``
     """
     if asked.model is None:
         return plan_numbers(asked)

@@ -22,7 +22,7 @@ from sqlalchemy.exc import DBAPIError, DisconnectionError, SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry, NullPool, PoolProxiedConnection, QueuePool
 
 from bssearch.errors import DatabaseError
-from bssearch.settings import NETWORK_FILE_VARIABLE
+from bssearch.settings import NETWORK_FILE_VARIABLE, in_parent_folder
 from bssearch.storage.connection.urls import (
     BUSY_TIMEOUT_S,
     LOCK_TIMEOUT,
@@ -158,7 +158,8 @@ def _check_file(path: Path, *, write: bool) -> None:
         raise DatabaseError(f"{path} is a folder, not a database", hint=OTHER_DATABASE_HINT)
     exists = path.exists()
     if not exists and not write:
-        raise DatabaseError(f"no database at {path}", hint=f"the first run creates it; {OTHER_DATABASE_HINT}")
+        other = in_parent_folder(f"sqlite:///{path}") or OTHER_DATABASE_HINT
+        raise DatabaseError(f"no database at {path}", hint=f"the first run creates it; {other}")
     if exists and 0 < path.stat().st_size < _SMALLEST_PAGE:
         raise DatabaseError(f"{path} is not a SQLite database", hint=OTHER_DATABASE_HINT)
     if write and exists and not _is_writable(path):

@@ -12,7 +12,7 @@ import pytest
 import bssearch as library
 from bssearch.errors import TargetNotReachedError, UsageError
 from bssearch.exchange.boards import base
-from bssearch.executors.loops.own_loop import LoopTrial
+from bssearch.executors.loops.own_loop import Trial
 from bssearch.records import Observation, TrialRecord, TrialState
 from bssearch.storage.repository import open_store
 from tests.cli.task import INLINE, bssearch, environment, printed, ran, space_of, write_task
@@ -209,7 +209,7 @@ def test_another_study_of_the_same_name_has_runs_of_its_own(tmp_path: Path) -> N
 
 
 def test_a_study_in_a_notebook_reports_too(tmp_path: Path) -> None:
-    def train(trial: LoopTrial) -> None:
+    def train(trial: Trial) -> None:
         assert trial.batch_size > 0 and trial.learning_rate > 0
         for _ in trial.batches(range(50), evaluate=lambda: {"accuracy": trial.steps / 10}):
             pass

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from bssearch.executors.base import Assign, Program, Reply, Work
-from bssearch.executors.loops.own_loop import LoopTrial
+from bssearch.executors.loops.own_loop import Trial
 from bssearch.executors.loops.trial_run import HostClock, TrialRun
 from bssearch.records import (
     Configuration,
@@ -87,7 +87,7 @@ class Started:
 
     def __post_init__(self) -> None:
         self.run = TrialRun(self.request, assign(self.request), self.line, clock=clock_of(self.time))
-        self.trial = LoopTrial(self.run, now=lambda: self.time.seconds)
+        self.trial = Trial(self.run, now=lambda: self.time.seconds)
         seed_everything(self.trial.seed)
 
     def stop_at(self, step: int | None, state: TrialState = TrialState.PAUSED) -> Started:
@@ -101,7 +101,7 @@ class Training:
 
     def __init__(
         self,
-        trial: LoopTrial,
+        trial: Trial,
         time: FakeTime,
         *,
         sampler: bool = False,

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from bssearch.commands.opening import program_of
 from bssearch.errors import UsageError
 from bssearch.executors.loops.measuring import TimedLoop
-from bssearch.executors.loops.own_loop import MOST_SKIPPED, LoopTrial
+from bssearch.executors.loops.own_loop import MOST_SKIPPED, Trial
 from bssearch.executors.loops.ranks import RankTrial
 from bssearch.records import TrialState
 from tests.executors.loops.loops import ROWS, FakeLine, Started, asked, assign, clock_of, step_time_request
@@ -42,7 +42,7 @@ def evaluate() -> dict[str, float]:
     return {"accuracy": 0.5}
 
 
-def rows(trial: LoopTrial, collate: Collate | None = None, *, drop_last: bool = False) -> DataLoader[Any]:
+def rows(trial: Trial, collate: Collate | None = None, *, drop_last: bool = False) -> DataLoader[Any]:
     return DataLoader(range(ROWS), trial.micro_batch_size, collate_fn=collate, drop_last=drop_last)  # type: ignore[arg-type]
 
 
@@ -94,7 +94,7 @@ def test_a_batch_that_cannot_be_counted_is_warned_of_and_refused_if_the_study_is
     assert counted(started) == [(0, 0), (2, 40)]
     assert len([one for one in started.line.outcome.warnings if "samples cannot be counted" in one]) == 1
     started = until(2)
-    trial = LoopTrial(started.run, needs_samples=True)
+    trial = Trial(started.run, needs_samples=True)
     assert trial.batch_size == 20
     with pytest.raises(UsageError, match="objective is samples_to_target"):
         next(iter(trial.batches(batches, evaluate)))
@@ -234,7 +234,7 @@ def test_several_steps_a_batch_are_timed_each() -> None:
         line,
         clock=clock_of(time),
     )
-    trial, optimizer = LoopTrial(timed, now=lambda: time.seconds), optimizer_of()
+    trial, optimizer = Trial(timed, now=lambda: time.seconds), optimizer_of()
     trial.state(optimizer=optimizer)
     for _ in trial.batches(rows(trial), evaluate):
         time.pass_by(1.0)
@@ -312,7 +312,7 @@ def test_a_trial_whose_steps_are_all_skipped_from_some_step_on_has_diverged(form
     assert outcome.samples == (70 if form == "batches" else 80)
 
 
-def looped(trial: LoopTrial, *, samples: int | None, steps: int = 3) -> None:
+def looped(trial: Trial, *, samples: int | None, steps: int = 3) -> None:
     optimizer = optimizer_of()
     with trial:
         for _ in range(steps):
@@ -343,12 +343,12 @@ def test_a_loop_of_steps_says_its_samples_or_is_warned_or_has_the_order_of_the_s
 def test_a_loop_of_steps_must_say_its_samples_if_the_study_is_about_samples() -> None:
     for objective, needs in (("samples_to_target", True), ("time_to_target", False)):
         assert not_none(program_of(make_spec(objective=objective, workload="train.py"))).needs_samples is needs
-    trial = LoopTrial(until(9).run, needs_samples=True)
+    trial = Trial(until(9).run, needs_samples=True)
     assert trial.batch_size == 20
     with pytest.raises(UsageError, match=r"trial\.step\(\) does not say the samples") as caught:
         trial.step()
     assert "samples=len(x)" in str(caught.value.hint)
-    trial = LoopTrial(until(9).run, needs_samples=True)
+    trial = Trial(until(9).run, needs_samples=True)
     assert trial.batch_size == 20
     trial.step(samples=7)
     with pytest.raises(UsageError, match=r"step\(samples=0\): must be >= 1"):

@@ -15,7 +15,7 @@ import bssearch
 from bssearch.errors import UsageError
 from bssearch.executors.loops.assignment import Alone, LoopStages
 from bssearch.executors.loops.measuring import DescribedLoop, TimedLoop
-from bssearch.executors.loops.own_loop import LoopTrial
+from bssearch.executors.loops.own_loop import Trial
 from bssearch.executors.loops.ranks import Follower, RankTrial
 from bssearch.executors.loops.trial_run import TrialRun
 from bssearch.records import Configuration, TrialRequest, TrialState
@@ -418,13 +418,13 @@ def test_several_ranks_and_branches_are_refused() -> None:
 
 
 def test_what_cannot_grow_is_told_as_the_loop_is_described_and_steps_are_timed_at_the_first_size() -> None:
-    trial = LoopTrial(DescribedLoop(assign("describe", at=by_noise()), FakeLine()))
+    trial = Trial(DescribedLoop(assign("describe", at=by_noise()), FakeLine()))
     assert trial.batch_size == 10
     with pytest.raises(UsageError, match="noise scale"):
         trial.step()
     timing = step_time_request(configuration=grows())
     timed = TimedLoop(timing, assign(timing), FakeLine())
-    trial = LoopTrial(timed)
+    trial = Trial(timed)
     sizes = set()
     for _ in range(8):
         sizes.add(trial.batch_size)
@@ -452,7 +452,7 @@ def test_the_loop_of_the_guide_grows_and_trains_alone(monkeypatch: pytest.Monkey
     script = (OWN_TRAINING / "growing_loop.py").read_text(encoding="utf-8")
     wanted = grows((0, 20), (200, 100, 50), (600, 200, 50), learning_rate=0.2)
     started = Started(grown(None, configuration=wanted, eval_every_steps=5)).stop_at(20, TrialState.PRUNED)
-    alone = LoopTrial(Alone(configuration(), 0, {}))
+    alone = Trial(Alone(configuration(), 0, {}))
     for trial in (started.trial, alone):
         monkeypatch.setattr(bssearch, "current_trial", lambda trial=trial, **given: trial)
         torch.manual_seed(0)
@@ -469,7 +469,7 @@ def test_a_search_of_schedules_does_not_ask_for_their_parameters() -> None:
     started = Started(grown())
     given = started.request.plan.configuration.parameters
     run = TrialRun(started.request, assign(started.request, given=given), started.line)
-    trial = LoopTrial(run, searched=("batch_schedule", "batch_stages"))
+    trial = Trial(run, searched=("batch_schedule", "batch_stages"))
     for _ in trial.batches(lambda size: [torch.zeros(size)] * 3, lambda: {"accuracy": 3.0 * (trial.steps > 1)}):
         assert trial.accumulation_steps
     assert not [one for one in started.line.outcome.warnings if "searches" in one]

@@ -19,7 +19,7 @@ from bssearch.executors.loaded import LoadedWorkload
 from bssearch.executors.loops.assignment import Alone
 from bssearch.executors.loops.current import fit_made, train_made
 from bssearch.executors.loops.measuring import DescribedLoop, MeasuredMemory, TimedLoop
-from bssearch.executors.loops.own_loop import LoopTrial
+from bssearch.executors.loops.own_loop import Trial
 from bssearch.executors.programs.script import LoadedScript
 from bssearch.records import (
     Configuration,
@@ -95,13 +95,11 @@ def started(stop_at: int | None = None, **changes: Any) -> Started:
     return found
 
 
-def loader(trial: LoopTrial, data: Any = None) -> DataLoader[Any]:
+def loader(trial: Trial, data: Any = None) -> DataLoader[Any]:
     return DataLoader(data or rows(), batch_size=trial.micro_batch_size)
 
 
-def fit(
-    trial: LoopTrial, time: FakeTime, *callbacks: Any, module: Any = None, data: Any = None, **settings: Any
-) -> Any:
+def fit(trial: Trial, time: FakeTime, *callbacks: Any, module: Any = None, data: Any = None, **settings: Any) -> Any:
     """Fit a trial; return the module."""
     module = module or Tiny(time)
     trainer = trainer_of(TrialCallback(trial), *callbacks, **settings)
@@ -261,7 +259,7 @@ def test_alone_nothing_changes_but_that_validations_are_printed(capfd: pytest.Ca
         trainer.fit(module, DataLoader(rows(), batch_size=10), DataLoader(rows(), batch_size=25))
         return module.layer.weight, module.validated
 
-    trial = LoopTrial(Alone(configuration(10, learning_rate=0.3), 0, {}))
+    trial = Trial(Alone(configuration(10, learning_rate=0.3), 0, {}))
     assert trial.batch_size == 10
     trial.given = GIVEN
     plain, callback = weights(), weights(TrialCallback(trial))
@@ -271,7 +269,7 @@ def test_alone_nothing_changes_but_that_validations_are_printed(capfd: pytest.Ca
 
 
 def test_alone_a_cadence_and_an_end_that_the_script_asks_for_hold(capfd: pytest.CaptureFixture[str]) -> None:
-    trial = LoopTrial(Alone(configuration(20), 0, {}, evaluate_every=2, steps=5))
+    trial = Trial(Alone(configuration(20), 0, {}, evaluate_every=2, steps=5))
     trial.given = {**GIVEN, "evaluate_every": 2}
     module = fit(trial, FakeTime())
     assert module.validated[-2:] == [2, 4] and len(module.rates) == 5
@@ -291,7 +289,7 @@ def test_what_a_search_looks_at_before_it_goes_past_the_ends_of_the_users_traini
         TimedLoop(timing, assign(timing), line, clock=clock_of(fake)),
     ]
     for look in looks:
-        trial = LoopTrial(look)
+        trial = Trial(look)
         trial.given = GIVEN
         stopper = lightning.pytorch.callbacks.EarlyStopping("accuracy", patience=1, mode="min")
         fit(trial, fake, stopper, module=Tiny(fake, optimizers), max_steps=2, max_time={"seconds": 1000})

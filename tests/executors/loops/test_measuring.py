@@ -12,7 +12,7 @@ from bssearch.errors import UsageError
 from bssearch.executors.loops import measuring
 from bssearch.executors.loops.assignment import Alone
 from bssearch.executors.loops.measuring import DescribedLoop, Looked, MeasuredMemory, TimedLoop
-from bssearch.executors.loops.own_loop import LoopTrial
+from bssearch.executors.loops.own_loop import Trial
 from bssearch.records import Branch, MemoryUse, StepTime, TrialState, WorkloadDescription
 from bssearch.training.contention import ContentionMeter, CorePace
 from bssearch.training.probes import SEGMENT_SECONDS, STEPS, WARM_UP_STEPS
@@ -44,7 +44,7 @@ def looked(kind: str, fake: FakeTime, line: FakeLine) -> Looked:
 def answer(kind: str, form: str, **settings: Any) -> tuple[Any, Training]:
     """Return what a loop answers, and its training."""
     fake, line = FakeTime(), FakeLine()
-    trial = LoopTrial(looked(kind, fake, line), now=lambda: fake.seconds)
+    trial = Trial(looked(kind, fake, line), now=lambda: fake.seconds)
     training = Training(trial, fake, **settings)
     training.go(form)
     (reply,) = line.replies
@@ -109,7 +109,7 @@ def test_a_micro_batch_fits_after_three_steps_and_an_evaluation(form: str) -> No
 def test_memory_that_runs_out_is_an_answer(kind: str) -> None:
     line = FakeLine()
     loop = looked(kind, FakeTime(), line)
-    LoopTrial(loop)
+    Trial(loop)
     loop.begin()
     assert loop.ran_out_of_memory(MemoryError("full"))
     (reply,) = line.replies
@@ -120,7 +120,7 @@ def test_memory_that_runs_out_is_an_answer(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["describe", "memory", "step-time"])
 def test_a_loop_that_lacks_something_is_told_what(kind: str) -> None:
     fake = FakeTime()
-    trial = LoopTrial(looked(kind, fake, FakeLine()), now=lambda: fake.seconds)
+    trial = Trial(looked(kind, fake, FakeLine()), now=lambda: fake.seconds)
     training = Training(trial, fake)
     with pytest.raises(UsageError, match="no evaluation after step"):
         for batch in trial.batches(training.loader):
@@ -132,7 +132,7 @@ def test_a_loop_that_lacks_something_is_told_what(kind: str) -> None:
 
 def alone(form: str = "while", **settings: Any) -> Training:
     fake = FakeTime()
-    trial = LoopTrial(Alone(configuration(), 3, {"depth": 2}, **settings), now=lambda: fake.seconds)
+    trial = Trial(Alone(configuration(), 3, {"depth": 2}, **settings), now=lambda: fake.seconds)
     return Training(trial, fake)
 
 

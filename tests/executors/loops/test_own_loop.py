@@ -12,7 +12,7 @@ from bssearch.errors import UsageError
 from bssearch.executors.base import ExecutorSettings, Load, Program
 from bssearch.executors.loaded import LoadedWorkload
 from bssearch.executors.loops.measuring import DescribedLoop
-from bssearch.executors.loops.own_loop import READINGS_PER_MICRO_BATCH, LoopTrial
+from bssearch.executors.loops.own_loop import READINGS_PER_MICRO_BATCH, Trial
 from bssearch.executors.loops.passes import SeededSampler
 from bssearch.executors.loops.trial_run import TrialRun
 from bssearch.executors.programs.script import LoadedScript
@@ -178,11 +178,11 @@ PARAMETERS: dict[str, ParameterValue] = {"weight_decay": 0.1, "depth": 3, "devic
 SEARCHED = ("batch_size", "learning_rate", "weight_decay", "depth")
 
 
-def loop(reads: Callable[[LoopTrial], object]) -> tuple[Started, LoopTrial]:
+def loop(reads: Callable[[Trial], object]) -> tuple[Started, Trial]:
     """Return a trial of a study that searches more than the loop may read, after its first steps."""
     started = Started(asked())
     run = TrialRun(started.request, assign(started.request, given=PARAMETERS), started.line)
-    trial = LoopTrial(run, searched=SEARCHED)
+    trial = Trial(run, searched=SEARCHED)
     seed_everything(trial.seed)
     for _ in trial.batches(range(trial.batch_size), evaluate=lambda: {"accuracy": trial.steps / 3}):
         reads(trial)
@@ -205,7 +205,7 @@ def test_a_loop_that_never_asks_for_a_learning_rate_that_is_searched_is_refused(
     ],
 )
 def test_a_loop_is_warned_of_each_other_parameter_that_it_did_not_ask_for(
-    reads: Callable[[LoopTrial], object], ignored: list[str]
+    reads: Callable[[Trial], object], ignored: list[str]
 ) -> None:
     started, trial = loop(reads)
     assert trial.steps > 1
@@ -218,7 +218,7 @@ def test_a_loop_is_warned_of_each_other_parameter_that_it_did_not_ask_for(
 def test_what_a_loop_ignores_is_told_with_its_description(searched: tuple[str, ...], told: str | None) -> None:
     line = FakeLine()
     described = DescribedLoop(assign("describe", given=PARAMETERS), line)
-    trial = LoopTrial(described, searched=searched)
+    trial = Trial(described, searched=searched)
     for _ in trial.batches([[0] * trial.batch_size] * 2, evaluate=lambda: {"accuracy": 0.5}):
         pass
     assert isinstance(line.replies[0], WorkloadDescription)
@@ -230,7 +230,7 @@ def test_what_a_loop_ignores_is_told_with_its_description(searched: tuple[str, .
 def test_an_optimizer_that_does_not_have_the_trials_learning_rate_is_told(rate: float | None, is_told: bool) -> None:
     started = Started(asked())
     run = TrialRun(started.request, assign(started.request), started.line)
-    trial = LoopTrial(run, searched=SEARCHED)
+    trial = Trial(run, searched=SEARCHED)
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=rate or trial.learning_rate)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.1)

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from bssearch.errors import UsageError
 from bssearch.executors.base import Assign, Program
-from bssearch.executors.loops.own_loop import LoopTrial
+from bssearch.executors.loops.own_loop import Trial
 from bssearch.executors.loops.passes import RankSampler, SeededSampler
 from bssearch.executors.loops.ranks import Follower, Leader, RankTrial, ranks_of
 from bssearch.records import Configuration, Target, TrialRequest, TrialState
@@ -69,7 +69,7 @@ def assign(*, value: float = 10.0, seconds: float = 60.0, tested: bool = False) 
     return Assign(work=request, program=Program(default=SPLIT, metric="accuracy"), device="cpu", revision="0")
 
 
-def trained(assigned: Assign, line: FakeLine, train: Callable[[LoopTrial, int], None]) -> list[int]:
+def trained(assigned: Assign, line: FakeLine, train: Callable[[Trial, int], None]) -> list[int]:
     """Train on two ranks; return the steps of each at its end."""
     group = Group(2)
 
@@ -94,12 +94,12 @@ def trained(assigned: Assign, line: FakeLine, train: Callable[[LoopTrial, int], 
     return [one.result() for one in found]
 
 
-def loader(trial: LoopTrial) -> list[list[int]]:
+def loader(trial: Trial) -> list[list[int]]:
     """Return seven micro-batches."""
     return [[0] * trial.micro_batch_size] * 7
 
 
-def loop(trial: LoopTrial, rank: int) -> None:
+def loop(trial: Trial, rank: int) -> None:
     """Train; what the second rank finds would be the end of the trial at once, if it counted."""
     assert (trial.batch_size, trial.micro_batch_size, trial.accumulation_steps, trial.seed) == (8, 2, 2, 1)
     evaluate = lambda: {"accuracy": trial.steps if rank == 0 else 1e5}  # noqa: E731
@@ -125,7 +125,7 @@ def test_a_limit_between_two_evaluations_ends_all_ranks_at_the_next() -> None:
 def test_a_stop_and_a_pause_end_all_ranks_at_an_evaluation(tmp_path: Path) -> None:
     line = FakeLine()
 
-    def stopped(trial: LoopTrial, rank: int) -> None:
+    def stopped(trial: Trial, rank: int) -> None:
         for _ in trial.batches(loader(trial), evaluate=lambda: {"accuracy": 0.0}):
             if rank == 0 and trial.steps == 7:
                 line.stop = lambda: (TrialState.PAUSED, "a better one first")
@@ -141,7 +141,7 @@ def test_a_stop_and_a_pause_end_all_ranks_at_an_evaluation(tmp_path: Path) -> No
 def test_weights_that_are_not_finite_end_the_trial_as_diverged() -> None:
     line = FakeLine()
 
-    def broken(trial: LoopTrial, rank: int) -> None:
+    def broken(trial: Trial, rank: int) -> None:
         model = torch.nn.Linear(1, 1)
         trial.state(model=model)
         for _ in trial.batches(loader(trial), evaluate=lambda: {"accuracy": 0.0}):
@@ -155,7 +155,7 @@ def test_weights_that_are_not_finite_end_the_trial_as_diverged() -> None:
 def test_a_ranks_batches_are_its_share_and_none_is_warned_of() -> None:
     line = FakeLine()
 
-    def sampled(trial: LoopTrial, rank: int) -> None:
+    def sampled(trial: Trial, rank: int) -> None:
         rows = torch.zeros(40, 1)
         batches = DataLoader(TensorDataset(rows), batch_size=trial.micro_batch_size, sampler=trial.sampler(rows))
         for _ in trial.batches(batches, evaluate=lambda: {"accuracy": trial.steps}):
@@ -166,7 +166,7 @@ def test_a_ranks_batches_are_its_share_and_none_is_warned_of() -> None:
 
 
 def test_a_rank_that_ignores_accumulation_is_refused() -> None:
-    def ignores(trial: LoopTrial, rank: int) -> None:
+    def ignores(trial: Trial, rank: int) -> None:
         trial._asked._fields.discard("accumulation_steps")
         batches = DataLoader(
             TensorDataset(torch.zeros(40, 1)), trial.micro_batch_size, sampler=trial.sampler(range(40))
@@ -181,7 +181,7 @@ def test_a_rank_that_ignores_accumulation_is_refused() -> None:
 def test_a_loop_that_asks_in_its_body_passes_over_the_evaluation_before_its_first_step() -> None:
     line = FakeLine()
 
-    def asking(trial: LoopTrial, rank: int) -> None:
+    def asking(trial: Trial, rank: int) -> None:
         trial.state()
         for _ in trial.batches(loader(trial)):
             if trial.evaluation_due:
@@ -192,7 +192,7 @@ def test_a_loop_that_asks_in_its_body_passes_over_the_evaluation_before_its_firs
 
 
 def test_an_evaluation_that_is_passed_over_is_an_error_on_every_rank() -> None:
-    def silent(trial: LoopTrial, rank: int) -> None:
+    def silent(trial: Trial, rank: int) -> None:
         for _ in trial.batches(loader(trial)):
             pass
 
@@ -205,7 +205,7 @@ def test_the_test_part_is_evaluated_by_all_ranks_or_by_none() -> None:
         line = FakeLine()
         calls: list[int] = []
 
-        def testing(trial: LoopTrial, rank: int, calls: list[int] = calls) -> None:
+        def testing(trial: Trial, rank: int, calls: list[int] = calls) -> None:
             def test() -> dict[str, float]:
                 calls.append(rank)
                 return {"accuracy": 0.5 if rank == 0 else 99}
@@ -221,7 +221,7 @@ def test_the_test_part_is_evaluated_by_all_ranks_or_by_none() -> None:
 def test_no_rank_tests_after_a_loop_that_all_have_left_before_its_end() -> None:
     line, calls = FakeLine(), []
 
-    def left_early(trial: LoopTrial, rank: int) -> None:
+    def left_early(trial: Trial, rank: int) -> None:
         assert trial.micro_batch_size
         while not trial.should_stop and trial.steps < 1:
             if trial.evaluation_due:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bssearch.errors import UsageError
-from bssearch.executors.loops.own_loop import LoopTrial
+from bssearch.executors.loops.own_loop import Trial
 from bssearch.executors.loops.transformers import training_arguments
 from bssearch.records import TrialState
 from tests.executors.loops import test_lightning
@@ -17,7 +17,7 @@ from tests.executors.loops.test_growing import grows
 from tests.executors.loops.trainers import trainer_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")
-Prepare = Callable[[LoopTrial], object]
+Prepare = Callable[[Trial], object]
 
 
 def with_lightning(found: Started, folder: Path, prepare: Prepare) -> None:

@@ -17,7 +17,7 @@ from bssearch.errors import UsageError
 from bssearch.executors.loops.assignment import Alone
 from bssearch.executors.loops.current import fit_made
 from bssearch.executors.loops.measuring import DescribedLoop, MeasuredMemory, TimedLoop
-from bssearch.executors.loops.own_loop import LoopTrial
+from bssearch.executors.loops.own_loop import Trial
 from bssearch.executors.loops.passes import SeededSampler
 from bssearch.executors.loops.transformers import (
     MOST_STEPS,
@@ -54,9 +54,9 @@ def trained(found: Started, folder: Path, **changes: Any) -> Watched:
     return trainer
 
 
-def alone(steps: int | None = None, every: int | None = None) -> LoopTrial:
+def alone(steps: int | None = None, every: int | None = None) -> Trial:
     at = Configuration(batch_size=20, micro_batch_size=20, learning_rate=0.02)
-    trial = LoopTrial(Alone(at, 3, {}, every, steps))
+    trial = Trial(Alone(at, 3, {}, every, steps))
     trial.device = "cpu"
     return trial
 
@@ -227,7 +227,7 @@ def test_a_trainer_is_described_timed_and_measured_whatever_its_own_bound(own: d
     ]
     taken = []
     for look in looks:
-        trainer = trainer_of(LoopTrial(look), tmp_path, metric="accuracy", own=own)
+        trainer = trainer_of(Trial(look), tmp_path, metric="accuracy", own=own)
         trainer.after = lambda: fake.pass_by(2.0)
         trainer.train()
         taken.append(len(trainer.seen.rows))
@@ -387,10 +387,10 @@ def test_a_warmup_of_the_trainers_own_is_warned_of_if_it_is_in_steps(
     assert len([one for one in found.line.outcome.warnings if "warmup_steps = 5" in one]) == warnings
 
 
-def trial_with(**parameters: Any) -> LoopTrial:
+def trial_with(**parameters: Any) -> Trial:
     """Return a trial of twenty samples a batch whose study sets some parameters."""
     run = TrialRun(asked(), assign(asked(), given=parameters), FakeLine(), clock=clock_of(FakeTime()))
-    return LoopTrial(run)
+    return Trial(run)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import Dataset
 from transformers import BertConfig, BertForSequenceClassification, Trainer
 
-from bssearch.executors.loops.own_loop import LoopTrial
+from bssearch.executors.loops.own_loop import Trial
 from bssearch.executors.loops.transformers import TrialCallback, training_arguments
 from tests.training.toys import FakeTime
 
@@ -89,7 +89,7 @@ class Watched(Trainer):  # type: ignore[misc]
 
 
 def trainer_of(
-    trial: LoopTrial,
+    trial: Trial,
     folder: Path,
     *,
     arguments: Any = None,
