@@ -38,7 +38,7 @@ from bssearch.spec import StudySpec
 from bssearch.storage.repository import open_store
 from tests.benchmarks.settling import Cell, Lab, spec_of
 from tests.factories import EPOCH, make_environment, make_probe, make_spec, make_trial, not_none
-from tests.search.law import LawExecutor
+from tests.search.law import LawExecutor, interrupt
 from tests.search.study import trials_in, url_in
 from tests.waiting import Ear
 
@@ -317,16 +317,12 @@ def answer_in(made_up: History) -> Answer:
 
 
 class NoisyLaw(LawExecutor):
-    """The law with seconds that differ by the run, by ``noise``; interrupted after so many confirmation runs."""
+    """The law with seconds that differ by the run, by ``noise``."""
 
     noise = 0.2
-    stop_after: int | None = None
 
     def events(self, timeout: float) -> list[Event]:
         request = self.running[0] if self.running else None
-        confirming = sum(one.plan.is_tested for one in self.requests)
-        if self.stop_after is not None and confirming > self.stop_after:
-            raise KeyboardInterrupt
         found = super().events(timeout)
         if request is None or not isinstance(found[-1], TrialEnded):
             return found
@@ -420,7 +416,7 @@ def test_an_interrupted_confirmation_goes_on_where_it_stopped(begun: Path) -> No
     shutil.copy(begun / "study.db", whole)
     stopped, noisy = NoisyLaw(), NoisyLaw()
     stopped.noise = noisy.noise = 0.5
-    stopped.stop_after = 2
+    stopped.on_look = lambda law: sum(one.plan.is_tested for one in law.requests) > 2 and interrupt()
     go_on(whole, noisy, max_runs=6)
     with pytest.raises(InterruptedRunError, match="every trial that had ended is stored"):
         go_on(begun, stopped, max_runs=6)
@@ -480,12 +476,9 @@ def test_what_plainly_misses_the_target_has_no_more_runs_and_the_others_go_on() 
     assert Counter(run.configuration.batch_size for run in left([*trials, *missed(at(32), 5)], runs=9)) == {16: 4}
 
 
-class LuckyOnce(LawExecutor):
-    """The law, which no run with the seed of a confirmation reaches."""
-
-    def events(self, timeout: float) -> list[Event]:
-        self.reachable = bool(self.running) and not self.running[0].plan.is_tested
-        return super().events(timeout)
+def lucky_once(law: LawExecutor) -> None:
+    """Let no run with the seed of a confirmation reach the target."""
+    law.reachable = bool(law.running) and not law.running[0].plan.is_tested
 
 
 def test_a_confirmation_ends_where_every_finalist_plainly_misses_and_says_so(tmp_path: Path) -> None:
@@ -493,7 +486,7 @@ def test_a_confirmation_ends_where_every_finalist_plainly_misses_and_says_so(tmp
     spec = make_spec(budget={"trials": 12, "trial_train_seconds": 100.0}, confirm={"top": 1, "runs": 9})
     db = url_in(tmp_path)
     with suppress(TargetNotReachedError):  # A hit of the search that is no finalist is an answer, unconfirmed.
-        run_study(spec, Launch(db=db, listener=ear, make_executor=lambda *_: LuckyOnce()))
+        run_study(spec, Launch(db=db, listener=ear, make_executor=lambda *_: LawExecutor(on_look=lucky_once)))
     runs = Counter(trial.configuration.key for trial in confirmation(tmp_path))
     assert set(runs.values()) == {5}
     given_up = [note for note in ear.notes if "no more confirmation runs" in note]

@@ -12,13 +12,11 @@ from bssearch.commands.check import longest_seconds, pruned_seconds
 from bssearch.commands.launch import Launch
 from bssearch.commands.run import run_study
 from bssearch.commands.trials import enqueue, with_schedule
-from bssearch.errors import LaunchError, UsageError, WorkloadError
+from bssearch.errors import LaunchError, UsageError
 from bssearch.executors.base import Event
 from bssearch.records import (
     Configuration,
     Phase,
-    StepTime,
-    StepTimeRequest,
     TrialEnded,
     TrialObserved,
     TrialOutcome,
@@ -265,13 +263,8 @@ def test_milestones_and_the_noise_scale_are_tried_as_they_are_given(tmp_path: Pa
 
 
 def test_where_no_milestone_may_run_the_other_schedules_are_searched_all_the_same(tmp_path: Path) -> None:
-    class Broken(CriticalLaw):
-        def measure_step_time(self, request: StepTimeRequest) -> StepTime:
-            if request.configuration.batch_size == 256:
-                raise WorkloadError("no batch of 256")
-            return super().measure_step_time(request)
-
-    run(spec_of({"name": ["milestones", "linear"], "milestones": {640: 256}}), tmp_path, Broken())
+    broken = CriticalLaw(refuses=frozenset({256}))
+    run(spec_of({"name": ["milestones", "linear"], "milestones": {640: 256}}), tmp_path, broken)
     with open_store(url_in(tmp_path), write=False) as store:
         grown = [one.configuration for one in store.trials.of("toy") if one.phase is Phase.GROWTH]
     assert [one.parameters["batch_schedule"] for one in grown] == ["linear"] * 6
