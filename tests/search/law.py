@@ -52,7 +52,8 @@ class LawExecutor:
 
     Micro-batches above ``fits_up_to`` run out of memory, in trials already those above ``trains_up_to``; those
     above ``leaves_reserve_up_to`` leave no reserve. The workload's code refuses the batch sizes in ``refuses``.
-    ``place`` changes the environment. ``on_submit`` is called before a trial starts, ``on_look`` before its events.
+    ``place`` changes the environment. ``on_submit`` is called before a trial starts, ``on_look`` before its events;
+    ``ended_as`` changes the outcome of a trial, and ``timed`` a step time.
     """
 
     slots: int = 1
@@ -68,6 +69,8 @@ class LawExecutor:
     place: dict[str, Any] = field(default_factory=dict)
     on_submit: Callable[[Any], object] = lambda executor: None
     on_look: Callable[[Any], object] = lambda executor: None
+    ended_as: Callable[[TrialRequest, TrialOutcome], TrialOutcome] = lambda request, outcome: outcome
+    timed: Callable[[StepTime], StepTime] = lambda found: found
     batch_norm_layers: int = 0
     requests: list[TrialRequest] = field(default_factory=list)
     splits_timed: list[Configuration] = field(default_factory=list)
@@ -97,7 +100,7 @@ class LawExecutor:
             raise WorkloadError(f"no batch of {size}")
         micro = request.configuration.micro_batch_size
         fits = micro <= self.fits_up_to
-        return StepTime(
+        found = StepTime(
             batch_size=size,
             micro_batch_size=micro,
             step_seconds=step_seconds(size) if fits else None,
@@ -106,6 +109,7 @@ class LawExecutor:
             peak_memory_bytes=None,
             out_of_memory=not fits,
         )
+        return self.timed(found)
 
     def measure_memory(self, request: MemoryRequest) -> MemoryUse:
         assert not self.running, "memory is measured alone"
@@ -157,7 +161,7 @@ class LawExecutor:
             final_metric=0.9,
             test_metric=0.89 if request.plan.is_tested else None,
         )
-        return [*events, TrialEnded(request.number, outcome)]
+        return [*events, TrialEnded(request.number, self.ended_as(request, outcome))]
 
     def seconds_of(self, request: TrialRequest) -> float:
         """Return train seconds to the target."""

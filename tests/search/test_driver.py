@@ -40,7 +40,7 @@ from bssearch.spec import StudySpec
 from bssearch.storage.repository import open_store
 from tests.factories import EPOCH, SPEC, make_environment, make_probe, make_spec, make_trial, not_none
 from tests.search.law import SHARES, LawExecutor, interrupt, step_seconds
-from tests.search.study import url_in
+from tests.search.study import trials_in, url_in
 from tests.waiting import Ear
 
 BUDGET = {"trials": 40, "trial_train_seconds": 100.0}
@@ -186,8 +186,7 @@ def test_an_error_in_mid_study_leaves_no_trial_running(tmp_path: Path) -> None:
 
     with pytest.raises(LaunchError, match="no worker"):
         run(make_spec(**SHORT), tmp_path, LawExecutor(on_submit=breaks))
-    with open_store(url_in(tmp_path), write=False) as store:
-        states = Counter(trial.state for trial in store.trials.of("toy"))
+    states = Counter(trial.state for trial in trials_in(tmp_path))
     assert states[TrialState.RUNNING] == 0
     assert states[TrialState.CANCELLED] == 1
 
@@ -239,8 +238,7 @@ def test_a_trial_that_another_driver_took_over_is_left_to_it(tmp_path: Path) -> 
                 assert other.leases.mark_lost("toy", is_alive=lambda owner: False) == [3]
 
     run(make_spec(**SHORT), tmp_path, LawExecutor(on_look=overtake))
-    with open_store(url, write=False) as store:
-        trials = store.trials.of("toy")
+    trials = trials_in(tmp_path)
     assert trials[2].state is TrialState.LOST
     assert [trial.number for trial in trials if trial.retry_of == 3] == [4]
 
@@ -288,8 +286,7 @@ def test_an_enqueued_configuration_outlives_a_stop_and_a_spent_budget(tmp_path: 
 
     with pytest.raises(InterruptedRunError):
         run(spec, tmp_path, LawExecutor(on_look=interrupt))
-    with open_store(url, write=False) as store:
-        assert store.trials.get("toy", number).state is TrialState.CANCELLED
+    assert trials_in(tmp_path)[number - 1].state is TrialState.CANCELLED
     executor = LawExecutor()
     run(spec, tmp_path, executor)
     assert [request.plan.configuration for request in executor.requests] == [configuration]

@@ -31,7 +31,6 @@ from bssearch.records import (
 )
 from bssearch.search.calibration import COMPARING_VISITS, FIRST_VISITS
 from bssearch.spec import StudySpec
-from bssearch.storage.repository import open_store
 from tests.factories import make_spec, not_none
 from tests.search.law import LawExecutor, step_seconds, steps_needed
 from tests.search.study import trials_in, url_in
@@ -149,11 +148,9 @@ def study_spec(**changes: object) -> StudySpec:
 
 
 def run(spec: StudySpec, folder: Path, executor: LawExecutor) -> list[TrialRecord]:
-    url = url_in(folder)
     executor.full = spec.budget.trial_train_seconds  # type: ignore[attr-defined]
-    run_study(spec, Launch(db=url, make_executor=lambda *_: executor))
-    with open_store(url, write=False) as store:
-        return list(store.trials.of(spec.name, phase=Phase.SEARCH))
+    run_study(spec, Launch(db=url_in(folder), make_executor=lambda *_: executor))
+    return trials_in(folder, Phase.SEARCH)
 
 
 @pytest.mark.parametrize("slots", [1, 3])
@@ -182,8 +179,7 @@ def test_the_next_run_goes_on_with_what_waits(tmp_path: Path) -> None:
     doomed = SteppingLaw(on_look=die)
     with pytest.raises(Dies):
         run(spec, tmp_path, doomed)
-    with open_store(url_in(tmp_path), write=False) as store:
-        paused = store.trials.of(spec.name, states=[TrialState.PAUSED])
+    paused = trials_in(tmp_path, states=[TrialState.PAUSED])
     assert paused
     executor = SteppingLaw(done=doomed.done)
     with pytest.raises(TargetNotReachedError):
@@ -279,8 +275,7 @@ def test_what_is_interrupted_goes_on_first_where_it_was(tmp_path: Path, pruner: 
     first = SteppingLaw(interrupts_when=lambda law: law.done.get(4) == 1)  # before its pace could be judged
     with pytest.raises(InterruptedRunError):
         run(spec, tmp_path, first)
-    with open_store(url_in(tmp_path), write=False) as store:
-        assert store.trials.get(spec.name, 4).state is TrialState.PAUSED
+    assert trials_in(tmp_path)[3].state is TrialState.PAUSED
     second = SteppingLaw(done=first.done)
     trials = run(spec, tmp_path, second)
     assert second.requests[0].number == 4
@@ -298,8 +293,7 @@ def test_a_verdict_under_way_is_not_undone_by_an_interrupt(tmp_path: Path) -> No
     executor = Interrupted()
     with pytest.raises(InterruptedRunError):
         run(study_spec(), tmp_path, executor)
-    with open_store(url_in(tmp_path), write=False) as store:
-        (paused,) = store.trials.of("toy", states=[TrialState.PAUSED])
+    (paused,) = trials_in(tmp_path, states=[TrialState.PAUSED])
     assert "too far behind" in not_none(paused.outcome).reason
 
 
@@ -347,8 +341,7 @@ def test_what_a_driver_that_is_gone_left_waiting_is_ended_where_its_process_ende
     spec, first = study_spec(), SteppingLaw(on_look=die)
     with pytest.raises(Dies):
         run(spec, tmp_path, first)
-    with open_store(url_in(tmp_path), write=False) as store:
-        waiting = {trial.number for trial in store.trials.of(spec.name, states=[TrialState.PAUSED])}
+    waiting = {trial.number for trial in trials_in(tmp_path, states=[TrialState.PAUSED])}
     assert waiting
     monkeypatch.setattr("bssearch.search.pruners.checkpoints.is_alive", lambda owner: alive)
     if not here:

@@ -77,11 +77,10 @@ def on_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
 
 def run(spec: StudySpec, folder: Path, executor: SteppingLaw) -> tuple[list[TrialRecord], list[str]]:
     """Run a study; return its search trials and what was told."""
-    url, ear = url_in(folder), Ear()
+    ear = Ear()
     executor.full = spec.budget.trial_train_seconds
-    run_study(spec, Launch(db=url, listener=ear, make_executor=lambda *_: executor))
-    with open_store(url, write=False) as store:
-        return list(store.trials.of(spec.name, phase=Phase.SEARCH)), ear.notes
+    run_study(spec, Launch(db=url_in(folder), listener=ear, make_executor=lambda *_: executor))
+    return trials_in(folder, Phase.SEARCH), ear.notes
 
 
 def interrupted(folder: Path, trials: int = 12) -> tuple[StudySpec, dict[int, int]]:
@@ -94,8 +93,7 @@ def interrupted(folder: Path, trials: int = 12) -> tuple[StudySpec, dict[int, in
 
 
 def outcome_of(folder: Path, number: int) -> TrialOutcome | None:
-    with open_store(url_in(folder), write=False) as store:
-        return store.trials.get("toy", number).outcome
+    return trials_in(folder)[number - 1].outcome
 
 
 def kept(place: str) -> dict[str, str]:
@@ -287,8 +285,7 @@ def test_where_the_store_takes_nothing_what_would_wait_is_stopped_and_what_is_in
     else:
         _, notes = run(spec, tmp_path, executor)
         assert sum(note.startswith("trials can no longer be paused") and said in note for note in notes) == 1
-    with open_store(url_in(tmp_path), write=False) as store:
-        outcomes = [trial.outcome for trial in store.trials.of(spec.name) if trial.outcome is not None]
+    outcomes = [trial.outcome for trial in trials_in(tmp_path) if trial.outcome is not None]
     (stopped,) = [one for one in outcomes if "could not be paused: the checkpoint store" in one.reason]
     assert stopped.state is (TrialState.CANCELLED if is_interrupted else TrialState.PRUNED)
     assert stopped.reason.endswith(f"cannot be stored: {said}")
