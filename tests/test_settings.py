@@ -3,6 +3,7 @@
 import getpass
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,16 +18,18 @@ from bssearch.settings import (
 )
 
 
-def test_a_user_is_called_by_name_and_by_number_where_the_machine_has_no_name(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [OSError(), KeyError("uid not found"), ImportError("pwd")])
+def test_a_user_is_called_by_name_and_by_number_where_the_machine_has_no_name(
+    monkeypatch: pytest.MonkeyPatch, error: Any
+) -> None:
     monkeypatch.setattr(getpass, "getuser", lambda: "ada")
     assert user_name() == "ada"
-    for error in (OSError(), KeyError("uid not found"), ImportError("pwd")):
 
-        def nobody(error: Exception = error) -> str:
-            raise error
+    def nobody(error: Exception = error) -> str:
+        raise error
 
-        monkeypatch.setattr(getpass, "getuser", nobody)
-        assert user_name() == str(os.getuid())
+    monkeypatch.setattr(getpass, "getuser", nobody)
+    assert user_name() == str(os.getuid())
 
 
 def test_paused_trials_are_kept_where_the_user_says_else_in_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -331,10 +331,8 @@ def test_only_a_target_as_easy_as_the_studys_can_be_answered(
 
 
 def test_only_reached_trials_have_a_time() -> None:
-    assert seconds_to_target(make_trial(0, seconds=2.0)) == 2.0
-    for state in TrialState:
-        if state is not TrialState.REACHED:
-            assert seconds_to_target(make_trial(0, state=state, seconds=2.0)) is None
+    found = {state: seconds_to_target(make_trial(0, state=state, seconds=2.0)) for state in TrialState}
+    assert found == {**dict.fromkeys(TrialState), TrialState.REACHED: 2.0}
 
 
 def test_contended_runs_are_judged_by_steps_times_step_time() -> None:

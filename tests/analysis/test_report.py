@@ -555,18 +555,20 @@ def test_seeds_in_one_side_alone_make_no_pair() -> None:
     assert welch.value == pytest.approx(1.0) and welch.low == pytest.approx(1 / welch.high)
 
 
-def test_none_reaching_breaks_a_rule_once_all_runs_are_made() -> None:
-    for state in (MISSED, DIVERGED):
-        rule = runs(5.0, 5.0, state=state)
-        assert against(rule, TUNED, wanted=2).finding == "broke"
-        assert against(rule, TUNED, wanted=3).finding == "undecided"
+@pytest.mark.parametrize("state", [MISSED, DIVERGED])
+def test_none_reaching_breaks_a_rule_once_all_runs_are_made(state: TrialState) -> None:
+    rule = runs(5.0, 5.0, state=state)
+    assert against(rule, TUNED, wanted=2).finding == "broke"
+    assert against(rule, TUNED, wanted=3).finding == "undecided"
 
 
-def test_a_rule_that_was_stopped_costs_at_least_what_it_ran_and_one_that_diverged_the_limit() -> None:
-    for state, bound in ((MISSED, 5.0), (DIVERGED, LIMIT)):
-        regret = not_none(against(runs(4.0, 5.0, 6.0, state=state), runs(2.0, 2.0, 2.0)).regret)
-        assert regret.value == pytest.approx(bound / 2)
-        assert regret.low is None and regret.high is None and regret.at_least
+@pytest.mark.parametrize(("state", "bound"), [(MISSED, 5.0), (DIVERGED, LIMIT)])
+def test_a_rule_that_was_stopped_costs_at_least_what_it_ran_and_one_that_diverged_the_limit(
+    state: TrialState, bound: float
+) -> None:
+    regret = not_none(against(runs(4.0, 5.0, 6.0, state=state), runs(2.0, 2.0, 2.0)).regret)
+    assert regret.value == pytest.approx(bound / 2)
+    assert regret.low is None and regret.high is None and regret.at_least
 
 
 def test_what_some_runs_are_known_to_have_missed_bounds_the_regret_by_the_least_of_them() -> None:
@@ -577,9 +579,9 @@ def test_what_some_runs_are_known_to_have_missed_bounds_the_regret_by_the_least_
     assert regret.value == pytest.approx(4.0)
 
 
-def test_a_rule_seen_to_miss_at_no_time_at_all_has_no_bound() -> None:
-    for seconds in (0.0, -0.0):
-        assert against(runs(seconds, seconds, seconds, state=MISSED), TUNED).regret is None
+@pytest.mark.parametrize("seconds", [0.0, -0.0])
+def test_a_rule_seen_to_miss_at_no_time_at_all_has_no_bound(seconds: float) -> None:
+    assert against(runs(seconds, seconds, seconds, state=MISSED), TUNED).regret is None
 
 
 def test_of_samples_a_run_that_diverged_bounds_nothing() -> None:
@@ -606,10 +608,12 @@ def test_where_the_tuned_runs_have_no_median_there_is_no_ratio() -> None:
     assert (judgement.finding, judgement.regret) == ("undecided", None)
 
 
-def test_a_shared_device_leaves_open_whether_none_would_have_reached_unless_the_runs_diverged() -> None:
+@pytest.mark.parametrize(("state", "finding"), [(MISSED, "undecided"), (DIVERGED, "broke")])
+def test_a_shared_device_leaves_open_whether_none_would_have_reached_unless_the_runs_diverged(
+    state: TrialState, finding: str
+) -> None:
     tuned = runs(1.0, 1.0, 1.0, contended=True, product=1.0)
-    for state, finding in ((MISSED, "undecided"), (DIVERGED, "broke")):
-        assert against(runs(5.0, 5.0, 5.0, state=state, contended=True), tuned).finding == finding
+    assert against(runs(5.0, 5.0, 5.0, state=state, contended=True), tuned).finding == finding
 
 
 def test_a_rule_most_of_whose_runs_missed_costs_at_least_what_those_ran() -> None:

@@ -71,10 +71,10 @@ def test_what_the_default_has_not_cannot_be_scaled(rule: Rule, without: dict[str
     assert isinstance(given(rule, tuned=without), Configuration), "the optimum may be without"
 
 
-def test_a_warmup_is_advised_from_its_ratio_on() -> None:
-    for ratio, is_about in ((WARMUP_RATIO, True), (WARMUP_RATIO - 1, False)):
-        found = given(Rule.WARMUP, tuned={"batch_size": ratio * 16, "micro_batch_size": ratio * 16})
-        assert isinstance(found, Configuration) is is_about
+@pytest.mark.parametrize(("ratio", "is_about"), [(WARMUP_RATIO, True), (WARMUP_RATIO - 1, False)])
+def test_a_warmup_is_advised_from_its_ratio_on(ratio: int, is_about: bool) -> None:
+    found = given(Rule.WARMUP, tuned={"batch_size": ratio * 16, "micro_batch_size": ratio * 16})
+    assert isinstance(found, Configuration) is is_about
 
 
 def test_there_is_no_warmup_to_do_without_where_neither_the_space_nor_the_optimum_has_one() -> None:

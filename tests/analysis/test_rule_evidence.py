@@ -112,12 +112,10 @@ def test_exact_estimates_are_equal_within_a_quarter_and_apart_beyond_twice(scale
     assert verdict({"scale": scale, "low": scale, "high": scale}, EXACT).judgement.finding == finding
 
 
-def test_intervals_that_do_not_meet_are_not_equal() -> None:
-    for scale, low, high in ((110.0, 105.0, 115.0), (90.0, 85.0, 95.0)):
-        assert (
-            verdict({"scale": scale, "low": low, "high": high}, (100.0, 98.0, 102.0)).judgement.finding == "undecided"
-        )
-        assert verdict({"scale": scale, "low": low, "high": high}, (100.0, 95.0, 105.0)).judgement.finding == "held"
+@pytest.mark.parametrize(("scale", "low", "high"), [(110.0, 105.0, 115.0), (90.0, 85.0, 95.0)])
+def test_intervals_that_do_not_meet_are_not_equal(scale: float, low: float, high: float) -> None:
+    assert verdict({"scale": scale, "low": low, "high": high}, (100.0, 98.0, 102.0)).judgement.finding == "undecided"
+    assert verdict({"scale": scale, "low": low, "high": high}, (100.0, 95.0, 105.0)).judgement.finding == "held"
 
 
 @pytest.mark.parametrize(
@@ -210,10 +208,12 @@ def test_the_smallest_micro_batches_tell_and_those_timed_alone_come_first() -> N
         assert untold.judgement.finding == "not_run"
 
 
-def test_a_gap_of_exactly_two_points_is_neither_more_nor_less() -> None:
-    for low, high, finding in ((0.02, 0.05, "undecided"), (0.0, 0.02, "undecided"), (0.021, 0.05, "held")):
-        found = about_generalisation(SPEC, with_gap(Interval(value=0.02, low=low, high=high)))
-        assert (found.judgement.finding, found.trial_numbers) == (finding, (128,))
+@pytest.mark.parametrize(
+    ("low", "high", "finding"), [(0.02, 0.05, "undecided"), (0.0, 0.02, "undecided"), (0.021, 0.05, "held")]
+)
+def test_a_gap_of_exactly_two_points_is_neither_more_nor_less(low: float, high: float, finding: str) -> None:
+    found = about_generalisation(SPEC, with_gap(Interval(value=0.02, low=low, high=high)))
+    assert (found.judgement.finding, found.trial_numbers) == (finding, (128,))
 
 
 def test_an_imported_study_is_told_no_command() -> None:

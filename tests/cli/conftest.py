@@ -4,6 +4,7 @@ import pytest
 
 from bssearch.commands.launch import Launch
 from bssearch.commands.run import run_study
+from tests.cli.task import write_task
 from tests.factories import make_spec
 from tests.search.law import LawExecutor
 
@@ -25,3 +26,9 @@ def search_by_law(database: Path, name: str = "toy", *, trials: int = 5) -> None
 def by_law(monkeypatch: pytest.MonkeyPatch) -> LawExecutor:
     """An executor for one test, which may change it."""
     return run_by_law(monkeypatch)
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> None:
+    """The small workload and its spec, in the test's folder."""
+    write_task(tmp_path)

@@ -1,7 +1,6 @@
 """Query commands over several databases, and ``best`` without a study."""
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,27 +9,15 @@ import pytest
 import bssearch as library
 from bssearch.commands.launch import Launch
 from bssearch.commands.run import run_study
-from bssearch.records import WorkloadDescription
 from bssearch.storage.repository import open_store
 from tests.cli.task import bssearch, printed, read, refused
-from tests.factories import make_environment, make_spec
+from tests.factories import make_spec
 from tests.postgres import Postgres
 from tests.search.law import LawExecutor
 
 RATE = {"reference_batch": 32, "low": 0.01, "high": 1.0, "rule": "sqrt"}
 A, B = "sqlite:///a.db", "sqlite:///b.db"
 BOTH = ("--db", A, "--db", B)
-
-
-class On(LawExecutor):
-    """A law's executor on a device of a name."""
-
-    def __init__(self, device: str, *, reachable: bool = True) -> None:
-        super().__init__(reachable=reachable)
-        self.device = device
-
-    def describe(self) -> WorkloadDescription:
-        return replace(super().describe(), environment=make_environment(device_name=self.device))
 
 
 def run(url: str, name: str, sizes: list[int], device: str = "NVIDIA A100", **changes: Any) -> None:
@@ -41,7 +28,8 @@ def run(url: str, name: str, sizes: list[int], device: str = "NVIDIA A100", **ch
         budget={"trials": 4, "trial_train_seconds": 10.0},
         confirm={"top": 1, "runs": 0},
     )
-    run_study(spec, Launch(db=url, make_executor=lambda *_: On(device, **changes)))
+    executor = LawExecutor(place={"device_name": device}, **changes)
+    run_study(spec, Launch(db=url, make_executor=lambda *_: executor))
 
 
 @pytest.fixture(scope="module")

@@ -20,8 +20,6 @@ from tests.cli.task import INLINE, bssearch, printed, ran, read, refused, space_
 from tests.factories import make_spec
 from tests.search.law import LawExecutor
 
-RUNS = "batch_size,seed,reached,steps,train_seconds\n16,0,true,100,2.0\n64,0,true,90,3.0\n"
-
 
 def store_study(folder: Path, *, reachable: bool = True, **changes: Any) -> None:
     """Store a finished study of the law in a folder's database."""
@@ -46,7 +44,7 @@ def folder(stored: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_it_runs_what_is_missing_and_prints_what_best_prints(folder: Path, by_law: LawExecutor) -> None:
-    done = ran(folder, "study", "confirm", "toy", "--runs", "4")
+    done = ran(folder, "study", "confirm", "toy", "--runs", "4", "--verbose")
     assert done.stdout == bssearch("best", "toy", cwd=folder).stdout
     assert "confirm, trial" in done.stderr
     answer = read(folder, "study", "confirm", "toy")
@@ -118,14 +116,6 @@ def test_what_does_not_go_together_is_refused_and_nothing_runs(
 ) -> None:
     assert words in refused(folder, "study", "confirm", *arguments, code=code)
     assert by_law.requests == []
-
-
-def test_of_imported_runs_none_can_be_made(tmp_path: Path) -> None:
-    (tmp_path / "runs.csv").write_text(RUNS)
-    assert bssearch("import", "runs", "runs.csv", "--target", "0.9", cwd=tmp_path).returncode == 0
-    assert "the runs of study 'runs' were made elsewhere and imported: there is no workload to run" in refused(
-        tmp_path, "study", "confirm", "runs", code=2
-    )
 
 
 def test_the_table_of_final_metrics_marks_the_best_and_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -176,13 +176,6 @@ def test_what_makes_the_values_doubtful_is_said_beside_them(folder: Path) -> Non
     ]
 
 
-def test_export_and_format_exclude_each_other(folder: Path) -> None:
-    assert "--export yaml and --format json exclude each other" in refused(
-        folder, "best", "--export", "yaml", "--format", "json", code=2
-    )
-    assert bssearch("best", "--export", "toml", cwd=folder).returncode == 2
-
-
 @pytest.mark.parametrize(
     "words",
     [

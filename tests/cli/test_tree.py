@@ -162,6 +162,7 @@ def test_what_was_done_is_printed_for_programs(folder: Path, line: str, result: 
         ("best --step-times h100.csv --target 0.5", ("--step-times", "--target")),
         ("best --step-times h100.csv --workload digits", ("--step-times", "--workload")),
         ("best --schedule", ("--schedule", "--export")),
+        ("best --export yaml --format json", ("--export", "--format")),
         ("study confirm --to-budget --max-runs 9", ("--to-budget", "--max-runs")),
         ("trial show 1 --log --repro", ("--log", "--repro")),
     ],

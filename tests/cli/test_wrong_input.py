@@ -72,6 +72,7 @@ def test_a_name_that_is_too_long_for_a_file(tmp_path: Path, arguments: list[str]
     refuse(tmp_path, *arguments, code=code, said="ile name too long")
 
 
+@pytest.mark.usefixtures("task")
 @pytest.mark.parametrize(
     ("override", "said"),
     [
@@ -84,13 +85,12 @@ def test_a_name_that_is_too_long_for_a_file(tmp_path: Path, arguments: list[str]
     ],
 )
 def test_specs_that_say_nothing_runnable(tmp_path: Path, override: str, said: str) -> None:
-    write_task(tmp_path)
     refuse(tmp_path, "run", "task.yaml", "--set", override, code=2, said=said)
 
 
+@pytest.mark.usefixtures("task")
 @pytest.mark.usefixtures("by_law")
 def test_a_batch_larger_than_the_training_set(tmp_path: Path) -> None:
-    write_task(tmp_path)
     said = "space.batch_size = 1024: larger than the training set of 1000 samples"
     refuse(tmp_path, "run", "task.yaml", "--set", "space.batch_size.high=1100", code=2, said=said)
 
@@ -144,9 +144,9 @@ def test_more_threads_than_cpus_are_refused_where_they_would_run(tmp_path: Path,
     assert bssearch("run", "task.yaml", "--dry-run", cwd=tmp_path).returncode == 0, "it may run on another machine"
 
 
+@pytest.mark.usefixtures("task")
 @pytest.mark.usefixtures("by_law")
 def test_databases_that_are_none(tmp_path: Path) -> None:
-    write_task(tmp_path)
     refuse(tmp_path, "best", "task", code=4, said="bssearch.db")
     refuse(tmp_path, "best", "task", "--db", "not a url", code=2, said="not a url")
     refuse(tmp_path, "best", "task", "--db", "nosuch://x/y", code=2, said="nosuch")
@@ -207,9 +207,9 @@ def test_a_newer_schema_and_an_unknown_study(tmp_path: Path) -> None:
     refuse(tmp_path, "run", "task.yaml", code=4, said="newer")
 
 
+@pytest.mark.usefixtures("task")
 @pytest.mark.usefixtures("by_law")
 def test_a_read_only_database_is_read_but_not_written(tmp_path: Path) -> None:
-    write_task(tmp_path)
     assert bssearch("db", "upgrade", cwd=tmp_path).returncode == 0
     (tmp_path / "bssearch.db").chmod(0o444)
     refuse(tmp_path, "run", "task.yaml", code=4, said="read-only")
@@ -222,8 +222,8 @@ def test_usage_errors_exit_with_two(tmp_path: Path) -> None:
     refuse(tmp_path, "trial", "show", "first", code=2, said="'first' is not the number of a trial")
 
 
+@pytest.mark.usefixtures("task")
 def test_dry_run_is_printed_in_the_format_that_is_asked_for(tmp_path: Path) -> None:
-    write_task(tmp_path)
     found = read(tmp_path, "run", "task.yaml", "--dry-run")
     assert (found["study"], found["trials"], found["batch_sizes"]) == ("task", 12, [8, 16, 32, 64, 128])
     assert found["longest_search_s"] == pytest.approx(12 * 2.0 / 0.8)
@@ -258,8 +258,8 @@ def test_a_pruner_that_cannot_be_loaded_is_refused_before_anything_is_written(
         refuse(tmp_path / "study", "run", "task.yaml", *words, code=2, said=name)
 
 
+@pytest.mark.usefixtures("task")
 def test_numbers_beyond_all_bounds(tmp_path: Path) -> None:
-    write_task(tmp_path)
     refuse(tmp_path, "run", "task.yaml", "--set", "seed=4294967296", code=2, said="seed = 4294967296")
     refuse(tmp_path, "run", "task.yaml", "--set", "budget.trial_train_seconds=1e308", code=2, said="budget.trial_train")
     assert bssearch("db", "upgrade", cwd=tmp_path).returncode == 0
@@ -271,16 +271,16 @@ def test_a_metric_outside_its_declared_range(tmp_path: Path) -> None:
     assert "outside the [0, 1] declared" in refused(tmp_path, "run", "task.yaml", code=2)
 
 
+@pytest.mark.parametrize("arguments", [["run", "digits", "--dry-run"], ["schema", "spec"]])
 @pytest.mark.slow
-def test_a_reader_that_has_had_enough_is_no_error(tmp_path: Path) -> None:
-    for arguments in (["run", "digits", "--dry-run"], ["schema", "spec"]):
-        process = subprocess.Popen(
-            command(*arguments), cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
-        assert process.stdout is not None
-        process.stdout.close()
-        _, errors = process.communicate(timeout=30)
-        assert (process.returncode, errors) == (0, b"")
+def test_a_reader_that_has_had_enough_is_no_error(tmp_path: Path, arguments: Any) -> None:
+    process = subprocess.Popen(
+        command(*arguments), cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    process.stdout.close()
+    _, errors = process.communicate(timeout=30)
+    assert (process.returncode, errors) == (0, b"")
 
 
 @pytest.mark.parametrize(

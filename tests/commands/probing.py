@@ -1,6 +1,6 @@
 """What the tests of the probes share: a study in a store, and an executor that measures by the law and remembers."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from bssearch.commands.opening import OpenStudy
@@ -16,18 +16,14 @@ HERE = make_environment()
 
 @dataclass
 class ProbedExecutor(LawExecutor):
-    """Keeps the limits and requests it was given; its steps take ``slower`` times as long as by the law."""
+    """Keeps the limits and requests it was given."""
 
-    slower: float = 1.0
     limits: list[float] = field(default_factory=list)
     asked_noise: list[NoiseRequest] = field(default_factory=list)
 
     def measure_step_time(self, request: StepTimeRequest) -> StepTime:
         self.limits.append(request.seconds_limit)
-        measured = super().measure_step_time(request)
-        if measured.step_seconds is None:
-            return measured
-        return replace(measured, step_seconds=measured.step_seconds * self.slower)
+        return super().measure_step_time(request)
 
     def measure_noise(self, request: NoiseRequest) -> NoiseMeasurement:
         self.asked_noise.append(request)

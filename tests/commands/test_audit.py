@@ -18,14 +18,13 @@ from bssearch.commands.launch import Launch
 from bssearch.commands.opening import stored_spec
 from bssearch.commands.run import run_study
 from bssearch.errors import InterruptedRunError, NotFoundError, TargetNotReachedError, UsageError, WorkloadError
-from bssearch.executors.base import Event
 from bssearch.records import Configuration, Phase, StepTime, StepTimeRequest, TrialPlan, TrialRecord, TrialState
 from bssearch.search.finding import compute_answer
 from bssearch.search.history import History, trial_seed
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import open_store
 from tests.factories import make_probe, make_spec, make_trial, not_none
-from tests.search.law import LawExecutor
+from tests.search.law import LawExecutor, interrupt
 from tests.waiting import Ear
 
 SPEC = make_spec(
@@ -162,18 +161,9 @@ def test_more_runs_than_the_confirmation_had_are_made_of_the_tuned_optimum_too(s
     assert "paired by 4 seeds" in of(found, Rule.LINEAR_RATE).reason
 
 
-class Interrupted(LawExecutor):
-    """Presses Ctrl-C in the third trial."""
-
-    def events(self, timeout: float) -> list[Event]:
-        if len(self.requests) == 3:
-            raise KeyboardInterrupt
-        return super().events(timeout)
-
-
 def test_an_interrupted_audit_goes_on_where_it_stopped(studied: Path) -> None:
     with pytest.raises(InterruptedRunError):
-        audited(studied, Interrupted())
+        audited(studied, LawExecutor(on_look=lambda law: len(law.requests) == 3 and interrupt()))
     states = [trial.state for trial in audit_trials(studied)]
     assert states == [TrialState.REACHED, TrialState.REACHED, TrialState.CANCELLED]
     found = audited(studied)

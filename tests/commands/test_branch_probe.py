@@ -192,20 +192,20 @@ def test_a_branch_beyond_the_horizon_is_refused(tmp_path: Path) -> None:
     assert branch_points(spec, [tmp_path / "c.pt"], [300])[0].samples == 300
 
 
-def test_the_learning_rate_follows_the_rule_that_is_written_or_else_the_optimizers() -> None:
+@pytest.mark.parametrize(
+    ("optimizer", "written", "rule"),
+    [("sgd", None, "linear"), ("sgd", "sqrt", "sqrt"), ("adamw", None, "sqrt"), ("adafactor", None, "sqrt")],
+)
+def test_the_learning_rate_follows_the_rule_that_is_written_or_else_the_optimizers(
+    optimizer: str, written: str | None, rule: str
+) -> None:
     space = {"batch_size": [8, 16], "learning_rate": {"reference_batch": 8, "low": 0.01, "high": 0.1}}
-    for optimizer, written, rule in (
-        ("sgd", None, "linear"),
-        ("sgd", "sqrt", "sqrt"),
-        ("adamw", None, "sqrt"),
-        ("adafactor", None, "sqrt"),
-    ):
-        rate = {**space["learning_rate"], **({} if written is None else {"rule": written})}  # type: ignore[dict-item]
-        spec = make_spec(
-            space={**space, "learning_rate": rate, "optimizer": {"name": optimizer}},
-            default={"batch_size": 8, "learning_rate": 0.02},
-        )
-        assert rate_rule(spec) == (LearningRateRule(rule), optimizer != "adafactor")
+    rate = {**space["learning_rate"], **({} if written is None else {"rule": written})}  # type: ignore[dict-item]
+    spec = make_spec(
+        space={**space, "learning_rate": rate, "optimizer": {"name": optimizer}},
+        default={"batch_size": 8, "learning_rate": 0.02},
+    )
+    assert rate_rule(spec) == (LearningRateRule(rule), optimizer != "adafactor")
 
 
 def test_betas_and_weight_decay_follow_the_rules_of_the_space_from_the_default_on() -> None:

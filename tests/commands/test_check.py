@@ -19,7 +19,6 @@ from bssearch.records import (
     MetricInfo,
     Observation,
     StepTime,
-    StepTimeRequest,
     Target,
     TrialEnded,
     TrialObserved,
@@ -66,17 +65,13 @@ def test_a_healthy_study_has_nothing_suspicious_and_says_how_long_it_can_take(
     )
 
 
-class Slow(LawExecutor):
-    """Evaluates for five seconds, and steps slower and slower."""
-
-    def measure_step_time(self, request: StepTimeRequest) -> StepTime:
-        measured = super().measure_step_time(request)
-        size = measured.batch_size
-        return replace(measured, evaluation_seconds=5.0, step_seconds=0.5 if size == 128 else measured.step_seconds)
+def slow(found: StepTime) -> StepTime:
+    """Have evaluations take five seconds, and the largest batch size slow steps."""
+    return replace(found, evaluation_seconds=5.0, step_seconds=0.5 if found.batch_size == 128 else found.step_seconds)
 
 
 def test_where_evaluation_is_dear_the_longest_trial_and_study_count_it() -> None:
-    found = look(Slow())
+    found = look(LawExecutor(timed=slow))
     looks = 1 + 20  # as many as there are at least, and one before the first step
     assert found.longest_trial_s == pytest.approx(10 + looks * 5)
     assert found.longest_study_s == pytest.approx(found.longest_trial_s * (20 + 9 * 30))
@@ -84,7 +79,7 @@ def test_where_evaluation_is_dear_the_longest_trial_and_study_count_it() -> None
 
 
 def test_dear_evaluation_does_not_hide_what_is_found_at_larger_batch_sizes() -> None:
-    found = [finding.code for finding in look(Slow()).findings]
+    found = [finding.code for finding in look(LawExecutor(timed=slow)).findings]
     assert found.count("evaluation_dear") == 1
     assert "few_steps" in found
 
@@ -379,19 +374,7 @@ def test_a_searched_parameter_that_the_workload_does_not_use_is_named_and_no_oth
 
 
 def test_where_a_few_steps_take_long_they_are_not_made_and_that_is_said() -> None:
-    class Slow(LawExecutor):
-        def measure_step_time(self, request: StepTimeRequest) -> StepTime:
-            size = request.configuration.batch_size
-            return StepTime(
-                batch_size=size,
-                micro_batch_size=size,
-                step_seconds=LONGEST_S / 10,
-                evaluation_seconds=0.1,
-                steps_timed=5,
-                peak_memory_bytes=None,
-            )
-
-    executor = Slow()
+    executor = LawExecutor(timed=lambda found: replace(found, step_seconds=LONGEST_S / 10, evaluation_seconds=0.1))
     spec = StudySpec.model_validate({**SPEC, "budget": {"trials": 20, "trial_train_seconds": 1000.0}})
     codes = [one.code for one in check(spec, Launch(make_executor=lambda *_: executor)).findings]
     assert "parameters_not_tried" in codes

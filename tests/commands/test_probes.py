@@ -26,9 +26,7 @@ from bssearch.records import (
     Lease,
     MemoryRequest,
     MemoryUse,
-    StepTime,
     StepTimeError,
-    StepTimeRequest,
     TrialOutcome,
     TrialRecord,
     TrialState,
@@ -66,11 +64,8 @@ def test_the_document_has_the_fit_and_is_whole_without_one(tmp_path: Path) -> No
 
 
 def test_the_host_bound_share_is_stored_and_shown_where_the_device_tells_one(tmp_path: Path) -> None:
-    class OnCuda(ProbedExecutor):
-        def measure_step_time(self, request: StepTimeRequest) -> StepTime:
-            return replace(super().measure_step_time(request), host_bound_share=4 / request.configuration.batch_size)
-
-    launch = Launch(db=f"sqlite:///{tmp_path / 'study.db'}", make_executor=lambda *_: OnCuda())
+    on_cuda = ProbedExecutor(timed=lambda found: replace(found, host_bound_share=4 / found.batch_size))
+    launch = Launch(db=f"sqlite:///{tmp_path / 'study.db'}", make_executor=lambda *_: on_cuda)
     report = step_time(SPEC, launch)
     assert [row["host_bound_share"] for row in report.rows] == [4 / size for size in SIZES]
     assert [row["host-bound"] for row in report.table or ()] == ["50%", "25%", "12%", "6%", "3%"]
@@ -99,7 +94,8 @@ def test_visits_go_round_over_the_batch_sizes(store: Store) -> None:
 
 def test_a_probe_is_one_more_visit_and_what_it_returns_is_what_is_stored(store: Store) -> None:
     first = probe_step_times(open_study(store, ProbedExecutor()))
-    again = probe_step_times(open_study(store, ProbedExecutor(slower=4.0)))
+    slower = ProbedExecutor(timed=lambda found: replace(found, step_seconds=4.0 * not_none(found.step_seconds)))
+    again = probe_step_times(open_study(store, slower))
     assert again == list(store.probes.by_batch_size(SPEC.name).values())
     assert [probe.step_seconds for probe in again] == pytest.approx([2 * step_seconds(size) for size in SIZES])
     assert [probe.eval_every_steps for probe in again] == [probe.eval_every_steps for probe in first]

@@ -534,10 +534,10 @@ class TestCommands:
         open_store(url).close()
         assert said in refused(tmp_path, "queue", "submit", *words.split(), "--db", url, code=code)
 
-    def test_what_nobody_submitted_is_not_found(self, tmp_path: Path, url: str) -> None:
+    @pytest.mark.parametrize("verb", ["cancel", "pause", "resume"])
+    def test_what_nobody_submitted_is_not_found(self, tmp_path: Path, url: str, verb: str) -> None:
         open_store(url).close()
-        for verb in ("cancel", "pause", "resume"):
-            assert "no submission 'none'" in refused(tmp_path, "queue", verb, "none", "--db", url, code=3)
+        assert "no submission 'none'" in refused(tmp_path, "queue", verb, "none", "--db", url, code=3)
 
     def test_the_queue_is_shown_to_people(self, tmp_path: Path, url: str, store: Store) -> None:
         store.queue.keep_worker(record())

@@ -10,7 +10,6 @@ from bssearch.cli.trial import sentences
 from bssearch.commands.launch import Launch
 from bssearch.commands.rerun import Rerun, reproduction, rerun
 from bssearch.errors import InterruptedRunError, UsageError
-from bssearch.executors.base import Event
 from bssearch.records import (
     Lease,
     Observation,
@@ -25,6 +24,7 @@ from tests.executors.fake import DESCRIPTION, FakeExecutor
 from tests.factories import SPEC as RAW
 from tests.factories import make_environment, make_plan, make_spec, not_none
 from tests.postgres import Postgres
+from tests.search.law import interrupt
 
 HERE = make_environment()
 QUESTION: dict[str, Any] = {
@@ -221,12 +221,8 @@ def test_fewer_than_one_run_is_refused(runs: Runs) -> None:
 
 
 def test_ctrl_c_ends_it_and_nothing_is_stored(runs: Runs) -> None:
-    class Interrupted(FakeExecutor):
-        def events(self, timeout: float) -> list[Event]:
-            raise KeyboardInterrupt
-
     runs.store(REACHED, curve(to_step=90))
-    runs.executor = Interrupted(lambda request: iter(curve()))
+    runs.executor = FakeExecutor(interrupt)
     with pytest.raises(InterruptedRunError, match="not stored"):
         runs.again()
     with open_store(runs.url, write=False) as store:
@@ -236,11 +232,8 @@ def test_ctrl_c_ends_it_and_nothing_is_stored(runs: Runs) -> None:
 def test_another_gpu_of_the_same_kind_is_a_difference(runs: Runs) -> None:
     runs.store(ended(TrialState.PRUNED, steps=40, device="cuda:0", device_uuid="GPU-1"), curve(to_step=40))
 
-    class Elsewhere(FakeExecutor):
-        def describe(self) -> Any:
-            return replace(DESCRIPTION, environment=make_environment(git_revision="0123456789ab"))
-
-    runs.executor = Elsewhere(lambda request: iter(curve()))
+    here = replace(DESCRIPTION, environment=make_environment(git_revision="0123456789ab"))
+    runs.executor = FakeExecutor(lambda request: iter(curve()), description=here)
     assert [(one.name, one.then, one.now) for one in runs.again().differences] == [("device_uuid", "GPU-1", None)]
 
 

@@ -129,8 +129,12 @@ def test_what_is_no_number_diverges(values: dict[str, float], said: str) -> None
     assert len(told.observed) == 1
 
 
-def test_a_metric_at_times_is_observed_at_those_and_the_limit_counts_at_all() -> None:
-    told = Told()
+@pytest.fixture
+def told() -> Told:
+    return Told()
+
+
+def test_a_metric_at_times_is_observed_at_those_and_the_limit_counts_at_all(told: Told) -> None:
     for step, values in ((0, {"accuracy": 0.1}), (10, {"loss": 2.0}), (20, {"accuracy": 0.3}), (30, {"loss": 1.0})):
         told.takes(step / 10, step, step / 10, **values)
     assert [step for step, *_ in told.curve] == [0, 20]
@@ -204,8 +208,7 @@ def test_steps_that_took_no_time_are_refused() -> None:
 
 
 @pytest.mark.parametrize(("wall", "is_refused"), [(0.5, True), (0.01, False)], ids=["of an epoch", "of a coarse clock"])
-def test_seconds_that_stand_still_are_of_an_epoch(wall: float, is_refused: bool) -> None:
-    told = Told()
+def test_seconds_that_stand_still_are_of_an_epoch(wall: float, is_refused: bool, told: Told) -> None:
     for number in range(1, 6):
         told.takes(wall * number, 10 * number, 0.4, accuracy=0.5)
     if is_refused:
@@ -247,8 +250,7 @@ def test_a_first_evaluation_that_is_met_in_another_unit_is_refused(
 
 
 @pytest.mark.parametrize(("epochs", "warns"), [((1, 2, 3), True), ((1, 1, 2), False)])
-def test_steps_that_are_the_epochs_are_warned_of(epochs: tuple[int, ...], warns: bool) -> None:
-    told = Told()
+def test_steps_that_are_the_epochs_are_warned_of(epochs: tuple[int, ...], warns: bool, told: Told) -> None:
     for step, epoch in enumerate(epochs, start=1):
         told.takes(float(step), step, accuracy=0.95 if step == 3 else 0.5, epoch=epoch)
     assert any("step and epoch are the same" in one for one in told.trial.outcome().warnings) is warns

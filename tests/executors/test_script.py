@@ -236,11 +236,13 @@ def test_a_loader_of_another_size_is_a_warning(script: Script) -> None:
     assert warning not in script.run()[0].warnings
 
 
-def test_a_script_that_ignores_accumulation_is_refused(script: Script) -> None:
+@pytest.mark.parametrize(
+    ("behaviour", "missing"), [("ignores", "trial.micro_batch_size"), ("", "trial.accumulation_steps")]
+)
+def test_a_script_that_ignores_accumulation_is_refused(script: Script, behaviour: str, missing: str) -> None:
     at = Configuration(batch_size=8, micro_batch_size=4, accumulation_steps=2, learning_rate=0.05)
-    for behaviour, missing in (("ignores", "trial.micro_batch_size"), ("", "trial.accumulation_steps")):
-        outcome, _ = script.run(behaviour, changed(REQUEST, configuration=at))
-        assert outcome.state is TrialState.FAILED and missing in outcome.reason
+    outcome, _ = script.run(behaviour, changed(REQUEST, configuration=at))
+    assert outcome.state is TrialState.FAILED and missing in outcome.reason
 
 
 def test_what_a_script_has_started_ends_with_its_trial_in_whichever_session(script: Script) -> None:

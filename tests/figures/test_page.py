@@ -124,8 +124,7 @@ def figures_of(html: str) -> set[str]:
 def test_the_page_says_what_the_answer_says(whole: StudyPicture, html: str) -> None:
     text = Elements(html).text
     assert headline(whole.answer) in text
-    for warning in whole.answer.warnings:
-        assert warning.message[1:] in text
+    assert [warning for warning in whole.answer.warnings if warning.message[1:] not in text] == []
     assert figures_of(html) == {
         "objective",
         "steps",
@@ -142,8 +141,7 @@ def test_the_page_says_what_the_answer_says(whole: StudyPicture, html: str) -> N
     assert f"\n{best.batch_size}\n" in tiles
     assert f"{figure.median:.3g} s" in tiles
     assert f"95 % interval {figure.low:.3g} to {figure.high:.3g}, 3 runs" in tiles
-    for row in whole.answer.batches:
-        assert f"\n{row.batch_size}\n" in text
+    assert [row for row in whole.answer.batches if f"\n{row.batch_size}\n" not in text] == []
 
 
 def test_the_page_needs_no_other_file_and_no_script(html: str) -> None:
@@ -163,13 +161,13 @@ def test_the_policy_lets_the_pages_own_style_count_and_nothing_else(html: str) -
     assert not any("style" in attributes for _, attributes in elements.tags), "the policy forbids them"
 
 
-def test_nothing_that_users_wrote_becomes_an_element(html: str, evil: str) -> None:
+@pytest.mark.parametrize("words", [EVIL, IMAGE])
+def test_nothing_that_users_wrote_becomes_an_element(html: str, evil: str, words: str) -> None:
     good, bad = Elements(html), Elements(evil)
     assert {tag for tag, _ in bad.tags} - {tag for tag, _ in good.tags} == set()
     assert not any(name.startswith("on") for _, attributes in bad.tags for name in attributes)
-    for words in (EVIL, IMAGE):
-        assert words in bad.text
-        assert words not in evil
+    assert words in bad.text
+    assert words not in evil
 
 
 def test_figures_show_what_users_wrote_as_they_wrote_it(evil: str) -> None:
@@ -188,13 +186,16 @@ def test_a_section_without_data_says_why() -> None:
     bare = replace(found, answer=found.answer.model_copy(update={"batches": rows, "front": [], "fit": None}), curves={})
     text, figures = Elements(render(bare)).text, figures_of(render(bare))
     assert figures == {"objective", "rates"}
-    for why in (
-        "no batch size has a known number of steps",
-        "the runs have no stored evaluations",
-        "no batch size has both seconds and samples",
-        "neither step times nor peak memory were measured",
-    ):
-        assert f"Not shown: {why}" in text
+    assert [
+        why
+        for why in (
+            "no batch size has a known number of steps",
+            "the runs have no stored evaluations",
+            "no batch size has both seconds and samples",
+            "neither step times nor peak memory were measured",
+        )
+        if f"Not shown: {why}" not in text
+    ] == []
 
 
 def test_the_spec_on_the_page_asks_the_same_question(whole: StudyPicture, html: str) -> None:

@@ -109,10 +109,10 @@ def test_a_line_goes_in_the_steps_that_it_is_said_to(shape: Shape, letters: str)
     assert lines[0].attrib["stroke-dasharray"] == "3"
 
 
-def test_a_point_has_a_tooltip_on_a_screen_unless_there_are_too_many() -> None:
-    for count, told in ((200, 200), (201, 0)):
-        both = drawn(points(*(Point(5.0, index / 25, str(index)) for index in range(count))))
-        assert (len(tooltips(both["wide"])), len(tooltips(both["narrow"]))) == (told, 0)
+@pytest.mark.parametrize(("count", "told"), [(200, 200), (201, 0)])
+def test_a_point_has_a_tooltip_on_a_screen_unless_there_are_too_many(count: int, told: int) -> None:
+    both = drawn(points(*(Point(5.0, index / 25, str(index)) for index in range(count))))
+    assert (len(tooltips(both["wide"])), len(tooltips(both["narrow"]))) == (told, 0)
 
 
 def test_thousands_of_points_take_few_bytes_each() -> None:

@@ -1,7 +1,6 @@
 """From a few answers to a spec that runs: learning rates by rule, exact splits of a batch, scale, common claims."""
 
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from bssearch.planning.memory import plan_memory
 from bssearch.planning.requests import CLAIMS, Claim, notes_on_spec
 from bssearch.planning.scale import ScalePlan, ScaleRequest, plan_accumulation, plan_devices
 from bssearch.planning.start import QUESTIONS, StartPlan, StartRequest, plan_start
-from bssearch.records import WorkloadDescription
 from bssearch.spec import load_spec
 from bssearch.spec.space.optimizers import SCRATCH_RATES
 from tests.documents import DOCUMENTS
@@ -37,16 +35,12 @@ SCRATCH: dict[str, Any] = {
 BOUND: dict[str, Any] = {"memory_gib": 8, "parameters": 350_000_000, "sample_mib": 150.0, "priority": "memory"}
 
 
-class Large(LawExecutor):
-    """Has the training samples that a plan was told of."""
-
-    def describe(self) -> WorkloadDescription:
-        return replace(super().describe(), train_samples=50_000)
-
-
 def codes(found: StartPlan) -> set[str]:
     """Return what `bssearch check` finds suspicious of a plan's spec, its workload by a law."""
-    return {one.code for one in check(found.spec, Launch(make_executor=lambda *_: Large())).findings}
+    return {
+        one.code
+        for one in check(found.spec, Launch(make_executor=lambda *_: LawExecutor(train_samples=50_000))).findings
+    }
 
 
 def test_fine_tuning_on_24_gib_takes_small_batches_and_rates_a_tenth_of_those_from_scratch() -> None:

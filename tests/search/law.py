@@ -1,8 +1,11 @@
 """An executor that answers at once, from a law of steps and step times: for tests of what drives it."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any, NoReturn
 
+from bssearch.errors import WorkloadError
 from bssearch.executors.base import Event
 from bssearch.records import (
     Configuration,
@@ -39,22 +42,35 @@ def steps_needed(configuration: Configuration) -> float:
     return 100 * (1 + 30 / configuration.batch_size) * (1 + math.log(configuration.learning_rate / best) ** 2)
 
 
+def interrupt(*_: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
 @dataclass
 class LawExecutor:
     """Ends each trial with the outcome that the law gives; broken batch sizes fail.
 
     Micro-batches above ``fits_up_to`` run out of memory, in trials already those above ``trains_up_to``; those
-    above ``leaves_reserve_up_to`` leave no reserve.
+    above ``leaves_reserve_up_to`` leave no reserve. The workload's code refuses the batch sizes in ``refuses``.
+    ``place`` changes the environment. ``on_submit`` is called before a trial starts, ``on_look`` before its events;
+    ``ended_as`` changes the outcome of a trial, and ``timed`` a step time.
     """
 
     slots: int = 1
     slots_apart: bool = False
     fails: frozenset[int] = frozenset()
+    refuses: frozenset[int] = frozenset()
     fits_up_to: int = 10**9
     trains_up_to: int = 10**9
     leaves_reserve_up_to: int = 10**9
     reachable: bool = True
     untrained: float = 0.1
+    train_samples: int = 1000
+    place: dict[str, Any] = field(default_factory=dict)
+    on_submit: Callable[[Any], object] = lambda executor: None
+    on_look: Callable[[Any], object] = lambda executor: None
+    ended_as: Callable[[TrialRequest, TrialOutcome], TrialOutcome] = lambda request, outcome: outcome
+    timed: Callable[[StepTime], StepTime] = lambda found: found
     batch_norm_layers: int = 0
     requests: list[TrialRequest] = field(default_factory=list)
     splits_timed: list[Configuration] = field(default_factory=list)
@@ -66,11 +82,11 @@ class LawExecutor:
     def describe(self) -> WorkloadDescription:
         metrics = {"accuracy": MetricInfo(low=0.0, high=1.0, chance=0.1)}
         return WorkloadDescription(
-            train_samples=1000,
+            train_samples=self.train_samples,
             validation_samples=100,
             test_samples=100,
             metrics=metrics,
-            environment=make_environment(),
+            environment=make_environment(**self.place),
             model=ModelDescription(
                 parameters=10, batch_norm_layers=self.batch_norm_layers, initial_metrics={"accuracy": self.untrained}
             ),
@@ -80,9 +96,11 @@ class LawExecutor:
         assert not self.running, "step times are measured alone"
         self.splits_timed.append(request.configuration)
         size = request.configuration.batch_size
+        if size in self.refuses:
+            raise WorkloadError(f"no batch of {size}")
         micro = request.configuration.micro_batch_size
         fits = micro <= self.fits_up_to
-        return StepTime(
+        found = StepTime(
             batch_size=size,
             micro_batch_size=micro,
             step_seconds=step_seconds(size) if fits else None,
@@ -91,6 +109,7 @@ class LawExecutor:
             peak_memory_bytes=None,
             out_of_memory=not fits,
         )
+        return self.timed(found)
 
     def measure_memory(self, request: MemoryRequest) -> MemoryUse:
         assert not self.running, "memory is measured alone"
@@ -107,6 +126,7 @@ class LawExecutor:
         raise NotImplementedError
 
     def submit(self, request: TrialRequest) -> None:
+        self.on_submit(self)
         self.requests.append(request)
         self.running.append(request)
         self.most_at_once = max(self.most_at_once, len(self.running))
@@ -115,6 +135,7 @@ class LawExecutor:
         self.stopped[stop.number] = (stop.state, stop.reason)
 
     def events(self, timeout: float) -> list[Event]:
+        self.on_look(self)
         if not self.running:
             return []
         request = self.running.pop(0)
@@ -140,7 +161,7 @@ class LawExecutor:
             final_metric=0.9,
             test_metric=0.89 if request.plan.is_tested else None,
         )
-        return [*events, TrialEnded(request.number, outcome)]
+        return [*events, TrialEnded(request.number, self.ended_as(request, outcome))]
 
     def seconds_of(self, request: TrialRequest) -> float:
         """Return train seconds to the target."""

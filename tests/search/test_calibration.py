@@ -13,9 +13,7 @@ from bssearch.records import (
     Lease,
     MemoryUse,
     ProbeRecord,
-    StepTime,
     StepTimeError,
-    StepTimeRequest,
     TrialRecord,
     TrialState,
 )
@@ -189,22 +187,11 @@ def test_a_batch_size_that_has_had_trials_keeps_their_cadence(store: Store) -> N
     assert cadences[16] == 77 and 77 not in (cadences[8], cadences[32])
 
 
-class Picky(LawExecutor):
-    """Training whose code takes only some batch sizes."""
-
-    refuses: tuple[int, ...] = (8,)
-
-    def measure_step_time(self, request: StepTimeRequest) -> StepTime:
-        if request.configuration.batch_size in self.refuses:
-            raise WorkloadError(f"no batch of {request.configuration.batch_size}")
-        return super().measure_step_time(request)
-
-
 @pytest.mark.parametrize("workload", ["train.py", "my_task.py:MyTask"])
 def test_a_batch_size_that_the_users_code_refuses_is_left_out_for_good_and_told(workload: str, store: Store) -> None:
     spec = SPEC.model_copy(update={"workload": workload})
     told: list[str] = []
-    executor = Picky()
+    executor = LawExecutor(refuses=frozenset({8}))
     measure_step_times(spec, store, executor, HERE, lambda: None, trials=[], tell=told.append)
     assert len(told) == 1 and "batch size 8 is left out" in told[0] and "no batch of 8" in told[0]
     probes = store.probes.by_batch_size("toy", HERE)
@@ -212,15 +199,14 @@ def test_a_batch_size_that_the_users_code_refuses_is_left_out_for_good_and_told(
     assert store.probes.memory_boundary("toy", HERE) == MemoryBoundary(fits=32), "it says nothing of memory"
     assert missing_step_times(spec, store, HERE, MOST_VISITS, trials=()) == [16, 32]
     for size in (16, 32):
-        executor.refuses = (size,)
+        executor.refuses = frozenset({size})
         with pytest.raises(WorkloadError, match=f"no batch of {size}"):
             measure_step_times(spec, store, executor, HERE, lambda: None, visits=MOST_VISITS, trials=[])
 
 
 def test_code_that_fails_at_the_defaults_batch_size_has_no_batch_size_left_out(store: Store) -> None:
     told: list[str] = []
-    executor = Picky()
-    executor.refuses = (8, 16, 32)
+    executor = LawExecutor(refuses=frozenset({8, 16, 32}))
     with pytest.raises(WorkloadError, match="no batch of 32"):
         measure_step_times(SPEC, store, executor, HERE, lambda: None, trials=[], tell=told.append)
     assert told == [] and store.probes.by_batch_size("toy", HERE) == {}

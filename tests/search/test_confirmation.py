@@ -20,15 +20,15 @@ from bssearch.commands.launch import Launch
 from bssearch.commands.opening import stored_spec
 from bssearch.commands.run import confirm_study, run_study, with_confirmation
 from bssearch.errors import InterruptedRunError, TargetNotReachedError, UsageError
-from bssearch.executors.base import Event
 from bssearch.records import (
     Configuration,
     ParameterValue,
     Phase,
     StudyRecord,
-    TrialEnded,
+    TrialOutcome,
     TrialPlan,
     TrialRecord,
+    TrialRequest,
     TrialState,
 )
 from bssearch.search.confirmation import beside, confirmation_trials, ending, finalists, next_run, remaining
@@ -38,7 +38,7 @@ from bssearch.spec import StudySpec
 from bssearch.storage.repository import open_store
 from tests.benchmarks.settling import Cell, Lab, spec_of
 from tests.factories import EPOCH, make_environment, make_probe, make_spec, make_trial, not_none
-from tests.search.law import LawExecutor
+from tests.search.law import LawExecutor, interrupt
 from tests.search.study import trials_in, url_in
 from tests.waiting import Ear
 
@@ -316,34 +316,24 @@ def answer_in(made_up: History) -> Answer:
 # With a driver, and runs that differ by their seeds.
 
 
-class NoisyLaw(LawExecutor):
-    """The law with seconds that differ by the run, by ``noise``; interrupted after so many confirmation runs."""
+def noisy_law(noise: float = 0.2, **changes: Any) -> LawExecutor:
+    """Return the law with seconds that differ by the run, by ``noise``."""
 
-    noise = 0.2
-    stop_after: int | None = None
-
-    def events(self, timeout: float) -> list[Event]:
-        request = self.running[0] if self.running else None
-        confirming = sum(one.plan.is_tested for one in self.requests)
-        if self.stop_after is not None and confirming > self.stop_after:
-            raise KeyboardInterrupt
-        found = super().events(timeout)
-        if request is None or not isinstance(found[-1], TrialEnded):
-            return found
-        plan = request.plan
-        by_run = random.Random(f"{plan.seed}/{plan.configuration.batch_size}")
-        outcome, factor = found[-1].outcome, by_run.lognormvariate(0, self.noise)
+    def ends(request: TrialRequest, outcome: TrialOutcome) -> TrialOutcome:
         if outcome.time_to_target_s is None or outcome.steps_to_target is None:
-            return found
+            return outcome
+        by_run = random.Random(f"{request.plan.seed}/{request.plan.configuration.batch_size}")
+        factor = by_run.lognormvariate(0, noise)
         steps = round(outcome.steps_to_target * factor)
-        noisy = replace(outcome, time_to_target_s=outcome.time_to_target_s * factor, steps_to_target=steps)
-        return [*found[:-1], TrialEnded(request.number, noisy)]
+        return replace(outcome, time_to_target_s=outcome.time_to_target_s * factor, steps_to_target=steps)
+
+    return LawExecutor(ended_as=ends, **changes)
 
 
 def noisy_study(folder: Path, **confirm: Any) -> StudySpec:
     """Store a study of the law whose confirmation has had three runs each."""
     spec = make_spec(budget={"trials": 16, "trial_train_seconds": 100.0}, confirm={"top": 3, "runs": 3, **confirm})
-    run_study(spec, Launch(db=url_in(folder), make_executor=lambda *_: NoisyLaw()))
+    run_study(spec, Launch(db=url_in(folder), make_executor=lambda *_: noisy_law()))
     return spec
 
 
@@ -376,7 +366,7 @@ def go_on(folder: Path, executor: LawExecutor, **settings: Any) -> tuple[Any, li
 
 def test_confirmation_goes_on_until_it_is_settled_and_says_so(begun: Path) -> None:
     before = confirmation(begun)
-    answer, notes = go_on(begun, NoisyLaw(), max_runs=60)
+    answer, notes = go_on(begun, noisy_law(), max_runs=60)
     after = confirmation(begun)
     assert len(after) > len(before)
     assert answer.settle is not None
@@ -386,41 +376,38 @@ def test_confirmation_goes_on_until_it_is_settled_and_says_so(begun: Path) -> No
     assert min(runs.values()) == 3  # what is far off had no more
     with open_store(url_in(begun), write=False) as store:
         assert StudySpec.model_validate(store.studies.get("toy").spec).confirm.max_runs == 60
-    assert go_on(begun, NoisyLaw())[1][-1] == notes[-1]
+    assert go_on(begun, noisy_law())[1][-1] == notes[-1]
     assert len(confirmation(begun)) == len(after)
 
 
 def test_a_spent_budget_says_what_is_left_open(begun: Path) -> None:
-    noisy = NoisyLaw()
-    noisy.noise = 0.5
-    answer, notes = go_on(begun, noisy, max_runs=4)
+    answer, notes = go_on(begun, noisy_law(0.5), max_runs=4)
     assert answer.settle is not None
     assert not answer.settle.settled
     assert answer.settle.undecided
     assert notes[-1].startswith("not settled after max_runs = 4 a batch: ")
     assert max(Counter(trial.configuration.key for trial in confirmation(begun)).values()) == 4
     count = len(confirmation(begun))
-    _, notes = go_on(begun, NoisyLaw(), max_runs=9, train_seconds=1.0)
+    _, notes = go_on(begun, noisy_law(), max_runs=9, train_seconds=1.0)
     assert notes[-1].startswith("not settled after train_seconds = 1: ")
     assert len(confirmation(begun)) == count
 
 
 def test_more_runs_are_made_and_stored(begun: Path) -> None:
     configurations = {trial.configuration.key for trial in confirmation(begun)}
-    go_on(begun, NoisyLaw(), runs=5)
+    go_on(begun, noisy_law(), runs=5)
     runs = Counter(trial.configuration.key for trial in confirmation(begun))
     assert runs == dict.fromkeys(configurations, 5)
     with pytest.raises(UsageError, match=r"--runs 4 must be >= confirm.runs = 5 of the stored study 'toy'"):
-        go_on(begun, NoisyLaw(), runs=4)
+        go_on(begun, noisy_law(), runs=4)
 
 
 def test_an_interrupted_confirmation_goes_on_where_it_stopped(begun: Path) -> None:
     whole = begun / "whole"
     whole.mkdir()
     shutil.copy(begun / "study.db", whole)
-    stopped, noisy = NoisyLaw(), NoisyLaw()
-    stopped.noise = noisy.noise = 0.5
-    stopped.stop_after = 2
+    noisy = noisy_law(0.5)
+    stopped = noisy_law(0.5, on_look=lambda law: sum(one.plan.is_tested for one in law.requests) > 2 and interrupt())
     go_on(whole, noisy, max_runs=6)
     with pytest.raises(InterruptedRunError, match="every trial that had ended is stored"):
         go_on(begun, stopped, max_runs=6)
@@ -440,9 +427,8 @@ def test_to_confirm_on_tries_nothing_new_though_the_budget_would_take_it(begun: 
         spec = dict(store.studies.get("toy").spec)
         searched = len(store.trials.of("toy", phase=Phase.SEARCH))
         store.studies.update_spec("toy", {**spec, "budget": {**spec["budget"], "trials": 99}})  # type: ignore[dict-item]
-    go_on(begun, NoisyLaw(), runs=4)
-    with open_store(url_in(begun), write=False) as store:
-        assert len(store.trials.of("toy", phase=Phase.SEARCH)) == searched
+    go_on(begun, noisy_law(), runs=4)
+    assert len(trials_in(begun, Phase.SEARCH)) == searched
 
 
 def test_the_confirmation_that_a_command_asks_for() -> None:
@@ -480,12 +466,9 @@ def test_what_plainly_misses_the_target_has_no_more_runs_and_the_others_go_on() 
     assert Counter(run.configuration.batch_size for run in left([*trials, *missed(at(32), 5)], runs=9)) == {16: 4}
 
 
-class LuckyOnce(LawExecutor):
-    """The law, which no run with the seed of a confirmation reaches."""
-
-    def events(self, timeout: float) -> list[Event]:
-        self.reachable = bool(self.running) and not self.running[0].plan.is_tested
-        return super().events(timeout)
+def lucky_once(law: LawExecutor) -> None:
+    """Let no run with the seed of a confirmation reach the target."""
+    law.reachable = bool(law.running) and not law.running[0].plan.is_tested
 
 
 def test_a_confirmation_ends_where_every_finalist_plainly_misses_and_says_so(tmp_path: Path) -> None:
@@ -493,7 +476,7 @@ def test_a_confirmation_ends_where_every_finalist_plainly_misses_and_says_so(tmp
     spec = make_spec(budget={"trials": 12, "trial_train_seconds": 100.0}, confirm={"top": 1, "runs": 9})
     db = url_in(tmp_path)
     with suppress(TargetNotReachedError):  # A hit of the search that is no finalist is an answer, unconfirmed.
-        run_study(spec, Launch(db=db, listener=ear, make_executor=lambda *_: LuckyOnce()))
+        run_study(spec, Launch(db=db, listener=ear, make_executor=lambda *_: LawExecutor(on_look=lucky_once)))
     runs = Counter(trial.configuration.key for trial in confirmation(tmp_path))
     assert set(runs.values()) == {5}
     given_up = [note for note in ear.notes if "no more confirmation runs" in note]

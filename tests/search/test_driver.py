@@ -33,7 +33,6 @@ from bssearch.records import (
     TrialRecord,
     TrialRequest,
     TrialState,
-    WorkloadDescription,
 )
 from bssearch.search.confirmation import next_run
 from bssearch.search.history import History
@@ -42,8 +41,8 @@ from bssearch.settings import user_name
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import open_store
 from tests.factories import EPOCH, SPEC, make_environment, make_probe, make_spec, make_trial, not_none
-from tests.search.law import SHARES, LawExecutor, step_seconds
-from tests.search.study import url_in
+from tests.search.law import SHARES, LawExecutor, interrupt, step_seconds
+from tests.search.study import trials_in, url_in
 from tests.waiting import Ear
 
 BUDGET = {"trials": 40, "trial_train_seconds": 100.0}
@@ -145,16 +144,14 @@ def test_the_answer_is_kept_while_the_study_runs_and_takes_a_small_share_of_its_
             ends.append(search_end)
         now[0] += 1.0
 
-    class TenSeconds(LawExecutor):
-        def events(self, timeout: float) -> list[Event]:
-            now[0] += 10.0
-            return super().events(timeout)
+    def ten_seconds(_: LawExecutor) -> None:
+        now[0] += 10.0
 
     monkeypatch.setattr("bssearch.search.driver.time.monotonic", lambda: now[0])
     monkeypatch.setattr("bssearch.search.driver.save_finding", save)
     monkeypatch.setattr("bssearch.search.driver.Driver._take_over", lambda self: None)
     with pytest.raises(TargetNotReachedError):
-        run(make_spec(**SHORT), tmp_path, TenSeconds(reachable=False))
+        run(make_spec(**SHORT), tmp_path, LawExecutor(reachable=False, on_look=ten_seconds))
     during, last = kept[:-1], kept[-1]
     assert during and all(later - earlier >= 1.0 / 0.02 for earlier, later in itertools.pairwise(during))
     assert last == now[0] - 1.0, "whatever it takes, at the end"
@@ -185,16 +182,13 @@ def test_a_default_off_the_ladder_is_run_and_compared(tmp_path: Path) -> None:
 
 
 def test_an_error_in_mid_study_leaves_no_trial_running(tmp_path: Path) -> None:
-    class Breaking(LawExecutor):
-        def submit(self, request: TrialRequest) -> None:
-            if len(self.requests) == 5:
-                raise LaunchError("no worker can be started")
-            super().submit(request)
+    def breaks(executor: LawExecutor) -> None:
+        if len(executor.requests) == 5:
+            raise LaunchError("no worker can be started")
 
     with pytest.raises(LaunchError, match="no worker"):
-        run(make_spec(**SHORT), tmp_path, Breaking())
-    with open_store(url_in(tmp_path), write=False) as store:
-        states = Counter(trial.state for trial in store.trials.of("toy"))
+        run(make_spec(**SHORT), tmp_path, LawExecutor(on_submit=breaks))
+    states = Counter(trial.state for trial in trials_in(tmp_path))
     assert states[TrialState.RUNNING] == 0
     assert states[TrialState.CANCELLED] == 1
 
@@ -218,13 +212,9 @@ def test_a_spec_made_in_python_is_checked_before_anything_is_written(
 
 
 def test_another_device_under_one_name_is_refused(tmp_path: Path) -> None:
-    class Elsewhere(LawExecutor):
-        def describe(self) -> WorkloadDescription:
-            return replace(super().describe(), environment=make_environment(device_name="Another GPU"))
-
     run(make_spec(**SHORT), tmp_path, LawExecutor())
     with pytest.raises(BSSearchError, match="Another GPU"):
-        run(make_spec(**SHORT), tmp_path, Elsewhere())
+        run(make_spec(**SHORT), tmp_path, LawExecutor(place={"device_name": "Another GPU"}))
 
 
 def test_a_target_met_before_the_first_step_is_refused_each_time(tmp_path: Path) -> None:
@@ -309,16 +299,13 @@ def test_a_default_that_overran_its_limit_says_why(tmp_path: Path) -> None:
 def test_a_trial_that_another_driver_took_over_is_left_to_it(tmp_path: Path) -> None:
     url = url_in(tmp_path)
 
-    class Overtaken(LawExecutor):
-        def events(self, timeout: float) -> list[Event]:
-            if self.running and self.running[0].number == 3:
-                with open_store(url) as other:
-                    assert other.leases.mark_lost("toy", is_alive=lambda owner: False) == [3]
-            return super().events(timeout)
+    def overtake(executor: LawExecutor) -> None:
+        if executor.running and executor.running[0].number == 3:
+            with open_store(url) as other:
+                assert other.leases.mark_lost("toy", is_alive=lambda owner: False) == [3]
 
-    run(make_spec(**SHORT), tmp_path, Overtaken())
-    with open_store(url, write=False) as store:
-        trials = store.trials.of("toy")
+    run(make_spec(**SHORT), tmp_path, LawExecutor(on_look=overtake))
+    trials = trials_in(tmp_path)
     assert trials[2].state is TrialState.LOST
     assert [trial.number for trial in trials if trial.retry_of == 3] == [4]
 
@@ -364,14 +351,9 @@ def test_an_enqueued_configuration_outlives_a_stop_and_a_spent_budget(tmp_path: 
     with open_store(url) as store:
         number, configuration = enqueue(store, "toy", {"dropout": 0.44})
 
-    class Stopped(LawExecutor):
-        def events(self, timeout: float) -> list[Event]:
-            raise KeyboardInterrupt
-
     with pytest.raises(InterruptedRunError):
-        run(spec, tmp_path, Stopped())
-    with open_store(url, write=False) as store:
-        assert store.trials.get("toy", number).state is TrialState.CANCELLED
+        run(spec, tmp_path, LawExecutor(on_look=interrupt))
+    assert trials_in(tmp_path)[number - 1].state is TrialState.CANCELLED
     executor = LawExecutor()
     run(spec, tmp_path, executor)
     assert [request.plan.configuration for request in executor.requests] == [configuration]
@@ -379,36 +361,29 @@ def test_an_enqueued_configuration_outlives_a_stop_and_a_spent_budget(tmp_path: 
 
 
 def test_other_code_is_refused_unless_allowed_and_another_budget_is_told(tmp_path: Path) -> None:
-    class Edited(LawExecutor):
-        def describe(self) -> WorkloadDescription:
-            return replace(super().describe(), environment=make_environment(workload_revision="def"))
-
     def go_on(trials: int, executor: LawExecutor, *, allow: bool = False) -> None:
         run_study(
             make_spec(budget={**BUDGET, "trials": trials}, confirm={"runs": 0}),
             Launch(db=url_in(tmp_path), listener=ear, allow_changed_workload=allow, make_executor=lambda *_: executor),
         )
 
-    ear = Ear()
+    ear, edited = Ear(), LawExecutor(place={"workload_revision": "def"})
     go_on(12, LawExecutor())
     with pytest.raises(UsageError, match=r"the file of workload 'digits' has changed since the study 'toy' began"):
-        go_on(14, Edited())
+        go_on(14, edited)
     assert not any("budget.trials" in note for note in ear.notes)
-    go_on(10, Edited(), allow=True)
-    go_on(10, Edited())  # it is this code's study from now on
+    go_on(10, edited, allow=True)
+    go_on(10, edited)  # it is this code's study from now on
     assert "budget.trials was 12, from now on it is 10" in ear.notes
     assert any("the workload's file has changed since the study began (abc → def)" in note for note in ear.notes)
 
 
 def test_a_workload_mended_after_nothing_but_failures_may_go_on(tmp_path: Path) -> None:
-    class Mended(LawExecutor):
-        def describe(self) -> WorkloadDescription:
-            return replace(super().describe(), environment=make_environment(workload_revision="mended"))
-
     with pytest.raises(LaunchError, match="trials in a row failed"):
         run(make_spec(**SHORT), tmp_path, LawExecutor(fails=frozenset(range(1000))))
     for _ in range(2):
-        assert run(make_spec(**SHORT), tmp_path, Mended()).optimal.batch_size in (8, 16, 32)
+        mended = LawExecutor(place={"workload_revision": "mended"})
+        assert run(make_spec(**SHORT), tmp_path, mended).optimal.batch_size in (8, 16, 32)
     with pytest.raises(UsageError, match="has changed since"):
         run(make_spec(**SHORT), tmp_path, LawExecutor())
 

@@ -12,13 +12,11 @@ from bssearch.commands.check import longest_seconds, pruned_seconds
 from bssearch.commands.launch import Launch
 from bssearch.commands.run import run_study
 from bssearch.commands.trials import enqueue, with_schedule
-from bssearch.errors import LaunchError, UsageError, WorkloadError
+from bssearch.errors import LaunchError, UsageError
 from bssearch.executors.base import Event
 from bssearch.records import (
     Configuration,
     Phase,
-    StepTime,
-    StepTimeRequest,
     TrialEnded,
     TrialObserved,
     TrialOutcome,
@@ -177,8 +175,7 @@ def test_without_a_search_the_audit_runs_a_batch_that_doubles_around_the_optimum
     found = audit_study(spec_of(), Launch(db=url_in(tmp_path), make_executor=lambda spec, folder: CriticalLaw()))
     [belief] = [one for one in found.rules if one.rule == "growing the batch saves time"]
     assert belief.verdict in {"held", "broke", "undecided"} and belief.trial_numbers
-    with open_store(url_in(tmp_path), write=False) as store:
-        schedule = batch_schedule_of(store.trials.get("toy", belief.trial_numbers[0]).configuration)
+    schedule = batch_schedule_of(trials_in(tmp_path)[belief.trial_numbers[0] - 1].configuration)
     assert [one.batch_size for one in not_none(schedule).stages] == [optimum // 2, optimum, 2 * optimum]
 
 
@@ -189,8 +186,7 @@ def test_what_a_person_enqueues_runs_first_whatever_the_space_says(tmp_path: Pat
         assert configuration.learning_rate == pytest.approx(0.1 * math.sqrt(8 / 32))
         assert configuration.parameters["batch_rate_rule"] == "sqrt"
     found = run(spec_of(), tmp_path)
-    with open_store(url_in(tmp_path), write=False) as store:
-        trial = store.trials.get("toy", number)
+    trial = trials_in(tmp_path)[number - 1]
     assert (trial.phase, trial.state) == (Phase.GROWTH, TrialState.REACHED)
     assert [one.batch_size for one in found.batch_schedule.stages] == [8, 32, 128]
     assert found.batch_schedule.runs == 3 and found.batch_schedule.trials == 1
@@ -232,8 +228,7 @@ def test_a_schedule_that_cannot_be_is_not_queued(folder: Path, values: dict[str,
     with open_store(url_in(folder)) as store, pytest.raises(UsageError, match=expected):
         before = len(store.trials.of("toy"))
         enqueue(store, "toy", values)
-    with open_store(url_in(folder), write=False) as store:
-        assert len(store.trials.of("toy")) == before
+    assert len(trials_in(folder)) == before
 
 
 @pytest.mark.parametrize(
@@ -255,8 +250,7 @@ def test_a_schedule_that_a_program_cannot_follow_is_not_queued(
 
 def test_milestones_and_the_noise_scale_are_tried_as_they_are_given(tmp_path: Path) -> None:
     run(spec_of({"name": ["milestones", "noise_scale"], "milestones": {640: 32, 3200: 128}}), tmp_path)
-    with open_store(url_in(tmp_path), write=False) as store:
-        grown = [one.configuration for one in store.trials.of("toy") if one.phase is Phase.GROWTH]
+    grown = [one.configuration for one in trials_in(tmp_path, Phase.GROWTH)]
     by_name = {str(one.parameters["batch_schedule"]): one for one in grown}
     assert by_name["milestones"].parameters["batch_stages"] == "640:32 3200:128"
     assert ":" not in str(by_name["noise_scale"].parameters["batch_stages"])
@@ -265,15 +259,9 @@ def test_milestones_and_the_noise_scale_are_tried_as_they_are_given(tmp_path: Pa
 
 
 def test_where_no_milestone_may_run_the_other_schedules_are_searched_all_the_same(tmp_path: Path) -> None:
-    class Broken(CriticalLaw):
-        def measure_step_time(self, request: StepTimeRequest) -> StepTime:
-            if request.configuration.batch_size == 256:
-                raise WorkloadError("no batch of 256")
-            return super().measure_step_time(request)
-
-    run(spec_of({"name": ["milestones", "linear"], "milestones": {640: 256}}), tmp_path, Broken())
-    with open_store(url_in(tmp_path), write=False) as store:
-        grown = [one.configuration for one in store.trials.of("toy") if one.phase is Phase.GROWTH]
+    broken = CriticalLaw(refuses=frozenset({256}))
+    run(spec_of({"name": ["milestones", "linear"], "milestones": {640: 256}}), tmp_path, broken)
+    grown = [one.configuration for one in trials_in(tmp_path, Phase.GROWTH)]
     assert [one.parameters["batch_schedule"] for one in grown] == ["linear"] * 6
 
 
@@ -327,8 +315,7 @@ def test_nothing_is_tried_twice_and_what_never_begins_is_not_tried(tmp_path: Pat
     run_study(spec, Launch(db=url_in(tmp_path), make_executor=lambda spec, folder: CriticalLaw(), listener=ear))
     assert any("no trial lets the batch grow" in one for one in ear.notes)
     run(spec_of({"name": "milestones", "milestones": {400: 64}, "start": 8}, schedule_trials=12), tmp_path)
-    with open_store(url_in(tmp_path), write=False) as store:
-        grown = [one.configuration.key for one in store.trials.of("toy") if one.phase is Phase.GROWTH]
+    grown = [one.configuration.key for one in trials_in(tmp_path, Phase.GROWTH)]
     assert len(grown) == len(set(grown)) > 1
 
 

@@ -336,15 +336,19 @@ def test_a_batch_size_is_given_up_after_three_failures_and_more_than_ran(
     assert set(SIZES) - {32} <= set(past(*trials).feasible)
 
 
-def test_a_configuration_is_tried_once_it_runs_unless_it_was_lost_cancelled_or_out_of_memory() -> None:
+@pytest.mark.parametrize(
+    "other", [{"learning_rate": 0.2}, {"dropout": 0.1}, {"parameters": {"momentum": 0.5}}, {"optimizer": "adamw"}]
+)
+def test_a_configuration_is_tried_once_it_runs_unless_it_was_lost_cancelled_or_out_of_memory(
+    other: dict[str, Any],
+) -> None:
     one = make_trial(1).configuration
     for state in TrialState:
         history = past(make_trial(1, state=state))
         assert history.tried(one) is (state not in {TrialState.LOST, TrialState.CANCELLED, TrialState.OOM}), state
         assert history.has_trial_of(one)
         assert history.tried(one.in_micro_batches(8)) is history.tried(one), "however it is split"
-    for other in ({"learning_rate": 0.2}, {"dropout": 0.1}, {"parameters": {"momentum": 0.5}}, {"optimizer": "adamw"}):
-        assert not past(make_trial(1)).tried(replace(one, **other))
+    assert not past(make_trial(1)).tried(replace(one, **other))
 
 
 def test_the_greater_share_of_trials_and_wall_seconds_is_what_is_spent() -> None:

@@ -178,9 +178,15 @@ def watched(store: Store, clock: Clock, seconds: float, watch: Leases | None = N
     return watch
 
 
-def test_a_driver_elsewhere_is_gone_once_its_lease_was_watched_for_as_long_as_it_lasts(store: Store) -> None:
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def test_a_driver_elsewhere_is_gone_once_its_lease_was_watched_for_as_long_as_it_lasts(
+    store: Store, clock: Clock
+) -> None:
     start(store, lease_owner=ELSEWHERE, lease_seconds=HOURS)
-    clock = Clock()
     watch = watched(store, clock, LEASE_SECONDS - HEARTBEAT_SECONDS)
     assert store.leases.mark_lost("toy", is_alive=watch.is_alive) == [], (
         "the clock may have jumped, and it may renew it"
@@ -190,18 +196,16 @@ def test_a_driver_elsewhere_is_gone_once_its_lease_was_watched_for_as_long_as_it
     assert store.leases.mark_lost("toy", is_alive=watch.is_alive) == [1]
 
 
-def test_a_lease_that_has_not_ended_by_the_databases_clock_is_kept_for_two(store: Store) -> None:
+def test_a_lease_that_has_not_ended_by_the_databases_clock_is_kept_for_two(store: Store, clock: Clock) -> None:
     start(store, lease_owner=ELSEWHERE, lease_seconds=-HOURS)
-    clock = Clock()
     watch = watched(store, clock, GONE_AFTER - HEARTBEAT_SECONDS)
     assert store.leases.mark_lost("toy", is_alive=watch.is_alive) == []
     watched(store, clock, HEARTBEAT_SECONDS, watch)
     assert store.leases.mark_lost("toy", is_alive=watch.is_alive) == [1]
 
 
-def test_a_driver_that_renews_is_alive_whatever_the_databases_clock_says(store: Store) -> None:
+def test_a_driver_that_renews_is_alive_whatever_the_databases_clock_says(store: Store, clock: Clock) -> None:
     start(store, lease_owner=ELSEWHERE, lease_seconds=HOURS)
-    clock = Clock()
     watch = Leases(store, "toy", clock=clock)
     for beat in range(20):
         store.leases.heartbeat("toy", ELSEWHERE, HOURS + beat)
@@ -223,9 +227,8 @@ def test_a_living_process_without_its_driver_loses_its_trials_and_claims(store: 
     assert store.leases.claim("toy", "probe", owner="another", lease_seconds=60.0, is_alive=fresh.is_alive)
 
 
-def test_a_trial_that_has_ended_is_no_lease_to_watch(store: Store) -> None:
+def test_a_trial_that_has_ended_is_no_lease_to_watch(store: Store, clock: Clock) -> None:
     start(store, lease_owner=ELSEWHERE, lease_seconds=HOURS)
-    clock = Clock()
     watch = watched(store, clock, LEASE_SECONDS)
     assert store.leases.mark_lost("toy", is_alive=lambda _: False) == [1]
     watch.look()

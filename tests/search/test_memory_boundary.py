@@ -115,15 +115,12 @@ def test_the_second_trial_that_runs_out_of_memory_at_a_size_lowers_the_boundary_
 
 
 def test_memory_that_ends_during_confirmation_repeats_the_runs_of_that_batch_size(tmp_path: Path) -> None:
-    class Shrinks(LawExecutor):
-        def events(self, timeout: float) -> list[Event]:
-            confirming = bool(self.running and self.running[0].plan.is_tested)
-            before = sum(one.plan.is_tested for one in self.requests)
-            if confirming and before == 5:
-                self.trains_up_to = min(self.trains_up_to, self.running[0].plan.configuration.micro_batch_size - 1)
-            return super().events(timeout)
+    def shrinks(law: LawExecutor) -> None:
+        confirming = bool(law.running and law.running[0].plan.is_tested)
+        if confirming and sum(one.plan.is_tested for one in law.requests) == 5:
+            law.trains_up_to = min(law.trains_up_to, law.running[0].plan.configuration.micro_batch_size - 1)
 
-    executor = Shrinks()
+    executor = LawExecutor(on_look=shrinks)
     answer = run(tmp_path, executor)
     confirming = [trial for trial in trials_in(tmp_path) if trial.phase is Phase.CONFIRM]
     (ran_out,) = [trial for trial in confirming if trial.state is TrialState.OOM]

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,6 @@ from bssearch.records import (
 )
 from bssearch.search.calibration import COMPARING_VISITS, FIRST_VISITS
 from bssearch.spec import StudySpec
-from bssearch.storage.repository import open_store
 from tests.factories import make_spec, not_none
 from tests.search.law import LawExecutor, step_seconds, steps_needed
 from tests.search.study import trials_in, url_in
@@ -61,6 +61,7 @@ class SteppingLaw(LawExecutor):
         super().submit(request)
 
     def events(self, timeout: float) -> list[Event]:
+        self.on_look(self)
         if self.interrupts_when is not None and self.interrupts_when(self):
             self.interrupts_when = None
             os.kill(os.getpid(), signal.SIGINT)
@@ -123,13 +124,10 @@ class Dies(BaseException):
     """Ends a driver as if it had been killed."""
 
 
-class Doomed(SteppingLaw):
-    """Lasts until four trials wait."""
-
-    def events(self, timeout: float) -> list[Event]:
-        if self.pauses == 4:
-            raise Dies
-        return super().events(timeout)
+def die(law: SteppingLaw) -> None:
+    """End the driver once four trials wait."""
+    if law.pauses == 4:
+        raise Dies
 
 
 @pytest.fixture(autouse=True)
@@ -150,11 +148,9 @@ def study_spec(**changes: object) -> StudySpec:
 
 
 def run(spec: StudySpec, folder: Path, executor: LawExecutor) -> list[TrialRecord]:
-    url = url_in(folder)
     executor.full = spec.budget.trial_train_seconds  # type: ignore[attr-defined]
-    run_study(spec, Launch(db=url, make_executor=lambda *_: executor))
-    with open_store(url, write=False) as store:
-        return list(store.trials.of(spec.name, phase=Phase.SEARCH))
+    run_study(spec, Launch(db=url_in(folder), make_executor=lambda *_: executor))
+    return trials_in(folder, Phase.SEARCH)
 
 
 @pytest.mark.parametrize("slots", [1, 3])
@@ -180,11 +176,10 @@ def test_without_a_hit_every_trial_runs_to_its_limit_in_the_end(tmp_path: Path) 
 
 def test_the_next_run_goes_on_with_what_waits(tmp_path: Path) -> None:
     spec = study_spec(budget={"trials": 12, "trial_train_seconds": 0.1})
-    doomed = Doomed()
+    doomed = SteppingLaw(on_look=die)
     with pytest.raises(Dies):
         run(spec, tmp_path, doomed)
-    with open_store(url_in(tmp_path), write=False) as store:
-        paused = store.trials.of(spec.name, states=[TrialState.PAUSED])
+    paused = trials_in(tmp_path, states=[TrialState.PAUSED])
     assert paused
     executor = SteppingLaw(done=doomed.done)
     with pytest.raises(TargetNotReachedError):
@@ -202,18 +197,11 @@ def test_where_nothing_can_be_saved_hopeless_trials_are_stopped_and_the_others_g
 
 
 def test_what_waits_takes_no_more_disk_than_it_may(tmp_path: Path) -> None:
-    class Looks(SteppingLaw):
-        most = 0
-
-        def submit(self, request: TrialRequest) -> None:
-            files = list((tmp_path / "waiting").rglob("trial-*"))
-            self.most = max(self.most, len(files))
-            super().submit(request)
-
+    waiting: list[int] = []
     allowed = 3 * 2 / 2**30  # what is saved has one digit or two
-    executor = Looks()
+    executor = SteppingLaw(on_submit=lambda _: waiting.append(len(list((tmp_path / "waiting").rglob("trial-*")))))
     trials = run(study_spec(pruner={"name": "balanced", "slack": 1.0, "checkpoint_gib": allowed}), tmp_path, executor)
-    assert 1 <= executor.most <= 6
+    assert 1 <= max(waiting) <= 6
     assert executor.pauses - len(executor.resumed) > 6
     assert sum(trial.state is TrialState.PRUNED for trial in trials) == executor.pauses - len(executor.resumed)
 
@@ -264,15 +252,10 @@ def test_confirmation_fills_slots_of_their_own_device_that_the_last_search_trial
 @pytest.mark.parametrize("sampler", ["tpe", "auto"])
 def test_two_drivers_share_what_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sampler: str) -> None:
     monkeypatch.setattr("bssearch.search.driver.LOOK_SECONDS", 0.05)
-
-    class Slow(SteppingLaw):
-        def events(self, timeout: float) -> list[Event]:
-            threading.Event().wait(0.005)
-            return super().events(timeout)
-
     spec = study_spec(sampler={"name": sampler})
     done: dict[int, int] = {}
-    executors = [Slow(done=done), Slow(done=done, slots=2)]
+    slow = partial(SteppingLaw, done=done, on_look=lambda _: threading.Event().wait(0.005))
+    executors = [slow(), slow(slots=2)]
     with ThreadPoolExecutor(2) as pool:
         for ended in [pool.submit(run, spec, tmp_path, executor) for executor in executors]:
             ended.result()
@@ -292,8 +275,7 @@ def test_what_is_interrupted_goes_on_first_where_it_was(tmp_path: Path, pruner: 
     first = SteppingLaw(interrupts_when=lambda law: law.done.get(4) == 1)  # before its pace could be judged
     with pytest.raises(InterruptedRunError):
         run(spec, tmp_path, first)
-    with open_store(url_in(tmp_path), write=False) as store:
-        assert store.trials.get(spec.name, 4).state is TrialState.PAUSED
+    assert trials_in(tmp_path)[3].state is TrialState.PAUSED
     second = SteppingLaw(done=first.done)
     trials = run(spec, tmp_path, second)
     assert second.requests[0].number == 4
@@ -311,8 +293,7 @@ def test_a_verdict_under_way_is_not_undone_by_an_interrupt(tmp_path: Path) -> No
     executor = Interrupted()
     with pytest.raises(InterruptedRunError):
         run(study_spec(), tmp_path, executor)
-    with open_store(url_in(tmp_path), write=False) as store:
-        (paused,) = store.trials.of("toy", states=[TrialState.PAUSED])
+    (paused,) = trials_in(tmp_path, states=[TrialState.PAUSED])
     assert "too far behind" in not_none(paused.outcome).reason
 
 
@@ -357,11 +338,10 @@ def test_only_search_trials_are_saved_and_only_where_they_may_take_disk(tmp_path
 def test_what_a_driver_that_is_gone_left_waiting_is_ended_where_its_process_ended_or_its_file_is_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alive: bool | None, here: bool, ours: bool
 ) -> None:
-    spec, first = study_spec(), Doomed()
+    spec, first = study_spec(), SteppingLaw(on_look=die)
     with pytest.raises(Dies):
         run(spec, tmp_path, first)
-    with open_store(url_in(tmp_path), write=False) as store:
-        waiting = {trial.number for trial in store.trials.of(spec.name, states=[TrialState.PAUSED])}
+    waiting = {trial.number for trial in trials_in(tmp_path, states=[TrialState.PAUSED])}
     assert waiting
     monkeypatch.setattr("bssearch.search.pruners.checkpoints.is_alive", lambda owner: alive)
     if not here:

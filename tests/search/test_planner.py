@@ -174,11 +174,14 @@ def test_then_what_waits_goes_on_before_something_new_where_the_pruner_says_so()
     assert elsewhere.next().resumed is None, "its checkpoint does not lie here"
 
 
-def test_what_waits_goes_on_where_the_budget_takes_no_new_trial_but_not_past_the_wall_seconds() -> None:
-    class Last(Pruner):
-        def next_waiting(self, standings: object, *, fresh: bool) -> int | None:
-            return None if fresh else 2
+class Last(Pruner):
+    """Has trial 2 go on where nothing new may start."""
 
+    def next_waiting(self, standings: object, *, fresh: bool) -> int | None:
+        return None if fresh else 2
+
+
+def test_what_waits_goes_on_where_the_budget_takes_no_new_trial_but_not_past_the_wall_seconds() -> None:
     spent = Case(default_trial(), paused(2), saved=[2], pruner=Last(), spec=spec_of(budget={"trials": 2}))
     assert spent.next().resumed == 2
     late = spec_of(budget={"wall_seconds": 6.0})
@@ -313,10 +316,6 @@ def test_the_budget_of_wall_seconds_counts_while_trials_run() -> None:
 
 
 def test_half_way_without_a_hit_what_waits_goes_on_before_anything_begins() -> None:
-    class Last(Pruner):
-        def next_waiting(self, standings: object, *, fresh: bool) -> int | None:
-            return None if fresh else 2
-
     trials = [default_trial(state=TrialState.EXHAUSTED), paused(2)]
     early = Case(*trials, saved=[2], pruner=Last(), spec=spec_of(budget={"trials": 5}))
     assert early.next().resumed is None

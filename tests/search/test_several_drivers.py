@@ -159,18 +159,15 @@ def test_leases_are_renewed_while_the_main_loop_waits(
     assert renewed.is_set()
 
 
-class Rests(LawExecutor):
-    """Waits as an executor does that has nothing to run."""
-
-    def events(self, timeout: float) -> list[Event]:
-        if not self.running:
-            threading.Event().wait(timeout)
-        return super().events(timeout)
+def rest(executor: LawExecutor) -> None:
+    """Wait as an executor does that has nothing to run."""
+    if not executor.running:
+        threading.Event().wait(0.2)
 
 
 @pytest.mark.slow
 def test_drivers_in_each_others_way_try_no_configuration_twice_and_are_all_served(url: str) -> None:
-    executors = [Rests() for _ in range(6)]
+    executors = [LawExecutor(on_look=rest) for _ in range(6)]
     answers = run_together(MANY, url, [*executors])
     with open_store(url, write=False) as store:
         trials = store.trials.of(MANY.name)

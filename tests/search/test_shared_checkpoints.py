@@ -8,8 +8,8 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import ClassVar
 
 import fsspec
 import pytest
@@ -17,8 +17,7 @@ import pytest
 from bssearch.commands.launch import Launch
 from bssearch.commands.run import run_study
 from bssearch.errors import InterruptedRunError, TargetNotReachedError
-from bssearch.executors.base import Event
-from bssearch.records import Lease, Phase, TrialOutcome, TrialRecord, TrialRequest, TrialState
+from bssearch.records import Lease, Phase, TrialOutcome, TrialRecord, TrialState
 from bssearch.search import leases
 from bssearch.search.leases import Leases
 from bssearch.search.pruners.checkpoints import CheckpointFolder, WaitingTrials
@@ -27,23 +26,18 @@ from bssearch.storage.repository import open_store
 from tests.factories import make_environment, make_plan, not_none
 from tests.search.pruners.stores import Troubled, troubled
 from tests.search.study import trials_in, url_in
-from tests.search.test_pausing_driver import Dies, Doomed, SteppingLaw, study_spec
+from tests.search.test_pausing_driver import Dies, SteppingLaw, die, study_spec
 from tests.waiting import Ear
 
 FAR = "elsewhere/1/0/0/far"
 """A driver of another machine, of which nobody here can know whether it runs."""
 
 
-class Interrupted(SteppingLaw):
-    """Is interrupted once, in the middle of its fourth trial."""
-
-    has_interrupted = False
-
-    def events(self, timeout: float) -> list[Event]:
-        if self.done.get(4, 0) == 1 and not self.has_interrupted:
-            os.kill(os.getpid(), signal.SIGTERM)
-            self.has_interrupted = True
-        return super().events(timeout)
+def interrupt_once(law: SteppingLaw) -> None:
+    """Interrupt the driver in the middle of its fourth trial."""
+    if law.done.get(4) == 1:
+        law.on_look = lambda _: None
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 @pytest.fixture
@@ -83,24 +77,23 @@ def on_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
 
 def run(spec: StudySpec, folder: Path, executor: SteppingLaw) -> tuple[list[TrialRecord], list[str]]:
     """Run a study; return its search trials and what was told."""
-    url, ear = url_in(folder), Ear()
+    ear = Ear()
     executor.full = spec.budget.trial_train_seconds
-    run_study(spec, Launch(db=url, listener=ear, make_executor=lambda *_: executor))
-    with open_store(url, write=False) as store:
-        return list(store.trials.of(spec.name, phase=Phase.SEARCH)), ear.notes
+    run_study(spec, Launch(db=url_in(folder), listener=ear, make_executor=lambda *_: executor))
+    return trials_in(folder, Phase.SEARCH), ear.notes
 
 
 def interrupted(folder: Path, trials: int = 12) -> tuple[StudySpec, dict[int, int]]:
     """Run a study that is interrupted in its fourth trial; return it, and how far its trials have come."""
-    spec, executor = study_spec(budget={"trials": trials, "trial_train_seconds": 4.0}), Interrupted()
+    spec = study_spec(budget={"trials": trials, "trial_train_seconds": 4.0})
+    executor = SteppingLaw(on_look=interrupt_once)
     with pytest.raises(InterruptedRunError):
         run(spec, folder, executor)
     return spec, executor.done
 
 
 def outcome_of(folder: Path, number: int) -> TrialOutcome | None:
-    with open_store(url_in(folder), write=False) as store:
-        return store.trials.get("toy", number).outcome
+    return trials_in(folder)[number - 1].outcome
 
 
 def kept(place: str) -> dict[str, str]:
@@ -130,7 +123,7 @@ def test_what_waits_on_a_host_whose_driver_died_goes_on_on_another(
     tmp_path: Path, place: str, on_host: Callable[[str], None]
 ) -> None:
     spec = study_spec(budget={"trials": 12, "trial_train_seconds": 0.1})
-    doomed = Doomed()
+    doomed = SteppingLaw(on_look=die)
     with pytest.raises(Dies):
         run(spec, tmp_path, doomed)
     waiting = {int(name.removeprefix("trial-").removesuffix(".pt")) for name in kept(place)}
@@ -147,14 +140,9 @@ def test_two_drivers_share_what_waits_in_one_place(
 ) -> None:
     monkeypatch.setattr("bssearch.search.driver.LOOK_SECONDS", 0.05)
     monkeypatch.setattr("bssearch.search.pruners.checkpoints.LOOK_SECONDS", 0.05)
-
-    class Slow(SteppingLaw):
-        def events(self, timeout: float) -> list[Event]:
-            threading.Event().wait(0.005)
-            return super().events(timeout)
-
     spec, done = study_spec(), dict[int, int]()
-    executors = [Slow(done=done), Slow(done=done, slots=2)]
+    slow = partial(SteppingLaw, done=done, on_look=lambda _: threading.Event().wait(0.005))
+    executors = [slow(), slow(slots=2)]
     with ThreadPoolExecutor(2) as pool:
         for ended in [pool.submit(run, spec, tmp_path, executor) for executor in executors]:
             ended.result()
@@ -269,57 +257,35 @@ def test_a_trial_that_is_interrupted_while_its_checkpoint_arrives_stays_paused_a
     assert third.resumed[0] == 4
 
 
-class Filling(SteppingLaw):
-    """Has the store full once its first trial runs."""
-
-    trouble: ClassVar[tuple[str, object]] = "is_full", True
-
-    def submit(self, request: TrialRequest) -> None:
-        setattr(Troubled, *self.trouble)
-        super().submit(request)
-
-
-class Silencing(Filling):
-    """Has the store silent then."""
-
-    trouble = "holds", "rw"
-
-
-class FillingAndInterrupted(Filling, Interrupted):
-    """Is interrupted then."""
-
-
-class SilencingAndInterrupted(Silencing, Interrupted):
-    """Is interrupted then."""
-
-
-@pytest.mark.usefixtures("impatient", "trouble")
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize(
-    ("executor", "said"),
+    ("change", "said"),
     [
-        (Filling, "No space left on device"),
-        (FillingAndInterrupted, "No space left on device"),
-        (Silencing, "nothing happened for 0.3 s, so it was given up"),
-        (SilencingAndInterrupted, "nothing happened for 0.3 s, so it was given up"),
+        (("is_full", True), "No space left on device"),
+        (("holds", "rw"), "nothing happened for 0.3 s, so it was given up"),
     ],
+    ids=["full", "silent"],
 )
+@pytest.mark.parametrize("is_interrupted", [False, True], ids=["to the end", "interrupted"])
 def test_where_the_store_takes_nothing_what_would_wait_is_stopped_and_what_is_interrupted_is_cancelled(
     tmp_path: Path,
     on_host: Callable[[str], None],
-    executor: type[Filling],
+    trouble: type[Troubled],
+    change: tuple[str, object],
     said: str,
+    is_interrupted: bool,
 ) -> None:
-    is_interrupted = issubclass(executor, Interrupted)
+    executor = SteppingLaw(on_submit=lambda _: setattr(trouble, *change))
     pruner = {"name": "none" if is_interrupted else "balanced", "slack": 1.0}
     spec = study_spec(pruner=pruner, budget={"trials": 20, "trial_train_seconds": 4.0})
     if is_interrupted:
+        executor.on_look = interrupt_once
         with pytest.raises(InterruptedRunError):
-            run(spec, tmp_path, executor())
+            run(spec, tmp_path, executor)
     else:
-        _, notes = run(spec, tmp_path, executor())
+        _, notes = run(spec, tmp_path, executor)
         assert sum(note.startswith("trials can no longer be paused") and said in note for note in notes) == 1
-    with open_store(url_in(tmp_path), write=False) as store:
-        outcomes = [trial.outcome for trial in store.trials.of(spec.name) if trial.outcome is not None]
+    outcomes = [trial.outcome for trial in trials_in(tmp_path) if trial.outcome is not None]
     (stopped,) = [one for one in outcomes if "could not be paused: the checkpoint store" in one.reason]
     assert stopped.state is (TrialState.CANCELLED if is_interrupted else TrialState.PRUNED)
     assert stopped.reason.endswith(f"cannot be stored: {said}")

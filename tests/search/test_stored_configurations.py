@@ -25,7 +25,7 @@ from tests.factories import SPEC, make_spec
 from tests.schema import execute
 from tests.search.law import LawExecutor
 from tests.search.study import url_in
-from tests.search.test_pausing_driver import Dies, Doomed, SteppingLaw, study_spec
+from tests.search.test_pausing_driver import Dies, SteppingLaw, die, study_spec
 
 FORGED = "r$(id > PWNED)"
 MODEL: dict[str, Any] = {
@@ -131,7 +131,7 @@ def step(spec: StudySpec, folder: Path, executor: SteppingLaw) -> SteppingLaw:
 
 
 def test_a_paused_trial_is_refused_and_the_others_are_resumed(tmp_path: Path, stepping: StudySpec) -> None:
-    done = step(stepping, tmp_path, Doomed()).done
+    done = step(stepping, tmp_path, SteppingLaw(on_look=die)).done
     forged, *others = [one.number for one in trials_in(tmp_path).values() if one.state is TrialState.PAUSED]
     forge(tmp_path, forged)
     executor = step(stepping, tmp_path, SteppingLaw(done=done))

@@ -11,8 +11,7 @@ from bssearch.analysis.answer import Answer
 from bssearch.commands.launch import Launch
 from bssearch.commands.opening import stored_spec
 from bssearch.commands.run import confirm_study, run_study
-from bssearch.executors.base import Event
-from bssearch.records import Configuration, Phase, TrialEnded, TrialRecord, TrialState
+from bssearch.records import Configuration, Phase, TrialOutcome, TrialRecord, TrialRequest, TrialState
 from bssearch.search.after_search import finalists, more_regularised, next_run
 from bssearch.search.history import History, trial_seed
 from bssearch.spec.space import SearchSpace
@@ -26,29 +25,20 @@ LIMIT = 100.0
 SPEC = make_spec(budget={"trials": 16, "trial_train_seconds": LIMIT}, confirm={"top": 2, "runs": 3})
 
 
-class TrainsOn(LawExecutor):
-    """Ends trials that do not stop at the target at their limit, with a metric that falls with the batch size."""
-
-    def events(self, timeout: float) -> list[Event]:
-        request = self.running[0] if self.running else None
-        found = super().events(timeout)
-        if request is None or request.plan.stop_at_target or not isinstance(found[-1], TrialEnded):
-            return found
-        final = 0.99 - 0.0005 * request.plan.configuration.batch_size + 0.1 * request.plan.configuration.dropout
-        outcome = replace(
-            found[-1].outcome,
-            train_seconds=request.plan.train_seconds_limit,
-            final_metric=final,
-            test_metric=final - 0.01,
-        )
-        return [*found[:-1], TrialEnded(request.number, outcome)]
+def train_on(request: TrialRequest, outcome: TrialOutcome) -> TrialOutcome:
+    """End a trial that does not stop at the target at its limit, with a metric that falls with the batch size."""
+    if request.plan.stop_at_target:
+        return outcome
+    final = 0.99 - 0.0005 * request.plan.configuration.batch_size + 0.1 * request.plan.configuration.dropout
+    limit = request.plan.train_seconds_limit
+    return replace(outcome, train_seconds=limit, final_metric=final, test_metric=final - 0.01)
 
 
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The database of a study that has ended: a test goes on with a copy."""
     folder = tmp_path_factory.mktemp("searched")
-    run_study(SPEC, Launch(db=url_in(folder), make_executor=lambda *_: TrainsOn()))
+    run_study(SPEC, Launch(db=url_in(folder), make_executor=lambda *_: LawExecutor(ended_as=train_on)))
     return folder / "study.db"
 
 
@@ -58,7 +48,7 @@ def folder(searched: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def go_on(folder: Path, executor: TrainsOn, runs: int = 2) -> Answer:
+def go_on(folder: Path, executor: LawExecutor, runs: int = 2) -> Answer:
     spec, _ = stored_spec("toy", Launch(db=url_in(folder)))
     return confirm_study(spec, Launch(db=url_in(folder), make_executor=lambda *_: executor), to_budget_runs=runs)
 
@@ -118,7 +108,7 @@ def test_regularisation_follows_the_square_root_of_the_batch_size_within_the_spa
 
 
 def test_all_train_to_the_full_limit_with_the_seeds_of_the_confirmation_interleaved(folder: Path) -> None:
-    executor = TrainsOn()
+    executor = LawExecutor(ended_as=train_on)
     answer = go_on(folder, executor)
     trials = trials_in(folder)
     assert len(trials) == len(executor.requests)
@@ -137,7 +127,9 @@ def test_all_train_to_the_full_limit_with_the_seeds_of_the_confirmation_interlea
     assert {row.batch_size: row.runs for row in found.batches} == dict.fromkeys(
         {trial.configuration.batch_size for trial in trials}, 2
     )
-    assert len(go_on(folder, TrainsOn(), runs=3).optimal.trial_numbers) == len(answer.optimal.trial_numbers)
+    assert len(go_on(folder, LawExecutor(ended_as=train_on), runs=3).optimal.trial_numbers) == len(
+        answer.optimal.trial_numbers
+    )
     assert len(trials_in(folder)) == 3 * half  # one more seed each
 
 

@@ -275,16 +275,16 @@ def test_a_fresh_run_is_the_same_for_one_cell_and_seed_and_differs_between_seeds
     assert one.fresh_run(3, 7).target_seconds != one.fresh_run(4, 7).target_seconds
 
 
-def test_a_fresh_run_takes_the_models_time_times_the_luck_of_another_cell() -> None:
+@pytest.mark.parametrize("point", [0, 7])
+def test_a_fresh_run_takes_the_models_time_times_the_luck_of_another_cell(point: int) -> None:
     """Never a residual of its own cell: the winner's lucky run is not its own confirmation."""
     truth = Truth(space())
-    for point in (0, 7):
-        off = [math.log(truth.fresh_run(point, seed).target_seconds) - truth.log_seconds[point] for seed in range(300)]
-        own = truth.residuals[4 * point : 4 * point + 4]
-        others = np.delete(truth.residuals, range(4 * point, 4 * point + 4))
-        assert all(np.isclose(others, one, atol=1e-9).any() for one in off)
-        assert not any(np.isclose(own, one, atol=1e-9).any() for one in off)
-        assert abs(float(np.median(off))) < 0.05
+    off = [math.log(truth.fresh_run(point, seed).target_seconds) - truth.log_seconds[point] for seed in range(300)]
+    own = truth.residuals[4 * point : 4 * point + 4]
+    others = np.delete(truth.residuals, range(4 * point, 4 * point + 4))
+    assert all(np.isclose(others, one, atol=1e-9).any() for one in off)
+    assert not any(np.isclose(own, one, atol=1e-9).any() for one in off)
+    assert abs(float(np.median(off))) < 0.05
 
 
 def test_a_fresh_run_misses_as_often_as_the_recorded_ones() -> None:

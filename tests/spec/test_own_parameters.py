@@ -134,19 +134,22 @@ def test_the_question_is_the_same_without_them_and_another_with_them() -> None:
     assert again.question_hash == spec.question_hash
 
 
-def test_enqueued_values_are_named_as_in_a_configuration() -> None:
-    found = configuration_of(spec_of(), {"model.hidden": 128, "loss.alpha": 1})
-    assert own_parameters(found) == {**own_parameters(spec_of().default_configuration), "hidden": 128, "alpha": 1.0}
-    for values, message in (
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
         ({"model.hidden": 96}, "model.hidden = 96 is not one of 64, 128"),
         ({"model.hidden": None}, "model.hidden = None: must be a number"),
         ({"model.kind": "lstm"}, "model.kind = lstm is not one of conv, dense"),
         ({"model.bias": False}, "model.bias = False is not the fixed True"),
         ({"hidden": 128}, "did you mean 'model.hidden'"),
         ({"model": 3}, "unknown parameter 'model'"),
-    ):
-        with pytest.raises(UsageError, match=message):
-            configuration_of(spec_of(), values)
+    ],
+)
+def test_enqueued_values_are_named_as_in_a_configuration(values: dict[str, Any], message: str) -> None:
+    found = configuration_of(spec_of(), {"model.hidden": 128, "loss.alpha": 1})
+    assert own_parameters(found) == {**own_parameters(spec_of().default_configuration), "hidden": 128, "alpha": 1.0}
+    with pytest.raises(UsageError, match=message):
+        configuration_of(spec_of(), values)
 
 
 def test_the_neighbours_of_a_whole_number_are_those_beside_it_however_narrow_the_range() -> None:

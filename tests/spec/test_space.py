@@ -122,11 +122,11 @@ def test_batches_beyond_the_micro_batch_accumulate(
     assert split_batch(batch_size, largest) == split
 
 
-def test_learning_rate_at_the_edge_of_its_range_is_noticed() -> None:
+@pytest.mark.parametrize(("rate", "at_edge"), [(0.0101, True), (0.1, False), (0.99, True)])
+def test_learning_rate_at_the_edge_of_its_range_is_noticed(rate: float, at_edge: bool) -> None:
     one = space(optimizer={"name": "sgd"})
     values = {dimension.name: dimension.any_value for dimension in one.dimensions()}
-    for rate, at_edge in [(0.0101, True), (0.1, False), (0.99, True)]:
-        assert one.at_edge(one.decode(256, {**values, "reference_learning_rate": rate})) is at_edge
+    assert one.at_edge(one.decode(256, {**values, "reference_learning_rate": rate})) is at_edge
 
 
 def searched_everywhere(name: str) -> dict[str, Any]:

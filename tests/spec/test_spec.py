@@ -164,17 +164,20 @@ def test_an_optimizer_that_there_is_not_is_named_with_those_that_there_are(
         load_spec(path, [f"space.optimizer={optimizer}"])
 
 
-def test_wrong_overrides_are_named_as_given(tmp_path: Path) -> None:
-    path = write(tmp_path, GOOD)
-    for override, said in [
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
         ("budget.trials=none", "budget.trials = 'none'"),
         ("budget", "it takes the form field.name=value"),
         ("name.x=1", "name is no group of fields"),
         ("spaec.dropout=0", "spaec: unknown key; did you mean 'space'?"),
-    ]:
-        with pytest.raises(SpecError, match="--set") as caught:
-            load_spec(path, [override])
-        assert said in str(caught.value)
+    ],
+)
+def test_wrong_overrides_are_named_as_given(tmp_path: Path, override: str, said: str) -> None:
+    path = write(tmp_path, GOOD)
+    with pytest.raises(SpecError, match="--set") as caught:
+        load_spec(path, [override])
+    assert said in str(caught.value)
 
 
 def test_missing_and_unreadable_files(tmp_path: Path) -> None:
@@ -200,17 +203,20 @@ def test_shipped_studies_load_and_fit_the_printed_schema() -> None:
         jsonschema.validate(yaml.safe_load(path.read_text().replace("1e-", "1.0e-")), StudySpec.model_json_schema())
 
 
-def test_question_hash_follows_the_question_only() -> None:
-    base = make_spec()
-    same = make_spec(budget={"trials": 99, "trial_train_seconds": 1.0}, seed=5, pruner={"name": "none"}, name="other")
-    assert same.question_hash == base.question_hash
-    for change in (
+@pytest.mark.parametrize(
+    "change",
+    [
         {"target": {"metric": "accuracy", "value": 0.91}},
         {"workload_settings": {"width": 3}},
         {"default": {**SPEC["default"], "learning_rate": 0.2}},
         {"space": {**SPEC["space"], "dropout": 0.1}},
-    ):
-        assert make_spec(**change).question_hash != base.question_hash
+    ],
+)
+def test_question_hash_follows_the_question_only(change: dict[str, Any]) -> None:
+    base = make_spec()
+    same = make_spec(budget={"trials": 99, "trial_train_seconds": 1.0}, seed=5, pruner={"name": "none"}, name="other")
+    assert same.question_hash == base.question_hash
+    assert make_spec(**change).question_hash != base.question_hash
 
 
 def test_changes_name_the_fields_that_differ() -> None:

@@ -82,12 +82,12 @@ def test_any_other_value_is_refused_and_named(templates: Templates, key: str, va
         templates["task"].study("mine", {key: value})
 
 
-def test_a_choice_of_text_stays_the_text_that_it_is(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", ["no", "a: [b", "1.5", "x=y"])
+def test_a_choice_of_text_stays_the_text_that_it_is(tmp_path: Path, text: str) -> None:
     """Not what YAML would make of it."""
     path = written(tmp_path, {"workload_settings.fault": {"choices": ["no", "a: [b", "1.5", "x=y"]}})
-    for text in ("no", "a: [b", "1.5", "x=y"):
-        spec = load_templates(path)["task"].study("mine", {"workload_settings.fault": text})
-        assert spec.workload_settings["fault"] == text
+    spec = load_templates(path)["task"].study("mine", {"workload_settings.fault": text})
+    assert spec.workload_settings["fault"] == text
 
 
 def test_a_template_that_is_not_there_is_refused_naming_those_that_are(templates: Templates) -> None:

@@ -103,6 +103,12 @@ def toy(store: Store) -> None:
     add_study(store)
 
 
+@pytest.fixture
+def begun_toy(store: Store) -> None:
+    """The study toy has a trial that runs."""
+    begun(store)
+
+
 def add_study(store: Store, name: str = "toy", **changes: Any) -> StudyRecord:
     values: dict[str, Any] = {
         "spec": {"workload": "digits", "space": {"dropout": [0.0, None]}},

@@ -69,8 +69,8 @@ def three(store: Store) -> Store:
     return store
 
 
+@pytest.mark.usefixtures("toy")
 def test_a_new_study_has_no_changes(store: Store) -> None:
-    add_study(store)
     found = store.trials.changes("toy", 0)
     assert (found.revision, found.is_rewritten, found.has_new_probes, found.trials) == (0, False, False, [])
 
@@ -155,8 +155,8 @@ def test_after_rows_were_deleted_a_reader_gets_all_there_are(three: Store) -> No
     assert not three.trials.changes("toy", found.revision).is_rewritten
 
 
+@pytest.mark.usefixtures("toy")
 def test_a_revision_of_a_study_that_was_deleted_is_read_anew(store: Store) -> None:
-    add_study(store)
     for number in (start(store), start(store)):
         store.trials.finish("toy", number, OUTCOME, steps_x_step_time_s=None)
     before = store.trials.changes("toy", 0).revision
@@ -193,8 +193,8 @@ def _without_lease(trials: list[TrialRecord]) -> list[TrialRecord]:
     return [replace(trial, lease_expires_at=None) for trial in trials]
 
 
+@pytest.mark.usefixtures("toy")
 def test_a_reader_beside_several_writers_misses_nothing(store: Store, url: str) -> None:
-    add_study(store)
     together = threading.Barrier(WRITERS + 1, timeout=30)
     writers = [threading.Thread(target=_write, args=(url, f"driver-{n}", together)) for n in range(WRITERS)]
     for writer in writers:
@@ -220,10 +220,10 @@ def test_a_reader_beside_several_writers_misses_nothing(store: Store, url: str) 
     assert seen == WRITERS * TRIALS * 2 + WRITERS * (TRIALS // 2) * 2  # one revision a change, none given twice
 
 
+@pytest.mark.usefixtures("toy")
 @pytest.mark.slow
 def test_no_revision_is_seen_before_a_smaller_one(store: Store, url: str) -> None:
     """A writer that has raised the counter and not yet committed keeps the next one from raising it."""
-    add_study(store)
     first, second = start(store), start(store)
     before = store.trials.changes("toy", 0).revision
     raised, go_on = threading.Event(), threading.Event()
@@ -260,8 +260,8 @@ def save(store: Store) -> None:
     store.findings.save("toy", store.findings.stamp("toy"), FOUND)
 
 
+@pytest.mark.usefixtures("toy")
 def test_a_finding_comes_back_as_it_was_and_the_newest_counts(store: Store) -> None:
-    add_study(store)
     assert store.findings.current("toy") is None
     save(store)
     assert store.findings.current("toy") == FOUND
@@ -280,18 +280,18 @@ MAKES_OLD: dict[str, Callable[[Store], object]] = {
 }
 
 
+@pytest.mark.usefixtures("begun_toy")
 @pytest.mark.parametrize("change", MAKES_OLD)
 def test_a_finding_counts_only_until_something_changes(store: Store, change: str) -> None:
-    begun(store)
     store.probes.add_step_time("toy", make_environment(), make_probe(16))
     save(store)
     MAKES_OLD[change](store)
     assert store.findings.current("toy") is None
 
 
+@pytest.mark.usefixtures("begun_toy")
 def test_another_trial_instead_is_noticed_too(store: Store) -> None:
     """As many trials in the same states as before."""
-    begun(store)
     stamp = store.findings.stamp("toy")
     store.trials.finish("toy", 1, OUTCOME, steps_x_step_time_s=None)
     start(store)
@@ -299,8 +299,8 @@ def test_another_trial_instead_is_noticed_too(store: Store) -> None:
     assert store.findings.stamp("toy") != stamp
 
 
+@pytest.mark.usefixtures("toy")
 def test_a_renamed_study_has_none_and_a_deleted_one_takes_it_along(store: Store) -> None:
-    add_study(store)
     save(store)
     store.studies.rename("toy", "other")
     assert store.findings.current("other") is None
@@ -310,8 +310,8 @@ def test_a_renamed_study_has_none_and_a_deleted_one_takes_it_along(store: Store)
     assert store.findings.current("other") is None
 
 
+@pytest.mark.usefixtures("toy")
 def test_the_versions_of_torch_come_in_the_order_of_the_trials(store: Store) -> None:
-    add_study(store)
     add_study(store, "other")
     start(store, "other", environment=make_environment(torch_version="1.0"))
     assert store.trials.torch_versions("toy") == []
@@ -320,12 +320,12 @@ def test_the_versions_of_torch_come_in_the_order_of_the_trials(store: Store) -> 
     assert store.trials.torch_versions("toy") == ["2.13", "2.11"]
 
 
-def test_drivers_are_told_of_a_finding_that_is_news(store: Store) -> None:
-    add_study(store)
-    for is_news in (False, True):
-        seen = store.trials.changes("toy", 0).revision
-        store.findings.save("toy", store.findings.stamp("toy"), {"found": is_news}, is_news=is_news)
-        assert store.trials.changes("toy", seen).has_new_probes is is_news
+@pytest.mark.usefixtures("toy")
+@pytest.mark.parametrize("is_news", [False, True])
+def test_drivers_are_told_of_a_finding_that_is_news(store: Store, is_news: bool) -> None:
+    seen = store.trials.changes("toy", 0).revision
+    store.findings.save("toy", store.findings.stamp("toy"), {"found": is_news}, is_news=is_news)
+    assert store.trials.changes("toy", seen).has_new_probes is is_news
 
 
 # By an index ----------------------------------------------------------------------------------------------------------

@@ -107,13 +107,13 @@ class TestUrls:
         assert masked(url) == "postgresql://u:***@h/d?sslpassword=***"
         assert parse_url("sqlite:///a@b@c.db").database == "a@b@c.db"
 
-    def test_a_missing_driver_is_answered_with_the_extra(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.parametrize("scheme", ["postgres", "postgresql", "postgresql+psycopg"])
+    def test_a_missing_driver_is_answered_with_the_extra(self, monkeypatch: pytest.MonkeyPatch, scheme: str) -> None:
         monkeypatch.setitem(sys.modules, "psycopg", None)
-        for scheme in ("postgres", "postgresql", "postgresql+psycopg"):
-            with pytest.raises(UsageError, match="psycopg") as caught:
-                parse_url(f"{scheme}://u:secret@h/d")
-            assert "bssearch[postgres]" in str(caught.value.hint)
-            assert "secret" not in str(caught.value)
+        with pytest.raises(UsageError, match="psycopg") as caught:
+            parse_url(f"{scheme}://u:secret@h/d")
+        assert "bssearch[postgres]" in str(caught.value.hint)
+        assert "secret" not in str(caught.value)
 
     def test_masking_hides_the_password_alone(self) -> None:
         assert masked("postgresql://u:se:c@ret@h/d") == "postgresql://u:***@h/d"
@@ -217,10 +217,10 @@ class TestSqlite:
             assert connection.execute(text("SELECT count(*) FROM sqlite_master")).scalar_one() == 0
         engine.dispose()
 
-    def test_a_missing_folder_is_named(self, tmp_path: Path) -> None:
-        for write in (True, False):
-            with pytest.raises(DatabaseError, match=r"no folder .*nowhere"):
-                open_store(f"sqlite:///{tmp_path}/nowhere/runs.db", write=write)
+    @pytest.mark.parametrize("write", [True, False])
+    def test_a_missing_folder_is_named(self, tmp_path: Path, write: bool) -> None:
+        with pytest.raises(DatabaseError, match=r"no folder .*nowhere"):
+            open_store(f"sqlite:///{tmp_path}/nowhere/runs.db", write=write)
 
     def test_a_folder_is_not_a_database(self, tmp_path: Path) -> None:
         with pytest.raises(DatabaseError, match="is a folder"):

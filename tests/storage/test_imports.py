@@ -220,8 +220,8 @@ def figures_of_trial(trial: TrialRecord) -> str:
     return repr((asdict(trial.configuration), reached, to_target, missed_at, outcome.final_metric))
 
 
+@pytest.mark.usefixtures("toy")
 def test_a_trial_that_ends_in_the_moment_of_its_start_is_no_imported_one(store: Store) -> None:
-    add_study(store)
     for _ in range(30):
         store.trials.finish("toy", start(store), OUTCOME, steps_x_step_time_s=None)
     assert not any(trial.is_imported for trial in store.trials.of("toy"))

@@ -117,8 +117,8 @@ class TestClaims:
         values: dict[str, Any] = {"name": "probe", "lease_seconds": 60.0, "is_alive": NOBODY_KNOWS}
         return store.leases.claim("toy", owner=owner, **{**values, **changes})
 
+    @pytest.mark.usefixtures("toy")
     def test_one_owner_holds_a_claim_until_it_is_released(self, store: Store) -> None:
-        add_study(store)
         add_study(store, "other")
         assert self.claim(store, "a")
         assert self.claim(store, "a"), "tried again"
@@ -131,8 +131,8 @@ class TestClaims:
         store.leases.release("toy", "probe", owner="a")
         assert self.claim(store, "b")
 
+    @pytest.mark.usefixtures("toy")
     def test_a_claim_is_taken_over_from_a_dead_owner_or_after_its_lease(self, store: Store) -> None:
-        add_study(store)
         assert self.claim(store, "a")
         assert not self.claim(store, "b", is_alive=lambda owner: True)
         assert self.claim(store, "b", is_alive={"a": False}.get, lease_seconds=-5.0)
@@ -140,8 +140,8 @@ class TestClaims:
         assert self.claim(store, "c")
         assert not self.claim(store, "b")
 
+    @pytest.mark.usefixtures("toy")
     def test_a_heartbeat_extends_the_claims_of_its_owner_alone(self, store: Store) -> None:
-        add_study(store)
         assert self.claim(store, "a", lease_seconds=-5.0)
         assert self.claim(store, "b", name="confirm host", lease_seconds=-5.0)
         store.leases.heartbeat("toy", "a", 60.0)
@@ -167,8 +167,8 @@ def lease_of(store: Store, user: str, spec: Mapping[str, object]) -> Lease:
     return Lease(owner=f"driver of {user}", seconds=60.0, user=user, spec=store.studies.keep_spec("toy", spec))
 
 
+@pytest.mark.usefixtures("toy")
 def test_a_trial_keeps_who_started_it_and_the_spec_of_that_moment(store: Store) -> None:
-    add_study(store)
     anna, ben = lease_of(store, "anna", FIRST), lease_of(store, "ben", SECOND)
     for lease in (anna, ben, anna):
         assert store.trials.start("toy", make_plan(), environment=HERE, lease=lease) is not None
@@ -178,8 +178,8 @@ def test_a_trial_keeps_who_started_it_and_the_spec_of_that_moment(store: Store) 
     assert store.studies.keep_spec("toy", FIRST) == store.trials.get("toy", 1).spec_digest == spec_digest(FIRST)
 
 
+@pytest.mark.usefixtures("toy")
 def test_a_queued_trial_is_started_by_whose_driver_takes_it_and_keeps_that_through_a_pause(store: Store) -> None:
-    add_study(store)
     number = enqueue(store)
     assert (store.trials.get("toy", number).started_by, store.trials.spec("toy", number)) == (None, None)
     limits = {"train_seconds_limit": 5.0, "eval_every_steps": 3, "threads": 2}
@@ -192,16 +192,16 @@ def test_a_queued_trial_is_started_by_whose_driver_takes_it_and_keeps_that_throu
     assert again is not None and (again.started_by, again.spec_digest) == ("anna", anna.spec)
 
 
+@pytest.mark.usefixtures("toy")
 def test_the_device_of_a_trial_is_kept_with_its_end(store: Store) -> None:
-    add_study(store)
     ended = replace(OUTCOME, device="cuda:1", device_uuid="GPU-8f6f")
     number = start(store)
     store.trials.finish("toy", number, ended, steps_x_step_time_s=None)
     assert store.trials.get("toy", number).outcome == ended
 
 
+@pytest.mark.usefixtures("toy")
 def test_the_specs_of_a_study_go_with_it(store: Store) -> None:
-    add_study(store)
     store.studies.keep_spec("toy", FIRST)
     store.studies.delete("toy")
     add_study(store)

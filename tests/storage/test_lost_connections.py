@@ -46,18 +46,18 @@ def store(url: str, told: list[str]) -> Iterator[Store]:
         yield opened
 
 
+@pytest.mark.usefixtures("toy")
 def test_a_restart_between_two_calls_goes_unnoticed(store: Store, told: list[str], own_postgres: Postgres) -> None:
-    add_study(store)
     own_postgres.restart()
     assert start(store) == 1
     assert told == []
 
 
+@pytest.mark.usefixtures("toy")
 @pytest.mark.slow
 def test_all_threads_wait_for_a_server_that_is_away_and_it_is_told_once(
     store: Store, told: list[str], own_postgres: Postgres
 ) -> None:
-    add_study(store)
     own_postgres.stop()
     failed: set[int] = set()
     event.listen(store._engine, "handle_error", lambda context: failed.add(threading.get_ident()))
@@ -82,11 +82,11 @@ def test_all_threads_wait_for_a_server_that_is_away_and_it_is_told_once(
     assert "\n" not in lost + back
 
 
+@pytest.mark.usefixtures("toy")
 @pytest.mark.slow
 def test_a_server_that_stays_away_is_given_up(
     store: Store, told: list[str], own_postgres: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    add_study(store)
     own_postgres.stop()
     monkeypatch.setattr(patience, "RETRY_FOR_S", 0.5)
     with pytest.raises(DatabaseError, match=r"cannot be reached.*retried") as caught:
@@ -122,9 +122,9 @@ def test_an_answer_of_the_server_that_is_back_is_not_waited_for(
     assert len(told) == 2
 
 
+@pytest.mark.usefixtures("toy")
 @pytest.mark.slow
 def test_ctrl_c_gets_through_and_what_comes_after_does_not_wait(store: Store, own_postgres: Postgres) -> None:
-    add_study(store)
     own_postgres.stop()
 
     def interrupt(number: int, frame: object) -> None:
@@ -301,19 +301,19 @@ def test_what_was_committed_before_the_connection_broke_is_not_done_twice(
     assert len(told) == 2
 
 
+@pytest.mark.usefixtures("toy")
 def test_a_start_that_was_committed_is_ones_own_though_others_have_started_since(
     store: Store, url: str, own_postgres: Postgres
 ) -> None:
-    add_study(store)
     with open_store(url) as other:
         _break_after_commit(store, own_postgres, meanwhile=lambda: start_after(other, 1, "you"))
         assert start_after(store, 0, "me") == 1
     assert [trial.lease_owner for trial in store.trials.of("toy")] == ["me", "you"]
 
 
+@pytest.mark.usefixtures("toy")
 @pytest.mark.slow
 def test_a_second_try_takes_turns_as_the_first_did(store: Store, url: str, own_postgres: Postgres) -> None:
-    add_study(store)
     with open_store(url) as other:
         entered, left = threading.Event(), threading.Event()
 

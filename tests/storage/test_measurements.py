@@ -9,12 +9,12 @@ from bssearch.records import MemoryUse, Observation, TrialOutcome, TrialState
 from bssearch.spec.space import MemoryBoundary
 from bssearch.storage.repository import Store
 from tests.factories import make_curve, make_environment, make_probe
-from tests.storage.conftest import OUTCOME, add_study, begun, start
+from tests.storage.conftest import OUTCOME, add_study, start
 
 
 class TestObservations:
+    @pytest.mark.usefixtures("toy")
     def test_observations_come_back_by_trial_and_step(self, store: Store) -> None:
-        add_study(store)
         for _ in range(3):
             start(store)
         first, second = make_curve((0.0, 0.1), (1.0, 0.5), (2.0, 0.9)), make_curve((0.0, 0.2))
@@ -45,8 +45,8 @@ class TestObservations:
         with pytest.raises(NotFoundError):
             store.trials.evaluations("none", [1])
 
+    @pytest.mark.usefixtures("begun_toy")
     def test_a_step_twice_is_an_error_and_stores_nothing_of_the_batch(self, store: Store) -> None:
-        begun(store)
         start(store)
         one, two = make_curve((0.0, 0.1), (1.0, 0.5))
         store.trials.append_observations("toy", [(1, one)])
@@ -57,8 +57,8 @@ class TestObservations:
             store.trials.append_observations("toy", [(2, two), (2, two)])
         assert store.trials.curves("toy", [1, 2]) == {1: [one], 2: []}
 
+    @pytest.mark.usefixtures("begun_toy")
     def test_observations_that_are_stored_again_as_they_were_are_fine(self, store: Store) -> None:
-        begun(store)
         curve = make_curve((0.0, 0.1), (1.0, 0.5), (2.0, 0.6))
         for _ in range(2):
             store.trials.append_observations("toy", [(1, one) for one in curve[:2]])
@@ -66,14 +66,14 @@ class TestObservations:
             store.trials.append_observations("toy", [(1, one) for one in curve])
         assert store.trials.observations("toy", 1) == curve[:2]
 
+    @pytest.mark.usefixtures("begun_toy")
     def test_a_value_out_of_bounds_is_named(self, store: Store) -> None:
-        begun(store)
         wrong = Observation(step=-1, samples=0, train_seconds=0.0, metric=0.0, loss=None, learning_rate=0.1)
         with pytest.raises(DatabaseError, match="step_not_negative"):
             store.trials.append_observations("toy", [(1, wrong)])
 
+    @pytest.mark.usefixtures("toy")
     def test_observations_of_an_unknown_trial_are_refused(self, store: Store) -> None:
-        add_study(store)
         with pytest.raises(NotFoundError):
             store.trials.append_observations("toy", [(1, one) for one in make_curve((0.0, 0.1))])
 

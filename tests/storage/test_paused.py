@@ -39,8 +39,8 @@ def paused(store: Store) -> Store:
     return store
 
 
+@pytest.mark.usefixtures("begun_toy")
 def test_the_time_in_which_a_trial_waited_is_no_time_of_its_own(store: Store) -> None:
-    begun(store)
     pause(store, 1, replace(PAUSED, wall_seconds=0.1))
     waited_from = not_none(store.trials.get("toy", 1).ended_at)
     threading.Event().wait(0.3)
@@ -120,10 +120,10 @@ def test_a_resumed_trial_is_lost_with_its_driver_and_keeps_how_far_it_came(pause
     assert not resume(paused, 1)
 
 
+@pytest.mark.usefixtures("begun_toy")
 @pytest.mark.parametrize("first", [False, True])
 @pytest.mark.parametrize("second", [False, True])
 def test_a_trial_is_contended_where_any_part_of_it_was(store: Store, first: bool, second: bool) -> None:
-    begun(store)
     pause(store, 1, replace(PAUSED, contended=first))
     resume(store, 1)
     for _ in range(2):  # as after a connection that broke

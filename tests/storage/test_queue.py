@@ -77,8 +77,14 @@ def test_a_name_is_given_once_among_submissions_and_studies(store: Store) -> Non
         store.queue.submit(new("no name"))
 
 
-def test_the_highest_priority_comes_first_then_the_oldest(store: Store) -> None:
+@pytest.fixture
+def worker(store: Store) -> None:
+    """A worker has offered itself."""
     store.queue.keep_worker(record())
+
+
+@pytest.mark.usefixtures("worker")
+def test_the_highest_priority_comes_first_then_the_oldest(store: Store) -> None:
     for name, owner, priority in (("old", "ann", 1.0), ("first", "ann", 3.0), ("new", "bob", 1.0), ("next", "cy", 3.0)):
         store.queue.submit(new(name, owner=owner, priority=priority))
     assert store.queue.waiting() == ["first", "next", "old", "new"]
@@ -107,8 +113,8 @@ def test_workers_that_choose_at_once_lose_no_seconds_of_what_they_served(url: st
         assert store.queue.submission("one").served_seconds == 320.0
 
 
+@pytest.mark.usefixtures("worker")
 def test_a_shift_goes_on_until_something_of_a_higher_priority_waits(store: Store) -> None:
-    store.queue.keep_worker(record())
     store.queue.submit(new("one"))
     assert store.queue.begin_shift("worker", {"one"}) is not None
     store.queue.submit(new("two", owner="bob"))
@@ -121,8 +127,8 @@ def test_a_shift_goes_on_until_something_of_a_higher_priority_waits(store: Store
     assert served(store, "worker", {"one", "two", "three"}, used=10.0) == "three"
 
 
+@pytest.mark.usefixtures("worker")
 def test_a_worker_that_asks_again_is_given_what_it_serves(store: Store) -> None:
-    store.queue.keep_worker(record())
     for name in ("one", "two"):
         store.queue.submit(new(name, owner=name))
     first = store.queue.begin_shift("worker", {"one", "two"})
@@ -133,8 +139,8 @@ def test_a_worker_that_asks_again_is_given_what_it_serves(store: Store) -> None:
     assert sum(one.served_seconds for one in store.queue.submissions()) == 1.0
 
 
+@pytest.mark.usefixtures("worker")
 def test_a_worker_whose_shift_s_end_was_lost_goes_on_with_others(store: Store) -> None:
-    store.queue.keep_worker(record())
     for name in ("one", "two"):
         store.queue.submit(new(name, owner=name))
     assert store.queue.begin_shift("worker", {"one"}) is not None
@@ -146,16 +152,16 @@ def test_a_worker_whose_shift_s_end_was_lost_goes_on_with_others(store: Store) -
     assert [one.serving for one in store.queue.workers()] == [None]
 
 
+@pytest.mark.usefixtures("worker")
 def test_nothing_is_chosen_before_its_moment(store: Store) -> None:
-    store.queue.keep_worker(record())
     store.queue.submit(new("later", not_before=datetime.now(UTC) + timedelta(hours=1)))
     store.queue.submit(new("now", not_before=datetime.now(UTC) - timedelta(hours=1)))
     assert [served(store, "worker", {"later", "now"}, used=1.0) for _ in range(2)] == ["now", "now"]
     assert store.queue.waiting() == ["now"]
 
 
+@pytest.mark.usefixtures("worker")
 def test_states_change_as_a_person_and_a_worker_may_change_them(store: Store) -> None:
-    store.queue.keep_worker(record())
     store.queue.submit(new("one"))
     assert store.queue.set_state("one", SubmissionState.PAUSED, "by me").reason == "by me"
     assert served(store, "worker", {"one"}, used=1.0) is None
@@ -176,6 +182,7 @@ def test_states_change_as_a_person_and_a_worker_may_change_them(store: Store) ->
     assert caught.value.hint == "latest submissions: one"
 
 
+@pytest.mark.usefixtures("worker")
 @pytest.mark.parametrize(
     ("column", "value"),
     [
@@ -192,7 +199,6 @@ def test_states_change_as_a_person_and_a_worker_may_change_them(store: Store) ->
 def test_a_row_that_something_else_has_written_keeps_no_worker_from_the_next(
     store: Store, column: str, value: object
 ) -> None:
-    store.queue.keep_worker(record())
     store.queue.submit(new("odd", owner="eve"))
     is_refused = value != value and store.masked_url.startswith("sqlite")  # which makes NULL of it
     refused = pytest.raises(DatabaseError, match="NOT NULL") if is_refused else nullcontext()
@@ -240,16 +246,16 @@ def test_a_worker_whose_moments_something_else_has_written_hides_no_other(store:
     assert [one.name for one in store.queue.workers()] == ["worker"]
 
 
+@pytest.mark.usefixtures("worker")
 @pytest.mark.parametrize("templates", ["[1, 2]", "null", '"digits"', '{"digits": {"seed": {"choices": [1e400]}}}'])
 def test_a_worker_whose_row_something_else_has_written_offers_nothing(store: Store, templates: str) -> None:
-    store.queue.keep_worker(record())
     with store.writing() as connection:
         connection.execute(text("UPDATE bss_worker SET templates = :value"), {"value": templates})
     assert [one.templates for one in store.queue.workers()] == [{}]
 
 
+@pytest.mark.usefixtures("worker")
 def test_a_worker_is_here_until_it_leaves_or_is_not_seen(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    store.queue.keep_worker(record())
     store.queue.keep_worker(record(device_name="H200"))
     [found] = store.queue.workers()
     assert (found.is_here, found.device_name, found.tags) == (True, "H200", ("gpu:h200",))

@@ -57,8 +57,8 @@ class TestStudies:
         assert created.created_at.tzinfo is UTC
         assert abs(created.created_at - datetime.now(UTC)) < timedelta(minutes=1)
 
+    @pytest.mark.usefixtures("toy")
     def test_a_name_is_taken_once(self, store: Store) -> None:
-        add_study(store)
         with pytest.raises(UsageError, match="'toy' already"):
             add_study(store)
 
@@ -72,8 +72,8 @@ class TestStudies:
         with pytest.raises(NotFoundError):
             store.trials.of("digit-cpu")
 
+    @pytest.mark.usefixtures("toy")
     def test_a_spec_is_replaced(self, store: Store) -> None:
-        add_study(store)
         store.studies.update_spec("toy", {"workload": "digits", "budget": {"trials": 7}})
         assert store.studies.get("toy").spec["budget"] == {"trials": 7}
 
@@ -97,8 +97,8 @@ class TestStudies:
         assert (first.objective, first.created_by) == ("time_to_target", "someone")
         assert sum("SELECT" in one for one in statements) == 1
 
+    @pytest.mark.usefixtures("toy")
     def test_the_first_environment_binds_and_another_device_is_refused(self, store: Store) -> None:
-        add_study(store)
         first = make_environment(host="a", torch_version="1")
         store.studies.bind("toy", first)
         store.studies.bind("toy", make_environment(host="b", torch_version="2"))
@@ -109,8 +109,8 @@ class TestStudies:
         assert "another name" in str(caught.value.hint)
         assert store.studies.get("toy").environment == first
 
+    @pytest.mark.usefixtures("toy")
     def test_names_are_remembered_but_not_those_of_a_transaction_that_failed(self, store: Store) -> None:
-        add_study(store)
         environment = make_environment(host="new")
         with pytest.raises(DatabaseError):
             start(store, environment=environment, train_seconds_limit=-1.0)
@@ -358,8 +358,8 @@ def test_times_are_stored_as_utc_text_that_sorts(sqlite_url: str, path: Path) ->
 
 
 class TestKeeping:
+    @pytest.mark.usefixtures("toy")
     def test_a_study_is_renamed_with_all_it_has(self, store: Store) -> None:
-        add_study(store)
         store.trials.finish("toy", start(store), OUTCOME, steps_x_step_time_s=None)
         store.studies.rename("toy", "new.name-1")
         assert store.studies.find("toy") is None
@@ -368,15 +368,15 @@ class TestKeeping:
         store.studies.rename("new.name-1", "new.name-1")
         assert add_study(store).name == "toy"
 
+    @pytest.mark.usefixtures("toy")
     @pytest.mark.parametrize("name", ["", "a b", "-x", "x" * 101, "a/b"])
     def test_a_name_must_be_one_that_a_spec_could_have(self, store: Store, name: str) -> None:
-        add_study(store)
         with pytest.raises(UsageError, match="invalid study name") as caught:
             store.studies.rename("toy", name)
         assert "100 characters" in str(caught.value.hint)
 
+    @pytest.mark.usefixtures("toy")
     def test_a_taken_name_and_an_unknown_study_are_refused(self, store: Store) -> None:
-        add_study(store)
         add_study(store, "other")
         with pytest.raises(UsageError, match="study 'other' already exists"):
             store.studies.rename("toy", "other")
@@ -388,8 +388,8 @@ class TestKeeping:
             with pytest.raises(NotFoundError):
                 call()
 
+    @pytest.mark.usefixtures("toy")
     def test_a_study_that_a_driver_runs_is_neither_renamed_nor_archived_nor_deleted(self, store: Store) -> None:
-        add_study(store)
         calls: list[Callable[[], object]] = [
             lambda: store.studies.rename("toy", "new"),
             lambda: store.studies.archive("toy"),
@@ -408,8 +408,8 @@ class TestKeeping:
         store.studies.delete("new")
         assert store.studies.summaries() == []
 
+    @pytest.mark.usefixtures("toy")
     def test_an_archived_study_keeps_its_moment_and_comes_back(self, store: Store) -> None:
-        add_study(store)
         assert store.studies.summaries()[0].archived_at is None
         store.studies.archive("toy")
         archived_at = not_none(store.studies.get("toy").archived_at)
@@ -443,8 +443,8 @@ class TestKeeping:
             add_study(other)
             assert start(store) == 1
 
+    @pytest.mark.usefixtures("toy")
     def test_an_archived_study_takes_no_more_trials(self, store: Store) -> None:
-        add_study(store)
         store.studies.archive("toy")
         calls: list[Callable[[], object]] = [lambda: start(store), lambda: enqueue(store)]
         for call in calls:

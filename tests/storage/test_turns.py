@@ -35,10 +35,10 @@ def waits(start: Future[int | None]) -> bool:
     return not start.done()
 
 
+@pytest.mark.usefixtures("toy")
 def test_who_starts_in_its_turn_is_the_first_and_others_have_been_slower(
     store: Store, url: str, pool: ThreadPoolExecutor
 ) -> None:
-    add_study(store)
     with open_store(url) as other:
         with store.turn("toy"):
             others = pool.submit(start_after, other, 0, "b")
@@ -50,10 +50,10 @@ def test_who_starts_in_its_turn_is_the_first_and_others_have_been_slower(
     assert [trial.lease_owner for trial in store.trials.of("toy")] == ["a", "b"]
 
 
+@pytest.mark.usefixtures("toy")
 def test_a_turn_in_which_nothing_starts_leaves_the_study_to_others(
     store: Store, url: str, pool: ThreadPoolExecutor
 ) -> None:
-    add_study(store)
     with open_store(url) as other:
         with pytest.raises(RuntimeError, match="on purpose"), store.turn("toy"):
             others = pool.submit(start_after, other, 0, "b")
@@ -62,8 +62,8 @@ def test_a_turn_in_which_nothing_starts_leaves_the_study_to_others(
         assert others.result() == 1
 
 
+@pytest.mark.usefixtures("toy")
 def test_turns_of_one_store_are_those_of_its_threads(store: Store, pool: ThreadPoolExecutor) -> None:
-    add_study(store)
     with store.turn("toy"):
         others = pool.submit(start_after, store, 0, "another thread")
         assert waits(others)
@@ -79,9 +79,9 @@ with open_store(sys.argv[1]) as store, store.turn("toy"):
 """
 
 
+@pytest.mark.usefixtures("toy")
 @pytest.mark.slow
 def test_who_is_killed_in_its_turn_is_waited_for_no_longer(store: Store, url: str) -> None:
-    add_study(store)
     killed = subprocess.run([sys.executable, "-c", DIES_IN_ITS_TURN, url], cwd=Path.cwd(), check=False)
     assert killed.returncode == -9
     assert start_after(store, 0, "a") == 1

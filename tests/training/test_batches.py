@@ -122,12 +122,12 @@ def test_the_training_part_lies_on_the_device_where_its_share_of_the_memory_allo
     assert placed.validation.inputs.device == placed.test.targets.device == META
 
 
-def test_on_the_cpu_nothing_is_moved_and_the_setting_alone_makes_it_the_host() -> None:
+@pytest.mark.parametrize(("setting", "placement"), [("auto", "device"), ("device", "device"), ("host", "host")])
+def test_on_the_cpu_nothing_is_moved_and_the_setting_alone_makes_it_the_host(setting: str, placement: str) -> None:
     data = toy_data()
-    for setting, placement in [("auto", "device"), ("device", "device"), ("host", "host")]:
-        placed, where = place(data, on_cpu(data=setting), memory_bytes=1)
-        assert where == placement == placement_of(data.train, on_cpu(data=setting))
-        assert placed.train.inputs is data.train.inputs
+    placed, where = place(data, on_cpu(data=setting), memory_bytes=1)
+    assert where == placement == placement_of(data.train, on_cpu(data=setting))
+    assert placed.train.inputs is data.train.inputs
 
 
 @pytest.mark.gpu

@@ -79,8 +79,12 @@ def test_a_trial_is_the_same_with_and_without_a_warm_up(compile_mode: str, steps
     assert bool(graphs()) == (compile_mode == "default")
 
 
-def test_a_trial_is_the_same_after_other_trials_of_the_worker() -> None:
-    computation = on_cpu(compile="default")
+@pytest.fixture
+def computation() -> Computation:
+    return on_cpu(compile="default")
+
+
+def test_a_trial_is_the_same_after_other_trials_of_the_worker(computation: Computation) -> None:
     first = trained(computation, warmed_up=True)
     trained(computation, warmed_up=True, batch_size=25, dropout=0.6)
     assert_same(first, trained(computation, warmed_up=True))
@@ -92,8 +96,7 @@ def test_a_compiled_trial_takes_the_steps_of_an_uncompiled_one() -> None:
     assert all(torch.allclose(one, other, atol=1e-5) for one, other in zip(eager, compiled, strict=True))
 
 
-def test_trials_compile_once_per_batch_size_whatever_their_dropout() -> None:
-    computation = on_cpu(compile="default")
+def test_trials_compile_once_per_batch_size_whatever_their_dropout(computation: Computation) -> None:
     seen = []
     for dropout in (0.1, 0.23, 0.5):
         for batch_size in (5, 20):
@@ -104,19 +107,14 @@ def test_trials_compile_once_per_batch_size_whatever_their_dropout() -> None:
 
 @pytest.mark.slow
 def test_a_ladder_of_batch_sizes_longer_than_torchs_own_limit_is_compiled_to_its_end() -> None:
-    class Small(Toy):
-        def build_model(self, *, dropout: float) -> nn.Module:
-            return nn.Sequential(nn.Flatten())
-
-    computation = on_cpu(compile="default")
+    computation, small = on_cpu(compile="default"), Toy(network=lambda _: nn.Sequential(nn.Flatten()))
     for batch_size in range(10, 20):
         with torch.no_grad():
-            computation.build_model(Small(), 0.1)(toy_data().train.inputs[:batch_size])
+            computation.build_model(small, 0.1)(toy_data().train.inputs[:batch_size])
     assert graphs() == 10
 
 
-def test_evaluation_and_noise_run_uncompiled() -> None:
-    computation = on_cpu(compile="default")
+def test_evaluation_and_noise_run_uncompiled(computation: Computation) -> None:
     model = computation.build_model(Toy(), 0.1)
     for around in (computation.evaluating, computation.exact):
         with around():
@@ -219,8 +217,9 @@ def test_shared_storage_has_the_new_models_values_at_the_old_ones_addresses() ->
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("inductor")
-def test_with_the_whole_compiler_trials_are_the_same_with_and_without_a_warm_up_and_compile_once() -> None:
-    computation = on_cpu(compile="default")
+def test_with_the_whole_compiler_trials_are_the_same_with_and_without_a_warm_up_and_compile_once(
+    computation: Computation,
+) -> None:
     cold = trained(computation, warmed_up=False)
     assert graphs() == 1
     trained(computation, warmed_up=True, dropout=0.5)

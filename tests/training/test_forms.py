@@ -22,7 +22,7 @@ from bssearch.workloads.data import Data
 from tests.factories import changed
 from tests.training.forms import FORMS, Datasets, Listed, Streams, Texts, TwoOptimizers, Weighed, loaded
 from tests.training.test_batches import META, computation_on
-from tests.training.toys import FakeTime, Frozen, Run, Toy, configuration, on_cpu, request, toy_data
+from tests.training.toys import FakeTime, Frozen, Run, Toy, configuration, on_cpu, request, toy_data, two_layers
 
 ACCUMULATED = configuration(24, micro_batch_size=8, accumulation_steps=3, learning_rate=0.05, dropout=0.2)
 every_form = pytest.mark.parametrize("form", FORMS)
@@ -187,12 +187,7 @@ def test_a_short_last_batch_is_left_out_and_each_epoch_has_another_seed() -> Non
 
 def toy_with(*layers: nn.Module) -> Any:
     """Return a workload whose model has these layers before those of the toy."""
-
-    class Layered(Toy):
-        def build_model(self, *, dropout: float) -> nn.Module:
-            return nn.Sequential(*layers, super().build_model(dropout=dropout))
-
-    return Layered()
+    return Toy(network=lambda dropout: nn.Sequential(*layers, two_layers(dropout)))
 
 
 def test_the_trainable_parameters_are_counted_once_each() -> None:
@@ -233,12 +228,11 @@ def test_the_metrics_are_those_of_the_validation_part_before_any_step() -> None:
 def test_the_model_is_built_once_with_the_dropout_given() -> None:
     asked: list[float] = []
 
-    class Watched(Toy):
-        def build_model(self, *, dropout: float) -> nn.Module:
-            asked.append(dropout)
-            return super().build_model(dropout=dropout)
+    def watched(dropout: float) -> nn.Module:
+        asked.append(dropout)
+        return two_layers(dropout)
 
-    describe_model(Watched(), toy_data(), on_cpu(), dropout=0.25)
+    describe_model(Toy(network=watched), toy_data(), on_cpu(), dropout=0.25)
     assert asked == [0.25]
 
 

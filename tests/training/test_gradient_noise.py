@@ -391,15 +391,18 @@ class TestBudgetOfAProcess:
         assert second.losses == FEWEST_SMALL_BATCHES
 
 
-def test_passes_spread_over_the_window() -> None:
-    meter = Meter()
+@pytest.fixture
+def meter() -> Meter:
+    return Meter()
+
+
+def test_passes_spread_over_the_window(meter: Meter) -> None:
     meter.passes_after(0.5, 0.0)
     assert meter.passes_after(0.88, 100 * ENOUGH) == PASSES_AT_ONCE
     assert meter.passes_after(0.88, 100 * ENOUGH) == PASSES_AT_ONCE
 
 
-def test_nothing_is_measured_outside_of_the_window() -> None:
-    meter = Meter()
+def test_nothing_is_measured_outside_of_the_window(meter: Meter) -> None:
     for metric in (0.5, 0.6, 0.85, 0.4):
         assert meter.passes_after(metric, ENOUGH) == 0
     assert meter.meter.result() == GradientNoise()
@@ -413,15 +416,13 @@ def test_for_a_loss_the_window_lies_above_the_target() -> None:
     assert meter.passes_after(1.15, ENOUGH) > 0
 
 
-def test_the_evaluation_that_meets_the_target_is_the_last_one_measured() -> None:
-    meter = Meter()
+def test_the_evaluation_that_meets_the_target_is_the_last_one_measured(meter: Meter) -> None:
     meter.passes_after(0.5, 0.0)
     assert meter.passes_after(0.95, ENOUGH) > 0
     assert meter.passes_after(0.88, 9 * ENOUGH) == 0
 
 
-def test_running_out_of_memory_in_a_pass_ends_the_passes_and_not_the_trial() -> None:
-    meter = Meter()
+def test_running_out_of_memory_in_a_pass_ends_the_passes_and_not_the_trial(meter: Meter) -> None:
     meter.passes_after(0.5, 0.0)
     meter.fails = True
     meter.passes_after(0.88, ENOUGH)
@@ -440,13 +441,10 @@ def test_a_training_part_too_small_for_a_pass_is_left_alone() -> None:
 
 @pytest.mark.parametrize(("micro", "ghost", "small"), [(264, 32, 32), (264, 8, 32), (264, None, 33), (264, 64, 33)])
 def test_ghost_batches_are_whole_in_a_small_batch(micro: int, ghost: int | None, small: int) -> None:
-    class Normalised(Toy):
-        def build_model(self, *, dropout: float) -> nn.Module:
-            return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
-
+    normalised = Toy(network=lambda _: nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)))
     computation, train = on_cpu(ghost_batch_size=ghost), toy_data(600).train
-    with Trainer(Normalised(), configuration(micro), train, computation, seed=1) as trainer:
-        measured = GradientPasses(Normalised(), computation, trainer, configuration(micro), train, seed=1).measure()
+    with Trainer(normalised, configuration(micro), train, computation, seed=1) as trainer:
+        measured = GradientPasses(normalised, computation, trainer, configuration(micro), train, seed=1).measure()
     assert measured is not None and measured.small_batch == small
 
 

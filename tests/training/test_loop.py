@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from bssearch.records import GradientNoise, MemoryBasis, MetricInfo, TrialOutcome, TrialState
 from bssearch.records.curves import crossing
@@ -230,13 +229,13 @@ def test_seconds_that_no_ledger_owns_are_a_warning_in_the_record(lost: float) ->
     assert any("in no ledger" in warning for warning in outcome.warnings) is (lost > LEDGER_GAP_SECONDS)
 
 
-def test_a_trial_that_lost_the_processor_is_marked(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("contended", [False, True])
+def test_a_trial_that_lost_the_processor_is_marked(monkeypatch: pytest.MonkeyPatch, contended: bool) -> None:
     monkeypatch.setattr(ContentionMeter, "stop", lambda meter: Contention(False))
-    for contended in (False, True):
-        time = FakeTime()
-        takes = time.wait_for_a_cpu if contended else time.pass_by
-        toy = Toy(on_loss=lambda takes=takes: takes(1.0))  # type: ignore[misc]
-        assert Run(request(), toy, clock=time.clock()).outcome.contended is contended
+    time = FakeTime()
+    takes = time.wait_for_a_cpu if contended else time.pass_by
+    toy = Toy(on_loss=lambda takes=takes: takes(1.0))  # type: ignore[misc]
+    assert Run(request(), toy, clock=time.clock()).outcome.contended is contended
 
 
 def test_a_trial_beside_other_work_is_marked_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -358,12 +357,11 @@ def test_what_runs_out_of_memory_before_there_is_a_model_has_done_nothing_and_wa
 ) -> None:
     monkeypatch.setattr(ContentionMeter, "stop", lambda meter: Contention(False))
 
-    class TooLarge(Toy):
-        def build_model(self, *, dropout: float) -> nn.Module:
-            raise torch.OutOfMemoryError("CUDA out of memory")
+    def too_large(dropout: float) -> torch.nn.Module:
+        raise torch.OutOfMemoryError("CUDA out of memory")
 
     tiny = configuration(4, micro_batch_size=2, accumulation_steps=2)
-    run = Run(request(tiny), TooLarge(), clock=FakeTime().clock())
+    run = Run(request(tiny), Toy(network=too_large), clock=FakeTime().clock())
     outcome = run.outcome
     assert (outcome.state, outcome.steps, outcome.samples, run.observations) == (TrialState.OOM, 0, 0, [])
     assert (outcome.train_seconds, outcome.time_to_target_s, outcome.last_miss_step) == (0.0, None, None)
@@ -384,11 +382,14 @@ def test_an_incomplete_batch_is_said_to_be_dropped() -> None:
     assert Run(request(configuration(30))).outcome.dropped_samples_per_epoch == 10
 
 
+@pytest.mark.parametrize("asked", [False, True])
 @pytest.mark.parametrize(
     ("state", "tested"),
     [(TrialState.CAPPED, True), (TrialState.EXHAUSTED, True), (TrialState.PRUNED, False)],
 )
-def test_the_test_part_is_seen_only_when_asked_and_only_at_the_end(state: TrialState, tested: bool) -> None:
+def test_the_test_part_is_seen_only_when_asked_and_only_at_the_end(
+    state: TrialState, tested: bool, asked: bool
+) -> None:
     seen: list[int] = []
 
     class Watched(Toy):
@@ -396,18 +397,17 @@ def test_the_test_part_is_seen_only_when_asked_and_only_at_the_end(state: TrialS
             seen.append(len(part))
             return super().evaluate(model, part)
 
-    for asked in (False, True):
-        seen.clear()
-        time = FakeTime()
-        toy = Watched(on_loss=lambda time=time: time.pass_by(1.0))  # type: ignore[misc]
-        outcome = Run(
-            request(target=2.0, train_seconds_limit=8.5, limit_state=state, tested=asked),
-            toy,
-            clock=time.clock(),
-        ).outcome
-        test_samples = len(toy_data().test)
-        assert (seen[-1] == test_samples) is (outcome.test_metric is not None) is (asked and tested)
-        assert test_samples not in seen[:-1]
+    seen.clear()
+    time = FakeTime()
+    toy = Watched(on_loss=lambda time=time: time.pass_by(1.0))  # type: ignore[misc]
+    outcome = Run(
+        request(target=2.0, train_seconds_limit=8.5, limit_state=state, tested=asked),
+        toy,
+        clock=time.clock(),
+    ).outcome
+    test_samples = len(toy_data().test)
+    assert (seen[-1] == test_samples) is (outcome.test_metric is not None) is (asked and tested)
+    assert test_samples not in seen[:-1]
 
 
 def test_tokens_are_those_of_the_samples_seen() -> None:

@@ -40,11 +40,6 @@ class Signs(nn.Module):
         return scores
 
 
-class SignsToy(Toy):
-    def build_model(self, *, dropout: float) -> nn.Module:
-        return Signs(self.dtype)
-
-
 def groups(parameters: Iterable[nn.Parameter], **of_decayed: Any) -> list[dict[str, Any]]:
     every = list(parameters)
     return [
@@ -163,7 +158,7 @@ def test_every_option_reaches_the_library(name: str) -> None:
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_micro_batches_add_up_to_the_batch(name: str) -> None:
-    toy = SignsToy(dtype=torch.float64)
+    toy = Toy(dtype=torch.float64, network=lambda _: Signs(torch.float64))
     whole, parts = (
         weights_after(30, replace(wanted(name), micro_batch_size=20 // count, accumulation_steps=count), toy)
         for count in (1, 4)

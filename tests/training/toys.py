@@ -58,15 +58,21 @@ def toy_data(train_samples: int = 100, dtype: torch.dtype = torch.float32) -> Da
     return Data(train=_part(train_samples, 1, dtype), validation=_part(60, 2, dtype), test=_part(50, 3, dtype))
 
 
+def two_layers(dropout: float) -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Dropout(dropout), nn.Linear(16, 2))
+
+
 class Toy:
-    """A two-layer network; ``on_loss`` and ``on_evaluate`` run at each call."""
+    """A two-layer network, or another ``network``; ``on_loss`` and ``on_evaluate`` run at each call."""
 
     def __init__(
         self,
         dtype: torch.dtype = torch.float32,
         on_loss: Callable[[], object] = lambda: None,
         on_evaluate: Callable[[Mapping[str, float]], Mapping[str, float]] = lambda metrics: metrics,
+        network: Callable[[float], nn.Module] = two_layers,
     ) -> None:
+        self.network = network
         self.metrics: Mapping[str, MetricInfo] = {
             "accuracy": MetricInfo(low=0.0, high=1.0, chance=0.5),
             "loss": MetricInfo(low=0.0),
@@ -79,7 +85,7 @@ class Toy:
         return toy_data(dtype=self.dtype)
 
     def build_model(self, *, dropout: float) -> nn.Module:
-        return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Dropout(dropout), nn.Linear(16, 2)).to(self.dtype)
+        return self.network(dropout).to(self.dtype)
 
     def loss(
         self, model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, *, label_smoothing: float

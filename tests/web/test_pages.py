@@ -109,6 +109,11 @@ class TestStudies:
         assert "/studies/other" in client.get("/studies?all=1").text
 
 
+@pytest.fixture
+def number(empty: str) -> int:
+    return running_study(empty)
+
+
 class TestAStudy:
     def test_the_page_has_the_answer_and_the_progress(self, pages: TestClient, searched: str) -> None:
         text = pages.get("/studies/task").text
@@ -120,9 +125,8 @@ class TestAStudy:
 
     @pytest.mark.parametrize("path", ["/studies/toy", "/studies/toy/trials"])
     def test_between_two_trials_it_is_still_live_and_only_later_at_rest(
-        self, empty: str, monkeypatch: pytest.MonkeyPatch, path: str
+        self, empty: str, monkeypatch: pytest.MonkeyPatch, path: str, number: int
     ) -> None:
-        number = running_study(empty)
         with open_store(empty) as store:
             store.trials.finish("toy", number, OUTCOME, steps_x_step_time_s=None)
         between = client_of(empty).get(path)
@@ -131,16 +135,14 @@ class TestAStudy:
         later = client_of(empty).get(path, headers={"If-None-Match": between.headers["etag"]})
         assert 'data-live-seconds="15.0"' in later.text
 
-    def test_one_without_an_answer_shows_what_runs(self, empty: str) -> None:
-        number = running_study(empty)
+    def test_one_without_an_answer_shows_what_runs(self, empty: str, number: int) -> None:
         text = client_of(empty).get("/studies/toy").text
         assert "No answer yet" in text
         assert f'href="/studies/toy/trials/{number}"' in text
         assert 'data-live-seconds="2.0"' in text
         assert "<svg" in text
 
-    def test_who_has_the_newest_version_is_sent_nothing(self, empty: str) -> None:
-        number = running_study(empty)
+    def test_who_has_the_newest_version_is_sent_nothing(self, empty: str, number: int) -> None:
         client = client_of(empty)
         tag = client.get("/studies/toy").headers["etag"]
         again = client.get("/studies/toy", headers={"If-None-Match": tag})
@@ -189,11 +191,11 @@ class TestAStudy:
         assert missing.status_code == 404
         assert "<script>alert" not in missing.text
 
-    def test_a_stored_name_that_nothing_of_ours_made_is_escaped(self, copy: Path) -> None:
+    @pytest.mark.parametrize("path", ["/studies", "/compare", "/studies/%3Cimg%20src=x%20onerror=alert(1)%3E"])
+    def test_a_stored_name_that_nothing_of_ours_made_is_escaped(self, copy: Path, path: str) -> None:
         execute(copy, "UPDATE bss_study SET name = '<img src=x onerror=alert(1)>' WHERE name = 'other'")
         client = client_of(f"sqlite:///{copy}")
-        for path in ("/studies", "/compare", "/studies/%3Cimg%20src=x%20onerror=alert(1)%3E"):
-            assert "<img" not in client.get(path).text
+        assert "<img" not in client.get(path).text
 
 
 class TestTrials:
@@ -298,14 +300,14 @@ class TestAcross:
         assert pages.get("/best", params={"device": device, "format": "json"}).json() == told
         assert "/studies/other" in pages.get("/best", params={"device": device}).text
 
+    @pytest.mark.parametrize("name", ["workload", "device", "target", "objective", "precision"])
     @pytest.mark.slow
     @pytest.mark.parametrize("value", HOSTILE)
-    def test_hostile_conditions_are_told_and_escaped(self, pages: TestClient, value: str) -> None:
-        for name in ("workload", "device", "target", "objective", "precision"):
-            for path in ("/best", "/studies"):
-                told = pages.get(path, params={name: value})
-                assert told.status_code in {200, 400, 404}
-                assert "<script>alert" not in told.text
+    def test_hostile_conditions_are_told_and_escaped(self, pages: TestClient, value: str, name: str) -> None:
+        for path in ("/best", "/studies"):
+            told = pages.get(path, params={name: value})
+            assert told.status_code in {200, 400, 404}
+            assert "<script>alert" not in told.text
 
 
 def test_a_password_that_stands_where_none_belongs_is_not_repeated(pages: TestClient) -> None:

@@ -1,5 +1,6 @@
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -86,14 +87,14 @@ def test_what_follows_hangs_on_the_order_of_what_came_before(tmp_path: Path) -> 
     assert (one - other).abs().max() > 1e-4
 
 
-def test_a_new_model_knows_nothing(tmp_path: Path) -> None:
-    for settings in ({}, {"layers": 4, "width": 64}):
-        workload = CharLM(text_file(tmp_path), **{"context": 8, "heads": 2, "width": 16, **settings})
-        data = workload.load(CPU)
-        torch.manual_seed(0)
-        with torch.no_grad():
-            found = workload.evaluate(workload.build_model(dropout=0.1).eval(), data.test)
-        assert found == {"loss": pytest.approx(math.log(11), abs=0.3)}
+@pytest.mark.parametrize("settings", [{}, {"layers": 4, "width": 64}])
+def test_a_new_model_knows_nothing(tmp_path: Path, settings: dict[str, Any]) -> None:
+    workload = CharLM(text_file(tmp_path), **{"context": 8, "heads": 2, "width": 16, **settings})
+    data = workload.load(CPU)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        found = workload.evaluate(workload.build_model(dropout=0.1).eval(), data.test)
+    assert found == {"loss": pytest.approx(math.log(11), abs=0.3)}
 
 
 def test_one_batch_can_be_learned_by_heart(tmp_path: Path) -> None:

@@ -74,8 +74,11 @@ def test_a_folder_asked_for_without_the_files_is_an_error_though_they_are_elsewh
     monkeypatch.setenv(DATA_DIR_VARIABLE, str(home / "nothing"))
     with pytest.raises(WorkloadError, match=rf"{DATA_DIR_VARIABLE} names holds no Fashion-MNIST") as error:
         find_fashion_mnist(debian)
-    for folder in ("", "/fashion-mnist", "/FashionMNIST/raw"):
-        assert f"{home}/nothing{folder}" in str(error.value)
+    assert [
+        folder
+        for folder in ("", "/fashion-mnist", "/FashionMNIST/raw")
+        if f"{home}/nothing{folder}" not in str(error.value)
+    ] == []
     monkeypatch.setenv(DATA_DIR_VARIABLE, str(home / "nowhere"))
     with pytest.raises(WorkloadError, match=f"there is no folder {home}/nowhere, which --data-dir or"):
         find_fashion_mnist(debian)
@@ -93,8 +96,11 @@ def test_without_files_and_torchvision_the_error_names_three_ways(home: Path, mo
     monkeypatch.setitem(sys.modules, "torchvision", None)
     with pytest.raises(WorkloadError) as error:
         find_fashion_mnist(home / "nothing")
-    for way in ("apt-get install dataset-fashion-mnist", "pip install torchvision", "--data-dir DIR"):
-        assert way in str(error.value)
+    assert [
+        way
+        for way in ("apt-get install dataset-fashion-mnist", "pip install torchvision", "--data-dir DIR")
+        if way not in str(error.value)
+    ] == []
 
 
 @pytest.fixture

@@ -46,8 +46,12 @@ def kept() -> list[Path]:
     return sorted((cache_folder() / "pretrained").iterdir())
 
 
-def test_weights_are_made_once_and_whatever_makes_them_has_a_file_of_its_own() -> None:
-    training = Training()
+@pytest.fixture
+def training() -> Training:
+    return Training()
+
+
+def test_weights_are_made_once_and_whatever_makes_them_has_a_file_of_its_own(training: Training) -> None:
     first = pretrained("toy", MADE_OF, training)
     assert equal(pretrained("toy", MADE_OF, training), first) and training.times == 1
     (path,) = kept()
@@ -57,8 +61,9 @@ def test_weights_are_made_once_and_whatever_makes_them_has_a_file_of_its_own() -
     assert training.times == len(kept()) == 3
 
 
-def test_another_version_of_pytorch_or_kind_of_cpu_makes_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    training = Training()
+def test_another_version_of_pytorch_or_kind_of_cpu_makes_its_own(
+    monkeypatch: pytest.MonkeyPatch, training: Training
+) -> None:
     pretrained("toy", MADE_OF, training)
     with monkeypatch.context() as patch:
         patch.setattr(torch, "__version__", "0.0")
@@ -101,8 +106,7 @@ def other_weights(path: Path) -> None:
     ],
     ids=["cut off", "empty", "no file of PyTorch", "a list", "an object", "other weights", "another recipe"],
 )
-def test_a_damaged_or_foreign_file_is_made_anew(damage: Callable[[Path], object]) -> None:
-    training = Training()
+def test_a_damaged_or_foreign_file_is_made_anew(damage: Callable[[Path], object], training: Training) -> None:
     first = pretrained("toy", MADE_OF, training)
     (path,) = kept()
     damage(path)

@@ -19,7 +19,7 @@ from tests.cli.task import INLINE, bssearch, environment, printed, ran, space_of
 from tests.exchange.boards.read_back import event_files, hyperparameters, mlflow_client, mlflow_runs, texts, wandb_run
 from tests.factories import make_spec
 from tests.search.law import LawExecutor
-from tests.search.test_pausing_driver import Dies, Doomed, SteppingLaw, study_spec
+from tests.search.test_pausing_driver import Dies, SteppingLaw, die, study_spec
 from tests.search.test_several_drivers import run_together
 
 pytestmark = pytest.mark.slow
@@ -167,7 +167,7 @@ def test_a_server_that_is_away_ends_no_study_and_is_told(tmp_path: Path, monkeyp
 
 def test_trials_that_wait_and_go_on_with_another_driver_are_one_run_each(tmp_path: Path) -> None:
     spec = study_spec(budget={"trials": 12, "trial_train_seconds": 0.1}, log=["mlflow", "tensorboard"])
-    url, doomed = f"sqlite:///{tmp_path}/bssearch.db", Doomed()
+    url, doomed = f"sqlite:///{tmp_path}/bssearch.db", SteppingLaw(on_look=die)
     doomed.full = 0.1
     with pytest.raises(Dies):
         library.run_study(spec, library.Launch(db=url, make_executor=lambda *_: doomed))

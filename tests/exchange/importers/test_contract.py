@@ -105,9 +105,15 @@ def test_the_studies_that_are_printed_are_those_that_are_stored(folder: Path, im
     assert {row["name"] for row in rows} == {importer, "mine"}
 
 
+@pytest.fixture
+def imported(folder: Path, importer: str) -> None:
+    """The importer's own file has been imported."""
+    do(folder, importer)
+
+
+@pytest.mark.usefixtures("imported")
 @pytest.mark.parametrize("importer", IMPORTERS)
 def test_the_trials_of_a_study_are_finished_and_fit_its_spec(folder: Path, importer: str) -> None:
-    do(folder, importer)
     (record, spec, trials) = stored(folder)[importer]
     assert record.spec_hash == spec.question_hash
     assert len(trials) == spec.budget.trials
@@ -122,9 +128,9 @@ def test_the_trials_of_a_study_are_finished_and_fit_its_spec(folder: Path, impor
         assert outcome.wall_seconds >= 0.0
 
 
+@pytest.mark.usefixtures("imported")
 @pytest.mark.parametrize("importer", IMPORTERS)
 def test_the_studies_are_answered_and_cannot_be_run(folder: Path, importer: str) -> None:
-    do(folder, importer)
     _, spec, _ = stored(folder)[importer]
     answer = read(folder, "best", importer)
     assert answer["optimal"]["batch_size"] in spec.batch_sizes
@@ -132,9 +138,9 @@ def test_the_studies_are_answered_and_cannot_be_run(folder: Path, importer: str)
     assert bssearch("study", "confirm", importer, cwd=folder).returncode == 2
 
 
+@pytest.mark.usefixtures("imported")
 @pytest.mark.parametrize("importer", IMPORTERS)
 def test_a_name_that_is_taken_or_is_none_stores_nothing(folder: Path, importer: str) -> None:
-    do(folder, importer)
     assert importer in refuse(folder, importer, f"{importer}.txt", code=2)
     assert "'a b'" in refuse(folder, importer, f"{importer}.txt", "--name", "a b", code=2)
 
@@ -156,10 +162,10 @@ def rows_of(folder: Path, database: str) -> dict[str, Any]:
         return {one.name: rows(store, one.name) for one in store.studies.summaries()}
 
 
+@pytest.mark.usefixtures("imported")
 @pytest.mark.slow
 @pytest.mark.parametrize("importer", IMPORTERS)
 def test_the_studies_go_into_other_databases_whole(folder: Path, importer: str) -> None:
-    do(folder, importer)
     for words in (
         ("export", importer, "--to", "study", "--file", "whole.gz"),
         ("import", "study", "whole.gz", "--db", "sqlite:///through-a-file.db"),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bssearch.errors import NotFoundError, UsageError
+from bssearch.errors import UsageError
 from bssearch.exchange.importers.rcp import UNKNOWN_TARGET, ReferencePoints, read_rcp
 
 RESNET: dict[str, Any] = {
@@ -163,8 +163,3 @@ def test_a_file_without_reference_points_is_refused(tmp_path: Path, text: str, s
     path.write_text(text)
     with pytest.raises(UsageError, match=re.escape(said)):
         read_rcp(path)
-
-
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(NotFoundError):
-        read_rcp(tmp_path / "nothing.json")

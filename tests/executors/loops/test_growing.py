@@ -266,6 +266,11 @@ def test_a_batch_that_has_not_grown_yet_trains_as_one_that_stays_bit_for_bit(for
         assert all(torch.equal(one, other) for one, other in zip(constant, growing, strict=True))
 
 
+@pytest.fixture
+def started() -> Started:
+    return Started(grown())
+
+
 @pytest.mark.parametrize(
     ("form", "forgets", "message"),
     [
@@ -275,9 +280,10 @@ def test_a_batch_that_has_not_grown_yet_trains_as_one_that_stays_bit_for_bit(for
         ("while", "micro_batch_size", r"grown to 40: trial\.micro_batch_size is 20 instead of 10"),
     ],
 )
-def test_a_loop_that_goes_on_at_the_old_size_is_refused(form: str, forgets: str, message: str) -> None:
+def test_a_loop_that_goes_on_at_the_old_size_is_refused(
+    form: str, forgets: str, message: str, started: Started
+) -> None:
     follows = {"micro_batch_size", "accumulation_steps", "learning_rate"} - {forgets}
-    started = Started(grown())
     with pytest.raises(UsageError, match=message):
         Growing(started, form, "shuffled", tuple(follows), keeps_state=False).go()
     assert started.trial.steps == (2 if "accumulation" in forgets else 5)
@@ -370,8 +376,7 @@ def test_a_learning_rate_that_is_read_once_is_warned_of_once(form: str) -> None:
 
 
 @pytest.mark.parametrize("reads", [True, False])
-def test_a_schedule_of_the_loops_own_may_multiply_the_rate(reads: bool) -> None:
-    started = Started(grown())
+def test_a_schedule_of_the_loops_own_may_multiply_the_rate(reads: bool, started: Started) -> None:
     sizes = ("micro_batch_size", "accumulation_steps")
     training = Growing(started, "while", follows=(*sizes, *["learning_rate"] * reads))
     training.schedule = 0.5
@@ -465,8 +470,7 @@ def test_the_loop_of_the_guide_grows_and_trains_alone(monkeypatch: pytest.Monkey
     assert alone.steps == 5 * 50
 
 
-def test_a_search_of_schedules_does_not_ask_for_their_parameters() -> None:
-    started = Started(grown())
+def test_a_search_of_schedules_does_not_ask_for_their_parameters(started: Started) -> None:
     given = started.request.plan.configuration.parameters
     run = TrialRun(started.request, assign(started.request, given=given), started.line)
     trial = Trial(run, searched=("batch_schedule", "batch_stages"))

@@ -243,8 +243,12 @@ def test_every_group_keeps_its_ratio_and_weight_decay_follows_where_the_study_se
     assert found.trial.has_asked("weight_decay")
 
 
-def test_a_script_that_reads_the_learning_rate_sets_its_rates_itself() -> None:
-    found = started()
+@pytest.fixture
+def found() -> Started:
+    return started()
+
+
+def test_a_script_that_reads_the_learning_rate_sets_its_rates_itself(found: Started) -> None:
     rate = found.trial.learning_rate
     module = Tiny(found.time, lambda module: torch.optim.SGD(module.parameters(), lr=rate))
     fit(found.trial, found.time, module=module)
@@ -319,8 +323,9 @@ class Unvalidated(Tiny):
         (Tiny, {"limit_val_batches": 0}, "cannot validate: .*limit_val_batches = 0"),
     ],
 )
-def test_a_fit_that_cannot_be_a_trial_is_refused(module: type[Tiny], settings: dict[str, Any], message: str) -> None:
-    found = started()
+def test_a_fit_that_cannot_be_a_trial_is_refused(
+    module: type[Tiny], settings: dict[str, Any], message: str, found: Started
+) -> None:
     with pytest.raises(UsageError, match=message):
         fit(found.trial, found.time, module=module(found.time), **settings)
 
@@ -337,8 +342,7 @@ class Loaders(lightning.LightningDataModule):  # type: ignore[misc]
         return DataLoader(rows(), batch_size=25)
 
 
-def test_a_made_trainer_is_fitted_with_a_datamodule_and_gets_the_callback() -> None:
-    found = started()
+def test_a_made_trainer_is_fitted_with_a_datamodule_and_gets_the_callback(found: Started) -> None:
     fit_made(found.trial, (trainer_of(), Tiny(found.time), Loaders(found.trial.micro_batch_size)))
     assert found.line.outcome.steps == 9 and found.line.observations
 
@@ -346,8 +350,7 @@ def test_a_made_trainer_is_fitted_with_a_datamodule_and_gets_the_callback() -> N
 @pytest.mark.parametrize(
     "name", ["BatchSizeFinder", "LearningRateFinder", "GradientAccumulationScheduler", "StochasticWeightAveraging"]
 )
-def test_a_callback_that_decides_what_the_trial_decides_is_refused(name: str) -> None:
-    found = started()
+def test_a_callback_that_decides_what_the_trial_decides_is_refused(name: str, found: Started) -> None:
     kind = getattr(lightning.pytorch.callbacks, name)
     given: dict[str, list[Any]] = {
         "GradientAccumulationScheduler": [{0: 2}],
@@ -359,8 +362,7 @@ def test_a_callback_that_decides_what_the_trial_decides_is_refused(name: str) ->
             fit_made(found.trial, (trainer, Tiny(found.time), data))
 
 
-def test_a_metric_that_validation_does_not_log_is_named_with_what_it_logs() -> None:
-    found = started()
+def test_a_metric_that_validation_does_not_log_is_named_with_what_it_logs(found: Started) -> None:
     callback = TrialCallback(found.trial, metric="training")
     with pytest.raises(UsageError, match="metric = 'training' of TrialCallback: validation logs accuracy"):
         trainer_of(callback).fit(Tiny(found.time), loader(found.trial), DataLoader(rows()))
@@ -501,8 +503,7 @@ class WarmsUp(Tiny):
             group["lr"] = 0.1 * min(1.0, (self.trainer.global_step + 1) / 500)
 
 
-def test_a_module_that_sets_the_learning_rate_is_refused_unless_it_reads_the_trials() -> None:
-    found = started()
+def test_a_module_that_sets_the_learning_rate_is_refused_unless_it_reads_the_trials(found: Started) -> None:
     with pytest.raises(UsageError, match="WarmsUp sets the learning rate itself"):
         fit(found.trial, found.time, module=WarmsUp(found.time))
     found = started()

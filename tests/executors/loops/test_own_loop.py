@@ -37,10 +37,20 @@ def test_evaluations_draw_random_numbers_that_the_training_does_not_miss() -> No
     assert all(torch.equal(one, other) for one, other in zip(third, fourth, strict=True))
 
 
+@pytest.fixture
+def started() -> Started:
+    return Started(asked())
+
+
+@pytest.fixture
+def training(started: Started) -> Training:
+    return Training(started.trial, started.time)
+
+
 @pytest.mark.parametrize(("asks", "said"), [(True, r"no report\(\) after step 2"), (False, "no evaluation after")])
-def test_going_on_without_a_report_or_without_asking_is_an_error(asks: bool, said: str) -> None:
-    started = Started(asked())
-    training = Training(started.trial, started.time)
+def test_going_on_without_a_report_or_without_asking_is_an_error(
+    asks: bool, said: str, started: Started, training: Training
+) -> None:
     with pytest.raises(UsageError, match=said):
         for batch in started.trial.batches(training.loader):
             training.step(batch)
@@ -70,9 +80,9 @@ def test_a_report_where_none_is_due_is_an_error() -> None:
         ({}, "reports nothing"),
     ],
 )
-def test_an_evaluation_reports_the_targets_metric_as_a_number(metrics: Any, message: str) -> None:
-    started = Started(asked())
-    training = Training(started.trial, started.time)
+def test_an_evaluation_reports_the_targets_metric_as_a_number(
+    metrics: Any, message: str, started: Started, training: Training
+) -> None:
     with pytest.raises(UsageError, match=message):
         next(iter(started.trial.batches(training.loader, lambda: metrics)))
 
@@ -103,9 +113,7 @@ def test_an_empty_loader_and_an_exhausted_one_are_errors() -> None:
                 pass
 
 
-def test_one_loop_at_a_time_and_no_step_in_its_body() -> None:
-    started = Started(asked())
-    training = Training(started.trial, started.time)
+def test_one_loop_at_a_time_and_no_step_in_its_body(started: Started, training: Training) -> None:
     for mistake in (started.trial.step, lambda: next(iter(started.trial.batches(training.loader)))):
         with pytest.raises(UsageError, match=r"in the body of batches|inside the body of batches"):
             for _ in started.trial.batches(training.loader, training.evaluate):
@@ -227,8 +235,9 @@ def test_what_a_loop_ignores_is_told_with_its_description(searched: tuple[str, .
 
 
 @pytest.mark.parametrize(("rate", "is_told"), [(0.5, True), (None, False)])
-def test_an_optimizer_that_does_not_have_the_trials_learning_rate_is_told(rate: float | None, is_told: bool) -> None:
-    started = Started(asked())
+def test_an_optimizer_that_does_not_have_the_trials_learning_rate_is_told(
+    rate: float | None, is_told: bool, started: Started
+) -> None:
     run = TrialRun(started.request, assign(started.request), started.line)
     trial = Trial(run, searched=SEARCHED)
     model = torch.nn.Linear(1, 1)

@@ -107,23 +107,25 @@ def loop(trial: Trial, rank: int) -> None:
         time.sleep(0.0005)
 
 
-def test_the_ranks_end_where_the_first_one_reaches() -> None:
-    line = FakeLine()
+@pytest.fixture
+def line() -> FakeLine:
+    return FakeLine()
+
+
+def test_the_ranks_end_where_the_first_one_reaches(line: FakeLine) -> None:
     assert trained(assign(), line, loop) == [10, 10]
     assert [one.step for one in line.observations] == [0, 5, 10]
     assert [(one.state, one.steps) for one in line.outcomes] == [(TrialState.REACHED, 10)]
 
 
-def test_a_limit_between_two_evaluations_ends_all_ranks_at_the_next() -> None:
-    line = FakeLine()
+def test_a_limit_between_two_evaluations_ends_all_ranks_at_the_next(line: FakeLine) -> None:
     first, second = trained(assign(value=10000.0, seconds=0.008), line, loop)
     outcome = line.outcome
     assert (outcome.state, outcome.steps) == (TrialState.EXHAUSTED, line.observations[-1].step)
     assert first == second == outcome.steps and first % 5 == 0
 
 
-def test_a_stop_and_a_pause_end_all_ranks_at_an_evaluation(tmp_path: Path) -> None:
-    line = FakeLine()
+def test_a_stop_and_a_pause_end_all_ranks_at_an_evaluation(tmp_path: Path, line: FakeLine) -> None:
 
     def stopped(trial: Trial, rank: int) -> None:
         for _ in trial.batches(loader(trial), evaluate=lambda: {"accuracy": 0.0}):
@@ -138,8 +140,7 @@ def test_a_stop_and_a_pause_end_all_ranks_at_an_evaluation(tmp_path: Path) -> No
     assert outcome.state is TrialState.PRUNED and str(outcome.reason).startswith("a better one first; ")
 
 
-def test_weights_that_are_not_finite_end_the_trial_as_diverged() -> None:
-    line = FakeLine()
+def test_weights_that_are_not_finite_end_the_trial_as_diverged(line: FakeLine) -> None:
 
     def broken(trial: Trial, rank: int) -> None:
         model = torch.nn.Linear(1, 1)
@@ -152,8 +153,7 @@ def test_weights_that_are_not_finite_end_the_trial_as_diverged() -> None:
     assert outcome.state is TrialState.DIVERGED and "bias of model is not finite" in str(outcome.reason)
 
 
-def test_a_ranks_batches_are_its_share_and_none_is_warned_of() -> None:
-    line = FakeLine()
+def test_a_ranks_batches_are_its_share_and_none_is_warned_of(line: FakeLine) -> None:
 
     def sampled(trial: Trial, rank: int) -> None:
         rows = torch.zeros(40, 1)
@@ -178,8 +178,7 @@ def test_a_rank_that_ignores_accumulation_is_refused() -> None:
         trained(assign(), FakeLine(), ignores)
 
 
-def test_a_loop_that_asks_in_its_body_passes_over_the_evaluation_before_its_first_step() -> None:
-    line = FakeLine()
+def test_a_loop_that_asks_in_its_body_passes_over_the_evaluation_before_its_first_step(line: FakeLine) -> None:
 
     def asking(trial: Trial, rank: int) -> None:
         trial.state()
@@ -200,22 +199,21 @@ def test_an_evaluation_that_is_passed_over_is_an_error_on_every_rank() -> None:
         trained(assign(), FakeLine(), silent)
 
 
-def test_the_test_part_is_evaluated_by_all_ranks_or_by_none() -> None:
-    for tested in (False, True):
-        line = FakeLine()
-        calls: list[int] = []
+@pytest.mark.parametrize("tested", [False, True])
+def test_the_test_part_is_evaluated_by_all_ranks_or_by_none(tested: bool, line: FakeLine) -> None:
+    calls: list[int] = []
 
-        def testing(trial: Trial, rank: int, calls: list[int] = calls) -> None:
-            def test() -> dict[str, float]:
-                calls.append(rank)
-                return {"accuracy": 0.5 if rank == 0 else 99}
+    def testing(trial: Trial, rank: int, calls: list[int] = calls) -> None:
+        def test() -> dict[str, float]:
+            calls.append(rank)
+            return {"accuracy": 0.5 if rank == 0 else 99}
 
-            for _ in trial.batches(loader(trial), evaluate=lambda: {"accuracy": trial.steps}, test=test):
-                pass
+        for _ in trial.batches(loader(trial), evaluate=lambda: {"accuracy": trial.steps}, test=test):
+            pass
 
-        trained(assign(tested=tested), line, testing)
-        assert sorted(calls) == ([0, 1] if tested else [])
-        assert [one.test_metric for one in line.outcomes] == [0.5 if tested else None]
+    trained(assign(tested=tested), line, testing)
+    assert sorted(calls) == ([0, 1] if tested else [])
+    assert [one.test_metric for one in line.outcomes] == [0.5 if tested else None]
 
 
 def test_no_rank_tests_after_a_loop_that_all_have_left_before_its_end() -> None:

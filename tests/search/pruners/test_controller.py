@@ -55,8 +55,12 @@ class Told:
         return self.take(make_trial(number, state=PAUSED, seconds=points[-1][0], **options), *points)
 
 
-def test_confirmation_runs_are_no_part_of_the_race() -> None:
-    told = Told()
+@pytest.fixture
+def told() -> Told:
+    return Told()
+
+
+def test_confirmation_runs_are_no_part_of_the_race(told: Told) -> None:
     told.take(make_trial(1, phase=Phase.CONFIRM, seconds=1.0))
     assert (told.standings.curves, told.standings.states, told.standings.cap) == ({}, {}, math.inf)
 
@@ -73,8 +77,7 @@ def test_what_is_past_the_cap_is_capped_and_what_is_hopeless_pauses_and_says_why
     assert told.seen(6, (99.0, 0.05), uncapped=True) is None
 
 
-def test_before_the_first_hit_trials_pause_at_their_rung_and_where_they_cannot_they_go_on() -> None:
-    told = Told()
+def test_before_the_first_hit_trials_pause_at_their_rung_and_where_they_cannot_they_go_on(told: Told) -> None:
     assert (told.seen(1, (RUNG, 0.3)) or [None])[0] is PAUSED
     told.controller.standings.can_wait = False
     assert told.seen(2, (RUNG, 0.3)) is None
@@ -83,8 +86,7 @@ def test_before_the_first_hit_trials_pause_at_their_rung_and_where_they_cannot_t
     assert not Told(spec(checkpoint_gib=0.0)).controller.standings.can_wait, "nothing is to be saved"
 
 
-def test_only_what_is_saved_here_waits() -> None:
-    told = Told()
+def test_only_what_is_saved_here_waits(told: Told) -> None:
     for number in (1, 2, 3):
         told.paused(number, (RUNG, 0.1 * number))
     assert told.standings.waiting == {}
@@ -99,8 +101,7 @@ def test_only_what_is_saved_here_waits() -> None:
     assert told.controller.least_promising() is None
 
 
-def test_a_trial_that_pauses_again_waits_with_all_of_its_curve() -> None:
-    told = Told()
+def test_a_trial_that_pauses_again_waits_with_all_of_its_curve(told: Told) -> None:
     told.controller.found_saved([1])
     told.paused(1, (RUNG, 0.3))
     told.take(make_trial(1, state=RUNNING))
@@ -111,8 +112,7 @@ def test_a_trial_that_pauses_again_waits_with_all_of_its_curve() -> None:
     assert told.standings.curves[1].train_seconds == [RUNG, 2 * RUNG, 25.0], "its end says when it got there"
 
 
-def test_what_somebody_interrupted_goes_on_first_and_no_pruner_gives_it_up() -> None:
-    told = Told()
+def test_what_somebody_interrupted_goes_on_first_and_no_pruner_gives_it_up(told: Told) -> None:
     told.controller.found_saved([1, 2, 3])
     told.paused(1, (RUNG, 0.8))
     cut = make_trial(2, state=PAUSED, seconds=RUNG)
@@ -124,17 +124,17 @@ def test_what_somebody_interrupted_goes_on_first_and_no_pruner_gives_it_up() -> 
     assert told.controller.next_waiting(fresh=True) is None, "where its file has gone it cannot"
 
 
-def test_the_winners_are_those_that_were_fastest_when_they_ended_in_whatever_order_they_are_told() -> None:
+@pytest.mark.parametrize("order", [[1, 2, 3, 4, 5], [5, 3, 1, 4, 2], [2, 2, 4, 1, 1, 3, 5]])
+def test_the_winners_are_those_that_were_fastest_when_they_ended_in_whatever_order_they_are_told(order: Any) -> None:
     """A driver learns of another one's hit late."""
     ends = {1: (10.0, 100.0), 2: (12.0, 50.0), 3: (8.0, 200.0), 4: (11.0, 70.0), 5: (9.0, 300.0)}
-    for order in ([1, 2, 3, 4, 5], [5, 3, 1, 4, 2], [2, 2, 4, 1, 1, 3, 5]):
-        told = Told(spec("cap", slack=1.0))
-        for number in order:
-            seconds, ended = ends[number]
-            told.winner(number, seconds, ended)
-        assert told.controller.slack == 1.0
-        assert [seconds for _, seconds in told.standings.winners] == [8.0, 10.0, 11.0, 12.0]
-        assert told.standings.cap == 8.0
+    told = Told(spec("cap", slack=1.0))
+    for number in order:
+        seconds, ended = ends[number]
+        told.winner(number, seconds, ended)
+    assert told.controller.slack == 1.0
+    assert [seconds for _, seconds in told.standings.winners] == [8.0, 10.0, 11.0, 12.0]
+    assert told.standings.cap == 8.0
 
 
 @pytest.mark.parametrize(

@@ -86,8 +86,12 @@ def test_a_rung_is_come_to_at_its_very_seconds_whatever_the_limit(limit: float) 
         assert rung_of(progress((seconds_of(rung, limit), 0.5)), limit) == rung
 
 
-def test_before_the_first_hit_the_best_of_each_rung_goes_on() -> None:
-    field = rungs()
+@pytest.fixture
+def field() -> Field:
+    return rungs()
+
+
+def test_before_the_first_hit_the_best_of_each_rung_goes_on(field: Field) -> None:
     for number, gain in enumerate((0.1, 0.3, 0.2)):
         assert field.observe(number, RUNG / 2, 0.0) is Action.GO_ON
         assert field.observe(number, RUNG, gain) is Action.WAIT
@@ -99,15 +103,13 @@ def test_before_the_first_hit_the_best_of_each_rung_goes_on() -> None:
     assert going == [1, 2, 0, None], "nothing new: the highest rung first"
 
 
-def test_what_beats_all_that_came_to_its_rung_does_not_wait_once_enough_came() -> None:
-    field = rungs()
+def test_what_beats_all_that_came_to_its_rung_does_not_wait_once_enough_came(field: Field) -> None:
     actions = [field.observe(number, RUNG, gain) for number, gain in enumerate((0.1, 0.2, 0.3, 0.25))]
     assert actions == [Action.WAIT, Action.WAIT, Action.GO_ON, Action.WAIT]
     assert field.observe(2, 2 * RUNG, 0.4) is Action.WAIT, "at the next rung it is the first"
 
 
-def test_a_trial_goes_on_from_a_rung_once_for_every_three_that_came_to_it() -> None:
-    field = rungs()
+def test_a_trial_goes_on_from_a_rung_once_for_every_three_that_came_to_it(field: Field) -> None:
     due = []
     for number in range(2 * PROMOTED):
         field.observe(number, RUNG, 0.5 - 0.05 * number)
@@ -115,8 +117,7 @@ def test_a_trial_goes_on_from_a_rung_once_for_every_three_that_came_to_it() -> N
     assert due == [None, None, 0, None, None, 1]
 
 
-def test_where_many_run_at_once_a_leader_does_not_wait_above_the_first_rung() -> None:
-    field = rungs()
+def test_where_many_run_at_once_a_leader_does_not_wait_above_the_first_rung(field: Field) -> None:
     for number in range(LEADERS - 1):
         field.told(number, (RUNG / 2, 0.01))
     assert field.observe(8, RUNG, 0.2) is Action.WAIT, "at the first rung all wait"
@@ -125,8 +126,7 @@ def test_where_many_run_at_once_a_leader_does_not_wait_above_the_first_rung() ->
     assert field.observe(9, 2 * RUNG, 0.2) is Action.WAIT, "the second best of three that run"
 
 
-def test_what_a_winner_ends_the_rungs_for_goes_on_by_its_pace() -> None:
-    field = rungs()
+def test_what_a_winner_ends_the_rungs_for_goes_on_by_its_pace(field: Field) -> None:
     for number in range(2):
         assert field.observe(number, RUNG, 0.1 * (2 - number)) is Action.WAIT
     assert field.goes_on(fresh=True) is None, "two came, of three one goes on"
@@ -135,8 +135,7 @@ def test_what_a_winner_ends_the_rungs_for_goes_on_by_its_pace() -> None:
     assert field.goes_on(fresh=True) is None
 
 
-def test_of_those_that_wait_the_least_gain_on_the_lowest_rung_is_given_up_first() -> None:
-    field = rungs()
+def test_of_those_that_wait_the_least_gain_on_the_lowest_rung_is_given_up_first(field: Field) -> None:
     field.observe(0, 2 * RUNG, 0.05)
     field.observe(1, RUNG, 0.4)
     field.observe(2, RUNG, 0.3)

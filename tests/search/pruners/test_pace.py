@@ -16,6 +16,11 @@ def is_hopeless(field: Field, seconds: float, gain: float) -> bool:
     return field.pruner.is_hopeless(progress((seconds, gain)), field.standings)
 
 
+@pytest.fixture
+def field() -> Field:
+    return pace()
+
+
 @pytest.mark.parametrize(
     ("seconds", "gain", "expected"),
     [
@@ -28,8 +33,7 @@ def is_hopeless(field: Field, seconds: float, gain: float) -> bool:
         (10.0, 0.9, True),
     ],
 )
-def test_pace_weighs_what_is_behind_and_what_is_left(seconds: float, gain: float, expected: bool) -> None:
-    field = pace()
+def test_pace_weighs_what_is_behind_and_what_is_left(seconds: float, gain: float, expected: bool, field: Field) -> None:
     field.winner()
     assert seconds >= FROM * field.standings.cap or not expected
     assert is_hopeless(field, seconds, gain) is expected
@@ -43,8 +47,7 @@ def test_fast_alone_lets_wait_what_would_end_within_the_seeds_noise(pruner: Pace
     assert is_hopeless(field, 9.9, 0.85) is expected  # at its pace it ends at 1.16 of the winner's time
 
 
-def test_the_luckiest_winner_counts() -> None:
-    field = pace()
+def test_the_luckiest_winner_counts(field: Field) -> None:
     field.told(0, (18.0, 0.2))
     field.reached(0, 20.0)
     assert not is_hopeless(field, 5.0, 0.2), "the slow starter had 0.2 at nine tenths of its way"
@@ -52,8 +55,7 @@ def test_the_luckiest_winner_counts() -> None:
     assert not is_hopeless(field, 5.0, 0.2), "and still counts beside a faster one that started well"
 
 
-def test_a_first_evaluation_at_no_seconds_is_no_progress() -> None:
-    field = pace()
+def test_a_first_evaluation_at_no_seconds_is_no_progress(field: Field) -> None:
     field.told(0, (0.0, 0.5))
     field.reached(0, 10.0)
     assert is_hopeless(field, 5.0, 0.4)
@@ -99,13 +101,11 @@ def test_where_trials_cannot_wait_the_hopeless_stop_and_before_the_first_hit_all
     assert field.given_up() is None
 
 
-def test_where_trials_can_wait_it_says_itself_how_long_they_run_before_the_first_hit() -> None:
-    field = pace()
+def test_where_trials_can_wait_it_says_itself_how_long_they_run_before_the_first_hit(field: Field) -> None:
     assert field.pruner.paces_itself(field.standings)
 
 
-def test_the_least_promising_goes_first_and_waits_no_more() -> None:
-    field = pace()
+def test_the_least_promising_goes_first_and_waits_no_more(field: Field) -> None:
     for number, gain in enumerate((0.3, 0.1, 0.2)):
         field.observe(number, 10.0, gain)
     assert field.given_up() == 1, "before the first hit, the one with the least gain"

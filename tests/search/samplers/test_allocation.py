@@ -180,8 +180,12 @@ def ending(study: MadeUpStudy) -> str | None:
     return study.sampler.ending(study.history)
 
 
-def test_a_grid_is_tried_whole_once_and_then_says_so() -> None:
-    study = grid()
+@pytest.fixture
+def study() -> MadeUpStudy:
+    return grid()
+
+
+def test_a_grid_is_tried_whole_once_and_then_says_so(study: MadeUpStudy) -> None:
     tried = [study.step().configuration for _ in range(18)]
     assert tried[0] == study.spec.default_configuration
     assert len({configuration.key for configuration in tried}) == 18
@@ -191,8 +195,7 @@ def test_a_grid_is_tried_whole_once_and_then_says_so() -> None:
     assert study.restarted().choose() is None
 
 
-def test_at_a_batch_size_it_has_an_end_too() -> None:
-    study = grid()
+def test_at_a_batch_size_it_has_an_end_too(study: MadeUpStudy) -> None:
     while (choice := study.choose(batch_size=64)) is not None:
         assert choice.configuration.batch_size == 64
         study.run(choice)
@@ -201,8 +204,9 @@ def test_at_a_batch_size_it_has_an_end_too() -> None:
     assert study.choose() is not None
 
 
-def test_a_combination_that_was_lost_or_ran_out_of_memory_is_tried_again_one_that_failed_is_not() -> None:
-    study = grid()
+def test_a_combination_that_was_lost_or_ran_out_of_memory_is_tried_again_one_that_failed_is_not(
+    study: MadeUpStudy,
+) -> None:
     study.step()
     again = study.step(TrialState.LOST).configuration
     assert study.step(TrialState.OOM).configuration == again
@@ -213,8 +217,7 @@ def test_a_combination_that_was_lost_or_ran_out_of_memory_is_tried_again_one_tha
     assert study.choose() is None
 
 
-def test_combinations_that_do_not_fit_are_left_out_until_they_do() -> None:
-    study = grid()
+def test_combinations_that_do_not_fit_are_left_out_until_they_do(study: MadeUpStudy) -> None:
     probes = study.history.probes
     study.history.probes = {size: probe for size, probe in probes.items() if size != 64}
     for _ in range(12):

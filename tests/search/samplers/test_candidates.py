@@ -91,16 +91,18 @@ def test_the_neighbours_of_the_best_are_looked_at_along_every_coordinate() -> No
         assert min(moved) < best[name] < max(moved)  # type: ignore[operator, type-var]
 
 
+@pytest.mark.parametrize(("size", "next_to_it"), [(8, {16}), (32, {16, 64}), (128, {64})])
 @pytest.mark.parametrize(("dropout", "beside"), [(0.0, {0.1}), (0.1, {0.0, 0.2}), (0.4, {0.2, 0.5}), (0.5, {0.4})])
-def test_the_neighbours_of_a_number_among_choices_are_the_next_in_order(dropout: float, beside: set[float]) -> None:
+def test_the_neighbours_of_a_number_among_choices_are_the_next_in_order(
+    dropout: float, beside: set[float], size: int, next_to_it: Any
+) -> None:
     found = candidates(dropout=[0.5, 0.0, 0.2, 0.1, 0.4], batch_size=[8, 16, 32, 64, 128])
     best: dict[str, ParameterValue] = {"reference_learning_rate": 0.1, "dropout": dropout}
-    for size, next_to_it in ((8, {16}), (32, {16, 64}), (128, {64})):
-        first = found.add(size, best)
-        looked_at = [found[int(index)] for index in found.among([first], [first], RNG)]
-        alike = [(here, values) for here, values in looked_at if values["reference_learning_rate"] == 0.1]
-        assert {values["dropout"] for here, values in alike if here == size} == {dropout, *beside}
-        assert {here for here, values in alike if values == best} == {size, *next_to_it}
+    first = found.add(size, best)
+    looked_at = [found[int(index)] for index in found.among([first], [first], RNG)]
+    alike = [(here, values) for here, values in looked_at if values["reference_learning_rate"] == 0.1]
+    assert {values["dropout"] for here, values in alike if here == size} == {dropout, *beside}
+    assert {here for here, values in alike if values == best} == {size, *next_to_it}
 
 
 def test_every_batch_size_and_every_choice_is_among_what_is_spread() -> None:
@@ -301,16 +303,16 @@ def believed(means: Sequence[float], covariance: Sequence[Sequence[float]], seed
     return Posterior(np.arange(len(means)), np.array(means), np.array(covariance, float), seed_noise)
 
 
-def test_the_expected_improvement_of_one_unknown_point_has_its_closed_form() -> None:
+@pytest.mark.parametrize("ahead", [-0.5, 0.0, 0.5])
+def test_the_expected_improvement_of_one_unknown_point_has_its_closed_form(ahead: float) -> None:
     """Jones et al. 1998, eq. 15, on what a run tells of the mean, where one other point is tried and sure."""
-    for ahead in (-0.5, 0.0, 0.5):
-        posterior = believed([0.0, -ahead], [[1e-9, 0.0], [0.0, 0.25]], seed_noise=0.3)
-        tells = 0.25 / math.sqrt(0.25 + 0.09)
-        unit = NormalDist()
-        expected = ahead * unit.cdf(ahead / tells) + tells * unit.pdf(ahead / tells)
-        found = _improvements(posterior, np.array([0]), np.zeros(2))
-        assert found[1] == pytest.approx(max(expected, 0.0), rel=0.02)
-        assert found[0] == pytest.approx(0.0, abs=1e-4), "what is sure can surprise nobody"
+    posterior = believed([0.0, -ahead], [[1e-9, 0.0], [0.0, 0.25]], seed_noise=0.3)
+    tells = 0.25 / math.sqrt(0.25 + 0.09)
+    unit = NormalDist()
+    expected = ahead * unit.cdf(ahead / tells) + tells * unit.pdf(ahead / tells)
+    found = _improvements(posterior, np.array([0]), np.zeros(2))
+    assert found[1] == pytest.approx(max(expected, 0.0), rel=0.02)
+    assert found[0] == pytest.approx(0.0, abs=1e-4), "what is sure can surprise nobody"
 
 
 def test_what_runs_is_taken_as_ended_as_expected() -> None:

@@ -47,11 +47,15 @@ def study_of(name: str, **changes: Any) -> MadeUpStudy:
     return MadeUpStudy(study_spec(name, **{"default": default, **lists, **changes}))
 
 
+@pytest.fixture
+def study(name: str) -> MadeUpStudy:
+    return study_of(name)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_a_choice_follows_from_the_history_whoever_is_asked_and_however_often(name: str) -> None:
+def test_a_choice_follows_from_the_history_whoever_is_asked_and_however_often(name: str, study: MadeUpStudy) -> None:
     """Trial by trial: the sampler that lived through all of it, a new one, and a new one over a history made anew."""
-    study = study_of(name)
     for number, state in enumerate(STATES, 1):
         choice = not_none(study.choose())
         assert study.choose() == choice, "asking changes nothing"
@@ -68,8 +72,9 @@ def test_a_choice_follows_from_the_history_whoever_is_asked_and_however_often(na
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_has_become_of_earlier_trials_is_seen_by_the_sampler_that_knew_them_before(name: str) -> None:
-    study = study_of(name)
+def test_what_has_become_of_earlier_trials_is_seen_by_the_sampler_that_knew_them_before(
+    name: str, study: MadeUpStudy
+) -> None:
     for state in STATES[:8]:
         study.step(state)
     becomes = {2: TrialState.LOST, 4: TrialState.REACHED, 7: TrialState.REACHED}
@@ -94,8 +99,7 @@ def test_what_it_knew_of_another_history_counts_no_more(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_with_a_batch_size_it_chooses_there(name: str) -> None:
-    study = study_of(name)
+def test_with_a_batch_size_it_chooses_there(name: str, study: MadeUpStudy) -> None:
     for size in SIZES:
         assert _at(study, size) == size, "before any trial"
     for state in STATES[:6]:
@@ -119,8 +123,7 @@ def _at(study: MadeUpStudy, batch_size: int) -> int:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_batch_sizes_that_cannot_run_are_never_chosen(name: str) -> None:
-    study = study_of(name)
+def test_batch_sizes_that_cannot_run_are_never_chosen(name: str, study: MadeUpStudy) -> None:
     for _ in range(3):
         study.step()
     study.history.probes = {size: probe for size, probe in study.history.probes.items() if size != 64}
@@ -135,8 +138,7 @@ def test_batch_sizes_that_cannot_run_are_never_chosen(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_runs_is_not_chosen_again(name: str) -> None:
-    study = study_of(name)
+def test_what_runs_is_not_chosen_again(name: str, study: MadeUpStudy) -> None:
     study.step()
     study.step()
     at_once = [study.step(TrialState.RUNNING).configuration for _ in range(5)]
@@ -144,8 +146,7 @@ def test_what_runs_is_not_chosen_again(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_nothing_is_chosen_outside_the_space_nor_with_other_coordinates(name: str) -> None:
-    study = study_of(name)
+def test_nothing_is_chosen_outside_the_space_nor_with_other_coordinates(name: str, study: MadeUpStudy) -> None:
     for state in itertools.islice(itertools.cycle(STATES), 20):
         choice = study.step(state)
         assert study.spec.space.outside(choice.configuration) == []

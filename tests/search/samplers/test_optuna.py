@@ -200,15 +200,15 @@ def test_a_sampler_without_its_package_is_refused_with_the_remedy(monkeypatch: p
     assert raised.value.hint == "pip install cmaes"
 
 
-def test_cma_es_follows_what_it_is_told() -> None:
+@pytest.mark.parametrize("size", [None, 32])
+def test_cma_es_follows_what_it_is_told(size: int | None) -> None:
     pytest.importorskip("cmaes")
     study = after("optuna:CmaEsSampler", {"popsize": 4}, 40)
     again = study.restarted()
-    for size in (None, 32):
-        one, other = (not_none(at.sampler.choose(at.history, size)) for at in (study, again))
-        assert one.configuration.batch_size == other.configuration.batch_size
-        # The last digits of the eigenvectors depend on where the processor finds its numbers.
-        assert one.sampled == pytest.approx(not_none(other.sampled), rel=1e-6)
+    one, other = (not_none(at.sampler.choose(at.history, size)) for at in (study, again))
+    assert one.configuration.batch_size == other.configuration.batch_size
+    # The last digits of the eigenvectors depend on where the processor finds its numbers.
+    assert one.sampled == pytest.approx(not_none(other.sampled), rel=1e-6)
 
 
 @pytest.fixture
@@ -256,11 +256,15 @@ def test_a_sampler_that_would_stop_optuna_s_loop_goes_on_choosing(hub: dict[str,
     assert after("optunahub:samplers/stops", {}, 8).choose(32) is not None
 
 
-def test_a_package_of_optunahub_that_is_missing_or_has_no_sampler_is_named(hub: dict[str, types.ModuleType]) -> None:
+@pytest.mark.parametrize(
+    ("package", "said"), [("samplers/none", "cannot be loaded: KeyError"), ("pruners/some", "must have one sampler")]
+)
+def test_a_package_of_optunahub_that_is_missing_or_has_no_sampler_is_named(
+    hub: dict[str, types.ModuleType], package: str, said: str
+) -> None:
     hub["pruners/some"] = types.ModuleType("some")
-    for package, said in (("samplers/none", "cannot be loaded: KeyError"), ("pruners/some", "must have one sampler")):
-        with pytest.raises(UsageError, match=f"'optunahub:{package}' {said}"):
-            make_sampler(study_spec(f"optunahub:{package}", {}))
+    with pytest.raises(UsageError, match=f"'optunahub:{package}' {said}"):
+        make_sampler(study_spec(f"optunahub:{package}", {}))
 
 
 def test_optunahub_itself_is_asked_for_if_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

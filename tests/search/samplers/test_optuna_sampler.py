@@ -71,9 +71,13 @@ def params(study: optuna.Study) -> list[dict[str, Any]]:
     return [trial.params for trial in study.trials]
 
 
-def test_the_first_trial_is_the_default_however_it_is_asked_for() -> None:
+@pytest.fixture
+def study() -> optuna.Study:
+    return made()
+
+
+def test_the_first_trial_is_the_default_however_it_is_asked_for(study: optuna.Study) -> None:
     assert made().ask(SPACE).params == DEFAULT
-    study = made()
     study.optimize(objective, n_trials=1)
     assert study.trials[0].params == DEFAULT
 
@@ -85,15 +89,13 @@ def test_the_same_seed_makes_the_same_choices() -> None:
     assert params(first) == params(second) != params(other)
 
 
-def test_it_comes_close_to_the_best_soon() -> None:
-    study = made()
+def test_it_comes_close_to_the_best_soon(study: optuna.Study) -> None:
     study.optimize(objective, n_trials=15)
     assert study.best_value <= 1.1 * BEST
     assert study.best_params["batch_size"] in {128, 256}
 
 
-def test_trials_that_run_are_not_asked_for_again() -> None:
-    study = made()
+def test_trials_that_run_are_not_asked_for_again(study: optuna.Study) -> None:
     asked = [study.ask(SPACE) for _ in range(6)]
     assert len({tuple(trial.params.items()) for trial in asked}) == 6
     for trial in asked:
@@ -280,8 +282,7 @@ def test_until_two_batch_sizes_are_known_half_of_a_step_is_fixed_at_the_middle_o
     assert [known[size] for size in (16, 256)] == [0.5, 0.75]
 
 
-def test_the_parameters_searched_are_those_of_the_newest_trial_that_has_ended() -> None:
-    study = made()
+def test_the_parameters_searched_are_those_of_the_newest_trial_that_has_ended(study: optuna.Study) -> None:
     first = study.ask(SPACE)
     running = study.ask({**SPACE, "dropout": FloatDistribution(0.0, 0.5)})
     asked = study.ask()
@@ -313,16 +314,14 @@ def test_a_coordinate_is_suggested_as_the_nearest_value_of_its_distribution(
     assert _as_suggested(distribution, value) == suggested
 
 
-def test_the_learning_rate_is_a_number_above_zero_in_every_form() -> None:
+@pytest.mark.parametrize(
+    "wrong", [CategoricalDistribution([0.1, 0.0]), CategoricalDistribution([0.1, "auto"]), FloatDistribution(0.0, 1)]
+)
+def test_the_learning_rate_is_a_number_above_zero_in_every_form(wrong: Any) -> None:
     assert _least_rate(CategoricalDistribution([0.3, 0.1])) == 0.1
     assert _least_rate(FloatDistribution(0.01, 1.0)) == 0.01
-    for wrong in (
-        CategoricalDistribution([0.1, 0.0]),
-        CategoricalDistribution([0.1, "auto"]),
-        FloatDistribution(0.0, 1),
-    ):
-        with pytest.raises(ValueError, match="learning_rate"):
-            _least_rate(wrong)
+    with pytest.raises(ValueError, match="learning_rate"):
+        _least_rate(wrong)
 
 
 @pytest.mark.parametrize(
@@ -405,8 +404,7 @@ def test_the_example_of_its_docstring_runs() -> None:
     assert found["study"].best_params["batch_size"] == 128
 
 
-def test_several_threads_share_a_study() -> None:
-    study = made()
+def test_several_threads_share_a_study(study: optuna.Study) -> None:
     study.optimize(objective, n_trials=14, n_jobs=2)
     assert len(study.trials) == 14
     assert all(trial.state in {OptunaState.COMPLETE, OptunaState.PRUNED} for trial in study.trials)

@@ -189,12 +189,18 @@ def test_a_study_that_went_on_in_both_places_is_refused_in_both_orders(source: S
         assert "trial 2: " in refused(store, source).message
 
 
+@pytest.fixture
+def joined(source: Store, store: Store) -> None:
+    """The study of the source has come."""
+    join(source, store)
+
+
+@pytest.mark.usefixtures("joined")
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_other_evaluations_of_a_trial_that_has_ended_in_both_are_refused(
     source: Store, store: Store, elsewhere: bool
 ) -> None:
     """Also if one of the two has one more."""
-    join(source, store)
     append(source if elsewhere else store, 1, (3.0, 0.95), first=5)
     assert "trial 1: evaluation at step 50" in refused(source, store).message
 
@@ -230,8 +236,8 @@ def test_measurements_that_are_not_here_are_added_and_those_here_stay(source: St
     assert len(rows(store)[Kind.SPEC]) == 1
 
 
+@pytest.mark.usefixtures("joined")
 def test_spec_and_archive_stay_as_they_are_here(source: Store, store: Store) -> None:
-    join(source, store)
     store.studies.archive("toy")
     for there, slots in ((source, 4), (store, 2)):
         there.studies.update_spec("toy", make_spec(executor={"slots": slots}).model_dump(mode="json"))
@@ -240,8 +246,8 @@ def test_spec_and_archive_stay_as_they_are_here(source: Store, store: Store) -> 
     assert store.studies.get("toy").spec["executor"]["slots"] == 2  # type: ignore[index]
 
 
+@pytest.mark.usefixtures("joined")
 def test_drivers_see_what_has_come(source: Store, store: Store) -> None:
-    join(source, store)
     seen = store.trials.changes("toy", 0)
     assert [one.number for one in seen.trials] == [1]
     run(source)
@@ -250,8 +256,8 @@ def test_drivers_see_what_has_come(source: Store, store: Store) -> None:
     assert ([one.number for one in since.trials], since.has_new_probes, since.is_rewritten) == ([2], False, False)
 
 
+@pytest.mark.usefixtures("joined")
 def test_an_answer_that_was_stored_here_counts_until_something_new_has_come(source: Store, store: Store) -> None:
-    join(source, store)
     stored = {"made_by": 1, "answer": {"batch": 64}}
     store.findings.save("toy", store.findings.stamp("toy"), stored)
     source.findings.save("toy", source.findings.stamp("toy"), {**stored, "quick": {"runs": [1]}, "search_end": None})

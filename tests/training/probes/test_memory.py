@@ -80,14 +80,16 @@ def test_the_peak_of_a_process_is_its_high_water_mark(tmp_path: Path) -> None:
     assert peak_process_memory_bytes(CPU, tmp_path / "absent") is None
 
 
-def test_on_the_cpu_the_limit_is_that_of_the_data_segment(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("hard", "soft"), [(resource.RLIM_INFINITY, 5000), (4000, 4000)])
+def test_on_the_cpu_the_limit_is_that_of_the_data_segment(
+    monkeypatch: pytest.MonkeyPatch, hard: int, soft: int
+) -> None:
     set_to: list[tuple[int, tuple[int, int]]] = []
     monkeypatch.setattr(memory, "_give_back_what_is_freed", lambda: None)  # this process lives on
     monkeypatch.setattr(resource, "setrlimit", lambda kind, limits: set_to.append((kind, limits)))
-    for hard, soft in [(resource.RLIM_INFINITY, 5000), (4000, 4000)]:
-        monkeypatch.setattr(resource, "getrlimit", lambda kind, hard=hard: (hard, hard))
-        limit_memory(CPU, 5000)
-        assert set_to.pop() == (resource.RLIMIT_DATA, (soft, hard))
+    monkeypatch.setattr(resource, "getrlimit", lambda kind, hard=hard: (hard, hard))
+    limit_memory(CPU, 5000)
+    assert set_to.pop() == (resource.RLIMIT_DATA, (soft, hard))
 
 
 @pytest.mark.gpu
