@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from bssearch.analysis.confirmation_runs import says_something
-from bssearch.analysis.law.quick import QuickPrior
+from bssearch.analysis.law.quick import QuickAnswer
 from bssearch.errors import BSSearchError, InterruptedRunError, LaunchError
 from bssearch.records import (
     COULD_NOT_PAUSE,
@@ -353,7 +353,7 @@ class Engine:
         probes: Mapping[int, ProbeRecord] | None = None,
         *,
         is_rewritten: bool = False,
-        quick: QuickPrior | None = None,
+        quick: QuickAnswer | None = None,
     ) -> list[Action]:
         """Handle changes in the store; ``is_rewritten``: discard earlier knowledge.
 

@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from bssearch.analysis.law.quick import QuickPrior
+from bssearch.analysis.law.quick import QuickAnswer
 from bssearch.analysis.objectives import Objective, objective_of
 from bssearch.records import (
     Configuration,
@@ -167,7 +167,7 @@ class History:
         self._probes: Mapping[int, ProbeRecord] = {} if probes is None else probes
         self._step_seconds = step_seconds_of(self._probes.values(), self._timed_model)
         self.now = now
-        self.quick: QuickPrior | None = None
+        self.quick: QuickAnswer | None = None
         self.curves: dict[int, Progress] = {}
         self.all_trials: list[TrialRecord] = []
         self.trials: list[TrialRecord] = []
