@@ -21,9 +21,22 @@ from datetime import UTC, datetime
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 from urllib.parse import quote
 
+import optuna
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+    distribution_to_json,
+)
+from optuna.exceptions import StorageInternalError
+from optuna.storages import RDBStorage
+from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial
+from optuna.trial import TrialState as OptunaState
 from sqlalchemy import URL, Connection, create_engine, insert, inspect, select
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
@@ -40,12 +53,6 @@ from bssearch.spec.space.domains import RelativeLearningRate, is_number
 from bssearch.spec.space.search_space import REFERENCE_LEARNING_RATE
 from bssearch.storage.connection.urls import masked, parse_url, shown, sqlite_file, without_secrets
 from bssearch.storage.repository import Store, open_store
-
-if TYPE_CHECKING:
-    import optuna
-    from optuna.distributions import BaseDistribution
-    from optuna.storages import RDBStorage
-    from optuna.trial import FrozenTrial
 
 METRIC_NAMES = "study:metric_names"
 
@@ -99,11 +106,9 @@ def optuna_storage(url: URL, *, address: URL | None = None) -> Iterator[RDBStora
 
     Missing tables are created, unless ``address`` opens the database another way.
     """
-    import optuna
-
     opened = (address or url).render_as_string(hide_password=False)
     try:
-        storage = optuna.storages.RDBStorage(opened, skip_table_creation=address is not None)
+        storage = RDBStorage(opened, skip_table_creation=address is not None)
     except RuntimeError as error:
         raise SchemaError(
             f"another version of Optuna made the tables of {shown(url)}: {without_secrets(str(error), url)}",
@@ -227,8 +232,6 @@ def load_optuna_study(
     if store is None:
         with open_store(db, write=False) as opened:
             return load_optuna_study(name, phases=phases, store=opened)
-    import optuna
-
     study = OptunaStudy.read(store, name, phases)
     with quiet():
         made = optuna.create_study(study_name=name, direction=study.direction)
@@ -294,8 +297,6 @@ def phases_of(given: Phase | str | Collection[Phase | str]) -> set[Phase]:
 @contextmanager
 def quiet() -> Iterator[None]:
     """Silence Optuna's log and warnings."""
-    import optuna
-
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
@@ -321,9 +322,6 @@ def _about(study: StudyRecord, spec: StudySpec) -> dict[str, Any]:
 def _frozen(
     number: int, trial: TrialRecord, curve: Mapping[int, float], parameters: _Parameters, objective: Objective
 ) -> FrozenTrial:
-    from optuna.trial import FrozenTrial
-    from optuna.trial import TrialState as OptunaState
-
     figure = objective.figure(trial)
     value = None if figure is None else objective.shown(figure)
     state = OptunaState[_state(trial, value)]
@@ -404,8 +402,6 @@ class _Parameters:
         }
 
     def of(self, configuration: Configuration) -> dict[str, Any]:
-        from optuna.distributions import CategoricalDistribution
-
         params: dict[str, Any] = {}
         for name, value in self._values(configuration).items():
             distribution = self.distributions.get(name)
@@ -422,8 +418,6 @@ class _Parameters:
         return {searched.get(name, name): value for name, value in own.items()}
 
     def _distribution(self, name: str, values: Sequence[ParameterValue], space: SearchSpace) -> BaseDistribution:
-        from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-
         if name == "batch_size":
             sizes = [*space.rungs, *(int(value or 0) for value in values)]
             return IntDistribution(min(sizes), max(sizes), log=True)
@@ -501,8 +495,6 @@ def write_study(study: OptunaStudy, url: URL) -> None:
 
 @contextmanager
 def _failures(url: URL, name: str) -> Iterator[None]:
-    from optuna.exceptions import StorageInternalError
-
     try:
         yield
     except IntegrityError:
@@ -534,9 +526,7 @@ def _refuse_others(url: URL) -> None:
 
 def _insert(connection: Connection, study: OptunaStudy) -> None:
     """Fill Optuna 5's tables (schema 12)."""
-    from optuna.distributions import distribution_to_json
     from optuna.storages._rdb import models
-    from optuna.study import StudyDirection
 
     added = connection.execute(insert(models.StudyModel).values(study_name=study.name))
     assert added.inserted_primary_key is not None, "of one row it is known"
