@@ -311,19 +311,19 @@ class Objective(ABC):
         """
         return math.inf if best is None else full
 
-    def check_target(self, trial: TrialRecord) -> None:
-        """Raise `SpecError` if a trial met the target before its first step."""
+    def target_problem(self, trial: TrialRecord) -> SpecError | None:
+        """Error if a trial met the target before its first step."""
         if self.target is None or trial.outcome is None or trial.outcome.steps_to_target != 0:
-            return
-        raise SpecError(
+            return None
+        return SpecError(
             f"target.value = {self.target.value:g} is met before the first step: "
             f"trial {trial.number} starts with {self.target.metric} = {trial.outcome.best_metric:.4g}",
             hint="set a harder target, under a new name; this one needs no training",
         )
 
-    def check_measured(self, trial: TrialRecord, device_name: str) -> None:
-        """Raise `LaunchError` if a trial shows that the device cannot measure the figure."""
-        return
+    def measurement_problem(self, trial: TrialRecord, device_name: str) -> LaunchError | None:
+        """Error if a trial shows that the device cannot measure the figure."""
+        return None
 
 
 def make_objective(name: str, target: Target | None = None, price_per_device_hour: float | None = None) -> Objective:
@@ -452,11 +452,11 @@ class EnergyToTarget(BySeconds):
         power = None if trial.outcome is None else trial.outcome.device_use.mean_power_watts
         return None if power is None else power * seconds
 
-    def check_measured(self, trial: TrialRecord, device_name: str) -> None:
-        """Raise `LaunchError` if a trial reached the target but the device reported no power."""
+    def measurement_problem(self, trial: TrialRecord, device_name: str) -> LaunchError | None:
+        """Error if a trial reached the target but the device reported no power."""
         if trial.outcome is None or trial.state is not TrialState.REACHED or self.figure(trial) is not None:
-            return
-        raise LaunchError(
+            return None
+        return LaunchError(
             f"objective = energy_to_target: {device_name} does not report its power, so the energy of trial "
             f"{trial.number} is unknown",
             hint="use a CUDA device with the extra gpu, or time_to_target or cost_to_target, which need only seconds",
@@ -571,7 +571,7 @@ class MetricInBudget(Objective):
         """Full limit: only the metric there counts."""
         return full
 
-    def check_target(self, trial: TrialRecord) -> None:
+    def target_problem(self, trial: TrialRecord) -> None:
         """A target met before the first step ends no trial."""
 
     @property

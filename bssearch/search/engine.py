@@ -180,7 +180,9 @@ class Engine:
         self._sampler = sampler or make_sampler(spec)
         self._pruner = pruner
         self._make_planner = make_planner
-        self._refusals = Refusals(spec, device_name)
+        self._device_name = device_name
+        self._failures = 0
+        self._any_ran = False
         self._remember(History(spec))
         self._slots = slots
         self._slots_apart = slots_apart
@@ -341,7 +343,7 @@ class Engine:
         lines = _default_missed(trial, self.history), confirmation.miss_of(self.history, trial)
         actions += [Tell(line) for line in lines if line is not None]
         if not (trial.is_refused and not running.plan.is_new_search):
-            actions += self._failed(self._refusals.of(trial, self.history))
+            actions += self._failed(self._problem(trial))
         if self._stage is EngineStage.STOPPING and not self._running:
             actions += self._stopped()
         return actions
@@ -373,7 +375,7 @@ class Engine:
             self._is_new = False
             if any(could_not_pause(trial) for trial in trials):
                 self.pruning.standings.can_wait = False
-        problems = (met_at_once(trial, self.history) for trial in trials)
+        problems = map(self.history.objective.target_problem, trials)
         return self._failed(next((problem for problem in problems if problem is not None), None))
 
     def _forget(self) -> None:
@@ -432,39 +434,25 @@ class Engine:
         self._stage = EngineStage.DONE
         return [Failed(error)]
 
-
-class Refusals:
-    """Finds errors that end the run."""
-
-    def __init__(self, spec: StudySpec, device_name: str) -> None:
-        self._spec = spec
-        self._device_name = device_name
-        self._failures = 0
-        self._any_ran = False
-
-    def of(self, trial: TrialRecord, history: History) -> BSSearchError | None:
+    def _problem(self, trial: TrialRecord) -> BSSearchError | None:
         """Error that ends the run after this trial, if any."""
-        unmeasured = _error_of(lambda: history.objective.check_measured(trial, self._device_name))
-        return met_at_once(trial, history) or unmeasured or self._too_many_failures(trial)
+        objective = self.history.objective
+        problem = objective.target_problem(trial) or objective.measurement_problem(trial, self._device_name)
+        return problem or self._too_many_failures(trial)
 
-    def _too_many_failures(self, trial: TrialRecord) -> BSSearchError | None:
+    def _too_many_failures(self, trial: TrialRecord) -> LaunchError | None:
         if trial.state is TrialState.LOST:
             return None
         self._failures = self._failures + 1 if trial.state is TrialState.FAILED else 0
         self._any_ran |= trial.state is not TrialState.FAILED
-        allowed = FAILURES * len(self._spec.batch_sizes) if self._any_ran else FAILURES_IN_A_ROW
+        allowed = FAILURES * len(self.spec.batch_sizes) if self._any_ran else FAILURES_IN_A_ROW
         if self._failures < allowed:
             return None
         reason = "" if trial.outcome is None else trial.outcome.reason
         return LaunchError(
             f"{self._failures} trials in a row failed, the last one ({trial.number}) with: {reason}",
-            hint=f"bssearch trial show {self._spec.name} {trial.number} shows the traceback",
+            hint=f"bssearch trial show {self.spec.name} {trial.number} shows the traceback",
         )
-
-
-def met_at_once(trial: TrialRecord, history: History) -> BSSearchError | None:
-    """Error if the target was met without training."""
-    return _error_of(lambda: history.objective.check_target(trial))
 
 
 def could_not_pause(trial: TrialRecord) -> bool:
@@ -486,11 +474,3 @@ def _default_missed(trial: TrialRecord, history: History) -> str | None:
         f"{target.value:g} in trial {trial.number}{came} after {outcome.train_seconds:.3g} of at most "
         f"{spec.budget.trial_train_seconds:g} train seconds{advice}"
     )
-
-
-def _error_of(check: Callable[[], None]) -> BSSearchError | None:
-    try:
-        check()
-    except BSSearchError as error:
-        return error
-    return None
