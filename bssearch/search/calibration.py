@@ -111,7 +111,7 @@ def measure_step_times(
     check: Callable[[], None],
     visits: int = FIRST_VISITS,
     *,
-    trials: Sequence[TrialRecord],
+    trials: Collection[TrialRecord],
     compared: Collection[int] | None = None,
     tell: Callable[[str], None] = lambda message: None,
 ) -> None:

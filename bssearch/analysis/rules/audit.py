@@ -406,7 +406,7 @@ def is_result(spec: StudySpec, trial: TrialRecord) -> bool:
     return free or trial.train_seconds_limit >= spec.budget.trial_train_seconds
 
 
-def spent_train_seconds(trials: Sequence[TrialRecord]) -> float:
+def spent_train_seconds(trials: Collection[TrialRecord]) -> float:
     """Train seconds of all audit runs."""
     return math.fsum(
         trial.outcome.train_seconds for trial in trials if trial.phase is Phase.AUDIT and trial.outcome is not None
