@@ -655,7 +655,7 @@ class _Reader:
         seed = trial.user_attrs.get("seed") if self.takes_own else None
         return ImportedRun(
             origin=origin,
-            configuration=make_configuration(batch_size, {**others, **batch}, origin),
+            configuration=make_configuration(batch, others, origin),
             seed=None if seed is None else integer(str(seed), "seed", origin, low=0, high=LARGEST_SEED),
             reached=reached,
             missed=self._missed(trial),
