@@ -196,14 +196,13 @@ StepFigures = Mapping[int, tuple[float, float]]
 
 @dataclass(frozen=True, slots=True)
 class Certainty:
-    """Probability that the recommended batch size is within 5 % of the best, and the same of each batch size.
+    """Probability that the recommended batch size is within 5 % of the best, all batch sizes fully tuned.
 
-    All batch sizes are compared fully tuned. ``configuration_within_5_percent``: the same of the recommended values as
+    ``configuration_within_5_percent``: the same of the recommended values as
     they are. ``runs``: total runs of each contending batch size, if ``settles`` is ``runs``.
     """
 
     within_5_percent: float
-    by_batch: Mapping[int, float]
     settles: Settles | None = None
     runs: int | None = None
     configuration_within_5_percent: float | None = None
@@ -316,7 +315,6 @@ class Beliefs:
         least = self.tuned.min(axis=1)
         found = Certainty(
             self.share,
-            dict(zip(self.sizes, self.shares.tolist(), strict=True)),
             configuration_within_5_percent=float((self.figures[:, own] <= least + math.log(FLAT_RATIO)).mean()),
         )
         return found if not found.is_provisional else replace(found, **self._what_settles())

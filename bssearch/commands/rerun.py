@@ -79,10 +79,9 @@ class Ran(Model):
     contended: bool
 
     @classmethod
-    def of(cls, outcome: TrialOutcome, state: TrialState) -> Ran:
-        """Make it; ``state`` may be the stopped original's."""
-        told = {name: getattr(outcome, name) for name in cls.model_fields if name != "state"}
-        return cls.model_validate({**told, "state": state})
+    def of(cls, outcome: TrialOutcome) -> Ran:
+        """The fields of an outcome that are compared."""
+        return cls.model_validate({name: getattr(outcome, name) for name in cls.model_fields})
 
 
 class RerunRun(Ran):
@@ -251,7 +250,7 @@ def _compared(stored: Stored, made: Sequence[tuple[TrialOutcome, list[Observatio
         trial=stored.trial.number,
         batch_size=stored.trial.configuration.batch_size,
         seed=stored.trial.seed,
-        then=Ran.of(stored.outcome, stored.outcome.state),
+        then=Ran.of(stored.outcome),
         runs=ran,
         identical=False if False in alike else None if None in alike else True,
         steps_ratio=median_known([one.steps_ratio for one in ran]),
@@ -269,7 +268,7 @@ def _against(stored: Stored, outcome: TrialOutcome, curve: Sequence[Observation]
     only_then = len(then) - len(both)
     is_same = _ended_alike(stored, outcome) and not (differing or only_then or only_now)
     return RerunRun(
-        **Ran.of(outcome, outcome.state).model_dump(),
+        **Ran.of(outcome).model_dump(),
         identical=None if is_same and not both else is_same,
         evaluations=[Compared(step=old.step, then=old.metric, now=new.metric) for old, new in both],
         only_then=only_then,

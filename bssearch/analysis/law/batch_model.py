@@ -450,7 +450,9 @@ def _fit(fitted: Sequence[LawPoint], shown: Sequence[LawPoint], enough: bool) ->
     lacks = False
     if repeated and lack_freedom:
         lack = law.least_deviance - float(deviance(*around_means(reached, deviation), deviation))
-        lacks = _f_tail(lack / lack_freedom, lack_freedom, freedom) < LACK_OF_FIT
+        from scipy.special import fdtrc
+
+        lacks = bool(fdtrc(lack_freedom, freedom, max(0.0, lack / lack_freedom)) < LACK_OF_FIT)
     low = high = None
     posterior = _posterior(fitted, deviation) if lack_freedom else None
     if posterior is not None:
@@ -488,9 +490,3 @@ def _ends(draws: Numbers, likeliest: float, sizes: Sequence[int]) -> tuple[float
         None if low < logs.min() - beyond else min(float(low), likeliest),
         None if high > logs.max() + beyond else max(float(high), likeliest),
     )
-
-
-def _f_tail(ratio: float, numerator: int, denominator: int) -> float:
-    from scipy.special import fdtrc
-
-    return float(fdtrc(numerator, denominator, max(0.0, ratio)))
