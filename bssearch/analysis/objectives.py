@@ -30,7 +30,6 @@ from bssearch.records.intervals import FLAT_RATIO
 from bssearch.records.step_times import (
     PooledStepTime,
     StepSeconds,
-    Timed,
     TrialPace,
     pool_paces,
     split,
@@ -142,9 +141,15 @@ def common_seconds(
     if told and compared <= paces.keys() and all(run.number in paces[kind_of(run.configuration)] for run in told):
         pooled = pool_paces({kind: list(found.values()) for kind, found in paces.items()}, compared)
         return Pooled(step_seconds, pooled)
-    if all(share <= FEW for share in _shared_shares(runs)):
+    shared = grouped((run.configuration.key, run.outcome is not None and run.outcome.contended) for run in runs)
+    if all(sum(one) <= FEW * len(one) for one in shared.values()):
         return None
-    products = Products({**_step_seconds_of_runs(runs), **step_seconds})
+    of_runs = {
+        timed_as(run.configuration): run.steps_x_step_time_s / run.outcome.steps_to_target
+        for run in sorted(runs, key=lambda run: run.number)
+        if run.outcome is not None and run.outcome.steps_to_target and run.steps_x_step_time_s is not None
+    }
+    products = Products({**of_runs, **step_seconds})
     is_known = all(
         products.step_time(run) is not None
         and steps_at_first_size(run.configuration, 1, products.step_seconds) is not None
@@ -168,19 +173,6 @@ def _pace(trial: TrialRecord, step_seconds: StepSeconds) -> TrialPace | None:
         contended=outcome.contended,
         number=trial.number,
     )
-
-
-def _shared_shares(runs: Iterable[TrialRecord]) -> list[float]:
-    shared = grouped((run.configuration.key, run.outcome is not None and run.outcome.contended) for run in runs)
-    return [sum(one) / len(one) for one in shared.values()]
-
-
-def _step_seconds_of_runs(runs: Iterable[TrialRecord]) -> dict[Timed, float]:
-    return {
-        timed_as(run.configuration): run.steps_x_step_time_s / run.outcome.steps_to_target
-        for run in sorted(runs, key=lambda run: run.number)
-        if run.outcome is not None and run.outcome.steps_to_target and run.steps_x_step_time_s is not None
-    }
 
 
 def ran_to_its_end(trial: TrialRecord) -> bool:

@@ -30,13 +30,13 @@ def front(batches: Sequence[Batch], price_per_device_hour: float | None, *, conf
         if row.time_to_target_s is not None and row.samples_to_target is not None
     ]
 
-    def is_beaten(time: float, price: float) -> bool:
-        compared = [(t, c) for _, t, c, is_compared in found if is_compared]
-        return any(t <= time and c <= price and (t < time or c < price) for t, c in compared)
-
+    compared = [(time, paid) for _, time, paid, is_compared in found if is_compared]
     return [
         FrontPoint(
-            batch_size=size, time_to_target_s=time, cost=paid, on_front=is_compared and not is_beaten(time, paid)
+            batch_size=size,
+            time_to_target_s=time,
+            cost=paid,
+            on_front=is_compared and not any(t <= time and c <= paid and (t < time or c < paid) for t, c in compared),
         )
         for size, time, paid, is_compared in found
     ]

@@ -11,7 +11,6 @@ from bssearch.analysis.answer import Answer, BatchScheduleAnswer
 from bssearch.analysis.batches import default_configuration
 from bssearch.analysis.generalisation import FinalMetrics
 from bssearch.analysis.growing import growing_batch, judge_growing
-from bssearch.analysis.measured import NoiseAnswer
 from bssearch.analysis.objectives import objective_of
 from bssearch.analysis.optimum import Candidate, decide
 from bssearch.analysis.rules.regret import NONE, Finding, Judgement, Regret, judge
@@ -95,19 +94,14 @@ def about_noise_scale(spec: StudySpec, answer: Answer) -> Evidence:
     if fit is None or fit.verdict != "fits":
         why = "there is no law" if fit is None else f"the law is {fit.verdict.replace('_', ' ')}"
         return _not_run(None, f"{why}, so no critical batch size is known")
-    is_adam = answer.optimal.parameters["optimizer"] == "adamw" and noise.adam_low is not None
-    scale, low, high = _adam(noise) if is_adam else (noise.scale, noise.low, noise.high)
-    seen = " as Adam sees it" if is_adam else ""
+    (scale, low, high), seen = (noise.scale, noise.low, noise.high), ""
+    if answer.optimal.parameters["optimizer"] == "adamw" and noise.adam_low is not None:
+        (scale, low, high), seen = (noise.adam_scale, noise.adam_low, noise.adam_high), " as Adam sees it"
     far = "" if noise.far_from_target is None else f", measured far from the target ({noise.far_from_target})"
     shown = f"≥ {low:.3g}" if scale is None else f"{scale:.3g}"
     regret, overlap = _ratio((scale, low, high), fit.b_crit)
     reason = f"noise scale{seen} {shown} over critical batch {fit.b_crit.in_words}{far}"
     return Evidence(None, Judgement(_apart(regret, overlap), reason, regret))
-
-
-def _adam(noise: NoiseAnswer) -> tuple[float | None, float, float | None]:
-    assert noise.adam_low is not None, "it was measured"
-    return noise.adam_scale, noise.adam_low, noise.adam_high
 
 
 def _ratio(noise: tuple[float | None, float, float | None], critical: CriticalBatch) -> tuple[Regret | None, bool]:
