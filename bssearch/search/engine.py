@@ -373,7 +373,8 @@ class Engine:
             self._take(trial)
         if self._is_new:
             self._is_new = False
-            if any(could_not_pause(trial) for trial in trials):
+            pruned = [trial.outcome for trial in trials if trial.state is TrialState.PRUNED]
+            if any(one is not None and COULD_NOT_PAUSE in one.reason for one in pruned):
                 self.pruning.standings.can_wait = False
         problems = map(self.history.objective.target_problem, trials)
         return self._failed(next((problem for problem in problems if problem is not None), None))
@@ -453,11 +454,6 @@ class Engine:
             f"{self._failures} trials in a row failed, the last one ({trial.number}) with: {reason}",
             hint=f"bssearch trial show {self.spec.name} {trial.number} shows the traceback",
         )
-
-
-def could_not_pause(trial: TrialRecord) -> bool:
-    """True if saving a trial failed."""
-    return trial.state is TrialState.PRUNED and trial.outcome is not None and COULD_NOT_PAUSE in trial.outcome.reason
 
 
 def _default_missed(trial: TrialRecord, history: History) -> str | None:

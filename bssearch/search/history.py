@@ -235,11 +235,8 @@ class History:
         if configuration.grows:
             return None
         probe = self.probes.get(configuration.batch_size)
-        return probe.step_seconds if probe is not None and self.is_timed(configuration) else None
-
-    def is_timed(self, configuration: Configuration) -> bool:
-        """True if the configuration's model was timed."""
-        return model_parameters(configuration) == self._timed_model
+        is_timed = model_parameters(configuration) == self._timed_model
+        return probe.step_seconds if probe is not None and is_timed else None
 
     def observe(self, number: int, train_seconds: float, metric: float) -> None:
         """Add an evaluation to a curve, unless it met the target."""
