@@ -46,7 +46,6 @@ from bssearch.errors import BSSearchError, DatabaseError, NotFoundError, SchemaE
 from bssearch.exchange.exporters.exports import Exported
 from bssearch.exchange.trial_rows import observations_of
 from bssearch.records import Configuration, Goal, ParameterValue, Phase, StudyRecord, TrialRecord, TrialState, grouped
-from bssearch.spec import StudySpec
 from bssearch.spec.reader import spec_of
 from bssearch.spec.space import Dimension, SearchSpace
 from bssearch.spec.space.domains import RelativeLearningRate, is_number
@@ -159,28 +158,20 @@ def _failures_of_reading(url: URL) -> Iterator[None]:
 
 @contextmanager
 def _reading(url: URL) -> Iterator[RDBStorage]:
-    address = _read_only(url)
-    _check_tables(address, shown(url))
-    with optuna_storage(url, address=address) as storage:
-        yield storage
-
-
-def _read_only(url: URL) -> URL:
-    path = sqlite_file(url)
-    if path is None:
-        return url
-    return URL.create("sqlite", database=f"file:{quote(str(path.absolute()))}", query={"mode": "ro", "uri": "true"})
-
-
-def _check_tables(url: URL, name: str) -> None:
-    """Raise `UsageError` if a table is missing: Optuna would create it."""
-    tables = table_names(url)
+    """Open for reading alone; raise `UsageError` if a table is missing: Optuna would create it."""
+    address, path = url, sqlite_file(url)
+    if path is not None:
+        place = f"file:{quote(str(path.absolute()))}"
+        address = URL.create("sqlite", database=place, query={"mode": "ro", "uri": "true"})
+    tables = table_names(address)
     if not {"studies", "trials", "version_info", "alembic_version"} <= tables:
         own = "bss_study" in tables
         raise UsageError(
-            f"{name} is {'a bssearch database' if own else 'not an Optuna database'}",
+            f"{shown(url)} is {'a bssearch database' if own else 'not an Optuna database'}",
             hint="--db reads it" if own else None,
         )
+    with optuna_storage(url, address=address) as storage:
+        yield storage
 
 
 def table_names(url: URL) -> set[str]:
@@ -277,7 +268,15 @@ class OptunaStudy:
             name=study.name,
             direction="maximize" if is_metric and study.target.goal is Goal.MAXIMIZE else "minimize",
             metric_name=study.target.metric if is_metric else _value_name(objective),
-            user_attributes=_about(study, spec),
+            user_attributes={
+                "objective": study.objective,
+                "target_metric": study.target.metric,
+                "target_value": study.target.value,
+                "target_goal": study.target.goal.value,
+                "device": None if study.environment is None else study.environment.device_name,
+                "batch_sizes": list(spec.space.rungs),
+                "train_seconds_limit": spec.budget.trial_train_seconds,
+            },
             trials=[
                 _frozen(number, trial, curves.get(trial.number, {}), parameters, objective)
                 for number, trial in enumerate(trials)
@@ -305,18 +304,6 @@ def quiet() -> Iterator[None]:
             yield
     finally:
         optuna.logging.set_verbosity(before)
-
-
-def _about(study: StudyRecord, spec: StudySpec) -> dict[str, Any]:
-    return {
-        "objective": study.objective,
-        "target_metric": study.target.metric,
-        "target_value": study.target.value,
-        "target_goal": study.target.goal.value,
-        "device": None if study.environment is None else study.environment.device_name,
-        "batch_sizes": list(spec.space.rungs),
-        "train_seconds_limit": spec.budget.trial_train_seconds,
-    }
 
 
 def _frozen(
@@ -532,7 +519,19 @@ def _insert(connection: Connection, study: OptunaStudy) -> None:
     assert added.inserted_primary_key is not None, "of one row it is known"
     study_id = added.inserted_primary_key[0]
     direction = StudyDirection[study.direction.upper()]
-    connection.execute(insert(models.TrialModel.__table__), [_trial(study_id, trial) for trial in study.trials])
+    connection.execute(
+        insert(models.TrialModel.__table__),
+        [
+            {
+                "study_id": study_id,
+                "number": trial.number,
+                "state": trial.state,
+                "datetime_start": _utc(trial.datetime_start),
+                "datetime_complete": _utc(trial.datetime_complete),
+            }
+            for trial in study.trials
+        ],
+    )
     numbered = select(models.TrialModel.number, models.TrialModel.trial_id).where(
         models.TrialModel.study_id == study_id
     )
@@ -580,16 +579,6 @@ def _insert(connection: Connection, study: OptunaStudy) -> None:
 
 def _attribute(owner: str, owner_id: int, key: str, value: Any) -> dict[str, Any]:
     return {owner: owner_id, "key": key, "value_json": json.dumps(value)}
-
-
-def _trial(study_id: int, trial: FrozenTrial) -> dict[str, Any]:
-    return {
-        "study_id": study_id,
-        "number": trial.number,
-        "state": trial.state,
-        "datetime_start": _utc(trial.datetime_start),
-        "datetime_complete": _utc(trial.datetime_complete),
-    }
 
 
 def _utc(local: datetime | None) -> datetime | None:
