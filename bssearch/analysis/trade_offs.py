@@ -48,13 +48,11 @@ class _Resource(NamedTuple):
     unit: str
 
 
-def _seconds(row: Batch) -> float | None:
-    return None if row.time_to_target_s is None else row.time_to_target_s.median
-
-
 # By objective
 RESOURCES: Mapping[str, _Resource] = {
-    "time_to_target": _Resource("the least time", _seconds, " s"),
+    "time_to_target": _Resource(
+        "the least time", lambda row: None if row.time_to_target_s is None else row.time_to_target_s.median, " s"
+    ),
     "samples_to_target": _Resource("the fewest samples", lambda row: row.samples_to_target, ""),
     "energy_to_target": _Resource("the least energy", lambda row: row.energy_joules, " J"),
 }
