@@ -243,3 +243,9 @@ def make_quick(**changes: Any) -> QuickAnswer:
         "warnings": [{"code": "one_batch_size", "message": "only one batch size came there"}],
     }
     return QuickAnswer.model_validate({**fields, **changes})
+
+
+def quick_at(size: int, low: int, high: int, noise_scale: float | None = None) -> QuickAnswer:
+    """Return a quick answer that recommends a batch size within an interval."""
+    optimal = {"batch_size": size, "micro_batch_size": size, "accumulation_steps": 1, "learning_rate": 0.05}
+    return make_quick(optimal=optimal, interval=[low, high], noise_scale=noise_scale)

@@ -67,7 +67,6 @@ from bssearch.records import (
     ProbeRecord,
     StudyRecord,
     Target,
-    TrialOutcome,
     TrialRecord,
     TrialState,
     model_parameters,
@@ -502,16 +501,16 @@ def at_target(
             f"{target.metric} = {curve[0].metric:.4g}"
         )
     hit = next(one for one in curve if one.step == found.first_hit_step)
-    tokens = trial.outcome.tokens
+    before, tokens, undelayed = trial.outcome, trial.outcome.tokens, trial.outcome.undelayed_train_seconds
     outcome = replace(
-        with_crossing(trial.outcome, found),
+        with_crossing(before, found),
         state=TrialState.REACHED,
         reason=f"{target.metric} = {hit.metric:.6g} at step {hit.step}",
         steps=hit.step,
         samples=hit.samples,
-        tokens=None if tokens is None else tokens * hit.samples // trial.outcome.samples,
+        tokens=None if tokens is None else tokens * hit.samples // before.samples,
         train_seconds=hit.train_seconds,
-        undelayed_train_seconds=_until(hit.step, trial.outcome),
+        undelayed_train_seconds=undelayed * hit.step / before.steps if undelayed is not None and before.steps else None,
         final_metric=hit.metric,
         best_metric=hit.metric,
         test_metric=None,
@@ -519,11 +518,6 @@ def at_target(
     )
     product = None if step_seconds is None else found.steps * step_seconds
     return replace(trial, state=TrialState.REACHED, outcome=outcome, steps_x_step_time_s=product)
-
-
-def _until(step: int, outcome: TrialOutcome) -> float | None:
-    whole = outcome.undelayed_train_seconds
-    return None if whole is None or not outcome.steps else whole * step / outcome.steps
 
 
 # Notices that do not apply to another device

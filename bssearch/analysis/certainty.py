@@ -76,7 +76,9 @@ def heights(
         if one.configuration.batch_size in sizes and (log := _log_figure(objective, objective.bound(one))) is not None
     ]
     middle = (math.log2(sizes[0]) + math.log2(sizes[-1])) / 2
-    valleys = _valleys([_rate(one) for one, _ in reached])
+    tried = [_rate(one) for one, _ in reached]
+    bottoms = np.arange(min(tried) - BEYOND, max(tried) + BEYOND, BOTTOM_STEP)
+    valleys = np.stack([one.ravel() for one in np.meshgrid(CURVATURES, POWERS, bottoms)], axis=1)
     logs = _log_likelihoods(valleys, {size: math.log2(size) - middle for size in sizes}, reached, missed)
 
     def above(one: Configuration) -> Numbers:
@@ -97,11 +99,6 @@ def _log_density(height: Numbers) -> Numbers:
     tuned = math.log((1 - BADLY_TUNED) / WELL_TUNED_GAP) - height / WELL_TUNED_GAP
     found: Numbers = np.logaddexp(tuned, math.log(BADLY_TUNED / TUNING_GAP) - height / TUNING_GAP)
     return found
-
-
-def _valleys(rates: Sequence[float]) -> Numbers:
-    bottoms = np.arange(min(rates) - BEYOND, max(rates) + BEYOND, BOTTOM_STEP)
-    return np.stack([one.ravel() for one in np.meshgrid(CURVATURES, POWERS, bottoms)], axis=1)
 
 
 def _log_likelihoods(
@@ -196,14 +193,13 @@ StepFigures = Mapping[int, tuple[float, float]]
 
 @dataclass(frozen=True, slots=True)
 class Certainty:
-    """Probability that the recommended batch size is within 5 % of the best, and the same of each batch size.
+    """Probability that the recommended batch size is within 5 % of the best, all batch sizes fully tuned.
 
-    All batch sizes are compared fully tuned. ``configuration_within_5_percent``: the same of the recommended values as
+    ``configuration_within_5_percent``: the same of the recommended values as
     they are. ``runs``: total runs of each contending batch size, if ``settles`` is ``runs``.
     """
 
     within_5_percent: float
-    by_batch: Mapping[int, float]
     settles: Settles | None = None
     runs: int | None = None
     configuration_within_5_percent: float | None = None
@@ -316,7 +312,6 @@ class Beliefs:
         least = self.tuned.min(axis=1)
         found = Certainty(
             self.share,
-            dict(zip(self.sizes, self.shares.tolist(), strict=True)),
             configuration_within_5_percent=float((self.figures[:, own] <= least + math.log(FLAT_RATIO)).mean()),
         )
         return found if not found.is_provisional else replace(found, **self._what_settles())

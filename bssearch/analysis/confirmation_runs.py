@@ -39,7 +39,7 @@ def plain_misses(trials: Iterable[TrialRecord], objective: Objective = TIME) -> 
     found = []
     for runs in _runs_by_configuration(trials).values():
         told = {run.seed: run for run in reversed(runs) if says_something(run)}  # of a seed its first run
-        reached = sum(_has_reached(run, objective) for run in told.values())
+        reached = sum(run.state is TrialState.REACHED or objective.figure(run) is not None for run in told.values())
         if told and at_most(reached, len(told)) < HALF:
             found.append(PlainMiss(runs[0].configuration, reached, len(told)))
     return found
@@ -107,10 +107,6 @@ def begun_late(trials: Iterable[TrialRecord], confirmation_runs: int, objective:
     if any(runs[0].number < complete for runs in lacking.values()):
         return {}
     return {key: runs[0].configuration.batch_size for key, runs in lacking.items()}
-
-
-def _has_reached(run: TrialRecord, objective: Objective) -> bool:
-    return run.state is TrialState.REACHED or objective.figure(run) is not None
 
 
 def _runs_by_configuration(trials: Iterable[TrialRecord]) -> dict[str, list[TrialRecord]]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from bssearch.analysis.answer import BatchScheduleAnswer, SavesTime, StageAnswer
+from bssearch.analysis.confirmation_runs import says_something
 from bssearch.analysis.optimum import Candidate, Verdict, median_steps
 from bssearch.analysis.rules.regret import Judgement, judge
 from bssearch.analysis.shape import parameters_of
@@ -63,7 +64,7 @@ def batch_schedule_answer(
 
 def best_schedule(trials: Sequence[TrialRecord], tuned: Candidate, step_seconds: StepSeconds) -> Candidate | None:
     """Schedule with the least figure, repeated ones first; None without a hit."""
-    audits = (one for one in trials if one.phase is Phase.AUDIT and one.configuration.grows and _says_something(one))
+    audits = (one for one in trials if one.phase is Phase.AUDIT and one.configuration.grows and says_something(one))
     repeated = grouped((one.configuration.key, one) for one in audits)
     searched = [[one] for one in trials if one.phase is Phase.GROWTH and one.state is TrialState.REACHED]
     most = max(map(len, repeated.values()), default=0)
@@ -162,7 +163,3 @@ def _stages(candidate: Candidate, step_seconds: StepSeconds) -> list[StageAnswer
             )
         )
     return found
-
-
-def _says_something(trial: TrialRecord) -> bool:
-    return trial.state.is_finished and not trial.state.is_missing and trial.state is not TrialState.OOM

@@ -30,7 +30,6 @@ from bssearch.records.intervals import FLAT_RATIO
 from bssearch.records.step_times import (
     PooledStepTime,
     StepSeconds,
-    Timed,
     TrialPace,
     pool_paces,
     split,
@@ -142,9 +141,15 @@ def common_seconds(
     if told and compared <= paces.keys() and all(run.number in paces[kind_of(run.configuration)] for run in told):
         pooled = pool_paces({kind: list(found.values()) for kind, found in paces.items()}, compared)
         return Pooled(step_seconds, pooled)
-    if all(share <= FEW for share in _shared_shares(runs)):
+    shared = grouped((run.configuration.key, run.outcome is not None and run.outcome.contended) for run in runs)
+    if all(sum(one) <= FEW * len(one) for one in shared.values()):
         return None
-    products = Products({**_step_seconds_of_runs(runs), **step_seconds})
+    of_runs = {
+        timed_as(run.configuration): run.steps_x_step_time_s / run.outcome.steps_to_target
+        for run in sorted(runs, key=lambda run: run.number)
+        if run.outcome is not None and run.outcome.steps_to_target and run.steps_x_step_time_s is not None
+    }
+    products = Products({**of_runs, **step_seconds})
     is_known = all(
         products.step_time(run) is not None
         and steps_at_first_size(run.configuration, 1, products.step_seconds) is not None
@@ -168,19 +173,6 @@ def _pace(trial: TrialRecord, step_seconds: StepSeconds) -> TrialPace | None:
         contended=outcome.contended,
         number=trial.number,
     )
-
-
-def _shared_shares(runs: Iterable[TrialRecord]) -> list[float]:
-    shared = grouped((run.configuration.key, run.outcome is not None and run.outcome.contended) for run in runs)
-    return [sum(one) / len(one) for one in shared.values()]
-
-
-def _step_seconds_of_runs(runs: Iterable[TrialRecord]) -> dict[Timed, float]:
-    return {
-        timed_as(run.configuration): run.steps_x_step_time_s / run.outcome.steps_to_target
-        for run in sorted(runs, key=lambda run: run.number)
-        if run.outcome is not None and run.outcome.steps_to_target and run.steps_x_step_time_s is not None
-    }
 
 
 def ran_to_its_end(trial: TrialRecord) -> bool:
@@ -311,19 +303,19 @@ class Objective(ABC):
         """
         return math.inf if best is None else full
 
-    def check_target(self, trial: TrialRecord) -> None:
-        """Raise `SpecError` if a trial met the target before its first step."""
+    def target_problem(self, trial: TrialRecord) -> SpecError | None:
+        """Error if a trial met the target before its first step."""
         if self.target is None or trial.outcome is None or trial.outcome.steps_to_target != 0:
-            return
-        raise SpecError(
+            return None
+        return SpecError(
             f"target.value = {self.target.value:g} is met before the first step: "
             f"trial {trial.number} starts with {self.target.metric} = {trial.outcome.best_metric:.4g}",
             hint="set a harder target, under a new name; this one needs no training",
         )
 
-    def check_measured(self, trial: TrialRecord, device_name: str) -> None:
-        """Raise `LaunchError` if a trial shows that the device cannot measure the figure."""
-        return
+    def measurement_problem(self, trial: TrialRecord, device_name: str) -> LaunchError | None:
+        """Error if a trial shows that the device cannot measure the figure."""
+        return None
 
 
 def make_objective(name: str, target: Target | None = None, price_per_device_hour: float | None = None) -> Objective:
@@ -452,11 +444,11 @@ class EnergyToTarget(BySeconds):
         power = None if trial.outcome is None else trial.outcome.device_use.mean_power_watts
         return None if power is None else power * seconds
 
-    def check_measured(self, trial: TrialRecord, device_name: str) -> None:
-        """Raise `LaunchError` if a trial reached the target but the device reported no power."""
+    def measurement_problem(self, trial: TrialRecord, device_name: str) -> LaunchError | None:
+        """Error if a trial reached the target but the device reported no power."""
         if trial.outcome is None or trial.state is not TrialState.REACHED or self.figure(trial) is not None:
-            return
-        raise LaunchError(
+            return None
+        return LaunchError(
             f"objective = energy_to_target: {device_name} does not report its power, so the energy of trial "
             f"{trial.number} is unknown",
             hint="use a CUDA device with the extra gpu, or time_to_target or cost_to_target, which need only seconds",
@@ -571,7 +563,7 @@ class MetricInBudget(Objective):
         """Full limit: only the metric there counts."""
         return full
 
-    def check_target(self, trial: TrialRecord) -> None:
+    def target_problem(self, trial: TrialRecord) -> None:
         """A target met before the first step ends no trial."""
 
     @property

@@ -30,13 +30,13 @@ def front(batches: Sequence[Batch], price_per_device_hour: float | None, *, conf
         if row.time_to_target_s is not None and row.samples_to_target is not None
     ]
 
-    def is_beaten(time: float, price: float) -> bool:
-        compared = [(t, c) for _, t, c, is_compared in found if is_compared]
-        return any(t <= time and c <= price and (t < time or c < price) for t, c in compared)
-
+    compared = [(time, paid) for _, time, paid, is_compared in found if is_compared]
     return [
         FrontPoint(
-            batch_size=size, time_to_target_s=time, cost=paid, on_front=is_compared and not is_beaten(time, paid)
+            batch_size=size,
+            time_to_target_s=time,
+            cost=paid,
+            on_front=is_compared and not any(t <= time and c <= paid and (t < time or c < paid) for t, c in compared),
         )
         for size, time, paid, is_compared in found
     ]
@@ -48,13 +48,11 @@ class _Resource(NamedTuple):
     unit: str
 
 
-def _seconds(row: Batch) -> float | None:
-    return None if row.time_to_target_s is None else row.time_to_target_s.median
-
-
 # By objective
 RESOURCES: Mapping[str, _Resource] = {
-    "time_to_target": _Resource("the least time", _seconds, " s"),
+    "time_to_target": _Resource(
+        "the least time", lambda row: None if row.time_to_target_s is None else row.time_to_target_s.median, " s"
+    ),
     "samples_to_target": _Resource("the fewest samples", lambda row: row.samples_to_target, ""),
     "energy_to_target": _Resource("the least energy", lambda row: row.energy_joules, " J"),
 }

@@ -433,7 +433,8 @@ def opened(spec: StudySpec, launch: Launch, *, keeps_name: bool = False, reports
         check_target(spec, found)
         with open_store(launch.db, notify=listener.note) as store:
             spec, is_new = _open_study(spec, launch, store, found, listener)
-            spec = _with_slots(spec, executor.slots)
+            if spec.executor.slots == "auto":
+                spec = spec.model_copy(update={"executor": spec.executor.model_copy(update={"slots": executor.slots})})
             if given is None or (given.in_process is None and given.name == spec.workload):
                 remember(spec, store.studies.get(spec.name), Path(launch.folder))
             elif given.in_process is not None and asked.executor.name != INLINE:
@@ -599,12 +600,6 @@ def _open_study(
         if note:
             listener.note(note)
     return spec, stored is None
-
-
-def _with_slots(spec: StudySpec, slots: int) -> StudySpec:
-    if spec.executor.slots != "auto":
-        return spec
-    return spec.model_copy(update={"executor": spec.executor.model_copy(update={"slots": slots})})
 
 
 @contextmanager

@@ -334,7 +334,9 @@ def probe_memory(study: OpenStudy) -> MemoryProbe:
     uses = store.probes.memory(spec.name, environment)
     marginal: list[MemoryUse] = []
     smallest = min(spec.batch_sizes)
-    while (size := next_size(uses, smallest=smallest, ceiling=ceiling, marginal=sizes_of(marginal))) is not None:
+    while (
+        size := next_size(uses, smallest=smallest, ceiling=ceiling, marginal=[one.micro_batch_size for one in marginal])
+    ) is not None:
         request = MemoryRequest(configuration=default_at(spec, size, size).configuration, threads=spec.executor.threads)
         use = executor.measure_memory(replace(request, reserve=True))
         if not use.fits:
@@ -389,11 +391,6 @@ def next_size(uses: Sequence[MemoryUse], *, smallest: int, ceiling: int, margina
         return None
     low, high = max(wide, key=lambda gap: gap[1] / gap[0])
     return (low + high) // 2
-
-
-def sizes_of(uses: Sequence[MemoryUse]) -> list[int]:
-    """Micro-batch sizes that ran."""
-    return [use.micro_batch_size for use in uses]
 
 
 def boundary_of(uses: Sequence[MemoryUse]) -> MemoryBoundary:

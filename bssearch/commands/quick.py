@@ -221,12 +221,6 @@ def seconds_by_rate(history: History, batch_size: int) -> dict[float, float]:
     return least
 
 
-def with_other_rates(history: History, batch_size: int) -> list[TrialRecord]:
-    """Runs that differ from the rule only in learning rate."""
-    rule = rule_configuration(history, batch_size).learning_rate
-    return [run for run in _at_any_rate(history, batch_size) if run.configuration.learning_rate != rule]
-
-
 def _at_any_rate(history: History, batch_size: int) -> list[TrialRecord]:
     rule, runs = rule_configuration(history, batch_size), [(run, run.configuration) for run in _ended(history)]
     return [run for run, one in runs if one.trains_like(replace(rule, learning_rate=one.learning_rate))]
@@ -403,6 +397,8 @@ def quick_answer(study: OpenStudy, plan: QuickPlan, preset: str | None = None) -
     study.driver().run_planned(plan.next_rate(size), Phase.SEARCH)
     history = study.history()
     line, (low, high) = fit_step_time(list(history.probes.values())), posterior.interval
+    rule = rule_configuration(history, size).learning_rate
+    others = [run for run in _at_any_rate(history, size) if run.configuration.learning_rate != rule]
     best, rate_gain = _optimum(history, size)
     default_size, default_rate = spec.default.batch_size, spec.default.learning_rate
     return QuickAnswer(
@@ -421,7 +417,7 @@ def quick_answer(study: OpenStudy, plan: QuickPlan, preset: str | None = None) -
         noise_scale=noise,
         alpha_s=None if line is None else line.alpha_seconds,
         beta_s=None if line is None else line.beta_seconds,
-        runs=[_run(one) for one in [*runs, *with_other_rates(history, size)]],
+        runs=[_run(one) for one in [*runs, *others]],
         seconds=plan.passed,
         warnings=caveats(spec, preset, target, runs, noise, warnings, _epochs(default, study.train_samples)),
     )

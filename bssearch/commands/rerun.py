@@ -79,10 +79,9 @@ class Ran(Model):
     contended: bool
 
     @classmethod
-    def of(cls, outcome: TrialOutcome, state: TrialState) -> Ran:
-        """Make it; ``state`` may be the stopped original's."""
-        told = {name: getattr(outcome, name) for name in cls.model_fields if name != "state"}
-        return cls.model_validate({**told, "state": state})
+    def of(cls, outcome: TrialOutcome) -> Ran:
+        """The fields of an outcome that are compared."""
+        return cls.model_validate({name: getattr(outcome, name) for name in cls.model_fields})
 
 
 class RerunRun(Ran):
@@ -161,7 +160,9 @@ def rerun(study: str, trial: int, launch: Launch = HERE, *, runs: int = 1) -> Re
         launch = replace(launch, folder=known_folder(stored.spec, stored.study, Path(launch.folder)))
     refuse_unknown_address(stored.spec, stored.study)
     listener = launch.listener or Listener()
-    with described(_for_one_trial(stored), launch, keeps_name=True) as (executor, found):
+    alone = stored.spec.executor.model_copy(update={"slots": 1, "threads": stored.trial.threads})
+    spec = stored.spec.model_copy(update={"executor": alone})
+    with described(spec, launch, keeps_name=True) as (executor, found):
         _warn(stored, found.environment, listener)
         made = [_run(stored, executor, index, runs, listener) for index in range(runs)]
     return _compared(stored, made, found.environment)
@@ -171,11 +172,19 @@ def stored_trial(store: Store, study: str, number: int) -> Stored:
     """Load a trial to rerun."""
     record = store.studies.get(study)
     trial = store.trials.get(study, number)
-    spec = _spec_at(store, record, number)
+    kept = store.trials.spec(study, number)
+    spec = spec_of(record if kept is None else replace(record, spec={**kept, "name": study}))
     environment, curve = store.trials.environment(study, number), store.trials.observations(study, number)
-    why_not = _why_not(spec, trial, curve)
-    if why_not is not None:
-        raise UsageError(f"trial {number} of {study!r} cannot be run again: {why_not}")
+    reason, has_failed = ("", False) if trial.outcome is None else (trial.outcome.reason, trial.state in FAILURES)
+    reasons = {
+        "it was made elsewhere and imported, so there is no workload to run": spec.is_imported,
+        "it has not started yet; `bssearch run` starts it": trial.state is TrialState.QUEUED,
+        "it still runs": trial.outcome is None,
+        f"it ended before its first evaluation ({trial.state}: {reason})": not curve and not has_failed,
+    }
+    for why_not, holds in reasons.items():
+        if holds:
+            raise UsageError(f"trial {number} of {study!r} cannot be run again: {why_not}")
     assert trial.outcome is not None and environment is not None, "the trial has ended"
     return Stored(record, spec, trial, trial.outcome, curve, environment, _request(spec, trial))
 
@@ -193,27 +202,6 @@ def _request(spec: StudySpec, trial: TrialRecord) -> TrialRequest:
         return admitted(spec, plan, trial.number, checkpoint=None)
     except UsageError as error:
         raise UsageError(f"trial {trial.number} of {spec.name!r} cannot be run again: {error.message}") from None
-
-
-def _spec_at(store: Store, record: StudyRecord, number: int) -> StudySpec:
-    kept = store.trials.spec(record.name, number)
-    return spec_of(record if kept is None else replace(record, spec={**kept, "name": record.name}))
-
-
-def _why_not(spec: StudySpec, trial: TrialRecord, curve: Sequence[Observation]) -> str | None:
-    reason, has_failed = ("", False) if trial.outcome is None else (trial.outcome.reason, trial.state in FAILURES)
-    why_not = {
-        "it was made elsewhere and imported, so there is no workload to run": spec.is_imported,
-        "it has not started yet; `bssearch run` starts it": trial.state is TrialState.QUEUED,
-        "it still runs": trial.outcome is None,
-        f"it ended before its first evaluation ({trial.state}: {reason})": not curve and not has_failed,
-    }
-    return next((why for why, holds in why_not.items() if holds), None)
-
-
-def _for_one_trial(stored: Stored) -> StudySpec:
-    executor = stored.spec.executor.model_copy(update={"slots": 1, "threads": stored.trial.threads})
-    return stored.spec.model_copy(update={"executor": executor})
 
 
 def _warn(stored: Stored, now: Environment, listener: Listener) -> None:
@@ -253,7 +241,7 @@ def _compared(stored: Stored, made: Sequence[tuple[TrialOutcome, list[Observatio
         trial=stored.trial.number,
         batch_size=stored.trial.configuration.batch_size,
         seed=stored.trial.seed,
-        then=Ran.of(stored.outcome, stored.outcome.state),
+        then=Ran.of(stored.outcome),
         runs=ran,
         identical=False if False in alike else None if None in alike else True,
         steps_ratio=median_known([one.steps_ratio for one in ran]),
@@ -271,7 +259,7 @@ def _against(stored: Stored, outcome: TrialOutcome, curve: Sequence[Observation]
     only_then = len(then) - len(both)
     is_same = _ended_alike(stored, outcome) and not (differing or only_then or only_now)
     return RerunRun(
-        **Ran.of(outcome, outcome.state).model_dump(),
+        **Ran.of(outcome).model_dump(),
         identical=None if is_same and not both else is_same,
         evaluations=[Compared(step=old.step, then=old.metric, now=new.metric) for old, new in both],
         only_then=only_then,

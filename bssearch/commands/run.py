@@ -13,6 +13,7 @@ from bssearch.commands.launch import HERE, Launch
 from bssearch.commands.opening import GivenSpec, OpenStudy, loaded, opened
 from bssearch.errors import UsageError, problem_in_words
 from bssearch.records import Phase
+from bssearch.search import after_search
 from bssearch.search import confirmation as confirm
 from bssearch.search.finding import answer, quick_prior, stored_quick
 from bssearch.search.history import History
@@ -47,7 +48,11 @@ def run_study(spec: GivenSpec, launch: Launch = HERE, *, from_quick: bool = Fals
             from bssearch.commands.quick import SECONDS, QuickPlan, stored_quick_answer
 
             stored_quick_answer(study, QuickPlan(SECONDS, time.monotonic()), spec.preset)
-        _tell_of_quick_answer(study)
+        if (prior := quick_prior(study.store, study.spec)) is not None:
+            low, high = prior.interval
+            study.listener.note(
+                f"the search begins at the quick answer: batch {prior.optimal.batch_size}, {low} to {high} with 90 %"
+            )
         return run_opened(study)
 
 
@@ -63,23 +68,12 @@ def grow(study: OpenStudy) -> None:
     asked = any(trial.phase is Phase.GROWTH for trial in study.store.trials.of(study.spec.name))
     if study.spec.space.batch_schedule is None and not asked:
         return
-    from bssearch.search import after_search
-
     study.driver().run_planned(after_search.next_trial, Phase.GROWTH)
     study.driver().run_planned(after_search.next_repeat, Phase.AUDIT)
     if not any(trial.phase is Phase.GROWTH for trial in study.store.trials.of(study.spec.name)):
         study.listener.note(
             "no trial lets the batch grow: no schedule of space.batch_schedule changes the batch size within a trial's "
             "limit, or the best batch that stays has no steps to the target"
-        )
-
-
-def _tell_of_quick_answer(study: OpenStudy) -> None:
-    prior = quick_prior(study.store, study.spec)
-    if prior is not None:
-        low, high = prior.interval
-        study.listener.note(
-            f"the search begins at the quick answer: batch {prior.batch_size}, {low} to {high} with 90 %"
         )
 
 
@@ -120,16 +114,12 @@ def confirm_study(spec: GivenSpec, launch: Launch = HERE, *, to_budget_runs: int
             if (told := confirm.ending(study.history())) is not None:
                 study.listener.note(told)
         else:
-            from bssearch.search.after_search import next_run
-
             study.listener.note(_plan(study.history(), to_budget_runs))
-            driver.run_planned(next_run(to_budget_runs), Phase.TO_BUDGET)
+            driver.run_planned(after_search.next_run(to_budget_runs), Phase.TO_BUDGET)
         return answer(study.store, spec.name)
 
 
 def _plan(history: History, runs: int) -> str:
-    from bssearch.search.after_search import finalists
-
-    sizes = sorted({one.batch_size for one in finalists(history)})
+    sizes = sorted({one.batch_size for one in after_search.finalists(history)})
     seconds = history.spec.budget.trial_train_seconds
     return f"batch {', '.join(map(str, sizes))}: {runs} runs each, all to {seconds:g} train seconds"

@@ -21,9 +21,22 @@ from datetime import UTC, datetime
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 from urllib.parse import quote
 
+import optuna
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+    distribution_to_json,
+)
+from optuna.exceptions import StorageInternalError
+from optuna.storages import RDBStorage
+from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial
+from optuna.trial import TrialState as OptunaState
 from sqlalchemy import URL, Connection, create_engine, insert, inspect, select
 from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
@@ -33,19 +46,12 @@ from bssearch.errors import BSSearchError, DatabaseError, NotFoundError, SchemaE
 from bssearch.exchange.exporters.exports import Exported
 from bssearch.exchange.trial_rows import observations_of
 from bssearch.records import Configuration, Goal, ParameterValue, Phase, StudyRecord, TrialRecord, TrialState, grouped
-from bssearch.spec import StudySpec
 from bssearch.spec.reader import spec_of
 from bssearch.spec.space import Dimension, SearchSpace
 from bssearch.spec.space.domains import RelativeLearningRate, is_number
 from bssearch.spec.space.search_space import REFERENCE_LEARNING_RATE
 from bssearch.storage.connection.urls import masked, parse_url, shown, sqlite_file, without_secrets
 from bssearch.storage.repository import Store, open_store
-
-if TYPE_CHECKING:
-    import optuna
-    from optuna.distributions import BaseDistribution
-    from optuna.storages import RDBStorage
-    from optuna.trial import FrozenTrial
 
 METRIC_NAMES = "study:metric_names"
 
@@ -99,11 +105,9 @@ def optuna_storage(url: URL, *, address: URL | None = None) -> Iterator[RDBStora
 
     Missing tables are created, unless ``address`` opens the database another way.
     """
-    import optuna
-
     opened = (address or url).render_as_string(hide_password=False)
     try:
-        storage = optuna.storages.RDBStorage(opened, skip_table_creation=address is not None)
+        storage = RDBStorage(opened, skip_table_creation=address is not None)
     except RuntimeError as error:
         raise SchemaError(
             f"another version of Optuna made the tables of {shown(url)}: {without_secrets(str(error), url)}",
@@ -154,28 +158,20 @@ def _failures_of_reading(url: URL) -> Iterator[None]:
 
 @contextmanager
 def _reading(url: URL) -> Iterator[RDBStorage]:
-    address = _read_only(url)
-    _check_tables(address, shown(url))
-    with optuna_storage(url, address=address) as storage:
-        yield storage
-
-
-def _read_only(url: URL) -> URL:
-    path = sqlite_file(url)
-    if path is None:
-        return url
-    return URL.create("sqlite", database=f"file:{quote(str(path.absolute()))}", query={"mode": "ro", "uri": "true"})
-
-
-def _check_tables(url: URL, name: str) -> None:
-    """Raise `UsageError` if a table is missing: Optuna would create it."""
-    tables = table_names(url)
+    """Open for reading alone; raise `UsageError` if a table is missing: Optuna would create it."""
+    address, path = url, sqlite_file(url)
+    if path is not None:
+        place = f"file:{quote(str(path.absolute()))}"
+        address = URL.create("sqlite", database=place, query={"mode": "ro", "uri": "true"})
+    tables = table_names(address)
     if not {"studies", "trials", "version_info", "alembic_version"} <= tables:
         own = "bss_study" in tables
         raise UsageError(
-            f"{name} is {'a bssearch database' if own else 'not an Optuna database'}",
+            f"{shown(url)} is {'a bssearch database' if own else 'not an Optuna database'}",
             hint="--db reads it" if own else None,
         )
+    with optuna_storage(url, address=address) as storage:
+        yield storage
 
 
 def table_names(url: URL) -> set[str]:
@@ -229,8 +225,6 @@ def load_optuna_study(
     if store is None:
         with open_store(db, write=False) as opened:
             return load_optuna_study(name, phases=phases, store=opened)
-    import optuna
-
     study = OptunaStudy.read(store, name, phases)
     with quiet():
         made = optuna.create_study(study_name=name, direction=study.direction)
@@ -276,7 +270,15 @@ class OptunaStudy:
             name=study.name,
             direction="maximize" if is_metric and study.target.goal is Goal.MAXIMIZE else "minimize",
             metric_name=study.target.metric if is_metric else _value_name(objective),
-            user_attributes=_about(study, spec),
+            user_attributes={
+                "objective": study.objective,
+                "target_metric": study.target.metric,
+                "target_value": study.target.value,
+                "target_goal": study.target.goal.value,
+                "device": None if study.environment is None else study.environment.device_name,
+                "batch_sizes": list(spec.space.rungs),
+                "train_seconds_limit": spec.budget.trial_train_seconds,
+            },
             trials=[
                 _frozen(number, trial, curves.get(trial.number, {}), parameters, objective)
                 for number, trial in enumerate(trials)
@@ -296,8 +298,6 @@ def phases_of(given: Phase | str | Collection[Phase | str]) -> set[Phase]:
 @contextmanager
 def quiet() -> Iterator[None]:
     """Silence Optuna's log and warnings."""
-    import optuna
-
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     try:
@@ -308,24 +308,9 @@ def quiet() -> Iterator[None]:
         optuna.logging.set_verbosity(before)
 
 
-def _about(study: StudyRecord, spec: StudySpec) -> dict[str, Any]:
-    return {
-        "objective": study.objective,
-        "target_metric": study.target.metric,
-        "target_value": study.target.value,
-        "target_goal": study.target.goal.value,
-        "device": None if study.environment is None else study.environment.device_name,
-        "batch_sizes": list(spec.space.rungs),
-        "train_seconds_limit": spec.budget.trial_train_seconds,
-    }
-
-
 def _frozen(
     number: int, trial: TrialRecord, curve: Mapping[int, float], parameters: _Parameters, objective: Objective
 ) -> FrozenTrial:
-    from optuna.trial import FrozenTrial
-    from optuna.trial import TrialState as OptunaState
-
     figure = objective.figure(trial)
     value = None if figure is None else objective.shown(figure)
     state = OptunaState[_state(trial, value)]
@@ -406,8 +391,6 @@ class _Parameters:
         }
 
     def of(self, configuration: Configuration) -> dict[str, Any]:
-        from optuna.distributions import CategoricalDistribution
-
         params: dict[str, Any] = {}
         for name, value in self._values(configuration).items():
             distribution = self.distributions.get(name)
@@ -424,8 +407,6 @@ class _Parameters:
         return {searched.get(name, name): value for name, value in own.items()}
 
     def _distribution(self, name: str, values: Sequence[ParameterValue], space: SearchSpace) -> BaseDistribution:
-        from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-
         if name == "batch_size":
             sizes = [*space.rungs, *(int(value or 0) for value in values)]
             return IntDistribution(min(sizes), max(sizes), log=True)
@@ -503,8 +484,6 @@ def write_study(study: OptunaStudy, url: URL) -> None:
 
 @contextmanager
 def _failures(url: URL, name: str) -> Iterator[None]:
-    from optuna.exceptions import StorageInternalError
-
     try:
         yield
     except IntegrityError:
@@ -536,15 +515,25 @@ def _refuse_others(url: URL) -> None:
 
 def _insert(connection: Connection, study: OptunaStudy) -> None:
     """Fill Optuna 5's tables (schema 12)."""
-    from optuna.distributions import distribution_to_json
     from optuna.storages._rdb import models
-    from optuna.study import StudyDirection
 
     added = connection.execute(insert(models.StudyModel).values(study_name=study.name))
     assert added.inserted_primary_key is not None, "of one row it is known"
     study_id = added.inserted_primary_key[0]
     direction = StudyDirection[study.direction.upper()]
-    connection.execute(insert(models.TrialModel.__table__), [_trial(study_id, trial) for trial in study.trials])
+    connection.execute(
+        insert(models.TrialModel.__table__),
+        [
+            {
+                "study_id": study_id,
+                "number": trial.number,
+                "state": trial.state,
+                "datetime_start": _utc(trial.datetime_start),
+                "datetime_complete": _utc(trial.datetime_complete),
+            }
+            for trial in study.trials
+        ],
+    )
     numbered = select(models.TrialModel.number, models.TrialModel.trial_id).where(
         models.TrialModel.study_id == study_id
     )
@@ -592,16 +581,6 @@ def _insert(connection: Connection, study: OptunaStudy) -> None:
 
 def _attribute(owner: str, owner_id: int, key: str, value: Any) -> dict[str, Any]:
     return {owner: owner_id, "key": key, "value_json": json.dumps(value)}
-
-
-def _trial(study_id: int, trial: FrozenTrial) -> dict[str, Any]:
-    return {
-        "study_id": study_id,
-        "number": trial.number,
-        "state": trial.state,
-        "datetime_start": _utc(trial.datetime_start),
-        "datetime_complete": _utc(trial.datetime_complete),
-    }
 
 
 def _utc(local: datetime | None) -> datetime | None:

@@ -11,12 +11,12 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from jinja2 import BaseLoader, ChoiceLoader, Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from bssearch.figures.svg import Chart, sparkline, stylesheet, svg
-
-if TYPE_CHECKING:
-    from jinja2 import BaseLoader, Environment
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +80,6 @@ class PageContent:
 
 def html_page(page: PageContent) -> str:
     """Page as one HTML file."""
-    from markupsafe import Markup
-
     style = page_style()
     return rendered("page.html", page=page, policy=_policy(style), style=Markup(style))
 
@@ -102,9 +100,6 @@ def templates(*more: BaseLoader) -> Environment:
     The environment escapes every value and raises if a value is undefined. ``chart
     svg(name, title, width)`` draws a chart, ``medians | spark(best)`` a small one.
     """
-    from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
-    from markupsafe import Markup
-
     environment = Environment(
         loader=ChoiceLoader([PackageLoader("bssearch.figures", "."), *more]),
         autoescape=True,

@@ -138,10 +138,6 @@ RULES_OF_THUMB: Mapping[str, RuleOfThumb] = {
 }
 
 
-def _listed(given: Any) -> Any:
-    return [given] if isinstance(given, str) else given
-
-
 class LearningRateRequest(Request):
     """A configuration tuned at ``from_batch``, and the ``batch`` to train with."""
 
@@ -151,7 +147,7 @@ class LearningRateRequest(Request):
     learning_rate: Annotated[Positive, Option("The learning rate there.")]
     batch: Annotated[Count, Option("The batch size to train with.", label="Wanted batch", unit="samples")]
     rule: Annotated[
-        Annotated[list[str], BeforeValidator(_listed)] | None,
+        Annotated[list[str], BeforeValidator(lambda given: [given] if isinstance(given, str) else given)] | None,
         Option(
             "A rule; may be repeated.",
             shown_default="all",

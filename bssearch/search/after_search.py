@@ -295,13 +295,6 @@ def _is_to_retry(trial: TrialRecord, trials: Sequence[TrialRecord]) -> bool:
     return came_to_nothing and trial.retry_of is None and all(one.retry_of != trial.number for one in trials)
 
 
-def _seconds_of_best(history: History, full: float) -> float:
-    best = history.incumbent
-    if best is None:
-        return full
-    return history.objective.seconds_as_good_as(best, history.probes[best.configuration.batch_size], full)
-
-
 def _plan(
     history: History,
     configuration: Configuration,
@@ -312,7 +305,10 @@ def _plan(
 ) -> TrialPlan:
     is_queued = earlier is not None and earlier.state is TrialState.QUEUED
     full = history.spec.budget.trial_train_seconds
-    limit = full if uncapped else min(full, SLACK * _seconds_of_best(history, full))
+    best, limit = history.incumbent, full
+    if best is not None and not uncapped:
+        probe = history.probes[best.configuration.batch_size]
+        limit = min(full, SLACK * history.objective.seconds_as_good_as(best, probe, full))
     return TrialPlan(
         configuration=configuration,
         sampled=sampled,

@@ -12,7 +12,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from bssearch.analysis.objectives import Kind, kind_of
+from bssearch.analysis.objectives import kind_of
 from bssearch.errors import BSSearchError, LaunchError, WorkloadError
 from bssearch.executors.base import Executor, TimesSideBySide
 from bssearch.records import (
@@ -95,7 +95,9 @@ def doubtful(spec: StudySpec, probes: Mapping[int, ProbeRecord], trials: Iterabl
         error = math.hypot(smaller.error.own, larger.error.own)
         if math.log(smaller.step_seconds / larger.step_seconds) > STANDARD_ERRORS * error:
             found |= {smaller.batch_size, larger.batch_size}
-    paces = _paces(trials)
+    ended = [(kind_of(trial.configuration), trial.outcome) for trial in trials if trial.outcome is not None]
+    alone = [(kind, one.train_seconds / one.steps) for kind, one in ended if one.steps and not one.contended]
+    paces = {kind: statistics.median(seconds) for kind, seconds in grouped(alone).items()}
     for probe in timed:
         ran_at = paces.get(kind_of(default_at(spec, probe.batch_size, probe.micro_batch_size).configuration))
         if ran_at is not None and probe.step_seconds is not None and probe.step_seconds > TOLERANCE * ran_at:
@@ -111,7 +113,7 @@ def measure_step_times(
     check: Callable[[], None],
     visits: int = FIRST_VISITS,
     *,
-    trials: Sequence[TrialRecord],
+    trials: Collection[TrialRecord],
     compared: Collection[int] | None = None,
     tell: Callable[[str], None] = lambda message: None,
 ) -> None:
@@ -266,12 +268,6 @@ def _refused(spec: StudySpec, batch_size: int, memory: MemoryBoundary, reason: s
         reason=reason,
         eval_every_steps=None,
     )
-
-
-def _paces(trials: Iterable[TrialRecord]) -> dict[Kind, float]:
-    ended = [(kind_of(trial.configuration), trial.outcome) for trial in trials if trial.outcome is not None]
-    alone = [(kind, one.train_seconds / one.steps) for kind, one in ended if one.steps and not one.contended]
-    return {kind: statistics.median(seconds) for kind, seconds in grouped(alone).items()}
 
 
 def measure_step_time_at(

@@ -68,7 +68,6 @@ from bssearch.settings import user_name
 from bssearch.spec import StudySpec
 from bssearch.spec.admission import admitted
 from bssearch.storage.repository import Store
-from bssearch.storage.statements import Changes
 
 
 class Listener:
@@ -445,28 +444,25 @@ class Driver:
         changes = self.store.trials.changes(self.spec.name, since=self._revision)
         if changes.revision != self._revision or changes.is_rewritten or self._revision == 0:
             self._revision = changes.revision
-            self._tell_changes(changes)
+            ended = [
+                trial.number
+                for trial in changes.trials
+                if trial.phase is Phase.SEARCH
+                and (changes.is_rewritten or (trial.state.is_finished and trial.lease_owner != self._leases.owner))
+            ]
+            actions = self.engine.changed(
+                changes.trials,
+                self.store.trials.evaluations(self.spec.name, ended) if ended else {},
+                self.store.probes.by_batch_size(self.spec.name, self.environment) if changes.has_new_probes else None,
+                is_rewritten=changes.is_rewritten,
+                quick=quick_prior(self.store, self.spec) if changes.has_new_probes else None,
+            )
+            self._do(actions)
             self._drop(one.number for one in changes.trials if not self._recorder.holds(one))
             if changes.is_rewritten:
                 self._saved = NOTHING_SAVED  # The engine has forgotten them.
             self._checkpoints.forget_ended(changes.trials, self.engine.running)
         self._find_saved()
-
-    def _tell_changes(self, changes: Changes) -> None:
-        ended = [
-            trial.number
-            for trial in changes.trials
-            if trial.phase is Phase.SEARCH
-            and (changes.is_rewritten or (trial.state.is_finished and trial.lease_owner != self._leases.owner))
-        ]
-        actions = self.engine.changed(
-            changes.trials,
-            self.store.trials.evaluations(self.spec.name, ended) if ended else {},
-            self.store.probes.by_batch_size(self.spec.name, self.environment) if changes.has_new_probes else None,
-            is_rewritten=changes.is_rewritten,
-            quick=quick_prior(self.store, self.spec) if changes.has_new_probes else None,
-        )
-        self._do(actions)
 
     def _find_saved(self) -> None:
         found = self._checkpoints.found()

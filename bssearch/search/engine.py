@@ -14,7 +14,7 @@ from typing import Protocol
 
 from bssearch.analysis.build_answer import NAN_DATA, are_nan_at_any_rate
 from bssearch.analysis.confirmation_runs import says_something
-from bssearch.analysis.law.quick import QuickPrior
+from bssearch.analysis.law.quick import QuickAnswer
 from bssearch.errors import BSSearchError, InterruptedRunError, LaunchError, SpecError, TargetNotReachedError
 from bssearch.records import (
     COULD_NOT_PAUSE,
@@ -183,7 +183,9 @@ class Engine:
         self._sampler = sampler or make_sampler(spec)
         self._pruner = pruner
         self._make_planner = make_planner
-        self._refusals = Refusals(spec, device_name)
+        self._device_name = device_name
+        self._failures = 0
+        self._any_ran = False
         self._remember(History(spec))
         self._slots = slots
         self._slots_apart = slots_apart
@@ -344,7 +346,7 @@ class Engine:
         lines = _default_missed(trial, self.history), confirmation.miss_of(self.history, trial)
         actions += [Tell(line) for line in lines if line is not None]
         if not (trial.is_refused and not running.plan.is_new_search):
-            actions += self._failed(self._refusals.of(trial, self.history))
+            actions += self._failed(self._problem(trial))
         if self._stage is EngineStage.STOPPING and not self._running:
             actions += self._stopped()
         return actions
@@ -356,7 +358,7 @@ class Engine:
         probes: Mapping[int, ProbeRecord] | None = None,
         *,
         is_rewritten: bool = False,
-        quick: QuickPrior | None = None,
+        quick: QuickAnswer | None = None,
     ) -> list[Action]:
         """Handle changes in the store; ``is_rewritten``: discard earlier knowledge.
 
@@ -374,7 +376,8 @@ class Engine:
             self._take(trial)
         if self._is_new:
             self._is_new = False
-            if any(could_not_pause(trial) for trial in trials):
+            pruned = [trial.outcome for trial in trials if trial.state is TrialState.PRUNED]
+            if any(one is not None and COULD_NOT_PAUSE in one.reason for one in pruned):
                 self.pruning.standings.can_wait = False
         problems = (wrong_target(trial, self.history) for trial in trials)
         return self._failed(next((problem for problem in problems if problem is not None), None))
@@ -435,40 +438,31 @@ class Engine:
         self._stage = EngineStage.DONE
         return [Failed(error)]
 
-
-class Refusals:
-    """Finds errors that end the run."""
-
-    def __init__(self, spec: StudySpec, device_name: str) -> None:
-        self._spec = spec
-        self._device_name = device_name
-        self._failures = 0
-        self._any_ran = False
-
-    def of(self, trial: TrialRecord, history: History) -> BSSearchError | None:
+    def _problem(self, trial: TrialRecord) -> BSSearchError | None:
         """Error that ends the run after this trial, if any."""
-        unmeasured = _error_of(lambda: history.objective.check_measured(trial, self._device_name))
-        problem = wrong_target(trial, history) or unmeasured or self._too_many_failures(trial)
+        history = self.history
+        problem = wrong_target(trial, history) or history.objective.measurement_problem(trial, self._device_name)
+        problem = problem or self._too_many_failures(trial)
         return problem or (nan_at_any_rate(history) if trial.state is TrialState.DIVERGED else None)
 
-    def _too_many_failures(self, trial: TrialRecord) -> BSSearchError | None:
+    def _too_many_failures(self, trial: TrialRecord) -> LaunchError | None:
         if trial.state is TrialState.LOST:
             return None
         self._failures = self._failures + 1 if trial.state is TrialState.FAILED else 0
         self._any_ran |= trial.state is not TrialState.FAILED
-        allowed = FAILURES * len(self._spec.batch_sizes) if self._any_ran else FAILURES_IN_A_ROW
+        allowed = FAILURES * len(self.spec.batch_sizes) if self._any_ran else FAILURES_IN_A_ROW
         if self._failures < allowed:
             return None
         reason = "" if trial.outcome is None else trial.outcome.reason
         return LaunchError(
             f"{self._failures} trials in a row failed, the last one ({trial.number}) with: {reason}",
-            hint=f"bssearch trial show {self._spec.name} {trial.number} shows the traceback",
+            hint=f"bssearch trial show {self.spec.name} {trial.number} shows the traceback",
         )
 
 
 def wrong_target(trial: TrialRecord, history: History) -> BSSearchError | None:
     """Error if the target was met without training, or if a full trial shows that its unit is wrong."""
-    return _error_of(lambda: history.objective.check_target(trial)) or _in_other_unit(trial, history)
+    return history.objective.target_problem(trial) or _in_other_unit(trial, history)
 
 
 def _in_other_unit(trial: TrialRecord, history: History) -> BSSearchError | None:
@@ -494,11 +488,6 @@ def nan_at_any_rate(history: History) -> BSSearchError | None:
     return TargetNotReachedError(f"the loss of all {len(ran)} trials is not finite from the first step", hint=NAN_DATA)
 
 
-def could_not_pause(trial: TrialRecord) -> bool:
-    """True if saving a trial failed."""
-    return trial.state is TrialState.PRUNED and trial.outcome is not None and COULD_NOT_PAUSE in trial.outcome.reason
-
-
 def _default_missed(trial: TrialRecord, history: History) -> str | None:
     spec, outcome = history.spec, trial.outcome
     is_default = trial.configuration.trains_like(spec.default_configuration)
@@ -515,11 +504,3 @@ def _default_missed(trial: TrialRecord, history: History) -> str | None:
         f"{target.value:g} in trial {trial.number}{came} after {seconds:.3g} train seconds; limit {limit:g}{late}"
         f"{advice}"
     )
-
-
-def _error_of(check: Callable[[], None]) -> BSSearchError | None:
-    try:
-        check()
-    except BSSearchError as error:
-        return error
-    return None

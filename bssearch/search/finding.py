@@ -18,7 +18,7 @@ from bssearch.analysis.build_answer import (
     first_verdict,
     refuse_another_target,
 )
-from bssearch.analysis.law.quick import Promise, QuickAnswer, QuickPrior
+from bssearch.analysis.law.quick import Promise, QuickAnswer
 from bssearch.analysis.notices import about_versions, retargeted
 from bssearch.analysis.objectives import objective_of
 from bssearch.analysis.optimum import CountedSeconds
@@ -117,10 +117,9 @@ def stored_quick(store: Store, name: str) -> QuickAnswer | None:
     return _kept(store.findings.last(name)).quick
 
 
-def quick_prior(store: Store, spec: StudySpec) -> QuickPrior | None:
+def quick_prior(store: Store, spec: StudySpec) -> QuickAnswer | None:
     """Quick answer as the search's prior, if trials race."""
-    quick = stored_quick(store, spec.name) if objective_of(spec).trials_race else None
-    return None if quick is None else QuickPrior.of(quick)
+    return stored_quick(store, spec.name) if objective_of(spec).trials_race else None
 
 
 def answer(store: Store, name: str, target: float | None = None, trials: Sequence[TrialRecord] | None = None) -> Answer:

@@ -8,7 +8,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from bssearch.analysis.law.quick import QuickPrior
+from bssearch.analysis.law.quick import QuickAnswer
 from bssearch.analysis.objectives import Objective, objective_of
 from bssearch.records import (
     Configuration,
@@ -167,10 +167,13 @@ class History:
         self._probes: Mapping[int, ProbeRecord] = {} if probes is None else probes
         self._step_seconds = step_seconds_of(self._probes.values(), self._timed_model)
         self.now = now
-        self.quick: QuickPrior | None = None
+        self.quick: QuickAnswer | None = None
         self.curves: dict[int, Progress] = {}
-        self.all_trials: list[TrialRecord] = []
-        self.trials: list[TrialRecord] = []
+        self._all: dict[int, TrialRecord] = {}
+        self._search: dict[int, TrialRecord] = {}
+        self.all_trials: Collection[TrialRecord] = self._all.values()
+        self.trials: Collection[TrialRecord] = self._search.values()
+        """Views: they show later changes. ``trials``: those of the search."""
         self.spent = 0
         self.ended = 0
         """Without paused trials."""
@@ -178,7 +181,6 @@ class History:
         """Newest expected improvement of an ended trial."""
         self._last_expected = 0
         self._as_stored: dict[int, TrialRecord] = {}
-        self._places: dict[int, tuple[int, int | None]] = {}
         self._by_state: dict[TrialState, dict[int, TrialRecord]] = defaultdict(dict)
         self._by_batch_size: dict[int, dict[int, TrialRecord]] = defaultdict(dict)
         self._best: dict[int, TrialRecord] = {}
@@ -203,10 +205,12 @@ class History:
             trial = replace(trial, sampled=None)
         self._as_stored[trial.number] = trial
         trial = with_step_time(trial, self._step_seconds)
-        before = self._replace(trial)
+        before = self._all.get(trial.number)
+        self._all[trial.number] = trial
         if before is not None and before.phase is Phase.SEARCH:
             self._count(before, -1)
         if trial.phase is Phase.SEARCH:
+            self._search[trial.number] = trial
             self._count(trial, +1)
             self._expect(trial)
             self._note_best(trial)
@@ -231,11 +235,8 @@ class History:
         if configuration.grows:
             return None
         probe = self.probes.get(configuration.batch_size)
-        return probe.step_seconds if probe is not None and self.is_timed(configuration) else None
-
-    def is_timed(self, configuration: Configuration) -> bool:
-        """True if the configuration's model was timed."""
-        return model_parameters(configuration) == self._timed_model
+        is_timed = model_parameters(configuration) == self._timed_model
+        return probe.step_seconds if probe is not None and is_timed else None
 
     def observe(self, number: int, train_seconds: float, metric: float) -> None:
         """Add an evaluation to a curve, unless it met the target."""
@@ -257,12 +258,11 @@ class History:
     @property
     def length(self) -> int:
         """Number of the newest trial, or 0."""
-        return self.all_trials[-1].number if self.all_trials else 0
+        return next(reversed(self._all), 0)
 
     def trial(self, number: int) -> TrialRecord | None:
         """Trial by number, or None."""
-        place = self._places.get(number)
-        return None if place is None else self.all_trials[place[0]]
+        return self._all.get(number)
 
     def value(self, trial: TrialRecord | None) -> float:
         """Trial's objective; ∞ without a hit."""
@@ -421,21 +421,6 @@ class History:
         seconds, gain = measured_seconds(trial), self.spec.record_target.gain(self.spec.record_target.value)
         if curve.gain < gain and math.isfinite(seconds):
             curve.add(seconds, gain)
-
-    def _replace(self, trial: TrialRecord) -> TrialRecord | None:
-        place = self._places.get(trial.number)
-        if place is None:
-            among_search = len(self.trials) if trial.phase is Phase.SEARCH else None
-            self._places[trial.number] = (len(self.all_trials), among_search)
-            self.all_trials.append(trial)
-            if among_search is not None:
-                self.trials.append(trial)
-            return None
-        before = self.all_trials[place[0]]
-        self.all_trials[place[0]] = trial
-        if place[1] is not None:
-            self.trials[place[1]] = trial
-        return before
 
     def _count(self, trial: TrialRecord, by: int) -> None:
         state, size = trial.state, trial.configuration.batch_size

@@ -48,7 +48,12 @@ class Planner:
             return self._plan(queued[0]), None
         if retry := history.to_retry(uncapped=True):
             return self._plan(retry), None
-        if ending is None and (retry := history.to_retry(uncapped=False)) and self._goes_on:
+        if (
+            ending is None
+            and (retry := history.to_retry(uncapped=False))
+            and self._sampler.ending(history) is None  # as far as known without refitting the sampler's model
+            and not self._is_little(history.last_expectation)
+        ):
             return self._plan(retry), None
         is_late = history.incumbent is None and history.budget_share >= LATE
         if waiting := self._next_waiting(fresh=ending is None and not is_late):
@@ -87,11 +92,6 @@ class Planner:
             return False
         before = history.last_expectation
         return history.ended >= ENDED_BEFORE if before is None else before < least
-
-    @property
-    def _goes_on(self) -> bool:
-        """As far as known without refitting the sampler's model."""
-        return self._sampler.ending(self._history) is None and not self._is_little(self._history.last_expectation)
 
     def _retuned(self) -> Choice | None:
         history = self._history

@@ -232,15 +232,6 @@ class StudySpec(StrictModel):
             whole_configuration(default, space)
         return default
 
-    @model_validator(mode="after")
-    def _rungs_to_compare(self) -> Self:
-        trials_needed = len({*self.space.rungs, self.default.batch_size})
-        if self.budget.trials < trials_needed:
-            raise ValueError(
-                f"budget.trials = {self.budget.trials} must be >= {trials_needed}, one for each batch size to try"
-            )
-        return self
-
     @model_validator(mode="before")
     @classmethod
     def _named_after_its_command(cls, data: Any) -> Any:
@@ -249,7 +240,12 @@ class StudySpec(StrictModel):
         return data
 
     @model_validator(mode="after")
-    def _parts_of_a_program(self) -> Self:
+    def _agrees(self) -> Self:
+        trials_needed = len({*self.space.rungs, self.default.batch_size})
+        if self.budget.trials < trials_needed:
+            raise ValueError(
+                f"budget.trials = {self.budget.trials} must be >= {trials_needed}, one for each batch size to try"
+            )
         if self.arguments and (self.command or not self.is_program):
             raise ValueError(f"arguments are those of a script (workload: train.py); workload = {self.workload!r}")
         if self.command and self.workload != COMMAND:

@@ -203,7 +203,11 @@ def load_spec(source: str | Path | Mapping[str, Any], overrides: Sequence[str] =
 
 def _read(path: Path) -> tuple[Any, dict[Location, int]]:
     try:
-        text = _text_of(path)
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+        if len(content) > MOST_BYTES:
+            raise SpecError(f"{path} has more than {MOST_BYTES:,} bytes: it is no spec")
+        text = content.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise SpecError(f"{path} cannot be read: {error}") from error
     if path.suffix in {".yaml", ".yml"}:
@@ -228,14 +232,6 @@ def _spec_of(data: dict[str, Any], origins: dict[Location, str], source: str, ov
     _check_values(data, source)
     spec = _validated(data, origins, source)
     return spec if preset is None else spec.from_preset(preset)
-
-
-def _text_of(path: Path) -> str:
-    with path.open("rb") as file:
-        content = file.read(MOST_BYTES + 1)
-    if len(content) > MOST_BYTES:
-        raise SpecError(f"{path} has more than {MOST_BYTES:,} bytes: it is no spec")
-    return content.decode("utf-8")
 
 
 def _check_values(data: Any, source: str) -> None:

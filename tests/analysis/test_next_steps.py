@@ -26,7 +26,7 @@ def commands(spec: StudySpec, found: Verdict, sure: Certainty | None = None, lar
 
 def test_an_answer_that_nothing_is_wrong_with_is_used_and_looked_at() -> None:
     spec = make_spec(name="mine")
-    told = commands(spec, verdict(), Certainty(0.95, {}))
+    told = commands(spec, verdict(), Certainty(0.95))
     assert told == ["bssearch best mine --export yaml", "bssearch report mine --html mine.html"]
 
 
@@ -39,7 +39,7 @@ def test_an_answer_that_nothing_is_wrong_with_is_used_and_looked_at() -> None:
     ],
 )
 def test_a_provisional_answer_is_settled_first(settles: Settles, runs: int | None, command: str) -> None:
-    told = commands(make_spec(name="mine"), verdict(), Certainty(0.6, {}, settles, runs))
+    told = commands(make_spec(name="mine"), verdict(), Certainty(0.6, settles, runs))
     assert told[0] == command and len(told) == MOST
 
 

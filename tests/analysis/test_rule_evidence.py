@@ -9,7 +9,7 @@ import pytest
 from bssearch.analysis.answer import Answer
 from bssearch.analysis.rules.audit import (
     FROM_90_TO_95,
-    Evidence,
+    RuleFinding,
     about_accumulation,
     about_generalisation,
     about_memory,
@@ -47,7 +47,7 @@ def answer() -> Answer:
     return answer_to_base()
 
 
-def of_memory(answer: Answer, fits: int, too_large: int | None = None, samples: int | None = None) -> Evidence:
+def of_memory(answer: Answer, fits: int, too_large: int | None = None, samples: int | None = None) -> RuleFinding:
     optima = tuned_optima(SPEC, TRIALS)
     return about_memory(SPEC, answer, optima, {}, MemoryBoundary(fits=fits, too_large=too_large), samples)
 
@@ -58,35 +58,35 @@ def test_a_batch_size_stands_for_80_percent_of_memory_up_to_an_octave_below(
 ) -> None:
     found = of_memory(answer, fits, fits + 1)
     assert found.batch_size == size
-    assert (found.judgement.finding == "not_run") is (size is None)
+    assert (found.verdict == "not_run") is (size is None)
 
 
 @pytest.mark.parametrize(("samples", "is_known"), [(None, False), (40, True), (39, True), (41, False)])
 def test_what_never_ran_out_fills_memory_only_where_it_is_the_whole_training_part(
     answer: Answer, samples: int | None, is_known: bool
 ) -> None:
-    assert (of_memory(answer, 40, samples=samples).judgement.finding != "not_run") is is_known
+    assert (of_memory(answer, 40, samples=samples).verdict != "not_run") is is_known
 
 
 def test_the_optimum_itself_fills_memory_as_well_as_it_can(answer: Answer) -> None:
     found = of_memory(answer, 170, 171)
-    assert (found.judgement.finding, found.judgement.regret) == ("held", NONE)
-    assert found.trial_numbers == (10, 11, 12)
+    assert (found.verdict, found.regret) == ("held", NONE)
+    assert found.trial_numbers == [10, 11, 12]
     slower = of_memory(answer, 40, 41)
-    assert slower.judgement.regret is not None and slower.judgement.regret.value == pytest.approx(2.0, rel=0.1)
-    assert slower.trial_numbers == (20, 21, 22)
+    assert slower.regret is not None and slower.regret.value == pytest.approx(2.0, rel=0.1)
+    assert slower.trial_numbers == [20, 21, 22]
 
 
 def test_a_batch_size_without_confirmation_is_not_compared(answer: Answer) -> None:
     searched = [replace(one, phase=Phase.SEARCH) if one.configuration == AT_32 else one for one in TRIALS]
     optima = {**tuned_optima(SPEC, TRIALS), 32: tuned_optima(SPEC, searched[-1:])[32]}
     found = about_memory(SPEC, answer, optima, {}, MemoryBoundary(fits=40, too_large=41), None)
-    assert (found.batch_size, found.judgement.finding) == (32, "not_run")
+    assert (found.batch_size, found.verdict) == (32, "not_run")
 
 
 def verdict(
     noise: dict[str, Any], b_crit: tuple[float, float | None, float | None], optimizer: str = "sgd"
-) -> Evidence:
+) -> RuleFinding:
     found = with_law(noise, b_crit)
     parameters = {**found.optimal.parameters, "optimizer": optimizer}
     return about_noise_scale(
@@ -109,13 +109,13 @@ EXACT = (100.0, 100.0, 100.0)
     ],
 )
 def test_exact_estimates_are_equal_within_a_quarter_and_apart_beyond_twice(scale: float, finding: str) -> None:
-    assert verdict({"scale": scale, "low": scale, "high": scale}, EXACT).judgement.finding == finding
+    assert verdict({"scale": scale, "low": scale, "high": scale}, EXACT).verdict == finding
 
 
 @pytest.mark.parametrize(("scale", "low", "high"), [(110.0, 105.0, 115.0), (90.0, 85.0, 95.0)])
 def test_intervals_that_do_not_meet_are_not_equal(scale: float, low: float, high: float) -> None:
-    assert verdict({"scale": scale, "low": low, "high": high}, (100.0, 98.0, 102.0)).judgement.finding == "undecided"
-    assert verdict({"scale": scale, "low": low, "high": high}, (100.0, 95.0, 105.0)).judgement.finding == "held"
+    assert verdict({"scale": scale, "low": low, "high": high}, (100.0, 98.0, 102.0)).verdict == "undecided"
+    assert verdict({"scale": scale, "low": low, "high": high}, (100.0, 95.0, 105.0)).verdict == "held"
 
 
 @pytest.mark.parametrize(
@@ -126,22 +126,22 @@ def test_under_adamw_the_noise_scale_is_that_of_preconditioned_gradients(
 ) -> None:
     noise = {"scale": 100.0, "low": 90.0, "high": 110.0, "adam_scale": 300.0, "adam_low": adam_low, "adam_high": 350.0}
     found = verdict(noise, (100.0, 90.0, 110.0), optimizer)
-    assert found.judgement.regret is not None and found.judgement.regret.value == pytest.approx(ratio)
-    assert found.judgement.finding == ("broke" if ratio == 3.0 else "held")
+    assert found.regret is not None and found.regret.value == pytest.approx(ratio)
+    assert found.verdict == ("broke" if ratio == 3.0 else "held")
 
 
 def test_a_noise_scale_with_a_lower_bound_alone_bounds_the_ratio_from_below() -> None:
-    regret = not_none(verdict({"low": 300.0}, (100.0, 90.0, 120.0)).judgement.regret)
+    regret = not_none(verdict({"low": 300.0}, (100.0, 90.0, 120.0)).regret)
     assert regret.value == pytest.approx(3.0)
     assert (regret.low, regret.high, regret.at_least) == (2.5, None, True)
-    unbounded = verdict({"low": 300.0}, (100.0, 90.0, None)).judgement.regret
+    unbounded = verdict({"low": 300.0}, (100.0, 90.0, None)).regret
     assert unbounded is not None and unbounded.low is None
-    nothing = verdict({"low": 0.0}, (100.0, 90.0, 120.0)).judgement
-    assert (nothing.finding, nothing.regret) == ("undecided", None)
+    nothing = verdict({"low": 0.0}, (100.0, 90.0, 120.0))
+    assert (nothing.verdict, nothing.regret) == ("undecided", None)
 
 
 def test_the_errors_of_both_are_added_each_to_its_side() -> None:
-    regret = not_none(verdict({"scale": 100.0, "low": 50.0, "high": 400.0}, (100.0, 40.0, 110.0)).judgement.regret)
+    regret = not_none(verdict({"scale": 100.0, "low": 50.0, "high": 400.0}, (100.0, 40.0, 110.0)).regret)
     below = math.hypot(math.log(2), FROM_90_TO_95 * math.log(1.1))
     above = math.hypot(math.log(4), FROM_90_TO_95 * math.log(2.5))
     assert (regret.low, regret.high) == pytest.approx((math.exp(-below), math.exp(above)))
@@ -151,7 +151,7 @@ def test_the_errors_of_both_are_added_each_to_its_side() -> None:
 def test_a_critical_batch_size_open_on_one_side_leaves_the_ratio_open_there(
     low: float | None, high: float | None
 ) -> None:
-    regret = not_none(verdict({"scale": 100.0, "low": 95.0, "high": 105.0}, (100.0, low, high)).judgement.regret)
+    regret = not_none(verdict({"scale": 100.0, "low": 95.0, "high": 105.0}, (100.0, low, high)).regret)
     assert (regret.low is None, regret.high is None) == (high is None, low is None)
 
 
@@ -180,32 +180,30 @@ def test_what_accumulation_costs_lies_within_the_rules_factors_or_outside(
     low: float, high: float, finding: str
 ) -> None:
     (found,) = about_accumulation(SPEC, [timed(128, 1.0, 1.0, 1.0), timed(32, (low + high) / 2, low, high)])
-    assert found.judgement.finding == finding
-    assert found.judgement.regret is not None
-    assert (found.judgement.regret.low, found.judgement.regret.high) == (low, high)
+    assert found.verdict == finding
+    assert found.regret is not None
+    assert (found.regret.low, found.regret.high) == (low, high)
 
 
 def test_the_interval_of_a_cost_is_from_the_ends_that_lie_farthest_apart() -> None:
     (found,) = about_accumulation(SPEC, [timed(128, 1.0, 0.8, 1.25), timed(32, 2.0, 1.5, 2.4)])
-    assert found.judgement.regret is not None
-    assert (found.judgement.regret.low, found.judgement.regret.value, found.judgement.regret.high) == pytest.approx(
-        (1.5 / 1.25, 2.0, 2.4 / 0.8)
-    )
+    assert found.regret is not None
+    assert (found.regret.low, found.regret.value, found.regret.high) == pytest.approx((1.5 / 1.25, 2.0, 2.4 / 0.8))
     (bare,) = about_accumulation(SPEC, [timed(128, 1.0), timed(32, 2.0)])
-    assert bare.judgement.regret is not None
-    assert bare.judgement.regret.low == bare.judgement.regret.high == 2.0
+    assert bare.regret is not None
+    assert bare.regret.low == bare.regret.high == 2.0
 
 
 def test_the_smallest_micro_batches_tell_and_those_timed_alone_come_first() -> None:
     whole, split = timed(128, 1.0), timed(32, 1.7)
     (smallest,) = about_accumulation(SPEC, [whole, timed(64, 9.0), split])
-    assert smallest.judgement.regret is not None and smallest.judgement.regret.value == 1.7
+    assert smallest.regret is not None and smallest.regret.value == 1.7
     again = [timed(128, 5.0, contended=True), timed(32, 50.0, contended=True), whole, split]
     (alone,) = about_accumulation(SPEC, again)
-    assert alone.judgement.regret is not None and alone.judgement.regret.value == 1.7
+    assert alone.regret is not None and alone.regret.value == 1.7
     for one in ([timed(128, None), split], [timed(128, 1.0, contended=True), split]):
         (untold,) = about_accumulation(SPEC, one)
-        assert untold.judgement.finding == "not_run"
+        assert untold.verdict == "not_run"
 
 
 @pytest.mark.parametrize(
@@ -213,7 +211,7 @@ def test_the_smallest_micro_batches_tell_and_those_timed_alone_come_first() -> N
 )
 def test_a_gap_of_exactly_two_points_is_neither_more_nor_less(low: float, high: float, finding: str) -> None:
     found = about_generalisation(SPEC, with_gap(Interval(value=0.02, low=low, high=high)))
-    assert (found.judgement.finding, found.trial_numbers) == (finding, (128,))
+    assert (found.verdict, found.trial_numbers) == (finding, (128,))
 
 
 def test_an_imported_study_is_told_no_command() -> None:

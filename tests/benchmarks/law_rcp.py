@@ -67,7 +67,7 @@ def errors(workload: str) -> list[float]:
     three = three_of(points)
     fit = not_none(fit_law(three))
     others = [point for point in points if point not in three]
-    found = {point.batch_size: fit.samples(point.batch_size) / mean(point) - 1 for point in others}
+    found = {point.batch_size: point.batch_size * fit.steps(point.batch_size) / mean(point) - 1 for point in others}
     text = "  ".join(f"{size}: {error:+.1%}" for size, error in sorted(found.items()))
     print(f"{workload:10} from {', '.join(str(point.batch_size) for point in three)}:  {text}")
     return list(found.values())

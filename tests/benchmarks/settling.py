@@ -281,7 +281,9 @@ def _follow(lab: Lab, history: History, runs: int) -> Followed | None:
     reason = answer.would_settle or "nothing"
     if answer.runs_to_settle is None:
         return Followed(reason)
-    longer = History(spec_of(runs, math.ceil(1.5 * answer.runs_to_settle)), history.all_trials, dict(history.probes))
+    longer = History(
+        spec_of(runs, math.ceil(1.5 * answer.runs_to_settle)), list(history.all_trials), dict(history.probes)
+    )
     _confirm(lab, longer)
     after = answer_of(longer.spec, longer.all_trials, _Clock(longer))  # type: ignore[arg-type]
     counts = Counter(one.configuration.key for one in longer.all_trials if one.phase is Phase.CONFIRM)

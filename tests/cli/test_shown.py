@@ -200,7 +200,8 @@ def test_the_table_counts_the_trials_of_each_batch_size_and_marks_the_incumbent(
     )
     first, second, third = rows(past)
     assert (first[:3], second[:3], third[:3]) == (["16", "3", "2"], ["32", "1", "1"], ["64", "0", "0"])
-    assert past.figure_text(past.all_trials[1]) in first[3] and past.figure_text(past.all_trials[3]) in second[3]
+    one, other = list(past.all_trials)[1], list(past.all_trials)[3]
+    assert past.figure_text(one) in first[3] and past.figure_text(other) in second[3]
     assert [("←" in row[3]) for row in (first, second, third)] == [False, True, False]
 
 
@@ -565,7 +566,7 @@ def test_a_line_tells_the_train_seconds_by_which_trials_are_pruned_and_names_tho
     assert "after 7.13 train seconds" in line
     assert "steps × step time is 4.022 s" in line
     assert "steps × step time" not in ended_line(make_trial(2, seconds=7.13), history)
-    assert "as steps × step time" in history.figure_text(history.trials[0])
+    assert "as steps × step time" in history.figure_text(next(iter(history.trials)))
 
 
 def test_every_line_of_a_log_gives_the_same_seconds_of_the_fastest_trial() -> None:

@@ -310,7 +310,7 @@ def test_confirmation_and_answer_agree_and_what_runs_cannot_settle_proposes_none
 
 def answer_in(made_up: History) -> Answer:
     study = StudyRecord.created(made_up.spec.new_study("test"), EPOCH, make_environment())
-    return build_answer(study, made_up.spec, made_up.all_trials, dict(made_up.probes))
+    return build_answer(study, made_up.spec, list(made_up.all_trials), dict(made_up.probes))
 
 
 # With a driver, and runs that differ by their seeds.

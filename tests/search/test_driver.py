@@ -33,6 +33,7 @@ from bssearch.records import (
     TrialRecord,
     TrialRequest,
     TrialState,
+    WorkloadDescription,
 )
 from bssearch.search.confirmation import next_run
 from bssearch.search.history import History

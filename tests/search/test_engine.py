@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from bssearch import registry
-from bssearch.analysis.law.quick import QuickPrior
 from bssearch.errors import InterruptedRunError
 from bssearch.executors.base import Event
 from bssearch.records import (
@@ -33,7 +32,7 @@ from bssearch.search.engine import Engine
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store, open_store
 from tests.benchmarks.simulate.replay import Playing, Replay, VirtualClock
-from tests.factories import make_environment, make_probe, make_spec, not_none, store_study
+from tests.factories import make_environment, make_probe, make_spec, not_none, quick_at, store_study
 from tests.search.law import LawExecutor, step_seconds, steps_needed
 from tests.search.study import url_in
 
@@ -391,7 +390,7 @@ def test_a_claim_that_another_driver_holds_is_waited_for() -> None:
 
 
 def test_the_quick_answer_that_it_is_told_outlives_a_history_that_is_rewritten() -> None:
-    engine, quick = Engine(make_spec()), QuickPrior(64, (32, 128), (50.0, 100.0, 200.0), noise_scale=100.0)
+    engine, quick = Engine(make_spec()), quick_at(64, 32, 128, noise_scale=100.0)
     engine.changed(quick=quick)
     engine.changed()
     engine.changed(is_rewritten=True)

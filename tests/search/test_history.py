@@ -51,6 +51,8 @@ def answers(history: History) -> dict[str, object]:
         "as_run": lambda: [history.as_run(one) for one in CONFIGURATIONS if one.batch_size in history.probes],
         "to_retry": lambda: [history.to_retry(uncapped=uncapped) for uncapped in (False, True)],
         "trial": lambda: [history.trial(number) for number in range(history.length + 2)],
+        "all_trials": lambda: list(history.all_trials),
+        "trials": lambda: list(history.trials),
         "value": lambda: [history.value(trial) for trial in history.all_trials],
         "curves": lambda: {
             number: (curve.train_seconds, curve.gains) for number, curve in sorted(history.curves.items())
@@ -71,8 +73,6 @@ def test_a_configuration_that_was_stopped_and_then_reached_shows_the_noise_of_it
 
 
 PROPERTIES = (
-    "all_trials",
-    "trials",
     "length",
     "spent",
     "ended",

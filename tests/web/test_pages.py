@@ -16,7 +16,7 @@ from bssearch.commands.status import status
 from bssearch.errors import DatabaseError
 from bssearch.figures.svg import ACCENT
 from bssearch.records import Lease
-from bssearch.records.text import number
+from bssearch.records.text import number as in_digits
 from bssearch.search.finding import answer
 from bssearch.settings import DATABASE_URL_VARIABLE
 from bssearch.storage.repository import open_store
@@ -84,7 +84,7 @@ class TestStudies:
         text = pages.get("/").text
         row = text[text.index('href="/studies/task"') :].partition("</tr>")[0]
         [study] = [one for one in pages.get("/studies?format=json").json() if one["name"] == "task"]
-        about = ", ".join(f"batch {size}: {number(median)}" for size, median in study["medians"].items())
+        about = ", ".join(f"batch {size}: {in_digits(median)}" for size, median in study["medians"].items())
         assert f"<title>{about}</title>" in row
         assert row.count(f'fill="{ACCENT}"') == 1, "the best is marked"
 

@@ -259,38 +259,31 @@ class LawFit:
     _posterior: Posterior | None = field(default=None, repr=False, compare=False)
 
     @property
-    def e_min(self) -> float:
-        """Samples that the smallest batches need."""
-        return self.s_min * self.b_crit
-
-    @property
     def max_residual(self) -> float:
         """The largest |residual|."""
         return max(map(abs, self.residuals.values()))
 
     def steps(self, batch_size: int) -> float:
         """S(B); raises ValueError above the largest batch size run: the law fails there."""
-        self._check(batch_size)
+        if not 1 <= batch_size <= self.largest_batch:
+            raise ValueError(
+                f"batch_size = {batch_size} must be >= 1 and <= {self.largest_batch}, the largest run: "
+                "the law does not hold beyond; run a larger one"
+            )
         return self.s_min * (1 + self.b_crit / batch_size)
-
-    def samples(self, batch_size: int) -> float:
-        """E(B)."""
-        return self.steps(batch_size) * batch_size
 
     def steps_interval(self, batch_size: int) -> tuple[float, float] | None:
         """95 % interval of S(B), departures from the law included.
 
         None below three batch sizes.
         """
-        self._check(batch_size)
-        known = self._posterior
+        own, known = self.steps(batch_size), self._posterior
         if known is None:
             return None
         # Departures as large as elsewhere: tuning error moves a batch size's runs together.
         off = known.departure * np.random.default_rng(0).standard_normal(DRAWS)
         logs = known.law_level + np.logaddexp(math.log(batch_size), known.log_b_crit) + off
         low, high = np.exp(np.quantile(logs, [0.025, 0.975])) / batch_size
-        own = self.steps(batch_size)
         return min(own, float(low)), max(own, float(high))
 
     def steps_of_all(self, batch_sizes: Sequence[int]) -> Numbers | None:
@@ -299,13 +292,6 @@ class LawFit:
             return None
         shape: Numbers = 1 + np.exp(self._posterior.log_b_crit[:, None] - np.log(np.array(batch_sizes, dtype=float)))
         return shape
-
-    def _check(self, batch_size: int) -> None:
-        if not 1 <= batch_size <= self.largest_batch:
-            raise ValueError(
-                f"batch_size = {batch_size} must be >= 1 and <= {self.largest_batch}, the largest run: "
-                "the law does not hold beyond; run a larger one"
-            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,7 +313,7 @@ def fit_law(points: Sequence[LawPoint]) -> LawFit | None:
     square of the lack of fit (K − 2). The interval holds B_crit in 87 to 90 % of 1,000 studies
     (``tests/benchmarks/law_coverage.py``).
     """
-    run = _checked(points)
+    run = _that_ran(points)
     if sum(bool(point.samples) for point in run) < 2:
         return None
     tuned = [point for point in run if not point.untuned]
@@ -345,7 +331,7 @@ def rising(points: Sequence[LawPoint]) -> list[int]:
     """
     shown = []
     smaller: LawPoint | None = None
-    for point in _checked(points):
+    for point in _that_ran(points):
         if smaller is not None and _rises(_log_steps(smaller), _log_steps(point)):
             shown.append(point.batch_size)
         if not point.missed_at:
@@ -415,15 +401,9 @@ def _drawn_step_seconds(steps: Sequence[RunnableStep]) -> Numbers:
 
 
 def fastest_by_size(steps: Sequence[RunnableStep]) -> dict[int, RunnableStep]:
-    """Fastest split of each batch size, ascending; raises ValueError for impossible numbers."""
-    fastest: dict[int, RunnableStep] = {}
-    for step in sorted(steps, key=lambda step: step.batch_size):
-        if min(step.batch_size, step.micro_batch_size) < 1 or not 0 < step.step_seconds < math.inf:
-            raise ValueError(f"{step} must have sizes >= 1 and finite step_seconds > 0")
-        known = fastest.get(step.batch_size)
-        if known is None or step.step_seconds < known.step_seconds:
-            fastest[step.batch_size] = step
-    return fastest
+    """Return the fastest step of each batch size, smallest first."""
+    ordered = sorted(steps, key=lambda step: (step.batch_size, -step.step_seconds))
+    return {step.batch_size: step for step in ordered}
 
 
 def around(index: int, holds: NDArray[np.bool_]) -> tuple[int, int] | None:
@@ -436,18 +416,7 @@ def around(index: int, holds: NDArray[np.bool_]) -> tuple[int, int] | None:
     return first, int(above[0]) - 1 if len(above) else len(holds) - 1
 
 
-def _checked(points: Sequence[LawPoint]) -> list[LawPoint]:
-    seen: set[int] = set()
-    for point in points:
-        if point.batch_size < 1:
-            raise ValueError(f"batch_size = {point.batch_size} must be >= 1")
-        if point.batch_size in seen:
-            raise ValueError(f"batch_size = {point.batch_size} is given twice: put its runs into one point")
-        seen.add(point.batch_size)
-        for name, values in (("samples", point.samples), ("missed_at", point.missed_at)):
-            for value in values:
-                if not 0 < value < math.inf:
-                    raise ValueError(f"{name} = {value} at batch_size = {point.batch_size} must be finite and > 0")
+def _that_ran(points: Sequence[LawPoint]) -> list[LawPoint]:
     return sorted((point for point in points if point.samples or point.missed_at), key=lambda point: point.batch_size)
 
 
@@ -481,7 +450,9 @@ def _fit(fitted: Sequence[LawPoint], shown: Sequence[LawPoint], enough: bool) ->
     lacks = False
     if repeated and lack_freedom:
         lack = law.least_deviance - float(deviance(*around_means(reached, deviation), deviation))
-        lacks = _f_tail(lack / lack_freedom, lack_freedom, freedom) < LACK_OF_FIT
+        from scipy.special import fdtrc
+
+        lacks = bool(fdtrc(lack_freedom, freedom, max(0.0, lack / lack_freedom)) < LACK_OF_FIT)
     low = high = None
     posterior = _posterior(fitted, deviation) if lack_freedom else None
     if posterior is not None:
@@ -519,9 +490,3 @@ def _ends(draws: Numbers, likeliest: float, sizes: Sequence[int]) -> tuple[float
         None if low < logs.min() - beyond else min(float(low), likeliest),
         None if high > logs.max() + beyond else max(float(high), likeliest),
     )
-
-
-def _f_tail(ratio: float, numerator: int, denominator: int) -> float:
-    from scipy.special import fdtrc
-
-    return float(fdtrc(numerator, denominator, max(0.0, ratio)))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,23 +78,6 @@ class QuickAnswer(Model):
     runs: list[QuickRun]
     seconds: float
     warnings: list[Notice]
-
-
-@dataclass(frozen=True, slots=True)
-class QuickPrior:
-    """A quick answer as prior of a search; intervals are 90 %."""
-
-    batch_size: int
-    interval: tuple[int, int]
-    b_crit: tuple[float, float, float]
-    noise_scale: float | None
-
-    @classmethod
-    def of(cls, found: QuickAnswer) -> Self:
-        """Prior of a quick answer."""
-        low, high = found.interval
-        b_crit = found.b_crit.low, found.b_crit.estimate, found.b_crit.high
-        return cls(found.optimal.batch_size, (low, high), b_crit, found.noise_scale)
 
     def holds(self, batch_size: int) -> bool:
         """True within the optimum's interval."""

@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from bssearch.analysis.answer import Answer, BatchScheduleAnswer
 from bssearch.analysis.batches import default_configuration
 from bssearch.analysis.generalisation import FinalMetrics
 from bssearch.analysis.growing import growing_batch, judge_growing
-from bssearch.analysis.measured import NoiseAnswer
 from bssearch.analysis.objectives import objective_of
 from bssearch.analysis.optimum import Candidate, decide
 from bssearch.analysis.rules.regret import NONE, Finding, Judgement, Regret, judge
@@ -37,14 +35,6 @@ FROM_90_TO_95 = 1.96 / 1.645  # half width of a 95 % over a 90 % interval
 COSTS = (1.5, 2.0)  # claimed for accumulation
 
 
-class Evidence(NamedTuple):
-    """The judgement at a batch size (None for the whole study)."""
-
-    batch_size: int | None
-    judgement: Judgement
-    trial_numbers: tuple[int, ...] = ()
-
-
 def command(spec: StudySpec, words: str) -> str:
     """`bssearch study` command in brackets; empty if imported."""
     return "" if spec.is_imported else f" (bssearch study {words})"
@@ -57,33 +47,33 @@ def about_memory(
     step_seconds: StepSeconds,
     memory: MemoryBoundary,
     train_samples: int | None,
-) -> Evidence:
+) -> RuleFinding:
     """Compare the batch size nearest below 80 % of the largest fitting micro-batch with the optimum."""
     if memory.fits is None:
-        return _not_run(None, f"no micro-batch size is known to fit{command(spec, 'probe memory')}")
+        return _not_run(Rule.MEMORY, None, f"no micro-batch size is known to fit{command(spec, 'probe memory')}")
     whole = train_samples is not None and memory.fits >= train_samples
     if memory.too_large is None and not whole:
         known = f"no micro-batch ran out of memory; {memory.fits} is the largest that ran"
-        return _not_run(None, known + command(spec, "probe memory"))
+        return _not_run(Rule.MEMORY, None, known + command(spec, "probe memory"))
     share = MEMORY_SHARE * memory.fits
     size = max((size for size in optima if size <= share), default=None)
     if size is None or size * NEAR < share:
         nearest = "no smaller batch size ran" if size is None else f"the nearest smaller size that ran is {size}"
-        return _not_run(None, f"80 % of memory is batch {share:.0f}; {nearest}")
+        return _not_run(Rule.MEMORY, None, f"80 % of memory is batch {share:.0f}; {nearest}")
     where = f"80 % of the {memory.fits} samples that fit is {share:.0f}"
     tuned, there = optima[answer.optimal.batch_size], optima[size]
     numbers = tuple(run.number for run in there.runs)
     if there is tuned:
-        return Evidence(size, Judgement("held", f"{where}: it is the optimum", NONE), numbers)
+        return _finding(Rule.MEMORY, size, Judgement("held", f"{where}: it is the optimum", NONE), numbers)
     for one in (tuned, there):
         if not one.is_confirmed:
-            return _not_run(size, f"{where}; batch {one.configuration.batch_size} is not fully confirmed")
+            return _not_run(Rule.MEMORY, size, f"{where}; batch {one.configuration.batch_size} is not fully confirmed")
     judgement = judge(there, tuned, step_seconds, wanted=len(there.runs), limit=spec.budget.trial_train_seconds)
     reason = f"{judgement.reason}; {where}, against the optimum's batch {answer.optimal.batch_size}"
-    return Evidence(size, Judgement(judgement.finding, reason, judgement.regret), numbers)
+    return _finding(Rule.MEMORY, size, Judgement(judgement.finding, reason, judgement.regret), numbers)
 
 
-def about_noise_scale(spec: StudySpec, answer: Answer) -> Evidence:
+def about_noise_scale(spec: StudySpec, answer: Answer) -> RuleFinding:
     """Compare the gradient noise scale with the critical batch size.
 
     The interval of the ratio adds half widths of logarithms in quadrature. Held: within `SAME`, intervals overlap, and
@@ -91,23 +81,18 @@ def about_noise_scale(spec: StudySpec, answer: Answer) -> Evidence:
     """
     noise, fit = answer.measured.noise_scale, answer.fit
     if noise is None:
-        return _not_run(None, f"no noise scale was measured{command(spec, 'probe noise')}")
+        return _not_run(Rule.NOISE_SCALE, None, f"no noise scale was measured{command(spec, 'probe noise')}")
     if fit is None or fit.verdict != "fits":
         why = "there is no law" if fit is None else f"the law is {fit.verdict.replace('_', ' ')}"
-        return _not_run(None, f"{why}, so no critical batch size is known")
-    is_adam = answer.optimal.parameters["optimizer"] == "adamw" and noise.adam_low is not None
-    scale, low, high = _adam(noise) if is_adam else (noise.scale, noise.low, noise.high)
-    seen = " as Adam sees it" if is_adam else ""
+        return _not_run(Rule.NOISE_SCALE, None, f"{why}, so no critical batch size is known")
+    (scale, low, high), seen = (noise.scale, noise.low, noise.high), ""
+    if answer.optimal.parameters["optimizer"] == "adamw" and noise.adam_low is not None:
+        (scale, low, high), seen = (noise.adam_scale, noise.adam_low, noise.adam_high), " as Adam sees it"
     far = "" if noise.far_from_target is None else f", measured far from the target ({noise.far_from_target})"
     shown = f"≥ {low:.3g}" if scale is None else f"{scale:.3g}"
     regret, overlap = _ratio((scale, low, high), fit.b_crit)
     reason = f"noise scale{seen} {shown} over critical batch {fit.b_crit.in_words}{far}"
-    return Evidence(None, Judgement(_apart(regret, overlap), reason, regret))
-
-
-def _adam(noise: NoiseAnswer) -> tuple[float | None, float, float | None]:
-    assert noise.adam_low is not None, "it was measured"
-    return noise.adam_scale, noise.adam_low, noise.adam_high
+    return _finding(Rule.NOISE_SCALE, None, Judgement(_apart(regret, overlap), reason, regret))
 
 
 def _ratio(noise: tuple[float | None, float, float | None], critical: CriticalBatch) -> tuple[Regret | None, bool]:
@@ -152,26 +137,26 @@ def _apart(ratio: Regret | None, overlap: bool) -> Finding:
     return "held" if near and overlap and low >= 1 / APART and high <= APART else "undecided"
 
 
-def about_generalisation(spec: StudySpec, answer: Answer) -> Evidence:
+def about_generalisation(spec: StudySpec, answer: Answer) -> RuleFinding:
     """Judge whether the largest batch size trained to the full limit ends over 2 points worse than the best."""
     found = answer.generalisation
     if found is None or len(found.batches) < 2:
         known = "no two batch sizes were trained to the same full limit"
-        return _not_run(None, known + command(spec, f"confirm {spec.name} --to-budget"))
+        return _not_run(Rule.GENERALISATION, None, known + command(spec, f"confirm {spec.name} --to-budget"))
     largest, points = found.batches[-1], found.notable_gap
     numbers = tuple(largest.trial_numbers)
     if largest.batch_size == found.best_batch_size:
-        return Evidence(largest.batch_size, _of_best_largest(found.batches[:-1], points), numbers)
+        return _finding(Rule.GENERALISATION, largest.batch_size, _of_best_largest(found.batches[:-1], points), numbers)
     gap = largest.gap
     if gap is None or gap.low is None or gap.high is None:
         known = "its runs did not finish" if gap is None else f"a gap of {gap.value:.3g} without an interval"
-        return _not_run(largest.batch_size, known)
+        return _not_run(Rule.GENERALISATION, largest.batch_size, known)
     reason = (
         f"it ends {gap.value:.3g} [{gap.low:.3g}, {gap.high:.3g}] worse than batch {found.best_batch_size}; "
         f"2 points are {points:.3g}"
     )
     finding: Finding = "held" if gap.low > points else "broke" if gap.high < points else "undecided"
-    return Evidence(largest.batch_size, Judgement(finding, reason), numbers)
+    return _finding(Rule.GENERALISATION, largest.batch_size, Judgement(finding, reason), numbers)
 
 
 def _of_best_largest(others: Sequence[FinalMetrics], points: float) -> Judgement:
@@ -182,7 +167,7 @@ def _of_best_largest(others: Sequence[FinalMetrics], points: float) -> Judgement
     return Judgement("broke" if min(lows) > -points else "undecided", said)
 
 
-def about_accumulation(spec: StudySpec, step_times: Collection[StepTime]) -> list[Evidence]:
+def about_accumulation(spec: StudySpec, step_times: Collection[StepTime]) -> list[RuleFinding]:
     """Compare step time with and without micro-batches; held if the ratio's interval is within `COSTS`."""
     found = []
     for size in sorted({one.batch_size for one in step_times}):
@@ -195,14 +180,14 @@ def about_accumulation(spec: StudySpec, step_times: Collection[StepTime]) -> lis
         if whole is not None and split is not None:
             found.append(_cost(whole, split, command(spec, f"audit {spec.name}")))
     known = "no batch size was timed both at once and in micro-batches"
-    return found or [_not_run(None, known + command(spec, f"audit {spec.name}"))]
+    return found or [_not_run(Rule.ACCUMULATION, None, known + command(spec, f"audit {spec.name}"))]
 
 
-def _cost(whole: StepTime, split: StepTime, again: str) -> Evidence:
+def _cost(whole: StepTime, split: StepTime, again: str) -> RuleFinding:
     if whole.contended or split.contended:
         sizes = " and ".join(str(one.micro_batch_size) for one in (whole, split) if one.contended)
         why = f"micro-batches of {sizes} were timed while other work used the device{again}"
-        return _not_run(whole.batch_size, why)
+        return _not_run(Rule.ACCUMULATION, whole.batch_size, why)
     assert whole.step_seconds is not None and split.step_seconds is not None, "both were timed"
     low = (split.step_seconds_low or split.step_seconds) / (whole.step_seconds_high or whole.step_seconds)
     high = (split.step_seconds_high or split.step_seconds) / (whole.step_seconds_low or whole.step_seconds)
@@ -211,11 +196,13 @@ def _cost(whole: StepTime, split: StepTime, again: str) -> Evidence:
     finding: Finding = "broke" if is_apart else "held" if COSTS[0] <= low and high <= COSTS[1] else "undecided"
     count, micro = split.batch_size // split.micro_batch_size, split.micro_batch_size
     seconds = f"{1000 * split.step_seconds:.3g} ms for {1000 * whole.step_seconds:.3g} ms per step"
-    return Evidence(whole.batch_size, Judgement(finding, f"{count} micro-batches of {micro}: {seconds}", ratio))
+    return _finding(
+        Rule.ACCUMULATION, whole.batch_size, Judgement(finding, f"{count} micro-batches of {micro}: {seconds}", ratio)
+    )
 
 
-def _not_run(batch_size: int | None, reason: str) -> Evidence:
-    return Evidence(batch_size, Judgement("not_run", reason))
+def _not_run(rule: Rule, batch_size: int | None, reason: str) -> RuleFinding:
+    return _finding(rule, batch_size, Judgement("not_run", reason))
 
 
 def other_kind(trials: Sequence[TrialRecord], tuned: Candidate) -> Configuration | str:
@@ -335,14 +322,13 @@ def audit(
     spent = spent_train_seconds(trials)
     is_spent = train_seconds is not None and spent >= train_seconds
     unmade = _why_unmade(spec, train_seconds if is_spent else None)
-    measured = [
-        (Rule.MEMORY, about_memory(spec, answer, optima, step_seconds, memory, train_samples)),
-        (Rule.NOISE_SCALE, about_noise_scale(spec, answer)),
-        (Rule.GENERALISATION, about_generalisation(spec, answer)),
-        *((Rule.ACCUMULATION, one) for one in about_accumulation(spec, step_times)),
+    rules = [
+        *(_of_case(spec, trials, case, step_seconds, wanted, unmade) for case in found),
+        about_memory(spec, answer, optima, step_seconds, memory, train_samples),
+        about_noise_scale(spec, answer),
+        about_generalisation(spec, answer),
+        *about_accumulation(spec, step_times),
     ]
-    rules = [_of_case(spec, trials, case, step_seconds, wanted, unmade) for case in found]
-    rules += [_finding(rule, one.batch_size, None, one.judgement, one.trial_numbers) for rule, one in measured]
     return Audit(
         study=answer.study,
         rules=rules,
@@ -406,7 +392,7 @@ def is_result(spec: StudySpec, trial: TrialRecord) -> bool:
     return free or trial.train_seconds_limit >= spec.budget.trial_train_seconds
 
 
-def spent_train_seconds(trials: Sequence[TrialRecord]) -> float:
+def spent_train_seconds(trials: Collection[TrialRecord]) -> float:
     """Train seconds of all audit runs."""
     return math.fsum(
         trial.outcome.train_seconds for trial in trials if trial.phase is Phase.AUDIT and trial.outcome is not None
@@ -487,7 +473,7 @@ def _of_case(
     unmade: str,
 ) -> RuleFinding:
     if case.configuration is None or case.tuned is None:
-        return _finding(case.rule, case.batch_size, None, Judgement("not_run", case.reason), ())
+        return _not_run(case.rule, case.batch_size, case.reason)
     if case.is_tuned:
         said = "the tuned optimum has no warmup" if case.rule is Rule.WARMUP else "it gives the tuned configuration"
         judgement, runs = Judgement("held", said, NONE), case.tuned.runs
@@ -496,7 +482,7 @@ def _of_case(
         judgement = _of_runs(spec, trials, case, runs, step_seconds, wanted, unmade)
     if case.rule is Rule.WARMUP:
         judgement = judgement.reversed()
-    return _finding(case.rule, case.batch_size, case.configuration, judgement, [run.number for run in runs])
+    return _finding(case.rule, case.batch_size, judgement, [run.number for run in runs], case.configuration)
 
 
 def _of_runs(
@@ -558,9 +544,9 @@ def _why_unmade(spec: StudySpec, spent_budget: float | None) -> str:
 def _finding(
     rule: Rule,
     batch_size: int | None,
-    configuration: Configuration | None,
     judgement: Judgement,
-    trial_numbers: Collection[int],
+    trial_numbers: Collection[int] = (),
+    configuration: Configuration | None = None,
 ) -> RuleFinding:
     whole: Parameters | None = None
     if configuration is not None:

@@ -52,7 +52,9 @@ def judge(
     Held if the regret's upper end is below `HELD`. Broke if its lower end is above `BROKE`, or if all ``wanted`` runs
     missed the target (contended: only if their steps show that).
     """
-    rule, tuned, basis = on_one_basis(rule, tuned, step_seconds)
+    objective = tuned.objective.between((*rule.runs, *tuned.runs), step_seconds)
+    rule, tuned = replace(rule, objective=objective), replace(tuned, objective=objective)
+    basis = "" if objective.common is None else f" by {objective.common.in_words}"
     made, reached = len(rule.runs), rule.estimate.reached
     if not reached:
         regret = _at_least(rule, tuned, limit)
@@ -76,13 +78,6 @@ def judge(
     if regret.high < HELD:
         return Judgement("held", method, regret)
     return Judgement("broke" if regret.low > BROKE else "undecided", method, regret)
-
-
-def on_one_basis(rule: Candidate, tuned: Candidate, step_seconds: StepSeconds) -> tuple[Candidate, Candidate, str]:
-    """Both with the same kind of seconds, and that kind's name; see `Objective.between`."""
-    objective = tuned.objective.between((*rule.runs, *tuned.runs), step_seconds)
-    said = "" if objective.common is None else f" by {objective.common.in_words}"
-    return replace(rule, objective=objective), replace(tuned, objective=objective), said
 
 
 def _regret(rule: Candidate, tuned: Candidate) -> tuple[Regret, str]:

@@ -50,7 +50,13 @@ def found_study(stores: Sequence[Store], given: str | None) -> tuple[Store, str]
         return stores[0], given
     holders = [store for store in stores if store.studies.find(given) is not None]
     if not holders:
-        raise _nowhere(stores, given)
+        names = sorted({one.name for store in stores for one in store.studies.summaries()})
+        near = difflib.get_close_matches(given, names, n=3)
+        guess = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
+        raise NotFoundError(
+            f"no study {given!r} in any of {_listed(stores)}",
+            hint=f"{guess}`bssearch study list` with the same --db lists them",
+        )
     if len(holders) > 1:
         raise UsageError(
             f"study {given!r} is in several databases: {_listed(holders)}", hint="choose a database with --db"
@@ -69,16 +75,6 @@ def _only_study(stores: Sequence[Store]) -> tuple[Store, str]:
     if len(named) > 1:
         raise UsageError(f"name the study: {', '.join(name for _, name in named)}")
     return named[0]
-
-
-def _nowhere(stores: Sequence[Store], name: str) -> NotFoundError:
-    names = sorted({one.name for store in stores for one in store.studies.summaries()})
-    near = difflib.get_close_matches(name, names, n=3)
-    guess = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
-    return NotFoundError(
-        f"no study {name!r} in any of {_listed(stores)}",
-        hint=f"{guess}`bssearch study list` with the same --db lists them",
-    )
 
 
 def _listed(stores: Sequence[Store]) -> str:

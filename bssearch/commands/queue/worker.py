@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any, Literal, Self
 
 from bssearch.analysis.headline import headline
@@ -65,7 +64,7 @@ class Stop:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            self._previous = {number: signal.signal(number, self._handle) for number in SIGNALS}
+            self._previous = {number: signal.signal(number, lambda *_: self.ask()) for number in SIGNALS}
         self._thread.start()
         return self
 
@@ -90,9 +89,6 @@ class Stop:
         until = time.monotonic() + seconds
         while not self.is_asked and (left := until - time.monotonic()) > 0:
             time.sleep(min(_LOOK_SECONDS, left))
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        self.ask()
 
     def _guard(self) -> None:
         while self._asked_at is None:

@@ -197,7 +197,8 @@ def _paths(name: str, file: str | None, suffix: str) -> list[Path]:
 def export_curves(store: Store, name: str, file: str | None = None) -> Exported:
     """Write search trials' curves, by default to ``NAME.csv.gz``, with a JSON description."""
     table = recorded_table(store, name)
-    early = stopped_early(store, name)
+    stopped = {TrialState.CAPPED, TrialState.PAUSED, TrialState.PRUNED}
+    early = sum(trial.state in stopped for trial in search_trials(store, name))
     written = [str(path) for path in write_table(table, Path(file or f"{name}.csv.gz"))]
     note = (
         f"note: the study's pruner stopped {early} of {len(table.trials)} trials, whose curves end there; to compare "
@@ -231,12 +232,6 @@ def recorded_table(store: Store, name: str) -> RecordedTable:
 def search_trials(store: Store, name: str) -> list[TrialRecord]:
     """Finished search trials, without repeats."""
     return [trial for trial in store.trials.of(name) if trial.phase is Phase.SEARCH and trial.state.is_finished]
-
-
-def stopped_early(store: Store, name: str) -> int:
-    """Count search trials that the pruner stopped."""
-    stopped = {TrialState.CAPPED, TrialState.PAUSED, TrialState.PRUNED}
-    return sum(trial.state in stopped for trial in search_trials(store, name))
 
 
 def _recorded(trial: TrialRecord, curve: list[Observation]) -> RecordedTrial:

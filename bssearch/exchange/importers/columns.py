@@ -256,7 +256,12 @@ def _check_rows(columns: Sequence[Column], rows: Sequence[Sequence[str]], origin
     """Raise `UsageError` if rows are evaluations of runs: a run's name repeats, or curves follow each other."""
     if not rows or min(map(len, rows)) < len(columns) or any(one.ours == "seed" for one in columns):
         return
-    setting = [index for index, one in enumerate(columns) if one.ours and _is_setting(one.ours)]
+    known = ("batch_size", "device", "precision")
+    setting = [
+        index
+        for index, one in enumerate(columns)
+        if one.ours and (one.ours in known or one.ours.startswith(PREFIX) or part_of_batch(one.ours) is not None)
+    ]
     for index, one in enumerate(columns):
         why = ""
         if one.why == "--ignore":
@@ -271,10 +276,6 @@ def _check_rows(columns: Sequence[Column], rows: Sequence[Sequence[str]], origin
         if why:
             hint = f"{HINT}; if each row is a run, add --ignore '{one.theirs}'"
             raise UsageError(f"each row is an evaluation, not a run: {why} ({origin})", hint=hint)
-
-
-def _is_setting(ours: str) -> bool:
-    return ours in ("batch_size", "device", "precision") or ours.startswith(PREFIX) or part_of_batch(ours) is not None
 
 
 def _are_curves(counts: Sequence[float], settings: Sequence[list[str]]) -> bool:

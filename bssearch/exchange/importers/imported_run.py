@@ -141,32 +141,19 @@ _UNKNOWN = {"learning_rate": 1.0, **dict.fromkeys(TRAINING_PARAMETERS, 0.0), "op
 
 
 def make_configuration(
-    batch_size: int, values: Mapping[str, ParameterValue], origin: str, label: Callable[[str], str] = str
+    batch: Mapping[str, int], values: Mapping[str, ParameterValue], origin: str, label: Callable[[str], str] = str
 ) -> Configuration:
     """Build a configuration; unknown `TYPED` parameters (None) get a placeholder.
 
-    A split counts if its product is the batch size. ``label`` names a parameter as in the file.
+    ``batch``: batch size and its split. ``label`` names a parameter as in the file.
     """
     given = {name: value for name, value in values.items() if value is not None}
-    typed: dict[str, Any] = {**_UNKNOWN}
+    typed: dict[str, Any] = {**_UNKNOWN, **batch}
     for name in (one for one in TYPED if one in given):
         value = given[name]
         typed[name] = str(value) if name == "optimizer" else _within_limits(name, value, label(name), origin)
-    parts = {
-        name: one if type(one) is int and one > 0 else integer(str(one), label(name), origin, low=1)
-        for name in SPLIT
-        if (one := given.get(name)) is not None
-    }
-    micro_batch_size, accumulation_steps, world_size = _split(batch_size, parts)
     own = {name: value for name, value in values.items() if name not in (*TYPED, *SPLIT, "batch_size")}
-    return Configuration(
-        batch_size=batch_size,
-        micro_batch_size=micro_batch_size,
-        accumulation_steps=accumulation_steps,
-        world_size=world_size,
-        parameters={**own, **{name: None for name in TYPED if name not in given}},
-        **typed,
-    )
+    return Configuration(parameters={**own, **{name: None for name in TYPED if name not in given}}, **typed)
 
 
 def _within_limits(name: str, value: ParameterValue, label: str, origin: str) -> float:
@@ -175,17 +162,6 @@ def _within_limits(name: str, value: ParameterValue, label: str, origin: str) ->
         number = "" if isinstance(value, int | float) and not isinstance(value, bool) else "a number and "
         raise UsageError(f"{label} = {value!r} {rule.replace('must be ', f'must be {number}')} ({origin})")
     return float(value)
-
-
-def _split(batch_size: int, parts: Mapping[str, int]) -> tuple[int, int, int]:
-    """Factors of `SPLIT`; one micro-batch per device if their product is not the batch size."""
-    world, micro = parts.get("world_size", 1), parts.get("micro_batch_size")
-    accumulation = parts.get("accumulation_steps", 1 if micro is None else max(1, batch_size // (micro * world)))
-    micro = micro or max(1, batch_size // (accumulation * world))
-    if micro * accumulation * world != batch_size:
-        accumulation, world = 1, world if batch_size % world == 0 else 1
-        micro = batch_size // world
-    return micro, accumulation, world
 
 
 BATCH, MICRO, ACCUMULATION, WORLD = "batch_size", "micro_batch_size", "accumulation_steps", "world_size"

@@ -43,18 +43,6 @@ VALUE, USER_ATTRIBUTE = "value", "user_attr:"
 OWN_TIME, OWN_STEPS, OWN_SECONDS = "time_to_target_s", "steps_to_target", "train_seconds"
 
 
-def check_own_place(found: OptunaTrials, option: str, place: str | None, own: Target, wanted: Target) -> None:
-    """Raise `UsageError` if an exported study's figures are for another target."""
-    if place == VALUE and list(found.metric_names) != [OWN_TIME]:
-        named = ", ".join(found.metric_names) or "not named"
-        raise UsageError(f"{option} {VALUE}: the values of {found.name!r}, which bssearch exported, are {named}")
-    if place in (VALUE, USER_ATTRIBUTE + OWN_TIME, USER_ATTRIBUTE + OWN_STEPS) and wanted != own:
-        raise UsageError(
-            f"{option} {place}: in {found.name!r}, which bssearch exported, it is to {own.in_words}, "
-            f"not to {wanted.in_words}"
-        )
-
-
 def ended_at_target(hit: Crossing | None, trial: FrozenTrial) -> bool:
     """True if the first hit is the last report, after a miss."""
     return hit is not None and hit.last_miss_step < hit.first_hit_step == max(trial.intermediate_values)
@@ -348,7 +336,14 @@ def _reader(
             hint="add --target VALUE",
         )
     for option, place in (("--seconds", seconds), ("--steps", steps)) if is_ours else ():
-        check_own_place(found, option, place, own, wanted)
+        if place == VALUE and list(found.metric_names) != [OWN_TIME]:
+            named = ", ".join(found.metric_names) or "not named"
+            raise UsageError(f"{option} {VALUE}: the values of {found.name!r}, which bssearch exported, are {named}")
+        if place in (VALUE, USER_ATTRIBUTE + OWN_TIME, USER_ATTRIBUTE + OWN_STEPS) and wanted != own:
+            raise UsageError(
+                f"{option} {place}: in {found.name!r}, which bssearch exported, it is to {own.in_words}, "
+                f"not to {wanted.in_words}"
+            )
     takes_own = is_ours and wanted == own and seconds is None and steps is None
     return _Reader(
         place=found.place,
@@ -655,7 +650,7 @@ class _Reader:
         seed = trial.user_attrs.get("seed") if self.takes_own else None
         return ImportedRun(
             origin=origin,
-            configuration=make_configuration(batch_size, {**others, **batch}, origin),
+            configuration=make_configuration(batch, others, origin),
             seed=None if seed is None else integer(str(seed), "seed", origin, low=0, high=LARGEST_SEED),
             reached=reached,
             missed=self._missed(trial),

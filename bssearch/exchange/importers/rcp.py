@@ -185,8 +185,9 @@ class _Entry:
         if LEARNING_RATE in values:
             values["learning_rate"] = values.pop(LEARNING_RATE)
         size = integer(_text(batch_size), "BS", self.place, low=1)
+        batch = {"batch_size": size, "micro_batch_size": size}
         return make_configuration(
-            size, values, self.place, lambda name: LEARNING_RATE if name == "learning_rate" else name
+            batch, values, self.place, lambda name: LEARNING_RATE if name == "learning_rate" else name
         )
 
 

@@ -475,9 +475,8 @@ class _Row:
                 f"reached = {self._text('reached')!r} must be one of {', '.join(BOOLEANS)} ({self.origin})"
             )
         if self.setting not in known:
-            values = {**self._parameters(), **batch}
             known[self.setting] = make_configuration(
-                batch["batch_size"], values, self.origin, lambda name: self.labels.get(PREFIX + name, name)
+                batch, self._parameters(), self.origin, lambda name: self.labels.get(PREFIX + name, name)
             )
         steps = self._integer("steps", low=1 if reached else 0)
         return ImportedRun(

@@ -63,7 +63,7 @@ def _csv_rows(path: Path, text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 def _json_rows(path: Path, text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     try:
-        document = json.loads(text, parse_int=_integer)
+        document = json.loads(text, parse_int=lambda digits: int(digits) if len(digits) <= LONGEST_INTEGER else digits)
     except json.JSONDecodeError as error:
         raise UsageError(f"{path}:{error.lineno} is not valid JSON: {error.msg}") from None
     except RecursionError:
@@ -79,10 +79,6 @@ def _json_rows(path: Path, text: str) -> Iterator[tuple[str, Mapping[str, Any]]]
             raise UsageError(f"{place}: {_shown(row)} is not an object with batch_size and step_seconds")
         if row.get("step_seconds") is not None:
             yield place, row
-
-
-def _integer(digits: str) -> int | str:
-    return int(digits) if len(digits) <= LONGEST_INTEGER else digits
 
 
 def _step_time(place: str, row: Mapping[str, Any]) -> ProbeRecord:

@@ -442,7 +442,9 @@ def plan_model(asked: MemoryPlanRequest) -> MemoryPlan:
     """
     small, large, module = _traces(asked, asked.optimizer)
     asked = asked.model_copy(update={"parameters": sum(one.numel() for one in module.parameters())})
-    untraced = _untraced(asked)
+    untraced = parameter_bytes(asked)
+    if asked.optimizer in _TRACED:
+        untraced = replace(untraced, optimizer_state=0, foreach=0)
     curve, accumulated = PeakByBatch(small, large), _accumulated(small, large)
     fixed = _fixed_terms(large, untraced)
     check_fits(asked, sum(fixed.values()), IN_TABLE)
@@ -507,11 +509,6 @@ def _optimizer(name: str | None) -> Callable[[nn.Module], torch.optim.Optimizer]
         batch_size=1, learning_rate=1e-3, micro_batch_size=1, optimizer=kind, parameters=options
     )
     return lambda model: build_optimizer(model, configuration)
-
-
-def _untraced(asked: MemoryPlanRequest) -> ParameterBytes:
-    known = parameter_bytes(asked)
-    return replace(known, optimizer_state=0, foreach=0) if asked.optimizer in _TRACED else known
 
 
 def _sharded(lifetimes: StepLifetimes, asked: MemoryPlanRequest) -> StepLifetimes:

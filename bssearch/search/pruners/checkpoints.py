@@ -142,7 +142,14 @@ class CheckpointStore:
         self._remove(f"trial-{number}.pt", f"trial-{number}.pt.part")
         with file.open("rb") as content:
             digest = _digest(content, on_progress)
-            header = _header(self._mark, number, content.tell(), digest)
+            said = {
+                "kind": _KIND,
+                "study": self._mark,
+                "trial": number,
+                "bytes": content.tell(),
+                "sha256": digest,
+            }
+            header = json.dumps(said).encode().ljust(HEADER_BYTES - 1) + b"\n"
             content.seek(0)
             with files.open(f"{place}.part", "wb") as target:
                 target.write(header)
@@ -304,11 +311,6 @@ def check_store_url(url: str) -> None:
     except ValueError:
         known = ", ".join(sorted(fsspec.available_protocols()))
         raise UsageError(f"{named}: unknown protocol {scheme}://; choose from {known}") from None
-
-
-def _header(mark: str, number: int, size: int, digest: str) -> bytes:
-    said = {"kind": _KIND, "study": mark, "trial": number, "bytes": size, "sha256": digest}
-    return json.dumps(said).encode().ljust(HEADER_BYTES - 1) + b"\n"
 
 
 def _digest(file: IO[bytes], on_progress: OnProgress) -> str:

@@ -142,7 +142,7 @@ def _evidence_at(history: History, batch_size: int) -> list[TrialRecord]:
 def _start(history: History) -> int:
     quick = history.quick
     if quick is not None and (history.incumbent is None or agrees_with_quick(history)):
-        return quick.batch_size
+        return quick.optimal.batch_size
     return _centre(history)
 
 

@@ -25,13 +25,16 @@ class StrictModel(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _known_keys(cls, data: Any) -> Any:
-        unknown = [key for key in data if key not in cls.model_fields] if isinstance(data, Mapping) else []
-        if unknown:
-            key = str(unknown[0])
-            takes = f"it takes {', '.join(cls.model_fields) or 'none'}"
-            advice = nearest(key, cls.model_fields, takes, cutoff=0.4)
-            raise PydanticCustomError(UNKNOWN_KEY, "unknown key; {advice}", {"key": key, "advice": advice})
+        for key in data if isinstance(data, Mapping) else ():
+            if key not in cls.model_fields:
+                raise cls._unknown(str(key))
         return data
+
+    @classmethod
+    def _unknown(cls, key: str) -> PydanticCustomError:
+        takes = f"it takes {', '.join(cls.model_fields) or 'none'}"
+        advice = nearest(key, cls.model_fields, takes, cutoff=0.4)
+        return PydanticCustomError(UNKNOWN_KEY, "unknown key; {advice}", {"key": key, "advice": advice})
 
 
 class Range(StrictModel):

@@ -63,15 +63,10 @@ class OptimizerOptions(StrictModel):
     name: str
     learning_rate_scale: float = Field(default=1.0, gt=0)
 
-    @model_validator(mode="before")
     @classmethod
-    def _known_keys(cls, data: Any) -> Any:
-        unknown = [key for key in data if key not in cls.model_fields] if isinstance(data, Mapping) else []
-        if unknown:
-            has = ", ".join(cls.option_defaults())
-            context = {"key": str(unknown[0]), "name": cls.optimizer_name(), "has": has}
-            raise PydanticCustomError(UNKNOWN_KEY, "{name} has no option '{key}'; it has {has}", context)
-        return data
+    def _unknown(cls, key: str) -> PydanticCustomError:
+        context = {"key": key, "name": cls.optimizer_name(), "has": ", ".join(cls.option_defaults())}
+        return PydanticCustomError(UNKNOWN_KEY, "{name} has no option '{key}'; it has {has}", context)
 
     @field_validator("*")
     @classmethod

@@ -79,14 +79,10 @@ class SearchSpace(StrictModel):
     _limits = field_validator(*TRAINING_PARAMETERS, *OPTIONAL)(within_limits)
 
     @model_validator(mode="after")
-    def _optimizers_differ(self) -> Self:
-        names = [optimizer.name for optimizer in self.optimizers]
-        if len(set(names)) < len(names):
-            raise ValueError(f"optimizer lists {max(names, key=names.count)!r} twice")
-        return self
-
-    @model_validator(mode="after")
-    def _rules_apply(self) -> Self:
+    def _agrees(self) -> Self:
+        listed = self._optimizer_names
+        if len(set(listed)) < len(listed):
+            raise ValueError(f"optimizer lists {max(listed, key=listed.count)!r} twice")
         if self.batch_rules.followed and not isinstance(self.learning_rate, RelativeLearningRate):
             name, rule = next(iter(self.batch_rules.followed.items()))
             raise ValueError(f"batch_rules.{name} = {rule} needs learning_rate: {{reference_batch, low, high}}")
@@ -94,16 +90,8 @@ class SearchSpace(StrictModel):
         names |= {name for name in OPTIONAL if getattr(self, name) is not None}
         names |= {"weight_decay"} if bounds(self.weight_decay)[1] > 0 else set()
         self.batch_rules.check(names)
-        return self
-
-    @model_validator(mode="after")
-    def _may_grow(self) -> Self:
         if self.batch_schedule is not None:
             self.batch_schedule.check(self.rungs)
-        return self
-
-    @model_validator(mode="after")
-    def _own_names(self) -> Self:
         check_groups(self.model, self.loss)
         return self
 

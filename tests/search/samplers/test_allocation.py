@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from bssearch.analysis.law.quick import QuickPrior
+from bssearch.analysis.law.quick import QuickAnswer
 from bssearch.errors import UsageError
 from bssearch.records import ProbeRecord, TrialRecord, TrialState
 from bssearch.search.history import History
@@ -16,7 +16,7 @@ from bssearch.search.samplers.allocation import (
     propose_evidence,
 )
 from bssearch.search.samplers.base import make_sampler
-from tests.factories import make_probe, make_spec, make_trial, not_none
+from tests.factories import make_probe, make_spec, make_trial, not_none, quick_at
 from tests.search.samplers.made_up import MadeUpStudy, study_spec
 
 SIZES = (8, 16, 32, 64, 128)
@@ -124,11 +124,7 @@ def test_a_small_budget_still_buys_evidence_before_second_trials() -> None:
     assert (proposal.batch_size, proposal.uncapped) == (128, True)
 
 
-def promised(size: int, low: int, high: int) -> QuickPrior:
-    return QuickPrior(size, (low, high), (float(low), float(size), float(high)), noise_scale=None)
-
-
-def ladder(quick: QuickPrior | None, *, at_32: float) -> list[int]:
+def ladder(quick: QuickAnswer | None, *, at_32: float) -> list[int]:
     """Return the batch sizes in the order of their trials, where the default takes ``at_32`` seconds, others 3."""
     trials, order = [default_trial(seconds=at_32)], []
     for number in range(1, 10):
@@ -141,13 +137,13 @@ def ladder(quick: QuickPrior | None, *, at_32: float) -> list[int]:
 
 
 def test_the_ladder_begins_at_what_a_quick_answer_recommends_and_leaves_no_batch_size_out() -> None:
-    order = ladder(promised(128, 16, 128), at_32=2.0)
+    order = ladder(quick_at(128, 16, 128), at_32=2.0)
     assert order[:4] == [128, 64, 16, 8]
     assert Counter([32, *order]) == dict.fromkeys(SIZES, 2)
 
 
 def test_what_a_quick_answer_rules_out_has_less_evidence_unless_the_best_trial_contradicts_it() -> None:
-    def evidence(quick: QuickPrior | None) -> Counter[int]:
+    def evidence(quick: QuickAnswer | None) -> Counter[int]:
         trials = [default_trial(seconds=1.0, uncapped=True)]
         while True:
             known = history(*trials)
@@ -159,8 +155,8 @@ def test_what_a_quick_answer_rules_out_has_less_evidence_unless_the_best_trial_c
             trials.append(make_trial(len(trials), batch_size=size, seconds=3.0, uncapped=True))
 
     assert evidence(None) == {8: EVIDENCE_TRIALS, 128: EVIDENCE_TRIALS}
-    assert evidence(promised(32, 16, 64)) == {8: RULED_OUT_TRIALS, 128: EVIDENCE_TRIALS}
-    assert evidence(promised(128, 64, 128)) == evidence(None)
+    assert evidence(quick_at(32, 16, 64)) == {8: RULED_OUT_TRIALS, 128: EVIDENCE_TRIALS}
+    assert evidence(quick_at(128, 64, 128)) == evidence(None)
 
 
 LISTS = {

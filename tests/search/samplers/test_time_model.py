@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bssearch.analysis.law.quick import QuickPrior
 from bssearch.records import Configuration, GradientNoise, TrialRecord, TrialState
 from bssearch.records.curves import Progress
 from bssearch.search.history import History
@@ -21,7 +20,7 @@ from bssearch.search.samplers.time_model.candidates import (
     extrapolate,
 )
 from bssearch.search.samplers.time_model.sampler import _noise_scale
-from tests.factories import make_trial, not_none
+from tests.factories import make_trial, not_none, quick_at
 from tests.search.samplers.made_up import MadeUpStudy, seconds_near_64, step_seconds_near_64, study_spec
 
 PRUNED, REACHED, RUNNING = TrialState.PRUNED, TrialState.REACHED, TrialState.RUNNING
@@ -147,7 +146,7 @@ def test_the_noise_scale_is_the_median_of_what_trials_that_reached_have_measured
 
 
 def test_a_quick_answer_tells_the_noise_scale_until_trials_have_measured_it() -> None:
-    quick = QuickPrior(64, (32, 128), (30.0, 60.0, 120.0), noise_scale=500.0)
+    quick = quick_at(64, 32, 128, noise_scale=500.0)
     before, after = History(study_spec("auto")), History(study_spec("auto"), [with_noise(1, 30.0)])
     before.quick = after.quick = quick
     assert (_noise_scale(before), _noise_scale(after)) == (500.0, 30.0)
@@ -157,7 +156,7 @@ def test_a_quick_answer_tells_the_noise_scale_until_trials_have_measured_it() ->
 def test_a_quick_answer_that_is_far_off_is_overcome_by_the_trials(size: int, noise: float) -> None:
     """The optimum is at batch 64; the same trials find it that find it without a quick answer."""
     study = study_of()
-    study.history.quick = QuickPrior(size, (size, size), (noise / 2, noise, 2 * noise), noise_scale=noise)
+    study.history.quick = quick_at(size, size, size, noise_scale=noise)
     for _ in range(25):
         study.step()
     best = [Configuration(batch_size=size, micro_batch_size=size, learning_rate=0.2) for size in study.spec.batch_sizes]

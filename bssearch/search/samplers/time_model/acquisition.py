@@ -110,7 +110,7 @@ def _spread(share: Numbers, low: float, high: float, noise_scale: float | None) 
 
 def covariances(points: Points) -> tuple[Numbers, Numbers]:
     """Covariance common to all laws and the correlation of departures, both (points, points)."""
-    apart = _squares(points.log2_batch_sizes, OCTAVES) + _squares(points.log_rates, NATS)
+    apart = _squares(np.log2(points.batch_sizes), OCTAVES) + _squares(points.log_rates, NATS)
     adds = LEVEL**2 + OWN**2 * np.eye(len(points))
     for other in points.others.T:
         apart = apart + _squares(other, 1.0)
@@ -416,28 +416,21 @@ class KnowledgeGradient:
         found = extrapolate(runs, self._target_gain, MOST_TRIED)
         kept: set[int] = set() if found is None else set(found.points.tolist())
         tried = sorted(kept | {run.point for run in runs if run.running} | {self._default})
-        looked_at = self._candidates.among(tried, _most_promising(found), self._rng)
+        likely = [] if found is None else found.points[np.argsort(found.log_seconds, kind="stable")].tolist()
+        looked_at = self._candidates.among(tried, list(dict.fromkeys(likely))[:PROMISING], self._rng)
         points = self._candidates.take(looked_at)
-        laws = self._laws.log_steps(points) + self._log_step_times(points)[:, None]
+        sizes, where = np.unique(points.batch_sizes, return_inverse=True)
+        log_step_times = np.log([step_seconds_at(self._step_seconds, int(size)) for size in sizes])
+        laws = self._laws.log_steps(points) + log_step_times[where][:, None]
         if found is None:
             return prior(looked_at, points, laws), ERROR
         return condition(looked_at, points, laws, found), found.error
-
-    def _log_step_times(self, points: Points) -> Numbers:
-        sizes, where = np.unique(points.batch_sizes, return_inverse=True)
-        return np.log([step_seconds_at(self._step_seconds, int(size)) for size in sizes])[where]
 
 
 @cache
 def _linear_algebra() -> ThreadpoolController:
     """Beside trials that use every core, two BLAS threads wait for each other for seconds."""
     return ThreadpoolController()
-
-
-def _most_promising(found: Extrapolation | None) -> list[int]:
-    if found is None:
-        return []
-    return list(dict.fromkeys(found.points[np.argsort(found.log_seconds, kind="stable")].tolist()))[:PROMISING]
 
 
 def _after(posterior: Posterior, running: Sequence[int]) -> Posterior:

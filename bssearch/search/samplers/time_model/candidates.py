@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,11 +33,6 @@ class Points:
 
     def __len__(self) -> int:
         return len(self.batch_sizes)
-
-    @cached_property
-    def log2_batch_sizes(self) -> Numbers:
-        """log2 of the batch sizes."""
-        return np.log2(self.batch_sizes)
 
 
 Coordinates = Mapping[str, ParameterValue]
@@ -257,7 +251,12 @@ def extrapolate(runs: Sequence[Run], target_gain: float, most_points: int) -> Ex
 
     Above ``most_points``, keeps the best and samples the rest.
     """
-    shown = _that_have_shown(runs)
+    early = EARLY * min((run.hit for run in runs if run.hit is not None), default=0.0)
+    shown = [
+        run
+        for run in runs
+        if not run.diverged and run.progress.now > (early if run.running else 0.0) and run.progress.gain > -math.inf
+    ]
     gain = np.array([run.progress.gain for run in shown])
     hit = np.array([run.hit is not None for run in shown], bool)
     at_chance = ~hit & (gain < _at_chance(shown, target_gain))
@@ -289,15 +288,6 @@ def extrapolate(runs: Sequence[Run], target_gain: float, most_points: int) -> Ex
         is_bound=np.append(is_bound, np.full(len(lost), True)),
         error=error,
     )
-
-
-def _that_have_shown(runs: Sequence[Run]) -> list[Run]:
-    early = EARLY * min((run.hit for run in runs if run.hit is not None), default=0.0)
-    return [
-        run
-        for run in runs
-        if not run.diverged and run.progress.now > (early if run.running else 0.0) and run.progress.gain > -math.inf
-    ]
 
 
 def _at_chance(runs: Sequence[Run], target_gain: float) -> float:

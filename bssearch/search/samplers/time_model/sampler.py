@@ -74,7 +74,7 @@ class TimeModelSampler(Sampler):
             self._runs, self._settled = {}, set()
             size, sampled = space.nearest(self._spec.default_configuration)
             self._default = self._candidates.add(min(sizes, key=lambda one: octaves(one, size)), sampled)
-            new = history.trials
+            new = list(history.trials)
         for trial in new:
             self._take(trial, history, self._candidates)
         return KnowledgeGradient(
