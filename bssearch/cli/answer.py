@@ -33,7 +33,7 @@ from bssearch.cli.arguments import Export
 from bssearch.cli.output import Format, cell, console, print_table, show_model
 from bssearch.commands.best import ScheduledTraining, training_loop
 from bssearch.records import Goal
-from bssearch.records.text import noise_scale, number, plural, visible, without_passwords
+from bssearch.records.text import HIDDEN, noise_scale, number, plural, visible, without_passwords
 from bssearch.settings import DATABASE_URL_VARIABLE
 
 TIME_COLUMN = "time_to_target"
@@ -43,8 +43,9 @@ GENERALISATION_COLUMNS = ("batch", "final_metric", "test_metric", "worse_by", "r
 
 def print_found(found: Answer, form: Format, *, details: bool = False, db: str | None = None) -> None:
     """Print an answer in a format; proposed commands name the database if the user had to."""
-    if db is not None and db != os.environ.get(DATABASE_URL_VARIABLE):
-        place = shlex.quote(db) if without_passwords(db) == db else f'"${DATABASE_URL_VARIABLE}"'
+    masked = None if db is None else without_passwords(db)
+    if masked is not None and masked != without_passwords(os.environ.get(DATABASE_URL_VARIABLE, "")):
+        place = f'"${DATABASE_URL_VARIABLE}"' if HIDDEN in masked else shlex.quote(masked)
         steps = [step.model_copy(update={"command": f"{step.command} --db {place}"}) for step in found.next]
         found = found.model_copy(update={"next": steps})
     show_model(form, found, partial(print_answer, details=details), found.batches)

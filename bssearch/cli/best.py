@@ -105,7 +105,7 @@ def best(
             else:
                 text, caveats = exported(found, export, for_export(found.optimal.values, spec)), grave(found)
     if export is None:
-        print_found(found, form, details=details, db=db[0] if db and len(db) == 1 else None)
+        print_found(found, form, details=details, db=store.masked_url if db else None)
         return
     write(text)
     for caveat in caveats:

@@ -211,7 +211,7 @@ def test_the_smallest_micro_batches_tell_and_those_timed_alone_come_first() -> N
 )
 def test_a_gap_of_exactly_two_points_is_neither_more_nor_less(low: float, high: float, finding: str) -> None:
     found = about_generalisation(SPEC, with_gap(Interval(value=0.02, low=low, high=high)))
-    assert (found.verdict, found.trial_numbers) == (finding, (128,))
+    assert (found.verdict, found.trial_numbers) == (finding, [128])
 
 
 def test_an_imported_study_is_told_no_command() -> None:

@@ -54,8 +54,8 @@ def test_a_study_goes_through_a_file_and_is_answered_and_gone_on_with(folder: Pa
         "measurements_changed": 0,
         "measurements_known": row["measurements_known"],
     }
-    before = read(folder, "best", "--db", "sqlite:///first.db")
-    assert read(folder, "best", *there) == before
+    before = {**read(folder, "best", "--db", "sqlite:///first.db"), "next": []}
+    assert {**read(folder, "best", *there), "next": []} == before
     search_by_law(folder / "team.db", trials=7)
     assert len(read(folder, "trial", "list", *there)) == 7
     assert "toy" in printed(folder, "report", "toy", *there)

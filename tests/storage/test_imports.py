@@ -170,6 +170,13 @@ open_store({url!r}).transfer.import_finished(studies)
 
 
 POSITIVE = st.floats(min_value=1e-9, max_value=1e9)
+
+
+def whole(size: int) -> dict[str, int]:
+    """Return a batch that is not split."""
+    return {"batch_size": size, "micro_batch_size": size}
+
+
 PARAMETERS = st.dictionaries(
     st.sampled_from(["learning_rate", "weight_decay", "optimizer", "momentum", "ü"]),
     st.none() | POSITIVE | st.integers(1, 2**60),
@@ -177,7 +184,7 @@ PARAMETERS = st.dictionaries(
 RUNS = st.builds(
     ImportedRun,
     origin=st.sampled_from(["runs.csv:2", "folder/runs.csv:3"]),
-    configuration=st.builds(make_configuration, st.integers(1, LARGEST), PARAMETERS, st.just("")),
+    configuration=st.builds(make_configuration, st.integers(1, LARGEST).map(whole), PARAMETERS, st.just("")),
     seed=st.none() | st.integers(0, 3) | st.just(LARGEST_SEED),
     reached=st.booleans(),
     steps=st.none() | st.integers(1, LARGEST),
