@@ -33,7 +33,7 @@ from bssearch.cli.arguments import Export
 from bssearch.cli.output import Format, cell, console, print_table, show_model
 from bssearch.commands.best import ScheduledTraining, training_loop
 from bssearch.records import Goal
-from bssearch.records.text import HIDDEN, noise_scale, number, plural, visible, without_passwords
+from bssearch.records.text import HIDDEN, noise_scale, number, plural, visible, with_precision, without_passwords
 from bssearch.settings import DATABASE_URL_VARIABLE
 
 TIME_COLUMN = "time_to_target"
@@ -333,7 +333,7 @@ def header(answer: Answer) -> list[str]:
     target = answer.target
     return [
         f"study {answer.study}: {target.metric} {'>=' if target.goal is Goal.MAXIMIZE else '<='} {target.value!r}",
-        f"on {answer.device.name}, {answer.device.precision}",
+        f"on {with_precision(answer.device.name, answer.device.precision)}",
         _takes(answer),
     ]
 

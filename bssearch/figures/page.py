@@ -23,7 +23,7 @@ from bssearch.figures.html import PageContent, Row, Section, Table, Tile, html_p
 from bssearch.figures.svg import ACCENT, MUTED, SECOND, Chart, Point, Series, Shape, extent, value_axis
 from bssearch.records import Configuration, Environment, MemoryBasis, Observation, StudyRecord, TrialRecord, grouped
 from bssearch.records.batch_schedule import RunStage, growing_schedule, run_stages
-from bssearch.records.text import NOTHING, ends, in_words, memory, noise_scale, number, plural, sentence
+from bssearch.records.text import NOTHING, ends, in_words, memory, noise_scale, number, plural, sentence, with_precision
 from bssearch.spec import StudySpec
 
 Pairs = Sequence[tuple[float, float]]
@@ -250,7 +250,7 @@ def _kicker(picture: StudyPicture) -> str:
     ended = [trial.ended_at for trial in picture.trials if trial.ended_at is not None]
     until = f" · until {max(ended):%d %B %Y}" if ended else ""
     study = picture.study.name
-    place = ", ".join(part for part in (device.name, device.precision) if part)
+    place = with_precision(device.name, device.precision)
     return f"{study} · {picture.spec.workload} · {place} · {len(picture.trials)} trials{until}"
 
 

@@ -46,6 +46,12 @@ def without_passwords(text: str) -> str:
     return re.sub(r"([A-Za-z][\w+.-]*:/{1,2}[^\s:/@]*):\S*@", rf"\1{HIDDEN}", text)
 
 
+def with_precision(device: str | None, precision: str | None) -> str:
+    """Device and precision; without a precision that only the user's program knows."""
+    known = None if precision in {"own", "unknown"} else precision
+    return ", ".join(filter(None, (device, known)))
+
+
 def visible(text: str) -> str:
     """Replace control characters and lone surrogates by U+FFFD."""
     return _HIDDEN.sub("\ufffd", text)

@@ -26,7 +26,7 @@ from bssearch.figures.plots import recent_curves_chart
 from bssearch.figures.svg import Chart
 from bssearch.records import Observation, Phase, StudyRecord, TrialRecord, TrialState
 from bssearch.records.batch_schedule import sizes_in_words
-from bssearch.records.text import NOTHING, in_words, number
+from bssearch.records.text import NOTHING, in_words, number, with_precision
 from bssearch.search.finding import answer
 from bssearch.storage.repository import Store
 from bssearch.web.views import Answered, Document, PageRequest, View, numbered, shortened
@@ -89,7 +89,12 @@ def _rows(asked: PageRequest, *, archived: bool) -> list[dict[str, Any]]:
 
 def _listed(asked: PageRequest, row: dict[str, Any]) -> dict[str, Any]:
     created = datetime.fromisoformat(row["created_at"])
-    return {**row, "db": asked.databases.number_of(row["database"]), "when": f"{created:%Y-%m-%d %H:%M}"}
+    return {
+        **row,
+        "db": asked.databases.number_of(row["database"]),
+        "when": f"{created:%Y-%m-%d %H:%M}",
+        "place": with_precision(row["device"], row["precision"]),
+    }
 
 
 MOST_COMPARED = 20  # Maximum compared studies, more than fit side by side

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bssearch.records.text import LONGEST_TEXT, shortened, visible
+from bssearch.records.text import LONGEST_TEXT, shortened, visible, with_precision
 
 
 @pytest.mark.parametrize("length", [0, LONGEST_TEXT, LONGEST_TEXT + 1, 10**7])
@@ -18,3 +18,9 @@ def test_a_long_text_keeps_its_start_and_end_and_says_how_long_it_was(length: in
 def test_control_characters_and_lone_surrogates_are_replaced_but_no_tabs_and_line_breaks(code: int) -> None:
     is_shown = code in (9, 10) or 32 <= code < 127 or 160 <= code < 0xD800 or code > 0xDFFF
     assert visible(f"a{chr(code)}b") == (f"a{chr(code)}b" if is_shown else "a\ufffdb")
+
+
+def test_a_precision_that_only_a_program_knows_is_left_out() -> None:
+    assert with_precision("AMD EPYC", "fp32") == "AMD EPYC, fp32"
+    assert with_precision("AMD EPYC", "own") == with_precision("AMD EPYC", None) == "AMD EPYC"
+    assert with_precision(None, "unknown") == ""
