@@ -8,7 +8,7 @@ import gc
 import sys
 from typing import NoReturn
 
-from bssearch.errors import BSSearchError
+from bssearch.errors import BSSearchError, UsageError
 
 # Garbage-collection threshold: imports create mostly permanent objects, and Python's default of 700 costs a fifth of
 # the CPU time of a short command.
@@ -21,6 +21,11 @@ OF_FILES = {errno.EACCES, errno.EISDIR, errno.ENAMETOOLONG, errno.ENOSPC, errno.
 def main() -> None:
     """Run the command line; print errors and exit with their codes, for Ctrl-C even during imports."""
     try:
+        if sys.platform == "win32":
+            raise UsageError(
+                "bssearch does not run on Windows",
+                hint="use Linux, for example in the Windows Subsystem for Linux; macOS is untested",
+            )
         gc.set_threshold(COLLECT_AFTER, *gc.get_threshold()[1:])
         atexit.register(gc.freeze)  # skips garbage collection at exit, too
         from bssearch.cli.app import app

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -329,3 +330,9 @@ def test_what_is_given_comes_to_the_command_as_one_launch() -> None:
 
 def test_the_choices_of_an_option_stand_in_its_help() -> None:
     assert typed(Option("Which.", choices=("a", "b"))).help == "Which. (a, b)"
+
+
+def test_windows_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sys, "platform", "win32")
+    said = refused(tmp_path, "best", code=2)
+    assert "does not run on Windows" in said and "Subsystem for Linux" in said
