@@ -373,15 +373,14 @@ def _easier(trials: Sequence[TrialRecord]) -> str:
 
 
 def are_nan_at_any_rate(trials: Sequence[TrialRecord]) -> bool:
-    """True if all trials diverged from the first step on, at learning rates `NAN_RATES` apart."""
+    """True if all trials diverged at the first step, at learning rates `NAN_RATES` apart."""
     rates = [trial.configuration.learning_rate for trial in trials if _is_nan_at_once(trial)]
     return len(trials) == len(rates) >= NAN_TRIALS and max(rates) >= NAN_RATES * min(rates)
 
 
 def _is_nan_at_once(trial: TrialRecord) -> bool:
     outcome = trial.outcome
-    is_at_once = outcome is not None and (outcome.steps <= 1 or outcome.best_metric is None)
-    return trial.state is TrialState.DIVERGED and is_at_once
+    return trial.state is TrialState.DIVERGED and outcome is not None and outcome.steps <= 1
 
 
 def _refuted(study: StudyRecord, candidates: Sequence[Candidate]) -> TargetNotReachedError:

@@ -333,7 +333,7 @@ class Beliefs:
         return {"settles": "tuning" if tuned >= timed else "step_times"}
 
     def _timed(self) -> Beliefs:
-        """Beliefs if step times had been measured twice as often."""
+        """Beliefs after twice as many step-time measurements."""
         left = math.sqrt(0.5) * self.of_steps
         known = self.of_steps - left
         figures, tuned, following = self.figures - known, self.tuned - known, self.next_figures - known

@@ -33,8 +33,9 @@ from bssearch.cli.arguments import Export
 from bssearch.cli.output import Format, cell, console, print_table, show_model
 from bssearch.commands.best import ScheduledTraining, training_loop
 from bssearch.records import Goal
-from bssearch.records.text import HIDDEN, noise_scale, number, plural, visible, with_precision, without_passwords
+from bssearch.records.text import noise_scale, number, plural, visible, with_precision
 from bssearch.settings import DATABASE_URL_VARIABLE
+from bssearch.storage.connection.urls import masked
 
 TIME_COLUMN = "time_to_target"
 BATCH_COLUMNS = ("batch", TIME_COLUMN, "steps", "ms/step", "learning_rate", "regime", "trials")
@@ -42,10 +43,9 @@ GENERALISATION_COLUMNS = ("batch", "final_metric", "test_metric", "worse_by", "r
 
 
 def print_found(found: Answer, form: Format, *, details: bool = False, db: str | None = None) -> None:
-    """Print an answer in a format; proposed commands name the database if the user had to."""
-    masked = None if db is None else without_passwords(db)
-    if masked is not None and masked != without_passwords(os.environ.get(DATABASE_URL_VARIABLE, "")):
-        place = f'"${DATABASE_URL_VARIABLE}"' if HIDDEN in masked else shlex.quote(masked)
+    """Print an answer in a format; proposed commands have --db if the user gave it, with URL for one with secrets."""
+    if db is not None and masked(db) != masked(os.environ.get(DATABASE_URL_VARIABLE, "")):
+        place = "URL" if "***" in masked(db) else shlex.quote(db)
         steps = [step.model_copy(update={"command": f"{step.command} --db {place}"}) for step in found.next]
         found = found.model_copy(update={"next": steps})
     show_model(form, found, partial(print_answer, details=details), found.batches)

@@ -124,7 +124,7 @@ def spec_to_run(spec: str, overrides: list[str] | None, launch: Launch) -> tuple
 
     try:
         path = find_spec(spec)
-    except NotFoundError:
+    except (NotFoundError, UsageError):  # a folder may have the study's name
         if not _is_stored(spec, launch.db):
             raise
         from bssearch.commands.opening import stored_spec
@@ -139,7 +139,11 @@ def _is_stored(study: str, db: str | None) -> bool:
     try:
         with store_to_read(db) as store:
             store.studies.get(study)
-    except BSSearchError:
+    except BSSearchError as error:
+        if db is not None and not isinstance(error, NotFoundError):
+            from bssearch.cli.output import note
+
+            note(f"no stored study was looked up: {error}")
         return False
     return True
 

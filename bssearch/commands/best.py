@@ -118,7 +118,7 @@ def for_export(values: Mapping[str, Any], spec: StudySpec) -> dict[str, Any]:
 
 def _rounded(value: float) -> float:
     distance = abs(1 - value) if 0.9 < value < 1 else abs(value)  # 1 − β is a beta's scale
-    return round(value, DIGITS - 1 - math.floor(math.log10(distance))) if distance else value
+    return round(value, DIGITS - 1 - math.floor(math.log10(distance))) if 0 < distance < math.inf else value
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,15 +60,16 @@ def known_folder(spec: StudySpec, study: StudyRecord, folder: Path) -> Path:
     """Folder with a stored study's code: ``folder``, or if it lacks the code the one in which this user last ran it.
 
     Raises `UsageError` if the study names code that this user never ran. Code is identified by name, settings,
-    executor, file content, and the texts that the space and default pass on, because a command puts them into shell
-    words. Files outside of the folder are refused, too.
+    executor, content of the named files, and the texts that the space and default pass on, because a command puts them
+    into shell words. Files outside of the folder are refused, too.
     """
     if spec.workload in SHIPPED:
         return folder
     refuse_where_in_no_file(spec)
     known = _remembered(study)
-    if not _has_code(spec, folder) and isinstance(known.get(FOLDER), str):
-        folder = Path(known[FOLDER])
+    remembered = known.get(FOLDER)
+    if not _has_code(spec, folder) and isinstance(remembered, str) and "\0" not in remembered:
+        folder = Path(remembered)
     path = PurePath(_location(spec))
     named = f"the stored study {study.name!r} names the workload {spec.workload!r}"
     if path.suffix == ".py" and not (folder / path).resolve().is_relative_to(folder.resolve()):

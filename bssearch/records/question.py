@@ -110,6 +110,11 @@ class Target:
             return False
         return 0 < self.value < 1 < low <= high <= 100 or 0 <= low <= high <= 1 < self.value <= 100
 
+    def is_percent_of_share(self, low: float, high: float) -> bool:
+        """True if no value reaches the target: metrics from low to high, past a half, are shares, the target is not."""
+        is_share = self.goal is Goal.MAXIMIZE and _SHARE.fullmatch(self.metric) is not None
+        return is_share and low >= 0 and 0.5 < high <= 1 < self.value <= 100
+
     def in_unit_of(self, metric: float) -> float:
         """Target's value in the unit of a metric in the other unit."""
         return self.value * (100 if metric > 1 else 0.01)

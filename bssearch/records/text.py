@@ -38,12 +38,9 @@ def nearest(name: str, known: Collection[str], otherwise: str, *, cutoff: float 
     return f"did you mean {what}{near[0]!r}?" if near else otherwise
 
 
-HIDDEN = ":***@"  # a masked password
-
-
 def without_passwords(text: str) -> str:
     """Mask passwords in URLs as ``***``; users paste URLs in unexpected places."""
-    return re.sub(r"([A-Za-z][\w+.-]*:/{1,2}[^\s:/@]*):\S*@", rf"\1{HIDDEN}", text)
+    return re.sub(r"([A-Za-z][\w+.-]*:/{1,2}[^\s:/@]*):\S*@", r"\1:***@", text)
 
 
 def with_precision(device: str | None, precision: str | None) -> str:

@@ -471,21 +471,21 @@ def _in_other_unit(trial: TrialRecord, history: History) -> BSSearchError | None
     if not is_full or trial.number not in curve or not history.objective.stops_at_target:
         return None
     first, best = (target.gain(gain) for gain in (curve[trial.number].gains[0], curve[trial.number].gain))
-    if not target.is_in_other_unit(min(first, best), max(first, best)):
+    if not target.is_percent_of_share(min(first, best), max(first, best)):
         return None
     return SpecError(
-        f"no trial can reach {target.in_words} if {target.metric} is {'in percent' if best > 1 else 'at most 1'}: "
+        f"no trial can reach {target.in_words} if {target.metric} is at most 1: "
         f"trial {trial.number} trained to its limit, best so far {best:.4g}; did you mean {target.in_unit_of(best):g}?",
         hint="correct target.value and give the study another name, or raise budget.trial_train_seconds to continue",
     )
 
 
 def nan_at_any_rate(history: History) -> BSSearchError | None:
-    """Error if trials of very different learning rates diverged before any finite evaluation."""
+    """Error if trials of very different learning rates diverged at the first step."""
     ran = [trial for trial in history.all_trials if trial.phase is Phase.SEARCH and says_something(trial)]
     if not are_nan_at_any_rate(ran):
         return None
-    return TargetNotReachedError(f"the loss of all {len(ran)} trials is not finite from the first step", hint=NAN_DATA)
+    return TargetNotReachedError(f"all {len(ran)} trials diverged at the first step", hint=NAN_DATA)
 
 
 def _default_missed(trial: TrialRecord, history: History) -> str | None:

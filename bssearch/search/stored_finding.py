@@ -1,11 +1,11 @@
-"""Parts of a stored finding that are read without the analysis: the answer in short, and how the search ended."""
+"""Short answer and end of a search, read without the analysis."""
 
 from __future__ import annotations
 
 import math
 from contextlib import suppress
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, FiniteFloat, ValidationError
 
 from bssearch.records.text import number
 from bssearch.spec.parts import BudgetSpec
@@ -21,14 +21,14 @@ class SearchEnd(BaseModel):
 
 
 def stored_end(store: Store, name: str) -> SearchEnd | None:
-    """How the search ended; None if it did not, or if what is stored cannot be read."""
+    """How the search ended; None if it has not, or if the stored value is invalid."""
     with suppress(ValidationError):
         return SearchEnd.model_validate((store.findings.last(name) or {}).get("search_end"))
     return None
 
 
 class _Figure(BaseModel):
-    median: float
+    median: FiniteFloat
 
 
 class _Optimal(BaseModel):
@@ -42,12 +42,12 @@ class _Batch(BaseModel):
 
 
 class ShortAnswer(BaseModel):
-    """What a list of studies shows of an answer; see `bssearch.analysis.answer.Answer`."""
+    """Summary of an answer for lists of studies; see `bssearch.analysis.answer.Answer`."""
 
     optimal: _Optimal
     batches: list[_Batch]
     provisional: bool
-    within_5_percent: float | None = None
+    within_5_percent: float | None = Field(default=None, ge=0, le=1)
 
     @property
     def seconds(self) -> float | None:
@@ -73,7 +73,7 @@ class ShortAnswer(BaseModel):
 
 
 def short_answer(store: Store, name: str) -> ShortAnswer | None:
-    """The last stored answer; None if there is none, or if it cannot be read."""
+    """The last stored answer; None if no valid one is stored."""
     with suppress(ValidationError):
         return ShortAnswer.model_validate((store.findings.last(name) or {}).get("answer"))
     return None

@@ -49,7 +49,7 @@ HARD = {
 def driver(folder: Path, *, until: str) -> Iterator[subprocess.Popen[str]]:
     """Start a run, yield it in mid-study, once it says where it is, and leave nothing of it."""
     process = subprocess.Popen(
-        command("run", "task.yaml"), cwd=folder, env=environment(), stderr=subprocess.PIPE, text=True
+        command("run", "task.yaml", "--verbose"), cwd=folder, env=environment(), stderr=subprocess.PIPE, text=True
     )
     family = [psutil.Process(process.pid)]
     try:

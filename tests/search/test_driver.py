@@ -26,8 +26,10 @@ from bssearch.errors import (
 )
 from bssearch.executors.base import Event
 from bssearch.records import (
+    Goal,
     MetricInfo,
     Phase,
+    Target,
     TrialEnded,
     TrialOutcome,
     TrialRecord,
@@ -252,6 +254,21 @@ def test_a_target_in_percent_ends_the_study_after_the_default(tmp_path: Path) ->
     longer = {"budget": {**SHORT["budget"], "trial_train_seconds": 200.0}}
     with pytest.raises(SpecError, match=r"trial [2-9] trained"):
         run(make_spec(**{**SHORT, **longer}, **PERCENT), tmp_path, OwnLoop(reachable=False))
+
+
+@pytest.mark.parametrize(
+    ("metric", "low", "high", "value", "is_wrong"),
+    [
+        ("accuracy", 0.1, 0.93, 95, True),
+        ("val/acc", 0.6, 0.6, 95, True),
+        ("accuracy", 0.1, 0.4, 75, False),  # in percent, of a thousand classes
+        ("reward", 0.0, 0.9, 20, False),
+        ("accuracy", 1.0, 93.0, 95, False),
+    ],
+)
+def test_a_target_is_in_percent_of_a_share(metric: str, low: float, high: float, value: float, is_wrong: bool) -> None:
+    target = Target(metric=metric, value=value, goal=Goal.MAXIMIZE)
+    assert target.is_percent_of_share(low, high) is is_wrong
 
 
 @pytest.mark.parametrize("changes", [{"target": {"metric": "return", "value": 500}}, {"objective": "metric_in_budget"}])
