@@ -162,7 +162,7 @@ def _impossible(configuration: Configuration) -> list[str]:
     return [
         f"{name} = {value:g} {limits[name][2]}"
         for name, value in values.items()
-        if name in limits and not limits[name][0] <= value <= limits[name][1]
+        if name in limits and value is not None and not limits[name][0] <= value <= limits[name][1]
     ]
 
 

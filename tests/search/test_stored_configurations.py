@@ -5,6 +5,7 @@ Each test writes into the database what somebody with the right to write could. 
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from bssearch.commands.trials import enqueue
 from bssearch.errors import InterruptedRunError, TargetNotReachedError, UsageError
 from bssearch.records import REFUSED, Phase, TrialRecord, TrialState
 from bssearch.spec import StudySpec
+from bssearch.spec.admission import problem_with
 from bssearch.storage.repository import open_store
 from bssearch.storage.transfer.study_file import read_study
 from tests.factories import SPEC, make_spec
@@ -198,3 +200,14 @@ def test_a_rerun_of_a_forged_trial_is_refused_before_anything_starts(tmp_path: P
 
     with pytest.raises(UsageError, match=r"trial 2 .* cannot be run again: model\.activation"):
         rerun("toy", 2, Launch(db=url_in(tmp_path), make_executor=no_executor))
+
+
+def test_a_value_that_is_null_is_within_all_limits() -> None:
+    spec = make_spec()
+    default = spec.default_configuration
+    unset = replace(
+        default, learning_rate=0.9 * default.learning_rate, parameters={**default.parameters, "momentum": None}
+    )
+    assert problem_with(spec, unset, in_bounds=False) is None
+    low = replace(unset, parameters={**default.parameters, "momentum": -1.0})
+    assert problem_with(spec, low, in_bounds=False) == "momentum = -1 must be in [0, 1)"
