@@ -120,19 +120,18 @@ NumberArgument = Annotated[int | None, typer.Argument(hidden=True)]
 
 def spec_to_run(spec: str, overrides: list[str] | None, launch: Launch) -> tuple[StudySpec, Launch]:
     """Spec of a file, a shipped study or a stored one with overrides, and a launch in its folder."""
-    from bssearch.spec import find_spec, load_spec
+    from bssearch.commands.opening import loaded, stored_spec
+    from bssearch.spec import find_spec
 
     try:
         path = find_spec(spec)
     except (NotFoundError, UsageError):  # a folder may have the study's name
         if not _is_stored(spec, launch.db):
             raise
-        from bssearch.commands.opening import stored_spec
-
         runs_code = launch.workload is None
         stored, launch = stored_spec(spec, launch, to_run=True, runs_code=runs_code, connects=True, answered=False)
-        return load_spec(stored.model_dump(mode="json"), overrides or []), launch
-    return load_spec(path, overrides or []), replace(launch, folder=path.resolve().parent)
+        return loaded(stored.model_dump(mode="json"), launch, overrides or [])
+    return loaded(path, launch, overrides or [])
 
 
 def _is_stored(study: str, db: str | None) -> bool:

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
@@ -49,7 +49,7 @@ def remember(spec: StudySpec, study: StudyRecord, folder: Path) -> None:
     if spec.workload in SHIPPED and spec.executor.address is None:
         return
     file = _file(study)
-    text = _text(spec, folder)
+    text = json.dumps(_identity(spec, folder), sort_keys=True) + "\n"
     with suppress(OSError):
         if not file.is_file() or file.read_text(encoding="utf-8") != text:
             make_private_folder(file.parent)
@@ -66,10 +66,12 @@ def known_folder(spec: StudySpec, study: StudyRecord, folder: Path) -> Path:
     if spec.workload in SHIPPED:
         return folder
     refuse_where_in_no_file(spec)
-    known = _remembered(study)
+    known, asked = _remembered(study), _identity(spec, folder)
+    has_code = any((asked["sha256"], *asked.get("files", {}).values()))
     remembered = known.get(FOLDER)
-    if not _has_code(spec, folder) and isinstance(remembered, str) and "\0" not in remembered:
+    if not has_code and isinstance(remembered, str) and "\0" not in remembered:
         folder = Path(remembered)
+        asked = _identity(spec, folder)
     path = PurePath(_location(spec))
     named = f"the stored study {study.name!r} names the workload {spec.workload!r}"
     if path.suffix == ".py" and not (folder / path).resolve().is_relative_to(folder.resolve()):
@@ -77,7 +79,7 @@ def known_folder(spec: StudySpec, study: StudyRecord, folder: Path) -> Path:
             f"{named}, a file outside of this folder: code is not run on a database's word alone",
             hint="--workload PATH.py:ATTRIBUTE names the code that you mean",
         )
-    asked, texts = json.loads(_text(spec, folder)), known.get(TEXTS)
+    texts = known.get(TEXTS)
     is_same = {**known, TEXTS: None, FOLDER: None} == {**asked, TEXTS: None, FOLDER: None}
     if not is_same or not isinstance(texts, list) or not set(asked[TEXTS]).issubset(map(str, texts)):
         raise UsageError(
@@ -86,11 +88,6 @@ def known_folder(spec: StudySpec, study: StudyRecord, folder: Path) -> Path:
             hint=f"if you trust it, add --workload {shlex.quote(spec.workload)}{_what_runs(spec)}",
         )
     return folder
-
-
-def _has_code(spec: StudySpec, folder: Path) -> bool:
-    found = json.loads(_text(spec, folder))
-    return any((found["sha256"], *found.get("files", {}).values()))
 
 
 def refuse_unknown_address(spec: StudySpec, study: StudyRecord) -> None:
@@ -146,7 +143,8 @@ def _remembered(study: StudyRecord) -> dict[str, Any]:
     return known if isinstance(known, dict) else {}
 
 
-def _text(spec: StudySpec, folder: Path) -> str:
+def _identity(spec: StudySpec, folder: Path) -> dict[str, Any]:
+    """What tells a study's code from others, as JSON values."""
     told: dict[str, Any] = {
         "workload": spec.workload,
         "workload_settings": spec.workload_settings,
@@ -162,7 +160,8 @@ def _text(spec: StudySpec, folder: Path) -> str:
 
         told |= {name: getattr(spec, name) for name in OF_PROGRAMS}
         told["files"] = {name: digest_of(file) for name, file in files_of(spec.command, folder).items()}
-    return json.dumps(told, sort_keys=True) + "\n"
+    identity: dict[str, Any] = json.loads(json.dumps(told))
+    return identity
 
 
 def _what_runs(spec: StudySpec) -> str:
@@ -187,13 +186,13 @@ def _digest(file: Path) -> str | None:
 GivenSpec = StudySpec | Mapping[str, Any] | str | Path
 
 
-def loaded(spec: GivenSpec, launch: Launch) -> tuple[StudySpec, Launch]:
-    """Spec, and a launch in the folder of its file unless the launch names a folder."""
+def loaded(spec: GivenSpec, launch: Launch, overrides: Sequence[str] = ()) -> tuple[StudySpec, Launch]:
+    """Spec with overrides unless it is a `StudySpec`, and a launch in its file's folder unless it names a folder."""
     if isinstance(spec, StudySpec | Mapping):
-        return spec if isinstance(spec, StudySpec) else load_spec(spec), launch
+        return spec if isinstance(spec, StudySpec) else load_spec(spec, overrides), launch
     path = find_spec(spec)
     is_here = launch.folder == HERE.folder
-    return load_spec(path), replace(launch, folder=path.resolve().parent) if is_here else launch
+    return load_spec(path, overrides), replace(launch, folder=path.resolve().parent) if is_here else launch
 
 
 # Parts of a spec outside its question; their changes are reported on resume.
