@@ -68,7 +68,11 @@ def list_studies(
 
     asked = StudyFilter.of(workload=workload, device=device, target=target, objective=objective, precision=precision)
     with open_databases(db) as stores:
-        rows = [row for store in stores for row in study_rows(store, asked, archived=everything)]
+        rows = [
+            row
+            for store in stores
+            for row in study_rows(store, filter(asked.matches, store.studies.all()), archived=everything)
+        ]
         several = len(stores) > 1
     if form is Format.TABLE:
         rows = [{**row, "created_at": row["created_at"].replace("T", " ")[:16]} for row in rows]

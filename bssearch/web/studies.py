@@ -39,7 +39,14 @@ LIVE_SECONDS = 5.0
 def studies_page(asked: PageRequest) -> Answered:
     """List matching studies of all databases, newest first."""
     archived = asked.text("all") is not None
-    rows = _rows(asked, archived=archived)
+    wanted = study_filter(asked)
+    with asked.databases.opened() as stores:
+        known = [(store, store.studies.all()) for store in stores]
+        rows = [
+            row
+            for store, studies in known
+            for row in study_rows(store, filter(wanted.matches, studies), archived=archived)
+        ]
     if asked.text("format") == "json":
         return Document(rows)
     return View(
@@ -47,17 +54,12 @@ def studies_page(asked: PageRequest) -> Answered:
         values={
             "studies": [_listed(asked, row) for row in reversed(rows)],
             "filters": {name: asked.text(name) or "" for name in FILTERS},
-            "offered": _offered(_all_studies(asked)),
+            "offered": _offered([_conditions(study) for _, studies in known for study in studies]),
             "archived": archived,
             "several": len(asked.databases.names) > 1,
         },
         live_seconds=LIVE_SECONDS,
     )
-
-
-def _all_studies(asked: PageRequest) -> list[StudyRecord]:
-    with asked.databases.opened() as stores:
-        return [study for store in stores for study in store.studies.all()]
 
 
 def _conditions(study: StudyRecord) -> dict[str, str]:
@@ -70,21 +72,14 @@ def _conditions(study: StudyRecord) -> dict[str, str]:
     }
 
 
-def _offered(studies: Iterable[StudyRecord]) -> dict[str, list[str]]:
-    """Values of each filter that the databases hold."""
-    known = [_conditions(study) for study in studies]
+def _offered(known: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:
+    """Values of each filter among studies' conditions."""
     return {name: sorted({one[name] for one in known} - {""}) for name in FILTERS}
 
 
 def study_filter(asked: PageRequest) -> StudyFilter:
     """A query's filter."""
     return StudyFilter.of(**{name: asked.text(name) for name in FILTERS})
-
-
-def _rows(asked: PageRequest, *, archived: bool) -> list[dict[str, Any]]:
-    wanted = study_filter(asked)
-    with asked.databases.opened() as stores:
-        return [row for store in stores for row in study_rows(store, wanted, archived=archived)]
 
 
 def _listed(asked: PageRequest, row: dict[str, Any]) -> dict[str, Any]:
@@ -134,13 +129,15 @@ def compare_page(asked: PageRequest) -> Answered:
 def best_page(asked: PageRequest) -> Answered:
     """Show matching studies' results and agreement; only the form without a filter."""
     wanted = study_filter(asked)
-    studies = _all_studies(asked)
+    with asked.databases.opened() as stores:
+        studies = [study for store in stores for study in store.studies.all()]
+    known = [_conditions(study) for study in studies]
     questions = Counter(
-        (_conditions(one)["workload"], _conditions(one)["target"], one.target.in_words) for one in studies
+        (one["workload"], one["target"], study.target.in_words) for one, study in zip(known, studies, strict=True)
     )
     values: dict[str, Any] = {
         "filters": {name: asked.text(name) or "" for name in FILTERS},
-        "offered": _offered(studies),
+        "offered": _offered(known),
         "questions": sorted(questions.items()),
         "found": None,
     }

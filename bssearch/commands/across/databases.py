@@ -237,16 +237,16 @@ _VALUES: Mapping[str, Callable[[StudyRecord], str]] = {
 }
 
 
-def study_rows(store: Store, asked: StudyFilter, *, archived: bool = False) -> Iterator[dict[str, Any]]:
-    """Yield a row per matching study, oldest first: the contract of ``studies --format json``.
+def study_rows(store: Store, studies: Iterable[StudyRecord], *, archived: bool = False) -> Iterator[dict[str, Any]]:
+    """Yield a row per study, oldest first: the contract of ``studies --format json``.
 
     Closes the store.
     """
     with store:
-        records = {one.name: one for one in store.studies.all()}
+        records = {one.name: one for one in studies}
         for one in store.studies.summaries():
-            study = records.get(one.name)  # None if the study was created just now
-            if study is None or not asked.matches(study) or (one.archived_at is not None and not archived):
+            study = records.get(one.name)  # None if it was left out, or created just now
+            if study is None or (one.archived_at is not None and not archived):
                 continue
             found = short_answer(store, one.name)
             yield {
