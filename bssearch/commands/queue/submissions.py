@@ -268,23 +268,7 @@ def queued_studies(store: Store, *, everything: bool = False) -> QueueListing:
     listed = [one for one in store.queue.submissions() if one.state not in left_out]
     rows = [_queued(one, counts.get(one.name), here, places.get(one.name)) for one in listed]
     rows.sort(key=lambda row: (row.position is None, row.position or 0))
-    seen = [
-        SeenWorker(
-            worker=worker.name,
-            host=worker.host,
-            user=worker.user,
-            is_here=worker.is_here,
-            tags=list(worker.tags),
-            slots=worker.slots,
-            device=worker.device_name,
-            serving=worker.serving if worker.is_here else None,
-            serving_since=worker.serving_since if worker.is_here else None,
-            seen_at=worker.seen_at,
-            templates=worker.templates,
-        )
-        for worker in (workers if everything else here)
-    ]
-    return QueueListing(submissions=rows, workers=seen)
+    return QueueListing(submissions=rows, workers=[_seen(one) for one in (workers if everything else here)])
 
 
 def _queued(
@@ -321,3 +305,19 @@ def _why_unserved(one: Submission, here: Sequence[WorkerRecord]) -> str:
         return ""
     fewest = min(lacking, key=lambda tags: (len(tags), tags))
     return f"no present worker that offers it has the tag {', '.join(fewest)}"
+
+
+def _seen(worker: WorkerRecord) -> SeenWorker:
+    return SeenWorker(
+        worker=worker.name,
+        host=worker.host,
+        user=worker.user,
+        is_here=worker.is_here,
+        tags=list(worker.tags),
+        slots=worker.slots,
+        device=worker.device_name,
+        serving=worker.serving if worker.is_here else None,
+        serving_since=worker.serving_since if worker.is_here else None,
+        seen_at=worker.seen_at,
+        templates=worker.templates,
+    )
