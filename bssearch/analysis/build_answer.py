@@ -70,6 +70,7 @@ from bssearch.records import (
     TrialRecord,
     TrialState,
     model_parameters,
+    train_seconds_of,
 )
 from bssearch.records.curves import first_crossing, with_crossing
 from bssearch.records.intervals import FLAT_RATIO, at_most, median_known, student_t
@@ -223,8 +224,7 @@ def _optimal(spec: StudySpec, candidate: Candidate) -> Optimal:
 
 
 def _cost(trials: Iterable[TrialRecord], optimal: Candidate) -> Cost:
-    seconds = sum(one.outcome.train_seconds for one in trials if one.outcome is not None)
-    time = time_of(optimal)
+    seconds, time = train_seconds_of(trials), time_of(optimal)
     return Cost(train_seconds=seconds, trainings=None if time is None or not time.median else seconds / time.median)
 
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from bssearch.analysis.objectives import Basis, fastest, seconds_to_target, trial_basis
-from bssearch.records import Phase, TrialRecord, TrialState
+from bssearch.records import Phase, TrialRecord, TrialState, train_seconds_of
 from bssearch.search.stored_finding import stored_end
 from bssearch.spec import StudySpec
 from bssearch.spec.reader import spec_of
@@ -71,7 +71,7 @@ def status(store: Store, study: str, trials: Sequence[TrialRecord] | None = None
         budget_trials=spec.budget.trials,
         spent_trials=sum(not trial.state.is_missing for trial in searched),
         running=tuple(trial.number for trial in trials if trial.state is TrialState.RUNNING),
-        train_seconds=sum(trial.outcome.train_seconds for trial in trials if trial.outcome),
+        train_seconds=train_seconds_of(trials),
         fastest=None
         if best is None
         else Fastest(

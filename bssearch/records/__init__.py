@@ -60,6 +60,7 @@ from bssearch.records.requests import (
     TrialRequest,
     WorkloadDescription,
     spec_digest,
+    train_seconds_of,
 )
 
 __all__ = [
@@ -116,4 +117,5 @@ __all__ = [
     "parameters_of_group",
     "spec_digest",
     "to_json",
+    "train_seconds_of",
 ]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from typing import Any
@@ -284,3 +285,8 @@ class StudyRecord(NewStudy):
 def spec_digest(spec: Mapping[str, object]) -> str:
     """16 hex digits of a spec's JSON values."""
     return hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def train_seconds_of(trials: Iterable[TrialRecord]) -> float:
+    """Train seconds of all trials that ran."""
+    return math.fsum(trial.outcome.train_seconds for trial in trials if trial.outcome is not None)

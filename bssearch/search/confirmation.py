@@ -15,7 +15,7 @@ from typing import Self
 from bssearch.analysis.certainty import Beliefs, beliefs, carries, step_figures
 from bssearch.analysis.confirmation_runs import PlainMiss, plain_misses, plainly_missed, says_something
 from bssearch.analysis.optimum import Verdict, decide
-from bssearch.records import Configuration, Phase, TrialPlan, TrialRecord, TrialState
+from bssearch.records import Configuration, Phase, TrialPlan, TrialRecord, TrialState, train_seconds_of
 from bssearch.records.step_times import step_seconds_of
 from bssearch.search.history import History, trial_seed
 from bssearch.spec.admission import problem_with
@@ -286,7 +286,7 @@ def _following(history: History, made: CompletedRuns, verdict: Verdict, size: in
 
 def _is_spent(history: History, trials: Sequence[TrialRecord]) -> bool:
     budget = history.spec.confirm.train_seconds
-    return budget is not None and sum(trial.outcome.train_seconds for trial in trials if trial.outcome) >= budget
+    return budget is not None and train_seconds_of(trials) >= budget
 
 
 def _stopped_by(history: History, trials: Sequence[TrialRecord], known: Beliefs) -> str:

@@ -15,7 +15,7 @@ from bssearch.analysis.optimum import Candidate, decide
 from bssearch.analysis.rules.regret import NONE, Finding, Judgement, Regret, judge
 from bssearch.analysis.rules.rule_book import RULES, Rule
 from bssearch.analysis.shape import CriticalBatch, Model, Parameters, parameters_of
-from bssearch.records import Configuration, Phase, StepTime, TrialRecord, TrialState
+from bssearch.records import Configuration, Phase, StepTime, TrialRecord, TrialState, train_seconds_of
 from bssearch.records.intervals import FEWEST_SIZES, student_t
 from bssearch.records.scaling import LARGE_BATCH, LAYERWISE
 from bssearch.records.step_times import StepSeconds, step_seconds_of
@@ -394,9 +394,7 @@ def is_result(spec: StudySpec, trial: TrialRecord) -> bool:
 
 def spent_train_seconds(trials: Collection[TrialRecord]) -> float:
     """Train seconds of all audit runs."""
-    return math.fsum(
-        trial.outcome.train_seconds for trial in trials if trial.phase is Phase.AUDIT and trial.outcome is not None
-    )
+    return train_seconds_of(trial for trial in trials if trial.phase is Phase.AUDIT)
 
 
 def learning_rate_slope(spec: StudySpec, answer: Answer) -> LearningRateSlope | None:
