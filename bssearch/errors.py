@@ -64,7 +64,7 @@ class UnknownFieldError(SpecError):
 
 
 class QuestionChangedError(SpecError):
-    """The spec asks another question than the stored study of its name.
+    """The spec asks another question than the stored study of that name.
 
     ``changes`` maps each dotted field to its (stored, given) values.
 

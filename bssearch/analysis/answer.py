@@ -134,8 +134,9 @@ class Largest(Model):
 
 
 class Speedup(Model):
-    """``over_default`` = ``from_retuning`` (at the default's own batch size) × ``from_batch_size``."""
+    """``over_default`` = ``from_retuning`` (at the default's batch size) × ``from_batch_size``."""
 
+    default_batch_size: int | None = None
     over_largest: Ratio | None
     over_default: Ratio | None
     from_retuning: Ratio | None = None

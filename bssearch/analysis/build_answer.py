@@ -280,6 +280,7 @@ def _speedup(
     if default is not None and retuned is not None and retuned.configuration.trains_like(default.configuration):
         default = retuned  # one configuration: no gain from retuning
     return Speedup(
+        default_batch_size=spec.default.batch_size if spec.default_is_known else None,
         over_largest=_ratio(verdict.by_batch.get(largest.batch_size), optimal, known),
         over_default=_ratio(default, optimal, known if default is retuned else None),
         from_retuning=_ratio(default, retuned),

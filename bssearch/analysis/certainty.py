@@ -1,6 +1,6 @@
 """How probably a recommendation costs at most 5 % more than the best batch size.
 
-All confirmed configurations of a batch size tell of its level. Each lies above it by what better tuning gains. Equal
+All confirmed configurations of a batch size inform its level. Each lies above it by what better tuning gains. Equal
 values at two batch sizes have most of that in common: such pairs compare batch sizes best.
 
 Gains from a better learning rate: log figure = level(B) + κ (x − μ − ρ b)², x and b the octaves of learning rate and

@@ -64,7 +64,7 @@ LEVELS = 401
 class Runs:
     """Runs (n,): index of the configuration, seed, log figure, log width of the crossing's interval, missed or not.
 
-    The log figure of a missed run is that of its last miss.
+    The log figure of a missed run is that of the last miss.
     """
 
     of: Indices

@@ -162,14 +162,21 @@ def _bar(scale: Callable[[float], int], low: float | None, median: float, high: 
 
 def _runs(found: Answer, row: Batch) -> str:
     figure = row.objective_value
+    if figure is None and "reached" in row.ended:
+        return f"{row.ended['reached']} of {sum(row.ended.values())} reached it"
     if figure is None:
-        return ", ".join(f"{count} {state}" for state, count in row.ended.items()) or "not tried"
+        untried = "not tried" if row.predicted_s is None else "not tried: predicted"
+        return ", ".join(f"{count} {state}" for state, count in row.ended.items()) or untried
     seeds = plural(figure.runs, "seed" if row.confirmed else "run")
-    if row.batch_size == found.optimal.batch_size or row.batch_size in found.worse:
+    if row.batch_size == found.optimal.batch_size:
+        return seeds
+    if row.batch_size == found.speedup.default_batch_size:
+        return f"{seeds}, your default"
+    if row.batch_size in found.worse:
         return seeds
     if row.batch_size in found.tied:
         return f"{seeds}, within 5 %"
-    return f"{seeds}, hardly tuned" if row.untuned else f"{seeds}, not excluded"
+    return f"{seeds}, hardly tuned" if row.untuned else f"{seeds}, may be best"
 
 
 def _configuration(found: Answer) -> list[str]:

@@ -119,7 +119,7 @@ def remaining(history: History, trials: Sequence[TrialRecord]) -> list[TrialPlan
     """Missing runs, seed by seed over all finalists, each round shuffled.
 
     A finalist with runs stays one unless it is a `PlainMiss`: the verdict needs complete runs. Lost and cancelled runs
-    are repeated, failed ones once; after an out-of-memory all of its batch size, in smaller micro-batches.
+    are repeated, failed ones once; after an out-of-memory every run of that batch size, in smaller micro-batches.
     """
     made = CompletedRuns.of(history, trials)
     runs = history.spec.confirm.runs

@@ -197,7 +197,7 @@ class StoredObject(TypeDecorator[Mapping[str, Any]]):
 
 
 def enum(kind: type[StrEnum], name: str) -> Enum:
-    """Text type with a CHECK of its values."""
+    """Text type with a CHECK of allowed values."""
     return Enum(
         kind,
         name=name,

@@ -200,7 +200,7 @@ _HELD_IDS = _TRIAL_IDS.add_columns(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudySummary:
-    """A study with counts of its trials."""
+    """A study with its trial counts."""
 
     name: str
     workload: str

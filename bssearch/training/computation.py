@@ -307,7 +307,7 @@ def _checkpointed_class(kind: Any) -> Any:
 
     def forward(self: nn.Module, *arguments: Any, **named: Any) -> Any:
         if self.training and torch.is_grad_enabled():
-            # A compiled graph changes buffers once, however often it computes; it takes no contexts of ours.
+            # A compiled graph changes buffers once, however often it computes; our contexts have no effect inside it.
             contexts: dict[str, Any] = {}
             if not torch.compiler.is_compiling():
                 contexts["context_fn"] = lambda: (nullcontext(), _buffers_kept(self))  # of the first run, the second

@@ -159,7 +159,7 @@ class CharTransformer(nn.Module):
 def _files(text: str | None) -> list[Path]:
     if text is None:
         library = sysconfig.get_path("stdlib")
-        missing = f"this Python lacks the sources of its standard library in {library}; name another text"
+        missing = f"this Python lacks the standard library's sources in {library}; name another text"
         found = list(Path(library).glob("*.py"))
     else:
         missing = f"text = {text!r}: no such file in {Path.cwd()}"

@@ -108,7 +108,7 @@ class ReportedTrial:
             self._basis = SecondsBasis.WALL if report.seconds is None else SecondsBasis.REPORTED
             self._zero = now
             if self._basis is SecondsBasis.WALL and report.step > 0:
-                self._waiting = report  # until the pace of its steps is known
+                self._waiting = report  # until its step time is known
                 self.steps = report.step
                 return
         elif self._waiting is not None:

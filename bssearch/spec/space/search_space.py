@@ -200,7 +200,7 @@ class SearchSpace(StrictModel):
         return found
 
     def at_edge(self, configuration: Configuration) -> bool:
-        """True if the learning rate is within 5 % (log) of an end of its range, or beyond."""
+        """True if the learning rate is within 5 % (log) of an end of the range, or beyond."""
         if not isinstance(self.learning_rate, RelativeLearningRate):
             return False
         optimizer = self._optimizer(configuration.optimizer)

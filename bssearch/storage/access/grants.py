@@ -95,7 +95,7 @@ def role_statements(roles: Roles, schema: str) -> list[str]:
     """SQL that creates missing roles with access to a schema."""
     return [
         *(
-            # Roles belong to the whole server: another of its databases may create them at the same moment.
+            # Roles belong to the whole server: another database there may create them at the same moment.
             f"DO $$ BEGIN IF NOT EXISTS (SELECT FROM pg_roles WHERE rolname = '{name}') "
             f"THEN CREATE ROLE {name} NOLOGIN; END IF; "
             "EXCEPTION WHEN duplicate_object OR unique_violation THEN NULL; END $$"

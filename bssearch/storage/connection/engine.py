@@ -453,7 +453,7 @@ def limited_waits(connection: Connection, *states: str) -> Iterator[None]:
 
 
 class _Watch:
-    """Looks, on a connection of its own, who blocks a connection; connects only after `LOOK_EVERY_S`."""
+    """Looks, on a separate connection, who blocks a connection; connects only after `LOOK_EVERY_S`."""
 
     def __init__(self, connection: Connection) -> None:
         driver = connection.connection.driver_connection
