@@ -151,7 +151,7 @@ class BestTrial(Model):
 
 
 class Cost(Model):
-    """Train seconds of all trials; ``trainings``: divided by the optimum's time to the target."""
+    """Train seconds of all trials; ``trainings``: as long as the optimum's, both without waits for a CPU if known."""
 
     train_seconds: float
     trainings: float | None

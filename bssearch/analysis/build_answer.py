@@ -71,6 +71,7 @@ from bssearch.records import (
     TrialState,
     model_parameters,
     train_seconds_of,
+    trainings_of,
 )
 from bssearch.records.curves import first_crossing, with_crossing
 from bssearch.records.intervals import FLAT_RATIO, at_most, median_known, student_t
@@ -223,9 +224,10 @@ def _optimal(spec: StudySpec, candidate: Candidate) -> Optimal:
     )
 
 
-def _cost(trials: Iterable[TrialRecord], optimal: Candidate) -> Cost:
-    seconds, time = train_seconds_of(trials), time_of(optimal)
-    return Cost(train_seconds=seconds, trainings=None if time is None or not time.median else seconds / time.median)
+def _cost(trials: Sequence[TrialRecord], optimal: Candidate) -> Cost:
+    time = time_of(optimal)
+    trainings = trainings_of(trials, time.median) if time is not None and time.median else None
+    return Cost(train_seconds=train_seconds_of(trials), trainings=trainings)
 
 
 def _largest(spec: StudySpec, verdict: Verdict, batches: Sequence[Batch], memory: MemoryBoundary) -> Largest:

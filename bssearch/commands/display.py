@@ -22,7 +22,7 @@ from rich.text import Text
 
 from bssearch.analysis.objectives import seconds_to_target, trial_basis
 from bssearch.analysis.optimum import decide
-from bssearch.records import Phase, StudyRecord, TrialRecord, TrialState, train_seconds_of
+from bssearch.records import Phase, StudyRecord, TrialRecord, TrialState, trainings_of
 from bssearch.records.batch_schedule import sizes_in_words
 from bssearch.records.text import plural, visible
 from bssearch.search.confirmation import confirmation_trials, in_force
@@ -198,7 +198,7 @@ def trainings_so_far(history: History) -> str:
     """Train seconds of all trials in trainings as long as the incumbent's."""
     best = history.incumbent
     seconds = None if best is None or best.outcome is None else best.outcome.time_to_target_s
-    return f"cost {train_seconds_of(history.all_trials) / seconds:,.0f} trainings" if seconds else ""
+    return f"cost {trainings_of(history.all_trials, seconds):,.0f} trainings" if seconds else ""
 
 
 def batch_table(history: History) -> Table:

@@ -61,6 +61,7 @@ from bssearch.records.requests import (
     WorkloadDescription,
     spec_digest,
     train_seconds_of,
+    trainings_of,
 )
 
 __all__ = [
@@ -118,4 +119,5 @@ __all__ = [
     "spec_digest",
     "to_json",
     "train_seconds_of",
+    "trainings_of",
 ]

@@ -290,3 +290,9 @@ def spec_digest(spec: Mapping[str, object]) -> str:
 def train_seconds_of(trials: Iterable[TrialRecord]) -> float:
     """Train seconds of all trials that ran."""
     return math.fsum(trial.outcome.train_seconds for trial in trials if trial.outcome is not None)
+
+
+def trainings_of(trials: Iterable[TrialRecord], seconds: float) -> float:
+    """Train seconds of all trials over the ``seconds`` of one training, both without waits for a CPU if known."""
+    outcomes = [trial.outcome for trial in trials if trial.outcome is not None]
+    return math.fsum(one.undelayed_train_seconds or one.train_seconds for one in outcomes) / seconds

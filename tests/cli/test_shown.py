@@ -51,13 +51,23 @@ from bssearch.records import (
     TrialRecord,
     TrialRequest,
     TrialState,
+    trainings_of,
 )
 from bssearch.search.history import History
 from bssearch.search.pruners.base import PruningController
 from bssearch.storage.repository import open_store
 from tests.analysis.test_report import answer, confirmed
 from tests.cli.task import bssearch
-from tests.factories import make_curve, make_environment, make_probe, make_quick, make_spec, make_trial, not_none
+from tests.factories import (
+    make_curve,
+    make_environment,
+    make_probe,
+    make_quick,
+    make_spec,
+    make_trial,
+    not_none,
+    with_outcome,
+)
 from tests.search.law import LawExecutor
 
 SPEC = make_spec(budget={"trials": 20, "trial_train_seconds": 10.0})
@@ -361,6 +371,12 @@ def test_the_answer_says_what_the_study_cost_in_trainings() -> None:
     assert cost.train_seconds == pytest.approx(9.0)
     assert not_none(cost.trainings) * not_none(found.optimal.time_to_target_s).median == pytest.approx(9.0)
     assert f"the study cost {cost.trainings:.0f} trainings" in "\n".join(screen(found))
+
+
+def test_waits_for_a_cpu_do_not_count_in_trainings() -> None:
+    quiet = confirmed(64, 1.0, 1.1, 0.9)
+    waited = [with_outcome(one, train_seconds=3.0, undelayed_train_seconds=1.0) for one in quiet]
+    assert trainings_of(waited, 1.0) == pytest.approx(3.0)
 
 
 def test_the_host_bound_share_is_a_column_where_it_is_known(capsys: pytest.CaptureFixture[str]) -> None:
