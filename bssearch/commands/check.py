@@ -19,7 +19,6 @@ from bssearch.analysis.shape import Model, Notice
 from bssearch.commands.launch import HERE, Launch
 from bssearch.commands.opening import (
     GivenSpec,
-    batch_normalisation_caveats,
     check_parts,
     check_question,
     check_target,
@@ -27,6 +26,7 @@ from bssearch.commands.opening import (
     loaded,
     refuse_where_in_no_file,
 )
+from bssearch.commands.pitfalls import CHANCE_TOLERANCE, pitfalls
 from bssearch.commands.probes import run_default, run_request, step_time_of_default
 from bssearch.errors import DatabaseError, LaunchError, UsageError
 from bssearch.executors.base import Executor
@@ -46,14 +46,12 @@ from bssearch.records import (
     WorkloadDescription,
 )
 from bssearch.records.curves import first_crossing
-from bssearch.records.scaling import WARMUP_RATIO, is_said_to_need_warmup
 from bssearch.search.after_search import REPEATED
 from bssearch.search.confirmation import CONFIGURATIONS_PER_BATCH
 from bssearch.search.history import trial_seed
 from bssearch.search.pruners.base import first_slack, make_pruner
 from bssearch.spec import StudySpec, checked
 from bssearch.spec.space import WORKLOAD_PARAMETERS, bounds, split_batch
-from bssearch.spec.space.optimizers import FINE_TUNING, FINE_TUNING_FACTOR, SCRATCH_RATES
 from bssearch.storage.repository import check_writable, open_store
 from bssearch.training.course import EVALUATION_SHARE, FEWEST_EVALUATIONS
 
@@ -141,9 +139,6 @@ def _losses(
     return seen if any(loss is not None for *_, loss in seen) else None
 
 
-# An untrained metric may miss the declared chance by this share of the way to the target.
-CHANCE_TOLERANCE = 0.1
-
 DROPPED_SHARE = 0.2  # a batch size that drops this share of the training samples per epoch is suspicious
 
 FEW_STEPS = 50  # with fewer steps per trial, learning rates can hardly be compared
@@ -170,7 +165,7 @@ def suspicions(evidence: CheckEvidence) -> Iterator[tuple[str, str]]:
         *_about_the_trial(evidence),
         *_about_the_batch_sizes(evidence),
         *_about_the_spec(evidence),
-        *_about_the_learning_rate(evidence.spec),
+        *((code, True, sentence) for code, sentence in pitfalls(evidence.spec, evidence.found)),
     ):
         if holds:
             yield code, sentence
@@ -207,7 +202,7 @@ def _about_the_metric(evidence: CheckEvidence) -> list[Suspicion]:
 
 def _about_the_trial(evidence: CheckEvidence) -> list[Suspicion]:
     outcome, curve, target = evidence.outcome, evidence.curve, evidence.spec.record_target
-    known = {message for _, message in batch_normalisation_caveats(evidence.spec, evidence.found)}
+    known = {message for _, message in pitfalls(evidence.spec, evidence.found)}
     found: list[Suspicion] = [("training", sentence not in known, sentence) for sentence in outcome.warnings]
     if outcome.state is TrialState.DIVERGED:
         at_once = outcome.steps == 1 and not evidence.spec.is_program  # its loss precedes the first update
@@ -263,7 +258,6 @@ def _about_the_batch_sizes(evidence: CheckEvidence) -> list[Suspicion]:
             f"an evaluation takes {evaluation:.3g} s: {FEWEST_EVALUATIONS} looks in a limit of {limit:g} s cost more "
             f"than {EVALUATION_SHARE:.0%} of a trial; a smaller validation part makes it cheaper",
         ),
-        *((code, True, sentence) for code, sentence in batch_normalisation_caveats(spec, found)),
         (
             "incomplete_batch_dropped",
             dropped_share(found, worst) >= DROPPED_SHARE,
@@ -322,46 +316,6 @@ def _about_the_spec(evidence: CheckEvidence) -> list[Suspicion]:
             f"executor.slots × executor.threads = {wanted} on {cores} cores: trials slow each other down",
         ),
     ]
-
-
-def _about_the_learning_rate(spec: StudySpec) -> list[Suspicion]:
-    default, largest, rates = spec.default.batch_size, spec.batch_sizes[-1], spec.space.learning_rates
-    reaches = f"batch sizes reach {largest}, {largest / default:.3g} × the default's {default}"
-    is_far = is_said_to_need_warmup(largest, default)
-    return [
-        (
-            "learning_rate_fixed",
-            is_far and len(rates) == 1,
-            f"space.learning_rate = {rates[0]:g} is fixed, and {reaches}: larger batches are judged "
-            "at an untuned learning rate; search it, starting from a rule",
-        ),
-        (
-            "no_warmup",
-            is_far and bounds(spec.space.warmup_epochs)[1] == 0,
-            f"space.warmup_epochs = 0, and {reaches}: from {WARMUP_RATIO} × on a warmup is said to be needed; "
-            "search it, such as [0, 1]",
-        ),
-        *(_from_scratch(spec) if spec.preset == FINE_TUNING else ()),
-    ]
-
-
-def _from_scratch(spec: StudySpec) -> Iterator[Suspicion]:
-    rates, default = spec.space.learning_rates, spec.default.learning_rate
-    for optimizer in spec.space.optimizers:
-        usual = SCRATCH_RATES[optimizer.name]
-        most, middle = usual / FINE_TUNING_FACTOR, math.sqrt(rates[0] * rates[-1]) * optimizer.learning_rate_scale
-        bound = f"{most:g}, a tenth of the {usual:g} usual with {optimizer.name} from scratch"
-        yield (
-            "fine_tuning_learning_rate",
-            middle > most,
-            f"the middle of space.learning_rate, {middle:.3g}, is above {bound}: "
-            "a pretrained model is overwritten rather than tuned",
-        )
-        yield (
-            "fine_tuning_learning_rate",
-            spec.default_configuration.optimizer == optimizer.name and default > most,
-            f"default.learning_rate = {default:g} is above {bound}",
-        )
 
 
 def dropped_share(found: WorkloadDescription, batch_size: int) -> float:

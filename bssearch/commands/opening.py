@@ -18,6 +18,7 @@ from bssearch import registry
 from bssearch.analysis.objectives import SamplesToTarget, objective_of
 from bssearch.commands.display import watched
 from bssearch.commands.launch import HERE, Launch
+from bssearch.commands.pitfalls import pitfalls
 from bssearch.commands.reporting import reported
 from bssearch.errors import BSSearchError, QuestionChangedError, SpecError, UsageError, WorkloadError
 from bssearch.exchange.boards.base import boards_of, check_boards
@@ -35,8 +36,6 @@ from bssearch.spec import StudySpec, checked, find_spec, load_spec
 from bssearch.spec.model import COMMAND, GIVEN_IN_PYTHON, OBJECTIVE, OF_PROGRAMS
 from bssearch.spec.parts import BudgetSpec
 from bssearch.spec.reader import changed_fields, spec_of
-from bssearch.spec.space import split_batch
-from bssearch.spec.space.micro_batches import batch_norm_caveats
 from bssearch.storage.repository import Store, check_writable, open_store
 from bssearch.storage.trials import archived
 from bssearch.workloads.base import SHIPPED, GivenWorkload, given_workload, lies_in_no_file, refuse_while_importing
@@ -288,17 +287,6 @@ def with_all_that_is_asked(spec: StudySpec, stored: StudyRecord, store: Store) -
 
 def _seconds(budget: BudgetSpec) -> float:
     return math.inf if budget.wall_seconds is None else budget.wall_seconds
-
-
-def batch_normalisation_caveats(spec: StudySpec, found: WorkloadDescription) -> Iterator[tuple[str, str]]:
-    """Yield distortions by batch normalisation, as (code, sentence)."""
-    micro_batches = {size: split_batch(size, spec.space.max_micro_batch_size)[0] for size in spec.batch_sizes}
-    yield from batch_norm_caveats(
-        found.model.batch_norm_layers,
-        min(micro_batches.values()),
-        accumulates=any(micro < size for size, micro in micro_batches.items()),
-        ghost_batch_size=spec.training.ghost_batch_size,
-    )
 
 
 def refuse_changed_workload(study: StudyRecord, store: Store) -> None:
@@ -593,7 +581,7 @@ def _open_study(
     for note in (
         outside and f"the default configuration is outside the search space: {outside}",
         *differences(spec, study, found),
-        *(sentence for _, sentence in batch_normalisation_caveats(spec, found)),
+        *(sentence for _, sentence in pitfalls(spec, found)),
         found.notice,
         in_parent_folder(store.masked_url) if stored is None else "",
     ):

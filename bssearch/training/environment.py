@@ -84,6 +84,7 @@ def describe_program(
     *,
     memory_limit_bytes: int | None,
     revision: str,
+    batch_norm_layers: int = 0,
     notice: str | None = None,
     source: Path | None = None,
 ) -> WorkloadDescription:
@@ -103,7 +104,7 @@ def describe_program(
         ),
         model=ModelDescription(
             parameters=None,
-            batch_norm_layers=0,
+            batch_norm_layers=batch_norm_layers,
             initial_metrics={name: value if is_metric(value) else None for name, value in untrained.items()},
         ),
         notice=notice,

@@ -12,6 +12,7 @@ from bssearch.cli.run import print_check
 from bssearch.commands.check import LEAST, LONGEST_S, STEPS, Advice, Check, DefaultRun, check, summarise, towards_easier
 from bssearch.commands.check import advise as advise_on
 from bssearch.commands.launch import Launch
+from bssearch.commands.pitfalls import pitfalls
 from bssearch.errors import LaunchError, SpecError, UsageError
 from bssearch.executors.base import Event
 from bssearch.records import (
@@ -26,6 +27,7 @@ from bssearch.records import (
     TrialState,
     WorkloadDescription,
 )
+from bssearch.settings import shipped_studies
 from bssearch.spec import StudySpec, load_spec
 from tests.factories import SPEC, make_spec, not_none
 from tests.search.law import LawExecutor
@@ -113,11 +115,28 @@ def test_dear_evaluation_does_not_hide_what_is_found_at_larger_batch_sizes() -> 
             LawExecutor(),
             {"space": {**SPEC["space"], "batch_size": [8, 64], "optimizer": {"name": "adamw"}}},
         ),
+        ("one_batch_size", LawExecutor(), {"space": {**SPEC["space"], "batch_size": [32]}}),
+        (
+            "learning_rate_ignores_accumulation",
+            LawExecutor(),
+            {"space": {**SPEC["space"], "learning_rate": [0.1, 0.2], "max_micro_batch_size": 64}},
+        ),
+        (
+            "fine_tuning_batch_size",
+            LawExecutor(untrained=0.6),
+            {"space": {**SPEC["space"], "batch_size": [64, 128]}, "default": {**SPEC["default"], "batch_size": 64}},
+        ),
+        ("fine_tuning_learning_rate", LawExecutor(untrained=0.6), {}),
         ("target_far", LawExecutor(reachable=False), {"budget": {"trials": 20, "trial_train_seconds": 0.2}}),
     ],
 )
 def test_what_is_suspicious_is_named(code: str, executor: LawExecutor, changes: dict[str, Any]) -> None:
     assert code in codes(executor, **changes)
+
+
+def test_the_shipped_studies_have_no_pitfall() -> None:
+    for path in shipped_studies().values():
+        assert list(pitfalls(load_spec(path), LawExecutor().describe())) == [], path.name
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 import sys
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Protocol
 
 import torch
+from torch import nn
 
 from bssearch.errors import UsageError
 from bssearch.executors.base import Assign, Reply
@@ -174,6 +175,9 @@ class Assignment:
     def diverged(self, reason: str) -> bool:
         """End a trial with non-finite gradients, if there is one."""
         return False
+
+    def modelled(self, modules: Sequence[nn.Module]) -> None:
+        """Note the modules that are trained."""
 
     def waited(self, seconds: float) -> None:
         """Record a wait for data."""

@@ -19,6 +19,7 @@ from bssearch.errors import UsageError
 from bssearch.executors.loops.assignment import print_evaluation
 from bssearch.executors.loops.following import in_words, rates_of
 from bssearch.executors.loops.own_loop import Trial
+from bssearch.executors.loops.pitfalls import about_order
 
 OLDEST, BELOW = (2, 6, 5), (2, 7)
 PACKAGES = {"lightning.pytorch": "lightning", "pytorch_lightning": "pytorch-lightning"}  # distribution by module
@@ -120,6 +121,9 @@ class TrialCallback(Callback):  # type: ignore[misc]
                 else "a trial trains from its start: fit() without ckpt_path; weights may be loaded before fit()",
             )
         self._trial.count_steps_of({type(one).__name__: one for one in trainer.optimizers})
+        self._trial.look_at({type(pl_module).__name__: pl_module})
+        if (unshuffled := about_order(trainer.train_dataloader)) is not None:
+            self._trial.warn(unshuffled)
         if self._trial.is_searched:
             sets_rates = not self._trial.has_asked("learning_rate")
             adopt_learning_rate(self._trial, trainer.optimizers, trainer.lr_scheduler_configs)

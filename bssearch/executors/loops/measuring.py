@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
 from bssearch.errors import UsageError
 from bssearch.executors.base import Answer, Assign, Reply
@@ -26,6 +27,7 @@ from bssearch.records.batch_schedule import constant_configurations
 from bssearch.training.contention import CorePace, ReferenceKernel
 from bssearch.training.course import eval_every_steps, first_line
 from bssearch.training.environment import describe_program
+from bssearch.training.loop import batch_norm_layers
 from bssearch.training.memory import is_out_of_memory, peak_memory_bytes, peak_process_memory_bytes, reset_peak_memory
 from bssearch.training.probes import (
     LEAST_SHARE,
@@ -90,6 +92,11 @@ class DescribedLoop(Looked):
         self._metrics: Metrics = {}
         self._steps = 0
         self._warnings: list[str] = []
+        self._batch_norm_layers = 0
+
+    def modelled(self, modules: Sequence[nn.Module]) -> None:
+        """Count the layers whose statistics depend on the micro-batch."""
+        self._batch_norm_layers = sum(map(batch_norm_layers, modules))
 
     def warned(self, sentence: str) -> None:
         """Add a warning to the description."""
@@ -114,6 +121,7 @@ class DescribedLoop(Looked):
                     self._metrics if self._first == 0 else {},
                     memory_limit_bytes=self._memory_limit_bytes,
                     revision=self._revision,
+                    batch_norm_layers=self._batch_norm_layers,
                     notice="; ".join(self._warnings) or None,
                 )
             )

@@ -22,6 +22,7 @@ from bssearch.executors.loops.following import (
     rates_of,
 )
 from bssearch.executors.loops.passes import Given, Passes, SeededSampler, sampler_of
+from bssearch.executors.loops.pitfalls import Averages, about_batch_norm, about_ranks, modules_of
 from bssearch.executors.loops.trial_run import kept_random_numbers, unmoved
 from bssearch.records import Configuration
 from bssearch.training.optimizers import take_over_states
@@ -94,6 +95,7 @@ class Trial:
         self._samples: int | None = 0
         self._has_warned = False
         self._optimizer_steps = OptimizerSteps()
+        self._averages = Averages({})
         self._taken_before = self._skipped = self._first_step = 0
         self._steps_before, self._samples_behind = -1, 0
         self._readings = 0
@@ -350,6 +352,7 @@ class Trial:
             raise UsageError("state() is called twice: name all objects in one call")
         self._asked.optimizers = [one for one in objects.values() if isinstance(one, torch.optim.Optimizer)]
         self.count_steps_of(objects)
+        self.look_at(objects)
         self.steps, self._samples_behind = self._assignment.keep(objects)
         self._steps_before = self.steps - 1
         self.has_state = True
@@ -377,6 +380,15 @@ class Trial:
             raise self._no_steps()
         if not self._assignment.is_over:
             self._assignment.looped(self.steps, because)
+
+    def look_at(self, objects: Mapping[str, Any]) -> None:
+        """Warn of normalisation layers and averages of weights that distort the comparison of batch sizes."""
+        modules = modules_of(objects.values())
+        self._assignment.modelled(modules)
+        found = about_ranks(modules) if self._ranks_together > 1 else []
+        for sentence in found if self.is_look else [*found, *about_batch_norm(modules, self._now)]:
+            self.warn(sentence)
+        self._averages = Averages(objects)
 
     def count_steps_of(self, optimizers: Mapping[str, Any]) -> None:
         """Count these optimizers' steps instead of batches."""
@@ -450,6 +462,8 @@ class Trial:
                 self.add_samples(self.samples_in(batch))
                 self._micro_batches += 1
                 self._is_in_batch = True
+                if self._micro_batches == 1 and self._now.accumulation_steps > 1:
+                    self._averages.step_begins()
                 yield batch
                 self._after_batch(evaluate)
                 if self.is_over or self._followed.awaits_batch:
@@ -479,6 +493,8 @@ class Trial:
         step = self._step_at_hand
         is_whole, self._is_in_batch = self._is_whole, False
         if step is None:
+            if not is_whole and (changed := self._averages.changed()) is not None:
+                self.warn(changed)
             if is_whole and self._optimizer_steps.names:
                 self._check_steps()
             return

@@ -11,6 +11,7 @@ from torch.utils.data import Sampler
 from bssearch.errors import UsageError
 from bssearch.executors.loops.assignment import Assignment, LoopStages
 from bssearch.executors.loops.following import FieldsRead
+from bssearch.executors.loops.pitfalls import about_order
 
 
 class SeededSampler(Sampler[int]):
@@ -208,6 +209,8 @@ class Passes(Generic[T]):
             if size != self._size:
                 self._loader, self._size = _checked(self._make(size)), size
         self._pass = self._loader
+        if (unshuffled := about_order(self._loader)) is not None:
+            self._assignment.warned(unshuffled)
         return self._assignment.passes(self._loader, self._sampler() is not None)
 
 

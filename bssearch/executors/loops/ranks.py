@@ -6,13 +6,13 @@ evaluation is due. A stop or limit takes effect then, so that no rank waits for 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, Protocol, TypeVar
 
 import torch
-from torch import distributed
+from torch import distributed, nn
 
 from bssearch.errors import UsageError
 from bssearch.executors.base import Assign
@@ -204,6 +204,10 @@ class Leader(Assignment):
     def warned(self, sentence: str) -> None:
         """Record a warning."""
         self.work.warned(sentence)
+
+    def modelled(self, modules: Sequence[nn.Module]) -> None:
+        """Note the modules that are trained."""
+        self.work.modelled(modules)
 
     def keep(self, objects: Mapping[str, Any]) -> tuple[int, int]:
         """Register values that must stay finite; saves nothing."""

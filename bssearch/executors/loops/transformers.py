@@ -99,6 +99,7 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
         if math.isinf(self._steps_in_pass):
             self._end_look_at_samples = others["model"].register_forward_pre_hook(self._look, with_kwargs=True).remove
         self._trial.count_steps_of({"optimizer": others.get("optimizer")})
+        self._trial.look_at({"model": others.get("model")})
         if others.get("optimizer") is not None:
             self._trial.check_rates(others["optimizer"])
         if args.warmup_steps >= 1 and not any(map(self._trial.parameters.get, ("warmup_steps", "warmup_epochs"))):

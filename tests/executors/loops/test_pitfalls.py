@@ -1,0 +1,75 @@
+"""What in a user's loop distorts a comparison of batch sizes becomes a warning, and the right loop gets none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+from torch.utils.data import DataLoader, TensorDataset
+
+from bssearch.executors.loops.own_loop import Trial
+from bssearch.executors.loops.pitfalls import about_ranks, modules_of
+from tests.executors.loops.loops import Started, asked
+from tests.training.toys import configuration
+
+DATA = TensorDataset(torch.randn(64, 4))
+
+
+def warnings_of(train: Any, **changes: Any) -> list[str]:
+    """Warnings of a trial of four steps of 16 samples in micro-batches of 8, trained by a function."""
+    sizes = {"batch_size": 16, "micro_batch_size": 8, "accumulation_steps": 2, **changes}
+    started = Started(asked(configuration=configuration(**sizes))).stop_at(4)
+    train(started.trial)
+    started.run.finish()
+    return [one for one in started.line.outcome.warnings if not one.startswith("contended")]
+
+
+def loop(trial: Trial, *, norm: bool = False, averages_at: str | None = None, shuffle: bool = True) -> None:
+    """Train a small network; its average of weights follows each step or each micro-batch."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4) if norm else nn.LayerNorm(4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=trial.learning_rate)
+    average = AveragedModel(model)
+    state = {"model": model, "optimizer": optimizer}
+    trial.state(**state, **({"average": average} if averages_at else {}))
+    loader = DataLoader(DATA, batch_size=trial.micro_batch_size, shuffle=shuffle)
+    for number, (rows,) in enumerate(trial.batches(loader, evaluate=lambda: {"accuracy": 0.5}), start=1):
+        (model(rows).sum() / trial.accumulation_steps).backward()
+        is_whole = number % trial.accumulation_steps == 0
+        if is_whole:
+            optimizer.step()
+            optimizer.zero_grad()
+        if averages_at == "micro-batch" or (averages_at == "step" and is_whole):
+            average.update_parameters(model)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right", "said"),
+    [
+        ({"norm": True}, {"norm": False}, "batch normalisation"),
+        ({"averages_at": "micro-batch"}, {"averages_at": "step"}, "average of trial.state changes between"),
+        ({"shuffle": False}, {"shuffle": True}, "does not shuffle"),
+    ],
+)
+def test_a_loop_is_warned_of_what_distorts_a_comparison(wrong: Any, right: Any, said: str) -> None:
+    assert sum(said in one for one in warnings_of(lambda trial: loop(trial, **wrong))) >= 1
+    assert not any(said in one for one in warnings_of(lambda trial: loop(trial, **right)))
+
+
+def test_the_right_loop_gets_no_warning() -> None:
+    assert warnings_of(lambda trial: loop(trial, averages_at="step")) == []
+
+
+def test_batch_normalisation_of_ranks_is_to_be_synchronised() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    assert len(about_ranks([model])) == 1
+    assert about_ranks([nn.SyncBatchNorm.convert_sync_batchnorm(model)]) == []  # type: ignore[no-untyped-call]
+    assert about_ranks([nn.Linear(4, 4)]) == []
+
+
+def test_a_module_inside_another_counts_once() -> None:
+    inner = nn.Linear(4, 4)
+    outer = nn.Sequential(inner)
+    assert modules_of([inner, outer, 3]) == [outer]
