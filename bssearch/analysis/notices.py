@@ -270,6 +270,16 @@ def _about_the_runs(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Ver
             and any(trial.phase is Phase.SEARCH for trial in trials),
             "the default configuration is outside the search space",
         ),
+        (
+            "accuracy_not_compared",
+            optimal.objective.stops_at_target
+            and spec.default_is_known
+            and best >= 2 * spec.default.batch_size
+            and not any(trial.phase is Phase.TO_BUDGET for trial in trials),
+            f"batch {best} is {best / spec.default.batch_size:.3g} × your default's; whether it costs "
+            f"{spec.target.metric} after equal train seconds is unknown: "
+            f"`bssearch study confirm {shlex.quote(spec.name)} --to-budget`",
+        ),
     ]
 
 

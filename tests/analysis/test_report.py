@@ -373,6 +373,7 @@ SLOWER_CONTENDED = confirmed(64, 2.9, start=150, first_seed=2, contended=True, p
         ("contended", [*CONFIRMED, *confirmed(64, 3.0, 3.1), *SLOWER_CONTENDED], [*CONFIRMED, OTHER_LIMITED[-1]]),
         ("incomplete_batch_dropped", OPTIMUM_LIMITED, OTHER_LIMITED),
         ("measurement", OPTIMUM_LIMITED, OTHER_LIMITED),
+        ("accuracy_not_compared", [*searched(), *confirmed(64, 0.5, 0.51, 0.49)], CONFIRMED),
     ],
 )
 def test_a_notice_is_given_when_it_holds_and_not_otherwise(
