@@ -208,8 +208,7 @@ class LearningRateRequest(Request):
     @property
     def tuned(self) -> dict[str, Any]:
         """Values that a rule may change, by default the optimizer's."""
-        names = ("beta1", "beta2", "epsilon", "ema_decay", "weight_decay")
-        given = {name: getattr(self, name) for name in names}
+        given = {name: getattr(self, name) for name in ("beta1", "beta2", "epsilon", "ema_decay", "weight_decay")}
         return {name: self._own.get(name) if value is None else value for name, value in given.items()}
 
 

@@ -158,14 +158,13 @@ def with_batch_schedule(configuration: Configuration, schedule: BatchSchedule) -
     """Configuration with this schedule."""
     first = schedule.stages[0]
     share = {} if schedule.noise_share is None else {NOISE_SHARE: schedule.noise_share}
-    rest = {name: value for name, value in configuration.parameters.items() if name != NOISE_SHARE}
     changed = replace(
         configuration,
         batch_size=first.batch_size,
         micro_batch_size=first.micro_batch_size,
         accumulation_steps=first.accumulation_steps // configuration.world_size,
         parameters={
-            **rest,
+            **{name: value for name, value in configuration.parameters.items() if name != NOISE_SHARE},
             BATCH_SCHEDULE: schedule.name,
             BATCH_STAGES: schedule.text,
             RATE_RULE: str(schedule.rate_rule),

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -59,8 +59,7 @@ class Computation:
         With CUDA graphs the previous model becomes unusable. A failing ``torch.compile`` is given up.
         """
         settings = self.settings
-        build: Any = workload.build_model
-        model: nn.Module = build(dropout=dropout, **own)
+        model: nn.Module = cast(Any, workload).build_model(dropout=dropout, **own)
         if settings.ghost_batch_size is not None and not convert_batch_norms(model, settings.ghost_batch_size):
             self.warn(
                 f"ghost_batch_size = {settings.ghost_batch_size} changes nothing: the model has no batch normalisation"
@@ -183,8 +182,7 @@ def compile_in_place(model: nn.Module, mode: str) -> None:
 
     dynamo.recompile_limit = GRAPHS_PER_FUNCTION
     dynamo.accumulated_recompile_limit = GRAPHS_PER_FUNCTION
-    kind: Any = type(model)
-    compiled = _compiled_class(kind, BACKEND, mode)
+    compiled = _compiled_class(type(model), BACKEND, mode)
     for module in model.modules():
         if type(module) is nn.Dropout and 0 < module.p < 1:
             module.__class__ = TracedDropout

@@ -112,8 +112,12 @@ class ContentionMeter:
         after = self._read_cpu()
         used = None if self._before is None or after is None else asdict(after.less(self._before))
         slow, looks = self._slow_looks()
-        on_gpu = [] if self._gpu is None else self._gpu.reasons()
-        return {"used": used, "slow": slow, "looks": looks, "on_gpu": on_gpu}
+        return {
+            "used": used,
+            "slow": slow,
+            "looks": looks,
+            "on_gpu": [] if self._gpu is None else self._gpu.reasons(),
+        }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Add observations of an earlier part."""
@@ -207,13 +211,11 @@ def cpu_crowd(before: CpuUse, after: CpuUse, threads: int) -> str | None:
     It can if other programs used over `LEAST_OTHERS` CPUs and all programs over `FULL_SHARE` of the CPUs. One tick per
     CPU is subtracted: rounding must not judge trials of milliseconds.
     """
-    seconds = after.wall - before.wall
-    if seconds <= 0:
+    used = after.less(before)
+    if used.wall <= 0:
         return None
-    ours = after.ours - before.ours
-    resolution = after.cpus * _tick_seconds()
-    others = (after.busy - before.busy - ours - (after.parent - before.parent) - resolution) / seconds
-    if others < LEAST_OTHERS or others + max(threads, ours / seconds) < FULL_SHARE * after.cpus:
+    others = (used.busy - used.ours - used.parent - used.cpus * _tick_seconds()) / used.wall
+    if others < LEAST_OTHERS or others + max(threads, used.ours / used.wall) < FULL_SHARE * used.cpus:
         return None
     return f"other processes used {others:.1f} of {after.cpus} CPUs"
 

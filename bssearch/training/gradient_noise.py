@@ -72,7 +72,7 @@ class GradientPasses:
         seed: int,
     ) -> None:
         self._loss = loss_of(workload, configuration)
-        self._augment = getattr(workload, "augment", None)
+        self._augment = getattr(workload, "augment", lambda inputs: inputs)
         self._computation = computation
         self._model = trainer.model
         self._optimizers = trainer.optimizers
@@ -102,8 +102,7 @@ class GradientPasses:
         seed = int(self._generator.integers(2**31))
         with _untouched(self._model, self._computation.device, seed), self._computation.exact():
             plain, adam = self._norms(batches)
-        norms = [plain] if adam is None else [plain, adam]
-        if not all(one.are_finite for one in norms):
+        if not plain.are_finite or (adam is not None and not adam.are_finite):
             return None
         return Pass(
             small_batch=small_batch,
@@ -147,9 +146,7 @@ class GradientPasses:
 
     def _gradients(self, batch: torch.Tensor) -> dict[nn.Parameter, torch.Tensor]:
         inputs, targets = moved(self._train.gather(batch), self._computation.device)
-        if self._augment is not None:
-            inputs = self._augment(inputs)
-        loss = self._loss(self._model, self._computation.inputs(inputs), targets)
+        loss = self._loss(self._model, self._computation.inputs(self._augment(inputs)), targets)
         mean = loss.total / loss.weight if isinstance(loss, WeightedLoss) else loss
         pairs = zip(self._parameters, torch.autograd.grad(mean, self._parameters, allow_unused=True), strict=True)
         return {parameter: gradient for parameter, gradient in pairs if gradient is not None}

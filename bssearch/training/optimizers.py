@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -184,8 +184,7 @@ def build_optimizer(model: nn.Module, configuration: Configuration, fused: bool 
         keywords["fused"] = one_kernel
     if configuration.optimizer == "adafactor":
         keywords["eps"] = None, keywords.pop("epsilon2")  # None: ε1 follows the precision of the parameters
-    optimizer: torch.optim.Optimizer = kind(groups, lr=configuration.learning_rate, **keywords)
-    return optimizer
+    return cast(torch.optim.Optimizer, kind(groups, lr=configuration.learning_rate, **keywords))
 
 
 Optimizers = tuple[torch.optim.Optimizer, ...]

@@ -250,7 +250,7 @@ class Trainer(AbstractContextManager["Trainer"]):
         self.optimizers = self.updates.optimizers
         self._own_step = own_training_step(workload, computation)
         self._workload = workload
-        self._augment = getattr(workload, "augment", None)
+        self._augment = getattr(workload, "augment", lambda inputs: inputs)
         self._loss = loss_of(workload, configuration)
         self._configurations = constant_configurations(configuration)
         self._configuration, self.now = configuration, self._configurations[0]
@@ -435,8 +435,7 @@ class Trainer(AbstractContextManager["Trainer"]):
 
     def _augmented(self) -> Iterator[Batch]:
         for inputs, targets in self._batches:
-            augmented = inputs if self._augment is None else self._augment(inputs)
-            yield self._computation.inputs(augmented), targets
+            yield self._computation.inputs(self._augment(inputs)), targets
 
     def _micro_batch_loss(self, inputs: Any, targets: Any) -> torch.Tensor | WeightedLoss:
         with self._computation.training():
@@ -483,8 +482,7 @@ Loss = Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor | Weighted
 def loss_of(workload: Workload, configuration: Configuration) -> Loss:
     """The loss of (model, inputs, targets), with its own parameters."""
     own: dict[str, Any] = parameters_of_group(configuration.parameters, "loss")
-    loss: Any = getattr(workload, "loss", _no_loss)
-    return partial(loss, label_smoothing=configuration.label_smoothing, **own)
+    return partial(getattr(workload, "loss", _no_loss), label_smoothing=configuration.label_smoothing, **own)
 
 
 def _no_loss(*arguments: object, **settings: object) -> torch.Tensor:

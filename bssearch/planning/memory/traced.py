@@ -445,7 +445,7 @@ def plan_model(asked: MemoryPlanRequest) -> MemoryPlan:
     untraced = parameter_bytes(asked)
     if asked.optimizer in _TRACED:
         untraced = replace(untraced, optimizer_state=0, foreach=0)
-    curve, accumulated = PeakByBatch(small, large), _accumulated(small, large)
+    curve, accumulated = PeakByBatch(small, large), PeakByBatch(small.accumulating(), large.accumulating())
     fixed = _fixed_terms(large, untraced)
     check_fits(asked, sum(fixed.values()), IN_TABLE)
     largest, safe = _fitting(accumulated, asked, untraced)
@@ -527,11 +527,6 @@ def _fixed_terms(lifetimes: StepLifetimes, untraced: ParameterBytes) -> dict[str
     return found
 
 
-def _accumulated(small: StepLifetimes, large: StepLifetimes) -> PeakByBatch:
-    # the peak of an accumulating step, with gradients beside all activations
-    return PeakByBatch(small.accumulating(), large.accumulating())
-
-
 def _fitting(curve: PeakByBatch, asked: MemoryPlanRequest, untraced: ParameterBytes) -> tuple[int | None, int | None]:
     return asked.fitting(lambda room: curve.largest(room - untraced.optimizer_state))
 
@@ -560,7 +555,7 @@ def _table(asked: MemoryPlanRequest) -> Iterator[MemoryOption]:
             small, large, _ = _traces(other, None)
         except NoBlocksError:
             continue
-        curve, accumulated = PeakByBatch(small, large), _accumulated(small, large)
+        curve, accumulated = PeakByBatch(small, large), PeakByBatch(small.accumulating(), large.accumulating())
         for optimizer in OPTIMIZERS:
             state = parameter_bytes(other.model_copy(update={"optimizer": optimizer}))
             largest, safe = _fitting(accumulated, other, state)
