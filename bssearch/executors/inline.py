@@ -50,7 +50,6 @@ PYTHON_THRESHOLDS = (700, 10, 10)
 STDOUT, STDERR = 1, 2
 
 _KILLED = "killed: the run was stopped"
-_CLOSED = "the run was closed"
 
 
 class InlineExecutor:
@@ -141,7 +140,7 @@ class InlineExecutor:
 
     def close(self) -> None:
         """Cancel the trial; restore the process's settings."""
-        self._cancel(_CLOSED)
+        self._cancel("the run was closed")
         self._loaded = None
         self._restore.close()
         self._logs.close()

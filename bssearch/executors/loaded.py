@@ -7,11 +7,11 @@ import traceback
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from bssearch.errors import BSSearchError, LaunchError, WorkloadError
 from bssearch.executors.base import AskStop, Load, Measured, Measurement, Refused
-from bssearch.executors.process import code_has_changed, describe_exception
+from bssearch.executors.process import check_unchanged, describe_exception
 from bssearch.records import (
     MemoryRequest,
     NoiseRequest,
@@ -67,8 +67,7 @@ class LoadedWorkload:
             self._workload = made(name, settings.given, settings.workload_settings)
         check_libraries(self._workload, settings.optimizers)
         self.revision = workload_revision(self._workload)
-        if load.revision not in {None, self.revision}:
-            raise code_has_changed(f"the file of workload {name!r}", load.revision, self.revision)
+        check_unchanged(f"the file of workload {name!r}", load.revision, self.revision)
         try:
             data = check_data(self._workload.load(torch.device("cpu")), self._workload)
         except BaseException as error:
@@ -155,8 +154,7 @@ class LoadedWorkload:
                 try:
                     observation = next(observations)
                 except StopIteration as end:
-                    outcome: TrialOutcome = end.value
-                    return outcome
+                    return cast(TrialOutcome, end.value)
                 on_observation(observation)
 
     def trial(self, request: TrialRequest, *, stop: AskStop, on_progress: Callable[[], None] = lambda: None) -> Trial:
@@ -167,13 +165,12 @@ class LoadedWorkload:
         from bssearch.training.loop import Trial
 
         torch.set_num_threads(request.plan.threads)
-        clock = clock_for(self._computation.device)
         return Trial(
             request,
             self._workload,
             self._data,
             self._computation,
-            clock=clock,
+            clock=clock_for(self._computation.device),
             stop=stop,
             on_progress=on_progress,
             noise_budget=self._noise_budget,

@@ -327,8 +327,8 @@ class SlotExecutor(ABC):
     def slots_apart(self) -> bool:
         """See `Executor.slots_apart`, of started slots; on a CPU, seconds are corrected for neighbours."""
         if not self._has_gpus:
-            own_loop = self._settings.program is not None  # may use more threads
-            return not own_loop and self.slots * self._settings.threads <= usable_cores()
+            # an own loop may use more threads
+            return self._settings.program is None and self.slots * self._settings.threads <= usable_cores()
         places = [slot.place for slot in self._slots if slot.place is not None]
         return self.slots <= (self._devices or 0) and len({*places}) == len(places)
 
@@ -368,7 +368,6 @@ class SlotExecutor(ABC):
         for slot, request in jobs:
             if self._has_gpus and request.configuration in slot.timed:
                 self._discard(slot)
-        for slot, _ in jobs:
             if slot.state is SlotState.EMPTY:
                 self._start(slot)
         try:
@@ -521,8 +520,7 @@ class SlotExecutor(ABC):
     def _worker_environment(self) -> dict[str, str]:
         """User programs configure their own allocator."""
         given = self._settings.environment
-        trains = self._settings.program is None
-        return (allocator_environment({**os.environ, **given}) if trains else {}) | dict(given)
+        return (allocator_environment({**os.environ, **given}) if self._settings.program is None else {}) | dict(given)
 
     def _make_ready(self, slot: Slot) -> None:
         while slot.worker is not None and (slot.state is SlotState.CONDEMNED or slot.worker.has_exited()):
@@ -557,11 +555,6 @@ class SlotExecutor(ABC):
         for slot in self._slots:
             slot.end_if_hung(self._hang_seconds(slot))
 
-    def _automatic_slots(self, loaded: Loaded) -> int:
-        """Slots of a machine whose GPUs may be hidden from PyTorch."""
-        uses_cpu = loaded.device == "cpu" and self._settings.program is None
-        return cpu_slots(self._settings.threads) if uses_cpu else loaded.devices
-
     def _hang_seconds(self, slot: Slot) -> float:
         settings = self._settings
         compiles = settings.training.compile != "none" and (slot.trial is None or slot.trial.last is None)
@@ -574,7 +567,9 @@ class SlotExecutor(ABC):
             self._devices_of[worker.slot] = reply.device
             if self._devices is None:
                 self._devices, self._has_gpus = reply.devices, reply.device != "cpu"
-                self._add_slots(self._automatic_slots(reply) if self._settings.slots == "auto" else 0)
+                if self._settings.slots == "auto":
+                    uses_cpu = not self._has_gpus and self._settings.program is None
+                    self._add_slots(cpu_slots(self._settings.threads) if uses_cpu else reply.devices)
         event = slot.bury() if reply is None else slot.take(reply)
         if event is not None:
             self._events.append(event)

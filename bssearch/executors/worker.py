@@ -27,8 +27,6 @@ from bssearch.executors.base import (
     LineSplitter,
     Load,
     Loaded,
-    Measured,
-    Measurement,
     Refused,
     Reply,
     decode_command,
@@ -107,16 +105,13 @@ class Worker:
                 case Load():
                     self._answer(partial(self._load, command), self._refused)
                 case "describe":
-                    self._answer(lambda: self._trainable.describe(), self._refused)
+                    self._answer(self._trainable.describe, self._refused)
                 case StepTimeRequest() | MemoryRequest() | NoiseRequest():
-                    self._answer(partial(self._measure, command), partial(not_measured, request=command))
+                    self._answer(partial(self._trainable.measure, command), partial(not_measured, request=command))
                 case TrialRequest():
                     self._run(command)
                 case "exit":
                     return
-
-    def _measure(self, request: Measurement) -> Measured:
-        return self._trainable.measure(request)
 
     @property
     def _trainable(self) -> Trainable:

@@ -404,7 +404,16 @@ class Growth:
         self.stages = stages_of(configuration, self.schedule)
         self.samples = self.micro_batches = self.epoch = self.offset = 0
         self.place = 0
-        self._check()
+        for stage in self.stages:
+            if train_samples is None and stage.micro_batch_size != self.stages[0].micro_batch_size:
+                raise WorkloadError(
+                    f"micro-batches of batch {stage.batch_size} have {stage.micro_batch_size} samples; if the workload "
+                    f"makes its batches itself they must stay at {self.stages[0].micro_batch_size}"
+                )
+            if train_samples is not None and stage.batch_size > train_samples:
+                raise WorkloadError(
+                    f"batch_size = {stage.batch_size} must be <= {train_samples}, the number of training samples"
+                )
 
     @property
     def stage(self) -> Stage:
@@ -466,18 +475,6 @@ class Growth:
     def _end_epoch(self) -> None:
         if self._train_samples is not None and self.offset + self.stage.batch_size > self._train_samples:
             self.epoch, self.offset = self.epoch + 1, 0
-
-    def _check(self) -> None:
-        for stage in self.stages:
-            if self._train_samples is None and stage.micro_batch_size != self.stages[0].micro_batch_size:
-                raise WorkloadError(
-                    f"micro-batches of batch {stage.batch_size} have {stage.micro_batch_size} samples; if the workload "
-                    f"makes its batches itself they must stay at {self.stages[0].micro_batch_size}"
-                )
-            if self._train_samples is not None and stage.batch_size > self._train_samples:
-                raise WorkloadError(
-                    f"batch_size = {stage.batch_size} must be <= {self._train_samples}, the number of training samples"
-                )
 
 
 def growing_rows(epochs: Epochs, growth: Growth, *, ahead: bool = False) -> Epochs:

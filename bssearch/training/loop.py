@@ -43,7 +43,7 @@ from bssearch.training.gradient_noise import NoiseBudget, NoiseGrowth, NoiseMete
 from bssearch.training.memory import is_out_of_memory, peak_memory_meter, unused_memory
 from bssearch.training.nvml import DeviceMeter
 from bssearch.training.trainer import Trainer, seed_everything, warm_up
-from bssearch.training.trial_checkpoint import Checkpoint, RandomState, Saved, continue_from, identity_of
+from bssearch.training.trial_checkpoint import Checkpoint, RandomState, Saved, continue_from, identity_with_workload
 from bssearch.workloads.base import Workload, measure, metric_value
 from bssearch.workloads.data import Data
 
@@ -75,7 +75,6 @@ class Trial:
         self._workload = workload
         self._data = data
         self._computation = computation
-        self._device = computation.device
         self._tokens_per_sample = tokens_per_sample(workload)
         self._clock = clock
         self._stop = stop
@@ -168,7 +167,7 @@ class Trial:
 
     def _checkpoint(self, path: str) -> Checkpoint:
         with self._clock.ledger("other"):
-            identity = identity_of(self._request, self._workload, len(self._data.train), self._computation)
+            identity = identity_with_workload(self._request, self._workload, len(self._data.train), self._computation)
         return Checkpoint(Path(path), identity, self._clock, self._on_progress)
 
     def _parts(self) -> tuple[dict[str, Saved], dict[str, Saved]]:
@@ -176,7 +175,7 @@ class Trial:
         training: dict[str, Saved] = {"trainer": self._trainer}
         meters = {"noise": self._noise, "noise_growth": self._noise_growth}
         training |= {name: meter for name, meter in meters.items() if meter is not None}
-        training["random"] = RandomState(self._device)
+        training["random"] = RandomState(self._computation.device)
         measured: dict[str, Saved] = {
             "clock": self._clock,
             "contention": self._contention,
@@ -280,7 +279,7 @@ class Trial:
             ghost_batch_size=settings.ghost_batch_size,
         )
         found = [*self._standing_warnings(), *(sentence for _, sentence in caveats), *contention.warnings]
-        unused = unused_memory(self._device, self._progress.peak)
+        unused = unused_memory(self._computation.device, self._progress.peak)
         found += [] if unused is None else [unused]
         return (*found, *self._clock.warnings(wall))
 

@@ -337,8 +337,7 @@ def measure_memory(
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        lines = str(error).strip().splitlines()
-        reason = lines[0] if lines else type(error).__name__
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
     return MemoryUse(
         micro_batch_size=request.configuration.micro_batch_size,
         fits=reason is None,

@@ -126,22 +126,13 @@ class Updates:
 
     def apply(self) -> None:
         """Clip the whole gradient; step all."""
-        if self.scaler is not None:
-            self._unscale(self.optimizers)
-        if self._clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(self._model.parameters(), self._clip_norm)
-        for optimizer in self.optimizers:
-            self._step(optimizer)
+        self._clip_and_step(self.optimizers, self._model.parameters())
         self.end()
 
     def apply_one(self, optimizer: torch.optim.Optimizer) -> None:
         """Clip and step one optimizer; call `end` later."""
-        if self.scaler is not None:
-            self._unscale([optimizer])
-        if self._clip_norm is not None:
-            trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-            torch.nn.utils.clip_grad_norm_(trained, self._clip_norm)
-        self._step(optimizer)
+        trained = (parameter for group in optimizer.param_groups for parameter in group["params"])
+        self._clip_and_step([optimizer], trained)
 
     def apply_each(self) -> None:
         """Step each optimizer that has gradients."""
@@ -159,6 +150,14 @@ class Updates:
             self._was_scaled = False
         if self.average is not None:
             self.average.update()
+
+    def _clip_and_step(self, optimizers: Iterable[torch.optim.Optimizer], parameters: Iterable[torch.Tensor]) -> None:
+        if self.scaler is not None:
+            self._unscale(optimizers)
+        if self._clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(parameters, self._clip_norm)
+        for optimizer in optimizers:
+            self._step(optimizer)
 
     def _unscale(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
         assert self.scaler is not None, "there is a loss scaling in fp16 only"
@@ -367,7 +366,7 @@ class Trainer(AbstractContextManager["Trainer"]):
     def take_mean_loss(self) -> float | None:
         """Mean loss since the last call; waits for the device."""
         mean = self._losses.mean()
-        self._losses.clear()
+        self._losses = LossSum(self._losses.device)
         return mean
 
     def first_step_problem(self) -> str | None:
@@ -496,12 +495,6 @@ class LossSum:
         self.device = device
         self._total = torch.zeros((), dtype=torch.float64, device=device)
         self._weight: torch.Tensor | float = 0.0
-        self._losses = 0
-
-    def clear(self) -> None:
-        """Reset."""
-        self._total.zero_()
-        self._weight = 0.0
         self._losses = 0
 
     def add(self, loss: torch.Tensor | WeightedLoss) -> None:

@@ -60,24 +60,32 @@ State = dict[str, Any]  # tensors, numbers, strings, None, and containers of the
 Identity = Mapping[str, str]  # the values that decide a trial's steps, by name, as JSON
 
 
-def identity_of(
-    request: TrialRequest, workload: Workload, train_samples: int, computation: Computation
-) -> dict[str, str]:
-    """Values that must be equal to resume a trial."""
+def identity_of(request: TrialRequest, **others: object) -> dict[str, str]:
+    """Values that must be equal to resume a trial: the request's and ``others``."""
     fields = {
-        "format": FORMAT,
         "configuration": asdict(request.plan.configuration),
         "seed": request.plan.seed,
         "target": asdict(request.target),
         "eval_every_steps": request.plan.eval_every_steps,
         "threads": request.plan.threads,
-        "workload": [type(workload).__qualname__, workload_revision(workload)],
-        "train_samples": train_samples,
-        "device": computation.device.type,
-        "precision": computation.precision,
-        **{name: getattr(computation.settings, name) for name in _SETTINGS},
+        **others,
     }
     return {name: json.dumps(value, sort_keys=True) for name, value in fields.items()}
+
+
+def identity_with_workload(
+    request: TrialRequest, workload: Workload, train_samples: int, computation: Computation
+) -> dict[str, str]:
+    """`identity_of` a trial that bssearch's own loop trains."""
+    return identity_of(
+        request,
+        format=FORMAT,
+        workload=[type(workload).__qualname__, workload_revision(workload)],
+        train_samples=train_samples,
+        device=computation.device.type,
+        precision=computation.precision,
+        **{name: getattr(computation.settings, name) for name in _SETTINGS},
+    )
 
 
 class Saved(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn, cast
 
 import numpy as np
 import torch
@@ -89,8 +89,7 @@ class Part:
     @property
     def device(self) -> torch.device:
         """Device of the rows."""
-        device: torch.device = leaves(self.inputs)[0].device
-        return device
+        return cast(torch.device, leaves(self.inputs)[0].device)
 
     @property
     def bytes(self) -> int:

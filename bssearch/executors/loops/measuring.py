@@ -161,10 +161,8 @@ class MeasuredMemory(Looked):
         return True
 
     def _tell(self, *, fits: bool, peak: int | None, reason: str | None = None) -> None:
-        use = MemoryUse(
-            micro_batch_size=self.configuration.micro_batch_size, fits=fits, peak_memory_bytes=peak, reason=reason
-        )
-        self._answer(use)
+        micro = self.configuration.micro_batch_size
+        self._answer(MemoryUse(micro_batch_size=micro, fits=fits, peak_memory_bytes=peak, reason=reason))
 
 
 class TimedLoop(Looked):

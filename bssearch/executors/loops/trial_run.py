@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import io
-import json
 import math
 import statistics
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +33,7 @@ from bssearch.training.course import Course, Ending, first_line, not_finite, pau
 from bssearch.training.loop import TESTED_STATES
 from bssearch.training.memory import peak_memory_meter
 from bssearch.training.nvml import DeviceMeter
-from bssearch.training.trial_checkpoint import Checkpoint, RandomState, Saved, SavedPart
+from bssearch.training.trial_checkpoint import Checkpoint, RandomState, Saved, SavedPart, identity_of
 
 WARM_UP_STEPS = 3  # their excess over later steps is not training time
 
@@ -417,7 +415,9 @@ class TrialRun(Assignment):
         loss = None if loss is None else float(loss)
         with self._clock.clock.ledger("other"):
             if not is_metric(metric) or (loss is not None and not math.isfinite(loss)):
-                self._end(Ending(TrialState.DIVERGED, self._not_finite(metric, step)))
+                what = "the loss" if is_metric(metric) else target.metric
+                reason = f"{not_finite(what, metric)}: {where(self.stages.last(step), step)}"
+                self._end(Ending(TrialState.DIVERGED, reason))
                 return
             broken = first_non_finite(self._objects)
             if broken is not None:
@@ -530,17 +530,7 @@ class TrialRun(Assignment):
         return None
 
     def _checkpoint(self, path: str) -> Checkpoint:
-        request = self._request
-        fields = {
-            "configuration": asdict(request.plan.configuration),
-            "seed": request.plan.seed,
-            "target": asdict(request.target),
-            "eval_every_steps": request.plan.eval_every_steps,
-            "threads": request.plan.threads,
-            "script": self._revision,
-            "device": self._torch_device.type,
-        }
-        identity = {name: json.dumps(value, sort_keys=True) for name, value in fields.items()}
+        identity = identity_of(self._request, script=self._revision, device=self._torch_device.type)
         return Checkpoint(Path(path), identity, self._clock.clock, self._line.progressed)
 
     def _parts(self) -> tuple[dict[str, Saved], dict[str, Saved]]:
@@ -560,10 +550,6 @@ class TrialRun(Assignment):
         if self.stages.grows:
             measured["stages"] = self.stages
         return training, measured
-
-    def _not_finite(self, metric: float, step: int) -> str:
-        what = "the loss" if is_metric(metric) else self._request.target.metric
-        return f"{not_finite(what, metric)}: {where(self.stages.last(step), step)}"
 
     def _outcome(self, ending: Ending) -> TrialOutcome:
         clock, threads, progress = self._clock.clock, self._plan.threads, self._course.progress

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bssearch.errors import UsageError, WorkloadError
 from bssearch.executors.base import Answer, AskStop, Load, Program, Work
-from bssearch.executors.process import code_has_changed, judge_command
+from bssearch.executors.process import check_unchanged, judge_command
 from bssearch.executors.programs.command_process import (
     LAST_LINES,
     TICK_SECONDS,
@@ -336,8 +336,7 @@ class LoadedCommand(LoadedProgram):
         self._threads, self._hang_seconds = load.settings.threads, load.settings.hang_seconds
         self.revision = revision_of(self._program, self._folder)
         self._takes = places_of(self._program.command)
-        if load.revision not in {None, self.revision}:
-            raise code_has_changed("a file that the command names", load.revision, self.revision)
+        check_unchanged("a file that the command names", load.revision, self.revision)
 
     def _answer(self, work: Work) -> Answer:
         try:

@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
@@ -40,9 +41,9 @@ from bssearch.executors.base import (
 )
 from bssearch.executors.devices import device_of
 from bssearch.executors.process import (
-    DieWithParent,
     Watcher,
     become_subreaper,
+    die_with_parent,
     end_descendants,
     has_exited,
     judge_command,
@@ -237,8 +238,7 @@ def with_end(outcome: TrialOutcome, found: Conversation, program: str) -> TrialO
     if found.overstayed:
         warning = f"{program} was killed: it still ran {LEAVE_SECONDS:g} s after its trial had ended"
     elif found.exit_code != 0 and outcome.state is not TrialState.FAILED and outcome.state is not TrialState.OOM:
-        reason = judge_exit(found.exit_code, None, who=program)[1]
-        warning = f"{program} failed after its trial had ended: {reason}"
+        warning = f"{program} failed after its trial had ended: {judge_exit(found.exit_code, None, who=program)[1]}"
     else:
         return outcome
     return replace(outcome, warnings=(*outcome.warnings, warning))
@@ -560,5 +560,5 @@ def _started(command: Sequence[str], folder: Path, pipe: Path, line: Path) -> su
         stderr=subprocess.STDOUT,
         bufsize=0,
         process_group=0,
-        preexec_fn=DieWithParent(os.getpid()),
+        preexec_fn=partial(die_with_parent, os.getpid()),
     )

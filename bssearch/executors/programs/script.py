@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from bssearch.errors import LaunchError, WorkloadError
 from bssearch.executors.base import Answer, AskStop, Load, Program, Reply, Work
-from bssearch.executors.process import code_has_changed, judge_exit, kernel_memory_kills
+from bssearch.executors.process import check_unchanged, judge_exit, kernel_memory_kills
 from bssearch.executors.programs.command_process import (
     Conversation,
     LoadedProgram,
@@ -108,12 +108,11 @@ class ScriptServer:
         """The last script's exit code, or None."""
         self._control.setblocking(False)
         try:
-            code: int = self._told()["exit"]
+            return cast(int, self._told()["exit"])
         except BlockingIOError:
             return None
         finally:
             self._control.setblocking(True)
-        return code
 
     def close(self) -> None:
         """End the server."""
@@ -130,8 +129,7 @@ class ScriptServer:
                 raise LaunchError("the process that starts the script has ended; see its output")
             self._said += chunk
         line, self._said = self._said.split(b"\n", 1)
-        told: dict[str, Any] = json.loads(line)
-        return told
+        return cast("dict[str, Any]", json.loads(line))
 
 
 THE_SCRIPT = "the script"
@@ -202,9 +200,7 @@ class LoadedScript(LoadedProgram):
             raise WorkloadError(f"no file {self._script}: {error.strerror}") from error
 
     def _refuse_changed(self) -> None:
-        now = self._revision_now()
-        if now != self.revision:
-            raise code_has_changed(f"the script {self._script}", self.revision, now)
+        check_unchanged(f"the script {self._script}", self.revision, self._revision_now())
 
     def _answer(self, work: Work) -> Answer:
         found = self._converse(work)
