@@ -20,7 +20,6 @@ from typing import IO, Any, TypeVar, cast
 
 from bssearch.errors import LaunchError, UsageError
 from bssearch.executors.base import Event, ExecutorSettings, Load, Measurement, Refused, check_threads
-from bssearch.executors.devices import uuid_of
 from bssearch.executors.loaded import LoadedWorkload, failed, not_measured, refused, trial_ended
 from bssearch.executors.process import REPEATABLE_CUBLAS, printed
 from bssearch.executors.slots import LocalExecutor, LogFolder, RunningTrial
@@ -114,6 +113,8 @@ class InlineExecutor:
         if self._trial is not None:
             running = self._trial.request.number
             raise ValueError(f"no slot is free for trial {request.number}: [{running}] are running")
+        from bssearch.executors.devices import uuid_of
+
         loaded = self._load()
         self._stop = None
         self._trial = RunningTrial(request, self._log.stat().st_size, loaded.device, uuid_of(loaded.device))

@@ -512,12 +512,12 @@ def become_subreaper() -> None:
 
 
 # found once: few operations are safe after a fork
-_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+_PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 
 
 def _prctl(option: int, value: int) -> None:
-    if _LIBC is not None:
-        _LIBC.prctl(option, value, 0, 0, 0)
+    if _PRCTL is not None:
+        _PRCTL(option, value, 0, 0, 0)
 
 
 def end_group() -> NoReturn:

@@ -13,6 +13,8 @@ from enum import Enum, auto
 from pathlib import Path
 from typing import Literal, TypeVar
 
+import psutil
+
 from bssearch.errors import BSSearchError, LaunchError
 from bssearch.executors.base import (
     Answer,
@@ -25,7 +27,6 @@ from bssearch.executors.base import (
     Reply,
     check_threads,
 )
-from bssearch.executors.devices import cpu_slots, may_have_gpus, usable_cores
 from bssearch.executors.process import (
     Inbox,
     WorkerHandle,
@@ -573,6 +574,51 @@ class SlotExecutor(ABC):
         event = slot.bury() if reply is None else slot.take(reply)
         if event is not None:
             self._events.append(event)
+
+
+# Automatic slots on a CPU: more would share its caches and memory bandwidth.
+MOST_CPU_SLOTS = 4
+
+# Memory of a CPU worker: 0.4 GiB for torch, the rest for data and training.
+WORKER_BYTES = 2**30
+
+CONTROL_GROUP = Path("/sys/fs/cgroup")
+
+# NVIDIA's, AMD's and WSL's drivers.
+GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+
+
+def may_have_gpus() -> bool:
+    """False if the system has no driver of a device that PyTorch calls CUDA."""
+    return any(Path(name).exists() for name in GPU_FILES)
+
+
+def cpu_slots(threads: int) -> int:
+    """Automatic slots on this CPU: a physical core for each thread, and memory for each worker."""
+    by_memory = _available_bytes() // WORKER_BYTES
+    return max(1, min(MOST_CPU_SLOTS, usable_cores() // threads, by_memory))
+
+
+def usable_cores() -> int:
+    """Physical cores that this process may use, by affinity and by the quota of its control group."""
+    logical = psutil.cpu_count() or 1
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else logical
+    cores = allowed * (psutil.cpu_count(logical=False) or logical) // logical
+    try:
+        quota, period = (CONTROL_GROUP / "cpu.max").read_text().split()
+        cores = min(cores, int(quota) // int(period))
+    except (OSError, ValueError):  # no control group, or no quota: "max"
+        pass
+    return max(1, cores)
+
+
+def _available_bytes() -> int:
+    available = int(psutil.virtual_memory().available)
+    try:
+        limit, used = (int((CONTROL_GROUP / name).read_text()) for name in ("memory.max", "memory.current"))
+    except (OSError, ValueError):  # no control group, or no limit: "max"
+        return available
+    return max(0, min(available, limit - used))
 
 
 class LocalExecutor(SlotExecutor):

@@ -32,7 +32,6 @@ from bssearch.executors.base import (
     decode_command,
     encode,
 )
-from bssearch.executors.devices import name_of, uuid_of
 from bssearch.executors.loaded import LoadedWorkload, failed, not_measured, refused, trial_ended
 from bssearch.executors.process import Watcher, die_with_parent, end_group
 from bssearch.records import (
@@ -174,6 +173,8 @@ class Worker:
             from bssearch.executors.programs.script import LoadedScript
 
             self._loaded = LoadedScript(load)
+        from bssearch.executors.devices import name_of, uuid_of
+
         gc.freeze()  # what the workload imported and loaded stays, too
         device = self._loaded.device
         return Loaded(

@@ -39,7 +39,6 @@ from bssearch.executors.base import (
     decode_reply,
     encode,
 )
-from bssearch.executors.devices import device_of
 from bssearch.executors.process import (
     Watcher,
     become_subreaper,
@@ -173,6 +172,8 @@ class LoadedProgram(ABC):
     revision: str
 
     def __init__(self, load: Load) -> None:
+        from bssearch.executors.devices import device_of
+
         settings = load.settings
         assert settings.program is not None, "a worker loads a program if there is one"
         self._program, self._folder = settings.program, settings.folder
