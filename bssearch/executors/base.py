@@ -324,8 +324,7 @@ LONGEST_LINE_BYTES = 2**25  # a deep recursion's traceback takes 1 MB
 class LineSplitter:
     """Splits bytes into lines; raises `ValueError` above `LONGEST_LINE_BYTES`."""
 
-    def __init__(self) -> None:
-        self._rest = b""
+    _rest = b""
 
     def feed(self, chunk: bytes) -> list[bytes]:
         """Lines that a chunk completes."""

@@ -61,10 +61,11 @@ class LoadedWorkload:
             limit_memory(device, self.memory_limit_bytes)
         self._computation = Computation(device, settings.training)
         self._noise_budget = NoiseBudget()
-        if settings.given is None:
-            self._workload = resolve(name, settings.workload_settings, settings.folder)
-        else:
-            self._workload = made(name, settings.given, settings.workload_settings)
+        self._workload = (
+            resolve(name, settings.workload_settings, settings.folder)
+            if settings.given is None
+            else made(name, settings.given, settings.workload_settings)
+        )
         check_libraries(self._workload, settings.optimizers)
         self.revision = workload_revision(self._workload)
         check_unchanged(f"the file of workload {name!r}", load.revision, self.revision)
@@ -73,8 +74,9 @@ class LoadedWorkload:
         except BaseException as error:
             if is_out_of_memory(error):
                 raise
-            message = f"workload {name!r} does not load: {describe_exception(error)}"
-            raise WorkloadError(message, hint=getattr(error, "hint", None)) from error
+            raise WorkloadError(
+                f"workload {name!r} does not load: {describe_exception(error)}", hint=getattr(error, "hint", None)
+            ) from error
         self._own_parameters = settings.own_parameters
         self._data, _ = place(data, self._computation, self.memory_limit_bytes)
 
@@ -97,8 +99,9 @@ class LoadedWorkload:
         except WorkloadError:
             raise
         except Exception as error:
-            message = f"the workload's model cannot be built and evaluated: {describe_exception(error)}"
-            raise WorkloadError(message) from error
+            raise WorkloadError(
+                f"the workload's model cannot be built and evaluated: {describe_exception(error)}"
+            ) from error
         environment = describe_environment(self._computation, workload, memory_limit_bytes=self.memory_limit_bytes)
         description = WorkloadDescription(
             train_samples=len(data.train),
@@ -113,8 +116,10 @@ class LoadedWorkload:
         try:
             to_json(description)
         except (TypeError, ValueError) as error:
-            message = "the workload's metrics must map names to MetricInfo with finite bounds or None; they are"
-            raise WorkloadError(f"{message} {dict(workload.metrics)}") from error
+            raise WorkloadError(
+                "the workload's metrics must map names to MetricInfo with finite bounds or None; they are "
+                f"{dict(workload.metrics)}"
+            ) from error
         return description
 
     def measure(self, request: Measurement) -> Measured:

@@ -15,7 +15,6 @@ import ctypes
 import math
 import os
 import queue
-import re
 import select
 import shutil
 import signal
@@ -38,6 +37,7 @@ from bssearch.errors import BSSearchError, WorkloadError
 from bssearch.executors.base import CHUNK_BYTES, Command, LineSplitter, Reply, decode_reply, encode
 from bssearch.records import TrialState, TrialStop
 from bssearch.settings import CHECKPOINT_DIR_VARIABLE, DATABASE_URL_VARIABLE, is_url
+from bssearch.training.process_times import found_in
 
 _TAIL_BYTES = 64 * 1024
 _TAIL_LINES = 40  # log lines shown for a dead worker
@@ -168,12 +168,8 @@ def no_noise_scale(what: str) -> WorkloadError:
 
 def kernel_memory_kills() -> int | None:
     """The kernel's count of OOM kills."""
-    try:
-        counters = Path("/proc/vmstat").read_text()
-    except OSError:
-        return None
-    found = re.search(r"^oom_kill (\d+)$", counters, re.MULTILINE)
-    return None if found is None else int(found[1])
+    kills = found_in(Path("/proc/vmstat"), r"^oom_kill (\d+)$")
+    return None if kills is None else int(kills)
 
 
 def words_of_no_memory(log: Path, start: int) -> str | None:

@@ -406,8 +406,12 @@ class SlotExecutor(ABC):
             if failure is None or not failure.out_of_memory:
                 raise
             reason = str(error).splitlines()[0]
-            micro = request.configuration.micro_batch_size
-            return MemoryUse(micro_batch_size=micro, fits=False, peak_memory_bytes=None, reason=reason)
+            return MemoryUse(
+                micro_batch_size=request.configuration.micro_batch_size,
+                fits=False,
+                peak_memory_bytes=None,
+                reason=reason,
+            )
         finally:
             self._discard(self._slots[0])
 

@@ -130,9 +130,8 @@ def growing_schedule(configuration: Configuration) -> BatchSchedule:
 
 def stages_of(configuration: Configuration, schedule: BatchSchedule | None) -> tuple[Stage, ...]:
     """Stages of a schedule; without one, a single stage."""
-    if schedule is not None:
-        return schedule.stages
-    return (Stage(0, configuration.batch_size, configuration.micro_batch_size),)
+    constant = Stage(0, configuration.batch_size, configuration.micro_batch_size)
+    return (constant,) if schedule is None else schedule.stages
 
 
 def constant_configurations(configuration: Configuration) -> list[Configuration]:

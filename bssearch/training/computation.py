@@ -308,7 +308,7 @@ def _checkpointed_class(kind: Any) -> Any:
             # A compiled graph changes buffers once, however often it computes; it takes no contexts of ours.
             contexts: dict[str, Any] = {}
             if not torch.compiler.is_compiling():
-                contexts["context_fn"] = lambda: (nullcontext(), _buffers_kept(self))  # of the first run, the second
+                contexts["context_fn"] = lambda: (nullcontext(), buffers_kept(self))  # of the first run, the second
             return checkpoint(kind.forward, self, *arguments, use_reentrant=False, **contexts, **named)
         return kind.forward(self, *arguments, **named)
 
@@ -316,14 +316,20 @@ def _checkpointed_class(kind: Any) -> Any:
 
 
 @contextmanager
-def _buffers_kept(module: nn.Module) -> Iterator[None]:
-    buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
+def buffers_kept(model: nn.Module) -> Iterator[None]:
+    """Restore a model's buffers after the block, replaced ones included."""
+    buffers = [
+        (module, name, buffer, buffer.clone())
+        for module in model.modules()
+        for name, buffer in module.named_buffers(recurse=False)
+    ]
     try:
         yield
     finally:
         with torch.no_grad():
-            for buffer, value in buffers:
+            for module, name, buffer, value in buffers:
                 buffer.copy_(value)
+                setattr(module, name, buffer)
 
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -371,9 +377,8 @@ class GhostNorm:
         return torch.cat(outputs) if len(outputs) > 1 else outputs[0]
 
     def _running(self: Any, groups: int) -> Running:
-        if not self.track_running_stats:
-            return None, None
-        return self.running_mean.repeat(groups), self.running_var.repeat(groups)
+        means, variances = self.running_mean, self.running_var
+        return (means.repeat(groups), variances.repeat(groups)) if self.track_running_stats else (None, None)
 
     def _normalise(self: Any, input: torch.Tensor, groups: int, running: Running, momentum: float) -> torch.Tensor:
         channels, rest = input.shape[1], input.shape[2:]

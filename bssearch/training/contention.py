@@ -102,8 +102,6 @@ class ContentionMeter:
     def start(self) -> None:
         """Start watching."""
         self._before = self._read_cpu()
-        self._looks = []
-        self._slow_before = self._looks_before = 0
         if self._gpu is not None:
             self._gpu.start()
 
@@ -159,16 +157,12 @@ class DeviceWatch:
         self._device = device
         self._since = time.time()
         self._memory_bytes: int | None = None
-        self._clear()
-
-    def _clear(self) -> None:
         self.is_unknown = False
         self._reasons: dict[str, None] = {}
         self._grown_bytes = 0
 
     def start(self) -> None:
-        """Reset and start watching."""
-        self._clear()
+        """Start watching."""
         self._since = time.time()
         self._memory_bytes = memory_of_others(self._device)
 

@@ -5,7 +5,6 @@ A pass computes gradients of a few small batches in fp32, uncompiled, and change
 
 from __future__ import annotations
 
-import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,8 +19,8 @@ from torch import nn
 from bssearch.errors import WorkloadError
 from bssearch.records import Configuration, GradientNoise, Target, TrialRequest
 from bssearch.records.noise_scale import FEWEST_PASSES, Norms, Pass, gradient_noise, moments
-from bssearch.training.batches import Growth
-from bssearch.training.computation import Computation
+from bssearch.training.batches import Growth, random_state_kept
+from bssearch.training.computation import Computation, buffers_kept
 from bssearch.training.course import Approach
 from bssearch.training.memory import is_out_of_memory
 from bssearch.training.trainer import Trainer, loss_of, seed_everything
@@ -200,7 +199,6 @@ class NoiseMeter:
         self._slowdown = _slowdown(computation)
         self._trainer = trainer
         self._accumulation_steps = configuration.accumulation_steps
-        self._target = target
         self._approach = Approach(target)
         self._budget = budget or NoiseBudget()
         self._now = now
@@ -218,7 +216,7 @@ class NoiseMeter:
         near = self._approach.is_near(metric)
         if self._ended or not near:
             return
-        self._ended = self._target.is_met_by(metric)
+        self._ended = self._approach.target.is_met_by(metric)
         if self._small_batches is None:
             self._small_batches = self._chosen_length(train_seconds)
         for _ in range(PASSES_AT_ONCE):
@@ -310,24 +308,9 @@ def _pass_of(fields: dict[str, Any]) -> Pass:
 
 @contextmanager
 def _untouched(model: nn.Module, device: torch.device, seed: int) -> Iterator[None]:
-    # seed every generator, then restore generators and buffers, replaced ones included
-    buffers = [
-        (module, name, buffer, buffer.clone())
-        for module in model.modules()
-        for name, buffer in module.named_buffers(recurse=False)
-    ]
-    python_state, numpy_state = random.getstate(), np.random.get_state()
-    try:
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            seed_everything(seed)
-            yield
-    finally:
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)
-        with torch.no_grad():
-            for module, name, buffer, value in buffers:
-                buffer.copy_(value)
-                setattr(module, name, buffer)
+    with buffers_kept(model), random_state_kept(device):
+        seed_everything(seed)
+        yield
 
 
 Divisors = dict[nn.Parameter, Callable[[], torch.Tensor]]

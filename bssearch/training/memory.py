@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import re
 import resource
 import threading
 from pathlib import Path
@@ -13,6 +12,7 @@ import psutil
 import torch
 
 from bssearch.records import MemoryBasis
+from bssearch.training.process_times import found_in
 
 # Under a memory limit on the CPU, larger blocks are separate mappings, which a free returns. glibc raises the threshold
 # up to 32 MiB, and the heap fragments: 1.21 GiB in a used worker for 0.96 in a new one.
@@ -235,7 +235,5 @@ def peak_process_memory_bytes(device: torch.device, status: Path = STATUS) -> in
 
 
 def _resident_bytes(field: str, status: Path = STATUS) -> int | None:
-    if not status.is_file():
-        return None
-    found = re.search(rf"^{field}:\s*(\d+) kB$", status.read_text(), re.MULTILINE)
-    return int(found[1]) * 1024 if found else None
+    kib = found_in(status, rf"^{field}:\s*(\d+) kB$")
+    return None if kib is None else int(kib) * 1024

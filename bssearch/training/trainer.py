@@ -101,8 +101,7 @@ class Updates:
         self._clip_norm = None if clip_norm is None else float(clip_norm)
         self.average = None if decay is None else AveragedWeights(model, float(decay))
         self.scaler = computation.new_scaler()
-        self._step: Callable[[torch.optim.Optimizer], object]
-        self._step = methodcaller("step") if self.scaler is None else self.scaler.step
+        self._step: Any = methodcaller("step") if self.scaler is None else self.scaler.step
         self.skipped = torch.zeros((), device=computation.device)
         self._left_out = torch.zeros_like(self.skipped)
         self._was_scaled = False
@@ -429,8 +428,7 @@ class Trainer(AbstractContextManager["Trainer"]):
         return self.schedule.factor(self.growth.position) * self.growth.rate_factor
 
     def _micro_batches(self) -> Generator[Batch, None, None]:
-        given = self._train, self._configuration, self._computation, self._seed
-        return micro_batches(*given, after_steps=self.steps, growth=self.growth)
+        return micro_batches(self._train, self._computation, self._seed, self.growth)
 
     def _augmented(self) -> Iterator[Batch]:
         for inputs, targets in self._batches:

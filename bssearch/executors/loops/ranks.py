@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 from torch import distributed
@@ -112,7 +112,7 @@ class Follower(Assignment):
         self.seed = assign.work.plan.seed if isinstance(assign.work, TrialRequest) else 0
         self._ranks = ranks
         self._steps = 0
-        self._word = _heard(ranks)
+        self._word = cast(Word, ranks.share(None))
 
     def begin(self) -> None:
         """Wait for all ranks."""
@@ -130,7 +130,7 @@ class Follower(Assignment):
     def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
         """Learn whether the trial is over."""
         self._ranks.wait()
-        self._word = _heard(self._ranks)
+        self._word = cast(Word, self._ranks.share(None))
         self.is_over = self._word.is_over
 
     def test(self, evaluate: Evaluate) -> None:
@@ -285,9 +285,3 @@ def check_evaluated(word: Word, step: int) -> None:
             f"no evaluation after step {word.due[-1]}, but one was due",
             hint="every rank: batches(loader, evaluate=...), or: if trial.evaluation_due: trial.report(accuracy=...)",
         )
-
-
-def _heard(ranks: Ranks) -> Word:
-    word: Word | None = ranks.share(None)
-    assert word is not None, "the first rank has said it"
-    return word

@@ -360,7 +360,6 @@ class TrialRun(Assignment):
 
     def pause(self) -> None:
         """Stop the clock for an evaluation."""
-        self._clock.pause()
         self._clock.enter("evaluation")
 
     def resume(self) -> None:
@@ -450,7 +449,6 @@ class TrialRun(Assignment):
 
     def looped(self, step: int, because: str = "") -> None:
         """End the trial with its loop."""
-        self._clock.pause()
         if step == 0:
             raise UsageError(f"the loop ended before its first step{ended_by(because)}")
         if self._course.progress.last is None:
@@ -462,7 +460,6 @@ class TrialRun(Assignment):
 
     def ran_out_of_memory(self, error: BaseException) -> bool:
         """End the trial."""
-        self._clock.pause()
         micro = self.stages.at(self._steps).micro_batch_size
         reason = f"out of memory, micro-batch {micro}, step {self._steps}: {first_line(error)}"
         self._end(Ending(TrialState.OOM, reason))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
@@ -292,7 +293,7 @@ def files_of(command: Sequence[str], folder: Path) -> dict[str, Path]:
     names = [
         name for token in command for name in (token, token.partition("=")[2]) if name and len(name) <= LONGEST_NAME
     ]
-    return {name: folder / name for name in names if _is_file(folder / name)}
+    return {name: folder / name for name in names if os.path.isfile(folder / name)}  # noqa: PTH113 - False for no name
 
 
 def digest_of(path: Path) -> str:
@@ -302,13 +303,6 @@ def digest_of(path: Path) -> str:
         return hashlib.sha256(f"{size} bytes".encode()).hexdigest()
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except (OSError, ValueError):
-        return False
 
 
 FEW_STEPS, MANY_STEPS = 2, 20  # evaluation intervals of the two runs that separate step from evaluation time
@@ -351,8 +345,12 @@ class LoadedCommand(LoadedProgram):
             if isinstance(work, StepTimeRequest):
                 return StepTime.where_memory_ran_out(work.configuration)
             if isinstance(work, MemoryRequest):
-                micro = work.configuration.micro_batch_size
-                return MemoryUse(micro_batch_size=micro, fits=False, peak_memory_bytes=None, reason=str(error))
+                return MemoryUse(
+                    micro_batch_size=work.configuration.micro_batch_size,
+                    fits=False,
+                    peak_memory_bytes=None,
+                    reason=str(error),
+                )
             raise
 
     def _description(self, process: CommandProcess) -> WorkloadDescription:

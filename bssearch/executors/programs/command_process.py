@@ -13,7 +13,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -287,26 +287,26 @@ class TrialSocket:
             self.line.close()
 
 
+@dataclass(slots=True)
 class SilenceLimit:
-    """A silence limit; each reply restarts it."""
+    """A silence limit; each reply restarts it from ``last``."""
 
-    def __init__(self, seconds: float, began: float) -> None:
-        self._seconds = seconds
-        self._last = began
+    seconds: float
+    last: float
 
     def is_over(self) -> bool:
         """True after too long a silence."""
-        return time.monotonic() - self._last > self._seconds
+        return time.monotonic() - self.last > self.seconds
 
     def take(self, reply: Reply) -> None:
         """Note a reply."""
-        self._last = time.monotonic()
+        self.last = time.monotonic()
 
     def stop(self) -> None:
         """Raise `WorkloadError` when the time is over."""
         if self.is_over():
             raise WorkloadError(
-                f"the command said nothing for {self._seconds:g} s after it had asked for its trial",
+                f"the command said nothing for {self.seconds:g} s after it had asked for its trial",
                 hint="raise executor.hang_seconds if the command may be silent longer",
             )
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -39,26 +39,26 @@ from bssearch.records import (
 HOST = "bssearch.executors.loops.script_host"  # by name, because the module is in a higher layer
 
 
+@dataclass(slots=True)
 class ScriptProcess:
     """A script's process and its line."""
 
-    def __init__(self, line: socket.socket, server: ScriptServer, pid: int) -> None:
-        self.line = line
-        self._server = server
-        self._pid = pid
-        self._code: int | None = None
+    line: socket.socket
+    server: ScriptServer
+    pid: int
+    code: int | None = None
 
     def exit_code(self) -> int | None:
         """See `ProgramProcess.exit_code`; `LaunchError` if the server died."""
-        if self._code is None:
-            self._code = self._server.exit_told()
-        return self._code
+        if self.code is None:
+            self.code = self.server.exit_told()
+        return self.code
 
     def kill(self) -> None:
         """Kill the group; the server ends the rest."""
-        if self._code is None:
+        if self.code is None:
             with suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._pid, signal.SIGKILL)
+                os.killpg(self.pid, signal.SIGKILL)
 
 
 class ScriptServer:

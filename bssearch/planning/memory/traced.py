@@ -242,9 +242,7 @@ def _added(mask: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
 
 
 def _dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
-    if not training or p == 0:
-        return input
-    return torch.native_dropout(input, p, True)[0]
+    return torch.native_dropout(input, p, True)[0] if training and p > 0 else input
 
 
 def _in_fp32(value: Any) -> Any:
