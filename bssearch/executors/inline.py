@@ -14,7 +14,7 @@ import time
 from bdb import BdbQuit
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from inspect import GEN_RUNNING, getgeneratorstate
 from typing import IO, Any, TypeVar, cast
 
@@ -260,12 +260,12 @@ def _flush() -> None:
     ctypes.CDLL(None).fflush(None)
 
 
+@dataclass(frozen=True)
 class _Copying:
     """Copies a stream to a log; debuggers use the terminal's attributes."""
 
-    def __init__(self, stream: IO[str], log: IO[str]) -> None:
-        self._stream = stream
-        self._log = log
+    _stream: IO[str]
+    _log: IO[str]
 
     def write(self, text: str) -> int:
         self._log.write(text)

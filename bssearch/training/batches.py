@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -221,12 +221,12 @@ def _copied(batches: Generator[Batch, None, None], device: torch.device) -> Gene
         batches.close()
 
 
+@dataclass(eq=False)
 class _Samples(Dataset[Batch]):
-    def __init__(self, part: Part) -> None:
-        self._part = part
+    part: Part
 
     def __getitem__(self, rows: Rows) -> Batch:
-        return self._part.gather(torch.from_numpy(rows))
+        return self.part.gather(torch.from_numpy(rows))
 
 
 Place = tuple[int, npt.NDArray[np.int64]]  # position of a micro-batch in the trial, and its rows
@@ -234,17 +234,17 @@ Place = tuple[int, npt.NDArray[np.int64]]  # position of a micro-batch in the tr
 _END = object()
 
 
+@dataclass(eq=False)
 class CollatedSamples(Dataset[Batch]):
     """Collates samples in any process."""
 
-    def __init__(self, part: DatasetPart, seed: int) -> None:
-        self._part = part
-        self._seed = seed
+    part: DatasetPart
+    seed: int
 
     def __getitem__(self, place: Place) -> Batch:
         position, rows = place
-        with seeded(self._seed, position):
-            return self._part.gather(torch.from_numpy(rows))
+        with seeded(self.seed, position):
+            return self.part.gather(torch.from_numpy(rows))
 
 
 def streamed(

@@ -86,7 +86,6 @@ class ContentionMeter:
         core: CorePace | None = None,
         read_cpu: Callable[[], CpuUse | None] | None = None,
     ) -> None:
-        self._device = device
         self._threads = threads
         self._core = core
         self._read_cpu = read_cpu or cpu_use

@@ -145,8 +145,8 @@ class Trial:
             self._trainer = Trainer(workload, plan.configuration, self._data.train, computation, plan.seed)
             if request.branch is not None:
                 continue_from(self._trainer, request.branch, plan.configuration.batch_size)
-            given = request, workload, computation, self._trainer, self._data.train
-            self._noise, self._noise_growth = noise_meter(*given, self._noise_budget), noise_growth(*given)
+            self._noise = noise_meter(request, self._trainer, self._noise_budget)
+            self._noise_growth = noise_growth(request, self._trainer)
         return self._trainer
 
     def _is_unseen(self, trainer: Trainer) -> bool:

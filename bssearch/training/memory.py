@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import resource
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -76,23 +77,22 @@ def peak_memory_bytes(device: torch.device) -> int | None:
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
 
 
+@dataclass(frozen=True, slots=True)
 class DeviceMemoryMeter:
     """Peak of tensors on a GPU."""
 
+    device: torch.device
     basis: ClassVar[MemoryBasis] = MemoryBasis.DEVICE
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
 
     def start(self) -> None:
         """Reset the peak."""
-        reset_peak_memory(self._device)
+        reset_peak_memory(self.device)
 
     restart = start
 
     def peak_bytes(self) -> int | None:
         """Peak bytes."""
-        return peak_memory_bytes(self._device)
+        return peak_memory_bytes(self.device)
 
     def close(self) -> None:
         """Do nothing."""

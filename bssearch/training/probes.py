@@ -208,12 +208,12 @@ def why_contended(contention: Contention, slow: str | None, clock: Clock, thread
     return "; ".join(filter(None, reasons)) or None
 
 
+@dataclass(frozen=True, slots=True)
 class _Timer:
-    def __init__(self, clock: Clock, core: CorePace | None, reference: ReferenceKernel, precision: float) -> None:
-        self._clock = clock
-        self._core = core
-        self._reference = reference
-        self._precision = precision
+    clock: Clock
+    core: CorePace | None
+    reference: ReferenceKernel
+    precision: float
 
     def time(
         self,
@@ -237,8 +237,8 @@ class _Timer:
             seconds = 0.0
             for _ in range(rows):
                 if between is not None:
-                    _seconds(self._clock, "evaluation", between)
-                seconds += _seconds(self._clock, ledger, row)
+                    _seconds(self.clock, "evaluation", between)
+                seconds += _seconds(self.clock, ledger, row)
             return seconds / (rows * in_a_row)
 
         return self._time(run, rows * in_a_row, limit)
@@ -248,24 +248,24 @@ class _Timer:
         runs: list[TimedRun] = []
         counted: list[TimedRun] = []
         spent = 0.0
-        started = self._clock.wall_seconds
+        started = self.clock.wall_seconds
         before = 0.0
         while len(runs) < most:
             is_late = spent >= limit and len(runs) >= fewest
             if len(counted) < fewest:
-                is_late &= len(runs) >= 2 * fewest and self._clock.wall_seconds - started >= PATIENCE * limit
+                is_late &= len(runs) >= 2 * fewest and self.clock.wall_seconds - started >= PATIENCE * limit
             if is_late:
                 break
             seconds = run()
-            after = 0.0 if self._core is None else self._core.look()
-            self._reference.look()
+            after = 0.0 if self.core is None else self.core.look()
+            self.reference.look()
             spent += seconds * per_run
             runs.append(TimedRun(seconds, per_run, max(before, after)))
             before = after
-            counted = at_full_pace(runs, self._core)
-            if len(counted) >= fewest and spent >= LEAST_SHARE * limit and is_settled(counted, self._precision):
+            counted = at_full_pace(runs, self.core)
+            if len(counted) >= fewest and spent >= LEAST_SHARE * limit and is_settled(counted, self.precision):
                 break
-        return timing_of(runs, self._core, self._precision)
+        return timing_of(runs, self.core, self.precision)
 
 
 def _seconds(clock: Clock, ledger: Ledger, work: Callable[[], object]) -> float:
@@ -409,7 +409,7 @@ def _measure_noise(request: NoiseRequest, workload: Workload, data: Data, comput
     warm_up(workload, configuration, data, computation, request.target.metric, request.seed)
     with Trainer(workload, configuration, data.train, computation, request.seed) as trainer:
         metric, reason = _train(request, trainer, data, computation)
-        passes = GradientPasses(workload, computation, trainer, configuration, data.train, request.seed)
+        passes = GradientPasses(trainer, request.seed)
         return NoiseMeasurement(
             batch_size=configuration.batch_size,
             micro_batch_size=configuration.micro_batch_size,

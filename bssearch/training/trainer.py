@@ -248,12 +248,12 @@ class Trainer(AbstractContextManager["Trainer"]):
         self.optimizers = self.updates.optimizers
         self._own_step = own_training_step(workload, computation)
         self._workload = workload
-        self._augment = getattr(workload, "augment", lambda inputs: inputs)
-        self._loss = loss_of(workload, configuration)
+        self.augment = getattr(workload, "augment", lambda inputs: inputs)
+        self.loss = loss_of(workload, configuration)
         self._configurations = constant_configurations(configuration)
-        self._configuration, self.now = configuration, self._configurations[0]
-        self._computation = computation
-        self._train = train
+        self.configuration, self.now = configuration, self._configurations[0]
+        self.computation = computation
+        self.train = train
         self._seed = seed
         self._last_factor: float | None = None
         self._batches = self._micro_batches()
@@ -280,7 +280,7 @@ class Trainer(AbstractContextManager["Trainer"]):
     @property
     def learning_rate(self) -> float:
         """The last step's learning rate, or the first step's."""
-        return self._configuration.learning_rate * (self._factor if self._last_factor is None else self._last_factor)
+        return self.configuration.learning_rate * (self._factor if self._last_factor is None else self._last_factor)
 
     @property
     def skipped_steps(self) -> int | None:
@@ -290,7 +290,7 @@ class Trainer(AbstractContextManager["Trainer"]):
     @property
     def has_noise(self) -> bool:
         """True if gradients of arbitrary samples can be computed."""
-        return self._own_step is None and self._train.has_rows
+        return self._own_step is None and self.train.has_rows
 
     def step(self) -> None:
         """Take an optimizer step."""
@@ -317,7 +317,7 @@ class Trainer(AbstractContextManager["Trainer"]):
             _backward=self._outside_autocast(self.updates.backward),
             _update=self._outside_autocast(self.updates.apply_one),
         )
-        with self._computation.whole_step():
+        with self.computation.whole_step():
             loss = take(step)
         if left := len(list(taken)):
             raise WorkloadError(f"training_step() took {total - left} of {total} micro-batches; it must take all")
@@ -325,7 +325,7 @@ class Trainer(AbstractContextManager["Trainer"]):
 
     def _outside_autocast(self, function: Callable[[T], None]) -> Callable[[T], None]:
         def called(argument: T) -> None:
-            with torch.autocast(self._computation.device.type, enabled=False):
+            with torch.autocast(self.computation.device.type, enabled=False):
                 function(argument)
 
         return called
@@ -373,7 +373,7 @@ class Trainer(AbstractContextManager["Trainer"]):
         loss = self._losses.mean()
         if loss is None or math.isfinite(loss):
             return None
-        configuration = self._configuration
+        configuration = self.configuration
         return (
             f"the loss of the first step is {loss}: batch size {configuration.batch_size}, "
             f"learning rate {configuration.learning_rate:.4g}; {self.first_non_finite() or 'no non-finite parameter'}"
@@ -396,7 +396,7 @@ class Trainer(AbstractContextManager["Trainer"]):
     def metrics(self, part: Part, names: Sequence[str]) -> dict[str, float]:
         """Metrics over a whole part, by averaged weights if any."""
         weights = nullcontext() if self.updates.average is None else self.updates.average.in_place()
-        with weights, self._computation.evaluating():
+        with weights, self.computation.evaluating():
             found = measure(self._workload, self.model, part)
             return {name: metric_value(self._workload, found, name) for name in names}
 
@@ -428,15 +428,15 @@ class Trainer(AbstractContextManager["Trainer"]):
         return self.schedule.factor(self.growth.position) * self.growth.rate_factor
 
     def _micro_batches(self) -> Generator[Batch, None, None]:
-        return micro_batches(self._train, self._computation, self._seed, self.growth)
+        return micro_batches(self.train, self.computation, self._seed, self.growth)
 
     def _augmented(self) -> Iterator[Batch]:
         for inputs, targets in self._batches:
-            yield self._computation.inputs(self._augment(inputs)), targets
+            yield self.computation.inputs(self.augment(inputs)), targets
 
     def _micro_batch_loss(self, inputs: Any, targets: Any) -> torch.Tensor | WeightedLoss:
-        with self._computation.training():
-            loss = self._loss(self.model, inputs, targets)
+        with self.computation.training():
+            loss = self.loss(self.model, inputs, targets)
         scalar = loss.total if isinstance(loss, WeightedLoss) else loss
         if not isinstance(scalar, torch.Tensor):
             raise WorkloadError(

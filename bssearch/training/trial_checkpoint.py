@@ -106,14 +106,14 @@ class SavedPart:
     restore: Callable[[State], None]
 
 
+@dataclass(frozen=True, slots=True)
 class Checkpoint:
     """A trial's file; calls ``on_progress`` per chunk."""
 
-    def __init__(self, path: Path, identity: Identity, clock: Clock, on_progress: Callable[[], None]) -> None:
-        self._path = path
-        self._identity = identity
-        self._clock = clock
-        self._on_progress = on_progress
+    path: Path
+    identity: Identity
+    clock: Clock
+    on_progress: Callable[[], None]
 
     def save(self, training: Mapping[str, Saved], measured: Mapping[str, Saved]) -> None:
         """Replace the file or, on failure, leave it; ``measured`` states are JSON.
@@ -121,18 +121,18 @@ class Checkpoint:
         Raises:
             ValueError: A state is larger than `restore` accepts.
         """
-        part = self._path.with_name(self._path.name + ".part")
+        part = self.path.with_name(self.path.name + ".part")
         file = new_guarded_file(part)
         archive = zipfile.ZipFile(file, "w")
         try:
-            with self._clock.ledger("other"):
-                _write_text(archive, IDENTITY, self._identity)
+            with self.clock.ledger("other"):
+                _write_text(archive, IDENTITY, self.identity)
                 self._write(archive, {name: one.state() for name, one in training.items()})
-            with self._clock.ledger("other"):
+            with self.clock.ledger("other"):
                 _write_text(archive, _MEASURED, {name: one.state() for name, one in measured.items()})
                 archive.close()
                 file.close()
-                part.replace(self._path)
+                part.replace(self.path)
         finally:
             for opened in (archive, file):
                 with suppress(OSError, ValueError):  # a full disk raises again on close
@@ -141,7 +141,7 @@ class Checkpoint:
 
     def _write(self, archive: zipfile.ZipFile, state: State) -> None:
         with archive.open(TRAINING, "w", force_zip64=True) as member:
-            file = _InChunks(member, self._on_progress)
+            file = _InChunks(member, self.on_progress)
             try:
                 torch.save(state, cast("IO[bytes]", file), pickle_module=_BoundedPickle)
             except Exception as error:
@@ -149,22 +149,22 @@ class Checkpoint:
 
     def restore(self, training: Mapping[str, Saved], measured: Mapping[str, Saved]) -> None:
         """Restore the parts in order; `CheckpointError` if missing, damaged, or another trial's."""
-        with self._clock.ledger("other"):
-            states = _read(self._path, self._identity, self._on_progress)
+        with self.clock.ledger("other"):
+            states = _read(self.path, self.identity, self.on_progress)
             try:
                 for parts, saved in zip((training, measured), states, strict=True):
                     for name in (name for name in parts if name in saved):
                         parts[name].restore(saved[name])
             except Exception as error:
-                raise _cannot_go_on(self._path, error) from error
-        self._on_progress()
+                raise _cannot_go_on(self.path, error) from error
+        self.on_progress()
 
 
+@dataclass(frozen=True, slots=True)
 class RandomState:
     """States of all global generators."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    device: torch.device
 
     def state(self) -> State:
         """The states."""
@@ -174,7 +174,7 @@ class RandomState:
             "python": [version, list(values), gauss],
             "numpy": [kind, [int(key) for key in keys], int(position), int(has_gauss), float(cached)],
             "torch": torch.get_rng_state(),
-            "cuda": torch.cuda.get_rng_state(self._device) if self._device.type == "cuda" else None,
+            "cuda": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
         }
 
     def restore(self, state: State) -> None:
@@ -184,8 +184,8 @@ class RandomState:
         kind, keys, position, has_gauss, cached = state["numpy"]
         np.random.set_state((kind, np.asarray(keys, dtype=np.uint32), position, has_gauss, cached))
         torch.set_rng_state(state["torch"])
-        if self._device.type == "cuda":
-            torch.cuda.set_rng_state(state["cuda"], self._device)
+        if self.device.type == "cuda":
+            torch.cuda.set_rng_state(state["cuda"], self.device)
 
 
 def _read(path: Path, identity: Identity, on_progress: Callable[[], None]) -> tuple[State, State]:

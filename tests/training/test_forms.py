@@ -139,7 +139,7 @@ def test_a_pass_takes_the_gradients_of_the_same_rows_in_every_form() -> None:
         train, computation = loaded(workload).train, on_cpu(loader_workers=0)
         split = replace(ACCUMULATED, dropout=0.0)
         with Trainer(workload, split, train, computation, seed=3) as trainer:
-            return GradientPasses(workload, computation, trainer, split, train, seed=5).measure(2)
+            return GradientPasses(trainer, seed=5).measure(2)
 
     assert norms(Texts()) == norms(Listed())
 

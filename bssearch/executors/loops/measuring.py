@@ -50,10 +50,9 @@ class Looked(Assignment):
 
     def __init__(self, assign: Assign, line: Line) -> None:
         super().__init__(constant_configurations(assign.configuration)[0], assign)
+        self._assign = assign
         self._line = line
-        self._metric = assign.program.metric
         self._torch_device = torch.device(assign.device)
-        self._memory_limit_bytes = assign.memory_limit_bytes
 
     def is_due(self, step: int) -> bool:
         """Always true."""
@@ -66,7 +65,7 @@ class Looked(Assignment):
     def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
         """Check the metrics."""
         self._line.progressed()
-        number_of(metrics, self._metric)
+        number_of(metrics, self._assign.program.metric)
 
     def looped(self, step: int, because: str = "") -> None:
         """Raise `UsageError`: the loop ended too early."""
@@ -86,7 +85,6 @@ class DescribedLoop(Looked):
     def __init__(self, assign: Assign, line: Line) -> None:
         super().__init__(assign, line)
         self.stages = LoopStages(assign.configuration)  # what cannot grow is refused before the search
-        self._revision = assign.revision
         self._metrics: Metrics = {}
         self._steps = 0
         self._warnings: list[str] = []
@@ -112,8 +110,8 @@ class DescribedLoop(Looked):
                     self._torch_device,
                     self._metrics,
                     self._metrics if self._first == 0 else {},
-                    memory_limit_bytes=self._memory_limit_bytes,
-                    revision=self._revision,
+                    memory_limit_bytes=self._assign.memory_limit_bytes,
+                    revision=self._assign.revision,
                     notice="; ".join(self._warnings) or None,
                 )
             )

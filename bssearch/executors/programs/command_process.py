@@ -13,7 +13,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -83,6 +83,7 @@ class ProgramProcess(Protocol):
         """Kill the process group."""
 
 
+@dataclass(slots=True)
 class Conversation:
     """Exchange of messages about one piece of work.
 
@@ -91,23 +92,16 @@ class Conversation:
         overstayed: killed because it ran on after its trial.
     """
 
-    def __init__(
-        self,
-        process: ProgramProcess,
-        stop: AskStop,
-        take: Callable[[Reply], None],
-        kernel_kills: int | None,
-    ) -> None:
-        self.reply: TrialEnded | Refused | Answer | None = None
-        self.exit_code = 0
-        self.overstayed = False
-        self.kernel_kills = kernel_kills
-        self._process = process
-        self._stop = stop
-        self._take = take
-        self._lines = LineSplitter()
-        self._has_stopped = False
-        self._ended_at: float | None = None
+    process: ProgramProcess
+    stop: AskStop
+    take: Callable[[Reply], None]
+    kernel_kills: int | None
+    reply: TrialEnded | Refused | Answer | None = None
+    exit_code: int = 0
+    overstayed: bool = False
+    _lines: LineSplitter = field(default_factory=LineSplitter)
+    _has_stopped: bool = False
+    _ended_at: float | None = None
 
     def hold(self, assign: Assign) -> Self:
         """Exchange messages until the program exits; kill it on an error.
@@ -118,8 +112,8 @@ class Conversation:
             self._hold(assign)
             return self
         except BaseException:
-            self._process.kill()
-            while self._process.exit_code() is None:
+            self.process.kill()
+            while self.process.exit_code() is None:
                 time.sleep(TICK_SECONDS)
             raise
 
@@ -128,12 +122,12 @@ class Conversation:
         number = assign.work.number if isinstance(assign.work, TrialRequest) else 0
         is_open = True
         while True:
-            asked = self._stop()
+            asked = self.stop()
             if asked is not None and not self._has_stopped:
                 self._has_stopped = True
                 self._send(TrialStop(number=number, state=asked[0], reason=asked[1]))
-            code = self._process.exit_code()
-            if is_open and select.select([self._process.line], [], [], 0.0 if code is not None else TICK_SECONDS)[0]:
+            code = self.process.exit_code()
+            if is_open and select.select([self.process.line], [], [], 0.0 if code is not None else TICK_SECONDS)[0]:
                 is_open = self._hear()
                 continue
             if code is not None:
@@ -143,11 +137,11 @@ class Conversation:
                 time.sleep(TICK_SECONDS)
             if self._ended_at is not None and time.monotonic() - self._ended_at > LEAVE_SECONDS:
                 self.overstayed = True
-                self._process.kill()
+                self.process.kill()
 
     def _hear(self) -> bool:
         try:
-            chunk = self._process.line.recv(CHUNK_BYTES)
+            chunk = self.process.line.recv(CHUNK_BYTES)
         except ConnectionResetError:
             return False
         try:
@@ -156,14 +150,14 @@ class Conversation:
                 if isinstance(reply, TrialEnded | Refused | Answer):
                     self.reply, self._ended_at = reply, time.monotonic()
                 else:
-                    self._take(reply)
+                    self.take(reply)
         except ValueError as error:
             raise UsageError(f"the program sent an invalid message: {str(error).splitlines()[0]}") from error
         return bool(chunk)
 
     def _send(self, command: Assign | TrialStop) -> None:
         with suppress(BrokenPipeError, ConnectionResetError):  # Its end is told by its exit code.
-            self._process.line.sendall(encode(command))
+            self.process.line.sendall(encode(command))
 
 
 class LoadedProgram(ABC):
