@@ -102,13 +102,15 @@ class LoadedWorkload:
             raise WorkloadError(
                 f"the workload's model cannot be built and evaluated: {describe_exception(error)}"
             ) from error
-        environment = describe_environment(self._computation, workload, memory_limit_bytes=self.memory_limit_bytes)
         description = WorkloadDescription(
             train_samples=len(data.train),
             validation_samples=len(data.validation),
             test_samples=len(data.test),
             metrics=dict(workload.metrics),
-            environment=replace(environment, workload_revision=self.revision),
+            environment=replace(
+                describe_environment(self._computation, workload, memory_limit_bytes=self.memory_limit_bytes),
+                workload_revision=self.revision,
+            ),
             model=model,
             tokens_per_sample=tokens_per_sample(workload),
             notice=self._computation.given_up,

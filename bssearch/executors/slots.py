@@ -8,6 +8,7 @@ import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from pathlib import Path
@@ -60,12 +61,13 @@ class LogFolder:
 
     def __init__(self, folder: Path | None) -> None:
         self.is_kept = folder is not None
-        self._temporary = None
-        if folder is None:
-            self._temporary = tempfile.TemporaryDirectory(prefix="bssearch-logs-", ignore_cleanup_errors=True)
-            folder = Path(self._temporary.name)
-        folder.mkdir(parents=True, exist_ok=True)
-        self._folder = folder
+        self._temporary = ExitStack()
+        self._folder = folder or Path(
+            self._temporary.enter_context(
+                tempfile.TemporaryDirectory(prefix="bssearch-logs-", ignore_cleanup_errors=True)
+            )
+        )
+        self._folder.mkdir(parents=True, exist_ok=True)
 
     def file_of(self, slot: int) -> Path:
         """A slot's log."""
@@ -73,8 +75,7 @@ class LogFolder:
 
     def close(self) -> None:
         """Remove a temporary folder. Idempotent."""
-        if self._temporary is not None:
-            self._temporary.cleanup()
+        self._temporary.close()
 
 
 @dataclass(slots=True)
@@ -405,12 +406,11 @@ class SlotExecutor(ABC):
             failure = self._slots[0].failure
             if failure is None or not failure.out_of_memory:
                 raise
-            reason = str(error).splitlines()[0]
             return MemoryUse(
                 micro_batch_size=request.configuration.micro_batch_size,
                 fits=False,
                 peak_memory_bytes=None,
-                reason=reason,
+                reason=str(error).splitlines()[0],
             )
         finally:
             self._discard(self._slots[0])

@@ -182,7 +182,8 @@ def compile_in_place(model: nn.Module, mode: str) -> None:
 
     dynamo.recompile_limit = GRAPHS_PER_FUNCTION
     dynamo.accumulated_recompile_limit = GRAPHS_PER_FUNCTION
-    compiled = _compiled_class(type(model), BACKEND, mode)
+    kind: Any = type(model)
+    compiled = _compiled_class(kind, BACKEND, mode)
     for module in model.modules():
         if type(module) is nn.Dropout and 0 < module.p < 1:
             module.__class__ = TracedDropout

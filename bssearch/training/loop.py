@@ -293,35 +293,36 @@ class Trial:
             device_use = self._device_meter.stop()
         wall = clock.wall_seconds
         samples, last = 0 if trainer is None else trainer.growth.samples, self._progress.last
-        outcome = TrialOutcome(
-            state=ending.state,
-            reason=ending.reason,
-            steps=0 if trainer is None else trainer.steps,
-            samples=samples,
-            tokens=None if self._tokens_per_sample is None else samples * self._tokens_per_sample,
-            train_seconds=clock.seconds("train"),
-            undelayed_train_seconds=clock.undelayed_train_seconds(self._plan.threads),
-            reference_seconds=self._reference.seconds,
-            host_bound_share=clock.host_bound_share,
-            evaluation_seconds=clock.seconds("evaluation"),
-            warmup_seconds=clock.seconds("warmup"),
-            other_seconds=clock.seconds("other"),
-            wall_seconds=wall,
-            final_metric=None if last is None else last.metric,
-            best_metric=self._progress.best,
-            test_metric=self._test_metric,
-            further_test_metrics=self._further_test_metrics,
-            peak_memory_bytes=self._progress.peak,
-            peak_memory_basis=None if self._progress.peak is None else self._memory.basis,
-            dropped_samples_per_epoch=None if trainer is None else trainer.dropped_samples,
-            contended=contention.contended or clock.is_contended(self._plan.threads),
-            warnings=self._warnings(contention, wall),
-            skipped_steps=None if trainer is None else trainer.skipped_steps,
-            data_placement=None if trainer is None else trainer.data_placement,
-            device_use=device_use,
-            noise=GradientNoise() if self._noise is None else self._noise.result(),
+        return self._course.with_target(
+            TrialOutcome(
+                state=ending.state,
+                reason=ending.reason,
+                steps=0 if trainer is None else trainer.steps,
+                samples=samples,
+                tokens=None if self._tokens_per_sample is None else samples * self._tokens_per_sample,
+                train_seconds=clock.seconds("train"),
+                undelayed_train_seconds=clock.undelayed_train_seconds(self._plan.threads),
+                reference_seconds=self._reference.seconds,
+                host_bound_share=clock.host_bound_share,
+                evaluation_seconds=clock.seconds("evaluation"),
+                warmup_seconds=clock.seconds("warmup"),
+                other_seconds=clock.seconds("other"),
+                wall_seconds=wall,
+                final_metric=None if last is None else last.metric,
+                best_metric=self._progress.best,
+                test_metric=self._test_metric,
+                further_test_metrics=self._further_test_metrics,
+                peak_memory_bytes=self._progress.peak,
+                peak_memory_basis=None if self._progress.peak is None else self._memory.basis,
+                dropped_samples_per_epoch=None if trainer is None else trainer.dropped_samples,
+                contended=contention.contended or clock.is_contended(self._plan.threads),
+                warnings=self._warnings(contention, wall),
+                skipped_steps=None if trainer is None else trainer.skipped_steps,
+                data_placement=None if trainer is None else trainer.data_placement,
+                device_use=device_use,
+                noise=GradientNoise() if self._noise is None else self._noise.result(),
+            )
         )
-        return self._course.with_target(outcome)
 
 
 def describe_model(

@@ -409,13 +409,12 @@ def _measure_noise(request: NoiseRequest, workload: Workload, data: Data, comput
     warm_up(workload, configuration, data, computation, request.target.metric, request.seed)
     with Trainer(workload, configuration, data.train, computation, request.seed) as trainer:
         metric, reason = _train(request, trainer, data, computation)
-        passes = GradientPasses(trainer, request.seed)
         return NoiseMeasurement(
             batch_size=configuration.batch_size,
             micro_batch_size=configuration.micro_batch_size,
             step=trainer.steps,
             metric=metric,
-            noise=_measure_passes(passes, request.noise_seconds_limit),
+            noise=_measure_passes(GradientPasses(trainer, request.seed), request.noise_seconds_limit),
             reason=reason,
         )
 

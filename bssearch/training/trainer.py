@@ -56,17 +56,13 @@ class AveragedWeights:
         """Add the current weights."""
         self._average(self._averages, self._weights, None)
 
-    def begin_again(self) -> None:
-        """Restart at the current weights."""
-        _copy(self._weights, self._averages)
-
     def state(self) -> list[torch.Tensor]:
         """The averages, not copied."""
         return self._averages
 
-    def restore(self, averages: list[torch.Tensor]) -> None:
-        """Restore averages."""
-        _copy(averages, self._averages)
+    def restore(self, averages: list[torch.Tensor] | None) -> None:
+        """Restore averages; without any, restart at the current weights."""
+        _copy(self._weights if averages is None else averages, self._averages)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
@@ -180,10 +176,8 @@ class Updates:
         """Take over another run's optimizer states and average, not its options; `ValueError` if parameters differ."""
         if optimizer is not None:
             take_over_states(self.optimizers, optimizer, self._model)
-        if self.average is not None and average is not None:
+        if self.average is not None:
             self.average.restore(average)
-        elif self.average is not None:
-            self.average.begin_again()
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore the state."""
@@ -241,15 +235,17 @@ class Trainer(AbstractContextManager["Trainer"]):
         self.dropped_samples = None if is_stream or self.growth.schedule else len(train) % configuration.batch_size
         self.data_placement = placement_of(train, computation)
         self.schedule = schedule_for(workload, configuration, len(train))
-        own = parameters_of_group(configuration.parameters, "model")
-        self.model = computation.build_model(workload, configuration.dropout, own)
+        self.model = computation.build_model(
+            workload, configuration.dropout, parameters_of_group(configuration.parameters, "model")
+        )
         self._built = built_optimizers(workload, self.model, configuration, computation.fused)
         self.updates = Updates(self.model, flat(self._built, self.model), configuration, computation)
         self.optimizers = self.updates.optimizers
         self._own_step = own_training_step(workload, computation)
         self._workload = workload
         self.augment = getattr(workload, "augment", lambda inputs: inputs)
-        self.loss = loss_of(workload, configuration)
+        own: dict[str, Any] = parameters_of_group(configuration.parameters, "loss")
+        self.loss = partial(getattr(workload, "loss", _no_loss), label_smoothing=configuration.label_smoothing, **own)
         self._configurations = constant_configurations(configuration)
         self.configuration, self.now = configuration, self._configurations[0]
         self.computation = computation
@@ -471,15 +467,6 @@ def check_split(configuration: Configuration, train_samples: int) -> None:
         )
     if batch_size > train_samples:
         raise WorkloadError(f"batch_size = {batch_size} must be <= {train_samples}, the number of training samples")
-
-
-Loss = Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor | WeightedLoss]
-
-
-def loss_of(workload: Workload, configuration: Configuration) -> Loss:
-    """The loss of (model, inputs, targets), with its own parameters."""
-    own: dict[str, Any] = parameters_of_group(configuration.parameters, "loss")
-    return partial(getattr(workload, "loss", _no_loss), label_smoothing=configuration.label_smoothing, **own)
 
 
 def _no_loss(*arguments: object, **settings: object) -> torch.Tensor:

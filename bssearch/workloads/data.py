@@ -49,11 +49,9 @@ def tensors(value: Nesting) -> list[torch.Tensor]:
 
 def moved(value: Nesting, device: torch.device, *, non_blocking: bool = False) -> Nesting:
     """Move a nesting's tensors to a device."""
-
-    def to_device(leaf: Any) -> Any:
-        return leaf.to(device, non_blocking=non_blocking) if isinstance(leaf, torch.Tensor) else leaf
-
-    return mapped(to_device, value)
+    return mapped(
+        lambda leaf: leaf.to(device, non_blocking=non_blocking) if isinstance(leaf, torch.Tensor) else leaf, value
+    )
 
 
 Collate = Callable[[list[Any]], Any]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -201,8 +201,7 @@ class TwoHeaded(nn.Module):
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Scores (samples, new classes) of images (samples, 1, 28, 28)."""
-        scores: torch.Tensor = self.head(self.dropout(self.trunk(inputs)))
-        return scores
+        return cast(torch.Tensor, self.head(self.dropout(self.trunk(inputs))))
 
 
 def trunk() -> nn.Sequential:

@@ -33,7 +33,8 @@ class Block(nn.Module):
         """Stream (samples, positions, width)."""
         stream = stream + self.dropout(self._attend(self.attention_norm(stream)))
         hidden = self.hidden_dropout(functional.gelu(self.mlp_in(self.mlp_norm(stream))))
-        return stream + self.dropout(self.mlp_out(hidden))
+        added: torch.Tensor = self.dropout(self.mlp_out(hidden))
+        return stream + added
 
     def _attend(self, stream: torch.Tensor) -> torch.Tensor:
         split = self.attention_in(stream).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)

@@ -273,22 +273,23 @@ class TimedLoop(Looked):
         share = clock.undelayed_train_seconds(threads)
         total = clock.seconds("train")
         reason = why_contended(contention, step.slow, clock, threads)
-        measured = StepTime(
-            batch_size=self.configuration.batch_size,
-            micro_batch_size=self.configuration.micro_batch_size,
-            step_seconds=step.median,
-            step_seconds_low=step.low,
-            step_seconds_high=step.high,
-            settled=step.settled,
-            steps_timed=step.count_all,
-            undelayed_step_seconds=None if share is None or not total else step.median * min(1.0, share / total),
-            reference_seconds=self._reference.seconds,
-            evaluation_seconds=statistics.median(self._evaluations[1:] or self._evaluations),
-            peak_memory_bytes=peak_memory_bytes(self._torch_device),
-            contended=reason is not None,
-            reason=reason,
+        self._answer(
+            StepTime(
+                batch_size=self.configuration.batch_size,
+                micro_batch_size=self.configuration.micro_batch_size,
+                step_seconds=step.median,
+                step_seconds_low=step.low,
+                step_seconds_high=step.high,
+                settled=step.settled,
+                steps_timed=step.count_all,
+                undelayed_step_seconds=None if share is None or not total else step.median * min(1.0, share / total),
+                reference_seconds=self._reference.seconds,
+                evaluation_seconds=statistics.median(self._evaluations[1:] or self._evaluations),
+                peak_memory_bytes=peak_memory_bytes(self._torch_device),
+                contended=reason is not None,
+                reason=reason,
+            )
         )
-        self._answer(measured)
 
 
 def work_of(assign: Assign, line: Line) -> TrialRun | Looked:

@@ -557,26 +557,27 @@ class TrialRun(Assignment):
             device_use = self._device_meter.stop()
         wall = clock.wall_seconds
         excess, undelayed = self._clock.excess, clock.undelayed_train_seconds(threads)
-        outcome = TrialOutcome(
-            state=ending.state,
-            reason=ending.reason,
-            steps=self._steps,
-            samples=self._samples,
-            train_seconds=clock.seconds("train") - excess,
-            undelayed_train_seconds=None if undelayed is None else max(0.0, undelayed - excess),
-            reference_seconds=self._reference.seconds,
-            evaluation_seconds=clock.seconds("evaluation"),
-            warmup_seconds=clock.seconds("warmup") + excess,
-            other_seconds=clock.seconds("other"),
-            wall_seconds=wall,
-            data_seconds=self._data_seconds,
-            final_metric=None if progress.last is None else progress.last.metric,
-            best_metric=progress.best,
-            test_metric=self._test_metric,
-            peak_memory_bytes=progress.peak,
-            peak_memory_basis=None if progress.peak is None else self._memory.basis,
-            contended=contention.contended or clock.is_contended(threads),
-            warnings=(*progress.warnings, *contention.warnings, *clock.warnings(wall)),
-            device_use=device_use,
+        return self._course.with_target(
+            TrialOutcome(
+                state=ending.state,
+                reason=ending.reason,
+                steps=self._steps,
+                samples=self._samples,
+                train_seconds=clock.seconds("train") - excess,
+                undelayed_train_seconds=None if undelayed is None else max(0.0, undelayed - excess),
+                reference_seconds=self._reference.seconds,
+                evaluation_seconds=clock.seconds("evaluation"),
+                warmup_seconds=clock.seconds("warmup") + excess,
+                other_seconds=clock.seconds("other"),
+                wall_seconds=wall,
+                data_seconds=self._data_seconds,
+                final_metric=None if progress.last is None else progress.last.metric,
+                best_metric=progress.best,
+                test_metric=self._test_metric,
+                peak_memory_bytes=progress.peak,
+                peak_memory_basis=None if progress.peak is None else self._memory.basis,
+                contended=contention.contended or clock.is_contended(threads),
+                warnings=(*progress.warnings, *contention.warnings, *clock.warnings(wall)),
+                device_use=device_use,
+            )
         )
-        return self._course.with_target(outcome)

@@ -150,20 +150,21 @@ class ReportedTrial:
         """The ended trial's outcome."""
         assert self.ending is not None, "a trial that has ended has an ending"
         progress, wall = self._course.progress, self._ended - self._started
-        outcome = TrialOutcome(
-            state=self.ending.state,
-            reason=self.ending.reason,
-            steps=self.steps,
-            samples=self._samples,
-            train_seconds=self._seconds,
-            other_seconds=max(0.0, wall - self._seconds),
-            wall_seconds=wall,
-            seconds_basis=self._basis,
-            final_metric=None if progress.last is None else progress.last.metric,
-            best_metric=progress.best,
-            warnings=tuple(self._warnings()),
+        return self._course.with_target(
+            TrialOutcome(
+                state=self.ending.state,
+                reason=self.ending.reason,
+                steps=self.steps,
+                samples=self._samples,
+                train_seconds=self._seconds,
+                other_seconds=max(0.0, wall - self._seconds),
+                wall_seconds=wall,
+                seconds_basis=self._basis,
+                final_metric=None if progress.last is None else progress.last.metric,
+                best_metric=progress.best,
+                warnings=tuple(self._warnings()),
+            )
         )
-        return self._course.with_target(outcome)
 
     def _warnings(self) -> Iterator[str]:
         if len(self._epochs) >= EPOCHS_SEEN and all(step == epoch for step, epoch in self._epochs):
@@ -429,8 +430,9 @@ class LoadedCommand(LoadedProgram):
                 return trial.failed(TrialState.FAILED, str(error))
         if trial.ending is None:
             state, reason = judge_command(code, process.kernel_kills, process.last_lines)
-            outcome = trial.failed(state, f"{reason} after {trial.steps} steps")
-            return replace(outcome, traceback=process.last_lines or None)
+            return replace(
+                trial.failed(state, f"{reason} after {trial.steps} steps"), traceback=process.last_lines or None
+            )
         return trial.outcome()
 
     def started(self, configuration: Configuration, *, seed: int, evaluate_every: int, threads: int) -> CommandProcess:
@@ -556,9 +558,7 @@ class LoadedCommand(LoadedProgram):
 
     def _reported_memory(self, configuration: Configuration, process: CommandProcess) -> MemoryUse:
         with closing(self._until_it_ends(process)) as reports:
-            for report in reports:
-                if report.step >= MEMORY_STEPS:
-                    break
+            next((report for report in reports if report.step >= MEMORY_STEPS), None)
         return MemoryUse(micro_batch_size=configuration.micro_batch_size, fits=True, peak_memory_bytes=None)
 
     def _hint_of_reports(self, process: CommandProcess) -> str:

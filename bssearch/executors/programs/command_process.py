@@ -248,7 +248,7 @@ class TrialSocket:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.line: socket.socket | None = None
-        self._door: socket.socket | None = socket.socket(socket.AF_UNIX)
+        self._door = socket.socket(socket.AF_UNIX)
         try:
             self._door.bind(str(path))
             self._door.listen(1)
@@ -258,19 +258,17 @@ class TrialSocket:
     @property
     def listening(self) -> list[socket.socket]:
         """The socket, while open."""
-        return [] if self._door is None else [self._door]
+        return [] if self._door.fileno() < 0 else [self._door]
 
     def accept(self) -> None:
         """Accept the program, and no other."""
-        assert self._door is not None, "it listens"
         self.line, _ = self._door.accept()
         self.shut()
 
     def shut(self) -> None:
         """Refuse further connections."""
-        if self._door is not None:
+        if self.listening:
             self._door.close()
-            self._door = None
             with suppress(FileNotFoundError):
                 self.path.unlink()
 
@@ -468,8 +466,9 @@ class CommandProcess(AbstractContextManager["CommandProcess"]):
         return self._code
 
     def _open_pipe(self, kept: ExitStack) -> Path:
-        prefix = report_folder_prefix(os.getpid())
-        folder = kept.enter_context(tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True))
+        folder = kept.enter_context(
+            tempfile.TemporaryDirectory(prefix=report_folder_prefix(os.getpid()), ignore_cleanup_errors=True)
+        )
         pipe = Path(folder) / "report"
         os.mkfifo(pipe, 0o600)
         # Also open for writing, so that reads never see end-of-file when the program closes it.
