@@ -105,6 +105,7 @@ class RunningTrial:
             contended=outcome.contended or self.contended,
             device=outcome.device or self.device,
             device_uuid=outcome.device_uuid or self.device_uuid,
+            wall_seconds=outcome.wall_seconds or time.monotonic() - self.started,
         )
         if self.last is not None and outcome.final_metric is None:
             outcome = replace(
@@ -117,8 +118,6 @@ class RunningTrial:
             )
             if self.best_metric is not None and not self.request.target.is_met_by(self.best_metric):
                 outcome = replace(outcome, last_miss_step=self.last.step, last_miss_seconds=self.last.train_seconds)
-        if outcome.wall_seconds == 0.0:
-            outcome = replace(outcome, wall_seconds=time.monotonic() - self.started)
         return outcome
 
 

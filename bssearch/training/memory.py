@@ -105,9 +105,7 @@ class ResidentMemoryMeter:
     """
 
     basis: ClassVar[MemoryBasis] = MemoryBasis.RESIDENT
-
-    def __init__(self) -> None:
-        self._from: int | None = None
+    _from: int | None = None
 
     def start(self) -> None:
         """Count from the current memory."""

@@ -281,22 +281,13 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
     From the k-th smallest to the k-th largest, with the largest k for which P(Bin(n, ½) < k) ≤ 2.5% (David & Nagaraja,
     Order Statistics, § 7.1). Raises `ValueError` below six values.
     """
-    k = _rank(len(values))
+    from scipy.special import bdtrik
+
+    k = math.ceil(bdtrik(0.025, len(values), 0.5))
     if k < 1:
         raise ValueError(f"{len(values)} values have no 95 % interval of the median; it takes 6")
     ordered = sorted(values)
     return ordered[k - 1], ordered[-k]
-
-
-@functools.cache
-def _rank(count: int) -> int:
-    below, ways = 0, 1
-    for k in range(count):
-        below += ways
-        if 40 * below > 2**count:
-            return k
-        ways = ways * (count - k) // (k + 1)
-    return 0
 
 
 STEPS = 3  # The first step creates the optimizer's state; the next ones show memory that grows.

@@ -296,27 +296,27 @@ def _whole(member: IO[bytes], on_progress: Callable[[], None]) -> io.BytesIO:
     return content
 
 
+@dataclass(slots=True)
 class _InChunks:
     """Reports progress; ``error`` keeps the OSError that PyTorch hides."""
 
-    def __init__(self, file: IO[bytes], on_progress: Callable[[], None]) -> None:
-        self._file = file
-        self._on_progress = on_progress
-        self.error: OSError | None = None
+    file: IO[bytes]
+    on_progress: Callable[[], None]
+    error: OSError | None = None
 
     def write(self, data: bytes) -> int:
         view = memoryview(data).cast("B")
         try:
             for start in range(0, len(view), CHUNK_BYTES):
-                self._file.write(view[start : start + CHUNK_BYTES])
-                self._on_progress()
+                self.file.write(view[start : start + CHUNK_BYTES])
+                self.on_progress()
         except OSError as error:
             self.error = self.error or error
             raise
         return len(view)
 
     def flush(self) -> None:
-        self._file.flush()
+        self.file.flush()
 
 
 FORMAT_HINT = (

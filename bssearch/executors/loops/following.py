@@ -256,8 +256,7 @@ class BatchRows:
     counts, unless longer than the size.
     """
 
-    def __init__(self) -> None:
-        self._place: SampleAxis | None = None
+    _place: SampleAxis | None = None
 
     def first(self, batch: Any, size: int) -> None:
         """Choose the part for a new size."""

@@ -9,6 +9,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,7 @@ class HostClock(Clock):
             torch.mps.synchronize()
 
 
+@dataclass(slots=True)
 class LoopClock:
     """Books a loop's time.
 
@@ -90,16 +92,15 @@ class LoopClock:
     also after a pause. Seconds are those of `Clock.counted_train_seconds`.
     """
 
-    def __init__(self, clock: HostClock, threads: int) -> None:
-        self.clock = clock
-        self._threads = threads
-        self.excess = 0.0
-        self._excess_before = 0.0
-        self._opened = ExitStack()
-        self._name: Ledger | None = None
-        self._steps: list[float] = []
-        self._step_began = 0.0
-        self._told = 0.0
+    clock: HostClock
+    threads: int
+    excess: float = 0.0
+    _excess_before: float = 0.0
+    _opened: ExitStack = field(default_factory=ExitStack)
+    _name: Ledger | None = None
+    _steps: list[float] = field(default_factory=list)
+    _step_began: float = 0.0
+    _told: float = 0.0
 
     def train(self) -> None:
         """Time training."""
@@ -140,7 +141,7 @@ class LoopClock:
 
     @property
     def _counted(self) -> float:
-        return self.clock.counted_train_seconds(self._threads)
+        return self.clock.counted_train_seconds(self.threads)
 
     def train_seconds(self, *, is_hit: bool = False) -> float:
         """Counted train seconds without warm-up; never decreases.
