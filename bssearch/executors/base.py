@@ -189,8 +189,7 @@ def check_threads(settings: ExecutorSettings) -> None:
 
 def make_executor(name: str, settings: ExecutorSettings) -> Executor:
     """Make an executor."""
-    executor: Executor = registry.load("executors", name)(settings)
-    return executor
+    return cast(Executor, registry.load("executors", name)(settings))
 
 
 Measurement = StepTimeRequest | MemoryRequest | NoiseRequest
@@ -225,9 +224,9 @@ class Assign:
     @property
     def plan(self) -> TrialPlan | StepTimeRequest | MemoryRequest | None:
         """Configuration and threads; None for a description."""
-        if self.work == "describe":
-            return None
-        return self.work.plan if isinstance(self.work, TrialRequest) else self.work
+        if isinstance(self.work, TrialRequest):
+            return self.work.plan
+        return None if self.work == "describe" else self.work
 
     @property
     def configuration(self) -> Configuration:
@@ -325,8 +324,7 @@ LONGEST_LINE_BYTES = 2**25  # a deep recursion's traceback takes 1 MB
 class LineSplitter:
     """Splits bytes into lines; raises `ValueError` above `LONGEST_LINE_BYTES`."""
 
-    def __init__(self) -> None:
-        self._rest = b""
+    _rest = b""
 
     def feed(self, chunk: bytes) -> list[bytes]:
         """Lines that a chunk completes."""

@@ -2,36 +2,18 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-from typing import TYPE_CHECKING
-
-import psutil
+import torch
 
 from bssearch.errors import LaunchError
-
-if TYPE_CHECKING:
-    import torch
+from bssearch.training.environment import device_name
+from bssearch.training.nvml import device_uuid, other_processes
 
 # CUDA memory outside the allocator: 0.5 GiB for context and kernels, the rest for workspaces
 CONTEXT_BYTES = 768 * 2**20
 
-# Automatic slots on a CPU: more would share its caches and memory bandwidth.
-MOST_CPU_SLOTS = 4
-
-# Memory of a CPU worker: 0.4 GiB for torch, the rest for data and training.
-WORKER_BYTES = 2**30
-
-CONTROL_GROUP = Path("/sys/fs/cgroup")
-
-# NVIDIA's, AMD's and WSL's drivers.
-GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
-
 
 def device_of(wanted: str, slot: int, allow_busy: bool = False) -> tuple[torch.device, int]:
     """Make a slot's device current; return it and the device count."""
-    import torch
-
     devices = usable_devices(wanted, allow_busy)
     device = devices[slot % len(devices)]
     if device.type == "cuda":
@@ -45,8 +27,6 @@ def usable_devices(wanted: str, allow_busy: bool = False) -> list[torch.device]:
     ``auto`` is the idle CUDA devices, else the CPU; ``cuda`` has no fallback. Raises `LaunchError` if the device is
     missing or, without ``allow_busy``, all are busy.
     """
-    import torch
-
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     cuda = [f"cuda:{index}" for index in range(count)]
     present = ["cpu", *cuda]
@@ -68,8 +48,6 @@ def memory_limit_of_slot(
 
     Slots on a CUDA device share it, minus `CONTEXT_BYTES` each, within ``limit_bytes``.
     """
-    import torch
-
     sharers = len(range(slot % devices, slots, devices))
     if device.type != "cuda" or sharers <= 1:
         return limit_bytes
@@ -81,25 +59,15 @@ def uuid_of(device: str) -> str | None:
     """The GPU's UUID as in ``nvidia-smi -L``."""
     if not device.startswith("cuda"):
         return None
-    import torch
-
-    from bssearch.training.nvml import device_uuid
-
     return device_uuid(torch.device(device))
 
 
 def name_of(device: str) -> str:
     """The device's model name."""
-    import torch
-
-    from bssearch.training.environment import device_name
-
     return device_name(torch.device(device))
 
 
 def _idle_ones(devices: list[torch.device], allow_busy: bool) -> list[torch.device]:
-    from bssearch.training.nvml import other_processes
-
     others = {device: other_processes(device) for device in devices}
     idle = [device for device in devices if not others[device]]
     if not idle and not allow_busy:
@@ -111,36 +79,3 @@ def _idle_ones(devices: list[torch.device], allow_busy: bool) -> list[torch.devi
             hint="wait for that process, choose another device, or accept a shared one with --allow-busy",
         )
     return idle or devices
-
-
-def may_have_gpus() -> bool:
-    """False if the system has no driver of a device that PyTorch calls CUDA."""
-    return any(Path(name).exists() for name in GPU_FILES)
-
-
-def cpu_slots(threads: int) -> int:
-    """Automatic slots on this CPU: a physical core for each thread, and memory for each worker."""
-    by_memory = _available_bytes() // WORKER_BYTES
-    return max(1, min(MOST_CPU_SLOTS, usable_cores() // threads, by_memory))
-
-
-def usable_cores() -> int:
-    """Physical cores that this process may use, by affinity and by the quota of its control group."""
-    logical = psutil.cpu_count() or 1
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else logical
-    cores = allowed * (psutil.cpu_count(logical=False) or logical) // logical
-    try:
-        quota, period = (CONTROL_GROUP / "cpu.max").read_text().split()
-        cores = min(cores, int(quota) // int(period))
-    except (OSError, ValueError):  # no control group, or no quota: "max"
-        pass
-    return max(1, cores)
-
-
-def _available_bytes() -> int:
-    available = int(psutil.virtual_memory().available)
-    try:
-        limit, used = (int((CONTROL_GROUP / name).read_text()) for name in ("memory.max", "memory.current"))
-    except (OSError, ValueError):  # no control group, or no limit: "max"
-        return available
-    return max(0, min(available, limit - used))

@@ -14,13 +14,12 @@ import time
 from bdb import BdbQuit
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from inspect import GEN_RUNNING, getgeneratorstate
 from typing import IO, Any, TypeVar, cast
 
 from bssearch.errors import LaunchError, UsageError
 from bssearch.executors.base import Event, ExecutorSettings, Load, Measurement, Refused, check_threads
-from bssearch.executors.devices import uuid_of
 from bssearch.executors.loaded import LoadedWorkload, failed, not_measured, refused, trial_ended
 from bssearch.executors.process import REPEATABLE_CUBLAS, printed
 from bssearch.executors.slots import LocalExecutor, LogFolder, RunningTrial
@@ -50,7 +49,6 @@ PYTHON_THRESHOLDS = (700, 10, 10)
 STDOUT, STDERR = 1, 2
 
 _KILLED = "killed: the run was stopped"
-_CLOSED = "the run was closed"
 
 
 class InlineExecutor:
@@ -115,6 +113,8 @@ class InlineExecutor:
         if self._trial is not None:
             running = self._trial.request.number
             raise ValueError(f"no slot is free for trial {request.number}: [{running}] are running")
+        from bssearch.executors.devices import uuid_of
+
         loaded = self._load()
         self._stop = None
         self._trial = RunningTrial(request, self._log.stat().st_size, loaded.device, uuid_of(loaded.device))
@@ -141,7 +141,7 @@ class InlineExecutor:
 
     def close(self) -> None:
         """Cancel the trial; restore the process's settings."""
-        self._cancel(_CLOSED)
+        self._cancel("the run was closed")
         self._loaded = None
         self._restore.close()
         self._logs.close()
@@ -260,12 +260,12 @@ def _flush() -> None:
     ctypes.CDLL(None).fflush(None)
 
 
+@dataclass(frozen=True)
 class _Copying:
     """Copies a stream to a log; debuggers use the terminal's attributes."""
 
-    def __init__(self, stream: IO[str], log: IO[str]) -> None:
-        self._stream = stream
-        self._log = log
+    _stream: IO[str]
+    _log: IO[str]
 
     def write(self, text: str) -> int:
         self._log.write(text)

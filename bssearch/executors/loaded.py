@@ -7,11 +7,11 @@ import traceback
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from bssearch.errors import BSSearchError, LaunchError, WorkloadError
 from bssearch.executors.base import AskStop, Load, Measured, Measurement, Refused
-from bssearch.executors.process import code_has_changed, describe_exception
+from bssearch.executors.process import check_unchanged, describe_exception
 from bssearch.records import (
     MemoryRequest,
     NoiseRequest,
@@ -61,21 +61,22 @@ class LoadedWorkload:
             limit_memory(device, self.memory_limit_bytes)
         self._computation = Computation(device, settings.training)
         self._noise_budget = NoiseBudget()
-        if settings.given is None:
-            self._workload = resolve(name, settings.workload_settings, settings.folder)
-        else:
-            self._workload = made(name, settings.given, settings.workload_settings)
+        self._workload = (
+            resolve(name, settings.workload_settings, settings.folder)
+            if settings.given is None
+            else made(name, settings.given, settings.workload_settings)
+        )
         check_libraries(self._workload, settings.optimizers)
         self.revision = workload_revision(self._workload)
-        if load.revision not in {None, self.revision}:
-            raise code_has_changed(f"the file of workload {name!r}", load.revision, self.revision)
+        check_unchanged(f"the file of workload {name!r}", load.revision, self.revision)
         try:
             data = check_data(self._workload.load(torch.device("cpu")), self._workload)
         except BaseException as error:
             if is_out_of_memory(error):
                 raise
-            message = f"workload {name!r} does not load: {describe_exception(error)}"
-            raise WorkloadError(message, hint=getattr(error, "hint", None)) from error
+            raise WorkloadError(
+                f"workload {name!r} does not load: {describe_exception(error)}", hint=getattr(error, "hint", None)
+            ) from error
         self._own_parameters = settings.own_parameters
         self._data, _ = place(data, self._computation, self.memory_limit_bytes)
 
@@ -98,15 +99,18 @@ class LoadedWorkload:
         except WorkloadError:
             raise
         except Exception as error:
-            message = f"the workload's model cannot be built and evaluated: {describe_exception(error)}"
-            raise WorkloadError(message) from error
-        environment = describe_environment(self._computation, workload, memory_limit_bytes=self.memory_limit_bytes)
+            raise WorkloadError(
+                f"the workload's model cannot be built and evaluated: {describe_exception(error)}"
+            ) from error
         description = WorkloadDescription(
             train_samples=len(data.train),
             validation_samples=len(data.validation),
             test_samples=len(data.test),
             metrics=dict(workload.metrics),
-            environment=replace(environment, workload_revision=self.revision),
+            environment=replace(
+                describe_environment(self._computation, workload, memory_limit_bytes=self.memory_limit_bytes),
+                workload_revision=self.revision,
+            ),
             model=model,
             tokens_per_sample=tokens_per_sample(workload),
             notice=self._computation.given_up,
@@ -114,8 +118,10 @@ class LoadedWorkload:
         try:
             to_json(description)
         except (TypeError, ValueError) as error:
-            message = "the workload's metrics must map names to MetricInfo with finite bounds or None; they are"
-            raise WorkloadError(f"{message} {dict(workload.metrics)}") from error
+            raise WorkloadError(
+                "the workload's metrics must map names to MetricInfo with finite bounds or None; they are "
+                f"{dict(workload.metrics)}"
+            ) from error
         return description
 
     def measure(self, request: Measurement) -> Measured:
@@ -155,8 +161,7 @@ class LoadedWorkload:
                 try:
                     observation = next(observations)
                 except StopIteration as end:
-                    outcome: TrialOutcome = end.value
-                    return outcome
+                    return cast(TrialOutcome, end.value)
                 on_observation(observation)
 
     def trial(self, request: TrialRequest, *, stop: AskStop, on_progress: Callable[[], None] = lambda: None) -> Trial:
@@ -167,13 +172,12 @@ class LoadedWorkload:
         from bssearch.training.loop import Trial
 
         torch.set_num_threads(request.plan.threads)
-        clock = clock_for(self._computation.device)
         return Trial(
             request,
             self._workload,
             self._data,
             self._computation,
-            clock=clock,
+            clock=clock_for(self._computation.device),
             stop=stop,
             on_progress=on_progress,
             noise_budget=self._noise_budget,

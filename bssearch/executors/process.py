@@ -15,7 +15,6 @@ import ctypes
 import math
 import os
 import queue
-import re
 import select
 import shutil
 import signal
@@ -38,6 +37,7 @@ from bssearch.errors import BSSearchError, WorkloadError
 from bssearch.executors.base import CHUNK_BYTES, Command, LineSplitter, Reply, decode_reply, encode
 from bssearch.records import TrialState, TrialStop
 from bssearch.settings import CHECKPOINT_DIR_VARIABLE, DATABASE_URL_VARIABLE, is_url
+from bssearch.training.process_times import found_in
 
 _TAIL_BYTES = 64 * 1024
 _TAIL_LINES = 40  # log lines shown for a dead worker
@@ -60,7 +60,7 @@ _WORDS_OF_PROGRAMS = (
 
 _PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
 _SHIPPED_WORKLOADS = _PACKAGE + "workloads" + os.sep
-_LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
 def describe_exception(error: BaseException) -> str:
@@ -71,7 +71,7 @@ def describe_exception(error: BaseException) -> str:
     if "more than 1 value per channel" in text:  # torch's words for batch normalisation over one value
         text += f"; the layer {_innermost_layer(error)} got one sample: use drop_last=True, or another batch size"
     frames = list(traceback.extract_tb(error.__traceback__))
-    foreign = "<", _PACKAGE, *_LIBRARIES
+    foreign = "<", _PACKAGE, *LIBRARIES
     own = [
         frame
         for frame in frames
@@ -150,14 +150,15 @@ def judge_command(code: int, kernel_kills_before: int | None, printed: str) -> t
     return judge_exit(code, kernel_kills_before, _last_line_with(_WORDS_OF_PROGRAMS, printed), who="the command")
 
 
-def code_has_changed(what: str, before: str | None, now: str | None) -> WorkloadError:
-    """Error for changed code (None: no revision)."""
-    return WorkloadError(
-        f"{what} has changed since the run began ({before} → {now or 'no file'}): later trials would not compare "
-        "with earlier ones",
-        hint="undo the change and run again, or rename the study; "
-        "`run --allow-changed-workload` if the change does not matter",
-    )
+def check_unchanged(what: str, before: str | None, now: str | None) -> None:
+    """Raise `WorkloadError` if code has changed; ``before`` is None at first, ``now`` without a file."""
+    if before not in {None, now}:
+        raise WorkloadError(
+            f"{what} has changed since the run began ({before} → {now or 'no file'}): later trials would not compare "
+            "with earlier ones",
+            hint="undo the change and run again, or rename the study; "
+            "`run --allow-changed-workload` if the change does not matter",
+        )
 
 
 def no_noise_scale(what: str) -> WorkloadError:
@@ -167,12 +168,8 @@ def no_noise_scale(what: str) -> WorkloadError:
 
 def kernel_memory_kills() -> int | None:
     """The kernel's count of OOM kills."""
-    try:
-        counters = Path("/proc/vmstat").read_text()
-    except OSError:
-        return None
-    found = re.search(r"^oom_kill (\d+)$", counters, re.MULTILINE)
-    return None if found is None else int(found[1])
+    kills = found_in(Path("/proc/vmstat"), r"^oom_kill (\d+)$")
+    return None if kills is None else int(kills)
 
 
 def words_of_no_memory(log: Path, start: int) -> str | None:
@@ -258,19 +255,11 @@ def hide_secrets() -> None:
 
     Workers of the same user could read secrets there; root still can.
     """
-    known = [*os.environ.items(), *_first_environment().items()]
-    if sys.platform == "linux" and any(is_secret(name, value) for name, value in known):
-        ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
-
-
-def _first_environment() -> dict[str, str]:
-    """The initial environment, which ``/proc`` keeps exposing."""
-    try:
-        content = Path("/proc/self/environ").read_bytes()
-    except OSError:
-        return {}
-    parts = (one.partition(b"=") for one in content.split(b"\0"))
-    return {os.fsdecode(name): os.fsdecode(value) for name, _, value in parts}
+    known = [*os.environ.items()]
+    with suppress(psutil.Error, OSError):
+        known += psutil.Process().environ().items()  # the initial one, which ``/proc`` keeps exposing
+    if any(is_secret(name, value) for name, value in known):
+        _prctl(_PR_SET_DUMPABLE, 0)
 
 
 def is_secret(name: str, value: str) -> bool:
@@ -499,7 +488,7 @@ _PR_SET_CHILD_SUBREAPER = 36  # prctl(2): orphaned descendants become children
 
 
 def die_with_parent(parent: int) -> None:
-    """Let the kernel kill this process when its starting thread ends (Linux).
+    """Let the kernel kill this process when its starting thread ends (Linux); also after a fork.
 
     Exits if the ``parent`` has already died.
     """
@@ -518,27 +507,13 @@ def become_subreaper() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
+# found once: few operations are safe after a fork
+_PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
+
+
 def _prctl(option: int, value: int) -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
-
-
-class DieWithParent:
-    """A ``preexec_fn``: the kernel kills the process when ``parent`` ends.
-
-    Finds the system call before the fork; few operations are safe afterwards.
-    """
-
-    def __init__(self, parent: int) -> None:
-        self._parent = parent
-        self._prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
-
-    def __call__(self) -> None:
-        """Ask the kernel; exit if the parent has ended."""
-        if self._prctl is not None:
-            self._prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != self._parent:
-            os._exit(1)
+    if _PRCTL is not None:
+        _PRCTL(option, value, 0, 0, 0)
 
 
 def end_group() -> NoReturn:

@@ -8,10 +8,13 @@ import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from pathlib import Path
 from typing import Literal, TypeVar
+
+import psutil
 
 from bssearch.errors import BSSearchError, LaunchError
 from bssearch.executors.base import (
@@ -25,7 +28,6 @@ from bssearch.executors.base import (
     Reply,
     check_threads,
 )
-from bssearch.executors.devices import cpu_slots, may_have_gpus, usable_cores
 from bssearch.executors.process import (
     Inbox,
     WorkerHandle,
@@ -59,12 +61,13 @@ class LogFolder:
 
     def __init__(self, folder: Path | None) -> None:
         self.is_kept = folder is not None
-        self._temporary = None
-        if folder is None:
-            self._temporary = tempfile.TemporaryDirectory(prefix="bssearch-logs-", ignore_cleanup_errors=True)
-            folder = Path(self._temporary.name)
-        folder.mkdir(parents=True, exist_ok=True)
-        self._folder = folder
+        self._temporary = ExitStack()
+        self._folder = folder or Path(
+            self._temporary.enter_context(
+                tempfile.TemporaryDirectory(prefix="bssearch-logs-", ignore_cleanup_errors=True)
+            )
+        )
+        self._folder.mkdir(parents=True, exist_ok=True)
 
     def file_of(self, slot: int) -> Path:
         """A slot's log."""
@@ -72,8 +75,7 @@ class LogFolder:
 
     def close(self) -> None:
         """Remove a temporary folder. Idempotent."""
-        if self._temporary is not None:
-            self._temporary.cleanup()
+        self._temporary.close()
 
 
 @dataclass(slots=True)
@@ -103,6 +105,7 @@ class RunningTrial:
             contended=outcome.contended or self.contended,
             device=outcome.device or self.device,
             device_uuid=outcome.device_uuid or self.device_uuid,
+            wall_seconds=outcome.wall_seconds or time.monotonic() - self.started,
         )
         if self.last is not None and outcome.final_metric is None:
             outcome = replace(
@@ -115,8 +118,6 @@ class RunningTrial:
             )
             if self.best_metric is not None and not self.request.target.is_met_by(self.best_metric):
                 outcome = replace(outcome, last_miss_step=self.last.step, last_miss_seconds=self.last.train_seconds)
-        if outcome.wall_seconds == 0.0:
-            outcome = replace(outcome, wall_seconds=time.monotonic() - self.started)
         return outcome
 
 
@@ -327,8 +328,8 @@ class SlotExecutor(ABC):
     def slots_apart(self) -> bool:
         """See `Executor.slots_apart`, of started slots; on a CPU, seconds are corrected for neighbours."""
         if not self._has_gpus:
-            own_loop = self._settings.program is not None  # may use more threads
-            return not own_loop and self.slots * self._settings.threads <= usable_cores()
+            # an own loop may use more threads
+            return self._settings.program is None and self.slots * self._settings.threads <= usable_cores()
         places = [slot.place for slot in self._slots if slot.place is not None]
         return self.slots <= (self._devices or 0) and len({*places}) == len(places)
 
@@ -368,7 +369,6 @@ class SlotExecutor(ABC):
         for slot, request in jobs:
             if self._has_gpus and request.configuration in slot.timed:
                 self._discard(slot)
-        for slot, _ in jobs:
             if slot.state is SlotState.EMPTY:
                 self._start(slot)
         try:
@@ -405,9 +405,12 @@ class SlotExecutor(ABC):
             failure = self._slots[0].failure
             if failure is None or not failure.out_of_memory:
                 raise
-            reason = str(error).splitlines()[0]
-            micro = request.configuration.micro_batch_size
-            return MemoryUse(micro_batch_size=micro, fits=False, peak_memory_bytes=None, reason=reason)
+            return MemoryUse(
+                micro_batch_size=request.configuration.micro_batch_size,
+                fits=False,
+                peak_memory_bytes=None,
+                reason=str(error).splitlines()[0],
+            )
         finally:
             self._discard(self._slots[0])
 
@@ -521,8 +524,7 @@ class SlotExecutor(ABC):
     def _worker_environment(self) -> dict[str, str]:
         """User programs configure their own allocator."""
         given = self._settings.environment
-        trains = self._settings.program is None
-        return (allocator_environment({**os.environ, **given}) if trains else {}) | dict(given)
+        return (allocator_environment({**os.environ, **given}) if self._settings.program is None else {}) | dict(given)
 
     def _make_ready(self, slot: Slot) -> None:
         while slot.worker is not None and (slot.state is SlotState.CONDEMNED or slot.worker.has_exited()):
@@ -557,11 +559,6 @@ class SlotExecutor(ABC):
         for slot in self._slots:
             slot.end_if_hung(self._hang_seconds(slot))
 
-    def _automatic_slots(self, loaded: Loaded) -> int:
-        """Slots of a machine whose GPUs may be hidden from PyTorch."""
-        uses_cpu = loaded.device == "cpu" and self._settings.program is None
-        return cpu_slots(self._settings.threads) if uses_cpu else loaded.devices
-
     def _hang_seconds(self, slot: Slot) -> float:
         settings = self._settings
         compiles = settings.training.compile != "none" and (slot.trial is None or slot.trial.last is None)
@@ -574,10 +571,57 @@ class SlotExecutor(ABC):
             self._devices_of[worker.slot] = reply.device
             if self._devices is None:
                 self._devices, self._has_gpus = reply.devices, reply.device != "cpu"
-                self._add_slots(self._automatic_slots(reply) if self._settings.slots == "auto" else 0)
+                if self._settings.slots == "auto":
+                    uses_cpu = not self._has_gpus and self._settings.program is None
+                    self._add_slots(cpu_slots(self._settings.threads) if uses_cpu else reply.devices)
         event = slot.bury() if reply is None else slot.take(reply)
         if event is not None:
             self._events.append(event)
+
+
+# Automatic slots on a CPU: more would share its caches and memory bandwidth.
+MOST_CPU_SLOTS = 4
+
+# Memory of a CPU worker: 0.4 GiB for torch, the rest for data and training.
+WORKER_BYTES = 2**30
+
+CONTROL_GROUP = Path("/sys/fs/cgroup")
+
+# NVIDIA's, AMD's and WSL's drivers.
+GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+
+
+def may_have_gpus() -> bool:
+    """False if the system has no driver of a device that PyTorch calls CUDA."""
+    return any(Path(name).exists() for name in GPU_FILES)
+
+
+def cpu_slots(threads: int) -> int:
+    """Automatic slots on this CPU: a physical core for each thread, and memory for each worker."""
+    by_memory = _available_bytes() // WORKER_BYTES
+    return max(1, min(MOST_CPU_SLOTS, usable_cores() // threads, by_memory))
+
+
+def usable_cores() -> int:
+    """Physical cores that this process may use, by affinity and by the quota of its control group."""
+    logical = psutil.cpu_count() or 1
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else logical
+    cores = allowed * (psutil.cpu_count(logical=False) or logical) // logical
+    try:
+        quota, period = (CONTROL_GROUP / "cpu.max").read_text().split()
+        cores = min(cores, int(quota) // int(period))
+    except (OSError, ValueError):  # no control group, or no quota: "max"
+        pass
+    return max(1, cores)
+
+
+def _available_bytes() -> int:
+    available = int(psutil.virtual_memory().available)
+    try:
+        limit, used = (int((CONTROL_GROUP / name).read_text()) for name in ("memory.max", "memory.current"))
+    except (OSError, ValueError):  # no control group, or no limit: "max"
+        return available
+    return max(0, min(available, limit - used))
 
 
 class LocalExecutor(SlotExecutor):

@@ -27,14 +27,11 @@ from bssearch.executors.base import (
     LineSplitter,
     Load,
     Loaded,
-    Measured,
-    Measurement,
     Refused,
     Reply,
     decode_command,
     encode,
 )
-from bssearch.executors.devices import name_of, uuid_of
 from bssearch.executors.loaded import LoadedWorkload, failed, not_measured, refused, trial_ended
 from bssearch.executors.process import Watcher, die_with_parent, end_group
 from bssearch.records import (
@@ -107,16 +104,13 @@ class Worker:
                 case Load():
                     self._answer(partial(self._load, command), self._refused)
                 case "describe":
-                    self._answer(lambda: self._trainable.describe(), self._refused)
+                    self._answer(self._trainable.describe, self._refused)
                 case StepTimeRequest() | MemoryRequest() | NoiseRequest():
-                    self._answer(partial(self._measure, command), partial(not_measured, request=command))
+                    self._answer(partial(self._trainable.measure, command), partial(not_measured, request=command))
                 case TrialRequest():
                     self._run(command)
                 case "exit":
                     return
-
-    def _measure(self, request: Measurement) -> Measured:
-        return self._trainable.measure(request)
 
     @property
     def _trainable(self) -> Trainable:
@@ -179,6 +173,8 @@ class Worker:
             from bssearch.executors.programs.script import LoadedScript
 
             self._loaded = LoadedScript(load)
+        from bssearch.executors.devices import name_of, uuid_of
+
         gc.freeze()  # what the workload imported and loaded stays, too
         device = self._loaded.device
         return Loaded(

@@ -208,8 +208,7 @@ class LearningRateRequest(Request):
     @property
     def tuned(self) -> dict[str, Any]:
         """Values that a rule may change, by default the optimizer's."""
-        names = ("beta1", "beta2", "epsilon", "ema_decay", "weight_decay")
-        given = {name: getattr(self, name) for name in names}
+        given = {name: getattr(self, name) for name in ("beta1", "beta2", "epsilon", "ema_decay", "weight_decay")}
         return {name: self._own.get(name) if value is None else value for name, value in given.items()}
 
 
@@ -288,14 +287,13 @@ def _ruled(
     rule: RuleOfThumb, asked: LearningRateRequest, rate_rule: LearningRateRule, audits: Sequence[AuditedRule]
 ) -> RuledConfiguration:
     factor = learning_rate_factor(rate_rule, asked.batch, asked.from_batch)
-    carried = BatchRules.model_validate(rule.batch_rules).carried(asked.tuned, asked.batch / asked.from_batch, factor)
     warms_up = rule.rate is not NONE and is_said_to_need_warmup(asked.batch, asked.from_batch)
     return RuledConfiguration(
         learning_rate=asked.learning_rate * factor,
         warmup_epochs=max(asked.warmup_epochs, WARMUP_EPOCHS if warms_up else 0.0),
         dropout=sqrt_dropout(asked.dropout, asked.batch, asked.from_batch) if rule.scales_dropout else asked.dropout,
         label_smoothing=max(asked.label_smoothing, LABEL_SMOOTHING if rule.smooths_labels else 0.0),
-        **carried,
+        **BatchRules.model_validate(rule.batch_rules).carried(asked.tuned, asked.batch / asked.from_batch, factor),
         holds=rule.holds,
         breaks=rule.breaks,
         source=rule.source,

@@ -131,10 +131,10 @@ def planned(model: Callable[Asked, Model]) -> Callable[[Callable[[Model], Made]]
     return decorate
 
 
-def require(is_so: object, message: str, *, hint: str | None = None) -> None:
+def require(is_so: object, message: str) -> None:
     """Raise `UsageError` unless ``is_so``."""
     if not is_so:
-        raise UsageError(message, hint=hint)
+        raise UsageError(message)
 
 
 def shown(value: object) -> str:

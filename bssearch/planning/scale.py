@@ -487,8 +487,12 @@ def plan_trade_off(asked: ScaleRequest) -> TradeOff:
         )
         for row, one in zip(rows, seconds, strict=True)
     ]
-    fastest = min(points, key=lambda point: point.relative_time)
-    return TradeOff(points=points, fastest=fastest, optimum=optimum, b_crit=b_crit)
+    return TradeOff(
+        points=points,
+        fastest=min(points, key=lambda point: point.relative_time),
+        optimum=optimum,
+        b_crit=b_crit,
+    )
 
 
 def _exponent(whole: Callable[[float], int], size: float) -> int:

@@ -15,7 +15,7 @@ from pydantic import model_validator
 from bssearch.errors import LaunchError
 from bssearch.planning.memory.numbers import what_fits
 from bssearch.planning.memory.parameters import FORMATS, parameter_bytes
-from bssearch.planning.memory.request import GIB, HEADROOM, MemoryPlanRequest
+from bssearch.planning.memory.request import GIB, HEADROOM, MIB, MemoryPlanRequest
 from bssearch.planning.requests import (
     Count,
     Finite,
@@ -33,8 +33,6 @@ from bssearch.records.scaling import rule_of_optimizer
 from bssearch.registry import Option
 from bssearch.spec import StudySpec, load_spec
 from bssearch.spec.space.optimizers import FINE_TUNING_FACTOR, SCRATCH_RATES
-
-MIB = 2**20
 
 SAFE_SHARE = 1 - HEADROOM  # of the memory that a plan fills; feasible, not optimal
 
@@ -195,8 +193,7 @@ def plan_start(asked: StartRequest) -> StartPlan:
     fixed = parameter_bytes(asked.memory).fixed
     _check_fits(asked, fixed)
     low, high, batch = _ladder(asked)
-    usual = SCRATCH_RATES[asked.optimizer] / (FINE_TUNING_FACTOR if asked.is_fine_tuning else 1)
-    rate = asked.learning_rate or usual
+    rate = asked.learning_rate or SCRATCH_RATES[asked.optimizer] / (FINE_TUNING_FACTOR if asked.is_fine_tuning else 1)
     below, above = (30, 3) if asked.is_fine_tuning else (10, 10)
     micros = [_power_below(asked.safe_micro_batch)] if asked.safe_micro_batch else []
     micro = min([*micros, 64] if asked.devices > 1 else micros, default=high)

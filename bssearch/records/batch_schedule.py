@@ -130,9 +130,8 @@ def growing_schedule(configuration: Configuration) -> BatchSchedule:
 
 def stages_of(configuration: Configuration, schedule: BatchSchedule | None) -> tuple[Stage, ...]:
     """Stages of a schedule; without one, a single stage."""
-    if schedule is not None:
-        return schedule.stages
-    return (Stage(0, configuration.batch_size, configuration.micro_batch_size),)
+    constant = Stage(0, configuration.batch_size, configuration.micro_batch_size)
+    return (constant,) if schedule is None else schedule.stages
 
 
 def constant_configurations(configuration: Configuration) -> list[Configuration]:
@@ -158,14 +157,13 @@ def with_batch_schedule(configuration: Configuration, schedule: BatchSchedule) -
     """Configuration with this schedule."""
     first = schedule.stages[0]
     share = {} if schedule.noise_share is None else {NOISE_SHARE: schedule.noise_share}
-    rest = {name: value for name, value in configuration.parameters.items() if name != NOISE_SHARE}
     changed = replace(
         configuration,
         batch_size=first.batch_size,
         micro_batch_size=first.micro_batch_size,
         accumulation_steps=first.accumulation_steps // configuration.world_size,
         parameters={
-            **rest,
+            **{name: value for name, value in configuration.parameters.items() if name != NOISE_SHARE},
             BATCH_SCHEDULE: schedule.name,
             BATCH_STAGES: schedule.text,
             RATE_RULE: str(schedule.rate_rule),

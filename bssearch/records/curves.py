@@ -5,19 +5,17 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from bssearch.records import Observation, Target, TrialOutcome
 
 
+@dataclass(slots=True, eq=False)
 class Progress:
     """Best-so-far gains of a trial."""
 
-    __slots__ = ("gains", "train_seconds")
-
-    def __init__(self) -> None:
-        self.train_seconds: list[float] = []
-        self.gains: list[float] = []
+    train_seconds: list[float] = field(default_factory=list)
+    gains: list[float] = field(default_factory=list)
 
     @property
     def now(self) -> float:

@@ -27,8 +27,6 @@ FEWEST_PASSES = 8  # for an interval: four blocks
 
 FEWEST_TRIALS = 3
 
-CONFIDENCE = 0.95
-
 Numbers = NDArray[np.float64]
 
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 
 ParameterValue = bool | int | float | str | None
@@ -160,8 +160,8 @@ class Configuration:
     @property
     def key(self) -> str:
         """Digest that identifies the configuration."""
-        values = {name: getattr(self, name) for name in _FIELDS} | {"parameters": dict(self.parameters)}
-        return hashlib.sha256(_json(values).encode()).hexdigest()[:12]
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return hashlib.sha256(_json({**values, "parameters": dict(self.parameters)}).encode()).hexdigest()[:12]
 
     def in_micro_batches(self, micro_batch_size: int) -> Configuration:
         """Configuration with a micro-batch size, which must divide the batch size."""
@@ -184,9 +184,6 @@ class Configuration:
     def grows(self) -> bool:
         """True with a batch schedule."""
         return BATCH_SCHEDULE in self.parameters
-
-
-_FIELDS = tuple(one.name for one in fields(Configuration))
 
 
 WITH_CUDA_GRAPHS = frozenset({"reduce-overhead", "max-autotune"})  # by ``torch._inductor.list_mode_options``

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from typing import Any
 
-from bssearch.records.measured import REFUSED, Environment, StepTime, StepTimeError, TrialOutcome
+from bssearch.records.measured import REFUSED, Environment, StepTime, StepTimeError, TrialOutcome, field_values
 from bssearch.records.question import Configuration, ParameterValue, Phase, Target, TrialState
 
 
@@ -272,8 +272,7 @@ class StudyRecord(NewStudy):
     @classmethod
     def created(cls, study: NewStudy, created_at: datetime, environment: Environment | None = None) -> StudyRecord:
         """New study's record."""
-        values = {one.name: getattr(study, one.name) for one in fields(NewStudy)}
-        return cls(created_at=created_at, environment=environment, **values)
+        return cls(created_at=created_at, environment=environment, **field_values(study))
 
     @property
     def mark(self) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -144,11 +144,8 @@ def fit_step_times(visits: tuple[Visit, ...]) -> Mapping[Split, FittedStepTime]:
         return {}
     splits, rounds = _fit(chosen)
     residuals = [log - splits[split] - rounds[visit] for split, visit, log in chosen]
-    counts: dict[Split, int] = defaultdict(int)
-    for split, _, _ in chosen:
-        counts[split] += 1
-    shown = max(0, len(chosen) - len(splits) - len(rounds) + 1)
-    freedom = shown + VISIT_FREEDOM
+    counts = Counter(split for split, _, _ in chosen)
+    freedom = max(0, len(chosen) - len(splits) - len(rounds) + 1) + VISIT_FREEDOM
     variance = (sum(one * one for one in residuals) + VISIT_FREEDOM * VISIT_DEVIATION**2) / freedom
     spread = math.fsum(effect**2 for effect in rounds.values()) + VISIT_FREEDOM * VISIT_DEVIATION**2
     common = math.sqrt(spread / (len(rounds) - 1 + VISIT_FREEDOM) / len(rounds))
@@ -166,11 +163,8 @@ def fit_step_times(visits: tuple[Visit, ...]) -> Mapping[Split, FittedStepTime]:
 def with_visits(probes: Iterable[ProbeRecord], visits: Sequence[Visit]) -> list[ProbeRecord]:
     """Probes with seconds and errors fitted over all visits, without intervals."""
     fitted, by_split = fit_step_times(tuple(visits)), _by_split(visits)
-    found: list[ProbeRecord] = []
-    for probe in probes:
-        split = probe.batch_size, probe.micro_batch_size
-        found.append(_fitted(probe, fitted[split], by_split[split]) if split in by_split else probe)
-    return found
+    splits = ((probe, (probe.batch_size, probe.micro_batch_size)) for probe in probes)
+    return [_fitted(probe, fitted[split], by_split[split]) if split in by_split else probe for probe, split in splits]
 
 
 def with_intervals(probes: Iterable[ProbeRecord]) -> list[ProbeRecord]:
@@ -207,9 +201,10 @@ def pool_paces(paces: Mapping[Key, Sequence[TrialPace]], compared: Collection[Ke
     ordered = sorted((one for found in paces.values() for one in found), key=lambda one: one.number)
     quiet = [one for one in ordered if not one.contended]
     first = (quiet if len(quiet) >= UNDISTURBED else ordered)[:PACED]
-    references = [one.reference_seconds for one in first]
-    reference = math.exp(_midmean([math.log(one) for one in references]))
-    spread = statistics.stdev(map(math.log, references)) if len(references) > 1 else 0.0
+    references = sorted(math.log(one.reference_seconds) for one in first)
+    quarter = len(references) // 4
+    reference = math.exp(statistics.fmean(references[quarter : len(references) - quarter]))
+    spread = statistics.stdev(references) if len(references) > 1 else 0.0
     logs = {
         key: [math.log(one.undelayed_step_seconds * reference / one.reference_seconds) for one in found]
         for key, found in counted.items()
@@ -236,11 +231,6 @@ def pool_paces(paces: Mapping[Key, Sequence[TrialPace]], compared: Collection[Ke
         )
         for key, mean in means.items()
     }
-
-
-def _midmean(values: Sequence[float]) -> float:
-    ordered, cut = sorted(values), len(values) // 4
-    return statistics.fmean(ordered[cut : len(ordered) - cut])
 
 
 def _fitted(probe: ProbeRecord, fit: FittedStepTime, visits: Sequence[Visit]) -> ProbeRecord:
@@ -283,11 +273,8 @@ def _comparable(visits: Sequence[Visit]) -> list[tuple[Split, int, float]]:
 
 
 def _fit(chosen: Sequence[tuple[Split, int, float]]) -> tuple[dict[Split, float], dict[int, float]]:
-    by_split: dict[Split, list[tuple[int, float]]] = defaultdict(list)
-    by_visit: dict[int, list[tuple[Split, float]]] = defaultdict(list)
-    for split, visit, log in chosen:
-        by_split[split].append((visit, log))
-        by_visit[visit].append((split, log))
+    by_split = grouped((split, (visit, log)) for split, visit, log in chosen)
+    by_visit = grouped((visit, (split, log)) for split, visit, log in chosen)
     rounds = dict.fromkeys(by_visit, 0.0)
     splits: dict[Split, float] = {}
     penalty = SMALLEST_PENALTY

@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -75,31 +75,24 @@ def placement_of(train: Part, computation: Computation) -> Placement:
     return "host" if elsewhere else "device"
 
 
-def micro_batches(
-    train: Part,
-    configuration: Configuration,
-    computation: Computation,
-    seed: int,
-    *,
-    after_steps: int = 0,
-    growth: Growth | None = None,
-) -> Generator[Batch, None, None]:
-    """Yield the (inputs, targets) of each micro-batch on the device, without end.
+def micro_batches(train: Part, computation: Computation, seed: int, growth: Growth) -> Generator[Batch, None, None]:
+    """Yield the (inputs, targets) of each micro-batch on the device, from ``growth``'s position on, without end.
 
-    A CPU generator permutes each epoch, so the order depends on neither device nor dropout; the last incomplete batch
-    is dropped. ``after_steps`` skips optimizer steps; ``growth`` is the start if the batch grows. Closing ends the
-    loader processes.
+    The caller counts each step in ``growth``. A CPU generator permutes each epoch, so the order depends on neither
+    device nor dropout; the last incomplete batch is dropped. Closing ends the loader processes.
     """
-    if growth is not None and growth.schedule is not None:
-        return _growing_micro_batches(train, computation, seed, growth)
-    first = after_steps * configuration.accumulation_steps
     if isinstance(train, BatchStream):
-        return streamed(train, configuration.micro_batch_size, computation.device, seed, skip=first)
+        return streamed(train, growth.stage.micro_batch_size, computation.device, seed, skip=growth.micro_batches)
+    epochs = _epochs(len(train), seed, growth.epoch)
     if placement_of(train, computation) == "device":
-        return _gathered(train, rows_on_device(train, configuration, computation, seed, after_steps=after_steps))
-    epochs = _epochs(len(train), configuration.batch_size, seed, after_steps)
-    places = (rows.numpy() for rows in _split(epochs, configuration.micro_batch_size))
-    return _streamed_from_host(train, places, computation, seed, first)
+        return _gathered(train, rows_of_steps(_ready(epochs, computation), growth))
+    if growth.is_measured:
+        raise WorkloadError(
+            "batch_schedule = 'noise_scale' needs the training part on the device: a loader prepares batches before it "
+            "is known how large they are"
+        )
+    rows = rows_of_steps(epochs, copy.copy(growth), ahead=True)
+    return _streamed_from_host(train, (one.numpy() for one in rows), computation, seed, growth.micro_batches)
 
 
 def _streamed_from_host(
@@ -122,40 +115,6 @@ def _streamed_from_host(
     )
     batches = _until_closed(iter(loader))  # start the loader processes now, outside the first step's time
     return _copied(batches, computation.device) if is_cuda else batches
-
-
-def _growing_micro_batches(
-    train: Part, computation: Computation, seed: int, growth: Growth
-) -> Generator[Batch, None, None]:
-    if isinstance(train, BatchStream):
-        return streamed(train, growth.stage.micro_batch_size, computation.device, seed, skip=growth.micro_batches)
-    if placement_of(train, computation) == "device":
-        return _gathered(train, growing_rows(_ready(_whole_epochs(train, seed, growth), computation), growth))
-    if growth.is_measured:
-        raise WorkloadError(
-            "batch_schedule = 'noise_scale' needs the training part on the device: a loader prepares batches before it "
-            "is known how large they are"
-        )
-    rows = growing_rows(_whole_epochs(train, seed, growth), copy.copy(growth), ahead=True)
-    return _streamed_from_host(train, (one.numpy() for one in rows), computation, seed, growth.micro_batches)
-
-
-def _whole_epochs(train: Part, seed: int, growth: Growth) -> Epochs:
-    return _epochs(len(train), 1, seed, growth.epoch * len(train))
-
-
-def rows_on_device(
-    train: Part,
-    configuration: Configuration,
-    computation: Computation,
-    seed: int,
-    *,
-    after_steps: int = 0,
-) -> Generator[torch.Tensor, None, None]:
-    """Yield rows (micro-batch size,)."""
-    # A thread draws for a GPU, because a draw on the GPU would depend on its kind.
-    epochs = _ready(_epochs(len(train), configuration.batch_size, seed, after_steps), computation)
-    return _split(epochs, configuration.micro_batch_size)
 
 
 def drawn_ahead(
@@ -190,30 +149,11 @@ def _on_device(epochs: Epochs, device: torch.device) -> Epochs:
             yield order.to(device, non_blocking=True)
 
 
-def _split(epochs: Epochs, micro_batch_size: int) -> Epochs:
-    with closing(epochs):
-        for order in epochs:
-            yield from torch.split(order, micro_batch_size)
-
-
-def _epochs(samples: int, batch_size: int, seed: int, after_steps: int = 0) -> Epochs:
-    epochs = _drawn(samples, batch_size, seed)
-    return _after(epochs, after_steps * batch_size, samples - samples % batch_size) if after_steps else epochs
-
-
-def _drawn(samples: int, batch_size: int, seed: int) -> Epochs:
+def _epochs(samples: int, seed: int, first: int) -> Epochs:
     generator = torch.Generator().manual_seed(seed)
-    whole = samples - samples % batch_size
-    while True:
-        yield torch.randperm(samples, generator=generator)[:whole]
-
-
-def _after(epochs: Epochs, samples: int, samples_per_epoch: int) -> Epochs:
-    # drop the first samples now, outside the next step's time
-    whole, begun = divmod(samples, samples_per_epoch)
-    for _ in range(whole):
-        next(epochs)
-    return (order for order in itertools.chain([next(epochs)[begun:]], epochs))
+    for _ in range(first):  # now, outside the next step's time
+        torch.randperm(samples, generator=generator)
+    return (torch.randperm(samples, generator=generator) for _ in itertools.count())
 
 
 def _gathered(train: Part, micro_batches: Generator[torch.Tensor, None, None]) -> Generator[Batch, None, None]:
@@ -281,12 +221,12 @@ def _copied(batches: Generator[Batch, None, None], device: torch.device) -> Gene
         batches.close()
 
 
+@dataclass(eq=False)
 class _Samples(Dataset[Batch]):
-    def __init__(self, part: Part) -> None:
-        self._part = part
+    part: Part
 
     def __getitem__(self, rows: Rows) -> Batch:
-        return self._part.gather(torch.from_numpy(rows))
+        return self.part.gather(torch.from_numpy(rows))
 
 
 Place = tuple[int, npt.NDArray[np.int64]]  # position of a micro-batch in the trial, and its rows
@@ -294,17 +234,17 @@ Place = tuple[int, npt.NDArray[np.int64]]  # position of a micro-batch in the tr
 _END = object()
 
 
+@dataclass(eq=False)
 class CollatedSamples(Dataset[Batch]):
     """Collates samples in any process."""
 
-    def __init__(self, part: DatasetPart, seed: int) -> None:
-        self._part = part
-        self._seed = seed
+    part: DatasetPart
+    seed: int
 
     def __getitem__(self, place: Place) -> Batch:
         position, rows = place
-        with seeded(self._seed, position):
-            return self._part.gather(torch.from_numpy(rows))
+        with seeded(self.seed, position):
+            return self.part.gather(torch.from_numpy(rows))
 
 
 def streamed(
@@ -378,17 +318,24 @@ def seed_of(seed: int, position: int) -> int:
 @contextmanager
 def seeded(seed: int, position: int) -> Iterator[None]:
     """Seed the host's global generators within the block."""
-    python_state, numpy_state, torch_state = random.getstate(), np.random.get_state(), torch.get_rng_state()
     drawn = seed_of(seed, position)
-    random.seed(drawn)
-    np.random.seed(drawn)
-    torch.default_generator.manual_seed(drawn)
-    try:
+    with random_state_kept():
+        random.seed(drawn)
+        np.random.seed(drawn)
+        torch.default_generator.manual_seed(drawn)
         yield
+
+
+@contextmanager
+def random_state_kept(*devices: torch.device) -> Iterator[None]:
+    """Restore the global generators of the host, and of CUDA devices, after the block."""
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng([device for device in devices if device.type == "cuda"]):
+            yield
     finally:
         random.setstate(python_state)
         np.random.set_state(numpy_state)
-        torch.set_rng_state(torch_state)
 
 
 class Growth:
@@ -404,7 +351,16 @@ class Growth:
         self.stages = stages_of(configuration, self.schedule)
         self.samples = self.micro_batches = self.epoch = self.offset = 0
         self.place = 0
-        self._check()
+        for stage in self.stages:
+            if train_samples is None and stage.micro_batch_size != self.stages[0].micro_batch_size:
+                raise WorkloadError(
+                    f"micro-batches of batch {stage.batch_size} have {stage.micro_batch_size} samples; if the workload "
+                    f"makes its batches itself they must stay at {self.stages[0].micro_batch_size}"
+                )
+            if train_samples is not None and stage.batch_size > train_samples:
+                raise WorkloadError(
+                    f"batch_size = {stage.batch_size} must be <= {train_samples}, the number of training samples"
+                )
 
     @property
     def stage(self) -> Stage:
@@ -467,20 +423,8 @@ class Growth:
         if self._train_samples is not None and self.offset + self.stage.batch_size > self._train_samples:
             self.epoch, self.offset = self.epoch + 1, 0
 
-    def _check(self) -> None:
-        for stage in self.stages:
-            if self._train_samples is None and stage.micro_batch_size != self.stages[0].micro_batch_size:
-                raise WorkloadError(
-                    f"micro-batches of batch {stage.batch_size} have {stage.micro_batch_size} samples; if the workload "
-                    f"makes its batches itself they must stay at {self.stages[0].micro_batch_size}"
-                )
-            if self._train_samples is not None and stage.batch_size > self._train_samples:
-                raise WorkloadError(
-                    f"batch_size = {stage.batch_size} must be <= {self._train_samples}, the number of training samples"
-                )
 
-
-def growing_rows(epochs: Epochs, growth: Growth, *, ahead: bool = False) -> Epochs:
+def rows_of_steps(epochs: Epochs, growth: Growth, *, ahead: bool = False) -> Epochs:
     """Yield each micro-batch's rows (micro-batch size,), from the trial's position on; ``ahead`` advances it."""
     with closing(epochs):
         for epoch, order in zip(itertools.count(growth.epoch), epochs):

@@ -297,9 +297,8 @@ class CudaClock(Clock):
         # most one step of the device each. The driver blocks unseen after about a thousand queued launches (as users
         # report; not measured here). If the device lags more than a step at the end, each step therefore counts as long
         # as the first, which met an empty queue. A single step with more launches than that still overstates the share.
-        if self._watched_seconds == 0:
-            return None
-        return min(max(0.0, self._working_seconds / self._watched_seconds), 1.0)
+        seconds = self._watched_seconds
+        return min(max(0.0, self._working_seconds / seconds), 1.0) if seconds > 0 else None
 
     @contextmanager
     def _train(self) -> Iterator[None]:
@@ -337,9 +336,8 @@ class CudaClock(Clock):
 class RunDelay(threading.local):
     """The kernel's account of this thread's waits for a CPU."""
 
-    def __init__(self) -> None:
-        self._process: int | None = None
-        self._file: int | None = None
+    _process: int | None = None
+    _file: int | None = None
 
     def seconds(self, schedstat: Path = Path("/proc/thread-self/schedstat")) -> float | None:
         """Seconds waited: proc_pid_schedstat(5)'s second number."""

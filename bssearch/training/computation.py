@@ -6,7 +6,7 @@ import functools
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -59,8 +59,7 @@ class Computation:
         With CUDA graphs the previous model becomes unusable. A failing ``torch.compile`` is given up.
         """
         settings = self.settings
-        build: Any = workload.build_model
-        model: nn.Module = build(dropout=dropout, **own)
+        model: nn.Module = cast(Any, workload).build_model(dropout=dropout, **own)
         if settings.ghost_batch_size is not None and not convert_batch_norms(model, settings.ghost_batch_size):
             self.warn(
                 f"ghost_batch_size = {settings.ghost_batch_size} changes nothing: the model has no batch normalisation"
@@ -310,7 +309,7 @@ def _checkpointed_class(kind: Any) -> Any:
             # A compiled graph changes buffers once, however often it computes; our contexts have no effect inside it.
             contexts: dict[str, Any] = {}
             if not torch.compiler.is_compiling():
-                contexts["context_fn"] = lambda: (nullcontext(), _buffers_kept(self))  # of the first run, the second
+                contexts["context_fn"] = lambda: (nullcontext(), buffers_kept(self))  # of the first run, the second
             return checkpoint(kind.forward, self, *arguments, use_reentrant=False, **contexts, **named)
         return kind.forward(self, *arguments, **named)
 
@@ -318,14 +317,20 @@ def _checkpointed_class(kind: Any) -> Any:
 
 
 @contextmanager
-def _buffers_kept(module: nn.Module) -> Iterator[None]:
-    buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
+def buffers_kept(model: nn.Module) -> Iterator[None]:
+    """Restore a model's buffers after the block, replaced ones included."""
+    buffers = [
+        (module, name, buffer, buffer.clone())
+        for module in model.modules()
+        for name, buffer in module.named_buffers(recurse=False)
+    ]
     try:
         yield
     finally:
         with torch.no_grad():
-            for buffer, value in buffers:
+            for module, name, buffer, value in buffers:
                 buffer.copy_(value)
+                setattr(module, name, buffer)
 
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -373,9 +378,8 @@ class GhostNorm:
         return torch.cat(outputs) if len(outputs) > 1 else outputs[0]
 
     def _running(self: Any, groups: int) -> Running:
-        if not self.track_running_stats:
-            return None, None
-        return self.running_mean.repeat(groups), self.running_var.repeat(groups)
+        means, variances = self.running_mean, self.running_var
+        return (means.repeat(groups), variances.repeat(groups)) if self.track_running_stats else (None, None)
 
     def _normalise(self: Any, input: torch.Tensor, groups: int, running: Running, momentum: float) -> torch.Tensor:
         channels, rest = input.shape[1], input.shape[2:]

@@ -86,7 +86,6 @@ class ContentionMeter:
         core: CorePace | None = None,
         read_cpu: Callable[[], CpuUse | None] | None = None,
     ) -> None:
-        self._device = device
         self._threads = threads
         self._core = core
         self._read_cpu = read_cpu or cpu_use
@@ -102,8 +101,6 @@ class ContentionMeter:
     def start(self) -> None:
         """Start watching."""
         self._before = self._read_cpu()
-        self._looks = []
-        self._slow_before = self._looks_before = 0
         if self._gpu is not None:
             self._gpu.start()
 
@@ -112,8 +109,12 @@ class ContentionMeter:
         after = self._read_cpu()
         used = None if self._before is None or after is None else asdict(after.less(self._before))
         slow, looks = self._slow_looks()
-        on_gpu = [] if self._gpu is None else self._gpu.reasons()
-        return {"used": used, "slow": slow, "looks": looks, "on_gpu": on_gpu}
+        return {
+            "used": used,
+            "slow": slow,
+            "looks": looks,
+            "on_gpu": [] if self._gpu is None else self._gpu.reasons(),
+        }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Add observations of an earlier part."""
@@ -155,16 +156,12 @@ class DeviceWatch:
         self._device = device
         self._since = time.time()
         self._memory_bytes: int | None = None
-        self._clear()
-
-    def _clear(self) -> None:
         self.is_unknown = False
         self._reasons: dict[str, None] = {}
         self._grown_bytes = 0
 
     def start(self) -> None:
-        """Reset and start watching."""
-        self._clear()
+        """Start watching."""
         self._since = time.time()
         self._memory_bytes = memory_of_others(self._device)
 
@@ -207,13 +204,11 @@ def cpu_crowd(before: CpuUse, after: CpuUse, threads: int) -> str | None:
     It can if other programs used over `LEAST_OTHERS` CPUs and all programs over `FULL_SHARE` of the CPUs. One tick per
     CPU is subtracted: rounding must not judge trials of milliseconds.
     """
-    seconds = after.wall - before.wall
-    if seconds <= 0:
+    used = after.less(before)
+    if used.wall <= 0:
         return None
-    ours = after.ours - before.ours
-    resolution = after.cpus * _tick_seconds()
-    others = (after.busy - before.busy - ours - (after.parent - before.parent) - resolution) / seconds
-    if others < LEAST_OTHERS or others + max(threads, ours / seconds) < FULL_SHARE * after.cpus:
+    others = (used.busy - used.ours - used.parent - used.cpus * _tick_seconds()) / used.wall
+    if others < LEAST_OTHERS or others + max(threads, used.ours / used.wall) < FULL_SHARE * used.cpus:
         return None
     return f"other processes used {others:.1f} of {after.cpus} CPUs"
 

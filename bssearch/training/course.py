@@ -104,19 +104,19 @@ class CourseProgress:
         self.reached = state["reached"]
 
 
+@dataclass(slots=True)
 class Approach:
     """Follows a metric from ``first`` toward the target."""
 
-    def __init__(self, target: Target) -> None:
-        self._target = target
-        self.first: float | None = None
+    target: Target
+    first: float | None = None
 
     def is_near(self, metric: float) -> bool:
         """True near or past the target."""
         if self.first is None:
             self.first = metric
-        way = max(0.0, self._target.shortfall(self.first))
-        return self._target.shortfall(metric) <= (1 - WINDOW_SHARE) * way
+        way = max(0.0, self.target.shortfall(self.first))
+        return self.target.shortfall(metric) <= (1 - WINDOW_SHARE) * way
 
 
 def not_finite(what: str, value: float) -> str:

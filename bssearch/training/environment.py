@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import inspect
 import platform
-import re
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
@@ -18,6 +17,7 @@ import torch
 
 from bssearch.records import Environment, MetricInfo, ModelDescription, WorkloadDescription, is_metric
 from bssearch.training.computation import Computation
+from bssearch.training.process_times import found_in
 from bssearch.workloads.base import is_of_main
 
 OWN = "own"  # precision and compile mode of a user's program
@@ -66,7 +66,7 @@ def describe_device(
         compile_mode=compile_mode,
         torch_version=torch.__version__,
         cuda_version=torch.version.cuda,
-        driver_version=_driver_version() if is_cuda else None,
+        driver_version=found_in(Path("/proc/driver/nvidia/version"), r"\b(\d+\.\d+(?:\.\d+)?)\b") if is_cuda else None,
         python_version=platform.python_version(),
         host=platform.node(),
         workload_revision=workload_revision,
@@ -197,19 +197,7 @@ def cudnn_version() -> str | None:
 
 def device_name(device: torch.device) -> str:
     """Model name of the GPU or CPU."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else _processor_name()
-
-
-def _processor_name(cpu_info: Path = Path("/proc/cpuinfo")) -> str:
-    if cpu_info.is_file():
-        found = re.search(r"^model name\s*:\s*(.+)$", cpu_info.read_text(), re.MULTILINE)
-        if found:
-            return found[1].strip()
-    return platform.processor() or platform.machine() or "CPU"
-
-
-def _driver_version(version_file: Path = Path("/proc/driver/nvidia/version")) -> str | None:
-    if not version_file.is_file():
-        return None
-    found = re.search(r"\b(\d+\.\d+(?:\.\d+)?)\b", version_file.read_text())
-    return found[1] if found else None
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    model = found_in(Path("/proc/cpuinfo"), r"^model name\s*:\s*(.+?)\s*$")
+    return model or platform.processor() or platform.machine() or "CPU"

@@ -5,12 +5,11 @@ A pass computes gradients of a few small batches in fp32, uncompiled, and change
 
 from __future__ import annotations
 
-import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,13 +19,13 @@ from torch import nn
 from bssearch.errors import WorkloadError
 from bssearch.records import Configuration, GradientNoise, Target, TrialRequest
 from bssearch.records.noise_scale import FEWEST_PASSES, Norms, Pass, gradient_noise, moments
-from bssearch.training.batches import Growth
-from bssearch.training.computation import Computation
+from bssearch.training.batches import Growth, random_state_kept
+from bssearch.training.computation import Computation, buffers_kept
 from bssearch.training.course import Approach
 from bssearch.training.memory import is_out_of_memory
-from bssearch.training.trainer import Trainer, loss_of, seed_everything
-from bssearch.workloads.base import WeightedLoss, Workload
-from bssearch.workloads.data import Part, moved
+from bssearch.training.trainer import Trainer, seed_everything
+from bssearch.workloads.base import WeightedLoss
+from bssearch.workloads.data import moved
 
 # Small batches in a long pass. ‖G‖² limits the estimate: at equal samples, fewer and longer passes estimate it better,
 # but an interval needs several.
@@ -62,20 +61,8 @@ def small_batch_size(configuration: Configuration, samples: int, small_batches: 
 class GradientPasses:
     """Measures a trainer's gradient norms."""
 
-    def __init__(
-        self,
-        workload: Workload,
-        computation: Computation,
-        trainer: Trainer,
-        configuration: Configuration,
-        train: Part,
-        seed: int,
-    ) -> None:
-        self._loss = loss_of(workload, configuration)
-        self._augment = getattr(workload, "augment", None)
-        self._computation = computation
-        self._model = trainer.model
-        self._optimizers = trainer.optimizers
+    def __init__(self, trainer: Trainer, seed: int) -> None:
+        self._trainer = trainer
         self._parameters = [
             one
             for optimizer in trainer.optimizers
@@ -83,40 +70,37 @@ class GradientPasses:
             for one in group["params"]
             if one.requires_grad
         ]
-        self._configuration = configuration
-        self._train = train
         self._generator = np.random.default_rng(seed)
 
     def small_batch(self, small_batches: int) -> int:
         """Samples of each of ``small_batches``; 0 if too few."""
-        size = small_batch_size(self._configuration, len(self._train), small_batches)
-        group = self._computation.settings.ghost_batch_size
+        size = small_batch_size(self._trainer.configuration, len(self._trainer.train), small_batches)
+        group = self._trainer.computation.settings.ghost_batch_size
         # Drop the samples that would form a ghost batch too small to normalise.
         return size if group is None or size <= group else size - size % group
 
     def measure(self, small_batches: int = SMALL_BATCHES) -> Pass | None:
         """Make a pass; None for a non-finite gradient. Waits for the device."""
         small_batch = self.small_batch(small_batches)
-        rows = self._generator.choice(len(self._train), small_batches * small_batch, replace=False)
-        batches = torch.split(torch.from_numpy(rows).to(self._train.device), small_batch)
-        seed = int(self._generator.integers(2**31))
-        with _untouched(self._model, self._computation.device, seed), self._computation.exact():
+        train = self._trainer.train
+        rows = self._generator.choice(len(train), small_batches * small_batch, replace=False)
+        batches = torch.split(torch.from_numpy(rows).to(train.device), small_batch)
+        with _exact(self._trainer, seed=int(self._generator.integers(2**31))):
             plain, adam = self._norms(batches)
-        norms = [plain] if adam is None else [plain, adam]
-        if not all(one.are_finite for one in norms):
+        if not plain.are_finite or (adam is not None and not adam.are_finite):
             return None
         return Pass(
             small_batch=small_batch,
             small_batches=small_batches,
-            samples=len(self._train),
+            samples=len(train),
             plain=plain,
             adam=adam,
         )
 
     def load_kernels(self, small_batches: int) -> None:
         """Load a GPU's kernels, which takes as long as many passes."""
-        rows = torch.arange(self.small_batch(small_batches), device=self._train.device)
-        with _untouched(self._model, self._computation.device, seed=0), self._computation.exact():
+        rows = torch.arange(self.small_batch(small_batches), device=self._trainer.train.device)
+        with _exact(self._trainer, seed=0):
             self._norms((rows,))
 
     def state(self) -> dict[str, Any]:
@@ -128,7 +112,7 @@ class GradientPasses:
         self._generator.bit_generator.state = state
 
     def _norms(self, batches: tuple[torch.Tensor, ...]) -> tuple[Norms, Norms | None]:
-        divisors = _adam_divisors(self._optimizers)
+        divisors = _adam_divisors(self._trainer.optimizers)
         kinds = [None] if divisors is None else [None, divisors]
         small: list[list[torch.Tensor]] = [[] for _ in kinds]
         sums: dict[nn.Parameter, torch.Tensor] = {}
@@ -146,22 +130,21 @@ class GradientPasses:
         return norms[0], norms[1] if len(norms) > 1 else None
 
     def _gradients(self, batch: torch.Tensor) -> dict[nn.Parameter, torch.Tensor]:
-        inputs, targets = moved(self._train.gather(batch), self._computation.device)
-        if self._augment is not None:
-            inputs = self._augment(inputs)
-        loss = self._loss(self._model, self._computation.inputs(inputs), targets)
+        trainer, computation = self._trainer, self._trainer.computation
+        inputs, targets = moved(trainer.train.gather(batch), computation.device)
+        loss = trainer.loss(trainer.model, computation.inputs(trainer.augment(inputs)), targets)
         mean = loss.total / loss.weight if isinstance(loss, WeightedLoss) else loss
         pairs = zip(self._parameters, torch.autograd.grad(mean, self._parameters, allow_unused=True), strict=True)
         return {parameter: gradient for parameter, gradient in pairs if gradient is not None}
 
 
+@dataclass(slots=True)
 class NoiseBudget:
     """Seconds for passes in one process: `NOISE_SHARE` of all trials' train seconds."""
 
-    def __init__(self) -> None:
-        self._train_seconds = 0.0
-        self._spent = 0.0
-        self._pass_seconds: dict[tuple[int, int], float] = {}
+    _train_seconds: float = 0.0
+    _spent: float = 0.0
+    _pass_seconds: dict[tuple[int, int], float] = field(default_factory=dict)
 
     def earn(self, train_seconds: float) -> None:
         """Add a trial's train seconds."""
@@ -186,24 +169,17 @@ class NoiseMeter:
 
     def __init__(
         self,
-        workload: Workload,
-        computation: Computation,
         trainer: Trainer,
-        configuration: Configuration,
-        train: Part,
         target: Target,
         seed: int,
         *,
         budget: NoiseBudget | None = None,
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._make = GradientPasses(workload, computation, trainer, configuration, train, seed)
-        self._device = computation.device
-        self._loads_kernels = computation.device.type == "cuda"
-        self._slowdown = _slowdown(computation)
+        self._make = GradientPasses(trainer, seed)
+        self._loads_kernels = trainer.computation.device.type == "cuda"
+        self._slowdown = _slowdown(trainer.computation)
         self._trainer = trainer
-        self._accumulation_steps = configuration.accumulation_steps
-        self._target = target
         self._approach = Approach(target)
         self._budget = budget or NoiseBudget()
         self._now = now
@@ -221,7 +197,7 @@ class NoiseMeter:
         near = self._approach.is_near(metric)
         if self._ended or not near:
             return
-        self._ended = self._target.is_met_by(metric)
+        self._ended = self._approach.target.is_met_by(metric)
         if self._small_batches is None:
             self._small_batches = self._chosen_length(train_seconds)
         for _ in range(PASSES_AT_ONCE):
@@ -275,7 +251,9 @@ class NoiseMeter:
         if self._made and small_batches == self._small_batches:
             return self._spent / self._made
         known = self._budget.pass_seconds(self._shape(small_batches))
-        micro_batch_seconds = train_seconds / max(1, self._trainer.steps * self._accumulation_steps)
+        micro_batch_seconds = train_seconds / max(
+            1, self._trainer.steps * self._trainer.configuration.accumulation_steps
+        )
         return small_batches * self._slowdown * micro_batch_seconds if known is None else known
 
     def _shape(self, small_batches: int) -> tuple[int, int]:
@@ -294,8 +272,9 @@ class NoiseMeter:
             self._passes.append(measured)
 
     def _seconds(self) -> float:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+        device = self._trainer.computation.device
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
         return self._now()
 
 
@@ -312,25 +291,11 @@ def _pass_of(fields: dict[str, Any]) -> Pass:
 
 
 @contextmanager
-def _untouched(model: nn.Module, device: torch.device, seed: int) -> Iterator[None]:
-    # seed every generator, then restore generators and buffers, replaced ones included
-    buffers = [
-        (module, name, buffer, buffer.clone())
-        for module in model.modules()
-        for name, buffer in module.named_buffers(recurse=False)
-    ]
-    python_state, numpy_state = random.getstate(), np.random.get_state()
-    try:
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            seed_everything(seed)
-            yield
-    finally:
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)
-        with torch.no_grad():
-            for module, name, buffer, value in buffers:
-                buffer.copy_(value)
-                setattr(module, name, buffer)
+def _exact(trainer: Trainer, seed: int) -> Iterator[None]:
+    computation = trainer.computation
+    with buffers_kept(trainer.model), random_state_kept(computation.device), computation.exact():
+        seed_everything(seed)
+        yield
 
 
 Divisors = dict[nn.Parameter, Callable[[], torch.Tensor]]
@@ -413,31 +378,20 @@ class NoiseGrowth:
         self._moments = [(trace, square) for trace, square in state["moments"]]
 
 
-def noise_meter(
-    request: TrialRequest,
-    workload: Workload,
-    computation: Computation,
-    trainer: Trainer,
-    train: Part,
-    budget: NoiseBudget | None,
-) -> NoiseMeter | None:
+def noise_meter(request: TrialRequest, trainer: Trainer, budget: NoiseBudget | None) -> NoiseMeter | None:
     """A trial's meter, if requested and possible."""
-    if request.branch is not None or not computation.settings.measure_noise or not trainer.has_noise:
+    if request.branch is not None or not trainer.computation.settings.measure_noise or not trainer.has_noise:
         return None
-    given = workload, computation, trainer, request.plan.configuration, train, request.target, request.plan.seed
-    return NoiseMeter(*given, budget=budget)
+    return NoiseMeter(trainer, request.target, request.plan.seed, budget=budget)
 
 
-def noise_growth(
-    request: TrialRequest, workload: Workload, computation: Computation, trainer: Trainer, train: Part
-) -> NoiseGrowth | None:
+def noise_growth(request: TrialRequest, trainer: Trainer) -> NoiseGrowth | None:
     """Scheduled growth by noise scale; `WorkloadError` if not measurable."""
     if not trainer.growth.is_measured:
         return None
-    small = small_batch_size(request.plan.configuration, len(train)) if trainer.has_noise else 0
+    small = small_batch_size(trainer.configuration, len(trainer.train)) if trainer.has_noise else 0
     if small == 0:
         why = f"the training part has too few samples for {SMALL_BATCHES} gradients"
         reason = why if trainer.has_noise else "the gradient of single samples cannot be taken"
         raise WorkloadError(f"batch_schedule = 'noise_scale' measures the gradient noise scale: {reason}")
-    passes = GradientPasses(workload, computation, trainer, request.plan.configuration, train, request.plan.seed)
-    return NoiseGrowth(passes, trainer.growth)
+    return NoiseGrowth(GradientPasses(trainer, request.plan.seed), trainer.growth)

@@ -43,7 +43,7 @@ from bssearch.training.gradient_noise import NoiseBudget, NoiseGrowth, NoiseMete
 from bssearch.training.memory import is_out_of_memory, peak_memory_meter, unused_memory
 from bssearch.training.nvml import DeviceMeter
 from bssearch.training.trainer import Trainer, seed_everything, warm_up
-from bssearch.training.trial_checkpoint import Checkpoint, RandomState, Saved, continue_from, identity_of
+from bssearch.training.trial_checkpoint import Checkpoint, RandomState, Saved, continue_from, identity_with_workload
 from bssearch.workloads.base import Workload, measure, metric_value
 from bssearch.workloads.data import Data
 
@@ -75,7 +75,6 @@ class Trial:
         self._workload = workload
         self._data = data
         self._computation = computation
-        self._device = computation.device
         self._tokens_per_sample = tokens_per_sample(workload)
         self._clock = clock
         self._stop = stop
@@ -146,8 +145,8 @@ class Trial:
             self._trainer = Trainer(workload, plan.configuration, self._data.train, computation, plan.seed)
             if request.branch is not None:
                 continue_from(self._trainer, request.branch, plan.configuration.batch_size)
-            given = request, workload, computation, self._trainer, self._data.train
-            self._noise, self._noise_growth = noise_meter(*given, self._noise_budget), noise_growth(*given)
+            self._noise = noise_meter(request, self._trainer, self._noise_budget)
+            self._noise_growth = noise_growth(request, self._trainer)
         return self._trainer
 
     def _is_unseen(self, trainer: Trainer) -> bool:
@@ -168,7 +167,7 @@ class Trial:
 
     def _checkpoint(self, path: str) -> Checkpoint:
         with self._clock.ledger("other"):
-            identity = identity_of(self._request, self._workload, len(self._data.train), self._computation)
+            identity = identity_with_workload(self._request, self._workload, len(self._data.train), self._computation)
         return Checkpoint(Path(path), identity, self._clock, self._on_progress)
 
     def _parts(self) -> tuple[dict[str, Saved], dict[str, Saved]]:
@@ -176,7 +175,7 @@ class Trial:
         training: dict[str, Saved] = {"trainer": self._trainer}
         meters = {"noise": self._noise, "noise_growth": self._noise_growth}
         training |= {name: meter for name, meter in meters.items() if meter is not None}
-        training["random"] = RandomState(self._device)
+        training["random"] = RandomState(self._computation.device)
         measured: dict[str, Saved] = {
             "clock": self._clock,
             "contention": self._contention,
@@ -280,7 +279,7 @@ class Trial:
             ghost_batch_size=settings.ghost_batch_size,
         )
         found = [*self._standing_warnings(), *(sentence for _, sentence in caveats), *contention.warnings]
-        unused = unused_memory(self._device, self._progress.peak)
+        unused = unused_memory(self._computation.device, self._progress.peak)
         found += [] if unused is None else [unused]
         return (*found, *self._clock.warnings(wall))
 
@@ -294,35 +293,36 @@ class Trial:
             device_use = self._device_meter.stop()
         wall = clock.wall_seconds
         samples, last = 0 if trainer is None else trainer.growth.samples, self._progress.last
-        outcome = TrialOutcome(
-            state=ending.state,
-            reason=ending.reason,
-            steps=0 if trainer is None else trainer.steps,
-            samples=samples,
-            tokens=None if self._tokens_per_sample is None else samples * self._tokens_per_sample,
-            train_seconds=clock.seconds("train"),
-            undelayed_train_seconds=clock.undelayed_train_seconds(self._plan.threads),
-            reference_seconds=self._reference.seconds,
-            host_bound_share=clock.host_bound_share,
-            evaluation_seconds=clock.seconds("evaluation"),
-            warmup_seconds=clock.seconds("warmup"),
-            other_seconds=clock.seconds("other"),
-            wall_seconds=wall,
-            final_metric=None if last is None else last.metric,
-            best_metric=self._progress.best,
-            test_metric=self._test_metric,
-            further_test_metrics=self._further_test_metrics,
-            peak_memory_bytes=self._progress.peak,
-            peak_memory_basis=None if self._progress.peak is None else self._memory.basis,
-            dropped_samples_per_epoch=None if trainer is None else trainer.dropped_samples,
-            contended=contention.contended or clock.is_contended(self._plan.threads),
-            warnings=self._warnings(contention, wall),
-            skipped_steps=None if trainer is None else trainer.skipped_steps,
-            data_placement=None if trainer is None else trainer.data_placement,
-            device_use=device_use,
-            noise=GradientNoise() if self._noise is None else self._noise.result(),
+        return self._course.with_target(
+            TrialOutcome(
+                state=ending.state,
+                reason=ending.reason,
+                steps=0 if trainer is None else trainer.steps,
+                samples=samples,
+                tokens=None if self._tokens_per_sample is None else samples * self._tokens_per_sample,
+                train_seconds=clock.seconds("train"),
+                undelayed_train_seconds=clock.undelayed_train_seconds(self._plan.threads),
+                reference_seconds=self._reference.seconds,
+                host_bound_share=clock.host_bound_share,
+                evaluation_seconds=clock.seconds("evaluation"),
+                warmup_seconds=clock.seconds("warmup"),
+                other_seconds=clock.seconds("other"),
+                wall_seconds=wall,
+                final_metric=None if last is None else last.metric,
+                best_metric=self._progress.best,
+                test_metric=self._test_metric,
+                further_test_metrics=self._further_test_metrics,
+                peak_memory_bytes=self._progress.peak,
+                peak_memory_basis=None if self._progress.peak is None else self._memory.basis,
+                dropped_samples_per_epoch=None if trainer is None else trainer.dropped_samples,
+                contended=contention.contended or clock.is_contended(self._plan.threads),
+                warnings=self._warnings(contention, wall),
+                skipped_steps=None if trainer is None else trainer.skipped_steps,
+                data_placement=None if trainer is None else trainer.data_placement,
+                device_use=device_use,
+                noise=GradientNoise() if self._noise is None else self._noise.result(),
+            )
         )
-        return self._course.with_target(outcome)
 
 
 def describe_model(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-import re
 import resource
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -13,6 +13,7 @@ import psutil
 import torch
 
 from bssearch.records import MemoryBasis
+from bssearch.training.process_times import found_in
 
 # Under a memory limit on the CPU, larger blocks are separate mappings, which a free returns. glibc raises the threshold
 # up to 32 MiB, and the heap fragments: 1.21 GiB in a used worker for 0.96 in a new one.
@@ -76,23 +77,22 @@ def peak_memory_bytes(device: torch.device) -> int | None:
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
 
 
+@dataclass(frozen=True, slots=True)
 class DeviceMemoryMeter:
     """Peak of tensors on a GPU."""
 
+    device: torch.device
     basis: ClassVar[MemoryBasis] = MemoryBasis.DEVICE
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
 
     def start(self) -> None:
         """Reset the peak."""
-        reset_peak_memory(self._device)
+        reset_peak_memory(self.device)
 
     restart = start
 
     def peak_bytes(self) -> int | None:
         """Peak bytes."""
-        return peak_memory_bytes(self._device)
+        return peak_memory_bytes(self.device)
 
     def close(self) -> None:
         """Do nothing."""
@@ -105,9 +105,7 @@ class ResidentMemoryMeter:
     """
 
     basis: ClassVar[MemoryBasis] = MemoryBasis.RESIDENT
-
-    def __init__(self) -> None:
-        self._from: int | None = None
+    _from: int | None = None
 
     def start(self) -> None:
         """Count from the current memory."""
@@ -235,7 +233,5 @@ def peak_process_memory_bytes(device: torch.device, status: Path = STATUS) -> in
 
 
 def _resident_bytes(field: str, status: Path = STATUS) -> int | None:
-    if not status.is_file():
-        return None
-    found = re.search(rf"^{field}:\s*(\d+) kB$", status.read_text(), re.MULTILINE)
-    return int(found[1]) * 1024 if found else None
+    kib = found_in(status, rf"^{field}:\s*(\d+) kB$")
+    return None if kib is None else int(kib) * 1024

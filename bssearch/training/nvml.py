@@ -55,22 +55,16 @@ def known_other_processes(device: torch.device) -> list[tuple[int, str]] | None:
 
 def computing_processes(device: torch.device, since: float) -> list[tuple[int, str]]:
     """`known_other_processes` that computed since a `time.time`, even without memory."""
-
-    def read(library: Any, handle: Any) -> set[int]:
-        samples = library.nvmlDeviceGetProcessUtilization(handle, int(since * 1e6))
-        return {int(one.pid) for one in samples if one.smUtil > 0}
-
-    found = _ask(device, read) or set()
+    begun = int(since * 1e6)
+    samples = _ask(device, lambda library, handle: library.nvmlDeviceGetProcessUtilization(handle, begun))
+    found = {int(one.pid) for one in samples or () if one.smUtil > 0}
     return _named(found) if os.getpid() in found else []
 
 
 def listed_processes(device: torch.device) -> set[int] | None:
     """Ids of computing processes, by NVML."""
-
-    def read(library: Any, handle: Any) -> set[int]:
-        return {int(process.pid) for process in library.nvmlDeviceGetComputeRunningProcesses(handle)}
-
-    return _ask(device, read)
+    listed = _ask(device, lambda library, handle: library.nvmlDeviceGetComputeRunningProcesses(handle))
+    return None if listed is None else {int(process.pid) for process in listed}
 
 
 def _named(processes: set[int]) -> list[tuple[int, str]]:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -46,8 +46,9 @@ def timm_optimizers(name: str) -> ModuleType:
         version = importlib.metadata.version("timm")
         optimizers = importlib.import_module("timm.optim")
     except (ImportError, RuntimeError, OSError) as error:  # its torchvision may not match this PyTorch
-        message = f"optimizer = {name!r} needs timm >= {oldest}, which cannot be imported: {error}"
-        raise LaunchError(message, hint=hint) from error
+        raise LaunchError(
+            f"optimizer = {name!r} needs timm >= {oldest}, which cannot be imported: {error}", hint=hint
+        ) from error
     if tuple(map(int, re.findall(r"\d+", version)[:3])) < OLDEST:
         raise LaunchError(f"optimizer = {name!r} needs timm >= {oldest}; {version} is installed", hint=hint)
     return optimizers
@@ -184,8 +185,7 @@ def build_optimizer(model: nn.Module, configuration: Configuration, fused: bool 
         keywords["fused"] = one_kernel
     if configuration.optimizer == "adafactor":
         keywords["eps"] = None, keywords.pop("epsilon2")  # None: ε1 follows the precision of the parameters
-    optimizer: torch.optim.Optimizer = kind(groups, lr=configuration.learning_rate, **keywords)
-    return optimizer
+    return cast(torch.optim.Optimizer, kind(groups, lr=configuration.learning_rate, **keywords))
 
 
 Optimizers = tuple[torch.optim.Optimizer, ...]
@@ -194,17 +194,14 @@ Optimizers = tuple[torch.optim.Optimizer, ...]
 def built_optimizers(workload: Workload, model: nn.Module, configuration: Configuration, fused: bool) -> Any:
     """The workload's optimizers as returned, else `build_optimizer`'s."""
     build = getattr(workload, "build_optimizer", None)
-    if build is None:
-        return build_optimizer(model, configuration, fused=fused)
-    return build(model, configuration)
+    return build_optimizer(model, configuration, fused=fused) if build is None else build(model, configuration)
 
 
 def check_libraries(workload: Workload, names: Iterable[str]) -> None:
     """Raise `LaunchError` for a missing or old library, unless the workload builds its optimizers."""
     if getattr(workload, "build_optimizer", None) is None:
-        for name in OF_TIMM:
-            if name in names:
-                timm_optimizers(name)
+        for name in {*OF_TIMM} & {*names}:
+            timm_optimizers(name)
 
 
 def flat(built: Any, model: nn.Module) -> Optimizers:
@@ -223,14 +220,13 @@ def ignored_learning_rate(workload: Workload, model: nn.Module, configuration: C
     """A warning if the workload's optimizers ignore the learning rate."""
     if getattr(workload, "build_optimizer", None) is None:
         return None
-    doubled = replace(configuration, learning_rate=2 * configuration.learning_rate)
     rates = [
         [
             group["lr"]
             for optimizer in flat(built_optimizers(workload, model, each, False), model)
             for group in optimizer.param_groups
         ]
-        for each in (configuration, doubled)
+        for each in (configuration, replace(configuration, learning_rate=2 * configuration.learning_rate))
     ]
     if rates[0] != rates[1]:
         return None

@@ -208,12 +208,12 @@ def why_contended(contention: Contention, slow: str | None, clock: Clock, thread
     return "; ".join(filter(None, reasons)) or None
 
 
+@dataclass(frozen=True, slots=True)
 class _Timer:
-    def __init__(self, clock: Clock, core: CorePace | None, reference: ReferenceKernel, precision: float) -> None:
-        self._clock = clock
-        self._core = core
-        self._reference = reference
-        self._precision = precision
+    clock: Clock
+    core: CorePace | None
+    reference: ReferenceKernel
+    precision: float
 
     def time(
         self,
@@ -237,8 +237,8 @@ class _Timer:
             seconds = 0.0
             for _ in range(rows):
                 if between is not None:
-                    _seconds(self._clock, "evaluation", between)
-                seconds += _seconds(self._clock, ledger, row)
+                    _seconds(self.clock, "evaluation", between)
+                seconds += _seconds(self.clock, ledger, row)
             return seconds / (rows * in_a_row)
 
         return self._time(run, rows * in_a_row, limit)
@@ -248,24 +248,24 @@ class _Timer:
         runs: list[TimedRun] = []
         counted: list[TimedRun] = []
         spent = 0.0
-        started = self._clock.wall_seconds
+        started = self.clock.wall_seconds
         before = 0.0
         while len(runs) < most:
             is_late = spent >= limit and len(runs) >= fewest
             if len(counted) < fewest:
-                is_late &= len(runs) >= 2 * fewest and self._clock.wall_seconds - started >= PATIENCE * limit
+                is_late &= len(runs) >= 2 * fewest and self.clock.wall_seconds - started >= PATIENCE * limit
             if is_late:
                 break
             seconds = run()
-            after = 0.0 if self._core is None else self._core.look()
-            self._reference.look()
+            after = 0.0 if self.core is None else self.core.look()
+            self.reference.look()
             spent += seconds * per_run
             runs.append(TimedRun(seconds, per_run, max(before, after)))
             before = after
-            counted = at_full_pace(runs, self._core)
-            if len(counted) >= fewest and spent >= LEAST_SHARE * limit and is_settled(counted, self._precision):
+            counted = at_full_pace(runs, self.core)
+            if len(counted) >= fewest and spent >= LEAST_SHARE * limit and is_settled(counted, self.precision):
                 break
-        return timing_of(runs, self._core, self._precision)
+        return timing_of(runs, self.core, self.precision)
 
 
 def _seconds(clock: Clock, ledger: Ledger, work: Callable[[], object]) -> float:
@@ -281,22 +281,13 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
     From the k-th smallest to the k-th largest, with the largest k for which P(Bin(n, ½) < k) ≤ 2.5% (David & Nagaraja,
     Order Statistics, § 7.1). Raises `ValueError` below six values.
     """
-    k = _rank(len(values))
+    from scipy.special import bdtrik
+
+    k = math.ceil(bdtrik(0.025, len(values), 0.5))
     if k < 1:
         raise ValueError(f"{len(values)} values have no 95 % interval of the median; it takes 6")
     ordered = sorted(values)
     return ordered[k - 1], ordered[-k]
-
-
-@functools.cache
-def _rank(count: int) -> int:
-    below, ways = 0, 1
-    for k in range(count):
-        below += ways
-        if 40 * below > 2**count:
-            return k
-        ways = ways * (count - k) // (k + 1)
-    return 0
 
 
 STEPS = 3  # The first step creates the optimizer's state; the next ones show memory that grows.
@@ -337,8 +328,7 @@ def measure_memory(
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        lines = str(error).strip().splitlines()
-        reason = lines[0] if lines else type(error).__name__
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
     return MemoryUse(
         micro_batch_size=request.configuration.micro_batch_size,
         fits=reason is None,
@@ -410,13 +400,12 @@ def _measure_noise(request: NoiseRequest, workload: Workload, data: Data, comput
     warm_up(workload, configuration, data, computation, request.target.metric, request.seed)
     with Trainer(workload, configuration, data.train, computation, request.seed) as trainer:
         metric, reason = _train(request, trainer, data, computation)
-        passes = GradientPasses(workload, computation, trainer, configuration, data.train, request.seed)
         return NoiseMeasurement(
             batch_size=configuration.batch_size,
             micro_batch_size=configuration.micro_batch_size,
             step=trainer.steps,
             metric=metric,
-            noise=_measure_passes(passes, request.noise_seconds_limit),
+            noise=_measure_passes(GradientPasses(trainer, request.seed), request.noise_seconds_limit),
             reason=reason,
         )
 

@@ -1,13 +1,23 @@
-"""CPU seconds of running processes."""
+"""CPU seconds of running processes, and values in the kernel's files."""
 
 from __future__ import annotations
 
 import os
+import re
 import resource
 import time
 from pathlib import Path
 
 _SCHEDULED_TIME = 2  # the clock of a process: ~pid << 3 | CPUCLOCK_SCHED, as clock_getcpuclockid(3) returns it
+
+
+def found_in(file: Path, pattern: str) -> str | None:
+    """The first group of a regular expression in a text file; None if there is no match, or no file."""
+    try:
+        found = re.search(pattern, file.read_text(), re.MULTILINE)
+    except OSError:
+        return None
+    return None if found is None else found[1]
 
 
 def process_seconds(pid: int) -> float:

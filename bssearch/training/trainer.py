@@ -56,17 +56,13 @@ class AveragedWeights:
         """Add the current weights."""
         self._average(self._averages, self._weights, None)
 
-    def begin_again(self) -> None:
-        """Restart at the current weights."""
-        _copy(self._weights, self._averages)
-
     def state(self) -> list[torch.Tensor]:
         """The averages, not copied."""
         return self._averages
 
-    def restore(self, averages: list[torch.Tensor]) -> None:
-        """Restore averages."""
-        _copy(averages, self._averages)
+    def restore(self, averages: list[torch.Tensor] | None) -> None:
+        """Restore averages; without any, restart at the current weights."""
+        _copy(self._weights if averages is None else averages, self._averages)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
@@ -101,8 +97,7 @@ class Updates:
         self._clip_norm = None if clip_norm is None else float(clip_norm)
         self.average = None if decay is None else AveragedWeights(model, float(decay))
         self.scaler = computation.new_scaler()
-        self._step: Callable[[torch.optim.Optimizer], object]
-        self._step = methodcaller("step") if self.scaler is None else self.scaler.step
+        self._step: Any = methodcaller("step") if self.scaler is None else self.scaler.step
         self.skipped = torch.zeros((), device=computation.device)
         self._left_out = torch.zeros_like(self.skipped)
         self._was_scaled = False
@@ -126,22 +121,13 @@ class Updates:
 
     def apply(self) -> None:
         """Clip the whole gradient; step all."""
-        if self.scaler is not None:
-            self._unscale(self.optimizers)
-        if self._clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(self._model.parameters(), self._clip_norm)
-        for optimizer in self.optimizers:
-            self._step(optimizer)
+        self._clip_and_step(self.optimizers, self._model.parameters())
         self.end()
 
     def apply_one(self, optimizer: torch.optim.Optimizer) -> None:
         """Clip and step one optimizer; call `end` later."""
-        if self.scaler is not None:
-            self._unscale([optimizer])
-        if self._clip_norm is not None:
-            trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-            torch.nn.utils.clip_grad_norm_(trained, self._clip_norm)
-        self._step(optimizer)
+        trained = (parameter for group in optimizer.param_groups for parameter in group["params"])
+        self._clip_and_step([optimizer], trained)
 
     def apply_each(self) -> None:
         """Step each optimizer that has gradients."""
@@ -159,6 +145,14 @@ class Updates:
             self._was_scaled = False
         if self.average is not None:
             self.average.update()
+
+    def _clip_and_step(self, optimizers: Iterable[torch.optim.Optimizer], parameters: Iterable[torch.Tensor]) -> None:
+        if self.scaler is not None:
+            self._unscale(optimizers)
+        if self._clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(parameters, self._clip_norm)
+        for optimizer in optimizers:
+            self._step(optimizer)
 
     def _unscale(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
         assert self.scaler is not None, "there is a loss scaling in fp16 only"
@@ -182,10 +176,8 @@ class Updates:
         """Take over another run's optimizer states and average, not its options; `ValueError` if parameters differ."""
         if optimizer is not None:
             take_over_states(self.optimizers, optimizer, self._model)
-        if self.average is not None and average is not None:
+        if self.average is not None:
             self.average.restore(average)
-        elif self.average is not None:
-            self.average.begin_again()
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore the state."""
@@ -243,19 +235,21 @@ class Trainer(AbstractContextManager["Trainer"]):
         self.dropped_samples = None if is_stream or self.growth.schedule else len(train) % configuration.batch_size
         self.data_placement = placement_of(train, computation)
         self.schedule = schedule_for(workload, configuration, len(train))
-        own = parameters_of_group(configuration.parameters, "model")
-        self.model = computation.build_model(workload, configuration.dropout, own)
+        self.model = computation.build_model(
+            workload, configuration.dropout, parameters_of_group(configuration.parameters, "model")
+        )
         self._built = built_optimizers(workload, self.model, configuration, computation.fused)
         self.updates = Updates(self.model, flat(self._built, self.model), configuration, computation)
         self.optimizers = self.updates.optimizers
         self._own_step = own_training_step(workload, computation)
         self._workload = workload
-        self._augment = getattr(workload, "augment", None)
-        self._loss = loss_of(workload, configuration)
+        self.augment = getattr(workload, "augment", lambda inputs: inputs)
+        own: dict[str, Any] = parameters_of_group(configuration.parameters, "loss")
+        self.loss = partial(getattr(workload, "loss", _no_loss), label_smoothing=configuration.label_smoothing, **own)
         self._configurations = constant_configurations(configuration)
-        self._configuration, self.now = configuration, self._configurations[0]
-        self._computation = computation
-        self._train = train
+        self.configuration, self.now = configuration, self._configurations[0]
+        self.computation = computation
+        self.train = train
         self._seed = seed
         self._last_factor: float | None = None
         self._batches = self._micro_batches()
@@ -282,7 +276,7 @@ class Trainer(AbstractContextManager["Trainer"]):
     @property
     def learning_rate(self) -> float:
         """The last step's learning rate, or the first step's."""
-        return self._configuration.learning_rate * (self._factor if self._last_factor is None else self._last_factor)
+        return self.configuration.learning_rate * (self._factor if self._last_factor is None else self._last_factor)
 
     @property
     def skipped_steps(self) -> int | None:
@@ -292,7 +286,7 @@ class Trainer(AbstractContextManager["Trainer"]):
     @property
     def has_noise(self) -> bool:
         """True if gradients of arbitrary samples can be computed."""
-        return self._own_step is None and self._train.has_rows
+        return self._own_step is None and self.train.has_rows
 
     def step(self) -> None:
         """Take an optimizer step."""
@@ -319,7 +313,7 @@ class Trainer(AbstractContextManager["Trainer"]):
             _backward=self._outside_autocast(self.updates.backward),
             _update=self._outside_autocast(self.updates.apply_one),
         )
-        with self._computation.whole_step():
+        with self.computation.whole_step():
             loss = take(step)
         if left := len(list(taken)):
             raise WorkloadError(f"training_step() took {total - left} of {total} micro-batches; it must take all")
@@ -327,7 +321,7 @@ class Trainer(AbstractContextManager["Trainer"]):
 
     def _outside_autocast(self, function: Callable[[T], None]) -> Callable[[T], None]:
         def called(argument: T) -> None:
-            with torch.autocast(self._computation.device.type, enabled=False):
+            with torch.autocast(self.computation.device.type, enabled=False):
                 function(argument)
 
         return called
@@ -367,7 +361,7 @@ class Trainer(AbstractContextManager["Trainer"]):
     def take_mean_loss(self) -> float | None:
         """Mean loss since the last call; waits for the device."""
         mean = self._losses.mean()
-        self._losses.clear()
+        self._losses = LossSum(self._losses.device)
         return mean
 
     def first_step_problem(self) -> str | None:
@@ -375,7 +369,7 @@ class Trainer(AbstractContextManager["Trainer"]):
         loss = self._losses.mean()
         if loss is None or math.isfinite(loss):
             return None
-        configuration = self._configuration
+        configuration = self.configuration
         return (
             f"the loss of the first step is {loss}: batch size {configuration.batch_size}, "
             f"learning rate {configuration.learning_rate:.4g}; {self.first_non_finite() or 'no non-finite parameter'}"
@@ -398,7 +392,7 @@ class Trainer(AbstractContextManager["Trainer"]):
     def metrics(self, part: Part, names: Sequence[str]) -> dict[str, float]:
         """Metrics over a whole part, by averaged weights if any."""
         weights = nullcontext() if self.updates.average is None else self.updates.average.in_place()
-        with weights, self._computation.evaluating():
+        with weights, self.computation.evaluating():
             found = measure(self._workload, self.model, part)
             return {name: metric_value(self._workload, found, name) for name in names}
 
@@ -430,17 +424,15 @@ class Trainer(AbstractContextManager["Trainer"]):
         return self.schedule.factor(self.growth.position) * self.growth.rate_factor
 
     def _micro_batches(self) -> Generator[Batch, None, None]:
-        given = self._train, self._configuration, self._computation, self._seed
-        return micro_batches(*given, after_steps=self.steps, growth=self.growth)
+        return micro_batches(self.train, self.computation, self._seed, self.growth)
 
     def _augmented(self) -> Iterator[Batch]:
         for inputs, targets in self._batches:
-            augmented = inputs if self._augment is None else self._augment(inputs)
-            yield self._computation.inputs(augmented), targets
+            yield self.computation.inputs(self.augment(inputs)), targets
 
     def _micro_batch_loss(self, inputs: Any, targets: Any) -> torch.Tensor | WeightedLoss:
-        with self._computation.training():
-            loss = self._loss(self.model, inputs, targets)
+        with self.computation.training():
+            loss = self.loss(self.model, inputs, targets)
         scalar = loss.total if isinstance(loss, WeightedLoss) else loss
         if not isinstance(scalar, torch.Tensor):
             raise WorkloadError(
@@ -477,16 +469,6 @@ def check_split(configuration: Configuration, train_samples: int) -> None:
         raise WorkloadError(f"batch_size = {batch_size} must be <= {train_samples}, the number of training samples")
 
 
-Loss = Callable[[nn.Module, torch.Tensor, torch.Tensor], torch.Tensor | WeightedLoss]
-
-
-def loss_of(workload: Workload, configuration: Configuration) -> Loss:
-    """The loss of (model, inputs, targets), with its own parameters."""
-    own: dict[str, Any] = parameters_of_group(configuration.parameters, "loss")
-    loss: Any = getattr(workload, "loss", _no_loss)
-    return partial(loss, label_smoothing=configuration.label_smoothing, **own)
-
-
 def _no_loss(*arguments: object, **settings: object) -> torch.Tensor:
     raise WorkloadError("the workload has its own training_step() and no loss()")
 
@@ -498,12 +480,6 @@ class LossSum:
         self.device = device
         self._total = torch.zeros((), dtype=torch.float64, device=device)
         self._weight: torch.Tensor | float = 0.0
-        self._losses = 0
-
-    def clear(self) -> None:
-        """Reset."""
-        self._total.zero_()
-        self._weight = 0.0
         self._losses = 0
 
     def add(self, loss: torch.Tensor | WeightedLoss) -> None:

@@ -60,24 +60,32 @@ State = dict[str, Any]  # tensors, numbers, strings, None, and containers of the
 Identity = Mapping[str, str]  # the values that decide a trial's steps, by name, as JSON
 
 
-def identity_of(
-    request: TrialRequest, workload: Workload, train_samples: int, computation: Computation
-) -> dict[str, str]:
-    """Values that must be equal to resume a trial."""
+def identity_of(request: TrialRequest, **others: object) -> dict[str, str]:
+    """Values that must be equal to resume a trial: the request's and ``others``."""
     fields = {
-        "format": FORMAT,
         "configuration": asdict(request.plan.configuration),
         "seed": request.plan.seed,
         "target": asdict(request.target),
         "eval_every_steps": request.plan.eval_every_steps,
         "threads": request.plan.threads,
-        "workload": [type(workload).__qualname__, workload_revision(workload)],
-        "train_samples": train_samples,
-        "device": computation.device.type,
-        "precision": computation.precision,
-        **{name: getattr(computation.settings, name) for name in _SETTINGS},
+        **others,
     }
     return {name: json.dumps(value, sort_keys=True) for name, value in fields.items()}
+
+
+def identity_with_workload(
+    request: TrialRequest, workload: Workload, train_samples: int, computation: Computation
+) -> dict[str, str]:
+    """`identity_of` a trial that bssearch's own loop trains."""
+    return identity_of(
+        request,
+        format=FORMAT,
+        workload=[type(workload).__qualname__, workload_revision(workload)],
+        train_samples=train_samples,
+        device=computation.device.type,
+        precision=computation.precision,
+        **{name: getattr(computation.settings, name) for name in _SETTINGS},
+    )
 
 
 class Saved(Protocol):
@@ -98,14 +106,14 @@ class SavedPart:
     restore: Callable[[State], None]
 
 
+@dataclass(frozen=True, slots=True)
 class Checkpoint:
     """A trial's file; calls ``on_progress`` per chunk."""
 
-    def __init__(self, path: Path, identity: Identity, clock: Clock, on_progress: Callable[[], None]) -> None:
-        self._path = path
-        self._identity = identity
-        self._clock = clock
-        self._on_progress = on_progress
+    path: Path
+    identity: Identity
+    clock: Clock
+    on_progress: Callable[[], None]
 
     def save(self, training: Mapping[str, Saved], measured: Mapping[str, Saved]) -> None:
         """Replace the file or, on failure, leave it; ``measured`` states are JSON.
@@ -113,18 +121,18 @@ class Checkpoint:
         Raises:
             ValueError: A state is larger than `restore` accepts.
         """
-        part = self._path.with_name(self._path.name + ".part")
+        part = self.path.with_name(self.path.name + ".part")
         file = new_guarded_file(part)
         archive = zipfile.ZipFile(file, "w")
         try:
-            with self._clock.ledger("other"):
-                _write_text(archive, IDENTITY, self._identity)
+            with self.clock.ledger("other"):
+                _write_text(archive, IDENTITY, self.identity)
                 self._write(archive, {name: one.state() for name, one in training.items()})
-            with self._clock.ledger("other"):
+            with self.clock.ledger("other"):
                 _write_text(archive, _MEASURED, {name: one.state() for name, one in measured.items()})
                 archive.close()
                 file.close()
-                part.replace(self._path)
+                part.replace(self.path)
         finally:
             for opened in (archive, file):
                 with suppress(OSError, ValueError):  # a full disk raises again on close
@@ -133,7 +141,7 @@ class Checkpoint:
 
     def _write(self, archive: zipfile.ZipFile, state: State) -> None:
         with archive.open(TRAINING, "w", force_zip64=True) as member:
-            file = _InChunks(member, self._on_progress)
+            file = _InChunks(member, self.on_progress)
             try:
                 torch.save(state, cast("IO[bytes]", file), pickle_module=_BoundedPickle)
             except Exception as error:
@@ -141,22 +149,22 @@ class Checkpoint:
 
     def restore(self, training: Mapping[str, Saved], measured: Mapping[str, Saved]) -> None:
         """Restore the parts in order; `CheckpointError` if missing, damaged, or another trial's."""
-        with self._clock.ledger("other"):
-            states = _read(self._path, self._identity, self._on_progress)
+        with self.clock.ledger("other"):
+            states = _read(self.path, self.identity, self.on_progress)
             try:
                 for parts, saved in zip((training, measured), states, strict=True):
                     for name in (name for name in parts if name in saved):
                         parts[name].restore(saved[name])
             except Exception as error:
-                raise _cannot_go_on(self._path, error) from error
-        self._on_progress()
+                raise _cannot_go_on(self.path, error) from error
+        self.on_progress()
 
 
+@dataclass(frozen=True, slots=True)
 class RandomState:
     """States of all global generators."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    device: torch.device
 
     def state(self) -> State:
         """The states."""
@@ -166,7 +174,7 @@ class RandomState:
             "python": [version, list(values), gauss],
             "numpy": [kind, [int(key) for key in keys], int(position), int(has_gauss), float(cached)],
             "torch": torch.get_rng_state(),
-            "cuda": torch.cuda.get_rng_state(self._device) if self._device.type == "cuda" else None,
+            "cuda": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
         }
 
     def restore(self, state: State) -> None:
@@ -176,8 +184,8 @@ class RandomState:
         kind, keys, position, has_gauss, cached = state["numpy"]
         np.random.set_state((kind, np.asarray(keys, dtype=np.uint32), position, has_gauss, cached))
         torch.set_rng_state(state["torch"])
-        if self._device.type == "cuda":
-            torch.cuda.set_rng_state(state["cuda"], self._device)
+        if self.device.type == "cuda":
+            torch.cuda.set_rng_state(state["cuda"], self.device)
 
 
 def _read(path: Path, identity: Identity, on_progress: Callable[[], None]) -> tuple[State, State]:
@@ -288,27 +296,27 @@ def _whole(member: IO[bytes], on_progress: Callable[[], None]) -> io.BytesIO:
     return content
 
 
+@dataclass(slots=True)
 class _InChunks:
     """Reports progress; ``error`` keeps the OSError that PyTorch hides."""
 
-    def __init__(self, file: IO[bytes], on_progress: Callable[[], None]) -> None:
-        self._file = file
-        self._on_progress = on_progress
-        self.error: OSError | None = None
+    file: IO[bytes]
+    on_progress: Callable[[], None]
+    error: OSError | None = None
 
     def write(self, data: bytes) -> int:
         view = memoryview(data).cast("B")
         try:
             for start in range(0, len(view), CHUNK_BYTES):
-                self._file.write(view[start : start + CHUNK_BYTES])
-                self._on_progress()
+                self.file.write(view[start : start + CHUNK_BYTES])
+                self.on_progress()
         except OSError as error:
             self.error = self.error or error
             raise
         return len(view)
 
     def flush(self) -> None:
-        self._file.flush()
+        self.file.flush()
 
 
 FORMAT_HINT = (

@@ -183,8 +183,7 @@ def check_takes(workload: Workload, names: Iterable[str]) -> None:
         except (TypeError, ValueError, AttributeError):  # a workload's own training step reads its configuration
             continue
         kinds = {one.name: one.kind for one in signature.parameters.values()}
-        takes_all = inspect.Parameter.VAR_KEYWORD in kinds.values()
-        if not takes_all and kinds.get(name) not in BY_NAME:
+        if inspect.Parameter.VAR_KEYWORD not in kinds.values() and kinds.get(name) not in BY_NAME:
             raise WorkloadError(
                 f"space.{full}: {TAKES[group]}{signature} of the workload takes no {name!r}",
                 hint=f"let {TAKES[group]}() take the keyword {name}, or **parameters for all, or leave it out of the "
@@ -264,10 +263,12 @@ _importing: list[str] = []  # workloads whose modules are being imported
 
 
 @contextmanager
-def _noted(name: str) -> Iterator[None]:
+def _imports(name: str) -> Iterator[None]:
     _importing.append(name)
     try:
         yield
+    except Exception as error:
+        raise WorkloadError(f"workload {name!r} does not import: {_own_line(error)}") from error
     finally:
         _importing.pop()
 
@@ -285,11 +286,8 @@ def _import_module(name: str, module: str, folder: Path) -> ModuleType:
     place = str(folder.resolve())  # Python resolves a relative entry against the folder of its first use
     if place not in sys.path:
         sys.path.append(place)  # last, so that it does not shadow installed packages
-    try:
-        with _noted(name):
-            return importlib.import_module(module)
-    except Exception as error:
-        raise WorkloadError(f"workload {name!r} does not import: {_own_line(error)}") from error
+    with _imports(name):
+        return importlib.import_module(module)
 
 
 def import_file(name: str, path: Path) -> ModuleType:
@@ -302,11 +300,8 @@ def import_file(name: str, path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module
     sys.path.insert(0, str(path.parent.resolve()))
-    try:
-        with _noted(name):
-            spec.loader.exec_module(module)
-    except Exception as error:
-        raise WorkloadError(f"workload {name!r} does not import: {_own_line(error)}") from error
+    with _imports(name):
+        spec.loader.exec_module(module)
     return module
 
 

@@ -116,8 +116,7 @@ class CharLM:
         """Mean cross-entropy in nats per character."""
         total = 0.0
         for inputs, targets in part.chunks(max(1, _EVALUATION_CHARACTERS // self.context)):
-            scores = model(inputs).flatten(0, 1)
-            total += functional.cross_entropy(scores, targets.flatten(), reduction="sum").item()
+            total += functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), reduction="sum").item()
         return {"loss": total / part.targets.numel()}
 
     def _part(self, text: str, device: torch.device) -> Part:
@@ -188,7 +187,5 @@ def _read(files: list[Path], max_characters: int) -> str:
 
 
 def _evenly(part: Part, count: int) -> Part:
-    if len(part) <= count:
-        return part
-    rows = torch.arange(count, device=part.inputs.device) * len(part) // count
-    return Part(part.inputs[rows], part.targets[rows])
+    kept = min(count, len(part))
+    return Part(*part.gather(torch.arange(kept, device=part.device) * len(part) // kept))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn, cast
 
 import numpy as np
 import torch
@@ -49,11 +49,9 @@ def tensors(value: Nesting) -> list[torch.Tensor]:
 
 def moved(value: Nesting, device: torch.device, *, non_blocking: bool = False) -> Nesting:
     """Move a nesting's tensors to a device."""
-
-    def to_device(leaf: Any) -> Any:
-        return leaf.to(device, non_blocking=non_blocking) if isinstance(leaf, torch.Tensor) else leaf
-
-    return mapped(to_device, value)
+    return mapped(
+        lambda leaf: leaf.to(device, non_blocking=non_blocking) if isinstance(leaf, torch.Tensor) else leaf, value
+    )
 
 
 Collate = Callable[[list[Any]], Any]
@@ -89,8 +87,7 @@ class Part:
     @property
     def device(self) -> torch.device:
         """Device of the rows."""
-        device: torch.device = leaves(self.inputs)[0].device
-        return device
+        return cast(torch.device, leaves(self.inputs)[0].device)
 
     @property
     def bytes(self) -> int:

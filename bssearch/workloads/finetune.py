@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -26,7 +26,7 @@ from bssearch.settings import cache_folder
 from bssearch.workloads import fashion_mnist
 from bssearch.workloads.data import Data, Part, evenly, stratified_order
 from bssearch.workloads.fashion_mnist import HELD_OUT, FashionMnist
-from bssearch.workloads.ten_classes import CLASSES
+from bssearch.workloads.ten_classes import CLASSES, EVALUATION_CHUNK
 
 Weights = Mapping[str, torch.Tensor]
 
@@ -105,7 +105,6 @@ MOST_TRAINED = 27_500  # training images of the new classes
 _CHANNELS = (16, 32, 64)
 _GROUPS = 8
 _FEATURES = 64
-_EVALUATION_CHUNK = 2048
 
 # AdamW's rate, decaying linearly to zero; found by trying.
 _PRETRAINING_EPOCHS = 2
@@ -149,9 +148,9 @@ class FineTune:
         """
         data = FashionMnist(validation_samples=self.validation_samples).load(torch.device("cpu"))
         train = data.train
-        old = _chosen(train, train.targets < OLD_CLASSES)
+        old = Part(*train.gather(train.targets < OLD_CLASSES))
         self._weights = pretrained("finetune", [*_code(), _digest(old)], lambda: pretrained_weights(old))
-        new = _few(_chosen(train, train.targets >= OLD_CLASSES), self.train_samples)
+        new = _few(Part(*train.gather(train.targets >= OLD_CLASSES)), self.train_samples)
         before = self.build_model(dropout=0.0).eval()
         return Data(
             train=_told(new, before).to(device),
@@ -175,7 +174,7 @@ class FineTune:
 
     def evaluate(self, model: Any, part: Part) -> Mapping[str, float]:
         """Metrics of new classes, and of old ones."""
-        features = torch.cat([model.trunk(inputs) for inputs, _ in part.chunks(_EVALUATION_CHUNK)])
+        features = torch.cat([model.trunk(inputs) for inputs, _ in part.chunks(EVALUATION_CHUNK)])
         classes, were_right = part.targets.unbind(1)
         is_old = classes < OLD_CLASSES
         scores, targets = model.head(features[~is_old]), classes[~is_old] - OLD_CLASSES
@@ -202,8 +201,7 @@ class TwoHeaded(nn.Module):
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Scores (samples, new classes) of images (samples, 1, 28, 28)."""
-        scores: torch.Tensor = self.head(self.dropout(self.trunk(inputs)))
-        return scores
+        return cast(torch.Tensor, self.head(self.dropout(self.trunk(inputs))))
 
 
 def trunk() -> nn.Sequential:
@@ -235,17 +233,13 @@ def pretrained_weights(old: Part) -> Weights:
     return {f"{part}.{name}": tensor for part, state in trained.items() for name, tensor in state.items()}
 
 
-def _chosen(part: Part, rows: torch.Tensor) -> Part:
-    return Part(part.inputs[rows], part.targets[rows])
-
-
 def _few(part: Part, count: int) -> Part:
     return Part(*part.gather(torch.from_numpy(evenly(stratified_order(part.targets.numpy()), count))))
 
 
 def _told(part: Part, before: Any) -> Part:
     with torch.no_grad():
-        named = torch.cat([before.old_head(before.trunk(x)).argmax(1) for x, _ in part.chunks(_EVALUATION_CHUNK)])
+        named = torch.cat([before.old_head(before.trunk(x)).argmax(1) for x, _ in part.chunks(EVALUATION_CHUNK)])
     return Part(part.inputs, torch.stack([part.targets, (named == part.targets).long()], 1))
 
 

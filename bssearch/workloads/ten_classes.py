@@ -13,7 +13,7 @@ from bssearch.records import MetricInfo
 from bssearch.workloads.data import Part
 
 CLASSES = 10
-_EVALUATION_CHUNK = 2048
+EVALUATION_CHUNK = 2048
 
 
 class TenClasses:
@@ -32,9 +32,8 @@ class TenClasses:
 
     def evaluate(self, model: nn.Module, part: Part) -> Mapping[str, float]:
         """Accuracy and mean cross-entropy."""
-        scores = torch.cat([model(inputs) for inputs, _ in part.chunks(_EVALUATION_CHUNK)])
-        correct = (scores.argmax(1) == part.targets).sum()
+        scores = torch.cat([model(inputs) for inputs, _ in part.chunks(EVALUATION_CHUNK)])
         return {
-            "accuracy": correct.item() / len(part),
+            "accuracy": (scores.argmax(1) == part.targets).sum().item() / len(part),
             "loss": functional.cross_entropy(scores, part.targets).item(),
         }

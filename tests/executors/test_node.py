@@ -58,14 +58,14 @@ def test_automatic_slots_of_a_cpu_have_cores_and_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     available = int(gib * 2**30)
-    monkeypatch.setattr(devices, "CONTROL_GROUP", tmp_path)
+    monkeypatch.setattr(local, "CONTROL_GROUP", tmp_path)
     if of_container:
         (tmp_path / "memory.max").write_text(f"{available + 7}")
         (tmp_path / "memory.current").write_text("7")
         available = 2**40
-    monkeypatch.setattr(devices, "usable_cores", lambda: cores)
+    monkeypatch.setattr(local, "usable_cores", lambda: cores)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=available))
-    assert devices.cpu_slots(threads) == slots
+    assert local.cpu_slots(threads) == slots
 
 
 @pytest.mark.parametrize(("quota", "cores"), [("max 100000", 4), ("250000 100000", 2), ("50000 100000", 1), (None, 4)])
@@ -74,10 +74,10 @@ def test_usable_cores_are_physical_allowed_and_within_the_quota(
 ) -> None:
     if quota is not None:
         (tmp_path / "cpu.max").write_text(quota)
-    monkeypatch.setattr(devices, "CONTROL_GROUP", tmp_path)
+    monkeypatch.setattr(local, "CONTROL_GROUP", tmp_path)
     monkeypatch.setattr(psutil, "cpu_count", lambda logical=True: 16 if logical else 8)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {*range(8)})
-    assert devices.usable_cores() == cores
+    assert local.usable_cores() == cores
 
 
 @pytest.mark.parametrize(("is_program", "slots"), [(False, 2), (True, 1)])
@@ -261,7 +261,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
         monkeypatch.setattr(torch.cuda, "device_count", lambda: devices)
         monkeypatch.setattr(torch.cuda, "set_device", current.append)
         others = {torch.device("cuda", index): programs for index, programs in (busy or {}).items()}
-        monkeypatch.setattr(nvml, "other_processes", lambda device: others.get(device, []))
+        monkeypatch.setattr("bssearch.executors.devices.other_processes", lambda device: others.get(device, []))
         return current
 
     return build

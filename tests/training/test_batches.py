@@ -19,17 +19,16 @@ from bssearch.training import batches as batches_module
 from bssearch.training.batches import (
     DATA_SHARE,
     drawn_ahead,
-    micro_batches,
     place,
     placement_of,
-    rows_on_device,
+    rows_of_steps,
     shared_memory_is_full,
     start_method,
 )
 from bssearch.training.computation import Computation
 from bssearch.training.trainer import Trainer, warm_up
 from bssearch.workloads.data import Part
-from tests.training.toys import Toy, configuration, on_cpu, toy_data
+from tests.training.toys import Toy, batches_of, configuration, growth_after, on_cpu, toy_data
 
 META = torch.device("meta")
 """Stands for a device with memory of its own."""
@@ -139,7 +138,7 @@ def test_a_gpu_is_fed_the_same_batches_from_the_host(workers: int) -> None:
     for setting in ("device", "host"):
         computation = computation_on(device, data=setting, loader_workers=workers)
         data, _ = place(toy_data(4096), computation)
-        batches = micro_batches(data.train, batch, computation, seed=5)
+        batches = batches_of(data.train, batch, computation, seed=5)
         # Work on the device that reads each batch long after the host has gone on.
         busy = torch.randn(2048, 2048, device=device)
         sums = []
@@ -158,8 +157,8 @@ def test_the_batches_after_some_steps_are_those_that_come_after_them(setting: st
     train = toy_data(100).train
     split = configuration(30, micro_batch_size=10, accumulation_steps=3)
     computation = on_cpu(data=setting, loader_workers=0)
-    whole = micro_batches(train, split, computation, seed=5)
-    later = micro_batches(train, split, computation, seed=5, after_steps=after_steps)
+    whole = batches_of(train, split, computation, seed=5)
+    later = batches_of(train, split, computation, seed=5, after_steps=after_steps)
     rest = islice(whole, 3 * after_steps, 3 * after_steps + 20)
     for (inputs, targets), (expected, labels) in zip(islice(later, 20), rest, strict=True):
         assert torch.equal(inputs, expected) and torch.equal(targets, labels)
@@ -181,7 +180,7 @@ def test_the_samples_of_the_steps_before_are_not_gathered() -> None:
             return 100
 
     samples: Any = Samples()
-    next(micro_batches(Part(samples, samples), configuration(30), on_cpu(), seed=5, after_steps=1000))
+    next(batches_of(Part(samples, samples), configuration(30), on_cpu(), seed=5, after_steps=1000))
     assert gathered == [30, 30]  # inputs and targets of one batch
 
 
@@ -196,7 +195,9 @@ def gpus_rows(monkeypatch: pytest.MonkeyPatch, after_steps: int) -> Generator[to
     monkeypatch.setattr(torch.Tensor, "pin_memory", torch.Tensor.clone)
     monkeypatch.setattr(batches_module, "_on_device", lambda epochs, device: epochs)
     wanted = configuration(30, micro_batch_size=10, accumulation_steps=3)
-    return rows_on_device(toy_data().train, wanted, OnAGPU(), 5, after_steps=after_steps)  # type: ignore[arg-type]
+    train, growth = toy_data().train, growth_after(after_steps, wanted, toy_data().train)
+    epochs = batches_module._epochs(len(train), 5, growth.epoch)
+    return rows_of_steps(batches_module._ready(epochs, OnAGPU()), growth, ahead=True)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("after_steps", [0, 2, 3, 7])
@@ -205,7 +206,7 @@ def test_the_order_that_a_thread_draws_ahead_for_a_gpu_is_that_of_the_cpu(
 ) -> None:
     train = toy_data().train
     wanted = configuration(30, micro_batch_size=10, accumulation_steps=3)
-    with closing(micro_batches(train, wanted, on_cpu(), 5, after_steps=after_steps)) as expected:
+    with closing(batches_of(train, wanted, on_cpu(), 5, after_steps=after_steps)) as expected:
         on_cpu_inputs = [inputs for inputs, _ in islice(expected, 25)]
     with closing(gpus_rows(monkeypatch, after_steps)) as rows:
         found = [train.gather(one)[0] for one in islice(rows, 25)]
@@ -284,7 +285,7 @@ def test_processes_that_are_not_forked_load_the_same_batches(monkeypatch: pytest
     found = []
     for method in (None, "forkserver"):
         monkeypatch.setattr(batches_module, "start_method", lambda train, device, method=method: method)
-        made = micro_batches(toy_data().train, configuration(30), on_cpu(data="host", loader_workers=1), seed=0)
+        made = batches_of(toy_data().train, configuration(30), on_cpu(data="host", loader_workers=1), seed=0)
         found.append([inputs.clone() for inputs, _ in islice(made, 5)])
         made.close()
     forkserver._forkserver._stop()  # type: ignore[attr-defined] # it would end with this process only

@@ -16,7 +16,7 @@ from bssearch.records import Branch, TrialState
 from bssearch.training.schedule import RateSchedule
 from bssearch.training.trainer import Trainer
 from bssearch.training.trial_checkpoint import LARGEST_PICKLE, branch_schedule, load_weights, read_checkpoint
-from tests.training.toys import Run, Toy, configuration, on_cpu, request, toy_data
+from tests.training.toys import Run, Toy, batches_of, configuration, on_cpu, request, toy_data
 
 RATE = 0.05
 
@@ -48,9 +48,7 @@ def branched(path: Path, *, batch_size: int = 20, samples: int = 200, **changes:
 
 def by_hand(trainer: Trainer, steps: int, seed: int) -> nn.Module:
     """Train on from a trainer's state with PyTorch alone, in the order that a fresh trial's seed gives."""
-    from bssearch.training.batches import micro_batches
-
-    batches = micro_batches(toy_data().train, configuration(), on_cpu(), seed)
+    batches = batches_of(toy_data().train, configuration(), on_cpu(), seed)
     for _ in range(steps):
         inputs, targets = next(batches)
         trainer.optimizers[0].zero_grad()

@@ -13,7 +13,7 @@ from torch import nn
 
 from bssearch.errors import WorkloadError
 from bssearch.records import MemoryRequest, MetricInfo, NoiseRequest, StepTimeRequest, Target, TrialState
-from bssearch.training.batches import micro_batches, place, placement_of
+from bssearch.training.batches import place, placement_of
 from bssearch.training.gradient_noise import GradientPasses
 from bssearch.training.loop import describe_model, tokens_per_sample
 from bssearch.training.probes import measure_memory, measure_noise, measure_step_time
@@ -22,7 +22,18 @@ from bssearch.workloads.data import Data
 from tests.factories import changed
 from tests.training.forms import FORMS, Datasets, Listed, Streams, Texts, TwoOptimizers, Weighed, loaded
 from tests.training.test_batches import META, computation_on
-from tests.training.toys import FakeTime, Frozen, Run, Toy, configuration, on_cpu, request, toy_data, two_layers
+from tests.training.toys import (
+    FakeTime,
+    Frozen,
+    Run,
+    Toy,
+    batches_of,
+    configuration,
+    on_cpu,
+    request,
+    toy_data,
+    two_layers,
+)
 
 ACCUMULATED = configuration(24, micro_batch_size=8, accumulation_steps=3, learning_rate=0.05, dropout=0.2)
 every_form = pytest.mark.parametrize("form", FORMS)
@@ -128,7 +139,7 @@ def test_a_pass_takes_the_gradients_of_the_same_rows_in_every_form() -> None:
         train, computation = loaded(workload).train, on_cpu(loader_workers=0)
         split = replace(ACCUMULATED, dropout=0.0)
         with Trainer(workload, split, train, computation, seed=3) as trainer:
-            return GradientPasses(workload, computation, trainer, split, train, seed=5).measure(2)
+            return GradientPasses(trainer, seed=5).measure(2)
 
     assert norms(Texts()) == norms(Listed())
 
@@ -166,7 +177,7 @@ class Sized(Streams):
 )
 def test_a_batch_of_another_size_is_an_error_with_both_sizes(sizes: tuple[int, ...], said: str) -> None:
     workload = Sized(*sizes)
-    batches = micro_batches(loaded(workload).train, ACCUMULATED, on_cpu(), seed=0)
+    batches = batches_of(loaded(workload).train, ACCUMULATED, on_cpu(), seed=0)
     with pytest.raises(WorkloadError, match=said):
         list(itertools.islice(batches, 4))
 
@@ -180,7 +191,7 @@ def test_a_short_last_batch_is_left_out_and_each_epoch_has_another_seed() -> Non
             seeds.append(seed)
             return super().train_batches(batch_size, seed)
 
-    batches = micro_batches(loaded(Noted(8, 8, 3)).train, ACCUMULATED, on_cpu(), seed=0)
+    batches = batches_of(loaded(Noted(8, 8, 3)).train, ACCUMULATED, on_cpu(), seed=0)
     assert [len(targets) for _, targets in itertools.islice(batches, 5)] == [8] * 5
     assert len(seeds) == len(set(seeds)) == 3
 

@@ -82,7 +82,7 @@ def test_the_steps_are_bit_for_bit_the_same_with_and_without_passes(changes: Map
     def trained(measures: bool) -> tuple[dict[str, Any], list[float | None], int]:
         data, workload = toy_data(), Stateful()
         trainer = Trainer(workload, wanted, data.train, on_cpu(), seed=3)
-        passes = GradientPasses(workload, on_cpu(), trainer, wanted, data.train, seed=3)
+        passes = GradientPasses(trainer, seed=3)
         made, losses = 0, []
         for _ in range(12):
             trainer.step()
@@ -101,7 +101,7 @@ def test_the_steps_are_bit_for_bit_the_same_with_and_without_passes(changes: Map
 def norms_of_four_passes(dropout: float, train: Part, seed: int) -> list[float]:
     workload, wanted = Toy(), configuration(16, dropout=dropout)
     trainer = Trainer(workload, wanted, train, on_cpu(), seed=3)
-    passes = GradientPasses(workload, on_cpu(), trainer, wanted, train, seed)
+    passes = GradientPasses(trainer, seed)
     torch.manual_seed(seed + 1)
     return [one.plain.big for _ in range(4) if (one := passes.measure()) is not None]
 
@@ -150,7 +150,7 @@ def test_the_noise_scale_is_that_of_exact_per_sample_gradients() -> None:
     trainer = Trainer(workload, wanted, data.train, on_cpu(), seed=3)
     for _ in range(5):
         trainer.step()
-    passes = GradientPasses(workload, on_cpu(), trainer, wanted, data.train, seed=3)
+    passes = GradientPasses(trainer, seed=3)
     found = gradient_noise([one for _ in range(100) if (one := passes.measure()) is not None])
 
     moments_of = dict(zip(dict(trainer.model.named_parameters()), _second_moments(trainer), strict=True))
@@ -184,7 +184,7 @@ def test_short_passes_over_a_quadratic_find_the_trace_and_the_square_that_its_sa
     trials = []
     for seed in range(40):
         with Trainer(Bowl(), configuration(64), part, on_cpu(), seed) as trainer:
-            passes = GradientPasses(Bowl(), on_cpu(), trainer, configuration(64), part, seed)
+            passes = GradientPasses(trainer, seed)
             made = [passes.measure(FEWEST_SMALL_BATCHES) for _ in range(1 + seed % 4)]
         trials.append(gradient_noise([one for one in made if one is not None]))
     found = pooled(trials)
@@ -208,7 +208,7 @@ def test_a_weighted_loss_is_measured_by_its_mean() -> None:
 
     def measured(workload: Toy) -> Any:
         trainer = Trainer(workload, configuration(20), toy_data().train, on_cpu(), seed=3)
-        return GradientPasses(workload, on_cpu(), trainer, configuration(20), toy_data().train, seed=3).measure()
+        return GradientPasses(trainer, seed=3).measure()
 
     plain, weighted = measured(Toy()), measured(Weighted())
     assert weighted.plain.small == pytest.approx(plain.plain.small, rel=1e-5)
@@ -220,7 +220,7 @@ def test_a_pass_with_a_gradient_that_is_not_finite_counts_for_nothing() -> None:
     trainer = Trainer(workload, wanted, data.train, on_cpu(), seed=3)
     with torch.no_grad():
         next(trainer.model.parameters()).fill_(float("inf"))
-    assert GradientPasses(workload, on_cpu(), trainer, wanted, data.train, seed=3).measure() is None
+    assert GradientPasses(trainer, seed=3).measure() is None
 
 
 @pytest.mark.parametrize(
@@ -261,17 +261,8 @@ class Meter:
         toy = Toy(on_loss=self._on_loss)
         wanted, data = wanted or configuration(4), toy_data(samples)
         self.trainer = Trainer(toy, wanted, data.train, on_cpu(), seed=3)
-        self.meter = NoiseMeter(
-            toy,
-            computation or on_cpu(),
-            self.trainer,
-            wanted,
-            data.train,
-            target,
-            seed=3,
-            budget=budget,
-            now=lambda: self.time.seconds,
-        )
+        self.trainer.computation = computation or on_cpu()
+        self.meter = NoiseMeter(self.trainer, target, seed=3, budget=budget, now=lambda: self.time.seconds)
 
     def _on_loss(self) -> None:
         self.losses += 1
@@ -444,7 +435,7 @@ def test_ghost_batches_are_whole_in_a_small_batch(micro: int, ghost: int | None,
     normalised = Toy(network=lambda _: nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)))
     computation, train = on_cpu(ghost_batch_size=ghost), toy_data(600).train
     with Trainer(normalised, configuration(micro), train, computation, seed=1) as trainer:
-        measured = GradientPasses(normalised, computation, trainer, configuration(micro), train, seed=1).measure()
+        measured = GradientPasses(trainer, seed=1).measure()
     assert measured is not None and measured.small_batch == small
 
 

@@ -40,7 +40,7 @@ def rows_of(one: Configuration, steps: int, **training: Any) -> list[list[list[i
     part = Part(torch.arange(TRAIN_SAMPLES).float(), torch.zeros(TRAIN_SAMPLES))
     growth = Growth(one, TRAIN_SAMPLES)
     found = []
-    batches = micro_batches(part, one, on_cpu(**training), seed=3, growth=growth)
+    batches = micro_batches(part, on_cpu(**training), 3, growth)
     for _ in range(steps):
         count = growth.stage.accumulation_steps
         found.append([[int(row) for row in inputs] for inputs, _ in itertools.islice(batches, count)])

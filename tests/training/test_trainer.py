@@ -559,7 +559,7 @@ def test_the_model_and_the_loss_get_theirs_in_training_and_in_noise_passes() -> 
     trainer.step()
     assert set(workload.factors) == {0.25}
     workload.factors.clear()
-    GradientPasses(workload, on_cpu(), trainer, trial, toy_data().train, seed=0).measure(2)
+    GradientPasses(trainer, seed=0).measure(2)
     assert set(workload.factors) == {0.25}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import closing
 from types import FrameType
 from typing import Any, Self
@@ -23,11 +23,12 @@ from bssearch.records import (
     TrialState,
 )
 from bssearch.spec.parts import TrainingSpec
+from bssearch.training.batches import Growth, micro_batches
 from bssearch.training.clock import Clock
 from bssearch.training.computation import Computation
 from bssearch.training.contention import SPINS, CorePace
 from bssearch.training.loop import Trial
-from bssearch.workloads.data import Data, Part
+from bssearch.workloads.data import Batch, BatchStream, Data, Part
 from tests.factories import make_request
 
 CPU = torch.device("cpu")
@@ -164,6 +165,25 @@ def request(
         **changes,
     }
     return make_request(configuration=changed_configuration or configuration(), **settings)
+
+
+def growth_after(steps: int, wanted: Configuration, train: Part) -> Growth:
+    """Return the position in the data after some steps of a trial."""
+    growth = Growth(wanted, None if isinstance(train, BatchStream) else len(train))
+    for _ in range(steps):
+        growth.stepped()
+    return growth
+
+
+def batches_of(
+    train: Part, wanted: Configuration, computation: Computation, seed: int, *, after_steps: int = 0
+) -> Generator[Batch, None, None]:
+    """Yield a trial's micro-batches, and count its steps as a trainer does."""
+    growth = growth_after(after_steps, wanted, train)
+    with closing(micro_batches(train, computation, seed, growth)) as batches:
+        while True:
+            yield from itertools.islice(batches, growth.stage.accumulation_steps)
+            growth.stepped()
 
 
 def run_trial(trial: Trial, on_observation: Callable[[Observation], object]) -> TrialOutcome:

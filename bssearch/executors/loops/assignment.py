@@ -93,7 +93,7 @@ class LoopStages:
         self.check()
         size = self._each[0].micro_batch_size
         for one in self._each:
-            if self.grows and one.batch_size % size:
+            if one.batch_size % size:
                 raise UsageError(
                     f"batch {one.batch_size} is not made of the loader's micro-batches of {size}, whose size cannot "
                     "change",
@@ -101,8 +101,7 @@ class LoopStages:
                     "batch_size=size, ...))",
                 )
         self.keeps_micro_batches = self.grows
-        if self.grows:
-            self._each = [one.in_micro_batches(size) for one in self._each]
+        self._each = [one.in_micro_batches(size) for one in self._each]
 
     def state(self) -> dict[str, Any]:
         """State to save."""

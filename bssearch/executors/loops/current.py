@@ -231,8 +231,7 @@ def current_trial(
         raise UsageError(f"current_trial(batch_size={batch_size}): must be >= 1")
     ranks = None if _session is not None else ranks_of(os.environ)
     configuration = Configuration(batch_size=batch_size, learning_rate=learning_rate, micro_batch_size=batch_size)
-    is_first = ranks is None or ranks.rank == 0
-    alone = Alone(configuration, seed, parameters, evaluate_every, steps, prints=is_first)
+    alone = Alone(configuration, seed, parameters, evaluate_every, steps, prints=ranks is None or ranks.rank == 0)
     trial = _trial_of_one(alone, parameters) if ranks is None else _trial_of_several(alone, parameters, ranks)
     trial.given = {
         "batch_size": batch_size,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakSet
@@ -57,33 +58,33 @@ def in_words(rates: Iterable[float]) -> str:
     return ", ".join(f"{one:.4g}" for one in sorted(rates)[:MOST_RATES])
 
 
+@dataclass(slots=True)
 class FieldsRead:
     """Fields that a loop has read; ``lately``: in this stage."""
 
-    def __init__(self, configuration: Configuration, searched: Collection[str]) -> None:
-        self.optimizers: Sequence[Optimizer] = ()
-        self._configuration = configuration
-        self._searched = searched
-        self._fields: set[str] = set()
-        self.lately: set[str] = set()
+    configuration: Configuration
+    searched: Collection[str]
+    optimizers: Sequence[Optimizer] = ()
+    fields: set[str] = field(default_factory=set)
+    lately: set[str] = field(default_factory=set)
 
-    def note(self, field: str) -> None:
+    def note(self, name: str) -> None:
         """Record a field as read."""
-        self._fields.add(field)
-        self.lately.add(field)
+        self.fields.add(name)
+        self.lately.add(name)
 
-    def has(self, field: str) -> bool:
+    def has(self, name: str) -> bool:
         """True if a field was read."""
-        return field in self._fields
+        return name in self.fields
 
     def check_begins(self, *, has_sampler: bool) -> None:
         """Raise `UsageError` if the batch size was not read."""
-        if not self._fields & {"batch_size", "micro_batch_size"} and not has_sampler:
+        if not self.fields & {"batch_size", "micro_batch_size"} and not has_sampler:
             raise UsageError(
                 "the script trains without reading trial.batch_size or trial.micro_batch_size",
                 hint="DataLoader(..., batch_size=trial.micro_batch_size)",
             )
-        if self._configuration.accumulation_steps > 1 and not self.has("micro_batch_size"):
+        if self.configuration.accumulation_steps > 1 and not self.has("micro_batch_size"):
             raise UsageError(
                 f"{self._accumulation}, but the script does not read trial.micro_batch_size",
                 hint="use DataLoader(..., batch_size=trial.micro_batch_size), and step the optimizer after every "
@@ -92,7 +93,7 @@ class FieldsRead:
 
     def check_accumulates(self) -> None:
         """Raise `UsageError` if the accumulation steps were not read."""
-        if self._configuration.accumulation_steps > 1 and not tells_accumulation(self._fields):
+        if self.configuration.accumulation_steps > 1 and not tells_accumulation(self.fields):
             raise UsageError(
                 f"{self._accumulation}, but the script does not read trial.accumulation_steps",
                 hint="divide each loss by trial.accumulation_steps, and step the optimizer after as many micro-batches",
@@ -103,17 +104,17 @@ class FieldsRead:
 
         Others may be conditional, but an unread searched learning rate raises `UsageError`.
         """
-        if "learning_rate" in self._searched and not self.has("learning_rate"):
+        if "learning_rate" in self.searched and not self.has("learning_rate"):
             raise UsageError(
                 "the study searches learning_rate, and the loop took a step without asking for trial.learning_rate",
                 hint="optimizer = torch.optim.SGD(model.parameters(), lr=trial.learning_rate)",
             )
         asked = {*parameters.asked, *PARAMETERS}  # of a schedule the trial's fields tell
-        ignored = [name for name in self._searched if name in parameters and name not in asked]
+        ignored = [name for name in self.searched if name in parameters and name not in asked]
         found = [
             f"the study searches {name}, and the loop has not asked for trial.parameters[{name!r}]" for name in ignored
         ]
-        if "learning_rate" in self._searched and not self.has_rate(rate):
+        if "learning_rate" in self.searched and not self.has_rate(rate):
             found.append(f"no optimizer of trial.state has the trial's learning rate {rate:.4g}, but {self.said_rates}")
         return found
 
@@ -133,7 +134,7 @@ class FieldsRead:
 
     @property
     def _accumulation(self) -> str:
-        size, accumulation = self._configuration.batch_size, self._configuration.accumulation_steps
+        size, accumulation = self.configuration.batch_size, self.configuration.accumulation_steps
         return f"batch size {size} takes {accumulation} micro-batches a step"
 
 
@@ -255,8 +256,7 @@ class BatchRows:
     counts, unless longer than the size.
     """
 
-    def __init__(self) -> None:
-        self._place: SampleAxis | None = None
+    _place: SampleAxis | None = None
 
     def first(self, batch: Any, size: int) -> None:
         """Choose the part for a new size."""

@@ -281,8 +281,7 @@ def _why_it_ended(trainer: Any) -> str:
         return f"Trainer(max_steps={trainer.max_steps})"
     if trainer.max_epochs is not None and 0 <= trainer.max_epochs <= trainer.fit_loop.epoch_progress.current.processed:
         return f"Trainer(max_epochs={trainer.max_epochs})"
-    timers = [one for one in trainer.callbacks if "Timer" in _kinds(one)]
-    if any((one.time_remaining() or 0) <= 0 for one in timers):
+    if any((one.time_remaining() or 0) <= 0 for one in trainer.callbacks if "Timer" in _kinds(one)):
         return "Trainer(max_time=...)"
     others = ", ".join(type(one).__name__ for one in trainer.callbacks if ENDS_BY_ITSELF & _kinds(one))
     return f"trainer.should_stop was set{f', as by {others}' if others else ''}" if trainer.should_stop else "the fit"

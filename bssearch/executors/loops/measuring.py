@@ -52,10 +52,9 @@ class Looked(Assignment):
 
     def __init__(self, assign: Assign, line: Line) -> None:
         super().__init__(constant_configurations(assign.configuration)[0], assign)
+        self._assign = assign
         self._line = line
-        self._metric = assign.program.metric
         self._torch_device = torch.device(assign.device)
-        self._memory_limit_bytes = assign.memory_limit_bytes
 
     def is_due(self, step: int) -> bool:
         """Always true."""
@@ -68,7 +67,7 @@ class Looked(Assignment):
     def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
         """Check the metrics."""
         self._line.progressed()
-        number_of(metrics, self._metric)
+        number_of(metrics, self._assign.program.metric)
 
     def looped(self, step: int, because: str = "") -> None:
         """Raise `UsageError`: the loop ended too early."""
@@ -88,7 +87,6 @@ class DescribedLoop(Looked):
     def __init__(self, assign: Assign, line: Line) -> None:
         super().__init__(assign, line)
         self.stages = LoopStages(assign.configuration)  # what cannot grow is refused before the search
-        self._revision = assign.revision
         self._metrics: Metrics = {}
         self._steps = 0
         self._warnings: list[str] = []
@@ -119,8 +117,8 @@ class DescribedLoop(Looked):
                     self._torch_device,
                     self._metrics,
                     self._metrics if self._first == 0 else {},
-                    memory_limit_bytes=self._memory_limit_bytes,
-                    revision=self._revision,
+                    memory_limit_bytes=self._assign.memory_limit_bytes,
+                    revision=self._assign.revision,
                     batch_norm_layers=self._batch_norm_layers,
                     notice="; ".join(self._warnings) or None,
                 )
@@ -169,10 +167,8 @@ class MeasuredMemory(Looked):
         return True
 
     def _tell(self, *, fits: bool, peak: int | None, reason: str | None = None) -> None:
-        use = MemoryUse(
-            micro_batch_size=self.configuration.micro_batch_size, fits=fits, peak_memory_bytes=peak, reason=reason
-        )
-        self._answer(use)
+        micro = self.configuration.micro_batch_size
+        self._answer(MemoryUse(micro_batch_size=micro, fits=fits, peak_memory_bytes=peak, reason=reason))
 
 
 class TimedLoop(Looked):
@@ -285,22 +281,23 @@ class TimedLoop(Looked):
         share = clock.undelayed_train_seconds(threads)
         total = clock.seconds("train")
         reason = why_contended(contention, step.slow, clock, threads)
-        measured = StepTime(
-            batch_size=self.configuration.batch_size,
-            micro_batch_size=self.configuration.micro_batch_size,
-            step_seconds=step.median,
-            step_seconds_low=step.low,
-            step_seconds_high=step.high,
-            settled=step.settled,
-            steps_timed=step.count_all,
-            undelayed_step_seconds=None if share is None or not total else step.median * min(1.0, share / total),
-            reference_seconds=self._reference.seconds,
-            evaluation_seconds=statistics.median(self._evaluations[1:] or self._evaluations),
-            peak_memory_bytes=peak_memory_bytes(self._torch_device),
-            contended=reason is not None,
-            reason=reason,
+        self._answer(
+            StepTime(
+                batch_size=self.configuration.batch_size,
+                micro_batch_size=self.configuration.micro_batch_size,
+                step_seconds=step.median,
+                step_seconds_low=step.low,
+                step_seconds_high=step.high,
+                settled=step.settled,
+                steps_timed=step.count_all,
+                undelayed_step_seconds=None if share is None or not total else step.median * min(1.0, share / total),
+                reference_seconds=self._reference.seconds,
+                evaluation_seconds=statistics.median(self._evaluations[1:] or self._evaluations),
+                peak_memory_bytes=peak_memory_bytes(self._torch_device),
+                contended=reason is not None,
+                reason=reason,
+            )
         )
-        self._answer(measured)
 
 
 def work_of(assign: Assign, line: Line) -> TrialRun | Looked:

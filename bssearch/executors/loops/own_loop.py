@@ -397,9 +397,7 @@ class Trial:
     @property
     def _step_at_hand(self) -> int | None:
         """None if the current body has not stepped."""
-        if not self._is_in_batch:
-            return self.steps
-        return self._step_at_hand_after(is_whole=self._is_whole)
+        return self._step_at_hand_after(is_whole=self._is_whole) if self._is_in_batch else self.steps
 
     @property
     def _is_whole(self) -> bool:

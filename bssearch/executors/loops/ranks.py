@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 from torch import distributed, nn
@@ -103,7 +103,28 @@ class Word:
     tests: bool = False
 
 
-class Follower(Assignment):
+class RankWork(Assignment):
+    """One rank's work: evaluations are due where rank 0 announces them in its ``_word``."""
+
+    _word: Word
+    _steps = 0
+
+    def is_due(self, step: int) -> bool:
+        """True if rank 0 announced an evaluation."""
+        return step in self._word.due
+
+    def stepped(self, step: int, samples: int | None) -> None:
+        """Refuse a skipped evaluation: ranks would never learn of the end."""
+        if self._steps >= self._word.due[-1]:
+            raise UsageError(
+                f"no evaluation after step {self._word.due[-1]}, but one was due",
+                hint="every rank: batches(loader, evaluate=...), or: if trial.evaluation_due: "
+                "trial.report(accuracy=...)",
+            )
+        self._steps = step
+
+
+class Follower(RankWork):
     """The work of the other ranks."""
 
     def __init__(self, assign: Assign, ranks: Ranks) -> None:
@@ -111,26 +132,16 @@ class Follower(Assignment):
         self.is_look = not isinstance(assign.work, TrialRequest)
         self.seed = assign.work.plan.seed if isinstance(assign.work, TrialRequest) else 0
         self._ranks = ranks
-        self._steps = 0
-        self._word = _heard(ranks)
+        self._word = cast(Word, ranks.share(None))
 
     def begin(self) -> None:
         """Wait for all ranks."""
         self._ranks.wait()
 
-    def is_due(self, step: int) -> bool:
-        """True if rank 0 announced an evaluation."""
-        return step in self._word.due
-
-    def stepped(self, step: int, samples: int | None) -> None:
-        """Refuse a skipped evaluation."""
-        check_evaluated(self._word, self._steps)
-        self._steps = step
-
     def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
         """Learn whether the trial is over."""
         self._ranks.wait()
-        self._word = _heard(self._ranks)
+        self._word = cast(Word, self._ranks.share(None))
         self.is_over = self._word.is_over
 
     def test(self, evaluate: Evaluate) -> None:
@@ -143,7 +154,7 @@ class Follower(Assignment):
         self.is_over = True
 
 
-class Leader(Assignment):
+class Leader(RankWork):
     """Rank 0's work; its trial ends only at an evaluation."""
 
     def __init__(self, assign: Assign, line: Line, ranks: Ranks) -> None:
@@ -155,7 +166,6 @@ class Leader(Assignment):
         self.seed = self.work.seed
         self.is_look = self.work.is_look
         self._ranks = ranks
-        self._steps = 0
         first = self._due_after(-1)
         self._word = Word(False, (first, self._due_after(first)) if first == 0 else (first,))
         ranks.share(self._word)
@@ -164,10 +174,6 @@ class Leader(Assignment):
         """Start the clock once all ranks begin."""
         self._ranks.wait()
         self.work.begin()
-
-    def is_due(self, step: int) -> bool:
-        """True if this evaluation was announced."""
-        return step in self._word.due
 
     def pause(self) -> None:
         """Stop the clock."""
@@ -179,8 +185,7 @@ class Leader(Assignment):
 
     def stepped(self, step: int, samples: int | None) -> None:
         """Count steps; refuse a skipped evaluation."""
-        check_evaluated(self._word, self._steps)
-        self._steps = step
+        super().stepped(step, samples)
         self.work.stepped(step, samples)
 
     def waited(self, seconds: float) -> None:
@@ -280,18 +285,3 @@ class RankTrial(Trial):
             after_steps=self._samples_behind // self._configuration.batch_size,
         )
         return self._sampler
-
-
-def check_evaluated(word: Word, step: int) -> None:
-    """Refuse a skipped evaluation: ranks would never learn of the end."""
-    if step >= word.due[-1]:
-        raise UsageError(
-            f"no evaluation after step {word.due[-1]}, but one was due",
-            hint="every rank: batches(loader, evaluate=...), or: if trial.evaluation_due: trial.report(accuracy=...)",
-        )
-
-
-def _heard(ranks: Ranks) -> Word:
-    word: Word | None = ranks.share(None)
-    assert word is not None, "the first rank has said it"
-    return word

@@ -21,7 +21,6 @@ import runpy
 import select
 import socket
 import sys
-import sysconfig
 import threading
 import traceback
 from pathlib import Path
@@ -29,13 +28,11 @@ from typing import Any
 
 from bssearch.errors import TrialStopped
 from bssearch.executors.base import TRIAL_VARIABLE
-from bssearch.executors.process import become_subreaper, die_with_parent, end_descendants, outlive_parent
+from bssearch.executors.process import LIBRARIES, become_subreaper, die_with_parent, end_descendants, outlive_parent
 from bssearch.executors.programs.script import HOST
 from bssearch.records import MAKE_TRAINER
 
 TICK_SECONDS = 0.02  # between checks on a trial's process, which take microseconds
-
-_PACKAGES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
 def main() -> None:
@@ -213,7 +210,7 @@ def _is_installed(name: str) -> bool:
         found = importlib.util.find_spec(name)
     except (ImportError, ValueError):
         return False
-    return found is not None and (found.origin in {"built-in", "frozen"} or str(found.origin).startswith(_PACKAGES))
+    return found is not None and (found.origin in {"built-in", "frozen"} or str(found.origin).startswith(LIBRARIES))
 
 
 if __name__ == "__main__":

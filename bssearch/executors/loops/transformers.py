@@ -15,7 +15,7 @@ import torch
 from bssearch.errors import UsageError
 from bssearch.executors.loops.following import rates_of
 from bssearch.executors.loops.own_loop import Trial
-from bssearch.executors.loops.trial_run import kept_random_numbers
+from bssearch.executors.loops.trial_run import unmoved
 from bssearch.training.schedule import warmup_steps
 
 __all__ = ["TrialCallback", "both_names", "fit", "fit_made", "training_arguments"]
@@ -474,9 +474,5 @@ def check_counts_items(model: torch.nn.Module) -> Callable[[], None]:
 
 
 def _loss(model: torch.nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> float:
-    put_back = kept_random_numbers()
-    try:
-        with torch.no_grad():
-            return float(model(*args, **given)["loss"])
-    finally:
-        put_back()
+    with torch.no_grad():
+        return float(unmoved(lambda: model(*args, **given))["loss"])

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import io
-import json
 import math
 import statistics
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,7 @@ from bssearch.training.course import Course, Ending, first_line, not_finite, pau
 from bssearch.training.loop import TESTED_STATES
 from bssearch.training.memory import peak_memory_meter
 from bssearch.training.nvml import DeviceMeter
-from bssearch.training.trial_checkpoint import Checkpoint, RandomState, Saved, SavedPart
+from bssearch.training.trial_checkpoint import Checkpoint, RandomState, Saved, SavedPart, identity_of
 
 WARM_UP_STEPS = 3  # their excess over later steps is not training time
 
@@ -85,6 +84,7 @@ class HostClock(Clock):
             torch.mps.synchronize()
 
 
+@dataclass(slots=True)
 class LoopClock:
     """Books a loop's time.
 
@@ -92,16 +92,15 @@ class LoopClock:
     also after a pause. Seconds are those of `Clock.counted_train_seconds`.
     """
 
-    def __init__(self, clock: HostClock, threads: int) -> None:
-        self.clock = clock
-        self._threads = threads
-        self.excess = 0.0
-        self._excess_before = 0.0
-        self._opened = ExitStack()
-        self._name: Ledger | None = None
-        self._steps: list[float] = []
-        self._step_began = 0.0
-        self._told = 0.0
+    clock: HostClock
+    threads: int
+    excess: float = 0.0
+    _excess_before: float = 0.0
+    _opened: ExitStack = field(default_factory=ExitStack)
+    _name: Ledger | None = None
+    _steps: list[float] = field(default_factory=list)
+    _step_began: float = 0.0
+    _told: float = 0.0
 
     def train(self) -> None:
         """Time training."""
@@ -142,7 +141,7 @@ class LoopClock:
 
     @property
     def _counted(self) -> float:
-        return self.clock.counted_train_seconds(self._threads)
+        return self.clock.counted_train_seconds(self.threads)
 
     def train_seconds(self, *, is_hit: bool = False) -> float:
         """Counted train seconds without warm-up; never decreases.
@@ -362,7 +361,6 @@ class TrialRun(Assignment):
 
     def pause(self) -> None:
         """Stop the clock for an evaluation."""
-        self._clock.pause()
         self._clock.enter("evaluation")
 
     def resume(self) -> None:
@@ -417,7 +415,9 @@ class TrialRun(Assignment):
         loss = None if loss is None else float(loss)
         with self._clock.clock.ledger("other"):
             if not is_metric(metric) or (loss is not None and not math.isfinite(loss)):
-                self._end(Ending(TrialState.DIVERGED, self._not_finite(metric, step)))
+                what = "the loss" if is_metric(metric) else target.metric
+                reason = f"{not_finite(what, metric)}: {where(self.stages.last(step), step)}"
+                self._end(Ending(TrialState.DIVERGED, reason))
                 return
             broken = first_non_finite(self._objects)
             if broken is not None:
@@ -450,7 +450,6 @@ class TrialRun(Assignment):
 
     def looped(self, step: int, because: str = "") -> None:
         """End the trial with its loop."""
-        self._clock.pause()
         if step == 0:
             raise UsageError(f"the loop ended before its first step{ended_by(because)}")
         if self._course.progress.last is None:
@@ -462,7 +461,6 @@ class TrialRun(Assignment):
 
     def ran_out_of_memory(self, error: BaseException) -> bool:
         """End the trial."""
-        self._clock.pause()
         micro = self.stages.at(self._steps).micro_batch_size
         reason = f"out of memory, micro-batch {micro}, step {self._steps}: {first_line(error)}"
         self._end(Ending(TrialState.OOM, reason))
@@ -530,17 +528,7 @@ class TrialRun(Assignment):
         return None
 
     def _checkpoint(self, path: str) -> Checkpoint:
-        request = self._request
-        fields = {
-            "configuration": asdict(request.plan.configuration),
-            "seed": request.plan.seed,
-            "target": asdict(request.target),
-            "eval_every_steps": request.plan.eval_every_steps,
-            "threads": request.plan.threads,
-            "script": self._revision,
-            "device": self._torch_device.type,
-        }
-        identity = {name: json.dumps(value, sort_keys=True) for name, value in fields.items()}
+        identity = identity_of(self._request, script=self._revision, device=self._torch_device.type)
         return Checkpoint(Path(path), identity, self._clock.clock, self._line.progressed)
 
     def _parts(self) -> tuple[dict[str, Saved], dict[str, Saved]]:
@@ -561,10 +549,6 @@ class TrialRun(Assignment):
             measured["stages"] = self.stages
         return training, measured
 
-    def _not_finite(self, metric: float, step: int) -> str:
-        what = "the loss" if is_metric(metric) else self._request.target.metric
-        return f"{not_finite(what, metric)}: {where(self.stages.last(step), step)}"
-
     def _outcome(self, ending: Ending) -> TrialOutcome:
         clock, threads, progress = self._clock.clock, self._plan.threads, self._course.progress
         with clock.ledger("other"):
@@ -574,26 +558,27 @@ class TrialRun(Assignment):
             device_use = self._device_meter.stop()
         wall = clock.wall_seconds
         excess, undelayed = self._clock.excess, clock.undelayed_train_seconds(threads)
-        outcome = TrialOutcome(
-            state=ending.state,
-            reason=ending.reason,
-            steps=self._steps,
-            samples=self._samples,
-            train_seconds=clock.seconds("train") - excess,
-            undelayed_train_seconds=None if undelayed is None else max(0.0, undelayed - excess),
-            reference_seconds=self._reference.seconds,
-            evaluation_seconds=clock.seconds("evaluation"),
-            warmup_seconds=clock.seconds("warmup") + excess,
-            other_seconds=clock.seconds("other"),
-            wall_seconds=wall,
-            data_seconds=self._data_seconds,
-            final_metric=None if progress.last is None else progress.last.metric,
-            best_metric=progress.best,
-            test_metric=self._test_metric,
-            peak_memory_bytes=progress.peak,
-            peak_memory_basis=None if progress.peak is None else self._memory.basis,
-            contended=contention.contended or clock.is_contended(threads),
-            warnings=(*progress.warnings, *contention.warnings, *clock.warnings(wall)),
-            device_use=device_use,
+        return self._course.with_target(
+            TrialOutcome(
+                state=ending.state,
+                reason=ending.reason,
+                steps=self._steps,
+                samples=self._samples,
+                train_seconds=clock.seconds("train") - excess,
+                undelayed_train_seconds=None if undelayed is None else max(0.0, undelayed - excess),
+                reference_seconds=self._reference.seconds,
+                evaluation_seconds=clock.seconds("evaluation"),
+                warmup_seconds=clock.seconds("warmup") + excess,
+                other_seconds=clock.seconds("other"),
+                wall_seconds=wall,
+                data_seconds=self._data_seconds,
+                final_metric=None if progress.last is None else progress.last.metric,
+                best_metric=progress.best,
+                test_metric=self._test_metric,
+                peak_memory_bytes=progress.peak,
+                peak_memory_basis=None if progress.peak is None else self._memory.basis,
+                contended=contention.contended or clock.is_contended(threads),
+                warnings=(*progress.warnings, *contention.warnings, *clock.warnings(wall)),
+                device_use=device_use,
+            )
         )
-        return self._course.with_target(outcome)

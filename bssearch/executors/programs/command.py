@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from bssearch.errors import UsageError, WorkloadError
 from bssearch.executors.base import Answer, AskStop, Load, Program, Work
-from bssearch.executors.process import code_has_changed, judge_command
+from bssearch.executors.process import check_unchanged, judge_command
 from bssearch.executors.programs.command_process import (
     LAST_LINES,
     TICK_SECONDS,
@@ -149,20 +150,21 @@ class ReportedTrial:
         """The ended trial's outcome."""
         assert self.ending is not None, "a trial that has ended has an ending"
         progress, wall = self._course.progress, self._ended - self._started
-        outcome = TrialOutcome(
-            state=self.ending.state,
-            reason=self.ending.reason,
-            steps=self.steps,
-            samples=self._samples,
-            train_seconds=self._seconds,
-            other_seconds=max(0.0, wall - self._seconds),
-            wall_seconds=wall,
-            seconds_basis=self._basis,
-            final_metric=None if progress.last is None else progress.last.metric,
-            best_metric=progress.best,
-            warnings=tuple(self._warnings()),
+        return self._course.with_target(
+            TrialOutcome(
+                state=self.ending.state,
+                reason=self.ending.reason,
+                steps=self.steps,
+                samples=self._samples,
+                train_seconds=self._seconds,
+                other_seconds=max(0.0, wall - self._seconds),
+                wall_seconds=wall,
+                seconds_basis=self._basis,
+                final_metric=None if progress.last is None else progress.last.metric,
+                best_metric=progress.best,
+                warnings=tuple(self._warnings()),
+            )
         )
-        return self._course.with_target(outcome)
 
     def _warnings(self) -> Iterator[str]:
         if len(self._epochs) >= EPOCHS_SEEN and all(step == epoch for step, epoch in self._epochs):
@@ -292,7 +294,7 @@ def files_of(command: Sequence[str], folder: Path) -> dict[str, Path]:
     names = [
         name for token in command for name in (token, token.partition("=")[2]) if name and len(name) <= LONGEST_NAME
     ]
-    return {name: folder / name for name in names if _is_file(folder / name)}
+    return {name: folder / name for name in names if os.path.isfile(folder / name)}  # noqa: PTH113 - False for no name
 
 
 def digest_of(path: Path) -> str:
@@ -302,13 +304,6 @@ def digest_of(path: Path) -> str:
         return hashlib.sha256(f"{size} bytes".encode()).hexdigest()
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except (OSError, ValueError):
-        return False
 
 
 FEW_STEPS, MANY_STEPS = 2, 20  # evaluation intervals of the two runs that separate step from evaluation time
@@ -336,8 +331,7 @@ class LoadedCommand(LoadedProgram):
         self._threads, self._hang_seconds = load.settings.threads, load.settings.hang_seconds
         self.revision = revision_of(self._program, self._folder)
         self._takes = places_of(self._program.command)
-        if load.revision not in {None, self.revision}:
-            raise code_has_changed("a file that the command names", load.revision, self.revision)
+        check_unchanged("a file that the command names", load.revision, self.revision)
 
     def _answer(self, work: Work) -> Answer:
         try:
@@ -352,8 +346,12 @@ class LoadedCommand(LoadedProgram):
             if isinstance(work, StepTimeRequest):
                 return StepTime.where_memory_ran_out(work.configuration)
             if isinstance(work, MemoryRequest):
-                micro = work.configuration.micro_batch_size
-                return MemoryUse(micro_batch_size=micro, fits=False, peak_memory_bytes=None, reason=str(error))
+                return MemoryUse(
+                    micro_batch_size=work.configuration.micro_batch_size,
+                    fits=False,
+                    peak_memory_bytes=None,
+                    reason=str(error),
+                )
             raise
 
     def _description(self, process: CommandProcess) -> WorkloadDescription:
@@ -432,8 +430,9 @@ class LoadedCommand(LoadedProgram):
                 return trial.failed(TrialState.FAILED, str(error))
         if trial.ending is None:
             state, reason = judge_command(code, process.kernel_kills, process.last_lines)
-            outcome = trial.failed(state, f"{reason} after {trial.steps} steps")
-            return replace(outcome, traceback=process.last_lines or None)
+            return replace(
+                trial.failed(state, f"{reason} after {trial.steps} steps"), traceback=process.last_lines or None
+            )
         return trial.outcome()
 
     def started(self, configuration: Configuration, *, seed: int, evaluate_every: int, threads: int) -> CommandProcess:
@@ -559,9 +558,7 @@ class LoadedCommand(LoadedProgram):
 
     def _reported_memory(self, configuration: Configuration, process: CommandProcess) -> MemoryUse:
         with closing(self._until_it_ends(process)) as reports:
-            for report in reports:
-                if report.step >= MEMORY_STEPS:
-                    break
+            next((report for report in reports if report.step >= MEMORY_STEPS), None)
         return MemoryUse(micro_batch_size=configuration.micro_batch_size, fits=True, peak_memory_bytes=None)
 
     def _hint_of_reports(self, process: CommandProcess) -> str:

@@ -13,7 +13,8 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
@@ -38,11 +39,10 @@ from bssearch.executors.base import (
     decode_reply,
     encode,
 )
-from bssearch.executors.devices import device_of
 from bssearch.executors.process import (
-    DieWithParent,
     Watcher,
     become_subreaper,
+    die_with_parent,
     end_descendants,
     has_exited,
     judge_command,
@@ -83,6 +83,7 @@ class ProgramProcess(Protocol):
         """Kill the process group."""
 
 
+@dataclass(slots=True)
 class Conversation:
     """Exchange of messages about one piece of work.
 
@@ -91,23 +92,16 @@ class Conversation:
         overstayed: killed because it ran on after its trial.
     """
 
-    def __init__(
-        self,
-        process: ProgramProcess,
-        stop: AskStop,
-        take: Callable[[Reply], None],
-        kernel_kills: int | None,
-    ) -> None:
-        self.reply: TrialEnded | Refused | Answer | None = None
-        self.exit_code = 0
-        self.overstayed = False
-        self.kernel_kills = kernel_kills
-        self._process = process
-        self._stop = stop
-        self._take = take
-        self._lines = LineSplitter()
-        self._has_stopped = False
-        self._ended_at: float | None = None
+    process: ProgramProcess
+    stop: AskStop
+    take: Callable[[Reply], None]
+    kernel_kills: int | None
+    reply: TrialEnded | Refused | Answer | None = None
+    exit_code: int = 0
+    overstayed: bool = False
+    _lines: LineSplitter = field(default_factory=LineSplitter)
+    _has_stopped: bool = False
+    _ended_at: float | None = None
 
     def hold(self, assign: Assign) -> Self:
         """Exchange messages until the program exits; kill it on an error.
@@ -118,8 +112,8 @@ class Conversation:
             self._hold(assign)
             return self
         except BaseException:
-            self._process.kill()
-            while self._process.exit_code() is None:
+            self.process.kill()
+            while self.process.exit_code() is None:
                 time.sleep(TICK_SECONDS)
             raise
 
@@ -128,12 +122,12 @@ class Conversation:
         number = assign.work.number if isinstance(assign.work, TrialRequest) else 0
         is_open = True
         while True:
-            asked = self._stop()
+            asked = self.stop()
             if asked is not None and not self._has_stopped:
                 self._has_stopped = True
                 self._send(TrialStop(number=number, state=asked[0], reason=asked[1]))
-            code = self._process.exit_code()
-            if is_open and select.select([self._process.line], [], [], 0.0 if code is not None else TICK_SECONDS)[0]:
+            code = self.process.exit_code()
+            if is_open and select.select([self.process.line], [], [], 0.0 if code is not None else TICK_SECONDS)[0]:
                 is_open = self._hear()
                 continue
             if code is not None:
@@ -143,11 +137,11 @@ class Conversation:
                 time.sleep(TICK_SECONDS)
             if self._ended_at is not None and time.monotonic() - self._ended_at > LEAVE_SECONDS:
                 self.overstayed = True
-                self._process.kill()
+                self.process.kill()
 
     def _hear(self) -> bool:
         try:
-            chunk = self._process.line.recv(CHUNK_BYTES)
+            chunk = self.process.line.recv(CHUNK_BYTES)
         except ConnectionResetError:
             return False
         try:
@@ -156,14 +150,14 @@ class Conversation:
                 if isinstance(reply, TrialEnded | Refused | Answer):
                     self.reply, self._ended_at = reply, time.monotonic()
                 else:
-                    self._take(reply)
+                    self.take(reply)
         except ValueError as error:
             raise UsageError(f"the program sent an invalid message: {str(error).splitlines()[0]}") from error
         return bool(chunk)
 
     def _send(self, command: Assign | TrialStop) -> None:
         with suppress(BrokenPipeError, ConnectionResetError):  # Its end is told by its exit code.
-            self._process.line.sendall(encode(command))
+            self.process.line.sendall(encode(command))
 
 
 class LoadedProgram(ABC):
@@ -172,6 +166,8 @@ class LoadedProgram(ABC):
     revision: str
 
     def __init__(self, load: Load) -> None:
+        from bssearch.executors.devices import device_of
+
         settings = load.settings
         assert settings.program is not None, "a worker loads a program if there is one"
         self._program, self._folder = settings.program, settings.folder
@@ -237,8 +233,7 @@ def with_end(outcome: TrialOutcome, found: Conversation, program: str) -> TrialO
     if found.overstayed:
         warning = f"{program} was killed: it still ran {LEAVE_SECONDS:g} s after its trial had ended"
     elif found.exit_code != 0 and outcome.state is not TrialState.FAILED and outcome.state is not TrialState.OOM:
-        reason = judge_exit(found.exit_code, None, who=program)[1]
-        warning = f"{program} failed after its trial had ended: {reason}"
+        warning = f"{program} failed after its trial had ended: {judge_exit(found.exit_code, None, who=program)[1]}"
     else:
         return outcome
     return replace(outcome, warnings=(*outcome.warnings, warning))
@@ -253,7 +248,7 @@ class TrialSocket:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.line: socket.socket | None = None
-        self._door: socket.socket | None = socket.socket(socket.AF_UNIX)
+        self._door = socket.socket(socket.AF_UNIX)
         try:
             self._door.bind(str(path))
             self._door.listen(1)
@@ -263,19 +258,17 @@ class TrialSocket:
     @property
     def listening(self) -> list[socket.socket]:
         """The socket, while open."""
-        return [] if self._door is None else [self._door]
+        return [] if self._door.fileno() < 0 else [self._door]
 
     def accept(self) -> None:
         """Accept the program, and no other."""
-        assert self._door is not None, "it listens"
         self.line, _ = self._door.accept()
         self.shut()
 
     def shut(self) -> None:
         """Refuse further connections."""
-        if self._door is not None:
+        if self.listening:
             self._door.close()
-            self._door = None
             with suppress(FileNotFoundError):
                 self.path.unlink()
 
@@ -286,26 +279,26 @@ class TrialSocket:
             self.line.close()
 
 
+@dataclass(slots=True)
 class SilenceLimit:
-    """A silence limit; each reply restarts it."""
+    """A silence limit; each reply restarts it from ``last``."""
 
-    def __init__(self, seconds: float, began: float) -> None:
-        self._seconds = seconds
-        self._last = began
+    seconds: float
+    last: float
 
     def is_over(self) -> bool:
         """True after too long a silence."""
-        return time.monotonic() - self._last > self._seconds
+        return time.monotonic() - self.last > self.seconds
 
     def take(self, reply: Reply) -> None:
         """Note a reply."""
-        self._last = time.monotonic()
+        self.last = time.monotonic()
 
     def stop(self) -> None:
         """Raise `WorkloadError` when the time is over."""
         if self.is_over():
             raise WorkloadError(
-                f"the command said nothing for {self._seconds:g} s after it had asked for its trial",
+                f"the command said nothing for {self.seconds:g} s after it had asked for its trial",
                 hint="raise executor.hang_seconds if the command may be silent longer",
             )
 
@@ -473,8 +466,9 @@ class CommandProcess(AbstractContextManager["CommandProcess"]):
         return self._code
 
     def _open_pipe(self, kept: ExitStack) -> Path:
-        prefix = report_folder_prefix(os.getpid())
-        folder = kept.enter_context(tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True))
+        folder = kept.enter_context(
+            tempfile.TemporaryDirectory(prefix=report_folder_prefix(os.getpid()), ignore_cleanup_errors=True)
+        )
         pipe = Path(folder) / "report"
         os.mkfifo(pipe, 0o600)
         # Also open for writing, so that reads never see end-of-file when the program closes it.
@@ -560,5 +554,5 @@ def _started(command: Sequence[str], folder: Path, pipe: Path, line: Path) -> su
         stderr=subprocess.STDOUT,
         bufsize=0,
         process_group=0,
-        preexec_fn=DieWithParent(os.getpid()),
+        preexec_fn=partial(die_with_parent, os.getpid()),
     )

@@ -191,9 +191,8 @@ class ReportReader:
                 continue
             value = _number(one, is_whole=name == STEP)
             if value is None and name in self._numbers:
-                shown = json.dumps(one)
-                said = f"{name} = {_shown(shown, quoted=False)}, not a number{_remedy(one)}"
-                raise UsageError(f"a JSON line of the command has {said}")
+                shown = _shown(json.dumps(one), quoted=False)
+                raise UsageError(f"a JSON line of the command has {name} = {shown}, not a number{_remedy(one)}")
             if value is not None and (name in self._numbers or (len(name) <= LONGEST_NAME and name.isprintable())):
                 found[name] = value
         return found
@@ -300,5 +299,4 @@ def _report(found: Mapping[str, float]) -> Report | None:
         raise UsageError(f"the command reports step {step:g}: a step is a whole number from 0 to {LARGEST_STEP:g}")
     if seconds is not None and not 0 <= seconds <= LARGEST_SECONDS:
         raise UsageError(f"the command reports {seconds:g} seconds: they must be from 0 to {LARGEST_SECONDS:g}")
-    values = {name: value for name, value in found.items() if name not in {STEP, SECONDS}}
-    return Report(int(step), values, seconds)
+    return Report(int(step), {name: value for name, value in found.items() if name not in {STEP, SECONDS}}, seconds)

@@ -11,13 +11,13 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from bssearch.errors import LaunchError, WorkloadError
 from bssearch.executors.base import Answer, AskStop, Load, Program, Reply, Work
-from bssearch.executors.process import code_has_changed, judge_exit, kernel_memory_kills
+from bssearch.executors.process import check_unchanged, judge_exit, kernel_memory_kills
 from bssearch.executors.programs.command_process import (
     Conversation,
     LoadedProgram,
@@ -39,26 +39,26 @@ from bssearch.records import (
 HOST = "bssearch.executors.loops.script_host"  # by name, because the module is in a higher layer
 
 
+@dataclass(slots=True)
 class ScriptProcess:
     """A script's process and its line."""
 
-    def __init__(self, line: socket.socket, server: ScriptServer, pid: int) -> None:
-        self.line = line
-        self._server = server
-        self._pid = pid
-        self._code: int | None = None
+    line: socket.socket
+    server: ScriptServer
+    pid: int
+    code: int | None = None
 
     def exit_code(self) -> int | None:
         """See `ProgramProcess.exit_code`; `LaunchError` if the server died."""
-        if self._code is None:
-            self._code = self._server.exit_told()
-        return self._code
+        if self.code is None:
+            self.code = self.server.exit_told()
+        return self.code
 
     def kill(self) -> None:
         """Kill the group; the server ends the rest."""
-        if self._code is None:
+        if self.code is None:
             with suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._pid, signal.SIGKILL)
+                os.killpg(self.pid, signal.SIGKILL)
 
 
 class ScriptServer:
@@ -108,12 +108,11 @@ class ScriptServer:
         """The last script's exit code, or None."""
         self._control.setblocking(False)
         try:
-            code: int = self._told()["exit"]
+            return cast(int, self._told()["exit"])
         except BlockingIOError:
             return None
         finally:
             self._control.setblocking(True)
-        return code
 
     def close(self) -> None:
         """End the server."""
@@ -130,8 +129,7 @@ class ScriptServer:
                 raise LaunchError("the process that starts the script has ended; see its output")
             self._said += chunk
         line, self._said = self._said.split(b"\n", 1)
-        told: dict[str, Any] = json.loads(line)
-        return told
+        return cast("dict[str, Any]", json.loads(line))
 
 
 THE_SCRIPT = "the script"
@@ -202,9 +200,7 @@ class LoadedScript(LoadedProgram):
             raise WorkloadError(f"no file {self._script}: {error.strerror}") from error
 
     def _refuse_changed(self) -> None:
-        now = self._revision_now()
-        if now != self.revision:
-            raise code_has_changed(f"the script {self._script}", self.revision, now)
+        check_unchanged(f"the script {self._script}", self.revision, self._revision_now())
 
     def _answer(self, work: Work) -> Answer:
         found = self._converse(work)

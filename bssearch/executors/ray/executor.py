@@ -94,8 +94,12 @@ class SlotActor:
 
         with suppress(OSError):
             os.chdir(current)
-        node = ray.get_runtime_context().get_node_id()
-        return Place(node, platform.node(), version("bssearch"), Path(folder).is_dir())
+        return Place(
+            node=ray.get_runtime_context().get_node_id(),
+            machine=platform.node(),
+            version=version("bssearch"),
+            has_folder=Path(folder).is_dir(),
+        )
 
     def start(self, slot: int, threads: int, environment: Mapping[str, str]) -> int:
         """Start a worker after the last has died; return its pid."""
@@ -412,10 +416,8 @@ class ActorWorker:
             self.pid = self._ray.get(self._start(), timeout=SILENCE_SECONDS)
             self._talker.start()
             while self._death is None:
-                heard: Heard = self._ray.get(
-                    self._actor.hear.remote(HEAR_SECONDS), timeout=HEAR_SECONDS + SILENCE_SECONDS
-                )
-                self._take(heard)
+                hearing = self._actor.hear.remote(HEAR_SECONDS)
+                self._take(self._ray.get(hearing, timeout=HEAR_SECONDS + SILENCE_SECONDS))
         except self._ray.exceptions.GetTimeoutError:  # which is an OSError, too
             self._end(TrialState.LOST, f"{self.machine} has not answered for {SILENCE_SECONDS:g} s")
         except self._ray.exceptions.RayTaskError as error:  # this may be any error that the actor has raised

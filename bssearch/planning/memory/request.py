@@ -469,8 +469,12 @@ class MemoryPlanRequest(Request):
     def in_plan(self) -> dict[str, Any]:
         """Fields that a plan repeats."""
         same = ("precision", "optimizer", "checkpointing", "device", "memory_bytes", "headroom_bytes", "model")
-        shards = {"stage": self.stage or 0, "devices": self.devices or 1}
-        return {**{name: getattr(self, name) for name in same}, "mixed": self.form.mixed, **shards}
+        return {
+            **{name: getattr(self, name) for name in same},
+            "mixed": self.form.mixed,
+            "stage": self.stage or 0,
+            "devices": self.devices or 1,
+        }
 
     def notes(self) -> Iterator[str]:
         """Yield remarks about the device, sharding and common claims."""

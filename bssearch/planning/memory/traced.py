@@ -242,9 +242,7 @@ def _added(mask: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
 
 
 def _dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
-    if not training or p == 0:
-        return input
-    return torch.native_dropout(input, p, True)[0]
+    return torch.native_dropout(input, p, True)[0] if training and p > 0 else input
 
 
 def _in_fp32(value: Any) -> Any:
@@ -445,7 +443,7 @@ def plan_model(asked: MemoryPlanRequest) -> MemoryPlan:
     untraced = parameter_bytes(asked)
     if asked.optimizer in _TRACED:
         untraced = replace(untraced, optimizer_state=0, foreach=0)
-    curve, accumulated = PeakByBatch(small, large), _accumulated(small, large)
+    curve, accumulated = PeakByBatch(small, large), PeakByBatch(small.accumulating(), large.accumulating())
     fixed = _fixed_terms(large, untraced)
     check_fits(asked, sum(fixed.values()), IN_TABLE)
     largest, safe = _fitting(accumulated, asked, untraced)
@@ -527,11 +525,6 @@ def _fixed_terms(lifetimes: StepLifetimes, untraced: ParameterBytes) -> dict[str
     return found
 
 
-def _accumulated(small: StepLifetimes, large: StepLifetimes) -> PeakByBatch:
-    # the peak of an accumulating step, with gradients beside all activations
-    return PeakByBatch(small.accumulating(), large.accumulating())
-
-
 def _fitting(curve: PeakByBatch, asked: MemoryPlanRequest, untraced: ParameterBytes) -> tuple[int | None, int | None]:
     return asked.fitting(lambda room: curve.largest(room - untraced.optimizer_state))
 
@@ -560,7 +553,7 @@ def _table(asked: MemoryPlanRequest) -> Iterator[MemoryOption]:
             small, large, _ = _traces(other, None)
         except NoBlocksError:
             continue
-        curve, accumulated = PeakByBatch(small, large), _accumulated(small, large)
+        curve, accumulated = PeakByBatch(small, large), PeakByBatch(small.accumulating(), large.accumulating())
         for optimizer in OPTIMIZERS:
             state = parameter_bytes(other.model_copy(update={"optimizer": optimizer}))
             largest, safe = _fitting(accumulated, other, state)

@@ -151,7 +151,7 @@ class Growing:
 def own_rows(one: Configuration, steps: int, seed: int) -> list[list[list[int]]]:
     """Return the rows of each micro-batch in bssearch's own loop."""
     growth = Growth(one, ROWS)
-    batches = micro_batches(Part(torch.arange(ROWS).float(), torch.zeros(ROWS)), one, on_cpu(), seed, growth=growth)
+    batches = micro_batches(Part(torch.arange(ROWS).float(), torch.zeros(ROWS)), on_cpu(), seed, growth)
     found = []
     for _ in range(steps):
         found.append(

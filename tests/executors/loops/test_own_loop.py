@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import closing, nullcontext
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,12 @@ from bssearch.executors.loops.trial_run import TrialRun
 from bssearch.executors.programs.script import LoadedScript
 from bssearch.records import Configuration, Observation, ParameterValue, Target, TrialState, WorkloadDescription
 from bssearch.spec.parts import TrainingSpec
-from bssearch.training.batches import _epochs
 from bssearch.training.trainer import seed_everything
+from bssearch.workloads.data import Part
 from tests.executors.loops.loops import ROWS, FakeLine, Started, Training, asked, assign, trained
 from tests.executors.test_script import single_threaded
 from tests.factories import make_request
-from tests.training.toys import configuration, run_trial
+from tests.training.toys import batches_of, configuration, on_cpu, run_trial
 
 
 def test_evaluations_draw_random_numbers_that_the_training_does_not_miss() -> None:
@@ -163,10 +164,9 @@ def test_a_loader_of_another_batch_size_is_warned_of(batch: Any, warns: bool) ->
 @pytest.mark.parametrize("after", [0, 1, 2, 9])
 def test_the_sampler_has_the_rows_of_bssearchs_own_loop(size: int, after: int) -> None:
     sampler = SeededSampler(ROWS, size, seed=3, after_steps=after)
-    epochs = _epochs(ROWS, size, 3)
-    whole = torch.cat([next(epochs) for _ in range(12)])[after * size :]
+    own = batches_of(Part(torch.arange(ROWS), torch.zeros(ROWS)), configuration(size), on_cpu(), 3, after_steps=after)
     drawn = [row for _ in range(3) for row in sampler]
-    assert drawn == whole[: len(drawn)].tolist()
+    assert drawn == torch.cat([inputs for inputs, _ in islice(own, len(drawn) // size)]).tolist()
     assert len(sampler) == ROWS - ROWS % size
     assert list(SeededSampler(ROWS, size, seed=4)) != list(SeededSampler(ROWS, size, seed=3))
 

@@ -167,7 +167,7 @@ def test_a_ranks_batches_are_its_share_and_none_is_warned_of(line: FakeLine) -> 
 
 def test_a_rank_that_ignores_accumulation_is_refused() -> None:
     def ignores(trial: Trial, rank: int) -> None:
-        trial._asked._fields.discard("accumulation_steps")
+        trial._asked.fields.discard("accumulation_steps")
         batches = DataLoader(
             TensorDataset(torch.zeros(40, 1)), trial.micro_batch_size, sampler=trial.sampler(range(40))
         )
