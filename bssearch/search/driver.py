@@ -48,13 +48,11 @@ from bssearch.search.engine import (
     Action,
     ClaimConfirmation,
     Engine,
-    Failed,
     Finished,
     NextRun,
     Release,
     SearchEnded,
     SettlePaused,
-    Start,
     Tell,
     TimeSteps,
     Wait,
@@ -404,8 +402,8 @@ class Driver:
     def _do(self, actions: Sequence[Action]) -> None:
         for action in actions:
             match action:
-                case Start(plan):
-                    self._start(plan)
+                case TrialPlan():
+                    self._start(action)
                 case TrialStop():
                     # A second stop would save a checkpoint that nobody may store.
                     if action.number not in self._dropped:
@@ -429,8 +427,8 @@ class Driver:
                     self.listener.note(message)
                 case Finished():
                     self._is_done = True
-                case Failed(error):
-                    self._error = error
+                case BSSearchError():
+                    self._error = action
                 case _:
                     assert_never(action)
 
@@ -501,7 +499,7 @@ class Driver:
                     tell=self.listener.note,
                 )
                 break
-        self._do(self.engine.timed(self.store.probes.by_batch_size(self.spec.name, self.environment)))
+        self.engine.timed(self.store.probes.by_batch_size(self.spec.name, self.environment))
 
     def _wait_for_claim(self, name: str) -> None:
         self._note_once(f"waiting for another driver ({name})")
@@ -586,7 +584,7 @@ class Driver:
         checkpoint = self._checkpoints.file_for(trial.number) if saves else None
         if saves and checkpoint is None:
             self._do(self.engine.cannot_save(self._checkpoints.refusal))
-        self._do(self.engine.started(plan, trial, is_savable=checkpoint is not None))
+        self.engine.started(plan, trial, is_savable=checkpoint is not None)
         self.listener.started(trial, self.engine.history)
         try:
             request = admitted(self.spec, plan, trial.number, checkpoint=checkpoint)
@@ -602,7 +600,7 @@ class Driver:
 
     def _end(self, ended: TrialEnded) -> None:
         refused = self._recorder.flush()
-        trial = self._recorder.finish(ended, self.engine.step_seconds(ended.number))
+        trial = self._recorder.finish(ended, self.engine.running[ended.number].step_seconds)
         is_lost = not self._recorder.holds(trial) and ended.outcome.state is not TrialState.LOST
         if trial.lease_owner == self._leases.owner:
             self._checkpoints.ended(trial)  # else the checkpoint is another driver's
@@ -627,9 +625,9 @@ class Driver:
     def _abandon(self) -> None:
         if self.engine.running:
             self.executor.kill()
-        for number in self.engine.running:
+        for number, running in self.engine.running.items():
             try:
-                self._recorder.cancel(number, self.engine.last_observation(number))
+                self._recorder.cancel(number, running.last)
                 self._checkpoints.forget(number)
             except BSSearchError as error:
                 self.listener.note(f"trial {number} could not be stored as cancelled: {error}")

@@ -37,13 +37,6 @@ from bssearch.spec import StudySpec
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
-    """Start a trial; `Engine.started` follows, unless another driver started one first."""
-
-    plan: TrialPlan
-
-
-@dataclass(frozen=True, slots=True)
 class TimeSteps:
     """Time batch sizes that lack step times, ``compared`` ones for confirmation; `Engine.timed` follows."""
 
@@ -99,15 +92,9 @@ class Finished:
     """The run is complete."""
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """The run failed."""
-
-    error: BSSearchError
-
-
+# A plan: start that trial; `Engine.started` follows, unless another driver started one first. An error: the run failed.
 Action = (
-    Start
+    TrialPlan
     | TimeSteps
     | ClaimConfirmation
     | Release
@@ -117,7 +104,7 @@ Action = (
     | SearchEnded
     | Tell
     | Finished
-    | Failed
+    | BSSearchError
 )
 
 
@@ -151,7 +138,10 @@ class EngineStage(StrEnum):
 
 @dataclass(slots=True)
 class Running:
-    """A trial running here; ``stopping``: the state it was asked to end in."""
+    """A trial running here, with its isolated step time as known at its start and its latest evaluation.
+
+    ``stopping``: the state it was asked to end in.
+    """
 
     plan: TrialPlan
     is_savable: bool
@@ -193,34 +183,22 @@ class Engine:
         self._next_run: NextRun = next_run or confirmation.next_run
         self._phase = phase
         self._stage = EngineStage.SEARCH if self._searches else EngineStage.CLAIM
-        self._running: dict[int, Running] = {}
+        self.running: dict[int, Running] = {}
+        """By number."""
         self._is_new = True
         self._was_timed = False
         self._has_claim = False
         self._has_repeated = False
         self._ending: str | None = None
 
-    @property
-    def running(self) -> tuple[int, ...]:
-        """Numbers of running trials."""
-        return tuple(self._running)
-
     def as_stored(self, number: int, outcome: TrialOutcome) -> TrialOutcome:
         """Outcome to store; a failed resume is LOST, because its configuration is not at fault."""
-        running = self._running[number]
+        running = self.running[number]
         if running.plan.resumed is not None and outcome.state is TrialState.FAILED and running.last is None:
             return replace(outcome, state=TrialState.LOST)
         if running.stopping is None and outcome.state is TrialState.PRUNED:
             return replace(outcome, state=TrialState.CANCELLED)  # Interrupted without a checkpoint.
         return outcome
-
-    def step_seconds(self, number: int) -> float | None:
-        """Running trial's isolated step time, as known at its start."""
-        return self._running[number].step_seconds
-
-    def last_observation(self, number: int) -> Observation | None:
-        """Running trial's latest evaluation."""
-        return self._running[number].last
 
     def claimed(self, granted: bool) -> list[Action]:
         """Handle the reply to a `ClaimConfirmation`."""
@@ -240,7 +218,7 @@ class Engine:
         if self._stage in {EngineStage.STOPPING, EngineStage.DONE}:
             return []
         if not self._was_timed or self.history.untimed:
-            return [Wait()] if self._running else [TimeSteps()]
+            return [Wait()] if self.running else [TimeSteps()]
         if self._stage is EngineStage.CLAIM:
             return [ClaimConfirmation()]
         if self._stage is EngineStage.REPEAT:
@@ -249,12 +227,12 @@ class Engine:
         if plan is None:
             return self._searched()
         self._has_repeated = False
-        return [Start(plan)]
+        return [plan]
 
     def _searched(self) -> list[Action]:
         if self._has_repeated:
             return self._done()
-        if self._running:
+        if self.running:
             return self._fill()
         others = [trial.number for trial in self.history.in_state(TrialState.RUNNING)]
         if others:
@@ -269,20 +247,20 @@ class Engine:
 
     def _fill(self) -> list[Action]:
         # Once the last search trial has ended, step times are compared before further runs.
-        searches = any(one.plan.phase is Phase.SEARCH for one in self._running.values())
+        searches = any(one.plan.phase is Phase.SEARCH for one in self.running.values())
         plan = self._next_run(self.history) if self._slots_apart and searches else None
         if plan is None:
             return [Wait()]
-        return [Start(plan)] if self._has_claim else [ClaimConfirmation()]
+        return [plan] if self._has_claim else [ClaimConfirmation()]
 
     def _repeat(self) -> list[Action]:
         slots = self._slots if self._slots_apart and self._searches else 1
-        if len(self._running) >= slots:
+        if len(self.running) >= slots:
             return [Wait()]
         plan = self._next_run(self.history)
         if plan is not None:
-            return [Start(plan)]
-        if self._running:
+            return [plan]
+        if self.running:
             return [Wait()]
         others = [trial for trial in self.history.all_trials if trial.state is TrialState.RUNNING]
         if any(trial.phase is self._phase for trial in others):
@@ -307,22 +285,20 @@ class Engine:
         ended = [] if self._ending is None else [SearchEnded(self._ending)]
         return [*ended, *(one for one in settled if one.numbers)]
 
-    def timed(self, probes: Mapping[int, ProbeRecord]) -> list[Action]:
+    def timed(self, probes: Mapping[int, ProbeRecord]) -> None:
         """Set the step times."""
         self.history.probes = dict(probes)
         self._was_timed = True
-        return []
 
-    def started(self, plan: TrialPlan, trial: TrialRecord, *, is_savable: bool) -> list[Action]:
+    def started(self, plan: TrialPlan, trial: TrialRecord, *, is_savable: bool) -> None:
         """Register a started trial; ``is_savable``: it has a checkpoint file."""
-        self._running[trial.number] = Running(plan, is_savable, self.history.step_seconds(plan.configuration))
+        self.running[trial.number] = Running(plan, is_savable, self.history.step_seconds(plan.configuration))
         self._take(trial)
-        return []
 
     def evaluated(self, observed: TrialObserved) -> list[Action]:
         """Handle an evaluation."""
         number, observation = observed.number, observed.observation
-        running = self._running[number]
+        running = self.running[number]
         running.last = observation
         if running.plan.phase is not Phase.SEARCH:
             return []
@@ -338,7 +314,7 @@ class Engine:
 
     def ended(self, trial: TrialRecord) -> list[Action]:
         """Handle a stored trial's end; LOST if another driver took it over."""
-        running = self._running.pop(trial.number)
+        running = self.running.pop(trial.number)
         self._take(trial)
         actions: list[Action] = []
         if running.stopping is TrialState.PAUSED and trial.state is TrialState.PRUNED and trial.outcome is not None:
@@ -347,7 +323,7 @@ class Engine:
         actions += [Tell(line) for line in lines if line is not None]
         if not (trial.is_refused and not running.plan.is_new_search):
             actions += self._failed(self._problem(trial))
-        if self._stage is EngineStage.STOPPING and not self._running:
+        if self._stage is EngineStage.STOPPING and not self.running:
             actions += self._stopped()
         return actions
 
@@ -420,23 +396,23 @@ class Engine:
     def interrupted(self) -> list[Action]:
         """Pause or cancel running trials, then fail with `InterruptedRunError`."""
         self._stage = EngineStage.STOPPING
-        if not self._running:
+        if not self.running:
             return self._stopped()
         return [
             TrialStop(number, TrialState.PAUSED if running.is_savable else TrialState.CANCELLED, INTERRUPTED)
-            for number, running in self._running.items()
+            for number, running in self.running.items()
             if running.stopping is None
         ]
 
     def _stopped(self) -> list[Action]:
         self._stage = EngineStage.DONE
-        return [Failed(InterruptedRunError("stopped; every trial is stored", hint=CONTINUE))]
+        return [InterruptedRunError("stopped; every trial is stored", hint=CONTINUE)]
 
     def _failed(self, error: BSSearchError | None) -> list[Action]:
         if error is None:
             return []
         self._stage = EngineStage.DONE
-        return [Failed(error)]
+        return [error]
 
     def _problem(self, trial: TrialRecord) -> BSSearchError | None:
         """Error that ends the run after this trial, if any."""

@@ -32,7 +32,6 @@ from bssearch.records.text import LONGEST_TEXT
 from bssearch.spec.model import IMPORTED
 from bssearch.spec.reader import check_study_name, spec_of
 from bssearch.storage.columns import MOST_SENTENCES, Sentences, from_columns, json_fault, to_columns
-from bssearch.storage.connection.engine import lock_tables
 from bssearch.storage.database import environment_digest
 from bssearch.storage.integrity import LARGEST, LARGEST_WHOLE, OF_SCALARS, shown, storage_type
 from bssearch.storage.models import (
@@ -383,11 +382,6 @@ class Joined:
         running = ", ".join(map(str, self.skipped))
         skipped = f"; skipped, since a driver runs it here: trial {running}" if running else ""
         return f"study {self.study} {'is new' if self.is_new else 'already existed'}: {done}{skipped}"
-
-
-def wait_for_others(connection: Connection) -> None:
-    """Serialize imports."""
-    lock_tables(connection, [StudyRow.__tablename__])
 
 
 def join(connection: Connection, copy: Copy, name: str | None = None) -> Joined:
