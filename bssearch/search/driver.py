@@ -499,7 +499,7 @@ class Driver:
                     tell=self.listener.note,
                 )
                 break
-        self.engine.timed(self.store.probes.by_batch_size(self.spec.name, self.environment))
+        self._do(self.engine.timed(self.store.probes.by_batch_size(self.spec.name, self.environment)))
 
     def _wait_for_claim(self, name: str) -> None:
         self._note_once(f"waiting for another driver ({name})")
@@ -584,7 +584,7 @@ class Driver:
         checkpoint = self._checkpoints.file_for(trial.number) if saves else None
         if saves and checkpoint is None:
             self._do(self.engine.cannot_save(self._checkpoints.refusal))
-        self.engine.started(plan, trial, is_savable=checkpoint is not None)
+        self._do(self.engine.started(plan, trial, is_savable=checkpoint is not None))
         self.listener.started(trial, self.engine.history)
         try:
             request = admitted(self.spec, plan, trial.number, checkpoint=checkpoint)

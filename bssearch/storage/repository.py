@@ -76,7 +76,7 @@ class Transfer(StorePart):
 
         Raises `NotFoundError`; `UsageError` if the file cannot be written; `DatabaseError` for an invalid row.
         """
-        from bssearch.storage.transfer.study_file import write_study
+        from bssearch.storage.transfer.study_copy import write_study
 
         (copy,) = self.read([study], self._database.masked_url)
         write_study(path, copy)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 from bssearch.errors import BSSearchError, UsageError
-from bssearch.exchange.recorded_curves import RecordedTable
+from bssearch.exchange.exporters.exports import RecordedTable
 from bssearch.records import (
     Lease,
     Observation,
@@ -274,7 +274,7 @@ class VirtualClock:
             case TrialStop(number, state, reason):
                 self._end(number, self._playing[number].outcome(state, reason))
             case actions.TimeSteps():
-                self.engine.timed(self._probes)
+                self._do(self.engine.timed(self._probes))
             case actions.ClaimConfirmation():
                 if self._searches_only:
                     self._is_done = True
@@ -310,7 +310,7 @@ class VirtualClock:
             )
         self._begun[number] = self.now, self._playing[number].trained
         self._store(trial)
-        self.engine.started(plan, trial, is_savable=True)
+        self._do(self.engine.started(plan, trial, is_savable=True))
         self._schedule(number)
 
     def _end(self, number: int, outcome: TrialOutcome) -> None:
