@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bssearch.commands.across.answers import best_across
-    from bssearch.commands.audit import audit_study
     from bssearch.commands.best import Answer, best
     from bssearch.commands.check import advise_target, check
     from bssearch.commands.launch import Launch
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     )
     from bssearch.commands.queue.worker import Serving, run_worker
     from bssearch.commands.rerun import rerun
-    from bssearch.commands.run import confirm_study, run_study
+    from bssearch.commands.run import audit_study, confirm_study, run_study
     from bssearch.commands.study import Study
     from bssearch.commands.trials import enqueue, trials_frame
     from bssearch.errors import (
@@ -96,7 +95,7 @@ _HOMES = {
     "Workload": "bssearch.workloads.base",
     "WorkloadError": "bssearch.errors",
     "advise_target": "bssearch.commands.check",
-    "audit_study": "bssearch.commands.audit",
+    "audit_study": "bssearch.commands.run",
     "best": "bssearch.commands.best",
     "best_across": "bssearch.commands.across.answers",
     "cancel_study": "bssearch.commands.queue.submissions",

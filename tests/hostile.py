@@ -17,8 +17,7 @@ from pathlib import Path
 
 from bssearch.cli.app import app
 from bssearch.commands.report import svg_of
-from bssearch.commands.status import status
-from bssearch.commands.trials import configuration_of
+from bssearch.commands.trials import configuration_of, status
 from bssearch.errors import BSSearchError, UsageError
 from bssearch.exchange.importers.optuna_runs import import_optuna
 from bssearch.exchange.importers.rcp import import_rcp

@@ -21,8 +21,7 @@ from bssearch.search.finding import compute_answer
 from bssearch.storage.integrity import first_fault
 from bssearch.storage.models import Base
 from bssearch.storage.repository import Store, open_store
-from bssearch.storage.transfer.study_copy import Kind
-from bssearch.storage.transfer.study_file import read_study
+from bssearch.storage.transfer.study_copy import Kind, read_study
 from tests.hostile import TOKENS, VALUES, mutated, put
 from tests.storage.transfer.copies import everything, make_states
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bssearch.exchange.recorded_curves import write_table
+from bssearch.exchange.exporters.exports import write_table
 from tests.benchmarks import memory_plan
 from tests.documents import BENCHMARKS, SCRIPTS
 from tests.packages import installed

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 import bssearch
 from bssearch import registry
 from bssearch.cli.app import app
-from bssearch.search.planner import RETUNED, RETUNED_IN_VAIN
+from bssearch.search.engine import RETUNED, RETUNED_IN_VAIN
 from bssearch.settings import presets, shipped_studies
 from bssearch.spec import load_spec
 from bssearch.spec.model import StudySpec

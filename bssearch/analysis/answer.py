@@ -12,7 +12,7 @@ from bssearch.analysis.law.quick import Promise
 from bssearch.analysis.measured import BatchNoise, Measured
 from bssearch.analysis.objectives import Basis, Objective, make_objective
 from bssearch.analysis.optimum import Regime, Rule, Settles
-from bssearch.analysis.rules.regret import Regret
+from bssearch.analysis.rules.rule_book import Regret
 from bssearch.analysis.shape import Fit, Interval, Model, Notice, Parameters
 from bssearch.records import MemoryBasis, Target
 from bssearch.records.batch_schedule import BatchScheduleName

@@ -40,8 +40,8 @@ from bssearch.analysis.batches import (
 from bssearch.analysis.certainty import Beliefs, Certainty, beliefs, step_figures
 from bssearch.analysis.generalisation import generalisation
 from bssearch.analysis.growing import batch_schedule_answer
-from bssearch.analysis.law.affine_step_time import fit_step_time
-from bssearch.analysis.law.batch_model import LawFit, LawPoint, RunnableStep, fit_law, predict_optimum
+from bssearch.analysis.headline import about_trade_offs, front
+from bssearch.analysis.law.batch_model import LawFit, LawPoint, RunnableStep, fit_law, fit_step_time, predict_optimum
 from bssearch.analysis.measured import NoiseAnswer, measured, noise_of_batches
 from bssearch.analysis.notices import about_generalisation, about_the_host, notices
 from bssearch.analysis.objectives import Objective, TimeToTarget, objective_of
@@ -56,7 +56,6 @@ from bssearch.analysis.optimum import (
     runs_to_settle,
 )
 from bssearch.analysis.shape import CriticalBatch, Fit, Law, Notice, Parameters, parameters_of
-from bssearch.analysis.trade_offs import about_trade_offs, front
 from bssearch.errors import TargetNotReachedError, UsageError
 from bssearch.records import (
     Goal,

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from bssearch.analysis.answer import BatchScheduleAnswer, SavesTime, StageAnswer
-from bssearch.analysis.confirmation_runs import says_something
-from bssearch.analysis.optimum import Candidate, Verdict, median_steps
-from bssearch.analysis.rules.regret import Judgement, judge
+from bssearch.analysis.optimum import Candidate, Verdict, median_steps, says_something
+from bssearch.analysis.rules.rule_book import Judgement, judge
 from bssearch.analysis.shape import parameters_of
 from bssearch.errors import UsageError
 from bssearch.records import Configuration, Phase, TrialRecord, TrialState, grouped, model_parameters

@@ -8,7 +8,7 @@ from statistics import median
 from types import MappingProxyType
 from typing import Any
 
-from bssearch.analysis.law.affine_step_time import fit_memory, fit_step_time, throughput_knee
+from bssearch.analysis.law.batch_model import fit_memory, fit_step_time, throughput_knee
 from bssearch.analysis.objectives import Kind, kind_of
 from bssearch.analysis.shape import Model
 from bssearch.records import GradientNoise, MemoryUse, NoiseMeasurement, ProbeRecord, TrialRecord, grouped

@@ -9,8 +9,14 @@ from collections.abc import Collection, Iterator, Sequence
 
 from bssearch.analysis.answer import Batch
 from bssearch.analysis.batches import about_fixed_constants, about_models, default_configuration, is_at_end
-from bssearch.analysis.confirmation_runs import (
+from bssearch.analysis.generalisation import FinalMetrics, Generalisation
+from bssearch.analysis.law.batch_model import LawFit, RunnableStep, fit_step_time, predict_optimum
+from bssearch.analysis.measured import about_devices
+from bssearch.analysis.optimum import (
     ENOUGH_RUNS,
+    Candidate,
+    Estimate,
+    Verdict,
     begun_late,
     fewest_runs,
     plain_misses,
@@ -18,11 +24,6 @@ from bssearch.analysis.confirmation_runs import (
     says_something,
     too_few_runs,
 )
-from bssearch.analysis.generalisation import FinalMetrics, Generalisation
-from bssearch.analysis.law.affine_step_time import fit_step_time
-from bssearch.analysis.law.batch_model import LawFit, RunnableStep, predict_optimum
-from bssearch.analysis.measured import about_devices
-from bssearch.analysis.optimum import Candidate, Estimate, Verdict
 from bssearch.analysis.shape import Interval, Notice, Predicted
 from bssearch.records import WITH_CUDA_GRAPHS, Phase, ProbeRecord, SecondsBasis, Target, TrialRecord, TrialState
 from bssearch.records.intervals import student_t

@@ -15,6 +15,7 @@ import yaml
 from bssearch.analysis.answer import Answer, Batch, objective_in
 from bssearch.analysis.generalisation import Generalisation, final_rows
 from bssearch.analysis.headline import (
+    about_columns,
     about_cost,
     about_device,
     about_growing,
@@ -23,12 +24,12 @@ from bssearch.analysis.headline import (
     further_metrics,
     how_sure,
     speedup_shares,
+    trade_off_rows,
     what_else,
     with_interval,
 )
 from bssearch.analysis.measured import NoiseAnswer
 from bssearch.analysis.shape import Parameters
-from bssearch.analysis.trade_offs import about_columns, trade_off_rows
 from bssearch.cli.arguments import Export
 from bssearch.cli.output import Format, cell, console, print_table, show_model
 from bssearch.commands.best import ScheduledTraining, training_loop

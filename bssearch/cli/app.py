@@ -1,18 +1,16 @@
-"""The ``bssearch`` command; commands are imported on use."""
+"""The ``bssearch`` command with ``guide`` and ``schema``; other commands are imported on use."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import typer
 from typer.core import TyperGroup
 
 from bssearch.cli import (
-    best,
     db,
     end_interrupted,
-    guide,
-    init,
     plan,
     queue,
     registered,
@@ -21,8 +19,74 @@ from bssearch.cli import (
     study,
     trial,
 )
-from bssearch.errors import UsageError
+from bssearch.cli.output import console, print_json, write
+from bssearch.errors import NotFoundError, UsageError
 from bssearch.records.text import without_passwords
+
+GUIDE = Path(__file__).resolve().parents[1] / "guide"
+
+
+def guide(
+    topic: Annotated[
+        str | None, typer.Argument(metavar="TOPIC", help="Topic to print; without one, list the topics.")
+    ] = None,
+    form: Annotated[
+        Literal["page", "text"],
+        typer.Option("--format", "-f", help="page: formatted for a terminal; text: plain Markdown."),
+    ] = "page",
+) -> None:
+    """Print a topic of the guide, or list the topics."""
+    text = contents() if topic is None else topic_file(topic).read_text(encoding="utf-8")
+    screen = console()
+    if form == "page" and screen.is_terminal:
+        from rich.markdown import Markdown
+
+        screen.print(Markdown(text))
+    else:
+        write(text)
+
+
+def topics() -> dict[str, Path]:
+    """The guide's files by topic."""
+    return {path.stem: path for path in sorted(GUIDE.glob("*.md"))}
+
+
+def topic_file(topic: str) -> Path:
+    """A topic's file; raise `NotFoundError` naming similar topics."""
+    from difflib import get_close_matches
+
+    there = topics()
+    if topic not in there:
+        near = get_close_matches(topic, there) or list(there)
+        raise NotFoundError(f"the guide has no topic {topic!r}", hint=f"bssearch guide {' | '.join(near)}")
+    return there[topic]
+
+
+def contents() -> str:
+    """Topics as Markdown, each with its first paragraph."""
+    lines = [f"- `bssearch guide {name}`: {_first_paragraph(path)}" for name, path in topics().items()]
+    return "\n".join(["# The guide", "", *lines, ""])
+
+
+def _first_paragraph(path: Path) -> str:
+    return " ".join(path.read_text(encoding="utf-8").split("\n\n")[1].split())
+
+
+def schema(
+    of: Annotated[
+        Literal["spec", "best"], typer.Argument(metavar="spec|best", help="spec: a study file; best: an answer.")
+    ],
+) -> None:
+    """Print the JSON Schema of a study file or of an answer."""
+    if of == "spec":
+        from bssearch.spec import StudySpec
+
+        print_json(StudySpec.model_json_schema())
+    else:
+        from bssearch.analysis.answer import Answer
+
+        print_json(Answer.model_json_schema(mode="serialization"))
+
 
 # Typer's base class of usage errors, which has no public name.
 _ClickError: Any = typer.BadParameter.__mro__[2]
@@ -39,10 +103,10 @@ All commands: bssearch --help. How it works: bssearch guide."""
 # The commands by heading of ``--help``.
 PANELS: dict[str, dict[str, Any]] = {
     "Start": {
-        "init": init.init,
+        "init": run.init,
         "check": run.check,
         "run": run.run,
-        "best": best.best,
+        "best": report.best,
         "report": report.report,
         "serve": report.serve,
     },
@@ -50,7 +114,7 @@ PANELS: dict[str, dict[str, Any]] = {
     "Trials": {"trial": trial.app},
     "Measure": {"probe": registered.probes, "plan": plan.app},
     "Share": {"import": registered.importers, "export": registered.export, "queue": queue.app, "db": db.app},
-    "Help": {"guide": guide.guide, "schema": guide.schema},
+    "Help": {"guide": guide, "schema": schema},
 }
 
 # Former command names, and their replacements.

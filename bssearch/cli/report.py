@@ -1,4 +1,4 @@
-"""``bssearch report`` and ``serve``."""
+"""``bssearch best``, ``report`` and ``serve``."""
 
 from __future__ import annotations
 
@@ -9,13 +9,137 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bssearch.cli.arguments import DatabasesOption, StudyArgument, study_to_read
-from bssearch.cli.output import Format, FormatOption, print_named
+from bssearch.cli.arguments import (
+    DatabasesOption,
+    Export,
+    ObjectiveFilter,
+    PrecisionFilter,
+    StudyArgument,
+    WorkloadFilter,
+    exclude,
+    require,
+    study_to_read,
+)
+from bssearch.cli.output import Format, FormatOption, console, note, print_named, print_table, show_model, write
 from bssearch.errors import UsageError
 from bssearch.files import check_file, check_folder, naming, replacing, write_csv
 
 if TYPE_CHECKING:
     from bssearch.storage.repository import Store
+if TYPE_CHECKING:
+    from bssearch.commands.across.answers import AcrossAnswer
+
+
+def best(
+    study: StudyArgument = None,
+    db: DatabasesOption = None,
+    form: FormatOption = Format.TABLE,
+    details: Annotated[
+        bool, typer.Option("--details", help="Also print steps, step times, the law and notes.")
+    ] = False,
+    export: Annotated[Export | None, typer.Option(help="Print only the configuration, in this format.")] = None,
+    schedule: Annotated[
+        bool, typer.Option("--schedule", help="With --export: the best batch schedule (python: a training loop).")
+    ] = False,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            metavar="VALUE|METRIC=VALUE",
+            help="One study: answer for an easier target. Across studies: filter by target.",
+        ),
+    ] = None,
+    step_times: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Predict for another device: CSV of its batch_size and step_seconds, or JSON of `probe step-time`.",
+        ),
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Across studies: filter by part of the device's name. With --step-times: the device's name.",
+            show_default="with --step-times, the file's",
+        ),
+    ] = None,
+    workload: WorkloadFilter = None,
+    objective: ObjectiveFilter = None,
+    precision: PrecisionFilter = None,
+) -> None:
+    """Print the best batch size, its configuration and its certainty."""
+    from bssearch.commands.across.databases import StudyFilter
+
+    if export is not None:
+        exclude(f"--export {export}", {f"--format {form}": form is not Format.TABLE})
+    else:
+        require("--export", {"--schedule": schedule})
+    filters = {"workload": workload, "objective": objective, "precision": precision, "target": target}
+    if step_times is not None:
+        exclude("--step-times", {**{f"--{name}": value for name, value in filters.items()}, "--schedule": schedule})
+    asked = StudyFilter.of(**filters, device=None if step_times else device)
+    about_many = asked.conditions.keys() - {"target"}
+    if study is not None and about_many:
+        raise UsageError(
+            f"{asked.in_words} filters studies, but the study {study!r} is named", hint="leave out one of the two"
+        )
+    if about_many or (study is None and asked.metric is not None):
+        if export is not None:
+            raise UsageError("--export takes one study", hint="name it: bssearch best STUDY --export …")
+        from bssearch.commands.across.answers import ANSWERED, answers_in
+        from bssearch.commands.across.databases import open_databases
+
+        with open_databases(db) as stores:
+            every = answers_in(stores, asked)
+        show_model(form, every, _print_answers, every.answers, ANSWERED)
+        return
+    from bssearch.cli.answer import exported, exported_schedule, grave, print_found
+    from bssearch.commands.best import for_export, predict, scheduled_training
+    from bssearch.search.finding import answer
+    from bssearch.spec.reader import spec_of
+
+    with study_to_read(db, study) as (store, name):
+        if asked.metric is not None and asked.metric != (metric := store.studies.get(name).target.metric):
+            raise UsageError(f"--target {asked.metric}: the target of study {name!r} is of {metric}")
+        found = predict(store, name, step_times, device) if step_times else answer(store, name, asked.target)
+        if export is not None:
+            spec = spec_of(store.studies.get(name))
+            if schedule:
+                scheduled = scheduled_training(store, name, found).for_export(spec)
+                text, caveats = exported_schedule(found, scheduled, export), [*scheduled.notes, *grave(found)]
+            else:
+                text, caveats = exported(found, export, for_export(found.optimal.values, spec)), grave(found)
+    if export is None:
+        print_found(found, form, details=details, db=store.masked_url if db else None)
+        return
+    write(text)
+    for caveat in caveats:
+        note(caveat)
+    if not schedule and found.batch_schedule is not None and found.batch_schedule.saves_time == "yes":
+        note("a growing batch saves time: --schedule exports it")
+
+
+MOST_TOLD = 3  # disagreements to print; JSON has all
+
+
+def _print_answers(found: AcrossAnswer) -> None:
+    from bssearch.commands.across.answers import ANSWERED, answered_row, in_words
+
+    out = console()
+    print_table([answered_row(one) for one in found.answers], ANSWERED)
+    for sentence in in_words(found.agreement):
+        out.print(sentence, style="bold")
+    told = found.agreement.disagreements
+    for disagreement in told[:MOST_TOLD]:
+        out.print(disagreement.message)
+    if len(told) > MOST_TOLD:
+        out.print(f"{len(told) - MOST_TOLD} more pairs do not agree; print all with --format json.")
+    for one in found.answers:
+        if one.copy_of is not None:
+            out.print(f"note on {one.study} in {one.database}: a copy of {one.copy_of}, counted once")
+        if one.note is not None:
+            out.print(f"note on {one.study}: {one.note}")
+
 
 TABLES = ("trials.csv", "batches.csv", "observations.csv")
 

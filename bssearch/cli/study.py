@@ -44,10 +44,10 @@ from bssearch.records.text import plural
 
 if TYPE_CHECKING:
     from bssearch.analysis.rules.audit import Audit, LearningRateSlope, RuleFinding
-    from bssearch.analysis.rules.regret import Regret
+    from bssearch.analysis.rules.rule_book import Regret
     from bssearch.commands.quick import TrackRecord
     from bssearch.commands.report import Comparison
-    from bssearch.commands.status import Status
+    from bssearch.commands.trials import Status
 
 app = typer.Typer(help="List, show, confirm, audit, compare and tidy stored studies.", no_args_is_help=True)
 
@@ -95,7 +95,7 @@ BASES = {
 @app.command("show")
 def show_study(study: StudyArgument = None, db: DatabasesOption = None, form: FormatOption = Format.TABLE) -> None:
     """Show a study's trials by phase and state, budget and fastest trial."""
-    from bssearch.commands.status import status as status_of
+    from bssearch.commands.trials import status as status_of
 
     with study_to_read(db, study) as (store, name):
         found = status_of(store, name)
@@ -196,8 +196,8 @@ def audit(
     form: FormatOption = Format.TABLE,
 ) -> None:
     """Compare rules of thumb with the tuned optimum."""
-    from bssearch.commands.audit import audit_study
     from bssearch.commands.opening import stored_spec
+    from bssearch.commands.run import audit_study
 
     name, runs_code = study_name(launch.db, study), launch.workload is None and not no_run
     spec, launch = stored_spec(name, launch, runs_code=runs_code, connects=not no_run)

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bssearch.analysis.law.affine_step_time import fit_step_time
+from bssearch.analysis.law.batch_model import fit_step_time
 from bssearch.analysis.law.quick import QuickCriticalBatch
 from bssearch.analysis.shape import CriticalBatch
-from bssearch.commands.audit import audit_stored
+from bssearch.commands.run import audit_stored
 from bssearch.errors import TargetNotReachedError, UsageError
 from bssearch.exchange.importers.step_times import read_step_times
 from bssearch.planning.learning_rate import AuditedRule, LearningRatePlan, LearningRateRequest, plan_rules

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, Protocol
 
-from bssearch.analysis.law.affine_step_time import MemoryFit, StepTimeFit, fit_memory, fit_step_time, throughput_knee
+from bssearch.analysis.law.batch_model import MemoryFit, StepTimeFit, fit_memory, fit_step_time, throughput_knee
 from bssearch.analysis.objectives import fastest
 from bssearch.commands.launch import Launch
 from bssearch.commands.opening import OpenStudy, opened

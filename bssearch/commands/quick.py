@@ -10,8 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from bssearch.analysis.build_answer import at_target, runnable_steps
-from bssearch.analysis.law.affine_step_time import fit_step_time
-from bssearch.analysis.law.batch_model import LawPoint, law_point
+from bssearch.analysis.law.batch_model import LawPoint, fit_step_time, law_point
 from bssearch.analysis.law.quick import (
     CriticalBatchPosterior,
     ExpectedOptimum,

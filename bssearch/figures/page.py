@@ -11,13 +11,20 @@ from typing import Any
 
 from bssearch.analysis.answer import Answer, Batch, BatchScheduleAnswer, Figure, Ratio, objective_in
 from bssearch.analysis.generalisation import final_rows
-from bssearch.analysis.headline import about_device, about_growing, about_law, headline, speedup_shares, with_interval
+from bssearch.analysis.headline import (
+    about_columns,
+    about_device,
+    about_growing,
+    about_law,
+    headline,
+    speedup_shares,
+    trade_off_rows,
+    with_interval,
+)
 from bssearch.analysis.measured import NoiseAnswer
 from bssearch.analysis.objectives import TIME, Objective, objective_of
-from bssearch.analysis.rules.regret import BROKE, HELD
-from bssearch.analysis.rules.rule_book import CHANGED_PARAMETER
+from bssearch.analysis.rules.rule_book import BROKE, CHANGED_PARAMETER, HELD
 from bssearch.analysis.shape import Fit
-from bssearch.analysis.trade_offs import about_columns, trade_off_rows
 from bssearch.figures import plots
 from bssearch.figures.html import PageContent, Row, Section, Table, Tile, html_page, rendered
 from bssearch.figures.svg import ACCENT, MUTED, SECOND, Chart, Point, Series, Shape, extent, value_axis

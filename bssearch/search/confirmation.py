@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from bssearch.analysis.certainty import Beliefs, beliefs, carries, step_figures
-from bssearch.analysis.confirmation_runs import PlainMiss, plain_misses, plainly_missed, says_something
-from bssearch.analysis.optimum import Verdict, decide
+from bssearch.analysis.optimum import PlainMiss, Verdict, decide, plain_misses, plainly_missed, says_something
 from bssearch.records import Configuration, Phase, TrialPlan, TrialRecord, TrialState, train_seconds_of
 from bssearch.records.step_times import step_seconds_of
 from bssearch.search.history import History, trial_seed

@@ -48,13 +48,11 @@ from bssearch.search.engine import (
     Action,
     ClaimConfirmation,
     Engine,
-    Failed,
     Finished,
     NextRun,
     Release,
     SearchEnded,
     SettlePaused,
-    Start,
     Tell,
     TimeSteps,
     Wait,
@@ -404,8 +402,8 @@ class Driver:
     def _do(self, actions: Sequence[Action]) -> None:
         for action in actions:
             match action:
-                case Start(plan):
-                    self._start(plan)
+                case TrialPlan():
+                    self._start(action)
                 case TrialStop():
                     # A second stop would save a checkpoint that nobody may store.
                     if action.number not in self._dropped:
@@ -429,8 +427,8 @@ class Driver:
                     self.listener.note(message)
                 case Finished():
                     self._is_done = True
-                case Failed(error):
-                    self._error = error
+                case BSSearchError():
+                    self._error = action
                 case _:
                     assert_never(action)
 
@@ -602,7 +600,7 @@ class Driver:
 
     def _end(self, ended: TrialEnded) -> None:
         refused = self._recorder.flush()
-        trial = self._recorder.finish(ended, self.engine.step_seconds(ended.number))
+        trial = self._recorder.finish(ended, self.engine.running[ended.number].step_seconds)
         is_lost = not self._recorder.holds(trial) and ended.outcome.state is not TrialState.LOST
         if trial.lease_owner == self._leases.owner:
             self._checkpoints.ended(trial)  # else the checkpoint is another driver's
@@ -627,9 +625,9 @@ class Driver:
     def _abandon(self) -> None:
         if self.engine.running:
             self.executor.kill()
-        for number in self.engine.running:
+        for number, running in self.engine.running.items():
             try:
-                self._recorder.cancel(number, self.engine.last_observation(number))
+                self._recorder.cancel(number, running.last)
                 self._checkpoints.forget(number)
             except BSSearchError as error:
                 self.listener.note(f"trial {number} could not be stored as cancelled: {error}")

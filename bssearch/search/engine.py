@@ -1,4 +1,4 @@
-"""State machine of a search.
+"""State machine of a search, and the planner that decides its next trial.
 
 Each event is a method of `Engine` that returns actions. Stored trials determine its decisions, so a new engine
 continues a study exactly.
@@ -9,15 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from math import isfinite
 from types import MappingProxyType
 from typing import Protocol
 
 from bssearch.analysis.build_answer import NAN_DATA, are_nan_at_any_rate
-from bssearch.analysis.confirmation_runs import says_something
 from bssearch.analysis.law.quick import QuickAnswer
+from bssearch.analysis.optimum import says_something
 from bssearch.errors import BSSearchError, InterruptedRunError, LaunchError, SpecError, TargetNotReachedError
 from bssearch.records import (
     COULD_NOT_PAUSE,
+    Configuration,
     Observation,
     Phase,
     ProbeRecord,
@@ -29,18 +31,168 @@ from bssearch.records import (
     TrialStop,
 )
 from bssearch.search import confirmation
-from bssearch.search.history import FAILURES, INTERRUPTED, History, is_interrupted
-from bssearch.search.planner import Planner
+from bssearch.search.history import FAILURES, INTERRUPTED, History, is_interrupted, trial_seed
 from bssearch.search.pruners.base import Pruner, PruningController
-from bssearch.search.samplers.base import Sampler, make_sampler
+from bssearch.search.samplers import allocation
+from bssearch.search.samplers.base import Choice, Sampler, decoded, default_choice, make_sampler
 from bssearch.spec import StudySpec
 
+LATE = 0.5  # budget share after which, without a hit, paused trials resume before new ones start
 
-@dataclass(frozen=True, slots=True)
-class Start:
-    """Start a trial; `Engine.started` follows, unless another driver started one first."""
+# Trials that a contending batch size needs, with and without a hit
+RETUNED = 3
+RETUNED_IN_VAIN = 5
 
-    plan: TrialPlan
+ENDED_BEFORE = 2  # ended trials needed if no trial stores an expectation (older versions)
+
+
+class Planner:
+    """Plans trials from the sampler's proposals and the pruner's paused trials."""
+
+    def __init__(self, spec: StudySpec, history: History, pruning: PruningController, sampler: Sampler) -> None:
+        self.spec = spec
+        self._history = history
+        self._pruning = pruning
+        self._sampler = sampler
+
+    def next_trial(self) -> tuple[TrialPlan | None, str | None]:
+        """Next search trial, or None and the reason if the search ended.
+
+        Order: enqueued, lost, paused, default, comparison trials, then the sampler's proposal. Lost uncapped trials are
+        retried and promising paused ones resumed regardless of the budget.
+        """
+        history, ending = self._history, self._spent()
+        if queued := history.in_state(TrialState.QUEUED):
+            return self._plan(queued[0]), None
+        if retry := history.to_retry(uncapped=True):
+            return self._plan(retry), None
+        if (
+            ending is None
+            and (retry := history.to_retry(uncapped=False))
+            and self._sampler.ending(history) is None  # as far as known without refitting the sampler's model
+            and not self._is_little(history.last_expectation)
+        ):
+            return self._plan(retry), None
+        is_late = history.incumbent is None and history.budget_share >= LATE
+        if waiting := self._next_waiting(fresh=ending is None and not is_late):
+            return self._plan(waiting), None
+        choice = None
+        if ending is None:
+            choice = self._needed() or self._sampler.choose(history)
+            if choice is None:
+                ending = self._sampler.ending(history)
+            elif self._is_little(choice.expected_improvement):
+                choice, ending = self._last(choice.expected_improvement)
+        if choice is not None:
+            return self._plan(choice), ending
+        if waiting := self._next_waiting(fresh=False):
+            return self._plan(waiting), ending
+        return None, ending
+
+    def _needed(self) -> Choice | None:
+        history = self._history
+        if allocation.propose_default(history) is not None:
+            return default_choice(self.spec)
+        compares = history.incumbent is not None and allocation.evidence_is_due(history)
+        return self._compared() if self._sampler.models_time and compares else None
+
+    def _last(self, expected: float | None) -> tuple[Choice | None, str]:
+        ending = (
+            f"a further trial is expected to better the time to the target by {expected:.2%}, "
+            f"less than budget.least_improvement = {self.spec.budget.least_improvement:.2%}"
+        )
+        last = self._retuned() or self._compared()
+        return (None if last is None else replace(last, expected_improvement=expected)), ending
+
+    def _is_little(self, expected: float | None) -> bool:
+        least, history = self.spec.budget.least_improvement, self._history
+        if expected is None or expected >= least or history.spent < self.spec.budget.least_trials:
+            return False
+        before = history.last_expectation
+        return history.ended >= ENDED_BEFORE if before is None else before < least
+
+    def _retuned(self) -> Choice | None:
+        history = self._history
+        for size in self._sampler.contenders(history):
+            if history.count_at(size) < (RETUNED_IN_VAIN if history.best_at(size) is None else RETUNED):
+                return self._sampler.choose(history, batch_size=size)
+        return None
+
+    def _compared(self) -> Choice | None:
+        proposal = allocation.propose_evidence(self._history)
+        if proposal is None:
+            return None
+        sampled = allocation.known_coordinates(self._history, proposal)
+        if sampled is not None:
+            return decoded(self.spec, proposal.batch_size, sampled, uncapped=True)
+        chosen = self._sampler.choose(self._history, batch_size=proposal.batch_size)
+        return None if chosen is None else replace(chosen, uncapped=True, expected_improvement=None)
+
+    def _spent(self) -> str | None:
+        budget = self.spec.budget
+        if self._history.time_share >= 1:
+            return (
+                f"budget.wall_seconds = {budget.wall_seconds:g} is spent by the search trials of all runs of the "
+                "study; raise it to continue"
+            )
+        if self._history.spent >= budget.trials:
+            return f"the budget of {budget.trials} trials is spent"
+        return None
+
+    def _next_waiting(self, *, fresh: bool) -> TrialRecord | None:
+        return None if self._history.time_share >= 1 else self._pruning.next_waiting(fresh=fresh)
+
+    def _plan(self, of: Choice | TrialRecord) -> TrialPlan:
+        history, earlier = self._history, of if isinstance(of, TrialRecord) else None
+        number, state = (None, None) if earlier is None else (earlier.number, earlier.state)
+        is_queued, resumes = state is TrialState.QUEUED, state is TrialState.PAUSED
+        uncapped = of.uncapped or is_queued
+        limit = self._limit(of.configuration, uncapped, earlier)
+        return TrialPlan(
+            configuration=of.configuration if resumes else history.as_run(of.configuration),
+            sampled=of.sampled,
+            phase=Phase.SEARCH,
+            seed=earlier.seed if earlier else trial_seed(self.spec.seed, Phase.SEARCH, history.length),
+            train_seconds_limit=limit,
+            limit_state=TrialState.EXHAUSTED if limit >= self._full_limit else TrialState.CAPPED,
+            eval_every_steps=history.eval_every_steps(of.configuration.batch_size),
+            threads=self.spec.executor.threads,
+            uncapped=uncapped,
+            expected_improvement=of.expected_improvement if earlier is None or resumes else None,
+            stop_at_target=history.objective.stops_at_target,
+            retry_of=None if is_queued or resumes else number,
+            queued=number if is_queued else None,
+            resumed=number if resumes else None,
+            after=None if resumes else history.length,
+        )
+
+    def _limit(self, configuration: Configuration, uncapped: bool, earlier: TrialRecord | None) -> float:
+        history, size, full = self._history, configuration.batch_size, self._full_limit
+        if uncapped and earlier is not None:
+            return full if earlier.state is TrialState.QUEUED else min(full, earlier.train_seconds_limit)
+        best = history.best_at(size) if uncapped else history.incumbent
+        if not self._pruning.limits or (uncapped and best is None):
+            return full
+        timed = replace(history.probes[size], step_seconds=history.step_seconds(configuration))
+        seconds = history.objective.seconds_as_good_as(best, timed, full)
+        limit = self._pruning.slack * seconds if isfinite(seconds) else self._first_limit()
+        return min(full, max(limit, _seconds_to_look_twice(history.probes[size])))
+
+    def _first_limit(self) -> float:
+        """A quarter in the first sweep of batch sizes, then half."""
+        if self._pruning.paces_itself():
+            return self._full_limit
+        return self._full_limit * min(1.0, 2.0 ** (self._history.spent // len(self._history.feasible) - 2))
+
+    @property
+    def _full_limit(self) -> float:
+        return self.spec.budget.trial_train_seconds
+
+
+def _seconds_to_look_twice(probe: ProbeRecord) -> float:
+    """Earlier curves say little."""
+    assert probe.eval_every_steps is not None and probe.step_seconds is not None, "the batch size is feasible"
+    return 2 * probe.eval_every_steps * probe.step_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,15 +251,9 @@ class Finished:
     """The run is complete."""
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """The run failed."""
-
-    error: BSSearchError
-
-
+# A plan: start that trial; `Engine.started` follows, unless another driver started one first. An error: the run failed.
 Action = (
-    Start
+    TrialPlan
     | TimeSteps
     | ClaimConfirmation
     | Release
@@ -117,7 +263,7 @@ Action = (
     | SearchEnded
     | Tell
     | Finished
-    | Failed
+    | BSSearchError
 )
 
 
@@ -151,7 +297,10 @@ class EngineStage(StrEnum):
 
 @dataclass(slots=True)
 class Running:
-    """A trial running here; ``stopping``: the state it was asked to end in."""
+    """A trial running here, with its isolated step time as known at its start and its latest evaluation.
+
+    ``stopping``: the state it was asked to end in.
+    """
 
     plan: TrialPlan
     is_savable: bool
@@ -193,34 +342,22 @@ class Engine:
         self._next_run: NextRun = next_run or confirmation.next_run
         self._phase = phase
         self._stage = EngineStage.SEARCH if self._searches else EngineStage.CLAIM
-        self._running: dict[int, Running] = {}
+        self.running: dict[int, Running] = {}
+        """By number."""
         self._is_new = True
         self._was_timed = False
         self._has_claim = False
         self._has_repeated = False
         self._ending: str | None = None
 
-    @property
-    def running(self) -> tuple[int, ...]:
-        """Numbers of running trials."""
-        return tuple(self._running)
-
     def as_stored(self, number: int, outcome: TrialOutcome) -> TrialOutcome:
         """Outcome to store; a failed resume is LOST, because its configuration is not at fault."""
-        running = self._running[number]
+        running = self.running[number]
         if running.plan.resumed is not None and outcome.state is TrialState.FAILED and running.last is None:
             return replace(outcome, state=TrialState.LOST)
         if running.stopping is None and outcome.state is TrialState.PRUNED:
             return replace(outcome, state=TrialState.CANCELLED)  # Interrupted without a checkpoint.
         return outcome
-
-    def step_seconds(self, number: int) -> float | None:
-        """Running trial's isolated step time, as known at its start."""
-        return self._running[number].step_seconds
-
-    def last_observation(self, number: int) -> Observation | None:
-        """Running trial's latest evaluation."""
-        return self._running[number].last
 
     def claimed(self, granted: bool) -> list[Action]:
         """Handle the reply to a `ClaimConfirmation`."""
@@ -240,7 +377,7 @@ class Engine:
         if self._stage in {EngineStage.STOPPING, EngineStage.DONE}:
             return []
         if not self._was_timed or self.history.untimed:
-            return [Wait()] if self._running else [TimeSteps()]
+            return [Wait()] if self.running else [TimeSteps()]
         if self._stage is EngineStage.CLAIM:
             return [ClaimConfirmation()]
         if self._stage is EngineStage.REPEAT:
@@ -249,12 +386,12 @@ class Engine:
         if plan is None:
             return self._searched()
         self._has_repeated = False
-        return [Start(plan)]
+        return [plan]
 
     def _searched(self) -> list[Action]:
         if self._has_repeated:
             return self._done()
-        if self._running:
+        if self.running:
             return self._fill()
         others = [trial.number for trial in self.history.in_state(TrialState.RUNNING)]
         if others:
@@ -269,20 +406,20 @@ class Engine:
 
     def _fill(self) -> list[Action]:
         # Once the last search trial has ended, step times are compared before further runs.
-        searches = any(one.plan.phase is Phase.SEARCH for one in self._running.values())
+        searches = any(one.plan.phase is Phase.SEARCH for one in self.running.values())
         plan = self._next_run(self.history) if self._slots_apart and searches else None
         if plan is None:
             return [Wait()]
-        return [Start(plan)] if self._has_claim else [ClaimConfirmation()]
+        return [plan] if self._has_claim else [ClaimConfirmation()]
 
     def _repeat(self) -> list[Action]:
         slots = self._slots if self._slots_apart and self._searches else 1
-        if len(self._running) >= slots:
+        if len(self.running) >= slots:
             return [Wait()]
         plan = self._next_run(self.history)
         if plan is not None:
-            return [Start(plan)]
-        if self._running:
+            return [plan]
+        if self.running:
             return [Wait()]
         others = [trial for trial in self.history.all_trials if trial.state is TrialState.RUNNING]
         if any(trial.phase is self._phase for trial in others):
@@ -315,14 +452,14 @@ class Engine:
 
     def started(self, plan: TrialPlan, trial: TrialRecord, *, is_savable: bool) -> list[Action]:
         """Register a started trial; ``is_savable``: it has a checkpoint file."""
-        self._running[trial.number] = Running(plan, is_savable, self.history.step_seconds(plan.configuration))
+        self.running[trial.number] = Running(plan, is_savable, self.history.step_seconds(plan.configuration))
         self._take(trial)
         return []
 
     def evaluated(self, observed: TrialObserved) -> list[Action]:
         """Handle an evaluation."""
         number, observation = observed.number, observed.observation
-        running = self._running[number]
+        running = self.running[number]
         running.last = observation
         if running.plan.phase is not Phase.SEARCH:
             return []
@@ -338,7 +475,7 @@ class Engine:
 
     def ended(self, trial: TrialRecord) -> list[Action]:
         """Handle a stored trial's end; LOST if another driver took it over."""
-        running = self._running.pop(trial.number)
+        running = self.running.pop(trial.number)
         self._take(trial)
         actions: list[Action] = []
         if running.stopping is TrialState.PAUSED and trial.state is TrialState.PRUNED and trial.outcome is not None:
@@ -347,7 +484,7 @@ class Engine:
         actions += [Tell(line) for line in lines if line is not None]
         if not (trial.is_refused and not running.plan.is_new_search):
             actions += self._failed(self._problem(trial))
-        if self._stage is EngineStage.STOPPING and not self._running:
+        if self._stage is EngineStage.STOPPING and not self.running:
             actions += self._stopped()
         return actions
 
@@ -420,23 +557,23 @@ class Engine:
     def interrupted(self) -> list[Action]:
         """Pause or cancel running trials, then fail with `InterruptedRunError`."""
         self._stage = EngineStage.STOPPING
-        if not self._running:
+        if not self.running:
             return self._stopped()
         return [
             TrialStop(number, TrialState.PAUSED if running.is_savable else TrialState.CANCELLED, INTERRUPTED)
-            for number, running in self._running.items()
+            for number, running in self.running.items()
             if running.stopping is None
         ]
 
     def _stopped(self) -> list[Action]:
         self._stage = EngineStage.DONE
-        return [Failed(InterruptedRunError("stopped; every trial is stored", hint=CONTINUE))]
+        return [InterruptedRunError("stopped; every trial is stored", hint=CONTINUE)]
 
     def _failed(self, error: BSSearchError | None) -> list[Action]:
         if error is None:
             return []
         self._stage = EngineStage.DONE
-        return [Failed(error)]
+        return [error]
 
     def _problem(self, trial: TrialRecord) -> BSSearchError | None:
         """Error that ends the run after this trial, if any."""

@@ -327,11 +327,6 @@ def rename_submission(connection: Connection, old: str, new: str) -> None:
     connection.execute(update(SubmissionRow).where(SubmissionRow.name == old).values(name=new))
 
 
-def forget_submission(connection: Connection, name: str) -> None:
-    """Delete a submission."""
-    connection.execute(delete(SubmissionRow).where(SubmissionRow.name == name))
-
-
 _OF_SHIFTS = frozenset({"seen_at", "serving", "serving_since", "is_here"})
 
 

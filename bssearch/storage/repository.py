@@ -12,7 +12,7 @@ from sqlalchemy import URL, select
 from bssearch.settings import database_url
 from bssearch.storage import migrate
 from bssearch.storage.columns import now
-from bssearch.storage.connection.engine import create_engine_for
+from bssearch.storage.connection.engine import create_engine_for, lock_tables
 from bssearch.storage.connection.urls import sqlite_file
 from bssearch.storage.database import Database, Notify, StorePart, patiently
 from bssearch.storage.models import StudyRow
@@ -76,7 +76,7 @@ class Transfer(StorePart):
 
         Raises `NotFoundError`; `UsageError` if the file cannot be written; `DatabaseError` for an invalid row.
         """
-        from bssearch.storage.transfer.study_file import write_study
+        from bssearch.storage.transfer.study_copy import write_study
 
         (copy,) = self.read([study], self._database.masked_url)
         write_study(path, copy)
@@ -100,10 +100,10 @@ class Transfer(StorePart):
 
         A new first study is called ``name``. Raises `UsageError` for a contradiction or a taken name.
         """
-        from bssearch.storage.transfer.study_copy import join, wait_for_others
+        from bssearch.storage.transfer.study_copy import join
 
         with self._database.writing() as connection:
-            wait_for_others(connection)
+            lock_tables(connection, [StudyRow.__tablename__])  # imports one after another
             joined = [join(connection, copy, None if index else name) for index, copy in enumerate(copies)]
             if dry_run:
                 connection.rollback()

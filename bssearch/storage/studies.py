@@ -17,7 +17,7 @@ from bssearch.spec.reader import check_study_name
 from bssearch.storage.columns import now, to_columns
 from bssearch.storage.database import StorePart, patiently
 from bssearch.storage.models import FindingRow, ProbeRow, SpecRow, StudyRow, TrialRow, VisitRow
-from bssearch.storage.queue import forget_submission, refuse_queued, rename_submission
+from bssearch.storage.queue import SubmissionRow, refuse_queued, rename_submission
 from bssearch.storage.statements import (
     STUDIES,
     STUDY,
@@ -153,7 +153,7 @@ class StudyStore(StorePart):
             refuse_queued(connection, name, "deleted")
             check_idle(connection, study_id, name, "deleted")
             connection.execute(delete(StudyRow).where(StudyRow.id == study_id))
-            forget_submission(connection, name)
+            connection.execute(delete(SubmissionRow).where(SubmissionRow.name == name))
 
         self._database.on_study(name, delete_all)
 

@@ -17,7 +17,7 @@ from bssearch.commands.across.answers import in_words as agreement_in_words
 from bssearch.commands.across.databases import StudyFilter, device_of, found_study, precision_of, study_rows
 from bssearch.commands.report import COMPARED, compare, compared_row, picture_of
 from bssearch.commands.rerun import Reproduction, reproduction
-from bssearch.commands.status import Status, status
+from bssearch.commands.trials import Status, status
 from bssearch.errors import NotFoundError, TargetNotReachedError, UsageError
 from bssearch.exchange.trial_rows import matching_trials, trial_document, trial_row, trial_rows
 from bssearch.figures.html import PageContent

@@ -6,9 +6,8 @@ import pytest
 from scipy.stats import binom
 
 from bssearch.analysis.build_answer import build_answer
-from bssearch.analysis.confirmation_runs import HALF, begun_late, fewest_runs, plain_misses
 from bssearch.analysis.objectives import make_objective
-from bssearch.analysis.optimum import decide
+from bssearch.analysis.optimum import HALF, begun_late, decide, fewest_runs, plain_misses
 from bssearch.errors import TargetNotReachedError
 from bssearch.records import Phase, StudyRecord, Target, TrialRecord, TrialState
 from tests.factories import EPOCH, make_environment, make_probe, make_spec, make_trial

@@ -7,7 +7,7 @@ import pytest
 
 from bssearch.analysis.answer import Answer
 from bssearch.analysis.build_answer import build_answer, predict_for_device
-from bssearch.analysis.law.affine_step_time import fit_step_time
+from bssearch.analysis.law.batch_model import fit_step_time
 from bssearch.analysis.notices import device_bound
 from bssearch.records import Phase, ProbeRecord, StudyRecord, TrialRecord
 from bssearch.spec import StudySpec

@@ -1,6 +1,6 @@
 """Runs that are alike whatever their seed say nothing of how far seeds differ."""
 
-from bssearch.analysis.confirmation_runs import ignore_their_seeds
+from bssearch.analysis.optimum import ignore_their_seeds
 from bssearch.records import TrialRecord
 from tests.factories import make_trial, with_outcome
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from bssearch.analysis.law.affine_step_time import fit_memory
+from bssearch.analysis.law.batch_model import fit_memory
 from bssearch.analysis.measured import about_devices, measured, noise_of_batches
 from bssearch.records import GradientNoise, MemoryUse, NoiseMeasurement, Phase, TrialRecord, TrialState
 from bssearch.records.noise_scale import pooled

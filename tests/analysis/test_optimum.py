@@ -4,9 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bssearch.analysis.confirmation_runs import fewest_runs
-from bssearch.analysis.law.affine_step_time import fit_step_time, throughput_knee
-from bssearch.analysis.optimum import Verdict, decide, runs_to_settle
+from bssearch.analysis.law.batch_model import fit_step_time, throughput_knee
+from bssearch.analysis.optimum import Verdict, decide, fewest_runs, runs_to_settle
 from bssearch.records import Phase, StepTime, TrialRecord
 from tests.factories import make_probe, make_trial, not_none
 

@@ -10,11 +10,10 @@ import pytest
 from bssearch.analysis.answer import NO_NEXT_STEP, Answer
 from bssearch.analysis.build_answer import build_answer
 from bssearch.analysis.generalisation import over_seeds
-from bssearch.analysis.headline import headline, speedup_shares
+from bssearch.analysis.headline import about_columns, headline, speedup_shares, trade_off_rows
 from bssearch.analysis.objectives import TIME, Objective, make_objective
 from bssearch.analysis.optimum import Candidate
-from bssearch.analysis.rules.regret import BROKE, HELD, Judgement, judge
-from bssearch.analysis.trade_offs import about_columns, trade_off_rows
+from bssearch.analysis.rules.rule_book import BROKE, HELD, Judgement, judge
 from bssearch.errors import TargetNotReachedError
 from bssearch.records import Configuration, DeviceUse, MemoryBasis, Phase, StudyRecord, Target, TrialRecord, TrialState
 from bssearch.records.intervals import student_t

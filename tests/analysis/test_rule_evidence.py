@@ -20,7 +20,7 @@ from bssearch.analysis.rules.audit import (
     runs_of,
     tuned_optima,
 )
-from bssearch.analysis.rules.regret import NONE
+from bssearch.analysis.rules.rule_book import NONE
 from bssearch.analysis.shape import Interval
 from bssearch.records import Phase, StepTime, TrialState
 from bssearch.spec.model import IMPORTED

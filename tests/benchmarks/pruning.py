@@ -19,7 +19,7 @@ from typing import Annotated
 
 import typer
 
-from bssearch.exchange.recorded_curves import RecordedTable
+from bssearch.exchange.exporters.exports import RecordedTable
 from bssearch.search.pruners.base import make_pruner
 from bssearch.search.pruners.pace import Pace
 from tests.benchmarks.harness import script

@@ -27,8 +27,8 @@ import pytest
 
 from bssearch.records import TrialState
 from bssearch.records.curves import Progress
+from bssearch.search.engine import Planner
 from bssearch.search.history import History
-from bssearch.search.planner import Planner
 from bssearch.search.pruners.base import PruningController
 from bssearch.search.samplers.base import make_sampler
 from bssearch.search.samplers.optuna import OptunaSampler, distribution

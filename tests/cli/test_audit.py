@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from bssearch.analysis.rules.audit import LearningRateSlope, RuleFinding
-from bssearch.analysis.rules.regret import Regret
-from bssearch.analysis.rules.rule_book import Rule
+from bssearch.analysis.rules.rule_book import Regret, Rule
 from bssearch.cli.study import audit_row, slope_line
 from bssearch.commands.launch import Launch
 from bssearch.commands.run import run_study

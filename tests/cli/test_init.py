@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 import yaml
 
-from bssearch.cli.init import TEMPLATES, Kind, check_free, class_name_of, write_new
+from bssearch.cli.run import TEMPLATES, Kind, check_free, class_name_of, write_new
 from bssearch.errors import UsageError
 from bssearch.spec import load_spec
 from bssearch.spec.parts import PrunerSpec

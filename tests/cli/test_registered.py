@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from bssearch.exchange.recorded_curves import RecordedTable, RecordedTrial, write_table
+from bssearch.exchange.exporters.exports import RecordedTable, RecordedTrial, write_table
 from bssearch.records import Target, TrialState
 from tests.benchmarks.simulate import pruning
 from tests.cli.task import bssearch, printed, read, refused, write_task

@@ -38,7 +38,7 @@ from bssearch.commands.display import (
 )
 from bssearch.commands.launch import Launch
 from bssearch.commands.run import run_study
-from bssearch.commands.status import status
+from bssearch.commands.trials import status
 from bssearch.errors import NotFoundError, UsageError
 from bssearch.exchange.trial_rows import trial_document
 from bssearch.files import Row, write_csv

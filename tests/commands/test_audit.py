@@ -13,10 +13,9 @@ from bssearch.analysis.answer import Answer
 from bssearch.analysis.optimum import Candidate
 from bssearch.analysis.rules.audit import Audit, Case, RuleFinding
 from bssearch.analysis.rules.rule_book import Rule
-from bssearch.commands.audit import audit_stored, audit_study, missing_audit_runs, seeds_of
 from bssearch.commands.launch import Launch
 from bssearch.commands.opening import stored_spec
-from bssearch.commands.run import run_study
+from bssearch.commands.run import audit_stored, audit_study, missing_audit_runs, run_study, seeds_of
 from bssearch.errors import InterruptedRunError, NotFoundError, TargetNotReachedError, UsageError, WorkloadError
 from bssearch.records import Configuration, Phase, StepTime, StepTimeRequest, TrialPlan, TrialRecord, TrialState
 from bssearch.search.finding import compute_answer

@@ -5,11 +5,10 @@ from typing import Any
 
 import pytest
 
-from bssearch.analysis.law.affine_step_time import fit_step_time
-from bssearch.commands.audit import audit_study
+from bssearch.analysis.law.batch_model import fit_step_time
 from bssearch.commands.launch import Launch
 from bssearch.commands.plan import plan_learning_rate, plan_scale
-from bssearch.commands.run import run_study
+from bssearch.commands.run import audit_study, run_study
 from bssearch.errors import DatabaseError, NotFoundError, UsageError
 from bssearch.search.finding import answer, save_quick
 from bssearch.storage.repository import open_store

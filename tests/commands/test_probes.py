@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from bssearch.analysis.law.affine_step_time import fit_memory
+from bssearch.analysis.law.batch_model import fit_memory
 from bssearch.commands.launch import Launch
 from bssearch.commands.probes import (
     BRACKET,

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import bssearch
-from bssearch.commands.status import status
+from bssearch.commands.trials import status
 from bssearch.errors import InterruptedRunError, TrialStopped, UsageError, WorkloadError
 from bssearch.exchange.trial_rows import ALWAYS_THERE, UNKNOWN_OF_IMPORTED, trial_row
 from bssearch.executors.loops import trial_run

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bssearch.errors import NotFoundError, UsageError
-from bssearch.exchange.recorded_curves import RecordedTable, RecordedTrial, write_table
+from bssearch.exchange.exporters.exports import RecordedTable, RecordedTrial, write_table
 from bssearch.records import Goal, Target
 from tests.benchmarks.simulate.tables import read_table
 

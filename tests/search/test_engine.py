@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from bssearch import registry
-from bssearch.errors import InterruptedRunError
+from bssearch.errors import BSSearchError, InterruptedRunError
 from bssearch.executors.base import Event
 from bssearch.records import (
     COULD_NOT_PAUSE,
@@ -252,7 +252,7 @@ class InterruptedAfter(Listener):
 
 def told(answer: Sequence[actions.Action]) -> list[object]:
     """Return actions so that they compare: two errors that say the same are not equal."""
-    return [str(one.error) if isinstance(one, actions.Failed) else one for one in answer]
+    return [str(one) if isinstance(one, BSSearchError) else one for one in answer]
 
 
 @pytest.mark.parametrize("sampler", ["auto", "tpe"])
@@ -374,7 +374,7 @@ def test_a_plan_that_another_driver_forestalled_changes_nothing() -> None:
     look = run.places("slot_free")[3]
     engine = rebuilt(run.spec, run.journal[:look], 1)
     first = run.journal[look].on(engine)
-    assert isinstance(first[0], actions.Start)
+    assert isinstance(first[0], TrialPlan)
     assert run.journal[look].on(engine) == first
 
 
@@ -386,7 +386,7 @@ def test_a_claim_that_another_driver_holds_is_waited_for() -> None:
     assert engine.slot_free(0.0) == [actions.ClaimConfirmation()]
     assert engine.claimed(True) == []
     (action,) = engine.slot_free(0.0)
-    assert isinstance(action, actions.Start) and action.plan.phase.value == "confirm"
+    assert isinstance(action, TrialPlan) and action.phase.value == "confirm"
 
 
 def test_the_quick_answer_that_it_is_told_outlives_a_history_that_is_rewritten() -> None:

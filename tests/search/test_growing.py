@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from bssearch.commands.audit import audit_study
 from bssearch.commands.check import longest_seconds, pruned_seconds
 from bssearch.commands.launch import Launch
-from bssearch.commands.run import run_study
+from bssearch.commands.run import audit_study, run_study
 from bssearch.commands.trials import enqueue, with_schedule
 from bssearch.errors import LaunchError, UsageError
 from bssearch.executors.base import Event

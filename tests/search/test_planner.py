@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from bssearch.records import Configuration, Phase, TrialPlan, TrialRecord, TrialState
+from bssearch.search.engine import RETUNED, RETUNED_IN_VAIN, Planner
 from bssearch.search.history import INTERRUPTED, History, trial_seed
-from bssearch.search.planner import RETUNED, RETUNED_IN_VAIN, Planner
 from bssearch.search.pruners.base import Pruner, PruningController
 from bssearch.search.samplers.base import Choice, Sampler, default_choice
 from bssearch.spec import StudySpec

@@ -12,17 +12,16 @@ from typing import Any
 import pytest
 
 from bssearch.analysis.answer import Answer
-from bssearch.commands.audit import audit_study
 from bssearch.commands.launch import Launch
 from bssearch.commands.rerun import rerun
-from bssearch.commands.run import confirm_study, run_study
+from bssearch.commands.run import audit_study, confirm_study, run_study
 from bssearch.commands.trials import enqueue
 from bssearch.errors import InterruptedRunError, TargetNotReachedError, UsageError
 from bssearch.records import REFUSED, Phase, TrialRecord, TrialState
 from bssearch.spec import StudySpec
 from bssearch.spec.admission import problem_with
 from bssearch.storage.repository import open_store
-from bssearch.storage.transfer.study_file import read_study
+from bssearch.storage.transfer.study_copy import read_study
 from tests.factories import SPEC, make_spec
 from tests.schema import execute
 from tests.search.law import LawExecutor

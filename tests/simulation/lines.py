@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 
-from bssearch.exchange.recorded_curves import RecordedTable, RecordedTrial
+from bssearch.exchange.exporters.exports import RecordedTable, RecordedTrial
 from bssearch.records import Goal, ParameterValue, Target
 from tests.benchmarks.simulate.replay import Replay
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bssearch.errors import UsageError
-from bssearch.exchange.recorded_curves import RecordedTable, RecordedTrial
+from bssearch.exchange.exporters.exports import RecordedTable, RecordedTrial
 from bssearch.records import Observation, TrialOutcome, TrialRequest, TrialState
 from bssearch.search.history import History
 from bssearch.search.pruners.base import Action, Cap, Pruner, PruningController, Standings

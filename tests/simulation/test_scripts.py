@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from bssearch.exchange.recorded_curves import RecordedTable, RecordedTrial, write_table
+from bssearch.exchange.exporters.exports import RecordedTable, RecordedTrial, write_table
 from bssearch.records import Target
 from tests.benchmarks.harness import script as run
 from tests.benchmarks.simulate import pruning, searches, searching, studies

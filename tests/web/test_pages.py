@@ -12,7 +12,7 @@ from urllib.parse import quote
 import pytest
 from starlette.testclient import TestClient
 
-from bssearch.commands.status import status
+from bssearch.commands.trials import status
 from bssearch.errors import DatabaseError
 from bssearch.figures.svg import ACCENT
 from bssearch.records import Lease

@@ -12,8 +12,7 @@ from bssearch.analysis.generalisation import FinalMetrics
 from bssearch.analysis.growing import growing_batch, judge_growing
 from bssearch.analysis.objectives import objective_of
 from bssearch.analysis.optimum import Candidate, decide
-from bssearch.analysis.rules.regret import NONE, Finding, Judgement, Regret, judge
-from bssearch.analysis.rules.rule_book import RULES, Rule
+from bssearch.analysis.rules.rule_book import NONE, RULES, Finding, Judgement, Regret, Rule, judge
 from bssearch.analysis.shape import CriticalBatch, Model, Parameters, parameters_of
 from bssearch.records import Configuration, Phase, StepTime, TrialRecord, TrialState, train_seconds_of
 from bssearch.records.intervals import FEWEST_SIZES, student_t

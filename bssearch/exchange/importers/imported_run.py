@@ -474,7 +474,7 @@ def import_study(
     places is refused.
     """
     from bssearch.spec.reader import check_study_name
-    from bssearch.storage.transfer.study_file import read_study
+    from bssearch.storage.transfer.study_copy import read_study
 
     if name is not None:
         check_study_name(name)

@@ -190,20 +190,9 @@ class PruningController:
         return self.pruner.paces_itself(self.standings)
 
     @property
-    def caps(self) -> bool:
-        """Whether the pruner caps trials."""
-        return self.pruner.caps
-
-    @property
     def limits(self) -> bool:
         """True if the incumbent limits new trials, racing or not."""
         return self._asked_for.caps
-
-    @property
-    def cap(self) -> float:
-        """See `Standings.cap`; ∞ without capping."""
-        self._refresh()
-        return self.standings.cap if self.caps else math.inf
 
     @property
     def slack(self) -> float:
@@ -233,7 +222,7 @@ class PruningController:
             self._winners_are_old, self.standings.winners = False, []
             for _, number in self._hits:
                 self._note_winner(number)
-        if self._noise_is_old and self.caps and self._spec.pruner.slack is None:
+        if self._noise_is_old and self.pruner.caps and self._spec.pruner.slack is None:
             self.standings.slack = slack_for(self._history.seed_noise)
         self._noise_is_old = False
 

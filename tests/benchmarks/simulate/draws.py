@@ -16,7 +16,7 @@ import numpy as np
 from scipy.special import betaincinv
 
 from bssearch.errors import UsageError
-from bssearch.exchange.recorded_curves import RecordedTable
+from bssearch.exchange.exporters.exports import RecordedTable
 from bssearch.records import Configuration, ProbeRecord, Target, TrialState
 from bssearch.records.intervals import CONFIDENCE, FLAT_RATIO, student_t
 from bssearch.search.engine import Engine

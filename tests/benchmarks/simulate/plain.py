@@ -44,7 +44,7 @@ class PlainPlanner:
 
     def _plan(self, configuration: Configuration, waiting: TrialRecord | None = None) -> TrialPlan:
         length = self._history.length
-        limit = self._pruning.cap
+        limit = self._pruning.standings.cap if self._pruning.pruner.caps else math.inf
         return TrialPlan(
             configuration=configuration,
             sampled=None,

@@ -18,7 +18,7 @@ import typer
 
 from bssearch.cli.output import Format, FormatOption, note, print_json, print_rows, print_table
 from bssearch.errors import UsageError
-from bssearch.exchange.recorded_curves import RecordedTable
+from bssearch.exchange.exporters.exports import RecordedTable
 from tests.benchmarks.harness import script
 from tests.benchmarks.simulate import draws as policies
 from tests.benchmarks.simulate.draws import PRUNERS, Interval, Summary, by_policy, pruner_settings, summarize

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
-from bssearch.errors import UsageError
-from bssearch.exchange.recorded_curves import RecordedTable
+from bssearch.errors import BSSearchError, UsageError
+from bssearch.exchange.exporters.exports import RecordedTable
 from bssearch.records import (
     Lease,
     Observation,
@@ -269,8 +269,8 @@ class VirtualClock:
 
     def _carry_out(self, action: actions.Action) -> None:
         match action:
-            case actions.Start(plan):
-                self._start(plan)
+            case TrialPlan():
+                self._start(action)
             case TrialStop(number, state, reason):
                 self._end(number, self._playing[number].outcome(state, reason))
             case actions.TimeSteps():
@@ -286,8 +286,8 @@ class VirtualClock:
                 self._is_waiting = True
             case actions.Finished():
                 self._is_done = True
-            case actions.Failed(error):
-                raise error
+            case BSSearchError():
+                raise action
             case actions.Release() | actions.SearchEnded() | actions.Tell():
                 pass
 
@@ -319,7 +319,7 @@ class VirtualClock:
         self._due = [(moment, one) for moment, one in self._due if one != number]
         heapq.heapify(self._due)
         outcome = self.engine.as_stored(number, outcome)
-        step_seconds = self.engine.step_seconds(number)
+        step_seconds = self.engine.running[number].step_seconds
         steps = outcome.steps_to_target
         product = None if steps is None or step_seconds is None else steps * step_seconds
         trial = replace(

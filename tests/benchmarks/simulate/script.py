@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from bssearch.cli.output import note
-from bssearch.exchange.recorded_curves import RecordedTable
+from bssearch.exchange.exporters.exports import RecordedTable
 from tests.benchmarks.simulate.replay import ended_before, with_target
 from tests.benchmarks.simulate.tables import read_table
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from bssearch.errors import UsageError
-from bssearch.exchange.recorded_curves import RecordedTable
+from bssearch.exchange.exporters.exports import RecordedTable
 from bssearch.records import ParameterValue, Target
 from tests.benchmarks.simulate.replay import Replay, replays
 

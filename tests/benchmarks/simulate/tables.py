@@ -1,4 +1,4 @@
-"""Reads tables of recorded curves, as `bssearch.exchange.recorded_curves` writes them."""
+"""Reads tables of recorded curves, as `bssearch.exchange.exporters.exports` writes them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, Field, FiniteFloat, NonNegativeInt, ValidationError
 
 from bssearch.errors import NotFoundError, UsageError
-from bssearch.exchange.recorded_curves import (
+from bssearch.exchange.exporters.exports import (
     COLUMNS,
     PREFIX,
     RecordedTable,

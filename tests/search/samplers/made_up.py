@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any, Self
 
 from bssearch.records import Configuration, Phase, ProbeRecord, TrialPlan, TrialRecord, TrialState
+from bssearch.search.engine import Planner
 from bssearch.search.history import History
-from bssearch.search.planner import Planner
 from bssearch.search.pruners.base import PruningController
 from bssearch.search.samplers.base import Choice, Sampler, default_choice, make_sampler
 from bssearch.spec import StudySpec

@@ -13,8 +13,7 @@ import pytest
 from bssearch.errors import OtherDeviceError, UsageError
 from bssearch.records import TrialState
 from bssearch.storage.repository import Store, open_store
-from bssearch.storage.transfer.study_copy import Joined, Kind
-from bssearch.storage.transfer.study_file import read_study
+from bssearch.storage.transfer.study_copy import Joined, Kind, read_study
 from tests.factories import make_environment, make_probe, make_spec
 from tests.hostile_transfers import Transfers
 from tests.postgres import Postgres
@@ -319,7 +318,7 @@ import os, signal, sys
 from pathlib import Path
 from sqlalchemy import event
 from bssearch.storage.repository import open_store
-from bssearch.storage.transfer.study_file import read_study
+from bssearch.storage.transfer.study_copy import read_study
 
 with open_store(sys.argv[1]) as store:
     def kill(connection, cursor, statement, *_):

@@ -18,9 +18,8 @@ from bssearch.errors import BSSearchError, DatabaseError, NotFoundError, SpecErr
 from bssearch.records import TrialState
 from bssearch.storage.models import Base
 from bssearch.storage.repository import Store, open_store
-from bssearch.storage.transfer import study_file
-from bssearch.storage.transfer.study_copy import LAYOUTS, NAMES, OWN
-from bssearch.storage.transfer.study_file import read_study
+from bssearch.storage.transfer import study_copy
+from bssearch.storage.transfer.study_copy import LAYOUTS, NAMES, OWN, read_study
 from tests.schema import execute
 from tests.storage.conftest import start
 from tests.storage.transfer.copies import append, copies, everything, finish, make_states, make_study, rows
@@ -249,15 +248,15 @@ def test_a_gigabyte_in_a_megabyte_of_gzip_is_not_unpacked(file: Path) -> None:
         for _ in range(256):
             bomb.write(b" " * 2**22)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    assert f"{study_file.LONGEST_LINE:,}" in refused(file)
+    assert f"{study_copy.LONGEST_LINE:,}" in refused(file)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 * 2**10
 
 
 def test_a_file_has_a_largest_size(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     size = len(gzip.decompress(file.read_bytes()))
-    monkeypatch.setattr(study_file, "LARGEST", size)
+    monkeypatch.setattr(study_copy, "MOST_BYTES", size)
     read_study(file)
-    monkeypatch.setattr(study_file, "LARGEST", size - 1)
+    monkeypatch.setattr(study_copy, "MOST_BYTES", size - 1)
     assert f"{size - 1:,}" in refused(file)
 
 
