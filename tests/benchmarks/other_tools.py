@@ -1,11 +1,11 @@
 """Other tools are asked bssearch's question: which configuration reaches the target soonest?
 
-Run as ``python tests/benchmarks/other_tools.py [STUDY] --wall-seconds 120``. First bssearch's own study runs, for at
-most ``--wall-seconds`` of search, with its confirmation. Optuna (TPE, a median pruner) and Ray Tune (ASHA) then get as
-many train seconds as all trials of that study took, the same space, target, cadence of evaluation and limit of a trial,
-and the default as their first trial; both end a trial that is slower than their fastest. The answer of each, bssearch's
-recommendation or the fastest trial of the tool, is trained with ``--seeds`` fresh seeds, in turns. W&B sweeps need a
-server with an account, so they are not run.
+Run as ``python tests/benchmarks/other_tools.py [STUDY]``. First bssearch's own study runs, with its confirmation;
+``--trials`` and ``--confirm-top``, with three runs of each finalist, make it shorter. Optuna (TPE, a median pruner) and Ray Tune (ASHA) then get as many
+train seconds, without waits for a CPU, as all trials of that study took, the same space, target, cadence of evaluation
+and limit of a trial, and the default as their first trial; both end a trial that is slower than their fastest. The
+answer of each, bssearch's recommendation or the fastest trial of the tool, is trained with ``--seeds`` fresh seeds, in
+turns. W&B sweeps need a server with an account, so they are not run.
 """
 
 if not __package__:
@@ -73,6 +73,7 @@ class Training:
         probe = question.probes[configuration.batch_size]
         self.executor, self.number = executor, number
         self.outcome: TrialOutcome | None = None
+        self.train_seconds = 0.0  # without waits for a CPU
         self._seen: list[Observation] = []
         executor.submit(
             make_request(
@@ -95,6 +96,7 @@ class Training:
                     self.outcome = event.outcome
                 else:
                     self._seen.append(event.observation)
+                    self.train_seconds = event.observation.train_seconds
         return self._seen.pop(0) if self._seen else None
 
     def prune(self) -> None:
@@ -151,7 +153,7 @@ def ask_optuna(question: Question, executor: Executor, search: Search) -> None:
         outcome = training.outcome
         assert outcome is not None
         reached = outcome.time_to_target_s if outcome.state is TrialState.REACHED else None
-        search.ended(configuration, outcome.train_seconds, reached)
+        search.ended(configuration, training.train_seconds, reached)
         if search.spent_s >= question.budget_s:
             trial.study.stop()
         if reached is None and is_pruned:
@@ -193,7 +195,7 @@ def ask_ray(question: Question, executor: Executor, search: Search) -> None:
                     return {**self.last, "reached_s": None}
             outcome = self.training.outcome
             reached = outcome.time_to_target_s if outcome.state is TrialState.REACHED else None
-            return {**self.last, "train_seconds": outcome.train_seconds, "reached_s": reached, "done": True}
+            return {**self.last, "train_seconds": self.training.train_seconds, "reached_s": reached, "done": True}
 
         def cleanup(self) -> None:
             self.stack.close()
@@ -260,9 +262,9 @@ def own_search(spec: StudySpec, db: str) -> Search:
     search.wall_s = time.monotonic() - began
     with open_store(db, write=False) as store:
         trials = store.trials.of(spec.name)
-    for trial in trials:
-        search.trials += 1
-        search.spent_s += 0.0 if trial.outcome is None else trial.outcome.train_seconds
+        curves = store.trials.curves(spec.name, [trial.number for trial in trials]).values()
+    search.trials = len(trials)
+    search.spent_s = sum(curve[-1].train_seconds for curve in curves if curve)
     recommended = answer.optimal.trial_numbers[0]
     search.answer = next(one.configuration.in_micro_batches(1) for one in trials if one.number == recommended)
     return search
@@ -270,13 +272,16 @@ def own_search(spec: StudySpec, db: str) -> Search:
 
 def main(
     study: Annotated[str, typer.Argument()] = "fashion_mnist_cpu",
-    wall_seconds: float = 120.0,
+    trials: int | None = None,
+    confirm_top: int | None = None,
     seeds: int = 10,
 ) -> None:
     """Ask all tools, judge their answers with fresh seeds, and print both."""
     given = load_spec(find_spec(study))
-    limited = given.budget.model_copy(update={"wall_seconds": wall_seconds})
-    spec = given.model_copy(update={"budget": limited})
+    budget = given.budget.model_copy(update={"trials": trials or given.budget.trials})
+    shorter = {} if confirm_top is None else {"top": confirm_top, "runs": 3, "max_runs": None}
+    confirm = given.confirm.model_copy(update=shorter)
+    spec = given.model_copy(update={"budget": budget, "confirm": confirm})
     with tempfile.TemporaryDirectory() as folder:
         db = f"sqlite:///{Path(folder) / 'study.db'}"
         searches = [own_search(spec, db)]
