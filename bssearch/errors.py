@@ -19,6 +19,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -165,6 +166,13 @@ PHRASES = {
     "greater than": ">",
     "less than": "<",
 }
+
+
+def remedy_of_import(error: BaseException) -> str:
+    """How to install a missing package, after the words of the error; empty for other errors."""
+    if not isinstance(error, ModuleNotFoundError) or error.name is None:
+        return ""
+    return f"; if it is a package, install it: {sys.executable} -m pip install {error.name.partition('.')[0]}"
 
 
 def problem_in_words(problem: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""The built wheel, unpacked into a folder of its own, works from an empty folder elsewhere."""
+"""The wheel, unpacked into a folder of its own, works from an empty folder elsewhere; that of the sdist is the same."""
 
 import json
 import os
@@ -18,12 +18,41 @@ ROOT = Path(__file__).resolve().parents[1]
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
-    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(folder), str(ROOT)]
-    subprocess.run(build, check=True, timeout=300)
-    (wheel,) = folder.glob("bssearch-*.whl")
-    with zipfile.ZipFile(wheel) as archive:
+    with zipfile.ZipFile(wheel_of(ROOT, folder)) as archive:
         archive.extractall(folder / "site")
     return folder / "site"
+
+
+def pip(*words: str | Path) -> None:
+    subprocess.run([sys.executable, "-m", "pip", words[0], "--quiet", *words[1:]], check=True, timeout=300)
+
+
+def wheel_of(source: Path, folder: Path) -> Path:
+    """Build the wheel of a checkout or an sdist in a folder."""
+    pip("wheel", "--no-deps", "--wheel-dir", folder, source)
+    (wheel,) = folder.glob("bssearch-*.whl")
+    return wheel
+
+
+def contents(wheel: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(wheel) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+BUILD_SDIST = "import sys; from hatchling.build import build_sdist; print(build_sdist(sys.argv[1]))"
+
+
+@pytest.mark.slow
+def test_the_wheel_of_the_sdist_holds_the_files_of_the_wheel_of_the_checkout(installed: Path, tmp_path: Path) -> None:
+    backend = tmp_path / "backend"
+    pip("install", "--target", backend, "hatchling>=1.27")
+    environment = {**os.environ, "PYTHONPATH": str(backend)}
+    subprocess.run([sys.executable, "-c", BUILD_SDIST, tmp_path], cwd=ROOT, env=environment, check=True, timeout=300)
+    (sdist,) = tmp_path.glob("bssearch-*.tar.gz")
+    files = contents(wheel_of(sdist, tmp_path))
+    of_checkout = contents(*installed.parent.glob("*.whl"))
+    assert sorted(files) == sorted(of_checkout)
+    assert [name for name in files if files[name] != of_checkout[name]] == []
 
 
 RUN_ALL = """

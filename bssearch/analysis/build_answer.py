@@ -58,6 +58,7 @@ from bssearch.analysis.optimum import (
 from bssearch.analysis.shape import CriticalBatch, Fit, Law, Notice, Parameters, parameters_of
 from bssearch.errors import TargetNotReachedError, UsageError
 from bssearch.records import (
+    FIRST_LOSS,
     Goal,
     MemoryUse,
     NoiseMeasurement,
@@ -375,9 +376,15 @@ def _easier(trials: Sequence[TrialRecord]) -> str:
 
 
 def are_nan_at_any_rate(trials: Sequence[TrialRecord]) -> bool:
-    """True if all trials diverged at the first step, at learning rates `NAN_RATES` apart."""
+    """True if all trials diverged before the first update, or at the first step at learning rates `NAN_RATES` apart."""
+    if trials and all(_is_nan_before_an_update(trial) for trial in trials):
+        return True
     rates = [trial.configuration.learning_rate for trial in trials if _is_nan_at_once(trial)]
     return len(trials) == len(rates) >= NAN_TRIALS and max(rates) >= NAN_RATES * min(rates)
+
+
+def _is_nan_before_an_update(trial: TrialRecord) -> bool:
+    return _is_nan_at_once(trial) and trial.outcome is not None and trial.outcome.reason.startswith(FIRST_LOSS)
 
 
 def _is_nan_at_once(trial: TrialRecord) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bssearch.records.grouping import grouped
 from bssearch.records.measured import (
     COULD_NOT_PAUSE,
+    FIRST_LOSS,
     REFUSED,
     BranchMeasurement,
     DeviceUse,
@@ -68,6 +69,7 @@ __all__ = [
     "BATCH_SCHEDULE",
     "BATCH_STAGES",
     "COULD_NOT_PAUSE",
+    "FIRST_LOSS",
     "LARGEST_METRIC",
     "MAKE_TRAINER",
     "OWN_GROUPS",

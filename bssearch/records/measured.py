@@ -20,6 +20,8 @@ COULD_NOT_PAUSE = "could not be paused"  # reason of a trial whose checkpoint co
 
 REFUSED = "refused: "  # starts the reason of a configuration that the spec forbids
 
+FIRST_LOSS = "the loss of the first step is"  # starts the reason of a loss that no update caused
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:

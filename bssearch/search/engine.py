@@ -618,11 +618,11 @@ def _in_other_unit(trial: TrialRecord, history: History) -> BSSearchError | None
 
 
 def nan_at_any_rate(history: History) -> BSSearchError | None:
-    """Error if trials of very different learning rates diverged at the first step."""
+    """Error if all trials diverged at the first step, and the learning rate cannot be the cause."""
     ran = [trial for trial in history.all_trials if trial.phase is Phase.SEARCH and says_something(trial)]
     if not are_nan_at_any_rate(ran):
         return None
-    return TargetNotReachedError(f"all {len(ran)} trials diverged at the first step", hint=NAN_DATA)
+    return TargetNotReachedError(f"{len(ran)} of {len(ran)} trials diverged at the first step", hint=NAN_DATA)
 
 
 def _default_missed(trial: TrialRecord, history: History) -> str | None:

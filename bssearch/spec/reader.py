@@ -313,7 +313,8 @@ def _read_yaml(path: Path, text: str) -> tuple[Any, dict[Location, int]]:
         return value, dict(_yaml_lines(node, ()))
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise SpecError(f"{path}:{line}: not valid YAML: {error.problem}") from None
+        hint = "indent with spaces, not with tabs" if "\\t" in (error.problem or "") else None
+        raise SpecError(f"{path}:{line}: not valid YAML: {error.problem}", hint=hint) from None
     except yaml.YAMLError as error:
         raise SpecError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
 

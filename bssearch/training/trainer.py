@@ -19,7 +19,7 @@ from torch import nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from bssearch.errors import BSSearchError, UsageError, WorkloadError
-from bssearch.records import Configuration, parameters_of_group
+from bssearch.records import FIRST_LOSS, Configuration, parameters_of_group
 from bssearch.records.batch_schedule import constant_configurations
 from bssearch.spec.space import OPTIONAL
 from bssearch.training.batches import Growth, micro_batches, placement_of
@@ -371,7 +371,7 @@ class Trainer(AbstractContextManager["Trainer"]):
             return None
         configuration = self.configuration
         return (
-            f"the loss of the first step is {loss}: batch size {configuration.batch_size}, "
+            f"{FIRST_LOSS} {loss}: batch size {configuration.batch_size}, "
             f"learning rate {configuration.learning_rate:.4g}; {self.first_non_finite() or 'no non-finite parameter'}"
         )
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from bssearch.errors import UsageError, WorkloadError
+from bssearch.errors import UsageError, WorkloadError, remedy_of_import
 from bssearch.records import Configuration, MetricInfo
 
 if TYPE_CHECKING:
@@ -306,7 +306,7 @@ def import_file(name: str, path: Path) -> ModuleType:
 
 
 def _own_line(error: BaseException) -> str:
-    text = f"{type(error).__name__}: {error}"
+    text = f"{type(error).__name__}: {error}{remedy_of_import(error)}"
     if isinstance(error, SyntaxError):
         return f"{text} ({error.filename}:{error.lineno})"
     frames: list[Any] = [

@@ -18,9 +18,9 @@ from bssearch.records import Configuration, Phase
 from bssearch.spec import StudySpec, load_spec
 from bssearch.spec.admission import admitted, problem_with
 from bssearch.spec.parts import BudgetSpec, ConfirmSpec, ExecutorSpec, PrunerSpec, SamplerSpec, TrainingSpec
-from bssearch.spec.reader import changed_fields
+from bssearch.spec.reader import changed_fields, spec_of
 from bssearch.spec.space.domains import Range, StrictModel
-from tests.factories import SPEC, make_plan, make_spec
+from tests.factories import SPEC, make_plan, make_spec, make_study_record
 
 BUDGET = {"trials": 20, "trial_train_seconds": 10.0}
 
@@ -600,3 +600,10 @@ def test_rules_of_thumb_may_leave_the_searched_ranges_but_give_no_text(phase: Ph
 def test_a_number_of_a_plan_that_is_no_whole_number_is_refused(name: str, value: Any) -> None:
     with pytest.raises(UsageError, match=name):
         admitted(WIDE, make_plan(**{"configuration": BASE, name: value}), 1, checkpoint=None)
+
+
+def test_a_spec_that_a_database_holds_in_schema_version_1_asks_the_same_question() -> None:
+    stored = json.loads((Path(__file__).parents[1] / "data" / "spec_of_schema_1.json").read_text(encoding="utf-8"))
+    spec = spec_of(replace(make_study_record(), name=stored["name"], spec=stored))
+    assert spec.question_hash == "7f6be88e1866bd6a", "as stored beside it in November 2026"
+    assert (spec.pruner.name, spec.budget.trials, spec.space.rungs) == ("balanced", 24, (16, 32, 64, 128, 256, 512))

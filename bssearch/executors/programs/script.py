@@ -197,7 +197,9 @@ class LoadedScript(LoadedProgram):
         try:
             return revision_of(self._script, self._program)
         except OSError as error:
-            raise WorkloadError(f"no file {self._script}: {error.strerror}") from error
+            raise WorkloadError(
+                f"no file {self._script}: {error.strerror}", hint="correct `workload:` in the spec"
+            ) from error
 
     def _refuse_changed(self) -> None:
         check_unchanged(f"the script {self._script}", self.revision, self._revision_now())
