@@ -169,7 +169,7 @@ UNTIMED_ERROR = 0.15
 """Standard error of an interpolated log step time."""
 
 CONTENDER = 0.02
-"""Least probability of being the better batch size by 5 % to get another run."""
+"""A rival gets another run if it is better by 5 % with at least this probability."""
 
 MOST_RUNS = 100
 MORE = 1.3

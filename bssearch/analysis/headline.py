@@ -89,14 +89,14 @@ def about_growing(answer: Answer) -> str:
 
 
 def how_sure(answer: Answer) -> str:
-    """How probably the recommended batch size is within 5 % of the best, and its printed values if less."""
+    """How probably the recommended batch size is within 5 % of the best, and the values found for it if less."""
     share, printed = answer.within_5_percent or 0.0, answer.configuration_within_5_percent
     text = f"batch {answer.optimal.batch_size} is within 5 % of the best with a probability of {_percent(share)}"
     if answer.provisional and answer.would_settle is None and answer.next and not answer.imported:
         return f"{text}; it cannot be settled here, because neither runs nor trials nor step times would help"
     if printed is None or answer.provisional or printed >= ENOUGH:
         return text
-    return f"{text}, its printed values with {_percent(printed)}"
+    return f"{text}, and the values found for it with {_percent(printed)}"
 
 
 def _percent(share: float) -> str:
@@ -177,7 +177,9 @@ def about_cost(answer: Answer) -> str:
     """What the study cost, in trainings at the optimum."""
     if answer.cost is None or answer.cost.trainings is None:
         return ""
-    return f"the study cost {answer.cost.trainings:,.0f} trainings"
+    time = answer.optimal.time_to_target_s
+    length = "" if time is None or time.median is None else f" of {number(time.median)} s"
+    return f"the study cost {answer.cost.trainings:,.0f} trainings{length}"
 
 
 def about_law(answer: Answer) -> list[str]:

@@ -86,7 +86,7 @@ class CommonSeconds(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Products(CommonSeconds):
-    """Steps × the step time that was timed apart from the runs."""
+    """Steps × the step time of a separate measurement."""
 
     in_words: ClassVar[str] = "steps × the step time of their batch size"
 

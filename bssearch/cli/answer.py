@@ -172,11 +172,13 @@ def _runs(found: Answer, row: Batch) -> str:
     if row.batch_size == found.optimal.batch_size:
         return seeds
     if row.batch_size == found.speedup.default_batch_size:
-        return f"{seeds}, your default"
+        return f"{seeds}, default size"
     if row.batch_size in found.worse:
         return seeds
     if row.batch_size in found.tied:
         return f"{seeds}, within 5 %"
+    if not row.confirmed:
+        return f"{seeds}, unconfirmed"
     return f"{seeds}, hardly tuned" if row.untuned else f"{seeds}, may be best"
 
 

@@ -247,7 +247,7 @@ def check_target(spec: StudySpec, found: WorkloadDescription) -> None:
         raise SpecError(
             f"target.value = {target.value:g} (goal: {target.goal}) is met before the first step: "
             f"an untrained model has {target.metric} = {untrained:.4g}",
-            hint="ask for a harder target (`bssearch check --suggest-target` proposes one); is it the right goal?",
+            hint="set a harder target (`bssearch check --suggest-target` proposes one), or correct target.goal",
         )
     if untrained is None:
         raise SpecError(

@@ -174,7 +174,7 @@ def kernel_memory_kills() -> int | None:
 
 
 def words_of_no_memory(log: Path, start: int) -> str | None:
-    """Last allocation failure after byte ``start``."""
+    """Last allocation failure in a log, after byte ``start``."""
     return _last_line_with(_WORDS_OF_NO_MEMORY, _last_bytes(log, start))
 
 

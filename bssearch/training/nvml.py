@@ -160,7 +160,7 @@ def _family() -> set[int]:
 
 
 def other_drivers() -> list[int]:
-    """Ids of bssearch drivers outside our family whose trials run here."""
+    """Ids of bssearch drivers, outside this family of processes, that run trials on this machine."""
     running, family = psutil.process_iter(["cmdline", "ppid"]), _family()
     return sorted(
         {one.info["ppid"] for one in running if one.pid not in family and _runs_trials(one.info["cmdline"])} - family

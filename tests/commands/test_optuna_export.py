@@ -260,7 +260,7 @@ def dashboard(folder: Path) -> Iterator[str]:
         yield f"http://127.0.0.1:{port}"
     finally:
         server.terminate()
-        server.wait(10)
+        server.wait(60)
 
 
 def asked(address: str) -> Any:

@@ -43,9 +43,9 @@ NEIGHBOUR = 0.5  # minimum relative weight
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A batch size and a source of the other parameters.
+    """A batch size, and where the other parameters come from.
 
-    transfer: the nearest batch size's best; baseline: the default's; sample: the sampler's.
+    transfer: best trial of the nearest batch size; baseline: default configuration; sample: sampler.
     """
 
     batch_size: int
@@ -162,7 +162,7 @@ def _weight(history: History, batch_size: int) -> float:
 
 
 def known_coordinates(history: History, proposal: Proposal) -> Mapping[str, ParameterValue] | None:
-    """Coordinates; None if the sampler chooses, or an uncapped trial would be a repeat."""
+    """Coordinates of the next trial; None if the sampler chooses, or an uncapped trial would repeat an earlier one."""
     if proposal.source == "sample":
         return None
     spec = history.spec

@@ -58,7 +58,7 @@ Switch = Annotated[
 
 
 class OptimizerOptions(StrictModel):
-    """Name, and a factor on the space's learning rate."""
+    """Optimizer name, and a factor on the space's learning rate."""
 
     name: str
     learning_rate_scale: float = Field(default=1.0, gt=0)
