@@ -27,8 +27,7 @@ def usable_devices(wanted: str, allow_busy: bool = False) -> list[torch.device]:
     ``auto`` is the idle CUDA devices, else the CPU; ``cuda`` has no fallback. Raises `LaunchError` if the device is
     missing or, without ``allow_busy``, all are busy.
     """
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    cuda = [f"cuda:{index}" for index in range(count)]
+    cuda = [f"cuda:{index}" for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0)]
     present = ["cpu", *cuda]
     choice = [wanted]
     if wanted in {"auto", "cuda"}:

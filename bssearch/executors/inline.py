@@ -111,8 +111,7 @@ class InlineExecutor:
     def submit(self, request: TrialRequest) -> None:
         """See `Executor.submit`."""
         if self._trial is not None:
-            running = self._trial.request.number
-            raise ValueError(f"no slot is free for trial {request.number}: [{running}] are running")
+            raise ValueError(f"no slot is free for trial {request.number}: [{self._trial.request.number}] are running")
         from bssearch.executors.devices import uuid_of
 
         loaded = self._load()

@@ -598,8 +598,7 @@ def may_have_gpus() -> bool:
 
 def cpu_slots(threads: int) -> int:
     """Automatic slots on this CPU: a physical core for each thread, and memory for each worker."""
-    by_memory = _available_bytes() // WORKER_BYTES
-    return max(1, min(MOST_CPU_SLOTS, usable_cores() // threads, by_memory))
+    return max(1, min(MOST_CPU_SLOTS, usable_cores() // threads, _available_bytes() // WORKER_BYTES))
 
 
 def usable_cores() -> int:

@@ -429,7 +429,10 @@ def rows_of_steps(epochs: Epochs, growth: Growth, *, ahead: bool = False) -> Epo
     with closing(epochs):
         for epoch, order in zip(itertools.count(growth.epoch), epochs):
             while growth.epoch == epoch:
-                stage, begin = growth.stage, growth.offset
-                yield from torch.split(order[begin : begin + stage.batch_size], stage.micro_batch_size)
-                if ahead:
-                    growth.stepped()
+                stage = growth.stage
+                # of all steps at once, which is quicker than step by step
+                rows = iter(torch.split(order[growth.offset :], stage.micro_batch_size))
+                while growth.epoch == epoch and growth.stage is stage:
+                    yield from itertools.islice(rows, stage.accumulation_steps)
+                    if ahead:
+                        growth.stepped()

@@ -229,7 +229,7 @@ class Trial:
             metric = trainer.evaluate(self._data.validation, self._request.target.metric)
         self._on_progress()
         if not is_metric(metric) or (loss is not None and not math.isfinite(loss)):
-            return self._not_finite(trainer, loss, metric)
+            return self._not_finite(trainer, metric)
         observation = Observation(
             step=trainer.steps,
             samples=trainer.growth.samples,
@@ -255,7 +255,7 @@ class Trial:
                 self._noise_growth.after_evaluation()
         return ending
 
-    def _not_finite(self, trainer: Trainer, loss: float | None, metric: float) -> Ending:
+    def _not_finite(self, trainer: Trainer, metric: float) -> Ending:
         what = "the training loss" if is_metric(metric) else self._request.target.metric
         first = trainer.first_non_finite()
         reason = f"{not_finite(what, metric)}: {where(trainer.now, trainer.steps)}"

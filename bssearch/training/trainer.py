@@ -10,7 +10,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from operator import methodcaller
-from types import TracebackType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -245,6 +244,7 @@ class Trainer(AbstractContextManager["Trainer"]):
         self._workload = workload
         self.augment = getattr(workload, "augment", lambda inputs: inputs)
         own: dict[str, Any] = parameters_of_group(configuration.parameters, "loss")
+        self.loss: Callable[..., torch.Tensor | WeightedLoss]
         self.loss = partial(getattr(workload, "loss", _no_loss), label_smoothing=configuration.label_smoothing, **own)
         self._configurations = constant_configurations(configuration)
         self.configuration, self.now = configuration, self._configurations[0]
@@ -255,9 +255,7 @@ class Trainer(AbstractContextManager["Trainer"]):
         self._batches = self._micro_batches()
         self._losses = LossSum(computation.device)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def close(self) -> None:

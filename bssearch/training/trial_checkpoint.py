@@ -241,8 +241,11 @@ def _check_pickle(file: IO[bytes]) -> None:
     if is_archive:
         with zipfile.ZipFile(file) as archive:
             _check_archive(archive)
-            found = [one for one in archive.infolist() if one.filename.lower().endswith("data.pkl")]
-            programs = [_part(archive, one, LARGEST_PICKLE) for one in found]
+            programs = [
+                _part(archive, one, LARGEST_PICKLE)
+                for one in archive.infolist()
+                if one.filename.lower().endswith("data.pkl")
+            ]
     else:
         programs = [file.read(LARGEST_PICKLE)]
     file.seek(0)
@@ -468,8 +471,12 @@ def branch_schedule(run: RateSchedule, branch: Branch, batch_size: int) -> Branc
         offset = run.warmup_steps
     else:
         offset = round(branch.start_samples / batch_size)
-    rise = round(branch.rise_samples / batch_size)
-    return BranchSchedule(run=run, offset=offset, horizon_steps=branch.samples // batch_size, rise=rise)
+    return BranchSchedule(
+        run=run,
+        offset=offset,
+        horizon_steps=branch.samples // batch_size,
+        rise=round(branch.rise_samples / batch_size),
+    )
 
 
 @torch.no_grad()

@@ -114,9 +114,10 @@ class CharLM:
 
     def evaluate(self, model: nn.Module, part: Part) -> Mapping[str, float]:
         """Mean cross-entropy in nats per character."""
-        total = 0.0
-        for inputs, targets in part.chunks(max(1, _EVALUATION_CHARACTERS // self.context)):
-            total += functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), reduction="sum").item()
+        total = sum(
+            functional.cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), reduction="sum").item()
+            for inputs, targets in part.chunks(max(1, _EVALUATION_CHARACTERS // self.context))
+        )
         return {"loss": total / part.targets.numel()}
 
     def _part(self, text: str, device: torch.device) -> Part:

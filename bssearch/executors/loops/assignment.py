@@ -136,7 +136,6 @@ class Assignment:
     not a trial.
     """
 
-    configuration: Configuration
     parameters: Mapping[str, ParameterValue]
     device: str
     seed = 0

@@ -300,9 +300,8 @@ def fit_made(trial: Trial, made: Any) -> None:
     names = [(one.__module__.partition(".")[0], one.__name__) for one in type(trainer).__mro__]
     found = next((FITTERS[name] for name in names if name in FITTERS), None)
     if found is None:
-        known = ", ".join(sorted(".".join(name) for name in FITTERS))
         raise UsageError(
             f"make_trainer(trial) returned a {type(trainer).__name__}; it must return a trainer",
-            hint=f"known trainers: {known}",
+            hint=f"known trainers: {', '.join(sorted('.'.join(name) for name in FITTERS))}",
         )
     importlib.import_module(found).fit_made(trial, made)

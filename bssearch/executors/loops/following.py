@@ -49,8 +49,7 @@ class AskedParameters(Mapping[str, ParameterValue]):
 
 def rates_of(optimizers: Iterable[Any], *names: str) -> set[float]:
     """Learning rates under these names, of all parameter groups."""
-    groups = [group for one in optimizers for group in one.param_groups]
-    return {float(group[name]) for group in groups for name in names if name in group}
+    return {float(group[name]) for one in optimizers for group in one.param_groups for name in names if name in group}
 
 
 def in_words(rates: Iterable[float]) -> str:

@@ -109,8 +109,10 @@ def _forked(worker: socket.socket, script: str, arguments: list[str], line: int)
 
 def _started(script: str, arguments: list[str], line: int) -> int:
     os.set_inheritable(line, True)
-    options = ["--parent", str(os.getpid()), "--once", str(line)]
-    command = [sys.executable, "-P", "-m", HOST, *options, script, "--", *arguments]
+    command = [
+        *(sys.executable, "-P", "-m", HOST, "--parent", str(os.getpid())),
+        *("--once", str(line), script, "--", *arguments),
+    ]
     return os.posix_spawn(sys.executable, command, os.environ, setpgroup=0)
 
 

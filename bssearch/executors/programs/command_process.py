@@ -17,7 +17,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from types import TracebackType
 from typing import Protocol, Self
 
 import psutil
@@ -378,9 +377,7 @@ class CommandProcess(AbstractContextManager["CommandProcess"]):
         self.log_reader, self._pipe_reader = ReportReader(expressions, metric), ReportReader({}, metric)
         self._readers = {self._pipe: self._pipe_reader, self._stdout: self.log_reader}
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.end()
 
     @property

@@ -122,11 +122,11 @@ def _take_into(mode: FakeTensorMode, module: nn.Module, dtype: torch.dtype | Non
                 for name, tensor in tensors.items():
                     if tensor is not None:
                         if id(tensor) not in fakes:
-                            fakes[id(tensor)] = _fake(mode, tensor, dtype)
+                            fakes[id(tensor)] = _fake(tensor, dtype)
                         tensors[name] = fakes[id(tensor)]  # type: ignore[assignment]
 
 
-def _fake(mode: FakeTensorMode, tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+def _fake(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
     wanted = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
     fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=wanted)
     return nn.Parameter(fake, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else fake

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -85,11 +86,10 @@ class StepLifetimes:
 
     def terms_at(self, event: int) -> dict[str, int]:
         """Live bytes of each term at an event."""
-        found: dict[str, int] = {}
+        found = Counter[str]()
         for one in self.allocations:
             if one.start <= event + self.since and (one.end is None or event + self.since < one.end):
-                name = one.term or one.phase
-                found[name] = found.get(name, 0) + one.size
+                found[one.term or one.phase] += one.size
         return found
 
     def most_of(self, term: str) -> int:
