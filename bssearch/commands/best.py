@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bssearch.analysis.answer import Answer as Answer
-from bssearch.analysis.answer import BatchScheduleAnswer, SavesTime
+from bssearch.analysis.answer import Answer as Answer, BatchScheduleAnswer, SavesTime
 from bssearch.analysis.growing import typical_run
 from bssearch.analysis.shape import Parameters
 from bssearch.errors import UsageError

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from bssearch.records import Configuration, Phase, TrialPlan, TrialRecord, TrialState
+from bssearch.search.engine import Planner
 from bssearch.search.history import History, trial_seed
 from bssearch.search.pruners.base import PruningController
 from bssearch.search.samplers.base import Sampler
@@ -24,7 +25,7 @@ class Source(Protocol):
         ...
 
 
-class PlainPlanner:
+class PlainPlanner(Planner):
     """Takes trials from a source, each to its recorded end or the pruner's cap; what has hope again goes on first."""
 
     def __init__(self, source: Source, spec: StudySpec, history: History, pruning: PruningController) -> None:
