@@ -38,12 +38,12 @@ class PlainPlanner(Planner):
         """Return the next trial, or None and why there is none."""
         waiting = self._pruning.next_waiting(fresh=self._source.has_more)
         if waiting is not None:
-            return self._plan(waiting.configuration, waiting), None
+            return self._plain_plan(waiting.configuration, waiting), None
         if not self._source.has_more:
             return None, "all have run"
-        return self._plan(self._source.begin()), None
+        return self._plain_plan(self._source.begin()), None
 
-    def _plan(self, configuration: Configuration, waiting: TrialRecord | None = None) -> TrialPlan:
+    def _plain_plan(self, configuration: Configuration, waiting: TrialRecord | None = None) -> TrialPlan:
         length = self._history.length
         limit = self._pruning.standings.cap if self._pruning.pruner.caps else math.inf
         return TrialPlan(
