@@ -463,7 +463,7 @@ class Engine:
         if halt is None:
             return []
         running.stopping = halt.state
-        return [TrialStop(number, halt.state, halt.reason)]
+        return [halt]
 
     def ended(self, trial: TrialRecord) -> list[Action]:
         """Handle a stored trial's end; LOST if another driver took it over."""
