@@ -346,8 +346,7 @@ def _takes(answer: Answer) -> str:
         if time is None
         else f"in {with_interval(time, unit=' s')} of training"
     )
-    runs = (time or figure).runs
-    return f"{known} (median of {runs} run{'s' * (runs > 1)})"
+    return f"{known} (median of {plural((time or figure).runs, 'run')})"
 
 
 def arguments(values: Parameters) -> list[str]:

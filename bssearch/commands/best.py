@@ -34,8 +34,7 @@ class Picture:
     def _repr_svg_(self) -> str:
         return self.svg
 
-    def _repr_html_(self) -> str:
-        return self.svg  # inline, for its tooltips
+    _repr_html_ = _repr_svg_  # inline, for its tooltips
 
 
 def plot(answer: Answer) -> Picture:

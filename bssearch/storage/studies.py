@@ -237,11 +237,11 @@ class FindingStore(StorePart):
             return math.inf if found_at is None else (now(connection) - found_at).total_seconds()
 
     @patiently
-    def last(self, study: str) -> Mapping[str, Any] | None:
-        """Last answer, even if outdated."""
+    def last(self, study: str) -> Mapping[str, Any]:
+        """Last answer, even if outdated; empty if there is none."""
         with self._database.looking() as connection:
             query = select(FindingRow.answer).where(FindingRow.study_id == self._database.study_id(connection, study))
-            return connection.scalar(query)
+            return connection.scalar(query) or {}
 
     @patiently
     def current(self, study: str) -> Mapping[str, Any] | None:

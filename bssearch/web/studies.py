@@ -204,7 +204,7 @@ def version_of(store: Store, name: str) -> str:
     """Value that changes with a study's content and running evaluations."""
     running = [trial.number for trial in store.trials.of(name, states=[TrialState.RUNNING])]
     seen = {number: len(curve) for number, curve in store.trials.evaluations(name, running).items()} if running else {}
-    found = {part: value for part, value in (store.findings.last(name) or {}).items() if part != "answer"}
+    found = {part: value for part, value in store.findings.last(name).items() if part != "answer"}
     shown = is_live(store, name, running), store.studies.get(name).archived_at
     told = f"{store.findings.stamp(name)} {sorted(seen.items())} {shown} {found}"
     return hashlib.sha256(told.encode()).hexdigest()[:24]
