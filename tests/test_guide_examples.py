@@ -29,8 +29,7 @@ from bssearch.spec.space.optimizers import SCRATCH_RATES
 from tests.cli.conftest import run_by_law
 from tests.cli.task import bssearch, printed, ran, read, write_task
 from tests.documents import DOCUMENTS, OWN_TRAINING, ROOT, blocks, spans
-from tests.executors.own_command import request
-from tests.executors.own_command import run as run_command
+from tests.executors.own_command import request, run as run_command
 from tests.factories import changed
 from tests.packages import installed
 

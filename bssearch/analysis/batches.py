@@ -16,7 +16,7 @@ from bssearch.analysis.answer import Batch, BestTrial, Figure, Restricted, Time
 from bssearch.analysis.generalisation import over_seeds
 from bssearch.analysis.law.batch_model import LawPoint, law_point, rising
 from bssearch.analysis.measured import BatchNoise
-from bssearch.analysis.objectives import TIME, Objective, least_of, seconds_to_target
+from bssearch.analysis.objectives import TIME, EnergyToTarget, Objective, least_of
 from bssearch.analysis.optimum import Candidate, Slope, Verdict, median_samples, median_steps, slopes
 from bssearch.analysis.shape import Interval, parameters_of
 from bssearch.records import (
@@ -345,13 +345,6 @@ def peak_memory(candidate: Candidate) -> tuple[int | None, MemoryBasis | None]:
     return max(known, key=lambda one: one[0], default=(None, None))
 
 
-def energy_of(run: TrialRecord) -> float | None:
-    """Run's joules to the target: mean power × seconds."""
-    power = None if run.outcome is None else run.outcome.device_use.mean_power_watts
-    seconds = seconds_to_target(run)
-    return None if power is None or seconds is None else power * seconds
-
-
 def _of_candidate(candidate: Candidate | None, step_seconds: float | None) -> dict[str, Any]:
     if candidate is None:
         empty = (
@@ -377,7 +370,7 @@ def _of_candidate(candidate: Candidate | None, step_seconds: float | None) -> di
         "peak_memory_bytes": peak,
         "peak_memory_basis": basis,
         "generalisation": over_seeds(candidate.runs),
-        "energy_joules": median_known(energy_of(run) for run in candidate.runs),
+        "energy_joules": median_known(map(EnergyToTarget().figure, candidate.runs)),
         "restricted": survival(candidate.runs, replace(TIME, common=candidate.objective.common)),
         "confirmed": candidate.is_confirmed,
     }

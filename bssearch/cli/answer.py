@@ -278,8 +278,7 @@ def _figure(found: Answer, row: Batch) -> dict[str, str | None]:
     known, bound = row.objective_value, row.objective_lower_bound
     if known is None:
         return {name: None if bound is None else f"> {number(bound, 4)}"}
-    interval = "" if known.low is None or known.high is None else f" [{number(known.low, 4)}, {number(known.high, 4)}]"
-    return {name: f"{number(known.median, 4)}{interval}"}
+    return {name: with_interval(known, 4)}
 
 
 def _figure_column(found: Answer) -> str | None:
@@ -356,8 +355,7 @@ def _takes(answer: Answer) -> str:
         if time is None
         else f"in {with_interval(time, unit=' s')} of training"
     )
-    runs = (time or figure).runs
-    return f"{known} (median of {runs} run{'s' * (runs > 1)})"
+    return f"{known} (median of {plural((time or figure).runs, 'run')})"
 
 
 def arguments(values: Parameters) -> list[str]:

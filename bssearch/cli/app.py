@@ -11,7 +11,6 @@ from typer.core import TyperGroup
 from bssearch.cli import (
     db,
     end_interrupted,
-    plan,
     queue,
     registered,
     report,
@@ -112,7 +111,7 @@ PANELS: dict[str, dict[str, Any]] = {
     },
     "Studies": {"study": study.app},
     "Trials": {"trial": trial.app},
-    "Measure": {"probe": registered.probes, "plan": plan.app},
+    "Measure": {"probe": registered.probes, "plan": registered.plans},
     "Share": {"import": registered.importers, "export": registered.export, "queue": queue.app, "db": db.app},
     "Help": {"guide": guide, "schema": schema},
 }

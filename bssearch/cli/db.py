@@ -32,8 +32,7 @@ def init(
     """Create missing tables, and with --roles the roles of a team."""
     from bssearch.storage.access.grants import DEFAULT_PREFIX, Roles
     from bssearch.storage.connection.urls import parse_url
-    from bssearch.storage.migrate import refuse_roles_of_a_file, script
-    from bssearch.storage.migrate import upgrade as to_head
+    from bssearch.storage.migrate import refuse_roles_of_a_file, script, upgrade as to_head
 
     if prefix is not None and not roles:
         raise UsageError(f"--prefix {prefix} requires --roles")
@@ -63,8 +62,7 @@ def upgrade(db: DatabaseOption = None, form: FormatOption = Format.TABLE) -> Non
 @app.command()
 def check(db: DatabaseOption = None, form: FormatOption = Format.TABLE) -> None:
     """Exit with 4 unless the schema is this version's."""
-    from bssearch.storage.migrate import SCHEMA_HEAD
-    from bssearch.storage.migrate import check as require_head
+    from bssearch.storage.migrate import SCHEMA_HEAD, check as require_head
 
     require_head(database_url(db))
     tell(form, f"schema at {SCHEMA_HEAD}, as this version needs it", schema=SCHEMA_HEAD)

@@ -249,7 +249,7 @@ def serve(
 ) -> None:
     """Show live studies and a calculator in a browser."""
     try:
-        from bssearch.web.server import serve as serve_pages
+        from bssearch.web.app import serve as serve_pages
     except ImportError as error:
         raise UsageError(
             f"bssearch serve needs {error.name}, which is not installed", hint="pip install 'bssearch[serve]'"

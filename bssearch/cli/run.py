@@ -163,8 +163,7 @@ def run(
         show_model(form, plan, print_dry_run, [plan])
         return
     if quick:
-        from bssearch.commands.quick import SECONDS
-        from bssearch.commands.quick import quick as asked
+        from bssearch.commands.quick import SECONDS, quick as asked
 
         with watched(launch) as shown:
             found = asked(study, shown, seconds=SECONDS if seconds is None else seconds)

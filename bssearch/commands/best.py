@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bssearch.analysis.answer import Answer as Answer
-from bssearch.analysis.answer import BatchScheduleAnswer, SavesTime
+from bssearch.analysis.answer import Answer as Answer, BatchScheduleAnswer, SavesTime
 from bssearch.analysis.growing import typical_run
 from bssearch.analysis.shape import Parameters
 from bssearch.errors import UsageError
@@ -35,8 +34,7 @@ class Picture:
     def _repr_svg_(self) -> str:
         return self.svg
 
-    def _repr_html_(self) -> str:
-        return self.svg  # inline, for its tooltips
+    _repr_html_ = _repr_svg_  # inline, for its tooltips
 
 
 def plot(answer: Answer) -> Picture:

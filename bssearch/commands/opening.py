@@ -97,11 +97,7 @@ def refuse_unknown_address(spec: StudySpec, study: StudyRecord) -> None:
     address = spec.executor.address
     if address is None:
         return
-    try:
-        is_known = json.loads(_file(study).read_text(encoding="utf-8")).get("address") == address
-    except (OSError, ValueError):
-        is_known = False
-    if not is_known:
+    if _remembered(study).get("address") != address:
         raise UsageError(
             f"the stored study {study.name!r} names the cluster executor.address = {address!r}, on which you have not "
             "run it from this machine: nothing is connected to on a database's word alone",

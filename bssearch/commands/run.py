@@ -28,8 +28,7 @@ from bssearch.commands.launch import HERE, Launch
 from bssearch.commands.opening import GivenSpec, OpenStudy, loaded, opened
 from bssearch.errors import UsageError, WorkloadError, problem_in_words
 from bssearch.records import Phase, TrialPlan, TrialRecord, TrialState
-from bssearch.search import after_search
-from bssearch.search import confirmation as confirm
+from bssearch.search import after_search, confirmation as confirm
 from bssearch.search.calibration import COMPARING_VISITS, default_at
 from bssearch.search.confirmation import CompletedRuns, repeat
 from bssearch.search.finding import answer, quick_prior, stored_quick

@@ -8,8 +8,7 @@ from datetime import date
 
 import numpy as np
 
-from bssearch.analysis.answer import Answer, Batch, Time, objective_in
-from bssearch.analysis.answer import Figure as Median
+from bssearch.analysis.answer import Answer, Batch, Figure as Median, Time, objective_in
 from bssearch.analysis.batches import LAW_NOT_TIMED
 from bssearch.analysis.objectives import TIME, Objective
 from bssearch.analysis.shape import Fit, Law, parameters_of

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from math import isfinite
 from types import MappingProxyType
-from typing import Protocol
 
 from bssearch.analysis.build_answer import NAN_DATA, are_nan_at_any_rate
 from bssearch.analysis.law.quick import QuickAnswer
@@ -278,13 +277,6 @@ OVERRUN = 1.05  # a limit exceeded by more is explained
 NextRun = Callable[[History], TrialPlan | None]  # None if all runs are done or running
 
 
-class PlansTrials(Protocol):
-    """Interface of a planner."""
-
-    def next_trial(self) -> tuple[TrialPlan | None, str | None]:
-        """Next search trial, or None and the reason if the search ended."""
-
-
 class EngineStage(StrEnum):
     """State of the engine; CLAIM waits for the right to confirm, REPEAT makes confirmation or planned runs."""
 
@@ -325,7 +317,7 @@ class Engine:
         phase: Phase = Phase.CONFIRM,
         sampler: Sampler | None = None,
         pruner: Pruner | None = None,
-        make_planner: Callable[[StudySpec, History, PruningController, Sampler], PlansTrials] = Planner,
+        make_planner: Callable[[StudySpec, History, PruningController, Sampler], Planner] = Planner,
         device_name: str = "the device",
     ) -> None:
         self.spec = spec
@@ -471,7 +463,7 @@ class Engine:
         if halt is None:
             return []
         running.stopping = halt.state
-        return [TrialStop(number, halt.state, halt.reason)]
+        return [halt]
 
     def ended(self, trial: TrialRecord) -> list[Action]:
         """Handle a stored trial's end; LOST if another driver took it over."""

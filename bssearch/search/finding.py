@@ -63,15 +63,11 @@ class _Kept(BaseModel):
             return None
 
 
-def _kept(document: Mapping[str, Any] | None) -> _Kept:
-    return _Kept.model_validate(document or {})
-
-
 def save_finding(store: Store, name: str, search_end: SearchEnd | None = None) -> None:
     """Store the current answer, unless it is stored, and, if given, the search's end."""
     if search_end is None and _current(store, name) is not None:
         return
-    stamp, last = store.findings.stamp(name), _kept(store.findings.last(name))
+    stamp, last = store.findings.stamp(name), _Kept.model_validate(store.findings.last(name))
     found, told = None, None
     with suppress(TargetNotReachedError):
         found = compute_answer(store, name)
@@ -107,14 +103,14 @@ def about_moved(told: Mapping[int, Told], found: Answer) -> list[Notice]:
 
 def save_quick(store: Store, name: str, quick: QuickAnswer) -> None:
     """Store the quick answer; the full answer is recomputed when read."""
-    last = _kept(store.findings.last(name))
+    last = _Kept.model_validate(store.findings.last(name))
     kept = _Kept(made_by=ANSWERS, told=last.told, search_end=last.search_end, quick=quick)
     store.findings.save(name, store.findings.stamp(name), kept.model_dump(mode="json"), is_news=True)
 
 
 def stored_quick(store: Store, name: str) -> QuickAnswer | None:
     """Quick answer, or None."""
-    return _kept(store.findings.last(name)).quick
+    return _Kept.model_validate(store.findings.last(name)).quick
 
 
 def quick_prior(store: Store, spec: StudySpec) -> QuickAnswer | None:
@@ -129,7 +125,7 @@ def answer(store: Store, name: str, target: float | None = None, trials: Sequenc
 
 
 def _current(store: Store, name: str) -> Answer | None:
-    stored = _kept(store.findings.current(name))
+    stored = _Kept.model_validate(store.findings.current(name) or {})
     return stored.answer if stored.made_by == ANSWERS else None
 
 
@@ -146,7 +142,8 @@ def compute_answer(
     if target is not None:
         refuse_another_target(objective_of(spec))
     if target is None or target == study.target.value:
-        found, last = build_answer(study, spec, trials, probes, memory, uses, noise), _kept(store.findings.last(name))
+        found = build_answer(study, spec, trials, probes, memory, uses, noise)
+        last = _Kept.model_validate(store.findings.last(name))
         promise = None if last.quick is None else _promise_of(last.quick, found)
         warnings = [*found.warnings, *about_versions(versions), *about_moved(first_told(last, found), found)]
         return found.model_copy(update={"quick": promise, "warnings": warnings})

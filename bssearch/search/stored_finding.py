@@ -23,7 +23,7 @@ class SearchEnd(BaseModel):
 def stored_end(store: Store, name: str) -> SearchEnd | None:
     """How the search ended; None if it has not, or if the stored value is invalid."""
     with suppress(ValidationError):
-        return SearchEnd.model_validate((store.findings.last(name) or {}).get("search_end"))
+        return SearchEnd.model_validate(store.findings.last(name).get("search_end"))
     return None
 
 
@@ -75,5 +75,5 @@ class ShortAnswer(BaseModel):
 def short_answer(store: Store, name: str) -> ShortAnswer | None:
     """The last stored answer; None if no valid one is stored."""
     with suppress(ValidationError):
-        return ShortAnswer.model_validate((store.findings.last(name) or {}).get("answer"))
+        return ShortAnswer.model_validate(store.findings.last(name).get("answer"))
     return None

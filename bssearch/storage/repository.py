@@ -18,8 +18,7 @@ from bssearch.storage.database import Database, Notify, StorePart, patiently
 from bssearch.storage.models import StudyRow
 from bssearch.storage.probes import ProbeStore
 from bssearch.storage.queue import QueueStore
-from bssearch.storage.studies import FindingStore, StudyStore
-from bssearch.storage.transfer.finished import FinishedStudy, add_study, is_stored
+from bssearch.storage.studies import FindingStore, FinishedStudy, StudyStore, add_study, is_stored
 from bssearch.storage.trials import LeaseStore, TrialStore
 
 if TYPE_CHECKING:

@@ -12,12 +12,10 @@ from typing import Any
 from urllib.parse import urlencode
 
 from bssearch.analysis.answer import Answer
-from bssearch.commands.across.answers import ANSWERED, answered_row, answers_in
-from bssearch.commands.across.answers import in_words as agreement_in_words
+from bssearch.commands.across.answers import ANSWERED, answered_row, answers_in, in_words as agreement_in_words
 from bssearch.commands.across.databases import StudyFilter, device_of, found_study, precision_of, study_rows
 from bssearch.commands.report import COMPARED, compare, compared_row, picture_of
-from bssearch.commands.rerun import Reproduction, reproduction
-from bssearch.commands.trials import Status, status
+from bssearch.commands.trials import Reproduction, Status, reproduction, status
 from bssearch.errors import NotFoundError, TargetNotReachedError, UsageError
 from bssearch.exchange.trial_rows import matching_trials, trial_document, trial_row, trial_rows
 from bssearch.figures.html import PageContent
@@ -206,7 +204,7 @@ def version_of(store: Store, name: str) -> str:
     """Value that changes with a study's content and running evaluations."""
     running = [trial.number for trial in store.trials.of(name, states=[TrialState.RUNNING])]
     seen = {number: len(curve) for number, curve in store.trials.evaluations(name, running).items()} if running else {}
-    found = {part: value for part, value in (store.findings.last(name) or {}).items() if part != "answer"}
+    found = {part: value for part, value in store.findings.last(name).items() if part != "answer"}
     shown = is_live(store, name, running), store.studies.get(name).archived_at
     told = f"{store.findings.stamp(name)} {sorted(seen.items())} {shown} {found}"
     return hashlib.sha256(told.encode()).hexdigest()[:24]

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from bssearch.analysis.build_answer import at_step_time, predict_for_device, runnable_steps
 from bssearch.analysis.law.batch_model import (

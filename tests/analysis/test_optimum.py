@@ -1,8 +1,7 @@
 import math
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from bssearch.analysis.law.batch_model import fit_step_time, throughput_knee
 from bssearch.analysis.optimum import Verdict, decide, fewest_runs, runs_to_settle

@@ -33,10 +33,10 @@ from tests.analysis.test_rules import (
     TUNED,
     answer_to_base,
     base,
+    runs_of as made_runs,
     with_gap,
     with_law,
 )
-from tests.analysis.test_rules import runs_of as made_runs
 from tests.factories import make_spec, make_trial, not_none
 
 TRIALS = base()

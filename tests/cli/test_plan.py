@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import bssearch as api
-from bssearch.cli import plan
+from bssearch.cli import registered
 from bssearch.planning.memory.parameters import MIXED, PRECISIONS, STATES
 from bssearch.planning.requests import options_of
 from bssearch.planning.start import QUESTIONS
@@ -206,7 +206,7 @@ def test_people_read_the_key_figures_the_tables_and_what_is_put_right(
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_each_command_has_an_option_for_each_field_of_its_request(name: str, tmp_path: Path) -> None:
-    request = resolve_name(plan.COMMANDS[name][0])
+    request = resolve_name(registered.COMMANDS[name][0])
     shown = bssearch("plan", name, "--help", cwd=tmp_path).stdout
     flags = [option.flag or f"--{field.replace('_', '-')}" for field, option in options_of(request).items()]
     assert [flag for flag in flags if flag not in shown] == []

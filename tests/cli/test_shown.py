@@ -20,9 +20,7 @@ from rich.live import Live
 
 from bssearch.analysis.answer import Answer, Figure
 from bssearch.analysis.shape import Notice
-from bssearch.cli import app as application
-from bssearch.cli import main, output
-from bssearch.cli import trial as trial_commands
+from bssearch.cli import app as application, main, output, trial as trial_commands
 from bssearch.cli.answer import SCREEN_COLUMNS, SCREEN_LINES, exported, print_answer, screen
 from bssearch.cli.output import note
 from bssearch.cli.run import print_quick

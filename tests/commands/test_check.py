@@ -9,8 +9,18 @@ import pytest
 import yaml
 
 from bssearch.cli.run import print_check
-from bssearch.commands.check import LEAST, LONGEST_S, STEPS, Advice, Check, DefaultRun, check, summarise, towards_easier
-from bssearch.commands.check import advise as advise_on
+from bssearch.commands.check import (
+    LEAST,
+    LONGEST_S,
+    STEPS,
+    Advice,
+    Check,
+    DefaultRun,
+    advise as advise_on,
+    check,
+    summarise,
+    towards_easier,
+)
 from bssearch.commands.launch import Launch
 from bssearch.commands.pitfalls import pitfalls
 from bssearch.errors import LaunchError, SpecError, UsageError

@@ -17,8 +17,7 @@ from bssearch.spec import StudySpec, load_spec
 from bssearch.storage.repository import open_store
 from bssearch.training import environment as training_environment
 from bssearch.workloads.base import given_workload, resolve
-from tests.cli.task import SPEC as TASK
-from tests.cli.task import WORKLOAD, bssearch, environment, printed, refused
+from tests.cli.task import SPEC as TASK, WORKLOAD, bssearch, environment, printed, refused
 from tests.documents import OWN_TRAINING
 from tests.waiting import Ear
 

@@ -24,8 +24,7 @@ from bssearch.exchange import optuna_study
 from bssearch.exchange.optuna_study import OptunaStudy, optuna_database, quiet, write_study
 from bssearch.storage.repository import open_store
 from tests.cli.conftest import run_by_law
-from tests.cli.task import bssearch as command
-from tests.cli.task import write_task
+from tests.cli.task import bssearch as command, write_task
 from tests.commands.test_optuna_study import CURVE, many, record
 from tests.factories import make_spec
 from tests.postgres import Postgres

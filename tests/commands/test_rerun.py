@@ -8,7 +8,7 @@ import pytest
 
 from bssearch.cli.trial import sentences
 from bssearch.commands.launch import Launch
-from bssearch.commands.rerun import Rerun, reproduction, rerun
+from bssearch.commands.trials import Rerun, reproduction, rerun
 from bssearch.errors import InterruptedRunError, UsageError
 from bssearch.records import (
     Lease,
@@ -21,8 +21,7 @@ from bssearch.records import (
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store, open_store
 from tests.executors.fake import DESCRIPTION, FakeExecutor
-from tests.factories import SPEC as RAW
-from tests.factories import make_environment, make_plan, make_spec, not_none
+from tests.factories import SPEC as RAW, make_environment, make_plan, make_spec, not_none
 from tests.postgres import Postgres
 from tests.search.law import interrupt
 

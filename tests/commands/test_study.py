@@ -275,7 +275,7 @@ def status_of(*trials: TrialRecord, **changes: Any) -> dict[str, Any]:
     store = SimpleNamespace(
         studies=SimpleNamespace(get=lambda name: study),
         trials=SimpleNamespace(of=lambda name: list(trials)),
-        findings=SimpleNamespace(last=lambda name: None),
+        findings=SimpleNamespace(last=lambda name: {}),
     )
     return status(cast(Store, store), "toy").document()
 

@@ -14,8 +14,7 @@ import pytest
 import torch
 
 from bssearch.errors import LaunchError
-from bssearch.executors import devices
-from bssearch.executors import slots as local
+from bssearch.executors import devices, slots as local
 from bssearch.executors.base import ExecutorSettings, Load, Program
 from bssearch.executors.devices import CONTEXT_BYTES, device_of, memory_limit_of_slot, uuid_of
 from bssearch.executors.loaded import LoadedWorkload

@@ -9,8 +9,7 @@ import pytest
 
 from bssearch.figures.page import render
 from tests.browser import browser, grave_findings
-from tests.figures import test_growing as growing
-from tests.figures import test_page as page
+from tests.figures import test_growing as growing, test_page as page
 from tests.figures.charts import with_every_end, with_many_sizes
 
 __all__ = ["browser"]

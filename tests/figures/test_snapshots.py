@@ -22,8 +22,7 @@ from bssearch.analysis.shape import CriticalBatch, Fit, Interval, Law, Notice, P
 from bssearch.figures.page import StudyPicture, page_of
 from bssearch.records import TrialState
 from tests.factories import make_spec, make_trial, not_none
-from tests.figures import test_growing as growing
-from tests.figures import test_page as page
+from tests.figures import test_growing as growing, test_page as page
 from tests.figures.charts import with_every_end
 from tests.figures.test_plots import answer_of
 

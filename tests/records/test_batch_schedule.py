@@ -5,8 +5,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from bssearch.errors import UsageError
 from bssearch.records import Configuration, Observation, TrialRecord, TrialState

@@ -33,8 +33,7 @@ from bssearch.search.history import History
 from bssearch.spec import StudySpec
 from bssearch.spec.space import UNKNOWN, MemoryBoundary
 from bssearch.storage.repository import Store, open_store
-from tests.factories import SPEC as RAW
-from tests.factories import make_environment, make_plan, make_probe, make_spec, make_trial, with_outcome
+from tests.factories import SPEC as RAW, make_environment, make_plan, make_probe, make_spec, make_trial, with_outcome
 from tests.search.law import LawExecutor
 from tests.search.study import url_in
 

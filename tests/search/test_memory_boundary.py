@@ -19,8 +19,7 @@ from bssearch.records import Phase, TrialEnded, TrialOutcome, TrialState
 from bssearch.search.calibration import COMPARING_VISITS, FIRST_VISITS
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import open_store
-from tests.factories import SPEC as RAW
-from tests.factories import make_spec
+from tests.factories import SPEC as RAW, make_spec
 from tests.search.law import LawExecutor
 from tests.search.study import trials_in, url_in
 

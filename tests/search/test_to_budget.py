@@ -15,8 +15,7 @@ from bssearch.records import Configuration, Phase, TrialOutcome, TrialRecord, Tr
 from bssearch.search.after_search import finalists, more_regularised, next_run
 from bssearch.search.history import History, trial_seed
 from bssearch.spec.space import SearchSpace
-from tests.factories import SPEC as RAW
-from tests.factories import make_probe, make_spec, make_trial, not_none
+from tests.factories import SPEC as RAW, make_probe, make_spec, make_trial, not_none
 from tests.search import study
 from tests.search.law import LawExecutor
 from tests.search.study import url_in

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, event, text
 
 from bssearch.records import MemoryUse, TrialRecord, TrialState
 from bssearch.storage.repository import Store, open_store
-from bssearch.storage.transfer.finished import FinishedStudy, FinishedTrial
+from bssearch.storage.studies import FinishedStudy, FinishedTrial
 from tests.factories import make_curve, make_environment, make_plan, make_probe, make_spec
 from tests.storage.conftest import (
     CANCELLED,

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings, strategies as st
 from sqlalchemy import Connection
 
 from bssearch.errors import UsageError
@@ -22,7 +21,7 @@ from bssearch.exchange.importers.runs import LARGEST_SEED
 from bssearch.records import Configuration, NewStudy, Phase, Target, TrialOutcome, TrialRecord, TrialState
 from bssearch.storage.connection.urls import ConnectionLostError
 from bssearch.storage.repository import Store, open_store
-from bssearch.storage.transfer.finished import FinishedStudy, FinishedTrial
+from bssearch.storage.studies import FinishedStudy, FinishedTrial
 from tests.factories import make_environment, not_none
 from tests.storage.conftest import OUTCOME, add_study, start
 
@@ -148,16 +147,16 @@ class TestImports:
     def test_a_process_that_is_killed_in_the_middle_leaves_nothing(self, store: Store, url: str) -> None:
         code = f"""
 import os, signal
-from bssearch.storage.transfer import finished
+from bssearch.storage import studies as stored
 from bssearch.storage.repository import open_store
 from tests.storage.test_imports import make_study
 
-def die(study, number, time, record=finished._record):
+def die(study, number, time, record=stored._record):
     if study.seed == 1 and studies[1].trials[1] is study:
         os.kill(os.getpid(), signal.SIGKILL)
     return record(study, number, time)
 
-finished._record, finished.CHUNK = die, 1
+stored._record, stored.CHUNK = die, 1
 studies = [make_study("first"), make_study("second")]
 open_store({url!r}).transfer.import_finished(studies)
 """

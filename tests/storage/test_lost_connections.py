@@ -16,8 +16,7 @@ from sqlalchemy import Connection, event
 from bssearch.errors import DatabaseError, NotFoundError, UsageError
 from bssearch.records import TrialOutcome, TrialState
 from bssearch.spec.templates import SubmissionState
-from bssearch.storage import database as patience
-from bssearch.storage import migrate, trials
+from bssearch.storage import database as patience, migrate, trials
 from bssearch.storage.connection.engine import SERVER_OPTIONS
 from bssearch.storage.repository import Store, open_store
 from tests.factories import make_curve, make_environment, make_probe, not_none

@@ -15,9 +15,8 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
 
 from bssearch.figures.html import page_style, templates
-from bssearch.web.app import HEADERS, Access, create_app
+from bssearch.web.app import HEADERS, MOST_CONNECTIONS, Access, Connection, create_app
 from bssearch.web.calculator.page import calculated
-from bssearch.web.server import MOST_CONNECTIONS, Connection
 from bssearch.web.views import Databases
 
 KINDS = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}

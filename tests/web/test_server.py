@@ -14,8 +14,8 @@ import pytest
 
 from bssearch.cli import report
 from bssearch.errors import UsageError
-from bssearch.web import server
-from bssearch.web.server import MOST_STRANGERS
+from bssearch.web import app
+from bssearch.web.app import MOST_STRANGERS
 from tests.cli.task import command, environment, refused
 from tests.web.serving import served
 
@@ -121,7 +121,7 @@ class TestServing:
     def test_a_connection_that_sends_no_whole_request_in_time_is_closed(
         self, searched: str, monkeypatch: pytest.MonkeyPatch, sent: bytes
     ) -> None:
-        monkeypatch.setattr("bssearch.web.server.REQUEST_S", 0.1)
+        monkeypatch.setattr("bssearch.web.app.REQUEST_S", 0.1)
         with served(searched) as server:
             port = int(server.address.rpartition(":")[2])
             with closing(socket.create_connection(("127.0.0.1", port), timeout=STARTS_WITHIN)) as raw:
@@ -193,7 +193,7 @@ class TestRefusing:
 
     @pytest.mark.parametrize("module", ["uvicorn", "starlette"])
     def test_without_its_extra_it_names_it(self, monkeypatch: pytest.MonkeyPatch, module: str) -> None:
-        ours = {"bssearch.web.server", "bssearch.web.app"}
+        ours = {"bssearch.web.app"}
         for name in [one for one in sys.modules if one in ours or one.startswith(f"{module}.")]:
             monkeypatch.delitem(sys.modules, name)
         monkeypatch.setitem(sys.modules, module, None)
@@ -202,7 +202,7 @@ class TestRefusing:
         assert "bssearch[serve]" in str(refused.value.hint)
 
     def test_a_port_for_the_superuser_is_named(self) -> None:
-        assert "80" in server._not_ours(OSError(13, "Permission denied"), "127.0.0.1", 80).message
+        assert "80" in app._not_ours(OSError(13, "Permission denied"), "127.0.0.1", 80).message
 
 
 VISIT = """

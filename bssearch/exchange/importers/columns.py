@@ -236,9 +236,7 @@ def _column(name: str, metric: str, given: Mapping[str, tuple[str, Formula]], ow
         return Column(theirs=name, ours=PREFIX + plain, why="it may divide the batch")
     if logged == metric and "final_metric" not in own:
         return Column(theirs=name, ours="final_metric")
-    if prefix is not None and plain and plain not in COLUMNS:
-        return Column(theirs=name, ours=PREFIX + plain)
-    if plain in TYPED:
+    if plain in TYPED or (prefix is not None and plain and plain not in COLUMNS):
         return Column(theirs=name, ours=PREFIX + plain)
     if whole is not None:
         why = "of the whole run"

@@ -19,7 +19,7 @@ from bssearch.spec.space import TRAINING_PARAMETERS
 from bssearch.spec.space.domains import LIMITS
 
 if TYPE_CHECKING:
-    from bssearch.storage.transfer.finished import FinishedStudy
+    from bssearch.storage.studies import FinishedStudy
     from bssearch.storage.transfer.study_copy import Copy
 
 LARGEST = 2**31 - 1  # Largest integer of every database's integer column

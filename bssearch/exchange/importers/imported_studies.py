@@ -18,7 +18,7 @@ from bssearch.spec import StudySpec
 from bssearch.spec.model import IMPORTED
 from bssearch.spec.reader import check_study_name
 from bssearch.spec.space import TRAINING_PARAMETERS
-from bssearch.storage.transfer.finished import FinishedStudy, FinishedTrial
+from bssearch.storage.studies import FinishedStudy, FinishedTrial
 
 UNKNOWN = "unknown"
 SLUG_LENGTH = 40

@@ -10,7 +10,7 @@ from reprlib import Repr
 from typing import Any
 
 from bssearch.errors import UsageError
-from bssearch.exchange.importers.imported_run import LARGEST, csv_rows, read_text
+from bssearch.exchange.importers.imported_run import LARGEST, csv_rows, number as as_number, read_text
 from bssearch.records import ProbeRecord
 
 COLUMNS = ("batch_size", "step_seconds", "micro_batch_size")
@@ -47,7 +47,7 @@ def _csv_rows(path: Path, text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     columns = [name.strip() for name in next(rows, ("", []))[1]]
     missing = REQUIRED - {*columns}
     if missing:
-        there = ", ".join(map(_shown, columns[:SHOWN_COLUMNS])) or "none"
+        there = ", ".join(map(_brief.repr, columns[:SHOWN_COLUMNS])) or "none"
         raise UsageError(
             f"{path} has no column {' and no '.join(sorted(missing))}: it has {there}",
             hint=f"the columns are {', '.join(COLUMNS)}, separated by commas",
@@ -76,7 +76,7 @@ def _json_rows(path: Path, text: str) -> Iterator[tuple[str, Mapping[str, Any]]]
     for number, row in enumerate(rows):
         place = f"{path}, probe {number + 1}"
         if not isinstance(row, dict):
-            raise UsageError(f"{place}: {_shown(row)} is not an object with batch_size and step_seconds")
+            raise UsageError(f"{place}: {_brief.repr(row)} is not an object with batch_size and step_seconds")
         if row.get("step_seconds") is not None:
             yield place, row
 
@@ -101,7 +101,7 @@ def _step_time(place: str, row: Mapping[str, Any]) -> ProbeRecord:
 def _count(place: str, name: str, value: Any) -> int:
     number = _number(value)
     if number is None or number != int(number) or not 1 <= number <= LARGEST:
-        raise UsageError(f"{place}: {name} = {_shown(value)} must be a whole number in [1, {LARGEST}]")
+        raise UsageError(f"{place}: {name} = {_brief.repr(value)} must be a whole number in [1, {LARGEST}]")
     return int(number)
 
 
@@ -109,21 +109,12 @@ def _seconds(place: str, value: Any) -> float:
     number = _number(value)
     if number is None or not SHORTEST_S <= number <= LONGEST_S:
         raise UsageError(
-            f"{place}: step_seconds = {_shown(value)} must be a finite number of seconds > 0, "
+            f"{place}: step_seconds = {_brief.repr(value)} must be a finite number of seconds > 0, "
             f"from {SHORTEST_S:g} to {LONGEST_S:g}"
         )
     return number
 
 
 def _number(value: Any) -> float | None:
-    if isinstance(value, bool) or (isinstance(value, str) and "_" in value):
-        return None
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        return None
-    return number if math.isfinite(number) else None
-
-
-def _shown(value: Any) -> str:
-    return _brief.repr(value)
+    found = as_number(str(value))
+    return found if math.isfinite(found) else None

@@ -13,7 +13,7 @@ from datetime import datetime
 from enum import StrEnum
 
 from bssearch import registry
-from bssearch.records import Observation, Phase, TrialRecord, TrialState
+from bssearch.records import Observation, Phase, TrialRecord, TrialState, TrialStop
 from bssearch.records.curves import Progress
 from bssearch.search.history import History, is_interrupted, measured_seconds
 from bssearch.spec import StudySpec
@@ -95,14 +95,6 @@ def make_pruner(settings: PrunerSpec) -> Pruner:
     return made_with(registry.load_class("pruners", settings.name, Pruner), settings.options, "pruner.options")
 
 
-@dataclass(frozen=True, slots=True)
-class Halt:
-    """How and why a running trial ends now."""
-
-    state: TrialState
-    reason: str
-
-
 class PruningController:
     """Keeps the standings of a study's search trials; asks its pruner if trials race.
 
@@ -146,7 +138,7 @@ class PruningController:
         for number in changed:
             self._note_waiting(number)
 
-    def judge(self, number: int, observation: Observation, *, uncapped: bool) -> Halt | None:
+    def judge(self, number: int, observation: Observation, *, uncapped: bool) -> TrialStop | None:
         """How to end a trial after a missed evaluation, already in the history; None to continue."""
         if uncapped:
             return None
@@ -156,19 +148,17 @@ class PruningController:
         if self.pruner.caps and now > standings.cap:
             seconds = standings.winners[0][1]
             reason = f"past {standings.slack:.3g} × the {seconds:.3g} train seconds of the fastest trial"
-            return Halt(TrialState.CAPPED, reason)
+            return TrialStop(number, TrialState.CAPPED, reason)
         if action is Action.GO_ON:
             return None
         state = TrialState.PAUSED if action is Action.WAIT else TrialState.PRUNED
+        reason = f"at {now:.3g} train seconds other trials were ahead, and no trial had reached the target yet"
         if standings.winners:
             fastest = standings.winners[0][1]
             reason = (
                 f"at {now:.3g} train seconds too far behind the fastest trial, which took {fastest:.3g} train seconds"
             )
-            return Halt(state, reason)
-        return Halt(
-            state, f"at {now:.3g} train seconds other trials were ahead, and no trial had reached the target yet"
-        )
+        return TrialStop(number, state, reason)
 
     def next_waiting(self, *, fresh: bool) -> TrialRecord | None:
         """Trial to resume, user-interrupted ones first; ``fresh``: whether new trials remain."""

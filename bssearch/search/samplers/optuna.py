@@ -24,8 +24,7 @@ from typing import Any, Self
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.samplers import BaseSampler
-from optuna.trial import FrozenTrial
-from optuna.trial import TrialState as OptunaState
+from optuna.trial import FrozenTrial, TrialState as OptunaState
 
 from bssearch.errors import UsageError
 from bssearch.records import ParameterValue, TrialRecord, TrialState

@@ -9,7 +9,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Collection, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -90,25 +90,22 @@ def create_engine_for(url: str | URL, *, write: bool = True, foreign_keys: bool 
     return engine
 
 
-@contextmanager
-def reading(engine: Engine) -> Iterator[Connection]:
+def reading(engine: Engine) -> AbstractContextManager[Connection]:
     """Open a transaction that sees one state of the database."""
     # SQLite transactions see one state anyway and lack this level; files are opened read-only.
-    level = {"isolation_level": "REPEATABLE READ", "postgresql_readonly": True} if _is_server(engine) else {}
-    with translated(engine.url), engine.execution_options(**level).connect() as connection:
-        yield connection
+    return _connected(engine, isolation_level="REPEATABLE READ", postgresql_readonly=True)
+
+
+def looking(engine: Engine) -> AbstractContextManager[Connection]:
+    """Open a connection for independent statements."""
+    return _connected(engine, isolation_level="AUTOCOMMIT")
 
 
 @contextmanager
-def looking(engine: Engine) -> Iterator[Connection]:
-    """Open a connection for independent statements."""
-    level = {"isolation_level": "AUTOCOMMIT"} if _is_server(engine) else {}
-    with translated(engine.url), engine.execution_options(**level).connect() as connection:
+def _connected(engine: Engine, **of_server: Any) -> Iterator[Connection]:
+    options = of_server if engine.dialect.name == "postgresql" else {}
+    with translated(engine.url), engine.execution_options(**options).connect() as connection:
         yield connection
-
-
-def _is_server(engine: Engine) -> bool:
-    return engine.dialect.name == "postgresql"
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from bssearch.records import Configuration, Phase, TrialPlan, TrialRecord, TrialState
+from bssearch.search.engine import Planner
 from bssearch.search.history import History, trial_seed
 from bssearch.search.pruners.base import PruningController
 from bssearch.search.samplers.base import Sampler
@@ -24,7 +25,7 @@ class Source(Protocol):
         ...
 
 
-class PlainPlanner:
+class PlainPlanner(Planner):
     """Takes trials from a source, each to its recorded end or the pruner's cap; what has hope again goes on first."""
 
     def __init__(self, source: Source, spec: StudySpec, history: History, pruning: PruningController) -> None:
@@ -37,12 +38,12 @@ class PlainPlanner:
         """Return the next trial, or None and why there is none."""
         waiting = self._pruning.next_waiting(fresh=self._source.has_more)
         if waiting is not None:
-            return self._plan(waiting.configuration, waiting), None
+            return self._plain_plan(waiting.configuration, waiting), None
         if not self._source.has_more:
             return None, "all have run"
-        return self._plan(self._source.begin()), None
+        return self._plain_plan(self._source.begin()), None
 
-    def _plan(self, configuration: Configuration, waiting: TrialRecord | None = None) -> TrialPlan:
+    def _plain_plan(self, configuration: Configuration, waiting: TrialRecord | None = None) -> TrialPlan:
         length = self._history.length
         limit = self._pruning.standings.cap if self._pruning.pruner.caps else math.inf
         return TrialPlan(

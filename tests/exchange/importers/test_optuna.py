@@ -18,8 +18,7 @@ from bssearch.exchange.importers.imported_run import Studies
 from bssearch.exchange.importers.optuna_runs import import_optuna
 from bssearch.exchange.importers.runs import FiguresAt
 from bssearch.exchange.optuna_study import OptunaStudy, optuna_database, write_study
-from bssearch.records import Configuration, Goal, StudyRecord, TrialOutcome
-from bssearch.records import TrialState as State
+from bssearch.records import Configuration, Goal, StudyRecord, TrialOutcome, TrialState as State
 from bssearch.storage.repository import open_store
 from tests.cli.task import printed, read
 from tests.factories import EPOCH, make_environment, make_spec, make_trial

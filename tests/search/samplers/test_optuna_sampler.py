@@ -6,8 +6,7 @@ from typing import Any
 import optuna
 import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-from optuna.trial import FrozenTrial, create_trial
-from optuna.trial import TrialState as OptunaState
+from optuna.trial import FrozenTrial, TrialState as OptunaState, create_trial
 
 from bssearch.search.samplers.time_model.candidates import Run
 from bssearch.search.samplers.time_model.optuna_sampler import (

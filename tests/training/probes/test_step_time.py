@@ -4,8 +4,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from bssearch.errors import WorkloadError
 from bssearch.records import Configuration, StepTime, StepTimeRequest

@@ -11,8 +11,7 @@ from typing import Any, Literal, cast
 import numpy as np
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
-from optuna.trial import FrozenTrial
-from optuna.trial import TrialState as OptunaState
+from optuna.trial import FrozenTrial, TrialState as OptunaState
 
 from bssearch.records import Goal, ParameterValue, Target
 from bssearch.records.curves import Progress
