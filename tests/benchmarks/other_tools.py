@@ -144,9 +144,11 @@ def ask_optuna(question: Question, executor: Executor, search: Search) -> None:
     def objective(trial: optuna.Trial) -> float:
         configuration = question.configuration(suggested(trial))
         training = Training(question, executor, configuration, search.trials + 1)
-        is_pruned = False
+        is_pruned, told = False, -1
         while not is_pruned and (seen := training.next()) is not None:
-            trial.report(target.shortfall(seen.metric), int(seen.train_seconds / BUCKET_S))
+            if (bucket := int(seen.train_seconds / BUCKET_S)) > told:
+                trial.report(target.shortfall(seen.metric), bucket)
+                told = bucket
             is_pruned = trial.should_prune() or seen.train_seconds > search.fastest_s
         if is_pruned:
             training.prune()
