@@ -61,9 +61,13 @@ def check_folder(path: Path, files: Sequence[str]) -> None:
 def _target(path: Path) -> Path:
     try:
         with naming(path):
-            return path.resolve()
-    except RuntimeError:  # OSError from Python 3.13 on
-        raise UsageError(f"{path} cannot be written: its symbolic links lead round in a circle") from None
+            target = path.resolve()
+            is_circle = target.is_symlink()  # from Python 3.13 on, which resolves a link to itself to that link
+    except RuntimeError:  # up to Python 3.12
+        is_circle = True
+    if is_circle:
+        raise UsageError(f"{path} cannot be written: its symbolic links lead round in a circle")
+    return target
 
 
 def make_private_folder(path: Path) -> None:

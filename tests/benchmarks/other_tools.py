@@ -144,9 +144,11 @@ def ask_optuna(question: Question, executor: Executor, search: Search) -> None:
     def objective(trial: optuna.Trial) -> float:
         configuration = question.configuration(suggested(trial))
         training = Training(question, executor, configuration, search.trials + 1)
-        is_pruned = False
+        is_pruned, told = False, -1
         while not is_pruned and (seen := training.next()) is not None:
-            trial.report(target.shortfall(seen.metric), int(seen.train_seconds / BUCKET_S))
+            if (bucket := int(seen.train_seconds / BUCKET_S)) > told:
+                trial.report(target.shortfall(seen.metric), bucket)
+                told = bucket
             is_pruned = trial.should_prune() or seen.train_seconds > search.fastest_s
         if is_pruned:
             training.prune()
@@ -175,7 +177,8 @@ def ask_ray(question: Question, executor: Executor, search: Search) -> None:
 
     class Trainable(tune.Trainable):  # type: ignore[misc] # Ray's classes have no types
         def setup(self, config: dict[str, Any]) -> None:
-            self.stack, self.trials, self.training = ExitStack(), 0, None
+            self.stack, self.trials = ExitStack(), 0
+            self.training: Training | None = None
             self.executor, _ = self.stack.enter_context(described(in_process(question.spec), Launch()))
             self.reset_config(config)
 
@@ -188,14 +191,17 @@ def ask_ray(question: Question, executor: Executor, search: Search) -> None:
             return True
 
         def step(self) -> dict[str, Any]:
+            training = self.training
+            assert training is not None, "Ray sets a trainable up first"
             told = self.last["train_seconds"] + BUCKET_S
-            while (seen := self.training.next()) is not None:
+            while (seen := training.next()) is not None:
                 self.last = {"shortfall": target.shortfall(seen.metric), "train_seconds": seen.train_seconds}
                 if seen.train_seconds >= told:
                     return {**self.last, "reached_s": None}
-            outcome = self.training.outcome
+            outcome = training.outcome
+            assert outcome is not None
             reached = outcome.time_to_target_s if outcome.state is TrialState.REACHED else None
-            return {**self.last, "train_seconds": self.training.train_seconds, "reached_s": reached, "done": True}
+            return {**self.last, "train_seconds": training.train_seconds, "reached_s": reached, "done": True}
 
         def cleanup(self) -> None:
             self.stack.close()
