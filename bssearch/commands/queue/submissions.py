@@ -123,8 +123,9 @@ def submit_study(
 ) -> Submission:
     """Queue a study for workers that offer its template.
 
-    The highest ``priority`` is served first, then the oldest. Only workers with all ``tags`` serve it. ``owner`` defaults to the
-    current user. Raises `UsageError` if the name is taken, or if workers are known and all reject the values.
+    The highest ``priority`` is served first, then the oldest. Only workers with all ``tags`` serve it. ``owner``
+    defaults to the current user. Raises `UsageError` if the name is taken, or if workers are known and all reject the
+    values.
 
     ::
 
