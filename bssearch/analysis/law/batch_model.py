@@ -69,7 +69,7 @@ def fit_step_time(probes: Sequence[StepTime], fewest: int = FEWEST_SIZES) -> Ste
         terms = np.column_stack([1 / seconds, sizes / seconds])
     if not np.isfinite(terms).all():
         return None
-    alpha, beta = np.linalg.lstsq(terms, np.ones(len(sizes)))[0]
+    alpha, beta = np.linalg.lstsq(terms, np.ones(len(sizes)), rcond=None)[0]
     if alpha < 0:
         alpha, beta = 0.0, terms[:, 1].sum() / (terms[:, 1] ** 2).sum()
     if beta <= 0:
