@@ -1,4 +1,4 @@
-"""Slots, and executors with workers."""
+"""Slots with worker processes, and executors made of slots."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ from bssearch.records import (
 
 
 class LogFolder:
-    """A log per slot; temporary by default."""
+    """Folder of a log per slot; temporary by default."""
 
     def __init__(self, folder: Path | None) -> None:
         self.is_kept = folder is not None
@@ -80,7 +80,7 @@ class LogFolder:
 
 @dataclass(slots=True)
 class RunningTrial:
-    """A running trial; ``log_start`` in bytes."""
+    """A running trial; its output begins at byte ``log_start`` of the log."""
 
     request: TrialRequest
     log_start: int = 0
@@ -99,7 +99,7 @@ class RunningTrial:
         self.last = observation
 
     def finished(self, outcome: TrialOutcome) -> TrialOutcome:
-        """Add contention, device and progress."""
+        """Add contention, device and the last evaluation to an outcome."""
         outcome = replace(
             outcome,
             contended=outcome.contended or self.contended,
@@ -254,7 +254,7 @@ class Slot:
 
     @property
     def place(self) -> Place | None:
-        """The worker's place once loaded."""
+        """Machine and device of a loaded worker."""
         if self.worker is None or self.device is None:
             return None
         return self.worker.place, self.device_uuid or self.device
@@ -320,7 +320,7 @@ class SlotExecutor(ABC):
         pass
 
     def _load_of(self, slot: Slot) -> Load:
-        """A slot keeps its device."""
+        """Command to load the workload; a slot keeps its device."""
         settings = replace(self._settings, device=self._devices_of.get(slot.index, self._settings.device))
         return Load(settings=settings, slot=slot.index, revision=self._revision, devices=self._devices)
 
@@ -328,7 +328,7 @@ class SlotExecutor(ABC):
     def slots_apart(self) -> bool:
         """See `Executor.slots_apart`, of started slots; on a CPU, seconds are corrected for neighbours."""
         if not self._has_gpus:
-            # an own loop may use more threads
+            # a user's loop may use more threads
             return self._settings.program is None and self.slots * self._settings.threads <= usable_cores()
         places = [slot.place for slot in self._slots if slot.place is not None]
         return self.slots <= (self._devices or 0) and len({*places}) == len(places)
@@ -341,8 +341,8 @@ class SlotExecutor(ABC):
     def measure_step_time(self, request: StepTimeRequest) -> StepTime:
         """See `Executor.measure_step_time`.
 
-        Out of memory is an answer. GPU repetitions need new processes: cuDNN chooses kernels once per process and
-        shape.
+        A lack of memory is an answer. Repetitions on a GPU need new processes: cuDNN chooses kernels once per process
+        and shape.
         """
         (found,) = self._times([(self._slots[0], request)])
         return found
@@ -396,7 +396,7 @@ class SlotExecutor(ABC):
         return slot.answer
 
     def measure_memory(self, request: MemoryRequest) -> MemoryUse:
-        """See `Executor.measure_memory`; out of memory is an answer."""
+        """See `Executor.measure_memory`; a lack of memory is an answer."""
         self._refuse_while_a_trial_runs()
         self._discard(self._slots[0])
         try:

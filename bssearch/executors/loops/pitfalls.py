@@ -1,4 +1,4 @@
-"""What in a loop distorts a comparison of batch sizes, as warnings: normalisation, order of the data, averages."""
+"""Warnings of normalisation, data order and averages of weights that distort a comparison of batch sizes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bssearch.records import Configuration
 from bssearch.spec.space.micro_batches import batch_norm_caveats
 from bssearch.training.loop import batch_norm_layers
 
-WATCHED_STEPS = 3  # of the first steps; an average that follows micro-batches does so in each
+WATCHED_STEPS = 3  # first steps checked; an average that follows micro-batches does so in each step
 
 
 def modules_of(objects: Collection[Any]) -> list[nn.Module]:
@@ -26,7 +26,7 @@ def modules_of(objects: Collection[Any]) -> list[nn.Module]:
 
 
 def about_batch_norm(modules: Sequence[nn.Module], now: Configuration) -> list[str]:
-    """How batch normalisation in these modules distorts the steps of a trial."""
+    """Warnings of batch normalisation in these modules that distorts a trial's steps."""
     layers = sum(map(batch_norm_layers, modules))
     is_split = now.accumulation_steps > 1
     caveats = batch_norm_caveats(layers, now.micro_batch_size, accumulates=is_split, ghost_batch_size=None)

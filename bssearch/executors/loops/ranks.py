@@ -1,7 +1,7 @@
 """Trials in several processes, the ranks of torch.distributed.
 
 Only rank 0 talks to the search. After each evaluation it broadcasts whether the trial is over and when the next
-evaluation is due. A stop or limit takes effect then, so that no rank waits for one that has left.
+evaluation is due. A stop or limit takes effect only at evaluations, so that no rank waits for a rank that has left.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class Ranks(Protocol):
-    """Processes that train together; ``rank`` is this one's number."""
+    """Processes that train together; ``rank`` is this process's number."""
 
     rank: int
     size: int
@@ -104,7 +104,7 @@ class Word:
 
 
 class RankWork(Assignment):
-    """One rank's work: evaluations are due where rank 0 announces them in its ``_word``."""
+    """One rank's work: evaluations are due after the steps that rank 0 announces in ``_word``."""
 
     _word: Word
     _steps = 0
@@ -114,7 +114,7 @@ class RankWork(Assignment):
         return step in self._word.due
 
     def stepped(self, step: int, samples: int | None) -> None:
-        """Refuse a skipped evaluation: ranks would never learn of the end."""
+        """Raise `UsageError` for a skipped evaluation: the rank would never learn of the trial's end."""
         if self._steps >= self._word.due[-1]:
             raise UsageError(
                 f"no evaluation after step {self._word.due[-1]}, but one was due",
@@ -125,7 +125,7 @@ class RankWork(Assignment):
 
 
 class Follower(RankWork):
-    """The work of the other ranks."""
+    """The work of each rank but rank 0."""
 
     def __init__(self, assign: Assign, ranks: Ranks) -> None:
         super().__init__(assign.configuration, assign)
@@ -145,12 +145,12 @@ class Follower(RankWork):
         self.is_over = self._word.is_over
 
     def test(self, evaluate: Evaluate) -> None:
-        """Evaluate if rank 0 does."""
+        """Evaluate the test split if rank 0 does."""
         if self._word.tests:
             evaluate()
 
     def looped(self, step: int, because: str = "") -> None:
-        """End; rank 0 reports it."""
+        """End this rank's work; rank 0 reports the end."""
         self.is_over = True
 
 
@@ -193,8 +193,8 @@ class Leader(RankWork):
         self.work.waited(seconds)
 
     def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
-        """Record an evaluation after all ranks; announce the next."""
-        self._ranks.wait()  # within the evaluation's time: the next step would wait for them
+        """Wait for all ranks, record the evaluation and announce the next."""
+        self._ranks.wait()  # within the evaluation's time: else the next step waits for the other ranks
         self.work.evaluated(step, metrics, loss)
         self.is_over = self.work.is_over
         tests = isinstance(self.work, LedRun) and self.work.awaits_test
@@ -202,7 +202,7 @@ class Leader(RankWork):
         self._ranks.share(self._word)
 
     def test(self, evaluate: Evaluate) -> None:
-        """Evaluate if the other ranks do."""
+        """Evaluate the test split if the other ranks do."""
         if self._word.tests:
             self.work.test(evaluate)
 
@@ -215,7 +215,7 @@ class Leader(RankWork):
         self.work.modelled(modules)
 
     def keep(self, objects: Mapping[str, Any]) -> tuple[int, int]:
-        """Register values that must stay finite; saves nothing."""
+        """Register objects whose parameters must stay finite; never saved."""
         return self.work.keep(objects)
 
     def looped(self, step: int, because: str = "") -> None:
@@ -245,7 +245,7 @@ class LedRun(TrialRun):
 
 
 class RankTrial(Trial):
-    """One rank's trial; ``batch_size`` is of all ranks, ``micro_batch_size`` of this one.
+    """One rank's trial; ``batch_size`` counts samples of all ranks, ``micro_batch_size`` of this rank.
 
     Raises `UsageError` if ranks cannot share a micro-batch evenly.
     """

@@ -89,7 +89,7 @@ class SlotActor:
         self._log_passed = self._log_due = 0
 
     def place(self, current: str, folder: str) -> Place:
-        """The place; enters the driver's ``current`` folder if present."""
+        """The actor's place; enters the driver's ``current`` folder if present."""
         import ray
 
         with suppress(OSError):
@@ -117,9 +117,9 @@ class SlotActor:
             self._worker.send(decode_command(line))
 
     def hear(self, seconds: float) -> Heard:
-        """New output and replies, after at most ``seconds``.
+        """The worker's new output and replies, after at most ``seconds``.
 
-        Output precedes the replies that followed, which may wait for the next call.
+        Replies wait for the next call until all earlier output is read.
         """
         if not self._waiting:
             self._listen(seconds)
@@ -173,9 +173,9 @@ STORE_BYTES = 100 * 2**20  # near Ray's minimum of 75 MiB; actors' replies are n
 
 # environment of a local Ray
 OWN_RAY = {
-    "RAY_USAGE_STATS_ENABLED": "0",  # tell nobody
-    "RAY_worker_niceness": "0",  # trials run beside other programs as those of the executor local do
-    "RAY_memory_monitor_refresh_ms": "0",  # what runs out of memory is the kernel's business, as for the executor local
+    "RAY_USAGE_STATS_ENABLED": "0",  # no reports to Ray's makers
+    "RAY_worker_niceness": "0",  # the same priority as with the executor local
+    "RAY_memory_monitor_refresh_ms": "0",  # the kernel handles a lack of memory, as with the executor local
 }
 
 
@@ -191,7 +191,7 @@ class Node:
     gpus: float
 
     def slots(self, threads: int, gpus: int) -> int:
-        """Slots of these threads and GPUs that fit."""
+        """Number of slots of these threads and GPUs that fit."""
         return int(min([self.cpus // threads, *([self.gpus // gpus] if gpus else [])]))
 
 
@@ -273,7 +273,7 @@ def said_by(error: Exception) -> str:
 
 
 def _kill_autoscaler() -> None:
-    """A local Ray's autoscaler delays shutdown by a second."""
+    """Kill a local Ray's autoscaler, which delays shutdown by a second."""
     for child in psutil.Process().children():
         with suppress(psutil.Error):
             if any(word.endswith("monitor.py") and "autoscaler" in word for word in child.cmdline()):
@@ -329,7 +329,7 @@ def _unchanged_by_ray() -> Iterator[None]:
 
 @contextmanager
 def _sigterm_as_it_is() -> Iterator[None]:
-    """Ray replaces the handler from any thread; `signal` restores a handler only in the main thread."""
+    """Keep the SIGTERM handler, which Ray replaces from any thread, but `signal` only from the main thread."""
     libc = ctypes.CDLL(None)
     before = ctypes.create_string_buffer(_SIGACTION_BYTES)
     libc.sigaction(signal.SIGTERM, None, before)
@@ -341,7 +341,9 @@ def _sigterm_as_it_is() -> Iterator[None]:
 
 HEAR_SECONDS = 1.0  # an actor answers after this wait even without a reply
 
-SILENCE_SECONDS = 60.0  # until an actor is lost (network partition); dead processes show within seconds
+SILENCE_SECONDS = (
+    60.0  # of silence until an actor counts as lost (network partition); dead processes show within seconds
+)
 
 
 class ActorWorker:
@@ -408,7 +410,7 @@ class ActorWorker:
 
     def _talk(self) -> None:
         while (ask := self._asked.get()) is not None:
-            with suppress(self._ray.exceptions.RayError):  # the listener finds out
+            with suppress(self._ray.exceptions.RayError):  # the listener notices a lost actor
                 self._ray.get(ask(), timeout=SILENCE_SECONDS)
 
     def _listen(self) -> None:
@@ -442,7 +444,7 @@ class ActorWorker:
         self._death = heard.death
 
     def _end(self, state: TrialState, reason: str) -> None:
-        """The actor may still be alive."""
+        """Count the worker as dead; kill its actor, which may be alive."""
         self._death = Death(0, verdict=(state, reason))
         with suppress(self._ray.exceptions.RayError):
             self._ray.kill(self._actor, no_restart=True)
@@ -503,7 +505,7 @@ class RayExecutor(SlotExecutor):
     def submit(self, request: TrialRequest) -> None:
         """See `Executor.submit`.
 
-        If a slot's node is gone, its trial is lost and the slot is dropped, unless the last.
+        If a slot's node is gone, its trial is lost and the slot is dropped, unless it is the last slot.
         """
         try:
             self._again(partial(super().submit, request))
