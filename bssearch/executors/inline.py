@@ -228,7 +228,7 @@ class InlineExecutor:
 
     @contextmanager
     def _logged(self) -> Iterator[None]:
-        """Send output to stderr and the log: stdout carries the run's data."""
+        # stdout carries the run's data.
         with self._log.open("a") as log, _stdout_to_stderr():
             both = cast("IO[str]", _Copying(sys.stderr, log))
             with redirect_stdout(both), redirect_stderr(both):

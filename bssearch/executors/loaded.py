@@ -252,18 +252,14 @@ def _ran_out_of_memory(error: BaseException | None) -> bool:
 
 
 def _device_works() -> bool:
-    """Free the trial's device memory; False if the device is broken.
-
-    Only the garbage collector frees tensors in an exception's frames (cycles). A CUDA error such as an illegal address
-    breaks the device for this process.
-    """
+    """Free the trial's device memory; False if the device is broken."""
     import torch
 
-    gc.collect()
+    gc.collect()  # tensors in an exception's frames form cycles
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return True
     try:
-        torch.cuda.synchronize()
+        torch.cuda.synchronize()  # fails again after an error such as an illegal address
         torch.cuda.empty_cache()
     except RuntimeError:
         traceback.print_exc()

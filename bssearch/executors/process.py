@@ -1,7 +1,5 @@
 """Local worker processes, which end with their driver, even after SIGKILL.
 
-Three mechanisms cover each other's gaps:
-
 * ``PR_SET_PDEATHSIG`` (Linux) works while the interpreter's lock is held.
 * A thread kills the process group when the driver's commands end.
 * A shell in the group kills the group, with data loaders, when the driver's pipe closes.
@@ -454,16 +452,13 @@ class WorkerProcess:
         return Death.since(self._kernel_kills, return_code)
 
     def _listen(self) -> None:
-        """Queue replies, then None when the process is dead and its pipe empty.
-
-        A forked child may hold the pipe open. An invalid reply kills the worker.
-        """
+        """Queue replies, then None when the process is dead and its pipe empty."""
         lines = LineSplitter()
         poll = select.poll()
         poll.register(self._replies, select.POLLIN)
         try:
             while True:
-                dead = self.has_exited()
+                dead = self.has_exited()  # a forked child may hold the pipe open
                 if not poll.poll(0 if dead else _POLL_SECONDS * 1000):
                     if dead:
                         break

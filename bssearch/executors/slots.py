@@ -320,7 +320,7 @@ class SlotExecutor(ABC):
         pass
 
     def _load_of(self, slot: Slot) -> Load:
-        """Command to load the workload; a slot keeps its device."""
+        # A slot keeps its device.
         settings = replace(self._settings, device=self._devices_of.get(slot.index, self._settings.device))
         return Load(settings=settings, slot=slot.index, revision=self._revision, devices=self._devices)
 
@@ -339,11 +339,7 @@ class SlotExecutor(ABC):
         return replace(found, notice="; ".join(filter(None, [found.notice, self._about_idle_devices()])) or None)
 
     def measure_step_time(self, request: StepTimeRequest) -> StepTime:
-        """See `Executor.measure_step_time`.
-
-        A lack of memory is an answer. Repetitions on a GPU need new processes: cuDNN chooses kernels once per process
-        and shape.
-        """
+        """See `Executor.measure_step_time`; a lack of memory is an answer."""
         (found,) = self._times([(self._slots[0], request)])
         return found
 
@@ -367,6 +363,7 @@ class SlotExecutor(ABC):
     def _timed(self, jobs: Sequence[tuple[Slot, StepTimeRequest]]) -> list[StepTime]:
         self._refuse_while_a_trial_runs()
         for slot, request in jobs:
+            # A repetition needs a new process: cuDNN chooses kernels once per process and shape.
             if self._has_gpus and request.configuration in slot.timed:
                 self._discard(slot)
             if slot.state is SlotState.EMPTY:
@@ -447,10 +444,7 @@ class SlotExecutor(ABC):
             raise ValueError("cannot measure while a trial runs")
 
     def submit(self, request: TrialRequest) -> None:
-        """See `Executor.submit`.
-
-        The first call waits for all workers: loading slows running trials.
-        """
+        """See `Executor.submit`."""
         self._pump(0.0)
         running = [slot.trial.request.number for slot in self._slots if slot.trial]
         if len(running) == self.slots:
@@ -458,7 +452,7 @@ class SlotExecutor(ABC):
         if request.number in running:
             raise ValueError(f"trial {request.number} is running already")
         self._start_all()
-        if not running:
+        if not running:  # because loading slows running trials
             self._wait_for_loading()
         slot = min(
             (slot for slot in self._slots if not slot.trial),
@@ -522,7 +516,7 @@ class SlotExecutor(ABC):
         slot.start(self._started(slot, self._worker_environment()), self._load_of(slot))
 
     def _worker_environment(self) -> dict[str, str]:
-        """User programs configure their own allocator."""
+        # User programs configure their own allocator.
         given = self._settings.environment
         return (allocator_environment({**os.environ, **given}) if self._settings.program is None else {}) | dict(given)
 

@@ -192,7 +192,7 @@ class BatchStream(HostPart):
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """Training, validation and test: each a `Part` or an argument of `Part.of`. Searches never read ``test``.
+    """Training, validation and test: each a `Part` or an argument of `Part.of`. Search trials never read ``test``.
 
     ``train`` may be None with ``train_batches``.
 

@@ -324,8 +324,7 @@ def _count_all() -> None:
 class OptimizerSteps:
     """Counts optimizer steps; of several optimizers, the largest count.
 
-    Skipped steps do not count: a gradient scaler does not call the optimizer, or flags a fused one. Accelerate's and
-    Fabric's wrappers skip steps within an accumulation, and SAM's takes two a step: they are unwrapped.
+    Skipped steps do not count: a gradient scaler does not call the optimizer, or flags a fused one.
     """
 
     def __init__(self) -> None:
@@ -360,6 +359,7 @@ class OptimizerSteps:
 
 
 def _inner(owner: Any) -> Any:
+    # Wrappers of Accelerate and Fabric skip steps within an accumulation, and SAM takes two steps for one.
     for name in ("optimizer", "base_optimizer") * 2:  # such as accelerate's around SAM's
         inner = getattr(owner, name, None)
         owner = inner if isinstance(inner, Optimizer) else owner

@@ -228,8 +228,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
             trainer.should_stop = True
 
     def _lift_limits(self, trainer: Any) -> None:
-        """Lift the Trainer's limits of steps and epochs; learning rate schedules still stop there."""
-        self._horizon = trainer.estimated_stepping_batches
+        self._horizon = trainer.estimated_stepping_batches  # at which learning rate schedules still stop
         told = {"max_steps": trainer.max_steps, "max_epochs": trainer.max_epochs}
         limits = ", ".join(f"{name}={value}" for name, value in told.items() if value not in {-1, None})
         if limits:
@@ -237,7 +236,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
         trainer.fit_loop.max_epochs = trainer.fit_loop.epoch_loop.max_steps = -1
 
     def _logged(self, trainer: Any) -> dict[str, float]:
-        """Metrics that validation logged; `Trainer.callback_metrics` also holds training metrics."""
+        # `Trainer.callback_metrics` also holds training metrics.
         found = {name: float(value) for name, value in trainer._logger_connector.metrics["callback"].items()}
         if self._metric is not None and self._metric not in found:
             logged = ", ".join(sorted(found)) or "nothing"
@@ -263,7 +262,7 @@ def fit_made(trial: Trial, made: Any) -> None:
 
 
 def _kinds(callback: Any) -> set[str]:
-    """Names of a callback's classes, equal in both Lightning packages."""
+    # names, because both Lightning packages have classes of these names
     return {one.__name__ for one in type(callback).__mro__}
 
 

@@ -547,7 +547,6 @@ class Trial:
             self._take_in(self.steps, unmoved(evaluate), None)
 
     def _take_in(self, step: int, metrics: Metrics, loss: float | None) -> None:
-        """Record an evaluation; within a loop's body the trial cannot pause."""
         taken = self._optimizer_steps.other_than(step - self._first_step)
         if taken is not None and step > self._first_step and self._assignment.cycles:
             self._assignment.warned(
@@ -555,13 +554,13 @@ class Trial:
                 "trial.state(optimizer=...) to count its steps"
             )
         self._assignment.evaluated(step, metrics, loss)
-        if not self._is_in_batch:
+        if not self._is_in_batch:  # within a loop's body the trial cannot pause
             self._assignment.settle()
         if not self._assignment.is_over:
             self._assignment.resume()
 
     def _check_evaluated(self) -> None:
-        """Raise `UsageError` if a due evaluation is missing, except at step 0: a body of `batches` comes later."""
+        """Raise `UsageError` if a due evaluation is missing."""
         step = self.steps
         if self._assignment.is_over or self._evaluated_at == step:
             return
@@ -570,7 +569,7 @@ class Trial:
                 f"no report() after step {step}, but trial.evaluation_due was true",
                 hint="if trial.evaluation_due: trial.report(accuracy=...)",
             )
-        if step > 0 and self._is_due(step):
+        if step > 0 and self._is_due(step):  # at step 0 no body of `batches` has run
             raise UsageError(
                 f"no evaluation after step {step}, but one was due",
                 hint="batches(loader, evaluate=...), or after each step: if trial.evaluation_due: trial.report(...)",

@@ -166,13 +166,9 @@ class Passes(Generic[T]):
             assignment.stages.keep_micro_batches()
 
     def first(self, size: int, steps: int) -> None:
-        """Begin the first pass; a resumed trial continues within its pass.
-
-        A loader draws random numbers when a pass starts, so the saved random state is restored afterwards. If the trial
-        was paused between two loaders, the first loader is made again: both may share generators.
-        """
+        """Begin the first pass; a resumed trial continues within its pass."""
         stages = self._assignment.stages
-        if stages.has_new_micro_batches(steps):
+        if stages.has_new_micro_batches(steps):  # make the last loader again: both may share generators
             self.begin(stages.last(steps).micro_batch_size)
             self._assignment.skipped()
         behind = self.begin(size)
@@ -182,7 +178,7 @@ class Passes(Generic[T]):
         batches = iter(self._loader)
         for _ in range(behind):
             next(batches, None)
-        self._assignment.skipped()
+        self._assignment.skipped()  # the loader drew random numbers when the pass began
         self._pass = batches
 
     def batches(self) -> Iterator[T]:

@@ -91,6 +91,6 @@ class Averages:
 
 
 def _versions(one: Any) -> list[tuple[int, int]]:
-    """Address and version of each tensor: both in-place changes and replacements show."""
+    # address and version: both replacements and in-place changes show
     leaves = tree_leaves(one.state_dict())
     return [(leaf.data_ptr(), leaf._version) for leaf in leaves if isinstance(leaf, torch.Tensor)]

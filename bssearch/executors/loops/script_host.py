@@ -164,10 +164,8 @@ def run_script(script: str, arguments: list[str], line: int) -> int:
 
 
 def clean_up() -> None:
-    """Join threads, run `atexit` functions and flush files.
-
-    A real exit would tear down all modules, a third of a second per trial.
-    """
+    """Join threads, run `atexit` functions and flush files."""
+    # A real exit would tear down all modules, a third of a second per trial.
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for one in gc.get_objects():

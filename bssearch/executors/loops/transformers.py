@@ -170,7 +170,7 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
         self._trial.close(_what_ended(args))
 
     def _look(self, model: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """Note a micro-batch's samples; a micro-batch may call the model several times."""
+        # A micro-batch may call the model several times.
         if model.training:
             self._micro_batch_samples = self._trial.samples_in(named or given)
 

@@ -89,7 +89,7 @@ class LoopClock:
     """Books a loop's time in ledgers.
 
     The excess time of the first `WARM_UP_STEPS` over the later steps' median (compilation, autotuning, caches) is
-    warm-up, also after a pause. Train seconds are `Clock.counted_train_seconds`.
+    warm-up, also after a pause.
     """
 
     clock: HostClock
@@ -381,11 +381,8 @@ class TrialRun(Assignment):
         return True
 
     def settle(self) -> None:
-        """See `Assignment.settle`.
-
-        A due evaluation comes first: a resumed loop could not make it up.
-        """
-        if self.is_over or self.is_due(self._steps):
+        """See `Assignment.settle`."""
+        if self.is_over or self.is_due(self._steps):  # a resumed loop could not make up a due evaluation
             return
         asked = self._line.asked_to_stop()
         if asked is not None:

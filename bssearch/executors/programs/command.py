@@ -247,7 +247,7 @@ class ReportedTrial:
         self._end(self._course.limited(seconds))
 
     def _samples_after(self, report: Report) -> int:
-        """Samples trained so far; steps without reported samples count as full batches."""
+        # Steps without reported samples count as full batches.
         samples = report.values.get(SAMPLES)
         if samples is None:
             self._assumed_samples = True
@@ -525,7 +525,7 @@ class LoadedCommand(LoadedProgram):
         return WorkloadError(f"the command reports {names}{how_long}; the study's target is of {metric!r}{hint}")
 
     def _reported_step_time(self, configuration: Configuration, process: CommandProcess) -> StepTime:
-        """Time a step; two runs with different evaluation intervals separate evaluation time."""
+        # Two runs with different evaluation intervals separate step from evaluation time.
         few = self._pace(configuration, process)
         evaluation = 0.0
         seconds = few.seconds / few.steps

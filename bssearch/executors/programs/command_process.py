@@ -422,14 +422,11 @@ class CommandProcess(AbstractContextManager["CommandProcess"]):
         return None if self.goes_on() else self.end()
 
     def goes_on(self) -> bool:
-        """True while the program runs or has unread output.
-
-        Ends its descendants when it exits: their output would hide the exit.
-        """
+        """True while the program runs or has unread output."""
         self._reap_orphans()
         if not has_exited(self._process):
             return True
-        self._end_what_is_left()
+        self._end_what_is_left()  # output of descendants would hide the exit
         return self._first_reports is not None or bool(select.select(self._sources, [], [], 0.0)[0])
 
     def reports(self, seconds: float) -> Iterator[Report]:
@@ -522,7 +519,7 @@ class CommandProcess(AbstractContextManager["CommandProcess"]):
             os.killpg(self._process.pid, number)
 
     def _end_what_is_left(self) -> None:
-        """Kill the program's descendants; the group id stays valid until the program is reaped."""
+        # The group id stays valid until the program is reaped.
         if self._has_left:
             return
         self._has_left = True
@@ -531,7 +528,7 @@ class CommandProcess(AbstractContextManager["CommandProcess"]):
         end_descendants(self._process.pid, self._before, KILL_SECONDS)
 
     def _reap_orphans(self) -> None:
-        """Reap adopted orphans, so that long trials do not fill the process table."""
+        # Orphans of a long trial would fill the process table.
         own = {self._process.pid, self._watcher.pid, *(one.pid for one in self._before)}
         with suppress(ChildProcessError):
             while hasattr(os, "waitid"):

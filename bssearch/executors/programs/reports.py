@@ -171,8 +171,7 @@ class ReportReader:
                     _check_is_only(name, match, expression)
 
     def _read_json(self, line: str, follows_return: bool) -> dict[str, float] | None:
-        """Numbers of a JSON report, if any; progress bars leave text before the object."""
-        if follows_return:
+        if follows_return:  # progress bars leave text before the object
             line = line[max(0, line.find("{")) :]
         if not line.startswith("{"):
             return None
@@ -249,7 +248,7 @@ def _number_in(match: re.Match[str], name: str) -> float:
 
 
 def _check_is_only(name: str, first: re.Match[str], expression: re.Pattern[str]) -> None:
-    """Raise `UsageError` if an expression matches another number of the line, such as that of val_accuracy."""
+    """Refuse an expression that also matches another number of the line, such as that of val_accuracy."""
     for match in expression.finditer(first.string, first.end()):
         if match[1] != first[1]:
             raise UsageError(
@@ -259,7 +258,6 @@ def _check_is_only(name: str, first: re.Match[str], expression: re.Pattern[str])
 
 
 def _number(value: object, *, is_whole: bool) -> float | None:
-    """A value as a number, if possible; commas may only separate thousands."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     if isinstance(value, str):

@@ -186,8 +186,7 @@ class LoadedScript(LoadedProgram):
     def _converse(
         self, work: Work, stop: AskStop = lambda: None, take: Callable[[Reply], None] = lambda reply: None
     ) -> Conversation:
-        """Let the script do ``work``; refuse a changed script."""
-        self._refuse_changed()
+        self._refuse_changed()  # each process reads the script again
         kills = kernel_memory_kills()
         process = self._server.start()
         with closing(process.line):

@@ -117,17 +117,14 @@ class SlotActor:
             self._worker.send(decode_command(line))
 
     def hear(self, seconds: float) -> Heard:
-        """The worker's new output and replies, after at most ``seconds``.
-
-        Replies wait for the next call until all earlier output is read.
-        """
+        """The worker's new output and replies, after at most ``seconds``."""
         if not self._waiting:
             self._listen(seconds)
         with self._log.open("rb") as file:
             file.seek(self._log_passed)
             log = file.read(MOST_LOG_BYTES)
         self._log_passed += len(log)
-        if self._log_passed < self._log_due:
+        if self._log_passed < self._log_due:  # replies wait until all earlier output is read
             return Heard(log, ())
         replies, self._waiting = [one for one in self._waiting if one is not None], []
         if any(isinstance(one, TrialEnded) for one in replies):
@@ -273,7 +270,7 @@ def said_by(error: Exception) -> str:
 
 
 def _kill_autoscaler() -> None:
-    """Kill a local Ray's autoscaler, which delays shutdown by a second."""
+    # A local Ray's autoscaler delays shutdown by a second.
     for child in psutil.Process().children():
         with suppress(psutil.Error):
             if any(word.endswith("monitor.py") and "autoscaler" in word for word in child.cmdline()):
@@ -294,17 +291,15 @@ def _imported() -> Any:
 
 
 def _quiet() -> Mapping[str, Any]:
-    """Keep Ray silent: stdout is for the answer."""
+    # stdout is for the answer
     logging.getLogger("ray").setLevel(logging.ERROR)
     return {"log_to_driver": False, "configure_logging": False}
 
 
 @contextmanager
 def _unchanged_by_ray() -> Iterator[None]:
-    """Hide secret variables, command line and stdout from Ray; keep the SIGTERM handler.
-
-    Ray's processes inherit the environment, and clusters show command lines; both may hold secrets.
-    """
+    """Hide secret variables, command line and stdout from Ray; keep the SIGTERM handler."""
+    # Ray's processes inherit the environment, and clusters show command lines; both may hold secrets.
     private = importlib.import_module("ray._private")
     instead = {
         (private.utils, "get_entrypoint_name"): lambda: "bssearch",
@@ -329,7 +324,7 @@ def _unchanged_by_ray() -> Iterator[None]:
 
 @contextmanager
 def _sigterm_as_it_is() -> Iterator[None]:
-    """Keep the SIGTERM handler, which Ray replaces from any thread, but `signal` only from the main thread."""
+    # Ray replaces the handler from any thread; `signal` restores a handler only in the main thread.
     libc = ctypes.CDLL(None)
     before = ctypes.create_string_buffer(_SIGACTION_BYTES)
     libc.sigaction(signal.SIGTERM, None, before)
@@ -341,9 +336,7 @@ def _sigterm_as_it_is() -> Iterator[None]:
 
 HEAR_SECONDS = 1.0  # an actor answers after this wait even without a reply
 
-SILENCE_SECONDS = (
-    60.0  # of silence until an actor counts as lost (network partition); dead processes show within seconds
-)
+SILENCE_SECONDS = 60.0  # until an actor counts as lost (network partition); dead processes show within seconds
 
 
 class ActorWorker:
@@ -444,8 +437,8 @@ class ActorWorker:
         self._death = heard.death
 
     def _end(self, state: TrialState, reason: str) -> None:
-        """Count the worker as dead; kill its actor, which may be alive."""
         self._death = Death(0, verdict=(state, reason))
+        # The actor may still be alive.
         with suppress(self._ray.exceptions.RayError):
             self._ray.kill(self._actor, no_restart=True)
 
@@ -614,7 +607,7 @@ class RayExecutor(SlotExecutor):
         self._cluster.ray.kill(self._seats.pop(slot.index).actor, no_restart=True)
 
     def _load_of(self, slot: Slot) -> Load:
-        """The worker sees only its own devices."""
+        # The worker sees only its own devices.
         return Load(settings=replace(self._settings, slots=1), slot=0, revision=self._revision)
 
     def _worker_environment(self) -> dict[str, str]:
