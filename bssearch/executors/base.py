@@ -42,10 +42,10 @@ AskStop = Callable[[], tuple[TrialState, str] | None]
 class Program:
     """A Python ``script`` with ``arguments``, or any ``command``.
 
-    A script calls `bssearch.current_trial`, or names a function that returns a trainer: ``file.py:make_trainer``.
+    A script calls `bssearch.current_trial`, or is ``file.py:make_trainer``, a function that returns a trainer.
 
     Attributes:
-        default: configuration with which the program is described.
+        default: configuration to describe the program with.
         names: parameters set by the study.
         report: progress expressions, see `bssearch.executors.programs.reports`.
         searched: placeholders required of a command that only reports.
@@ -153,7 +153,7 @@ class Executor(Protocol):
         """
 
     def events(self, timeout: float) -> list[Event]:
-        """Events since the last call; wait up to ``timeout`` seconds for the first."""
+        """Events since the last call; wait up to ``timeout`` seconds."""
 
     def kill(self) -> None:
         """Cancel all trials at once, even in a signal handler; the executor stays usable."""
@@ -171,7 +171,7 @@ class TimesSideBySide(Protocol):
         """Number of slots."""
 
     def measure_step_times(self, requests: Sequence[StepTimeRequest]) -> list[StepTime]:
-        """Time the steps of each request, one request per slot at a time."""
+        """Time each request's steps, one request per slot at a time."""
 
     def step_times_by_device(self, request: StepTimeRequest) -> dict[str, StepTime]:
         """Time a configuration's steps in all slots."""
@@ -202,7 +202,7 @@ Work = Literal["describe"] | StepTimeRequest | MemoryRequest | TrialRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """Command to load a slot's workload, whose file must have ``revision`` if set; slots share ``devices`` devices."""
+    """Command to load a slot's workload, at file ``revision`` if set; slots share ``devices`` devices."""
 
     settings: ExecutorSettings
     slot: int
@@ -252,7 +252,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """Answer to a command that failed, in the ``workload`` or at ``launch``."""
+    """Answer to a failed command, in the ``workload`` or at ``launch``."""
 
     error: Literal["workload", "launch"]
     message: str

@@ -54,7 +54,7 @@ _KILLED = "killed: the run was stopped"
 class InlineExecutor:
     """`Executor` in this process, for debugging.
 
-    `events` trains up to the next evaluation. Raises `UsageError` unless it has one slot and no more threads than CPUs.
+    Raises `UsageError` unless it has one slot and no more threads than CPUs.
     ``hang_seconds`` is ignored. Ctrl-C and leaving the debugger cancel the trial and raise KeyboardInterrupt.
     """
 

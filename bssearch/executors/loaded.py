@@ -1,4 +1,4 @@
-"""A workload loaded in this process; torch is imported late, so that a failed import becomes an answer."""
+"""A workload in this process; torch is imported late, so that a failed import becomes an answer."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ class LoadedWorkload:
 
 
 def refused(error: BaseException, memory_limit_bytes: int | None) -> Refused:
-    """Answer for a workload that failed to load or to be described."""
+    """Answer for a failed load or description."""
     lacks_memory = _ran_out_of_memory(error)
     message, hint = describe_exception(error), error.hint if isinstance(error, BSSearchError) else None
     if lacks_memory:
@@ -232,7 +232,7 @@ def failed(error: BaseException) -> TrialOutcome:
 
 
 def trial_ended(number: int, outcome: TrialOutcome) -> TrialEnded:
-    """Free device memory; return the trial's end, as failed if JSON cannot hold its outcome."""
+    """Free device memory; return the trial's end, failed if JSON cannot hold its outcome."""
     broken = not _device_works()
     try:
         to_json(outcome)

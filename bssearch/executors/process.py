@@ -80,7 +80,7 @@ def describe_exception(error: BaseException) -> str:
 
 
 def _innermost_layer(error: BaseException) -> str:
-    """Name in the outermost module, and kind, of the layer that raised the error."""
+    # the layer's name in the outermost module, and its kind
     layers = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
     modules = [one for one in layers if one is not None and hasattr(one, "named_modules")]
     if not modules:
@@ -250,10 +250,8 @@ _PR_SET_DUMPABLE = 4  # prctl(2)
 
 
 def hide_secrets() -> None:
-    """Protect this process's memory and environment in ``/proc`` (Linux).
-
-    Workers of the same user could read secrets there; root still can.
-    """
+    """Protect this process's memory and environment in ``/proc`` (Linux)."""
+    # Workers of the same user could read secrets there; root still can.
     known = [*os.environ.items()]
     with suppress(psutil.Error, OSError):
         known += psutil.Process().environ().items()  # the initial environment, which ``/proc`` keeps exposing
@@ -278,7 +276,7 @@ def allocator_environment(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def has_exited(process: subprocess.Popen[bytes]) -> bool:
-    """True if a process has exited; does not reap it, so that the pid stays reserved."""
+    """True if a process has exited; not reaped, so that its pid stays reserved."""
     if not hasattr(os, "waitid"):
         return process.poll() is not None
     if process.returncode is not None:
@@ -440,7 +438,7 @@ class WorkerProcess:
             os.killpg(self.pid, signal.SIGKILL)
 
     def bury(self) -> Death:
-        """Kill the worker's group, reap the worker, remove its pipes and report folders."""
+        """Kill the group, reap the worker, remove pipes and report folders."""
         self.kill()
         return_code = self._process.wait()
         self._listener.join()

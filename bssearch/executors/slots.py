@@ -1,4 +1,4 @@
-"""Slots with worker processes, and executors made of slots."""
+"""Slots with workers, and executors made of slots."""
 
 from __future__ import annotations
 
@@ -300,7 +300,7 @@ class SlotExecutor(ABC):
     """`Executor` with one worker per slot.
 
     Call it from one thread. Workers raise `WorkloadError` if the workload's file changes. ``auto`` slots count as 1
-    until one has loaded.
+    until a worker has loaded.
     """
 
     def __init__(self, settings: ExecutorSettings) -> None:
@@ -486,7 +486,7 @@ class SlotExecutor(ABC):
         self._wait_for_burials(_KILL_SECONDS)
 
     def close(self) -> None:
-        """Cancel trials and stop all workers."""
+        """See `Executor.close`."""
         for slot in self._slots:
             if slot.worker:
                 slot.worker.send("exit")

@@ -356,7 +356,7 @@ def _refused(whole: object, field: str, place: str, leaf: object = None) -> Work
 
 
 def in_words(value: object) -> str:
-    """Describe a value: a mapping's keys, or a sequence's first element that differs in kind."""
+    """Describe a value: a mapping's keys, or a sequence's unlike element."""
     kind = type(value).__name__
     if isinstance(value, Mapping):
         fields = ", ".join(f"{name!r}: {kind_of(one)}" for name, one in itertools.islice(value.items(), 4))

@@ -76,7 +76,7 @@ class LoopStages:
         return steps > 0 and self._place(steps) != self._place(steps - 1)
 
     def has_new_micro_batches(self, steps: int) -> bool:
-        """True if the next step's micro-batches have another size than the last step's."""
+        """True if the next step changes the micro-batch size."""
         return self.changes_at(steps) and self.at(steps).micro_batch_size != self.last(steps).micro_batch_size
 
     def samples(self, steps: int) -> int:
@@ -89,7 +89,7 @@ class LoopStages:
         return self.samples(steps) % samples < self.last(steps).batch_size
 
     def keep_micro_batches(self) -> None:
-        """Grow only accumulation; raise `UsageError` if a batch size is no multiple of the micro-batch size."""
+        """Grow only accumulation; raise `UsageError` if the micro-batch size does not divide a batch size."""
         self.check()
         size = self._each[0].micro_batch_size
         for one in self._each:
@@ -168,10 +168,10 @@ class Assignment:
         """Resume the clock."""
 
     def stepped(self, step: int, samples: int | None) -> None:
-        """Record that ``step`` steps are done; ``samples`` since the last record, None if unknown."""
+        """Record that ``step`` steps are done; ``samples`` of the new steps, None if unknown."""
 
     def diverged(self, reason: str) -> bool:
-        """End a trial whose gradients are not finite; False if the work cannot end so."""
+        """End a trial whose gradients are not finite; False if no trial."""
         return False
 
     def modelled(self, modules: Sequence[nn.Module]) -> None:

@@ -84,7 +84,7 @@ class Piece:
         """Do nothing: no hang timeout applies."""
 
     def asked_to_stop(self) -> tuple[TrialState, str] | None:
-        """State and reason of a requested stop, if any."""
+        """See `Line.asked_to_stop`."""
         return self.stop
 
 
@@ -136,7 +136,7 @@ class CalledExecutor:
         return self._ask(request, MemoryUse)
 
     def measure_noise(self, request: NoiseRequest) -> NoiseMeasurement:
-        """Raise `WorkloadError`: only a workload's noise scale can be measured."""
+        """Raise `WorkloadError`: only workloads have noise scales."""
         raise no_noise_scale("a loop")
 
     def submit(self, request: TrialRequest) -> None:

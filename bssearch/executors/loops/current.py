@@ -92,7 +92,7 @@ class SocketLine:
             self.send("heartbeat")
 
     def asked_to_stop(self) -> tuple[TrialState, str] | None:
-        """State and reason of a requested stop, if any."""
+        """See `Line.asked_to_stop`."""
         now = time.monotonic()
         if self._stop is None and now - self._looked >= LOOK_SECONDS:
             self._looked = now
@@ -124,7 +124,7 @@ class Session:
         self.trial: Trial | None = None
 
     def take(self, given: dict[str, ParameterValue], ranks: Ranks | None = None) -> TrialRun | Looked | Leader:
-        """Make the assigned work; with several ranks, rank 0's `Leader` of the work."""
+        """Make the assigned work, or its `Leader` for several ranks."""
         if self.work is not None:
             raise UsageError("current_trial() is called twice: a script trains one trial")
         prepare(self.assign)

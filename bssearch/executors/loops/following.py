@@ -23,7 +23,7 @@ MOST_RATES = 3  # learning rates named in a message
 
 
 class AskedParameters(Mapping[str, ParameterValue]):
-    """A trial's parameters; ``asked`` holds the names that the script has read."""
+    """A trial's parameters; ``asked`` holds names that the script read."""
 
     def __init__(self, values: Mapping[str, ParameterValue]) -> None:
         self.asked: set[str] = set()
@@ -59,7 +59,7 @@ def in_words(rates: Iterable[float]) -> str:
 
 @dataclass(slots=True)
 class FieldsRead:
-    """Fields of the trial that a loop has read; ``lately``: since this stage began."""
+    """A trial's fields that a loop has read; ``lately``: in this stage."""
 
     configuration: Configuration
     searched: Collection[str]
@@ -99,7 +99,7 @@ class FieldsRead:
             )
 
     def first_step(self, parameters: AskedParameters, rate: float) -> list[str]:
-        """Warnings about searched parameters that the loop had not read by its first step.
+        """Warnings about searched parameters unread at the first step.
 
         An unread searched learning rate raises `UsageError`; other parameters may be conditional.
         """
@@ -241,7 +241,7 @@ def _not_asked(now: Configuration, field: str, value: int, before: int) -> Usage
 
 
 class SampleAxis(NamedTuple):
-    """The part of a batch whose length is the number of samples; ``axis`` is None for lists."""
+    """A batch's part whose length is the number of samples; ``axis`` is None for lists."""
 
     keys: tuple[Any, ...]
     axis: int | None
@@ -249,7 +249,7 @@ class SampleAxis(NamedTuple):
 
 
 class BatchRows:
-    """Counts samples by the part of a batch whose length was the expected size in the first micro-batch.
+    """Counts samples by the batch part that had the expected size in the first micro-batch.
 
     Handles tensors, arrays, nested sequences and mappings. Without such a part the first tensor, else the first list
     counts, unless longer than the expected size.

@@ -97,7 +97,7 @@ class DescribedLoop(Looked):
         self._batch_norm_layers = sum(map(batch_norm_layers, modules))
 
     def warned(self, sentence: str) -> None:
-        """Add a warning to the description."""
+        """See `Assignment.warned`."""
         self._warnings.append(sentence)
 
     def stepped(self, step: int, samples: int | None) -> None:
@@ -301,7 +301,7 @@ class TimedLoop(Looked):
 
 
 def work_of(assign: Assign, line: Line) -> TrialRun | Looked:
-    """The trial, measurement or description that is assigned."""
+    """The assigned trial, measurement or description."""
     match assign.work:
         case TrialRequest() as request:
             return TrialRun(request, assign, line)

@@ -396,7 +396,7 @@ class Trial:
 
     @property
     def _step_at_hand(self) -> int | None:
-        """Steps so far; None if the current body of the loop has not stepped."""
+        # None if the current body of the loop has not stepped
         return self._step_at_hand_after(is_whole=self._is_whole) if self._is_in_batch else self.steps
 
     @property
@@ -502,7 +502,7 @@ class Trial:
         self._settle()
 
     def add_samples(self, samples: int | None) -> None:
-        """Add samples to the current step; None if their number is unknown."""
+        """Add to the current step's samples; None if unknown."""
         self._samples = None if samples is None or self._samples is None else self._samples + samples
 
     def _untold(self, problem: str, remedy: str) -> None:

@@ -138,7 +138,7 @@ Given = Iterable[T] | MakeLoader[T]
 class Passes(Generic[T]):
     """The passes over the loader, or loader function, of `batches`.
 
-    A loader keeps its micro-batch size while the batch grows; raises `UsageError` if a batch size is no multiple of it.
+    Raises `UsageError` if a plain loader's micro-batch size, which is fixed, does not divide each batch size.
     """
 
     def __init__(
@@ -191,7 +191,7 @@ class Passes(Generic[T]):
             entered = self._now()
 
     def check(self, size: int) -> None:
-        """Raise `UsageError` if the loader was empty; the rest of a resumed pass may be."""
+        """Raise `UsageError` for an empty pass, unless a resumed one."""
         if self._is_empty and self._pass is self._loader:
             raise UsageError(
                 f"the loader of batches() is empty, at a micro-batch size of {size}",

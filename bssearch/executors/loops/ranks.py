@@ -43,7 +43,7 @@ class Ranks(Protocol):
 
 
 class DistributedRanks:
-    """The ranks of torch.distributed's default group."""
+    """Ranks of torch.distributed's default group."""
 
     def __init__(self, local_rank: int) -> None:
         self.rank = distributed.get_rank()
@@ -176,20 +176,20 @@ class Leader(RankWork):
         self.work.begin()
 
     def pause(self) -> None:
-        """Stop the clock."""
+        """See `Assignment.pause`."""
         self.work.pause()
 
     def resume(self) -> None:
-        """Resume the clock."""
+        """See `Assignment.resume`."""
         self.work.resume()
 
     def stepped(self, step: int, samples: int | None) -> None:
-        """Count steps; refuse a skipped evaluation."""
+        """See `RankWork.stepped`."""
         super().stepped(step, samples)
         self.work.stepped(step, samples)
 
     def waited(self, seconds: float) -> None:
-        """Count a wait for data."""
+        """See `Assignment.waited`."""
         self.work.waited(seconds)
 
     def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
@@ -207,11 +207,11 @@ class Leader(RankWork):
             self.work.test(evaluate)
 
     def warned(self, sentence: str) -> None:
-        """Record a warning."""
+        """See `Assignment.warned`."""
         self.work.warned(sentence)
 
     def modelled(self, modules: Sequence[nn.Module]) -> None:
-        """Note the modules that are trained."""
+        """See `Assignment.modelled`."""
         self.work.modelled(modules)
 
     def keep(self, objects: Mapping[str, Any]) -> tuple[int, int]:
@@ -219,7 +219,7 @@ class Leader(RankWork):
         return self.work.keep(objects)
 
     def looped(self, step: int, because: str = "") -> None:
-        """End the trial with its loop."""
+        """See `Assignment.looped`."""
         self.work.looped(step, because)
         self.is_over = self.work.is_over
 

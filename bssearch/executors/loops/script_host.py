@@ -72,7 +72,7 @@ def prepare_to_fork(script: Path) -> str | None:
 
 
 def serve(worker: socket.socket, script: str, arguments: list[str], anew: str | None) -> None:
-    """Run a trial for each descriptor that the worker sends, and report its exit."""
+    """Run a trial for each descriptor received; report its exit."""
     become_subreaper()
     outlive_parent()  # the socket shows the worker's end
     worker.set_inheritable(False)

@@ -300,7 +300,7 @@ def training_arguments(
 
 
 def fill(arguments: TrainingArguments, trial: Trial, train_samples: int | None) -> None:
-    """Set arguments that the user left at their defaults, unless `training_arguments` made ``arguments``."""
+    """Set arguments left at their defaults, unless `training_arguments` made ``arguments``."""
     if hasattr(arguments, FILLED):
         return
     defaults = {field.name: field.default for field in dataclasses.fields(arguments)}
@@ -451,9 +451,8 @@ LEAST_CHANGE = 1e-3  # relative, of a loss whose item count doubles; far below t
 def check_counts_items(model: torch.nn.Module) -> Callable[[], None]:
     """Check the model's next loss; return a function that cancels the check.
 
-    A model with further arguments must divide by ``num_items_in_batch``, the items of all micro-batches of a step. If
-    the model averages over its micro-batch instead, its gradients are too large, and its forward pass raises
-    `UsageError`.
+    A model with further arguments must divide its loss by ``num_items_in_batch``, the items of all micro-batches of a
+    step. Otherwise its gradients are too large, and its forward pass raises `UsageError`.
     """
 
     def look(module: torch.nn.Module, args: tuple[Any, ...], given: dict[str, Any], output: Any) -> None:

@@ -272,7 +272,7 @@ NO_STATE = "the script did not call trial.state(...), which a script with a Trai
 
 
 class TrialRun(Assignment):
-    """The work of a loop that trains a trial."""
+    """Work of a loop that trains a trial."""
 
     def __init__(
         self,
@@ -349,7 +349,7 @@ class TrialRun(Assignment):
             self._random.restore(self._saved_random)
 
     def pass_ended(self) -> None:
-        """End a pass early."""
+        """See `Assignment.pass_ended`."""
         self._pass.end()
 
     def is_due(self, step: int) -> bool:
@@ -360,11 +360,11 @@ class TrialRun(Assignment):
         return is_due and (last is None or last.step != step)
 
     def pause(self) -> None:
-        """Stop the clock for an evaluation."""
+        """See `Assignment.pause`."""
         self._clock.enter("evaluation")
 
     def resume(self) -> None:
-        """Resume the clock."""
+        """See `Assignment.resume`."""
         self._clock.train()
 
     def stepped(self, step: int, samples: int | None) -> None:
@@ -376,7 +376,7 @@ class TrialRun(Assignment):
         self._line.progressed()
 
     def diverged(self, reason: str) -> bool:
-        """End the trial as diverged."""
+        """See `Assignment.diverged`."""
         self._end(Ending(TrialState.DIVERGED, reason))
         return True
 
@@ -393,12 +393,12 @@ class TrialRun(Assignment):
                 self._end(late)
 
     def waited(self, seconds: float) -> None:
-        """Count a wait for data."""
+        """See `Assignment.waited`."""
         self._data_seconds = (self._data_seconds or 0.0) + seconds
         self._pass.micro_batches += 1
 
     def warned(self, sentence: str) -> None:
-        """Keep a warning for the outcome."""
+        """See `Assignment.warned`."""
         if sentence not in self._course.progress.warnings:
             self._course.progress.warnings.append(sentence)
 
@@ -437,7 +437,7 @@ class TrialRun(Assignment):
             self._end(ending)
 
     def test(self, evaluate: Evaluate) -> None:
-        """Evaluate the test set if the plan asks for it and the trial ended well."""
+        """Evaluate the test set if planned and the trial ended well."""
         if self._has_ended or not self._is_tested:
             return
         self._clock.enter("evaluation")
@@ -446,7 +446,7 @@ class TrialRun(Assignment):
         self.finish()
 
     def looped(self, step: int, because: str = "") -> None:
-        """End the trial with its loop."""
+        """See `Assignment.looped`."""
         if step == 0:
             raise UsageError(f"the loop ended before its first step{ended_by(because)}")
         if self._course.progress.last is None:
@@ -457,7 +457,7 @@ class TrialRun(Assignment):
         self._end(Ending(TrialState.EXHAUSTED, f"the script ended its loop at step {step}{ended_by(because)}"))
 
     def ran_out_of_memory(self, error: BaseException) -> bool:
-        """End the trial as out of memory."""
+        """See `Assignment.ran_out_of_memory`."""
         micro = self.stages.at(self._steps).micro_batch_size
         reason = f"out of memory, micro-batch {micro}, step {self._steps}: {first_line(error)}"
         self._end(Ending(TrialState.OOM, reason))
@@ -475,7 +475,7 @@ class TrialRun(Assignment):
         return self._steps, self._samples
 
     def finish(self) -> None:
-        """Report an ended trial."""
+        """See `Assignment.finish`."""
         if self._ending is None or self._has_ended:
             return
         self._has_ended = True
@@ -483,7 +483,7 @@ class TrialRun(Assignment):
         self._line.send(TrialEnded(self._request.number, self._outcome(self._ending)))
 
     def close(self) -> None:
-        """Stop measuring memory."""
+        """See `Assignment.close`."""
         self._memory.close()
 
     def state(self) -> dict[str, Any]:

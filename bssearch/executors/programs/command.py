@@ -260,7 +260,7 @@ class ReportedTrial:
         return int(samples)
 
     def _observe_waiting(self) -> None:
-        """Record a single report, timed from the program's start."""
+        # A single report is timed from the program's start.
         if self._waiting is not None and self._first is not None:
             waiting, self._waiting = self._waiting, None
             self._observe(waiting, self._first[1] - self._started)

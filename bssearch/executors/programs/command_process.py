@@ -203,7 +203,7 @@ class LoadedProgram(ABC):
 
 
 def answer_in(found: Conversation) -> Answer | None:
-    """The program's answer, if any; raises an error that the program reported."""
+    """The program's answer, if any; raises the error reported."""
     if isinstance(found.reply, Refused):
         raise found.reply.as_error()
     assert not isinstance(found.reply, TrialEnded), "no trial was asked for"
@@ -239,7 +239,7 @@ def with_end(outcome: TrialOutcome, found: Conversation, program: str) -> TrialO
 
 
 class TrialSocket:
-    """A Unix socket for one program; its folder belongs to the worker.
+    """A Unix socket for one program.
 
     Does not listen if the path exceeds 108 bytes (Linux, unix(7)); programs that report need no socket.
     """

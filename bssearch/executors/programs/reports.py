@@ -8,7 +8,7 @@ expression has one group::
     accuracy: 'acc=([0-9.]+)'
 
 Matches form one report when the line with their step arrives. A number in another form than the group takes, such as
-nan, is read, too. Other lines are skipped. An unreadable report raises `UsageError`.
+nan, is read, too. Other lines are skipped.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class ReportPace:
 
 
 def pace_of(reports: Iterator[Report]) -> tuple[ReportPace | None, int]:
-    """The pace, None if there are too few reports, and the number of reports read."""
+    """The pace, None if too few reports, and the number of reports."""
     began, count, pace = 0.0, 0, None
     first: Report | None = None
     for report in reports:
@@ -248,7 +248,7 @@ def _number_in(match: re.Match[str], name: str) -> float:
 
 
 def _check_is_only(name: str, first: re.Match[str], expression: re.Pattern[str]) -> None:
-    """Refuse an expression that also matches another number of the line, such as that of val_accuracy."""
+    # the expression may also match another metric, such as val_accuracy
     for match in expression.finditer(first.string, first.end()):
         if match[1] != first[1]:
             raise UsageError(

@@ -105,7 +105,7 @@ class ScriptServer:
             raise LaunchError(f"the script cannot be started: {error}") from error
 
     def exit_told(self) -> int | None:
-        """The last started script's exit code; None while the script runs."""
+        """The last started script's exit code; None while running."""
         self._control.setblocking(False)
         try:
             return cast(int, self._told()["exit"])

@@ -342,7 +342,7 @@ SILENCE_SECONDS = 60.0  # until an actor counts as lost (network partition); dea
 class ActorWorker:
     """A `bssearch.executors.process.WorkerHandle` in an actor on ``machine``.
 
-    One thread sends commands in order, one polls for replies. A silent actor is lost.
+    A silent actor is lost.
     """
 
     def __init__(
