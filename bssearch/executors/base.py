@@ -124,7 +124,7 @@ class Executor(Protocol):
 
     @property
     def slots_apart(self) -> bool:
-        """True if runs in different slots are compared as if each ran alone: each has a device, or cores of a CPU."""
+        """True if runs in different slots compare as if each ran alone: each slot has a device or CPU cores."""
 
     def describe(self) -> WorkloadDescription:
         """Describe the workload."""
@@ -241,7 +241,7 @@ class Assign:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """Answer to `Load`: the workload file's ``revision``, the GPU's names, and the number of ``devices`` for slots."""
+    """Answer to `Load`: the workload file's ``revision``, the GPU's UUID and name, and the number of ``devices``."""
 
     device: str
     revision: str | None = None

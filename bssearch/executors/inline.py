@@ -54,7 +54,7 @@ _KILLED = "killed: the run was stopped"
 class InlineExecutor:
     """`Executor` in this process, for debugging.
 
-    Raises `UsageError` unless it has one slot and no more threads than CPUs.
+    Raises `UsageError` for several slots or more threads than CPUs.
     ``hang_seconds`` is ignored. Ctrl-C and leaving the debugger cancel the trial and raise KeyboardInterrupt.
     """
 
@@ -98,7 +98,8 @@ class InlineExecutor:
                 f"workload {self._settings.workload!r} is not in a file, but memory is measured in another process",
                 hint="put the workload into a file, and name the file in the spec",
             )
-        executor = LocalExecutor(replace(self._settings, allow_busy=True, log_folder=None))  # by this process
+        # This process uses the device.
+        executor = LocalExecutor(replace(self._settings, allow_busy=True, log_folder=None))
         try:
             return executor.measure_memory(request)
         finally:
@@ -125,7 +126,7 @@ class InlineExecutor:
             self._stop = stop.state, stop.reason
 
     def events(self, timeout: float) -> list[Event]:
-        """Train to the trial's next evaluation or its end."""
+        """Train to the trial's next evaluation or end."""
         if not self._events:
             if self._trial is None:
                 time.sleep(timeout)

@@ -308,7 +308,7 @@ def kill_descendants(parent: int) -> None:
 
 
 def end_descendants(group: int, spared: Collection[psutil.Process] = (), seconds: float = math.inf) -> None:
-    """Kill a group, then all descendants of this process but its leader and ``spared``; wait until they end."""
+    """Kill a group, then all descendants of this process but the group's leader and ``spared``; wait until they end."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGKILL)
     deadline = time.monotonic() + seconds
@@ -364,7 +364,7 @@ class WorkerProcess:
     """A worker as a child process in its own session.
 
     Create the worker in a thread that outlives it: Linux kills the worker with that thread. ``pid`` is also the
-    worker's group and session id.
+    group and session id.
     """
 
     place = ""  # this machine

@@ -57,7 +57,7 @@ from bssearch.records import (
 
 
 class LogFolder:
-    """Folder of a log per slot; temporary by default."""
+    """Folder with a log per slot; temporary by default."""
 
     def __init__(self, folder: Path | None) -> None:
         self.is_kept = folder is not None
@@ -135,7 +135,7 @@ class SlotState(Enum):
     ANSWERING = auto()  # describes or measures
     TRAINING = auto()
     REFUSED = auto()  # the last request failed, see `Slot.failure`
-    CONDEMNED = auto()  # killed by us; its exit is not yet reported
+    CONDEMNED = auto()  # killed by bssearch; the worker's exit is not yet reported
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,7 @@ class Slot:
         self.trial: RunningTrial | None = None
         self._keeps_log = keeps_log
         self._verdict: tuple[TrialState, str] | None = None
-        self._job_log = 0  # position when the worker got its last job
+        self._job_log = 0  # log position in bytes when the worker got its last job
 
     def start(self, worker: WorkerHandle, load: Load) -> None:
         """EMPTY → LOADING: load the workload."""
@@ -596,7 +596,7 @@ def cpu_slots(threads: int) -> int:
 
 
 def usable_cores() -> int:
-    """Physical cores that this process may use, by affinity and by the quota of its control group."""
+    """Physical cores that this process may use, by affinity and by its control group's quota."""
     logical = psutil.cpu_count() or 1
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else logical
     cores = allowed * (psutil.cpu_count(logical=False) or logical) // logical

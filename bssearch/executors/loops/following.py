@@ -194,7 +194,7 @@ class Followed:
             self._assignment.warned(f"the batch has grown to {now.batch_size}, and {lacks}")
 
     def check_size(self, batch: Any, size: int, steps: int) -> None:
-        """Warn if a stage's first micro-batch has a wrong size; raise `UsageError` for the last stage's size."""
+        """Warn if a stage's first micro-batch has a wrong size; raise `UsageError` for the previous stage's size."""
         self.awaits_batch = False
         shapes = [tuple(one.shape[:2]) for one in tree_leaves(batch) if isinstance(one, torch.Tensor) and one.ndim]
         if not shapes or any(size in shape for shape in shapes):
@@ -258,7 +258,7 @@ class BatchRows:
     _place: SampleAxis | None = None
 
     def first(self, batch: Any, size: int) -> None:
-        """Choose the part that counts, from the first micro-batch of a new size."""
+        """Choose the counted part from a new size's first micro-batch."""
         self._place = _chosen(list(_places(batch)), size)
 
     def count(self, batch: Any, size: int) -> int | None:

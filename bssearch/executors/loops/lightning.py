@@ -80,7 +80,8 @@ class TrialCallback(Callback):  # type: ignore[misc]
         self._micro_batches = 0
         self._steps = 0
         self._horizon = math.inf
-        self._rates: set[float] | None = None  # learning rates set for the trial; None if the script sets its own
+        # learning rates set for the trial; None if the script or a schedule sets them
+        self._rates: set[float] | None = None
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Check the Trainer; set its gradient accumulation."""

@@ -86,7 +86,8 @@ class DescribedLoop(Looked):
 
     def __init__(self, assign: Assign, line: Line) -> None:
         super().__init__(assign, line)
-        self.stages = LoopStages(assign.configuration)  # refuses a bad schedule before the search
+        # A schedule that the loop cannot follow is refused before the search.
+        self.stages = LoopStages(assign.configuration)
         self._metrics: Metrics = {}
         self._steps = 0
         self._warnings: list[str] = []
@@ -162,7 +163,7 @@ class MeasuredMemory(Looked):
         self._tell(fits=True, peak=peak_process_memory_bytes(self._torch_device))
 
     def ran_out_of_memory(self, error: BaseException) -> bool:
-        """Report that memory ran out."""
+        """See `Assignment.ran_out_of_memory`."""
         self._tell(fits=False, peak=None, reason=first_line(error))
         return True
 
@@ -244,7 +245,7 @@ class TimedLoop(Looked):
             self._tell()
 
     def ran_out_of_memory(self, error: BaseException) -> bool:
-        """Report that memory ran out."""
+        """See `Assignment.ran_out_of_memory`."""
         self._clock.pause()
         self._answer(StepTime.where_memory_ran_out(self.configuration))
         return True

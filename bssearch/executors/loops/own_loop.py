@@ -122,13 +122,13 @@ class Trial:
 
     @property
     def learning_rate(self) -> float:
-        """The learning rate, or the peak of a learning rate schedule."""
+        """The learning rate, or the peak of its schedule."""
         self._asked.note("learning_rate")
         return self._now.learning_rate
 
     @property
     def rate_to_set(self) -> float:
-        """The learning rate, for a Trainer: reading this property does not count as the script's use."""
+        """The learning rate for a Trainer; reading it does not count as the script's use."""
         return self._now.learning_rate
 
     def check_rates(self, optimizer: Any) -> None:

@@ -74,7 +74,7 @@ class GrowingSampler(SeededSampler):
     """Sampler for a batch size schedule; see `bssearch.training.batches.Growth`.
 
     A pass ends with its epoch, or before the micro-batch size changes. The next pass starts after the completed
-    ``steps()``, regardless of the rows yielded.
+    ``steps()``.
     """
 
     def __init__(self, samples: int, stages: LoopStages, seed: int, steps: Callable[[], int]) -> None:

@@ -15,11 +15,11 @@ from bssearch.records import Configuration
 from bssearch.spec.space.micro_batches import batch_norm_caveats
 from bssearch.training.loop import batch_norm_layers
 
-WATCHED_STEPS = 3  # first steps checked; an average that follows micro-batches does so in each step
+WATCHED_STEPS = 3  # first steps to check; an average that follows micro-batches does so in each step
 
 
 def modules_of(objects: Collection[Any]) -> list[nn.Module]:
-    """The modules among these objects, without modules inside another of them."""
+    """The modules among these objects, without parts of other modules."""
     modules = [one for one in objects if isinstance(one, nn.Module)]
     inner = {id(part) for one in modules for part in one.modules() if part is not one}
     return [one for one in modules if id(one) not in inner]

@@ -54,13 +54,13 @@ class DistributedRanks:
             torch.cuda.set_device(local_rank)
 
     def share(self, said: T | None) -> T | None:
-        """Broadcast rank 0's value."""
+        """See `Ranks.share`."""
         box = [said]
         distributed.broadcast_object_list(box, src=0)
         return box[0]
 
     def wait(self) -> None:
-        """Wait for all ranks."""
+        """See `Ranks.wait`."""
         distributed.barrier(device_ids=[self._local_rank] if self._uses_cuda else None)
 
     def device_of(self, device: str) -> str:
@@ -139,7 +139,7 @@ class Follower(RankWork):
         self._ranks.wait()
 
     def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
-        """Learn whether the trial is over."""
+        """Learn from rank 0 whether the trial is over."""
         self._ranks.wait()
         self._word = cast(Word, self._ranks.share(None))
         self.is_over = self._word.is_over

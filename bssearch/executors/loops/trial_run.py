@@ -50,7 +50,7 @@ def contention_meter(device: torch.device, threads: int, core: CorePace | None) 
 
 
 class HostClock(Clock):
-    """Times by the host: CUDA events would miss the user's other streams."""
+    """Clock of the host: CUDA events would miss the user's other streams."""
 
     def __init__(
         self,

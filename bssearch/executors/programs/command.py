@@ -61,7 +61,7 @@ class ReportedTrial:
     """Collects a program's reports; ``ending`` is None while the trial runs.
 
     Uses the program's own training seconds, else the wall clock from the first reported step, with earlier steps at the
-    pace of later ones.
+    pace of later steps.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class ReportedTrial:
     def take(self, report: Report, now: float) -> None:
         """Add a report received at ``now``.
 
-        Raises `UsageError` if steps or seconds decrease, seconds come only sometimes, or there are more than
+        Raises `UsageError` if steps or seconds decrease, only some reports have seconds, or there are more than
         `MOST_OBSERVATIONS`.
         """
         if self.ending is not None:
@@ -298,7 +298,7 @@ def files_of(command: Sequence[str], folder: Path) -> dict[str, Path]:
 
 
 def digest_of(path: Path) -> str:
-    """Digest of content, or of size above `LARGEST_FILE`."""
+    """Digest of a file's content, or of its size above `LARGEST_FILE`."""
     size = path.stat().st_size
     if size > LARGEST_FILE:
         return hashlib.sha256(f"{size} bytes".encode()).hexdigest()

@@ -69,7 +69,7 @@ LEAVE_SECONDS = 30.0  # for a program's clean-up after its trial, before it is k
 
 
 class ProgramProcess(Protocol):
-    """A program at work."""
+    """A running program."""
 
     @property
     def line(self) -> socket.socket:
@@ -345,7 +345,7 @@ _MOST_CHUNKS_LEFT = 16  # far above a pipe's 64 KiB (pipe(7))
 class CommandProcess(AbstractContextManager["CommandProcess"]):
     """A started program; leaving the ``with`` block ends it and its descendants.
 
-    ``began`` is its start time. Raises `WorkloadError` if the command does not exist, `LaunchError` if it cannot start.
+    Raises `WorkloadError` if the command does not exist, `LaunchError` if it cannot start.
     """
 
     def __init__(
@@ -382,7 +382,7 @@ class CommandProcess(AbstractContextManager["CommandProcess"]):
 
     @property
     def last_lines(self) -> str:
-        """End of the output."""
+        """End of the program's output."""
         return self._tail.decode(errors="replace")
 
     @property

@@ -244,7 +244,7 @@ class Cluster:
             )
 
     def nodes(self) -> list[Node]:
-        """Live nodes."""
+        """The cluster's live nodes."""
         return [
             Node(one["NodeManagerHostname"], one["Resources"].get("CPU", 0.0), one["Resources"].get("GPU", 0.0))
             for one in self.ray.nodes()
