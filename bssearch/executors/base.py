@@ -117,7 +117,7 @@ Event = TrialObserved | TrialEnded
 class Executor(Protocol):
     """Runs trials in slots; a trial's last event is its only `TrialEnded`.
 
-    Measurements need idle slots. Constructors take only `ExecutorSettings`.
+    Measurements need idle slots. Constructors of registered executors take only `ExecutorSettings`.
     """
 
     slots: int

@@ -109,7 +109,7 @@ class LoopClock:
             self._step_began = self._counted
 
     def enter(self, name: Ledger) -> None:
-        """Book the time from now in a ledger."""
+        """Book time from now in a ledger."""
         self.pause()
         self._opened.enter_context(self.clock.ledger(name))
         self._name = name
