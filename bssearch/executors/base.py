@@ -42,14 +42,14 @@ AskStop = Callable[[], tuple[TrialState, str] | None]
 class Program:
     """A Python ``script`` with ``arguments``, or any ``command``.
 
-    A script calls `bssearch.current_trial`; ``file.py:make_trainer`` returns a trainer per trial.
+    A script calls `bssearch.current_trial`, or is ``file.py:make_trainer``, a function that returns a trainer.
 
     Attributes:
-        default: configuration of the description.
+        default: configuration to describe the program with.
         names: parameters set by the study.
         report: progress expressions, see `bssearch.executors.programs.reports`.
         searched: placeholders required of a command that only reports.
-        needs_samples: the objective is in samples.
+        needs_samples: whether the study's objective counts samples.
     """
 
     default: Configuration
@@ -63,7 +63,7 @@ class Program:
     needs_samples: bool = False
 
     def parameters(self, configuration: Configuration) -> dict[str, ParameterValue]:
-        """Values besides batch size and learning rate."""
+        """Values that the study sets, besides batch size and learning rate."""
         values = {**{name: getattr(configuration, name) for name in TRAINING_PARAMETERS}, **configuration.parameters}
         values["optimizer"] = configuration.optimizer
         return {name.rpartition(".")[2]: value for name, value in values.items() if name in self.names}
@@ -78,7 +78,7 @@ class ExecutorSettings:
         given: workload class or object, for the executor ``inline``.
         slots: ``auto`` is one per CUDA device, or up to four on a CPU (`cpu_slots`).
         device: ``auto`` (CUDA devices round-robin, else the CPU), ``cpu``, ``cuda`` or ``cuda:N``.
-        own_parameters: defaults for the description, as ``model.NAME`` and ``loss.NAME``.
+        own_parameters: defaults of the workload's own parameters, as ``model.NAME`` and ``loss.NAME``.
         optimizers: optimizers whose libraries must be installed.
         address: Ray cluster, ``auto`` or ``HOST:PORT``.
     """
@@ -107,7 +107,7 @@ class ExecutorSettings:
 
     @property
     def least_slots(self) -> int:
-        """``slots``; ``auto`` is 1 until loaded."""
+        """Number of slots; 1 for ``auto``."""
         return 1 if self.slots == "auto" else self.slots
 
 
@@ -117,26 +117,26 @@ Event = TrialObserved | TrialEnded
 class Executor(Protocol):
     """Runs trials in slots; a trial's last event is its only `TrialEnded`.
 
-    Nothing is measured while a trial runs. Classes take only `ExecutorSettings`.
+    Measurements need idle slots. Constructors of registered executors take only `ExecutorSettings`.
     """
 
     slots: int
 
     @property
     def slots_apart(self) -> bool:
-        """True if runs in different slots are compared as if each ran alone: each has a device, or cores of a CPU."""
+        """True if runs in different slots compare as if each ran alone: each slot has a device or CPU cores."""
 
     def describe(self) -> WorkloadDescription:
         """Describe the workload."""
 
     def measure_step_time(self, request: StepTimeRequest) -> StepTime:
-        """Time steps; raise `LaunchError` if the worker dies."""
+        """Time a configuration's steps; raise `LaunchError` if the worker dies."""
 
     def measure_memory(self, request: MemoryRequest) -> MemoryUse:
         """Test in a new process whether a micro-batch fits."""
 
     def measure_noise(self, request: NoiseRequest) -> NoiseMeasurement:
-        """Measure the noise scale near a target."""
+        """Measure the gradient noise scale near a target."""
 
     def submit(self, request: TrialRequest) -> None:
         """Start a trial in a free slot.
@@ -153,7 +153,7 @@ class Executor(Protocol):
         """
 
     def events(self, timeout: float) -> list[Event]:
-        """New events; wait up to ``timeout`` seconds."""
+        """Events since the last call; wait up to ``timeout`` seconds."""
 
     def kill(self) -> None:
         """Cancel all trials at once, even in a signal handler; the executor stays usable."""
@@ -171,10 +171,10 @@ class TimesSideBySide(Protocol):
         """Number of slots."""
 
     def measure_step_times(self, requests: Sequence[StepTimeRequest]) -> list[StepTime]:
-        """Time requests, one per slot at a time."""
+        """Time each request's steps, one request per slot at a time."""
 
     def step_times_by_device(self, request: StepTimeRequest) -> dict[str, StepTime]:
-        """Time a configuration in all slots."""
+        """Time a configuration's steps in all slots."""
 
 
 def check_threads(settings: ExecutorSettings) -> None:
@@ -188,7 +188,7 @@ def check_threads(settings: ExecutorSettings) -> None:
 
 
 def make_executor(name: str, settings: ExecutorSettings) -> Executor:
-    """Make an executor."""
+    """Make the executor of this name."""
     return cast(Executor, registry.load("executors", name)(settings))
 
 
@@ -202,7 +202,7 @@ Work = Literal["describe"] | StepTimeRequest | MemoryRequest | TrialRequest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """Load a slot's workload, at ``revision`` if set; slots share ``devices``."""
+    """Command to load a slot's workload, at file ``revision`` if set; slots share ``devices`` devices."""
 
     settings: ExecutorSettings
     slot: int
@@ -212,7 +212,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assign:
-    """``work`` for ``program``, with its own values ``given``."""
+    """Command to do ``work`` with ``program``; ``given`` are the script's own parameter values."""
 
     work: Work
     program: Program
@@ -223,7 +223,7 @@ class Assign:
 
     @property
     def plan(self) -> TrialPlan | StepTimeRequest | MemoryRequest | None:
-        """Configuration and threads; None for a description."""
+        """The work's configuration and threads; None for a description."""
         if isinstance(self.work, TrialRequest):
             return self.work.plan
         return None if self.work == "describe" else self.work
@@ -235,15 +235,13 @@ class Assign:
 
     @property
     def parameters(self) -> dict[str, ParameterValue]:
-        """Values besides batch size and learning rate."""
+        """Parameter values besides batch size and learning rate."""
         return {**self.given, **self.program.parameters(self.configuration)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """Answer to `Load`, with the file's ``revision``, the GPU's ``device_uuid`` and ``device_name``; slots share
-    ``devices``.
-    """
+    """Answer to `Load`: the workload file's ``revision``, the GPU's UUID and name, and the number of ``devices``."""
 
     device: str
     revision: str | None = None
@@ -254,7 +252,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """Failed in the ``workload`` or at ``launch``."""
+    """Answer to a failed command, in the ``workload`` or at ``launch``."""
 
     error: Literal["workload", "launch"]
     message: str
@@ -262,19 +260,19 @@ class Refused:
     out_of_memory: bool = False
 
     def as_error(self) -> BSSearchError:
-        """The error to raise."""
+        """The failure as an exception."""
         kind = WorkloadError if self.error == "workload" else LaunchError
         return kind(self.message, hint=self.hint)
 
 
 Command = Load | Literal["describe", "exit"] | Measurement | TrialRequest | TrialStop | Assign
 
-# heartbeat: the trial has made progress since the last
+# heartbeat: the trial has made progress since the last heartbeat
 Reply = Loaded | Literal["heartbeat"] | Answer | Refused | TrialObserved | TrialEnded
 
 
 def encode(message: Command | Reply) -> bytes:
-    """One line; raise `ValueError` for NaN or infinity."""
+    """Encode a message as one line; raise `ValueError` for NaN or infinity."""
     if isinstance(message, str):
         return f"{message}\n".encode()
     fields = json.dumps(asdict(message), default=_plain, allow_nan=False)
@@ -312,7 +310,7 @@ def _kinds(union: Any) -> dict[str, Any]:
 _adapter = functools.cache(TypeAdapter[Any])
 
 
-HEARTBEAT_SECONDS = 1.0  # least interval; small compared with any hang timeout
+HEARTBEAT_SECONDS = 1.0  # least interval between heartbeats; small compared with any hang timeout
 
 CHUNK_BYTES = 1 << 16  # a pipe's capacity on Linux (pipe(7))
 

@@ -43,9 +43,9 @@ def usable_devices(wanted: str, allow_busy: bool = False) -> list[torch.device]:
 def memory_limit_of_slot(
     device: torch.device, slot: int, slots: int, devices: int, limit_bytes: int | None
 ) -> int | None:
-    """A slot's limit in bytes, if any.
+    """A slot's memory limit in bytes, if any.
 
-    Slots on a CUDA device share it, minus `CONTEXT_BYTES` each, within ``limit_bytes``.
+    Slots on a CUDA device share its memory, minus `CONTEXT_BYTES` each, within ``limit_bytes``.
     """
     sharers = len(range(slot % devices, slots, devices))
     if device.type != "cuda" or sharers <= 1:

@@ -1,7 +1,7 @@
 """Runs trials in this process, so that `breakpoint()` works.
 
-Not isolated: crashes end the run, user code sees secrets, CPU memory is unlimited. Output goes to stderr; that of child
-processes is not logged.
+Trials are not isolated: crashes end the run, user code sees secrets, CPU memory is unlimited. Output goes to stderr;
+output of child processes is not logged.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from bssearch.settings import environment_with
 
 T = TypeVar("T")
 
-# Python's defaults: the command line's higher ones would let training cycles keep much memory
+# Python's defaults: with the command line's higher thresholds, reference cycles of training would keep much memory
 PYTHON_THRESHOLDS = (700, 10, 10)
 
 STDOUT, STDERR = 1, 2
@@ -54,7 +54,7 @@ _KILLED = "killed: the run was stopped"
 class InlineExecutor:
     """`Executor` in this process, for debugging.
 
-    `events` trains up to the next evaluation. Raises `UsageError` unless it has one slot and no more threads than CPUs.
+    Raises `UsageError` for several slots or more threads than CPUs.
     ``hang_seconds`` is ignored. Ctrl-C and leaving the debugger cancel the trial and raise KeyboardInterrupt.
     """
 
@@ -79,7 +79,7 @@ class InlineExecutor:
 
     @property
     def slots_apart(self) -> bool:
-        """True once loaded on a GPU."""
+        """True once the workload is loaded on a GPU."""
         return self._loaded is not None and self._loaded.device != "cpu"
 
     def describe(self) -> WorkloadDescription:
@@ -91,14 +91,15 @@ class InlineExecutor:
         return self._measured(request, StepTime)
 
     def measure_memory(self, request: MemoryRequest) -> MemoryUse:
-        """Test in a worker; raise `UsageError` for a workload without a file."""
+        """Test in a worker whether a micro-batch fits; raise `UsageError` for a workload without a file."""
         self._refuse_while_a_trial_runs()
         if self._settings.given is not None:
             raise UsageError(
                 f"workload {self._settings.workload!r} is not in a file, but memory is measured in another process",
                 hint="put the workload into a file, and name the file in the spec",
             )
-        executor = LocalExecutor(replace(self._settings, allow_busy=True, log_folder=None))  # busy with this process
+        # This process uses the device.
+        executor = LocalExecutor(replace(self._settings, allow_busy=True, log_folder=None))
         try:
             return executor.measure_memory(request)
         finally:
@@ -125,7 +126,7 @@ class InlineExecutor:
             self._stop = stop.state, stop.reason
 
     def events(self, timeout: float) -> list[Event]:
-        """Train to the next evaluation or end."""
+        """Train to the trial's next evaluation or end."""
         if not self._events:
             if self._trial is None:
                 time.sleep(timeout)
@@ -228,7 +229,7 @@ class InlineExecutor:
 
     @contextmanager
     def _logged(self) -> Iterator[None]:
-        """stdout carries the run's data."""
+        # stdout carries the run's data.
         with self._log.open("a") as log, _stdout_to_stderr():
             both = cast("IO[str]", _Copying(sys.stderr, log))
             with redirect_stdout(both), redirect_stderr(both):
@@ -247,7 +248,7 @@ def _stdout_to_stderr() -> Iterator[None]:
         os.dup2(STDERR, STDOUT)
         yield
     finally:
-        _flush()  # While it still goes to stderr.
+        _flush()  # while stdout still goes to stderr
         os.dup2(kept, STDOUT)
         os.close(kept)
 

@@ -1,4 +1,4 @@
-"""A workload in this process; imports torch late: import failures become answers."""
+"""A workload in this process; torch is imported late, so that a failed import becomes an answer."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class LoadedWorkload:
 
     def __init__(self, load: Load) -> None:
         import torch
-        import torch._dynamo  # the first optimizer would load it, seconds that no trial shall take
+        import torch._dynamo  # else the first optimizer imports it, which takes seconds of a trial
 
         from bssearch.executors.devices import device_of, memory_limit_of_slot
         from bssearch.training.batches import place
@@ -125,7 +125,7 @@ class LoadedWorkload:
         return description
 
     def measure(self, request: Measurement) -> Measured:
-        """Measure; the workload's own exceptions pass through."""
+        """Make the requested measurement; the workload's own exceptions pass through."""
         import torch
 
         from bssearch.training.probes import (
@@ -165,7 +165,7 @@ class LoadedWorkload:
                 on_observation(observation)
 
     def trial(self, request: TrialRequest, *, stop: AskStop, on_progress: Callable[[], None] = lambda: None) -> Trial:
-        """Make a trial; set its threads."""
+        """Make a trial; set the process's thread count."""
         import torch
 
         from bssearch.training.clock import clock_for
@@ -185,7 +185,7 @@ class LoadedWorkload:
 
 
 def refused(error: BaseException, memory_limit_bytes: int | None) -> Refused:
-    """Answer for a failed load."""
+    """Answer for a failed load or description."""
     lacks_memory = _ran_out_of_memory(error)
     message, hint = describe_exception(error), error.hint if isinstance(error, BSSearchError) else None
     if lacks_memory:
@@ -202,7 +202,7 @@ def refused(error: BaseException, memory_limit_bytes: int | None) -> Refused:
 
 
 def program_refused(error: BaseException, memory_limit_bytes: int | None) -> Refused:
-    """Answer for a failed user program."""
+    """Answer for a user program that failed; prints the traceback."""
     traceback.print_exception(error)
     found = refused(error, memory_limit_bytes)
     return found if found.out_of_memory or isinstance(error, LaunchError) else replace(found, error="workload")
@@ -220,7 +220,7 @@ def not_measured(error: BaseException, request: Measurement) -> Refused:
 
 
 def failed(error: BaseException) -> TrialOutcome:
-    """Outcome of an exception; prints the traceback."""
+    """Outcome of a trial that raised ``error``; prints the traceback."""
     from bssearch.training.memory import is_out_of_memory
 
     traceback.print_exception(error)
@@ -232,7 +232,7 @@ def failed(error: BaseException) -> TrialOutcome:
 
 
 def trial_ended(number: int, outcome: TrialOutcome) -> TrialEnded:
-    """Free device memory; return the end, failed if not finite."""
+    """Free device memory; return the trial's end, failed if JSON cannot hold its outcome."""
     broken = not _device_works()
     try:
         to_json(outcome)
@@ -252,18 +252,14 @@ def _ran_out_of_memory(error: BaseException | None) -> bool:
 
 
 def _device_works() -> bool:
-    """Free the trial's device memory; False if the device is broken.
-
-    Only the garbage collector frees tensors in an exception's frames (cycles). CUDA errors such as illegal addresses
-    stay.
-    """
+    """Free the trial's device memory; False if the device is broken."""
     import torch
 
-    gc.collect()
+    gc.collect()  # tensors in an exception's frames form cycles
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return True
     try:
-        torch.cuda.synchronize()
+        torch.cuda.synchronize()  # fails again after an error such as an illegal address
         torch.cuda.empty_cache()
     except RuntimeError:
         traceback.print_exc()

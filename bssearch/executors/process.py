@@ -1,12 +1,10 @@
 """Local worker processes, which end with their driver, even after SIGKILL.
 
-Three mechanisms cover each other's gaps:
-
 * ``PR_SET_PDEATHSIG`` (Linux) works while the interpreter's lock is held.
-* A thread kills the process group when the commands end.
+* A thread kills the process group when the driver's commands end.
 * A shell in the group kills the group, with data loaders, when the driver's pipe closes.
 
-A user's command has its own group, `Watcher` and subreaper. Only processes that leave it survive.
+A user's command has its own group, `Watcher` and subreaper. Only processes that leave their group survive.
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ from bssearch.training.process_times import found_in
 _TAIL_BYTES = 64 * 1024
 _TAIL_LINES = 40  # log lines shown for a dead worker
 
-_LOG_BYTES = 48 * 1024  # output stored per trial: below the longest stored text, which would cut it again
+_LOG_BYTES = 48 * 1024  # output stored per trial: below the limit of stored texts, which would cut the output again
 
 _WORDS_OF_NO_MEMORY = (
     "std::bad_alloc",  # C++, before it aborts
@@ -82,7 +80,7 @@ def describe_exception(error: BaseException) -> str:
 
 
 def _innermost_layer(error: BaseException) -> str:
-    """Kind of the layer, after its name in the outermost module."""
+    # the layer's name in the outermost module, and its kind
     layers = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
     modules = [one for one in layers if one is not None and hasattr(one, "named_modules")]
     if not modules:
@@ -106,8 +104,8 @@ def describe_exit(return_code: int) -> str:
 class Death:
     """A worker's ``return_code`` (negative for a signal) and its cause.
 
-    ``killed_by_kernel``: whether the OOM killer acted, None if unknown. ``verdict`` takes precedence: we killed the
-    process or its machine failed.
+    ``killed_by_kernel``: whether the OOM killer acted, None if unknown. A ``verdict`` takes precedence: bssearch killed
+    the process, or its machine failed.
     """
 
     return_code: int
@@ -152,7 +150,7 @@ def judge_command(code: int, kernel_kills_before: int | None, printed: str) -> t
 
 
 def check_unchanged(what: str, before: str | None, now: str | None) -> None:
-    """Raise `WorkloadError` if code has changed; ``before`` is None at first, ``now`` without a file."""
+    """Raise `WorkloadError` if a revision has changed; ``before`` is None at first, ``now`` without a file."""
     if before not in {None, now}:
         raise WorkloadError(
             f"{what} has changed since the run began ({before} → {now or 'no file'}): later trials would not compare "
@@ -183,7 +181,7 @@ def _last_line_with(any_of: tuple[str, ...], text: str) -> str | None:
 
 
 def tail(log: Path, start: int) -> str:
-    """Last lines after byte ``start``."""
+    """Last lines of a log, after byte ``start``."""
     return "\n".join(_last_bytes(log, start).splitlines()[-_TAIL_LINES:])
 
 
@@ -194,7 +192,7 @@ def _last_bytes(log: Path, start: int) -> str:
 
 
 def printed(log: Path, start: int) -> str:
-    """Log after byte ``start``; its start and end above 64 KiB."""
+    """Log after byte ``start``; only its beginning and end above `_LOG_BYTES`."""
     with log.open("rb") as file:
         size = file.seek(0, 2) - start
         file.seek(start)
@@ -252,13 +250,11 @@ _PR_SET_DUMPABLE = 4  # prctl(2)
 
 
 def hide_secrets() -> None:
-    """Protect this process's memory and environment in ``/proc`` (Linux).
-
-    Workers of the same user could read secrets there; root still can.
-    """
+    """Protect this process's memory and environment in ``/proc`` (Linux)."""
+    # Workers of the same user could read secrets there; root still can.
     known = [*os.environ.items()]
     with suppress(psutil.Error, OSError):
-        known += psutil.Process().environ().items()  # the initial one, which ``/proc`` keeps exposing
+        known += psutil.Process().environ().items()  # the initial environment, which ``/proc`` keeps exposing
     if any(is_secret(name, value) for name, value in known):
         _prctl(_PR_SET_DUMPABLE, 0)
 
@@ -280,7 +276,7 @@ def allocator_environment(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def has_exited(process: subprocess.Popen[bytes]) -> bool:
-    """True if exited; not reaped, so that the pid stays reserved."""
+    """True if a process has exited; not reaped, so that its pid stays reserved."""
     if not hasattr(os, "waitid"):
         return process.poll() is not None
     if process.returncode is not None:
@@ -297,7 +293,7 @@ def report_folder_prefix(worker: int) -> str:
 
 
 def kill_descendants(parent: int) -> None:
-    """Kill a process's descendants; stop it first, so that none escapes."""
+    """Kill a process's descendants; stop the process first, so that none escapes."""
     killed: set[psutil.Process] = set()
     with suppress(psutil.Error, ProcessLookupError):
         os.kill(parent, signal.SIGSTOP)
@@ -312,7 +308,7 @@ def kill_descendants(parent: int) -> None:
 
 
 def end_descendants(group: int, spared: Collection[psutil.Process] = (), seconds: float = math.inf) -> None:
-    """Kill a group, then all descendants of this process but its leader and ``spared``; wait until they end."""
+    """Kill a group, then all descendants of this process but the group's leader and ``spared``; wait until they end."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGKILL)
     deadline = time.monotonic() + seconds
@@ -329,7 +325,7 @@ def end_descendants(group: int, spared: Collection[psutil.Process] = (), seconds
 class WorkerHandle(Protocol):
     """A process that takes commands and puts replies into an `Inbox`, None last.
 
-    Output goes to ``log`` from byte ``log_start``. ``last_heard`` is monotonic seconds.
+    Output goes to ``log`` from byte ``log_start``. ``last_heard`` is the last reply's time, in monotonic seconds.
     """
 
     slot: int
@@ -365,9 +361,10 @@ Inbox = queue.SimpleQueue[tuple[WorkerHandle, Reply | None]]
 
 
 class WorkerProcess:
-    """A child in its own session.
+    """A worker as a child process in its own session.
 
-    Create it in a thread that outlives it: Linux kills it with that thread. ``pid`` is also its group and session id.
+    Create the worker in a thread that outlives it: Linux kills the worker with that thread. ``pid`` is also the
+    group and session id.
     """
 
     place = ""  # this machine
@@ -418,7 +415,7 @@ class WorkerProcess:
 
     def send(self, command: Command) -> None:
         """See `WorkerHandle.send`."""
-        if command != "exit" and not isinstance(command, TrialStop):  # a job that it may die of
+        if command != "exit" and not isinstance(command, TrialStop):  # a job, which may kill the worker
             self._kernel_kills = kernel_memory_kills()
         with suppress(BrokenPipeError):
             self._commands.write(encode(command))
@@ -434,14 +431,14 @@ class WorkerProcess:
         time.sleep(_STACK_SECONDS)
 
     def kill(self) -> None:
-        """See `WorkerHandle.kill`; reaches other sessions."""
+        """See `WorkerHandle.kill`; reaches descendants in other sessions."""
         if not self.has_exited():
             kill_descendants(self.pid)
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
     def bury(self) -> Death:
-        """Kill the group, reap, remove pipes."""
+        """Kill the group, reap the worker, remove pipes and report folders."""
         self.kill()
         return_code = self._process.wait()
         self._listener.join()
@@ -453,16 +450,13 @@ class WorkerProcess:
         return Death.since(self._kernel_kills, return_code)
 
     def _listen(self) -> None:
-        """Queue replies, then None when the process is dead and its pipe empty.
-
-        A forked child may hold the pipe open. An invalid reply kills the worker.
-        """
+        """Queue replies, then None when the process is dead and its pipe empty."""
         lines = LineSplitter()
         poll = select.poll()
         poll.register(self._replies, select.POLLIN)
         try:
             while True:
-                dead = self.has_exited()
+                dead = self.has_exited()  # a forked child may hold the pipe open
                 if not poll.poll(0 if dead else _POLL_SECONDS * 1000):
                     if dead:
                         break
@@ -527,7 +521,7 @@ def end_group() -> NoReturn:
 class Watcher:
     """A shell that kills a process group when ``lifeline`` closes.
 
-    Group 0 is its own; other groups need a new session. ``pid`` is the shell's.
+    Group 0 is the caller's. For another group, the shell has its own session.
     """
 
     def __init__(self, lifeline: int, group: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""Slots, and executors with workers."""
+"""Slots with workers, and executors made of slots."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ from bssearch.records import (
 
 
 class LogFolder:
-    """A log per slot; temporary by default."""
+    """Folder with a log per slot; temporary by default."""
 
     def __init__(self, folder: Path | None) -> None:
         self.is_kept = folder is not None
@@ -80,7 +80,7 @@ class LogFolder:
 
 @dataclass(slots=True)
 class RunningTrial:
-    """A running trial; ``log_start`` in bytes."""
+    """A running trial; its output begins at byte ``log_start`` of the log."""
 
     request: TrialRequest
     log_start: int = 0
@@ -99,7 +99,7 @@ class RunningTrial:
         self.last = observation
 
     def finished(self, outcome: TrialOutcome) -> TrialOutcome:
-        """Add contention, device and progress."""
+        """Add contention, device and the last evaluation to an outcome."""
         outcome = replace(
             outcome,
             contended=outcome.contended or self.contended,
@@ -135,7 +135,7 @@ class SlotState(Enum):
     ANSWERING = auto()  # describes or measures
     TRAINING = auto()
     REFUSED = auto()  # the last request failed, see `Slot.failure`
-    CONDEMNED = auto()  # killed by us; its exit is not yet reported
+    CONDEMNED = auto()  # killed by bssearch; the worker's exit is not yet reported
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +163,7 @@ class Slot:
         self.trial: RunningTrial | None = None
         self._keeps_log = keeps_log
         self._verdict: tuple[TrialState, str] | None = None
-        self._job_log = 0  # position when the worker got its last job
+        self._job_log = 0  # log position in bytes when the worker got its last job
 
     def start(self, worker: WorkerHandle, load: Load) -> None:
         """EMPTY → LOADING: load the workload."""
@@ -254,7 +254,7 @@ class Slot:
 
     @property
     def place(self) -> Place | None:
-        """The worker's place once loaded."""
+        """Machine and device of a loaded worker."""
         if self.worker is None or self.device is None:
             return None
         return self.worker.place, self.device_uuid or self.device
@@ -300,7 +300,7 @@ class SlotExecutor(ABC):
     """`Executor` with one worker per slot.
 
     Call it from one thread. Workers raise `WorkloadError` if the workload's file changes. ``auto`` slots count as 1
-    until one has loaded.
+    until a worker has loaded.
     """
 
     def __init__(self, settings: ExecutorSettings) -> None:
@@ -320,7 +320,7 @@ class SlotExecutor(ABC):
         pass
 
     def _load_of(self, slot: Slot) -> Load:
-        """A slot keeps its device."""
+        # A slot keeps its device.
         settings = replace(self._settings, device=self._devices_of.get(slot.index, self._settings.device))
         return Load(settings=settings, slot=slot.index, revision=self._revision, devices=self._devices)
 
@@ -328,7 +328,7 @@ class SlotExecutor(ABC):
     def slots_apart(self) -> bool:
         """See `Executor.slots_apart`, of started slots; on a CPU, seconds are corrected for neighbours."""
         if not self._has_gpus:
-            # an own loop may use more threads
+            # a user's loop may use more threads
             return self._settings.program is None and self.slots * self._settings.threads <= usable_cores()
         places = [slot.place for slot in self._slots if slot.place is not None]
         return self.slots <= (self._devices or 0) and len({*places}) == len(places)
@@ -339,11 +339,7 @@ class SlotExecutor(ABC):
         return replace(found, notice="; ".join(filter(None, [found.notice, self._about_idle_devices()])) or None)
 
     def measure_step_time(self, request: StepTimeRequest) -> StepTime:
-        """See `Executor.measure_step_time`.
-
-        Out of memory is an answer. GPU repetitions need new processes: cuDNN chooses kernels once per process and
-        shape.
-        """
+        """See `Executor.measure_step_time`; a lack of memory is an answer."""
         (found,) = self._times([(self._slots[0], request)])
         return found
 
@@ -367,6 +363,7 @@ class SlotExecutor(ABC):
     def _timed(self, jobs: Sequence[tuple[Slot, StepTimeRequest]]) -> list[StepTime]:
         self._refuse_while_a_trial_runs()
         for slot, request in jobs:
+            # A repetition needs a new process: cuDNN chooses kernels once per process and shape.
             if self._has_gpus and request.configuration in slot.timed:
                 self._discard(slot)
             if slot.state is SlotState.EMPTY:
@@ -396,7 +393,7 @@ class SlotExecutor(ABC):
         return slot.answer
 
     def measure_memory(self, request: MemoryRequest) -> MemoryUse:
-        """See `Executor.measure_memory`; out of memory is an answer."""
+        """See `Executor.measure_memory`; a lack of memory is an answer."""
         self._refuse_while_a_trial_runs()
         self._discard(self._slots[0])
         try:
@@ -447,10 +444,7 @@ class SlotExecutor(ABC):
             raise ValueError("cannot measure while a trial runs")
 
     def submit(self, request: TrialRequest) -> None:
-        """See `Executor.submit`.
-
-        The first call waits for all workers: loading slows running trials.
-        """
+        """See `Executor.submit`."""
         self._pump(0.0)
         running = [slot.trial.request.number for slot in self._slots if slot.trial]
         if len(running) == self.slots:
@@ -458,7 +452,7 @@ class SlotExecutor(ABC):
         if request.number in running:
             raise ValueError(f"trial {request.number} is running already")
         self._start_all()
-        if not running:
+        if not running:  # because loading slows running trials
             self._wait_for_loading()
         slot = min(
             (slot for slot in self._slots if not slot.trial),
@@ -492,7 +486,7 @@ class SlotExecutor(ABC):
         self._wait_for_burials(_KILL_SECONDS)
 
     def close(self) -> None:
-        """Cancel trials and stop all workers."""
+        """See `Executor.close`."""
         for slot in self._slots:
             if slot.worker:
                 slot.worker.send("exit")
@@ -522,7 +516,7 @@ class SlotExecutor(ABC):
         slot.start(self._started(slot, self._worker_environment()), self._load_of(slot))
 
     def _worker_environment(self) -> dict[str, str]:
-        """User programs configure their own allocator."""
+        # User programs configure their own allocator.
         given = self._settings.environment
         return (allocator_environment({**os.environ, **given}) if self._settings.program is None else {}) | dict(given)
 
@@ -602,7 +596,7 @@ def cpu_slots(threads: int) -> int:
 
 
 def usable_cores() -> int:
-    """Physical cores that this process may use, by affinity and by the quota of its control group."""
+    """Physical cores that this process may use, by affinity and by its control group's quota."""
     logical = psutil.cpu_count() or 1
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else logical
     cores = allowed * (psutil.cpu_count(logical=False) or logical) // logical

@@ -1,8 +1,7 @@
 """The worker process of a slot: ``python -m bssearch.executors.worker``.
 
-Commands arrive on stdin, replies leave on stdout. Both descriptors move before user code runs, which could disturb the
-protocol; its output goes to stderr. Threads read commands, so that trials can stop, and send heartbeats, so that
-silence means a hang.
+Commands arrive on stdin, replies leave on stdout. Both descriptors move before user code runs, whose output goes to
+stderr. Threads read commands, so that trials can stop, and send heartbeats, so that silence means a hang.
 """
 
 from __future__ import annotations
@@ -67,7 +66,7 @@ class Channel:
             stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
 
     def send(self, reply: Reply) -> None:
-        """Thread-safe; raises `ValueError` for NaN; exits without a driver."""
+        """Send a reply; raise `ValueError` for NaN; exit if the driver is gone. Thread-safe."""
         line = memoryview(encode(reply))
         try:
             with self._lock:
@@ -77,7 +76,7 @@ class Channel:
             end_group()
 
     def read(self) -> bytes:
-        """Next bytes; empty at the end."""
+        """Next bytes of commands; empty at their end."""
         return os.read(self._commands, CHUNK_BYTES)
 
 
@@ -175,7 +174,7 @@ class Worker:
             self._loaded = LoadedScript(load)
         from bssearch.executors.devices import name_of, uuid_of
 
-        gc.freeze()  # what the workload imported and loaded stays, too
+        gc.freeze()  # the workload's imports and data stay, too
         device = self._loaded.device
         return Loaded(
             device=device,
@@ -203,13 +202,11 @@ class Worker:
 
 
 def _import_torch() -> None:
-    """Import torch and exempt its objects from garbage collection.
-
-    Collecting them takes a third of startup and exit time, and 0.2 s per trial (torch 2.13, CPU seconds).
-    """
+    """Import torch and exempt its objects from garbage collection."""
+    # To collect them takes a third of startup and exit time, and 0.2 s per trial (torch 2.13, CPU seconds).
     gc.disable()
     try:
-        import torch._dynamo  # noqa: F401 - what `LoadedWorkload` needs
+        import torch._dynamo  # noqa: F401 - `LoadedWorkload` needs it
     finally:
         gc.enable()
     gc.freeze()

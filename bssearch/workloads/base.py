@@ -1,6 +1,6 @@
 """The workload protocol, and resolving a spec's ``workload`` string.
 
-It is a shipped name (``digits``), an import path (``package.module:MyWorkload``), or a file
+The string is a shipped name (``digits``), an import path (``package.module:MyWorkload``), or a file
 (``folder/file.py:MyWorkload``) relative to the spec's folder.
 """
 
@@ -60,7 +60,7 @@ class TrainingStep:
         return self.configuration.accumulation_steps
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Add the gradient of a scalar loss, scaled for fp16; divide by the micro-batches first."""
+        """Add the gradient of a scalar loss, scaled for fp16; divide the loss by ``accumulation_steps`` first."""
         self._backward(loss)
 
     def update(self, optimizer: torch.optim.Optimizer) -> None:
@@ -195,7 +195,7 @@ METHODS = ("load", "build_model", "loss", "evaluate")
 
 
 def lies_in_no_file(name: str) -> bool:
-    """True if in a notebook or the running script."""
+    """True if a workload of this name is in a notebook or the running script."""
     return name.rpartition(":")[0] == MAIN
 
 
@@ -318,7 +318,7 @@ def _own_line(error: BaseException) -> str:
 
 
 def measure(workload: Workload, model: torch.nn.Module, part: Part) -> Mapping[str, Any]:
-    """Metrics over a whole part; leaves the model in training mode. `WorkloadError` if no mapping."""
+    """Metrics over a whole part; leaves the model in training mode. `WorkloadError` unless metrics are a mapping."""
     import torch
 
     model.eval()
@@ -364,7 +364,7 @@ class GivenWorkload:
 
     @property
     def label(self) -> str:
-        """The class name."""
+        """Name of the class."""
         return self.name.rpartition(":")[2]
 
 
@@ -387,7 +387,7 @@ def given_workload(workload: Any, folder: Path) -> GivenWorkload:
 
 
 def is_of_main(workload: object) -> bool:
-    """True if from a notebook or the running script."""
+    """True if the object's class is from a notebook or the running script."""
     return type(workload).__module__ == MAIN
 
 

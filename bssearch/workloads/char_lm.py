@@ -46,7 +46,7 @@ class CharLM:
     heads: int = 4
     width: int = 64
     validation_sequences: int = 128
-    vocabulary: str = field(default="", init=False)  # of the training part; one more token is for all others
+    vocabulary: str = field(default="", init=False)  # of the training part; one more token is for all other characters
     # mean cross-entropy in nats per character; chance is ln(tokens)
     metrics: Mapping[str, MetricInfo] = field(default_factory=lambda: {"loss": MetricInfo(low=0.0)}, init=False)
 

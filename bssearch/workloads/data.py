@@ -29,7 +29,7 @@ def mapped(function: Callable[[Any], Any], value: Nesting) -> Nesting:
 
 
 def leaves(value: Nesting) -> list[Any]:
-    """The leaves, in order."""
+    """A nesting's leaves, in order."""
     if not isinstance(value, CONTAINERS):
         return [value]
     return tree_leaves(value)
@@ -43,7 +43,7 @@ def places(value: Nesting) -> list[tuple[str, Any]]:
 
 
 def tensors(value: Nesting) -> list[torch.Tensor]:
-    """The tensor leaves."""
+    """A nesting's tensors."""
     return [leaf for leaf in leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
@@ -192,7 +192,7 @@ class BatchStream(HostPart):
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """Training, validation and test: each a `Part` or an argument of `Part.of`. Only the winner sees test.
+    """Training, validation and test: each a `Part` or an argument of `Part.of`. Search trials never read ``test``.
 
     ``train`` may be None with ``train_batches``.
 
@@ -226,7 +226,7 @@ def _as_dict(value: Any) -> Any:
 
 
 def stratified_order(labels: np.ndarray) -> np.ndarray:
-    """Rows sorted by label, shuffled within each, alike everywhere."""
+    """Rows sorted by label, shuffled within each label, equal on every machine."""
     shuffled = np.random.RandomState(0).permutation(len(labels))
     return shuffled[np.argsort(labels[shuffled], kind="stable")]
 
@@ -356,7 +356,7 @@ def _refused(whole: object, field: str, place: str, leaf: object = None) -> Work
 
 
 def in_words(value: object) -> str:
-    """Describe a non-tensor: its keys, or an unlike element."""
+    """Describe a value: a mapping's keys, or a sequence's unlike element."""
     kind = type(value).__name__
     if isinstance(value, Mapping):
         fields = ", ".join(f"{name!r}: {kind_of(one)}" for name, one in itertools.islice(value.items(), 4))

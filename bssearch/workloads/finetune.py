@@ -31,7 +31,7 @@ from bssearch.workloads.ten_classes import CLASSES, EVALUATION_CHUNK
 Weights = Mapping[str, torch.Tensor]
 
 _SEED = 0
-_DIGITS = 16  # of the recipe's digest in the file name
+_DIGITS = 16  # hex digits of the recipe's digest in the file name
 
 
 def pretrained(name: str, made_of: Sequence[bytes], make: Callable[[], Weights]) -> Weights:
@@ -116,8 +116,8 @@ _PRETRAINING_RATE = 3e-3
 class FineTune:
     """Classify five new classes with a network that knows five others.
 
-    ``train_samples`` is balanced over the new classes. New classes give ``accuracy`` and ``loss``, old ones
-    ``old_accuracy`` and ``forgetting``, its loss since the start.
+    ``train_samples`` is balanced over the new classes. New classes give ``accuracy`` and ``loss``, old classes
+    ``old_accuracy`` and ``forgetting``, its fall since pre-training.
     """
 
     train_samples: int = 2500
@@ -143,7 +143,7 @@ class FineTune:
     def load(self, device: torch.device) -> Data:
         """Images (samples, 1, 28, 28) as float32 and targets (samples, 2) as int64; only new classes train.
 
-        A target is the class and, for old classes, whether the network was right before (else 0). Pre-training takes
+        A target is the class and whether the pre-trained network was right (0 for new classes). Pre-training takes
         about 10 s of one core; its weights are cached.
         """
         data = FashionMnist(validation_samples=self.validation_samples).load(torch.device("cpu"))
@@ -173,7 +173,7 @@ class FineTune:
         return functional.cross_entropy(model(inputs), targets[:, 0] - OLD_CLASSES, label_smoothing=label_smoothing)
 
     def evaluate(self, model: Any, part: Part) -> Mapping[str, float]:
-        """Metrics of new classes, and of old ones."""
+        """Metrics of new and old classes."""
         features = torch.cat([model.trunk(inputs) for inputs, _ in part.chunks(EVALUATION_CHUNK)])
         classes, were_right = part.targets.unbind(1)
         is_old = classes < OLD_CLASSES
@@ -216,7 +216,7 @@ def trunk() -> nn.Sequential:
 
 
 def pretrained_weights(old: Part) -> Weights:
-    """Train trunk and old head."""
+    """Train trunk and old head on the old classes."""
     features, head = trunk(), nn.Linear(_FEATURES, OLD_CLASSES)
     optimizer = torch.optim.AdamW([*features.parameters(), *head.parameters()], lr=_PRETRAINING_RATE, foreach=True)
     steps_per_epoch = len(old) // _PRETRAINING_BATCH

@@ -1,4 +1,4 @@
-"""The assignment of a user's loop."""
+"""Work assigned to a user's training loop."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Evaluate = Callable[[], Metrics]
 
 
 class LoopStages:
-    """Configuration by step; one stage without a schedule.
+    """Configuration of each step; one stage without a batch size schedule.
 
     ``keeps_micro_batches``: only accumulation grows, because the loader's size is fixed.
     """
@@ -43,11 +43,11 @@ class LoopStages:
 
     @property
     def largest(self) -> int:
-        """The largest batch size."""
+        """The largest batch size of all stages."""
         return self._each[-1].batch_size
 
     def check(self) -> None:
-        """Refuse a schedule by gradient noise."""
+        """Raise `UsageError` for a schedule by gradient noise."""
         if self._schedule is not None and self._schedule.is_measured:
             raise UsageError(
                 f"{BATCH_SCHEDULE} = {self._schedule.name!r} needs the gradient noise scale, which cannot be measured "
@@ -56,7 +56,7 @@ class LoopStages:
             )
 
     def refuse(self, who: str, why: str) -> None:
-        """Raise `UsageError` if the batch grows."""
+        """Raise `UsageError` if there is a batch size schedule."""
         if self._schedule is not None:
             raise UsageError(
                 f"{BATCH_SCHEDULE} = {self._schedule.name!r}: {who} cannot let the batch grow: {why}",
@@ -64,11 +64,11 @@ class LoopStages:
             )
 
     def at(self, steps: int) -> Configuration:
-        """The next step's configuration, at the peak learning rate."""
+        """Configuration of the step after ``steps`` steps, at the peak learning rate."""
         return self._each[self._place(steps)]
 
     def last(self, steps: int) -> Configuration:
-        """Configuration of step ``steps``, at least 1."""
+        """Configuration of the last of ``steps`` steps; of the first step if 0."""
         return self.at(max(0, steps - 1))
 
     def changes_at(self, steps: int) -> bool:
@@ -76,20 +76,20 @@ class LoopStages:
         return steps > 0 and self._place(steps) != self._place(steps - 1)
 
     def has_new_micro_batches(self, steps: int) -> bool:
-        """True if the next micro-batches have another size."""
+        """True if the next step changes the micro-batch size."""
         return self.changes_at(steps) and self.at(steps).micro_batch_size != self.last(steps).micro_batch_size
 
     def samples(self, steps: int) -> int:
-        """Samples in the first ``steps``."""
+        """Samples in the first ``steps`` steps."""
         place = self._place(steps)
         return self._first_samples[place] + (steps - self._first_steps[place]) * self._each[place].batch_size
 
     def has_seen_again(self, samples: int, steps: int) -> bool:
-        """True if the last step completed another ``samples``, or at step 0."""
+        """True if the last step completed another ``samples`` samples, or ``steps`` is 0."""
         return self.samples(steps) % samples < self.last(steps).batch_size
 
     def keep_micro_batches(self) -> None:
-        """Grow only accumulation; raise `UsageError` if micro-batches do not fit."""
+        """Grow only accumulation; raise `UsageError` if the micro-batch size does not divide a batch size."""
         self.check()
         size = self._each[0].micro_batch_size
         for one in self._each:
@@ -104,11 +104,11 @@ class LoopStages:
         self._each = [one.in_micro_batches(size) for one in self._each]
 
     def state(self) -> dict[str, Any]:
-        """State to save."""
+        """State for a checkpoint."""
         return {"keeps_micro_batches": self.keeps_micro_batches}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore saved state."""
+        """Restore the state of a checkpoint."""
         if state["keeps_micro_batches"]:
             self.keep_micro_batches()
 
@@ -123,17 +123,17 @@ class Line(Protocol):
         """Send a reply; raise `ValueError` for NaN."""
 
     def progressed(self) -> None:
-        """Record progress; a trial without any counts as hung."""
+        """Record progress; a trial without progress counts as hung."""
 
     def asked_to_stop(self) -> tuple[TrialState, str] | None:
-        """The requested state and reason, if any."""
+        """State and reason of a requested stop, if any."""
 
 
 class Assignment:
-    """A loop's work: a trial, a measurement, a description, or a run alone.
+    """A loop's work: a trial, a measurement, a description, or a run without a search.
 
-    The defaults do nothing. ``cycles``: repeat the data. ``evaluates_passes``: evaluate after each pass. ``is_look``:
-    not a trial.
+    Methods of this class do nothing. ``cycles``: the data repeat. ``evaluates_passes``: evaluate after each pass.
+    ``is_look``: a measurement or description.
     """
 
     parameters: Mapping[str, ParameterValue]
@@ -158,7 +158,7 @@ class Assignment:
         """Start the clock."""
 
     def is_due(self, step: int) -> bool:
-        """True if an evaluation is due."""
+        """True if an evaluation is due after ``step`` steps."""
         return False
 
     def pause(self) -> None:
@@ -168,10 +168,10 @@ class Assignment:
         """Resume the clock."""
 
     def stepped(self, step: int, samples: int | None) -> None:
-        """Record steps; ``samples`` is None if unknown."""
+        """Record that ``step`` steps are done; ``samples`` of the new steps, None if unknown."""
 
     def diverged(self, reason: str) -> bool:
-        """End a trial with non-finite gradients, if there is one."""
+        """End a trial whose gradients are not finite; False if no trial."""
         return False
 
     def modelled(self, modules: Sequence[nn.Module]) -> None:
@@ -187,12 +187,12 @@ class Assignment:
         """Record a due evaluation."""
 
     def settle(self) -> None:
-        """End the trial if asked to or late."""
+        """End the trial if the search asked for it, or its time is over."""
 
     def passes(self, loader: object, in_order: bool) -> int | None:
-        """Begin a pass; return a resumed trial's micro-batches to skip, or None at a pass's start.
+        """Begin a pass; return how many micro-batches a resumed trial must skip, or None at a pass's start.
 
-        With ``in_order`` bssearch's sampler skips them. Call `skipped` afterwards.
+        With ``in_order`` bssearch's sampler skips the micro-batches. Call `skipped` afterwards.
         """
         return None
 
@@ -200,27 +200,27 @@ class Assignment:
         """Note that micro-batches were skipped."""
 
     def pass_ended(self) -> None:
-        """Note that the micro-batch size changes."""
+        """End the pass early, because the micro-batch size changes."""
 
     def looped(self, step: int, because: str = "") -> None:
         """Note that the loop ended by itself."""
 
     def keep(self, objects: Mapping[str, Any]) -> tuple[int, int]:
-        """Register state; return the steps and samples done."""
+        """Register objects to checkpoint; return the steps and samples already done."""
         return 0, 0
 
     def test(self, evaluate: Evaluate) -> None:
         """Evaluate the test set, if requested."""
 
     def ran_out_of_memory(self, error: BaseException) -> bool:
-        """True if the error was reported."""
+        """Report that memory ran out; False if not reported."""
         return False
 
     def finish(self) -> None:
         """Report an ended trial, once."""
 
     def close(self) -> None:
-        """Stop measuring."""
+        """Stop measuring memory."""
 
 
 def ended_by(because: str) -> str:
@@ -247,7 +247,7 @@ def number_of(metrics: Metrics, metric: str) -> float:
 
 
 class Alone(Assignment):
-    """A script without a search.
+    """A script's run without a search.
 
     Evaluates every ``evaluate_every`` steps (None: after each pass); ends after ``steps`` (None: with the loop).
     """
@@ -281,7 +281,7 @@ class Alone(Assignment):
         return self._every is not None and step > 0 and step % self._every == 0
 
     def stepped(self, step: int, samples: int | None) -> None:
-        """End after the last step, or its evaluation."""
+        """End after the last step, unless its evaluation is due."""
         self.is_over = step >= self._most_steps and not self.is_due(step)
 
     def warned(self, sentence: str) -> None:
@@ -304,7 +304,7 @@ class Alone(Assignment):
 
 
 def print_evaluation(step: int, metrics: Metrics) -> None:
-    """Print to stderr."""
+    """Print an evaluation's metrics to stderr."""
     told = ", ".join(
         f"{name} {value:.6g}" if isinstance(value, float) else f"{name} {value}" for name, value in metrics.items()
     )

@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 
 class Piece:
-    """Work for the user's code."""
+    """A trial, measurement or description that the user's code runs."""
 
     def __init__(self, assign: Assign, threads: int, post: Callable[[Piece, Reply], None]) -> None:
         self.assign = assign
@@ -64,7 +64,7 @@ class Piece:
         return self.trial
 
     def end(self, error: BaseException | None = None) -> None:
-        """Report completion or the error."""
+        """Report that the user's code completed, or its error."""
         assert self._work is not None and self.trial is not None, "what ends has begun"
         self.let_go()
         end_work(self._work, self.assign, self, error, self.trial.close)
@@ -76,7 +76,7 @@ class Piece:
             self._work.close()
 
     def send(self, reply: Reply) -> None:
-        """Send a reply, unless dropped."""
+        """Send a reply, unless this piece is dropped."""
         if not self.is_dropped:
             self._post(self, reply)
 
@@ -84,7 +84,7 @@ class Piece:
         """Do nothing: no hang timeout applies."""
 
     def asked_to_stop(self) -> tuple[TrialState, str] | None:
-        """The requested state and reason."""
+        """See `Line.asked_to_stop`."""
         return self.stop
 
 
@@ -109,14 +109,14 @@ class CalledExecutor:
         self._interrupted, self._has_left = threading.Event(), threading.Event()
 
     def next_piece(self) -> Piece | None:
-        """Wait for work; None after the search."""
+        """Wait for work; None once the search has ended."""
         while not self._has_left.is_set():
             with suppress(queue.Empty):
                 return self._pieces.get(timeout=TICK_SECONDS)  # with a limit, so that Ctrl-C is heard
         return None
 
     def interrupt(self) -> None:
-        """Act like a second Ctrl-C."""
+        """Raise KeyboardInterrupt in the search's thread, like a second Ctrl-C."""
         self._interrupted.set()
 
     def leave(self) -> None:
@@ -136,7 +136,7 @@ class CalledExecutor:
         return self._ask(request, MemoryUse)
 
     def measure_noise(self, request: NoiseRequest) -> NoiseMeasurement:
-        """Raise `WorkloadError`: only workloads support it."""
+        """Raise `WorkloadError`: only workloads have noise scales."""
         raise no_noise_scale("a loop")
 
     def submit(self, request: TrialRequest) -> None:
@@ -170,7 +170,7 @@ class CalledExecutor:
         return events
 
     def kill(self) -> None:
-        """Cancel the trial; ignore later messages."""
+        """Cancel the trial; ignore its later replies."""
         if self._trial is None:
             return
         (piece, running), self._trial = self._trial, None

@@ -1,4 +1,4 @@
-"""`current_trial`: a search's trial, or a standalone one."""
+"""`current_trial`: a search's trial, or a standalone trial."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ LOOK_SECONDS = 0.02  # least interval between checks for a stop; a check takes a
 
 
 class SocketLine:
-    """Line to the search; no thread, so that the program may fork."""
+    """A program's connection to its search, without a thread, so that the program may fork."""
 
     def __init__(self, descriptor: int) -> None:
         self._socket = socket.socket(fileno=descriptor)
@@ -67,7 +67,7 @@ class SocketLine:
         return cls(line.detach())
 
     def assignment(self) -> Assign:
-        """Wait for the assignment; otherwise raise `ValueError`."""
+        """Wait for the assignment; raise `ValueError` for anything else."""
         while not self._waiting:
             chunk = self._socket.recv(CHUNK_BYTES)
             if not chunk:
@@ -92,7 +92,7 @@ class SocketLine:
             self.send("heartbeat")
 
     def asked_to_stop(self) -> tuple[TrialState, str] | None:
-        """The requested state and reason, if any."""
+        """See `Line.asked_to_stop`."""
         now = time.monotonic()
         if self._stop is None and now - self._looked >= LOOK_SECONDS:
             self._looked = now
@@ -115,7 +115,7 @@ class SocketLine:
 
 
 class Session:
-    """A process's assignment: at most one trial."""
+    """A process's work for its search: at most one trial."""
 
     def __init__(self, line: SocketLine) -> None:
         self.line = line
@@ -124,7 +124,7 @@ class Session:
         self.trial: Trial | None = None
 
     def take(self, given: dict[str, ParameterValue], ranks: Ranks | None = None) -> TrialRun | Looked | Leader:
-        """The work, or its leader among several ranks."""
+        """Make the assigned work, or its `Leader` for several ranks."""
         if self.work is not None:
             raise UsageError("current_trial() is called twice: a script trains one trial")
         prepare(self.assign)
@@ -149,7 +149,7 @@ class Session:
             self.line.send(failure_of(self.assign, error))
             return
         if work.is_over and error is not None and not isinstance(error, TrialStopped):
-            traceback.print_exception(error)  # while it cleaned up: its trial has ended before
+            traceback.print_exception(error)  # raised while the script cleaned up, after its trial's end
         steps = 0 if self.trial is None else self.trial.steps
         end_work(work, self.assign, self.line, error, lambda: work.looped(steps))
 
@@ -158,7 +158,7 @@ _session: Session | None = None
 
 
 def session() -> Session | None:
-    """This process's session, if in a search."""
+    """This process's session; None outside a search."""
     global _session
     if _session is None and (line := os.environ.pop(TRIAL_VARIABLE, None)) is not None:
         if line.isdecimal():
@@ -186,7 +186,7 @@ def _tell_the_end(found: Session) -> None:
 
 
 def prepare(assign: Assign) -> None:
-    """Apply the device, memory limit and threads."""
+    """Apply an assignment's device, memory limit and threads."""
     device = torch.device(assign.device)
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -205,9 +205,9 @@ def current_trial(
     steps: int | None = None,
     **parameters: ParameterValue,
 ) -> Trial:
-    """Trial to train, and seed all random generators.
+    """Return the trial to train; seed all random generators.
 
-    Outside a search the given values apply.
+    Outside a search the trial has the given values.
 
     Args:
         evaluate_every: steps between evaluations outside a search; None evaluates after each pass.
@@ -255,7 +255,7 @@ def _trial_of_one(alone: Alone, given: dict[str, ParameterValue]) -> Trial:
 
 def _trial_of_several(alone: Alone, given: dict[str, ParameterValue], ranks: Ranks) -> RankTrial:
     found = session() if ranks.rank == 0 else None
-    os.environ.pop(TRIAL_VARIABLE, None)  # the others' line is the first one's
+    os.environ.pop(TRIAL_VARIABLE, None)  # only rank 0 connects to the search
     said = ranks.share(None if found is None else encode(found.assign))
     if said is None:
         alone.device = ranks.device_of(alone.device)
@@ -272,7 +272,7 @@ def _trial_of_several(alone: Alone, given: dict[str, ParameterValue], ranks: Ran
     return trial
 
 
-# by Trainer class: the module whose ``fit_made(trial, made)`` trains it
+# by package and class of a Trainer: the module whose ``fit_made(trial, made)`` trains with it
 FITTERS = {
     ("lightning", "Trainer"): "bssearch.executors.loops.lightning",
     ("pytorch_lightning", "Trainer"): "bssearch.executors.loops.lightning",
@@ -295,7 +295,7 @@ def train_made(name: str, default: Configuration) -> None:
 
 
 def fit_made(trial: Trial, made: Any) -> None:
-    """Train with a ``make_trainer`` result; `UsageError` for an unknown class."""
+    """Train with a ``make_trainer`` result; raise `UsageError` for an unknown class of trainer."""
     trainer = made[0] if isinstance(made, tuple) and made else made
     names = [(one.__module__.partition(".")[0], one.__name__) for one in type(trainer).__mro__]
     found = next((FITTERS[name] for name in names if name in FITTERS), None)

@@ -1,4 +1,4 @@
-"""Checks that a loop follows its trial; counts of steps and samples."""
+"""Checks that a loop uses its trial's values; counts of steps and samples."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MOST_RATES = 3  # learning rates named in a message
 
 
 class AskedParameters(Mapping[str, ParameterValue]):
-    """Parameters; ``asked`` holds the names read."""
+    """A trial's parameters; ``asked`` holds names that the script read."""
 
     def __init__(self, values: Mapping[str, ParameterValue]) -> None:
         self.asked: set[str] = set()
@@ -48,18 +48,18 @@ class AskedParameters(Mapping[str, ParameterValue]):
 
 
 def rates_of(optimizers: Iterable[Any], *names: str) -> set[float]:
-    """Learning rates under these names, of all parameter groups."""
+    """Learning rates under ``names``, such as ``lr``, in all parameter groups."""
     return {float(group[name]) for one in optimizers for group in one.param_groups for name in names if name in group}
 
 
 def in_words(rates: Iterable[float]) -> str:
-    """Some rates for a message."""
+    """The lowest `MOST_RATES` learning rates, for a message."""
     return ", ".join(f"{one:.4g}" for one in sorted(rates)[:MOST_RATES])
 
 
 @dataclass(slots=True)
 class FieldsRead:
-    """Fields that a loop has read; ``lately``: in this stage."""
+    """A trial's fields that a loop has read; ``lately``: in this stage."""
 
     configuration: Configuration
     searched: Collection[str]
@@ -99,16 +99,16 @@ class FieldsRead:
             )
 
     def first_step(self, parameters: AskedParameters, rate: float) -> list[str]:
-        """Warnings about searched parameters that the first step ignored.
+        """Warnings about searched parameters unread at the first step.
 
-        Others may be conditional, but an unread searched learning rate raises `UsageError`.
+        An unread searched learning rate raises `UsageError`; other parameters may be conditional.
         """
         if "learning_rate" in self.searched and not self.has("learning_rate"):
             raise UsageError(
                 "the study searches learning_rate, and the loop took a step without asking for trial.learning_rate",
                 hint="optimizer = torch.optim.SGD(model.parameters(), lr=trial.learning_rate)",
             )
-        asked = {*parameters.asked, *PARAMETERS}  # of a schedule the trial's fields tell
+        asked = {*parameters.asked, *PARAMETERS}  # the trial's fields already follow the schedule
         ignored = [name for name in self.searched if name in parameters and name not in asked]
         found = [
             f"the study searches {name}, and the loop has not asked for trial.parameters[{name!r}]" for name in ignored
@@ -118,17 +118,17 @@ class FieldsRead:
         return found
 
     def has_rate(self, rate: float) -> bool:
-        """True if an optimizer uses the rate, or none is known."""
+        """True if an optimizer has this learning rate, or no optimizer is known."""
         return not self.rates or any(math.isclose(one, rate) for one in self.rates)
 
     @property
     def said_rates(self) -> str:
-        """Some rates for a message."""
+        """The optimizers' learning rates, for a message."""
         return in_words(self.rates)
 
     @property
     def rates(self) -> set[float]:
-        """Current and initial learning rates."""
+        """The optimizers' current and initial learning rates."""
         return rates_of(self.optimizers, "lr", "initial_lr")
 
     @property
@@ -138,7 +138,7 @@ class FieldsRead:
 
 
 def tells_accumulation(fields: Set[str]) -> bool:
-    """True if these imply the accumulation steps."""
+    """True if these fields imply the accumulation steps."""
     return "accumulation_steps" in fields or fields >= {"batch_size", "micro_batch_size"}
 
 
@@ -146,7 +146,7 @@ SEE = 'see "Batches that grow" in `bssearch guide own-training`'
 
 
 class Followed:
-    """Checks at each stage; ``awaits_batch``: a new size comes next."""
+    """Checks that a loop follows each stage; ``awaits_batch``: the next micro-batch may have a new size."""
 
     def __init__(self, assignment: Assignment, asked: FieldsRead) -> None:
         self.awaits_batch = True
@@ -158,13 +158,13 @@ class Followed:
         self._has_warned = False
 
     def resume(self, steps: int) -> None:
-        """Resume: earlier reads belong to the first stage."""
+        """Resume after ``steps`` steps; fields read earlier count for the first stage."""
         if self._stages.grows and steps:
             self._before = self._stages.at(0)
             self._asked.lately.clear()
 
     def go_on(self, steps: int) -> None:
-        """Begin a stage if due."""
+        """Begin a new stage if the next step does."""
         if not self._stages.changes_at(steps):
             return
         self._before, self._rates_before = self._stages.last(steps), self._asked.rates
@@ -194,7 +194,7 @@ class Followed:
             self._assignment.warned(f"the batch has grown to {now.batch_size}, and {lacks}")
 
     def check_size(self, batch: Any, size: int, steps: int) -> None:
-        """Warn if a size's first micro-batch has another size; raise `UsageError` for the old size."""
+        """Warn if a stage's first micro-batch has a wrong size; raise `UsageError` for the previous stage's size."""
         self.awaits_batch = False
         shapes = [tuple(one.shape[:2]) for one in tree_leaves(batch) if isinstance(one, torch.Tensor) and one.ndim]
         if not shapes or any(size in shape for shape in shapes):
@@ -210,7 +210,7 @@ class Followed:
         self._assignment.warned(f"the loader's first batch has {found} samples; trial.micro_batch_size is {size}")
 
     def watch(self, is_within_step: Callable[[], bool]) -> None:
-        """Refuse early optimizer steps: they may miss a stage."""
+        """Raise `UsageError` at an optimizer step within an accumulation, which may miss a stage."""
 
         def check(*given: object) -> None:
             if is_within_step():
@@ -241,7 +241,7 @@ def _not_asked(now: Configuration, field: str, value: int, before: int) -> Usage
 
 
 class SampleAxis(NamedTuple):
-    """The part that counts samples; ``axis`` is None for lists."""
+    """A batch's part whose length is the number of samples; ``axis`` is None for lists."""
 
     keys: tuple[Any, ...]
     axis: int | None
@@ -249,16 +249,16 @@ class SampleAxis(NamedTuple):
 
 
 class BatchRows:
-    """Counts samples in the batch part that matched the first micro-batch's size.
+    """Counts samples by the batch part that had the expected size in the first micro-batch.
 
-    Handles tensors, arrays, nested sequences and mappings. Without a match the first tensor, else the first list
-    counts, unless longer than the size.
+    Handles tensors, arrays, nested sequences and mappings. Without such a part the first tensor, else the first list
+    counts, unless longer than the expected size.
     """
 
     _place: SampleAxis | None = None
 
     def first(self, batch: Any, size: int) -> None:
-        """Choose the part for a new size."""
+        """Choose the counted part from a new size's first micro-batch."""
         self._place = _chosen(list(_places(batch)), size)
 
     def count(self, batch: Any, size: int) -> int | None:
@@ -288,9 +288,9 @@ def _chosen(places: list[SampleAxis], size: int) -> SampleAxis | None:
     lists = [place for place in places if place.axis is None]
     second = [place for place in places if place.axis == 1]
     full = next((place for place in (*tensors, *lists, *second) if place.length == size), None)
-    # Without a full one the columns of a tuple come before the tuple itself.
+    # Without a part of the expected size, the columns of a tuple come before the tuple itself.
     first = full or next(iter((*tensors, *sorted(lists, key=lambda place: not place.keys))), None)
-    # A longer one, such as a flat tensor of tokens, does not count samples; neither do rows of packed tokens.
+    # A longer part, such as a flat tensor of tokens, does not count samples; neither do rows of packed tokens.
     if first is None or first.length > size:
         return None
     is_long = any(place.keys == first.keys and place.length >= size for place in second)
@@ -306,13 +306,13 @@ def _length_at(batch: Any, place: SampleAxis) -> int | None:
         return None
 
 
-_TAKEN: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()  # of every optimizer in the process
+_TAKEN: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()  # steps of every optimizer in the process
 _WATCHED: WeakSet[Optimizer] = WeakSet()
 
 
 def _count(optimizer: Optimizer, *given: object) -> None:
     not_finite = getattr(optimizer, "found_inf", None)  # a tensor while a scaler steps a fused optimizer
-    if not_finite is None or optimizer not in _WATCHED or not bool(not_finite):  # the last waits for the device
+    if not_finite is None or optimizer not in _WATCHED or not bool(not_finite):  # `bool` waits for the device
         _TAKEN[optimizer] = _TAKEN.get(optimizer, 0) + 1
 
 
@@ -324,8 +324,7 @@ def _count_all() -> None:
 class OptimizerSteps:
     """Counts optimizer steps; of several optimizers, the largest count.
 
-    Skipped steps do not count: a gradient scaler does not call the optimizer, or flags a fused one. Accelerate's and
-    Fabric's wrappers skip steps within an accumulation, and SAM's takes two a step: they are unwrapped.
+    Skipped steps do not count: a gradient scaler does not call the optimizer, or flags a fused one.
     """
 
     def __init__(self) -> None:
@@ -341,12 +340,12 @@ class OptimizerSteps:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Counted optimizers."""
+        """Names of the watched optimizers."""
         return tuple(self._watched)
 
     @property
     def taken(self) -> int:
-        """The largest count."""
+        """The largest step count of a watched optimizer."""
         return max((_TAKEN.get(one, 0) - before for one, before in self._watched.values()), default=0)
 
     def begin(self) -> None:
@@ -360,6 +359,7 @@ class OptimizerSteps:
 
 
 def _inner(owner: Any) -> Any:
+    # Wrappers of Accelerate and Fabric skip steps within an accumulation, and SAM takes two steps for one.
     for name in ("optimizer", "base_optimizer") * 2:  # such as accelerate's around SAM's
         inner = getattr(owner, name, None)
         owner = inner if isinstance(inner, Optimizer) else owner

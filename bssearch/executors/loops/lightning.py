@@ -33,7 +33,7 @@ DECIDES_FOR_ITSELF = frozenset(
 
 
 def library() -> Any:
-    """The Lightning package, preferably the imported one; `UsageError` if unsupported."""
+    """The Lightning package, preferably one already imported; raise `UsageError` if unsupported."""
     wanted = f"lightning>={'.'.join(map(str, OLDEST))},<{'.'.join(map(str, BELOW))}"
     hint = f"pip install 'bssearch[lightning]', which is {wanted}"
     for module in sorted(PACKAGES, key=lambda one: one not in sys.modules):
@@ -80,7 +80,8 @@ class TrialCallback(Callback):  # type: ignore[misc]
         self._micro_batches = 0
         self._steps = 0
         self._horizon = math.inf
-        self._rates: set[float] | None = None  # as set for the trial, if nothing else sets rates
+        # learning rates set for the trial; None if the script or a schedule sets them
+        self._rates: set[float] | None = None
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Check the Trainer; set its gradient accumulation."""
@@ -148,7 +149,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
         self._end_where_over(trainer)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Drop the incomplete window: the Trainer would step."""
+        """Drop the epoch's incomplete accumulation window, at which the Trainer would step."""
         batches, window = trainer.fit_loop.max_batches, self._trial.accumulation_steps
         if not self._trial.is_searched or not math.isfinite(batches):
             return
@@ -160,7 +161,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
         trainer.fit_loop.max_batches = int(batches) - int(batches) % window
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Check the due evaluation and the first batch's size."""
+        """Check that a due evaluation was made, and the first micro-batch's size."""
         if self._is_awaited:
             raise UsageError(
                 f"validation ran no batch after step {self._trial.steps}, although an evaluation was due",
@@ -215,7 +216,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
         if not self._trial.is_over:
             self._trial.close(_why_it_ended(trainer))
 
-    on_fit_end = on_train_end  # of a training that did not even begin
+    on_fit_end = on_train_end  # for a training that did not begin
 
     def _plan(self, trainer: Any) -> None:
         self._is_awaited = self._trial.evaluation_due
@@ -228,8 +229,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
             trainer.should_stop = True
 
     def _lift_limits(self, trainer: Any) -> None:
-        """Schedules still stop at the Trainer's own limit."""
-        self._horizon = trainer.estimated_stepping_batches
+        self._horizon = trainer.estimated_stepping_batches  # at which learning rate schedules still stop
         told = {"max_steps": trainer.max_steps, "max_epochs": trainer.max_epochs}
         limits = ", ".join(f"{name}={value}" for name, value in told.items() if value not in {-1, None})
         if limits:
@@ -237,7 +237,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
         trainer.fit_loop.max_epochs = trainer.fit_loop.epoch_loop.max_steps = -1
 
     def _logged(self, trainer: Any) -> dict[str, float]:
-        """`Trainer.callback_metrics` also holds training metrics."""
+        # `Trainer.callback_metrics` also holds training metrics.
         found = {name: float(value) for name, value in trainer._logger_connector.metrics["callback"].items()}
         if self._metric is not None and self._metric not in found:
             logged = ", ".join(sorted(found)) or "nothing"
@@ -256,14 +256,14 @@ def fit_made(trial: Trial, made: Any) -> None:
             "for training and for validation"
         )
     trainer, module, *data = made
-    _refuse_what_decides_for_itself(trainer)  # before a finder's own setup, which comes before the callback's
+    _refuse_what_decides_for_itself(trainer)  # before a finder's own setup, which comes before `TrialCallback.setup`
     if not any(isinstance(one, TrialCallback) for one in trainer.callbacks):
         trainer.callbacks.append(TrialCallback(trial))
     trainer.fit(module, *(data[0] if data and isinstance(data[0], tuple) else data))
 
 
 def _kinds(callback: Any) -> set[str]:
-    """Class names: equal in both packages."""
+    # names, because both Lightning packages have classes of these names
     return {one.__name__ for one in type(callback).__mro__}
 
 
@@ -287,7 +287,7 @@ def _why_it_ended(trainer: Any) -> str:
     return f"trainer.should_stop was set{f', as by {others}' if others else ''}" if trainer.should_stop else "the fit"
 
 
-# in parameter groups of PyTorch's optimizers and schedules
+# learning rates in parameter groups of PyTorch's optimizers and schedules
 GROUP_RATES = ("lr", "initial_lr", "max_lr", "min_lr", "swa_lr")
 
 # attributes of PyTorch's schedules; other rates are derived from these
@@ -315,9 +315,9 @@ def adopt_learning_rate(trial: Trial, optimizers: Iterable[Any], schedules: Iter
 
 
 def adopt_weight_decay(trial: Trial, optimizers: Iterable[Any]) -> None:
-    """Scale all weight decays if the study sets it and the script has not read it.
+    """Scale all weight decays if the study sets ``weight_decay`` and the script has not read it.
 
-    The factor is relative to the value given to `current_trial`, else to the largest of any group.
+    The factor is relative to the value given to `current_trial`, else to the largest weight decay of any group.
     """
     name = "weight_decay"
     found = list(optimizers)
@@ -331,7 +331,7 @@ def adopt_weight_decay(trial: Trial, optimizers: Iterable[Any]) -> None:
 
 
 def scaling(given: float, wanted: float) -> Scale:
-    """Multiply by wanted / given; ``given`` becomes exactly ``wanted``."""
+    """Function that multiplies by wanted / given; ``given`` becomes exactly ``wanted``."""
 
     def scale(value: Any) -> Any:
         return wanted if value == given else value * (wanted / given)

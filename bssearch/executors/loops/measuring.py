@@ -1,4 +1,4 @@
-"""Loops that are described or measured."""
+"""Descriptions and measurements of a user's loop."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from bssearch.training.probes import (
 
 
 class Looked(Assignment):
-    """Base of measurements, at the first batch size."""
+    """Base of descriptions and measurements, with the configuration of the first stage."""
 
     is_look = True
 
@@ -65,7 +65,7 @@ class Looked(Assignment):
         self._line.progressed()
 
     def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
-        """Check the metrics."""
+        """Raise `UsageError` if the target's metric is missing."""
         self._line.progressed()
         number_of(metrics, self._assign.program.metric)
 
@@ -86,7 +86,8 @@ class DescribedLoop(Looked):
 
     def __init__(self, assign: Assign, line: Line) -> None:
         super().__init__(assign, line)
-        self.stages = LoopStages(assign.configuration)  # what cannot grow is refused before the search
+        # A schedule that the loop cannot follow is refused before the search.
+        self.stages = LoopStages(assign.configuration)
         self._metrics: Metrics = {}
         self._steps = 0
         self._warnings: list[str] = []
@@ -97,7 +98,7 @@ class DescribedLoop(Looked):
         self._batch_norm_layers = sum(map(batch_norm_layers, modules))
 
     def warned(self, sentence: str) -> None:
-        """Add a warning to the description."""
+        """See `Assignment.warned`."""
         self._warnings.append(sentence)
 
     def stepped(self, step: int, samples: int | None) -> None:
@@ -106,7 +107,7 @@ class DescribedLoop(Looked):
         self._steps = step
 
     def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
-        """Keep the first metrics; report after a step."""
+        """Keep the first metrics; send the description once the loop has stepped."""
         super().evaluated(step, metrics, loss)
         if not self._metrics:
             self._metrics = {str(name): number_of(metrics, name) for name in metrics if _is_number(metrics[name])}
@@ -146,23 +147,23 @@ def _is_number(value: Any) -> bool:
 
 
 class MeasuredMemory(Looked):
-    """Takes three steps and an evaluation."""
+    """Measures the peak memory of `STEPS` steps and an evaluation."""
 
     def __init__(self, assign: Assign, line: Line) -> None:
         super().__init__(assign, line)
         reset_peak_memory(self._torch_device)
 
     def is_due(self, step: int) -> bool:
-        """True after the steps."""
+        """True after `STEPS` steps."""
         return step >= STEPS
 
     def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
-        """Report the fit and the peak."""
+        """Report that the micro-batch fits, and the peak memory."""
         super().evaluated(step, metrics, loss)
         self._tell(fits=True, peak=peak_process_memory_bytes(self._torch_device))
 
     def ran_out_of_memory(self, error: BaseException) -> bool:
-        """Report that memory ran out."""
+        """See `Assignment.ran_out_of_memory`."""
         self._tell(fits=False, peak=None, reason=first_line(error))
         return True
 
@@ -244,7 +245,7 @@ class TimedLoop(Looked):
             self._tell()
 
     def ran_out_of_memory(self, error: BaseException) -> bool:
-        """Report that memory ran out."""
+        """See `Assignment.ran_out_of_memory`."""
         self._clock.pause()
         self._answer(StepTime.where_memory_ran_out(self.configuration))
         return True
@@ -301,7 +302,7 @@ class TimedLoop(Looked):
 
 
 def work_of(assign: Assign, line: Line) -> TrialRun | Looked:
-    """An assignment's work."""
+    """The assigned trial, measurement or description."""
     match assign.work:
         case TrialRequest() as request:
             return TrialRun(request, assign, line)
@@ -316,7 +317,7 @@ def work_of(assign: Assign, line: Line) -> TrialRun | Looked:
 def end_work(
     work: Assignment, assign: Assign, line: Line, error: BaseException | None, close: Callable[[], None]
 ) -> None:
-    """Report the user code's end; without ``error``, call ``close``."""
+    """Report how the user's code ended; without an ``error``, call ``close`` first."""
     if error is None and not work.is_over:
         try:
             close()

@@ -36,7 +36,7 @@ MOST_SKIPPED = 100  # batches in a row without an optimizer step; a gradient sca
 SKIPPED = "a gradient scaler skips the steps whose gradients are not finite"
 
 
-# Members for a user's loop, as `dir` lists them; the others serve Trainers and the search.
+# Members for a user's loop, as `dir` lists them; other members serve Trainers and the search.
 PUBLIC = (
     *("accumulation_steps", "batch_size", "batches", "checkpoint", "close", "device", "evaluation_due", "given"),
     *("is_look", "is_over", "is_searched", "learning_rate", "load_optimizer", "micro_batch_size", "parameters"),
@@ -48,9 +48,9 @@ class Trial:
     """A trial trained by a user's loop, made by `current_trial` and `Study.ask`.
 
     ``batch_size`` samples make an optimizer step, in ``accumulation_steps`` micro-batches of ``micro_batch_size``. With
-    a batch size schedule, these and ``learning_rate`` are those of the next step. ``parameters`` holds the other
-    values, ``given`` the arguments of `current_trial`. ``is_look``: only described or measured. The loop must read a
-    searched learning rate; other unread searched parameters cause a warning.
+    a batch size schedule, these and ``learning_rate`` are those of the next step. ``parameters`` holds the study's
+    other values, ``given`` the arguments of `current_trial`. ``is_look``: the loop is only described or measured. The
+    loop must read a searched learning rate; other unread searched parameters cause a warning.
 
     Steps are those of the optimizers given to `state`, else one per batch.
 
@@ -116,23 +116,23 @@ class Trial:
 
     @property
     def accumulation_steps(self) -> int:
-        """Micro-batches per optimizer step; divide the loss by it."""
+        """Micro-batches per optimizer step; divide the loss by this number."""
         self._asked.note("accumulation_steps")
         return self._now.accumulation_steps
 
     @property
     def learning_rate(self) -> float:
-        """The learning rate, or a schedule's peak."""
+        """The learning rate, or the peak of its schedule."""
         self._asked.note("learning_rate")
         return self._now.learning_rate
 
     @property
     def rate_to_set(self) -> float:
-        """The learning rate, for a Trainer that takes it: reading it does not show that the script uses it."""
+        """The learning rate for a Trainer; reading it does not count as the script's use."""
         return self._now.learning_rate
 
     def check_rates(self, optimizer: Any) -> None:
-        """Raise `UsageError` if a Trainer's optimizer has another learning rate, and the script does not read it."""
+        """Raise `UsageError` if a Trainer's optimizer ignores the learning rate, and the script does not read it."""
         if self.has_asked("learning_rate") or not self.is_searched:
             return
         rates = rates_of([optimizer], "lr", "initial_lr", "max_lr")
@@ -146,7 +146,7 @@ class Trial:
         self._rate_is_set = True
 
     def check_scheduled(self, rates: Collection[float], scheduled: Collection[float], who: str) -> None:
-        """Raise `UsageError` if other code sets rates than the schedule of a Trainer that sets the learning rate."""
+        """Raise `UsageError` if a Trainer sets the learning rate, and ``rates`` are not its ``scheduled`` rates."""
         if self._rate_is_set and not all(any(math.isclose(one, two) for two in scheduled) for one in rates):
             raise UsageError(
                 f"{who} set the learning rate {in_words(rates)} after {self.steps} steps, and not as the trial and its "
@@ -156,7 +156,7 @@ class Trial:
 
     @property
     def is_over(self) -> bool:
-        """True once ended; does not start the clock."""
+        """True once the trial has ended; does not start the clock."""
         return self._assignment.is_over
 
     @property
@@ -283,7 +283,7 @@ class Trial:
             raise TrialStopped("the trial has ended; end the loop when trial.should_stop is true")
         if not self._has_begun:
             self._begin()
-            self._taken_before -= min(1, self._optimizer_steps.taken)  # the step that this call tells of
+            self._taken_before -= min(1, self._optimizer_steps.taken)  # the step that this call records
             self._first_step += 1
         self._check_evaluated()
         step = self._step_at_hand_after(is_whole=True)
@@ -336,7 +336,7 @@ class Trial:
     def sampler(self, dataset: Any) -> SeededSampler:
         """Sampler for a `DataLoader` with ``batch_size=trial.micro_batch_size``.
 
-        A seed repeats the batches; an incomplete last batch is dropped.
+        Equal seeds give equal batches; an incomplete last batch is dropped.
         """
         self._sampler = sampler_of(len(dataset), self._stages, self.seed, lambda: self.steps, self._samples_behind)
         return self._sampler
@@ -396,7 +396,7 @@ class Trial:
 
     @property
     def _step_at_hand(self) -> int | None:
-        """None if the current body has not stepped."""
+        # None if the current body of the loop has not stepped
         return self._step_at_hand_after(is_whole=self._is_whole) if self._is_in_batch else self.steps
 
     @property
@@ -502,7 +502,7 @@ class Trial:
         self._settle()
 
     def add_samples(self, samples: int | None) -> None:
-        """Add to the current step; None: unknown."""
+        """Add to the current step's samples; None if unknown."""
         self._samples = None if samples is None or self._samples is None else self._samples + samples
 
     def _untold(self, problem: str, remedy: str) -> None:
@@ -547,7 +547,6 @@ class Trial:
             self._take_in(self.steps, unmoved(evaluate), None)
 
     def _take_in(self, step: int, metrics: Metrics, loss: float | None) -> None:
-        """Within a loop's body the trial cannot pause."""
         taken = self._optimizer_steps.other_than(step - self._first_step)
         if taken is not None and step > self._first_step and self._assignment.cycles:
             self._assignment.warned(
@@ -555,13 +554,13 @@ class Trial:
                 "trial.state(optimizer=...) to count its steps"
             )
         self._assignment.evaluated(step, metrics, loss)
-        if not self._is_in_batch:
+        if not self._is_in_batch:  # within a loop's body the trial cannot pause
             self._assignment.settle()
         if not self._assignment.is_over:
             self._assignment.resume()
 
     def _check_evaluated(self) -> None:
-        """Step 0 is optional: `batches` has no place for it."""
+        """Raise `UsageError` if a due evaluation is missing."""
         step = self.steps
         if self._assignment.is_over or self._evaluated_at == step:
             return
@@ -570,7 +569,7 @@ class Trial:
                 f"no report() after step {step}, but trial.evaluation_due was true",
                 hint="if trial.evaluation_due: trial.report(accuracy=...)",
             )
-        if step > 0 and self._is_due(step):
+        if step > 0 and self._is_due(step):  # at step 0 no body of `batches` has run
             raise UsageError(
                 f"no evaluation after step {step}, but one was due",
                 hint="batches(loader, evaluate=...), or after each step: if trial.evaluation_due: trial.report(...)",

@@ -32,7 +32,7 @@ class SeededSampler(Sampler[int]):
 
     @property
     def is_at_start(self) -> bool:
-        """True if the next pass is whole."""
+        """True if the next pass is a whole epoch."""
         return self._seen == 0
 
     def __len__(self) -> int:
@@ -71,10 +71,10 @@ class RankSampler(SeededSampler):
 
 
 class GrowingSampler(SeededSampler):
-    """Sampler for a growing batch; see `bssearch.training.batches.Growth`.
+    """Sampler for a batch size schedule; see `bssearch.training.batches.Growth`.
 
     A pass ends with its epoch, or before the micro-batch size changes. The next pass starts after the completed
-    ``steps()``, regardless of the rows yielded.
+    ``steps()``.
     """
 
     def __init__(self, samples: int, stages: LoopStages, seed: int, steps: Callable[[], int]) -> None:
@@ -122,7 +122,7 @@ class GrowingSampler(SeededSampler):
 def sampler_of(
     samples: int, stages: LoopStages, seed: int, steps: Callable[[], int], samples_behind: int
 ) -> SeededSampler:
-    """Make a sampler that starts after ``samples_behind``."""
+    """Make a sampler that starts after the first ``samples_behind`` samples."""
     if stages.grows:
         return GrowingSampler(samples, stages, seed, steps)
     size = stages.at(0).batch_size
@@ -138,7 +138,7 @@ Given = Iterable[T] | MakeLoader[T]
 class Passes(Generic[T]):
     """The passes over the loader, or loader function, of `batches`.
 
-    A loader keeps its micro-batch size while the batch grows; `UsageError` if it cannot.
+    Raises `UsageError` if a plain loader's micro-batch size, which is fixed, does not divide each batch size.
     """
 
     def __init__(
@@ -166,13 +166,9 @@ class Passes(Generic[T]):
             assignment.stages.keep_micro_batches()
 
     def first(self, size: int, steps: int) -> None:
-        """Begin the first pass; a resumed trial continues within its pass.
-
-        A loader draws random numbers when a pass starts, so the saved random state is restored afterwards. If the trial
-        was paused between two loaders, the first is made again: both may share generators.
-        """
+        """Begin the first pass; a resumed trial continues within its pass."""
         stages = self._assignment.stages
-        if stages.has_new_micro_batches(steps):
+        if stages.has_new_micro_batches(steps):  # make the last loader again: both may share generators
             self.begin(stages.last(steps).micro_batch_size)
             self._assignment.skipped()
         behind = self.begin(size)
@@ -182,11 +178,11 @@ class Passes(Generic[T]):
         batches = iter(self._loader)
         for _ in range(behind):
             next(batches, None)
-        self._assignment.skipped()
+        self._assignment.skipped()  # the loader drew random numbers when the pass began
         self._pass = batches
 
     def batches(self) -> Iterator[T]:
-        """Yield a pass's micro-batches; time the waits."""
+        """Yield a pass's micro-batches; time the waits for data."""
         entered, self._is_empty = self._now(), True
         for batch in self._pass:
             self._is_empty = False
@@ -195,7 +191,7 @@ class Passes(Generic[T]):
             entered = self._now()
 
     def check(self, size: int) -> None:
-        """Raise `UsageError` for an empty pass, unless resumed."""
+        """Raise `UsageError` for an empty pass, unless a resumed one."""
         if self._is_empty and self._pass is self._loader:
             raise UsageError(
                 f"the loader of batches() is empty, at a micro-batch size of {size}",
@@ -203,7 +199,7 @@ class Passes(Generic[T]):
             )
 
     def begin(self, size: int) -> int | None:
-        """Begin a pass; return the micro-batches to skip."""
+        """Begin a pass; return the number of micro-batches to skip, if resumed."""
         if self._make is not None:
             self._asked.note("micro_batch_size")
             if size != self._size:

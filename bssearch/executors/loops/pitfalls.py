@@ -1,4 +1,4 @@
-"""What in a loop distorts a comparison of batch sizes, as warnings: normalisation, order of the data, averages."""
+"""Warnings of normalisation, data order and averages of weights that distort a comparison of batch sizes."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from bssearch.records import Configuration
 from bssearch.spec.space.micro_batches import batch_norm_caveats
 from bssearch.training.loop import batch_norm_layers
 
-WATCHED_STEPS = 3  # of the first steps; an average that follows micro-batches does so in each
+WATCHED_STEPS = 3  # first steps to check; an average that follows micro-batches does so in each step
 
 
 def modules_of(objects: Collection[Any]) -> list[nn.Module]:
-    """The modules among these objects, without modules inside another of them."""
+    """The modules among these objects, without parts of other modules."""
     modules = [one for one in objects if isinstance(one, nn.Module)]
     inner = {id(part) for one in modules for part in one.modules() if part is not one}
     return [one for one in modules if id(one) not in inner]
 
 
 def about_batch_norm(modules: Sequence[nn.Module], now: Configuration) -> list[str]:
-    """How batch normalisation in these modules distorts the steps of a trial."""
+    """Warnings of batch normalisation in these modules that distorts a trial's steps."""
     layers = sum(map(batch_norm_layers, modules))
     is_split = now.accumulation_steps > 1
     caveats = batch_norm_caveats(layers, now.micro_batch_size, accumulates=is_split, ghost_batch_size=None)
@@ -91,6 +91,6 @@ class Averages:
 
 
 def _versions(one: Any) -> list[tuple[int, int]]:
-    """Address and version of each tensor: both in-place changes and replacements show."""
+    # address and version: both replacements and in-place changes show
     leaves = tree_leaves(one.state_dict())
     return [(leaf.data_ptr(), leaf._version) for leaf in leaves if isinstance(leaf, torch.Tensor)]

@@ -1,7 +1,7 @@
 """Trials in several processes, the ranks of torch.distributed.
 
 Only rank 0 talks to the search. After each evaluation it broadcasts whether the trial is over and when the next
-evaluation is due. A stop or limit takes effect then, so that no rank waits for one that has left.
+evaluation is due. A stop or limit takes effect only at evaluations, so that no rank waits for a rank that has left.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class Ranks(Protocol):
-    """Processes that train together; ``rank`` is this one's number."""
+    """Processes that train together; ``rank`` is this process's number."""
 
     rank: int
     size: int
@@ -43,7 +43,7 @@ class Ranks(Protocol):
 
 
 class DistributedRanks:
-    """The ranks of torch.distributed's default group."""
+    """Ranks of torch.distributed's default group."""
 
     def __init__(self, local_rank: int) -> None:
         self.rank = distributed.get_rank()
@@ -54,13 +54,13 @@ class DistributedRanks:
             torch.cuda.set_device(local_rank)
 
     def share(self, said: T | None) -> T | None:
-        """Broadcast rank 0's value."""
+        """See `Ranks.share`."""
         box = [said]
         distributed.broadcast_object_list(box, src=0)
         return box[0]
 
     def wait(self) -> None:
-        """Wait for all ranks."""
+        """See `Ranks.wait`."""
         distributed.barrier(device_ids=[self._local_rank] if self._uses_cuda else None)
 
     def device_of(self, device: str) -> str:
@@ -104,7 +104,7 @@ class Word:
 
 
 class RankWork(Assignment):
-    """One rank's work: evaluations are due where rank 0 announces them in its ``_word``."""
+    """One rank's work: evaluations are due after the steps that rank 0 announces in ``_word``."""
 
     _word: Word
     _steps = 0
@@ -114,7 +114,7 @@ class RankWork(Assignment):
         return step in self._word.due
 
     def stepped(self, step: int, samples: int | None) -> None:
-        """Refuse a skipped evaluation: ranks would never learn of the end."""
+        """Raise `UsageError` for a skipped evaluation: the rank would never learn of the trial's end."""
         if self._steps >= self._word.due[-1]:
             raise UsageError(
                 f"no evaluation after step {self._word.due[-1]}, but one was due",
@@ -125,7 +125,7 @@ class RankWork(Assignment):
 
 
 class Follower(RankWork):
-    """The work of the other ranks."""
+    """The work of each rank but rank 0."""
 
     def __init__(self, assign: Assign, ranks: Ranks) -> None:
         super().__init__(assign.configuration, assign)
@@ -139,18 +139,18 @@ class Follower(RankWork):
         self._ranks.wait()
 
     def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
-        """Learn whether the trial is over."""
+        """Learn from rank 0 whether the trial is over."""
         self._ranks.wait()
         self._word = cast(Word, self._ranks.share(None))
         self.is_over = self._word.is_over
 
     def test(self, evaluate: Evaluate) -> None:
-        """Evaluate if rank 0 does."""
+        """Evaluate the test split if rank 0 does."""
         if self._word.tests:
             evaluate()
 
     def looped(self, step: int, because: str = "") -> None:
-        """End; rank 0 reports it."""
+        """End this rank's work; rank 0 reports the end."""
         self.is_over = True
 
 
@@ -176,25 +176,25 @@ class Leader(RankWork):
         self.work.begin()
 
     def pause(self) -> None:
-        """Stop the clock."""
+        """See `Assignment.pause`."""
         self.work.pause()
 
     def resume(self) -> None:
-        """Resume the clock."""
+        """See `Assignment.resume`."""
         self.work.resume()
 
     def stepped(self, step: int, samples: int | None) -> None:
-        """Count steps; refuse a skipped evaluation."""
+        """See `RankWork.stepped`."""
         super().stepped(step, samples)
         self.work.stepped(step, samples)
 
     def waited(self, seconds: float) -> None:
-        """Count a wait for data."""
+        """See `Assignment.waited`."""
         self.work.waited(seconds)
 
     def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
-        """Record an evaluation after all ranks; announce the next."""
-        self._ranks.wait()  # within the evaluation's time: the next step would wait for them
+        """Wait for all ranks, record the evaluation and announce the next."""
+        self._ranks.wait()  # within the evaluation's time: else the next step waits for the other ranks
         self.work.evaluated(step, metrics, loss)
         self.is_over = self.work.is_over
         tests = isinstance(self.work, LedRun) and self.work.awaits_test
@@ -202,24 +202,24 @@ class Leader(RankWork):
         self._ranks.share(self._word)
 
     def test(self, evaluate: Evaluate) -> None:
-        """Evaluate if the other ranks do."""
+        """Evaluate the test split if the other ranks do."""
         if self._word.tests:
             self.work.test(evaluate)
 
     def warned(self, sentence: str) -> None:
-        """Record a warning."""
+        """See `Assignment.warned`."""
         self.work.warned(sentence)
 
     def modelled(self, modules: Sequence[nn.Module]) -> None:
-        """Note the modules that are trained."""
+        """See `Assignment.modelled`."""
         self.work.modelled(modules)
 
     def keep(self, objects: Mapping[str, Any]) -> tuple[int, int]:
-        """Register values that must stay finite; saves nothing."""
+        """Register objects whose parameters must stay finite; never saved."""
         return self.work.keep(objects)
 
     def looped(self, step: int, because: str = "") -> None:
-        """End the trial with its loop."""
+        """See `Assignment.looped`."""
         self.work.looped(step, because)
         self.is_over = self.work.is_over
 
@@ -245,7 +245,7 @@ class LedRun(TrialRun):
 
 
 class RankTrial(Trial):
-    """One rank's trial; ``batch_size`` is of all ranks, ``micro_batch_size`` of this one.
+    """One rank's trial; ``batch_size`` counts samples of all ranks, ``micro_batch_size`` of this rank.
 
     Raises `UsageError` if ranks cannot share a micro-batch evenly.
     """

@@ -2,7 +2,7 @@
 
 With ``--serve`` it imports the script's packages once and forks a process per trial. A fork is safe only without a CUDA
 context and further threads; otherwise the process re-executes itself without the imports and starts a process per trial
-(``--once``). When its worker ends, it kills its descendants and exits.
+(``--once``). When the worker ends, this process kills its descendants and exits.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def main() -> None:
 
 def prepare_to_fork(script: Path) -> str | None:
     """Import a script's packages; return why forking is unsafe."""
-    import torch._dynamo  # noqa: F401 - the first optimizer would load it, seconds of every trial
+    import torch._dynamo  # noqa: F401 - else the first optimizer imports it, seconds of every trial
 
     import bssearch.executors.loops.current  # noqa: F401 - with torch, which every trial needs
 
@@ -72,9 +72,9 @@ def prepare_to_fork(script: Path) -> str | None:
 
 
 def serve(worker: socket.socket, script: str, arguments: list[str], anew: str | None) -> None:
-    """Run a trial per descriptor and report its exit."""
+    """Run a trial for each descriptor received; report its exit."""
     become_subreaper()
-    outlive_parent()  # its end is seen on the socket
+    outlive_parent()  # the socket shows the worker's end
     worker.set_inheritable(False)
     _tell(worker, {"anew": anew})
     while True:
@@ -164,10 +164,8 @@ def run_script(script: str, arguments: list[str], line: int) -> int:
 
 
 def clean_up() -> None:
-    """Join threads, run `atexit` functions and flush files.
-
-    A real exit would tear down all modules, a third of a second per trial.
-    """
+    """Join threads, run `atexit` functions and flush files."""
+    # A real exit would tear down all modules, a third of a second per trial.
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for one in gc.get_objects():
@@ -177,7 +175,7 @@ def clean_up() -> None:
 
 
 def import_packages_of(script: Path) -> None:
-    """Import installed packages; the script repeats any error."""
+    """Import a script's installed packages; the script repeats any error."""
     try:
         tree = ast.parse(script.read_bytes())
     except (OSError, SyntaxError, ValueError):

@@ -92,7 +92,7 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
                 hint="a Trainer trains a trial from its start: no resume_from_checkpoint",
             )
         whole = whole_steps(others["train_dataloader"], args)
-        # The Trainer counts incomplete batches in its own horizon: without them the training would end before it.
+        # The Trainer's own horizon counts incomplete batches: without them, training would end before the horizon.
         self._steps_in_pass = whole if args.max_steps >= MOST_STEPS else math.inf
         if args.gradient_accumulation_steps > 1:
             self._end_look_at_loss = check_counts_items(others["model"])
@@ -130,7 +130,7 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
         self._add_samples()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any) -> None:
-        """Count a step; evaluate if due, stop if over."""
+        """Count a step; evaluate if due, stop if the trial is over."""
         trial = self._trial
         if self._has_ended(control):
             return
@@ -153,7 +153,7 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
         metrics: Mapping[str, Any],
         **others: Any,
     ) -> None:
-        """Report a due evaluation; ignore the user's own."""
+        """Report a due evaluation; ignore the user's own evaluations."""
         if not self._is_training:
             return
         if self._trial.evaluation_due:
@@ -170,7 +170,7 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
         self._trial.close(_what_ended(args))
 
     def _look(self, model: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """The model may be called again per micro-batch."""
+        # A micro-batch may call the model several times.
         if model.training:
             self._micro_batch_samples = self._trial.samples_in(named or given)
 
@@ -204,7 +204,7 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
 
 
 def fit(trainer: Trainer, trial: Trial, metric: str | None = None) -> None:
-    """Train a trial with a Trainer; set its default arguments and add the callback if missing.
+    """Train a trial with a Trainer; fill the arguments left at their defaults; add the callback if missing.
 
     Args:
         metric: See `TrialCallback`.
@@ -249,7 +249,7 @@ def _what_ended(args: TrainingArguments) -> str:
 
 MOST_STEPS = 10**9  # ``max_steps`` when the search ends the trial
 
-# their learning rate does not depend on ``max_steps``
+# schedules whose learning rate does not depend on ``max_steps``
 ENDLESS_SCHEDULES = {"constant", "constant_with_warmup", "inverse_sqrt", "reduce_lr_on_plateau", "greedy"}
 
 # training argument by study parameter
@@ -284,7 +284,7 @@ def training_arguments(
         **own: Further arguments.
 
     Raises:
-        UsageError: If an argument contradicts the trial or needs ``max_steps``, or none can express the study's
+        UsageError: If an argument contradicts the trial or needs ``max_steps``, or no argument can express the study's
             optimizer or schedule.
     """
     given = {**_lacking(trial, train_samples, own, is_new=True), **own}
@@ -300,7 +300,7 @@ def training_arguments(
 
 
 def fill(arguments: TrainingArguments, trial: Trial, train_samples: int | None) -> None:
-    """Set the default arguments, unless `training_arguments` made them."""
+    """Set arguments left at their defaults, unless `training_arguments` made ``arguments``."""
     if hasattr(arguments, FILLED):
         return
     defaults = {field.name: field.default for field in dataclasses.fields(arguments)}
@@ -425,7 +425,7 @@ def _check_needs_no_horizon(given: Mapping[str, Any]) -> None:
 def whole_steps(loader: Any, arguments: TrainingArguments) -> float:
     """Whole steps in a pass over a loader; infinite if it has no length.
 
-    Raises `UsageError` without a whole step, or for data with neither a length nor ``max_steps``.
+    Raises `UsageError` if a pass has no whole step, or for data with neither a length nor ``max_steps``.
     """
     accumulation = arguments.gradient_accumulation_steps
     size = arguments.per_device_train_batch_size * accumulation
@@ -445,15 +445,14 @@ def whole_steps(loader: Any, arguments: TrainingArguments) -> float:
     return steps
 
 
-LEAST_CHANGE = 1e-3  # of a loss whose item count doubles, relative; far below the expected half
+LEAST_CHANGE = 1e-3  # relative, of a loss whose item count doubles; far below the expected half
 
 
 def check_counts_items(model: torch.nn.Module) -> Callable[[], None]:
     """Check the model's next loss; return a function that cancels the check.
 
-    A model with further arguments must divide by ``num_items_in_batch``, the items of all micro-batches of a step. If
-    the model averages over its micro-batch instead, its gradients are too large, and its forward pass raises
-    `UsageError`.
+    A model with further arguments must divide its loss by ``num_items_in_batch``, the items of all micro-batches of a
+    step. Otherwise its gradients are too large, and its forward pass raises `UsageError`.
     """
 
     def look(module: torch.nn.Module, args: tuple[Any, ...], given: dict[str, Any], output: Any) -> None:

@@ -1,4 +1,4 @@
-"""A loop that trains a study's trial."""
+"""A user's loop that trains a study's trial."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ from bssearch.training.memory import peak_memory_meter
 from bssearch.training.nvml import DeviceMeter
 from bssearch.training.trial_checkpoint import Checkpoint, RandomState, Saved, SavedPart, identity_of
 
-WARM_UP_STEPS = 3  # their excess over later steps is not training time
+WARM_UP_STEPS = 3  # first steps, whose excess time over later steps is not training time
 
-TIMED_STEPS = WARM_UP_STEPS + 20  # timed one by one to find that excess; each synchronises a GPU
+TIMED_STEPS = WARM_UP_STEPS + 20  # steps timed one by one to find the first steps' excess; each synchronises a GPU
 
 RUN_PROCESSES = 3  # a script's ancestors: server, worker, driver
 
 
 def contention_meter(device: torch.device, threads: int, core: CorePace | None) -> ContentionMeter:
-    """Meter without the run's own processes."""
+    """Contention meter that ignores the run's own processes."""
     above = [one.pid for one in psutil.Process().parents()[:RUN_PROCESSES]]
     return ContentionMeter(device, threads, core, lambda: cpu_use(parents=above))
 
 
 class HostClock(Clock):
-    """Times by the host: CUDA events would miss the user's other streams."""
+    """Clock of the host: CUDA events would miss the user's other streams."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class HostClock(Clock):
         return super().cpu_share if self._device.type == "cpu" else None
 
     def book_rest(self, name: Ledger) -> None:
-        """Book the unbooked wall time."""
+        """Book the remaining wall time in a ledger."""
         self._seconds[name] += max(0.0, self.wall_seconds - sum(self._seconds.values()))
 
     def synchronize(self) -> None:
@@ -86,10 +86,10 @@ class HostClock(Clock):
 
 @dataclass(slots=True)
 class LoopClock:
-    """Books a loop's time.
+    """Books a loop's time in ledgers.
 
-    The excess of the first `WARM_UP_STEPS` over the later steps' median (compilation, autotuning, caches) is warm-up,
-    also after a pause. Seconds are those of `Clock.counted_train_seconds`.
+    The excess time of the first `WARM_UP_STEPS` over the later steps' median (compilation, autotuning, caches) is
+    warm-up, also after a pause.
     """
 
     clock: HostClock
@@ -109,7 +109,7 @@ class LoopClock:
             self._step_began = self._counted
 
     def enter(self, name: Ledger) -> None:
-        """Book time in a ledger from now."""
+        """Book time from now in a ledger."""
         self.pause()
         self._opened.enter_context(self.clock.ledger(name))
         self._name = name
@@ -131,11 +131,11 @@ class LoopClock:
         self.excess = self._excess_before + _excess(self._steps)
 
     def state(self) -> dict[str, Any]:
-        """State to save."""
+        """State for a checkpoint."""
         return {"excess": self.excess, "told": self._told}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore the state; steps warm up again."""
+        """Restore a checkpoint's state; the next steps warm up again."""
         self.excess = self._excess_before = state["excess"]
         self._told = state["told"]
 
@@ -146,8 +146,8 @@ class LoopClock:
     def train_seconds(self, *, is_hit: bool = False) -> float:
         """Counted train seconds without warm-up; never decreases.
 
-        Constant until the excess is known: a lower bound, valid for misses of the target but not for a hit
-        (``is_hit``).
+        Constant until the warm-up steps are over: a lower bound, which serves if the target is missed, but not for a
+        hit (``is_hit``).
         """
         if len(self._steps) <= WARM_UP_STEPS and not is_hit:
             return self._told
@@ -164,9 +164,9 @@ def _excess(steps: list[float]) -> float:
 
 
 class DataPass:
-    """The current pass: its initial random state and completed micro-batches.
+    """The current pass over the data: its initial random state and completed micro-batches.
 
-    ``own`` are the loader's generators. A trial paused at a pass's end has ``restored`` only these.
+    ``own`` are the loader's random generators; after a pause at a pass's end, only their state is ``restored``.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -183,7 +183,7 @@ class DataPass:
         self._own_at_start = [generator.get_state() for generator in self.own]
 
     def end(self) -> None:
-        """End early; a paused trial resumes with the next."""
+        """End the pass early; a trial paused now resumes with the next pass."""
         self._at_start, self.micro_batches = {}, 0
         self._own_at_start = [generator.get_state() for generator in self.own]
 
@@ -203,18 +203,18 @@ class DataPass:
         return self.restored and bool(self._at_start)
 
     def state(self) -> dict[str, Any]:
-        """State to save."""
+        """State for a checkpoint."""
         return {"at_start": self._at_start, "own_at_start": self._own_at_start, "micro_batches": self.micro_batches}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore the state."""
+        """Restore a checkpoint's state."""
         self._at_start, self.micro_batches = state["at_start"], state["micro_batches"]
         self._own_at_start = state["own_at_start"]
         self.restored = bool(self._at_start or self._own_at_start)
 
 
 def generators_of(loader: object) -> list[torch.Generator]:
-    """Generators of a `DataLoader` and its samplers."""
+    """Random generators of a `DataLoader` and its samplers."""
     batch_sampler = getattr(loader, "batch_sampler", None)
     owners = (loader, getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
     found = [getattr(owner, "generator", None) for owner in owners]
@@ -222,7 +222,7 @@ def generators_of(loader: object) -> list[torch.Generator]:
 
 
 def refuse_unreadable(state: dict[str, Any]) -> None:
-    """Refuse other values than tensors and plain ones; copies no tensors."""
+    """Raise an error for a value that `torch.load` refuses with ``weights_only``; copies no tensors."""
     file = io.BytesIO()
     torch.save(_without_tensors(state), file)
     file.seek(0)
@@ -238,7 +238,7 @@ def _without_tensors(value: Any) -> Any:
 
 
 def first_non_finite(objects: Mapping[str, Any]) -> str | None:
-    """Name the first non-finite parameter; synchronises."""
+    """Name the first non-finite parameter, if any; synchronises the device."""
     named = [
         (f"the parameter {name} of {owner}", parameter.detach())
         for owner, model in objects.items()
@@ -261,7 +261,7 @@ def unmoved(evaluate: Evaluate) -> Metrics:
 
 
 def kept_random_numbers() -> Callable[[], None]:
-    """Function that restores random state."""
+    """Function that restores the current random state."""
     initialized = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     states = RandomState(torch.device("cuda", torch.cuda.current_device()) if initialized else torch.device("cpu"))
     kept = states.state()
@@ -272,7 +272,7 @@ NO_STATE = "the script did not call trial.state(...), which a script with a Trai
 
 
 class TrialRun(Assignment):
-    """Trains a trial."""
+    """Work of a loop that trains a trial."""
 
     def __init__(
         self,
@@ -308,7 +308,7 @@ class TrialRun(Assignment):
         self._memory.start()
 
     def checkpoint(self) -> str | None:
-        """See `Assignment.checkpoint`; notes the read."""
+        """See `Assignment.checkpoint`; notes that the script has read the path."""
         self._has_read_checkpoint = True
         return None if self._request.branch is None else self._request.branch.checkpoint
 
@@ -344,31 +344,31 @@ class TrialRun(Assignment):
         return 0 if was_within else None
 
     def skipped(self) -> None:
-        """Restore the random state of the pause."""
+        """Restore the random state saved at the pause."""
         if self._saved_random is not None:
             self._random.restore(self._saved_random)
 
     def pass_ended(self) -> None:
-        """End a pass early."""
+        """See `Assignment.pass_ended`."""
         self._pass.end()
 
     def is_due(self, step: int) -> bool:
-        """True if due and not made before a pause."""
+        """True if an evaluation is due that was not made before a pause."""
         last = self._course.progress.last
         every = self._plan.eval_every_steps * self.configuration.batch_size
         is_due = self._is_at_last(step) or self.stages.has_seen_again(every, step)
         return is_due and (last is None or last.step != step)
 
     def pause(self) -> None:
-        """Stop the clock for an evaluation."""
+        """See `Assignment.pause`."""
         self._clock.enter("evaluation")
 
     def resume(self) -> None:
-        """Resume the clock."""
+        """See `Assignment.resume`."""
         self._clock.train()
 
     def stepped(self, step: int, samples: int | None) -> None:
-        """Count steps; unknown samples as full batches."""
+        """Count steps and samples; unknown samples count as full batches."""
         full = self.stages.samples(step) - self.stages.samples(self._steps)
         self._samples += full if samples is None else samples
         self._steps = step
@@ -376,16 +376,13 @@ class TrialRun(Assignment):
         self._line.progressed()
 
     def diverged(self, reason: str) -> bool:
-        """End the trial as diverged."""
+        """See `Assignment.diverged`."""
         self._end(Ending(TrialState.DIVERGED, reason))
         return True
 
     def settle(self) -> None:
-        """See `Assignment.settle`.
-
-        A due evaluation comes first: a resumed loop could not make it up.
-        """
-        if self.is_over or self.is_due(self._steps):
+        """See `Assignment.settle`."""
+        if self.is_over or self.is_due(self._steps):  # a resumed loop could not make up a due evaluation
             return
         asked = self._line.asked_to_stop()
         if asked is not None:
@@ -396,12 +393,12 @@ class TrialRun(Assignment):
                 self._end(late)
 
     def waited(self, seconds: float) -> None:
-        """Count a wait for data."""
+        """See `Assignment.waited`."""
         self._data_seconds = (self._data_seconds or 0.0) + seconds
         self._pass.micro_batches += 1
 
     def warned(self, sentence: str) -> None:
-        """Keep a warning for the outcome."""
+        """See `Assignment.warned`."""
         if sentence not in self._course.progress.warnings:
             self._course.progress.warnings.append(sentence)
 
@@ -440,7 +437,7 @@ class TrialRun(Assignment):
             self._end(ending)
 
     def test(self, evaluate: Evaluate) -> None:
-        """Evaluate the test set if requested and ended well."""
+        """Evaluate the test set if planned and the trial ended well."""
         if self._has_ended or not self._is_tested:
             return
         self._clock.enter("evaluation")
@@ -449,7 +446,7 @@ class TrialRun(Assignment):
         self.finish()
 
     def looped(self, step: int, because: str = "") -> None:
-        """End the trial with its loop."""
+        """See `Assignment.looped`."""
         if step == 0:
             raise UsageError(f"the loop ended before its first step{ended_by(because)}")
         if self._course.progress.last is None:
@@ -460,7 +457,7 @@ class TrialRun(Assignment):
         self._end(Ending(TrialState.EXHAUSTED, f"the script ended its loop at step {step}{ended_by(because)}"))
 
     def ran_out_of_memory(self, error: BaseException) -> bool:
-        """End the trial."""
+        """See `Assignment.ran_out_of_memory`."""
         micro = self.stages.at(self._steps).micro_batch_size
         reason = f"out of memory, micro-batch {micro}, step {self._steps}: {first_line(error)}"
         self._end(Ending(TrialState.OOM, reason))
@@ -478,7 +475,7 @@ class TrialRun(Assignment):
         return self._steps, self._samples
 
     def finish(self) -> None:
-        """Report an ended trial."""
+        """See `Assignment.finish`."""
         if self._ending is None or self._has_ended:
             return
         self._has_ended = True
@@ -486,11 +483,11 @@ class TrialRun(Assignment):
         self._line.send(TrialEnded(self._request.number, self._outcome(self._ending)))
 
     def close(self) -> None:
-        """Stop measuring memory."""
+        """See `Assignment.close`."""
         self._memory.close()
 
     def state(self) -> dict[str, Any]:
-        """Counters to save."""
+        """Counters for a checkpoint."""
         return {"steps": self._steps, "samples": self._samples, "data_seconds": self._data_seconds}
 
     def restore(self, state: dict[str, Any]) -> None:

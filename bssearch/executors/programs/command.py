@@ -47,9 +47,9 @@ from bssearch.training.course import Course, Ending, not_finite, where
 
 MOST_OBSERVATIONS = 100_000  # evaluations of a trial, all stored
 
-EPOCH, EPOCHS_SEEN = "epoch", 3  # reports whose epochs tell whether steps are epochs
+EPOCH, EPOCHS_SEEN = "epoch", 3  # reports that show whether steps are epochs
 
-STILL_REPORTS = 5  # reports with the same seconds, after which these are not counted since the start
+STILL_REPORTS = 5  # reports with the same seconds: more show that seconds are not counted since the start
 
 AHEAD = 1.1  # largest ratio of reported to wall seconds, because the first report may come late
 AHEAD_SECONDS = 1.0
@@ -61,7 +61,7 @@ class ReportedTrial:
     """Collects a program's reports; ``ending`` is None while the trial runs.
 
     Uses the program's own training seconds, else the wall clock from the first reported step, with earlier steps at the
-    pace of later ones.
+    pace of later steps.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class ReportedTrial:
     def take(self, report: Report, now: float) -> None:
         """Add a report received at ``now``.
 
-        Raises `UsageError` if steps or seconds decrease, seconds come only sometimes, or there are more than
+        Raises `UsageError` if steps or seconds decrease, only some reports have seconds, or there are more than
         `MOST_OBSERVATIONS`.
         """
         if self.ending is not None:
@@ -121,7 +121,7 @@ class ReportedTrial:
             self._observe(report, now - self._zero if report.seconds is None else report.seconds)
 
     def look(self, asked: tuple[TrialState, str] | None, now: float) -> None:
-        """End the trial if asked to or late."""
+        """End the trial if ``asked`` to, or if its time is over."""
         if self.ending is not None:
             return
         if asked is not None:
@@ -133,7 +133,7 @@ class ReportedTrial:
             self._end(self._course.limited(now - self._zero))
 
     def left(self, code: int) -> None:
-        """End the trial of a program that exited well."""
+        """End the trial of a program that exited with code 0."""
         self._observe_waiting()
         if self.ending is None and code == 0:
             if self._course.progress.last is None:
@@ -247,7 +247,7 @@ class ReportedTrial:
         self._end(self._course.limited(seconds))
 
     def _samples_after(self, report: Report) -> int:
-        """Samples trained; of steps without a report of them, full batches."""
+        # Steps without reported samples count as full batches.
         samples = report.values.get(SAMPLES)
         if samples is None:
             self._assumed_samples = True
@@ -260,7 +260,7 @@ class ReportedTrial:
         return int(samples)
 
     def _observe_waiting(self) -> None:
-        """Time a single report from the program's start."""
+        # A single report is timed from the program's start.
         if self._waiting is not None and self._first is not None:
             waiting, self._waiting = self._waiting, None
             self._observe(waiting, self._first[1] - self._started)
@@ -284,13 +284,13 @@ def revision_of(program: Program, folder: Path) -> str:
     told = hashlib.sha256("\0".join(program.command).encode())
     told.update(repr(sorted(program.report.items())).encode())
     for path in files_of(program.command, folder).values():
-        if path.resolve().is_relative_to(folder.resolve()):  # elsewhere are interpreters, which differ by machine
+        if path.resolve().is_relative_to(folder.resolve()):  # other files are interpreters, which differ by machine
             told.update(digest_of(path).encode())
     return told.hexdigest()[:12]
 
 
 def files_of(command: Sequence[str], folder: Path) -> dict[str, Path]:
-    """Map names in arguments, also after "=", to files."""
+    """Files that arguments name, also after "=", by name."""
     names = [
         name for token in command for name in (token, token.partition("=")[2]) if name and len(name) <= LONGEST_NAME
     ]
@@ -298,7 +298,7 @@ def files_of(command: Sequence[str], folder: Path) -> dict[str, Path]:
 
 
 def digest_of(path: Path) -> str:
-    """Digest of content, or of size above `LARGEST_FILE`."""
+    """Digest of a file's content, or of its size above `LARGEST_FILE`."""
     size = path.stat().st_size
     if size > LARGEST_FILE:
         return hashlib.sha256(f"{size} bytes".encode()).hexdigest()
@@ -308,11 +308,11 @@ def digest_of(path: Path) -> str:
 
 FEW_STEPS, MANY_STEPS = 2, 20  # evaluation intervals of the two runs that separate step from evaluation time
 
-MEMORY_STEPS = 3  # after which a micro-batch size fits, as in bssearch's own loop
+MEMORY_STEPS = 3  # steps after which a micro-batch size fits, as in bssearch's own loop
 
-UNREAD_LINES = 20  # a log of so many lines without a match does not fit ``report``
+UNREAD_LINES = 20  # lines without a match, after which ``report`` does not fit the log
 
-UNREAD_SHARE = 0.1  # of ``hang_seconds`` before that check; output before training takes less time
+UNREAD_SHARE = 0.1  # share of ``hang_seconds`` before `UNREAD_LINES` counts; output before training takes less time
 
 MOST_METRICS = 100
 
@@ -395,7 +395,7 @@ class LoadedCommand(LoadedProgram):
         stop: AskStop,
         on_progress: Callable[[], None] = lambda: None,
     ) -> TrialOutcome:
-        """Run a trial; its program ends with it."""
+        """Run a trial; its program ends with the trial."""
         trial = ReportedTrial(request, on_observation, time.monotonic(), needs_samples=self._program.needs_samples)
 
         def is_over() -> bool:
@@ -486,7 +486,7 @@ class LoadedCommand(LoadedProgram):
             return read(process)
 
     def _until_it_ends(self, process: CommandProcess) -> Reports:
-        """Yield a program's reports; closing the generator ends it."""
+        """Yield a program's reports; closing the generator ends the program."""
         last, has_reported = process.began, False
         with process:
             while process.goes_on():
@@ -525,7 +525,7 @@ class LoadedCommand(LoadedProgram):
         return WorkloadError(f"the command reports {names}{how_long}; the study's target is of {metric!r}{hint}")
 
     def _reported_step_time(self, configuration: Configuration, process: CommandProcess) -> StepTime:
-        """Two runs with different intervals separate evaluations."""
+        # Two runs with different evaluation intervals separate step from evaluation time.
         few = self._pace(configuration, process)
         evaluation = 0.0
         seconds = few.seconds / few.steps
@@ -534,7 +534,7 @@ class LoadedCommand(LoadedProgram):
             many = self._pace(configuration, again)
             slope = 1 / FEW_STEPS - 1 / MANY_STEPS
             evaluation = max(0.0, (few.seconds / few.steps - many.seconds / many.steps) / slope)
-            # Lower bound as if evaluation took nearly all of it, because the two runs differ.
+            # At least 1/MANY_STEPS of the time is the step's: the two runs differ by chance.
             all_of_it = many.seconds / many.steps
             seconds = max(all_of_it / MANY_STEPS, all_of_it - evaluation / MANY_STEPS)
         return StepTime(

@@ -69,11 +69,11 @@ LEAVE_SECONDS = 30.0  # for a program's clean-up after its trial, before it is k
 
 
 class ProgramProcess(Protocol):
-    """A program at work."""
+    """A running program."""
 
     @property
     def line(self) -> socket.socket:
-        """Our end of its socket."""
+        """The worker's end of the program's socket."""
 
     def exit_code(self) -> int | None:
         """Exit code, negative for a signal; None while it runs."""
@@ -88,7 +88,7 @@ class Conversation:
 
     Attributes:
         reply: the final reply; ``take`` gets all other replies.
-        overstayed: killed because it ran on after its trial.
+        overstayed: whether the program was killed because it ran on after its trial.
     """
 
     process: ProgramProcess
@@ -155,7 +155,7 @@ class Conversation:
         return bool(chunk)
 
     def _send(self, command: Assign | TrialStop) -> None:
-        with suppress(BrokenPipeError, ConnectionResetError):  # Its end is told by its exit code.
+        with suppress(BrokenPipeError, ConnectionResetError):  # The exit code shows the program's end.
             self.process.line.sendall(encode(command))
 
 
@@ -203,7 +203,7 @@ class LoadedProgram(ABC):
 
 
 def answer_in(found: Conversation) -> Answer | None:
-    """The answer, if any; raises reported errors."""
+    """The program's answer, if any; raises the error reported."""
     if isinstance(found.reply, Refused):
         raise found.reply.as_error()
     assert not isinstance(found.reply, TrialEnded), "no trial was asked for"
@@ -228,7 +228,7 @@ def stopped(asked: tuple[TrialState, str]) -> TrialOutcome:
 
 
 def with_end(outcome: TrialOutcome, found: Conversation, program: str) -> TrialOutcome:
-    """Add a warning if the program then failed or was killed."""
+    """Add a warning if the program failed or was killed after its trial."""
     if found.overstayed:
         warning = f"{program} was killed: it still ran {LEAVE_SECONDS:g} s after its trial had ended"
     elif found.exit_code != 0 and outcome.state is not TrialState.FAILED and outcome.state is not TrialState.OOM:
@@ -239,9 +239,9 @@ def with_end(outcome: TrialOutcome, found: Conversation, program: str) -> TrialO
 
 
 class TrialSocket:
-    """A Unix socket for one program; its folder belongs to the worker.
+    """A Unix socket for one program.
 
-    Does not listen if the path exceeds 108 bytes (Linux, unix(7)); programs that report need none.
+    Does not listen if the path exceeds 108 bytes (Linux, unix(7)); programs that report need no socket.
     """
 
     def __init__(self, path: Path) -> None:
@@ -280,13 +280,13 @@ class TrialSocket:
 
 @dataclass(slots=True)
 class SilenceLimit:
-    """A silence limit; each reply restarts it from ``last``."""
+    """A limit of silence since the ``last`` reply."""
 
     seconds: float
     last: float
 
     def is_over(self) -> bool:
-        """True after too long a silence."""
+        """True if the silence exceeds the limit."""
         return time.monotonic() - self.last > self.seconds
 
     def take(self, reply: Reply) -> None:
@@ -294,7 +294,7 @@ class SilenceLimit:
         self.last = time.monotonic()
 
     def stop(self) -> None:
-        """Raise `WorkloadError` when the time is over."""
+        """Raise `WorkloadError` if the silence exceeds the limit."""
         if self.is_over():
             raise WorkloadError(
                 f"the command said nothing for {self.seconds:g} s after it had asked for its trial",
@@ -345,7 +345,7 @@ _MOST_CHUNKS_LEFT = 16  # far above a pipe's 64 KiB (pipe(7))
 class CommandProcess(AbstractContextManager["CommandProcess"]):
     """A started program; leaving the ``with`` block ends it and its descendants.
 
-    ``began`` is its start time. Raises `WorkloadError` if the command does not exist, `LaunchError` if it cannot start.
+    Raises `WorkloadError` if the command does not exist, `LaunchError` if it cannot start.
     """
 
     def __init__(
@@ -382,12 +382,12 @@ class CommandProcess(AbstractContextManager["CommandProcess"]):
 
     @property
     def last_lines(self) -> str:
-        """End of the output."""
+        """End of the program's output."""
         return self._tail.decode(errors="replace")
 
     @property
     def has_reported(self) -> bool:
-        """True if a report came first."""
+        """True if a report came before any connection."""
         return self._first_reports is not None
 
     @property
@@ -398,14 +398,14 @@ class CommandProcess(AbstractContextManager["CommandProcess"]):
 
     @property
     def line(self) -> socket.socket:
-        """Our end of a connected program's socket."""
+        """The worker's end of a connected program's socket."""
         assert self._socket.line is not None, "the program has connected"
         return self._socket.line
 
     def connects(self, is_over: Callable[[], bool]) -> bool:
-        """Wait for the program's first sign; True if it connected.
+        """Wait until the program connects or reports; True if it connected.
 
-        False if it reports first, exits, or ``is_over``; later connections are refused.
+        False if the program reports first or exits, or ``is_over``; later connections are refused.
         """
         while self._socket.line is None and self._first_reports is None and self.goes_on() and not is_over():
             reports = self.reports(TICK_SECONDS)
@@ -422,14 +422,11 @@ class CommandProcess(AbstractContextManager["CommandProcess"]):
         return None if self.goes_on() else self.end()
 
     def goes_on(self) -> bool:
-        """True while the program runs or has unread output.
-
-        Ends its descendants when it exits: their output would hide the exit.
-        """
+        """True while the program runs or has unread output."""
         self._reap_orphans()
         if not has_exited(self._process):
             return True
-        self._end_what_is_left()
+        self._end_what_is_left()  # output of descendants would hide the exit
         return self._first_reports is not None or bool(select.select(self._sources, [], [], 0.0)[0])
 
     def reports(self, seconds: float) -> Iterator[Report]:
@@ -468,7 +465,7 @@ class CommandProcess(AbstractContextManager["CommandProcess"]):
         )
         pipe = Path(folder) / "report"
         os.mkfifo(pipe, 0o600)
-        # Also open for writing, so that reads never see end-of-file when the program closes it.
+        # Also open for writing, so that reads never see end-of-file when the program closes the pipe.
         self._pipe = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
         kept.callback(os.close, self._pipe)
         self._socket = TrialSocket(Path(folder) / "trial")
@@ -522,7 +519,7 @@ class CommandProcess(AbstractContextManager["CommandProcess"]):
             os.killpg(self._process.pid, number)
 
     def _end_what_is_left(self) -> None:
-        """The group id stays valid until the program is reaped."""
+        # The group id stays valid until the program is reaped.
         if self._has_left:
             return
         self._has_left = True
@@ -531,7 +528,7 @@ class CommandProcess(AbstractContextManager["CommandProcess"]):
         end_descendants(self._process.pid, self._before, KILL_SECONDS)
 
     def _reap_orphans(self) -> None:
-        """Long trials must not fill the process table."""
+        # Orphans of a long trial would fill the process table.
         own = {self._process.pid, self._watcher.pid, *(one.pid for one in self._before)}
         with suppress(ChildProcessError):
             while hasattr(os, "waitid"):

@@ -8,7 +8,7 @@ expression has one group::
     accuracy: 'acc=([0-9.]+)'
 
 Matches form one report when the line with their step arrives. A number in another form than the group takes, such as
-nan, is read, too. Other lines are skipped. An unreadable report raises `UsageError`.
+nan, is read, too. Other lines are skipped.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ STEP, SECONDS, SAMPLES, LOSS = "step", "seconds", "samples", "loss"
 
 LONGEST_LINE = 2**16  # bytes of a JSON line; longer lines are skipped
 
-LONGEST_LOG_LINE = 2**12  # bytes for expressions, of which many take quadratic time
+LONGEST_LOG_LINE = 2**12  # bytes of a line for expressions, many of which take quadratic time
 
 LONGEST_NAME = 100  # characters; longer or unprintable names are skipped
 
@@ -38,7 +38,7 @@ _OF_GROUPS = ": its group must match a number and nothing else"
 
 _ENDS_OF_LINES = re.compile(rb"([\r\n])")
 
-# start of an object with its own step; nested objects may have one, too
+# start of an object with its own step; nested objects may have a step, too
 _JSON_WITH_STEP = re.compile(rf'\{{[^{{\[]*"{STEP}"\s*:')
 
 _WITH_THOUSANDS = re.compile(r"[-+]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?")
@@ -49,7 +49,7 @@ _REST_OF_NUMBER = re.compile(r"\d|[,_'’\u00a0\u202f]\d{3}(?!\d)|[eE][-+]?\d|[k
 
 _REST_OF_STEP = re.compile(r"[ .]\d{3}(?!\d)")  # 1 of 1 000
 
-# a number in any form, where an expression may only take some
+# a number in any form; an expression may take only some forms
 _ANY_NUMBER = r"[-+]?(?:\.?\d[\w.,'’\u00a0\u202f]*(?<![.,])(?:(?<=[eE])[-+]\d+)?|(?i:nan|inf(?:inity)?)\b)"
 
 _STEP_WITH_DOTS = re.compile(r"[1-9]\d{0,2}(\.\d{3})+")  # 10.000 may be 10 or 10,000
@@ -64,7 +64,7 @@ SECONDS_ENOUGH = 10.0  # seconds after which fewer reports suffice
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """After ``step`` optimizer steps; ``values`` are metrics, loss and samples."""
+    """Report after ``step`` optimizer steps; ``values`` are metrics, loss and samples."""
 
     step: int
     values: Mapping[str, float]
@@ -73,7 +73,7 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class ReportPace:
-    """Time of a run's steps; ``is_own``: by the program's clock."""
+    """Time of a run's steps; ``is_own``: whether by the program's clock."""
 
     seconds: float
     steps: int
@@ -81,7 +81,7 @@ class ReportPace:
 
 
 def pace_of(reports: Iterator[Report]) -> tuple[ReportPace | None, int]:
-    """The pace, None if too few reports, and their count."""
+    """The pace, None if too few reports, and the number of reports."""
     began, count, pace = 0.0, 0, None
     first: Report | None = None
     for report in reports:
@@ -163,7 +163,7 @@ class ReportReader:
             if match is None:
                 match = self._of_any_number[name].search(line)
                 if match is not None and not re.search(r"[^\W\d]", line[match.start() : match.start(1)]):
-                    match = None  # without a name before it, the number may be another
+                    match = None  # without a name before it, the match may be another number
             if match is not None:
                 self._found[name] = _number_in(match, name)
                 self.unmatched.pop(name, None)
@@ -171,8 +171,7 @@ class ReportReader:
                     _check_is_only(name, match, expression)
 
     def _read_json(self, line: str, follows_return: bool) -> dict[str, float] | None:
-        """Progress bars leave text before the object."""
-        if follows_return:
+        if follows_return:  # progress bars leave text before the object
             line = line[max(0, line.find("{")) :]
         if not line.startswith("{"):
             return None
@@ -249,7 +248,7 @@ def _number_in(match: re.Match[str], name: str) -> float:
 
 
 def _check_is_only(name: str, first: re.Match[str], expression: re.Pattern[str]) -> None:
-    """Raise `UsageError` if an expression matches another number of the line, such as that of val_accuracy."""
+    # the expression may also match another metric, such as val_accuracy
     for match in expression.finditer(first.string, first.end()):
         if match[1] != first[1]:
             raise UsageError(
@@ -259,7 +258,6 @@ def _check_is_only(name: str, first: re.Match[str], expression: re.Pattern[str])
 
 
 def _number(value: object, *, is_whole: bool) -> float | None:
-    """Commas may only separate thousands."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     if isinstance(value, str):

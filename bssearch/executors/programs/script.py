@@ -41,7 +41,7 @@ HOST = "bssearch.executors.loops.script_host"  # by name, because the module is 
 
 @dataclass(slots=True)
 class ScriptProcess:
-    """A script's process and its line."""
+    """A script's process and the connection to it."""
 
     line: socket.socket
     server: ScriptServer
@@ -55,16 +55,16 @@ class ScriptProcess:
         return self.code
 
     def kill(self) -> None:
-        """Kill the group; the server ends the rest."""
+        """Kill the script's group; the server ends other descendants."""
         if self.code is None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
 
 
 class ScriptServer:
-    """Starts one script at a time and ends its leftovers.
+    """Starts one process of a script at a time and ends its descendants.
 
-    ``notice`` says why scripts are not forked, if so. Raises `LaunchError` if the server cannot start.
+    ``notice``: why trials are not forked, if so. Raises `LaunchError` if the server cannot start.
     """
 
     def __init__(self, script: str, arguments: Sequence[str]) -> None:
@@ -105,7 +105,7 @@ class ScriptServer:
             raise LaunchError(f"the script cannot be started: {error}") from error
 
     def exit_told(self) -> int | None:
-        """The last script's exit code, or None."""
+        """The last started script's exit code; None while running."""
         self._control.setblocking(False)
         try:
             return cast(int, self._told()["exit"])
@@ -154,7 +154,7 @@ class LoadedScript(LoadedProgram):
         self._server.close()
 
     def describe(self) -> WorkloadDescription:
-        """Describe by one evaluation and step."""
+        """Describe the script by one evaluation and step."""
         from bssearch.training.environment import git_state
 
         found = super().describe()
@@ -186,8 +186,7 @@ class LoadedScript(LoadedProgram):
     def _converse(
         self, work: Work, stop: AskStop = lambda: None, take: Callable[[Reply], None] = lambda reply: None
     ) -> Conversation:
-        """Refuse changes: the script is read again."""
-        self._refuse_changed()
+        self._refuse_changed()  # each process reads the script again
         kills = kernel_memory_kills()
         process = self._server.start()
         with closing(process.line):

@@ -89,7 +89,7 @@ class SlotActor:
         self._log_passed = self._log_due = 0
 
     def place(self, current: str, folder: str) -> Place:
-        """The place; enters the driver's ``current`` folder if present."""
+        """The actor's place; enters the driver's ``current`` folder if present."""
         import ray
 
         with suppress(OSError):
@@ -117,17 +117,14 @@ class SlotActor:
             self._worker.send(decode_command(line))
 
     def hear(self, seconds: float) -> Heard:
-        """New output and replies, after at most ``seconds``.
-
-        Output precedes the replies that followed, which may wait for the next call.
-        """
+        """The worker's new output and replies, after at most ``seconds``."""
         if not self._waiting:
             self._listen(seconds)
         with self._log.open("rb") as file:
             file.seek(self._log_passed)
             log = file.read(MOST_LOG_BYTES)
         self._log_passed += len(log)
-        if self._log_passed < self._log_due:
+        if self._log_passed < self._log_due:  # replies wait until all earlier output is read
             return Heard(log, ())
         replies, self._waiting = [one for one in self._waiting if one is not None], []
         if any(isinstance(one, TrialEnded) for one in replies):
@@ -173,9 +170,9 @@ STORE_BYTES = 100 * 2**20  # near Ray's minimum of 75 MiB; actors' replies are n
 
 # environment of a local Ray
 OWN_RAY = {
-    "RAY_USAGE_STATS_ENABLED": "0",  # tell nobody
-    "RAY_worker_niceness": "0",  # trials run beside other programs as those of the executor local do
-    "RAY_memory_monitor_refresh_ms": "0",  # what runs out of memory is the kernel's business, as for the executor local
+    "RAY_USAGE_STATS_ENABLED": "0",  # no reports to Ray's makers
+    "RAY_worker_niceness": "0",  # the same priority as with the executor local
+    "RAY_memory_monitor_refresh_ms": "0",  # the kernel handles a lack of memory, as with the executor local
 }
 
 
@@ -191,7 +188,7 @@ class Node:
     gpus: float
 
     def slots(self, threads: int, gpus: int) -> int:
-        """Slots of these threads and GPUs that fit."""
+        """Number of slots of these threads and GPUs that fit."""
         return int(min([self.cpus // threads, *([self.gpus // gpus] if gpus else [])]))
 
 
@@ -247,7 +244,7 @@ class Cluster:
             )
 
     def nodes(self) -> list[Node]:
-        """Live nodes."""
+        """The cluster's live nodes."""
         return [
             Node(one["NodeManagerHostname"], one["Resources"].get("CPU", 0.0), one["Resources"].get("GPU", 0.0))
             for one in self.ray.nodes()
@@ -273,7 +270,7 @@ def said_by(error: Exception) -> str:
 
 
 def _kill_autoscaler() -> None:
-    """A local Ray's autoscaler delays shutdown by a second."""
+    # A local Ray's autoscaler delays shutdown by a second.
     for child in psutil.Process().children():
         with suppress(psutil.Error):
             if any(word.endswith("monitor.py") and "autoscaler" in word for word in child.cmdline()):
@@ -294,17 +291,15 @@ def _imported() -> Any:
 
 
 def _quiet() -> Mapping[str, Any]:
-    """Keep Ray silent: stdout is for the answer."""
+    # stdout is for the answer
     logging.getLogger("ray").setLevel(logging.ERROR)
     return {"log_to_driver": False, "configure_logging": False}
 
 
 @contextmanager
 def _unchanged_by_ray() -> Iterator[None]:
-    """Hide secret variables, command line and stdout from Ray; keep the SIGTERM handler.
-
-    Ray's processes inherit the environment, and clusters show command lines; both may hold secrets.
-    """
+    """Hide secret variables, command line and stdout from Ray; keep the SIGTERM handler."""
+    # Ray's processes inherit the environment, and clusters show command lines; both may hold secrets.
     private = importlib.import_module("ray._private")
     instead = {
         (private.utils, "get_entrypoint_name"): lambda: "bssearch",
@@ -329,7 +324,7 @@ def _unchanged_by_ray() -> Iterator[None]:
 
 @contextmanager
 def _sigterm_as_it_is() -> Iterator[None]:
-    """Ray replaces the handler from any thread; `signal` restores a handler only in the main thread."""
+    # Ray replaces the handler from any thread; `signal` restores a handler only in the main thread.
     libc = ctypes.CDLL(None)
     before = ctypes.create_string_buffer(_SIGACTION_BYTES)
     libc.sigaction(signal.SIGTERM, None, before)
@@ -341,13 +336,13 @@ def _sigterm_as_it_is() -> Iterator[None]:
 
 HEAR_SECONDS = 1.0  # an actor answers after this wait even without a reply
 
-SILENCE_SECONDS = 60.0  # until an actor is lost (network partition); dead processes show within seconds
+SILENCE_SECONDS = 60.0  # until an actor counts as lost (network partition); dead processes show within seconds
 
 
 class ActorWorker:
     """A `bssearch.executors.process.WorkerHandle` in an actor on ``machine``.
 
-    One thread sends commands in order, one polls for replies. A silent actor is lost.
+    A silent actor is lost.
     """
 
     def __init__(
@@ -408,7 +403,7 @@ class ActorWorker:
 
     def _talk(self) -> None:
         while (ask := self._asked.get()) is not None:
-            with suppress(self._ray.exceptions.RayError):  # the listener finds out
+            with suppress(self._ray.exceptions.RayError):  # the listener notices a lost actor
                 self._ray.get(ask(), timeout=SILENCE_SECONDS)
 
     def _listen(self) -> None:
@@ -442,8 +437,8 @@ class ActorWorker:
         self._death = heard.death
 
     def _end(self, state: TrialState, reason: str) -> None:
-        """The actor may still be alive."""
         self._death = Death(0, verdict=(state, reason))
+        # The actor may still be alive.
         with suppress(self._ray.exceptions.RayError):
             self._ray.kill(self._actor, no_restart=True)
 
@@ -503,7 +498,7 @@ class RayExecutor(SlotExecutor):
     def submit(self, request: TrialRequest) -> None:
         """See `Executor.submit`.
 
-        If a slot's node is gone, its trial is lost and the slot is dropped, unless the last.
+        If a slot's node is gone, its trial is lost and the slot is dropped, unless it is the last slot.
         """
         try:
             self._again(partial(super().submit, request))
@@ -612,7 +607,7 @@ class RayExecutor(SlotExecutor):
         self._cluster.ray.kill(self._seats.pop(slot.index).actor, no_restart=True)
 
     def _load_of(self, slot: Slot) -> Load:
-        """The worker sees only its own devices."""
+        # The worker sees only its own devices.
         return Load(settings=replace(self._settings, slots=1), slot=0, revision=self._revision)
 
     def _worker_environment(self) -> dict[str, str]:

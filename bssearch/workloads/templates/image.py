@@ -40,8 +40,8 @@ class Image:
         return bssearch.Data(train=part(train), validation=part(validation), test=part(test))
 
     def build_model(self, *, dropout: float) -> nn.Module:
-        """Return a new model, on the CPU; ignore dropout if it has none."""
-        # YOURS. Normalise over groups or layers: what batch normalisation does depends on the batch size.
+        """Return a new model, on the CPU; ignore dropout if the model has none."""
+        # YOURS. Normalise over groups or layers: the effect of batch normalisation depends on the batch size.
         return nn.Sequential(
             nn.Conv2d(1, 16, kernel_size=3, padding=1),
             nn.GroupNorm(4, 16),

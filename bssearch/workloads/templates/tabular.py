@@ -46,7 +46,7 @@ class Tabular:
         return bssearch.Data(train=part(train), validation=part(validation), test=part(test))
 
     def build_model(self, *, dropout: float) -> nn.Module:
-        """Return a new model, on the CPU; ignore dropout if it has none."""
+        """Return a new model, on the CPU; ignore dropout if the model has none."""
         return nn.Sequential(  # YOURS
             nn.Linear(COLUMNS, 128),
             nn.ReLU(),

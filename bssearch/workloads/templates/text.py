@@ -36,7 +36,7 @@ class Text:
 
     def load(self, device: torch.device) -> bssearch.Data:
         """Return three parts that never change, on the device."""
-        # YOURS: tokens, one after the other, as int64; split between documents where they are alike.
+        # YOURS: tokens, one after the other, as int64; if documents are alike, split between them.
         text = b"\n".join(path.read_bytes() for path in sorted(self.folder.glob(self.pattern)))
         if not text:
             raise FileNotFoundError(f"no {self.pattern} in {self.folder}")
@@ -46,7 +46,7 @@ class Text:
         inputs = tokens[: samples * LENGTH].view(samples, LENGTH)
         targets = tokens[1 : samples * LENGTH + 1].view(samples, LENGTH)
         train, held_out = torch.arange(samples * 4 // 5), torch.arange(samples * 4 // 5, samples)
-        held_out = held_out[:: max(1, len(held_out) // 256)]  # few samples: they are evaluated often
+        held_out = held_out[:: max(1, len(held_out) // 256)]  # few samples, because evaluations are frequent
 
         def part(rows: torch.Tensor) -> bssearch.Part:
             return bssearch.Part(inputs[rows].to(device), targets[rows].to(device))
@@ -54,7 +54,7 @@ class Text:
         return bssearch.Data(train=part(train), validation=part(held_out[::2]), test=part(held_out[1::2]))
 
     def build_model(self, *, dropout: float) -> nn.Module:
-        """Return a new model, on the CPU; ignore dropout if it has none."""
+        """Return a new model, on the CPU; ignore dropout if the model has none."""
         return _Transformer(width=64, heads=4, layers=1, dropout=dropout)  # YOURS
 
     def loss(
