@@ -19,7 +19,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -169,10 +168,10 @@ PHRASES = {
 
 
 def remedy_of_import(error: BaseException) -> str:
-    """How to install a missing package, after the words of the error; empty for other errors."""
+    """Remedy for a missing module, to append to its error; empty for other errors."""
     if not isinstance(error, ModuleNotFoundError) or error.name is None:
         return ""
-    return f"; if it is a package, install it: {sys.executable} -m pip install {error.name.partition('.')[0]}"
+    return f"; install the package that provides {error.name.partition('.')[0]!r}, or put the file beside the workload"
 
 
 def problem_in_words(problem: Mapping[str, Any]) -> str:

@@ -151,7 +151,7 @@ class BestTrial(Model):
 
 
 class Cost(Model):
-    """Train seconds of all trials; ``trainings``: as long as the optimum's, both without waits for a CPU if known."""
+    """Train seconds of all trials; ``trainings``: in trainings of the optimum's length, without waits for a CPU."""
 
     train_seconds: float
     trainings: float | None

@@ -376,8 +376,8 @@ def _easier(trials: Sequence[TrialRecord]) -> str:
 
 
 def are_nan_at_any_rate(trials: Sequence[TrialRecord]) -> bool:
-    """True if all trials diverged before the first update, or at the first step at learning rates `NAN_RATES` apart."""
-    if trials and all(_is_nan_before_an_update(trial) for trial in trials):
+    """True if all trials diverged before an update, at two batch sizes, or at once at rates `NAN_RATES` apart."""
+    if all(map(_is_nan_before_an_update, trials)) and len({trial.configuration.batch_size for trial in trials}) > 1:
         return True
     rates = [trial.configuration.learning_rate for trial in trials if _is_nan_at_once(trial)]
     return len(trials) == len(rates) >= NAN_TRIALS and max(rates) >= NAN_RATES * min(rates)

@@ -275,10 +275,11 @@ def _about_the_runs(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Ver
             "accuracy_not_compared",
             optimal.objective.stops_at_target
             and spec.default_is_known
+            and not spec.is_imported
             and best >= 2 * spec.default.batch_size
             and not any(trial.phase is Phase.TO_BUDGET for trial in trials),
-            f"batch {best} is {best / spec.default.batch_size:.3g} × your default's; whether it costs "
-            f"{spec.target.metric} after equal train seconds is unknown: "
+            f"batch {best} is {best / spec.default.batch_size:.3g} × your default's; whether "
+            f"{spec.target.metric} is worse after equal train seconds is unknown: "
             f"`bssearch study confirm {shlex.quote(spec.name)} --to-budget`",
         ),
     ]

@@ -171,10 +171,8 @@ def _runs(found: Answer, row: Batch) -> str:
     seeds = plural(figure.runs, "seed" if row.confirmed else "run")
     if row.batch_size == found.optimal.batch_size:
         return seeds
-    if row.batch_size == found.speedup.default_batch_size:
-        return f"{seeds}, default size"
     if row.batch_size in found.worse:
-        return seeds
+        return f"{seeds}, default size" if row.batch_size == found.speedup.default_batch_size else seeds
     if row.batch_size in found.tied:
         return f"{seeds}, within 5 %"
     if not row.confirmed:

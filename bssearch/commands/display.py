@@ -195,7 +195,7 @@ def so_far(history: History) -> str:
 
 
 def trainings_so_far(history: History) -> str:
-    """Train seconds of all trials in trainings as long as the incumbent's."""
+    """Cost so far, in trainings of the incumbent's length."""
     best = history.incumbent
     seconds = None if best is None or best.outcome is None else best.outcome.time_to_target_s
     return f"cost {trainings_of(history.all_trials, seconds):,.0f} trainings" if seconds else ""

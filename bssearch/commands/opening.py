@@ -18,7 +18,7 @@ from bssearch import registry
 from bssearch.analysis.objectives import SamplesToTarget, objective_of
 from bssearch.commands.display import watched
 from bssearch.commands.launch import HERE, Launch
-from bssearch.commands.pitfalls import pitfalls
+from bssearch.commands.pitfalls import about_batch_norm, pitfalls
 from bssearch.commands.reporting import reported
 from bssearch.errors import BSSearchError, QuestionChangedError, SpecError, UsageError, WorkloadError
 from bssearch.exchange.boards.base import boards_of, check_boards
@@ -577,7 +577,7 @@ def _open_study(
     for note in (
         outside and f"the default configuration is outside the search space: {outside}",
         *differences(spec, study, found),
-        *(sentence for _, sentence in pitfalls(spec, found)),
+        *(sentence for _, sentence in (pitfalls if stored is None else about_batch_norm)(spec, found)),
         found.notice,
         in_parent_folder(store.masked_url) if stored is None else "",
     ):

@@ -1,4 +1,4 @@
-"""Pitfalls of a spec and its workload: what prevents or distorts a comparison of batch sizes, found before trials."""
+"""Pitfalls of a spec and its workload, found before trials: they prevent or distort a comparison of batch sizes."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import math
 from collections.abc import Iterator
 
 from bssearch.records import WorkloadDescription
-from bssearch.records.scaling import WARMUP_RATIO, LearningRateRule, is_said_to_need_warmup
+from bssearch.records.scaling import WARMUP_RATIO, is_said_to_need_warmup
 from bssearch.spec import StudySpec
 from bssearch.spec.space import bounds, split_batch
-from bssearch.spec.space.domains import RelativeLearningRate
-from bssearch.spec.space.micro_batches import batch_norm_caveats
+from bssearch.spec.space.micro_batches import GROUP_NORM, REMEDY, batch_norm_caveats
 from bssearch.spec.space.optimizers import FINE_TUNING, FINE_TUNING_FACTOR, SCRATCH_RATES
 
 Finding = tuple[str, str]  # a code and a sentence
@@ -18,7 +17,12 @@ Finding = tuple[str, str]  # a code and a sentence
 # An untrained metric may miss the declared chance by this share of the way to the target.
 CHANCE_TOLERANCE = 0.1
 
+# From this share of the way on, a model may start from loaded weights: fresh ones reach a sixth by luck.
+STARTS_TRAINED = 0.3
+
 FINE_TUNING_BATCH = 64  # fine-tuning usually takes batches of 8 to 32
+
+RANGE = 16  # high over low of a proposed range of batch sizes
 
 
 def pitfalls(spec: StudySpec, found: WorkloadDescription) -> Iterator[Finding]:
@@ -26,18 +30,27 @@ def pitfalls(spec: StudySpec, found: WorkloadDescription) -> Iterator[Finding]:
     yield from about_batch_sizes(spec)
     yield from about_batch_norm(spec, found)
     yield from _about_the_learning_rate(spec)
-    if spec.preset == FINE_TUNING or starts_trained(spec, found):
-        yield from _about_fine_tuning(spec)
+    fine_tuning = list(_about_fine_tuning(spec))
+    if spec.preset == FINE_TUNING:
+        yield from fine_tuning
+    elif fine_tuning and starts_trained(spec, found):
+        untrained = found.model.initial_metrics[spec.target.metric]
+        yield (
+            "not_for_fine_tuning",
+            f"the model starts at {spec.target.metric} {untrained:.3g}, well above chance; if its weights are loaded, "
+            f"use `preset: {FINE_TUNING}`: {fine_tuning[0][1]}",
+        )
 
 
 def about_batch_sizes(spec: StudySpec) -> Iterator[Finding]:
-    """Yield that the space holds one batch size."""
+    """Yield a finding if the space holds one batch size."""
     sizes = spec.batch_sizes
     if len(sizes) == 1:
+        high = 2 ** math.ceil(math.log2(max(sizes[0], RANGE)))
         yield (
             "one_batch_size",
             f"space.batch_size holds {sizes[0]} alone, so no batch size is compared: give a range, such as "
-            f"{{low: {max(1, sizes[0] // 16)}, high: {sizes[0]}}}",
+            f"{{low: {high // RANGE}, high: {high}}}",
         )
 
 
@@ -49,6 +62,7 @@ def about_batch_norm(spec: StudySpec, found: WorkloadDescription) -> Iterator[Fi
         min(micro_batches.values()),
         accumulates=any(micro < size for size, micro in micro_batches.items()),
         ghost_batch_size=spec.training.ghost_batch_size,
+        remedy=GROUP_NORM if spec.is_program else REMEDY,
     )
 
 
@@ -58,7 +72,7 @@ def starts_trained(spec: StudySpec, found: WorkloadDescription) -> bool:
     info, untrained = found.metrics.get(target.metric), found.model.initial_metrics.get(target.metric)
     if info is None or info.chance is None or untrained is None or target.value == info.chance:
         return False
-    return (untrained - info.chance) / (target.value - info.chance) > CHANCE_TOLERANCE
+    return (untrained - info.chance) / (target.value - info.chance) > STARTS_TRAINED
 
 
 def _about_the_learning_rate(spec: StudySpec) -> Iterator[Finding]:
@@ -72,19 +86,18 @@ def _about_the_learning_rate(spec: StudySpec) -> Iterator[Finding]:
             f"space.learning_rate = {rates[0]:g} is fixed, and {reaches}: larger batches are judged "
             "at an untuned learning rate; search it, starting from a rule",
         )
-    if is_far and bounds(space.warmup_epochs)[1] == 0:
+    if is_far and not spec.is_program and bounds(space.warmup_epochs)[1] == 0:
         yield (
             "no_warmup",
             f"space.warmup_epochs = 0, and {reaches}: from {WARMUP_RATIO} × on a warmup is said to be needed; "
             "search it, such as [0, 1]",
         )
-    rate = space.learning_rate
-    has_rule = isinstance(rate, RelativeLearningRate) and rate.rule is not LearningRateRule.NONE
-    if not has_rule and split_batch(largest, space.max_micro_batch_size)[1] > 1:
+    is_split = split_batch(largest, space.max_micro_batch_size)[1] > 1
+    if is_split and len(rates) == 1 and len(spec.batch_sizes) > 1:
         yield (
             "learning_rate_ignores_accumulation",
-            f"batch {largest} accumulates micro-batches of {space.max_micro_batch_size}, and space.learning_rate "
-            "does not follow the batch size: the rate belongs to the whole batch; use {low, high, rule: sqrt}",
+            f"batch {largest} accumulates micro-batches of {space.max_micro_batch_size}, and space.learning_rate = "
+            f"{rates[0]:g} is the same at every batch size: search it as {{low: …, high: …, rule: sqrt}}",
         )
 
 
@@ -93,8 +106,8 @@ def _about_fine_tuning(spec: StudySpec) -> Iterator[Finding]:
     if smallest >= FINE_TUNING_BATCH:
         yield (
             "fine_tuning_batch_size",
-            f"space.batch_size starts at {smallest}, and the model is pretrained: fine-tuning usually takes a batch 10 "
-            "to 20 times smaller than from scratch; include 8 to 32",
+            f"space.batch_size starts at {smallest}, and fine-tuning usually takes a batch 10 to 20 times "
+            "smaller than from scratch: include 8 to 32",
         )
     for optimizer in spec.space.optimizers:
         usual = SCRATCH_RATES[optimizer.name]

@@ -242,7 +242,7 @@ class Trainer(AbstractContextManager["Trainer"]):
         self.optimizers = self.updates.optimizers
         self._own_step = own_training_step(workload, computation)
         self._workload = workload
-        self.augment = getattr(workload, "augment", lambda inputs: inputs)
+        self.augment = getattr(workload, "augment", None) or (lambda inputs: inputs)
         own: dict[str, Any] = parameters_of_group(configuration.parameters, "loss")
         self.loss: Callable[..., torch.Tensor | WeightedLoss]
         self.loss = partial(getattr(workload, "loss", _no_loss), label_smoothing=configuration.label_smoothing, **own)
@@ -368,8 +368,10 @@ class Trainer(AbstractContextManager["Trainer"]):
         if loss is None or math.isfinite(loss):
             return None
         configuration = self.configuration
+        # A workload's own step may update parameters before it returns the loss.
+        first = FIRST_LOSS if self._own_step is None else "at the first step the loss is"
         return (
-            f"{FIRST_LOSS} {loss}: batch size {configuration.batch_size}, "
+            f"{first} {loss}: batch size {configuration.batch_size}, "
             f"learning rate {configuration.learning_rate:.4g}; {self.first_non_finite() or 'no non-finite parameter'}"
         )
 

@@ -116,7 +116,7 @@ MISTAKES = {
     "no report": Mistake(script(loop("evaluate=evaluate, ")), ("no evaluation", "trial.report(")),
     "nothing to read": Mistake(program("print('loss 1')\n", report=REPORT), ("report.accuracy", "accuracy (\\S+)")),
     "nan at any rate": Mistake(
-        task(WORKLOAD.replace(LOSS, f"{LOSS} * float('nan')")), ("first step", "NaN in the inputs"), code=5, trials=1
+        task(WORKLOAD.replace(LOSS, f"{LOSS} * float('nan')")), ("first step", "NaN in the inputs"), code=5, trials=2
     ),
     "rates swapped": Mistake(
         task(space={**SPACE, "learning_rate": {**RATE, "low": 1.0, "high": 0.1}}), ("low = 1", "high = 0.1")

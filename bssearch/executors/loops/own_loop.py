@@ -22,7 +22,7 @@ from bssearch.executors.loops.following import (
     rates_of,
 )
 from bssearch.executors.loops.passes import Given, Passes, SeededSampler, sampler_of
-from bssearch.executors.loops.pitfalls import Averages, about_batch_norm, about_ranks, modules_of
+from bssearch.executors.loops.pitfalls import Averages, about_batch_norm, about_ranks, trained_modules
 from bssearch.executors.loops.trial_run import kept_random_numbers, unmoved
 from bssearch.records import Configuration
 from bssearch.training.optimizers import take_over_states
@@ -383,7 +383,7 @@ class Trial:
 
     def look_at(self, objects: Mapping[str, Any]) -> None:
         """Warn of normalisation layers and averages of weights that distort the comparison of batch sizes."""
-        modules = modules_of(objects.values())
+        modules = trained_modules(objects)
         self._assignment.modelled(modules)
         found = about_ranks(modules) if self._ranks_together > 1 else []
         for sentence in found if self.is_look else [*found, *about_batch_norm(modules, self._now)]:

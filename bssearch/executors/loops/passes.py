@@ -172,6 +172,8 @@ class Passes(Generic[T]):
             self.begin(stages.last(steps).micro_batch_size)
             self._assignment.skipped()
         behind = self.begin(size)
+        if (unshuffled := about_order(self._loader)) is not None:
+            self._assignment.warned(unshuffled)
         sampler = self._sampler()
         if behind is None or (sampler is not None and sampler.is_at_start):
             return
@@ -205,8 +207,6 @@ class Passes(Generic[T]):
             if size != self._size:
                 self._loader, self._size = _checked(self._make(size)), size
         self._pass = self._loader
-        if (unshuffled := about_order(self._loader)) is not None:
-            self._assignment.warned(unshuffled)
         return self._assignment.passes(self._loader, self._sampler() is not None)
 
 

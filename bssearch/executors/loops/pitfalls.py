@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,24 +12,34 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
 from bssearch.records import Configuration
-from bssearch.spec.space.micro_batches import batch_norm_caveats
+from bssearch.spec.space.micro_batches import GROUP_NORM, batch_norm_caveats
 from bssearch.training.loop import batch_norm_layers
 
 WATCHED_STEPS = 3  # first steps to check; an average that follows micro-batches does so in each step
 
 
-def modules_of(objects: Collection[Any]) -> list[nn.Module]:
-    """The modules among these objects, without parts of other modules."""
-    modules = [one for one in objects if isinstance(one, nn.Module)]
+def trained_modules(objects: Mapping[str, Any]) -> list[nn.Module]:
+    """Modules with parameters that an optimizer among the objects trains; all modules if no optimizer is there."""
+    modules = [one for one in objects.values() if isinstance(one, nn.Module)]
+    trained = _trained_by(objects)
+    if trained:
+        modules = [one for one in modules if any(id(part) in trained for part in one.parameters())]
     inner = {id(part) for one in modules for part in one.modules() if part is not one}
     return [one for one in modules if id(one) not in inner]
 
 
+def _trained_by(objects: Mapping[str, Any]) -> set[int]:
+    optimizers = [one for one in objects.values() if isinstance(one, Optimizer)]
+    return {id(one) for each in optimizers for group in each.param_groups for one in group["params"]}
+
+
 def about_batch_norm(modules: Sequence[nn.Module], now: Configuration) -> list[str]:
-    """Warnings of batch normalisation in these modules that distorts a trial's steps."""
+    """How batch normalisation in these modules distorts the steps of a trial."""
     layers = sum(map(batch_norm_layers, modules))
     is_split = now.accumulation_steps > 1
-    caveats = batch_norm_caveats(layers, now.micro_batch_size, accumulates=is_split, ghost_batch_size=None)
+    caveats = batch_norm_caveats(
+        layers, now.micro_batch_size, accumulates=is_split, ghost_batch_size=None, remedy=GROUP_NORM
+    )
     return [sentence for _, sentence in caveats]
 
 
@@ -48,49 +58,60 @@ def about_order(loader: object) -> str | None:
         return None
     if type(loader.batch_sampler.sampler) is not SequentialSampler or len(loader) < 2:
         return None
-    return "the loader of the training data does not shuffle: use DataLoader(..., shuffle=True) or trial.sampler(data)"
+    return (
+        "the loader of the training data does not shuffle: unless its dataset draws at random, use "
+        "DataLoader(..., shuffle=True) or trial.sampler(data)"
+    )
+
+
+Versions = list[tuple[int, int]]
 
 
 class Averages:
     """Averages of weights among a loop's objects, which must change with the optimizer's step alone."""
 
     def __init__(self, objects: Mapping[str, Any]) -> None:
-        optimizers = [one for one in objects.values() if isinstance(one, Optimizer)]
-        self._trained = {id(one) for each in optimizers for group in each.param_groups for one in group["params"]}
-        self._objects = {name: one for name, one in objects.items() if optimizers and self._may_average(one)}
-        self._versions: dict[str, Any] = {}
+        trained = _trained_by(objects)
+        self._objects = {name: one for name, one in objects.items() if trained and _may_average(one, trained)}
+        self._versions: dict[str, Versions] = {}
         self._steps = 0
 
     def step_begins(self) -> None:
         """Note the averages before a step's first micro-batch."""
         self._steps += 1
-        self._versions = self._now() if self._steps <= WATCHED_STEPS else {}
+        self._versions = {}
+        for name, one in self._objects.items() if self._steps <= WATCHED_STEPS else ():
+            versions = _versions(one)
+            if versions and versions == _versions(one):  # a state_dict() of copies says nothing
+                self._versions[name] = versions
 
     def changed(self) -> str | None:
         """Warning if an average has changed since the step began."""
-        now = self._now() if self._versions else {}
-        name = next((name for name, before in self._versions.items() if before != now[name]), None)
-        if name is None:
+        changed = [name for name, before in self._versions.items() if _versions(self._objects[name]) != before]
+        if not changed:
             return None
         self._objects = self._versions = {}
         return (
-            f"{name} of trial.state changes between the micro-batches of a step: an average of weights must be updated "
-            "after the optimizer's step, or its horizon shrinks with accumulation"
+            f"{changed[0]} of trial.state changes between the micro-batches of a step: update an average of weights "
+            "after optimizer.step(), or accumulation shortens its horizon"
         )
 
-    def _now(self) -> dict[str, Any]:
-        return {name: _versions(one) for name, one in self._objects.items()}
 
-    def _may_average(self, one: Any) -> bool:
-        """True for objects with tensors that no optimizer trains."""
-        if isinstance(one, Optimizer) or not callable(getattr(one, "state_dict", None)):
-            return False
-        if isinstance(one, nn.Module):
-            return not any(id(parameter) in self._trained for parameter in one.parameters())
-        return any(isinstance(leaf, torch.Tensor) for leaf in tree_leaves(one.state_dict()))
+def _may_average(one: Any, trained: set[int]) -> bool:
+    """True for objects with a state that no optimizer trains."""
+    if isinstance(one, nn.Module):
+        return not any(id(parameter) in trained for parameter in one.parameters())
+    return not isinstance(one, Optimizer) and callable(getattr(one, "state_dict", None))
 
 
-def _versions(one: Any) -> list[tuple[int, int]]:
-    # address and version: both replacements and in-place changes show
-    leaves = tree_leaves(one.state_dict())
-    return [(leaf.data_ptr(), leaf._version) for leaf in leaves if isinstance(leaf, torch.Tensor)]
+def _versions(one: Any) -> Versions:
+    """Address and version of each tensor, which changes in place and replacements alter; empty if unknown.
+
+    Of a module only parameters count: its buffers may follow each forward pass.
+    """
+    leaves = list(one.parameters()) if isinstance(one, nn.Module) else tree_leaves(one.state_dict())
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    try:
+        return [(tensor.data_ptr(), tensor._version) for tensor in tensors]
+    except RuntimeError:  # inference tensors have no version, sparse ones no address
+        return []

@@ -52,7 +52,7 @@ def waits_on_rung(number: int, standings: Standings) -> bool:
 
 
 def promoted(standings: Standings, *, fresh: bool) -> int | None:
-    """Best paused trial of the highest promotable rung; if there is no such rung, of any unless ``fresh``."""
+    """Best paused trial of the highest promotable rung; otherwise, unless ``fresh``, the best on any rung."""
     limit = standings.limit
     at = {number: rung_of(curve, limit) for number, curve in standings.waiting.items()}
     rungs = set(at.values())

@@ -43,7 +43,7 @@ NEIGHBOUR = 0.5  # minimum relative weight
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A batch size, and where the other parameters come from.
+    """A batch size, and the source of the other parameters.
 
     transfer: best trial of the nearest batch size; baseline: default configuration; sample: sampler.
     """

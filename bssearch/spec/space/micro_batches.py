@@ -165,11 +165,12 @@ class BatchRules(StrictModel):
 # Below this many samples batch-normalisation statistics are poor (Wu & He 2018, arXiv 1803.08494, figure 1).
 TINY_BATCH = 16
 
+GROUP_NORM = "GroupNorm compares batch sizes fairly"
 REMEDY = "GroupNorm, or a fixed training.ghost_batch_size, compares batch sizes fairly"
 
 
 def batch_norm_caveats(
-    layers: int, micro_batch_size: int, *, accumulates: bool, ghost_batch_size: int | None
+    layers: int, micro_batch_size: int, *, accumulates: bool, ghost_batch_size: int | None, remedy: str = REMEDY
 ) -> Iterator[tuple[str, str]]:
     """Yield how batch normalisation distorts a comparison, as (code, sentence)."""
     if not layers:
@@ -179,13 +180,13 @@ def batch_norm_caveats(
         yield (
             "batch_norm_small_batch",
             f"the model has {layers} batch normalisation layers, whose statistics are poor over {samples} samples: "
-            + REMEDY,
+            + remedy,
         )
     if ghost_batch_size is None and accumulates:
         yield (
             "batch_norm_accumulation",
             "batch normalisation sees micro-batches, not batches: accumulated batch sizes train another model; "
-            + REMEDY,
+            + remedy,
         )
     if ghost_batch_size is not None and micro_batch_size < ghost_batch_size:
         yield (

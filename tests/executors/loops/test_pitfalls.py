@@ -11,7 +11,7 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, TensorDataset
 
 from bssearch.executors.loops.own_loop import Trial
-from bssearch.executors.loops.pitfalls import about_ranks, modules_of
+from bssearch.executors.loops.pitfalls import Averages, about_ranks, trained_modules
 from tests.executors.loops.loops import Started, asked
 from tests.training.toys import configuration
 
@@ -69,7 +69,46 @@ def test_batch_normalisation_of_ranks_is_to_be_synchronised() -> None:
     assert about_ranks([nn.Linear(4, 4)]) == []
 
 
-def test_a_module_inside_another_counts_once() -> None:
+def test_only_trained_modules_count_and_each_once() -> None:
     inner = nn.Linear(4, 4)
     outer = nn.Sequential(inner)
-    assert modules_of([inner, outer, 3]) == [outer]
+    assert trained_modules({"inner": inner, "outer": outer, "number": 3}) == [outer]
+    optimizer = torch.optim.SGD(outer.parameters(), lr=0.1)
+    assert trained_modules({"model": outer, "average": AveragedModel(outer), "optimizer": optimizer}) == [outer]
+
+
+class Kept:
+    """An object with a state of its own."""
+
+    def __init__(self, values: Any, *, copies: bool = False) -> None:
+        self.values, self._copies = values, copies
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"values": self.values.clone() if self._copies else self.values}
+
+
+@pytest.mark.parametrize(
+    ("kept", "change", "is_told"),
+    [
+        (Kept(torch.zeros(2)), lambda kept: kept.values.add_(1), True),
+        (Kept(torch.zeros(2)), lambda kept: setattr(kept, "values", torch.ones(2)), True),
+        (Kept(torch.zeros(2)), lambda kept: None, False),
+        (Kept(torch.zeros(2), copies=True), lambda kept: None, False),
+        (Kept(torch.zeros(2).to_sparse()), lambda kept: None, False),
+        (nn.BatchNorm1d(4), lambda norm: norm(torch.randn(8, 4)), False),
+    ],
+)
+def test_an_average_is_told_by_its_tensors_alone(kept: Any, change: Any, is_told: bool) -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(2))], lr=0.1)
+    averages = Averages({"optimizer": optimizer, "kept": kept})
+    averages.step_begins()
+    change(kept)
+    assert (averages.changed() is not None) is is_told
+
+
+def test_an_average_of_inference_tensors_is_not_followed() -> None:
+    with torch.inference_mode():
+        kept = Kept(torch.zeros(2))
+    averages = Averages({"optimizer": torch.optim.SGD([nn.Parameter(torch.zeros(2))], lr=0.1), "kept": kept})
+    averages.step_begins()
+    assert averages.changed() is None
