@@ -38,12 +38,12 @@ from bssearch.records.step_times import (
 )
 from bssearch.spec import StudySpec
 
-# Clock of bssearch, steps × step time, or a program's clock or report
+# Seconds by bssearch's clock, by steps × step time, or by a program's wall clock or report
 Basis = Literal["measured", "steps_x_step_time", "wall", "reported"]
 
-FEW = 0.25  # contended share of runs; with a step time 10 % off, a geometric mean moves below 3 %
+FEW = 0.25  # contended share of runs that is ignored: if step times are 10 % off, a geometric mean moves below 3 %
 
-WHOLE = 0.98  # share of the limit of a whole run; device and host clocks differ by less
+WHOLE = 0.98  # share of the limit from which a run counts as whole; device and host clocks differ by less
 
 
 def seconds_to_target(trial: TrialRecord, basis: Basis | None = None) -> float | None:
@@ -69,7 +69,7 @@ Kind = tuple[object, ...]
 
 @dataclass(frozen=True, slots=True)
 class CommonSeconds(ABC):
-    """Steps × a step time, to compare runs by."""
+    """Seconds as steps × a step time, to compare runs by."""
 
     step_seconds: StepSeconds
     in_words: ClassVar[str]
@@ -110,7 +110,7 @@ class Pooled(CommonSeconds):
 
 
 def kind_of(configuration: Configuration) -> Kind:
-    """Properties that determine step time."""
+    """Properties of a configuration that determine its step time."""
     one = configuration
     switches = sorted(
         (name, value if isinstance(value, bool | str) else value is not None)
@@ -192,8 +192,7 @@ LARGEST_LOG_RATIO = 300.0  # squares stay finite in double precision
 class Objective(ABC):
     """A figure of a trial to minimise.
 
-    Figures are compared by `log`: a difference of log 1.05 is 5 %. With ``common``, all seconds are of that kind; see
-    `between`.
+    Figures are compared by `log`: a difference of log 1.05 is 5 %. ``common`` gives all seconds; see `between`.
     """
 
     name: ClassVar[str]
@@ -273,7 +272,7 @@ class Objective(ABC):
         return figure / other
 
     def is_flat(self, figure: float, least: float) -> bool:
-        """True within 5 % of the least."""
+        """True if a figure is within 5 % of the least."""
         return figure <= FLAT_RATIO * least
 
     def between(
@@ -293,13 +292,13 @@ class Objective(ABC):
         return None
 
     def predicted(self, steps: float, batch_size: float, step_seconds: float | None) -> float | None:
-        """Figure of a number of steps on one device, if they determine it."""
+        """Figure after a number of steps on one device; None if steps and step time do not determine it."""
         return None
 
     def seconds_as_good_as(self, best: TrialRecord | None, probe: ProbeRecord, full: float) -> float:
-        """Train seconds after which a trial cannot beat the best; infinite without a figure yet.
+        """Train seconds after which a trial cannot beat ``best``; infinite without a best trial.
 
-        ``full``, a trial's limit, if figures are known only at the end.
+        ``full``, the limit of a trial, if figures are known only at the limit.
         """
         return math.inf if best is None else full
 
@@ -519,11 +518,11 @@ class MetricInBudget(Objective):
     has_ratios = False
 
     def title(self, metric: str, wanted: str) -> str:
-        """Name the metric."""
+        """Heading that names the metric."""
         return f"{metric} in the budget"
 
     def sentence(self, metric: str, reaches_target: str, figure: str) -> str:
-        """Name the metric reached."""
+        """Sentence that names the metric reached."""
         return f"comes to {metric} {figure} in the budget"
 
     def figure(self, trial: TrialRecord) -> float | None:
@@ -560,7 +559,7 @@ class MetricInBudget(Objective):
         return (figure - least) * self._scale <= math.log(FLAT_RATIO)
 
     def seconds_as_good_as(self, best: TrialRecord | None, probe: ProbeRecord, full: float) -> float:
-        """Full limit: only the metric there counts."""
+        """Full limit: only the metric at the limit counts."""
         return full
 
     def target_problem(self, trial: TrialRecord) -> None:

@@ -21,7 +21,7 @@ from bssearch.figures.svg import Chart, sparkline, stylesheet, svg
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A key figure with its note."""
+    """A key figure of the page, with a note."""
 
     name: str
     value: Any

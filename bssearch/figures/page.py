@@ -38,7 +38,7 @@ Run = tuple[TrialRecord, Sequence[Observation]]
 
 
 def growing(answer: Answer, run: Run | None, optimum: Sequence[Observation]) -> Section | None:
-    """Section of the best schedule; None if no schedule reached the target."""
+    """Section of the best schedule of growing batches; None if no schedule reached the target."""
     found = answer.batch_schedule
     if found is None:
         return None
@@ -57,7 +57,7 @@ def growing(answer: Answer, run: Run | None, optimum: Sequence[Observation]) -> 
 
 
 def batch_growth_chart(answer: Answer, stages: Sequence[RunStage]) -> Chart | None:
-    """Batch size over samples seen, beside the optimum's and the noise scale."""
+    """Batch size of the schedule over samples seen, beside the optimum's and the noise scale."""
     if not stages:
         return None
     noise, best = answer.measured.noise_scale, answer.optimal.batch_size
@@ -84,7 +84,7 @@ def rate_growth_chart(
 ) -> Chart | None:
     """Learning rate over samples seen, for the schedule's run and the optimum's.
 
-    From each evaluation's last step; without evaluations, from the stage.
+    Rates are of each evaluation's last step; without evaluations, of the stage.
     """
     if not stages:
         return None

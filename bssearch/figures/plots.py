@@ -305,7 +305,7 @@ def _law_of_figures(answer: Answer) -> Iterator[Series]:
 
 
 def _step_seconds_at(timed: Mapping[int, float], size: float) -> float | None:
-    """Step seconds at a size, log-log interpolated; None without step times."""
+    # Step seconds at a size, log-log interpolated
     if not timed:
         return None
     return math.exp(np.interp(math.log(size), np.log(list(timed)), np.log(list(timed.values()))))

@@ -157,7 +157,7 @@ def _number(configuration: Configuration, name: str) -> float:
     return float(configuration.parameters[name] or 0.0)
 
 
-# From the space, the default and the optimum: a configuration or a reason against one
+# Each takes the space, the default and the optimum, and returns the rule's configuration or a reason against it
 RULES: Mapping[Rule, Callable[[SearchSpace, Configuration, Configuration], Configuration | str]] = {
     Rule.LINEAR_RATE: partial(_scaled_rate, LearningRateRule.LINEAR),
     Rule.SQRT_RATE: partial(_scaled_rate, LearningRateRule.SQRT),
@@ -170,7 +170,7 @@ RULES: Mapping[Rule, Callable[[SearchSpace, Configuration, Configuration], Confi
     Rule.EMA_HALF_LIFE: _ema_half_life,
 }
 
-# Without rules that set several
+# Rules that set several parameters are left out
 CHANGED_PARAMETER: Mapping[Rule, str] = {
     Rule.LINEAR_RATE: "learning_rate",
     Rule.SQRT_RATE: "learning_rate",

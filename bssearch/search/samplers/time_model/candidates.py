@@ -18,9 +18,9 @@ from bssearch.spec.space.search_space import REFERENCE_LEARNING_RATE
 Numbers = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
-SPREAD = 220
+SPREAD = 220  # points of the Latin hypercube
 
-STEPS = (0.05, 0.2)  # shares of a range
+STEPS = (0.05, 0.2)  # from a point to its neighbours, as shares of a range
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class SpaceCandidates:
         return self._chosen[index]
 
     def add(self, batch_size: int, coordinates: Coordinates) -> int:
-        """Permanent index of a point."""
+        """Add a point for good; return its index."""
         self._forget_made()
         index = self._add(batch_size, coordinates)
         self._kept = len(self._keys)
@@ -70,7 +70,7 @@ class SpaceCandidates:
         return Points(rows[:, 0], rows[:, 1], rows[:, 2:])
 
     def among(self, tried: Sequence[int], best: Sequence[int], rng: np.random.Generator) -> Indices:
-        """Tried points, neighbours of the best, and a Latin hypercube."""
+        """Indices of tried points, neighbours of the best, and a Latin hypercube."""
         self._forget_made()
         near = [neighbour for one in best for neighbour in self._neighbours(*self._chosen[one], rng)]
         shares = latin_hypercube(SPREAD, 1 + len(self._dimensions), rng)
@@ -189,13 +189,13 @@ def order_of(value: ParameterValue) -> tuple[str, object]:
     return ("", value) if is_number(value) else (type(value).__name__, str(value))
 
 
-WINNERS = 12
+WINNERS = 12  # fastest runs to compare with
 
 LATE = 0.7  # predictions are averaged after this share of a trial's time
 
 FIRST_SHARE = 1e-3  # smallest resolved share of a winner's time
 
-WORST = 6.0  # slower than the fastest winner by this factor, a trial gives only a bound
+WORST = 6.0  # if slower than the fastest winner by this factor, a trial gives only a bound
 
 BOUND_DEVIATION = 0.3
 
@@ -247,9 +247,9 @@ class _Winner:
 
 
 def extrapolate(runs: Sequence[Run], target_gain: float, most_points: int) -> Extrapolation | None:
-    """Predictions of all informative runs; None without a reference run.
+    """Predicted seconds of all informative runs; None without a reference run.
 
-    Above ``most_points``, keeps the best and samples the rest.
+    Of more than ``most_points``, the best are kept and the rest is sampled.
     """
     early = EARLY * min((run.hit for run in runs if run.hit is not None), default=0.0)
     shown = [
