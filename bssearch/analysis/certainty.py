@@ -347,7 +347,7 @@ class Beliefs:
         return float(self.near[np.arange(DRAWS), chosen].mean())
 
     def _are_sure_after(self, contending: Collection[int], more: int) -> bool:
-        """True if ``more`` runs of contenders make the answer sure in `SURE_FUTURES`."""
+        # True if `more` runs of contenders make the answer sure in `SURE_FUTURES`.
         shifts, left = self._shifts(contending, more)
         # Given the outcomes, the draws are `left`, shifted (Matheron's rule).
         figures = left[:: DRAWS // FUTURE_DRAWS] + shifts[:FUTURES, None]
@@ -356,7 +356,7 @@ class Beliefs:
         return float((shares >= ENOUGH).mean()) >= SURE_FUTURES
 
     def _shifts(self, contending: Collection[int], more: int) -> tuple[Numbers, Numbers]:
-        """Draws of how ``more`` runs of contenders move the expected figures, and of what they leave unknown."""
+        # Draws of how `more` runs of contenders move the expected figures, and of what they leave unknown.
         rng = np.random.default_rng(2)
         places = sorted(contending)
         known, tuned = self.next_figures[:, places], self.tuned - self.tuned.mean(axis=0)

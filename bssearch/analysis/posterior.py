@@ -289,7 +289,7 @@ class _Gaussian:
 
 
 def _likelihood(sites: _Sites, runs: Runs, noise: _Noise) -> tuple[Numbers, Numbers, Numbers]:
-    """Precisions (n, c, c) and pulls (n, c) of the levels, and log weights (n,), seed effects integrated."""
+    # Precisions (n, c, c) and pulls (n, c) of the levels, and log weights (n,), seed effects integrated.
     scales = noise.scales[:, runs.of]
     own = scales**2 * (1 - noise.shared[:, None]) / sites.weights + runs.gaps**2 / 12
     precisions = 1 / np.where(runs.missed, sites.variances, own)
@@ -309,7 +309,7 @@ def _likelihood(sites: _Sites, runs: Runs, noise: _Noise) -> tuple[Numbers, Numb
 
 
 def _above(bounds: Numbers, mean: float, variance: float, scale: float) -> tuple[float, float]:
-    """Mean and variance of a normal level, given that runs with noise of ``scale`` exceeded their ``bounds``."""
+    # Mean and variance of a normal level, given that runs with noise of `scale` exceeded their `bounds`.
     from scipy.special import log_ndtr
 
     deviation = math.sqrt(variance)

@@ -102,7 +102,7 @@ def _best_or_carried_over(history: History, batch_size: int, near: TrialRecord |
 
 
 def _carried_over(history: History, batch_size: int, best: TrialRecord | None) -> Configuration | None:
-    """Configuration with the values of ``best`` at another batch size; None if they were not sampled."""
+    # Configuration with the values of `best` at another batch size; None if they were not sampled.
     if best is None or best.sampled is None or not history.objective.stops_at_target:
         return None
     return history.spec.space.decode(batch_size, best.sampled)
@@ -140,7 +140,7 @@ def _chosen(history: History, trials: Sequence[TrialRecord], made: CompletedRuns
 
 
 def _barred(history: History, trials: Sequence[TrialRecord]) -> set[str]:
-    """Keys of plain misses and of refused configurations, which get no more runs."""
+    # Keys of plain misses and of refused configurations, which get no more runs.
     missed = {one.configuration.key for one in missed_plainly(history, trials)}
     refused = [history.as_run(trial.configuration) for trial in trials if trial.is_refused]
     return missed | {one.key for one in refused if problem_with(history.spec, one) is not None}
@@ -276,7 +276,7 @@ def _further(history: History, trials: Sequence[TrialRecord], made: CompletedRun
 
 
 def _following(history: History, made: CompletedRuns, verdict: Verdict, size: int) -> Configuration:
-    """Configuration to run at ``size``, with the values of `Verdict.least`: equal values compare batch sizes alone."""
+    # Configuration to run at `size`, with the values of `Verdict.least`: equal values compare batch sizes alone.
     sampled = verdict.least.runs[0].sampled
     if size == verdict.least.configuration.batch_size or sampled is None or not carries(verdict.least):
         return history.as_run(verdict.by_batch[size].configuration)

@@ -564,7 +564,7 @@ class Driver:
         self._drop(self._recorder.flush_if_due())
 
     def _drop(self, numbers: Iterable[int]) -> None:
-        """Stop trials whose lease was lost; their results are discarded."""
+        # Stop trials whose lease was lost; their results are discarded.
         for number in {*self.engine.running} & {*numbers} - self._dropped:
             self._dropped.add(number)
             self.executor.stop(TrialStop(number, TrialState.CANCELLED, "its lease was lost"))

@@ -178,7 +178,7 @@ class Planner:
         return min(full, max(limit, _seconds_to_look_twice(history.probes[size])))
 
     def _first_limit(self) -> float:
-        """Limit before a hit: a quarter of the full limit in the first sweep of batch sizes, half in the second."""
+        # Limit before a hit: a quarter of the full limit in the first sweep of batch sizes, half in the second.
         if self._pruning.paces_itself():
             return self._full_limit
         return self._full_limit * min(1.0, 2.0 ** (self._history.spent // len(self._history.feasible) - 2))
@@ -189,7 +189,7 @@ class Planner:
 
 
 def _seconds_to_look_twice(probe: ProbeRecord) -> float:
-    """Train seconds to the second evaluation; shorter curves say little."""
+    # Train seconds to the second evaluation; shorter curves say little.
     assert probe.eval_every_steps is not None and probe.step_seconds is not None, "the batch size is feasible"
     return 2 * probe.eval_every_steps * probe.step_seconds
 
@@ -512,7 +512,7 @@ class Engine:
         return self._failed(next((problem for problem in problems if problem is not None), None))
 
     def _forget(self) -> None:
-        """Forget all trials; keep the quick answer and whether checkpoints work, because changes lack both."""
+        # Forget all trials; keep the quick answer and whether checkpoints work, because changes lack both.
         can_wait, quick = self.pruning.standings.can_wait, self.history.quick
         self._remember(History(self.spec, (), self.history.probes, now=self.history.now))
         self.pruning.standings.can_wait, self.history.quick = can_wait, quick
@@ -568,7 +568,7 @@ class Engine:
         return [error]
 
     def _problem(self, trial: TrialRecord) -> BSSearchError | None:
-        """Error that ends the run after this trial, if any."""
+        # Error that ends the run after this trial, if any.
         history = self.history
         problem = wrong_target(trial, history) or history.objective.measurement_problem(trial, self._device_name)
         problem = problem or self._too_many_failures(trial)

@@ -178,7 +178,7 @@ def counted_seconds(store: Store, name: str, trials: Sequence[TrialRecord]) -> d
 
 
 def _promise_of(quick: QuickAnswer, answer: Answer) -> Promise | None:
-    """Comparison of the quick answer with the confirmed answer; None before confirmation."""
+    # Comparison of the quick answer with the confirmed answer; None before confirmation.
     best = answer.optimal.batch_size
     if not any(row.confirmed and row.batch_size == best for row in answer.batches):
         return None

@@ -72,7 +72,7 @@ def is_alive(owner: str) -> bool | None:
 
 @cache
 def _place() -> str:
-    """Mark of this boot and namespace, within which a process id is unique."""
+    # Mark of this boot and namespace, within which a process id is unique.
     try:
         boot = (PROC / "sys/kernel/random/boot_id").read_text().strip()
         namespace = (PROC / "self/ns/pid").readlink()

@@ -276,7 +276,7 @@ def deviance(reached: Numbers, missed: Numbers, deviation: float) -> Numbers:
 
 
 def _hazard(distance: Numbers) -> Numbers:
-    """φ/Φ of the standard normal, the derivative of log Φ."""
+    # φ/Φ of the standard normal, the derivative of log Φ.
     from scipy.special import erfcx
 
     return math.sqrt(2 / math.pi) / erfcx(-distance / math.sqrt(2))
@@ -455,7 +455,7 @@ def predict_optimum(fit: LawFit, steps: Sequence[RunnableStep]) -> Predicted | N
 
 
 def _drawn_step_seconds(steps: Sequence[RunnableStep]) -> Numbers:
-    """Draws of step seconds (`DRAWS`, sizes): a line α + β·B, and departures from it that the errors do not explain."""
+    # Draws of step seconds (`DRAWS`, sizes): a line α + β·B, and departures from it that the errors do not explain.
     rng = np.random.default_rng(0)
     sizes, seconds = (
         np.array([one.batch_size for one in steps], dtype=float),
@@ -567,7 +567,7 @@ def _fit(fitted: Sequence[LawPoint], shown: Sequence[LawPoint], enough: bool) ->
 
 
 def _ends(draws: Numbers, likeliest: float, sizes: Sequence[int]) -> tuple[float | None, float | None]:
-    """90 % interval of log B_crit; None on a side where the prior ends it."""
+    # 90 % interval of log B_crit; None on a side where the prior ends it.
     logs = np.log(np.array(sizes, dtype=float))
     beyond = (OCTAVES_BEYOND - 1) * math.log(2)
     low, high = np.quantile(draws, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])

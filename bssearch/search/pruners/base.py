@@ -217,7 +217,7 @@ class PruningController:
         self._noise_is_old = False
 
     def _note_waiting(self, number: int) -> None:
-        """Leave out user-interrupted trials, which resume regardless of the pruner."""
+        # Leave out user-interrupted trials, which resume regardless of the pruner.
         trial, curve = self._history.trial(number), self._history.curves.get(number)
         waits = trial is not None and trial.state is TrialState.PAUSED and number in self._saved
         if waits and curve is not None and trial is not None and not is_interrupted(trial):

@@ -212,7 +212,7 @@ class CheckpointStore:
         return posixpath.join(self._opened[1], name)
 
     def _make_folder(self) -> None:
-        """Make the study's folder, but never the URL's own, whose mount may be missing."""
+        # Make the study's folder, but never the URL's own, whose mount may be missing.
         files, folder = self._opened
         with suppress(FileExistsError):
             files.mkdir(folder, create_parents=False)
@@ -268,7 +268,7 @@ class _SilentError(_UnfitError):
 
 
 def _patiently(work: Callable[[OnProgress], Result], is_wanted: Callable[[], bool]) -> Result:
-    """Run ``work`` in a thread, because a blocked library call can only be abandoned; it ends at its next progress."""
+    # Run `work` in a thread, because a blocked library call can only be abandoned; it ends at its next progress.
     result: Future[Result] = Future()
     heard, is_given_up = time.monotonic(), False
 
@@ -582,7 +582,7 @@ class WaitingTrials(Checkpoints):
         self._leases.give_back(_claim_of(self._leases.owner))
 
     def _is_ours(self, trial: TrialRecord) -> bool:
-        """True if this driver or a dead one paused the trial; a live process without a lease serves other studies."""
+        # True if this driver or a dead one paused the trial; a live process without a lease serves other studies.
         owner = trial.lease_owner
         if owner is None or owner == self._leases.owner:
             return True

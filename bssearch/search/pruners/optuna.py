@@ -56,7 +56,7 @@ class OptunaPruner(Cap):
         return True
 
     def _report(self, number: int, standings: Standings) -> bool:
-        """Report a trial's new evaluations one by one, because pruners update rungs only when asked; True to prune."""
+        # Report a trial's new evaluations one by one, because pruners update rungs only when asked; True to prune.
         if number in self._told:
             return False  # Lost to another driver: already reported as ended.
         curve, trial, prunes = standings.curves[number], self._trials[number], self._prunes.get(number, False)
@@ -71,7 +71,7 @@ class OptunaPruner(Cap):
         return prunes
 
     def _tell(self, number: int, standings: Standings) -> None:
-        """Tell Optuna that a trial ended: capped and exhausted ones as complete, paused ones not at all."""
+        # Tell Optuna that a trial ended: capped and exhausted ones as complete, paused ones not at all.
         state = standings.states.get(number)
         if state is None or not state.is_finished or state is TrialState.PAUSED:
             return

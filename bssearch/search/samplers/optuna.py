@@ -83,7 +83,7 @@ class Asker:
         return study
 
     def _ask_for(self, told: FrozenTrial, study: optuna.Study) -> None:
-        """Let the sampler propose and finish a known trial, so that the sampler stores its attributes."""
+        # Let the sampler propose and finish a known trial, so that the sampler stores its attributes.
         study.enqueue_trial(told.params)
         trial = study.ask(self.distributions)
         assert trial.relative_params is not None, "enqueued parameters need no sampling"
