@@ -89,7 +89,7 @@ class Restricted(Model):
 
 
 class Optimal(Model):
-    """The recommended configuration; ``test_metric`` and ``further_metrics`` are of the test part."""
+    """The recommended configuration; ``test_metric`` and ``further_metrics`` are of the data's test part."""
 
     batch_size: int
     micro_batch_size: int
@@ -204,7 +204,7 @@ class Recommendation(Model):
 
 
 class Settle(Model):
-    """The seed-to-seed spread, and the runs per batch size that separate 5 % and 10 %."""
+    """The seed-to-seed spread, and the runs per batch size that show differences of 5 % and 10 %."""
 
     coefficient_of_variation: float
     runs_for_5_percent: int

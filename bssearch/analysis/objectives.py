@@ -76,7 +76,7 @@ class CommonSeconds(ABC):
 
     @abstractmethod
     def step_time(self, trial: TrialRecord) -> PooledStepTime[Kind] | None:
-        """Step time of a trial's configuration (of the first size if the batch grows)."""
+        """Step time of a trial's configuration (at the first batch size if the batch grows)."""
 
     def seconds(self, trial: TrialRecord, steps: int) -> float | None:
         """Seconds of a trial's first steps."""
@@ -91,7 +91,7 @@ class Products(CommonSeconds):
     in_words: ClassVar[str] = "steps × the step time of their batch size"
 
     def step_time(self, trial: TrialRecord) -> PooledStepTime[Kind] | None:
-        """Look up the trial's split and model."""
+        """Step time measured with the trial's micro-batches and model."""
         place = *split(trial.configuration), *model_parameters(trial.configuration)
         seconds = self.step_seconds.get(place)
         return None if seconds is None else PooledStepTime(place, seconds, 0.0, math.inf, 0.0)
@@ -105,7 +105,7 @@ class Pooled(CommonSeconds):
     in_words: ClassVar[str] = "steps × step time, corrected for CPU wait and core speed"
 
     def step_time(self, trial: TrialRecord) -> PooledStepTime[Kind] | None:
-        """Look up the trial's kind."""
+        """Pooled step time of the trial's kind."""
         return self.step_times.get(kind_of(trial.configuration))
 
 
@@ -126,7 +126,7 @@ def kind_of(configuration: Configuration) -> Kind:
 def common_seconds(
     runs: Sequence[TrialRecord], step_seconds: StepSeconds, others: Iterable[TrialRecord] = ()
 ) -> CommonSeconds | None:
-    """Common seconds to compare runs by; None if each run keeps its own.
+    """Common seconds to compare runs by; None if each run keeps its own seconds.
 
     If CPU waits and the reference kernel's time are known for all runs: steps × the pooled step time of their kind,
     ``others`` included. Otherwise own seconds, unless over `FEW` of a configuration's runs were contended: then steps ×
@@ -236,7 +236,7 @@ class Objective(ABC):
         return self.name.replace("_", " ").capitalize()
 
     def title(self, metric: str, wanted: str) -> str:
-        """Heading of a figure against batch size; ``wanted`` is the target in words."""
+        """Heading of a chart of figures by batch size; ``wanted`` is the target in words."""
         return f"{self.noun.capitalize()} to {wanted}"
 
     def sentence(self, metric: str, reaches_target: str, figure: str) -> str:
@@ -288,7 +288,7 @@ class Objective(ABC):
         return "steps_x_step_time" if is_product else trial_basis(trial)
 
     def step_time(self, trial: TrialRecord) -> PooledStepTime[Kind] | None:
-        """Step time of a trial's figure; None if its own seconds count."""
+        """Step time by which a trial's figure is computed; None if the trial's own seconds count."""
         return None
 
     def predicted(self, steps: float, batch_size: float, step_seconds: float | None) -> float | None:

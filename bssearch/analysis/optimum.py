@@ -166,12 +166,12 @@ class Estimate:
 
     @property
     def step_time_error(self) -> float:
-        """Standard error of the log step time, if used."""
+        """Standard error of the log step time; 0 if figures use no step time."""
         return 0.0 if self.step_time is None else self.step_time.error
 
     @property
     def excess(self) -> float:
-        """Possible excess of the log step time, if used."""
+        """Possible excess of the log step time; 0 if figures use no step time."""
         return 0.0 if self.step_time is None else self.step_time.excess
 
     @property
@@ -430,7 +430,7 @@ class Verdict:
         return ignore_their_seeds(one.runs for one in self.by_batch.values() if one.is_confirmed)
 
     def recommending(self, batch_size: int, best: int) -> Verdict:
-        """Verdict for another confirmed batch size, the smallest that is as good as ``best``."""
+        """Verdict that recommends a confirmed ``batch_size``, the smallest that is as good as ``best``."""
         if batch_size == self.optimal.configuration.batch_size:
             return self
         rule: Rule = "smallest_shown_within_5_percent" if batch_size < best else "law"
@@ -489,8 +489,9 @@ def decide(
     Only confirmation runs decide once every finalist has `ENOUGH_RUNS` (or all) of them; until then search trials do.
     Late neighbours are ignored until complete. A configuration whose fresh seeds missed the target is not recommended.
 
-    The smallest batch size shown to be within 5 % of the least median is recommended. If many confirmation runs were
-    contended, all are compared by steps × ``step_seconds``; see `Objective.between`.
+    The smallest batch size shown to be within 5 % of the least median is recommended, else the size with the least
+    median. If many confirmation runs were contended, all are compared by steps × ``step_seconds``; see
+    `Objective.between`.
     """
     trials = _without_refused(trials)
     counted = [trial for trial in trials if trial.state.is_finished and not trial.state.is_missing]

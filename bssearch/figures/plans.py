@@ -120,7 +120,7 @@ def table(
 
 
 def shown_memory(plan: MemoryPlan) -> Shown:
-    """Plan of memory for people."""
+    """Memory plan for people."""
     document = plan.document()
     own = [document[name] for name in CHOICE]
     tiles = {

@@ -169,7 +169,7 @@ def throughput_chart(answer: Answer) -> Chart | None:
 
 
 def memory_chart(answer: Answer) -> Chart | None:
-    """Peak memory against batch size, beside the device's memory if a peak needs a quarter."""
+    """Peak memory against batch size, beside the device's memory if a peak needs a quarter of it."""
     peaks = [row.peak_memory_bytes for row in answer.batches if row.peak_memory_bytes is not None]
     name, unit = ("GiB", 2**30) if max(peaks, default=0) >= 2**30 else ("MiB", 2**20)
     series = _connected(answer, lambda row: None if row.peak_memory_bytes is None else row.peak_memory_bytes / unit)

@@ -32,12 +32,12 @@ from bssearch.spec.space.domains import Range, RelativeLearningRate
 
 BELOW, ABOVE = 8, 16  # by default, schedules stay within these factors of the best constant batch size
 
-# First trials: start and end relative to the best constant batch size, and the share of its samples to the end's start
+# First trials: start and end relative to the best constant batch size, and the share of its samples at the end
 FIRST = ((0.5, 2.0, 0.5), (1.0, 4.0, 1.0), (0.25, 1.0, 0.25))
 
 RANDOM_TRIALS = 3  # before TPE
 
-ASKED_AGAIN = 20  # proposals before no new schedule counts as left
+ASKED_AGAIN = 20  # proposals after which no new schedule counts as left
 
 MISSED = 1e9  # worse than any success
 

@@ -358,7 +358,8 @@ def _described(uses: dict[int, MemoryUse], size: int | None) -> str:
 def _devices_that_agree(
     executor: Executor, request: StepTimeRequest, alone: ProbeRecord, tell: Callable[[str], None], *, is_cpu: bool
 ) -> TimesSideBySide | None:
-    # Executor of several devices if, timed at once, they agree with each other and `alone` within `FLAT_RATIO`.
+    # The executor, if its devices, all timed at once, agree with each other and `alone` within `FLAT_RATIO`. Slots of
+    # one CPU are never timed at once.
     if is_cpu or not isinstance(executor, TimesSideBySide) or not executor.slots_apart or executor.slots < 2:
         return None
     try:

@@ -208,7 +208,7 @@ class Shift:
             self._waiting_since = self._clock()
 
     def work(self) -> None:
-        """The driver no longer only waits."""
+        """The driver has work again."""
         self._waiting_since = None
 
 

@@ -1,6 +1,6 @@
 """State machine of a search, and the planner that decides its next trial.
 
-Each event is a method of `Engine` that returns actions. Stored trials determine its decisions, so a new engine
+Each event is a method of `Engine` that returns actions. Stored trials determine all decisions, so a new engine
 continues a study exactly.
 """
 

@@ -33,7 +33,7 @@ def trial_seed(study_seed: int, phase: Phase, index: int) -> int:
 class BusyTime:
     """Seconds during which at least one search trial ran.
 
-    A resumed trial counts from its last start, plus its earlier seconds / slots, because these may overlap others. An
+    A resumed trial counts from its last start, plus its earlier seconds / slots, because trials run side by side. An
     ended trial counts at most its worker's duration, because the database's clock may jump.
     """
 
@@ -134,7 +134,7 @@ def measured_seconds(trial: TrialRecord | None) -> float:
     return math.inf if value is None else value
 
 
-FAILURES = 3  # failed trials that exclude a batch size, unless as many others ran
+FAILURES = 3  # failed trials that exclude a batch size, unless at least as many others ran
 
 TRIED_AGAIN = frozenset({TrialState.LOST, TrialState.CANCELLED, TrialState.OOM})
 

@@ -202,7 +202,7 @@ class LawLikelihood:
         return self.log_e_min + float(np.logaddexp(0, math.log(batch_size) - self.log_b_crit))
 
     def deviances(self, log_b_crit: Numbers) -> Numbers:
-        """−2 log likelihood (n,), up to a constant."""
+        """−2 log likelihood of each log B_crit (n,), up to a constant."""
         return deviance(*self._residuals(log_b_crit), self.deviation)
 
     def _likeliest(self) -> float:

@@ -37,7 +37,7 @@ class BranchPlan:
     samples_between: int
 
     def is_in_window(self, samples: int) -> bool:
-        """True if an evaluation after ``samples`` counts."""
+        """True if an evaluation after ``samples`` counts in a branch's mean metric."""
         return samples >= (1 - WINDOW) * self.samples
 
 

@@ -158,7 +158,7 @@ class Posterior:
         return np.array([self._places[point] for point in points if point in self._places], int)
 
     def after(self, place: int) -> Posterior:
-        """Posterior after a run that matched its mean."""
+        """Posterior after a run of one point whose result equals the point's mean."""
         column = self.covariance[:, place]
         known = np.outer(column, column) / (column[place] + self.seed_noise**2)
         return replace(self, covariance=self.covariance - known)
@@ -197,7 +197,7 @@ def prior(indices: Indices, points: Points, laws: Numbers) -> Posterior:
 
 
 def condition(indices: Indices, points: Points, laws: Numbers, found: Extrapolation) -> Posterior:
-    """Posterior given ``found``; ``indices`` must contain its points."""
+    """Posterior given the predictions ``found``; ``indices`` must contain their points."""
     adds, departs = covariances(points)
     kept = np.searchsorted(indices, found.points)
     parts = []

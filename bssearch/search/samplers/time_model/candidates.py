@@ -126,7 +126,7 @@ class SpaceCandidates:
 
 
 def columns_of(values: Sequence[ParameterValue], ordered: Sequence[ParameterValue]) -> list[list[float]]:
-    """Columns in [0, 1]: the rank if numeric, else one-hot."""
+    """Columns of values in [0, 1]: ranks if numeric, else one-hot."""
     if all(is_number(value) for value in ordered):
         last = max(1, len(ordered) - 1)
         return [[ordered.index(value) / last for value in values]]
@@ -223,8 +223,8 @@ class Run:
 class Extrapolation:
     """Log predicted seconds to the target; arrays have shape (runs,).
 
-    ``variance`` excludes seed noise. ``error``: standard deviation in log seconds of a prediction from share F, per log
-    1/F.
+    ``variance`` excludes seed noise. ``error``: standard deviation in log seconds of a prediction at share F of the
+    time to the target, per log 1/F.
     """
 
     points: NDArray[np.int64]
