@@ -126,7 +126,7 @@ def build_answer(
     batches = batch_rows(spec, trials, probes, verdict, tuned, noise_by_batch, times)
     largest = _largest(spec, verdict, batches, memory)
     environment = study.environment
-    # The curves of an easier target end at it.
+    # With an easier target, curves end at that target.
     final = generalisation(trials, verdict, study.target) if study.target == spec.record_target else None
     return Answer(
         study=study.name,

@@ -388,7 +388,7 @@ def beliefs(
     ``steps``: see `step_figures`. Configurations lie above their batch size's level by the gain of better tuning: the
     gain of a better learning rate that ``trials`` show (`heights`), and hidden gains (`HIDDEN`).
     """
-    # Runs that all diverged or ran out of memory bound nothing.
+    # A batch size whose runs all diverged or ran out of memory has no bound.
     known = {size: one for size, one in verdict.by_batch.items() if _tells(one)}
     ran = {size: one for size, one in known.items() if not _is_far(one, verdict.least)}
     noise = _runs(ran.values()).deviation

@@ -198,15 +198,15 @@ class Objective(ABC):
     name: ClassVar[str]
     own_unit: ClassVar[str] = ""  # with a leading space
 
-    comparative: ClassVar[tuple[str, str]] = ("better", "worse")  # smaller and larger
+    comparative: ClassVar[tuple[str, str]] = ("better", "worse")  # words for a smaller and a larger figure
 
     equal: ClassVar[str] = "the same as"
     phrase: ClassVar[str] = "with {}"
 
     axis_title: ClassVar[str]
-    exceeds: ClassVar[str] = "more"  # above a lower bound
+    exceeds: ClassVar[str] = "more"  # word for a figure above its lower bound
 
-    digits: ClassVar[int] = 3  # significant digits
+    digits: ClassVar[int] = 3  # significant digits shown
 
     # Whether the figure grows with train seconds at the same rate at every batch size. Pausing, racing and the
     # sampler's model of time apply only then.

@@ -28,7 +28,7 @@ from bssearch.records import Configuration, Phase, TrialRecord, TrialState, grou
 from bssearch.records.intervals import FEWEST_RUNS, FLAT_RATIO, at_most, student_t
 from bssearch.records.step_times import PooledStepTime, StepSeconds
 
-ENOUGH_RUNS = 3  # for an interval
+ENOUGH_RUNS = 3  # runs that an interval needs
 
 FEWEST_ALIKE = 3  # equal runs from which seeds count as ignored
 

@@ -74,7 +74,7 @@ class PageContent:
     headline: str
     tiles: Sequence[Tile] = ()
     warnings: Sequence[str] = ()
-    sections: Sequence[Section]  # the first stands above the headline
+    sections: Sequence[Section]  # the first is shown above the headline
     reproduction: Mapping[str, Any] | None = None  # the last section's values
 
 

@@ -553,9 +553,8 @@ class WaitingTrials(Checkpoints):
     def ended(self, trial: TrialRecord) -> None:
         """Delete an ended trial's checkpoint; if the trial is paused, take this driver's claim instead."""
         if trial.state is TrialState.PAUSED:
-            self._leases.take(
-                _claim_of(self._leases.owner)
-            )  # Each time: other drivers release the claim if its lease ended.
+            # Each time, because other drivers release the claim if its lease ended.
+            self._leases.take(_claim_of(self._leases.owner))
         else:
             self.forget(trial.number)
 

@@ -35,7 +35,7 @@ from bssearch.search.samplers.time_model.candidates import (
 )
 
 LAWS = 512
-BEYOND_OCTAVES = 2.0  # of B_crit beyond the batch sizes
+BEYOND_OCTAVES = 2.0  # range of B_crit beyond the batch sizes
 
 UNINFORMED = 0.2  # share of laws that ignores the gradient noise scale, a rough estimate
 
@@ -45,7 +45,7 @@ KNEE_OCTAVES = 2.0  # above B_crit, where the best learning rate may still grow
 LEFT = (0.4, 1.0)
 RIGHT = (0.7, 4.0)
 
-DEEPEST = 3.0  # in nats; trials this far behind all miss the target
+DEEPEST = 3.0  # largest cost of a learning rate, in nats; trials this far behind all miss the target
 
 LEVEL = 3.0  # prior deviation of the overall log time
 
@@ -53,7 +53,7 @@ LEVEL = 3.0  # prior deviation of the overall log time
 SIDE = 0.2
 SIDE_LENGTH = 0.7
 
-OWN = 0.05  # a configuration's effect
+OWN = 0.05  # prior deviation of a configuration's own effect
 
 # Length scales of departures in log2 batch size and log learning rate
 OCTAVES = 2.0
@@ -122,7 +122,7 @@ def _squares(values: Numbers, length: float) -> Numbers:
     return ((values[:, None] - values[None, :]) / length) ** 2
 
 
-SEED_NOISES = ((0.10, 0.3), (0.16, 0.4), (0.28, 0.3))  # with prior weights
+SEED_NOISES = ((0.10, 0.3), (0.16, 0.4), (0.28, 0.3))  # each with its prior weight
 
 DEPARTURES = (0.15, 0.50)
 
@@ -281,7 +281,7 @@ def _matched(indices: Indices, laws: Numbers, parts: Sequence[_Part]) -> Posteri
     return Posterior(indices, mean, within + apart @ apart.T, math.sqrt(variance))
 
 
-SLOWEST_FALL = 0.3  # extrapolated step time / a smaller batch size's, at least
+SLOWEST_FALL = 0.3  # least ratio of an extrapolated step time to a smaller batch size's
 
 
 def step_seconds_at(known: Mapping[int, float], batch_size: int) -> float:
@@ -303,9 +303,9 @@ PROMISING = 3  # best points whose neighbours are candidates
 COST_POWER = 0.5
 LEAST_COST = 0.35
 
-BEHIND = 0.1  # in nats; a trial this far behind will probably be pruned
+BEHIND = 0.1  # in nats; a trial this far behind the incumbent will probably be pruned
 
-NOT_AGAIN = 1e6  # exceeds any gain
+NOT_AGAIN = 1e6  # penalty that exceeds any gain
 
 # Normal quadrature
 NODES = np.linspace(-4.0, 4.0, 25)
