@@ -48,7 +48,7 @@ class Device(Model):
 
 
 class Figure(Model):
-    """Median over seeds; its 95 % interval is null below three runs or after a miss."""
+    """Median over seeds; its 95 % interval is null below three runs or if a run missed the target."""
 
     median: float
     low: float | None
@@ -57,7 +57,7 @@ class Figure(Model):
 
 
 class Time(Figure):
-    """Seconds over seeds."""
+    """Seconds to the target over seeds."""
 
     basis: Basis
 
@@ -89,7 +89,7 @@ class Restricted(Model):
 
 
 class Optimal(Model):
-    """The recommended configuration; ``test_metric`` and ``further_metrics`` are of the test part."""
+    """The recommended configuration; ``test_metric`` and ``further_metrics`` are of the data's test part."""
 
     batch_size: int
     micro_batch_size: int
@@ -144,7 +144,7 @@ class Speedup(Model):
 
 
 class BestTrial(Model):
-    """Fastest trial of the best configuration."""
+    """Trial of the best configuration with the least figure."""
 
     trial: int
     parameters: Parameters
@@ -197,14 +197,14 @@ class Batch(Model):
 
 
 class Recommendation(Model):
-    """Why this batch size: least median, smallest shown to be within 5 % of it, or by the law."""
+    """Why this batch size is recommended: least median, smallest shown to be within 5 % of it, or by the law."""
 
     rule: Rule
     least_batch_size: int
 
 
 class Settle(Model):
-    """The seed-to-seed spread, and the runs per batch size that separate 5 % and 10 %."""
+    """The seed-to-seed spread, and the runs per batch size that show differences of 5 % and 10 %."""
 
     coefficient_of_variation: float
     runs_for_5_percent: int
@@ -216,7 +216,7 @@ class Settle(Model):
 class FrontPoint(Model):
     """Time and cost of a batch size; ``on_front`` if no other is better in both.
 
-    Cost: device-hours × price, or samples without a price. Once some are confirmed, only these are compared.
+    Cost: device-hours × price, or samples without a price. Once some sizes are confirmed, only these are compared.
     """
 
     batch_size: int
@@ -246,8 +246,8 @@ class StageAnswer(Model):
 class BatchScheduleAnswer(Model):
     """The best schedule of growing batches, against the best constant batch size.
 
-    ``ratio``: its figure over the optimum's, paired by seed if possible. ``saves_time``: yes if the whole interval is
-    below 1, no if above 1.
+    ``ratio``: the schedule's figure over the optimum's, paired by seed if possible. ``saves_time``: yes if the ratio's
+    whole interval is below 1, no if above 1.
     """
 
     name: BatchScheduleName
@@ -270,9 +270,9 @@ class BatchScheduleAnswer(Model):
 class Answer(Model):
     """The optimal batch size, and the evidence.
 
-    ``tied`` and ``worse``: batch sizes shown to be within 5 % of the least, or not to be. ``within_5_percent``:
+    ``tied`` and ``worse``: batch sizes shown to be within 5 % of the best, or not to be. ``within_5_percent``:
     probability that the batch size costs at most 5 % more than the best, both fully tuned; below 0.9 the answer is
-    ``provisional``. ``configuration_within_5_percent``: the same of the printed values as they are.
+    ``provisional``. ``configuration_within_5_percent``: the same for the printed values, not tuned further.
     `bssearch.commands.best` adds the class variables.
 
     ::
@@ -335,7 +335,7 @@ class Answer(Model):
 
     @property
     def clock(self) -> str | None:
-        """Clock of the seconds, unless bssearch's."""
+        """Clock of the seconds; None for bssearch's own."""
         time = self.optimal.time_to_target_s
         return time.basis if time is not None and time.basis in {"wall", "reported"} else None
 
@@ -345,7 +345,7 @@ class Answer(Model):
         return self.next[0] if self.next and self.would_settle is not None else None
 
 
-# Derived answers have no commands
+# Answers for another target or device propose no commands
 NO_NEXT_STEP: Mapping[str, object] = {"next": [], "would_settle": None, "runs_to_settle": None}
 
 

@@ -52,7 +52,7 @@ def are_of_one_model(spec: StudySpec, verdict: Verdict) -> bool:
 
 
 def timed_probes(spec: StudySpec, verdict: Verdict, probes: Mapping[int, ProbeRecord]) -> Mapping[int, ProbeRecord]:
-    """Step times; empty if of another model."""
+    """Step times; empty if the best configurations have another model than the timed one."""
     return {} if spec.varied_in_model and _models(verdict) != {spec.timed_model} else probes
 
 
@@ -148,7 +148,7 @@ def _in_words(model: ModelParameters) -> str:
 
 
 def default_configuration(spec: StudySpec, trials: Sequence[TrialRecord]) -> Configuration:
-    """Default configuration; for imported studies the first run's at its batch size."""
+    """Default configuration; for imported studies, the first run's at the default batch size."""
     if not spec.is_imported:
         return spec.default_configuration
     at_default = (trial.configuration for trial in trials if trial.configuration.batch_size == spec.default.batch_size)

@@ -81,7 +81,7 @@ from bssearch.spec.space import UNKNOWN, MemoryBoundary
 
 NEXT = 2  # memory is the bound if this many times as many samples do not fit; ladders double
 
-TOLD = 1.2  # an upper limit of one in fewer says nothing
+TOLD = 1.2  # an upper limit of one run in fewer than this says nothing
 
 EASIER = (
     "raise budget.trial_train_seconds, widen the space, or set an easier target under a new name (`bssearch check "
@@ -90,7 +90,7 @@ EASIER = (
 IMPORTED_EASIER = "import them with an easier target"
 NAN_DATA = "the learning rate is not the cause: look for NaN in the inputs and for log(0) or 0/0 in the loss"
 
-# Learning rates of trials without any finite loss: that many, this far apart, cannot all be too high.
+# If this many trials have no finite loss, at learning rates this factor apart, the rates cannot all be too high.
 NAN_TRIALS = 3
 NAN_RATES = 100.0
 
@@ -126,7 +126,7 @@ def build_answer(
     batches = batch_rows(spec, trials, probes, verdict, tuned, noise_by_batch, times)
     largest = _largest(spec, verdict, batches, memory)
     environment = study.environment
-    # The curves of an easier target end at it.
+    # With an easier target, curves end at that target.
     final = generalisation(trials, verdict, study.target) if study.target == spec.record_target else None
     return Answer(
         study=study.name,
@@ -404,9 +404,9 @@ def _refuted(study: StudyRecord, candidates: Sequence[Candidate]) -> TargetNotRe
     )
 
 
-MOST = 2
+MOST = 2  # commands proposed
 
-MORE_TRIALS = 1.5
+MORE_TRIALS = 1.5  # proposed trials, as a multiple of the trials so far
 
 
 def next_steps(

@@ -1,11 +1,11 @@
 """How probably a recommendation costs at most 5 % more than the best batch size.
 
-All confirmed configurations of a batch size inform its level. Each lies above it by what better tuning gains. Equal
-values at two batch sizes have most of that in common: such pairs compare batch sizes best.
+All confirmed configurations of a batch size inform its level. Each lies above the level by the gain of better tuning.
+Equal values at two batch sizes have most of this gain in common: such pairs compare batch sizes best.
 
 Gains from a better learning rate: log figure = level(B) + κ (x − μ − ρ b)², x and b the octaves of learning rate and
-batch size. All batch sizes share κ, μ and ρ, so trials elsewhere inform a size with few. They are integrated over a
-grid, noise unknown.
+batch size. All batch sizes share κ, μ and ρ, so trials elsewhere inform a size with few trials. κ, μ and ρ are
+integrated over a grid, and so is the noise.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ POWERS = tuple(step / 4 for step in range(-1, 6))
 BOTTOM_STEP = 0.25
 
 BEYOND = 2.0
-"""Octaves beyond the tried learning rates."""
+"""Octaves beyond the tried learning rates in which the best may lie."""
 
 FEWEST_MORE = 4
-"""Beyond one trial per batch size: three parameters and the noise."""
+"""Trials needed beyond one per batch size, for three parameters and the noise."""
 
 LEAST_SQUARES = 1e-12
 
@@ -58,7 +58,7 @@ is lower because only contenders matter.
 def heights(
     verdict: Verdict, trials: Sequence[TrialRecord], configurations: Sequence[Configuration]
 ) -> tuple[Numbers, Numbers]:
-    """Log heights of configurations above their valleys' bottoms: means (c,) and covariances (c, c).
+    """Log heights of configurations above the best learning rate's figure: means (c,) and covariances (c, c).
 
     Only for the recommended optimizer; 0 with too few trials. Missed trials count as lower bounds.
     """
@@ -107,7 +107,7 @@ def _log_likelihoods(
     reached: Sequence[tuple[TrialRecord, float]],
     missed: Sequence[tuple[TrialRecord, float]],
 ) -> Numbers:
-    """The noise is integrated with prior 1 / σ."""
+    # The noise is integrated with prior 1 / σ.
     squares = np.zeros(len(valleys))
     for size, octave in octaves.items():
         here = [(one, log) for one, log in reached if one.configuration.batch_size == size]
@@ -137,23 +137,24 @@ def _log_figure(objective: Objective, figure: float | None) -> float | None:
 
 
 ENOUGH = 0.9
-"""Below, an answer is provisional."""
+"""Probability below which an answer is provisional."""
 
 SHOWN = 0.95
 """Probability from which a batch size counts as shown to be within 5 % of the best."""
 
 HIDDEN = 0.03
 HIDDEN_BY_NOISE = 0.2
-"""Deviation, and mean, of what better tuning gains: a search by single runs sees no gain below their noise.
+"""Deviation and mean of hidden gains, by better tuning: a search by single runs sees no gain below their noise.
 
-`HIDDEN_BY_NOISE` is in deviations of a run. Of three pairs tried, claims on digits-like studies are best with this one.
+`HIDDEN_BY_NOISE` is in deviations of a run. Of three pairs tried, claims on digits-like studies are best with this
+pair.
 """
 
 OWN_SHARE = 0.1
-"""Share of that variance which equal values at other batch sizes do not have in common."""
+"""Share of the variance of hidden gains that equal values at other batch sizes do not have in common."""
 
 SEEN_ALONE = 0.01
-"""Deviation of hidden gains if only learning rates vary, because the valley shows the others."""
+"""Deviation of hidden gains if only learning rates vary, because the trials at other rates show most gains."""
 
 MOST_COUNTED = 1_000
 FEWEST_COUNTED = 30
@@ -163,7 +164,7 @@ NEAR = 0.15
 """A configuration slower than its batch size's best by more than this log ratio says nothing about the size."""
 
 FAR = math.log(2)
-"""Tuning gains less: the mean gain of a badly tuned batch size is `TUNING_GAP`."""
+"""Log ratio to the least that no tuning gains: the mean gain of a badly tuned batch size is `TUNING_GAP`."""
 
 UNTIMED_ERROR = 0.15
 """Standard error of an interpolated log step time."""
@@ -173,7 +174,7 @@ CONTENDER = 0.02
 
 MOST_RUNS = 100
 MORE = 1.3
-"""Of a batch size, and the factor between the numbers tried: the expected number is known to a third."""
+"""Most runs of a batch size, and factor between the numbers tried: the expected number is known to a third."""
 
 FUTURES = 64
 FUTURE_DRAWS = 500
@@ -185,7 +186,7 @@ SURE_FUTURES = 1 / 3
 TAILS = 0.025, 0.975
 
 LEAST_GAIN = 0.01
-"""Differences of probabilities below it count as none."""
+"""Smaller differences of probabilities count as none."""
 
 StepFigures = Mapping[int, tuple[float, float]]
 """Figure of one step by batch size, and its standard error (logarithm)."""
@@ -195,8 +196,8 @@ StepFigures = Mapping[int, tuple[float, float]]
 class Certainty:
     """Probability that the recommended batch size is within 5 % of the best, all batch sizes fully tuned.
 
-    ``configuration_within_5_percent``: the same of the recommended values as
-    they are. ``runs``: total runs of each contending batch size, if ``settles`` is ``runs``.
+    ``configuration_within_5_percent``: the same for the recommended values, not tuned further. ``runs``: total runs of
+    each contending batch size that would settle the answer, if ``settles`` is ``runs``.
     """
 
     within_5_percent: float
@@ -206,7 +207,7 @@ class Certainty:
 
     @property
     def is_provisional(self) -> bool:
-        """True below `ENOUGH`."""
+        """True if the probability is below `ENOUGH`."""
         return self.within_5_percent < ENOUGH
 
 
@@ -214,9 +215,9 @@ class Certainty:
 class Beliefs:
     """Draws (`DRAWS`, sizes) of each batch size's log figure, as configured now and fully tuned.
 
-    ``next_figures``: of the configuration that runs next. ``of_steps``: errors of step times, part of all three.
-    Of the next configuration (sizes,): ``unshared``, deviation of a run beside others of its seed; ``log_cost``, log
-    seconds of a run, up to a constant; ``runs``. Batch sizes without confirmation runs are ``is_confirmed`` False.
+    ``next_figures``: log figures of the configuration that runs next. ``of_steps``: errors of step times, part of the
+    other draws. Of the next configuration (sizes,): ``unshared``, deviation of a run, apart from seed effects;
+    ``log_cost``, log seconds of a run, up to a constant; ``runs``, number of its runs.
     """
 
     sizes: tuple[int, ...]
@@ -277,7 +278,7 @@ class Beliefs:
 
     @property
     def are_sure(self) -> bool:
-        """True from a probability of `ENOUGH`."""
+        """True if `share` is at least `ENOUGH`."""
         return self.share >= ENOUGH
 
     @property
@@ -300,7 +301,7 @@ class Beliefs:
         return [self.sizes[one] for one in [*pair, *rivals[1:]]]
 
     def log_ratio(self, size: int, other: int) -> tuple[float, float] | None:
-        """95 % interval of the log ratio of two confirmed batch sizes, as configured; None if either is not."""
+        """95 % interval of the log ratio of two batch sizes, as configured now; None unless both are confirmed."""
         if not all(one in self.sizes and self.is_confirmed[self._place(one)] for one in (size, other)):
             return None
         low, high = np.quantile(self.figures[:, self._place(size)] - self.figures[:, self._place(other)], TAILS)
@@ -333,29 +334,29 @@ class Beliefs:
         return {"settles": "tuning" if tuned >= timed else "step_times"}
 
     def _timed(self) -> Beliefs:
-        """Beliefs after twice as many step-time measurements."""
+        # Beliefs after twice as many step-time measurements
         left = math.sqrt(0.5) * self.of_steps
         known = self.of_steps - left
         figures, tuned, following = self.figures - known, self.tuned - known, self.next_figures - known
         return replace(self, figures=figures, tuned=tuned, next_figures=following, of_steps=left)
 
     def _share_after(self, contending: Collection[int], more: int) -> float:
-        """How often the batch size with the best mean is within 5 % of the best after ``more`` runs of contenders."""
+        # How often the batch size with the best mean is within 5 % of the best after `more` runs of contenders
         expected = self.tuned.mean(axis=0) + self._shifts(contending, more)[0]
         chosen = np.where(self.is_confirmed, expected, math.inf).argmin(axis=1)
         return float(self.near[np.arange(DRAWS), chosen].mean())
 
     def _are_sure_after(self, contending: Collection[int], more: int) -> bool:
-        """True if ``more`` runs of contenders make the answer sure in `SURE_FUTURES`."""
+        # True if `more` runs of contenders make the answer sure in `SURE_FUTURES`.
         shifts, left = self._shifts(contending, more)
-        # Given what is seen, draws are these shifted by it (Matheron's rule).
+        # Given the outcomes, the draws are `left`, shifted (Matheron's rule).
         figures = left[:: DRAWS // FUTURE_DRAWS] + shifts[:FUTURES, None]
         near = figures <= figures.min(axis=2, keepdims=True) + math.log(FLAT_RATIO)
         shares = np.where(self.is_confirmed, near.mean(axis=1), 0.0).max(axis=1)
         return float((shares >= ENOUGH).mean()) >= SURE_FUTURES
 
     def _shifts(self, contending: Collection[int], more: int) -> tuple[Numbers, Numbers]:
-        """Draws of how ``more`` runs of contenders move the expected figures, and of what they leave unknown."""
+        # Draws of how `more` runs of contenders move the expected figures, and of what they leave unknown.
         rng = np.random.default_rng(2)
         places = sorted(contending)
         known, tuned = self.next_figures[:, places], self.tuned - self.tuned.mean(axis=0)
@@ -367,7 +368,7 @@ class Beliefs:
         return shifts, self.tuned - shifts
 
     def _beaten(self) -> Numbers:
-        """Probability of each batch size to be better than the recommended one by more than 5 % (sizes,)."""
+        # Probability of each batch size to be better than the recommended one by more than 5 % (sizes,)
         own = self.tuned[:, [self._place(self.recommended)]]
         beaten: Numbers = (own - self.tuned > math.log(FLAT_RATIO)).mean(axis=0)
         return beaten
@@ -384,11 +385,10 @@ def beliefs(
 ) -> Beliefs | None:
     """Beliefs over all batch sizes; None without confirmation runs or without known noise.
 
-    ``steps``: for the law, if known. Configurations lie above their batch size's level by what better tuning gains: as
-    seen in the learning-rate valley of ``trials``, and hidden (`HIDDEN`). Equal values at several batch sizes have most
-    of it in common.
+    ``steps``: see `step_figures`. Configurations lie above their batch size's level by the gain of better tuning: the
+    gain of a better learning rate that ``trials`` show (`heights`), and hidden gains (`HIDDEN`).
     """
-    # Runs that all diverged or ran out of memory bound nothing.
+    # A batch size whose runs all diverged or ran out of memory has no bound.
     known = {size: one for size, one in verdict.by_batch.items() if _tells(one)}
     ran = {size: one for size, one in known.items() if not _is_far(one, verdict.least)}
     noise = _runs(ran.values()).deviation
@@ -457,10 +457,8 @@ class _Columns:
         place_of: Mapping[int, int],
         deviation: float,
     ) -> Self:
-        """Columns of the candidates; the first of a batch size is its best.
-
-        The next runs have the values of the least at every confirmed batch size: configurations without runs, if new.
-        """
+        # The first candidate of a batch size is its best. The next runs have the values of `verdict.least` at every
+        # confirmed batch size; configurations that do not have them yet get columns without runs.
         seen, covariances = heights(verdict, trials, [one.configuration for one in candidates])
         hidden = HIDDEN + HIDDEN_BY_NOISE * deviation if _others_vary(trials) or not seen.any() else SEEN_ALONE
         names, sizes = [_values(one) for one in candidates], [one.configuration.batch_size for one in candidates]
@@ -500,7 +498,7 @@ def _tells(candidate: Candidate) -> bool:
 
 
 def _values(candidate: Candidate) -> str:
-    """Name of the sampled values, the same at all batch sizes that they were carried to."""
+    # Name of the sampled values, the same at all batch sizes to which they were carried
     sampled = candidate.runs[0].sampled
     if sampled is None:
         return candidate.configuration.key
@@ -522,13 +520,13 @@ def step_figures(spec: StudySpec, verdict: Verdict, probes: Mapping[int, ProbeRe
 
 
 def _is_far(one: Candidate, least: Candidate) -> bool:
-    """True for a search trial so slow that tuning makes its batch size no rival; nor does it tell of the law."""
+    # True for a search trial so slow that no tuning makes its batch size a rival. Nor does it inform the law.
     logs = [log for run in one.runs if (log := _log(one, run)) is not None]
     return not one.is_confirmed and min(logs) > least.estimate.log_mean + FAR
 
 
 def _is_near(one: Candidate, best: Candidate, noise: float) -> bool:
-    """False for a configuration shown to be slower than the best of its batch size by more than tuning hides."""
+    # False for a configuration shown to be slower than the best of its batch size by more than `NEAR`
     if not one.estimate.reached or not best.estimate.reached:
         return False
     error = noise * math.sqrt(1 / one.estimate.reached + 1 / best.estimate.reached)
@@ -549,7 +547,7 @@ def _runs(candidates: Collection[Candidate]) -> Runs:
 
 
 def _log(candidate: Candidate, run: TrialRecord) -> float | None:
-    """Log figure of a run, or of its last miss."""
+    # Log figure of a run, or of its last miss
     figure = candidate.objective.figure(run)
     value = candidate.objective.bound(run) if figure is None else figure
     return None if value is None else candidate.objective.log(value)

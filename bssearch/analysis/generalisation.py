@@ -74,7 +74,7 @@ POINTS = 0.02  # two points of a share, or 2 % of the target for another metric
 def generalisation(trials: Sequence[TrialRecord], verdict: Verdict, target: Target) -> Generalisation | None:
     """Final metric of each batch size at the newest full limit; None without a completed run.
 
-    Prefers the verdict's configuration of a batch size, else the best.
+    For each batch size, that of the verdict's configuration, else of the best.
     """
     newest = max((trial for trial in trials if is_to_budget(trial)), key=lambda one: one.number, default=None)
     if newest is None:
@@ -104,7 +104,7 @@ def is_to_budget(trial: TrialRecord, limit: float | None = None) -> bool:
 
 
 def over_seeds(runs: Iterable[TrialRecord]) -> MetricOverSeeds | None:
-    """Metric on the test part, else the validation part."""
+    """The runs' metric on the test part, else on the validation part."""
     outcomes = [run.outcome for run in runs if run.outcome is not None]
     tested = [one.test_metric for one in outcomes if one.test_metric is not None]
     known = tested or [one.best_metric for one in outcomes if one.best_metric is not None]

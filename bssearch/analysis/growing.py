@@ -77,7 +77,7 @@ def best_schedule(trials: Sequence[TrialRecord], tuned: Candidate, step_seconds:
 
 
 def typical_run(found: BatchScheduleAnswer, trials: Sequence[TrialRecord]) -> TrialRecord | None:
-    """Median run of the best schedule, if any."""
+    """Run of the best schedule with the median steps, if any."""
     runs = [one for one in trials if one.number in found.trial_numbers and one.state is TrialState.REACHED]
     ranked = sorted(runs, key=lambda one: ((one.outcome and one.outcome.steps_to_target) or 0, one.number))
     return ranked[len(ranked) // 2] if ranked else None
@@ -96,7 +96,7 @@ def has_grown(trial: TrialRecord) -> bool:
 def growing_batch(
     spec: StudySpec, trials: Sequence[TrialRecord], tuned: Candidate, found: BatchScheduleAnswer | None
 ) -> Configuration | str:
-    """Best schedule found, else doubling around the ``tuned`` batch size, or the reason against it.
+    """Best schedule found, else doubling around the ``tuned`` batch size, or the reason why neither can run.
 
     Doubling trains a third of the samples each at half, one and two times the batch size.
     """

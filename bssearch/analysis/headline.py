@@ -18,7 +18,7 @@ from bssearch.records.text import ends, memory, noise_scale, number, plural
 
 
 def headline(answer: Answer) -> str:
-    """Answer's headline."""
+    """Answer in a few sentences."""
     figure = answer.optimal.objective_value
     assert figure is not None, "an optimum has its figure"
     text = f"{_reaches(answer, figure)} ({plural(figure.runs, 'run')})"
@@ -224,7 +224,7 @@ NOTHING = "–"
 
 
 def front(batches: Sequence[Batch], price_per_device_hour: float | None, *, confirmed: bool) -> list[FrontPoint]:
-    """Time and cost of every batch size that reached the target; ``confirmed``: compares only confirmed ones."""
+    """Time and cost of every batch size that reached the target; ``confirmed``: only confirmed sizes are compared."""
 
     def cost(row: Batch) -> float:
         assert row.time_to_target_s is not None and row.samples_to_target is not None, "it has reached"
@@ -256,7 +256,7 @@ class _Resource(NamedTuple):
     unit: str
 
 
-# By objective
+# Resources by the name of the objective that minimises them
 RESOURCES: Mapping[str, _Resource] = {
     "time_to_target": _Resource(
         "the least time", lambda row: None if row.time_to_target_s is None else row.time_to_target_s.median, " s"
@@ -267,7 +267,7 @@ RESOURCES: Mapping[str, _Resource] = {
 
 
 def about_trade_offs(batches: Sequence[Batch], optimal: Candidate, *, confirmed: bool) -> list[Notice]:
-    """Notice of batch sizes that take over 5 % less of another resource."""
+    """Notice of batch sizes that take over 5 % less of another resource than the optimum."""
     if not optimal.objective.stops_at_target:
         return []
     compared = {row.batch_size: row for row in batches if row.confirmed or not confirmed}
@@ -312,7 +312,7 @@ def _in_exchange(best: Batch, row: Batch, own: str, noun: str) -> str:
 
 
 def trade_off_rows(answer: Answer) -> tuple[list[str], list[list[str]]]:
-    """Headings and rows, without empty columns; empty if only time and samples are known."""
+    """Headings and rows of the trade-offs, without empty columns; empty if only time and samples are known."""
     rows = _shown(answer)
     known = {
         heading: cells for heading, shown in _columns(answer).items() if any(cells := [shown(row) for row in rows])

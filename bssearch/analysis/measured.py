@@ -29,7 +29,7 @@ class StepTimeAnswer(Model):
 
 
 class MemoryAnswer(Model):
-    """Micro-batch sizes that were run; null if no size failed or the peaks give no line."""
+    """Micro-batch sizes that fit and do not, and the line of peak memory by micro-batch size; null if unknown."""
 
     largest_that_fits: int
     smallest_that_does_not: int | None
@@ -164,7 +164,7 @@ def _figures(noise: GradientNoise) -> dict[str, Any]:
 
 
 def about_devices(trials: Iterable[TrialRecord]) -> Iterator[tuple[str, str]]:
-    """Yield notices of devices slower than others by `FLAT_RATIO`, by medians of uncontended trials of a kind."""
+    """Yield notices of devices slower than others by `FLAT_RATIO`, by medians of uncontended trials of a `kind_of`."""
     paces: dict[Kind, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for trial in trials:
         one = trial.outcome

@@ -29,9 +29,9 @@ from bssearch.records import WITH_CUDA_GRAPHS, Phase, ProbeRecord, SecondsBasis,
 from bssearch.records.intervals import student_t
 from bssearch.spec import StudySpec
 
-NOISE = 0.10  # coefficient of variation that warns
+NOISE = 0.10  # coefficient of variation over seeds above which a notice warns
 
-FULL = 0.9  # mean share of a batch that steps must train, as batch size decides within some 10 %
+FULL = 0.9  # mean share of a batch below which a notice warns, because 10 % of the batch size hardly change the answer
 
 
 Told = tuple[str, object, str]
@@ -375,9 +375,9 @@ def _overlap(one: Estimate, other: Estimate) -> bool:
     return one.low <= other.high and other.low <= one.high
 
 
-HOST_BOUND = 0.10
+HOST_BOUND = 0.10  # host-bound share above which a notice warns
 
-FEWEST_SIZES = 2
+FEWEST_SIZES = 2  # that are not host-bound, for a line of step times
 
 
 def about_the_host(
@@ -439,7 +439,7 @@ def _in_words(found: Predicted, size: int) -> str:
 
 
 def device_bound(probes: Collection[ProbeRecord]) -> list[ProbeRecord]:
-    """Step times without accumulation that are not host-bound, ascending."""
+    """Step times without accumulation that are not host-bound, by ascending batch size."""
     return [
         one
         for one in sorted(probes, key=lambda one: one.batch_size)
@@ -453,8 +453,8 @@ def device_bound(probes: Collection[ProbeRecord]) -> list[ProbeRecord]:
 def device_optimum(probes: Collection[ProbeRecord], law: LawFit) -> Predicted | None:
     """Predicted optimum if each step took the device's own time.
 
-    That is α + β·B through the sizes that are not host-bound, at the others at most the measured time t and at least (1
-    − share)·t. Steps that accumulate keep their measured time.
+    A host-bound step takes α + β·B by the sizes that are not host-bound, but at most the measured time t and at least
+    (1 − share)·t. Other steps, and steps that accumulate, keep their measured time.
     """
     line = fit_step_time(device_bound(probes), FEWEST_SIZES)
     if line is None:

@@ -38,12 +38,12 @@ from bssearch.records.step_times import (
 )
 from bssearch.spec import StudySpec
 
-# Clock of bssearch, steps × step time, or a program's clock or report
+# Seconds by bssearch's clock, by steps × step time, or by a program's wall clock or report
 Basis = Literal["measured", "steps_x_step_time", "wall", "reported"]
 
-FEW = 0.25  # contended share of runs; with a step time 10 % off, a geometric mean moves below 3 %
+FEW = 0.25  # contended share of runs that is ignored: if step times are 10 % off, a geometric mean moves below 3 %
 
-WHOLE = 0.98  # share of the limit of a whole run; device and host clocks differ by less
+WHOLE = 0.98  # share of the limit from which a run counts as whole; device and host clocks differ by less
 
 
 def seconds_to_target(trial: TrialRecord, basis: Basis | None = None) -> float | None:
@@ -69,14 +69,14 @@ Kind = tuple[object, ...]
 
 @dataclass(frozen=True, slots=True)
 class CommonSeconds(ABC):
-    """Steps × a step time, to compare runs by."""
+    """Seconds as steps × a step time, to compare runs by."""
 
     step_seconds: StepSeconds
     in_words: ClassVar[str]
 
     @abstractmethod
     def step_time(self, trial: TrialRecord) -> PooledStepTime[Kind] | None:
-        """Step time of a trial's configuration (of the first size if the batch grows)."""
+        """Step time of a trial's configuration (at the first batch size if the batch grows)."""
 
     def seconds(self, trial: TrialRecord, steps: int) -> float | None:
         """Seconds of a trial's first steps."""
@@ -91,7 +91,7 @@ class Products(CommonSeconds):
     in_words: ClassVar[str] = "steps × the step time of their batch size"
 
     def step_time(self, trial: TrialRecord) -> PooledStepTime[Kind] | None:
-        """Look up the trial's split and model."""
+        """Step time measured with the trial's micro-batches and model."""
         place = *split(trial.configuration), *model_parameters(trial.configuration)
         seconds = self.step_seconds.get(place)
         return None if seconds is None else PooledStepTime(place, seconds, 0.0, math.inf, 0.0)
@@ -105,12 +105,12 @@ class Pooled(CommonSeconds):
     in_words: ClassVar[str] = "steps × step time, corrected for CPU wait and core speed"
 
     def step_time(self, trial: TrialRecord) -> PooledStepTime[Kind] | None:
-        """Look up the trial's kind."""
+        """Pooled step time of the trial's kind."""
         return self.step_times.get(kind_of(trial.configuration))
 
 
 def kind_of(configuration: Configuration) -> Kind:
-    """Properties that determine step time."""
+    """Properties of a configuration that determine its step time."""
     one = configuration
     switches = sorted(
         (name, value if isinstance(value, bool | str) else value is not None)
@@ -126,7 +126,7 @@ def kind_of(configuration: Configuration) -> Kind:
 def common_seconds(
     runs: Sequence[TrialRecord], step_seconds: StepSeconds, others: Iterable[TrialRecord] = ()
 ) -> CommonSeconds | None:
-    """Common seconds to compare runs by; None if each run keeps its own.
+    """Common seconds to compare runs by; None if each run keeps its own seconds.
 
     If CPU waits and the reference kernel's time are known for all runs: steps × the pooled step time of their kind,
     ``others`` included. Otherwise own seconds, unless over `FEW` of a configuration's runs were contended: then steps ×
@@ -192,22 +192,21 @@ LARGEST_LOG_RATIO = 300.0  # squares stay finite in double precision
 class Objective(ABC):
     """A figure of a trial to minimise.
 
-    Figures are compared by `log`: a difference of log 1.05 is 5 %. With ``common``, all seconds are of that kind; see
-    `between`.
+    Figures are compared by `log`: a difference of log 1.05 is 5 %. ``common`` gives all seconds; see `between`.
     """
 
     name: ClassVar[str]
     own_unit: ClassVar[str] = ""  # with a leading space
 
-    comparative: ClassVar[tuple[str, str]] = ("better", "worse")  # smaller and larger
+    comparative: ClassVar[tuple[str, str]] = ("better", "worse")  # words for a smaller and a larger figure
 
     equal: ClassVar[str] = "the same as"
     phrase: ClassVar[str] = "with {}"
 
     axis_title: ClassVar[str]
-    exceeds: ClassVar[str] = "more"  # above a lower bound
+    exceeds: ClassVar[str] = "more"  # word for a figure above its lower bound
 
-    digits: ClassVar[int] = 3  # significant digits
+    digits: ClassVar[int] = 3  # significant digits shown
 
     # Whether the figure grows with train seconds at the same rate at every batch size. Pausing, racing and the
     # sampler's model of time apply only then.
@@ -237,7 +236,7 @@ class Objective(ABC):
         return self.name.replace("_", " ").capitalize()
 
     def title(self, metric: str, wanted: str) -> str:
-        """Heading of a figure against batch size; ``wanted`` is the target in words."""
+        """Heading of a chart of figures by batch size; ``wanted`` is the target in words."""
         return f"{self.noun.capitalize()} to {wanted}"
 
     def sentence(self, metric: str, reaches_target: str, figure: str) -> str:
@@ -273,7 +272,7 @@ class Objective(ABC):
         return figure / other
 
     def is_flat(self, figure: float, least: float) -> bool:
-        """True within 5 % of the least."""
+        """True if a figure is within 5 % of the least."""
         return figure <= FLAT_RATIO * least
 
     def between(
@@ -289,17 +288,17 @@ class Objective(ABC):
         return "steps_x_step_time" if is_product else trial_basis(trial)
 
     def step_time(self, trial: TrialRecord) -> PooledStepTime[Kind] | None:
-        """Step time of a trial's figure; None if its own seconds count."""
+        """Step time by which a trial's figure is computed; None if the trial's own seconds count."""
         return None
 
     def predicted(self, steps: float, batch_size: float, step_seconds: float | None) -> float | None:
-        """Figure of a number of steps on one device, if they determine it."""
+        """Figure after a number of steps on one device; None if steps and step time do not determine it."""
         return None
 
     def seconds_as_good_as(self, best: TrialRecord | None, probe: ProbeRecord, full: float) -> float:
-        """Train seconds after which a trial cannot beat the best; infinite without a figure yet.
+        """Train seconds after which a trial cannot beat ``best``; infinite without a best trial.
 
-        ``full``, a trial's limit, if figures are known only at the end.
+        ``full``, the limit of a trial, if figures are known only at the limit.
         """
         return math.inf if best is None else full
 
@@ -519,11 +518,11 @@ class MetricInBudget(Objective):
     has_ratios = False
 
     def title(self, metric: str, wanted: str) -> str:
-        """Name the metric."""
+        """Heading that names the metric."""
         return f"{metric} in the budget"
 
     def sentence(self, metric: str, reaches_target: str, figure: str) -> str:
-        """Name the metric reached."""
+        """Sentence that names the metric reached."""
         return f"comes to {metric} {figure} in the budget"
 
     def figure(self, trial: TrialRecord) -> float | None:
@@ -560,7 +559,7 @@ class MetricInBudget(Objective):
         return (figure - least) * self._scale <= math.log(FLAT_RATIO)
 
     def seconds_as_good_as(self, best: TrialRecord | None, probe: ProbeRecord, full: float) -> float:
-        """Full limit: only the metric there counts."""
+        """Full limit: only the metric at the limit counts."""
         return full
 
     def target_problem(self, trial: TrialRecord) -> None:

@@ -28,7 +28,7 @@ from bssearch.records import Configuration, Phase, TrialRecord, TrialState, grou
 from bssearch.records.intervals import FEWEST_RUNS, FLAT_RATIO, at_most, student_t
 from bssearch.records.step_times import PooledStepTime, StepSeconds
 
-ENOUGH_RUNS = 3  # for an interval
+ENOUGH_RUNS = 3  # runs that an interval needs
 
 FEWEST_ALIKE = 3  # equal runs from which seeds count as ignored
 
@@ -39,7 +39,7 @@ HALF = 0.5  # share of runs that must reach the target for a median
 class PlainMiss:
     """A configuration that plainly misses the target with fresh seeds: in more than half of its runs.
 
-    The one-sided upper 95 % bound of its share is below `HALF` (Clopper & Pearson 1934), tested after each run.
+    The upper 95 % bound of the share that reaches is below `HALF` (Clopper & Pearson 1934), tested after each run.
     """
 
     configuration: Configuration
@@ -56,7 +56,7 @@ def plain_misses(trials: Iterable[TrialRecord], objective: Objective = TIME) -> 
     """Configurations that plainly miss the target, in the order of their first runs, each seed once."""
     found = []
     for runs in _runs_by_configuration(trials).values():
-        told = {run.seed: run for run in reversed(runs) if says_something(run)}  # of a seed its first run
+        told = {run.seed: run for run in reversed(runs) if says_something(run)}  # a seed's first run
         reached = sum(run.state is TrialState.REACHED or objective.figure(run) is not None for run in told.values())
         if told and at_most(reached, len(told)) < HALF:
             found.append(PlainMiss(runs[0].configuration, reached, len(told)))
@@ -75,7 +75,7 @@ def ignore_their_seeds(groups: Iterable[Sequence[TrialRecord]]) -> bool:
 
 
 def plainly_missed(miss: PlainMiss) -> str:
-    """Plain miss as a sentence."""
+    """Sentence about a plain miss."""
     one = miss.configuration
     return (
         f"batch {one.batch_size} (lr {one.learning_rate:.3g}) reached the target in {miss.reached} of {miss.runs} runs "
@@ -109,7 +109,7 @@ def fewest_runs(trials: Iterable[TrialRecord], confirmation_runs: int, objective
 
 
 def begun_late(trials: Iterable[TrialRecord], confirmation_runs: int, objective: Objective = TIME) -> dict[str, int]:
-    """Keys and batch sizes of configurations that began after all others were complete, and lack runs."""
+    """Keys and batch sizes of configurations that lack runs and began after all others were complete."""
     trials = list(trials)
     by_configuration = _runs_by_configuration(trials)
     enough = min(confirmation_runs, ENOUGH_RUNS)
@@ -142,16 +142,15 @@ def _complete_at(runs: Sequence[TrialRecord], wanted: int) -> float:
     return numbers[wanted - 1] if len(numbers) >= wanted else math.inf
 
 
-KNOWN = 1e9
+KNOWN = 1e9  # degrees of freedom of an error whose size is known
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A figure over seeds: median, 95 % interval, and the number of runs that reached.
+    """A figure over seeds: median, 95 % interval, and the number of runs that reached the target.
 
     The median is None if half of the runs or more missed the target, the interval below three runs or with any miss.
-    ``log_deviation``: over seeds, at least a uniform hit's between two evaluations. ``unresolved`` and the error of
-    ``step_time`` do not shrink with more runs.
+    ``log_deviation``: see `deviation_of`. ``unresolved`` and the error of ``step_time`` do not shrink with more runs.
     """
 
     median: float | None
@@ -167,12 +166,12 @@ class Estimate:
 
     @property
     def step_time_error(self) -> float:
-        """Standard error of the log step time, if used."""
+        """Standard error of the log step time; 0 if figures use no step time."""
         return 0.0 if self.step_time is None else self.step_time.error
 
     @property
     def excess(self) -> float:
-        """Possible excess of the log step time, if used."""
+        """Possible excess of the log step time; 0 if figures use no step time."""
         return 0.0 if self.step_time is None else self.step_time.excess
 
     @property
@@ -242,7 +241,10 @@ def _basis(runs: Sequence[TrialRecord], objective: Objective) -> Basis:
 def deviation_of(
     logs: Sequence[float], runs: Sequence[TrialRecord], *, is_crossing: bool = True
 ) -> tuple[float, float]:
-    """Deviation over seeds, at least of a uniform hit between two evaluations, and what more runs leave of it."""
+    """Deviation of log figures over seeds, and its part that more runs do not lessen.
+
+    At least the deviation of a hit anywhere between two evaluations.
+    """
     if len(logs) < 2:
         return 0.0, 0.0
     spread, gap = statistics.stdev(logs), _gaps(runs)[0] if is_crossing else 0.0
@@ -250,7 +252,7 @@ def deviation_of(
 
 
 def _gaps(runs: Sequence[TrialRecord]) -> tuple[float, float]:
-    """Standard deviation by the gaps between last misses and hits, and the gap of hits not interpolated."""
+    # Standard deviation by the gaps between last misses and hits, and the gap of hits that are not interpolated
     gaps = [(gap, run.outcome) for run in runs if (gap := log_gap(run)) and run.outcome is not None]
     whole = [gap for gap, one in gaps if one.steps_to_target == one.first_hit_step and one.last_miss_seconds is None]
     deviation = statistics.median(gap for gap, _ in gaps) / math.sqrt(12) if gaps else 0.0
@@ -283,7 +285,7 @@ def half_width(parts: Sequence[tuple[float, float]]) -> float:
 
 
 def of_runs(deviation: float, unresolved: float, runs: int) -> list[tuple[float, float]]:
-    """Errors of a mean, for `half_width`."""
+    """Errors of a mean over runs, for `half_width`."""
     parts = [(deviation**2 / runs, float(runs - 1))]
     return [*parts, (unresolved**2, KNOWN)] if unresolved else parts
 
@@ -348,7 +350,7 @@ class Candidate:
 
     @property
     def mean(self) -> float:
-        """Mean log figure, to break ties; infinite without any."""
+        """Mean log figure, to break ties; infinite if no run reached the target."""
         return self.estimate.log_mean if self.estimate.reached else math.inf
 
     @property
@@ -358,12 +360,12 @@ class Candidate:
 
     @property
     def lower_bound(self) -> float | None:
-        """Lower bound of an unknown median."""
+        """Lower bound of the median figure, if the median is unknown."""
         return self._lower_bound(self.objective, self.estimate)
 
     @property
     def lower_bound_s(self) -> float | None:
-        """Lower bound of an unknown median of seconds."""
+        """Lower bound of the median seconds, if the median is unknown."""
         return self._lower_bound(self._times, self.time)
 
     def _lower_bound(self, objective: Objective, known: Estimate) -> float | None:
@@ -378,7 +380,7 @@ class Candidate:
 
     @property
     def fits(self) -> bool:
-        """True if a run did not run out of memory."""
+        """True if any run fitted into memory."""
         return any(run.state is not TrialState.OOM for run in self.runs)
 
 
@@ -386,8 +388,8 @@ class Candidate:
 class Verdict:
     """The optimum, and the best candidate of each batch size, ascending.
 
-    ``least`` has the least median, ``optimal`` is recommended by the ``rule``. ``confirmed``: from confirmation runs.
-    ``others``: further confirmed configurations.
+    ``least`` has the least median, ``optimal`` is recommended by the ``rule``. ``confirmed``: whether confirmation runs
+    decided. ``others``: further confirmed configurations.
     """
 
     optimal: Candidate
@@ -413,7 +415,7 @@ class Verdict:
 
     @cached_property
     def worse(self) -> list[int]:
-        """Batch sizes *shown* not to be (lower end of the ratio)."""
+        """Batch sizes *shown* not to be within 5 % of the least (lower end of the ratio)."""
         found = {size: ratio_interval(one.estimate, self.least.estimate) for size, one in self.by_batch.items()}
         return [size for size, ratio in found.items() if ratio is not None and ratio[0] > FLAT_RATIO]
 
@@ -424,11 +426,11 @@ class Verdict:
 
     @cached_property
     def ignores_seeds(self) -> bool:
-        """True if a configuration's confirmation runs are equal."""
+        """True if confirmation runs are equal whatever their seed; see `ignore_their_seeds`."""
         return ignore_their_seeds(one.runs for one in self.by_batch.values() if one.is_confirmed)
 
     def recommending(self, batch_size: int, best: int) -> Verdict:
-        """Verdict for another confirmed batch size, the smallest that is as good as ``best``."""
+        """Verdict that recommends a confirmed ``batch_size``, the smallest that is as good as ``best``."""
         if batch_size == self.optimal.configuration.batch_size:
             return self
         rule: Rule = "smallest_shown_within_5_percent" if batch_size < best else "law"
@@ -461,7 +463,7 @@ class CountedSeconds:
 
 
 def is_shown_flat(one: Candidate, least: Candidate) -> bool:
-    """True if shown to be within 5 % of ``least``."""
+    """True if a candidate is shown to be within 5 % of ``least``."""
     interval = ratio_interval(one.estimate, least.estimate)
     return interval is not None and interval[1] <= FLAT_RATIO
 
@@ -487,8 +489,9 @@ def decide(
     Only confirmation runs decide once every finalist has `ENOUGH_RUNS` (or all) of them; until then search trials do.
     Late neighbours are ignored until complete. A configuration whose fresh seeds missed the target is not recommended.
 
-    Recommended is the smallest batch size shown to be within 5 % of the least median, else the least. If many
-    confirmation runs were contended, all are compared by steps × ``step_seconds``; see `Objective.between`.
+    The smallest batch size shown to be within 5 % of the least median is recommended, else the size with the least
+    median. If many confirmation runs were contended, all are compared by steps × ``step_seconds``; see
+    `Objective.between`.
     """
     trials = _without_refused(trials)
     counted = [trial for trial in trials if trial.state.is_finished and not trial.state.is_missing]
@@ -620,7 +623,7 @@ class Slope:
 
     @property
     def regime(self) -> Regime:
-        """Regime of the whole interval, else undecided."""
+        """Regime in which the whole interval lies, else undecided."""
         if self.low is None or self.high is None:
             return "undecided"
         if self.high < PERFECT:

@@ -24,7 +24,7 @@ Numbers = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
 DRAWS = 4000
-"""A probability of 0.9 is known to half a percent."""
+"""Draws of the posterior: a probability of 0.9 is known to half a percent."""
 
 OCTAVES_BEYOND = 3
 B_CRITS = 33
@@ -49,7 +49,7 @@ WITHOUT_LAW = 0.35
 """Standard deviation of the change of a log figure per octave, without a law: a random walk."""
 
 FREEDOM = 5.0
-"""Of Student's t: one run in 200 is beyond four scales."""
+"""Degrees of freedom of Student's t: one run in 200 is beyond four scales."""
 
 WIDENED = math.sqrt((FREEDOM + 3) / (FREEDOM + 1))
 """Weights count a run as a Gaussian one; the information of Student's t is less by the square of this."""
@@ -62,9 +62,9 @@ LEVELS = 401
 
 @dataclass(frozen=True, eq=False)
 class Runs:
-    """Runs (n,): index of the configuration, seed, log figure, log width of the crossing's interval, missed or not.
+    """Runs (n,): index of the configuration, seed, log figure, log steps from last miss to hit, missed or not.
 
-    The log figure of a missed run is that of the last miss.
+    The log figure of a missed run is its last miss's.
     """
 
     of: Indices
@@ -75,7 +75,7 @@ class Runs:
 
     @classmethod
     def of_rows(cls, rows: Iterable[tuple[int, int, float, float, bool]]) -> Self:
-        """Runs of rows with these five values."""
+        """Runs, from a row of the five values for each."""
         columns = list(zip(*rows, strict=True)) or [()] * 5
         kinds = (np.int64, np.int64, np.float64, np.float64, np.bool_)
         return cls(*(np.array(column, dtype=kind) for column, kind in zip(columns, kinds, strict=True)))
@@ -150,7 +150,7 @@ class _Noise:
         return cls(scale[:, None] * np.exp(growth), shared, np.log(prior))
 
     def where(self, holds: NDArray[np.bool_]) -> Self:
-        """Part of the grid."""
+        # Part of the grid
         return replace(self, scales=self.scales[holds], shared=self.shared[holds], log_weights=self.log_weights[holds])
 
 
@@ -188,7 +188,7 @@ class _Law:
         return cls(log_b_crit, DEPARTURES, means, precisions, np.log(prior))
 
     def range_of(self, weights: Numbers) -> tuple[float, float]:
-        """Range of log B_crit that holds all weight but `NEGLIGIBLE`, a grid point wider on both sides."""
+        # Range of log B_crit with more than `NEGLIGIBLE` weight, a grid point wider on both sides
         inside = np.flatnonzero(weights > NEGLIGIBLE)
         last = len(weights) - 1
         return float(self.log_b_crit[max(0, inside[0] - 1)]), float(self.log_b_crit[min(last, inside[-1] + 1)])
@@ -244,10 +244,8 @@ class _Gaussian:
         return cls(means, covariances, weights / weights.sum())
 
     def improved(self, sites: _Sites, runs: Runs, noise: _Noise) -> _Sites:
-        """Sites for Student's t (by its scale mixture) and for missed runs (expectation propagation, Minka 2001).
-
-        A configuration's missed runs share a site: one after the other, many of them oscillate.
-        """
+        # Sites for Student's t (by its scale mixture) and for missed runs (expectation propagation, Minka 2001). A
+        # configuration's missed runs share a site: if updated one after the other, many sites oscillate.
         by_noise = self.weights.sum(axis=(1, 2))
         level = np.einsum("nmk,nmki->i", self.weights, self.means)[:-1]
         spread = np.einsum("nmk,nmki->i", self.weights, (self.means[..., :-1] - level) ** 2)
@@ -275,7 +273,7 @@ class _Gaussian:
         return _Sites(values, np.where(runs.missed, 1.0, weights), variances)
 
     def draw(self, noise: _Noise, law: _Law) -> Posterior:
-        """Draw levels and log B_crit."""
+        # Draw levels and log B_crit
         rng = np.random.default_rng(0)
         chosen = rng.choice(self.weights.size, size=DRAWS, p=self.weights.ravel())
         n, m, k = np.unravel_index(chosen, self.weights.shape)
@@ -291,7 +289,7 @@ class _Gaussian:
 
 
 def _likelihood(sites: _Sites, runs: Runs, noise: _Noise) -> tuple[Numbers, Numbers, Numbers]:
-    """Precisions (n, c, c) and pulls (n, c) of the levels, and log weights (n,), seed effects integrated."""
+    # Precisions (n, c, c) and pulls (n, c) of the levels, and log weights (n,), seed effects integrated.
     scales = noise.scales[:, runs.of]
     own = scales**2 * (1 - noise.shared[:, None]) / sites.weights + runs.gaps**2 / 12
     precisions = 1 / np.where(runs.missed, sites.variances, own)
@@ -311,7 +309,7 @@ def _likelihood(sites: _Sites, runs: Runs, noise: _Noise) -> tuple[Numbers, Numb
 
 
 def _above(bounds: Numbers, mean: float, variance: float, scale: float) -> tuple[float, float]:
-    """Mean and variance of a normal level, given that runs with noise of ``scale`` exceeded their ``bounds``."""
+    # Mean and variance of a normal level, given that runs with noise of `scale` exceeded their `bounds`.
     from scipy.special import log_ndtr
 
     deviation = math.sqrt(variance)

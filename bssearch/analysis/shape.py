@@ -39,7 +39,7 @@ class Notice(Model):
 
 
 def parameters_of(configuration: Configuration) -> Parameters:
-    """Parameters except batch sizes."""
+    """A configuration's parameters except batch sizes."""
     named: Parameters = {"learning_rate": configuration.learning_rate}
     named |= {name: getattr(configuration, name) for name in TRAINING_PARAMETERS}
     return {**named, "optimizer": configuration.optimizer, **configuration.parameters}

@@ -21,7 +21,7 @@ from bssearch.figures.svg import Chart, sparkline, stylesheet, svg
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """A key figure with its note."""
+    """A key figure of the page, with a note."""
 
     name: str
     value: Any
@@ -74,7 +74,7 @@ class PageContent:
     headline: str
     tiles: Sequence[Tile] = ()
     warnings: Sequence[str] = ()
-    sections: Sequence[Section]  # the first stands above the headline
+    sections: Sequence[Section]  # the first is shown above the headline
     reproduction: Mapping[str, Any] | None = None  # the last section's values
 
 

@@ -38,7 +38,7 @@ Run = tuple[TrialRecord, Sequence[Observation]]
 
 
 def growing(answer: Answer, run: Run | None, optimum: Sequence[Observation]) -> Section | None:
-    """Section of the best schedule; None if no schedule reached the target."""
+    """Section of the best schedule of growing batches; None if no schedule reached the target."""
     found = answer.batch_schedule
     if found is None:
         return None
@@ -57,7 +57,7 @@ def growing(answer: Answer, run: Run | None, optimum: Sequence[Observation]) -> 
 
 
 def batch_growth_chart(answer: Answer, stages: Sequence[RunStage]) -> Chart | None:
-    """Batch size over samples seen, beside the optimum's and the noise scale."""
+    """Batch size of the schedule over samples seen, beside the optimum's and the noise scale."""
     if not stages:
         return None
     noise, best = answer.measured.noise_scale, answer.optimal.batch_size
@@ -84,7 +84,7 @@ def rate_growth_chart(
 ) -> Chart | None:
     """Learning rate over samples seen, for the schedule's run and the optimum's.
 
-    From each evaluation's last step; without evaluations, from the stage.
+    Rates are of each evaluation's last step; without evaluations, of the stage.
     """
     if not stages:
         return None
@@ -534,7 +534,7 @@ def _slope(slope: Mapping[str, Any]) -> str:
 
 
 def promised_and_found(answer: Answer) -> Section | None:
-    """Quick answer beside the search's result; None without one."""
+    """Section of the quick answer beside the search's result; None without a quick answer."""
     promise = answer.quick
     if promise is None:
         return None
@@ -562,7 +562,7 @@ def _range(ends: list[int]) -> str:
 
 
 def trained_for_the_same_time(answer: Answer) -> Section | None:
-    """Final metrics after equal train seconds; None without such runs."""
+    """Section of final metrics after equal train seconds; None without such runs."""
     found = answer.generalisation
     if found is None:
         return None
@@ -630,7 +630,7 @@ def facts_of(environment: Environment | None) -> list[tuple[str, str]]:
 
 
 def tiles_of(answer: Answer, spec: StudySpec) -> list[Tile]:
-    """Key figures, the optimum's first."""
+    """Tiles of the key figures, the optimum's first."""
     low, high = answer.flat_range
     best, largest = answer.optimal, answer.largest_that_fits
     accumulated = f"{best.accumulation_steps} × {best.micro_batch_size}" if best.accumulation_steps > 1 else ""

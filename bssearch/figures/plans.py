@@ -120,7 +120,7 @@ def table(
 
 
 def shown_memory(plan: MemoryPlan) -> Shown:
-    """Plan of memory for people."""
+    """Memory plan for people."""
     document = plan.document()
     own = [document[name] for name in CHOICE]
     tiles = {
@@ -207,7 +207,7 @@ def shown_rules(plan: LearningRatePlan) -> Shown:
 
 
 def _is_told(name: str, rules: Iterable[Mapping[str, Any]]) -> bool:
-    """True if a rule sets the parameter; a β of 0 counts, a dropout of 0 does not."""
+    # True if a rule sets the parameter; a β of 0 counts, a dropout of 0 does not
     return any(one[name] is not None if name in ("beta1", "beta2", "epsilon") else one[name] for one in rules)
 
 

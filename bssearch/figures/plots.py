@@ -169,7 +169,7 @@ def throughput_chart(answer: Answer) -> Chart | None:
 
 
 def memory_chart(answer: Answer) -> Chart | None:
-    """Peak memory against batch size, beside the device's memory if a peak needs a quarter."""
+    """Peak memory against batch size, beside the device's memory if a peak needs a quarter of it."""
     peaks = [row.peak_memory_bytes for row in answer.batches if row.peak_memory_bytes is not None]
     name, unit = ("GiB", 2**30) if max(peaks, default=0) >= 2**30 else ("MiB", 2**20)
     series = _connected(answer, lambda row: None if row.peak_memory_bytes is None else row.peak_memory_bytes / unit)
@@ -305,7 +305,7 @@ def _law_of_figures(answer: Answer) -> Iterator[Series]:
 
 
 def _step_seconds_at(timed: Mapping[int, float], size: float) -> float | None:
-    """Step seconds at a size, log-log interpolated; None without step times."""
+    # Step seconds at a size, log-log interpolated
     if not timed:
         return None
     return math.exp(np.interp(math.log(size), np.log(list(timed)), np.log(list(timed.values()))))

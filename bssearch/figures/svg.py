@@ -195,7 +195,7 @@ SWATCH, SWATCH_GAP, BETWEEN_NAMES = 24, 6, 16
 BAR_WIDTH, BAR_HEIGHT = 180, 10
 CAP = 5  # Half the width of the cap of an interval
 
-# Corners in half sizes of a symbol; y grows downward.
+# Corners of symbols, in half sizes of the symbol; y grows downward.
 POLYGONS: dict[str, Corners] = {
     "square": [(-0.9, -0.9), (0.9, -0.9), (0.9, 0.9), (-0.9, 0.9)],
     "diamond": [(0, -1.3), (1.3, 0), (0, 1.3), (-1.3, 0)],
@@ -448,7 +448,7 @@ def _frame(chart: Chart, size: Size, top: float) -> Frame:
 
 
 def _fitting(ticks: Sequence[Tick], place: Callable[[Tick], float], half: Callable[[Tick], float]) -> Sequence[Tick]:
-    """Every n-th tick, with the smallest n at which texts do not overlap."""
+    # Every n-th tick, with the smallest n at which texts do not overlap
     for every in range(1, len(ticks)):
         shown = ticks[::every]
         if all(abs(place(one) - place(two)) >= half(one) + half(two) for one, two in itertools.pairwise(shown)):

@@ -1,4 +1,4 @@
-"""Runs after the search: batch schedules, repeats of the best ones, and finalists past the target.
+"""Runs after the search: batch schedules, repeats of the best schedules, and finalists trained past the target.
 
 Optuna's TPE proposes a schedule's start, end, timing and initial learning rate. Other parameters come from the best
 trial at the starting batch size.
@@ -30,21 +30,21 @@ from bssearch.search.history import History, trial_seed
 from bssearch.spec.space import RETUNED, BatchGrowth, Dimension, Domain, SearchSpace, are_coordinates, bounds
 from bssearch.spec.space.domains import Range, RelativeLearningRate
 
-BELOW, ABOVE = 8, 16  # default range about the best constant batch size
+BELOW, ABOVE = 8, 16  # by default, schedules stay within these factors of the best constant batch size
 
-# Start and end relative to the best constant batch size; share of samples at full growth
+# First trials: start and end relative to the best constant batch size, and the share of its samples at the end
 FIRST = ((0.5, 2.0, 0.5), (1.0, 4.0, 1.0), (0.25, 1.0, 0.25))
 
 RANDOM_TRIALS = 3  # before TPE
 
-ASKED_AGAIN = 20
+ASKED_AGAIN = 20  # proposals after which no new schedule counts as left
 
 MISSED = 1e9  # worse than any success
 
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """The best constant-batch configuration and its samples to the target."""
+    """The best constant-batch configuration and its median samples to the target."""
 
     configuration: Configuration
     samples_to_target: float
@@ -53,7 +53,7 @@ class Tuned:
 def propose(
     history: History, tuned: Tuned, tried: Sequence[TrialRecord]
 ) -> tuple[Configuration, dict[str, ParameterValue]] | None:
-    """Next configuration and its coordinates; None if no new schedule can grow."""
+    """Next schedule's configuration and coordinates; None if no new schedule would grow within a trial."""
     space = history.spec.space
     if space.batch_schedule is None:
         return None
@@ -82,7 +82,7 @@ def _grows_in_time(history: History, configuration: Configuration) -> bool:
 
 
 def in_known_micro_batches(history: History, configuration: Configuration) -> Configuration:
-    """Configuration with stages in current micro-batches."""
+    """Configuration whose stages have the current micro-batch sizes."""
     schedule = growing_schedule(configuration)
     stages = [
         replace(stage, micro_batch_size=history.probes[stage.batch_size].micro_batch_size)
@@ -94,7 +94,7 @@ def in_known_micro_batches(history: History, configuration: Configuration) -> Co
 
 
 def decode(history: History, tuned: Tuned, sampled: Mapping[str, ParameterValue]) -> Configuration:
-    """Configuration of coordinates."""
+    """Configuration with a schedule's coordinates."""
     growth = history.spec.space.batch_schedule
     assert growth is not None, "the space has schedules"
     _, ends = _sizes(history, growth, _names(history, growth), tuned)
@@ -231,17 +231,17 @@ def _best_at(history: History, batch_size: int, tuned: Configuration) -> Configu
     return history.as_run(history.spec.space.decode(batch_size, history.spec.space.encode(tuned) or {}))
 
 
-REPEATED = 2  # a single one may be lucky
+REPEATED = 2  # schedules; a single one may be lucky
 
-ATTEMPTS = 2  # times the budgeted trials, failed and lost ones included
+ATTEMPTS = 2  # most trials, failed and lost ones included, as a multiple of the budgeted trials
 
-SLACK = 1.5  # times the best constant batch's seconds
+SLACK = 1.5  # limit of a schedule, as a multiple of the best constant batch's seconds
 
 
 def next_trial(history: History) -> TrialPlan | None:
     """Next schedule trial; enqueued trials come first.
 
-    None if the budget is spent, no batch can grow, or no constant batch size reached the target.
+    None if the budget is spent, no new schedule is left, or no constant batch size reached the target.
     """
     trials = growth_trials(history)
     if queued := next((one for one in trials if one.state is TrialState.QUEUED or _is_to_retry(one, trials)), None):
@@ -265,7 +265,7 @@ def next_repeat(history: History) -> TrialPlan | None:
 
 
 def growth_trials(history: History) -> list[TrialRecord]:
-    """Schedule search's trials, by number."""
+    """Trials of batch schedules, by number."""
     return [trial for trial in history.all_trials if trial.phase is Phase.GROWTH]
 
 
@@ -277,7 +277,7 @@ def best_schedules(history: History) -> list[Configuration]:
 
 
 def tuned_constant(history: History) -> Tuned | None:
-    """Recommended constant-batch configuration and its median samples; None without a hit."""
+    """Recommended constant-batch configuration and its samples to the target; None if either is unknown."""
     verdict = verdict_of(history, confirmation_trials(history))
     if verdict is None or not math.isfinite(verdict.optimal.value):
         return None
@@ -327,7 +327,7 @@ def _plan(
 
 
 def next_run(runs: int) -> Callable[[History], TrialPlan | None]:
-    """Plan of ``runs`` full-length runs per finalist, seeded and interleaved as in confirmation."""
+    """Function that plans the next of ``runs`` full-length runs per finalist, seeded as in confirmation."""
 
     def plan(history: History) -> TrialPlan | None:
         limit = history.spec.budget.trial_train_seconds
@@ -339,7 +339,7 @@ def next_run(runs: int) -> Callable[[History], TrialPlan | None]:
 
 
 def finalists(history: History) -> list[Configuration]:
-    """Best configuration of each batch size that reached the target, and the largest one's `more_regularised`."""
+    """Best configuration of each batch size that reached the target, and the largest's, `more_regularised`."""
     verdict = verdict_of(history, [trial for trial in history.all_trials if trial.phase is Phase.CONFIRM])
     if verdict is None:
         return []

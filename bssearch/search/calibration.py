@@ -1,6 +1,7 @@
 """Isolated step times of all batch sizes, each in the largest micro-batch that fits.
 
-Visits go round all batch sizes, so that a temporary slowdown affects them alike.
+A visit times a batch size for `SECONDS_LIMIT`. Visits alternate between batch sizes, so that a temporary slowdown
+affects all alike.
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ COMPARING_VISITS = 3  # before confirmation, of the batch sizes that it compares
 
 MOST_VISITS = 6
 
-STANDARD_ERRORS = 2  # step times within it may be equal
+STANDARD_ERRORS = 2  # step times that differ by less may be equal
 
-TOLERANCE = 1.1  # on the step time of uncontended trials
+TOLERANCE = 1.1  # largest plausible ratio of a timed step to a step of uncontended trials
 
 
 def missing_step_times(
@@ -55,10 +56,10 @@ def missing_step_times(
     trials: Iterable[TrialRecord],
     compared: Collection[int] | None = None,
 ) -> list[int]:
-    """Batch sizes with fewer than ``visits`` in the largest micro-batch that may fit.
+    """Batch sizes with fewer than ``visits`` visits in the largest micro-batch that may fit.
 
     Beyond `FIRST_VISITS`, only ``compared`` sizes (default: all) are visited, and `doubtful` ones need `MOST_VISITS`.
-    Not if the user's code failed there.
+    Batch sizes at which the user's code failed are left out.
     """
     known = store.probes.by_batch_size(spec.name, environment)
     memory = store.probes.memory_boundary(spec.name, environment)
@@ -84,8 +85,8 @@ def missing_step_times(
 def doubtful(spec: StudySpec, probes: Mapping[int, ProbeRecord], trials: Iterable[TrialRecord]) -> set[int]:
     """Batch sizes without accumulation whose step time is implausible.
 
-    The next smaller one is slower by more than `STANDARD_ERRORS`, or uncontended trials of the same kind are faster by
-    more than `TOLERANCE`, although probes use full regularisation.
+    A step of the next smaller one takes longer by more than `STANDARD_ERRORS` (both are doubtful), or a step of
+    uncontended trials of the same `kind_of` takes less by more than a factor of `TOLERANCE`.
     """
     whole = [probe for _, probe in sorted(probes.items()) if probe.batch_size == probe.micro_batch_size]
     timed = [probe for probe in whole if probe.step_seconds is not None and probe.error is not None]
@@ -119,13 +120,13 @@ def measure_step_times(
 ) -> None:
     """Measure and store the `missing_step_times`, after `confirm_out_of_memory`.
 
-    If a node's devices agree, visits after the first use all of them at once. A batch size at which the user's code
-    fails is stored without a step time, which excludes it. ``check`` is called before each measurement and each write,
-    and may raise to stop; ``trials`` keep their evaluation cadences.
+    If a node's devices are equally fast, visits after the first use all of them at once. A batch size at which the
+    user's code fails is stored without a step time, which excludes it. ``check`` is called before each measurement and
+    each write, and may raise to stop. Batch sizes keep the evaluation cadence of their ``trials``.
 
     Raises:
         LaunchError: If no batch size fits.
-        WorkloadError: If the code fails at the default's batch size or at one that ran before.
+        WorkloadError: If the user's code fails at the default batch size or at a batch size timed before.
     """
     cadences = {
         trial.configuration.batch_size: trial.eval_every_steps
@@ -227,9 +228,10 @@ def confirm_out_of_memory(
     trials: Iterable[TrialRecord],
     tell: Callable[[str], None] = lambda message: None,
 ) -> None:
-    """Retry in a fresh process the smallest micro-batch size that ran out of memory in one trial.
+    """Retry in a fresh process the smallest micro-batch size that ran out of memory, if it did so in only one trial.
 
-    If it fits, it is used until a second trial runs out of memory. External programs already have fresh processes.
+    If the size fits, it is used until a second trial runs out of memory. Trials of external programs are not retried,
+    because they had fresh processes.
     """
     out = [trial.configuration for trial in trials if trial.state is TrialState.OOM]
     tried = [one for one in out if not one.grows and problem_with(spec, one, in_bounds=False) is None]
@@ -278,7 +280,7 @@ def measure_step_time_at(
     on_too_large: Callable[[MemoryUse], None] = lambda memory: None,
     seconds_limit: float = SECONDS_LIMIT,
 ) -> ProbeRecord | None:
-    """Time the default at a batch size in the largest micro-batch that fits; None if no size fits."""
+    """Time the default configuration at a batch size in the largest micro-batch that fits; None if no size fits."""
     while (micro := choose_micro_batch(batch_size, spec.space.max_micro_batch_size, memory)) is not None:
         measured = executor.measure_step_time(default_at(spec, batch_size, micro, seconds_limit))
         if not measured.out_of_memory:
@@ -291,7 +293,7 @@ def measure_step_time_at(
 def default_at(
     spec: StudySpec, batch_size: int, micro_batch_size: int, seconds_limit: float = SECONDS_LIMIT
 ) -> StepTimeRequest:
-    """Request to time the default with all regularisation on, as in most trials."""
+    """Request to time the default configuration with all regularisation on, as in most trials."""
     default = spec.space.with_all_regularisation(spec.default_configuration)
     configuration = replace(default, batch_size=batch_size).in_micro_batches(micro_batch_size)
     return StepTimeRequest(
@@ -326,7 +328,7 @@ def refuse_cap_beyond_memory(spec: StudySpec, store: Store, environment: Environ
 
 
 def nothing_fits(environment: Environment, uses: Sequence[MemoryUse]) -> LaunchError:
-    """Error if a single sample does not fit."""
+    """Error that not even a single sample fits into memory."""
     tried = ", ".join(str(use.micro_batch_size) for use in uses if not use.fits)
     reason = next((use.reason for use in uses if use.micro_batch_size == 1 and use.reason), None)
     return LaunchError(
@@ -356,7 +358,8 @@ def _described(uses: dict[int, MemoryUse], size: int | None) -> str:
 def _devices_that_agree(
     executor: Executor, request: StepTimeRequest, alone: ProbeRecord, tell: Callable[[str], None], *, is_cpu: bool
 ) -> TimesSideBySide | None:
-    """Devices, all at work, must agree with each other and ``alone`` within `FLAT_RATIO`; never slots of one CPU."""
+    # The executor, if its devices, all timed at once, agree with each other and `alone` within `FLAT_RATIO`. Slots of
+    # one CPU are never timed at once.
     if is_cpu or not isinstance(executor, TimesSideBySide) or not executor.slots_apart or executor.slots < 2:
         return None
     try:

@@ -21,9 +21,9 @@ from bssearch.spec.admission import problem_with
 from bssearch.spec.space import is_alike
 
 CONFIGURATIONS_PER_BATCH = 2
-"""One may be lucky."""
+"""A single one may be lucky."""
 
-FAILURES_ALLOWED = 1
+FAILURES_ALLOWED = 1  # failures of a run that are retried
 
 
 def repeat(
@@ -54,8 +54,8 @@ def repeat(
 def finalists(history: History) -> list[Configuration]:
     """Configurations to confirm, in current micro-batches.
 
-    The two best of each of the ``confirm.top`` best batch sizes; those `beside` the best; the default and the best at
-    its batch size; the best, or nearest to the target, at the largest batch size without accumulation.
+    The two best of each of the ``confirm.top`` best batch sizes; those `beside` the best size; the default and the best
+    at its batch size; the best, or nearest to the target, at the largest batch size without accumulation.
     """
     reached = [(history.value(best), size) for size in history.feasible if (best := history.best_at(size))]
     if not reached:
@@ -82,7 +82,7 @@ def finalists(history: History) -> list[Configuration]:
 
 
 def beside(history: History, batch_size: int) -> list[Configuration]:
-    """One configuration per adjacent batch size: its best, else this batch size's best if untried there."""
+    """Best configuration of each neighbour of a batch size; without one, this batch size's best, if untried there."""
     sizes = list(history.feasible)
     if batch_size not in sizes:
         return []
@@ -102,7 +102,7 @@ def _best_or_carried_over(history: History, batch_size: int, near: TrialRecord |
 
 
 def _carried_over(history: History, batch_size: int, best: TrialRecord | None) -> Configuration | None:
-    """Values of the best trial at another batch size; None if they were not sampled."""
+    # Configuration with the values of `best` at another batch size; None if they were not sampled.
     if best is None or best.sampled is None or not history.objective.stops_at_target:
         return None
     return history.spec.space.decode(batch_size, best.sampled)
@@ -117,8 +117,9 @@ def next_run(history: History) -> TrialPlan | None:
 def remaining(history: History, trials: Sequence[TrialRecord]) -> list[TrialPlan]:
     """Missing runs, seed by seed over all finalists, each round shuffled.
 
-    A finalist with runs stays one unless it is a `PlainMiss`: the verdict needs complete runs. Lost and cancelled runs
-    are repeated, failed ones once; after an out-of-memory every run of that batch size, in smaller micro-batches.
+    A configuration with runs stays a finalist unless it is a `PlainMiss`: the verdict needs complete runs. Lost and
+    cancelled runs are repeated, failed ones once; if a run is out of memory, every run of its batch size, in smaller
+    micro-batches.
     """
     made = CompletedRuns.of(history, trials)
     runs = history.spec.confirm.runs
@@ -139,19 +140,19 @@ def _chosen(history: History, trials: Sequence[TrialRecord], made: CompletedRuns
 
 
 def _barred(history: History, trials: Sequence[TrialRecord]) -> set[str]:
-    """Keys of plain misses and of refused configurations, which get no more runs."""
+    # Keys of plain misses and of refused configurations, which get no more runs.
     missed = {one.configuration.key for one in missed_plainly(history, trials)}
     refused = [history.as_run(trial.configuration) for trial in trials if trial.is_refused]
     return missed | {one.key for one in refused if problem_with(history.spec, one) is not None}
 
 
 def missed_plainly(history: History, trials: Sequence[TrialRecord]) -> list[PlainMiss]:
-    """Plain misses so far."""
+    """Configurations that plainly missed the target so far."""
     return plain_misses(in_force(history, trials), history.objective)
 
 
 def miss_of(history: History, trial: TrialRecord) -> str | None:
-    """Line if this trial made its configuration a plain miss."""
+    """Message if this trial made its configuration a plain miss, else None."""
     if trial.phase is not Phase.CONFIRM or not says_something(trial):
         return None
     runs = [one for one in confirmation_trials(history) if one.configuration.key == trial.configuration.key]
@@ -178,7 +179,7 @@ def interleaved(
     runs: int,
     phase: Phase = Phase.CONFIRM,
 ) -> Iterator[TrialPlan]:
-    """Yield missing runs, seed by seed, each round shuffled."""
+    """Yield missing runs of ``chosen``, seed by seed, each round shuffled."""
     for index in range(runs):
         seed = trial_seed(history.spec.seed, Phase.CONFIRM, index)
         for configuration in random.Random(seed).sample(chosen, len(chosen)):
@@ -204,7 +205,7 @@ def verdict_of(history: History, trials: Sequence[TrialRecord]) -> Verdict | Non
 
 
 def in_vain(history: History) -> str | None:
-    """Line if every confirmed configuration plainly misses the target."""
+    """Message if every confirmed configuration plainly misses the target, else None."""
     trials = confirmation_trials(history)
     missed = {one.configuration.key for one in missed_plainly(history, trials)}
     if not missed or any(trial.configuration.key not in missed for trial in in_force(history, trials)):
@@ -217,7 +218,7 @@ def in_vain(history: History) -> str | None:
 
 
 def ending(history: History) -> str | None:
-    """Line on whether the recommendation is settled, and why; None without a decision."""
+    """Message on whether the recommendation is settled, and why; None without a verdict."""
     if (told := in_vain(history)) is not None:
         return told
     trials = confirmation_trials(history)
@@ -235,9 +236,9 @@ def ending(history: History) -> str | None:
 
 
 def is_settled(history: History, trials: Sequence[TrialRecord], known: Beliefs) -> bool:
-    """True if the answer is sure, and was sure enough before the last run, too.
+    """True if the answer is sure, and was sure before the last run, too.
 
-    One look alone is often lucky: an answer that is looked at after every run passes any bound at some time.
+    A single look may be lucky: an answer that is checked after every run passes any bound at some time.
     """
     if not known.are_sure:
         return False
@@ -275,7 +276,7 @@ def _further(history: History, trials: Sequence[TrialRecord], made: CompletedRun
 
 
 def _following(history: History, made: CompletedRuns, verdict: Verdict, size: int) -> Configuration:
-    """Values of the least: equal values compare batch sizes, whatever better values would gain."""
+    # Configuration to run at `size`, with the values of `Verdict.least`: equal values compare batch sizes alone.
     sampled = verdict.least.runs[0].sampled
     if size == verdict.least.configuration.batch_size or sampled is None or not carries(verdict.least):
         return history.as_run(verdict.by_batch[size].configuration)
@@ -301,7 +302,7 @@ def _stopped_by(history: History, trials: Sequence[TrialRecord], known: Beliefs)
 
 @dataclass(frozen=True, slots=True)
 class CompletedRuns:
-    """Completed runs by configuration and seed; ``begun``: configurations in current micro-batches."""
+    """Completed runs by configuration and seed; ``begun``: configurations with runs, in current micro-batches."""
 
     begun: dict[str, Configuration] = field(default_factory=dict)
     _done: Counter[tuple[str, int]] = field(default_factory=Counter)
@@ -321,7 +322,7 @@ class CompletedRuns:
         return self._done[configuration.key, seed] <= FAILURES_ALLOWED
 
     def retried(self, configuration: Configuration, seed: int) -> int | None:
-        """Number of the earlier failed run with this seed, if any."""
+        """Number of the earlier run with this seed that came to nothing, if any."""
         return self._in_vain.get((configuration.key, seed))
 
     def _add(self, trial: TrialRecord, run: Configuration) -> None:

@@ -1,6 +1,6 @@
-"""Driver of a study: reports events of store and executor to the engine and executes its actions.
+"""Driver of a study: reports events of store and executor to the engine and executes the engine's actions.
 
-A trial is rejected if another driver started one since the decision; the rejected driver then locks
+The store rejects a trial if another driver started a trial since the decision. From then on, the rejected driver locks
 the study before each decision.
 """
 
@@ -69,13 +69,13 @@ from bssearch.storage.repository import Store
 
 
 class Listener:
-    """Base class; every method does nothing."""
+    """Receives a driver's events; every method of this base class does nothing."""
 
     def opened(self, study: StudyRecord, database: str, continued: bool) -> None:
-        """The study was opened (database password masked)."""
+        """The study was opened; the password in ``database`` is masked."""
 
     def note(self, message: str) -> None:
-        """A notice."""
+        """The driver has a message for the user."""
 
     def started(self, trial: TrialRecord, history: History) -> None:
         """A trial started."""
@@ -94,9 +94,9 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Interrupts:
-    """Counts SIGINT and SIGTERM; on the second, or the first if ``at_once``, raises KeyboardInterrupt.
+    """Counts SIGINT and SIGTERM; on the second, or the first if ``at_once()``, raises KeyboardInterrupt.
 
-    The second also calls ``on_second``. Does nothing outside the main thread, which alone can set handlers.
+    The second signal also calls ``on_second``. Handles no signal outside the main thread, which alone can set handlers.
     """
 
     def __init__(self, on_second: Callable[[], None], at_once: Callable[[], bool] = lambda: False) -> None:
@@ -130,7 +130,7 @@ class Interrupts:
 class Shift:
     """Connects a driver to a supervisor in another thread.
 
-    A driver whose shift is ending starts no trial and ends when none runs.
+    A driver whose shift is ending starts no trial and ends when no trial runs.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -155,7 +155,7 @@ class Shift:
     def interrupt(self) -> None:
         """Pause the running trials and end the driver, as after Ctrl-C; stop loading the workload.
 
-        Repeat calls matter: an executor ended before its process exists starts that process anyway.
+        Repeat the call until the driver ends: an executor ended before its process exists starts that process anyway.
         """
         with self._lock:
             self.is_ending = True
@@ -203,27 +203,27 @@ class Shift:
                 interrupts.ask()
 
     def wait(self) -> None:
-        """The driver waits."""
+        """The driver only waits for other drivers."""
         if self._waiting_since is None:
             self._waiting_since = self._clock()
 
     def work(self) -> None:
-        """The driver works."""
+        """The driver has work again."""
         self._waiting_since = None
 
 
 NOTHING_SAVED = frozenset[int](), 0
 
-TIMING = "time steps"  # claim to time steps
+TIMING = "time steps"  # claim of the driver that times steps
 
-POLL_SECONDS = 0.2  # delays Ctrl-C
+POLL_SECONDS = 0.2  # wait for the executor's events; delays Ctrl-C
 
-LOOK_SECONDS = 1.0
+LOOK_SECONDS = 1.0  # between looks at the store while waiting
 
 
-FLUSH_SECONDS = 1.0  # a crash loses at most this
+FLUSH_SECONDS = 1.0  # a crash loses at most the evaluations of this time
 
-FINDING_SHARE = 0.02  # maximum share of the drivers' time for the answer
+FINDING_SHARE = 0.02  # maximum share of the drivers' time for computing the answer
 
 FINDING_SECONDS_PER_TRIAL = 0.0002  # first estimate: 0.9 s of CPU at 4,000 trials
 
@@ -294,7 +294,7 @@ class Recorder:
         self._store.trials.finish(self._study, number, outcome, steps_x_step_time_s=None, owner=self._owner)
 
     def keep_finding(self, trials: int) -> None:
-        """Store the current answer about so many trials, unless some driver recently did."""
+        """Store the current answer, unless some driver recently did; ``trials``: the study's number of trials."""
         started = time.monotonic()
         seconds = self._finding_seconds
         apart = (trials * FINDING_SECONDS_PER_TRIAL if seconds is None else seconds) / FINDING_SHARE
@@ -458,7 +458,7 @@ class Driver:
             self._do(actions)
             self._drop(one.number for one in changes.trials if not self._recorder.holds(one))
             if changes.is_rewritten:
-                self._saved = NOTHING_SAVED  # The engine has forgotten them.
+                self._saved = NOTHING_SAVED  # The engine has forgotten the saved trials.
             self._checkpoints.forget_ended(changes.trials, self.engine.running)
         self._find_saved()
 
@@ -564,7 +564,7 @@ class Driver:
         self._drop(self._recorder.flush_if_due())
 
     def _drop(self, numbers: Iterable[int]) -> None:
-        """Stop trials whose lease was lost; their results are left out."""
+        # Stop trials whose lease was lost; their results are discarded.
         for number in {*self.engine.running} & {*numbers} - self._dropped:
             self._dropped.add(number)
             self.executor.stop(TrialStop(number, TrialState.CANCELLED, "its lease was lost"))

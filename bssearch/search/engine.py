@@ -1,6 +1,6 @@
 """State machine of a search, and the planner that decides its next trial.
 
-Each event is a method of `Engine` that returns actions. Stored trials determine its decisions, so a new engine
+Each event is a method of `Engine` that returns actions. Stored trials determine all decisions, so a new engine
 continues a study exactly.
 """
 
@@ -42,7 +42,7 @@ LATE = 0.5  # budget share after which, without a hit, paused trials resume befo
 RETUNED = 3
 RETUNED_IN_VAIN = 5
 
-ENDED_BEFORE = 2  # ended trials needed if no trial stores an expectation (older versions)
+ENDED_BEFORE = 2  # ended trials before little expected improvement counts, if no trial stores one (older versions)
 
 
 class Planner:
@@ -55,7 +55,7 @@ class Planner:
         self._sampler = sampler
 
     def next_trial(self) -> tuple[TrialPlan | None, str | None]:
-        """Next search trial, or None and the reason if the search ended.
+        """Next search trial, or None; and the reason if the search ends.
 
         Order: enqueued, lost, paused, default, comparison trials, then the sampler's proposal. Lost uncapped trials are
         retried and promising paused ones resumed regardless of the budget.
@@ -178,7 +178,7 @@ class Planner:
         return min(full, max(limit, _seconds_to_look_twice(history.probes[size])))
 
     def _first_limit(self) -> float:
-        """A quarter in the first sweep of batch sizes, then half."""
+        # Limit before a hit: a quarter of the full limit in the first sweep of batch sizes, half in the second.
         if self._pruning.paces_itself():
             return self._full_limit
         return self._full_limit * min(1.0, 2.0 ** (self._history.spent // len(self._history.feasible) - 2))
@@ -189,14 +189,14 @@ class Planner:
 
 
 def _seconds_to_look_twice(probe: ProbeRecord) -> float:
-    """Earlier curves say little."""
+    # Train seconds to the second evaluation; shorter curves say little.
     assert probe.eval_every_steps is not None and probe.step_seconds is not None, "the batch size is feasible"
     return 2 * probe.eval_every_steps * probe.step_seconds
 
 
 @dataclass(frozen=True, slots=True)
 class TimeSteps:
-    """Time batch sizes that lack step times, ``compared`` ones for confirmation; `Engine.timed` follows."""
+    """Time batch sizes that lack step times, ``compared`` ones more often; `Engine.timed` follows."""
 
     compared: frozenset[int] | None = None
 
@@ -213,7 +213,7 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class SettlePaused:
-    """End paused trials of this driver and of dead ones; with ``for_disk`` (too many bytes), of any driver."""
+    """End paused trials of this driver and of dead drivers; of any driver if ``for_disk`` (too many bytes)."""
 
     numbers: Sequence[int]
     state: TrialState
@@ -222,7 +222,7 @@ class SettlePaused:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Ask again when a trial ends or after a while.
+    """Call `Engine.slot_free` again when a trial ends or after a while.
 
     ``for_others``: trials of other drivers. ``for_claim``: another driver confirms.
     """
@@ -270,11 +270,11 @@ CONTINUE = "run the same command again to continue"
 
 Evaluations = Sequence[tuple[float, float]]  # (train seconds, metric) pairs in time order
 
-FAILURES_IN_A_ROW = 5  # if no trial ran
+FAILURES_IN_A_ROW = 5  # that end the run, if no trial ran before
 
-OVERRUN = 1.05  # a limit exceeded by more is explained
+OVERRUN = 1.05  # if a trial exceeds its limit by a larger factor, the message says why
 
-NextRun = Callable[[History], TrialPlan | None]  # None if all runs are done or running
+NextRun = Callable[[History], TrialPlan | None]  # returns None if all runs are done or running
 
 
 class EngineStage(StrEnum):
@@ -291,7 +291,7 @@ class EngineStage(StrEnum):
 class Running:
     """A trial running here, with its isolated step time as known at its start and its latest evaluation.
 
-    ``stopping``: the state it was asked to end in.
+    ``stopping``: the state in which the engine asked the trial to end.
     """
 
     plan: TrialPlan
@@ -302,9 +302,9 @@ class Running:
 
 
 class Engine:
-    """Decides for one driver with ``slots``; see `bssearch.executors.base.Executor` for ``slots_apart``.
+    """Decides what one driver with ``slots`` does; see `bssearch.executors.base.Executor` for ``slots_apart``.
 
-    With ``next_run`` it only makes runs of one ``phase``, one at a time.
+    With ``next_run`` the engine only plans runs of one ``phase``, one at a time.
     """
 
     def __init__(
@@ -335,7 +335,7 @@ class Engine:
         self._phase = phase
         self._stage = EngineStage.SEARCH if self._searches else EngineStage.CLAIM
         self.running: dict[int, Running] = {}
-        """By number."""
+        """Trials running here, by number."""
         self._is_new = True
         self._was_timed = False
         self._has_claim = False
@@ -466,7 +466,7 @@ class Engine:
         return [halt]
 
     def ended(self, trial: TrialRecord) -> list[Action]:
-        """Handle a stored trial's end; LOST if another driver took it over."""
+        """Handle the end of a stored trial, which is LOST if another driver took it over."""
         running = self.running.pop(trial.number)
         self._take(trial)
         actions: list[Action] = []
@@ -512,7 +512,7 @@ class Engine:
         return self._failed(next((problem for problem in problems if problem is not None), None))
 
     def _forget(self) -> None:
-        """Keep the quick answer and whether checkpoints work: changes lack both."""
+        # Forget all trials; keep the quick answer and whether checkpoints work, because changes lack both.
         can_wait, quick = self.pruning.standings.can_wait, self.history.quick
         self._remember(History(self.spec, (), self.history.probes, now=self.history.now))
         self.pruning.standings.can_wait, self.history.quick = can_wait, quick
@@ -527,7 +527,7 @@ class Engine:
         self.pruning.take(trial)
 
     def found_saved(self, saved: frozenset[int], size: int) -> list[Action]:
-        """Set the available checkpoints; drop one if ``size`` in bytes exceeds the limit."""
+        """Set the available checkpoints; drop the least promising if their ``size`` in bytes exceeds the limit."""
         self.pruning.found_saved(saved)
         if size <= self.spec.pruner.checkpoint_gib * 2**30:
             return []
@@ -568,7 +568,7 @@ class Engine:
         return [error]
 
     def _problem(self, trial: TrialRecord) -> BSSearchError | None:
-        """Error that ends the run after this trial, if any."""
+        # Error that ends the run after this trial, if any.
         history = self.history
         problem = wrong_target(trial, history) or history.objective.measurement_problem(trial, self._device_name)
         problem = problem or self._too_many_failures(trial)
@@ -590,7 +590,7 @@ class Engine:
 
 
 def wrong_target(trial: TrialRecord, history: History) -> BSSearchError | None:
-    """Error if the target was met without training, or if a full trial shows that its unit is wrong."""
+    """Error if the target was met without training, or if a full trial shows that the target's unit is wrong."""
     return history.objective.target_problem(trial) or _in_other_unit(trial, history)
 
 

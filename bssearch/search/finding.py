@@ -31,22 +31,22 @@ from bssearch.spec import StudySpec
 from bssearch.spec.reader import spec_of
 from bssearch.storage.repository import Store
 
-ANSWERS = 26  # increase it when equal trials give another answer
+ANSWERS = 26  # version of stored answers; increase it when the same trials give another answer
 
 
 MOVED = 0.01
-"""Relative change of a median that is told; a figure is printed with three digits."""
+"""Least relative change of a median that is reported; medians are printed with three digits."""
 
 
 class Told(NamedTuple):
-    """A batch size's median as first told with this number of trials."""
+    """A batch size's median seconds, as first reported with this number of trials."""
 
     trials: int
     median: float
 
 
 class _Kept(BaseModel):
-    """Invalid parts count as absent."""
+    """A stored finding; invalid parts count as absent."""
 
     made_by: int | None = None
     answer: Answer | None = None
@@ -64,7 +64,7 @@ class _Kept(BaseModel):
 
 
 def save_finding(store: Store, name: str, search_end: SearchEnd | None = None) -> None:
-    """Store the current answer, unless it is stored, and, if given, the search's end."""
+    """Store the current answer, unless it is stored already, and the search's end, if given."""
     if search_end is None and _current(store, name) is not None:
         return
     stamp, last = store.findings.stamp(name), _Kept.model_validate(store.findings.last(name))
@@ -78,7 +78,7 @@ def save_finding(store: Store, name: str, search_end: SearchEnd | None = None) -
 
 
 def first_told(last: _Kept, found: Answer) -> dict[int, Told]:
-    """Median of each batch size, as told when it had its last new trial."""
+    """Median seconds of each batch size, as first reported after its newest trial."""
     before = (last.told or {}) if last.made_by == ANSWERS else {}
     now = {
         one.batch_size: Told(one.trials, one.time_to_target_s.median) for one in found.batches if one.time_to_target_s
@@ -89,7 +89,7 @@ def first_told(last: _Kept, found: Answer) -> dict[int, Told]:
 
 
 def about_moved(told: Mapping[int, Told], found: Answer) -> list[Notice]:
-    """Names the batch sizes whose median changed without new trials, and by how much."""
+    """Notice of the batch sizes whose median changed without new trials, if any."""
     moved = [
         f"batch {size} by {now.median / before.median - 1:+.1%}"
         for size, now in first_told(_Kept(), found).items()
@@ -109,7 +109,7 @@ def save_quick(store: Store, name: str, quick: QuickAnswer) -> None:
 
 
 def stored_quick(store: Store, name: str) -> QuickAnswer | None:
-    """Quick answer, or None."""
+    """Stored quick answer, or None."""
     return _Kept.model_validate(store.findings.last(name)).quick
 
 
@@ -119,7 +119,7 @@ def quick_prior(store: Store, spec: StudySpec) -> QuickAnswer | None:
 
 
 def answer(store: Store, name: str, target: float | None = None, trials: Sequence[TrialRecord] | None = None) -> Answer:
-    """Answer, cached if up to date; for another ``target``, computed from stored curves."""
+    """Answer of a study: the stored one if up to date; for another ``target``, computed from stored curves."""
     current = _current(store, name) if target is None else None
     return compute_answer(store, name, target, trials) if current is None else current
 
@@ -170,7 +170,7 @@ def compute_answer(
 
 
 def counted_seconds(store: Store, name: str, trials: Sequence[TrialRecord]) -> dict[int, CountedSeconds]:
-    """Seconds to the target as the answer counts them, by number of all ``trials``; empty without an answer."""
+    """Seconds to the target as the answer counts them, by trial number; empty without an answer."""
     study, probes = store.studies.get(name), store.probes.by_batch_size(name)
     compared = compared_trials(trials, store.probes.memory_boundary(name))
     verdict = first_verdict(study, spec_of(study), compared, probes)
@@ -178,7 +178,7 @@ def counted_seconds(store: Store, name: str, trials: Sequence[TrialRecord]) -> d
 
 
 def _promise_of(quick: QuickAnswer, answer: Answer) -> Promise | None:
-    """Quick answer beside a confirmed answer; None before confirmation."""
+    # Comparison of the quick answer with the confirmed answer; None before confirmation.
     best = answer.optimal.batch_size
     if not any(row.confirmed and row.batch_size == best for row in answer.batches):
         return None

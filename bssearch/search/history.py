@@ -26,22 +26,22 @@ from bssearch.spec.space import are_coordinates
 
 
 def trial_seed(study_seed: int, phase: Phase, index: int) -> int:
-    """Trial's 31-bit seed, which depends on its phase too."""
+    """31-bit seed of the trial ``index`` of a phase."""
     return int.from_bytes(hashlib.sha256(f"{study_seed}/{phase}/{index}".encode()).digest()[:4]) >> 1
 
 
 class BusyTime:
     """Seconds during which at least one search trial ran.
 
-    A resumed trial counts from its last start, plus its earlier seconds / slots, because they may overlap. An ended
-    trial counts at most its worker's duration, because the database's clock may jump.
+    A resumed trial counts from its last start, plus its earlier seconds / slots, because trials run side by side. An
+    ended trial counts at most its worker's duration, because the database's clock may jump.
     """
 
     def __init__(self) -> None:
         self._spans: dict[int, tuple[float, float]] = {}
         self._earlier: dict[int, float] = {}
         self._union: tuple[float, float] | None = (0.0, -math.inf)
-        """(Seconds, last end) of ended spans; None if stale."""
+        """Busy seconds and last end of the ended trials; None if stale."""
 
     def count(self, trial: TrialRecord, by: int) -> None:
         """Count an ended trial; remove it if ``by`` < 0."""
@@ -78,7 +78,7 @@ def _union(spans: Collection[tuple[float, float]], begun: tuple[float, float]) -
     return total, until
 
 
-# Prior seed-to-seed spread of log seconds, between MLPerf (0.04) and small networks (0.4)
+# Prior seed-to-seed spread of log seconds, between MLPerf (0.04) and small networks (0.4), and its degrees of freedom
 SEED_NOISE = 0.15
 SEED_NOISE_FREEDOM = 4
 
@@ -122,23 +122,23 @@ class Repeats:
 
 
 def identity_of(configuration: Configuration) -> Identity:
-    """Key of a configuration without micro-batches."""
+    """Key of a configuration, regardless of micro-batches."""
     one = configuration
     rates = (one.learning_rate, one.warmup_epochs, one.weight_decay, one.dropout, one.label_smoothing)
     return (one.batch_size, one.world_size, *rates, one.optimizer, *sorted(one.parameters.items()))
 
 
 def measured_seconds(trial: TrialRecord | None) -> float:
-    """Time-to-target on the curve's clock, contended or not; ∞ if unknown."""
+    """Measured train seconds to the target, contended or not; ∞ if unknown."""
     value = trial.outcome.time_to_target_s if trial is not None and trial.outcome is not None else None
     return math.inf if value is None else value
 
 
-FAILURES = 3  # exclude a batch size, unless more trials ran
+FAILURES = 3  # failed trials that exclude a batch size, unless at least as many others ran
 
 TRIED_AGAIN = frozenset({TrialState.LOST, TrialState.CANCELLED, TrialState.OOM})
 
-ATTEMPTS = 5  # per trial, which may kill its drivers
+ATTEMPTS = 5  # per trial, because a trial may kill its drivers
 
 INTERRUPTED = "stopped by the user"  # interrupted trials resume first
 
@@ -173,10 +173,10 @@ class History:
         self._search: dict[int, TrialRecord] = {}
         self.all_trials: Collection[TrialRecord] = self._all.values()
         self.trials: Collection[TrialRecord] = self._search.values()
-        """Views: they show later changes. ``trials``: those of the search."""
+        """Search trials. Both collections are views, which show later changes."""
         self.spent = 0
         self.ended = 0
-        """Without paused trials."""
+        """Number of ended search trials, paused ones excluded."""
         self.last_expectation: float | None = None
         """Newest expected improvement of an ended trial."""
         self._last_expected = 0
@@ -231,7 +231,7 @@ class History:
                 self.take(stored)
 
     def step_seconds(self, configuration: Configuration) -> float | None:
-        """Step time; None if untimed, a batch schedule or another model."""
+        """Step time of a configuration; None if untimed, or if it has a batch schedule or another model."""
         if configuration.grows:
             return None
         probe = self.probes.get(configuration.batch_size)
@@ -239,13 +239,13 @@ class History:
         return probe.step_seconds if probe is not None and is_timed else None
 
     def observe(self, number: int, train_seconds: float, metric: float) -> None:
-        """Add an evaluation to a curve, unless it met the target."""
+        """Add an evaluation to a trial's curve, unless the metric met the target."""
         target = self.spec.record_target
         if not target.is_met_by(metric):
             self.curves.setdefault(number, Progress()).add(train_seconds, target.gain(metric))
 
     def observe_all(self, number: int, evaluations: Sequence[tuple[float, float]]) -> None:
-        """Add (train seconds, metric) pairs newer than the curve."""
+        """Add those (train seconds, metric) pairs to a trial's curve that are newer than the curve."""
         curve, target = self.curves.get(number, Progress()), self.spec.record_target
         seen = curve.now if curve.gains else -math.inf
         sign, goal = target.gain(1.0), target.gain(target.value)
@@ -265,7 +265,7 @@ class History:
         return self._all.get(number)
 
     def value(self, trial: TrialRecord | None) -> float:
-        """Trial's objective; ∞ without a hit."""
+        """Trial's value of the objective; ∞ if unknown."""
         found = self.objective.figure(trial) if trial is not None else None
         return math.inf if found is None else found
 
@@ -311,7 +311,7 @@ class History:
 
     @property
     def budget_share(self) -> float:
-        """Larger spent share of the budget: trials or wall seconds."""
+        """Spent share of the trials or of the wall seconds, whichever is larger."""
         return max(self.spent / self.spec.budget.trials, self.time_share)
 
     @property
@@ -357,7 +357,7 @@ class History:
         return [trial for trial in self.in_state(TrialState.PAUSED) if is_interrupted(trial)]
 
     def tried(self, configuration: Configuration) -> bool:
-        """True if the configuration runs or ran; False if the trial will be retried."""
+        """True if the configuration has a trial that will not be retried."""
         return self._tried[identity_of(configuration)] > 0
 
     def has_trial_of(self, configuration: Configuration) -> bool:
@@ -371,7 +371,7 @@ class History:
         return configuration if probe is None else configuration.in_micro_batches(probe.micro_batch_size)
 
     def eval_every_steps(self, batch_size: int) -> int:
-        """Batch size's evaluation cadence, or 1."""
+        """Steps between evaluations at a batch size; 1 if unknown."""
         probe = self.probes.get(batch_size)
         return 1 if probe is None else probe.eval_every_steps or 1
 
@@ -385,9 +385,9 @@ class History:
         ).sampled
 
     def to_retry(self, *, uncapped: bool) -> TrialRecord | None:
-        """Trial to retry: lost or out of memory (`ATTEMPTS` in all), or failed once.
+        """Trial to retry, if any: lost or out of memory (`ATTEMPTS` attempts in all), or failed once.
 
-        Cancelled ones only if ``uncapped``: a user or the answer needs them.
+        A cancelled trial only if ``uncapped``, because a user or the answer needs it.
         """
         states = [TrialState.LOST, TrialState.OOM, TrialState.FAILED, *[TrialState.CANCELLED][: int(uncapped)]]
         feasible = self.feasible

@@ -1,4 +1,4 @@
-"""Which driver runs a trial or holds a claim, and whether it is alive."""
+"""Which driver runs a trial or holds a claim, and whether that driver is alive."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from bssearch.storage.repository import Store
 LEASE_SECONDS = 60.0
 HEARTBEAT_SECONDS = 15.0
 
-LONGEST_LOOK = 2 * HEARTBEAT_SECONDS  # after a longer gap the database was unreachable
+LONGEST_LOOK = 2 * HEARTBEAT_SECONDS  # counted between two looks at most: in longer gaps the database was unreachable
 
 GONE_AFTER = 2 * LEASE_SECONDS  # a driver without renewal counts as dead, even if its process exists
 
@@ -52,7 +52,7 @@ def this_driver() -> str:
 def is_alive(owner: str) -> bool | None:
     """True if a driver is alive; None if only its lease can tell.
 
-    So on another machine or in another container, and for hidden processes and those stopped with Ctrl-Z.
+    None for drivers on another machine or in another container, hidden processes, and processes stopped with Ctrl-Z.
     """
     parts = owner.rsplit("/", 4)
     if len(parts) < 5 or parts[0] != socket.gethostname() or parts[2] != _place():
@@ -72,7 +72,7 @@ def is_alive(owner: str) -> bool | None:
 
 @cache
 def _place() -> str:
-    """Within it, a process id is unique."""
+    # Mark of this boot and namespace, within which a process id is unique.
     try:
         boot = (PROC / "sys/kernel/random/boot_id").read_text().strip()
         namespace = (PROC / "self/ns/pid").readlink()
@@ -95,7 +95,7 @@ def _start(pid: int) -> str:
 def heartbeat(beat: Callable[[], object]) -> Iterator[None]:
     """Call ``beat`` every `HEARTBEAT_SECONDS` in a background thread.
 
-    Ignores failures: the main loop reports database errors, and a lease outlasts three beats.
+    Failures of ``beat`` are ignored: the main loop reports database errors, and a lease outlasts three beats.
     """
     stopped = threading.Event()
 
@@ -120,13 +120,13 @@ class _Seen:
 
 
 class ClaimLostError(Exception):
-    """Another driver took over a claim of this one."""
+    """Another driver took over this driver's claim."""
 
 
 class Leases:
-    """Leases and claims of the driver ``owner``, and others' leases.
+    """Leases and claims of the driver ``owner``, and renewals of other drivers' leases.
 
-    Another driver's lease expires only if this one saw no renewal for a whole lease: the database clock may jump.
+    Another driver's lease expires only if this driver saw no renewal for `LEASE_SECONDS`: the database clock may jump.
     """
 
     def __init__(
@@ -140,7 +140,7 @@ class Leases:
 
     @contextmanager
     def beating(self) -> Iterator[None]:
-        """Count as alive and renew leases."""
+        """Count this driver as alive and renew its leases."""
         renew = partial(self._store.leases.heartbeat, self._study, self.owner, LEASE_SECONDS)
         with living(self.owner), heartbeat(renew):
             yield
@@ -187,7 +187,7 @@ class Leases:
         return found
 
     def check(self, name: str) -> None:
-        """Raise `ClaimLostError` if this driver lost a claim: while it was suspended, its lease ended."""
+        """Raise `ClaimLostError` if another driver took a claim, whose lease ended while this driver was suspended."""
         if not self._store.leases.holds(self._study, name, owner=self.owner):
             raise ClaimLostError(name)
 
@@ -199,7 +199,7 @@ class Leases:
 
     @contextmanager
     def held(self, name: str, wait: Callable[[], None]) -> Iterator[None]:
-        """Hold a claim; call ``wait`` while another driver does."""
+        """Hold a claim; call ``wait`` while another driver holds the claim."""
         while not self.take(name):
             wait()
         try:

@@ -1,4 +1,4 @@
-"""Short answer and end of a search, read without the analysis."""
+"""Short answer and end of a search, read from the store without importing the analysis."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class ShortAnswer(BaseModel):
 
     @property
     def in_words(self) -> str:
-        """As in ``batch 64, 0.131 s, 93 % sure``; an answer without a probability is final or not."""
+        """Such as ``batch 64, 0.131 s, 93 % sure``; without a probability, ``final`` or ``not final``."""
         said = [f"batch {self.optimal.batch_size}"]
         if self.seconds is not None:
             said.append(f"{number(self.seconds)} s")

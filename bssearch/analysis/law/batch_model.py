@@ -97,7 +97,7 @@ class MemoryFit:
 
 
 def fit_memory(uses: Sequence[MemoryUse]) -> MemoryFit | None:
-    """Fit the peaks of the sizes that fit by least squares; None below three sizes."""
+    """Fit, by least squares, the peaks of micro-batch sizes that fit into memory; None below three sizes."""
     peaks = {use.micro_batch_size: use.peak_memory_bytes for use in uses if use.fits and use.peak_memory_bytes}
     if len(peaks) < 3:
         return None
@@ -106,7 +106,7 @@ def fit_memory(uses: Sequence[MemoryUse]) -> MemoryFit | None:
     return MemoryFit(fixed_bytes=fixed, bytes_per_sample=slope, largest_residual=max(residuals))
 
 
-WIDEST_GAP = 1.0  # for a last miss before step 1
+WIDEST_GAP = 1.0  # of log steps; also if the last miss was before step 1
 
 
 def log_gap(run: TrialRecord) -> float:
@@ -181,7 +181,7 @@ Numbers = NDArray[np.float64]
 
 
 class LawLikelihood:
-    """The law's likelihood over log B_crit, log E_min at its best, for a given deviation."""
+    """The law's likelihood by log B_crit, with the likeliest log E_min, for a given deviation of log samples."""
 
     def __init__(self, points: Sequence[LawPoint], deviation: float) -> None:
         self.deviation = deviation
@@ -202,7 +202,7 @@ class LawLikelihood:
         return self.log_e_min + float(np.logaddexp(0, math.log(batch_size) - self.log_b_crit))
 
     def deviances(self, log_b_crit: Numbers) -> Numbers:
-        """−2 log likelihood (n,), up to a constant."""
+        """−2 log likelihood of each log B_crit (n,), up to a constant."""
         return deviance(*self._residuals(log_b_crit), self.deviation)
 
     def _likeliest(self) -> float:
@@ -226,7 +226,7 @@ class LawLikelihood:
         return reached - level, missed - level
 
     def _bare(self, log_b_crit: Numbers) -> tuple[Numbers, Numbers]:
-        """Estimates of log E_min, (n, runs)."""
+        # Estimates of log E_min, (n, runs)
         return (
             self.reached - np.logaddexp(0, self.reached_sizes - log_b_crit[:, None]),
             self.missed - np.logaddexp(0, self.missed_sizes - log_b_crit[:, None]),
@@ -252,10 +252,8 @@ def around_means(points: Sequence[LawPoint], deviation: float) -> tuple[Numbers,
 
 
 def _level(reached: Numbers, missed: Numbers, deviation: float) -> Numbers:
-    """Likeliest mean of normal values (..., n), given others that exceed ``missed`` (..., m).
-
-    Newton's method on the convex, falling score never overshoots.
-    """
+    # Likeliest mean of normal values: n are known as `reached`, m others exceed `missed`. Newton's method on the
+    # convex, falling score never overshoots.
     mean: Numbers = reached.mean(axis=-1)
     level = mean
     for _ in range(NEWTON_STEPS if missed.shape[-1] else 0):
@@ -278,7 +276,7 @@ def deviance(reached: Numbers, missed: Numbers, deviation: float) -> Numbers:
 
 
 def _hazard(distance: Numbers) -> Numbers:
-    """φ/Φ of the standard normal, the derivative of log Φ."""
+    # φ/Φ of the standard normal, the derivative of log Φ.
     from scipy.special import erfcx
 
     return math.sqrt(2 / math.pi) / erfcx(-distance / math.sqrt(2))
@@ -319,7 +317,7 @@ STEPS_CONFIDENCE = 0.95
 LARGE_RESIDUAL = 0.10
 STANDARD_ERRORS = 3
 
-RISE = 1.1  # a rise, if runs are too few for an interval
+RISE = 1.1  # ratio of steps that counts as a rise, if runs are too few for an interval
 
 
 LACK_OF_FIT = 0.05
@@ -412,7 +410,7 @@ def fit_law(points: Sequence[LawPoint]) -> LawFit | None:
 
 
 def rising(points: Sequence[LawPoint]) -> list[int]:
-    """Batch sizes whose steps rise against the next smaller size; no tuned one does.
+    """Batch sizes that need more steps than the next smaller size, as no tuned batch size does.
 
     By Welch's t on logarithms from three runs a side, else by `RISE`. Missed runs count at their last miss.
     """
@@ -457,7 +455,7 @@ def predict_optimum(fit: LawFit, steps: Sequence[RunnableStep]) -> Predicted | N
 
 
 def _drawn_step_seconds(steps: Sequence[RunnableStep]) -> Numbers:
-    """Draws of step seconds (`DRAWS`, sizes): a line α + β·B, and departures from it that the errors do not explain."""
+    # Draws of step seconds (`DRAWS`, sizes): a line α + β·B, and departures from it that the errors do not explain.
     rng = np.random.default_rng(0)
     sizes, seconds = (
         np.array([one.batch_size for one in steps], dtype=float),
@@ -494,7 +492,7 @@ def fastest_by_size(steps: Sequence[RunnableStep]) -> dict[int, RunnableStep]:
 
 
 def around(index: int, holds: NDArray[np.bool_]) -> tuple[int, int] | None:
-    """First and last index of the run around an index for which ``holds``."""
+    """First and last index of the stretch around ``index`` in which ``holds`` is true; None if false at ``index``."""
     if not holds[index]:
         return None
     gaps = np.flatnonzero(~holds)
@@ -514,7 +512,7 @@ def _log_steps(point: LawPoint) -> Numbers:
 def _rises(smaller: Numbers, larger: Numbers) -> bool:
     difference = larger.mean() - smaller.mean()
     counts = np.array([len(smaller), len(larger)])
-    if counts.min() < FEWEST_RUNS or smaller.var() + larger.var() == 0:  # runs alike tell nothing of their noise
+    if counts.min() < FEWEST_RUNS or smaller.var() + larger.var() == 0:  # equal runs tell nothing of their noise
         return bool(difference > math.log(RISE))
     variances = np.maximum([smaller.var(ddof=1), larger.var(ddof=1)], SMALLEST_DEVIATION**2) / counts
     freedom = variances.sum() ** 2 / (variances**2 / (counts - 1)).sum()
@@ -569,7 +567,7 @@ def _fit(fitted: Sequence[LawPoint], shown: Sequence[LawPoint], enough: bool) ->
 
 
 def _ends(draws: Numbers, likeliest: float, sizes: Sequence[int]) -> tuple[float | None, float | None]:
-    """90 % interval of log B_crit; None on a side where the prior ends it."""
+    # 90 % interval of log B_crit; None on a side where the prior ends it.
     logs = np.log(np.array(sizes, dtype=float))
     beyond = (OCTAVES_BEYOND - 1) * math.log(2)
     low, high = np.quantile(draws, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])

@@ -1,4 +1,4 @@
-"""The local critical batch size: the largest that loses nothing for the same samples.
+"""The local critical batch size: the largest whose metric is no worse after the same samples.
 
 Branched training (Merrill et al. 2025, arXiv 2505.23971) continues a checkpoint at B, 2B, 4B, …. Unlike the paper, the
 bound is the spread of branches at B with other data orders.
@@ -21,7 +21,7 @@ FEWEST_REPEATS = 3  # with fewer, the spread is unknown within a factor of five
 
 FEWEST_STEPS = 8  # of the shortest branch; fewer say nothing with momentum
 
-EVALUATIONS = 8  # `WINDOW` holds three
+EVALUATIONS = 8  # of a branch; `WINDOW` holds three
 
 WINDOW = 0.25  # share at a branch's end over which its metric is averaged
 
@@ -37,7 +37,7 @@ class BranchPlan:
     samples_between: int
 
     def is_in_window(self, samples: int) -> bool:
-        """True if an evaluation after ``samples`` counts."""
+        """True if an evaluation after ``samples`` counts in a branch's mean metric."""
         return samples >= (1 - WINDOW) * self.samples
 
 
@@ -73,14 +73,14 @@ class BranchedSize:
 
     @property
     def mean(self) -> float | None:
-        """None if a branch diverged."""
+        """Mean over the branches; None if one diverged."""
         known = [end for end in self.ends if end is not None]
         return statistics.fmean(known) if known and len(known) == len(self.ends) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalCriticalBatch:
-    """The largest batch size that holds.
+    """The largest batch size that `holds`.
 
     ``found``: between ``low`` (holds) and ``high`` (does not). ``at_least``: all held. ``below``: not even 2B holds.
     ``bound``: worst mean end that holds; ``spread``: standard deviation of the ends at B.
@@ -97,7 +97,7 @@ class LocalCriticalBatch:
 
 
 def holds(size: BranchedSize, bound: float, goal: Goal) -> bool:
-    """True if the mean end is no worse than the bound."""
+    """True if a batch size's mean end is no worse than the bound."""
     mean = size.mean
     return mean is not None and (mean <= bound if goal is Goal.MINIMIZE else mean >= bound)
 
@@ -118,7 +118,7 @@ def bound_of(base: BranchedSize, repeats: int, goal: Goal) -> float | None:
 
 
 def why_unknown(start: float, base: BranchedSize, goal: Goal) -> str | None:
-    """Why branches at B are no measure; ``start`` is the checkpoint's metric."""
+    """Why the branches at B give no answer, or None; ``start`` is the checkpoint's metric."""
     if None in base.ends:
         return f"a branch at batch size {base.batch_size} itself diverged"
     bound = bound_of(base, len(base.ends), goal)
@@ -138,7 +138,7 @@ def why_unknown(start: float, base: BranchedSize, goal: Goal) -> str | None:
 def local_critical_batch(start: float, sizes: Sequence[BranchedSize], goal: Goal) -> LocalCriticalBatch:
     """Local critical batch size; ``start`` is the checkpoint's metric."""
     base = sizes[0]
-    bound = bound_of(base, len(base.ends), goal)  # a larger size has as many, or fewer where one diverged
+    bound = bound_of(base, len(base.ends), goal)  # a larger size has as many branches
     ends = [end for end in base.ends if end is not None]
     spread = statistics.stdev(ends) if len(ends) > 1 else None
     reason = why_unknown(start, base, goal)

@@ -51,7 +51,7 @@ class QuickRun(Model):
 
 
 class QuickAnswer(Model):
-    """A batch size from a minute of measurements, not verified by a search.
+    """A batch size from a few runs and measurements, not verified by a search.
 
     ``interval`` holds the optimum with 90 %. ``gain``: the default's expected time over the optimum's.
     ``learning_rate_gain``: time with the rule's rate over time with the recommended one. ``alpha_s`` + ``beta_s`` ×
@@ -80,12 +80,12 @@ class QuickAnswer(Model):
     warnings: list[Notice]
 
     def holds(self, batch_size: int) -> bool:
-        """True within the optimum's interval."""
+        """True if a batch size is in the optimum's interval."""
         return self.interval[0] <= batch_size <= self.interval[1]
 
 
 class Promise(Model):
-    """The quick answer's batch size and the search's; ``holds`` if its interval meets the flat range found."""
+    """The quick answer's batch size and the search's; ``holds``: the quick interval meets the flat range found."""
 
     batch_size: int
     interval: list[int]

@@ -23,15 +23,15 @@ from bssearch.spec.space import UNKNOWN, MemoryBoundary
 
 MEMORY_SHARE = 0.8
 
-NEAR = 2.0  # how far below its share of memory a batch size may be
+NEAR = 2.0  # factor by which the compared batch size may be below `MEMORY_SHARE`
 
-SAME = 1.25  # noise scale and critical batch size count as equal within it
+SAME = 1.25  # factor within which noise scale and critical batch size count as equal
 
-APART = 2.0  # they differ beyond it
+APART = 2.0  # factor beyond which noise scale and critical batch size differ
 
 FROM_90_TO_95 = 1.96 / 1.645  # half width of a 95 % over a 90 % interval
 
-COSTS = (1.5, 2.0)  # claimed for accumulation
+COSTS = (1.5, 2.0)  # ratio of step times that the rule claims for accumulation
 
 
 def command(spec: StudySpec, words: str) -> str:
@@ -75,8 +75,8 @@ def about_memory(
 def about_noise_scale(spec: StudySpec, answer: Answer) -> RuleFinding:
     """Compare the gradient noise scale with the critical batch size.
 
-    The interval of the ratio adds half widths of logarithms in quadrature. Held: within `SAME`, intervals overlap, and
-    the ratio's is within `APART`. Broke: beyond `APART`.
+    The ratio's interval adds half widths of logarithms in quadrature. Held: the ratio is within `SAME`, its interval
+    within `APART`, and the two intervals overlap. Broke: the ratio's interval is beyond `APART`.
     """
     noise, fit = answer.measured.noise_scale, answer.fit
     if noise is None:
@@ -228,7 +228,7 @@ def other_kind(trials: Sequence[TrialRecord], tuned: Candidate) -> Configuration
 def judge_layerwise(
     other: Candidate, tuned: Candidate, step_seconds: StepSeconds, *, wanted: int, limit: float
 ) -> Judgement:
-    """Judge layerwise optimizers by the time without over the time with one.
+    """Judge layerwise optimizers by the figure without one over the figure with one.
 
     Undecided below `LARGE_BATCH`: the belief is about larger batches.
     """
@@ -255,7 +255,7 @@ FULL_LIMIT_PHASES = frozenset({Phase.AUDIT, Phase.TO_BUDGET})
 
 
 class RuleFinding(Model):
-    """The verdict on a rule; ``regret`` is the figure over the tuned optimum's."""
+    """The verdict on a rule; ``regret``: figure of the rule's configuration over the tuned optimum's."""
 
     rule: Rule
     batch_size: int | None
@@ -313,7 +313,7 @@ def audit(
     train_samples: int | None = None,
     train_seconds: float | None = None,
 ) -> Audit:
-    """Compare every rule with a study's records; ``train_seconds`` was the budget."""
+    """Compare every rule with a study's records; ``train_seconds``: budget of the audit's runs."""
     wanted = spec.confirm.runs if runs is None else runs
     optima = tuned_optima(spec, trials, step_times, memory)
     found = cases(spec, trials, answer, optima)

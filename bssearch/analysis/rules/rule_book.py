@@ -157,7 +157,7 @@ def _number(configuration: Configuration, name: str) -> float:
     return float(configuration.parameters[name] or 0.0)
 
 
-# From the space, the default and the optimum: a configuration or a reason against one
+# Each takes the space, the default and the optimum, and returns the rule's configuration or a reason against it
 RULES: Mapping[Rule, Callable[[SearchSpace, Configuration, Configuration], Configuration | str]] = {
     Rule.LINEAR_RATE: partial(_scaled_rate, LearningRateRule.LINEAR),
     Rule.SQRT_RATE: partial(_scaled_rate, LearningRateRule.SQRT),
@@ -170,7 +170,7 @@ RULES: Mapping[Rule, Callable[[SearchSpace, Configuration, Configuration], Confi
     Rule.EMA_HALF_LIFE: _ema_half_life,
 }
 
-# Without rules that set several
+# Rules that set several parameters are left out
 CHANGED_PARAMETER: Mapping[Rule, str] = {
     Rule.LINEAR_RATE: "learning_rate",
     Rule.SQRT_RATE: "learning_rate",
@@ -220,7 +220,7 @@ def judge(
     """Judge a rule's configuration against the tuned one.
 
     Held if the regret's upper end is below `HELD`. Broke if its lower end is above `BROKE`, or if all ``wanted`` runs
-    missed the target (contended: only if their steps show that).
+    missed the target (contended runs: only if they diverged or their lower bound is above `BROKE`).
     """
     objective = tuned.objective.between((*rule.runs, *tuned.runs), step_seconds)
     rule, tuned = replace(rule, objective=objective), replace(tuned, objective=objective)
@@ -251,7 +251,7 @@ def judge(
 
 
 def _regret(rule: Candidate, tuned: Candidate) -> tuple[Regret, str]:
-    """Paired t from three common seeds, else Welch's."""
+    # By a paired t-test from three common seeds on, else by Welch's
     mine, theirs = _log_figures(rule), _log_figures(tuned)
     pairs = [mine[seed] - theirs[seed] for seed in mine if seed in theirs]
     if len(pairs) >= FEWEST_RUNS:

@@ -32,9 +32,9 @@ class Action(StrEnum):
 class Standings:
     """Search trials of a study, by number.
 
-    ``limit``: longest train seconds of a trial. ``waiting``: curves of trials that can resume. ``winners``: curve and
-    seconds of trials that set a record, fastest first. ``can_wait``: whether trials can be checkpointed. If not, they
-    are stopped instead of paused.
+    ``limit``: longest train seconds of a trial. ``waiting``: curves of paused trials that can resume. ``winners``:
+    curve and seconds of trials that set a record time to the target, fastest first. ``can_wait``: whether trials can be
+    checkpointed; if not, they are stopped instead of paused.
     """
 
     limit: float
@@ -49,7 +49,7 @@ class Standings:
 
     @property
     def cap(self) -> float:
-        """Train seconds past which no trial can win: ``slack`` × the incumbent's, else ∞."""
+        """Train seconds after which trials are capped: ``slack`` × the fastest trial's; ∞ before the first hit."""
         return self.slack * self.winners[0][1] if self.winners else math.inf
 
 
@@ -67,11 +67,11 @@ class Pruner:
         return Action.GO_ON
 
     def next_waiting(self, standings: Standings, *, fresh: bool) -> int | None:
-        """Paused trial to resume first; ``fresh``: whether new trials remain."""
+        """Number of the paused trial to resume, if any; ``fresh``: whether a new trial may start instead."""
         return None
 
     def least_promising(self, standings: Standings) -> int | None:
-        """Least promising paused trial, if any."""
+        """Number of the paused trial to end first if checkpoints exceed the disk limit; here the newest."""
         return max(standings.waiting, default=None)
 
     def paces_itself(self, standings: Standings) -> bool:
@@ -80,13 +80,13 @@ class Pruner:
 
 
 class Cap(Pruner):
-    """Stops trials only at the cap; lossless for single runs with a slack of 1."""
+    """Stops trials only at the cap; with a slack of 1, the fastest trial is never stopped."""
 
     caps = True
 
 
 def slack_for(seed_noise: float) -> float:
-    """1 + 2c for a seed-to-seed standard deviation c of log time: for a lucky incumbent and an unlucky rival."""
+    """1 + 2c for a seed-to-seed standard deviation c of log time: the incumbent may be lucky and a rival unlucky."""
     return 1 + 2 * seed_noise
 
 
@@ -96,9 +96,9 @@ def make_pruner(settings: PrunerSpec) -> Pruner:
 
 
 class PruningController:
-    """Keeps the standings of a study's search trials; asks its pruner if trials race.
+    """Keeps the standings of a study's search trials; asks the spec's pruner only if the objective lets trials race.
 
-    Only paused trials with a checkpoint here can resume.
+    A paused trial can resume only if this driver can read its checkpoint.
     """
 
     def __init__(self, spec: StudySpec, history: History, pruner: Pruner | None = None) -> None:
@@ -119,7 +119,7 @@ class PruningController:
         )
 
     def take(self, trial: TrialRecord) -> None:
-        """Add a trial from the history."""
+        """Add or update a trial of the history."""
         self._noise_is_old |= trial.state.is_finished
         if trial.phase is not Phase.SEARCH:
             return
@@ -132,14 +132,14 @@ class PruningController:
         self._note_waiting(number)
 
     def found_saved(self, numbers: Collection[int]) -> None:
-        """Record which trials are saved here."""
+        """Record which trials have a checkpoint that this driver can read."""
         changed = self._saved ^ frozenset(numbers)
         self._saved = frozenset(numbers)
         for number in changed:
             self._note_waiting(number)
 
     def judge(self, number: int, observation: Observation, *, uncapped: bool) -> TrialStop | None:
-        """How to end a trial after a missed evaluation, already in the history; None to continue."""
+        """How to end a trial whose newest evaluation, already in the history, missed the target; None to continue."""
         if uncapped:
             return None
         self._refresh()
@@ -161,7 +161,7 @@ class PruningController:
         return TrialStop(number, state, reason)
 
     def next_waiting(self, *, fresh: bool) -> TrialRecord | None:
-        """Trial to resume, user-interrupted ones first; ``fresh``: whether new trials remain."""
+        """Paused trial to resume, user-interrupted ones first; ``fresh``: whether a new trial may start instead."""
         for trial in self._history.interrupted:
             if trial.number in self._saved:
                 return trial
@@ -170,7 +170,7 @@ class PruningController:
         return None if number is None else self._history.trial(number)
 
     def least_promising(self) -> int | None:
-        """Paused trial to drop if the disk limit is exceeded."""
+        """Number of the paused trial to end if checkpoints exceed the disk limit."""
         self._refresh()
         return self.pruner.least_promising(self.standings)
 
@@ -181,12 +181,12 @@ class PruningController:
 
     @property
     def limits(self) -> bool:
-        """True if the incumbent limits new trials, racing or not."""
+        """True if the spec's pruner caps trials, whether or not trials race."""
         return self._asked_for.caps
 
     @property
     def slack(self) -> float:
-        """Factor of the cap."""
+        """Current factor of `Standings.cap`."""
         self._refresh()
         return self.standings.slack
 
@@ -197,7 +197,7 @@ class PruningController:
         if self._hits[place : place + 1] == [hit]:
             return
         self._hits.insert(place, hit)
-        if place < len(self._hits) - 1:  # From another driver, seen late: recompute the records.
+        if place < len(self._hits) - 1:  # Another driver's hit, seen late: recompute the winners.
             self._winners_are_old = True
         else:
             self._note_winner(trial.number)
@@ -217,7 +217,7 @@ class PruningController:
         self._noise_is_old = False
 
     def _note_waiting(self, number: int) -> None:
-        """User-interrupted trials resume regardless of the pruner."""
+        # Leave out user-interrupted trials, which resume regardless of the pruner.
         trial, curve = self._history.trial(number), self._history.curves.get(number)
         waits = trial is not None and trial.state is TrialState.PAUSED and number in self._saved
         if waits and curve is not None and trial is not None and not is_interrupted(trial):

@@ -1,7 +1,7 @@
-"""Storage of paused trials, as one driver sees them: a local folder, or a remote store with a staging folder.
+"""Checkpoints of paused trials: in a local folder, or in a remote store with a local staging folder.
 
 The remote store is any URL that fsspec opens, with one object per trial: a JSON header of `HEADER_BYTES` and the
-trial's file, written under a temporary name, then moved. Messages hide secrets of the URL.
+trial's file, written under a temporary name, then moved. Messages hide the URL's password.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from bssearch.spec import StudySpec
 from bssearch.storage.connection.urls import masked
 from bssearch.storage.repository import Store
 
-HEADER_BYTES = 512  # fits two digests and three numbers
+HEADER_BYTES = 512  # more than the JSON of two digests and two numbers needs
 
 CHUNK_BYTES = 4 * 2**20  # at 1 MB/s there is progress every few seconds
 
-PATIENCE_SECONDS = 60.0  # libraries retry on their part
+PATIENCE_SECONDS = 60.0  # without progress; long, because the store's library retries failed requests
 
-TICK_SECONDS = 0.2  # delay before an unwanted transfer ends
+TICK_SECONDS = 0.2  # longest delay before an unwanted transfer is abandoned
 
 _KIND = "checkpoint of bssearch, 1"
 _NAME = re.compile(r"trial-(\d+)\.pt(\..*)?")
@@ -52,14 +52,14 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Saved trials; ``sizes``, in bytes, includes incomplete ones."""
+    """Trials with a complete checkpoint; ``sizes``: bytes of each trial's files, incomplete ones included."""
 
     saved: frozenset[int] = frozenset()
     sizes: Mapping[int, int] = field(default_factory=dict)
 
     @property
     def bytes(self) -> int:
-        """Total bytes."""
+        """Total bytes of all files."""
         return sum(self.sizes.values())
 
     def without(self, numbers: Collection[int]) -> Held:
@@ -73,7 +73,7 @@ class Held:
 
 
 def held_of(files: Iterable[tuple[str, int]]) -> Held:
-    """Trials among files, given as (name, bytes)."""
+    """Saved trials among files, given as (name, bytes)."""
     saved, sizes = set[int](), Counter[int]()
     for name, size in files:
         if match := _NAME.fullmatch(name):
@@ -162,10 +162,10 @@ class CheckpointStore:
         return written
 
     def get(self, number: int, file: Path, is_wanted: Callable[[], bool] = lambda: True) -> None:
-        """Download a trial's file while ``is_wanted``; reject incomplete, damaged or foreign ones."""
+        """Download a trial's file while ``is_wanted()``; reject an incomplete, damaged or other trial's file."""
 
         def read(on_progress: OnProgress) -> None:
-            # A unique name, because an abandoned upload may still write to the earlier one.
+            # A unique name, because an abandoned download may still write to its own file.
             part = file.with_name(f"{file.name}.{uuid.uuid4().hex[:8]}.part")
             try:
                 self._get(number, part, on_progress)
@@ -212,7 +212,7 @@ class CheckpointStore:
         return posixpath.join(self._opened[1], name)
 
     def _make_folder(self) -> None:
-        """Never make the URL's own folder: a mount may be missing."""
+        # Make the study's folder, but never the URL's own, whose mount may be missing.
         files, folder = self._opened
         with suppress(FileExistsError):
             files.mkdir(folder, create_parents=False)
@@ -268,7 +268,7 @@ class _SilentError(_UnfitError):
 
 
 def _patiently(work: Callable[[OnProgress], Result], is_wanted: Callable[[], bool]) -> Result:
-    """Run ``work`` in a thread: a blocked library call can only be abandoned, and ends at its next progress."""
+    # Run `work` in a thread, because a blocked library call can only be abandoned; it ends at its next progress.
     result: Future[Result] = Future()
     heard, is_given_up = time.monotonic(), False
 
@@ -329,9 +329,9 @@ def _secrets(url: str) -> list[str]:
     return [password, unquote(password)] if password else []
 
 
-LOOK_SECONDS = 5.0
+LOOK_SECONDS = 5.0  # between listings of a remote store
 
-SILENT_SECONDS = 600.0  # each request takes a minute
+SILENT_SECONDS = 600.0  # until a silent store is listed again, because each try takes `PATIENCE_SECONDS`
 
 
 def check_checkpoint_place() -> None:
@@ -342,7 +342,7 @@ def check_checkpoint_place() -> None:
 
 
 class CheckpointFolder:
-    """Files of one study, in a guarded folder (`bssearch.files`)."""
+    """Checkpoint files of one study, in a guarded folder (`bssearch.files`)."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -418,7 +418,7 @@ class Checkpoints:
         return self._here.place(number) if self._is_writable else None
 
     def is_writable(self) -> bool:
-        """Test by writing, in a remote store too; sets `refusal`."""
+        """Test by writing to the folder and to the remote store; if False, `refusal` says why."""
         try:
             self._here.try_out()
             if self._store is not None:
@@ -434,7 +434,7 @@ class Checkpoints:
         return number in self.held().saved
 
     def held(self) -> Held:
-        """Saved trials; a remote list may be seconds old, and is empty while unreachable."""
+        """Saved trials; a remote store's list may be seconds old, and is empty while the store is unreachable."""
         if self._store is None:
             return self._here.look()
         if time.monotonic() >= self._next_look:
@@ -463,11 +463,11 @@ class Checkpoints:
                 self._store.get(number, self._here.place(number), is_wanted)
 
     def present(self) -> frozenset[int]:
-        """Trials with any file left."""
+        """Trials with any file, local or remote."""
         return frozenset({*self.held().sizes, *self._here.look().sizes})
 
     def forget(self, number: int) -> None:
-        """Delete a trial's files, remote ones if listed; ignore remote failures."""
+        """Delete a trial's local files, and its remote ones if last seen there; ignore remote failures."""
         self._here.remove(number)
         if self._store is not None and number in self._known.sizes:
             self._known = self._known.without({number})
@@ -519,7 +519,7 @@ class WaitingTrials(Checkpoints):
         return self._spec.pruner.checkpoint_gib > 0
 
     def found(self) -> tuple[frozenset[int], int]:
-        """Accessible checkpoints and their bytes; report an unreachable store."""
+        """Trials whose checkpoint this driver can read, and the bytes of all files; report an unreachable store."""
         held = self.held()
         if self.away and self.away != self._told:
             self._told = self.away
@@ -531,7 +531,7 @@ class WaitingTrials(Checkpoints):
         return plan.phase is Phase.SEARCH and self.are_saved
 
     def stored(self, number: int, outcome: TrialOutcome) -> TrialOutcome:
-        """Store a paused trial's checkpoint; return its outcome, pruned on failure."""
+        """Store a paused trial's checkpoint; return the trial's outcome, PRUNED if the store fails."""
         if outcome.state is TrialState.PAUSED:
             try:
                 self.send(number)
@@ -541,7 +541,7 @@ class WaitingTrials(Checkpoints):
         return outcome
 
     def bring_back(self, resumed: TrialRecord, is_wanted: Callable[[], bool]) -> TrialOutcome | None:
-        """Fetch a checkpoint; return the trial's outcome on failure. An unwanted trial stays paused."""
+        """Fetch a trial's checkpoint; on failure return the outcome: FAILED, or still PAUSED if it became unwanted."""
         try:
             self.bring(resumed.number, is_wanted)
         except CheckpointError as error:
@@ -551,9 +551,10 @@ class WaitingTrials(Checkpoints):
         return None
 
     def ended(self, trial: TrialRecord) -> None:
-        """Delete an ended trial's checkpoint unless paused."""
+        """Delete an ended trial's checkpoint; if the trial is paused, take this driver's claim instead."""
         if trial.state is TrialState.PAUSED:
-            self._leases.take(_claim_of(self._leases.owner))  # Each time: others release it if its lease ended.
+            # Each time, because other drivers release the claim if its lease ended.
+            self._leases.take(_claim_of(self._leases.owner))
         else:
             self.forget(trial.number)
 
@@ -564,7 +565,7 @@ class WaitingTrials(Checkpoints):
             self.forget(number)
 
     def settle(self, trials: Sequence[TrialRecord], state: TrialState, *, for_disk: bool) -> None:
-        """End paused trials of this driver or of dead drivers; all if ``for_disk``."""
+        """End the paused ``trials`` of this driver and of dead drivers; of every driver if ``for_disk``."""
         if not for_disk:
             self._leases.look()
         ours = [trial.number for trial in trials if for_disk or self._is_ours(trial)]
@@ -576,11 +577,11 @@ class WaitingTrials(Checkpoints):
         self.close()
 
     def leave(self) -> None:
-        """Release the paused trials to other drivers."""
+        """Release this driver's claim, so that other drivers may end its paused trials."""
         self._leases.give_back(_claim_of(self._leases.owner))
 
     def _is_ours(self, trial: TrialRecord) -> bool:
-        """Claims decide, because a live process may serve other studies."""
+        # True if this driver or a dead one paused the trial; a live process without a lease serves other studies.
         owner = trial.lease_owner
         if owner is None or owner == self._leases.owner:
             return True

@@ -18,7 +18,7 @@ GRID = 81  # a power of Optuna's reduction factor
 
 FACTOR = 3  # Hyperband's default reduction factor; successive halving's is 4
 
-FIRST = GRID // FACTOR**3
+FIRST = GRID // FACTOR**3  # position of the first rung
 
 
 class OptunaPruner(Cap):
@@ -56,7 +56,7 @@ class OptunaPruner(Cap):
         return True
 
     def _report(self, number: int, standings: Standings) -> bool:
-        """Report step by step, because pruners update rungs only when asked."""
+        # Report a trial's new evaluations one by one, because pruners update rungs only when asked; True to prune.
         if number in self._told:
             return False  # Lost to another driver: already reported as ended.
         curve, trial, prunes = standings.curves[number], self._trials[number], self._prunes.get(number, False)
@@ -71,7 +71,7 @@ class OptunaPruner(Cap):
         return prunes
 
     def _tell(self, number: int, standings: Standings) -> None:
-        """Capped and limited trials are complete, interrupted ones running."""
+        # Tell Optuna that a trial ended: capped and exhausted ones as complete, paused ones not at all.
         state = standings.states.get(number)
         if state is None or not state.is_finished or state is TrialState.PAUSED:
             return
@@ -83,18 +83,18 @@ class OptunaPruner(Cap):
 
 
 class Median(OptunaPruner):
-    """Optuna's `median`, after five trials and a tenth of the limit."""
+    """Optuna's `MedianPruner`, after five trials and a tenth of the limit."""
 
     pruner = partial(optuna.pruners.MedianPruner, n_startup_trials=5, n_warmup_steps=GRID // 10)
 
 
 class Asha(OptunaPruner):
-    """Optuna's successive halving, from 1/27 of the limit."""
+    """Optuna's successive halving, with a first rung at 1/27 of the limit."""
 
     pruner = partial(optuna.pruners.SuccessiveHalvingPruner, min_resource=FIRST, reduction_factor=FACTOR)
 
 
 class Hyperband(OptunaPruner):
-    """Optuna's Hyperband, from 1/27 of the limit."""
+    """Optuna's Hyperband, with a first rung at 1/27 of the limit."""
 
     pruner = partial(optuna.pruners.HyperbandPruner, min_resource=FIRST, max_resource=GRID, reduction_factor=FACTOR)

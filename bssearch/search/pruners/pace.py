@@ -6,8 +6,8 @@ at which that winner had no more than the trial's best gain. A trial is hopeless
     (f / u) · √((1 − u) / (1 − f)) > ``patience``, or f ≥ 1,
     f / u > ``slack``.
 
-First: it was f / u times slower and would have to be (1 − u) / (1 − f) times faster to end at T. Second: at its pace it
-ends past slack × T; earlier is within seed noise, which `fast` ignores.
+First line: the trial was f / u times slower than the winner and must become (1 − u) / (1 − f) times faster to end at T.
+Second line: at its pace the trial ends after slack × T; the slack allows for seed noise, and is 1 for `fast`.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from bssearch.search.pruners.base import Action, Cap, Standings
 
 # Before the first hit: asynchronous successive halving (Li et al. 2020, ASHA) that pauses trials instead of stopping.
 #
-# Every trial runs to `FIRST` of its limit and pauses. The best of a rung resumes to twice its time, whenever `PROMOTED`
-# times as many trials reached the rung as left it. A trial better than all earlier ones on its rung does not pause, nor
-# do the leaders if many trials run at once, because that would only lose time.
+# Every trial runs to `FIRST` of its limit and pauses. The best paused trial of a rung resumes to twice the rung's train
+# seconds, whenever `PROMOTED` times as many trials reached the rung as left it. A trial better than all earlier trials
+# at its rung does not pause. Neither do the leaders if many trials run at once, because a pause would only lose time.
 #
 # A trial reaches a rung with its first evaluation at the rung's train seconds or later. It has left the rung if it
 # runs, or was evaluated again.
 
-FIRST = 1 / 16  # share of the limit; a factor of 2 gives five rungs
+FIRST = 1 / 16  # share of the limit at the first rung; each rung doubles it, which gives five rungs
 
 # Trials per promotion; Li et al. recommend a reduction factor of 3 to 4.
 PROMOTED = 3
@@ -102,11 +102,11 @@ def _is_leader(number: int, standings: Standings) -> bool:
     return ahead < len(standings.running) // LEADERS
 
 
-FROM = 0.1  # share of the incumbent's time; early evaluations say little
+FROM = 0.1  # share of the incumbent's time up to which no trial is hopeless, because early evaluations say little
 
 
 class Pace(Cap):
-    """Cap, and pause hopeless trials; resume them if a better winner gives them hope.
+    """Cap, and pause hopeless trials; resume a trial that is not hopeless compared with a later winner.
 
     Before the first hit, trials pause on rungs; after it, promising ones resume by least predicted time t / u. Without
     checkpoints, hopeless trials stop, and none pauses before the first hit.
@@ -120,7 +120,7 @@ class Pace(Cap):
         self.patience = self.usual_patience if patience is None else patience
 
     def judge(self, number: int, standings: Standings) -> Action:
-        """Pause a hopeless trial or, before the first hit, one on its rung."""
+        """Pause a hopeless trial or, before the first hit, a trial that reached its rung."""
         if standings.winners:
             waits = self.is_hopeless(standings.curves[number], standings)
         else:
@@ -130,14 +130,14 @@ class Pace(Cap):
         return Action.WAIT if standings.can_wait else Action.STOP
 
     def next_waiting(self, standings: Standings, *, fresh: bool) -> int | None:
-        """Trial to resume: a hopeful one, or before the first hit a promoted one."""
+        """Trial to resume: the hopeful one of least predicted time, or before the first hit the promoted one."""
         if not standings.winners:
             return promoted(standings, fresh=fresh)
         hopeful = [one for one, curve in standings.waiting.items() if not self.is_hopeless(curve, standings)]
         return min(hopeful, key=lambda one: (_predicted(standings.waiting[one], standings), one), default=None)
 
     def least_promising(self, standings: Standings) -> int | None:
-        """Paused trial with the longest predicted time; before a hit, the worst on the lowest rung."""
+        """Number of the paused trial with the longest predicted time; before a hit, the worst on the lowest rung."""
         waiting, limit = standings.waiting, standings.limit
         if not standings.winners:
             return min(waiting, key=lambda one: (rung_of(waiting[one], limit), waiting[one].gain), default=None)
@@ -148,7 +148,7 @@ class Pace(Cap):
         return standings.can_wait
 
     def is_hopeless(self, curve: Progress, standings: Standings) -> bool:
-        """True if hopeless by every winner's clock."""
+        """True if a trial with this curve is hopeless compared with every winner."""
         elapsed = curve.now / standings.winners[0][1]
         if elapsed < FROM:
             return False
@@ -184,11 +184,8 @@ def _predicted(curve: Progress, standings: Standings) -> float:
     return curve.now / share if share > 0 else math.inf
 
 
-"""Share of the cap; early evaluations say little."""
-
-
 class Race(Cap):
-    """Cap, and stop trials worse at t than the incumbent at t / ``lag``, from a tenth of the cap on."""
+    """Cap, and from a tenth of the cap on stop trials whose best gain at t is below the incumbent's at t / ``lag``."""
 
     def __init__(self, lag: Annotated[float, Field(gt=1)] = 3.0) -> None:
         self.lag = lag

@@ -5,10 +5,11 @@
 3. From `EVIDENCE_FROM` of the budget: uncapped trials at the batch sizes that the answer compares with (largest
    without accumulation, default, a factor 4 to each side of the incumbent), because caps hide how slow they are and
    untuned learning rates inflate speed-ups.
-4. The rest in proportion to (incumbent / batch size's best)², at least half for neighbours of the incumbent.
+4. Then each in proportion to its weight (incumbent's value / batch size's best value)², at least ½ for neighbours of
+   the incumbent.
 
-If a quick answer's interval holds the incumbent, the answer sets where the ladder starts, and bracketing sizes outside
-the interval get one evidence trial.
+If a quick answer's interval holds the incumbent, step 2 starts from the quick answer's batch size, and step 3 runs one
+trial at sizes outside the interval.
 """
 
 from __future__ import annotations
@@ -21,24 +22,24 @@ from typing import Literal
 from bssearch.records import ParameterValue, TrialRecord
 from bssearch.search.history import TRIED_AGAIN, History, octaves
 
-FLOOR = 2  # a single trial is luck
+FLOOR = 2  # trials per batch size; a single one may be lucky
 
-EVIDENCE_FROM = 0.5  # budget share
+EVIDENCE_FROM = 0.5  # share of the budget spent before evidence trials start
 
-EVIDENCE_TRIALS = 3  # the fewest that tune a learning rate
+EVIDENCE_TRIALS = 3  # per batch size: the fewest that tune a learning rate
 
-RULED_OUT_TRIALS = 1  # for brackets outside the quick answer's interval
+RULED_OUT_TRIALS = 1  # evidence trials per batch size outside the quick answer's interval
 
-# Of successive evidence trials before a hit
+# Sources of the evidence trials at a batch size, in turn, until one reaches the target
 FIRST_SOURCES: tuple[Literal["transfer", "baseline", "sample"], ...] = ("transfer", "baseline", "sample")
 
 EVIDENCE_TRIES = len(FIRST_SOURCES)
 
-BRACKET_OCTAVES = 2  # with t = α + βB a factor 4 costs 56 % at most
+BRACKET_OCTAVES = 2  # if steps ∝ 1 + γ/B and take α + βB, a batch size 4 times off costs at most 56 %
 
-UNREACHED = 2.0  # assumed ratio to the incumbent
+UNREACHED = 2.0  # assumed ratio of best value to incumbent at a batch size without a hit
 
-NEIGHBOUR = 0.5  # minimum relative weight
+NEIGHBOUR = 0.5  # minimum weight of a neighbour of the incumbent
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ class Proposal:
 
 
 def propose(history: History) -> Proposal | None:
-    """Next proposal; None if no batch size is feasible."""
+    """Proposal for the next trial; None if no batch size is feasible."""
     default = propose_default(history)
     if default is not None or not history.feasible:
         return default
@@ -77,7 +78,7 @@ def propose(history: History) -> Proposal | None:
 
 
 def propose_default(history: History) -> Proposal | None:
-    """Default configuration until tried."""
+    """Proposal of the default configuration, until it was tried."""
     default = history.spec.default_configuration
     if default.batch_size in history.feasible and not history.tried(default):
         return Proposal(default.batch_size, "default", uncapped=True)
@@ -85,7 +86,7 @@ def propose_default(history: History) -> Proposal | None:
 
 
 def propose_evidence(history: History) -> Proposal | None:
-    """Next evidence trial, if any."""
+    """Proposal for the next evidence trial, if one is missing."""
     wanted = evidence_sizes(history)
     return _first_evidence(history, wanted) or _further_evidence(history, wanted)
 
@@ -124,7 +125,7 @@ def agrees_with_quick(history: History) -> bool:
 
 
 def evidence_sizes(history: History) -> list[int]:
-    """Batch sizes that the answer compares with."""
+    """Batch sizes that the answer compares with the best one."""
     centre = _centre(history)
     default = history.spec.default.batch_size
     is_apart = default in history.feasible and octaves(default, centre) >= 1

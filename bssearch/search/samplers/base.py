@@ -28,8 +28,8 @@ STARTUP_TRIALS = 6  # random trials before Optuna's model
 class Choice:
     """A configuration to try; ``sampled``: its coordinates, None if outside the space.
 
-    ``uncapped``: no other trial's time ends it early. ``expected_improvement``: expected gain of a further trial, as a
-    share of the incumbent's time.
+    ``uncapped``: other trials' times do not end this trial. ``expected_improvement``: expected gain of a further trial,
+    as a share of the incumbent's time.
     """
 
     configuration: Configuration
@@ -41,21 +41,22 @@ class Choice:
 class Sampler(ABC):
     """Chooses trials one by one, from the history and the study's seed alone.
 
-    Constructor parameters beside the spec are options. ``models_time``: evidence trials are chosen separately.
+    Constructor parameters beside the spec are options. ``models_time``: whether the planner adds evidence trials,
+    because this sampler models the time of every batch size.
     """
 
     models_time = False
 
     @abstractmethod
     def choose(self, history: History, batch_size: int | None = None) -> Choice | None:
-        """Next configuration, optionally at a batch size; None if exhausted."""
+        """Next configuration, optionally at a batch size; None if no configuration is left."""
 
     def contenders(self, history: History) -> Sequence[int]:
-        """Batch sizes that may match the best, if modelled."""
+        """Batch sizes that may be as fast as the best, if this sampler models them."""
         return ()
 
     def ending(self, history: History) -> str | None:
-        """Why no configuration is left, if so."""
+        """Message why no configuration is left; None if one is."""
         return None
 
 
@@ -75,7 +76,7 @@ def decoded(
     uncapped: bool = False,
     expected_improvement: float | None = None,
 ) -> Choice:
-    """Choice of coordinates at a batch size."""
+    """`Choice` of the configuration with these coordinates at a batch size."""
     return Choice(spec.space.decode(batch_size, sampled), sampled, uncapped, expected_improvement)
 
 
@@ -85,11 +86,11 @@ def default_choice(spec: StudySpec) -> Choice:
     return Choice(default, spec.space.encode(default), uncapped=True)
 
 
-MOST_CELLS = 1_000_000  # at one batch size: all of them are kept in memory
+MOST_CELLS = 1_000_000  # combinations at one batch size, all of which are kept in memory
 
 
 class Grid(Sampler):
-    """Every combination, shuffled by the study's seed.
+    """Every combination of the space's values, shuffled by the study's seed.
 
     Raises `UsageError` if the space has a range, or more than `MOST_CELLS` combinations.
     """
@@ -114,14 +115,14 @@ class Grid(Sampler):
         random.Random(spec.seed).shuffle(self._choices)
 
     def choose(self, history: History, batch_size: int | None = None) -> Choice | None:
-        """Untried feasible combination, or None."""
+        """Next untried combination at a feasible batch size, or None."""
         fitting = self._fitting(history)
         if batch_size is not None:
             fitting = [one for one in fitting if one.configuration.batch_size == batch_size]
         return next((one for one in fitting if not history.tried(one.configuration)), None)
 
     def ending(self, history: History) -> str | None:
-        """Line when all combinations are tried."""
+        """Message if all feasible combinations were tried, else None."""
         if self.choose(history) is not None:
             return None
         fitting = self._fitting(history)

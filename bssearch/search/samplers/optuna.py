@@ -1,11 +1,11 @@
 """Optuna's samplers for all parameters but the batch size.
 
 A spec names `tpe`, `gp`, `random`, ``optuna:CLASS`` or ``optunahub:PACKAGE``. Each proposal uses a new Optuna study of
-trials within an octave of the batch size, or as many as give enough. Optuna sees:
+trials within an octave of the batch size, or within more if they are few. Optuna sees:
 
-* trials with an objective figure: complete
-* pruned, capped, exhausted, diverged: pruned at one constant step, valued by the shortfall at equal time, so that no
-  cap is read as a time
+* trials with a value of the objective: complete
+* pruned, capped, exhausted, diverged: pruned at one constant step, valued by the gain missing to the incumbent's at
+  equal time, so that no cap is read as a time
 * out of memory: pruned, violating a constraint
 * running: running, not to be proposed twice
 * failed, lost, cancelled or outside the space: omitted
@@ -36,11 +36,11 @@ from bssearch.spec import StudySpec
 from bssearch.spec.parts import parameters_of
 from bssearch.spec.space import Dimension
 
-CENSORED_STEP = 1  # one step, so that Optuna compares all
+CENSORED_STEP = 1  # the same for all censored trials, so that Optuna compares them
 
 WORSE_THAN_ANY = 1e9
 
-# Other samplers store a generation or a place in a sequence
+# Samplers that store nothing in a trial; others store a generation or their place in a sequence
 WITHOUT_NOTES = (
     optuna.samplers.TPESampler,
     optuna.samplers.GPSampler,
@@ -65,12 +65,12 @@ class Asker:
         optuna.logging.set_verbosity(optuna.logging.ERROR)  # CMA-ES warns at every categorical choice
 
     def ask(self, told: Iterable[FrozenTrial], seed: int) -> dict[str, ParameterValue]:
-        """Coordinates to try."""
+        """Coordinates to try next."""
         params = self.study(told, seed).ask(self.distributions).params
         return {name: self._values[name][one] if name in self._values else one for name, one in params.items()}
 
     def study(self, told: Iterable[FrozenTrial], seed: int) -> optuna.Study:
-        """In-memory study of trials with a new sampler."""
+        """In-memory Optuna study of the trials ``told``, with a new sampler."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             sampler = self._make(seed=seed) if self._takes_seed else self._make()
@@ -83,7 +83,7 @@ class Asker:
         return study
 
     def _ask_for(self, told: FrozenTrial, study: optuna.Study) -> None:
-        """Let the sampler propose and finish a trial, which stores its attributes."""
+        # Let the sampler propose and finish a known trial, so that the sampler stores its attributes.
         study.enqueue_trial(told.params)
         trial = study.ask(self.distributions)
         assert trial.relative_params is not None, "enqueued parameters need no sampling"
@@ -160,7 +160,7 @@ class OptunaSampler(Sampler):
             ) from error
 
     def choose(self, history: History, batch_size: int | None = None) -> Choice | None:
-        """Next configuration, optionally at a batch size; None without a feasible one."""
+        """Next configuration, optionally at a batch size; None if no batch size is feasible."""
         if batch_size is not None:
             return decoded(self.spec, batch_size, self.ask(history, batch_size))
         proposal = allocation.propose(history)
@@ -174,7 +174,7 @@ class OptunaSampler(Sampler):
         return decoded(self.spec, proposal.batch_size, sampled, uncapped=proposal.uncapped)
 
     def ask(self, history: History, batch_size: int) -> dict[str, ParameterValue]:
-        """Coordinates at a batch size."""
+        """Coordinates that Optuna proposes at a batch size."""
         near = neighbours(history, batch_size, self.startup_trials)
         return self.asker.ask(self.told(history, near), self.spec.seed + len(history.trials))
 
@@ -269,7 +269,7 @@ def _named(found: type[BaseSampler]) -> type[OptunaSampler]:
 
 
 def neighbours(history: History, batch_size: int, enough: int) -> list[TrialRecord]:
-    """Trials within one octave of a batch size, or within enough to exceed ``enough``."""
+    """Trials within one octave of a batch size, or within as many as more than ``enough`` trials need."""
     distances = sorted(octaves(trial.configuration.batch_size, batch_size) for trial in history.trials)
     reach = max(1.0, distances[min(enough, len(distances) - 1)]) if distances else 1.0
     return [trial for trial in history.trials if octaves(trial.configuration.batch_size, batch_size) <= reach]

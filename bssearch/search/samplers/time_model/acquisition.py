@@ -1,8 +1,8 @@
 """Knowledge gradient per unit cost (Frazier et al. 2009) on the posterior of log time-to-target.
 
-Chooses the configuration whose next run should lower the lowest mean of the tried ones most, for its price. May repeat
-a lucky configuration. The posterior is a mixture over laws, departures from them, and seed noise; each part is a
-Gaussian process around a law with its own level.
+Chooses the configuration whose next run should most lower the least mean of the tried configurations, for its price.
+May repeat a lucky configuration. The posterior is a mixture over laws, departures from them, and seed noise; each part
+is a Gaussian process around a law with its own level.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from bssearch.search.samplers.time_model.candidates import (
 )
 
 LAWS = 512
-BEYOND_OCTAVES = 2.0  # margin of B_crit
+BEYOND_OCTAVES = 2.0  # range of B_crit beyond the batch sizes
 
 UNINFORMED = 0.2  # share of laws that ignores the gradient noise scale, a rough estimate
 
@@ -45,7 +45,7 @@ KNEE_OCTAVES = 2.0  # above B_crit, where the best learning rate may still grow
 LEFT = (0.4, 1.0)
 RIGHT = (0.7, 4.0)
 
-DEEPEST = 3.0  # in nats; trials this far behind all miss the target
+DEEPEST = 3.0  # largest cost of a learning rate, in nats; trials this far behind all miss the target
 
 LEVEL = 3.0  # prior deviation of the overall log time
 
@@ -53,7 +53,7 @@ LEVEL = 3.0  # prior deviation of the overall log time
 SIDE = 0.2
 SIDE_LENGTH = 0.7
 
-OWN = 0.05  # a configuration's effect
+OWN = 0.05  # prior deviation of a configuration's own effect
 
 # Length scales of departures in log2 batch size and log learning rate
 OCTAVES = 2.0
@@ -122,11 +122,11 @@ def _squares(values: Numbers, length: float) -> Numbers:
     return ((values[:, None] - values[None, :]) / length) ** 2
 
 
-SEED_NOISES = ((0.10, 0.3), (0.16, 0.4), (0.28, 0.3))  # with prior weights
+SEED_NOISES = ((0.10, 0.3), (0.16, 0.4), (0.28, 0.3))  # each with its prior weight
 
 DEPARTURES = (0.15, 0.50)
 
-# Before any trial
+# Seed noise and departure before any trial
 PRIOR_NOISE = 0.15
 PRIOR_DEPARTURE = 0.25
 
@@ -150,15 +150,15 @@ class Posterior:
         return {point: place for place, point in enumerate(self.points.tolist())}
 
     def place(self, point: int) -> int:
-        """Point's position."""
+        """Position of a point in the arrays."""
         return self._places[point]
 
     def places(self, points: Sequence[int]) -> Indices:
-        """Positions, skipping unknown points."""
+        """Positions of points; unknown points are skipped."""
         return np.array([self._places[point] for point in points if point in self._places], int)
 
     def after(self, place: int) -> Posterior:
-        """Posterior after a run that matched its mean."""
+        """Posterior after a run of one point whose result equals the point's mean."""
         column = self.covariance[:, place]
         known = np.outer(column, column) / (column[place] + self.seed_noise**2)
         return replace(self, covariance=self.covariance - known)
@@ -175,7 +175,7 @@ class _Data:
 
 @dataclass(frozen=True)
 class _Part:
-    """One seed noise and departure.
+    """Part of the mixture with one seed noise and departure.
 
     ``across``: covariance of all points with the data; ``root``: inverse Cholesky factor of the noisy data covariance;
     ``solved``: inverse covariance × residuals of each law.
@@ -190,14 +190,14 @@ class _Part:
 
 
 def prior(indices: Indices, points: Points, laws: Numbers) -> Posterior:
-    """Prior from log times (points, laws)."""
+    """Prior, given the log times of points by each law (points, laws)."""
     adds, departs = covariances(points)
     covariance = np.cov(laws) + adds + PRIOR_DEPARTURE**2 * departs
     return Posterior(indices, laws.mean(axis=1), covariance, PRIOR_NOISE)
 
 
 def condition(indices: Indices, points: Points, laws: Numbers, found: Extrapolation) -> Posterior:
-    """Posterior given ``found``; ``indices`` must contain its points."""
+    """Posterior given the predictions ``found``; ``indices`` must contain their points."""
     adds, departs = covariances(points)
     kept = np.searchsorted(indices, found.points)
     parts = []
@@ -210,7 +210,7 @@ def condition(indices: Indices, points: Points, laws: Numbers, found: Extrapolat
 
 
 def _by_point(places: Indices, found: Extrapolation, noise: float) -> _Data:
-    """Exact, because repeats differ by noise alone."""
+    # Averaging a point's runs is exact, because repeats differ by noise alone.
     where, group = np.unique(places, return_inverse=True)
 
     def summed(values: NDArray[Any]) -> Numbers:
@@ -241,7 +241,7 @@ def _part(laws: Numbers, covariance: Numbers, data: _Data, noise: float, log_pri
 
 
 def _residuals(off: Numbers, inverse: Numbers, data: _Data) -> tuple[Numbers, Numbers]:
-    """Bounds count only their shortfall."""
+    # A bound counts only if the law falls short of the bound.
     bounds = data.only_bounds
     if not bounds.any():
         return off, inverse @ off
@@ -281,7 +281,7 @@ def _matched(indices: Indices, laws: Numbers, parts: Sequence[_Part]) -> Posteri
     return Posterior(indices, mean, within + apart @ apart.T, math.sqrt(variance))
 
 
-SLOWEST_FALL = 0.3  # extrapolated step time / a smaller batch size's, at least
+SLOWEST_FALL = 0.3  # least ratio of an extrapolated step time to a smaller batch size's
 
 
 def step_seconds_at(known: Mapping[int, float], batch_size: int) -> float:
@@ -295,17 +295,17 @@ def step_seconds_at(known: Mapping[int, float], batch_size: int) -> float:
     return max(known[low] + slope * (batch_size - low), SLOWEST_FALL * known[low])
 
 
-MOST_TRIED = 128  # the best, and a sample of the rest
+MOST_TRIED = 128  # points with runs that count: the best, and a sample of the rest
 
-PROMISING = 3  # best points with neighbours
+PROMISING = 3  # best points whose neighbours are candidates
 
 # Score: gain / price^`COST_POWER`; minimum price as a share of the incumbent's time
 COST_POWER = 0.5
 LEAST_COST = 0.35
 
-BEHIND = 0.1  # in nats; a trial this far behind will probably be pruned
+BEHIND = 0.1  # in nats; a trial this far behind the incumbent will probably be pruned
 
-NOT_AGAIN = 1e6  # exceeds any gain
+NOT_AGAIN = 1e6  # penalty that exceeds any gain
 
 # Normal quadrature
 NODES = np.linspace(-4.0, 4.0, 25)
@@ -344,10 +344,7 @@ class KnowledgeGradient:
         """Largest expected gain at the last ask, in nats; ∞ before a hit."""
 
     def ask(self, runs: Sequence[Run], batch_size: int | None = None) -> int:
-        """Next point, by default at any batch size; the default if there are no runs.
-
-        With a ``batch_size``, the price does not count.
-        """
+        """Point to run next; the default if there are no runs. At a given ``batch_size``, the price does not count."""
         if not runs and batch_size is None:
             return self._default
         posterior, error = self._posterior(runs)
@@ -363,7 +360,7 @@ class KnowledgeGradient:
         return int(posterior.points[np.argmax(score + 1e-12 * self._rng.random(len(score)))])
 
     def incumbent(self, runs: Sequence[Run]) -> int | None:
-        """Point with the lowest mean among those that reached the target."""
+        """Point with the least mean among points that reached the target."""
         hits = sorted({run.point for run in runs if run.hit is not None})
         if not hits:
             return None
@@ -374,7 +371,7 @@ class KnowledgeGradient:
     def contenders(self, runs: Sequence[Run]) -> list[int]:
         """Batch sizes that may match the incumbent, ascending; all before a hit.
 
-        Their mean less one standard deviation is within `FLAT_RATIO` of the incumbent's.
+        Their mean less one standard deviation is within `FLAT_RATIO` of the incumbent's mean.
         """
         incumbent = self.incumbent(runs)
         if incumbent is None:
@@ -429,7 +426,7 @@ class KnowledgeGradient:
 
 @cache
 def _linear_algebra() -> ThreadpoolController:
-    """Beside trials that use every core, two BLAS threads wait for each other for seconds."""
+    # Beside trials that use every core, two BLAS threads wait for each other for seconds.
     return ThreadpoolController()
 
 
@@ -440,10 +437,8 @@ def _after(posterior: Posterior, running: Sequence[int]) -> Posterior:
 
 
 def _improvements(posterior: Posterior, tried: Indices, behind: Numbers) -> Numbers:
-    """Expected drop, in nats, of the lowest mean among ``tried`` and each point.
-
-    ``behind`` adds noise: a pruned run says less.
-    """
+    # Expected drop, in nats, of the least mean among `tried` and each point. `behind` adds noise, because a run that
+    # will be pruned says less.
     variance = np.diag(posterior.covariance)
     noise = np.sqrt(np.maximum(variance, 1e-9) + posterior.seed_noise**2 + behind**2)
     moves = posterior.covariance[tried] / noise

@@ -18,9 +18,9 @@ from bssearch.spec.space.search_space import REFERENCE_LEARNING_RATE
 Numbers = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
-SPREAD = 220
+SPREAD = 220  # points of the Latin hypercube
 
-STEPS = (0.05, 0.2)  # shares of a range
+STEPS = (0.05, 0.2)  # from a point to its neighbours, as shares of a range
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class SpaceCandidates:
         return self._chosen[index]
 
     def add(self, batch_size: int, coordinates: Coordinates) -> int:
-        """Permanent index of a point."""
+        """Add a point for good; return its index."""
         self._forget_made()
         index = self._add(batch_size, coordinates)
         self._kept = len(self._keys)
@@ -70,7 +70,7 @@ class SpaceCandidates:
         return Points(rows[:, 0], rows[:, 1], rows[:, 2:])
 
     def among(self, tried: Sequence[int], best: Sequence[int], rng: np.random.Generator) -> Indices:
-        """Tried points, neighbours of the best, and a Latin hypercube."""
+        """Indices of tried points, neighbours of the best, and a Latin hypercube."""
         self._forget_made()
         near = [neighbour for one in best for neighbour in self._neighbours(*self._chosen[one], rng)]
         shares = latin_hypercube(SPREAD, 1 + len(self._dimensions), rng)
@@ -126,7 +126,7 @@ class SpaceCandidates:
 
 
 def columns_of(values: Sequence[ParameterValue], ordered: Sequence[ParameterValue]) -> list[list[float]]:
-    """Columns in [0, 1]: the rank if numeric, else one-hot."""
+    """Columns of values in [0, 1]: ranks if numeric, else one-hot."""
     if all(is_number(value) for value in ordered):
         last = max(1, len(ordered) - 1)
         return [[ordered.index(value) / last for value in values]]
@@ -189,13 +189,13 @@ def order_of(value: ParameterValue) -> tuple[str, object]:
     return ("", value) if is_number(value) else (type(value).__name__, str(value))
 
 
-WINNERS = 12
+WINNERS = 12  # fastest runs to compare with
 
 LATE = 0.7  # predictions are averaged after this share of a trial's time
 
 FIRST_SHARE = 1e-3  # smallest resolved share of a winner's time
 
-WORST = 6.0  # slower than the fastest winner by this factor, a trial gives only a bound
+WORST = 6.0  # if slower than the fastest winner by this factor, a trial gives only a bound
 
 BOUND_DEVIATION = 0.3
 
@@ -205,7 +205,7 @@ ERROR_TRIALS = 4
 
 EARLY = 0.1  # running trials count from this share of the fastest winner's time
 
-AT_CHANCE = 0.05  # share of the way from the worst metric to the target
+AT_CHANCE = 0.05  # share of the way from the worst first metric to the target below which a trial has learned nothing
 
 
 @dataclass(slots=True)
@@ -223,8 +223,8 @@ class Run:
 class Extrapolation:
     """Log predicted seconds to the target; arrays have shape (runs,).
 
-    ``variance`` excludes seed noise. ``error``: standard deviation in log seconds of a prediction from share F, per log
-    1/F.
+    ``variance`` excludes seed noise. ``error``: standard deviation in log seconds of a prediction at share F of the
+    time to the target, per log 1/F.
     """
 
     points: NDArray[np.int64]
@@ -247,9 +247,9 @@ class _Winner:
 
 
 def extrapolate(runs: Sequence[Run], target_gain: float, most_points: int) -> Extrapolation | None:
-    """Predictions of all informative runs; None without a reference run.
+    """Predicted seconds of all informative runs; None without a reference run.
 
-    Above ``most_points``, keeps the best and samples the rest.
+    Of more than ``most_points``, the best are kept and the rest is sampled.
     """
     early = EARLY * min((run.hit for run in runs if run.hit is not None), default=0.0)
     shown = [

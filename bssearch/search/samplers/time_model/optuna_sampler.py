@@ -116,7 +116,7 @@ class TimeToTargetSampler(optuna.samplers.BaseSampler):
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """Model's suggestion; {} until the parameters are known."""
+        """The model's suggestion; {} until the parameters are known."""
         if not set(search_space) >= NEEDED:
             return {}
         space = _Space(search_space)
@@ -136,7 +136,7 @@ class TimeToTargetSampler(optuna.samplers.BaseSampler):
     def sample_independent(
         self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        """Default's value in the first trial, else a random one."""
+        """The default's value in the first trial, else a random value."""
         if trial.number == 0 and param_name in self._default:
             value = self._default[param_name]
             if not param_distribution._contains(param_distribution.to_internal_repr(value)):

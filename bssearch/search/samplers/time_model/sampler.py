@@ -18,7 +18,7 @@ from bssearch.spec import StudySpec
 class TimeModelSampler(Sampler):
     """Chooses trials by `KnowledgeGradient`; cached state only saves time.
 
-    ``startup_trials`` configures `tpe`, the fallback unless trials race.
+    ``startup_trials`` counts only for `tpe`, which replaces this sampler unless trials race.
     """
 
     models_time = True
@@ -32,7 +32,7 @@ class TimeModelSampler(Sampler):
         self._settled: set[int] = set()
 
     def choose(self, history: History, batch_size: int | None = None) -> Choice | None:
-        """Most promising configuration, optionally at a batch size or the nearest; None without a feasible one."""
+        """Most promising configuration, optionally at one batch size; None if no batch size is feasible."""
         model = self._model(history)
         if model is None:
             return None
@@ -89,7 +89,7 @@ class TimeModelSampler(Sampler):
         )
 
     def _has_late(self, new: Sequence[TrialRecord], sizes: list[int]) -> bool:
-        """Queued trials may report late."""
+        # Enqueued trials may run after trials with larger numbers.
         last = max(self._runs, default=0)
         return any(trial.number < last and trial.number not in self._runs and _has_point(trial, sizes) for trial in new)
 
@@ -115,7 +115,7 @@ def _has_point(trial: TrialRecord, sizes: list[int]) -> bool:
 
 
 def _noise_scale(history: History) -> float | None:
-    """As the optimizer sees gradients."""
+    # As the optimizer sees gradients: Adam's own scale, if measured.
     measured = [trial.outcome.noise for trial in history.in_state(TrialState.REACHED) if trial.outcome is not None]
     scales = [scale for one in measured if (scale := one.adam_scale or one.scale) is not None and scale > 0]
     before = None if history.quick is None else history.quick.noise_scale
