@@ -25,7 +25,7 @@ from typing import Any
 
 
 class BSSearchError(Exception):
-    """Base class, with the message, the hint and the exit code.
+    """Base class of all errors, with message, hint and exit code.
 
     Example: ``except bssearch.BSSearchError as error: print(error, error.hint)``
     """
@@ -42,7 +42,7 @@ class BSSearchError(Exception):
 
 
 class UsageError(BSSearchError):
-    """The request is wrong.
+    """The user's request is wrong.
 
     Example: ``except bssearch.UsageError as error: print(error.hint)``
     """
@@ -110,7 +110,7 @@ class DatabaseError(BSSearchError):
 
 
 class SchemaError(DatabaseError):
-    """The schema is missing, or not this version's.
+    """The database schema is missing, or of another version.
 
     Example: ``except bssearch.SchemaError as error: print(error.hint)``
     """
@@ -157,7 +157,7 @@ class InterruptedRunError(BSSearchError):
     exit_code = 130
 
 
-# Pydantic's phrases, and bssearch's instead.
+# Pydantic's phrases and their replacements.
 PHRASES = {
     "Input should be ": "must be ",
     "Input should ": "must ",
@@ -169,14 +169,14 @@ PHRASES = {
 
 
 def remedy_of_import(error: BaseException) -> str:
-    """How to install a missing package, after the words of the error; empty for other errors."""
+    """Advice to install a missing package, to append to the error's message; empty for other errors."""
     if not isinstance(error, ModuleNotFoundError) or error.name is None:
         return ""
     return f"; if it is a package, install it: {sys.executable} -m pip install {error.name.partition('.')[0]}"
 
 
 def problem_in_words(problem: Mapping[str, Any]) -> str:
-    """Problem of pydantic's ``errors()`` in plain words."""
+    """Message of one of pydantic's ``errors()``, in plain words."""
     message: str = problem["msg"]
     if message.startswith("Input should"):
         for theirs, ours in PHRASES.items():

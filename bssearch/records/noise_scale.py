@@ -39,7 +39,7 @@ class Norms:
 
     @property
     def are_finite(self) -> bool:
-        """True if both bounds are finite."""
+        """True if both norms are finite."""
         return math.isfinite(self.small) and math.isfinite(self.big)
 
 
@@ -71,7 +71,7 @@ class NoiseScaleInterval:
 
 
 def gradient_noise(passes: Sequence[Pass], seconds: float | None = None) -> GradientNoise:
-    """Estimate the noise scale; below `FEWEST_PASSES` only its moments."""
+    """Estimate the noise scale; from fewer than `FEWEST_PASSES` passes, only its moments."""
     if not passes:
         return GradientNoise(seconds=seconds)
     plain = [moments(one, one.plain) for one in passes]
@@ -168,7 +168,7 @@ def estimate(pairs: Sequence[tuple[float, float]]) -> NoiseScaleInterval:
 
 
 def _of_trials(moments: Numbers, weights: Numbers) -> NoiseScaleInterval:
-    """Linearised ratio (Cochran 1977, ch. 6); t has (Σw)²/Σw² − 1 degrees of freedom (Kish 1965)."""
+    """Linearised ratio over trials (Cochran 1977, ch. 6); t has (Σw)²/Σw² − 1 degrees of freedom (Kish 1965)."""
     values, unit = _scaled(moments)
     shares = weights / weights.sum()
     means = shares @ values

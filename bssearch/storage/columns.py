@@ -44,7 +44,7 @@ LARGEST = 1e300
 MOST_SENTENCES = 1_000
 MOST_KEYS = 1_000  # of a configuration
 LONGEST_VALUE = 10_000  # characters of a key or value of a configuration
-MOST_VALUES = 200_000  # of a spec or an answer
+MOST_VALUES = 200_000  # values in a spec or an answer
 DEEPEST = 50
 
 NAMING_CONVENTION = {
@@ -63,7 +63,7 @@ class UtcDateTime(TypeDecorator[datetime]):
     cache_ok = True
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """Raise `ValueError` without a time zone."""
+        """Convert to UTC; raise `ValueError` without a time zone."""
         if value is None:
             return None
         if value.tzinfo is None:
@@ -71,7 +71,7 @@ class UtcDateTime(TypeDecorator[datetime]):
         return value.astimezone(UTC)
 
     def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """An aware datetime."""
+        """Read a stored time as UTC."""
         if value is None:
             return None
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
@@ -90,7 +90,7 @@ class FiniteFloat(TypeDecorator[float]):
         return value
 
     def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[float | None], float | None]:
-        """Refuse the same when reading, by one call per value: a trial has 37 of them."""
+        """Refuse NaN and infinities in rows too, by one call per value: a trial has 37 floats."""
         return partial(self.process_bind_param, dialect=dialect)
 
 
@@ -116,11 +116,11 @@ class Sentences(TypeDecorator[tuple[str, ...]]):
     cache_ok = True
 
     def process_bind_param(self, value: tuple[str, ...] | None, dialect: Dialect) -> str | None:
-        """Join sentences."""
+        """Join sentences to lines."""
         return None if value is None else "\n".join(" ".join(sentence.split()) for sentence in value)
 
     def process_result_value(self, value: str | None, dialect: Dialect) -> tuple[str, ...] | None:
-        """Split the lines."""
+        """Split a text into its lines, the sentences."""
         if value is None:
             return None
         found = value.splitlines()
@@ -138,9 +138,9 @@ def json_kind(value: object) -> str:
 
 
 def json_fault(value: object, *, of_scalars: bool) -> str | None:
-    """Say why a JSON value is no stored object; None if it is one.
+    """Reason why a JSON value cannot be a stored object; None if it can.
 
-    ``of_scalars``: the object holds a configuration: booleans, numbers, texts and nulls.
+    ``of_scalars``: the object may hold only booleans, numbers, texts and nulls, as a configuration does.
     """
     if not isinstance(value, dict):
         return f"{json_kind(value)}; expected an object"
@@ -193,7 +193,9 @@ class StoredObject(TypeDecorator[Mapping[str, Any]]):
             raise ValueError(f"a stored object is {fault}")
         return value
 
-    process_result_value = process_bind_param  # another program may have stored it; the store then names the row
+    process_result_value = (
+        process_bind_param  # another program may have stored the value; `Database` then names the row
+    )
 
 
 def enum(kind: type[StrEnum], name: str) -> Enum:
@@ -278,7 +280,7 @@ PREFIXES: Mapping[type, str] = {
 
 @cache
 def layout(record_type: type) -> dict[str, type | None]:
-    """Field names with their nested record types, if any."""
+    """Fields of a record type, each with its nested record type or None."""
     hints = typing.get_type_hints(record_type)
     return {field.name: _nested(hints[field.name]) for field in fields(record_type)}
 
@@ -289,7 +291,7 @@ def _nested(hint: object) -> type | None:
 
 
 def column_types(record_type: type, *, without: str | None = None) -> dict[str, Any]:
-    """A record's column types in order."""
+    """Columns of a record type, in order, with their Python types."""
     hints = typing.get_type_hints(record_type)
     found: dict[str, Any] = {}
     for name, nested in layout(record_type).items():
@@ -301,7 +303,7 @@ def column_types(record_type: type, *, without: str | None = None) -> dict[str, 
 
 
 def paths(record_type: type, path: str = "") -> dict[str, str]:
-    """Columns of a record, also of nested ones, with the paths of their attributes."""
+    """Columns of a record type and its nested records, with the paths of their attributes."""
     prefix = PREFIXES[record_type]
     found: dict[str, str] = {}
     for name, nested in layout(record_type).items():
@@ -310,7 +312,7 @@ def paths(record_type: type, path: str = "") -> dict[str, str]:
 
 
 def to_columns(record: DataclassInstance, prefix: str = "") -> dict[str, Any]:
-    """Column values without missing nested records."""
+    """Column values of a record; a nested record that is None adds none."""
     columns: dict[str, Any] = {}
     for name, nested in layout(type(record)).items():
         value = getattr(record, name)
@@ -324,7 +326,7 @@ def to_columns(record: DataclassInstance, prefix: str = "") -> dict[str, Any]:
 def from_columns(
     record_type: type[Record], columns: Mapping[str, Any] | RowMapping, *, absent: str | None = None, prefix: str = ""
 ) -> Record:
-    """Build a record; the nested record ``absent`` is None."""
+    """Build a record from its columns; the nested record ``absent`` is None."""
     names, own_columns, nested = _plan(record_type, prefix)
     values = dict(zip(names, own_columns(columns), strict=True))
     for name, inner in nested.items():

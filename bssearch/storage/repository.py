@@ -82,7 +82,7 @@ class Transfer(StorePart):
         return copy.running
 
     def read(self, names: Collection[str] | None, source: str) -> list[Copy]:
-        """Read named studies, or all not archived, without running trials.
+        """Read the named studies (default: all not archived) without their running trials.
 
         ``source`` names the database in messages. Raises `NotFoundError`, or `DatabaseError` for an invalid row.
         """
@@ -95,7 +95,7 @@ class Transfer(StorePart):
 
     @patiently
     def join(self, copies: Sequence[Copy], *, name: str | None = None, dry_run: bool = False) -> list[Joined]:
-        """Insert missing rows in one transaction; return their counts.
+        """Insert the rows that this database lacks in one transaction; return their counts.
 
         A new first study is called ``name``. Raises `UsageError` for a contradiction or a taken name.
         """
@@ -110,7 +110,7 @@ class Transfer(StorePart):
 
 
 class Store(Database):
-    """An open database; threads may share it. For writing, it waits for an unreachable server (`Patience`).
+    """An open database; threads may share it. If opened for writing, calls wait for an unreachable server (`Patience`).
 
     Any method of its parts may raise `DatabaseError`; with a study's name, `NotFoundError`.
 
