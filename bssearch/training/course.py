@@ -26,12 +26,12 @@ from bssearch.records import (
 )
 from bssearch.records.curves import Crossing, crossing, with_crossing
 
-# at most, in the full limit of train seconds: a crossing is then known to 0.1% of the limit
+# most evaluations in the full limit of train seconds: a crossing is then known to 0.1% of the limit
 EVALUATIONS_PER_LIMIT = 1000
 
 EVALUATION_SHARE = 0.2  # largest share of a trial's train and evaluation seconds
 
-FEWEST_EVALUATIONS = 20  # at least, in the full limit: a crossing is then known to 5% of the limit
+FEWEST_EVALUATIONS = 20  # in the full limit: a crossing is then known to 5% of the limit
 
 
 def eval_every_steps(step_seconds: float, evaluation_seconds: float, full_limit: float) -> int:
@@ -60,7 +60,7 @@ WINDOW_SHARE = 0.9  # a metric is near the target after this share of the way fr
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """A trial's end; ``asked``: by the caller."""
+    """A trial's end; ``asked``: the caller stopped the trial."""
 
     state: TrialState
     reason: str
@@ -87,7 +87,7 @@ class CourseProgress:
         return max(self.peaks, default=None)
 
     def note_peak(self, peak: int | None) -> None:
-        """Keep a peak before other work is measured."""
+        """Keep a memory peak before other work resets the meter."""
         if peak is not None:
             self.peaks.append(peak)
 
@@ -112,7 +112,7 @@ class Approach:
     first: float | None = None
 
     def is_near(self, metric: float) -> bool:
-        """True near or past the target."""
+        """True if the metric is near or past the target (`WINDOW_SHARE`)."""
         if self.first is None:
             self.first = metric
         way = max(0.0, self.target.shortfall(self.first))
@@ -126,7 +126,7 @@ def not_finite(what: str, value: float) -> str:
 
 
 def paused(ending: Ending, checkpoint: str | None, save: Callable[[str], str | None]) -> Ending:
-    """A trial's ending: a pause is saved, or becomes pruned. ``save`` returns a problem or None."""
+    """Save a paused trial, or end it as pruned if that fails; ``save`` returns a problem or None."""
     if ending.state is not TrialState.PAUSED:
         return ending
     if checkpoint is None:
@@ -141,7 +141,7 @@ def paused(ending: Ending, checkpoint: str | None, save: Callable[[str], str | N
 
 
 def first_line(error: BaseException) -> str:
-    """An error's type and first line."""
+    """Type and first line of an error."""
     return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}".rstrip(": ")
 
 
@@ -191,7 +191,7 @@ class Course:
         return Ending(self._plan.limit_state, f"the limit of {limit:.4g} train seconds passed")
 
     def stuck_at_chance(self, train_seconds: float, where: str) -> Ending | None:
-        """End a trial that stayed at chance for half of the whole budget.
+        """Ending of a trial that stayed at chance for half of the whole budget.
 
         The incumbent's limit does not count: it may be shorter than a large batch's warmup.
         """
@@ -221,7 +221,7 @@ class Course:
         return Ending(TrialState.REACHED, f"{self.progress.reached}, then trained on: {ending.reason}")
 
     def with_target(self, outcome: TrialOutcome) -> TrialOutcome:
-        """Add the crossing, or the last miss."""
+        """Add the crossing, or the last miss, to an outcome."""
         found, last = self.progress.crossing, self.progress.last
         if found is None and last is not None:
             return replace(outcome, last_miss_step=last.step, last_miss_seconds=last.train_seconds)

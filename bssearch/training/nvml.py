@@ -34,7 +34,7 @@ SLOWDOWNS = {
 }
 
 _WORKER = "bssearch.executors.worker"
-_TRIAL_MODULES = "bssearch.executors."  # of workers and hosts of scripts
+_TRIAL_MODULES = "bssearch.executors."  # modules of workers and hosts of scripts
 
 
 def other_processes(device: torch.device) -> list[tuple[int, str]]:
@@ -45,7 +45,7 @@ def other_processes(device: torch.device) -> list[tuple[int, str]]:
 def known_other_processes(device: torch.device) -> list[tuple[int, str]] | None:
     """Id and name of programs computing on a device; None if unknown.
 
-    Leaves out our ancestors, descendants and driver's workers. A container may show the host's ids.
+    Leaves out this process's ancestors, descendants and driver's workers. In a container, NVML may list the host's ids.
     """
     listed = listed_processes(device)
     if listed is None or (os.getpid() not in listed and torch.cuda.memory_reserved(device) > 0):
@@ -79,7 +79,7 @@ def throttle_reasons(device: torch.device) -> list[str]:
 
 
 def known_throttle_reasons(device: torch.device) -> list[str] | None:
-    """Why the device is slow now."""
+    """Reasons why the device's clock is low now; None if unknown."""
 
     def read(library: Any, handle: Any) -> list[str]:
         active = int(library.nvmlDeviceGetCurrentClocksEventReasons(handle))
@@ -89,7 +89,7 @@ def known_throttle_reasons(device: torch.device) -> list[str] | None:
 
 
 def is_power_capped(device: torch.device) -> bool:
-    """True at the power limit."""
+    """True if the device is at its power limit."""
     return POWER_CAP in throttle_reasons(device)
 
 
@@ -193,7 +193,7 @@ class DeviceMeter:
         self.start()
 
     def start(self) -> None:
-        """Reset."""
+        """Reset the readings."""
         self._joules = self._seconds = self._began = 0.0
         self._counter: float | None = None
         self._clocks: list[float] = []
@@ -220,12 +220,12 @@ class DeviceMeter:
             self._reasons = (self._reasons or {}) | dict.fromkeys(reasons)
 
     def state(self) -> dict[str, Any]:
-        """The readings."""
+        """Readings to save."""
         reasons = None if self._reasons is None else list(self._reasons)
         return {"joules": self._joules, "seconds": self._seconds, "clocks": self._clocks, "reasons": reasons}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Add an earlier part, on any device."""
+        """Add the readings saved at a pause, of any device."""
         self._joules += state["joules"]
         self._seconds += state["seconds"]
         self._clocks = [*state["clocks"], *self._clocks]

@@ -26,7 +26,7 @@ def warmup_steps(warmup_epochs: float, train_samples: int, batch_size: int) -> i
 
 
 def horizon_steps(horizon_samples: float, batch_size: int) -> int:
-    """Fewest steps (≥ 1) over ``horizon_samples``."""
+    """Fewest steps (≥ 1) that see ``horizon_samples``."""
     return max(1, math.ceil(horizon_samples / batch_size))
 
 
@@ -132,8 +132,8 @@ def schedule_for(workload: Workload, configuration: Configuration, train_samples
 class BranchSchedule(RateSchedule):
     """The run's schedule for ``horizon_steps`` steps after a checkpoint at step ``offset``.
 
-    With a new optimizer state the rate may rise over ``rise`` steps: step s uses (s + 1)/(rise + 1) of it. The run's
-    warmup does not count.
+    With a new optimizer state the rate may rise over ``rise`` steps: step s uses (s + 1)/(rise + 1) of the rate. The
+    run's warmup does not count.
     """
 
     run: RateSchedule
