@@ -112,7 +112,7 @@ def make_guarded_folder(path: Path) -> None:
 
 
 def _make_for_a_group(path: Path) -> None:
-    """Make a folder for the parent's group; give it its name last, so that no member is refused."""
+    # The folder gets its name last, so that no member is refused.
     draft = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
     try:
         os.chown(draft, -1, path.parent.stat().st_gid)
@@ -193,7 +193,7 @@ def _opened(path: Path, draft: Path, binary: bool) -> Iterator[Any]:
 
 
 def _rename(paths: Sequence[Path], drafts: Sequence[Path], targets: Sequence[Path]) -> None:
-    """Rename drafts into place; on failure restore the earlier files."""
+    # On failure, the earlier files are restored.
     aside = [_beside(target, "old") for target in targets[:-1]]
     placed: list[Path] = []
     try:

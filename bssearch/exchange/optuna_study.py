@@ -120,7 +120,7 @@ def optuna_storage(url: URL, *, address: URL | None = None) -> Iterator[RDBStora
 
 
 def _check_numbers(trial: FrozenTrial) -> None:
-    """Raise ValueError for values that are not numbers, and names that are not texts: SQLite stores any type."""
+    # SQLite stores any type.
     for name in (*trial.params, *trial.user_attrs, *trial.system_attrs):
         if not isinstance(name, str):
             raise ValueError(f"trial {trial.number} has the name {name!r:.60}; expected a text")
@@ -157,7 +157,7 @@ def _failures_of_reading(url: URL) -> Iterator[None]:
 
 @contextmanager
 def _reading(url: URL) -> Iterator[RDBStorage]:
-    """Open for reading alone; raise `UsageError` if a table is missing: Optuna would create it."""
+    # Optuna would create missing tables.
     address, path = url, sqlite_file(url)
     if path is not None:
         place = f"file:{quote(str(path.absolute()))}"
@@ -376,7 +376,7 @@ def _local(moment: datetime) -> datetime:
 
 
 class _Parameters:
-    """Parameters that vary, with the space's distributions widened to all configurations."""
+    # Distributions of the space, widened to all configurations.
 
     def __init__(self, space: SearchSpace, configurations: Sequence[Configuration]) -> None:
         self._dimensions = {one.name: one for one in space.dimensions() if one.name != REFERENCE_LEARNING_RATE}
@@ -513,7 +513,7 @@ def _refuse_others(url: URL) -> None:
 
 
 def _insert(connection: Connection, study: OptunaStudy) -> None:
-    """Fill Optuna 5's tables (schema 12)."""
+    # Optuna 5's tables (schema 12)
     from optuna.storages._rdb import models
 
     added = connection.execute(insert(models.StudyModel).values(study_name=study.name))

@@ -168,7 +168,7 @@ def estimate(pairs: Sequence[tuple[float, float]]) -> NoiseScaleInterval:
 
 
 def _of_trials(moments: Numbers, weights: Numbers) -> NoiseScaleInterval:
-    """Linearised ratio over trials (Cochran 1977, ch. 6); t has (Σw)²/Σw² − 1 degrees of freedom (Kish 1965)."""
+    # Linearised ratio over trials (Cochran 1977, ch. 6); t has (Σw)²/Σw² − 1 degrees of freedom (Kish 1965)
     values, unit = _scaled(moments)
     shares = weights / weights.sum()
     means = shares @ values
@@ -178,7 +178,7 @@ def _of_trials(moments: Numbers, weights: Numbers) -> NoiseScaleInterval:
 
 
 def _scaled(values: Numbers) -> tuple[Numbers, Numbers]:
-    """Scale moments by their largest: a tiny ‖G‖² would underflow when squared."""
+    # Without scaling, a tiny ‖G‖² would underflow when squared.
     unit = np.maximum(np.abs(values).max(axis=0), np.finfo(np.float64).tiny)
     return values / unit, unit
 
@@ -198,7 +198,7 @@ def _fieller(means: Numbers, covariance: Numbers, freedom: float, unit: Numbers)
 
 
 def _covariance_of_means(values: Numbers, block: int) -> Numbers:
-    """Limit of the circular block bootstrap over its expectation, 1 − block/passes."""
+    # Limit of the circular block bootstrap over its expectation, 1 − block/passes
     count = len(values)
     deviations = values - values.mean(axis=0)
     of_blocks = sum(np.roll(deviations, -shift, axis=0) for shift in range(block)) / block

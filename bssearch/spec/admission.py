@@ -64,7 +64,7 @@ def problem_with(spec: StudySpec, configuration: Configuration, *, in_bounds: bo
 
 
 def _problem_with_types(configuration: Configuration) -> str | None:
-    """Check types, because SQLite columns hold any type."""
+    # SQLite columns hold any type.
     counts = {name: getattr(configuration, name) for name in COUNTS}
     if (problem := _problem_with_counts(counts)) is not None:
         return problem
@@ -147,7 +147,7 @@ def _problem_with_parameters(spec: StudySpec, configuration: Configuration) -> s
 
 
 def _is_default_of(spec: StudySpec, configuration: Configuration) -> bool:
-    """True for the default configuration, also if carried to another batch size."""
+    # Also true for the default carried to another batch size.
     default, space, size = spec.default_configuration, spec.space, configuration.batch_size
     if configuration.trains_like(default):
         return True

@@ -133,7 +133,7 @@ class DefaultSpec(StrictModel):
 
 
 def _with_option(data: Any, name: str, default: Any) -> Any:
-    """Move an option into ``options``; earlier versions stored it beside the part's name."""
+    # Earlier versions stored the option beside the part's name.
     if not isinstance(data, Mapping) or name not in data or not isinstance(data.get("options", {}), Mapping):
         return data
     rest = {key: value for key, value in data.items() if key != name}

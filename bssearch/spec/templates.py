@@ -320,7 +320,7 @@ class Template:
                 raise SpecError(f"values.{problems[0]}", hint="bssearch schema spec prints every field")
 
     def _names_above(self, key: str) -> Iterator[tuple[str, ...]]:
-        """Yield overrides of the names above a key, which decide whether the key exists."""
+        # Names above a key, such as sampler.name, decide whether the key exists.
         yield ()
         parts = key.split(".")
         for depth in range(1, len(parts)):

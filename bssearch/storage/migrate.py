@@ -237,10 +237,8 @@ def _refuse_other_roles(connection: Connection, roles: Roles) -> None:
 
 
 def _take_turn(connection: Connection) -> None:
-    """Lock the version table, and create it first if it is missing: one login at a time upgrades a server.
-
-    A login that may not change the table takes no lock, because it cannot upgrade.
-    """
+    # One login at a time upgrades a server. A login that may not change the version table cannot upgrade: it takes no
+    # lock.
     if connection.dialect.name != "postgresql":
         return
     if not _has_version_table(connection):
@@ -251,7 +249,7 @@ def _take_turn(connection: Connection) -> None:
 
 
 def _create_version_table(connection: Connection) -> None:
-    """Create the table as Alembic does. If another session creates it, wait for its commit."""
+    # As Alembic creates the table. If another session creates it, wait for its commit.
     columns = f"version_num VARCHAR(32) NOT NULL, CONSTRAINT {VERSION_TABLE}_pkc PRIMARY KEY (version_num)"
     try:
         with connection.begin_nested():

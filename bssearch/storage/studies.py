@@ -333,20 +333,19 @@ def add_study(database: Database, connection: Connection, finished: FinishedStud
 
 
 def _stored(connection: Connection, name: str, values: Sequence[Any]) -> Iterable[Any]:
-    """A column's values for the database driver; SQLAlchemy takes three times as long to convert each row."""
+    # SQLAlchemy takes three times as long to convert each row.
     convert = TrialRow.__table__.c[name].type.dialect_impl(connection.dialect).bind_processor(connection.dialect)
     return values if convert is None else map(convert, values)
 
 
 @cache
 def _attributes() -> dict[str, str]:
-    """Columns that a `FinishedTrial` fills, with the paths of its attributes."""
+    # Columns that a `FinishedTrial` fills, with the paths of its attributes
     own = {"phase": "phase", "seed": "seed", "train_seconds_limit": "train_seconds_limit", "state": "outcome.state"}
     return own | paths(Configuration, "configuration.") | paths(TrialOutcome, "outcome.")
 
 
 def _literal(connection: Connection, name: str, value: object) -> ColumnElement[Any]:
-    """Value of a trial's column as an SQL literal."""
     bound = literal(value, TrialRow.__table__.c[name].type)
     return literal_column(str(bound.compile(dialect=connection.dialect, compile_kwargs={"literal_binds": True})))
 

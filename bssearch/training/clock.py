@@ -226,7 +226,7 @@ class _Segment:
     last_wait_seconds: float = 0.0
 
     def working_seconds(self, seconds: float) -> float:
-        """Seconds without waits; see `CudaClock.host_bound_share`."""
+        # Seconds without waits; see `CudaClock.host_bound_share`.
         working = seconds - self.waited_seconds
         if self.steps and self.last_wait_seconds > seconds / self.steps:
             working = min(working, self.steps * self.first_step_seconds)

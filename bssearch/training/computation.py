@@ -302,7 +302,7 @@ def checkpoint_modules(modules: Iterable[Any]) -> None:
 
 @functools.cache
 def _checkpointed_class(kind: Any) -> Any:
-    """One class per kind, because compiled graphs are cached by class."""
+    # One class per kind of module, because compiled graphs are cached by class.
 
     def forward(self: nn.Module, *arguments: Any, **named: Any) -> Any:
         if self.training and torch.is_grad_enabled():

@@ -224,7 +224,8 @@ class _Timer:
         between: Callable[[], object] | None = None,
         in_a_row: int | None = None,
     ) -> WorkTiming:
-        """Time runs of about ``guess`` seconds until their median is known; ``between`` runs before ``in_a_row``."""
+        # Time runs of about ``guess`` seconds until their median is known; ``between`` runs before each ``in_a_row``
+        # repetitions.
         per_run = math.ceil(RUN_SECONDS / guess) if 0 < guess < RUN_SECONDS else 1
         in_a_row = in_a_row or per_run
         rows = math.ceil(per_run / in_a_row)

@@ -204,7 +204,6 @@ def _read(path: Path, identity: Identity, on_progress: Callable[[], None]) -> tu
 
 
 def _texts(archive: zipfile.ZipFile) -> list[bytes]:
-    """Identity and ledgers of a trial's file."""
     _check_archive(archive)
     return [_part(archive, archive.getinfo(name), LARGEST_JSON) for name in (IDENTITY, _MEASURED)]
 
@@ -226,7 +225,7 @@ def _check_size(name: str, size: int, most: int) -> None:
 
 
 def _check_archive(archive: zipfile.ZipFile) -> None:
-    """Raise `ValueError` for parts that are compressed, overlap, or that PyTorch would find elsewhere."""
+    # Refuse parts that are compressed, overlap, or that PyTorch would find elsewhere.
     parts = archive.infolist()
     if sum(one.file_size for one in parts) > archive.start_dir:
         raise ValueError("its parts unpack to more bytes than the file has")
@@ -235,7 +234,7 @@ def _check_archive(archive: zipfile.ZipFile) -> None:
 
 
 def _check_pickle(file: IO[bytes]) -> None:
-    """Raise `ValueError` for a file of `torch.save` that takes its reader minutes; leave the file at its start."""
+    # Refuse a file of `torch.save` that takes its reader minutes; leave the file at its start.
     is_archive = file.read(len(_ARCHIVE)) == _ARCHIVE  # as PyTorch tells its two formats apart
     file.seek(0)
     if is_archive:
@@ -264,7 +263,7 @@ def _check_program(program: bytes, pickles: int = 1) -> None:
 
 
 class _BoundedPickle:
-    """Stands for the module `pickle` in `torch.save`: refuses states that `_check_pickle` would refuse."""
+    # Stands for the module `pickle` in `torch.save`; refuses states that `_check_pickle` would refuse.
 
     class Pickler(pickle.Pickler):
         def __init__(self, file: io.BytesIO, protocol: int) -> None:
@@ -301,7 +300,7 @@ def _whole(member: IO[bytes], on_progress: Callable[[], None]) -> io.BytesIO:
 
 @dataclass(slots=True)
 class _InChunks:
-    """File that is written in chunks, with progress; ``error`` keeps the OSError that PyTorch hides."""
+    # A file written in chunks, with progress; ``error`` keeps the OSError that PyTorch hides.
 
     file: IO[bytes]
     on_progress: Callable[[], None]
