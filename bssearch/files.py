@@ -169,7 +169,7 @@ def naming(path: Path) -> Iterator[None]:
 def replacing(paths: Sequence[Path], *, binary: bool = False) -> Iterator[list[Any]]:
     """Write drafts beside the paths and rename them at the end, all or none.
 
-    Links are kept and their targets replaced. Raises `UsageError` naming the file.
+    Links stay, and their targets are replaced.
     """
     targets = [_target(path) for path in paths]
     for path in targets:

@@ -95,7 +95,7 @@ def crossing(previous: Observation | None, hit: Observation, target: Target) -> 
 
 
 def with_crossing(outcome: TrialOutcome, found: Crossing) -> TrialOutcome:
-    """Outcome with the time, steps and evaluations of this crossing."""
+    """Outcome with the fields of a crossing."""
     return replace(
         outcome,
         time_to_target_s=found.train_seconds,
@@ -108,7 +108,7 @@ def with_crossing(outcome: TrialOutcome, found: Crossing) -> TrialOutcome:
 
 
 def first_crossing(observations: Sequence[Observation], target: Target) -> Crossing | None:
-    """First crossing in time-ordered observations; None if the target is not reached."""
+    """First crossing in time-ordered observations, or None."""
     previous = None
     for observation in observations:
         if target.is_met_by(observation.metric):

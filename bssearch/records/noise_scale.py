@@ -4,8 +4,7 @@ McCandlish et al. 2018 (arXiv 1812.06162, appendix A): E‖G_b‖² = ‖G‖² 
 + tr Σ · (1/b − 1/N). Moments are averaged before dividing: the mean of ratios has unbounded bias.
 
 The interval is Fieller's (1954), with the covariance of the circular block bootstrap (Politis & Romano 1992) and
-Student's t with blocks − 1 degrees of freedom. Its coverage in 1,000 runs was 95 to 98 % from 8 to 256 passes;
-percentiles of block-bootstrapped ratios covered 81 to 94 %.
+Student's t with blocks − 1 degrees of freedom.
 """
 
 from __future__ import annotations
@@ -83,10 +82,8 @@ def gradient_noise(passes: Sequence[Pass], seconds: float | None = None) -> Grad
 
 
 def pooled(trials: Sequence[GradientNoise]) -> GradientNoise:
-    """Pool the noise scale over trials that have too few passes alone.
-
-    Intervals from differences between trials covered 94 to 97 % in 1,000 sets of 3 to 32 trials.
-    """
+    """Pool the noise scale over trials that have too few passes alone."""
+    # Intervals from differences between trials covered 94 to 97 % in 1,000 sets of 3 to 32 trials.
     known = [one for one in trials if one.passes and one.trace is not None and one.square is not None]
     if not known:
         return GradientNoise()
@@ -162,6 +159,8 @@ def estimate(pairs: Sequence[tuple[float, float]]) -> NoiseScaleInterval:
     The interval holds each θ for which mean(tr Σ − θ‖G‖²) is within t standard errors of zero (a quadratic). A negative
     mean ‖G‖² counts as zero, which only widens it; it is empty if tr Σ may be zero too.
     """
+    # This interval covered 95 to 98 % in 1,000 runs of 8 to 256 passes; percentiles of block-bootstrapped ratios, 81 to
+    # 94 %.
     values, unit = _scaled(np.asarray(pairs, dtype=np.float64))
     block = max(1, round(len(values) ** (1 / 3)))
     return _fieller(values.mean(axis=0), _covariance_of_means(values, block), len(values) / block - 1, unit)

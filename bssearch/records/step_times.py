@@ -136,9 +136,9 @@ class PooledStepTime(Generic[Key]):
 def fit_step_times(visits: tuple[Visit, ...]) -> Mapping[Split, FittedStepTime]:
     """Fit log t = split + visit + residual by least squares; return the step time of each split.
 
-    t is undelayed step time / reference kernel time if known, else wall time without contended visits. Visits are
-    random effects, so that a visit to one batch size still adds information.
+    t is undelayed step time / reference kernel time if known, else wall time without contended visits.
     """
+    # Visits are random effects, so that a visit to one batch size still adds information.
     chosen = _comparable(visits)
     if not chosen:
         return {}

@@ -362,12 +362,9 @@ class StudySpec(StrictModel):
 
     @property
     def question(self) -> dict[str, Any]:
-        """Fields of the question as JSON values; other fields may change on resume.
-
-        Excludes batch growth, which does not affect fixed batch sizes.
-        """
+        """Fields of the question as JSON values; other fields may change on resume."""
         question = self.model_dump(mode="json", include=set(QUESTION_FIELDS))
-        del question["space"]["batch_schedule"]
+        del question["space"]["batch_schedule"]  # growth does not affect fixed batch sizes
         return question
 
     @property

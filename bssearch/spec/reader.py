@@ -35,8 +35,7 @@ TAGS = frozenset(f"tag:yaml.org,2002:{name}" for name in ("map", "seq", "str", "
 class Loader(yaml.SafeLoader):
     """YAML 1.1 as `yaml.SafeLoader` reads it, but 1e-3 is a number, a date is text, and a duplicate key is an error.
 
-    Other errors: non-scalar keys, other tags, recursive aliases, invalid Unicode, more than `MOST_NODES` or
-    `MOST_LEVELS`. All errors are `yaml.MarkedYAMLError`.
+    Documents above `MOST_NODES` or `MOST_LEVELS` are errors, too: `yaml.MarkedYAMLError`.
     """
 
     def __init__(self, text: str) -> None:

@@ -101,7 +101,7 @@ class StorableText(TypeDecorator[str]):
     cache_ok = True
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
-        """Replace characters that no database stores; cut a long text."""
+        """Make a text storable."""
         return None if value is None else storable(value)
 
     def process_result_value(self, value: str | None, dialect: Dialect) -> str | None:
@@ -138,9 +138,9 @@ def json_kind(value: object) -> str:
 
 
 def json_fault(value: object, *, of_scalars: bool) -> str | None:
-    """Reason why a JSON value cannot be a stored object; None if it can.
+    """Reason why a JSON value cannot be a stored object; or None.
 
-    ``of_scalars``: the object may hold only booleans, numbers, texts and nulls, as a configuration does.
+    ``of_scalars``: the object may hold only booleans, numbers, texts and nulls.
     """
     if not isinstance(value, dict):
         return f"{json_kind(value)}; expected an object"
@@ -177,7 +177,7 @@ def _inside(value: object) -> Iterable[object]:
 
 
 class StoredObject(TypeDecorator[Mapping[str, Any]]):
-    """A JSON object within the bounds of `json_fault`; every JSON column is read through this type."""
+    """A JSON object within the bounds of `json_fault`."""
 
     impl = JSON
     cache_ok = True

@@ -97,10 +97,7 @@ class ProbeStore(StorePart):
 
     @patiently
     def by_batch_size(self, study: str, environment: Environment | None = None) -> dict[int, ProbeRecord]:
-        """Step times by batch size over all visits, for the largest timed split within `memory_boundary`.
-
-        Batch sizes without a split within the boundary are left out.
-        """
+        """Step times by batch size over all visits, for the largest timed split within `memory_boundary`, if any."""
         with self._database.reading_study(study) as (connection, study_id):
             rows = connection.execute(PROBES.where(ProbeRow.study_id == study_id)).mappings()
             timed = [from_columns(ProbeRecord, row, absent="error") for row in rows]

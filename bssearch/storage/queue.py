@@ -196,10 +196,7 @@ class QueueStore(StorePart):
 
     @patiently
     def unsettled(self) -> dict[str, list[int]]:
-        """Running and paused trials that workers left in cancelled studies.
-
-        Trials that were started outside the queue do not count.
-        """
+        """Running and paused trials that workers left in cancelled studies, by study."""
         of_cancelled = (
             select(SubmissionRow.name, TrialRow.number, TrialRow.lease_owner)
             .join(StudyRow, StudyRow.name == SubmissionRow.name)
@@ -267,15 +264,13 @@ class QueueStore(StorePart):
 
     @patiently
     def begin_shift(self, worker: str, eligible: Collection[str]) -> Submission | None:
-        """Submission that a worker serves next, or None.
-
-        A waiting submission that the worker already serves comes first: an earlier try was committed, or the end of its
-        shift was lost.
-        """
+        """Submission that a worker serves next, or None."""
         with self._database.writing() as connection:
             _lock(connection)
             serving = connection.scalar(select(WorkerRow.serving).where(WorkerRow.name == worker))
             waiting = {one.name: one for one in _waiting(connection)}
+            # A submission that the worker already serves comes first: an earlier try was committed, or the end of its
+            # shift was lost.
             chosen = waiting.get(serving or "") or _first(waiting.values(), eligible)
             if chosen is None and serving is None:
                 return None
@@ -298,10 +293,7 @@ class QueueStore(StorePart):
     def end_shift(
         self, worker: str, used: float, state: SubmissionState = SubmissionState.WAITING, reason: str = ""
     ) -> None:
-        """End a shift of ``used`` slot seconds; set the state of a submission that is still waiting.
-
-        ``reason`` says why the worker did not finish the study.
-        """
+        """End a shift of ``used`` slot seconds; set the state of a submission that is still waiting."""
         with self._database.writing() as connection:
             name = _add_served(connection, worker, used)
             values = {"serving": None, "serving_since": None, "seen_at": now(connection)}

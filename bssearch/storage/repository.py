@@ -73,7 +73,7 @@ class Transfer(StorePart):
     def write(self, study: str, path: Path) -> Sequence[int]:
         """Write a study to a file; return its running trials, which are left out.
 
-        Raises `NotFoundError`; `UsageError` if the file cannot be written; `DatabaseError` for an invalid row.
+        Raises `UsageError` if the file cannot be written.
         """
         from bssearch.storage.transfer.study_copy import write_study
 
@@ -84,7 +84,7 @@ class Transfer(StorePart):
     def read(self, names: Collection[str] | None, source: str) -> list[Copy]:
         """Read the named studies (default: all not archived) without their running trials.
 
-        ``source`` names the database in messages. Raises `NotFoundError`, or `DatabaseError` for an invalid row.
+        ``source`` names the database in messages.
         """
         from bssearch.storage.transfer.study_copy import read_copy
 

@@ -137,7 +137,7 @@ ENVIRONMENTS: Select[Any] = select(*_columns(EnvironmentRow, Environment)).selec
 
 
 def of_its_kind(environment: Environment) -> tuple[ColumnElement[bool], ...]:
-    """Conditions of a kind of device, precision and compile mode: seconds and bytes are comparable."""
+    """Conditions for environments of equal device, precision and compile mode."""
     return (
         EnvironmentRow.device_name == environment.device_name,
         EnvironmentRow.precision == environment.precision,
@@ -180,7 +180,7 @@ _ENDS_OWN = _ENDS.where(TrialRow.lease_owner == bindparam("of_owner"))
 
 
 def end_trial(connection: Connection, trial_id: int, columns: Mapping[str, Any], owner: str | None = None) -> bool:
-    """End a running trial and its lease; False if it is not running, or another owner than ``owner`` runs it."""
+    """End a running trial and its lease; False if it is not running, or not by ``owner``."""
     values = {**columns, "lease_expires_at": None, "of_trial": trial_id}
     if owner is None:
         return connection.execute(_ENDS, values).rowcount == 1

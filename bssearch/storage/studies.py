@@ -192,10 +192,7 @@ class StudyStore(StorePart):
         return digest
 
     def bind(self, name: str, environment: Environment, *, again: bool = False) -> None:
-        """Bind a study to a kind of device; raise `OtherDeviceError` if it is bound to another kind.
-
-        ``again`` replaces the environment by this one of the same kind.
-        """
+        """Bind a study to a kind of device; see `bind_study`."""
 
         def bind(connection: Connection, study_id: int) -> None:
             environment_id = self._database.environment_id(connection, environment)

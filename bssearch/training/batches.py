@@ -78,8 +78,8 @@ def placement_of(train: Part, computation: Computation) -> Placement:
 def micro_batches(train: Part, computation: Computation, seed: int, growth: Growth) -> Generator[Batch, None, None]:
     """Yield the (inputs, targets) of each micro-batch on the device, from ``growth``'s position on, without end.
 
-    The caller counts each step in ``growth``. A CPU generator permutes each epoch, so the order depends on neither
-    device nor dropout; the last incomplete batch is dropped. Closing ends the loader processes.
+    The caller counts each step in ``growth``. The last incomplete batch of an epoch is dropped. Closing ends the
+    loader processes.
     """
     if isinstance(train, BatchStream):
         return streamed(train, growth.stage.micro_batch_size, computation.device, seed, skip=growth.micro_batches)
@@ -150,6 +150,7 @@ def _on_device(epochs: Epochs, device: torch.device) -> Epochs:
 
 
 def _epochs(samples: int, seed: int, first: int) -> Epochs:
+    # A separate CPU generator: the order depends on neither device nor dropout.
     generator = torch.Generator().manual_seed(seed)
     for _ in range(first):  # now, outside the next step's time
         torch.randperm(samples, generator=generator)

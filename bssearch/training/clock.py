@@ -290,9 +290,9 @@ class CudaClock(Clock):
     def host_bound_share(self) -> float | None:
         """1 − (seconds the host waited for the device) ÷ train seconds, or None.
 
-        A faster host saves at most this share, because the device works while the host waits. Waits outside `pace`,
-        `waiting` and a segment's end (reading a loss, fp16's loss scaling) count as work.
+        A faster host saves at most this share, because the device works while the host waits.
         """
+        # Waits outside `pace`, `waiting` and a segment's end (reading a loss, fp16's loss scaling) count as work.
         # The last step's kernels also run while the host waits, so segments of a few steps understate the share, by at
         # most one step of the device each. The driver blocks unseen after about a thousand queued launches (as users
         # report; not measured here). If the device lags more than a step at the end, each step therefore counts as long

@@ -201,12 +201,12 @@ def memory_of_others(device: torch.device) -> int | None:
 def cpu_crowd(before: CpuUse, after: CpuUse, threads: int) -> str | None:
     """Describe the CPU use of other programs if it can slow this process.
 
-    It can if other programs used over `LEAST_OTHERS` CPUs and all programs over `FULL_SHARE` of the CPUs. One tick per
-    CPU is subtracted: rounding must not judge trials of milliseconds.
+    It can if other programs used over `LEAST_OTHERS` CPUs and all programs over `FULL_SHARE` of the CPUs.
     """
     used = after.less(before)
     if used.wall <= 0:
         return None
+    # One tick per CPU is subtracted: rounding must not judge trials of milliseconds.
     others = (used.busy - used.ours - used.parent - used.cpus * _tick_seconds()) / used.wall
     if others < LEAST_OTHERS or others + max(threads, used.ours / used.wall) < FULL_SHARE * used.cpus:
         return None

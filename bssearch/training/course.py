@@ -191,10 +191,8 @@ class Course:
         return Ending(self._plan.limit_state, f"the limit of {limit:.4g} train seconds passed")
 
     def stuck_at_chance(self, train_seconds: float, where: str) -> Ending | None:
-        """Ending of a trial that stayed at chance for half of the whole budget.
-
-        The incumbent's limit does not count: it may be shorter than a large batch's warmup.
-        """
+        """Ending of a trial that stayed at chance for half of the whole budget."""
+        # The incumbent's limit does not count: it may be shorter than a large batch's warmup.
         request, target, best = self._request, self._request.target, self.progress.best
         if (
             self._metric is None

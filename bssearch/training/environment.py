@@ -186,7 +186,8 @@ def _source_file(workload: object) -> Path | None:
 
 
 def cudnn_version() -> str | None:
-    """cuDNN's version; its number is 90100 for 9.1.0 and, before version 9, 8902 for 8.9.2."""
+    """cuDNN's version."""
+    # The number is 90100 for 9.1.0 and, before version 9, 8902 for 8.9.2.
     number: int | None = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
     if number is None:
         return None

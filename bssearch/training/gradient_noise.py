@@ -49,11 +49,9 @@ PASSES_AT_ONCE = 2 * FEWEST_PASSES  # the most passes after one evaluation, so t
 
 
 def small_batch_size(configuration: Configuration, samples: int, small_batches: int = SMALL_BATCHES) -> int:
-    """Samples of a small batch; 0 if the training part is too small.
-
-    ‖G‖²'s variance falls faster with the small batch than with passes: short passes use half a micro-batch, long ones
-    1/8.
-    """
+    """Samples of a small batch; 0 if the training part is too small."""
+    # ‖G‖²'s variance falls faster with the small batch than with passes: short passes use half a micro-batch, long
+    # passes an eighth.
     micro = configuration.micro_batch_size
     return min(micro, max(SMALLEST, micro // min(small_batches, SMALL_BATCHES)), LARGEST, samples // small_batches)
 
@@ -329,7 +327,7 @@ def _square(gradients: dict[nn.Parameter, torch.Tensor], divisors: Divisors | No
     return torch.stack(norms).square().sum()
 
 
-PASSES = 2  # after each evaluation
+PASSES = 2  # after each evaluation; a fixed number, so that a repeated request takes the same steps
 
 REMEMBERED = 8  # newest passes whose moments are averaged; the noise scale grows in training
 
@@ -337,8 +335,7 @@ REMEMBERED = 8  # newest passes whose moments are averaged; the noise scale grow
 class NoiseGrowth:
     """Grows the batch, after evaluations, to the largest size within a share of the noise scale.
 
-    Under Adam, gradients are divided as in its update. The number of passes is fixed, so a repeated request takes the
-    same steps.
+    Under Adam, gradients are divided as in its update.
     """
 
     def __init__(self, passes: GradientPasses, growth: Growth) -> None:
@@ -380,7 +377,7 @@ class NoiseGrowth:
 
 
 def noise_meter(request: TrialRequest, trainer: Trainer, budget: NoiseBudget | None) -> NoiseMeter | None:
-    """A trial's noise meter, if the settings ask for it and the noise can be measured."""
+    """A trial's noise meter, if wanted and possible."""
     if request.branch is not None or not trainer.computation.settings.measure_noise or not trainer.has_noise:
         return None
     return NoiseMeter(trainer, request.target, request.plan.seed, budget=budget)

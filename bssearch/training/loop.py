@@ -186,10 +186,8 @@ class Trial:
         return training, measured
 
     def train_segment(self, trainer: Trainer) -> Ending | None:
-        """Train until the next evaluation; return the ending if the trial ends first.
-
-        A due evaluation precedes the time limit: microseconds must not decide whether a crossing counts.
-        """
+        """Train until the next evaluation; return the ending if the trial ends first."""
+        # A due evaluation precedes the time limit: microseconds must not decide whether a crossing counts.
         with self._clock.ledger("train"):
             while True:
                 ending = self._stopped() or self._limited()

@@ -99,17 +99,14 @@ class DeviceMemoryMeter:
 
 
 class ResidentMemoryMeter:
-    """Growth of the resident set to the kernel's high-water mark (proc_pid_clear_refs(5)).
-
-    Freed memory is returned first: a trial would reuse it unnoticed.
-    """
+    """Growth of the resident set to the kernel's high-water mark (proc_pid_clear_refs(5))."""
 
     basis: ClassVar[MemoryBasis] = MemoryBasis.RESIDENT
     _from: int | None = None
 
     def start(self) -> None:
         """Count from the current memory."""
-        trim_heap()
+        trim_heap()  # a trial would reuse freed memory unnoticed
         self.restart()
         self._from = _resident_bytes("VmRSS")
 
@@ -189,15 +186,12 @@ def trim_heap() -> None:
 
 
 def limit_memory(device: torch.device, limit_bytes: int) -> None:
-    """Cap this process's memory.
-
-    On a GPU the limit is on PyTorch's reserved memory. On the CPU the limit is on the data segment (``RLIMIT_DATA``:
-    heap and private writable mappings, touched or not): the system cannot limit resident memory.
-    """
+    """Cap this process's memory: PyTorch's reserved memory on a GPU, the data segment on the CPU."""
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total), device)
         return
+    # The system cannot limit resident memory. RLIMIT_DATA counts heap and private writable mappings, touched or not.
     _give_back_what_is_freed()
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     soft = limit_bytes if hard == resource.RLIM_INFINITY else min(limit_bytes, hard)

@@ -68,8 +68,7 @@ def measure_step_time(request: StepTimeRequest, workload: Workload, data: Data, 
 
     Steps run between evaluations as in a trial, because caches are then cold (10% or more). Short runs (`RUN_SECONDS`)
     repeat until the median's 95% interval is within the precision, up to the limit. Runs on a slow core are dropped
-    unless few other runs remain. A device at its power limit is timed again at its sustained clock. Without enough
-    memory the result has ``out_of_memory`` and no times.
+    unless few other runs remain. Without enough memory the result has ``out_of_memory`` and no times.
     """
     try:
         return _measure(request, workload, data, computation)
