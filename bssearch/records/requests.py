@@ -86,8 +86,8 @@ class TrialPlan(Planned):
 class TrialRequest:
     """Request to run a trial.
 
-    A paused trial saves ``checkpoint``, a resumed one loads it; without a path the trial ends as `PRUNED`. A ``branch``
-    continues from the user's file.
+    A paused trial saves ``checkpoint``, a resumed trial loads it; without a path the trial ends as `PRUNED`. A
+    ``branch`` continues from the user's file.
     """
 
     number: int

@@ -121,14 +121,14 @@ class PooledStepTime(Generic[Key]):
     """Seconds per step of one kind of configuration, with the standard error of their logarithm.
 
     ``common`` is the reference pace's error, which cancels in ratios. ``excess``, the mean log ratio of wall time to
-    this time, bounds the bias (0.5–1.2 × excess in the study digits).
+    this time, bounds the bias.
     """
 
     kind: Key
     seconds: float
     error: float
     freedom: float
-    excess: float
+    excess: float  # in the study digits, the bias was 0.5–1.2 × excess
     common: float = 0.0
 
 

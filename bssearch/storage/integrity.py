@@ -1,7 +1,4 @@
-"""Search for rows that bssearch cannot have stored, after an error.
-
-SQLite accepts any type in any column; PostgreSQL does not.
-"""
+"""Search for rows that bssearch cannot have stored, after an error."""
 
 from __future__ import annotations
 
@@ -134,7 +131,7 @@ def storage_type(kind: TypeEngine[Any]) -> TypeEngine[Any]:
 
 
 def _of_another_kind(raw: ColumnElement[Any], kind: TypeEngine[Any], dialect: str) -> Iterator[ColumnElement[bool]]:
-    is_sqlite = dialect == "sqlite"
+    is_sqlite = dialect == "sqlite"  # SQLite accepts any type in any column; PostgreSQL does not
     stored = func.typeof(raw)
     if isinstance(kind, Float):
         if is_sqlite:

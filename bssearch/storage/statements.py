@@ -241,7 +241,7 @@ def trial_record(row: RowMapping) -> TrialRecord:
 
 
 def stored_trial(connection: Connection, study: str, study_id: int, number: int) -> TrialRecord:
-    """Return a trial by its number; raise `NotFoundError`."""
+    """Trial by its number; raise `NotFoundError`."""
     known = number <= LARGEST_NUMBER
     row = connection.execute(_TRIAL, {"study_id": study_id, "number": number}).mappings().first() if known else None
     if row is None:

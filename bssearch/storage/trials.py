@@ -230,7 +230,7 @@ class TrialStore(StorePart):
 
     @patiently
     def get(self, study: str, number: int) -> TrialRecord:
-        """Return a trial by its number; raise `NotFoundError`."""
+        """Trial by its number."""
         with self._database.reading_study(study) as (connection, study_id):
             [found] = self._probes.timed(connection, study_id, [stored_trial(connection, study, study_id, number)])
             return found

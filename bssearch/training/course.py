@@ -37,10 +37,10 @@ FEWEST_EVALUATIONS = 20  # in the full limit: a crossing is then known to 5% of 
 def eval_every_steps(step_seconds: float, evaluation_seconds: float, full_limit: float) -> int:
     """The evaluation cadence in optimizer steps.
 
-    Evaluation may take at most `EVALUATION_SHARE`: e / (n·t + e) ≤ share gives n ≥ e·(1/share − 1) / t. The bounds
-    `EVALUATIONS_PER_LIMIT` and `FEWEST_EVALUATIONS` take precedence.
+    Evaluation may take at most `EVALUATION_SHARE`. `EVALUATIONS_PER_LIMIT` and `FEWEST_EVALUATIONS` take precedence.
     """
     by_number = full_limit / (EVALUATIONS_PER_LIMIT * step_seconds)
+    # e / (n·t + e) ≤ share gives n ≥ e·(1/share − 1) / t.
     by_share = evaluation_seconds * (1 / EVALUATION_SHARE - 1) / step_seconds
     return max(1, math.ceil(min(max(by_number, by_share), full_limit / (FEWEST_EVALUATIONS * step_seconds))))
 
@@ -213,7 +213,7 @@ class Course:
         )
 
     def reached_before(self, ending: Ending) -> Ending:
-        """The ending; reached if the target was met, unless the caller stopped the trial."""
+        """The ending, or `REACHED` if the target was met before and the caller did not stop the trial."""
         if self.progress.crossing is None or ending.state is TrialState.REACHED or ending.asked:
             return ending
         return Ending(TrialState.REACHED, f"{self.progress.reached}, then trained on: {ending.reason}")

@@ -114,7 +114,7 @@ def describe_program(
 def workload_revision(workload: object) -> str | None:
     """12 hex digits of the SHA-256 of the workload's file, if any.
 
-    In a notebook, of the source of the class and its bases, because other cells may change.
+    In a notebook, of the source of the class and its bases.
     """
     source = _source_file(workload)
     in_file = None if source is None else source.read_bytes()

@@ -95,7 +95,7 @@ def schedule_of(configuration: Configuration, train_samples: int) -> RateSchedul
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnSchedule(RateSchedule):
-    """The workload's factors, until the configured horizon; a trial in the configured warmup is not stuck."""
+    """The workload's factors, until the configured horizon."""
 
     factor_at: Callable[[int], Any]
 
@@ -123,6 +123,7 @@ def schedule_for(workload: Workload, configuration: Configuration, train_samples
             f"build_schedule() returned a {type(factor_at).__name__}; it must be a function of the step, which "
             "returns the factor on the learning rate"
         )
+    # The configured warmup only keeps `Course.stuck_at_chance` from ending the trial in it.
     return OwnSchedule(
         warmup_steps=configured.warmup_steps, horizon_steps=configured.horizon_steps, factor_at=factor_at
     )
