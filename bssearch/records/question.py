@@ -121,9 +121,7 @@ class Target:
 
 
 _SHARE = re.compile(r"(?:.*[/_. ])?(?:acc|accuracy|f1|auc|auroc|precision|recall|map|top[-_]?\d)", re.IGNORECASE)
-_RATE = re.compile(
-    r"(?:.*[/_. ])?(?:error|err|wer|cer|eer)(?:[/_. ]?rate)?", re.IGNORECASE
-)  # metrics that may be in percent
+_RATE = re.compile(r"(?:.*[/_. ])?(?:error|err|wer|cer|eer)(?:[/_. ]?rate)?", re.IGNORECASE)  # may be in percent
 
 MAKE_TRAINER = ":make_trainer"  # suffix of a workload that makes a trainer per trial
 
@@ -188,9 +186,8 @@ class Configuration:
         return BATCH_SCHEDULE in self.parameters
 
 
-WITH_CUDA_GRAPHS = frozenset(
-    {"reduce-overhead", "max-autotune"}
-)  # compile modes (``torch._inductor.list_mode_options``)
+# Compile modes (see ``torch._inductor.list_mode_options``)
+WITH_CUDA_GRAPHS = frozenset({"reduce-overhead", "max-autotune"})
 
 
 # User-defined hyperparameters; a configuration stores them under ``model.NAME`` and ``loss.NAME``.

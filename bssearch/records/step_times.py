@@ -132,7 +132,7 @@ class PooledStepTime(Generic[Key]):
     common: float = 0.0
 
 
-@lru_cache(maxsize=64)  # each read of a study fits the same visits again
+@lru_cache(maxsize=64)  # else each read of a study would fit the same visits again
 def fit_step_times(visits: tuple[Visit, ...]) -> Mapping[Split, FittedStepTime]:
     """Fit log t = split + visit + residual by least squares; return the step time of each split.
 

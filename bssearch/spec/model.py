@@ -82,7 +82,7 @@ def check_command(
 ) -> None:
     """Raise `ValueError` for an unknown placeholder or inconsistent log settings.
 
-    A command whose log is read needs placeholders for all searched parameters; for other commands see `check_places`.
+    A command whose log is read needs placeholders for all searched parameters.
     """
     places = places_of(command)
     own = {name.rpartition(".")[2] for name in set_parameters}

@@ -42,7 +42,7 @@ LARGEST = 1e300
 
 # Bounds of stored values: whatever a row holds, a command reads it within a second.
 MOST_SENTENCES = 1_000
-MOST_KEYS = 1_000  # of a configuration
+MOST_KEYS = 1_000  # keys of a configuration
 LONGEST_VALUE = 10_000  # characters of a key or value of a configuration
 MOST_VALUES = 200_000  # values in a spec or an answer
 DEEPEST = 50
@@ -120,7 +120,7 @@ class Sentences(TypeDecorator[tuple[str, ...]]):
         return None if value is None else "\n".join(" ".join(sentence.split()) for sentence in value)
 
     def process_result_value(self, value: str | None, dialect: Dialect) -> tuple[str, ...] | None:
-        """Split a text into its lines, the sentences."""
+        """Split a text into sentences."""
         if value is None:
             return None
         found = value.splitlines()
@@ -138,7 +138,7 @@ def json_kind(value: object) -> str:
 
 
 def json_fault(value: object, *, of_scalars: bool) -> str | None:
-    """Reason why a JSON value cannot be a stored object; or None.
+    """Reason why a JSON value cannot be a stored object, or None.
 
     ``of_scalars``: the object may hold only booleans, numbers, texts and nulls.
     """
@@ -193,9 +193,7 @@ class StoredObject(TypeDecorator[Mapping[str, Any]]):
             raise ValueError(f"a stored object is {fault}")
         return value
 
-    process_result_value = (
-        process_bind_param  # another program may have stored the value; `Database` then names the row
-    )
+    process_result_value = process_bind_param  # another program may have stored the value; the store names the row
 
 
 def enum(kind: type[StrEnum], name: str) -> Enum:

@@ -34,7 +34,7 @@ LONGEST_WAIT_S = 10.0
 class Patience:
     """Retries work after a lost connection, with growing random pauses, for `RETRY_FOR_S`.
 
-    Threads may share an object. ``notify`` reports each loss and return of the connection once.
+    ``notify`` reports each loss and return of the connection once.
     """
 
     def __init__(self, where: str, notify: Callable[[str], None]) -> None:

@@ -60,7 +60,7 @@ LONGEST = 60
 
 
 def first_fault(connection: Connection, study_id: int) -> str | None:
-    """Describe a study's first invalid row; None if all are valid."""
+    """Describe a study's first invalid row, or return None."""
     for table, words, label, scope in _rows_of(study_id):
         for column in table.columns:
             kind = storage_type(column.type)

@@ -108,9 +108,8 @@ def start_trial(
                 return None
             mark_changed(connection, study_id, [number])
         trial = stored_trial(connection, study, study_id, number)
-        return (
-            trial if trial.outcome is None else None
-        )  # an outcome: an earlier call started the trial, which has ended since
+        # The trial has an outcome if an earlier call started it and it has ended since.
+        return trial if trial.outcome is None else None
 
 
 def _dequeued(plan: TrialPlan, lease: Lease, environment_id: int | None) -> dict[str, Any]:
@@ -388,7 +387,7 @@ class TrialStore(StorePart):
             return connection.scalar(select(LogRow.text).where(LogRow.trial_id == trial_id))
 
 
-# No lease expires in these seconds after a server's start: drivers reconnect within them.
+# Seconds after a server's start in which no lease expires; drivers reconnect sooner.
 RESTART_GRACE_S = 60.0
 
 # True if the driver that owns a lease is alive; None if unknown.

@@ -309,10 +309,8 @@ def _checkpointed_class(kind: Any) -> Any:
             # A compiled graph changes buffers once, however often it computes; our contexts have no effect inside it.
             contexts: dict[str, Any] = {}
             if not torch.compiler.is_compiling():
-                contexts["context_fn"] = lambda: (
-                    nullcontext(),
-                    buffers_kept(self),
-                )  # contexts of the first run and of the second
+                # The contexts of the first and the second run
+                contexts["context_fn"] = lambda: (nullcontext(), buffers_kept(self))
             return checkpoint(kind.forward, self, *arguments, use_reentrant=False, **contexts, **named)
         return kind.forward(self, *arguments, **named)
 

@@ -190,7 +190,7 @@ class DeviceWatch:
 
 
 def memory_of_others(device: torch.device) -> int | None:
-    """GPU bytes outside this process's allocator, driver and contexts included; None if unknown."""
+    """GPU bytes outside this process's allocator, driver and contexts included."""
     try:
         free, total = torch.cuda.mem_get_info(device)
     except (RuntimeError, AssertionError):  # a device that failed, or a PyTorch without CUDA
@@ -235,7 +235,7 @@ def cpu_use(stat: Path = Path("/proc/stat"), parents: Iterable[int] | None = Non
 
 
 def cpu_use_of_siblings() -> CpuUse | None:
-    """CPU use so far, if known; all children of our parent count as ours."""
+    """CPU use so far; all children of our parent count as ours."""
     use = cpu_use()
     return None if use is None else replace(use, ours=descendants_seconds(os.getppid()))
 

@@ -126,7 +126,7 @@ def not_finite(what: str, value: float) -> str:
 
 
 def paused(ending: Ending, checkpoint: str | None, save: Callable[[str], str | None]) -> Ending:
-    """Save a paused trial, or end it as pruned if that fails; ``save`` returns a problem or None."""
+    """Ending of a trial: save it if paused, prune it if saving fails; ``save`` returns a problem or None."""
     if ending.state is not TrialState.PAUSED:
         return ending
     if checkpoint is None:

@@ -51,7 +51,7 @@ RUNS = (6, 1000)  # fewer than 6 runs have no 95% interval; 1000 runs of 10 ms t
 # Time for at least this share of the limit: a few agreeing runs may share one slow or fast period of the machine.
 LEAST_SHARE = 0.2
 
-PATIENCE = 4  # most times the limit to spend, evaluations included, if the core was slow too often
+PATIENCE = 4  # spend at most this many times the limit, evaluations included, if the core was slow too often
 
 # Seconds of steps before a second timing at the power limit: a cool chip holds a higher clock for a second or two.
 SUSTAINED_SECONDS = 3.0
@@ -223,8 +223,8 @@ class _Timer:
         between: Callable[[], object] | None = None,
         in_a_row: int | None = None,
     ) -> WorkTiming:
-        # Time runs of about ``guess`` seconds until their median is known; ``between`` runs before each ``in_a_row``
-        # repetitions.
+        # Time runs of ``work`` until their median is known. One repetition takes about ``guess`` seconds; ``between``
+        # runs before each ``in_a_row`` repetitions.
         per_run = math.ceil(RUN_SECONDS / guess) if 0 < guess < RUN_SECONDS else 1
         in_a_row = in_a_row or per_run
         rows = math.ceil(per_run / in_a_row)

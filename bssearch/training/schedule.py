@@ -123,7 +123,7 @@ def schedule_for(workload: Workload, configuration: Configuration, train_samples
             f"build_schedule() returned a {type(factor_at).__name__}; it must be a function of the step, which "
             "returns the factor on the learning rate"
         )
-    # The configured warmup only keeps `Course.stuck_at_chance` from ending the trial in it.
+    # The configured warmup only keeps `Course.stuck_at_chance` from ending a trial during the warmup.
     return OwnSchedule(
         warmup_steps=configured.warmup_steps, horizon_steps=configured.horizon_steps, factor_at=factor_at
     )
