@@ -24,7 +24,7 @@ from typing import Any
 
 
 class BSSearchError(Exception):
-    """Base class, with the message, the hint and the exit code.
+    """Base class of all errors, with message, hint and exit code.
 
     Example: ``except bssearch.BSSearchError as error: print(error, error.hint)``
     """
@@ -41,7 +41,7 @@ class BSSearchError(Exception):
 
 
 class UsageError(BSSearchError):
-    """The request is wrong.
+    """The user's request is wrong.
 
     Example: ``except bssearch.UsageError as error: print(error.hint)``
     """
@@ -109,7 +109,7 @@ class DatabaseError(BSSearchError):
 
 
 class SchemaError(DatabaseError):
-    """The schema is missing, or not this version's.
+    """The database schema is missing, or of another version.
 
     Example: ``except bssearch.SchemaError as error: print(error.hint)``
     """
@@ -156,7 +156,7 @@ class InterruptedRunError(BSSearchError):
     exit_code = 130
 
 
-# Pydantic's phrases, and bssearch's instead.
+# Pydantic's phrases and their replacements.
 PHRASES = {
     "Input should be ": "must be ",
     "Input should ": "must ",
@@ -175,7 +175,7 @@ def remedy_of_import(error: BaseException) -> str:
 
 
 def problem_in_words(problem: Mapping[str, Any]) -> str:
-    """Problem of pydantic's ``errors()`` in plain words."""
+    """Message of one of pydantic's ``errors()``, in plain words."""
     message: str = problem["msg"]
     if message.startswith("Input should"):
         for theirs, ours in PHRASES.items():

@@ -21,12 +21,12 @@ from bssearch.records.text import visible
 
 _SQLITE = b"SQLite format 3\0"  # start of every SQLite database (https://www.sqlite.org/fileformat.html)
 
-# Group has the owner's rights and inherits to new files (inode(7)).
+# The group may read, write and enter; new files get the folder's group (inode(7)).
 _FOR_A_GROUP = stat.S_ISGID | stat.S_IRWXG
 
 
 def check_file(path: Path) -> None:
-    """Raise `UsageError` if a path cannot be a file."""
+    """Raise `UsageError` if no file can be written at this path."""
     _target(path)
     with naming(path):
         if not path.parent.is_dir():
@@ -46,7 +46,7 @@ def _refuse_database(path: Path) -> None:
 
 
 def check_folder(path: Path, files: Sequence[str]) -> None:
-    """Raise `UsageError` if a path cannot be a folder for these files."""
+    """Raise `UsageError` if these files cannot be written to a folder at this path."""
     _target(path)
     with naming(path):
         if path.exists() and not path.is_dir():
@@ -71,7 +71,7 @@ def _target(path: Path) -> Path:
 
 
 def make_private_folder(path: Path) -> None:
-    """Make a folder for this user alone; raise `OSError` for a link or another owner."""
+    """Make a folder for this user alone; raise `OSError` if the path is a link or has another owner."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.mkdir(mode=0o700, exist_ok=True)
     found = path.lstat()
@@ -112,7 +112,7 @@ def make_guarded_folder(path: Path) -> None:
 
 
 def _make_for_a_group(path: Path) -> None:
-    """Make a folder for the parent's group: rights first, then the name, so that no member is refused."""
+    # The folder gets its name last, so that no member is refused.
     draft = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
     try:
         os.chown(draft, -1, path.parent.stat().st_gid)
@@ -126,14 +126,14 @@ def _make_for_a_group(path: Path) -> None:
 
 
 def new_private_file(path: Path) -> BinaryIO:
-    """Open a new file for this user alone; replaces an old one, follows no link."""
+    """Open a new file for this user alone; replace an old file and follow no link."""
     path.unlink(missing_ok=True)
     return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w+b")
 
 
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock on a file, which the kernel releases if the process dies; waits for it."""
+    """Wait for an exclusive lock on a file and hold it; the kernel releases the lock if the process dies."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
@@ -169,7 +169,7 @@ def naming(path: Path) -> Iterator[None]:
 def replacing(paths: Sequence[Path], *, binary: bool = False) -> Iterator[list[Any]]:
     """Write drafts beside the paths and rename them at the end, all or none.
 
-    Links are kept and their targets replaced. Raises `UsageError` naming the file.
+    Links stay, and their targets are replaced.
     """
     targets = [_target(path) for path in paths]
     for path in targets:
@@ -193,7 +193,7 @@ def _opened(path: Path, draft: Path, binary: bool) -> Iterator[Any]:
 
 
 def _rename(paths: Sequence[Path], drafts: Sequence[Path], targets: Sequence[Path]) -> None:
-    """Rename drafts into place; on failure restore the earlier files."""
+    # On failure, the earlier files are restored.
     aside = [_beside(target, "old") for target in targets[:-1]]
     placed: list[Path] = []
     try:
@@ -226,7 +226,7 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
 def write_csv(file: TextIO, columns: Sequence[str], rows: Iterable[Row]) -> None:
-    """Write a header and rows, without unknown columns; lists and mappings as JSON."""
+    """Write a header and rows; write lists and mappings as JSON, and skip keys outside ``columns``."""
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(map(_csv_cell, columns))
     for row in rows:

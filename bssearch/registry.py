@@ -1,6 +1,6 @@
 """Plug-ins by kind and name, imported on use.
 
-Built in, or an entry point of another package::
+A plug-in is built in, or an entry point of another package::
 
     [project.entry-points."bssearch.pruners"]
     patient = "my_package.patient:Patient"
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A user's parameter, as an annotation."""
+    """Annotation of a parameter that users can set."""
 
     help: str
     min: float | None = None
@@ -32,7 +32,7 @@ class Option:
     label: str | None = None  # the name in a form, if different
     unit: str = ""  # of a number
     choices: Sequence[str] = ()
-    variable: str | None = None  # an environment variable with its default
+    variable: str | None = None  # the environment variable that holds the default
 
 
 T = TypeVar("T")
@@ -96,7 +96,7 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
     },
 }
 
-# Loaders by kind and family: ``optuna:CmaEsSampler``.
+# Loaders by kind and family; ``optuna:CmaEsSampler`` belongs to the family ``optuna``.
 FAMILIES: Mapping[Kind, Mapping[str, str]] = {
     "samplers": {
         "optuna": "bssearch.search.samplers.optuna:optuna_sampler",
@@ -113,17 +113,17 @@ def _installed(kind: Kind) -> dict[str, EntryPoint]:
 
 
 def names(kind: Kind) -> tuple[str, ...]:
-    """A kind's names: built-in ones first."""
+    """Names of a kind's plug-ins, built-in plug-ins first."""
     return tuple(dict.fromkeys([*BUILT_IN[kind], *sorted(_installed(kind))]))
 
 
 def is_known(kind: Kind, name: str) -> bool:
-    """True if a name is known; members of a family are only checked by `load`."""
+    """True if a plug-in has this name; only `load` checks the members of a family."""
     return name in BUILT_IN[kind] or _family(kind, name) is not None or name in _installed(kind)
 
 
 def load(kind: Kind, name: str) -> Any:
-    """A member; raise `UsageError` listing the known names."""
+    """Plug-in of this name; raise `UsageError` with the known names if there is none."""
     if name in BUILT_IN[kind]:
         return _attribute(BUILT_IN[kind][name])
     if family := _family(kind, name):
@@ -134,7 +134,7 @@ def load(kind: Kind, name: str) -> Any:
 
 
 def load_class(kind: Kind, name: str, base: type[T]) -> type[T]:
-    """Subclass of ``base``; raise `UsageError` otherwise."""
+    """Plug-in of this name; raise `UsageError` unless it is a subclass of ``base``."""
     found = load(kind, name)
     if isinstance(found, type) and issubclass(found, base):
         return found
@@ -144,7 +144,7 @@ def load_class(kind: Kind, name: str, base: type[T]) -> type[T]:
 
 
 def choices(kind: Kind) -> str:
-    """A kind's names for a message."""
+    """Names of a kind's plug-ins, joined for a message."""
     return ", ".join([*names(kind), *(f"{family}:NAME" for family in FAMILIES.get(kind, ()))])
 
 

@@ -25,7 +25,7 @@ BOARD_PROCESS = "bssearch-board"  # name in process lists; Linux shows 15 charac
 
 @contextmanager
 def environment_with(values: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables for processes started inside."""
+    """Set environment variables for processes that start inside this block."""
     before = {name: os.environ.get(name) for name in values}
     os.environ.update(values)
     try:
@@ -37,10 +37,9 @@ def environment_with(values: Mapping[str, str]) -> Iterator[None]:
 
 
 def database_url(given: str | None = None) -> str:
-    """Given URL, else ``BSSEARCH_DB_URL``, else a file in this folder.
+    """Given URL, else ``BSSEARCH_DB_URL``, else the URL in ``BSSEARCH_DB_URL_FILE``, else ``bssearch.db`` here.
 
-    ``BSSEARCH_DB_URL_FILE`` precedes the default: a file whose first line is the URL. Raises `UsageError` if it is
-    empty.
+    Raises `UsageError` if that file cannot be read or its first line is empty.
     """
     return given or os.environ.get(DATABASE_URL_VARIABLE) or _url_from_file() or DEFAULT_DATABASE_URL
 
@@ -74,7 +73,7 @@ def _url_from_file() -> str | None:
 def checkpoint_folder() -> Path:
     """``BSSEARCH_CHECKPOINT_DIR``, else a folder in the user's cache.
 
-    For a remote store it is a staging folder in the cache.
+    For a remote store, a staging folder in the cache.
     """
     given = os.environ.get(CHECKPOINT_DIR_VARIABLE)
     if not given:
@@ -83,7 +82,7 @@ def checkpoint_folder() -> Path:
 
 
 def checkpoint_url() -> str | None:
-    """Remote store of ``BSSEARCH_CHECKPOINT_DIR``, or None."""
+    """``BSSEARCH_CHECKPOINT_DIR`` if it is a URL, else None."""
     given = os.environ.get(CHECKPOINT_DIR_VARIABLE)
     return given if given and is_url(given) else None
 
@@ -112,7 +111,7 @@ def tensorboard_folder() -> Path:
 
 
 def user_name() -> str:
-    """The user's name, else number."""
+    """The user's name; the user number if unknown."""
     try:
         return getpass.getuser()
     except (OSError, KeyError, ImportError):

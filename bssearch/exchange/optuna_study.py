@@ -68,7 +68,7 @@ class OptunaTrials:
 
 
 def read_optuna_study(file: str, study: str | None = None) -> OptunaTrials:
-    """Read a study, by default the only one.
+    """Read an Optuna study from a database or file, by default its only study.
 
     Raises `NotFoundError`, `UsageError` if it is not an Optuna database or the study is ambiguous, `SchemaError` for
     another version of Optuna, `DatabaseError`.
@@ -100,7 +100,7 @@ def optuna_database(file: str) -> URL:
 
 @contextmanager
 def optuna_storage(url: URL, *, address: URL | None = None) -> Iterator[RDBStorage]:
-    """Open Optuna's storage; raise `SchemaError` for another version.
+    """Open Optuna's storage; raise `SchemaError` for tables of another Optuna version.
 
     Missing tables are created, unless ``address`` opens the database another way.
     """
@@ -120,7 +120,7 @@ def optuna_storage(url: URL, *, address: URL | None = None) -> Iterator[RDBStora
 
 
 def _check_numbers(trial: FrozenTrial) -> None:
-    """Raise ValueError for values that are not numbers, and names that are not texts: SQLite stores any type."""
+    # SQLite stores any type.
     for name in (*trial.params, *trial.user_attrs, *trial.system_attrs):
         if not isinstance(name, str):
             raise ValueError(f"trial {trial.number} has the name {name!r:.60}; expected a text")
@@ -157,7 +157,7 @@ def _failures_of_reading(url: URL) -> Iterator[None]:
 
 @contextmanager
 def _reading(url: URL) -> Iterator[RDBStorage]:
-    """Open for reading alone; raise `UsageError` if a table is missing: Optuna would create it."""
+    # Optuna would create missing tables.
     address, path = url, sqlite_file(url)
     if path is not None:
         place = f"file:{quote(str(path.absolute()))}"
@@ -194,11 +194,11 @@ def _named(study: str | None, names: list[str], url: URL) -> str:
 
 
 def default_name(name: str) -> str:
-    """Name with dashes for invalid characters."""
+    """Study name made from ``name``, with dashes for invalid characters."""
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-._")[:100] or Path(name).stem or "optuna"
 
 
-SEARCH = (Phase.SEARCH,)  # Without repeats, which Optuna would take for evidence
+SEARCH = (Phase.SEARCH,)  # Without repeats of a configuration, which Optuna would take for independent evidence
 
 
 def load_optuna_study(
@@ -208,9 +208,9 @@ def load_optuna_study(
     phases: Phase | str | Collection[Phase | str] = SEARCH,
     store: Store | None = None,
 ) -> optuna.Study:
-    """In-memory Optuna study: a snapshot of the stored one.
+    """In-memory Optuna study: a snapshot of the stored study.
 
-    The study minimizes, unless metric_in_budget maximizes. Distributions are the space's, widened to hold all trials.
+    The study minimizes, unless metric_in_budget maximizes. Distributions cover the search space and all trials.
 
     Args:
         db: the database's URL, ignored if ``store`` is given.
@@ -260,7 +260,7 @@ class OptunaStudy:
     def of(
         cls, study: StudyRecord, trials: Sequence[TrialRecord], curves: Mapping[int, Mapping[int, float]]
     ) -> OptunaStudy:
-        """Build it; ``curves``: metrics by trial and step."""
+        """Build the contents; ``curves`` holds metrics by trial number and step."""
         spec = spec_of(study)
         parameters = _Parameters(spec.space, [trial.configuration for trial in trials])
         objective = objective_of(spec)
@@ -286,7 +286,7 @@ class OptunaStudy:
 
 
 def phases_of(given: Phase | str | Collection[Phase | str]) -> set[Phase]:
-    """A set; raise `UsageError` for an unknown phase."""
+    """The given phases as a set; raise `UsageError` for an unknown phase."""
     names = [given] if isinstance(given, str) else list(given)
     for name in names:
         if name not in set(Phase):
@@ -376,7 +376,7 @@ def _local(moment: datetime) -> datetime:
 
 
 class _Parameters:
-    """Parameters that vary, with the space's distributions widened to all configurations."""
+    # Distributions of the space, widened to all configurations.
 
     def __init__(self, space: SearchSpace, configurations: Sequence[Configuration]) -> None:
         self._dimensions = {one.name: one for one in space.dimensions() if one.name != REFERENCE_LEARNING_RATE}
@@ -491,7 +491,7 @@ def _failures(url: URL, name: str) -> Iterator[None]:
             hint="choose another database, or delete it there: optuna delete-study --study-name NAME --storage URL",
         ) from None
     except (SQLAlchemyError, StorageInternalError, OSError) as error:
-        # What Optuna wraps tells the reason; its own words are about the length of strings.
+        # The wrapped error tells the reason; Optuna's own message is about the length of strings.
         told = error.__cause__ if isinstance(error, StorageInternalError) and error.__cause__ else error
         first = str(getattr(told, "orig", None) or told).strip().partition("\n")[0]
         raise DatabaseError(f"cannot write to {shown(url)}: {without_secrets(first, url)}") from None
@@ -513,7 +513,7 @@ def _refuse_others(url: URL) -> None:
 
 
 def _insert(connection: Connection, study: OptunaStudy) -> None:
-    """Fill Optuna 5's tables (schema 12)."""
+    # Optuna 5's tables (schema 12)
     from optuna.storages._rdb import models
 
     added = connection.execute(insert(models.StudyModel).values(study_name=study.name))

@@ -15,7 +15,7 @@ from bssearch.storage.repository import Store
 ZERO_WHERE_UNKNOWN = frozenset({"steps", "samples", "train_seconds"})
 
 
-# Outcome fields that no imported table has.
+# Fields that no imported table has.
 UNKNOWN_OF_IMPORTED = (
     "uncapped",
     "train_seconds_limit",
@@ -29,7 +29,7 @@ UNKNOWN_OF_IMPORTED = (
 )
 
 
-# Null for unfinished trials: a contract of ``trials --format json``.
+# Keys that are null for unfinished trials: a contract of ``trials --format json``.
 ALWAYS_THERE = ("train_seconds", "time_to_target_s", "steps_to_target", "final_metric", "reason")
 
 
@@ -42,14 +42,14 @@ def trial_table(trials: Sequence[TrialRecord]) -> tuple[list[str], list[dict[str
 
 
 def flat_table(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[dict[str, Any]]]:
-    """Dotted columns and rows; if some rows lack a mapping, only its parts' columns remain."""
+    """Dotted columns and flat rows; a mapping that some rows lack has only the columns of its parts."""
     flat = [flat_row(row) for row in rows]
     names = dict.fromkeys(key for row in flat for key in row)
     return [name for name in names if not any(other.startswith(f"{name}.") for other in names)], flat
 
 
 def with_first(names: Sequence[str], columns: Sequence[str]) -> list[str]:
-    """Columns with the named ones, if there, first."""
+    """Columns in a new order: first the columns in ``names``."""
     return [*(one for one in names if one in columns), *(one for one in columns if one not in names)]
 
 
@@ -65,7 +65,7 @@ def flat_row(row: Mapping[str, Any], path: str = "") -> dict[str, Any]:
 def trial_rows(
     store: Store, name: str, trials: Sequence[TrialRecord], kept: Sequence[TrialRecord]
 ) -> list[dict[str, Any]]:
-    """Rows of some of a study's ``trials``: the contract of ``trial list --format json``.
+    """Rows of the ``kept`` among a study's ``trials``: the contract of ``trial list --format json``.
 
     ``answer`` has the seconds that `best` compares, their basis, and whether they count in their batch size's median.
     """
@@ -93,7 +93,7 @@ def matching_trials(
 
 
 def trial_row(trial: TrialRecord) -> dict[str, Any]:
-    """Configuration and outcome."""
+    """Configuration and outcome of a trial, by name."""
     known = outcome_fields(trial.outcome) if trial.outcome else {}
     outcome = {name: value for name, value in known.items() if name not in {"state", "traceback"}}
     configuration = field_values(trial.configuration)
@@ -151,7 +151,7 @@ def traceback(trial: TrialRecord) -> str | None:
 
 
 def observations_of(store: Store, name: str, trials: Sequence[TrialRecord]) -> Iterator[tuple[int, Observation]]:
-    """Yield observations with trial numbers; few trials are in memory at once."""
+    """Yield observations with trial numbers, reading `TRIALS_AT_ONCE` trials at once."""
     numbers = [trial.number for trial in trials]
     for start in range(0, len(numbers), TRIALS_AT_ONCE):
         for trial, curve in store.trials.curves(name, numbers[start : start + TRIALS_AT_ONCE]).items():

@@ -26,7 +26,7 @@ NOISE_SCALE: BatchScheduleName = "noise_scale"
 RATE_RULE, NOISE_SHARE = "batch_rate_rule", "batch_noise_share"
 PARAMETERS = (BATCH_SCHEDULE, BATCH_STAGES, RATE_RULE, NOISE_SHARE)
 
-MOST_STAGES = 64  # each has shapes to warm up and time
+MOST_STAGES = 64  # each stage has shapes to warm up and time
 
 # A float holds 15 digits exactly
 _STAGE = re.compile("(?:(?P<start>N):)?(?P<size>N)(?:/(?P<micro>N))?".replace("N", "[0-9]{1,15}"))
@@ -48,7 +48,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSchedule:
-    """Stages, ascending; with `noise_scale`, all start at 0 samples and the trial's measurements decide."""
+    """Stages by batch size; with `noise_scale`, all start at 0 samples, and the trial's noise scale decides."""
 
     name: BatchScheduleName
     stages: tuple[Stage, ...]
@@ -57,11 +57,11 @@ class BatchSchedule:
 
     @property
     def is_measured(self) -> bool:
-        """True if the trial's noise scale decides."""
+        """True if the trial's noise scale decides when the batch grows."""
         return self.noise_share is not None
 
     def rate_factor(self, batch_size: int) -> float:
-        """Learning-rate factor relative to the first stage."""
+        """Learning-rate factor of a batch size relative to the first stage."""
         return learning_rate_factor(self.rate_rule, batch_size, self.stages[0].batch_size)
 
     def steps_by_stage(self, steps: float) -> list[tuple[Stage, float]]:
@@ -83,12 +83,12 @@ class BatchSchedule:
 
     @property
     def text(self) -> str:
-        """Later stages as in ``batch_stages``."""
+        """Stages after the first, in the format of ``batch_stages``."""
         return " ".join(map(self._said, self.stages[1:]))
 
     @property
     def in_words(self) -> str:
-        """Sizes and their starts."""
+        """Batch sizes of the stages, and when each starts."""
         first, *later = self.stages
         if self.is_measured:
             sizes = ", ".join(str(one.batch_size) for one in later)
@@ -103,7 +103,7 @@ class BatchSchedule:
 
 
 def batch_schedule_of(configuration: Configuration) -> BatchSchedule | None:
-    """Schedule, None if the batch size is constant."""
+    """Batch schedule of a configuration; None if its batch size is constant."""
     name = configuration.parameters.get(BATCH_SCHEDULE)
     if name is None:
         return None
@@ -122,20 +122,20 @@ def batch_schedule_of(configuration: Configuration) -> BatchSchedule | None:
 
 
 def growing_schedule(configuration: Configuration) -> BatchSchedule:
-    """Schedule of a configuration that grows."""
+    """Batch schedule of a configuration whose batch grows."""
     schedule = batch_schedule_of(configuration)
     assert schedule is not None, "its batch grows"
     return schedule
 
 
 def stages_of(configuration: Configuration, schedule: BatchSchedule | None) -> tuple[Stage, ...]:
-    """Stages of a schedule; without one, a single stage."""
+    """Stages of a schedule; without a schedule, a single stage."""
     constant = Stage(0, configuration.batch_size, configuration.micro_batch_size)
     return (constant,) if schedule is None else schedule.stages
 
 
 def constant_configurations(configuration: Configuration) -> list[Configuration]:
-    """One constant configuration per stage."""
+    """For each stage, a configuration with its batch size throughout."""
     schedule = batch_schedule_of(configuration)
     if schedule is None:
         return [configuration]
@@ -264,7 +264,7 @@ class RunStage:
 def run_stages(trial: TrialRecord, curve: Sequence[Observation]) -> list[RunStage]:
     """Stages that a trial ran; empty if its batch size was constant.
 
-    A measured schedule grows only at evaluations, so sizes are samples / steps between them.
+    A measured schedule grows only at evaluations, so batch sizes are samples / steps between evaluations.
     """
     schedule = batch_schedule_of(trial.configuration)
     points = _points(trial, curve)
@@ -290,7 +290,7 @@ def _points(trial: TrialRecord, curve: Sequence[Observation]) -> list[Point]:
     ran = [(one.step, one.samples, one.train_seconds) for one in curve]
     if trial.outcome is not None:
         end = trial.outcome
-        undelayed = end.undelayed_train_seconds  # which evaluations count by, too
+        undelayed = end.undelayed_train_seconds  # as `Observation.train_seconds`
         ran.append((end.steps, end.samples, end.train_seconds if undelayed is None else undelayed))
     for point in ran:
         if point[0] > found[-1][0]:

@@ -12,7 +12,7 @@ from bssearch.records import Observation, Target, TrialOutcome
 
 @dataclass(slots=True, eq=False)
 class Progress:
-    """Best-so-far gains of a trial."""
+    """Best gain of a trial (`Target.gain`) up to each evaluation."""
 
     train_seconds: list[float] = field(default_factory=list)
     gains: list[float] = field(default_factory=list)
@@ -24,7 +24,7 @@ class Progress:
 
     @property
     def gain(self) -> float:
-        """Best gain, or −∞."""
+        """Best gain; −∞ before the first evaluation."""
         return self.gains[-1] if self.gains else -math.inf
 
     def add(self, train_seconds: float, gain: float) -> None:
@@ -38,7 +38,7 @@ class Progress:
         return self.train_seconds[bisect_left(self.gains, self.gain)]
 
     def index_from(self, train_seconds: float) -> int:
-        """First evaluation at ``train_seconds`` or later."""
+        """Index of the first evaluation at ``train_seconds`` or later."""
         return bisect_left(self.train_seconds, train_seconds)
 
     def at(self, train_seconds: float) -> float | None:
@@ -62,7 +62,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """The interval from the last miss to the first hit.
+    """The interval from the last evaluation that missed the target to the first that reached it.
 
     ``steps`` (rounded up) and ``train_seconds`` are interpolated by the same fraction.
     """
@@ -76,7 +76,7 @@ class Crossing:
 
 
 def crossing(previous: Observation | None, hit: Observation, target: Target) -> Crossing:
-    """Crossing between consecutive evaluations; without a previous one, ``hit`` is the crossing.
+    """Crossing between consecutive evaluations; without a previous evaluation, ``hit`` is the crossing.
 
     The fraction is (target − miss) / (hit − miss).
     """
@@ -95,7 +95,7 @@ def crossing(previous: Observation | None, hit: Observation, target: Target) -> 
 
 
 def with_crossing(outcome: TrialOutcome, found: Crossing) -> TrialOutcome:
-    """Outcome with this crossing."""
+    """Outcome with the fields of a crossing."""
     return replace(
         outcome,
         time_to_target_s=found.train_seconds,
@@ -108,7 +108,7 @@ def with_crossing(outcome: TrialOutcome, found: Crossing) -> TrialOutcome:
 
 
 def first_crossing(observations: Sequence[Observation], target: Target) -> Crossing | None:
-    """First crossing in time-ordered observations."""
+    """First crossing in time-ordered observations, or None."""
     previous = None
     for observation in observations:
         if target.is_met_by(observation.metric):

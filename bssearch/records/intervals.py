@@ -7,10 +7,10 @@ from collections.abc import Iterable
 
 CONFIDENCE = 0.95
 
-FLAT_RATIO = 1.05  # equally good within this factor of the minimum
+FLAT_RATIO = 1.05  # batch sizes are equally good within this factor of the minimum
 
 
-FEWEST_RUNS = 3  # for an interval over seeds; with two, t would be 12.7
+FEWEST_RUNS = 3  # for an interval over seeds; with two runs, Student's t would be 12.7
 
 FEWEST_SIZES = 3  # for a two-parameter fit; two points fit exactly
 

@@ -25,7 +25,7 @@ FIRST_LOSS = "the loss of the first step is"  # starts the reason of a loss that
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """One evaluation; ``loss`` is the mean since the previous one.
+    """One evaluation; ``loss`` is the mean since the previous evaluation.
 
     ``train_seconds`` exclude evaluation and, if one CPU thread does the work, waits for a CPU.
     """
@@ -51,7 +51,7 @@ class MemoryBasis(StrEnum):
 
 
 class SecondsBasis(StrEnum):
-    """A program's own report, or wall time since its first step, with evaluation."""
+    """Basis of a program's train seconds: its own report, or wall time since its first step, with evaluation."""
 
     REPORTED = "reported"
     WALL = "wall"
@@ -61,7 +61,7 @@ class SecondsBasis(StrEnum):
 class GradientNoise:
     """Gradient noise scale tr Σ / ‖G‖² in samples, with its 95 % interval.
 
-    If ‖G‖² may be zero, ``scale`` and ``high`` stay None. ``adam``: with preconditioned gradients. ``trace`` and
+    If ‖G‖² may be zero, ``scale`` and ``high`` stay None. ``adam_…``: of preconditioned gradients. ``trace`` and
     ``square``: mean tr Σ and ‖G‖² over ``passes``.
     """
 
@@ -81,7 +81,7 @@ class GradientNoise:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceUse:
-    """The whole device's counters; None, never 0, if unavailable."""
+    """Counters of the whole device during a trial; None, never 0, if unavailable."""
 
     energy_joules: float | None = None
     mean_power_watts: float | None = None
@@ -98,11 +98,11 @@ class TrialOutcome:
 
     Attributes:
         undelayed_train_seconds: Train seconds minus waits for a CPU, if one thread did the work.
-        reference_seconds: Time of a small fixed kernel meanwhile (`bssearch.training.contention`).
+        reference_seconds: Time of a small fixed kernel during the trial (`bssearch.training.contention`).
         host_bound_share: Share of train seconds in which the host did not wait for a CUDA device.
-        skipped_steps: By fp16 loss scaling.
+        skipped_steps: Steps that fp16 loss scaling skipped.
         data_seconds: Train seconds that a user's own loop waited for data.
-        seconds_basis: None if bssearch measured.
+        seconds_basis: None if bssearch measured the seconds.
     """
 
     state: TrialState
@@ -144,7 +144,7 @@ class TrialOutcome:
     device_uuid: str | None = None
 
     def __post_init__(self) -> None:
-        # Here and not only in the database, so that an outcome equals the stored one.
+        # Clean texts here and not only in the database, so that an outcome equals the stored outcome.
         object.__setattr__(self, "reason", storable(self.reason))
         if self.traceback is not None:
             object.__setattr__(self, "traceback", storable(self.traceback))
@@ -186,7 +186,7 @@ class TrialEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """Seconds of one optimizer step: median and 95 % interval; see `TrialOutcome`.
+    """Seconds of one optimizer step: median and 95 % interval; other fields as in `TrialOutcome`.
 
     ``settled``: the interval reached the requested precision.
     """
@@ -233,7 +233,7 @@ class StepTime(Timing):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Visit(Timing):
-    """Step time in one ``visit``: a quick round over batch sizes, which a slow machine slows alike."""
+    """Step time in one ``visit``: a quick round over batch sizes, so that a slow machine slows all of them."""
 
     visit: int
     step_seconds: float
@@ -261,7 +261,7 @@ class MemoryUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoiseMeasurement:
-    """Gradient noise scale near the target, or the ``reason`` why it is not near."""
+    """Gradient noise scale near the target; ``reason`` says why, if it was measured elsewhere."""
 
     batch_size: int
     micro_batch_size: int
@@ -276,7 +276,7 @@ class Environment:
     """Machine and software of a trial; seconds compare only if fingerprints are equal.
 
     ``device_memory_bytes`` may be a smaller configured limit. ``workload_revision`` is the digest of the workload's
-    file; ``git_revision`` ends with ``+`` if it was modified, ``git_dirty``: any tracked file was.
+    file; ``git_revision`` ends with ``+`` if that file was modified; ``git_dirty``: any tracked file was modified.
     """
 
     device_name: str
@@ -302,7 +302,7 @@ class Environment:
 
     @property
     def fingerprint(self) -> str:
-        """Must match within a study."""
+        """Device, precision and compile mode: equal within a study."""
         return f"{self.device_name} · {self.precision} · compile {self.compile_mode}"
 
 

@@ -4,8 +4,7 @@ McCandlish et al. 2018 (arXiv 1812.06162, appendix A): E‖G_b‖² = ‖G‖² 
 + tr Σ · (1/b − 1/N). Moments are averaged before dividing: the mean of ratios has unbounded bias.
 
 The interval is Fieller's (1954), with the covariance of the circular block bootstrap (Politis & Romano 1992) and
-Student's t with blocks − 1 degrees of freedom. Its coverage in 1,000 runs was 95 to 98 % from 8 to 256 passes;
-percentiles of block-bootstrapped ratios covered 81 to 94 %.
+Student's t with blocks − 1 degrees of freedom.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class Norms:
 
     @property
     def are_finite(self) -> bool:
-        """True if both bounds are finite."""
+        """True if both norms are finite."""
         return math.isfinite(self.small) and math.isfinite(self.big)
 
 
@@ -71,7 +70,7 @@ class NoiseScaleInterval:
 
 
 def gradient_noise(passes: Sequence[Pass], seconds: float | None = None) -> GradientNoise:
-    """Estimate the noise scale; below `FEWEST_PASSES` only its moments."""
+    """Estimate the noise scale; from fewer than `FEWEST_PASSES` passes, only its moments."""
     if not passes:
         return GradientNoise(seconds=seconds)
     plain = [moments(one, one.plain) for one in passes]
@@ -83,10 +82,8 @@ def gradient_noise(passes: Sequence[Pass], seconds: float | None = None) -> Grad
 
 
 def pooled(trials: Sequence[GradientNoise]) -> GradientNoise:
-    """Pool the noise scale over trials that have too few passes alone.
-
-    Intervals from differences between trials covered 94 to 97 % in 1,000 sets of 3 to 32 trials.
-    """
+    """Pool the noise scale over trials that have too few passes alone."""
+    # Intervals from differences between trials covered 94 to 97 % in 1,000 sets of 3 to 32 trials.
     known = [one for one in trials if one.passes and one.trace is not None and one.square is not None]
     if not known:
         return GradientNoise()
@@ -150,7 +147,7 @@ def _noise(
 
 
 def moments(one: Pass, norms: Norms) -> tuple[float, float]:
-    """Unbiased estimates of tr Σ and ‖G‖² from one pass; the second may be negative."""
+    """Unbiased estimates of tr Σ and ‖G‖² from one pass; ‖G‖² may be negative."""
     small, big = 1 / one.small_batch, 1 / (one.small_batch * one.small_batches)
     trace = (norms.small - norms.big) / (small - big)
     return trace, norms.big - trace * (big - 1 / one.samples)
@@ -160,15 +157,17 @@ def estimate(pairs: Sequence[tuple[float, float]]) -> NoiseScaleInterval:
     """Mean tr Σ / mean ‖G‖² over consecutive passes, with its 95 % interval.
 
     The interval holds each θ for which mean(tr Σ − θ‖G‖²) is within t standard errors of zero (a quadratic). A negative
-    mean ‖G‖² counts as zero, which only widens it; it is empty if tr Σ may be zero too.
+    mean ‖G‖² counts as zero, which only widens the interval. The interval is empty if tr Σ may be zero too.
     """
+    # This interval covered 95 to 98 % in 1,000 runs of 8 to 256 passes; percentiles of block-bootstrapped ratios, 81 to
+    # 94 %.
     values, unit = _scaled(np.asarray(pairs, dtype=np.float64))
     block = max(1, round(len(values) ** (1 / 3)))
     return _fieller(values.mean(axis=0), _covariance_of_means(values, block), len(values) / block - 1, unit)
 
 
 def _of_trials(moments: Numbers, weights: Numbers) -> NoiseScaleInterval:
-    """Linearised ratio (Cochran 1977, ch. 6); t has (Σw)²/Σw² − 1 degrees of freedom (Kish 1965)."""
+    # Linearised ratio over trials (Cochran 1977, ch. 6); t has (Σw)²/Σw² − 1 degrees of freedom (Kish 1965)
     values, unit = _scaled(moments)
     shares = weights / weights.sum()
     means = shares @ values
@@ -178,7 +177,7 @@ def _of_trials(moments: Numbers, weights: Numbers) -> NoiseScaleInterval:
 
 
 def _scaled(values: Numbers) -> tuple[Numbers, Numbers]:
-    """Scale moments by their largest: a tiny ‖G‖² would underflow when squared."""
+    # Without scaling, a tiny ‖G‖² would underflow when squared.
     unit = np.maximum(np.abs(values).max(axis=0), np.finfo(np.float64).tiny)
     return values / unit, unit
 
@@ -198,7 +197,7 @@ def _fieller(means: Numbers, covariance: Numbers, freedom: float, unit: Numbers)
 
 
 def _covariance_of_means(values: Numbers, block: int) -> Numbers:
-    """Limit of the circular block bootstrap over its expectation, 1 − block/passes."""
+    # Limit of the circular block bootstrap over its expectation, 1 − block/passes
     count = len(values)
     deviations = values - values.mean(axis=0)
     of_blocks = sum(np.roll(deviations, -shift, axis=0) for shift in range(block)) / block

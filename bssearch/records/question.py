@@ -58,12 +58,12 @@ class TrialState(StrEnum):
 
     @property
     def is_censored(self) -> bool:
-        """True if stopped before the target: the time is a lower bound."""
+        """True if the trial stopped before the target: its time is a lower bound."""
         return self in {TrialState.PAUSED, TrialState.PRUNED, TrialState.CAPPED, TrialState.EXHAUSTED}
 
     @property
     def is_missing(self) -> bool:
-        """True if uninformative and free of budget."""
+        """True if the trial says nothing about its configuration and uses no budget."""
         return self in {TrialState.FAILED, TrialState.LOST, TrialState.CANCELLED}
 
 
@@ -101,7 +101,7 @@ class Target:
         return self.shortfall(metric) <= 0
 
     def is_above_one(self, high: float) -> bool:
-        """True if metrics up to high cannot be shares, as the name and the target say: sums, or partly in percent."""
+        """True if name and target say that the metric is a share, but metrics up to ``high`` exceed 1."""
         return 0 < self.value <= 1 < high and _SHARE.fullmatch(self.metric) is not None
 
     def is_in_other_unit(self, low: float, high: float) -> bool:
@@ -111,17 +111,17 @@ class Target:
         return 0 < self.value < 1 < low <= high <= 100 or 0 <= low <= high <= 1 < self.value <= 100
 
     def is_percent_of_share(self, low: float, high: float) -> bool:
-        """True if no value reaches the target: metrics from low to high, past a half, are shares, the target is not."""
+        """True if the target is in percent but metrics, up to ``high`` > 0.5, are shares: none reaches it."""
         is_share = self.goal is Goal.MAXIMIZE and _SHARE.fullmatch(self.metric) is not None
         return is_share and low >= 0 and 0.5 < high <= 1 < self.value <= 100
 
     def in_unit_of(self, metric: float) -> float:
-        """Target's value in the unit of a metric in the other unit."""
+        """Target's value converted to the unit of ``metric``: a share or percent."""
         return self.value * (100 if metric > 1 else 0.01)
 
 
 _SHARE = re.compile(r"(?:.*[/_. ])?(?:acc|accuracy|f1|auc|auroc|precision|recall|map|top[-_]?\d)", re.IGNORECASE)
-_RATE = re.compile(r"(?:.*[/_. ])?(?:error|err|wer|cer|eer)(?:[/_. ]?rate)?", re.IGNORECASE)  # that may be a percentage
+_RATE = re.compile(r"(?:.*[/_. ])?(?:error|err|wer|cer|eer)(?:[/_. ]?rate)?", re.IGNORECASE)  # may be in percent
 
 MAKE_TRAINER = ":make_trainer"  # suffix of a workload that makes a trainer per trial
 
@@ -129,7 +129,7 @@ LARGEST_METRIC = 1e100  # sums of squares stay finite in double precision
 
 
 def is_metric(value: float) -> bool:
-    """True if within `LARGEST_METRIC`."""
+    """True if a value is within ± `LARGEST_METRIC`."""
     return abs(value) <= LARGEST_METRIC
 
 
@@ -169,7 +169,7 @@ class Configuration:
         return replace(self, micro_batch_size=micro_batch_size, accumulation_steps=steps)
 
     def trains_like(self, other: Configuration) -> bool:
-        """True if equal, micro-batch size aside."""
+        """True if the configurations differ at most in micro-batch size."""
         return self._whole == other._whole
 
     @property
@@ -186,7 +186,8 @@ class Configuration:
         return BATCH_SCHEDULE in self.parameters
 
 
-WITH_CUDA_GRAPHS = frozenset({"reduce-overhead", "max-autotune"})  # by ``torch._inductor.list_mode_options``
+# Compile modes (see ``torch._inductor.list_mode_options``)
+WITH_CUDA_GRAPHS = frozenset({"reduce-overhead", "max-autotune"})
 
 
 # User-defined hyperparameters; a configuration stores them under ``model.NAME`` and ``loss.NAME``.

@@ -31,7 +31,7 @@ class Branch:
 class Planned:
     """Plan fields that a stored trial keeps.
 
-    ``sampled``: coordinates, None if outside the space. ``uncapped``: no other trial set ``train_seconds_limit``.
+    ``sampled``: coordinates; None outside the search space. ``uncapped``: no other trial set ``train_seconds_limit``.
     """
 
     configuration: Configuration
@@ -53,7 +53,7 @@ class Planned:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialPlan(Planned):
-    """A trial to run: new, ``queued`` or ``resumed`` (stored number).
+    """A trial to run: new, or stored with the number ``queued`` or ``resumed``.
 
     ``limit_state``: `CAPPED` if the incumbent set the limit, `EXHAUSTED` if the budget did. If a trial newer than
     ``after`` exists, the plan is dropped.
@@ -86,8 +86,8 @@ class TrialPlan(Planned):
 class TrialRequest:
     """Request to run a trial.
 
-    A paused trial saves ``checkpoint``, a resumed one loads it; without a path the trial ends as `PRUNED`. A ``branch``
-    continues from the user's file.
+    A paused trial saves ``checkpoint``, a resumed trial loads it; without a path the trial ends as `PRUNED`. A
+    ``branch`` continues from the user's file.
     """
 
     number: int
@@ -121,7 +121,7 @@ class StepTimeRequest:
 class MemoryRequest:
     """Request for three optimizer steps and an evaluation in a fresh worker.
 
-    With ``reserve`` some memory must stay free, so that the size also fits in other processes.
+    With ``reserve`` some memory must stay free, so that the micro-batch size also fits in other processes.
     """
 
     configuration: Configuration
@@ -144,7 +144,7 @@ class NoiseRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricInfo:
-    """Bounds of a metric and its value at chance; ``reported``: on the test part for the recommendation.
+    """Bounds of a metric and its value at chance; ``reported``: measured on the test part for the recommendation.
 
     Example: ``metrics = {"accuracy": bssearch.MetricInfo(low=0.0, high=1.0, chance=0.1)}``
     """
@@ -157,7 +157,7 @@ class MetricInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelDescription:
-    """A freshly initialised model; ``parameters`` counts trainable ones."""
+    """A freshly initialised model; ``parameters`` counts trainable parameters."""
 
     parameters: int | None
     batch_norm_layers: int
@@ -194,9 +194,9 @@ class Lease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeRecord(StepTime):
-    """A stored step time with its evaluation cadence, None if the batch size does not fit.
+    """A stored step time with its evaluation cadence; both are None if the batch size does not fit.
 
-    ``error`` is set if fitted over several visits.
+    ``error`` is set if the step time was fitted over visits.
     """
 
     eval_every_steps: int | None
@@ -240,7 +240,7 @@ class TrialRecord(Planned):
 
     @property
     def is_imported(self) -> bool:
-        """True if start and end are equal."""
+        """True if the trial was imported: start and end are equal."""
         return self.ended_at is not None and self.created_at == self.ended_at
 
     @property
@@ -263,7 +263,7 @@ class NewStudy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyRecord(NewStudy):
-    """A stored study, bound to its ``environment``'s device; archived ones are hidden and accept no trials."""
+    """A stored study, bound to its ``environment``'s device; archived studies are hidden and accept no trials."""
 
     created_at: datetime
     archived_at: datetime | None = None
@@ -271,18 +271,18 @@ class StudyRecord(NewStudy):
 
     @classmethod
     def created(cls, study: NewStudy, created_at: datetime, environment: Environment | None = None) -> StudyRecord:
-        """New study's record."""
+        """Record of a new study."""
         return cls(created_at=created_at, environment=environment, **field_values(study))
 
     @property
     def mark(self) -> str:
-        """16 hex digits that survive renaming and moving the database."""
+        """16 hex digits that identify the study under any name and in any database."""
         told = f"{self.created_at.isoformat()} {self.created_by} {self.spec_hash}"
         return hashlib.sha256(told.encode()).hexdigest()[:16]
 
 
 def spec_digest(spec: Mapping[str, object]) -> str:
-    """16 hex digits of a spec's JSON values."""
+    """16 hex digits that identify a spec's JSON values."""
     return hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -292,6 +292,6 @@ def train_seconds_of(trials: Iterable[TrialRecord]) -> float:
 
 
 def trainings_of(trials: Iterable[TrialRecord], seconds: float) -> float:
-    """Train seconds of all trials over the ``seconds`` of one training, both without waits for a CPU if known."""
+    """Train seconds of all trials divided by the ``seconds`` of one training, without waits for a CPU if known."""
     outcomes = [trial.outcome for trial in trials if trial.outcome is not None]
     return math.fsum(one.undelayed_train_seconds or one.train_seconds for one in outcomes) / seconds

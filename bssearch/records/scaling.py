@@ -19,7 +19,7 @@ class LearningRateRule(StrEnum):
 
     @property
     def in_words(self) -> str:
-        """Such as "∝ batch"."""
+        """The rule in words, such as "∝ batch"."""
         return {"linear": "∝ batch", "sqrt": "∝ √batch", "none": "the same throughout"}[self.value]
 
 
@@ -47,7 +47,7 @@ RULES_OF_OPTIMIZERS = {
 
 
 def rule_of_optimizer(name: str) -> LearningRateRule:
-    """Optimizer's rule; sqrt if not in the literature."""
+    """Learning-rate rule of an optimizer; sqrt if the literature has none."""
     return RULES_OF_OPTIMIZERS.get(name, LearningRateRule.SQRT)
 
 
@@ -57,7 +57,7 @@ LARGEST_DROPOUT = 0.95  # at 1 the model cannot learn
 
 
 def is_said_to_need_warmup(batch_size: int, reference_batch: int) -> bool:
-    """True from `WARMUP_RATIO` on; Goyal et al. 2017 (§2.2) tested κ = 32."""
+    """True if κ ≥ `WARMUP_RATIO`; Goyal et al. 2017 (§2.2) tested κ = 32."""
     return batch_size >= WARMUP_RATIO * reference_batch
 
 
@@ -100,7 +100,7 @@ def sde_epsilon(epsilon: float, ratio: float) -> float:
     return epsilon / math.sqrt(ratio)
 
 
-LARGE_BATCH = 8192  # from here layerwise optimizers are recommended
+LARGE_BATCH = 8192  # batch size from which layerwise optimizers are recommended
 
 # LARS (You et al. 2017, arXiv 1708.03888) and LAMB (You et al. 2020, arXiv 1904.00962).
 LAYERWISE = ("lars", "lamb")

@@ -34,11 +34,11 @@ VISIT_FREEDOM = 4
 
 STEP_DEVIATION = 0.3  # within one trial; weighs short trials less
 
-UNDISTURBED = 3  # needed of every split to ignore disturbed ones
+UNDISTURBED = 3  # uncontended trials that each compared kind needs, to ignore contended trials
 
-PACED = 20  # first trials that set the pace: later ones change no batch size but their own
+PACED = 20  # first trials that set the reference pace: later trials change no batch size but their own
 
-SMALLEST_PENALTY = 0.01  # below it visits are fixed effects
+SMALLEST_PENALTY = 0.01  # below this penalty, visits are fixed effects
 
 MIDMEAN_ERROR = 1.09  # standard error over the mean's: 84 % efficiency (Rosenberger & Gasko 1983)
 
@@ -65,7 +65,7 @@ def timed_as(configuration: Configuration) -> Timed:
 
 
 def step_seconds_of(probes: Iterable[StepTime], model: ModelParameters = ()) -> StepSeconds:
-    """Measured step times, preferring uncontended ones; ``model``: the timed model's parameters."""
+    """Measured step times, from uncontended probes if possible; ``model``: the timed model's parameters."""
     timed = [(one.contended, (one.batch_size, one.micro_batch_size, *model), one.step_seconds) for one in probes]
     known: dict[Timed, float] = {}
     for _, place, seconds in sorted(timed, key=lambda one: one[0]):
@@ -84,7 +84,7 @@ def with_step_time(trial: TrialRecord, step_seconds: StepSeconds) -> TrialRecord
 
 
 def seconds_of_steps(configuration: Configuration, steps: float, step_seconds: StepSeconds) -> float | None:
-    """Seconds of a trial's first steps; None if a step time is missing or the schedule is measured."""
+    """Seconds of a trial's first ``steps``; None if a step time is missing or the schedule is measured."""
     schedule = batch_schedule_of(configuration) if configuration.grows else None
     if schedule is None:
         seconds = step_seconds.get(timed_as(configuration))
@@ -100,7 +100,7 @@ def seconds_of_steps(configuration: Configuration, steps: float, step_seconds: S
 
 
 def steps_at_first_size(configuration: Configuration, steps: float, step_seconds: StepSeconds) -> float | None:
-    """Steps at the first batch size that take as long."""
+    """Steps at the first batch size that take as long as these ``steps``; None if unknown."""
     if not configuration.grows:
         return steps
     seconds = seconds_of_steps(configuration, steps, step_seconds)
@@ -121,24 +121,24 @@ class PooledStepTime(Generic[Key]):
     """Seconds per step of one kind of configuration, with the standard error of their logarithm.
 
     ``common`` is the reference pace's error, which cancels in ratios. ``excess``, the mean log ratio of wall time to
-    this time, bounds the bias (0.5–1.2 × excess with digits).
+    this time, bounds the bias.
     """
 
     kind: Key
     seconds: float
     error: float
     freedom: float
-    excess: float
+    excess: float  # in the study digits, the bias was 0.5–1.2 × excess
     common: float = 0.0
 
 
-@lru_cache(maxsize=64)  # each look at a study asks for the same visits again
+@lru_cache(maxsize=64)  # else each read of a study would fit the same visits again
 def fit_step_times(visits: tuple[Visit, ...]) -> Mapping[Split, FittedStepTime]:
     """Fit log t = split + visit + residual by least squares; return the step time of each split.
 
-    t is undelayed step time / reference kernel time if known, else wall time without contended visits. Visits are
-    random effects, so that a visit to one batch size still adds information.
+    t is undelayed step time / reference kernel time if known, else wall time without contended visits.
     """
+    # Visits are random effects, so that a visit to one batch size still adds information.
     chosen = _comparable(visits)
     if not chosen:
         return {}
@@ -193,7 +193,7 @@ def pool_paces(paces: Mapping[Key, Sequence[TrialPace]], compared: Collection[Ke
     """Step time of each kind of configuration, without waits for a CPU, from its trials.
 
     A geometric mean weighted by `TrialPace.weight`, of uncontended trials alone if every ``compared`` kind has
-    `UNDISTURBED`. The kernel's pace is a midmean, robust to disturbed trials, of the first `PACED` trials.
+    `UNDISTURBED` such trials. The kernel's pace is a midmean, robust to disturbed trials, of the first `PACED` trials.
     """
     alone = {key: [one for one in found if not one.contended] for key, found in paces.items()}
     are_enough = all(len(alone[key]) >= UNDISTURBED for key in compared)

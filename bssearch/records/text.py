@@ -33,7 +33,7 @@ def in_words(value: object) -> str:
 
 
 def nearest(name: str, known: Collection[str], otherwise: str, *, cutoff: float = 0.6, what: str = "") -> str:
-    """Ask whether the most similar known name was meant; ``otherwise`` if none is."""
+    """Ask whether the most similar known name was meant; ``otherwise`` if no name is similar."""
     near = difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
     return f"did you mean {what}{near[0]!r}?" if near else otherwise
 
@@ -76,7 +76,7 @@ def number(value: float, digits: int = 3) -> str:
 
 
 def ends(low: float | None, high: float | None, digits: int = 3) -> str:
-    """Interval to follow its figure."""
+    """Interval in brackets, to append to its estimate; empty if unknown."""
     return "" if low is None or high is None else f" [{number(low, digits)}, {number(high, digits)}]"
 
 

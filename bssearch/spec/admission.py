@@ -1,6 +1,6 @@
 """Check every configuration against the user's spec before it trains.
 
-A database or an imported file can hold any values, and a command puts them into shell words.
+A database or an imported file can hold any values, and a command puts these values into shell words.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BEYOND_BOUNDS = frozenset({Phase.AUDIT, Phase.TO_BUDGET})
 def admitted(spec: StudySpec, plan: TrialPlan, number: int, *, checkpoint: Path | None) -> TrialRequest:
     """Request for a planned trial; raises `UsageError` if the spec does not allow the configuration.
 
-    Stored trials must be in the space; new search trials and audits need only possible numbers.
+    Configurations must be in the space, but new search trials and `BEYOND_BOUNDS` need only possible numbers.
     """
     in_bounds = not plan.is_new_search and plan.phase not in BEYOND_BOUNDS
     problem = problem_with(spec, plan.configuration, in_bounds=in_bounds)
@@ -42,7 +42,7 @@ def admitted(spec: StudySpec, plan: TrialPlan, number: int, *, checkpoint: Path 
 
 
 def problem_with(spec: StudySpec, configuration: Configuration, *, in_bounds: bool = True) -> str | None:
-    """Why the spec does not allow a configuration.
+    """Reason why the spec does not allow a configuration, or None.
 
     Names, types, choices and optimizer options must match the space; with ``in_bounds`` also ranges, except for the
     default.
@@ -64,7 +64,7 @@ def problem_with(spec: StudySpec, configuration: Configuration, *, in_bounds: bo
 
 
 def _problem_with_types(configuration: Configuration) -> str | None:
-    """SQLite columns hold any type."""
+    # SQLite columns hold any type.
     counts = {name: getattr(configuration, name) for name in COUNTS}
     if (problem := _problem_with_counts(counts)) is not None:
         return problem
@@ -147,7 +147,7 @@ def _problem_with_parameters(spec: StudySpec, configuration: Configuration) -> s
 
 
 def _is_default_of(spec: StudySpec, configuration: Configuration) -> bool:
-    """Or the default carried to another batch size."""
+    # Also true for the default carried to another batch size.
     default, space, size = spec.default_configuration, spec.space, configuration.batch_size
     if configuration.trains_like(default):
         return True

@@ -39,7 +39,7 @@ from bssearch.spec.space import OPTIONAL, TRAINING_PARAMETERS, BatchRules, Searc
 
 PLACE = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")  # only a name in braces is a placeholder
 
-# Names of every study, beside those of its space.
+# Placeholders of every study, beside the names of its space.
 OWN_PLACES = (
     "batch_size",
     "micro_batch_size",
@@ -58,7 +58,7 @@ def places_of(command: Sequence[str]) -> set[str]:
 
 
 def filled(command: Sequence[str], values: Mapping[str, ParameterValue]) -> list[str]:
-    """Fill in a command."""
+    """Replace a command's placeholders by values."""
 
     def text(match: re.Match[str]) -> str:
         name = match[1]
@@ -82,7 +82,7 @@ def check_command(
 ) -> None:
     """Raise `ValueError` for an unknown placeholder or inconsistent log settings.
 
-    A command whose log is read needs placeholders for all searched parameters; for others see `check_places`.
+    A command whose log is read needs placeholders for all searched parameters.
     """
     places = places_of(command)
     own = {name.rpartition(".")[2] for name in set_parameters}
@@ -107,7 +107,7 @@ def check_command(
             raise ValueError(f"report has no expression for {name}; it has {', '.join(report)}")
 
 
-_EPOCH = re.compile(r"\bepochs?\W*$", re.IGNORECASE)  # before the number
+_EPOCH = re.compile(r"\bepochs?\W*$", re.IGNORECASE)  # the word before the number
 
 
 def check_places(places: Collection[str], searched: Sequence[str]) -> None:
@@ -136,7 +136,7 @@ def values_of(
     threads: int,
     device: str,
 ) -> dict[str, ParameterValue]:
-    """Placeholders' values."""
+    """Values of a trial's placeholders."""
     return {
         **parameters,
         "batch_size": configuration.batch_size,
@@ -282,7 +282,7 @@ class StudySpec(StrictModel):
 
     @property
     def searched(self) -> tuple[str, ...]:
-        """Searched names, as a command takes them."""
+        """Names of the searched parameters, as placeholders of a command."""
         found = [one.name.removeprefix("reference_").rpartition(".")[2] for one in self.space.dimensions()]
         return (*(["batch_size"] if len(self.batch_sizes) > 1 else []), *found)
 
@@ -303,11 +303,11 @@ class StudySpec(StrictModel):
 
     @property
     def preset(self) -> str | None:
-        """Preset named in the file."""
+        """Name of the spec's preset, if any."""
         return self._preset
 
     def from_preset(self, name: str) -> Self:
-        """Spec with its preset's name."""
+        """Copy of the spec that notes its preset's name."""
         noted = self.model_copy()
         noted._preset = name
         return noted
@@ -318,7 +318,7 @@ class StudySpec(StrictModel):
         return Target(metric=self.target.metric, value=self.target.value, goal=self.target.goal)
 
     def new_study(self, created_by: str) -> NewStudy:
-        """Study to store."""
+        """A study to store with this spec."""
         return NewStudy(
             name=self.name,
             spec=self.model_dump(mode="json"),
@@ -335,7 +335,7 @@ class StudySpec(StrictModel):
 
     @property
     def timed_model(self) -> ModelParameters:
-        """Model parameters of step times and memory."""
+        """Model parameters with which step times and memory are measured."""
         return model_parameters(self.default_configuration)
 
     @property
@@ -352,27 +352,24 @@ class StudySpec(StrictModel):
 
     @property
     def default_is_known(self) -> bool:
-        """False for some imported studies."""
+        """False for imported studies without a known default."""
         return not self.is_imported or bool(self.workload_settings.get("default_known"))
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
-        """The ladder's and the default's, ascending."""
+        """Batch sizes of the space and the default, ascending."""
         return tuple(sorted({*self.space.rungs, self.default.batch_size}))
 
     @property
     def question(self) -> dict[str, Any]:
-        """Fields of the question as JSON values; other fields may change on resume.
-
-        Excludes batch growth, which does not affect fixed batch sizes.
-        """
+        """Fields of the question as JSON values; other fields may change on resume."""
         question = self.model_dump(mode="json", include=set(QUESTION_FIELDS))
-        del question["space"]["batch_schedule"]
+        del question["space"]["batch_schedule"]  # growth does not affect fixed batch sizes
         return question
 
     @property
     def question_hash(self) -> str:
-        """Hash of the question; fields of later versions count only if set."""
+        """Hash of the question; fields added by later versions count only if set."""
         question = self.question
         for part in (question["space"], question["default"]):
             for name in ("ema_decay", *OWN_GROUPS):

@@ -133,7 +133,7 @@ class DefaultSpec(StrictModel):
 
 
 def _with_option(data: Any, name: str, default: Any) -> Any:
-    """Specs stored by earlier versions have the option beside the part's name."""
+    # Earlier versions stored the option beside the part's name.
     if not isinstance(data, Mapping) or name not in data or not isinstance(data.get("options", {}), Mapping):
         return data
     rest = {key: value for key, value in data.items() if key != name}
@@ -163,7 +163,7 @@ def _options_of(kind: Callable[..., Any], given: int) -> type[StrictModel]:
 
 
 def parameters_of(kind: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """Class's named parameters with evaluated annotations (`Any` if impossible)."""
+    """Named parameters of a class, with evaluated annotations (`Any` if impossible)."""
     scope = getattr(inspect.unwrap(kind.__init__), "__globals__", {})
     named = {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}
     parameters = inspect.signature(kind).parameters
@@ -286,12 +286,12 @@ class ExecutorSpec(StrictModel):
 
     @property
     def least_slots(self) -> int:
-        """Minimum slots; only the machine knows ``auto``."""
+        """Number of slots; 1 for ``auto``, which only the machine knows."""
         return 1 if self.slots == "auto" else self.slots
 
     @property
     def memory_limit_bytes(self) -> int | None:
-        """Limit in bytes."""
+        """Memory limit in bytes, if any."""
         return None if self.memory_limit_gib is None else int(self.memory_limit_gib * 2**30)
 
 

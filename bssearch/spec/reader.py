@@ -35,8 +35,7 @@ TAGS = frozenset(f"tag:yaml.org,2002:{name}" for name in ("map", "seq", "str", "
 class Loader(yaml.SafeLoader):
     """YAML 1.1 as `yaml.SafeLoader` reads it, but 1e-3 is a number, a date is text, and a duplicate key is an error.
 
-    So are non-scalar keys, other tags, recursive aliases, invalid Unicode, and exceeding `MOST_NODES` or `MOST_LEVELS`.
-    All are `yaml.MarkedYAMLError`.
+    Documents above `MOST_NODES` or `MOST_LEVELS` are errors, too: `yaml.MarkedYAMLError`.
     """
 
     def __init__(self, text: str) -> None:
@@ -46,7 +45,7 @@ class Loader(yaml.SafeLoader):
         self._sizes: dict[int, tuple[int, int]] = {}
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        """Count nodes."""
+        """Compose a node; count nodes and levels."""
         event: Any = self.peek_event()  # type: ignore[no-untyped-call]
         if self.check_event(yaml.AliasEvent):
             node = super().compose_node(parent, index)
@@ -114,7 +113,7 @@ Loader.yaml_implicit_resolvers = {
 
 
 def read_yaml(text: str) -> tuple[Any, yaml.Node | None]:
-    """Document's value and node (None if empty)."""
+    """Value and root node of a document, None if it is empty."""
     loader = Loader(text)
     try:
         node = loader.get_single_node()
@@ -129,7 +128,7 @@ def is_unicode(text: str) -> bool:
 
 
 def shortened(value: object) -> str:
-    """Value shortened for an error."""
+    """Value as short text for an error message."""
     text = ascii(value) if isinstance(value, str) and not is_unicode(value) else repr(value)
     return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…"
 
@@ -139,13 +138,13 @@ WRITTEN = {"fixed": "a value", "range": "a mapping", "choices": "a list"}
 
 Location = tuple[str | int, ...]
 SUFFIXES = (".yaml", ".yml", ".toml")
-MOST_BYTES = 2**20  # largest spec file; large ones have ten thousand bytes
+MOST_BYTES = 2**20  # largest spec file; large specs have ten thousand bytes
 
 MOST_NAMED = 10
 
 IN_PYTHON = "given in Python"
 
-# Fields that are merged with the preset's; other fields are replaced as a whole.
+# Groups whose fields are merged with the preset's; any other field replaces the preset's.
 GROUPS = frozenset({"space", "training", "confirm", "pruner", "sampler", "budget", "executor", "target"})
 
 
@@ -342,7 +341,7 @@ def _read_toml(path: Path, text: str) -> tuple[Any, dict[Location, int]]:
 
 
 def _toml_lines(text: str) -> Iterable[tuple[Location, int]]:
-    """Keys in inline tables take the table's line."""
+    # Keys in inline tables take the table's line.
     table: Location = ()
     for number, line in enumerate(text.splitlines(), start=1):
         if header := re.match(r"\s*\[+\s*([\w.\-]+)\s*\]+", line):
@@ -423,7 +422,7 @@ NEWER = "a newer bssearch may have written it: upgrade this one"
 
 
 def spec_of(study: StudyRecord) -> StudySpec:
-    """Stored study's spec."""
+    """Spec of a stored study."""
     try:
         spec = StudySpec.model_validate(study.spec)
     except ValidationError as error:

@@ -63,7 +63,7 @@ class SubmissionState(StrEnum):
 class NewSubmission:
     """A study to run from a worker's template with values.
 
-    Workers need all ``tags``, and serve it from ``not_before`` on. Stored rows are not checked.
+    Workers with all ``tags`` serve the study from ``not_before`` on. Stored rows may not pass `check`.
     """
 
     name: str
@@ -108,7 +108,8 @@ class Submission(NewSubmission):
 class WorkerRecord:
     """A worker as other users see it.
 
-    ``templates`` are its offers. A worker that ended in order has ``left_at``; ``is_here``: seen lately and not left.
+    ``templates`` has the value types that each template offers. A worker that exited normally has ``left_at``;
+    ``is_here``: the worker was seen lately and has not left.
     """
 
     name: str
@@ -126,7 +127,7 @@ class WorkerRecord:
 
 
 def is_template_name(name: str) -> bool:
-    """True unless like a path or file of `queue submit`."""
+    """True for a valid template name, which `queue submit` cannot mistake for a file."""
     return _TEMPLATE.fullmatch(name) is not None and not name.endswith(SUFFIXES)
 
 
@@ -189,7 +190,7 @@ class NumberType(_Type):
         return [low] if self.type.endswith("s") else low
 
     def takes(self, value: object) -> bool:
-        """True if valid."""
+        """True for a valid value."""
         if self.type.endswith("s"):
             return isinstance(value, list) and 1 <= len(value) <= MOST_NUMBERS and all(map(self._is_number, value))
         return self._is_number(value)
@@ -215,7 +216,7 @@ class BooleanType(_Type):
         return True
 
     def takes(self, value: object) -> bool:
-        """True if valid."""
+        """True for a valid value."""
         return isinstance(value, bool)
 
 
@@ -235,7 +236,7 @@ class ChoiceType(_Type):
         return self.choices[0]
 
     def takes(self, value: object) -> bool:
-        """True if valid."""
+        """True for a valid value."""
         return any(isinstance(one, bool) == isinstance(value, bool) and one == value for one in self.choices)
 
 
@@ -243,7 +244,7 @@ ValueType = NumberType | BooleanType | ChoiceType
 
 
 def value_type(data: object) -> ValueType:
-    """Type in a template file or worker row."""
+    """Value type from its description in a template file or worker row."""
     if not isinstance(data, Mapping):
         raise ValueError("a value's type is a mapping such as {type: integer, low: 1, high: 400}")
     kind: type[ValueType]
@@ -273,8 +274,8 @@ def _problem(problem: Any) -> str:
 
 
 def checked_values(template: str, types: Mapping[str, ValueType], values: Values) -> dict[str, Value]:
-    """Template's values; raises `UsageError` naming each rejected one."""
-    if not isinstance(values, Mapping):  # a row from elsewhere
+    """Values for a template; raises `UsageError` naming each rejected value."""
+    if not isinstance(values, Mapping):  # another program wrote the row
         raise UsageError(f"values = {shortened(values)} must be a mapping of keys to values")
     problems = []
     for key, value in values.items():
@@ -288,7 +289,7 @@ def checked_values(template: str, types: Mapping[str, ValueType], values: Values
     return dict(values)
 
 
-# Fields closed to others: code, places, and use of the worker's machine.
+# Fields that no template offers to submitters: code, paths, and use of the worker's machine.
 OFFERS_NONE = frozenset(
     {"name", "schema_version", "preset", "workload", "command", "arguments", "report", "executor", "log"}
 )
@@ -308,18 +309,18 @@ class Template:
     values: Mapping[str, ValueType]
 
     def check(self, overrides: tuple[str, ...] = ()) -> None:
-        """Raise `SpecError` or `NotFoundError` if the operator's part is invalid."""
+        """Raise `SpecError` or `NotFoundError` if the spec with the worker's ``overrides`` is invalid."""
         load_spec(self.spec, overrides)
 
     def check_keys(self, overrides: tuple[str, ...] = ()) -> None:
-        """Raise `SpecError` for a key without a field."""
+        """Raise `SpecError` for a key that names no field of the spec."""
         for key in self.values:
             problems = [self._unknown(key, given, overrides) for given in self._names_above(key)]
             if all(problems):
                 raise SpecError(f"values.{problems[0]}", hint="bssearch schema spec prints every field")
 
     def _names_above(self, key: str) -> Iterator[tuple[str, ...]]:
-        """Names decide which keys exist."""
+        # Names above a key, such as sampler.name, decide whether the key exists.
         yield ()
         parts = key.split(".")
         for depth in range(1, len(parts)):
@@ -339,7 +340,7 @@ class Template:
         return ""
 
     def study(self, name: str, values: Values, overrides: tuple[str, ...] = ()) -> StudySpec:
-        """Submission's spec; ``overrides`` are the worker's.
+        """Spec of a submission; ``overrides`` are the worker's.
 
         Raises `UsageError` for a rejected value, `SpecError` for an invalid spec.
         """
@@ -367,7 +368,7 @@ class Templates:
 
 
 def load_templates(path: Path, overrides: tuple[str, ...] = ()) -> Templates:
-    """Read a worker's file; ``overrides`` must be valid for each spec."""
+    """Read a worker's template file; ``overrides`` must be valid for each spec."""
     data = read_file(path, "file of templates", _EXAMPLE)
     if not isinstance(data, Mapping) or set(data) != {"templates"} or not isinstance(data["templates"], Mapping):
         raise SpecError(f"{path}: it must hold `templates` and nothing else", hint=_EXAMPLE)

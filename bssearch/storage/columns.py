@@ -42,9 +42,9 @@ LARGEST = 1e300
 
 # Bounds of stored values: whatever a row holds, a command reads it within a second.
 MOST_SENTENCES = 1_000
-MOST_KEYS = 1_000  # of a configuration
+MOST_KEYS = 1_000  # keys of a configuration
 LONGEST_VALUE = 10_000  # characters of a key or value of a configuration
-MOST_VALUES = 200_000  # of a spec or an answer
+MOST_VALUES = 200_000  # values in a spec or an answer
 DEEPEST = 50
 
 NAMING_CONVENTION = {
@@ -63,7 +63,7 @@ class UtcDateTime(TypeDecorator[datetime]):
     cache_ok = True
 
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """Raise `ValueError` without a time zone."""
+        """Convert to UTC; raise `ValueError` without a time zone."""
         if value is None:
             return None
         if value.tzinfo is None:
@@ -71,7 +71,7 @@ class UtcDateTime(TypeDecorator[datetime]):
         return value.astimezone(UTC)
 
     def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """An aware datetime."""
+        """Read a stored time as UTC."""
         if value is None:
             return None
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
@@ -90,7 +90,7 @@ class FiniteFloat(TypeDecorator[float]):
         return value
 
     def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[float | None], float | None]:
-        """Refuse the same when reading, by one call per value: a trial has 37 of them."""
+        """Refuse NaN and infinities in rows too, by one call per value: a trial has 37 floats."""
         return partial(self.process_bind_param, dialect=dialect)
 
 
@@ -101,7 +101,7 @@ class StorableText(TypeDecorator[str]):
     cache_ok = True
 
     def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
-        """Replace characters that no database stores; cut a long text."""
+        """Make a text storable."""
         return None if value is None else storable(value)
 
     def process_result_value(self, value: str | None, dialect: Dialect) -> str | None:
@@ -116,11 +116,11 @@ class Sentences(TypeDecorator[tuple[str, ...]]):
     cache_ok = True
 
     def process_bind_param(self, value: tuple[str, ...] | None, dialect: Dialect) -> str | None:
-        """Join sentences."""
+        """Join sentences to lines."""
         return None if value is None else "\n".join(" ".join(sentence.split()) for sentence in value)
 
     def process_result_value(self, value: str | None, dialect: Dialect) -> tuple[str, ...] | None:
-        """Split the lines."""
+        """Split a text into sentences."""
         if value is None:
             return None
         found = value.splitlines()
@@ -138,9 +138,9 @@ def json_kind(value: object) -> str:
 
 
 def json_fault(value: object, *, of_scalars: bool) -> str | None:
-    """Say why a JSON value is no stored object; None if it is one.
+    """Reason why a JSON value cannot be a stored object, or None.
 
-    ``of_scalars``: the object holds a configuration: booleans, numbers, texts and nulls.
+    ``of_scalars``: the object may hold only booleans, numbers, texts and nulls.
     """
     if not isinstance(value, dict):
         return f"{json_kind(value)}; expected an object"
@@ -177,7 +177,7 @@ def _inside(value: object) -> Iterable[object]:
 
 
 class StoredObject(TypeDecorator[Mapping[str, Any]]):
-    """A JSON object within the bounds of `json_fault`; every JSON column is read through this type."""
+    """A JSON object within the bounds of `json_fault`."""
 
     impl = JSON
     cache_ok = True
@@ -193,7 +193,7 @@ class StoredObject(TypeDecorator[Mapping[str, Any]]):
             raise ValueError(f"a stored object is {fault}")
         return value
 
-    process_result_value = process_bind_param  # another program may have stored it; the store then names the row
+    process_result_value = process_bind_param  # another program may have stored the value; the store names the row
 
 
 def enum(kind: type[StrEnum], name: str) -> Enum:
@@ -278,7 +278,7 @@ PREFIXES: Mapping[type, str] = {
 
 @cache
 def layout(record_type: type) -> dict[str, type | None]:
-    """Field names with their nested record types, if any."""
+    """Fields of a record type, each with its nested record type or None."""
     hints = typing.get_type_hints(record_type)
     return {field.name: _nested(hints[field.name]) for field in fields(record_type)}
 
@@ -289,7 +289,7 @@ def _nested(hint: object) -> type | None:
 
 
 def column_types(record_type: type, *, without: str | None = None) -> dict[str, Any]:
-    """A record's column types in order."""
+    """Columns of a record type, in order, with their Python types."""
     hints = typing.get_type_hints(record_type)
     found: dict[str, Any] = {}
     for name, nested in layout(record_type).items():
@@ -301,7 +301,7 @@ def column_types(record_type: type, *, without: str | None = None) -> dict[str, 
 
 
 def paths(record_type: type, path: str = "") -> dict[str, str]:
-    """Columns of a record, also of nested ones, with the paths of their attributes."""
+    """Columns of a record type and its nested records, with the paths of their attributes."""
     prefix = PREFIXES[record_type]
     found: dict[str, str] = {}
     for name, nested in layout(record_type).items():
@@ -310,7 +310,7 @@ def paths(record_type: type, path: str = "") -> dict[str, str]:
 
 
 def to_columns(record: DataclassInstance, prefix: str = "") -> dict[str, Any]:
-    """Column values without missing nested records."""
+    """Column values of a record; a nested record that is None adds none."""
     columns: dict[str, Any] = {}
     for name, nested in layout(type(record)).items():
         value = getattr(record, name)
@@ -324,7 +324,7 @@ def to_columns(record: DataclassInstance, prefix: str = "") -> dict[str, Any]:
 def from_columns(
     record_type: type[Record], columns: Mapping[str, Any] | RowMapping, *, absent: str | None = None, prefix: str = ""
 ) -> Record:
-    """Build a record; the nested record ``absent`` is None."""
+    """Build a record from its columns; the nested record ``absent`` is None."""
     names, own_columns, nested = _plan(record_type, prefix)
     values = dict(zip(names, own_columns(columns), strict=True))
     for name, inner in nested.items():

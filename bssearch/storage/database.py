@@ -34,7 +34,7 @@ LONGEST_WAIT_S = 10.0
 class Patience:
     """Retries work after a lost connection, with growing random pauses, for `RETRY_FOR_S`.
 
-    Threads may share it. ``notify`` reports a loss and a return once.
+    ``notify`` reports each loss and return of the connection once.
     """
 
     def __init__(self, where: str, notify: Callable[[str], None]) -> None:
@@ -112,8 +112,8 @@ Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 Notify = Callable[[str], None]
 
-# The server ends the transaction of a silent holder of a lock after this time. A suspended driver would block the
-# others for as long as it is suspended, and its trials could not even be marked as lost.
+# The server ends a transaction that holds a lock and sends no statement for this time. Otherwise a suspended driver
+# would block the other drivers, which could not even mark its trials as lost.
 LONGEST_TURN_SECONDS = 10.0
 
 # Longest pause before a turn on SQLite. Writers poll for the lock every 100 ms: without the pause, one of 8 drivers
@@ -131,7 +131,7 @@ def limit_silence(connection: Connection) -> None:
 
 
 def _locked(connection: Connection, query: Select[Any]) -> Select[Any]:
-    # In the same statement: drivers send few messages.
+    # Set the limit in the statement that takes the lock, which saves a message to the server.
     of_server = connection.dialect.name == "postgresql"
     return (query.add_columns(_silence_limit()) if of_server else query).with_for_update()
 
@@ -141,7 +141,7 @@ def _silence_limit() -> Function[Any]:
 
 
 class _Turn(threading.local):
-    # A thread's locking transaction; no connection before the lock and after the first write.
+    # A thread's transaction that holds a lock; ``connection`` is None before the lock and after the first write.
 
     connection: Connection | None = None
     ending = ExitStack()
@@ -207,12 +207,12 @@ class Database:
 
     @property
     def masked_url(self) -> str:
-        """The URL, safe to print."""
+        """The database's URL without secrets."""
         return masked(self._engine.url)
 
     @property
     def has_secret(self) -> bool:
-        """Whether the URL holds a secret."""
+        """Whether the database's URL holds a secret."""
         whole = self._engine.url.render_as_string(hide_password=False).replace("+psycopg:", ":", 1)
         return self.masked_url != whole
 
@@ -315,7 +315,7 @@ class Database:
         return study_id
 
     def environment_id(self, connection: Connection, environment: Environment) -> int:
-        """An environment's id, storing it if new."""
+        """Id of an environment, which is stored if new."""
         if environment in self._environment_ids:
             return self._environment_ids[environment]
         digest = environment_digest(environment)
@@ -348,9 +348,9 @@ def patiently(
 
 
 def environment_digest(environment: Environment) -> str:
-    """Digest of equal environments."""
+    """Digest that equal environments share."""
     told = json.loads(to_json(environment))
-    for name in ("git_dirty", "libraries"):  # later fields count only if known
+    for name in ("git_dirty", "libraries"):  # fields added later count only if known
         if told[name] in (None, []):
             del told[name]
     return hashlib.sha256(json.dumps(told, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

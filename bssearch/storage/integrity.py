@@ -1,7 +1,4 @@
-"""Search for rows that bssearch cannot have stored, after an error.
-
-SQLite accepts any type in any column; PostgreSQL does not.
-"""
+"""Search for rows that bssearch cannot have stored, after an error."""
 
 from __future__ import annotations
 
@@ -51,7 +48,7 @@ from bssearch.storage.models import (
     VisitRow,
 )
 
-# Bounds of measured numbers are this and its inverse.
+# Measured numbers lie between the inverse of this number and this number.
 LARGEST = 1e300
 
 LARGEST_WHOLE = 2**62
@@ -63,13 +60,13 @@ LONGEST = 60
 
 
 def first_fault(connection: Connection, study_id: int) -> str | None:
-    """Describe the first invalid row, or return None."""
+    """Describe a study's first invalid row, or return None."""
     for table, words, label, scope in _rows_of(study_id):
         for column in table.columns:
             kind = storage_type(column.type)
             value: ColumnElement[Any] = type_coerce(column, NullType())
             if isinstance(kind, JSON) and connection.dialect.name == "postgresql":
-                value = cast(column, Text)  # the driver would parse it and fail before the row is named
+                value = cast(column, Text)  # the database driver would parse the JSON and fail before the row is named
             wrong = _is_wrong(column, connection.dialect.name)
             query = select(label, value).select_from(table).where(scope, wrong).order_by(label)
             if (found := _first(connection, query)) is not None:
@@ -134,7 +131,7 @@ def storage_type(kind: TypeEngine[Any]) -> TypeEngine[Any]:
 
 
 def _of_another_kind(raw: ColumnElement[Any], kind: TypeEngine[Any], dialect: str) -> Iterator[ColumnElement[bool]]:
-    is_sqlite = dialect == "sqlite"
+    is_sqlite = dialect == "sqlite"  # SQLite accepts any type in any column; PostgreSQL does not
     stored = func.typeof(raw)
     if isinstance(kind, Float):
         if is_sqlite:
@@ -174,8 +171,8 @@ def _fault(found: Any, is_of_scalars: bool) -> str | None:
 
 
 def shown(value: object) -> str:
-    """A value's short text."""
+    """Short text of a value for a message."""
     if isinstance(value, str | bytes):
-        value = value[: LONGEST + 1]  # not all of 10 MB in escapes
+        value = value[: LONGEST + 1]  # else `repr` would escape 10 MB
     text = "nothing" if value is None else repr(value)
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"

@@ -58,7 +58,7 @@ _EXISTS = frozenset({"42P07", "42710", "23505"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upgrade:
-    """Revisions before and after, and the backup."""
+    """Schema revisions before and after an upgrade, and the backup file, if any."""
 
     before: str | None
     after: str
@@ -70,7 +70,7 @@ class Upgrade:
 
 
 def current(database: str | URL | Engine) -> str | None:
-    """Revision, or None."""
+    """Schema revision of a database; None without bssearch tables."""
     if isinstance(database, Engine):
         return _current(database)
     engine = create_engine_for(database, write=False)
@@ -81,7 +81,7 @@ def current(database: str | URL | Engine) -> str | None:
 
 
 def check(database: str | URL | Engine) -> None:
-    """Raise `SchemaError` for another revision."""
+    """Raise `SchemaError` unless the database's schema is at `SCHEMA_HEAD`."""
     name = shown(database.url if isinstance(database, Engine) else parse_url(database))
     _refuse_another(current(database), name)
 
@@ -154,7 +154,7 @@ def _upgrade(connection: Connection, before: str | None, roles: Roles | None) ->
         if there:
             become_owner(connection, there)
         if before is not None:
-            # At once: a migration that takes one table after the other would wait for each.
+            # Lock all tables at once: a migration that locks one after the other would wait for each.
             ours = {*WRITER_RIGHTS, VERSION_TABLE}.intersection(inspect(connection).get_table_names())
             lock_tables(connection, [*ours], ALONE)
         _run_migrations(connection)
@@ -166,7 +166,7 @@ def _upgrade(connection: Connection, before: str | None, roles: Roles | None) ->
 
 
 def refuse_roles_of_a_file(url: URL) -> None:
-    """Raise `UsageError` for a SQLite file."""
+    """Raise `UsageError` for a SQLite file, which has no roles."""
     path = sqlite_file(url)
     if path is not None:
         raise UsageError(
@@ -176,7 +176,7 @@ def refuse_roles_of_a_file(url: URL) -> None:
 
 
 def is_ours(name: str | None, kind: str, parents: object) -> bool:
-    """Limit Alembic to our tables."""
+    """Limit Alembic to bssearch's tables."""
     return kind != "table" or (name is not None and name.startswith("bss_") and name != VERSION_TABLE)
 
 
@@ -237,10 +237,8 @@ def _refuse_other_roles(connection: Connection, roles: Roles) -> None:
 
 
 def _take_turn(connection: Connection) -> None:
-    """Lock the version table, and create it first if it is missing: one login at a time upgrades a server.
-
-    A login that may not change the table takes no lock, because it cannot upgrade.
-    """
+    # One login at a time upgrades a server. A login that may not change the version table cannot upgrade: it takes no
+    # lock.
     if connection.dialect.name != "postgresql":
         return
     if not _has_version_table(connection):
@@ -251,7 +249,7 @@ def _take_turn(connection: Connection) -> None:
 
 
 def _create_version_table(connection: Connection) -> None:
-    """Create the table as Alembic does. If another session creates it, wait for its commit."""
+    # As Alembic creates the table. If another session creates it, wait for its commit.
     columns = f"version_num VARCHAR(32) NOT NULL, CONSTRAINT {VERSION_TABLE}_pkc PRIMARY KEY (version_num)"
     try:
         with connection.begin_nested():
@@ -270,7 +268,7 @@ def _run_migrations(connection: Connection) -> None:
 
 
 def beside_tables() -> list[str]:
-    """Each revision's ``POSTGRESQL`` statements."""
+    """SQL in ``POSTGRESQL`` of each revision's module, oldest revision first."""
     from alembic.script import ScriptDirectory
 
     revisions = reversed(list(ScriptDirectory.from_config(_config()).walk_revisions()))
@@ -298,9 +296,9 @@ SCHEMA = "public"
 
 
 def script(roles: Roles | None) -> str:
-    """Psql's SQL for tables and roles, in one transaction.
+    """SQL for psql that creates tables and roles in one transaction.
 
-    Existing tables change only their rights. The SQL fails on another schema revision.
+    Of existing tables, only rights change. The SQL fails on another schema revision.
     """
     statements = [
         "BEGIN",

@@ -127,9 +127,9 @@ class EnvironmentRow(Base, holds=(Environment,)):
 class StudyRow(Base, holds=(NewStudy,)):
     """Studies.
 
-    ``revision`` counts changes; ``rewritten_at_revision`` is the last that deleted or rewrote rows,
-    ``probed_at_revision`` the last with a probe. On PostgreSQL only ``login`` and owners may rename, archive or delete
-    the study.
+    ``revision`` counts changes; ``rewritten_at_revision`` is the last revision that deleted or rewrote rows,
+    ``probed_at_revision`` the last that stored a probe. On PostgreSQL only the login ``login`` and owners may rename,
+    archive or delete the study.
     """
 
     __tablename__ = "bss_study"
@@ -156,7 +156,7 @@ class StudyRow(Base, holds=(NewStudy,)):
 class TrialRow(Base, holds=(TrialRecord,)):
     """Trials: configuration, lease while running, outcome (zeros before the end).
 
-    ``plan_id`` is the last plan that started or queued the trial; ``revision`` that of the last change.
+    ``plan_id`` is the last plan that started or queued the trial; ``revision`` is the study's at the last change.
     """
 
     __tablename__ = "bss_trial"
@@ -224,7 +224,7 @@ class ObservationRow(Base, holds=(Observation,)):
 
 
 class ProbeRow(Base, holds=(StepTime, NoiseMeasurement)):
-    """Measurements by batch size and split.
+    """Probes by batch size and its split into micro-batches.
 
     Memory probes have ``batch_size`` = ``micro_batch_size``; only noise scales have ``step`` and ``metric``.
     """
@@ -260,7 +260,7 @@ class ProbeRow(Base, holds=(StepTime, NoiseMeasurement)):
 
 
 class VisitRow(Base, holds=(Visit,)):
-    """Step times by visit, numbered within an environment; append-only."""
+    """Step times by visit; append-only. Environment and number identify a visit."""
 
     __tablename__ = "bss_visit"
     __table_args__ = (
@@ -285,7 +285,7 @@ class VisitRow(Base, holds=(Visit,)):
 
 
 class FindingRow(Base):
-    """Answers, with the study's ``stamp`` at that time."""
+    """Answers, each with the study's ``stamp`` before its computation."""
 
     __tablename__ = "bss_finding"
 
@@ -305,7 +305,7 @@ class LogRow(Base):
 
 
 class ClaimRow(Base):
-    """Leases for tasks of one driver."""
+    """Leases of tasks that one driver at a time may do."""
 
     __tablename__ = "bss_claim"
 
@@ -316,7 +316,7 @@ class ClaimRow(Base):
 
 
 class BranchRow(Base, holds=(BranchMeasurement,)):
-    """Branches, by a digest of all inputs; append-only."""
+    """Measured branches, by a digest of all their inputs; append-only."""
 
     __tablename__ = "bss_branch"
     __table_args__ = (

@@ -97,10 +97,7 @@ class ProbeStore(StorePart):
 
     @patiently
     def by_batch_size(self, study: str, environment: Environment | None = None) -> dict[int, ProbeRecord]:
-        """Step times by batch size over all visits, for the largest timed split within `memory_boundary`.
-
-        Sizes without a split within the boundary are left out.
-        """
+        """Step times by batch size over all visits, for the largest timed split within `memory_boundary`, if any."""
         with self._database.reading_study(study) as (connection, study_id):
             rows = connection.execute(PROBES.where(ProbeRow.study_id == study_id)).mappings()
             timed = [from_columns(ProbeRecord, row, absent="error") for row in rows]
@@ -110,14 +107,14 @@ class ProbeStore(StorePart):
 
     @patiently
     def step_times(self, study: str) -> list[ProbeRecord]:
-        """All splits' step times, oldest first."""
+        """Step times of all splits over all visits, by batch size."""
         with self._database.reading() as connection:
             return with_intervals(self._step_times(connection, counters(connection, study)))
 
     def _step_times(self, connection: Connection, now: Counters) -> list[ProbeRecord]:
         # Cached until the next measurement, because every read of trials needs step times.
         study_id = now.study_id
-        # Changes with every measurement; differs for a later study with the same id.
+        # Key of the cache: changes with every measurement, and differs for a later study with the same id.
         as_of = now.created_at, now.probed_at_revision, now.rewritten_at_revision
         if study_id not in self._known_step_times or self._known_step_times[study_id][0] != as_of:
             rows = connection.execute(PROBES.where(ProbeRow.study_id == study_id)).mappings()
@@ -128,9 +125,9 @@ class ProbeStore(StorePart):
     def timed(
         self, connection: Connection, study_id: int, trials: Sequence[TrialRecord], now: Counters | None = None
     ) -> list[TrialRecord]:
-        """Trials with steps × the step time over all visits.
+        """Trials with ``steps_x_step_time_s`` from the step times of all visits.
 
-        Trials with another model keep their stored product: only the default's model was timed.
+        Trials of another model keep their stored value: only the default configuration's model was timed.
         """
         if all(trial.outcome is None or trial.outcome.steps_to_target is None for trial in trials):
             return list(trials)
@@ -142,7 +139,7 @@ class ProbeStore(StorePart):
 
     @patiently
     def memory_boundary(self, study: str, environment: Environment | None = None) -> MemoryBoundary:
-        """Micro-batch sizes that fit; default: the largest device a trial ran on.
+        """Bounds of the micro-batch sizes that fit (default device: the largest that a trial ran on).
 
         Probes and out-of-memory trials count. A size with a single out-of-memory trial is ignored if a later probe in a
         separate process fitted this or a larger size. Sizes too large count from devices with at least as much memory;

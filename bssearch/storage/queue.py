@@ -1,4 +1,4 @@
-"""Submitted studies by priority, then age, and their workers."""
+"""The queue: submitted studies and the workers that run them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from bssearch.storage.statements import insert_if_absent
 
 
 class SubmissionRow(Base, holds=(Submission,)):
-    """A submitted study; ``served_seconds`` are slot seconds."""
+    """A submitted study; ``served_seconds`` counts slot seconds."""
 
     __tablename__ = "bss_submission"
     __table_args__ = (
@@ -58,7 +58,7 @@ class SubmissionRow(Base, holds=(Submission,)):
 
 
 class WorkerRow(Base):
-    """A worker and its submission."""
+    """A worker and the submission that it serves."""
 
     __tablename__ = "bss_worker"
 
@@ -91,7 +91,7 @@ def _are_moments(
     return and_(*(or_(column.is_(None), column.between(EARLIEST, LATEST)) for column in columns))
 
 
-# In order of arrival, without rows of invalid numbers or times.
+# Submissions in order of arrival, without rows of invalid numbers or times.
 SUBMISSIONS = (
     select(*_columns(SubmissionRow, (one.name for one in fields(Submission)), json="values"))
     .where(
@@ -101,7 +101,7 @@ SUBMISSIONS = (
     .order_by(SubmissionRow.id)
 )
 
-# Most recently seen first, without rows of invalid times.
+# Workers, most recently seen first, without rows of invalid times.
 WORKERS = (
     select(*_columns(WorkerRow, (one.name for one in fields(WorkerRecord) if one.name != "is_here"), json="templates"))
     .where(_are_moments(WorkerRow.seen_at, WorkerRow.left_at, WorkerRow.serving_since))
@@ -110,12 +110,12 @@ WORKERS = (
 
 
 def submission_record(row: RowMapping) -> Submission:
-    """Build a submission; unreadable values stay text."""
+    """Build a submission from a row; unreadable values stay text."""
     return Submission(**{**row, "values": _value(row["values"])})
 
 
 def worker_record(row: RowMapping, time: datetime, seen_within_s: float) -> WorkerRecord:
-    """Build a worker as of ``time``; unreadable templates become empty."""
+    """Build a worker from a row, as of ``time``; unreadable templates become empty."""
     templates = _value(row["templates"])
     offered = templates if isinstance(templates, Mapping) else {}
     is_here = row["left_at"] is None and time - row["seen_at"] <= timedelta(seconds=seen_within_s)
@@ -145,7 +145,7 @@ _MAY_BECOME = {
 
 
 class QueueStore(StorePart):
-    """Stores the queue."""
+    """Submissions and workers."""
 
     def submit(self, new: NewSubmission) -> Submission:
         """Queue a study, or requeue the owner's finished submission with new values.
@@ -190,16 +190,13 @@ class QueueStore(StorePart):
 
     @patiently
     def submission(self, name: str) -> Submission:
-        """A submission."""
+        """Submission of this name."""
         with self._database.reading() as connection:
             return _submission(connection, name)
 
     @patiently
     def unsettled(self) -> dict[str, list[int]]:
-        """Running and paused trials that workers left in cancelled studies.
-
-        Trials that were started outside the queue do not count.
-        """
+        """Running and paused trials that workers left in cancelled studies, by study."""
         of_cancelled = (
             select(SubmissionRow.name, TrialRow.number, TrialRow.lease_owner)
             .join(StudyRow, StudyRow.name == SubmissionRow.name)
@@ -234,13 +231,13 @@ class QueueStore(StorePart):
 
     @patiently
     def waiting(self) -> list[str]:
-        """Submissions to serve, in order."""
+        """Names of submissions to serve, by priority, then arrival."""
         with self._database.reading() as connection:
             return [one.name for one in _waiting(connection)]
 
     @patiently
     def keep_worker(self, worker: WorkerRecord) -> None:
-        """Store a worker; delete those absent for `FORGOTTEN_AFTER`."""
+        """Store a worker; delete workers absent for `FORGOTTEN_AFTER`."""
         row = {one.name: getattr(worker, one.name) for one in fields(WorkerRecord) if one.name not in _OF_SHIFTS}
         row["templates"] = {name: dict(types) for name, types in worker.templates.items()}
         with self._database.writing() as connection:
@@ -258,7 +255,7 @@ class QueueStore(StorePart):
 
     @patiently
     def beat(self, worker: str, *, left: bool = False) -> None:
-        """Record a heartbeat or exit."""
+        """Record a worker's heartbeat or exit."""
         with self._database.writing() as connection:
             values: dict[str, Any] = {"seen_at": now(connection)}
             if left:
@@ -267,14 +264,13 @@ class QueueStore(StorePart):
 
     @patiently
     def begin_shift(self, worker: str, eligible: Collection[str]) -> Submission | None:
-        """Submission that a worker serves next, or None.
-
-        A worker keeps its waiting submission: an earlier try was committed, or the end of the shift was lost.
-        """
+        """Submission that a worker serves next, or None."""
         with self._database.writing() as connection:
             _lock(connection)
             serving = connection.scalar(select(WorkerRow.serving).where(WorkerRow.name == worker))
             waiting = {one.name: one for one in _waiting(connection)}
+            # A submission that the worker already serves comes first: an earlier try was committed, or the end of its
+            # shift was lost.
             chosen = waiting.get(serving or "") or _first(waiting.values(), eligible)
             if chosen is None and serving is None:
                 return None
@@ -287,7 +283,7 @@ class QueueStore(StorePart):
 
     @patiently
     def renew_shift(self, worker: str, eligible: Collection[str], used: float) -> bool:
-        """Add slot seconds; False if another submission comes first."""
+        """Add slot seconds to a worker's submission; False if it is gone or another submission comes first."""
         with self._database.writing() as connection:
             name = _add_served(connection, worker, used)
             first = _first(_waiting(connection), eligible)
@@ -297,10 +293,7 @@ class QueueStore(StorePart):
     def end_shift(
         self, worker: str, used: float, state: SubmissionState = SubmissionState.WAITING, reason: str = ""
     ) -> None:
-        """End a shift of ``used`` slot seconds; set the state of a submission that is still waiting.
-
-        ``reason`` says why the worker did not finish the study.
-        """
+        """End a shift of ``used`` slot seconds; set the state of a submission that is still waiting."""
         with self._database.writing() as connection:
             name = _add_served(connection, worker, used)
             values = {"serving": None, "serving_since": None, "seen_at": now(connection)}
@@ -311,7 +304,7 @@ class QueueStore(StorePart):
 
 
 def refuse_queued(connection: Connection, name: str, doing: str) -> None:
-    """Raise `UsageError` if queued: a worker would recreate the study."""
+    """Raise `UsageError` if a study is queued: a worker would create it again."""
     state = connection.scalar(select(SubmissionRow.state).where(SubmissionRow.name == name))
     if state is not None and not state.is_over:
         raise UsageError(
@@ -375,7 +368,7 @@ def _first(waiting: Iterable[Submission], eligible: Collection[str]) -> Submissi
 
 
 def _add_served(connection: Connection, worker: str, used: float) -> str | None:
-    # None if it was resubmitted during the shift, whose values were the old ones.
+    # None if the submission was deleted, or was resubmitted during the shift, which served the old values.
     _lock(connection)
     row = connection.execute(select(WorkerRow.serving, WorkerRow.serving_since).where(WorkerRow.name == worker)).first()
     one = None if row is None or row.serving is None else _found(connection, row.serving)

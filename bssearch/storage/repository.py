@@ -73,7 +73,7 @@ class Transfer(StorePart):
     def write(self, study: str, path: Path) -> Sequence[int]:
         """Write a study to a file; return its running trials, which are left out.
 
-        Raises `NotFoundError`; `UsageError` if the file cannot be written; `DatabaseError` for an invalid row.
+        Raises `UsageError` if the file cannot be written.
         """
         from bssearch.storage.transfer.study_copy import write_study
 
@@ -82,9 +82,9 @@ class Transfer(StorePart):
         return copy.running
 
     def read(self, names: Collection[str] | None, source: str) -> list[Copy]:
-        """Read named studies, or all not archived, without running trials.
+        """Read the named studies (default: all not archived) without their running trials.
 
-        ``source`` names the database in messages. Raises `NotFoundError`, or `DatabaseError` for an invalid row.
+        ``source`` names the database in messages.
         """
         from bssearch.storage.transfer.study_copy import read_copy
 
@@ -95,7 +95,7 @@ class Transfer(StorePart):
 
     @patiently
     def join(self, copies: Sequence[Copy], *, name: str | None = None, dry_run: bool = False) -> list[Joined]:
-        """Insert missing rows in one transaction; return their counts.
+        """Insert the rows that this database lacks in one transaction; return their counts.
 
         A new first study is called ``name``. Raises `UsageError` for a contradiction or a taken name.
         """
@@ -110,7 +110,7 @@ class Transfer(StorePart):
 
 
 class Store(Database):
-    """An open database; threads may share it. For writing, it waits for an unreachable server (`Patience`).
+    """An open database; threads may share it. If opened for writing, calls wait for an unreachable server (`Patience`).
 
     Any method of its parts may raise `DatabaseError`; with a study's name, `NotFoundError`.
 

@@ -114,7 +114,7 @@ MICRO_BATCHES_PROBED: Select[int, bool, int | None] = (
     .distinct()
 )
 
-# Growing batches are excluded: the size at the failure is unknown.
+# Trials with growing batches are excluded: their batch size at the failure is unknown.
 MICRO_BATCHES_TOO_LARGE: Select[int, int | None, int, datetime | None] = (
     select(
         TrialRow.micro_batch_size,
@@ -137,7 +137,7 @@ ENVIRONMENTS: Select[Any] = select(*_columns(EnvironmentRow, Environment)).selec
 
 
 def of_its_kind(environment: Environment) -> tuple[ColumnElement[bool], ...]:
-    """Conditions for environments with comparable seconds and bytes."""
+    """Conditions for environments of equal device, precision and compile mode."""
     return (
         EnvironmentRow.device_name == environment.device_name,
         EnvironmentRow.precision == environment.precision,
@@ -160,7 +160,7 @@ NOISE: Select[Any] = (
 
 
 def insert_if_absent(connection: Connection, table: type[Base], columns: Mapping[str, Any]) -> bool:
-    """Insert a row unless its key exists; return whether it did."""
+    """Insert a row unless its key exists; return whether the row is new."""
     kind = postgresql if connection.dialect.name == "postgresql" else sqlite
     statement = kind.insert(table.__table__).on_conflict_do_nothing().returning(literal_column("1"))
     return connection.execute(statement, columns).first() is not None
@@ -180,7 +180,7 @@ _ENDS_OWN = _ENDS.where(TrialRow.lease_owner == bindparam("of_owner"))
 
 
 def end_trial(connection: Connection, trial_id: int, columns: Mapping[str, Any], owner: str | None = None) -> bool:
-    """End a running trial and its lease; False if not running, or not for ``owner``."""
+    """End a running trial and its lease; False if it is not running, or not by ``owner``."""
     values = {**columns, "lease_expires_at": None, "of_trial": trial_id}
     if owner is None:
         return connection.execute(_ENDS, values).rowcount == 1
@@ -189,7 +189,7 @@ def end_trial(connection: Connection, trial_id: int, columns: Mapping[str, Any],
 
 # Built once: SQLAlchemy walks all columns of a new statement.
 _TRIAL = TRIALS.where(TrialRow.study_id == bindparam("study_id"), TrialRow.number == bindparam("number"))
-LARGEST_NUMBER = 2**63 - 1  # the largest integer of every database's column
+LARGEST_NUMBER = 2**63 - 1  # largest integer of a column in SQLite and PostgreSQL
 _TRIAL_IDS = select(TrialRow.number, TrialRow.id).where(
     TrialRow.study_id == bindparam("study_id"), TrialRow.number.in_(bindparam("numbers", expanding=True))
 )
@@ -215,12 +215,12 @@ class StudySummary:
 
 
 def study_record(row: RowMapping) -> StudyRecord:
-    """Build a study from `STUDY`."""
+    """Build a study from a row of `STUDY`."""
     return from_columns(StudyRecord, row, absent="environment" if row["environment_id"] is None else None)
 
 
 def study_summary(row: RowMapping) -> StudySummary:
-    """Build a summary from `STUDIES`."""
+    """Build a summary from a row of `STUDIES`."""
     return StudySummary(
         name=row["name"],
         workload=str(row["spec"].get("workload", "")),
@@ -236,12 +236,12 @@ def study_summary(row: RowMapping) -> StudySummary:
 
 
 def trial_record(row: RowMapping) -> TrialRecord:
-    """Build a trial from `TRIALS`."""
+    """Build a trial from a row of `TRIALS`."""
     return from_columns(TrialRecord, row, absent=None if row["state"].is_finished else "outcome")
 
 
 def stored_trial(connection: Connection, study: str, study_id: int, number: int) -> TrialRecord:
-    """Return a trial by its number; raise `NotFoundError`."""
+    """Trial by its number; raise `NotFoundError`."""
     known = number <= LARGEST_NUMBER
     row = connection.execute(_TRIAL, {"study_id": study_id, "number": number}).mappings().first() if known else None
     if row is None:
@@ -252,9 +252,9 @@ def stored_trial(connection: Connection, study: str, study_id: int, number: int)
 def trial_ids_of(
     connection: Connection, study: str, study_id: int, numbers: Collection[int], owner: str | None = None
 ) -> dict[int, int]:
-    """Ids by number.
+    """Row ids of trials by trial number.
 
-    With ``owner``, lock the trials until the transaction ends, and return only those that it runs.
+    With ``owner``, lock the trials until the transaction ends, and return only trials that this owner runs.
     """
     query: Executable = _TRIAL_IDS if owner is None else _HELD_IDS
     rows = connection.execute(query, {"study_id": study_id, "numbers": list(numbers), "owner": owner}).all()
@@ -270,12 +270,12 @@ def holds_claim(connection: Connection, study_id: int, name: str, owner: str) ->
 
 
 def trial_id_of(connection: Connection, study: str, study_id: int, number: int) -> int:
-    """A trial's id."""
+    """Row id of a trial."""
     return trial_ids_of(connection, study, study_id, [number])[number]
 
 
 def no_trial(connection: Connection, study: str, study_id: int, number: int) -> NotFoundError:
-    """Error with the valid numbers."""
+    """Error for a missing trial, with the valid numbers."""
     low, high = connection.execute(
         select(func.min(TrialRow.number), func.max(TrialRow.number)).where(TrialRow.study_id == study_id)
     ).one()
@@ -284,7 +284,7 @@ def no_trial(connection: Connection, study: str, study_id: int, number: int) -> 
 
 
 def no_study(connection: Connection, name: str) -> NotFoundError:
-    """Error with similar names."""
+    """Error for a missing study, with similar names."""
     names = connection.scalars(select(StudyRow.name).order_by(StudyRow.name)).all()
     near = difflib.get_close_matches(name, names, n=3)
     guess = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
@@ -317,7 +317,8 @@ _ENDED = select(TrialRow.number).where(*_AMONG, TrialRow.state != TrialState.RUN
 class Changes:
     """Trials that changed since a revision: stored, started, resumed, ended, or observed after the end.
 
-    ``is_rewritten``: rows were deleted or rewritten; ``trials`` holds all. ``has_new_probes``: step times may differ.
+    ``is_rewritten``: rows were deleted or rewritten; ``trials`` then holds all trials. ``has_new_probes``: step times
+    may differ.
     """
 
     revision: int
@@ -327,7 +328,7 @@ class Changes:
 
 
 def raise_revision(connection: Connection, study_id: int) -> int:
-    """Raise and return the revision."""
+    """Raise a study's revision and return it."""
     return connection.execute(_RAISED, {"of_study": study_id}).scalar_one()
 
 
@@ -345,14 +346,14 @@ def mark_observed(connection: Connection, study_id: int, numbers: Collection[int
 
 
 def mark_probed(connection: Connection, study_id: int) -> None:
-    """Raise the revision after a probe."""
+    """Raise a study's revision after a probe."""
     revision = raise_revision(connection, study_id)
     connection.execute(update(StudyRow).where(StudyRow.id == study_id).values(probed_at_revision=revision))
 
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """A study's counters."""
+    """Revision counters of a study."""
 
     study_id: int
     created_at: datetime
@@ -362,7 +363,7 @@ class Counters:
 
 
 def counters(connection: Connection, study: str | int) -> Counters:
-    """A study's counters."""
+    """Revision counters of a study."""
     query, value = (_OF_ID, study) if isinstance(study, int) else (_OF_NAME, study)
     row = connection.execute(query, {"study": value}).first()
     if row is None:
@@ -371,7 +372,7 @@ def counters(connection: Connection, study: str | int) -> Counters:
 
 
 def changes(connection: Connection, study: str, since: int) -> tuple[Changes, Counters]:
-    """Changes since a revision (0: all) and the counters."""
+    """Changes of a study since a revision (0: all trials), and its counters."""
     row = counters(connection, study)
     # A revision above the study's is from a deleted study of the same name.
     is_rewritten = since < row.rewritten_at_revision or since > row.revision

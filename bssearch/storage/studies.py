@@ -1,4 +1,4 @@
-"""Studies, imported ones with finished trials, and their answers."""
+"""Studies, their import with finished trials, and their answers."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def create_study(connection: Connection, study: StudyRecord, *, again: bool) -> 
 def bind_study(
     connection: Connection, study_id: int, environment: Environment, environment_id: int, *, again: bool
 ) -> None:
-    """Bind a study to a kind of device; raise `OtherDeviceError` for another kind.
+    """Bind a study to a kind of device; raise `OtherDeviceError` if it is bound to another kind.
 
     ``again`` replaces the environment by one of the same kind.
     """
@@ -97,7 +97,7 @@ class StudyStore(StorePart):
 
     @patiently
     def get(self, name: str) -> StudyRecord:
-        """A study."""
+        """Study of this name."""
         found = self.find(name)
         if found is None:
             with self._database.reading() as connection:
@@ -106,7 +106,7 @@ class StudyStore(StorePart):
 
     @patiently
     def find(self, name: str) -> StudyRecord | None:
-        """Study, or None."""
+        """Study of this name, or None."""
         with self._database.reading() as connection:
             self._database.asked.update(
                 connection.execute(select(StudyRow.name, StudyRow.id).where(StudyRow.name == name)).all()
@@ -116,7 +116,7 @@ class StudyStore(StorePart):
 
     @patiently
     def summaries(self) -> list[StudySummary]:
-        """All studies with counts, oldest first."""
+        """All studies with trial counts, oldest first."""
         with self._database.reading() as connection:
             return [study_summary(row) for row in connection.execute(STUDIES).mappings()]
 
@@ -173,7 +173,7 @@ class StudyStore(StorePart):
         self._database.on_study(name, delete_all)
 
     def update_spec(self, name: str, spec: Mapping[str, object]) -> None:
-        """Replace the spec; the question must stay the same."""
+        """Replace a study's spec; the caller checks that the question stays the same."""
 
         changed = update(StudyRow).values(spec=dict(spec))
         self._database.on_study(
@@ -192,10 +192,7 @@ class StudyStore(StorePart):
         return digest
 
     def bind(self, name: str, environment: Environment, *, again: bool = False) -> None:
-        """Bind a study to its first kind of device; raise `OtherDeviceError` for another.
-
-        ``again`` replaces the environment by this one of the same kind.
-        """
+        """Bind a study to a kind of device; see `bind_study`."""
 
         def bind(connection: Connection, study_id: int) -> None:
             environment_id = self._database.environment_id(connection, environment)
@@ -209,14 +206,14 @@ class FindingStore(StorePart):
 
     @patiently
     def stamp(self, study: str) -> str:
-        """Digest of trials, probes and spec."""
+        """Digest of a study's spec, trials and probes."""
         with self._database.reading_study(study) as (connection, study_id):
             return _stamp(connection, study_id)
 
     def save(self, study: str, stamp: str, answer: Mapping[str, object], *, is_news: bool = False) -> None:
-        """Replace the answer; take ``stamp`` before making it.
+        """Replace a study's answer; ``stamp`` must be older than the answer.
 
-        ``is_news``: drivers see it like a new measurement.
+        ``is_news``: drivers notice the answer like a new probe.
         """
 
         def save(connection: Connection, study_id: int) -> None:
@@ -230,7 +227,7 @@ class FindingStore(StorePart):
 
     @patiently
     def age_seconds(self, study: str) -> float:
-        """The answer's age, or infinity."""
+        """Age of a study's answer; infinity if there is none."""
         with self._database.looking() as connection:
             query = select(FindingRow.found_at).where(FindingRow.study_id == self._database.study_id(connection, study))
             found_at = connection.scalar(query)
@@ -238,14 +235,14 @@ class FindingStore(StorePart):
 
     @patiently
     def last(self, study: str) -> Mapping[str, Any]:
-        """Last answer, even if outdated; empty if there is none."""
+        """A study's last answer, even if outdated; empty if there is none."""
         with self._database.looking() as connection:
             query = select(FindingRow.answer).where(FindingRow.study_id == self._database.study_id(connection, study))
             return connection.scalar(query) or {}
 
     @patiently
     def current(self, study: str) -> Mapping[str, Any] | None:
-        """The answer; None if missing or outdated."""
+        """A study's answer; None if missing or outdated."""
         with self._database.reading_study(study) as (connection, study_id):
             stored = connection.execute(
                 select(FindingRow.stamp, FindingRow.answer).where(FindingRow.study_id == study_id)
@@ -275,12 +272,12 @@ def _stamp(connection: Connection, study_id: int) -> str:
 
 
 _FIXED = (int, datetime, StrEnum)  # no float: SQLite does not read every literal exactly
-CHUNK = 1_000  # trials; what all of them share is a part of the statement, which saves two thirds of the time
+CHUNK = 1_000  # trials; values that all share become literals of the statement, which saves two thirds of the time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedTrial:
-    """A finished trial."""
+    """A finished trial to import."""
 
     configuration: Configuration
     phase: Phase
@@ -291,7 +288,7 @@ class FinishedTrial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedStudy:
-    """A study; its trials get the numbers 1, 2, …"""
+    """A study to import; its trials get the numbers 1, 2, …"""
 
     study: NewStudy
     environment: Environment
@@ -299,7 +296,7 @@ class FinishedStudy:
 
 
 def add_study(database: Database, connection: Connection, finished: FinishedStudy, time: datetime) -> None:
-    """Store a study as created at a time."""
+    """Store a study and its trials as created at ``time``."""
     study = StudyRecord.created(finished.study, time)
     check_study_name(study.name)
     _create(connection, study)
@@ -333,26 +330,25 @@ def add_study(database: Database, connection: Connection, finished: FinishedStud
 
 
 def _stored(connection: Connection, name: str, values: Sequence[Any]) -> Iterable[Any]:
-    """Values as the driver takes them; SQLAlchemy takes three times as long to convert each row."""
+    # SQLAlchemy takes three times as long to convert each row.
     convert = TrialRow.__table__.c[name].type.dialect_impl(connection.dialect).bind_processor(connection.dialect)
     return values if convert is None else map(convert, values)
 
 
 @cache
 def _attributes() -> dict[str, str]:
-    """Columns of a `FinishedTrial` and its attributes."""
+    # Columns that a `FinishedTrial` fills, with the paths of its attributes
     own = {"phase": "phase", "seed": "seed", "train_seconds_limit": "train_seconds_limit", "state": "outcome.state"}
     return own | paths(Configuration, "configuration.") | paths(TrialOutcome, "outcome.")
 
 
 def _literal(connection: Connection, name: str, value: object) -> ColumnElement[Any]:
-    """Value as SQL."""
     bound = literal(value, TrialRow.__table__.c[name].type)
     return literal_column(str(bound.compile(dialect=connection.dialect, compile_kwargs={"literal_binds": True})))
 
 
 def is_stored(connection: Connection, finished: FinishedStudy, time: datetime) -> bool:
-    """Return whether `add_study` stored this study."""
+    """True if `add_study` stored this study at ``time``."""
     study = StudyRecord.created(finished.study, time, finished.environment)
     row = connection.execute(STUDY.where(StudyRow.name == study.name)).mappings().first()
     return row is not None and study_record(row) == study

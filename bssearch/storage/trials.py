@@ -38,8 +38,8 @@ from bssearch.storage.statements import (
     trial_record,
 )
 
-# Offset of a start from the database's clock. SQLite counts milliseconds: a trial that ends within one would look
-# imported (`TrialRecord.is_imported`: start = end).
+# Each start is stored this much before the database's clock. SQLite counts milliseconds: a trial that ends in the
+# millisecond of its start would look imported (`TrialRecord.is_imported`: start = end).
 JUST_BEFORE = timedelta(microseconds=1)
 
 _STATE = select(
@@ -68,10 +68,7 @@ def start_trial(
     lease: Lease | None = None,
     environment: Environment | None = None,
 ) -> TrialRecord | None:
-    """Start a trial, or queue it without ``lease``; idempotent per ``plan_id``.
-
-    Returns None if another driver was faster or has ``lease.claim``. Raises `UsageError` if the study is archived.
-    """
+    """Start a trial (see `TrialStore.start`), or queue it without ``lease``; idempotent per ``plan_id``."""
     with database.writing() as connection:
         study_id = database.lock_study(connection, study)
         environment_id = None if environment is None else database.environment_id(connection, environment)
@@ -111,11 +108,12 @@ def start_trial(
                 return None
             mark_changed(connection, study_id, [number])
         trial = stored_trial(connection, study, study_id, number)
-        return trial if trial.outcome is None else None  # else taken over and ended since an earlier call
+        # The trial has an outcome if an earlier call started it and it has ended since.
+        return trial if trial.outcome is None else None
 
 
 def _dequeued(plan: TrialPlan, lease: Lease, environment_id: int | None) -> dict[str, Any]:
-    # Of the configuration only micro-batches change.
+    # Only micro-batches of the configuration may differ from the queued trial.
     return {
         "environment_id": environment_id,
         "micro_batch_size": plan.configuration.micro_batch_size,
@@ -149,9 +147,9 @@ class TrialStore(StorePart):
         self._probes = probes
 
     def start(self, study: str, plan: TrialPlan, *, environment: Environment, lease: Lease) -> TrialRecord | None:
-        """Start a trial under a lease; None if another driver was faster or has ``lease.claim``.
+        """Start a trial under a lease; None if another driver was faster or holds ``lease.claim``.
 
-        A new trial starts only if no trial is newer than ``plan.after``: each driver knows all earlier trials. A queued
+        A new trial starts only if no trial is newer than ``plan.after``: plans consider all earlier trials. A queued
         or paused trial starts once; only its micro-batches may change.
 
         Raises `UsageError` if the study is archived.
@@ -219,7 +217,7 @@ class TrialStore(StorePart):
     def of(
         self, study: str, *, phase: Phase | None = None, states: Collection[TrialState] | None = None
     ) -> list[TrialRecord]:
-        """Trials by number, of one phase or some states."""
+        """Trials by number; given a phase or states, only these."""
         with self._database.reading_study(study) as (connection, study_id):
             query = TRIALS.where(TrialRow.study_id == study_id)
             if phase is not None:
@@ -231,14 +229,14 @@ class TrialStore(StorePart):
 
     @patiently
     def get(self, study: str, number: int) -> TrialRecord:
-        """Return a trial by its number; raise `NotFoundError`."""
+        """Trial by its number."""
         with self._database.reading_study(study) as (connection, study_id):
             [found] = self._probes.timed(connection, study_id, [stored_trial(connection, study, study_id, number)])
             return found
 
     @patiently
     def changes(self, study: str, since: int) -> Changes:
-        """Trials that changed after a revision (0: all)."""
+        """Trials that changed after a revision of the study (0: all trials)."""
         with self._database.reading() as connection:
             found, now = changes(connection, study, since)
             return replace(found, trials=self._probes.timed(connection, now.study_id, found.trials, now))
@@ -254,7 +252,7 @@ class TrialStore(StorePart):
 
     @patiently
     def spec(self, study: str, number: int) -> Mapping[str, object] | None:
-        """Spec that started a trial, or None."""
+        """Spec with which a trial started; None if unknown."""
         with self._database.reading_study(study) as (connection, study_id):
             query = (
                 select(SpecRow.spec)
@@ -265,7 +263,7 @@ class TrialStore(StorePart):
 
     @patiently
     def environment(self, study: str, number: int) -> Environment | None:
-        """A trial's environment, or None."""
+        """Environment of a trial; None if it never started."""
         with self._database.reading_study(study) as (connection, study_id):
             place = TrialRow.study_id == study_id, TrialRow.number == number
             query = ENVIRONMENTS.join(TrialRow, TrialRow.environment_id == EnvironmentRow.id)
@@ -287,7 +285,7 @@ class TrialStore(StorePart):
 
     @patiently
     def torch_versions(self, study: str) -> list[str]:
-        """Torch versions, earliest trial first."""
+        """Torch versions of a study's trials, earliest trial first."""
         with self._database.reading_study(study) as (connection, study_id):
             query = (
                 select(EnvironmentRow.torch_version)
@@ -304,9 +302,9 @@ class TrialStore(StorePart):
     ) -> frozenset[int]:
         """Store all observations or none.
 
-        With ``owner``, nothing is stored of trials whose lease this driver has lost; returns their numbers.
+        With ``owner``, skip trials whose lease this driver has lost, and return their numbers.
 
-        Raises `DatabaseError` if a step exists, unless an earlier try stored the same rows.
+        Raises `DatabaseError` if an observation at a step exists, unless an earlier try stored the same rows.
         """
         if not rows:
             return frozenset()
@@ -367,7 +365,7 @@ class TrialStore(StorePart):
 
     @patiently
     def observation_count(self, study: str) -> int:
-        """Number of observations."""
+        """Number of a study's observations."""
         with self._database.reading_study(study) as (connection, study_id):
             query = select(func.count()).select_from(ObservationRow).join(TrialRow)
             return connection.execute(query.where(TrialRow.study_id == study_id)).scalar_one()
@@ -389,15 +387,15 @@ class TrialStore(StorePart):
             return connection.scalar(select(LogRow.text).where(LogRow.trial_id == trial_id))
 
 
-# Seconds without expiries after a server's start: longer than a driver's pause between tries.
+# Seconds after a server's start in which no lease expires; drivers reconnect sooner.
 RESTART_GRACE_S = 60.0
 
-# Returns None if unknown.
+# True if the driver that owns a lease is alive; None if unknown.
 IsAlive = Callable[[str], bool | None]
 
 
 def ended_by(connection: Connection) -> datetime:
-    """Time up to which leases have expired; never soon after a server's start."""
+    """Leases that end by this time have expired; shortly after a server's start, no lease has."""
     time, started = connection.execute(select(database_now(), database_started())).one()
     if started is not None and time < started + timedelta(seconds=RESTART_GRACE_S):
         return datetime.min.replace(tzinfo=UTC)
@@ -449,7 +447,7 @@ def _last_seen(connection: Connection, trial_id: int) -> dict[str, Any]:
 
 
 def check_idle(connection: Connection, study_id: int, name: str, doing: str) -> None:
-    """Raise `UsageError` if a live lease holds a trial or claim."""
+    """Raise `UsageError` if a driver holds a live lease of a trial or claim of the study."""
     ended = ended_by(connection)
     running = connection.execute(
         select(TrialRow.number, TrialRow.lease_owner, TrialRow.lease_expires_at)
@@ -509,7 +507,7 @@ class LeaseStore(StorePart):
         return self._database.on_study(study, partial(_mark_lost, is_alive=is_alive))
 
     def claim(self, study: str, name: str, *, owner: str, lease_seconds: float, is_alive: IsAlive) -> bool:
-        """Claim a task for one driver, until its lease ends or it dies; return whether it succeeded."""
+        """Claim a task until the lease ends or the owner dies; return whether the claim succeeded."""
 
         def take(connection: Connection, study_id: int) -> bool:
             place = ClaimRow.study_id == study_id, ClaimRow.name == name

@@ -45,7 +45,7 @@ Epochs = Generator[torch.Tensor, None, None]
 def place(data: Data, computation: Computation, memory_bytes: int | None = None) -> tuple[Data, Placement]:
     """Place the data for training; return the training part's placement, too.
 
-    Validation and test go to the device. ``memory_bytes`` is its usable memory; None for all.
+    Validation and test parts go to the device. ``memory_bytes`` is the device's usable memory; None for all.
     """
     device = computation.device
     to_device = computation.settings.data == "device" or (
@@ -57,7 +57,7 @@ def place(data: Data, computation: Computation, memory_bytes: int | None = None)
 
 
 def fits_on_device(train: Part, device: torch.device, memory_bytes: int | None = None) -> bool:
-    """True on the CPU, or up to `DATA_SHARE` of device memory."""
+    """True on the CPU, or if the training part takes at most `DATA_SHARE` of device memory."""
     if device.type == "cpu":
         return True
     if memory_bytes is None:
@@ -78,8 +78,8 @@ def placement_of(train: Part, computation: Computation) -> Placement:
 def micro_batches(train: Part, computation: Computation, seed: int, growth: Growth) -> Generator[Batch, None, None]:
     """Yield the (inputs, targets) of each micro-batch on the device, from ``growth``'s position on, without end.
 
-    The caller counts each step in ``growth``. A CPU generator permutes each epoch, so the order depends on neither
-    device nor dropout; the last incomplete batch is dropped. Closing ends the loader processes.
+    The caller counts each step in ``growth``. The last incomplete batch of an epoch is dropped. Closing ends the
+    loader processes.
     """
     if isinstance(train, BatchStream):
         return streamed(train, growth.stage.micro_batch_size, computation.device, seed, skip=growth.micro_batches)
@@ -120,7 +120,7 @@ def _streamed_from_host(
 def drawn_ahead(
     epochs: Iterator[torch.Tensor], prepare: Callable[[torch.Tensor], torch.Tensor]
 ) -> Generator[torch.Tensor, None, None]:
-    """Yield the epochs; a thread prepares the next until closed."""
+    """Yield each epoch's order; a thread prepares the next epoch until the generator is closed."""
     thread = ThreadPoolExecutor(1, thread_name_prefix="epoch-order")
 
     def draw() -> torch.Tensor:
@@ -150,6 +150,7 @@ def _on_device(epochs: Epochs, device: torch.device) -> Epochs:
 
 
 def _epochs(samples: int, seed: int, first: int) -> Epochs:
+    # A separate CPU generator: the order depends on neither device nor dropout.
     generator = torch.Generator().manual_seed(seed)
     for _ in range(first):  # now, outside the next step's time
         torch.randperm(samples, generator=generator)
@@ -163,7 +164,7 @@ def _gathered(train: Part, micro_batches: Generator[torch.Tensor, None, None]) -
 
 
 def start_method(train: Part, device: torch.device, shared_memory: Path = SHARED_MEMORY) -> StartMethod:
-    """Forkserver if plain tensors fit shared memory twice, else the default."""
+    """Forkserver if the part is plain tensors that fit free shared memory twice, else the default."""
     # A fork copies the locks of CUDA's threads and may hang; user classes cannot be pickled.
     if device.type != "cuda" or type(train) is not Part or not (_is_plain(train.inputs) and _is_plain(train.targets)):
         return None
@@ -194,7 +195,7 @@ def _until_closed(batches: Iterator[Batch]) -> Generator[Batch, None, None]:
 
 
 def shared_memory_is_full(error: Exception, shared_memory: Path = SHARED_MEMORY) -> LaunchError:
-    """Error of loader processes without shared memory."""
+    """Error for loader processes that ran out of shared memory."""
     try:
         size = f"{shared_memory} has {shutil.disk_usage(shared_memory).total / 2**20:,.0f} MiB"
     except OSError:
@@ -236,7 +237,7 @@ _END = object()
 
 @dataclass(eq=False)
 class CollatedSamples(Dataset[Batch]):
-    """Collates samples in any process."""
+    """Collated micro-batches, the same from any loader process."""
 
     part: DatasetPart
     seed: int
@@ -252,7 +253,7 @@ def streamed(
 ) -> Generator[Batch, None, None]:
     """Yield the workload's micro-batches on the device; drop the first ``skip`` now.
 
-    Raises `WorkloadError` for a batch of another size, or none in an epoch.
+    Raises `WorkloadError` for a batch of another size, or an epoch without a batch.
     """
     batches = _endless(stream, micro_batch_size, device, seed)
     for _ in range(skip):
@@ -311,7 +312,7 @@ def _samples_in(batch: Batch) -> int:
 
 
 def seed_of(seed: int, position: int) -> int:
-    """32-bit seed of a position in the data."""
+    """32-bit seed from a trial's seed and a position in the data."""
     return int(np.random.SeedSequence([seed % 2**63, position]).generate_state(1)[0])
 
 
@@ -389,7 +390,7 @@ class Growth:
         return self.schedule is not None and self.schedule.is_measured
 
     def stepped(self) -> None:
-        """Count a step; it may begin a stage."""
+        """Count a step; begin the next stage if it is due."""
         stage = self.stage
         self.samples += stage.batch_size
         self.offset += stage.batch_size
@@ -405,7 +406,7 @@ class Growth:
         self._end_epoch()
 
     def state(self) -> dict[str, Any]:
-        """The position."""
+        """Position to save."""
         return {
             "samples": self.samples,
             "micro_batches": self.micro_batches,
@@ -415,7 +416,7 @@ class Growth:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore a position."""
+        """Restore a saved position."""
         self.samples, self.micro_batches = state["samples"], state["micro_batches"]
         self.epoch, self.offset, self.place = state["epoch"], state["offset"], state["place"]
 
@@ -425,12 +426,12 @@ class Growth:
 
 
 def rows_of_steps(epochs: Epochs, growth: Growth, *, ahead: bool = False) -> Epochs:
-    """Yield each micro-batch's rows (micro-batch size,), from the trial's position on; ``ahead`` advances it."""
+    """Yield each micro-batch's rows (micro-batch size,), from ``growth``'s position on; ``ahead`` counts its steps."""
     with closing(epochs):
         for epoch, order in zip(itertools.count(growth.epoch), epochs):
             while growth.epoch == epoch:
                 stage = growth.stage
-                # of all steps at once, which is quicker than step by step
+                # split the rows of all steps at once, which is quicker than step by step
                 rows = iter(torch.split(order[growth.offset :], stage.micro_batch_size))
                 while growth.epoch == epoch and growth.stage is stage:
                     yield from itertools.islice(rows, stage.accumulation_steps)

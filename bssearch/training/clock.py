@@ -20,28 +20,28 @@ import torch
 Ledger = Literal["train", "evaluation", "warmup", "other"]
 LEDGERS: tuple[Ledger, ...] = ("train", "evaluation", "warmup", "other")
 
-# Warn about wall time in no ledger above both; short trials spend a larger share between ledgers.
+# Warn if wall time in no ledger exceeds both bounds; short trials spend a larger share between ledgers.
 LEDGER_GAP_SHARE = 0.01
 LEDGER_GAP_SECONDS = 0.005
 
-# After PACE micro-batches, in whole steps, the host waits for those before the last PACE. At most RUN_AHEAD are in
-# flight, unless a single step has more.
+# After PACE micro-batches, in whole steps, the host waits for the micro-batches before the last PACE. At most
+# RUN_AHEAD micro-batches are in flight, unless a single step has more.
 PACE = 8
 RUN_AHEAD = 2 * PACE
 
 MINIMUM_CPU_SHARE = 0.9  # a single-threaded trial below this share of processor time was contended
 
-LOOKS = 10  # tries to read the time without a CPU wait between it and the account of waits
+LOOKS = 10  # tries to read time and account of waits without a CPU wait between the two
 
 
 class SegmentMeter(Protocol):
     """Reads counters around train segments, untimed."""
 
     def begin(self) -> None:
-        """Read before the segment."""
+        """Read the counters before the segment."""
 
     def end(self) -> None:
-        """Read once the device is idle."""
+        """Read the counters once the device is idle."""
 
 
 class Clock:
@@ -84,7 +84,7 @@ class Clock:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Add seconds of an earlier part."""
+        """Add the seconds saved at a pause."""
         for name in LEDGERS:
             self._seconds[name] += state["seconds"][name]
         self._cpu_seconds += state["cpu_seconds"]
@@ -94,7 +94,7 @@ class Clock:
 
     @contextmanager
     def ledger(self, name: Ledger) -> Iterator[None]:
-        """Book the block's seconds, even if it raises. Do not nest."""
+        """Book the block's seconds in a ledger, even if the block raises. Do not nest blocks."""
         if name == "train":
             with self._train():
                 yield
@@ -107,7 +107,7 @@ class Clock:
             self._seconds[name] += self._now() - entered
 
     def seconds(self, name: Ledger) -> float:
-        """Booked seconds, without an open block."""
+        """Booked seconds of a ledger, without an open block."""
         return self._seconds[name]
 
     @property
@@ -136,13 +136,13 @@ class Clock:
 
     @property
     def train_seconds_so_far(self) -> float:
-        """Train seconds by the host, with the open block."""
+        """Train seconds by the host's clock, with the open block."""
         open_seconds = 0.0 if self._train_entered is None else self._now() - self._train_entered
         return self._seconds["train"] + open_seconds
 
     @property
     def cpu_share(self) -> float | None:
-        """Share of train seconds on a CPU."""
+        """Share of train seconds in which this thread ran on a CPU."""
         return self._cpu_seconds / self._host_train_seconds if self._host_train_seconds > 0 else None
 
     def undelayed_train_seconds(self, threads: int) -> float | None:
@@ -226,7 +226,7 @@ class _Segment:
     last_wait_seconds: float = 0.0
 
     def working_seconds(self, seconds: float) -> float:
-        """Seconds without waits; see `CudaClock.host_bound_share`."""
+        # Seconds without waits; see `CudaClock.host_bound_share`.
         working = seconds - self.waited_seconds
         if self.steps and self.last_wait_seconds > seconds / self.steps:
             working = min(working, self.steps * self.first_step_seconds)
@@ -255,13 +255,13 @@ class CudaClock(Clock):
         return {**super().state(), **own}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Add seconds of an earlier part."""
+        """Add the seconds saved at a pause."""
         super().restore(state)
         self._working_seconds += state["working_seconds"]
         self._watched_seconds += state["watched_seconds"]
 
     def pace(self, micro_batches: int = 1) -> None:
-        """Wait if `RUN_AHEAD` micro-batches ahead."""
+        """Wait for the device if the host is `RUN_AHEAD` micro-batches ahead."""
         if self._segment is not None:
             self._segment.steps += 1
             if self._segment.steps == 1:
@@ -277,7 +277,7 @@ class CudaClock(Clock):
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Count the block as a wait."""
+        """Count the block as a wait for the device."""
         entered = self._now()
         try:
             yield
@@ -290,9 +290,9 @@ class CudaClock(Clock):
     def host_bound_share(self) -> float | None:
         """1 − (seconds the host waited for the device) ÷ train seconds, or None.
 
-        A faster host saves at most this share, because the device works while the host waits. Waits outside `pace`,
-        `waiting` and a segment's end (reading a loss, fp16's loss scaling) count as work.
+        A faster host saves at most this share, because the device works while the host waits.
         """
+        # Waits outside `pace`, `waiting` and a segment's end (reading a loss, fp16's loss scaling) count as work.
         # The last step's kernels also run while the host waits, so segments of a few steps understate the share, by at
         # most one step of the device each. The driver blocks unseen after about a thousand queued launches (as users
         # report; not measured here). If the device lags more than a step at the end, each step therefore counts as long
@@ -328,7 +328,7 @@ class CudaClock(Clock):
         return float(start.elapsed_time(end)) / 1e3
 
     def synchronize(self) -> None:
-        """Wait for the device, as a wait."""
+        """Wait for the device, and count the wait."""
         with self.waiting():
             torch.cuda.synchronize(self._device)
 
@@ -340,7 +340,7 @@ class RunDelay(threading.local):
     _file: int | None = None
 
     def seconds(self, schedstat: Path = Path("/proc/thread-self/schedstat")) -> float | None:
-        """Seconds waited: proc_pid_schedstat(5)'s second number."""
+        """Seconds that this thread waited: the second number in proc_pid_schedstat(5)."""
         if self._process != os.getpid():  # after a fork the open file is the parent's
             self._process, self._file = os.getpid(), None
             with suppress(OSError):
@@ -358,5 +358,5 @@ RUN_DELAY = RunDelay()
 
 
 def clock_for(device: torch.device) -> Clock:
-    """A device's clock."""
+    """Clock for trials on a device."""
     return CudaClock(device) if device.type == "cuda" else Clock()

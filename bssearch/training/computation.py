@@ -26,7 +26,7 @@ NO_PARAMETERS: Mapping[str, ParameterValue] = MappingProxyType({})
 class Computation:
     """A study's training settings on one device.
 
-    Construction sets process-wide switches (tf32, cuDNN benchmarking, deterministic algorithms). `fallback` ends
+    Construction sets process-wide switches (tf32, cuDNN benchmarking, deterministic algorithms). `fallback` clears
     ``compiles`` and sets ``given_up``; ``warnings`` apply to later trials. Raises `LaunchError` if the device lacks the
     precision.
     """
@@ -54,7 +54,7 @@ class Computation:
     def build_model(
         self, workload: Workload, dropout: float, own: Mapping[str, ParameterValue] = NO_PARAMETERS
     ) -> nn.Module:
-        """A fresh model in training mode on the device; the caller seeds.
+        """A fresh model in training mode on the device; the caller seeds the generators.
 
         With CUDA graphs the previous model becomes unusable. A failing ``torch.compile`` is given up.
         """
@@ -177,7 +177,7 @@ GRAPHS_PER_FUNCTION = 4096
 
 
 def compile_in_place(model: nn.Module, mode: str) -> None:
-    """Compile a forward pass, one graph per input shape; object and names stay."""
+    """Compile a model's forward pass, one graph per input shape; parameter names stay."""
     import torch._dynamo.config as dynamo
 
     dynamo.recompile_limit = GRAPHS_PER_FUNCTION
@@ -192,7 +192,7 @@ def compile_in_place(model: nn.Module, mode: str) -> None:
 
 
 def share_storage(model: nn.Module, places: dict[str, torch.Tensor]) -> None:
-    """Move a model into the previous one's memory, whose addresses CUDA graphs recorded.
+    """Move a model into the previous model's memory, whose addresses CUDA graphs recorded.
 
     The previous model loses its values.
     """
@@ -204,7 +204,7 @@ def share_storage(model: nn.Module, places: dict[str, torch.Tensor]) -> None:
 
 
 class TracedDropout(nn.Dropout):
-    """Dropout with its probability as data: one graph serves all. ``keep`` is 1 − p, shape ()."""
+    """Dropout with its probability as data: one graph serves all probabilities. ``keep`` is 1 − p, shape ()."""
 
     keep: torch.Tensor
 
@@ -218,7 +218,7 @@ class TracedDropout(nn.Dropout):
 
 @functools.cache
 def _compiled_class(kind: Any, backend: str, mode: str) -> Any:
-    # one class per kind, because compiled graphs are cached by class; ``torch.nn`` containers need their own frame
+    # one class per kind of model: compiled graphs are cached by class; ``torch.nn`` containers need their own frame
 
     def forward(self: nn.Module, *arguments: Any, **named: Any) -> Any:
         return kind.forward(self, *arguments, **named)
@@ -258,14 +258,14 @@ def resolve_precision(wanted: str, device: torch.device) -> str:
 
 
 def autocast(precision: str, device: torch.device, *, keep_casts: bool = True) -> AbstractContextManager[object]:
-    """Context of forward pass and loss; ``keep_casts`` needs constant weights."""
+    """Context of forward pass and loss; ``keep_casts`` reuses cast weights, which must not change."""
     dtype = _AUTOCAST.get(precision)
     return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype, cache_enabled=keep_casts)
 
 
 def allow_tf32(allowed: bool) -> None:
     """Allow or forbid tf32 on CUDA."""
-    # PyTorch's older switches: its compiler refuses a mixture with the new ones
+    # PyTorch's older switches: its compiler refuses a mixture with the new switches
     torch.backends.cuda.matmul.allow_tf32 = allowed
     torch.backends.cudnn.allow_tf32 = allowed
 
@@ -295,21 +295,22 @@ def checkpoint_activations(workload: Workload, model: nn.Module) -> None:
 
 
 def checkpoint_modules(modules: Iterable[Any]) -> None:
-    """Recompute these modules' activations."""
+    """Recompute these modules' activations in the backward pass."""
     for module in modules:
         module.__class__ = _checkpointed_class(module.__class__)
 
 
 @functools.cache
 def _checkpointed_class(kind: Any) -> Any:
-    """One class per kind, because compiled graphs are cached by class."""
+    # One class per kind of module, because compiled graphs are cached by class.
 
     def forward(self: nn.Module, *arguments: Any, **named: Any) -> Any:
         if self.training and torch.is_grad_enabled():
             # A compiled graph changes buffers once, however often it computes; our contexts have no effect inside it.
             contexts: dict[str, Any] = {}
             if not torch.compiler.is_compiling():
-                contexts["context_fn"] = lambda: (nullcontext(), buffers_kept(self))  # of the first run, the second
+                # The contexts of the first and the second run
+                contexts["context_fn"] = lambda: (nullcontext(), buffers_kept(self))
             return checkpoint(kind.forward, self, *arguments, use_reentrant=False, **contexts, **named)
         return kind.forward(self, *arguments, **named)
 
@@ -339,7 +340,7 @@ Running = tuple[torch.Tensor | None, torch.Tensor | None]
 
 
 def convert_batch_norms(model: nn.Module, ghost_batch_size: int) -> int:
-    """Turn batch norms into ghost batch norms, names unchanged; count them."""
+    """Turn batch norms into ghost batch norms of the same names; return their number."""
     norms: list[Any] = [module for module in model.modules() if isinstance(module, BATCH_NORMS)]
     for norm in norms:
         norm.__class__ = _ghost_class(norm.__class__)
@@ -350,8 +351,8 @@ def convert_batch_norms(model: nn.Module, ghost_batch_size: int) -> int:
 class GhostNorm:
     """Mixed in before a batch norm's class: normalises each ``ghost_batch_size`` consecutive samples separately.
 
-    Each group uses its own mean and biased variance. Remaining samples form a smaller group; a single one joins the
-    last. Running statistics follow the groups' mean of means and of unbiased variances.
+    Each group uses its own mean and biased variance. Remaining samples form a smaller group; a single sample joins
+    the last group. Running statistics follow the groups' mean of means and of unbiased variances.
     """
 
     ghost_batch_size: int

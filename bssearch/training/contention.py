@@ -1,7 +1,7 @@
 """Whether other work used the machine.
 
-GPU: NVML's processes, else growth of used memory. CPU: busy seconds in ``/proc/stat``, minus ours, our parent's and its
-boards'; other load shows in the core's pace.
+GPU: NVML's processes, else growth of used memory. CPU: busy seconds in ``/proc/stat``, minus those of this process, its
+parent and the parent's boards; other load shows in the core's pace.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from bssearch.training.process_times import children_of, descendants_seconds, pr
 
 FULL_SHARE = 0.6  # Busier CPUs slow each other: they share caches, memory bandwidth, boost clock and cores.
 
-LEAST_OTHERS = 0.2  # CPUs; an idle desktop and the kernel always use some
+LEAST_OTHERS = 0.2  # CPUs used by other programs; an idle desktop and the kernel always use some
 
 GROWTH_BYTES = 2**30  # growth of GPU memory by other programs; our loaded kernels add some 100 MiB
 
@@ -43,7 +43,7 @@ _BUSY_FIELDS = (0, 1, 2, 5, 6, 7)  # user, nice, system, irq, softirq, steal: pr
 
 @dataclass(frozen=True, slots=True)
 class Contention:
-    """Whether and why other work shared the machine; ``unknown``: an impossible check."""
+    """Whether and why other work shared the machine; ``unknown`` says which check was impossible."""
 
     contended: bool
     reason: str | None = None
@@ -57,7 +57,7 @@ class Contention:
 
 @dataclass(frozen=True, slots=True)
 class CpuUse:
-    """Seconds: ``wall``, and CPU of all programs, ours and our parent."""
+    """Wall seconds, and CPU seconds of all programs, of this process with its children, and of its parent."""
 
     wall: float
     busy: float
@@ -66,7 +66,7 @@ class CpuUse:
     cpus: int
 
     def less(self, other: CpuUse) -> CpuUse:
-        """Difference to an earlier use."""
+        """Use since an earlier reading."""
         return CpuUse(
             wall=self.wall - other.wall,
             busy=self.busy - other.busy,
@@ -77,7 +77,7 @@ class CpuUse:
 
 
 class ContentionMeter:
-    """Compares the machine's use at two moments; ours is up to ``threads``."""
+    """Compares the machine's use at two moments; the trial uses up to ``threads`` CPUs."""
 
     def __init__(
         self,
@@ -117,7 +117,7 @@ class ContentionMeter:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Add observations of an earlier part."""
+        """Add the observations saved at a pause."""
         if self._before is not None and state["used"] is not None:
             self._before = self._before.less(CpuUse(**state["used"]))
         self._slow_before, self._looks_before = state["slow"], state["looks"]
@@ -125,14 +125,14 @@ class ContentionMeter:
             self._gpu.add(state["on_gpu"])
 
     def look(self) -> None:
-        """Look at the busy GPU or core."""
+        """Look at the GPU or core while it is busy."""
         if self._gpu is not None:
             self._gpu.look()
         if self._core is not None:
             self._looks.append(self._core.look())
 
     def stop(self) -> Contention:
-        """Judge the time since the start."""
+        """Judge whether other work shared the machine since the start."""
         after = self._read_cpu()
         reasons = [] if self._gpu is None else self._gpu.reasons()
         if self._before is not None and after is not None:
@@ -150,7 +150,7 @@ class ContentionMeter:
 
 
 class DeviceWatch:
-    """Watches a GPU's processes and memory; ``is_unknown`` without a list."""
+    """Watches a GPU's processes and memory; ``is_unknown`` if its processes cannot be listed."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -166,7 +166,7 @@ class DeviceWatch:
         self._memory_bytes = memory_of_others(self._device)
 
     def add(self, reasons: Iterable[str]) -> None:
-        """Add reasons of an earlier part."""
+        """Add the reasons saved at a pause."""
         self._reasons = dict.fromkeys(reasons) | self._reasons
 
     def look(self) -> None:
@@ -190,7 +190,7 @@ class DeviceWatch:
 
 
 def memory_of_others(device: torch.device) -> int | None:
-    """GPU bytes outside our allocator, with driver and contexts."""
+    """GPU bytes outside this process's allocator, driver and contexts included."""
     try:
         free, total = torch.cuda.mem_get_info(device)
     except (RuntimeError, AssertionError):  # a device that failed, or a PyTorch without CUDA
@@ -201,12 +201,12 @@ def memory_of_others(device: torch.device) -> int | None:
 def cpu_crowd(before: CpuUse, after: CpuUse, threads: int) -> str | None:
     """Describe the CPU use of other programs if it can slow this process.
 
-    It can if other programs used over `LEAST_OTHERS` CPUs and all programs over `FULL_SHARE` of the CPUs. One tick per
-    CPU is subtracted: rounding must not judge trials of milliseconds.
+    It can if other programs used over `LEAST_OTHERS` CPUs and all programs over `FULL_SHARE` of the CPUs.
     """
     used = after.less(before)
     if used.wall <= 0:
         return None
+    # One tick per CPU is subtracted: rounding must not judge trials of milliseconds.
     others = (used.busy - used.ours - used.parent - used.cpus * _tick_seconds()) / used.wall
     if others < LEAST_OTHERS or others + max(threads, used.ours / used.wall) < FULL_SHARE * used.cpus:
         return None
@@ -219,7 +219,7 @@ def _drivers_in_words() -> str:
 
 
 def cpu_use(stat: Path = Path("/proc/stat"), parents: Iterable[int] | None = None) -> CpuUse | None:
-    """CPU use, if known; ``parents`` started this process."""
+    """CPU use so far, if known; ``parents`` are the processes that started this process."""
     try:
         lines = stat.read_text().splitlines()
     except OSError:
@@ -235,7 +235,7 @@ def cpu_use(stat: Path = Path("/proc/stat"), parents: Iterable[int] | None = Non
 
 
 def cpu_use_of_siblings() -> CpuUse | None:
-    """CPU use, our parent's children included."""
+    """CPU use so far; all children of our parent count as ours."""
     use = cpu_use()
     return None if use is None else replace(use, ours=descendants_seconds(os.getppid()))
 
@@ -247,7 +247,7 @@ def _busy_ticks(lines: Iterable[str], cpus: Iterable[int]) -> int:
 
 
 def _driver_seconds(pid: int) -> float:
-    # include ended boards until the driver reaps them; their past would look like another program's
+    # Ended boards count until the driver reaps them: else their past would look like another program's.
     boards = [child for child in children_of(pid) if _name(child) == BOARD_PROCESS]
     return process_seconds(pid) + sum(process_seconds(board) + descendants_seconds(board) for board in boards)
 
@@ -279,13 +279,13 @@ _ROUNDS = 3000
 SIDE = 128
 PRODUCTS = 2
 
-LOOK_SECONDS = 0.02  # between timings of the kernel, which then cost a few percent
+LOOK_SECONDS = 0.02  # seconds between timings of the kernel, which then cost a few percent
 
 
 class CorePace:
     """Compares the core's pace with the fastest of `REMEMBERED` looks; one per process.
 
-    Slow looks are recognised only after one at full pace.
+    Slow looks are recognised only after a look at full pace.
     """
 
     def __init__(self, spin: Callable[[], float] | None = None) -> None:
@@ -293,7 +293,7 @@ class CorePace:
         self._looks: deque[float] = deque(maxlen=REMEMBERED)
 
     def look(self) -> float:
-        """Seconds of fixed work, the fastest of a few: the first meets cold caches."""
+        """Seconds of a fixed piece of work, the fastest of `SPINS`: the first spin meets cold caches."""
         seconds = min(self._spin() for _ in range(SPINS))
         self._looks.append(seconds)
         return seconds
@@ -323,7 +323,7 @@ class ReferenceKernel:
 
     @property
     def seconds(self) -> float | None:
-        """The median look."""
+        """Median seconds of the kernel; None before the first look."""
         return statistics.median(self._looks) if self._looks else None
 
     def look(self) -> None:
@@ -338,11 +338,11 @@ class ReferenceKernel:
         self._looks.append(time.thread_time() - started)
 
     def state(self) -> dict[str, Any]:
-        """The looks."""
+        """Looks to save."""
         return {"looks": list(self._looks)}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Add looks of an earlier part."""
+        """Add the looks saved at a pause."""
         self._looks = [*state["looks"], *self._looks]
 
     def _multiply(self, times: int) -> None:

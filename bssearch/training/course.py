@@ -26,21 +26,21 @@ from bssearch.records import (
 )
 from bssearch.records.curves import Crossing, crossing, with_crossing
 
-# at most, in the full limit of train seconds: a crossing is then known to 0.1% of the limit
+# most evaluations in the full limit of train seconds: a crossing is then known to 0.1% of the limit
 EVALUATIONS_PER_LIMIT = 1000
 
 EVALUATION_SHARE = 0.2  # largest share of a trial's train and evaluation seconds
 
-FEWEST_EVALUATIONS = 20  # at least, in the full limit: a crossing is then known to 5% of the limit
+FEWEST_EVALUATIONS = 20  # in the full limit: a crossing is then known to 5% of the limit
 
 
 def eval_every_steps(step_seconds: float, evaluation_seconds: float, full_limit: float) -> int:
     """The evaluation cadence in optimizer steps.
 
-    Evaluation may take at most `EVALUATION_SHARE`: e / (n·t + e) ≤ share gives n ≥ e·(1/share − 1) / t. The bounds
-    `EVALUATIONS_PER_LIMIT` and `FEWEST_EVALUATIONS` take precedence.
+    Evaluation may take at most `EVALUATION_SHARE`. `EVALUATIONS_PER_LIMIT` and `FEWEST_EVALUATIONS` take precedence.
     """
     by_number = full_limit / (EVALUATIONS_PER_LIMIT * step_seconds)
+    # e / (n·t + e) ≤ share gives n ≥ e·(1/share − 1) / t.
     by_share = evaluation_seconds * (1 / EVALUATION_SHARE - 1) / step_seconds
     return max(1, math.ceil(min(max(by_number, by_share), full_limit / (FEWEST_EVALUATIONS * step_seconds))))
 
@@ -60,7 +60,7 @@ WINDOW_SHARE = 0.9  # a metric is near the target after this share of the way fr
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """A trial's end; ``asked``: by the caller."""
+    """A trial's end; ``asked``: the caller stopped the trial."""
 
     state: TrialState
     reason: str
@@ -87,7 +87,7 @@ class CourseProgress:
         return max(self.peaks, default=None)
 
     def note_peak(self, peak: int | None) -> None:
-        """Keep a peak before other work is measured."""
+        """Keep a memory peak before other work resets the meter."""
         if peak is not None:
             self.peaks.append(peak)
 
@@ -112,7 +112,7 @@ class Approach:
     first: float | None = None
 
     def is_near(self, metric: float) -> bool:
-        """True near or past the target."""
+        """True if the metric is near or past the target (`WINDOW_SHARE`)."""
         if self.first is None:
             self.first = metric
         way = max(0.0, self.target.shortfall(self.first))
@@ -126,7 +126,7 @@ def not_finite(what: str, value: float) -> str:
 
 
 def paused(ending: Ending, checkpoint: str | None, save: Callable[[str], str | None]) -> Ending:
-    """A trial's ending: a pause is saved, or becomes pruned. ``save`` returns a problem or None."""
+    """Ending of a trial: save it if paused, prune it if saving fails; ``save`` returns a problem or None."""
     if ending.state is not TrialState.PAUSED:
         return ending
     if checkpoint is None:
@@ -141,7 +141,7 @@ def paused(ending: Ending, checkpoint: str | None, save: Callable[[str], str | N
 
 
 def first_line(error: BaseException) -> str:
-    """An error's type and first line."""
+    """Type and first line of an error."""
     return f"{type(error).__name__}: {next(iter(str(error).strip().splitlines()), '')}".rstrip(": ")
 
 
@@ -191,10 +191,8 @@ class Course:
         return Ending(self._plan.limit_state, f"the limit of {limit:.4g} train seconds passed")
 
     def stuck_at_chance(self, train_seconds: float, where: str) -> Ending | None:
-        """End a trial that stayed at chance for half of the whole budget.
-
-        The incumbent's limit does not count: it may be shorter than a large batch's warmup.
-        """
+        """Ending of a trial that stayed at chance for half of the whole budget."""
+        # The incumbent's limit does not count: it may be shorter than a large batch's warmup.
         request, target, best = self._request, self._request.target, self.progress.best
         if (
             self._metric is None
@@ -215,13 +213,13 @@ class Course:
         )
 
     def reached_before(self, ending: Ending) -> Ending:
-        """The ending; reached if the target was met, unless the caller stopped the trial."""
+        """The ending, or `REACHED` if the target was met before and the caller did not stop the trial."""
         if self.progress.crossing is None or ending.state is TrialState.REACHED or ending.asked:
             return ending
         return Ending(TrialState.REACHED, f"{self.progress.reached}, then trained on: {ending.reason}")
 
     def with_target(self, outcome: TrialOutcome) -> TrialOutcome:
-        """Add the crossing, or the last miss."""
+        """Add the crossing, or the last miss, to an outcome."""
         found, last = self.progress.crossing, self.progress.last
         if found is None and last is not None:
             return replace(outcome, last_miss_step=last.step, last_miss_seconds=last.train_seconds)

@@ -25,7 +25,7 @@ OWN = "own"  # precision and compile mode of a user's program
 # bssearch's libraries whose versions are recorded; torch has its own field
 STOOD_ON = ("bssearch", "numpy", "optuna", "sqlalchemy")
 
-# recorded if a workload imports them, because they decide what is trained
+# libraries whose versions are recorded if a workload imports them: they decide what is trained
 OF_WORKLOADS = ("accelerate", "lightning", "pytorch_lightning", "timm", "torchvision", "transformers")
 
 GIT_SECONDS = 5.0  # limit for each git command
@@ -34,7 +34,7 @@ GIT_SECONDS = 5.0  # limit for each git command
 def describe_environment(
     computation: Computation, workload: object | None = None, *, memory_limit_bytes: int | None = None
 ) -> Environment:
-    """Describe a computation and the workload's source."""
+    """Environment of a computation and its workload's source."""
     return describe_device(
         computation.device,
         precision=computation.precision,
@@ -54,7 +54,7 @@ def describe_device(
     workload_revision: str | None = None,
     source: Path | None = None,
 ) -> Environment:
-    """Describe a device; ``source`` gives the repository."""
+    """Environment of a device; ``source`` is a file in the repository to record."""
     is_cuda = device.type == "cuda"
     revision, is_dirty = (None, None) if source is None else git_state(source)
     memory = torch.cuda.get_device_properties(device).total_memory if is_cuda else psutil.virtual_memory().total
@@ -88,7 +88,7 @@ def describe_program(
     notice: str | None = None,
     source: Path | None = None,
 ) -> WorkloadDescription:
-    """Describe a program by its ``metrics`` and ``untrained`` values."""
+    """Describe a user's program by its ``metrics`` and their ``untrained`` values."""
     return WorkloadDescription(
         train_samples=None,
         validation_samples=None,
@@ -112,9 +112,9 @@ def describe_program(
 
 
 def workload_revision(workload: object) -> str | None:
-    """12 hex digits of the workload's file's SHA-256, if any.
+    """12 hex digits of the SHA-256 of the workload's file, if any.
 
-    For a notebook: of the class and its bases there, because other cells may change.
+    In a notebook, of the source of the class and its bases.
     """
     source = _source_file(workload)
     in_file = None if source is None else source.read_bytes()
@@ -180,13 +180,14 @@ def _git(folder: Path, *arguments: str) -> str | None:
 def _source_file(workload: object) -> Path | None:
     try:
         source = inspect.getsourcefile(workload if isinstance(workload, ModuleType) else type(workload))
-    except (OSError, TypeError):  # the former in a notebook, which is no file
+    except (OSError, TypeError):  # OSError in a notebook, which is no file
         return None
     return None if source is None or not Path(source).is_file() else Path(source).resolve()
 
 
 def cudnn_version() -> str | None:
-    """cuDNN's version; its number is 90100 for 9.1.0 and, before version 9, 8902 for 8.9.2."""
+    """cuDNN's version."""
+    # The number is 90100 for 9.1.0 and, before version 9, 8902 for 8.9.2.
     number: int | None = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
     if number is None:
         return None

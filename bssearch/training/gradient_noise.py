@@ -49,11 +49,9 @@ PASSES_AT_ONCE = 2 * FEWEST_PASSES  # the most passes after one evaluation, so t
 
 
 def small_batch_size(configuration: Configuration, samples: int, small_batches: int = SMALL_BATCHES) -> int:
-    """Samples of a small batch; 0 if the training part is too small.
-
-    ‖G‖²'s variance falls faster with the small batch than with passes: short passes use half a micro-batch, long ones
-    1/8.
-    """
+    """Samples of a small batch; 0 if the training part is too small."""
+    # ‖G‖²'s variance falls faster with the small batch than with passes: short passes use half a micro-batch, long
+    # passes an eighth.
     micro = configuration.micro_batch_size
     return min(micro, max(SMALLEST, micro // min(small_batches, SMALL_BATCHES)), LARGEST, samples // small_batches)
 
@@ -73,7 +71,7 @@ class GradientPasses:
         self._generator = np.random.default_rng(seed)
 
     def small_batch(self, small_batches: int) -> int:
-        """Samples of each of ``small_batches``; 0 if too few."""
+        """Samples of each of ``small_batches``; 0 if the training part has too few."""
         size = small_batch_size(self._trainer.configuration, len(self._trainer.train), small_batches)
         group = self._trainer.computation.settings.ghost_batch_size
         # Drop the samples that would form a ghost batch too small to normalise.
@@ -151,7 +149,7 @@ class NoiseBudget:
         self._train_seconds += train_seconds
 
     def spend(self, shape: tuple[int, int], seconds: float) -> None:
-        """Book a pass."""
+        """Book the seconds of a pass."""
         self._spent += seconds
         self._pass_seconds[shape] = seconds
 
@@ -191,7 +189,7 @@ class NoiseMeter:
         self._earned = 0.0
 
     def after_evaluation(self, metric: float, train_seconds: float) -> None:
-        """Make passes near the target, within budget."""
+        """Make passes if the metric is near the target and the budget allows them."""
         self._budget.earn(train_seconds - self._earned)
         self._earned = train_seconds
         near = self._approach.is_near(metric)
@@ -302,7 +300,7 @@ Divisors = dict[nn.Parameter, Callable[[], torch.Tensor]]
 
 
 def _adam_divisors(optimizers: Sequence[torch.optim.Optimizer]) -> Divisors | None:
-    # functions for Adam's √v̂ + ε by parameter; None if no optimizer has it in all groups
+    # functions for Adam's √v̂ + ε by parameter; None if no optimizer has betas and epsilon in all groups
 
     def divisor(state: dict[str, torch.Tensor], beta2: float, epsilon: float) -> Callable[[], torch.Tensor]:
         return lambda: (state["exp_avg_sq"] / (1 - beta2 ** state["step"])).sqrt() + epsilon
@@ -329,7 +327,7 @@ def _square(gradients: dict[nn.Parameter, torch.Tensor], divisors: Divisors | No
     return torch.stack(norms).square().sum()
 
 
-PASSES = 2  # after each evaluation
+PASSES = 2  # after each evaluation; a fixed number, so that a repeated request takes the same steps
 
 REMEMBERED = 8  # newest passes whose moments are averaged; the noise scale grows in training
 
@@ -337,7 +335,7 @@ REMEMBERED = 8  # newest passes whose moments are averaged; the noise scale grow
 class NoiseGrowth:
     """Grows the batch, after evaluations, to the largest size within a share of the noise scale.
 
-    Under Adam the gradients count as Adam divides them. The number of passes is fixed, so a request repeats its steps.
+    Under Adam, gradients are divided as in its update.
     """
 
     def __init__(self, passes: GradientPasses, growth: Growth) -> None:
@@ -379,14 +377,14 @@ class NoiseGrowth:
 
 
 def noise_meter(request: TrialRequest, trainer: Trainer, budget: NoiseBudget | None) -> NoiseMeter | None:
-    """A trial's meter, if requested and possible."""
+    """A trial's noise meter, if wanted and possible."""
     if request.branch is not None or not trainer.computation.settings.measure_noise or not trainer.has_noise:
         return None
     return NoiseMeter(trainer, request.target, request.plan.seed, budget=budget)
 
 
 def noise_growth(request: TrialRequest, trainer: Trainer) -> NoiseGrowth | None:
-    """Scheduled growth by noise scale; `WorkloadError` if not measurable."""
+    """Growth by noise scale if scheduled; `WorkloadError` if the noise cannot be measured."""
     if not trainer.growth.is_measured:
         return None
     small = small_batch_size(trainer.configuration, len(trainer.train)) if trainer.has_noise else 0

@@ -10,7 +10,7 @@
 * memory runs out                                         → `OOM`
 
 A trial that met its target and trains on is still `REACHED`, unless the caller stops it. A resumed trial repeats an
-unpaused one's steps, evaluations and random numbers, and its times add up. On the CPU the same request, with the same
+unpaused trial's steps, evaluations and random numbers, and its times add up. On the CPU the same request, with the same
 threads, takes the same steps to the target, bit for bit.
 """
 
@@ -134,7 +134,7 @@ class Trial:
         self._further_test_metrics = found or None
 
     def prepare(self) -> Trainer:
-        """Warm up; build the model or load its branch point."""
+        """Warm up; build the trainer, and load the checkpoint of a branch."""
         request, plan = self._request, self._plan
         workload, computation = self._workload, self._computation
         with self._clock.ledger("warmup"):
@@ -150,7 +150,7 @@ class Trial:
         return self._trainer
 
     def _is_unseen(self, trainer: Trainer) -> bool:
-        # due but not made: at step 0, or right after a pause
+        # the evaluation is due but not made: at step 0, or right after a pause
         last = self._progress.last
         return last is None or (last.step != trainer.steps and self._evaluation_is_due(trainer))
 
@@ -186,10 +186,8 @@ class Trial:
         return training, measured
 
     def train_segment(self, trainer: Trainer) -> Ending | None:
-        """Train until the next evaluation; return the ending if the trial ends first.
-
-        A due evaluation precedes the time limit: microseconds must not decide whether a crossing counts.
-        """
+        """Train until the next evaluation; return the ending if the trial ends first."""
+        # A due evaluation precedes the time limit: microseconds must not decide whether a crossing counts.
         with self._clock.ledger("train"):
             while True:
                 ending = self._stopped() or self._limited()
@@ -351,7 +349,7 @@ def describe_model(
 
 
 def tokens_per_sample(workload: Workload) -> int | None:
-    """Tokens of a sample, if counted; `WorkloadError` if not a positive integer."""
+    """Tokens of a sample, if the workload says; `WorkloadError` if not a positive integer."""
     tokens = getattr(workload, "tokens_per_sample", None)
     if tokens is not None and (type(tokens) is not int or tokens < 1):
         raise WorkloadError(f"tokens_per_sample = {tokens!r} must be an integer >= 1, or left out")
@@ -359,6 +357,6 @@ def tokens_per_sample(workload: Workload) -> int | None:
 
 
 def batch_norm_layers(model: nn.Module) -> int:
-    """Layers that use batch statistics; frozen ones do not."""
+    """Number of batch norm layers that use batch statistics; frozen layers do not."""
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
     return sum(norm.training or norm.running_mean is None for norm in norms)

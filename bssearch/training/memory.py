@@ -23,11 +23,11 @@ _M_MMAP_THRESHOLD = -3  # mallopt(3)
 
 STATUS, CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
-# Between samples of the resident set if the kernel has no resettable mark; a sample takes about 20 µs, 0.2% of it.
+# Between samples of the resident set if the kernel has no resettable mark; a sample takes about 20 µs (0.2%).
 SAMPLING_SECONDS = 0.01
 
-# cuDNN's message if no workspace fits, cuBLAS's if its handle does not. With free memory they mean other errors, such
-# as unsupported shapes or a broken driver.
+# Of a full device: cuDNN's message if no workspace fits, cuBLAS's if its handle does not. With free memory both mean
+# other errors, such as unsupported shapes or a broken driver.
 _PHRASES = (
     "can't allocate memory",
     "not enough memory",
@@ -38,14 +38,14 @@ _PHRASES = (
 )
 _PHRASES_OF_A_FULL_DEVICE = ("unable to find an engine", "CUBLAS_STATUS_NOT_INITIALIZED")
 
-FULL_DEVICE = 0.1  # a device is full for these phrases below this share of free memory
+FULL_DEVICE = 0.1  # `_PHRASES_OF_A_FULL_DEVICE` mean a full device below this share of free memory
 
 UNUSED_SHARE = 0.2  # warn if the allocator holds this share of the device without tensors
 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """True if host or device memory ran out."""
-    # PyTorch's CPU allocator, cuBLAS and cuDNN raise a plain RuntimeError for it.
+    # PyTorch's CPU allocator, cuBLAS and cuDNN raise a plain RuntimeError if memory runs out.
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     if not isinstance(error, RuntimeError):
@@ -99,17 +99,14 @@ class DeviceMemoryMeter:
 
 
 class ResidentMemoryMeter:
-    """Growth of the resident set to the kernel's high-water mark (proc_pid_clear_refs(5)).
-
-    Freed memory is returned first: a trial would reuse it unnoticed.
-    """
+    """Growth of the resident set to the kernel's high-water mark (proc_pid_clear_refs(5))."""
 
     basis: ClassVar[MemoryBasis] = MemoryBasis.RESIDENT
     _from: int | None = None
 
     def start(self) -> None:
         """Count from the current memory."""
-        trim_heap()
+        trim_heap()  # a trial would reuse freed memory unnoticed
         self.restart()
         self._from = _resident_bytes("VmRSS")
 
@@ -171,7 +168,7 @@ PeakMemoryMeter = DeviceMemoryMeter | ResidentMemoryMeter | SampledMemoryMeter
 
 
 def peak_memory_meter(device: torch.device, clear_refs: Path = CLEAR_REFS) -> PeakMemoryMeter:
-    """Meter of a trial's peak memory."""
+    """Meter of a trial's peak memory on a device."""
     if device.type == "cuda":
         return DeviceMemoryMeter(device)
     try:
@@ -189,15 +186,12 @@ def trim_heap() -> None:
 
 
 def limit_memory(device: torch.device, limit_bytes: int) -> None:
-    """Cap this process's memory.
-
-    On a GPU the limit is on PyTorch's reserved memory. On the CPU the limit is on the data segment (``RLIMIT_DATA``:
-    heap and private writable mappings, touched or not): the system cannot limit resident memory.
-    """
+    """Cap this process's memory: PyTorch's reserved memory on a GPU, the data segment on the CPU."""
     if device.type == "cuda":
         total = torch.cuda.get_device_properties(device).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes / total), device)
         return
+    # The system cannot limit resident memory. RLIMIT_DATA counts heap and private writable mappings, touched or not.
     _give_back_what_is_freed()
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     soft = limit_bytes if hard == resource.RLIM_INFINITY else min(limit_bytes, hard)

@@ -1,7 +1,6 @@
 """NVML's view of an NVIDIA GPU, by nvidia-ml-py (`pynvml`, extra ``gpu``).
 
-Unknown answers are None or an empty list: on the CPU, without library or driver, or if the device, driver or library
-lacks the feature.
+Unknown answers are None or an empty list: on the CPU, or without the library, driver or feature.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ SLOWDOWNS = {
 }
 
 _WORKER = "bssearch.executors.worker"
-_TRIAL_MODULES = "bssearch.executors."  # of workers and hosts of scripts
+_TRIAL_MODULES = "bssearch.executors."  # modules of workers and hosts of scripts
 
 
 def other_processes(device: torch.device) -> list[tuple[int, str]]:
@@ -43,9 +42,9 @@ def other_processes(device: torch.device) -> list[tuple[int, str]]:
 
 
 def known_other_processes(device: torch.device) -> list[tuple[int, str]] | None:
-    """Id and name of programs computing on a device; None if unknown.
+    """Id and name of programs computing on a device.
 
-    Leaves out our ancestors, descendants and driver's workers. A container may show the host's ids.
+    Leaves out this process's ancestors, descendants and driver's workers. In a container, NVML may list the host's ids.
     """
     listed = listed_processes(device)
     if listed is None or (os.getpid() not in listed and torch.cuda.memory_reserved(device) > 0):
@@ -79,7 +78,7 @@ def throttle_reasons(device: torch.device) -> list[str]:
 
 
 def known_throttle_reasons(device: torch.device) -> list[str] | None:
-    """Why the device is slow now."""
+    """Reasons why the device's clock is low now."""
 
     def read(library: Any, handle: Any) -> list[str]:
         active = int(library.nvmlDeviceGetCurrentClocksEventReasons(handle))
@@ -89,7 +88,7 @@ def known_throttle_reasons(device: torch.device) -> list[str] | None:
 
 
 def is_power_capped(device: torch.device) -> bool:
-    """True at the power limit."""
+    """True if the device is at its power limit."""
     return POWER_CAP in throttle_reasons(device)
 
 
@@ -106,10 +105,11 @@ def clock_mhz(device: torch.device) -> float | None:
 
 
 def device_uuid(device: torch.device) -> str:
-    """A CUDA device's UUID, such as ``GPU-8f6f…``; without NVML a MIG slice looks like a full GPU."""
+    """A CUDA device's UUID, such as ``GPU-8f6f…``."""
     told = _ask(device, lambda library, handle: library.nvmlDeviceGetUUID(handle))
     if told is not None:
         return told.decode() if isinstance(told, bytes) else str(told)
+    # without NVML, a MIG slice looks like a full GPU
     return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
 
 
@@ -182,7 +182,7 @@ def _name(pid: int) -> str | None:
 
 
 class DeviceMeter:
-    """Reads a device's counters over a trial; without NVML all values are None.
+    """Reads a device's counters over a trial.
 
     Call `sample` at evaluations, while the device is warm.
     """
@@ -193,7 +193,7 @@ class DeviceMeter:
         self.start()
 
     def start(self) -> None:
-        """Reset."""
+        """Reset the readings."""
         self._joules = self._seconds = self._began = 0.0
         self._counter: float | None = None
         self._clocks: list[float] = []
@@ -220,12 +220,12 @@ class DeviceMeter:
             self._reasons = (self._reasons or {}) | dict.fromkeys(reasons)
 
     def state(self) -> dict[str, Any]:
-        """The readings."""
+        """Readings to save."""
         reasons = None if self._reasons is None else list(self._reasons)
         return {"joules": self._joules, "seconds": self._seconds, "clocks": self._clocks, "reasons": reasons}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Add an earlier part, on any device."""
+        """Add the readings saved at a pause, of any device."""
         self._joules += state["joules"]
         self._seconds += state["seconds"]
         self._clocks = [*state["clocks"], *self._clocks]
@@ -233,7 +233,7 @@ class DeviceMeter:
             self._reasons = dict.fromkeys(state["reasons"]) | (self._reasons or {})
 
     def stop(self) -> DeviceUse:
-        """Use since the start; the energy is the whole device's in train segments."""
+        """Use since the start; energy of train segments only."""
         joules = self._joules if self._joules > 0 else None
         return DeviceUse(
             energy_joules=joules,

@@ -20,11 +20,8 @@ from bssearch.workloads.base import Workload
 
 
 def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
-    """Groups with and without weight decay.
-
-    Biases and norm scales (fewer than two dimensions) get none, as in Goyal et al. 2017 (§ 5.1), He et al. 2019 ("Bag
-    of tricks", § 3.1) and the MLPerf references.
-    """
+    """Parameter groups with weight decay, and without for biases and norm scales (fewer than two dimensions)."""
+    # as in Goyal et al. 2017 (§ 5.1), He et al. 2019 ("Bag of tricks", § 3.1) and the MLPerf references
     trainable = [parameter for parameter in parameters if parameter.requires_grad]
     groups = [
         {"params": [parameter for parameter in trainable if parameter.ndim >= 2], "weight_decay": weight_decay},
@@ -33,7 +30,7 @@ def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float) ->
     return [group for group in groups if group["params"]]
 
 
-OF_TIMM = ("lamb", "lars")  # need timm
+OF_TIMM = ("lamb", "lars")  # optimizers that need timm
 
 OLDEST = (1, 0, 13)  # the oldest supported timm
 
@@ -125,7 +122,7 @@ def muon_with_adamw(
     return OptimizersAsOne([muon, adamw])
 
 
-# from PyTorch
+# optimizers from PyTorch
 KINDS = {
     "sgd": torch.optim.SGD,
     "adam": torch.optim.Adam,
@@ -138,7 +135,7 @@ KINDS = {
     "adafactor": torch.optim.Adafactor,
 }
 
-# may be fused; Adagrad is not, because PyTorch 2.11 fuses it on the CPU only
+# optimizers that may be fused; not Adagrad, because PyTorch 2.11 fuses it on the CPU only
 IN_ONE_KERNEL = frozenset({"sgd", "adam", "adamw"})
 
 # names in PyTorch and timm that differ from bssearch's
@@ -157,7 +154,7 @@ def build_optimizer(model: nn.Module, configuration: Configuration, fused: bool 
 
     Raises:
         UsageError: No parameter trains.
-        LaunchError: Its library is missing.
+        LaunchError: The optimizer's library is missing.
     """
     given = configuration.parameters
     options: dict[str, Any] = {
@@ -205,7 +202,7 @@ def check_libraries(workload: Workload, names: Iterable[str]) -> None:
 
 
 def flat(built: Any, model: nn.Module) -> Optimizers:
-    """A tuple, list, dict or single optimizer as a tuple; `WorkloadError` if not of the model's parameters."""
+    """A tuple, list, dict or single optimizer as a tuple; `WorkloadError` if one trains no parameter of the model."""
     values = built.values() if isinstance(built, Mapping) else built if isinstance(built, tuple | list) else [built]
     optimizers = tuple(values)
     if not optimizers:
@@ -254,13 +251,13 @@ def _check(optimizer: object, parameters: set[int]) -> None:
 
 
 def states_of(optimizers: Optimizers) -> Any:
-    """State of one or several optimizers."""
+    """State of one optimizer, or a list of the states of several."""
     states = [optimizer.state_dict() for optimizer in optimizers]
     return states[0] if len(states) == 1 else states
 
 
 def restore_states(optimizers: Optimizers, saved: Any) -> None:
-    """Restore saved states."""
+    """Restore optimizers from `states_of`."""
     states = [saved] if len(optimizers) == 1 else saved
     for optimizer, state in zip(optimizers, states, strict=True):
         optimizer.load_state_dict(state)

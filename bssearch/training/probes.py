@@ -51,9 +51,9 @@ RUNS = (6, 1000)  # fewer than 6 runs have no 95% interval; 1000 runs of 10 ms t
 # Time for at least this share of the limit: a few agreeing runs may share one slow or fast period of the machine.
 LEAST_SHARE = 0.2
 
-PATIENCE = 4  # limits to spend, evaluations included, if the core was slow too often
+PATIENCE = 4  # spend at most this many times the limit, evaluations included, if the core was slow too often
 
-# Steps before a second timing at the power limit: a cool chip holds a higher clock for a second or two.
+# Seconds of steps before a second timing at the power limit: a cool chip holds a higher clock for a second or two.
 SUSTAINED_SECONDS = 3.0
 
 UPDATE_SHARE = 0.1  # largest share of the limit for timing the update alone
@@ -68,8 +68,7 @@ def measure_step_time(request: StepTimeRequest, workload: Workload, data: Data, 
 
     Steps run between evaluations as in a trial, because caches are then cold (10% or more). Short runs (`RUN_SECONDS`)
     repeat until the median's 95% interval is within the precision, up to the limit. Runs on a slow core are dropped
-    unless few others remain. A device at its power limit is timed again at its sustained clock. If memory runs out, the
-    result has ``out_of_memory`` and no times.
+    unless few other runs remain. Without enough memory the result has ``out_of_memory`` and no times.
     """
     try:
         return _measure(request, workload, data, computation)
@@ -148,7 +147,7 @@ def _evaluation_seconds(clock: Clock, evaluate: Callable[[], object]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class TimedRun:
-    """``count`` repetitions of ``seconds`` each; ``look`` is the core's pace (0: irrelevant)."""
+    """``count`` repetitions of ``seconds`` each; ``look``: seconds of `CorePace.look` (0 without a `CorePace`)."""
 
     seconds: float
     count: int
@@ -188,7 +187,7 @@ def timing_of(runs: Sequence[TimedRun], core: CorePace | None, precision: float)
 
 
 def at_full_pace(runs: Sequence[TimedRun], core: CorePace | None) -> list[TimedRun]:
-    """Runs at full pace."""
+    """Runs during which the core was at full pace."""
     slow_above = math.inf if core is None else core.slow_above
     return [run for run in runs if run.look <= slow_above]
 
@@ -201,7 +200,7 @@ def is_settled(runs: Sequence[TimedRun], precision: float) -> bool:
 
 
 def why_contended(contention: Contention, slow: str | None, clock: Clock, threads: int) -> str | None:
-    """Why timing shared the machine, if so."""
+    """Reason why other work shared the machine during a timing, or None."""
     reasons = [contention.reason, slow]
     if clock.is_contended(threads) and contention.reason is None:
         reasons.append("other work had the processor meanwhile")
@@ -224,7 +223,8 @@ class _Timer:
         between: Callable[[], object] | None = None,
         in_a_row: int | None = None,
     ) -> WorkTiming:
-        """Time runs of about ``guess`` seconds until their median is known; ``between`` precedes every ``in_a_row``."""
+        # Time runs of ``work`` until their median is known. One repetition takes about ``guess`` seconds; ``between``
+        # runs before each ``in_a_row`` repetitions.
         per_run = math.ceil(RUN_SECONDS / guess) if 0 < guess < RUN_SECONDS else 1
         in_a_row = in_a_row or per_run
         rows = math.ceil(per_run / in_a_row)
@@ -276,11 +276,9 @@ def _seconds(clock: Clock, ledger: Ledger, work: Callable[[], object]) -> float:
 
 
 def median_interval(values: Sequence[float]) -> tuple[float, float]:
-    """A distribution-free 95% interval of the median of independent values.
-
-    From the k-th smallest to the k-th largest, with the largest k for which P(Bin(n, ½) < k) ≤ 2.5% (David & Nagaraja,
-    Order Statistics, § 7.1). Raises `ValueError` below six values.
-    """
+    """A distribution-free 95% interval of the median of independent values; raises `ValueError` below six values."""
+    # From the k-th smallest to the k-th largest value, with the largest k for which P(Bin(n, ½) < k) ≤ 2.5% (David &
+    # Nagaraja, Order Statistics, § 7.1).
     from scipy.special import bdtrik
 
     k = math.ceil(bdtrik(0.025, len(values), 0.5))
@@ -295,7 +293,7 @@ STEPS = 3  # The first step creates the optimizer's state; the next ones show me
 RESERVE = 0.01  # share of memory that must stay free
 
 # At least this much on the CPU: heaps of alike processes differ there; a used worker held up to 9 MiB more than a new
-# one.
+# worker.
 CPU_RESERVE_BYTES = 16 * 2**20
 
 
@@ -309,8 +307,8 @@ def measure_memory(
 ) -> MemoryUse:
     """Run three steps; return whether memory, capped at ``memory_bytes``, sufficed.
 
-    A size does not fit if a GPU's allocator must retry after its kernels are chosen: it would thrash. The peak excludes
-    workspaces of kernels being benchmarked.
+    A micro-batch size does not fit if a GPU's allocator must retry after its kernels are chosen: it would thrash. The
+    peak excludes workspaces of kernels being benchmarked.
     """
     device = computation.device
     if memory_bytes is not None:
@@ -368,7 +366,7 @@ GROWTH = 1.5
 def measure_noise(request: NoiseRequest, workload: Workload, data: Data, computation: Computation) -> NoiseMeasurement:
     """Train until the metric is near the target, or training ends; measure the noise scale there.
 
-    Its interval does not cover other seeds.
+    The interval does not cover other seeds.
 
     Raises:
         WorkloadError: The metric is not finite, samples are too few, or the workload makes its own batches or steps.

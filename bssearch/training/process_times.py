@@ -31,7 +31,7 @@ def process_seconds(pid: int) -> float:
 
 
 def descendants_seconds(pid: int) -> float:
-    """CPU seconds of descendants; for this process, with waited-for ones."""
+    """CPU seconds of a process's descendants; for this process, with children that ended."""
     ended = resource.getrusage(resource.RUSAGE_CHILDREN) if pid == os.getpid() else None
     seconds = 0.0 if ended is None else ended.ru_utime + ended.ru_stime
     for child in children_of(pid):

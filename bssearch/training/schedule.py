@@ -26,7 +26,7 @@ def warmup_steps(warmup_epochs: float, train_samples: int, batch_size: int) -> i
 
 
 def horizon_steps(horizon_samples: float, batch_size: int) -> int:
-    """Fewest steps (≥ 1) over ``horizon_samples``."""
+    """Fewest steps (≥ 1) that see ``horizon_samples``."""
     return max(1, math.ceil(horizon_samples / batch_size))
 
 
@@ -95,7 +95,7 @@ def schedule_of(configuration: Configuration, train_samples: int) -> RateSchedul
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnSchedule(RateSchedule):
-    """The workload's factors, until the configured horizon; a trial in the configured warmup is not stuck."""
+    """The workload's factors, until the configured horizon."""
 
     factor_at: Callable[[int], Any]
 
@@ -123,6 +123,7 @@ def schedule_for(workload: Workload, configuration: Configuration, train_samples
             f"build_schedule() returned a {type(factor_at).__name__}; it must be a function of the step, which "
             "returns the factor on the learning rate"
         )
+    # The configured warmup only keeps `Course.stuck_at_chance` from ending a trial during the warmup.
     return OwnSchedule(
         warmup_steps=configured.warmup_steps, horizon_steps=configured.horizon_steps, factor_at=factor_at
     )
@@ -132,8 +133,8 @@ def schedule_for(workload: Workload, configuration: Configuration, train_samples
 class BranchSchedule(RateSchedule):
     """The run's schedule for ``horizon_steps`` steps after a checkpoint at step ``offset``.
 
-    With a new optimizer state the rate may rise over ``rise`` steps: step s uses (s + 1)/(rise + 1) of it. The run's
-    warmup does not count.
+    With a new optimizer state the rate may rise over ``rise`` steps: step s uses (s + 1)/(rise + 1) of the rate. The
+    run's warmup does not count.
     """
 
     run: RateSchedule

@@ -119,7 +119,7 @@ class Updates:
         loss.backward()  # type: ignore[no-untyped-call]
 
     def apply(self) -> None:
-        """Clip the whole gradient; step all."""
+        """Clip the whole gradient; step all optimizers."""
         self._clip_and_step(self.optimizers, self._model.parameters())
         self.end()
 
@@ -220,7 +220,8 @@ def _checked(loss: Any) -> torch.Tensor | WeightedLoss:
 class Trainer(AbstractContextManager["Trainer"]):
     """Trains a fresh model; the seed fixes initialisation, data order, augmentation and dropout.
 
-    ``now`` is the last step's configuration; ``dropped_samples`` is per epoch, None if the workload makes its batches.
+    ``now`` is the last step's configuration; ``dropped_samples`` is per epoch, None if the workload makes batches or
+    the batch grows.
     """
 
     def __init__(
@@ -456,7 +457,7 @@ def seed_everything(seed: int) -> None:
 
 
 def check_split(configuration: Configuration, train_samples: int) -> None:
-    """Raise `UsageError` unless micro-batches fill the batch, `WorkloadError` above the training part."""
+    """Raise `UsageError` unless micro-batches fill the batch, `WorkloadError` if the training part is smaller."""
     batch_size = configuration.batch_size
     micro, accumulation = configuration.micro_batch_size, configuration.accumulation_steps
     if configuration.world_size != 1:
@@ -474,7 +475,7 @@ def _no_loss(*arguments: object, **settings: object) -> torch.Tensor:
 
 
 class LossSum:
-    """Sums of micro-batch losses and weights; a mean loss weighs one."""
+    """Sums of micro-batch losses and weights; a loss without a weight weighs one."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -495,7 +496,7 @@ class LossSum:
             self._weight = self._weight + 1.0
 
     def state(self) -> dict[str, Any]:
-        """The sums."""
+        """Sums to save."""
         return {"total": self._total, "weight": self._weight, "losses": self._losses}
 
     def restore(self, state: dict[str, Any]) -> None:

@@ -45,9 +45,9 @@ LARGEST_JSON = 64 * 2**20  # bytes of a ledger; a million steps take half
 
 LARGEST_PICKLE = 16 * 2**20  # bytes: a tensor takes about 100
 
-MOST_OPERATIONS = 1_000_000  # of a pickle: a tensor takes about 32, and PyTorch reads a million in 1 to 3 s
+MOST_OPERATIONS = 1_000_000  # operations of a pickle: a tensor takes about 32, and PyTorch reads a million in 1 to 3 s
 
-_PICKLES = 5  # in a file before PyTorch 1.6: magic number, protocol, system, content, keys
+_PICKLES = 5  # pickles in a file before PyTorch 1.6: magic number, protocol, system, content, keys
 
 _ARCHIVE = b"PK\x03\x04"
 
@@ -89,7 +89,7 @@ def identity_with_workload(
 
 
 class Saved(Protocol):
-    """Has a state to save and restore."""
+    """Part of a trial with a state to save and restore."""
 
     def state(self) -> State:
         """The state."""
@@ -108,7 +108,7 @@ class SavedPart:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A trial's file; calls ``on_progress`` per chunk."""
+    """A paused trial's file; ``on_progress`` is called after each chunk."""
 
     path: Path
     identity: Identity
@@ -148,7 +148,7 @@ class Checkpoint:
                 raise file.error or error from None
 
     def restore(self, training: Mapping[str, Saved], measured: Mapping[str, Saved]) -> None:
-        """Restore the parts in order; `CheckpointError` if missing, damaged, or another trial's."""
+        """Restore the parts in order; `CheckpointError` if the file is missing, damaged, or another trial's."""
         with self.clock.ledger("other"):
             states = _read(self.path, self.identity, self.on_progress)
             try:
@@ -204,7 +204,6 @@ def _read(path: Path, identity: Identity, on_progress: Callable[[], None]) -> tu
 
 
 def _texts(archive: zipfile.ZipFile) -> list[bytes]:
-    """Identity and ledgers of a trial's file."""
     _check_archive(archive)
     return [_part(archive, archive.getinfo(name), LARGEST_JSON) for name in (IDENTITY, _MEASURED)]
 
@@ -226,7 +225,7 @@ def _check_size(name: str, size: int, most: int) -> None:
 
 
 def _check_archive(archive: zipfile.ZipFile) -> None:
-    """Raise `ValueError` for parts that are compressed, overlap, or that PyTorch would find elsewhere."""
+    # Refuse parts that are compressed, overlap, or that PyTorch would find elsewhere.
     parts = archive.infolist()
     if sum(one.file_size for one in parts) > archive.start_dir:
         raise ValueError("its parts unpack to more bytes than the file has")
@@ -235,7 +234,7 @@ def _check_archive(archive: zipfile.ZipFile) -> None:
 
 
 def _check_pickle(file: IO[bytes]) -> None:
-    """Raise `ValueError` for a file of `torch.save` that takes its reader minutes; leave the file at its start."""
+    # Refuse a file of `torch.save` that takes its reader minutes; leave the file at its start.
     is_archive = file.read(len(_ARCHIVE)) == _ARCHIVE  # as PyTorch tells its two formats apart
     file.seek(0)
     if is_archive:
@@ -264,7 +263,7 @@ def _check_program(program: bytes, pickles: int = 1) -> None:
 
 
 class _BoundedPickle:
-    """Stands for the module `pickle` in `torch.save`: refuses states that `_check_pickle` would refuse."""
+    # Stands for the module `pickle` in `torch.save`; refuses states that `_check_pickle` would refuse.
 
     class Pickler(pickle.Pickler):
         def __init__(self, file: io.BytesIO, protocol: int) -> None:
@@ -301,7 +300,7 @@ def _whole(member: IO[bytes], on_progress: Callable[[], None]) -> io.BytesIO:
 
 @dataclass(slots=True)
 class _InChunks:
-    """Reports progress; ``error`` keeps the OSError that PyTorch hides."""
+    # A file written in chunks, with progress; ``error`` keeps the OSError that PyTorch hides.
 
     file: IO[bytes]
     on_progress: Callable[[], None]
@@ -351,7 +350,7 @@ class SavedRun:
         return max((float(rate) for rate in rates if isinstance(rate, int | float | torch.Tensor)), default=None)
 
     def samples_at(self, batch_size: int) -> int | None:
-        """Samples seen, else steps × ``batch_size``."""
+        """Samples seen; if unknown, steps × ``batch_size``."""
         return self.samples if self.samples is not None or self.step is None else self.step * batch_size
 
 
@@ -440,7 +439,7 @@ def _count(path: Path, content: Mapping[str, Any], name: str) -> int | None:
 
 
 def continue_from(trainer: Trainer, branch: Branch, batch_size: int) -> None:
-    """Start a branch with a fresh trainer, its own data order and optimizer options.
+    """Load a branch's checkpoint into a fresh trainer, which keeps its data order and optimizer options.
 
     Raises as `read_checkpoint`, and `UsageError` for another model or optimizer.
     """
@@ -460,7 +459,7 @@ def continue_from(trainer: Trainer, branch: Branch, batch_size: int) -> None:
 def branch_schedule(run: RateSchedule, branch: Branch, batch_size: int) -> BranchSchedule:
     """A branch's schedule, from the whole run's at this batch size.
 
-    At an unknown position a constant rate is past its warmup; other rates raise `UsageError`.
+    At an unknown position, a constant rate counts as past its warmup; other schedules raise `UsageError`.
     """
     if branch.start_samples is None:
         if isinstance(run, OwnSchedule) or run.horizon_steps is not None:
