@@ -153,7 +153,7 @@ MISTAKES = {
     "unlogged in Lightning": Mistake(
         script(loop('self.log("accuracy",', "print(", name="lightning_loop.py")), ("'accuracy'", "log")
     ),
-    "missing package": Mistake(script("import nopackage\n"), ("train.py:1", "-m pip install nopackage")),
+    "missing package": Mistake(script("import nopackage\n"), ("train.py:1", "provides 'nopackage'")),
 }
 
 

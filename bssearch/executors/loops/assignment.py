@@ -237,7 +237,7 @@ def number_of(metrics: Metrics, metric: str) -> float:
     if metric not in metrics:
         offered = ", ".join(sorted(map(str, metrics))) or "nothing"
         raise UsageError(
-            f"the evaluation reports {offered}, but not the target's metric {metric!r}",
+            f"the evaluation reports {offered}; the study's target is of {metric!r}",
             hint=f"report or log {metric!r}, or correct target.metric in the spec",
         )
     try:
