@@ -78,9 +78,9 @@ def schema(
 ) -> None:
     """Print the JSON Schema of a study file or of an answer."""
     if of == "spec":
-        from bssearch.spec import StudySpec
+        from bssearch.spec.reader import file_schema
 
-        print_json(StudySpec.model_json_schema())
+        print_json(file_schema())
     else:
         from bssearch.analysis.answer import Answer
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bssearch.records import Environment, Observation, Phase, TrialRecord, TrialState, outcome_fields
 from bssearch.records.batch_schedule import run_stages
 from bssearch.records.measured import field_values
-from bssearch.storage.repository import Store
+
+if TYPE_CHECKING:
+    from bssearch.storage.repository import Store
 
 # Outcome fields that are 0 if an imported table lacks them.
 ZERO_WHERE_UNKNOWN = frozenset({"steps", "samples", "train_seconds"})

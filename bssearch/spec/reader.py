@@ -286,6 +286,13 @@ def _with_preset(source: str, data: Mapping[str, Any]) -> tuple[dict[str, Any], 
     return whole, {location: f"preset {name}" for location in lines if not _is_given(data, location)}
 
 
+def file_schema() -> dict[str, Any]:
+    """JSON Schema of a study file: the fields of a spec, and the name of a preset."""
+    schema = StudySpec.model_json_schema()
+    schema["properties"]["preset"] = {"enum": sorted(settings.presets())}
+    return schema
+
+
 def _is_given(data: Any, location: Location) -> bool:
     for part in location:
         if not isinstance(data, Mapping) or part not in data:

@@ -146,7 +146,7 @@ MISTAKES = {
     "prose": Mistake(spec_file("hello world\n"), ("task.yaml", "mapping of fields")),
     "no YAML": Mistake(spec_file("name: [\n"), ("task.yaml:2", "not valid YAML")),
     "wrong way round": Mistake(
-        task(target=target(0.9, goal="minimize")), ("goal: minimize", "before the first step", "is it the right goal?")
+        task(target=target(0.9, goal="minimize")), ("goal: minimize", "before the first step", "correct target.goal")
     ),
     "tab": Mistake(spec_file("target:\n\tmetric: accuracy\n"), ("task.yaml:2", "indent with spaces")),
     "option twice": Mistake(task(), ("--db", "it takes one value"), "run task.yaml --db sqlite:///a --db sqlite:///b"),

@@ -79,7 +79,7 @@ def test_a_program_that_asks_and_is_silent_is_given_up(tmp_path: Path, monkeypat
         """Lets a program take its time to import torch, on a machine however busy, and no more than that."""
 
         def stop(self) -> None:
-            self._seconds = 1.0
+            self.seconds = 1.0
             super().stop()
 
     monkeypatch.setattr("bssearch.executors.programs.command.SilenceLimit", NoneOnceItAsked)
