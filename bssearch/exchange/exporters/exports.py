@@ -51,8 +51,6 @@ COLUMNS = ("trial", "seed", "step", "train_seconds", "metric")
 PREFIX = "param."
 SUFFIXES = (".csv.gz", ".csv")
 
-OTHER_SEPARATORS = (";", "\t", "|")  # Spreadsheets write semicolons in locales with decimal commas
-
 
 @dataclass(frozen=True, slots=True)
 class RecordedTrial:
@@ -74,16 +72,6 @@ class RecordedTable:
     target: Target
     max_train_seconds: float | None
     trials: tuple[RecordedTrial, ...]
-
-
-def check_separator(header: Sequence[str], origin: str) -> None:
-    """Raise `UsageError` unless commas separate the columns."""
-    found = next((one for one in OTHER_SEPARATORS if len(header) == 1 and one in header[0]), None)
-    if found is not None:
-        raise UsageError(
-            f"the columns are separated by {found!r}; they must be separated by commas ({origin})",
-            hint="write the table again with commas between columns, and points in decimal numbers",
-        )
 
 
 def write_table(table: RecordedTable, path: Path) -> list[Path]:

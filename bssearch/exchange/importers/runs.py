@@ -13,7 +13,6 @@ from statistics import median_low
 from typing import Annotated, Any, Literal
 
 from bssearch.errors import UsageError
-from bssearch.exchange.exporters.exports import check_separator
 from bssearch.exchange.importers.columns import (
     CONSTRAINT,
     PREFIX,
@@ -45,6 +44,7 @@ from bssearch.exchange.importers.imported_run import (
     read_text,
     step_batches,
 )
+from bssearch.files import check_separator
 from bssearch.records import LARGEST_METRIC, Configuration, Goal, ParameterValue, Target, is_metric
 from bssearch.registry import Option
 

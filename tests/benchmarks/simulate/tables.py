@@ -18,9 +18,9 @@ from bssearch.exchange.exporters.exports import (
     PREFIX,
     RecordedTable,
     RecordedTrial,
-    check_separator,
     description_path,
 )
+from bssearch.files import check_separator
 from bssearch.records import Goal, ParameterValue, Target
 
 LARGEST = 1e100
