@@ -118,21 +118,24 @@ class Updates:
             loss = self.scaler.scale(loss)
         loss.backward()  # type: ignore[no-untyped-call]
 
-    def apply(self) -> None:
-        """Clip the whole gradient; step all optimizers."""
-        self._clip_and_step(self.optimizers, self._model.parameters())
-        self.end()
-
-    def apply_one(self, optimizer: torch.optim.Optimizer) -> None:
-        """Clip and step one optimizer; call `end` later."""
-        trained = (parameter for group in optimizer.param_groups for parameter in group["params"])
-        self._clip_and_step([optimizer], trained)
+    def apply(self, only: torch.optim.Optimizer | None = None) -> None:
+        """Clip the gradient and step all optimizers, then `end`; ``only`` one is stepped without `end`."""
+        stepped = self.optimizers if only is None else [only]
+        if self.scaler is not None:
+            self._unscale(stepped)
+        if self._clip_norm is not None:
+            own = None if only is None else [one for group in only.param_groups for one in group["params"]]
+            torch.nn.utils.clip_grad_norm_(self._model.parameters() if own is None else own, self._clip_norm)
+        for optimizer in stepped:
+            self._step(optimizer)
+        if only is None:
+            self.end()
 
     def apply_each(self) -> None:
         """Step each optimizer that has gradients."""
         for optimizer in self.optimizers:
             if any(parameter.grad is not None for group in optimizer.param_groups for parameter in group["params"]):
-                self.apply_one(optimizer)
+                self.apply(optimizer)
         self.end()
 
     def end(self) -> None:
@@ -144,14 +147,6 @@ class Updates:
             self._was_scaled = False
         if self.average is not None:
             self.average.update()
-
-    def _clip_and_step(self, optimizers: Iterable[torch.optim.Optimizer], parameters: Iterable[torch.Tensor]) -> None:
-        if self.scaler is not None:
-            self._unscale(optimizers)
-        if self._clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(parameters, self._clip_norm)
-        for optimizer in optimizers:
-            self._step(optimizer)
 
     def _unscale(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
         assert self.scaler is not None, "there is a loss scaling in fp16 only"
@@ -310,7 +305,7 @@ class Trainer(AbstractContextManager["Trainer"]):
             number=self.steps,
             micro_batches=taken,
             _backward=self._outside_autocast(self.updates.backward),
-            _update=self._outside_autocast(self.updates.apply_one),
+            _update=self._outside_autocast(self.updates.apply),
         )
         with self.computation.whole_step():
             loss = take(step)
