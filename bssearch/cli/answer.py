@@ -44,7 +44,7 @@ GENERALISATION_COLUMNS = ("batch", "final_metric", "test_metric", "worse_by", "r
 
 
 def print_found(found: Answer, form: Format, *, details: bool = False, db: str | None = None) -> None:
-    """Print an answer in a format; proposed commands have --db if the user gave it, with URL for one with secrets."""
+    """Print an answer in a format; proposed commands repeat --db, with URL for a secret one."""
     if db is not None and masked(db) != masked(os.environ.get(DATABASE_URL_VARIABLE, "")):
         place = "URL" if "***" in masked(db) else shlex.quote(db)
         steps = [step.model_copy(update={"command": f"{step.command} --db {place}"}) for step in found.next]
@@ -146,7 +146,7 @@ def _bars(found: Answer) -> list[str]:
 
 
 def _scale(found: Answer) -> Callable[[float], int]:
-    """Function from figures to bar cells, logarithmic if all figures are positive."""
+    # Bar cells of a figure, on a logarithmic scale if all figures are positive.
     known = [row.objective_value for row in found.batches if row.objective_value is not None]
     values = [value for one in known for value in (one.low, one.median, one.high) if value is not None]
     values += [row.objective_lower_bound for row in found.batches if row.objective_lower_bound is not None]

@@ -34,9 +34,9 @@ FormatOption = Annotated[
     Format, typer.Option("--format", "-f", help="Output format: table for people, the other formats for programs.")
 ]
 Shown = TypeVar("Shown", bound="BaseModel")
-# Short headings of columns in tables.
 ROOMY = 120  # terminal width from which lists show all columns
 
+# Short headings of columns in tables.
 HEADINGS = {
     "number": "#",
     "batch_size": "batch",
@@ -49,7 +49,7 @@ HEADINGS = {
 
 LONGEST_CELL = 1_000  # characters; longer texts are in the other formats
 
-LONG_TABLE = 200  # rows; rich needs about 0.3 ms for each cell
+LONG_TABLE = 200  # rows; longer tables are printed without rich, which needs about 0.3 ms for each cell
 
 WIDE = 200  # line width without a terminal, wider than every table
 

@@ -65,7 +65,6 @@ class _Registered(TyperGroup):
 
     @staticmethod
     def command_of(entry: Any) -> Callable[..., None]:
-        """Function of an entry's command."""
         raise NotImplementedError
 
 
@@ -77,7 +76,7 @@ class _Importers(_Registered):
         def command(*, db: str | None, form: Format, **given: Any) -> None:
             from bssearch.exchange.importers.imported_run import WholeStudies
 
-            gc.disable()  # rows make no cycles, and to look for some takes a tenth of the time
+            gc.disable()  # rows make no reference cycles, and searching for cycles takes a tenth of the time
             try:
                 made = entry(**given)
                 if isinstance(made, WholeStudies):

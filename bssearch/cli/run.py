@@ -62,10 +62,7 @@ def init(
 
 
 def filled_in(name: str, kind: Kind) -> dict[Path, str]:
-    """A template's two files by path, renamed.
-
-    A template is a runnable study, named as its kind.
-    """
+    """A template's spec and workload by path, with names changed to ``name``."""
     class_name = class_name_of(name)
     spec = (TEMPLATES / f"{kind}.yaml").read_text(encoding="utf-8")
     workload = (TEMPLATES / f"{kind}.py").read_text(encoding="utf-8")

@@ -84,7 +84,7 @@ def list_studies(
     print_rows(rows, [*columns, "archived_at"] if everything else columns, form)
 
 
-# How a time was measured, if not by bssearch.
+# Basis of a time in words, unless bssearch measured the time itself.
 BASES = {
     "steps_x_step_time": " (contended: steps × step time)",
     "wall": " (by the wall clock, evaluations included)",

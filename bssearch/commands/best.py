@@ -1,4 +1,4 @@
-"""A stored study's answer in Python."""
+"""A stored study's answer and best schedule in Python."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Picture:
     def _repr_svg_(self) -> str:
         return self.svg
 
-    _repr_html_ = _repr_svg_  # inline, for its tooltips
+    _repr_html_ = _repr_svg_  # inline HTML shows the tooltips
 
 
 def plot(answer: Answer) -> Picture:
@@ -45,7 +45,7 @@ def plot(answer: Answer) -> Picture:
 
 
 def frame(answer: Answer) -> pd.DataFrame:
-    """Data frame with a row per batch size; its time and the parameters that differ come first."""
+    """Data frame with a row per batch size; time to target and differing parameters come first."""
     import pandas as pd
 
     from bssearch.exchange.trial_rows import flat_table, with_first
@@ -72,7 +72,7 @@ Answer.plot, Answer.frame, Answer._repr_html_, Answer._repr_mimebundle_ = plot, 
 
 
 def best(study: str, *, db: str | None = None, target: float | None = None) -> Answer:
-    """Stored study's answer, optionally for a ``target`` no harder than its own.
+    """Stored study's answer, optionally for a ``target`` no harder than the study's.
 
     Raises `NotFoundError`, `DatabaseError`, `TargetNotReachedError`, and `UsageError` for a harder target.
 
@@ -83,9 +83,9 @@ def best(study: str, *, db: str | None = None, target: float | None = None) -> A
 
 
 def predict(store: Store, study: str, step_times: Path, device_name: str | None = None) -> Answer:
-    """Stored study's answer by another device's step times; see `predict_for_device`.
+    """Stored study's answer, predicted from another device's step times.
 
-    The device's name defaults to the file's.
+    ``device_name`` defaults to the name of the file ``step_times``.
     """
     from bssearch.analysis.build_answer import predict_for_device
     from bssearch.exchange.importers.step_times import read_step_times
@@ -95,11 +95,11 @@ def predict(store: Store, study: str, step_times: Path, device_name: str | None 
     return predict_for_device(record, spec_of(record), store.trials.of(study), times, device_name or step_times.stem)
 
 
-DIGITS = 4  # significant ones of an exported value; a difference of 1e-4 is far below the seed-to-seed spread
+DIGITS = 4  # significant digits of an exported value; a difference of 1e-4 is far below the seed-to-seed spread
 
 
 def for_export(values: Mapping[str, Any], spec: StudySpec) -> dict[str, Any]:
-    """Values with `DIGITS` digits if they were searched in a range and stay inside; others exact."""
+    """Configuration values: `DIGITS` digits if searched in a range and still inside after rounding; others exact."""
     found, space, size = dict(values), spec.space, values["batch_size"]
     for one in space.dimensions():
         plain = one.name.removeprefix("reference_").rpartition(".")[2]
@@ -115,27 +115,27 @@ def for_export(values: Mapping[str, Any], spec: StudySpec) -> dict[str, Any]:
 
 
 def _rounded(value: float) -> float:
-    distance = abs(1 - value) if 0.9 < value < 1 else abs(value)  # 1 − β is a beta's scale
+    distance = abs(1 - value) if 0.9 < value < 1 else abs(value)  # betas near 1 differ by 1 − beta
     return round(value, DIGITS - 1 - math.floor(math.log10(distance))) if 0 < distance < math.inf else value
 
 
 @dataclass(frozen=True, slots=True)
 class ScheduledTraining:
-    """A schedule for training: ``values``, stages with samples and rates, notes."""
+    """A batch schedule to train: configuration ``values``, stages with start and learning rate, notes."""
 
     values: Parameters
     stages: Sequence[Mapping[str, Any]]
     notes: tuple[str, ...]
 
     def for_export(self, spec: StudySpec) -> ScheduledTraining:
-        """With `DIGITS` digits; see `for_export`."""
+        """This schedule with rounded values."""
         short = [for_export({**self.values, **one}, spec) for one in self.stages]
         stages = [{name: values[name] for name in one} for one, values in zip(self.stages, short, strict=True)]
         return ScheduledTraining(for_export(self.values, spec), stages, self.notes)
 
 
 def scheduled_training(store: Store, name: str, answer: Answer) -> ScheduledTraining:
-    """Best schedule of a study's answer; raise `UsageError` if no schedule reached the target."""
+    """Best batch schedule of a study's answer; raise `UsageError` if no schedule reached the target."""
     found = answer.batch_schedule
     if found is None:
         raise UsageError(
@@ -154,7 +154,7 @@ def scheduled_training(store: Store, name: str, answer: Answer) -> ScheduledTrai
 
 
 def schedule_values(found: BatchScheduleAnswer) -> Parameters:
-    """A schedule's values, as ``bssearch trial add`` takes them."""
+    """Configuration values of a batch schedule, as ``bssearch trial add`` takes them."""
     first = found.stages[0]
     schedule = BatchSchedule(
         name=found.name,
@@ -245,7 +245,7 @@ _WARMUP = """\
     if step < warmup:
         return (step + 1) / (warmup + 1)
 """
-# The factors of `bssearch.training.schedule.RateSchedule`, written out.
+# Python code for the learning-rate factors of `bssearch.training.schedule.RateSchedule`.
 _FACTORS = {
     "constant": f"{_WARMUP}    return 1.0",
     "linear": f"{_WARMUP}    return 1 - (step - warmup) / (@HORIZON@ - warmup)",
@@ -266,11 +266,11 @@ _CLIP = "        torch.nn.utils.clip_grad_norm_(model.parameters(), {norm!r})\n"
 def training_loop(found: ScheduledTraining, comments: Iterable[str]) -> str:
     """Python module whose ``train`` grows the batch by the schedule.
 
-    The caller makes the optimizer from ``CONFIGURATION``; its rate is set before each step.
+    The caller makes the optimizer from ``CONFIGURATION``; ``train`` sets its learning rate before each step.
     """
     values, first = found.values, found.stages[0]["batch_size"]
     kind, horizon = str(values.get("schedule") or "constant"), values.get("horizon_samples")
-    factor = _FACTORS.get(kind, _FACTORS["constant"])  # programs may have their own schedules
+    factor = _FACTORS.get(kind, _FACTORS["constant"])  # a program's own schedule has no code here
     if kind in _FACTORS and kind != "constant":
         factor = f"    if step >= @HORIZON@:\n        return 0.0\n{factor}"
     last = 0 if horizon is None else horizon_steps(float(horizon), first)
@@ -287,7 +287,7 @@ def training_loop(found: ScheduledTraining, comments: Iterable[str]) -> str:
         "@CONFIGURATION@": "\n".join(f"    {name!r}: {value!r}," for name, value in values.items()),
     }
     text = _LOOP
-    for mark, part in parts.items():  # user-given names come last, and are not searched
+    for mark, part in parts.items():  # the configuration comes last: no mark is replaced inside user-given names
         text = text.replace(mark, part)
     return "".join(f"# {comment}\n" for comment in comments) + "\n" + text
 

@@ -47,7 +47,7 @@ MOST_SAMPLES = 2**63 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchPoint:
-    """A checkpoint: file, content digest, samples seen (None if unknown)."""
+    """A checkpoint to branch from: file, digest of its content, samples seen (None if unknown)."""
 
     path: Path
     digest: str
@@ -58,14 +58,14 @@ class BranchPoint:
 
     @property
     def where(self) -> str:
-        """Its position in words."""
+        """Position of the checkpoint in words."""
         return self.path.name if self.samples is None else f"after {self.samples} samples ({self.path.name})"
 
 
 def branch_points(spec: StudySpec, paths: Sequence[Path], at: Sequence[int] | None) -> list[BranchPoint]:
-    """Checkpoints in training order; ``at`` overrides samples.
+    """Checkpoints in training order; ``at`` overrides the samples in their files.
 
-    Raises as `read_checkpoint`, and `UsageError` for an unknown or repeated position.
+    Raises the errors of `read_checkpoint`, and `UsageError` for an unknown or repeated position.
     """
     if at and len(at) != len(paths):
         raise UsageError(f"--at is given {len(at)} times; it must be once for each of the {len(paths)} --checkpoint")
@@ -80,7 +80,7 @@ def branch_points(spec: StudySpec, paths: Sequence[Path], at: Sequence[int] | No
 
 
 def check_room(spec: StudySpec, points: Sequence[BranchPoint], samples: int) -> None:
-    """Raise `UsageError` if branches outlast the schedule."""
+    """Raise `UsageError` if branches end after the learning-rate schedule."""
     horizon = _horizon(spec)
     for point in points:
         if horizon is not None and point.samples is not None and point.samples + samples > horizon:
@@ -129,7 +129,7 @@ def _horizon(spec: StudySpec) -> float | None:
 
 
 def _file_digest(path: Path) -> str:
-    """Hash a file; for a folder, the names, sizes and times of its files."""
+    """Digest of a file's content; for a folder, of the names, sizes and times of its files."""
     if path.is_file():
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -146,18 +146,18 @@ COLUMNS = ("checkpoint", "samples", "batch", "learning_rate", "end", "holds")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchedCheckpoint:
-    """A checkpoint's branches."""
+    """Branches from one checkpoint, and the critical batch size found."""
 
     point: BranchPoint
     plan: BranchPlan
     start: float  # the metric at the checkpoint
     sizes: tuple[BranchedSize, ...]
     found: LocalCriticalBatch
-    notice: str | None = None  # why the range ended early
+    notice: str | None = None  # why larger batch sizes were not tried
 
 
 def rate_rule(spec: StudySpec) -> tuple[LearningRateRule, bool]:
-    """Rule (the space's, the optimizer's, or square root), and whether it is known."""
+    """Learning-rate rule of the space, else of the optimizer; and False if neither has a rule (then square root)."""
     rate = spec.space.learning_rate
     written: LearningRateRule | None = getattr(rate, "rule", None)
     if written is not None and "rule" in getattr(rate, "model_fields_set", ()):
@@ -167,7 +167,7 @@ def rate_rule(spec: StudySpec) -> tuple[LearningRateRule, bool]:
 
 
 def configuration_at(spec: StudySpec, batch_size: int, micro_batch_size: int, rule: LearningRateRule) -> Configuration:
-    """Default at another batch size by the rules, in micro-batches."""
+    """Default configuration carried to ``batch_size`` by the learning-rate and batch rules."""
     default = spec.default_configuration
     factor = learning_rate_factor(rule, batch_size, default.batch_size)
     ratio = batch_size / default.batch_size
@@ -195,7 +195,7 @@ def report(
     tokens_per_sample: int | None,
     notes: Sequence[str],
 ) -> ProbeReport:
-    """Figures of all checkpoints."""
+    """Report of the branches from all checkpoints."""
     plan, rules = found[0].plan, spec.space.batch_rules
     rows = [row for one in found for row in _rows(spec, one, rule)]
     document = {
@@ -238,7 +238,7 @@ def report(
 
 
 def sentences(spec: StudySpec, found: Sequence[BranchedCheckpoint], repeats: int) -> Iterator[str]:
-    """Yield answers, their trend and evidence."""
+    """Yield the answer at each checkpoint, the answers' trend, and how branches were compared."""
     for one in found:
         yield f"{one.point.where}: {answer(one.found, one.plan.batch_sizes[0])}"
         if one.notice is not None:
@@ -263,7 +263,7 @@ def sentences(spec: StudySpec, found: Sequence[BranchedCheckpoint], repeats: int
 
 
 def schedule_words(found: Sequence[BranchedCheckpoint]) -> str:
-    """Schedule for ``bssearch trial add``; it begins with B."""
+    """Batch schedule for ``bssearch trial add``, from the default's batch size up."""
     begins = [(0, found[0].plan.batch_sizes[0])]
     for one in found:
         size, samples = one.found.batch_size, one.point.samples
@@ -322,9 +322,9 @@ def _rows(spec: StudySpec, one: BranchedCheckpoint, rule: LearningRateRule) -> I
         }
 
 
-OCTAVES = 6  # default number of doublings
+OCTAVES = 6  # default number of doublings of the batch size
 
-NO_LIMIT_SECONDS = 1e9  # never reached: branches end by samples
+NO_LIMIT_SECONDS = 1e9  # train seconds; never reached, because branches end after a number of samples
 
 SAME_RATE = 1.1  # learning rates within this factor count as equal
 
@@ -379,7 +379,7 @@ def branch(
 
 
 def samples_of(tokens: int, tokens_per_sample: int | None, least: int) -> int:
-    """Convert ``tokens``; raise `UsageError` below ``least``, a step of 2B."""
+    """Samples in ``tokens``; raise `UsageError` if fewer than ``least``, a step of 2B."""
     if tokens_per_sample is None:
         return tokens
     if tokens < least * tokens_per_sample:
@@ -391,7 +391,7 @@ def samples_of(tokens: int, tokens_per_sample: int | None, least: int) -> int:
 
 
 class Branching:
-    """Trains and stores missing branches one by one."""
+    """Trains and stores the branches that the store lacks."""
 
     def __init__(
         self, study: OpenStudy, rule: LearningRateRule, plan: BranchPlan, repeats: int, *, rise_samples: int
@@ -406,7 +406,7 @@ class Branching:
         self._most_at_once = study.spec.space.max_micro_batch_size
 
     def at(self, point: BranchPoint) -> BranchedCheckpoint:
-        """Branch at B, 2B, 4B, … until one is worse; raise `LaunchError` if B fails."""
+        """Branch at batch sizes B, 2B, 4B, … until a size is worse; raise `LaunchError` if B does not fit."""
         base_size, *larger = self._plan.batch_sizes
         measured = self._size(point, base_size)
         if isinstance(measured, str):
@@ -444,7 +444,7 @@ class Branching:
                 return one
             found.append(one)
             if one.metric is None:
-                break  # one diverged branch decides
+                break  # one diverged branch settles that the batch size loses
         return found
 
     def _branch(self, point: BranchPoint, batch_size: int, repeat: int) -> BranchMeasurement | str:
@@ -456,7 +456,7 @@ class Branching:
             return stored[0]
         outcome, curve = run_request(self._study.executor, request)
         if outcome.state is TrialState.OOM and request.plan.configuration.micro_batch_size > self._plan.batch_sizes[0]:
-            self._most_at_once = self._plan.batch_sizes[0]  # micro-batches that fit at B
+            self._most_at_once = self._plan.batch_sizes[0]  # branches at B fit, so no micro-batch exceeds B
             return self._branch(point, batch_size, repeat)
         if outcome.state is TrialState.OOM:
             return f"ran out of memory ({outcome.reason})"
@@ -514,7 +514,7 @@ def notices(
     points: Sequence[BranchPoint],
     tokens_per_sample: int | None,
 ) -> Iterator[str]:
-    """Yield caveats before the branches run."""
+    """Yield caveats on tokens, optimizer states and learning rates."""
     if tokens_per_sample is None:
         yield "the workload has no tokens_per_sample: --tokens counts samples"
     optimizer = spec.default_configuration.optimizer
@@ -540,7 +540,7 @@ def _ends(batch_size: int, measured: Sequence[BranchMeasurement]) -> BranchedSiz
 
 
 def _digest(point: BranchPoint, request: TrialRequest) -> str:
-    # The checkpoint's content counts, not its path.
+    # A branch is identified by its checkpoint's content, not the path.
     assert request.branch is not None, "a branch is requested"
     anywhere = replace(request, branch=replace(request.branch, checkpoint=point.digest))
     return hashlib.sha256(to_json(anywhere).encode()).hexdigest()[:32]

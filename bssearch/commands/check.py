@@ -1,4 +1,4 @@
-"""Whether a workload trains, which target it reaches, and ``run --dry-run``."""
+"""``check`` tries a workload and proposes a target; ``run --dry-run`` bounds a study's cost."""
 
 from __future__ import annotations
 
@@ -57,20 +57,20 @@ from bssearch.training.course import EVALUATION_SHARE, FEWEST_EVALUATIONS
 
 STEPS = 3  # optimizer steps per run; dropout and label smoothing change the loss at the first step
 
-# No runs are made if they would take longer in total, seconds; as long as the rest of a check.
+# Most seconds of all runs together, about the rest of a check; if they would take longer, none is made.
 LONGEST_S = 10.0
 
 
 def ignored_parameters(spec: StudySpec, executor: Executor, probe: ProbeRecord) -> Iterator[tuple[str, str]]:
-    """Yield searched parameters without effect, as (code, sentence).
+    """Yield (code, sentence) for searched parameters that do not change the loss.
 
-    ``probe`` is the default's step time.
+    ``probe``: step time of the default configuration.
     """
     configuration = spec.default_configuration.in_micro_batches(probe.micro_batch_size)
     others = _other_values(spec, configuration)
     if not others:
         return
-    # A run has two warm-up steps, STEPS, one more until it stops, and three evaluations.
+    # A run has two warm-up steps, `STEPS` counted steps, one more before it stops, and three evaluations.
     one_run = (2 + STEPS + 1) * (probe.step_seconds or 0.0) + 3 * (probe.evaluation_seconds or 0.0)
     expected = (1 + len(others)) * one_run
     if expected > LONGEST_S:
@@ -155,11 +155,11 @@ class CheckEvidence:
     curve: Sequence[Observation]
 
 
-Suspicion = tuple[str, object, str]  # a code, the condition under which it applies, and a sentence
+Suspicion = tuple[str, object, str]  # a code, whether it applies, and a sentence
 
 
 def suspicions(evidence: CheckEvidence) -> Iterator[tuple[str, str]]:
-    """Yield suspicious properties, as (code, sentence)."""
+    """Yield suspicious properties of spec and workload, as (code, sentence)."""
     for code, holds, sentence in (
         *_about_the_metric(evidence),
         *_about_the_trial(evidence),
@@ -205,7 +205,7 @@ def _about_the_trial(evidence: CheckEvidence) -> list[Suspicion]:
     known = {message for _, message in pitfalls(evidence.spec, evidence.found)}
     found: list[Suspicion] = [("training", sentence not in known, sentence) for sentence in outcome.warnings]
     if outcome.state is TrialState.DIVERGED:
-        at_once = outcome.steps == 1 and not evidence.spec.is_program  # its loss precedes the first update
+        at_once = outcome.steps == 1 and not evidence.spec.is_program  # the loss of step 1 precedes the first update
         reason = f"{outcome.reason}; {NAN_DATA}" if at_once else outcome.reason
         return [*found, ("default_diverges", True, f"the default configuration does not train: {reason}")]
     never_moves = len(curve) > 1 and len({one.metric for one in curve}) == 1
@@ -319,7 +319,7 @@ def _about_the_spec(evidence: CheckEvidence) -> list[Suspicion]:
 
 
 def dropped_share(found: WorkloadDescription, batch_size: int) -> float:
-    """Share of an epoch's samples in its dropped, incomplete batch."""
+    """Share of an epoch's samples in the last, incomplete batch, which is dropped."""
     samples = found.train_samples
     return 0.0 if samples is None else samples % batch_size / samples
 
@@ -328,7 +328,7 @@ TRIAL_SECONDS = 5.0  # train seconds of the short trial, unless the study's limi
 
 
 class BatchCheck(Model):
-    """Seconds per step and evaluation, null if memory ran out."""
+    """One batch size: seconds per step and evaluation, null if memory ran out."""
 
     batch_size: int
     micro_batch_size: int
@@ -338,7 +338,7 @@ class BatchCheck(Model):
 
 
 class ShortTrial(Model):
-    """The default for ``limit_s`` train seconds; ``time_to_target_s`` if reached."""
+    """Trial of the default for ``limit_s`` train seconds; ``time_to_target_s`` is null if missed."""
 
     batch_size: int
     limit_s: float
@@ -374,14 +374,17 @@ class Check(Model):
 def check(spec: GivenSpec, launch: Launch = HERE) -> Check:
     """Try a study's workload for a few seconds without storing anything.
 
-    Raises as `bssearch.run_study` before its first trial.
+    Raises the errors that `bssearch.run_study` raises before the first trial.
 
     Example: ``print(bssearch.check("study.yaml").findings)``
     """
     spec, launch = loaded(spec, launch)
     if launch.db is not None:
         check_writable(launch.db)
-        with suppress(DatabaseError), open_store(launch.db, write=False) as store:  # the first run creates it
+        with (
+            suppress(DatabaseError),
+            open_store(launch.db, write=False) as store,
+        ):  # the first run creates a missing database
             stored = store.studies.find(spec.name)
             if stored is not None and launch.workload is None:
                 check_question(spec, stored)
@@ -391,7 +394,7 @@ def check(spec: GivenSpec, launch: Launch = HERE) -> Check:
 
 
 def check_study(spec: StudySpec, executor: Executor, found: WorkloadDescription) -> Check:
-    """Time the smallest, default and largest batch size, try the default, then other parameter values.
+    """Time the smallest, default and largest batch size, train the default briefly, then try other parameters.
 
     ``found`` must have passed `check_against_workload`. Raises `LaunchError` if the default does not run.
     """
@@ -447,12 +450,12 @@ def check_study(spec: StudySpec, executor: Executor, found: WorkloadDescription)
     )
 
 
-MARGIN = 0.02  # the least margin, as a share of the way from the untrained metric to the median best
+MARGIN = 0.02  # least margin, as a share of the way from the untrained metric to the median of the runs' best metrics
 
-# A proposal is at least this share of the way above an untrained model, even if one seed went badly.
+# A proposed target is at least this share of that way from the untrained metric, even if one seed went badly.
 LEAST = 0.5
 
-# Targets to compare, as shares of the same way, denser near the end, where each per cent costs more.
+# Alternative targets, as shares of that way; denser near the end, because each percent costs more time there.
 WAY = (0.5, 0.8, 0.9, 0.95, 0.98, 1.0)
 
 # A target that takes the default longer than this share of the limit leaves slower configurations little room.
@@ -460,7 +463,7 @@ LATE = 0.5
 
 
 class DefaultRun(Model):
-    """One run of the default to its limit."""
+    """One run of the default configuration to the study's time limit."""
 
     seed_index: int
     best_metric: float
@@ -469,7 +472,7 @@ class DefaultRun(Model):
 
 
 class TargetRow(Model):
-    """A target: its runs and median time (null if half miss it)."""
+    """A possible target: runs that reach it, and median time (null if half of the runs miss)."""
 
     target: float
     reached: int
@@ -478,7 +481,7 @@ class TargetRow(Model):
 
 
 class Advice(Model):
-    """A proposed target and its alternatives."""
+    """A proposed target, and alternatives to it."""
 
     metric: str
     goal: Goal
@@ -502,7 +505,7 @@ def advise_target(
 ) -> Advice:
     """Propose a target from several runs of the default; nothing is stored.
 
-    The spec's own target is ignored; ``on_run`` gets each run. See `advise`.
+    The proposal ignores the spec's target value; ``on_run`` receives each run. See `advise`.
 
     Example: ``print(bssearch.advise_target("study.yaml", runs=3).proposed)``
     """
@@ -523,9 +526,9 @@ def advise(
     """Run the default ``runs`` times to the study's limit and propose a target.
 
     The proposal is the median best metric less ``margin``, rounded to the easier side. The default margin lets every
-    run reach it: the distance from the median to the worst run, at least `MARGIN` of the way from the untrained metric;
-    but no target is below `LEAST` of the way. Raises `LaunchError` if the default cannot run, `UsageError` for too
-    large a margin.
+    run reach the proposal: the distance from the median to the worst run, at least `MARGIN` of the way from the
+    untrained metric; but no target is below `LEAST` of the way. Raises `LaunchError` if the default cannot run,
+    `UsageError` for too large a margin.
     """
     if runs < 1:
         raise UsageError(f"runs = {runs} must be >= 1")
@@ -559,8 +562,8 @@ def summarise(
     curves: Sequence[Sequence[Observation]],
     margin: float | None,
 ) -> Advice:
-    """Proposal and its alternatives from curves; see `advise`."""
-    # The best untrained model: none of them may meet the proposal.
+    """Proposed target and alternatives, from the curves of the default's runs; see `advise`."""
+    # Best metric of the untrained models: none of the models may meet the proposal.
     untrained = max((curve[0].metric for curve in curves), key=target.gain)
     bests = [run.best_metric for run in runs]
     median_best = statistics.median(bests)
@@ -598,9 +601,9 @@ def summarise(
 
 
 def towards_easier(target: Target, best: float, margin: float, way: float) -> float:
-    """``best`` less the margin, rounded to the margin's decimal place, never harder.
+    """``best`` less ``margin``, rounded at the margin's decimal place to the easier side.
 
-    The place is at most that of `MARGIN` of ``way``; without a margin, that of way / 1000.
+    The place is at most that of ``MARGIN * way``; without a margin, that of ``way / 1000``.
     """
     unit = Fraction(10) ** math.floor(math.log10(min(margin or way / 1000, MARGIN * way)))
     return target.gain(float(_difference(target.gain(best), margin) // unit * unit))
@@ -649,27 +652,27 @@ def _notes(
     return [note for holds, note in notes if holds]
 
 
-# About how many search trials run to the full limit under any pruner; see `bssearch.search.samplers.allocation`.
+# Search trials that run to the full limit under any pruner, approximately; see `bssearch.search.samplers.allocation`.
 UNCAPPED_TRIALS = 4
 
 
 def most_finalists(spec: StudySpec) -> int:
-    """Upper bound of `finalists`."""
+    """Upper bound of the number of `finalists`."""
     return CONFIGURATIONS_PER_BATCH * spec.confirm.top + 5
 
 
 def longest_trial_seconds(limit: float, probe: ProbeRecord) -> float:
-    """Full trial's seconds of training and evaluation."""
+    """Seconds of a trial that trains until ``limit``, evaluations included."""
     if probe.step_seconds is None or probe.evaluation_seconds is None or probe.eval_every_steps is None:
         return limit
-    looks = 1 + math.ceil(limit / (probe.eval_every_steps * probe.step_seconds))  # one before the first step
+    looks = 1 + math.ceil(limit / (probe.eval_every_steps * probe.step_seconds))  # one evaluation before the first step
     return limit + looks * probe.evaluation_seconds
 
 
 def longest_seconds(spec: StudySpec, trial: float | None = None) -> tuple[float, float]:
-    """Longest wall seconds of search and of the rest.
+    """Most wall seconds of the search, and of all later runs.
 
-    ``trial``: a full trial's; by default evaluation takes `EVALUATION_SHARE`.
+    ``trial``: seconds of a full trial; by default, `EVALUATION_SHARE` of them are evaluation.
     """
     trial = trial or spec.budget.trial_train_seconds / (1 - EVALUATION_SHARE)
     search = spec.budget.trials * trial / spec.executor.least_slots
@@ -691,9 +694,9 @@ def schedule_runs(spec: StudySpec) -> int:
 
 
 def pruned_seconds(spec: StudySpec, default_seconds: float, trial: float) -> float:
-    """The study's wall seconds if nothing beats the default.
+    """Expected wall seconds of the study if no trial beats the default.
 
-    Its time then caps all but `UNCAPPED_TRIALS` search trials of ``trial`` seconds.
+    The default's time to target caps all search trials but `UNCAPPED_TRIALS`. ``trial``: seconds of a full trial.
     """
     full = spec.budget.trial_train_seconds
     capped = min(full, first_slack(spec) * default_seconds) if make_pruner(spec.pruner).caps else full
@@ -704,7 +707,7 @@ def pruned_seconds(spec: StudySpec, default_seconds: float, trial: float) -> flo
 
 
 class DryRun(Model):
-    """A study's trials, limits, and longest wall seconds with full trials."""
+    """A study's trials, limits, and longest wall seconds if no trial is pruned."""
 
     study: str
     workload: str
@@ -723,12 +726,12 @@ class DryRun(Model):
 
     @property
     def longest_s(self) -> float:
-        """Longest total time."""
+        """Longest total wall seconds."""
         return self.longest_search_s + self.longest_confirmation_s
 
 
 def dry_run(spec: StudySpec) -> DryRun:
-    """A run's plan without device, store or workload."""
+    """Plan of a run, without device, store or workload."""
     spec = checked(spec)
     check_parts(spec)
     refuse_where_in_no_file(spec)

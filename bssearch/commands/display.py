@@ -39,8 +39,8 @@ BAR = 20  # characters
 def seconds_left(history: History) -> float | None:
     """Expected wall seconds until the study settles; None before a trial has reached the target.
 
-    The search is expected to spend its budget at the mean pace so far; confirmation to take `CONFIRMATION_RUNS`, each
-    as long as the median search trial that reached the target.
+    The search spends its budget at the mean pace so far; confirmation takes `CONFIRMATION_RUNS` runs as long as the
+    median search trial that reached the target.
     """
     ended = [one for one in history.all_trials if one.phase is Phase.SEARCH and not one.state.is_missing]
     searched = [one.outcome.wall_seconds for one in ended if one.outcome]
@@ -65,7 +65,7 @@ def in_hours(seconds: float) -> str:
 
 @contextmanager
 def on_screen(screen: Console, verbose: bool = False) -> Iterator[Listener]:
-    """Yield a listener that shows a run on a screen; ``verbose``: with a line for each trial that ends."""
+    """Yield a listener that shows a run on a screen; ``verbose`` adds a line for each trial that ends."""
     if not screen.is_terminal:
         yield Lines(screen, verbose)
         return
@@ -92,17 +92,17 @@ class Lines(Listener):
         self._screen.print(visible(message), markup=False)
 
     def started(self, trial: TrialRecord, history: History) -> None:
-        """See whether the study searches."""
+        """Remember whether the study still searches."""
         self._is_searching = trial.phase is Phase.SEARCH
 
     def ended(self, trial: TrialRecord, history: History) -> None:
-        """Print how a trial ended, if asked or if it failed."""
+        """Print how a trial ended, if verbose or if it failed."""
         if self._verbose or trial.state.is_missing:
             self.note(ended_line(trial, history))
         self._show(history)
 
     def search_ended(self, reason: str, history: History) -> None:
-        """Print the answer so far."""
+        """Print the best batch size so far."""
         self._is_searching = False
         if history.incumbent is not None:
             self.note(f"so far: {so_far(history)}")
@@ -113,7 +113,7 @@ class Lines(Listener):
             self.note(self.progress(history))
 
     def progress(self, history: History) -> str:
-        """Trials, time, and the best so far."""
+        """Line of trials, time and best batch size so far."""
         fresh = sum(trial.phase is Phase.CONFIRM for trial in history.all_trials)
         runs = f"{history.spent} of {history.spec.budget.trials} search trials"
         if not self._is_searching:
@@ -148,12 +148,12 @@ class Display(Lines):
         self._show(history)
 
     def ended(self, trial: TrialRecord, history: History) -> None:
-        """Count an ended trial."""
+        """Remove a trial from the running ones."""
         self._running.pop(trial.number, None)
         super().ended(trial, history)
 
     def search_ended(self, reason: str, history: History) -> None:
-        """Print the answer so far."""
+        """Show the best batch size so far."""
         super().search_ended(reason, history)
         self._show(history)
 
@@ -161,7 +161,7 @@ class Display(Lines):
         self._show_table(Group(batch_table(history), Text(self.footer(history))))
 
     def footer(self, history: History) -> str:
-        """A bar of the expected time, the progress and the running trials."""
+        """Bar of elapsed time, line of progress, and running trials."""
         running = ", ".join(
             f"{number} (batch {sizes_in_words(one.configuration)})" for number, one in self._running.items()
         )
@@ -171,7 +171,7 @@ class Display(Lines):
 
 
 def confirmed_medians(history: History) -> dict[int, str]:
-    """Medians of confirmed batch sizes, the best first."""
+    """Median over fresh seeds by confirmed batch size, the best first."""
     confirmed = in_force(history, confirmation_trials(history))
     verdict = decide(confirmed, history.spec.confirm.runs, history.objective)
     if verdict is None or not verdict.confirmed:
@@ -185,7 +185,7 @@ def confirmed_medians(history: History) -> dict[int, str]:
 
 
 def so_far(history: History) -> str:
-    """Best batch size of confirmation, else of a single run, which is partly luck."""
+    """Best batch size by confirmed median, else by its best single run, which is partly luck."""
     if medians := confirmed_medians(history):
         size, median = next(iter(medians.items()))
         return f"batch {size}, median {median} fresh seeds"
@@ -195,14 +195,14 @@ def so_far(history: History) -> str:
 
 
 def trainings_so_far(history: History) -> str:
-    """Cost so far, in trainings of the incumbent's length."""
+    """Cost so far, in trainings as long as the best trial."""
     best = history.incumbent
     seconds = None if best is None or best.outcome is None else best.outcome.time_to_target_s
     return f"cost {trainings_of(history.all_trials, seconds):,.0f} trainings" if seconds else ""
 
 
 def batch_table(history: History) -> Table:
-    """Batch sizes with trials, the best single one (partly luck), and the median of fresh seeds."""
+    """Table of batch sizes: trials, best single run (partly luck), and median over fresh seeds."""
     medians = confirmed_medians(history)
     columns = ("batch size", "trials", "reached", "best single run", *(["fresh seeds"] if medians else []))
     table = Table(*columns, box=None, padding=(0, 2))
@@ -246,7 +246,7 @@ WIDTH = 120  # characters per line in a notebook cell without a scroll bar
 def watched(listener: Listener | None, progress: bool | None) -> Iterator[Listener]:
     """Yield the given listener, else a display.
 
-    ``progress``: None shows only in notebooks, False never.
+    ``progress``: None shows the display only in notebooks, False never.
     """
     if listener is not None:
         yield listener
@@ -267,7 +267,7 @@ def in_notebook() -> bool:
 
 
 class NotebookDisplay(Display):
-    """The table in a notebook cell, as HTML."""
+    """Shows notes and the table in a notebook cell, as HTML."""
 
     def __init__(self, show: Callable[[str], None]) -> None:
         super().__init__(Console(file=io.StringIO()), self.update)
@@ -281,7 +281,7 @@ class NotebookDisplay(Display):
         self._draw()
 
     def update(self, renderable: RenderableType) -> None:
-        """Show another table."""
+        """Replace the table."""
         text = io.StringIO()
         Console(file=text, width=WIDTH, color_system=None, force_jupyter=False).print(renderable)
         self._table = "\n".join(line.rstrip() for line in text.getvalue().splitlines())

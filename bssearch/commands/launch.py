@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 class Launch:
     """The database, the places of workload and data, and the way trials run.
 
-    ``workload`` replaces the spec's: a class (called with ``workload_settings``), an object, or a name. Code of a
-    notebook or the running script trains in this process, one trial at a time.
+    ``workload`` replaces the spec's workload: a class (called with ``workload_settings``), an object, or a name. Code
+    of a notebook or the running script trains in this process, one trial at a time.
 
     Example: ``bssearch.run_study("study.yaml", bssearch.Launch(db="sqlite:///runs.db", verbose=True))``
     """
@@ -56,7 +56,7 @@ class Launch:
         ),
     ] = None
     verbose: Annotated[bool, Option("Print a line for each trial that ends.")] = False
-    listener: "Listener | None" = None  # instead of the display
+    listener: "Listener | None" = None  # replaces the display of progress
     progress: bool | None = None  # True shows the run, None only in a notebook, False never
     make_executor: "Callable[[StudySpec, Path], Executor] | None" = None
     pretended_gib: float | None = None  # limits device memory without binding the study to it

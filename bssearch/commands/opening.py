@@ -44,7 +44,7 @@ TEXTS, FOLDER = "texts", "folder"
 
 
 def remember(spec: StudySpec, study: StudyRecord, folder: Path) -> None:
-    """Record that this user runs this workload and cluster; files by content."""
+    """Record that this user runs this workload and cluster; files are identified by content."""
     if spec.workload in SHIPPED and spec.executor.address is None:
         return
     file = _file(study)
@@ -56,11 +56,9 @@ def remember(spec: StudySpec, study: StudyRecord, folder: Path) -> None:
 
 
 def known_folder(spec: StudySpec, study: StudyRecord, folder: Path) -> Path:
-    """Folder with a stored study's code: ``folder``, or if it lacks the code the one in which this user last ran it.
+    """Folder with a stored study's code: ``folder``, or if it lacks the code, the folder of this user's last run.
 
-    Raises `UsageError` if the study names code that this user never ran. Code is identified by name, settings,
-    executor, content of the named files, and the texts that the space and default pass on, because a command puts them
-    into shell words. Files outside of the folder are refused, too.
+    Raises `UsageError` for code that this user never ran as it is now, and for files outside of the folder.
     """
     if spec.workload in SHIPPED:
         return folder
@@ -92,7 +90,7 @@ def known_folder(spec: StudySpec, study: StudyRecord, folder: Path) -> Path:
 def refuse_unknown_address(spec: StudySpec, study: StudyRecord) -> None:
     """Raise `UsageError` for a cluster that this user never used from here.
 
-    Its messages become Python objects, so its owner can run code here.
+    The cluster's messages become Python objects, so the cluster's owner can run code here.
     """
     address = spec.executor.address
     if address is None:
@@ -139,13 +137,12 @@ def _remembered(study: StudyRecord) -> dict[str, Any]:
 
 
 def _identity(spec: StudySpec, folder: Path) -> dict[str, Any]:
-    """What tells a study's code from others, as JSON values."""
     told: dict[str, Any] = {
         "workload": spec.workload,
         "workload_settings": spec.workload_settings,
         "executor": spec.executor.name,
         "sha256": _digest(folder / _location(spec)),
-        TEXTS: sorted(_texts(spec)),
+        TEXTS: sorted(_texts(spec)),  # of space and default; a command puts them into shell words
         FOLDER: str(folder.resolve()),
     }
     if spec.executor.address is not None:
@@ -182,7 +179,7 @@ GivenSpec = StudySpec | Mapping[str, Any] | str | Path
 
 
 def loaded(spec: GivenSpec, launch: Launch, overrides: Sequence[str] = ()) -> tuple[StudySpec, Launch]:
-    """Spec with overrides unless it is a `StudySpec`, and a launch in its file's folder unless it names a folder."""
+    """Spec (overridden unless a `StudySpec`), and launch in the spec file's folder unless the launch names another."""
     if isinstance(spec, StudySpec | Mapping):
         return spec if isinstance(spec, StudySpec) else load_spec(spec, overrides), launch
     path = find_spec(spec)
@@ -213,7 +210,7 @@ def check_parts(spec: StudySpec) -> None:
 
 
 def check_against_workload(spec: StudySpec, found: WorkloadDescription) -> None:
-    """Raise `SpecError` if the workload lacks the metric or a batch size."""
+    """Raise `SpecError` if the workload lacks the metric, or samples for the largest batch size."""
     target = spec.target
     if target.metric not in found.metrics:
         raise SpecError(f"target.metric = {target.metric!r}: the workload measures {', '.join(sorted(found.metrics))}")
@@ -253,7 +250,7 @@ def check_target(spec: StudySpec, found: WorkloadDescription) -> None:
 
 
 def check_question(spec: StudySpec, stored: StudyRecord) -> None:
-    """Raise `QuestionChangedError` if the stored question differs."""
+    """Raise `QuestionChangedError` if the stored study asks another question."""
     before = spec_of(stored)
     differing = changed_fields(before.question, spec.question)
     threads = before.executor.threads, spec.executor.threads
@@ -300,7 +297,7 @@ def refuse_changed_workload(study: StudyRecord, store: Store) -> None:
 
 
 def differences(spec: StudySpec, study: StudyRecord, found: WorkloadDescription) -> Iterator[str]:
-    """Yield changed settings and versions that allow resuming."""
+    """Yield a sentence for each changed setting or version."""
     now = spec.model_dump(mode="json")
     before = spec_of(study).model_dump(mode="json")
     for part in MAY_CHANGE:
@@ -322,7 +319,7 @@ INLINE = "inline"
 
 
 def with_workload(spec: StudySpec, given: GivenWorkload) -> StudySpec:
-    """Spec of the given workload, inline if only this process can load it."""
+    """Spec with the given workload; inline executor if only this process can load the workload."""
     changed: dict[str, Any] = {"workload": given.name}
     if given.settings is not None:
         changed["workload_settings"] = given.settings
@@ -334,7 +331,8 @@ def with_workload(spec: StudySpec, given: GivenWorkload) -> StudySpec:
 def named(spec: StudySpec, given: GivenWorkload | None, launch: Launch, *, keeps_name: bool) -> StudySpec:
     """Spec with the given workload; ``keeps_name`` keeps the spec's workload name.
 
-    Raises `UsageError` if no process can load it, if an object's settings differ from the spec's, or for a command.
+    Raises `UsageError` if no process can load the workload, if an object's settings differ from the spec's, or if
+    the spec trains by a command.
     """
     if given is None:
         if launch.make_executor is None:
@@ -355,7 +353,7 @@ def named(spec: StudySpec, given: GivenWorkload | None, launch: Launch, *, keeps
     return spec if keeps_name else with_workload(spec, given)
 
 
-TOLD_AFTER_S = 30.0  # longer than imports take
+TOLD_AFTER_S = 30.0  # seconds; longer than imports take
 
 
 def _given(launch: Launch) -> GivenWorkload | None:
@@ -390,7 +388,7 @@ class OpenStudy:
         return Driver(self.spec, self.store, self.executor, self.environment, self.listener, shift=self.shift)
 
     def history(self) -> History:
-        """Stored state of the study."""
+        """Stored trials and step times of the study."""
         return History(
             self.spec,
             self.store.trials.of(self.spec.name),
@@ -403,7 +401,7 @@ def opened(spec: StudySpec, launch: Launch, *, keeps_name: bool = False, reports
     """Create or open a spec's study with an executor; close both at the end.
 
     A new study is deleted if the workload fails before its first measurement. ``keeps_name``: see `named`. With
-    ``reports`` trials go to the boards.
+    ``reports``, trials are logged to the spec's boards.
     """
     given, asked = _given(launch), spec
     spec = named(checked(spec), given, launch, keeps_name=keeps_name)
@@ -437,7 +435,7 @@ def opened(spec: StudySpec, launch: Launch, *, keeps_name: bool = False, reports
 def described(
     spec: StudySpec, launch: Launch, *, keeps_name: bool = False
 ) -> Iterator[tuple[Executor, WorkloadDescription]]:
-    """Give an executor and its workload's description; close at the end."""
+    """Yield an executor and its workload's description; close the executor at the end."""
     given = _given(launch)
     spec = named(checked(spec), given, launch, keeps_name=keeps_name)
     with _described(spec, launch, given, launch.listener or Listener()) as found:
@@ -495,8 +493,8 @@ def stored_spec(
 ) -> tuple[StudySpec, Launch]:
     """Spec of a stored study, and a launch in the folder of its code.
 
-    ``to_run``, ``runs_code`` and ``connects`` refuse (`UsageError`) imported runs, code or a cluster unknown here;
-    ``answered`` raises `TargetNotReachedError` without an answer.
+    ``to_run`` raises `UsageError` for imported runs, ``runs_code`` and ``connects`` for code or a cluster that this
+    user never used here; ``answered`` raises `TargetNotReachedError` without an answer.
     """
     with open_store(launch.db, write=False) as store:
         record = store.studies.get(study)

@@ -14,7 +14,7 @@ from bssearch.spec.space.optimizers import FINE_TUNING, FINE_TUNING_FACTOR, SCRA
 
 Finding = tuple[str, str]  # a code and a sentence
 
-# An untrained metric may miss the declared chance by this share of the way to the target.
+# An untrained model may miss the declared chance level by this share of the way from chance to the target.
 CHANCE_TOLERANCE = 0.1
 
 # From this share of the way on, a model may start from loaded weights: fresh ones reach a sixth by luck.
@@ -55,7 +55,7 @@ def about_batch_sizes(spec: StudySpec) -> Iterator[Finding]:
 
 
 def about_batch_norm(spec: StudySpec, found: WorkloadDescription) -> Iterator[Finding]:
-    """Yield distortions by batch normalisation."""
+    """Yield how batch normalisation distorts the comparison."""
     micro_batches = {size: split_batch(size, spec.space.max_micro_batch_size)[0] for size in spec.batch_sizes}
     yield from batch_norm_caveats(
         found.model.batch_norm_layers,

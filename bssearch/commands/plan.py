@@ -58,10 +58,9 @@ def audited_rules(db: str | None = None) -> Iterator[AuditedRule]:
 
 @planned(ScaleRequest)
 def plan_scale(asked: ScaleRequest) -> ScalePlan:
-    """Time, cost and efficiency of 1 … ``devices`` devices, and the point of no further gain.
+    """Time, cost and efficiency of 1 … ``devices`` devices, and how many devices pay.
 
-    A step of m samples takes ``alpha_s`` + ``beta_s``·m seconds. Stated values override
-    ``step_times`` and ``study``. Raises `UsageError` for missing or contradictory values.
+    Stated values override ``step_times`` and ``study``. Raises `UsageError` for missing or contradictory values.
 
     Example: ``bssearch.plan_scale(devices=8, batch=512, study="digits", parameters="110M", bandwidth_gb_s=50)``
     """
@@ -97,7 +96,7 @@ def _measured(study: str, db: str | None) -> dict[str, Any]:
     b_crit: CriticalBatch | QuickCriticalBatch | None = None if quick is None else quick.b_crit
     if law is not None and (
         b_crit is None or law.verdict != "too_few_points"
-    ):  # too few points are the quick answer's own
+    ):  # a law of too few batch sizes rests on the quick answer's runs
         b_crit = law.b_crit
     found: dict[str, Any] = {}
     if b_crit is not None:

@@ -49,7 +49,7 @@ POLL_SECONDS = 0.2  # poll interval for Ctrl-C
 def step_time_of_default(
     spec: StudySpec, executor: Executor, batch_size: int, memory: MemoryBoundary = UNKNOWN
 ) -> ProbeRecord:
-    """Time the default at a batch size, as real trials are timed; raise `LaunchError` if nothing fits."""
+    """Time the default at a batch size, as trials are timed; raise `LaunchError` if no micro-batch fits."""
     too_large: list[MemoryUse] = []
     probe = measure_step_time_at(spec, executor, batch_size, memory, too_large.append)
     if probe is None:
@@ -64,10 +64,10 @@ def step_time_of_default(
 def run_default(
     spec: StudySpec, executor: Executor, index: int, *, probe: ProbeRecord, limit: float, stop_at_target: bool
 ) -> tuple[TrialOutcome, list[Observation]]:
-    """Run the default with the seed of ``index``; return its outcome and curve.
+    """Run the default configuration with seed ``index``; return its outcome and curve.
 
-    Without ``stop_at_target`` the target is not used. Raises `LaunchError` if the trial fails, `InterruptedRunError` on
-    Ctrl-C.
+    Without ``stop_at_target``, the run continues past the target. Raises `LaunchError` if the trial fails,
+    `InterruptedRunError` on Ctrl-C.
     """
     assert probe.eval_every_steps is not None, "the default was timed"
     full = stop_at_target and limit >= spec.budget.trial_train_seconds
@@ -133,16 +133,16 @@ class ProbeReport:
 
 
 class Probe(Protocol):
-    """A registered function that measures and stores.
+    """A registered function that measures and stores figures of a study.
 
-    Its docstring is its help, its keyword-only parameters with `Option` its options.
+    The docstring is the command's help; keyword-only parameters with `Option` are the options.
     """
 
     def __call__(self, spec: StudySpec, launch: Launch) -> ProbeReport:
         """Measure, store and return the figures."""
 
 
-SECONDS_LIMIT = 5.0  # default limit per batch size
+SECONDS_LIMIT = 5.0  # default limit for timing one batch size
 
 
 def step_time(
@@ -222,8 +222,8 @@ def _step_time_row(probe: ProbeRecord, fit: StepTimeFit | None) -> dict[str, Any
 def probe_step_times(study: OpenStudy, seconds_limit: float = SECONDS_LIMIT) -> list[ProbeRecord]:
     """Time the default at every batch size; return the measurements, ascending.
 
-    Each until its median is known within 2 %, or for ``seconds_limit``. Times pool all visits; trials keep the first
-    visit's evaluation cadence.
+    A size is timed until the median step is known within 2 %, or for ``seconds_limit``. Times pool all visits of a
+    size; trials keep the first visit's evaluation cadence.
     """
     spec, store, environment = study.spec, study.store, study.environment
 
@@ -242,14 +242,14 @@ def probe_step_times(study: OpenStudy, seconds_limit: float = SECONDS_LIMIT) -> 
 
 BRACKET = 1.05  # largest final ratio of the smallest failing to the largest fitting size
 
-FINE = 1.01  # the ratio on both sides of marginal sizes, which span less than `BRACKET` themselves
+FINE = 1.01  # the same ratio below and above the marginal sizes, which themselves span less than `BRACKET`
 
 GIB, MIB = 2**30, 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryProbe:
-    """The micro-batch sizes that ran, and their boundary."""
+    """Micro-batch sizes that ran, and the boundary between fitting and failing sizes."""
 
     uses: tuple[MemoryUse, ...]
     largest_that_fits: int
@@ -301,7 +301,7 @@ def memory(
 
 
 def memory_sentences(found: MemoryProbe, *, is_cpu: bool) -> Iterator[str]:
-    """Yield the boundary and the line through peaks."""
+    """Yield the largest micro-batch that fits, and the line through peak memory."""
     if found.whole_training_part_fits:
         yield f"The whole training part fits at once: {found.ceiling} samples."
     else:
@@ -364,10 +364,10 @@ def probe_memory(study: OpenStudy) -> MemoryProbe:
 
 
 def next_size(uses: Sequence[MemoryUse], *, smallest: int, ceiling: int, marginal: Collection[int] = ()) -> int | None:
-    """Next size in [1, ceiling], None once the boundary is known.
+    """Next micro-batch to try in [1, ceiling]; None once the boundary is known.
 
-    First ``smallest``, then double or halve until a size fits and a size fails, then bisect to `BRACKET`; with marginal
-    sizes wider apart, bisect both gaps to `FINE`.
+    First ``smallest``, then double or halve until a size fits and a size fails, then bisect to `BRACKET`. If marginal
+    sizes keep the boundary wider, bisect the gaps below and above them to `FINE`.
     """
     memory = boundary_of(uses)
     fits, too_large = memory.fits, memory.too_large
@@ -394,7 +394,7 @@ def next_size(uses: Sequence[MemoryUse], *, smallest: int, ceiling: int, margina
 
 
 def boundary_of(uses: Sequence[MemoryUse]) -> MemoryBoundary:
-    """Boundary of the sizes that ran."""
+    """Largest micro-batch that fits, and smallest that does not."""
     return MemoryBoundary.of(
         (use.micro_batch_size for use in uses if use.fits), (use.micro_batch_size for use in uses if not use.fits)
     )
@@ -418,7 +418,7 @@ def noise(
 
 
 def noise_sentences(found: NoiseMeasurement, metric: str) -> Iterator[str]:
-    """Yield the noise scale, its position, and nearness to the target."""
+    """Yield the noise scale and where it was measured."""
     noise = found.noise
     if noise.low is None:
         yield f"The gradient could not be distinguished from its noise in {noise.passes or 'the'} passes."

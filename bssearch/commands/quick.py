@@ -55,10 +55,10 @@ NOISE_SHARE = 0.1  # share of the time for measuring gradients near the target
 
 LEAST_NOISE_SHARE = 0.25  # the least part of `NOISE_SHARE`, even if time is up
 
-# Runs at other batch sizes stop at this multiple of the fastest time: slower sizes are not optimal.
+# Runs at other batch sizes stop at this multiple of the fastest run's time: slower sizes are not optimal.
 SLOWER = 1.5
 
-STEP = 4  # batch ratio of neighbouring runs; one octave is lost in seed noise
+STEP = 4  # ratio of neighbouring runs' batch sizes; the effect of one octave is lost in seed noise
 
 CLOSE = 3.0  # the optimum is known well enough if its interval's ends have at most this ratio
 
@@ -66,13 +66,13 @@ RATE_STEP = 3.0  # ratio of compared learning rates; single runs resolve no less
 
 FASTER = 1.25  # the speed-up from which another learning rate counts, given seed noise
 
-LONGER = 2.0  # a default that was stopped runs again if it may now train this much longer
+LONGER = 2.0  # a stopped run of the default is repeated if it may now train this many times as long
 
 AS_FAR = 1.2  # limit of a run with another learning rate, relative to the time to beat
 
 
 class QuickPlan:
-    """The runs of a quick answer within ``seconds`` since ``began``."""
+    """Plans the runs of a quick answer, within ``seconds`` after ``began``."""
 
     def __init__(self, seconds: float, began: float) -> None:
         self.seconds = seconds
@@ -91,7 +91,7 @@ class QuickPlan:
     def next_size(self, history: History) -> TrialPlan | None:
         """Next run by the learning-rate rule: the default, then other batch sizes.
 
-        None if the default diverged, if the rest is needed for gradients, or if no size is left.
+        None if the default diverged, if the remaining time is needed for gradients, or if no batch size is left.
         """
         spec = history.spec
         default = ended_run(history, spec.default_configuration)
@@ -108,13 +108,13 @@ class QuickPlan:
         return self._run(history, rule_configuration(history, size), min(share * left, SLOWER * fastest.train_seconds))
 
     def noise_seconds(self, history: History) -> float:
-        """Seconds left to measure gradients."""
+        """Seconds to spend on measuring gradients."""
         fastest, share = _fastest(history), NOISE_SHARE * self.seconds
         before = 0.0 if fastest is None else fastest.wall_seconds
         return max(LEAST_NOISE_SHARE * share, min(share, self.left - before))
 
     def next_rate(self, batch_size: int) -> NextRun:
-        """Planner of other learning rates at a batch size."""
+        """Planner of runs with other learning rates at a batch size."""
 
         def plan(history: History) -> TrialPlan | None:
             times = seconds_by_rate(history, batch_size)
@@ -130,7 +130,7 @@ class QuickPlan:
         return plan
 
     def once(self, configuration: Configuration) -> NextRun:
-        """Planner of one run, unless it has run."""
+        """Planner of one run of a configuration that has not run yet."""
 
         def plan(history: History) -> TrialPlan | None:
             done = ended_run(history, configuration) is not None
@@ -148,7 +148,7 @@ class QuickPlan:
 
 
 def run_plan(history: History, configuration: Configuration, limit: float, *, share: float) -> TrialPlan:
-    """Run limited to ``limit`` and ``share`` seconds; with its whole share it counts as evidence."""
+    """Run limited to ``limit`` and ``share`` seconds; a run with its whole ``share`` counts as uncapped."""
     spec = history.spec
     full = spec.budget.trial_train_seconds
     limit, share = min(full, share, limit), min(full, share)
@@ -162,19 +162,19 @@ def run_plan(history: History, configuration: Configuration, limit: float, *, sh
 
 
 def rule_configuration(history: History, batch_size: int) -> Configuration:
-    """Default at a batch size by the learning-rate rule."""
+    """Default configuration carried to a batch size by the learning-rate rule."""
     return any_configuration_of(history.spec, {"batch_size": batch_size})
 
 
 def ended_run(history: History, configuration: Configuration) -> TrialRecord | None:
-    """A configuration's first search trial that ended by itself, else the longest."""
+    """A configuration's first search trial that was not capped, else the trial with the highest limit."""
     runs = [run for run in _ended(history) if run.configuration.trains_like(configuration)]
     whole = next((run for run in runs if run.state is not TrialState.CAPPED), None)
     return whole or max(runs, key=lambda run: run.train_seconds_limit, default=None)
 
 
 def by_rule(history: History) -> list[TrialRecord]:
-    """Completed trials that follow the rule."""
+    """Ended search trials that follow the learning-rate rule."""
     rules = {size: rule_configuration(history, size) for size in history.feasible}
     runs = [run for run in _ended(history) if run.configuration.batch_size in rules]
     return [run for run in runs if run.configuration.trains_like(rules[run.configuration.batch_size])]
@@ -183,8 +183,8 @@ def by_rule(history: History) -> list[TrialRecord]:
 def next_size(history: History, runs: Sequence[TrialRecord]) -> int | None:
     """Batch size to run next, or None; ``runs`` follow the learning-rate rule.
 
-    First the default × and ÷ `STEP`. Then, while the optimum's interval is wider than `CLOSE`, the size in it farthest
-    from ``runs``. Last the size to recommend.
+    First the default size × and ÷ `STEP`. Then, while the optimum's interval is wider than `CLOSE`, the size in that
+    interval farthest from ``runs``. Last the size to recommend.
     """
     run = {trial.configuration.batch_size for trial in runs}
     optimum = expected(history, law_points(runs), None)[1]
@@ -198,9 +198,9 @@ def next_size(history: History, runs: Sequence[TrialRecord]) -> int | None:
 
 
 def next_rate(seconds: Mapping[float, float], rule: float) -> float | None:
-    """Next learning rate, given seconds by rate (∞: missed).
+    """Next learning rate to run, given seconds to the target by rate (∞: missed).
 
-    Steps of `RATE_STEP` up from the ``rule``'s while faster, else down.
+    Starts at ``rule``; steps up by `RATE_STEP` while runs get faster, else down.
     """
     if not math.isfinite(min(seconds.values(), default=math.inf)):
         return None
@@ -211,7 +211,7 @@ def next_rate(seconds: Mapping[float, float], rule: float) -> float | None:
 
 
 def seconds_by_rate(history: History, batch_size: int) -> dict[float, float]:
-    """Least seconds by learning rate at a batch size (∞: missed)."""
+    """Least seconds to the target by learning rate at a batch size (∞: missed)."""
     least: dict[float, float] = {}
     for run in _at_any_rate(history, batch_size):
         hit = None if run.outcome is None else run.outcome.time_to_target_s
@@ -226,7 +226,7 @@ def _at_any_rate(history: History, batch_size: int) -> list[TrialRecord]:
 
 
 def law_points(runs: Sequence[TrialRecord]) -> list[LawPoint]:
-    """Samples to the target of runs by the rule."""
+    """Samples to the target by batch size, to fit the law."""
     sizes = sorted({run.configuration.batch_size for run in runs})
     points = [law_point(size, [run for run in runs if run.configuration.batch_size == size]) for size in sizes]
     return [point for point in points if point.samples or point.missed_at]
@@ -235,7 +235,7 @@ def law_points(runs: Sequence[TrialRecord]) -> list[LawPoint]:
 def expected(
     history: History, points: Sequence[LawPoint], noise: float | None
 ) -> tuple[CriticalBatchPosterior, ExpectedOptimum]:
-    """Posterior of the critical batch size, and its optimum."""
+    """Posterior of the critical batch size, and expected optimal batch size."""
     feasible = history.feasible
     posterior = critical_batch(feasible, noise, points)
     steps = runnable_steps(list(history.probes.values()), max(feasible))
@@ -269,7 +269,7 @@ AFTER_SEARCH = Notice(
     message="the study's search has ended, and this rests on its trials too: it is not stored, and no promise to keep",
 )
 
-# How far the noise scale is off, as measured on several models.
+# Error of the noise scale as an estimate of the critical batch size, measured on several models.
 PROXY = "1.5 to 8 times off the critical batch size"
 
 
@@ -361,8 +361,8 @@ WAY = 0.9  # if the default misses the target, runs are compared at this share o
 def quick(spec: StudySpec, launch: Launch = HERE, *, seconds: float = SECONDS) -> QuickAnswer:
     """Measure, return and store a quick answer.
 
-    May take longer than ``seconds``. Raises `UsageError` unless 0 < ``seconds`` < ∞ and the default trains; else as
-    `run_study`.
+    May take longer than ``seconds``. Raises `UsageError` unless 0 < ``seconds`` < ∞ and the default trains; and the
+    errors of `run_study`.
     """
     if not 0 < seconds < math.inf:
         raise UsageError(f"seconds = {seconds:g} must be a finite number > 0")
@@ -381,7 +381,7 @@ def stored_quick_answer(study: OpenStudy, plan: QuickPlan, preset: str | None = 
 
 
 def quick_answer(study: OpenStudy, plan: QuickPlan, preset: str | None = None) -> QuickAnswer:
-    """Run and measure for a quick answer."""
+    """Make a quick answer without storing it."""
     spec = study.spec
     study.driver().run_planned(plan.next_size, Phase.SEARCH)
     history = study.history()
@@ -423,13 +423,13 @@ def quick_answer(study: OpenStudy, plan: QuickPlan, preset: str | None = None) -
 
 
 def learning_rate_range(default: float, rate: float, ratio: float) -> list[float]:
-    """Learning rates to search when retuning: linear scaling and `RATE_STEP` either way."""
+    """Range to search when retuning: the default, its linear scaling, and `RATE_STEP` around ``rate``."""
     ends = (default, default * ratio, rate / RATE_STEP, rate * RATE_STEP)
     return [min(ends), max(ends)]
 
 
 def comparable_target(study: OpenStudy, default: TrialRecord, plan: QuickPlan) -> Target:
-    """The study's target, or a part of the way that the default reached.
+    """The study's target, or if the default missed it, `WAY` of the default's progress.
 
     Raises `UsageError` if the default does not train.
     """
@@ -532,7 +532,7 @@ class TrackRecord(Model):
 
     studies: list[Kept]
     held: int  # how many intervals meet the search's flat range
-    median_time_ratio: float | None  # time at the quick batch size over the optimum's
+    median_time_ratio: float | None  # time at the quick answer's batch size over the time at the optimum
     waiting: list[str]  # studies without a search yet
 
 

@@ -55,7 +55,7 @@ class Comparison(Model):
     optimal_batch_size: int | None = None
     objective_value: Figure | None = None
     time_to_target_s: Time | None = None
-    ratio_to_first: Ratio | None = None  # of medians
+    ratio_to_first: Ratio | None = None  # ratio of medians
     flat_range: list[int] | None = None
     b_crit: CriticalBatch | None = None  # null if too few batch sizes support the law
     fit_verdict: str | None = None
@@ -102,7 +102,7 @@ def compare(studies: Sequence[tuple[Store, str]]) -> list[Comparison]:
     """Studies side by side, each relative to the first; closes the stores."""
     with ExitStack() as stack:
         for store in dict.fromkeys(store for store, _ in studies):
-            stack.enter_context(store)  # names a row that cannot be used
+            stack.enter_context(store)  # errors about an unusable row name the row
         found = [_Compared(store, name) for store, name in studies]
     return [one.beside(found[0]) for one in found]
 
@@ -125,7 +125,9 @@ class _Compared:
         confirmed = [one for one in counted if one.phase is Phase.CONFIRM]
         timed = step_seconds_of(store.probes.by_batch_size(name).values(), spec_of(self.study).timed_model)
         objective = objective.between(confirmed, timed, counted)
-        if all((objective.figure(run) or 1) > 0 for run in runs):  # a metric may be negative
+        if all(
+            (objective.figure(run) or 1) > 0 for run in runs
+        ):  # estimates need positive figures; a metric may be negative
             self.estimate = estimate(runs, objective)
 
     def beside(self, first: _Compared) -> Comparison:
@@ -180,7 +182,7 @@ def _ratio(figure: Estimate | None, first: Estimate | None) -> Ratio | None:
 
 
 def compared_row(one: Comparison) -> dict[str, Any]:
-    """Comparison as a row."""
+    """Comparison as a row with the columns `COMPARED`."""
     figure, ratio, critical = one.objective_value, one.ratio_to_first, one.b_crit
     poor = "" if one.fit_verdict == "fits" else f" ({str(one.fit_verdict).replace('_', ' ')})"
     figures: list[Any] = [None, "target not reached", *[None] * 5]

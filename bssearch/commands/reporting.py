@@ -21,7 +21,7 @@ from bssearch.search.history import History
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store
 
-# States whose end may come from another driver.
+# States of trials that another driver may end.
 UNFINISHED = frozenset({TrialState.RUNNING, TrialState.PAUSED})
 
 
@@ -36,7 +36,7 @@ class Reporter(Listener):
 
     @contextmanager
     def reporting(self, store: Store, spec: StudySpec, train_samples: int | None) -> Iterator[None]:
-        """Report events within the context."""
+        """Report to the boards within the context."""
         self._store, self._name, self._metric = store, spec.name, spec.target.metric
         self._train_samples = train_samples
         study = store.studies.get(spec.name)
@@ -52,7 +52,7 @@ class Reporter(Listener):
         try:
             yield
         finally:
-            with suppress(BSSearchError):  # a lost database must not end the run twice
+            with suppress(BSSearchError):  # a lost database must not raise a second error
                 self._tell_the_rest(store)
 
     def opened(self, study: StudyRecord, database: str, continued: bool) -> None:
@@ -146,7 +146,7 @@ class Reporter(Listener):
         self._pass_on_notes()
 
     def close(self) -> None:
-        """End the boards when they have written everything, or at the deadline."""
+        """End the boards once everything is written, or at the deadline."""
         self._boards.close()
         self._pass_on_notes()
 
@@ -169,7 +169,7 @@ def _numbers(values: Mapping[str, Any], before: str = "") -> Iterator[tuple[str,
 
 @contextmanager
 def reported(spec: StudySpec, watcher: Listener, *, reports: bool) -> Iterator[tuple[Listener, Reporter | None]]:
-    """Give a run's listener and board reporter, if any; raise `UsageError` for an unusable board."""
+    """Yield a run's listener, and its board reporter if any; raise `UsageError` for an unusable board."""
     names = boards_of(spec) if reports else ()
     check_boards(names)
     if not names:

@@ -45,7 +45,8 @@ def run_study(spec: GivenSpec, launch: Launch = HERE, *, from_quick: bool = Fals
     """Run or resume a study and return the answer.
 
     Several processes and machines may run one study. ``from_quick`` makes a quick answer to start from, if none is
-    stored. Refused unless ``launch`` allows it: changed workload code, whose trials are not comparable, and a busy GPU.
+    stored. Changed workload code, whose trials do not compare, and a busy GPU are refused unless ``launch`` allows
+    them.
 
     Raises any `BSSearchError`: `UsageError` for ``from_quick`` with an objective other than seconds, and
     `TargetNotReachedError` if no trial reached the target.
@@ -99,7 +100,7 @@ def grow(study: OpenStudy) -> None:
 def with_confirmation(
     spec: StudySpec, *, runs: int | None = None, max_runs: int | None = None, train_seconds: float | None = None
 ) -> StudySpec:
-    """Change confirmation settings; None keeps one, but a study without confirmation gets the default ``runs``."""
+    """Change confirmation settings; None keeps a setting, but a stored ``runs`` = 0 becomes the default."""
     stored = spec.confirm
     if runs is None and not stored.runs:
         runs = ConfirmSpec().runs
@@ -119,9 +120,10 @@ def with_confirmation(
 
 
 def confirm_study(spec: GivenSpec, launch: Launch = HERE, *, to_budget_runs: int | None = None) -> Answer:
-    """Run missing confirmation and return the answer; can be resumed.
+    """Make missing confirmation runs and return the answer.
 
-    ``to_budget_runs``: runs of each finalist that train to the full limit instead. Raises as `run_study`.
+    ``to_budget_runs``: runs of each finalist that train to the full limit instead. Raises the errors of
+    `run_study`.
 
     Example: ``answer = bssearch.confirm_study("study.yaml", to_budget_runs=3)``
     """
@@ -144,7 +146,7 @@ def _plan(history: History, runs: int) -> str:
     return f"batch {', '.join(map(str, sizes))}: {runs} runs each, all to {seconds:g} train seconds"
 
 
-FULL_TRIALS = 20  # default budget in trials of full length, about that of a small search
+FULL_TRIALS = 20  # default budget of an audit in full trials, about the budget of a small search
 
 # Micro-batches per batch for timing accumulation: the first number that divides the batch.
 MICRO_BATCHES = (4, 3, 2)
@@ -160,7 +162,7 @@ def audit_stored(
     train_seconds: float | None = None,
     train_samples: int | None = None,
 ) -> Audit:
-    """Judge the rules from stored runs."""
+    """Judge the rules of thumb from stored runs."""
     found = answer(store, study)
     return audit(
         spec_of(store.studies.get(study)),
@@ -182,14 +184,14 @@ def audit_study(
     train_seconds: float | None = None,
     run: bool = True,
 ) -> Audit:
-    """Run the rules' missing configurations and judge them; can be resumed.
+    """Make the missing runs by the rules of thumb and judge the rules; can be resumed.
 
     Args:
-        runs: per configuration (default: confirmation runs).
-        train_seconds: no run starts beyond it (default: `FULL_TRIALS` full trials).
+        runs: runs per configuration (default: ``confirm.runs``).
+        train_seconds: budget, after which no run starts (default: `FULL_TRIALS` full trials).
         run: if False, judge stored runs only.
 
-    Raises `UsageError` for runs < 1 or seconds < 0, else as `run_study`.
+    Raises `UsageError` for runs < 1 or seconds < 0, and the errors of `run_study`.
 
     Example: ``print(bssearch.audit_study("study.yaml").rules)``
     """
@@ -226,23 +228,21 @@ def _cases_of(store: Store, spec: StudySpec) -> list[Case]:
 def next_audit_run(
     found: Callable[[], Sequence[Case]], runs: int, train_seconds: float
 ) -> Callable[[History], TrialPlan | None]:
-    """Planner of missing runs within a budget.
-
-    ``found`` is called at the first run: confirmation may have changed the cases.
-    """
+    """Planner of an audit's missing runs within ``train_seconds``."""
 
     def job(history: History) -> TrialPlan | None:
         if spent_train_seconds(history.all_trials) >= train_seconds:
             return None
+        # The cases are made only now, because confirmation may have changed them.
         return next(missing_audit_runs(history, found(), runs), None)
 
     return job
 
 
 def missing_audit_runs(history: History, found: Sequence[Case], runs: int) -> Iterator[TrialPlan]:
-    """Yield missing runs by configuration, so that a short budget settles the first.
+    """Yield missing runs case by case, so that a short budget settles the first cases.
 
-    Failed, lost and cancelled runs are repeated, and misses of a limit since raised.
+    Failed, lost and cancelled runs are repeated, and runs that missed a limit since raised.
     """
     made = CompletedRuns.of(history, [trial for trial in history.all_trials if _counts(history.spec, trial)])
     for case in found:
@@ -257,16 +257,16 @@ def missing_audit_runs(history: History, found: Sequence[Case], runs: int) -> It
 
 
 def seeds_of(spec: StudySpec, case: Case, runs: int) -> list[int]:
-    """A case's seeds: the tuned optimum's, then further ones."""
+    """Seeds of a case: first the seeds of the tuned optimum's runs."""
     had = [] if case.tuned is None else [run.seed for run in case.tuned.runs]
     further = (trial_seed(spec.seed, Phase.CONFIRM, index) for index in range(len(had) + runs))
     return list(dict.fromkeys([*had, *further]))[:runs]
 
 
 def time_accumulation(study: OpenStudy, found: Answer) -> None:
-    """Time the optimum's and the largest batch size in micro-batches, in `COMPARING_VISITS`.
+    """Time the optimal and the largest batch size in micro-batches, in `COMPARING_VISITS` visits.
 
-    Only sizes that also ran whole. Stops if the user's code refuses micro-batches.
+    Only sizes that were also timed whole. Stops if the user's code refuses micro-batches.
     """
     spec = study.spec
     known = study.store.probes.by_batch_size(spec.name, study.environment)

@@ -2,9 +2,6 @@
 
 ::
 
-    study = bssearch.Study(spec, objective=train)  # def train(trial): the loop, as in a script
-    answer = study.run()
-
     study = bssearch.Study(spec)
     while (trial := study.ask()) is not None:
         ...
@@ -74,15 +71,15 @@ class Study:
             _revision(objective),
         )
         self._asked: Piece | None = None
-        # A dropped study must end: its trial would block other drivers of the study.
+        # A `Study` that nobody references must end: its trial would block other drivers.
         weakref.finalize(self, self._search.abandon).atexit = False
 
     def run(self) -> Answer:
         """Run the objective until the study ends; return the answer.
 
-        The first Ctrl-C, SIGTERM or kernel interrupt pauses the trial at its next step if it named its `trial.state`,
-        else cancels it, and raises `InterruptedRunError`; a new `Study` resumes. A second one cancels at once. Else
-        raises as `bssearch.run_study`, and `UsageError` without an objective.
+        The first Ctrl-C, SIGTERM or kernel interrupt pauses the trial at the next step if the loop called
+        `trial.state`, else cancels it, and raises `InterruptedRunError`; a new `Study` resumes. A second interrupt
+        cancels at once. Also raises the errors of `bssearch.run_study`, and `UsageError` without an objective.
         """
         if self._objective is None:
             raise UsageError("study.run() needs an objective", hint="Study(spec, objective=train)")
@@ -110,10 +107,10 @@ class Study:
         return self.answer
 
     def ask(self) -> Trial | None:
-        """Next trial, with all generators seeded; None at the end.
+        """Next trial, with all random generators seeded; None once the study has ended.
 
-        The first trials only time the loop: train them until ``trial.should_stop``, too. Raises `UsageError` before
-        `tell`, and any error that ends the study.
+        The first trials only time the loop: train them until ``trial.should_stop``, too. Raises `UsageError` if the
+        last trial was not told, and any error that ends the study.
         """
         if self._asked is not None:
             raise UsageError("ask() before tell(): one trial is trained at a time")
@@ -134,7 +131,7 @@ class Study:
 
     @property
     def answer(self) -> Answer:
-        """Ended study's answer; raises `UsageError` before."""
+        """Answer of the ended study; raises `UsageError` before the end."""
         if self._search.answer is None:
             raise UsageError(f"study {self.spec.name!r} has not ended", hint=f"bssearch.best({self.spec.name!r})")
         return self._search.answer
@@ -156,7 +153,7 @@ class Study:
 
 
 class _Search:
-    """Holds no reference to `Study`, so that it can be dropped."""
+    """Holds no reference to `Study`, so that Python can collect it."""
 
     def __init__(self, spec: StudySpec, launch: Launch, revision: str) -> None:
         self.answer: Answer | None = None

@@ -1,4 +1,4 @@
-"""A study's trials: how far they are, as a data frame, added by hand, and trained again to compare."""
+"""A study's trials: progress, data frame, configurations added by hand, and reruns."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ if TYPE_CHECKING:
 
 
 def trials_frame(study: str, *, db: str | None = None) -> pd.DataFrame:
-    """Data frame with a row per trial, with the columns of ``trials.csv`` and more; time and searched ones first.
+    """Data frame with a row per trial and the columns of ``trials.csv`` and more; time and searched parameters first.
 
     Raises `NotFoundError` and `DatabaseError`.
 
@@ -92,10 +92,10 @@ def trials_frame(study: str, *, db: str | None = None) -> pd.DataFrame:
 
 
 def enqueue(store: Store, study: str, values: Mapping[str, ParameterValue]) -> tuple[int, Configuration]:
-    """Queue a configuration; return its trial number and all values.
+    """Queue a configuration; return the trial's number and configuration.
 
     Missing ``values`` are the default's; a missing learning rate follows the space's rule. The trial is never pruned.
-    Raises `UsageError` outside the space, `LaunchError` if nothing fits.
+    Raises `UsageError` outside the space, `LaunchError` if no batch size fits into memory.
 
     ::
 
@@ -136,7 +136,7 @@ def with_schedule(
 ) -> Configuration:
     """Add the batch schedule in ``values``, if any.
 
-    Raises `UsageError` for an impossible schedule, or a program that cannot follow it.
+    Raises `UsageError` for an impossible schedule, or a program that cannot follow a schedule.
     """
     given = {name: values[name] for name in PARAMETERS if name in values}
     if not given:
@@ -182,7 +182,7 @@ def with_schedule(
 
 
 def configuration_of(spec: StudySpec, values: Mapping[str, ParameterValue]) -> Configuration:
-    """Replace values of the default; raise `UsageError` outside the space."""
+    """Default configuration with these values; raise `UsageError` outside the space."""
     configuration = any_configuration_of(spec, values)
     outside = spec.space.outside(configuration)
     if configuration.batch_size == spec.default.batch_size:
@@ -193,7 +193,7 @@ def configuration_of(spec: StudySpec, values: Mapping[str, ParameterValue]) -> C
 
 
 def any_configuration_of(spec: StudySpec, values: Mapping[str, ParameterValue]) -> Configuration:
-    """Replace values of the default, in the space or not."""
+    """Default configuration with these values, in the space or not."""
     base = spec.default_configuration
     optimizer = _optimizer(spec, str(values.get("optimizer", base.optimizer)))
     names = [name for name in type(spec.default).model_fields if name not in {"optimizer", *OWN_GROUPS}]
@@ -269,10 +269,10 @@ class Status:
     train_seconds: float  # of all ended trials
     fastest: Fastest | None
     trials: dict[str, dict[str, int]]
-    search_ended: str | None = None  # the reason
+    search_ended: str | None = None  # why the search ended
 
     def document(self) -> dict[str, Any]:
-        """Contract of ``status --format json``."""
+        """JSON values of ``bssearch study show``."""
         return {
             "study": self.study,
             "budget_trials": self.budget_trials,
@@ -335,7 +335,7 @@ CODE = ("workload_revision", "git_revision", "git_dirty")
 
 
 class Compared(Model):
-    """The metric of one evaluation, stored and repeated."""
+    """Metric at one evaluation, of stored trial and rerun."""
 
     step: int
     then: float
@@ -371,8 +371,8 @@ class Ran(Model):
 class RerunRun(Ran):
     """One rerun beside the stored trial."""
 
-    # same state, steps, steps to the target and failure reason, and bit-equal metrics at all evaluations; of a
-    # stopped trial only the metrics up to there; null without evaluations
+    # true if state, steps, steps to the target and failure reason are the same, and all metrics bit-equal; of a
+    # stopped trial only the metrics up to its stop count; null without evaluations
     identical: bool | None
     evaluations: list[Compared]
     only_then: int  # evaluations of the stored trial only
@@ -384,7 +384,7 @@ class RerunRun(Ran):
 
 
 class Rerun(Model):
-    """A trial's reruns: the contract of ``rerun --format json``."""
+    """A trial's reruns: the contract of ``trial rerun --format json``."""
 
     schema_version: int = 1
     study: str
@@ -394,7 +394,7 @@ class Rerun(Model):
     then: Ran
     runs: list[RerunRun] = Field(min_length=1)
     identical: bool | None
-    steps_ratio: float | None  # median steps to the target over the stored ones
+    steps_ratio: float | None  # median of the reruns' steps to the target over the stored trial's
     time_ratio: float | None  # of train seconds, up to the last common evaluation if one run missed the target
     differences: list[Difference]
 
@@ -432,7 +432,7 @@ def rerun(study: str, trial: int, launch: Launch = HERE, *, runs: int = 1) -> Re
     Runs in one slot within ``budget.trial_train_seconds``; a stopped trial stops again at its last evaluation. The
     workload must be known on this machine, or given by ``launch.workload``.
 
-    Raises `UsageError` for ``runs`` < 1, an unsuitable trial or unknown code; else as `run_study`.
+    Raises `UsageError` for ``runs`` < 1, an unsuitable trial or unknown code, and the errors of `run_study`.
 
     Example: ``print(bssearch.rerun("digits", 12, runs=2))``
     """
@@ -475,7 +475,7 @@ def stored_trial(store: Store, study: str, number: int) -> Stored:
 
 def _request(spec: StudySpec, trial: TrialRecord) -> TrialRequest:
     full = spec.budget.trial_train_seconds
-    # The full limit: on a slow day the trial's own would end too early.
+    # The full limit, because the trial's own limit could end a slower rerun too early.
     kept = trial.kept | {"train_seconds_limit": max(trial.train_seconds_limit, full)}
     plan = TrialPlan(
         **kept,
@@ -562,7 +562,7 @@ def _ended_alike(stored: Stored, outcome: TrialOutcome) -> bool:
     same = (before.state, before.steps_to_target) == (outcome.state, outcome.steps_to_target)
     if stored.was_stopped:
         return same
-    # A reason of out of memory names the bytes of other processes.
+    # The reason of an out-of-memory end names bytes of other processes, so it may differ.
     is_told_by_reason = before.state in FAILURES - {TrialState.OOM}
     return same and before.steps == outcome.steps and (not is_told_by_reason or before.reason == outcome.reason)
 
@@ -580,7 +580,7 @@ def _ratio(now: float | None, then: float | None) -> float | None:
 
 
 def differences(stored: Stored, now: Environment, outcome: TrialOutcome) -> Iterator[Difference]:
-    """Yield recorded differences of environment and GPU."""
+    """Yield differences of environment and GPU between trial and rerun."""
     then_known, now_known = _facts(stored.environment, stored.outcome), _facts(now, outcome)
     for name, then in then_known.items():
         if then is not None and then != now_known[name]:
@@ -607,7 +607,7 @@ class Reproduction:
 
 
 def reproduction(store: Store, study: str, trial: int, *, names_database: bool = False) -> Reproduction:
-    """Command that repeats a stored trial, without a password; raise `UsageError` if it cannot."""
+    """Command that repeats a stored trial, without a password; raise `UsageError` if the trial cannot run again."""
     stored = stored_trial(store, study, trial)
     words = ["bssearch", "trial", "rerun", study, str(trial)]
     notes = list(_notes(stored))

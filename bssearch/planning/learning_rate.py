@@ -1,4 +1,4 @@
-"""Rules of thumb for a tuned configuration at another batch size."""
+"""Rules of thumb that carry a tuned configuration to another batch size."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from bssearch.records.scaling import (
 from bssearch.registry import Option
 from bssearch.spec.space import OPTIMIZERS, BatchRules
 
-WARMUP_EPOCHS = 5.0  # of gradual warmup if needed and not given; of 90 (Goyal et al. 2017, § 2.2)
+WARMUP_EPOCHS = 5.0  # epochs of gradual warmup if needed and not given; 5 of 90 in Goyal et al. 2017, § 2.2
 
 LABEL_SMOOTHING = 0.1  # said to go with large batches (Szegedy et al. 2016, arXiv 1512.00567, § 7)
 
@@ -53,7 +53,7 @@ class RuleOfThumb:
     holds: str
     breaks: str
     source: str
-    audited_as: tuple[str, ...] = ()  # its rules in `bssearch study audit`
+    audited_as: tuple[str, ...] = ()  # the rule's names in `bssearch study audit`
 
 
 NONE, LINEAR, SQRT = LearningRateRule.NONE, LearningRateRule.LINEAR, LearningRateRule.SQRT
@@ -207,7 +207,7 @@ class LearningRateRequest(Request):
 
     @property
     def tuned(self) -> dict[str, Any]:
-        """Values that a rule may change, by default the optimizer's."""
+        """Tuned values that a rule may change, by default the optimizer's."""
         given = {name: getattr(self, name) for name in ("beta1", "beta2", "epsilon", "ema_decay", "weight_decay")}
         return {name: self._own.get(name) if value is None else value for name, value in given.items()}
 
@@ -226,7 +226,7 @@ class AuditedRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuledConfiguration:
-    """A rule's configuration, its limits, and results of the user's ``audits``."""
+    """Configuration by a rule, the rule's limits, and verdicts of the user's ``audits``."""
 
     learning_rate: float
     warmup_epochs: float
@@ -257,10 +257,10 @@ class LearningRatePlan(Plan):
 
 
 def plan_rules(asked: LearningRateRequest, audits: Sequence[AuditedRule] = ()) -> LearningRatePlan:
-    """Each rule's configuration; parameters outside the rule stay.
+    """Configuration by each rule; parameters that the rule does not name stay.
 
     Rules without a learning rate follow ``rate_rule``, by default linear with SGD and LARS, else square root. From 8
-    times the batch on, every rule but ``none`` has at least `WARMUP_EPOCHS`.
+    times the tuned batch size on, every rule but ``none`` has at least `WARMUP_EPOCHS`.
     """
     default = LearningRateRule(asked.rate_rule) if asked.rate_rule else rule_of_optimizer(asked.optimizer)
     rules = {name: RULES_OF_THUMB[name] for name in asked.rules}

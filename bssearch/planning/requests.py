@@ -118,7 +118,7 @@ def read(model: type[Model], given: Mapping[str, Any], *, are_texts: bool = Fals
 
 
 def planned(model: Callable[Asked, Model]) -> Callable[[Callable[[Model], Made]], Callable[Asked, Made]]:
-    """Let a function of a request take the fields as keywords."""
+    """Let a function of a request take the request's fields as keywords."""
 
     def decorate(plan: Callable[[Model], Made]) -> Callable[Asked, Made]:
         @wraps(plan)
@@ -138,7 +138,7 @@ def require(is_so: object, message: str) -> None:
 
 
 def shown(value: object) -> str:
-    """Value for a message; huge integers by their digits."""
+    """Value for a message; huge integers by their number of digits."""
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) > LARGEST_COUNT:
         return f"a number of {len(str(abs(value))) if value.bit_length() < 10_000 else 'thousands of'} digits"
     return f"{value:g}" if isinstance(value, float) else repr(value)
@@ -184,7 +184,7 @@ class Claim:
         return f"“{self.said}”: {self.right} ({self.source})"
 
 
-# by code
+# corrections by the code of their note
 CLAIMS = {
     "gradients_not_of_batch": Claim(
         "gradients take memory ∝ batch",
@@ -237,12 +237,12 @@ CLAIMS = {
 
 
 def notes_on(codes: Mapping[str, object]) -> list[Note]:
-    """Corrections whose code maps to a true value."""
+    """Corrections for the codes that map to a true value."""
     return [Note(code, CLAIMS[code].message) for code, bears in codes.items() if bears]
 
 
 def notes_on_spec(spec: StudySpec) -> list[Note]:
-    """Corrections that a spec's author may need."""
+    """Corrections of claims on which a spec seems to rest."""
     space, largest = spec.space, spec.batch_sizes[-1]
     names = {optimizer.name for optimizer in space.optimizers}
     rate = space.learning_rate if isinstance(space.learning_rate, RelativeLearningRate) else None

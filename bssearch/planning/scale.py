@@ -1,8 +1,8 @@
 """Time, cost and efficiency of data parallelism on 1 … N devices.
 
-Step seconds: k·(α + β·micro-batch) for k accumulation steps, plus a ring all-reduce of the gradients, 2(n − 1) messages
-of 1/n of them (Patarasu & Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations"). Samples
-to the target: E(B) = E_min (1 + B / B_crit) (McCandlish et al. 2018, arXiv 1812.06162).
+Step seconds: k·(α + β·micro-batch) for k accumulation steps, plus a ring all-reduce, 2(n − 1) messages of 1/n of the
+gradients (Patarasu & Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of workstations"). Samples to the
+target: E(B) = E_min (1 + B / B_crit) (McCandlish et al. 2018, arXiv 1812.06162).
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from bssearch.spec.space.micro_batches import TINY_BATCH, batch_norm_caveats
 LARGEST_BATCH = 10**9
 
 Batch = Annotated[int, Field(ge=1, le=LARGEST_BATCH)]
-Micro = Annotated[int, Field(ge=1, le=10**6)]  # the sizes up to it are tried one by one
+Micro = Annotated[int, Field(ge=1, le=10**6)]  # micro-batches up to the limit are tried one by one
 
 
 class AccumulationRequest(Request):
-    """A batch and its devices."""
+    """A batch size, and the devices that share the batch."""
 
     batch: Annotated[
         Batch, Option("Samples of an optimizer step, over all devices.", label="Wanted batch", unit="samples")
@@ -91,8 +91,8 @@ class AccumulationPlan(Plan):
 def plan_accumulation(asked: AccumulationRequest) -> AccumulationPlan:
     """Exact split of a batch into micro-batches on ``devices``.
 
-    Without ``micro``, the largest divisor of a device's share up to ``max_micro``. Raises `UsageError` naming the
-    nearest batches if no split exists.
+    Without ``micro``, the micro-batch is the largest divisor of a device's share up to ``max_micro``. Raises
+    `UsageError` naming the nearest batches if no split exists.
 
     Example: ``bssearch.plan_accumulation(batch=1024, max_micro=48, devices=2)``
     """
@@ -150,13 +150,13 @@ def _notes(micro: int, steps: int, asked: AccumulationRequest) -> Iterator[Note]
     yield from notes_on({"accumulation_not_stale": steps > MANY_STEPS, "accumulation_cost": steps > 1})
 
 
-MOST_DEVICES = 4096  # largest plan
+MOST_DEVICES = 4096  # most devices of a plan
 
 LARGEST_MICRO = 65_536
 
-SHOWN_ROWS = 16  # for people; longer plans show powers of two and the last
+SHOWN_ROWS = 16  # rows shown to people; longer plans show powers of two and the last row
 
-# More devices pay while each does at least this share of a single one's work; at B_crit half of the samples are wasted.
+# More devices pay while each does at least this share of a single device's work; at B_crit half the samples are waste.
 PAYS = 0.5
 
 SECONDS_PER_HOUR = 3600
@@ -165,7 +165,7 @@ _split = lru_cache(maxsize=MOST_DEVICES)(split_batch)
 
 
 class ScaleRequest(Request):
-    """A step of m samples without accumulation takes ``alpha_s`` + ``beta_s``·m seconds."""
+    """A scale plan's input; a step of m samples without accumulation takes ``alpha_s`` + ``beta_s``·m seconds."""
 
     devices: Annotated[
         Annotated[int, Field(ge=1, le=MOST_DEVICES)],
@@ -283,7 +283,7 @@ class ScaleRequest(Request):
         return self
 
     def share(self, devices: int) -> int | None:
-        """Samples per device; None if the batch does not divide."""
+        """Samples per device; None if ``devices`` does not divide the batch."""
         return self.per_device_batch if self.batch is None or self.batch % devices else self.batch // devices
 
     def all_reduce_seconds(self, devices: int) -> float:
@@ -301,14 +301,14 @@ class ScaleRequest(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleRow:
-    """One number of devices: its step and its time to the target."""
+    """Step and time to the target on one number of devices."""
 
     devices: int
     batch: int
     micro_batch: int
     accumulation_steps: int
     compute_s: float
-    communication_s: float  # the exposed part
+    communication_s: float  # not hidden behind computing
     step_s: float
     samples_per_s: float
     throughput_efficiency: float  # by samples per second
@@ -337,12 +337,12 @@ class ScalePlan(Plan):
     b_crit: ScaleInterval
     rows: list[ScaleRow]
     passes_b_crit: ScaleInterval  # fewest devices whose batch exceeds B_crit, with its interval
-    pays_up_to: ScaleInterval  # most devices that each do at least half of a single one's work
+    pays_up_to: ScaleInterval  # most devices that each do at least half of a single device's work
     fastest: int
     notes: list[Note]
 
     def rows_for_people(self) -> list[ScaleRow]:
-        """The rows; if many, only powers of two, the last row, and rows in the plan."""
+        """The rows; if many, only powers of two, the last row, and rows that the plan names."""
         if len(self.rows) <= SHOWN_ROWS:
             return self.rows
         kept = {1, self.fastest, self.pays_up_to.estimate, self.passes_b_crit.estimate, self.rows[-1].devices}
@@ -350,7 +350,7 @@ class ScalePlan(Plan):
 
 
 def plan_devices(asked: ScaleRequest) -> ScalePlan:
-    """Plan, for devices that divide a fixed batch. Needs ``alpha_s``, ``beta_s``, ``b_crit``."""
+    """Plan for the numbers of devices that divide a fixed batch. Needs ``alpha_s``, ``beta_s``, ``b_crit``."""
     b_crit = ScaleInterval(estimate=asked.b_crit, low=asked.b_crit_low, high=asked.b_crit_high)
     rows = device_rows(asked, asked.b_crit or 1.0)
     pays_up_to = _range(b_crit, lambda value: _pays(device_rows(asked, value)))
@@ -369,7 +369,7 @@ def plan_devices(asked: ScaleRequest) -> ScalePlan:
 
 
 def device_rows(asked: ScaleRequest, b_crit: float) -> list[ScaleRow]:
-    """Rows for one critical batch size."""
+    """Rows if the critical batch size is ``b_crit``."""
     found: list[ScaleRow] = []
     for count in range(1, asked.devices + 1):
         if (share := asked.share(count)) is not None:
@@ -445,7 +445,7 @@ def _remarks(asked: ScaleRequest, rows: Sequence[ScaleRow], pays_up_to: ScaleInt
         yield "without samples_to_target times are relative to one device's"
 
 
-BEYOND = 8  # factor by which the batch sizes extend past the marks
+BEYOND = 8  # factor by which the batch sizes extend past B_crit, the optimum and the micro-batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -459,16 +459,16 @@ class ScalePoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TradeOff:
-    """Powers of two with their costs."""
+    """Batch sizes with time and samples to the target."""
 
     points: Sequence[ScalePoint]
     fastest: ScalePoint  # takes the least time
-    optimum: float  # √(B_crit·α/β), without accumulation
+    optimum: float  # batch size √(B_crit·α/β), without accumulation
     b_crit: float
 
 
 def plan_trade_off(asked: ScaleRequest) -> TradeOff:
-    """Each batch size's cost to the target on one device."""
+    """Time and samples to the target by batch size on one device."""
     alpha, beta, b_crit, micro = asked.alpha_s or 0.0, asked.beta_s or 1.0, asked.b_crit or 1.0, asked.max_micro or 0
     optimum = math.sqrt(b_crit * alpha / beta)
     marked = [one for one in (b_crit, optimum, micro) if one]

@@ -34,13 +34,13 @@ from bssearch.registry import Option
 from bssearch.spec import StudySpec, load_spec
 from bssearch.spec.space.optimizers import FINE_TUNING_FACTOR, SCRATCH_RATES
 
-SAFE_SHARE = 1 - HEADROOM  # of the memory that a plan fills; feasible, not optimal
+SAFE_SHARE = 1 - HEADROOM  # share of a device's memory that a plan fills; feasible, not optimal
 
-# Memory is the bottleneck if the fixed part takes this share, or if no more samples fit.
+# Memory is the bottleneck if the fixed part takes more than this share, or if fewer samples fit at once.
 TIGHT_SHARE = 0.5
 SMALL_MICRO_BATCH = 16
 
-# shipped workload, so that the spec runs as it is, and its training samples
+# shipped workload with which the spec runs as it is, and its number of training samples
 STAND_IN = "digits"
 STAND_IN_SAMPLES = 1077
 
@@ -121,7 +121,7 @@ class StartRequest(Request):
 
     @property
     def samples(self) -> int | None:
-        """The samples of an epoch, or None."""
+        """Samples of an epoch; None if unknown."""
         return STAND_IN_SAMPLES if self.train_samples is None and self.workload == STAND_IN else self.train_samples
 
     @property
@@ -131,28 +131,28 @@ class StartRequest(Request):
 
     @property
     def is_script(self) -> bool:
-        """Whether a script computes the steps."""
+        """Whether the workload is a script."""
         return self.workload.endswith(".py")
 
     @property
     def memory(self) -> MemoryPlanRequest:
-        """The memory plan's input; a spec's sgd has momentum."""
+        """Input of the memory plan, in which a spec's sgd is called momentum."""
         kept = "momentum" if self.optimizer == "sgd" else self.optimizer
         return MemoryPlanRequest(parameters=self.parameters, precision=self.precision, optimizer=kept)
 
     @property
     def sample_bytes(self) -> float:
-        """Bytes per sample; 0 if unknown."""
+        """Bytes that a sample adds to memory; 0 if unknown."""
         return (self.sample_mib or 0.0) * MIB
 
     @property
     def room_bytes(self) -> float:
-        """Bytes for samples within the safe share."""
+        """Bytes left for samples within `SAFE_SHARE` of memory."""
         return SAFE_SHARE * math.floor(self.memory_gib * GIB) - parameter_bytes(self.memory).fixed
 
     @property
     def safe_micro_batch(self) -> int | None:
-        """Samples that fit at once, or None."""
+        """Samples that fit at once; None if unknown."""
         return min(math.floor(self.room_bytes / self.sample_bytes), 2**30) if self.sample_mib else None
 
     @property
@@ -182,7 +182,7 @@ class StartPlan(Plan):
 
 @planned(StartRequest)
 def plan_start(asked: StartRequest) -> StartPlan:
-    """First study's spec, which loads as it is.
+    """Spec of a first study, which loads as it is.
 
     Raises `UsageError` for wrong or contradictory answers, `LaunchError` if the model does not fit.
 
@@ -200,7 +200,7 @@ def plan_start(asked: StartRequest) -> StartPlan:
     sizes = len([size for size in (2**power for power in range(41)) if low <= size <= high])
     max_micro = micro if micro < max(high, batch) else None
     reasons = {name: reason for name, reason in _reasons(asked, batch, max_micro).items() if reason}
-    environment = Environment(trim_blocks=True, keep_trailing_newline=True)  # the text is no HTML
+    environment = Environment(trim_blocks=True, keep_trailing_newline=True)  # no escaping: the text is YAML
     environment.filters |= {"text": json.dumps, "number": _number}
     text = environment.from_string(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")).render(
         asked=asked,

@@ -55,7 +55,7 @@ TOKEN_BYTES = 32  # Bytes of a token; 256 bits cannot be guessed
 
 MOST_QUERY_BYTES = 16_384  # Maximum query length in bytes, far above any form's
 
-ADMITTED = "bssearch_admitted"  # Key of a request's state if `Guard` admitted it, which the server's connections read
+ADMITTED = "bssearch_admitted"  # Key in the state of a request that `Guard` admitted; `Connection` reads this state
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 
@@ -76,7 +76,7 @@ Refuse = Callable[[int, str, str], Response]  # Returns a refusal page for a sta
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """A server's accepted host names and its token, None if not required."""
+    """A server's accepted host names, and its token if required."""
 
     names: frozenset[str]
     port: int
@@ -95,7 +95,7 @@ class Access:
 
     def answers_to(self, host: str) -> bool:
         """True if a Host header names this server."""
-        # Ports are not compared, because a tunnel has its own and browsers send that one.
+        # Ports are not compared, because browsers send the port of an SSH tunnel.
         parts = re.fullmatch(r"(\[[^\[\]]+\]|[^\[\]:]+)(:[0-9]{0,5})?", host)
         if parts is None:
             return False
@@ -187,7 +187,7 @@ class Guard:
             rest = urlencode([(name, value) for name, value in pairs if name != "token"])
             # One leading slash only, because two would name another host.
             place = "/" + quote(scope["path"].lstrip("/\\"))
-            # A page with a link: a redirect from another site would lose the strict cookie.
+            # The response is a page with a link, because a redirect from another site would lose the strict cookie.
             kept = self._welcome(f"{place}?{rest}" if rest else place)
             kept.set_cookie(self._access.cookie, self._access.pass_value, httponly=True, samesite="strict", path="/")
             return kept
@@ -212,7 +212,7 @@ def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         return None
 
 
-# Status of an error page.
+# HTTP status of the page for an error.
 STATUS: tuple[tuple[type[BSSearchError], int], ...] = (
     (NotFoundError, 404),
     (TargetNotReachedError, 404),
@@ -233,7 +233,7 @@ PAGES: dict[str, Page] = {
 
 THREADS = 4  # Concurrent requests; they share one interpreter, and each thread keeps memory
 
-MOST_AT_ONCE = 40  # Maximum waiting and active requests, some seconds of work; others get a retry message
+MOST_AT_ONCE = 40  # Maximum waiting and active requests, some seconds of work; further requests get a retry message
 
 KEPT_PAGES = 16  # Number of cached pages
 
@@ -241,7 +241,7 @@ log = logging.getLogger("bssearch.web")
 
 
 def create_app(databases: Databases, access: Access) -> Starlette:
-    """Application that serves databases."""
+    """Web application that serves databases."""
     pages = _Pages(databases)
     return Starlette(
         routes=[
@@ -261,7 +261,7 @@ class _Pages:
         self._environment = templates(PackageLoader("bssearch.web"))
         self._environment.filters["value"] = in_words
         self._threads = ThreadPoolExecutor(THREADS, "bssearch page")
-        self._kept: dict[str, tuple[str, Response]] = {}  # by address, the one asked for last at the end
+        self._kept: dict[str, tuple[str, Response]] = {}  # version and response by address, the latest request last
         self._asked = 0
         # A large study takes memory and the interpreter alone; concurrent requests share one computed page.
         self._one_at_a_time = Lock()
@@ -273,15 +273,13 @@ class _Pages:
         }
 
     def endpoint(self, page: Page) -> Callable[[Request], Awaitable[Response]]:
-        """An endpoint; requests run in `THREADS` threads."""
-
         def answer(request: Request) -> Response:
             try:
                 return self._answer(page, request)
             except BSSearchError as error:
                 status = next((status for kind, status in STATUS if isinstance(error, kind)), 500)
                 return self._failed(request, status, error.message, error.hint or "")
-            except Exception as error:  # here, so that it is answered as all else is: with the headers of `Guard`
+            except Exception as error:  # caught here, so that `Guard` adds its headers to the error page
                 log.exception("%s", request.url.path)
                 return self._failed(request, 500, f"{type(error).__name__}: the log of the server has more", "")
 
@@ -299,7 +297,6 @@ class _Pages:
         return answer_in_a_thread
 
     def refusal(self, status: int, message: str, hint: str) -> Response:
-        """Refusal without database content."""
         values = {"status": status, "message": message, "hint": hint, "asks_token": status == 401}
         refused = self._page("refused.html", status, values)
         if status == 405:
@@ -428,9 +425,9 @@ def serve(
 ) -> None:
     """Serve database pages until Ctrl-C or SIGTERM.
 
-    A token is required if ``host`` is reachable from other machines or ``asks_token``; ``tell`` gets the address with
-    it once. ``port`` 0 takes a free one; ``names`` are further host names. Raises `UsageError` if it cannot listen or a
-    required token is declined.
+    A token is required if ``host`` is reachable from other machines or ``asks_token``; ``tell`` gets the address
+    with the token once. ``port`` 0 takes a free port; ``names`` are further host names. Raises `UsageError` if the
+    server cannot listen or a required token is declined.
     """
     databases = Databases(urls)
     needs_token = not is_loopback(host)
@@ -447,7 +444,7 @@ def serve(
             tell(line)
         config = uvicorn.Config(
             app,
-            access_log=False,  # it would hold the token
+            access_log=False,  # an access log would hold the token
             log_level="warning",
             server_header=False,
             proxy_headers=False,

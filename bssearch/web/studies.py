@@ -71,12 +71,11 @@ def _conditions(study: StudyRecord) -> dict[str, str]:
 
 
 def _offered(known: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:
-    """Values of each filter among studies' conditions."""
     return {name: sorted({one[name] for one in known} - {""}) for name in FILTERS}
 
 
 def study_filter(asked: PageRequest) -> StudyFilter:
-    """A query's filter."""
+    """Study filter of a query."""
     return StudyFilter.of(**{name: asked.text(name) for name in FILTERS})
 
 
@@ -96,7 +95,7 @@ MOST_TOLD = 5  # Maximum disagreements shown; JSON has all
 
 
 def compare_page(asked: PageRequest) -> Answered:
-    """Compare studies with the first."""
+    """Show the chosen studies side by side."""
     names = list(dict.fromkeys(name for name in asked.several.get("study", []) if name))
     if len(names) > MOST_COMPARED:
         raise UsageError(f"{len(names)} studies are too many to compare: at most {MOST_COMPARED}")
@@ -125,7 +124,7 @@ def compare_page(asked: PageRequest) -> Answered:
 
 
 def best_page(asked: PageRequest) -> Answered:
-    """Show matching studies' results and agreement; only the form without a filter."""
+    """Show matching studies' results and agreement; without a filter, only the form."""
     wanted = study_filter(asked)
     with asked.databases.opened() as stores:
         studies = [study for store in stores for study in store.studies.all()]
@@ -185,7 +184,7 @@ PAUSE_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyProgress:
-    """Progress of a study, live also between trials, so that its page keeps its form."""
+    """Progress of a study; live also between trials, so that the page keeps its layout."""
 
     status: Status
     running: list[dict[str, Any]]
@@ -211,7 +210,7 @@ def version_of(store: Store, name: str) -> str:
 
 
 def progress(store: Store, study: StudyRecord, trials: Sequence[TrialRecord]) -> StudyProgress:
-    """Progress with the curves of running trials, else of the latest ended ones."""
+    """Progress with the curves of running trials, else of the latest ended trials."""
     found = status(store, study.name, trials)
     running = [trial for trial in trials if trial.state is TrialState.RUNNING]
     drawn = (running or [trial for trial in trials if trial.state.is_finished])[-MOST_CURVES:]
@@ -284,7 +283,7 @@ def study_version(asked: PageRequest) -> str:
 
 
 def answer_document(asked: PageRequest) -> Answered:
-    """Answer of ``best --format json``."""
+    """Answer as in ``best --format json``."""
     with asked.databases.study(asked.study, asked.database) as store:
         found: Answer = answer(store, asked.study)
     return Document(found.model_dump(mode="json"))
@@ -320,7 +319,14 @@ COLUMNS = {
 LEAST_FIRST = ("time_to_target_s", "batch_size", "learning_rate", "train_seconds", "steps_to_target")
 
 
-HIDDEN = {"number", "phase", "state", "reason", "warnings", "traceback"}  # Heading of a trial's facts
+HIDDEN = {
+    "number",
+    "phase",
+    "state",
+    "reason",
+    "warnings",
+    "traceback",
+}  # Shown elsewhere on a trial's page, not among the facts
 
 
 def trials_page(asked: PageRequest) -> Answered:
@@ -360,7 +366,7 @@ def trials_page(asked: PageRequest) -> Answered:
 
 
 def trial_page(asked: PageRequest) -> Answered:
-    """Show a trial's configuration, curve, place, end reason and rerun command."""
+    """Show a trial's configuration, curve, environment, end reason and rerun command."""
     number = asked.path["number"]
     if not number.isascii() or not number.isdecimal() or len(number) > 9:
         raise NotFoundError(f"study {asked.study!r} has no trial {number[:20]!r}")

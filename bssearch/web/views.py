@@ -18,7 +18,7 @@ class Databases:
     """Read-only databases, as in `open_databases`."""
 
     def __init__(self, urls: Sequence[str] | None = None) -> None:
-        with open_databases(urls) as stores:  # raises what is wrong with them before anything is served
+        with open_databases(urls) as stores:  # an unusable database raises its error before anything is served
             self.names = [store.masked_url for store in stores]
         self._urls = list(urls) if urls else None
 
@@ -28,13 +28,13 @@ class Databases:
 
     @contextmanager
     def study(self, name: str, number: str | None = None) -> Iterator[Store]:
-        """Store with a study; ``number`` selects one of several.
+        """Store with a study; ``number`` selects the database.
 
         Raises `NotFoundError` if no store has it, `UsageError` if several do.
         """
         with self.opened() as stores:
             store = found_study(stores if number is None else [self._numbered(stores, number)], name)[0]
-            with store:  # which names a row that cannot be used
+            with store:  # errors about an unusable row name the row
                 store.studies.get(name)
                 yield store
 
@@ -92,7 +92,7 @@ class PageRequest:
         return number
 
     def one_of(self, name: str, known: Mapping[str, Any]) -> Any:
-        """``known`` entry of a query value, None if absent."""
+        """``known`` entry of a query value; None if the query lacks it."""
         given = self.text(name)
         if given is None:
             return None

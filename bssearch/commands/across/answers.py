@@ -57,7 +57,7 @@ class Finding:
 
     @property
     def acceptable(self) -> set[int]:
-        """Batch sizes within 5 % of the best."""
+        """Tried batch sizes within 5 % of the best."""
         low, high = self.answer.flat_range
         flat = {row.batch_size for row in self.answer.batches if low <= row.batch_size <= high}
         return {self.answer.optimal.batch_size, *flat, *self.answer.tied}
@@ -115,7 +115,7 @@ OF_CODE = ("workload_revision", "git_revision")
 
 
 class Disagreement(Model):
-    """Studies that disagree ``about`` the batch size, or the figure at it, and likely causes."""
+    """Studies that disagree ``about`` the batch size or its figure, and likely causes."""
 
     between: list[str]
     about: list[Literal["batch_size", "figure"]]
@@ -189,7 +189,7 @@ def _of_one_question(named: Sequence[tuple[str, Finding]]) -> QuestionAgreement:
 
 
 def _common_size(found: Sequence[Finding]) -> int | None:
-    """Size that most recommend and all accept, tried ones first."""
+    """Batch size that all answers accept and most recommend."""
     recommended = Counter(one.answer.optimal.batch_size for one in found)
     known = set().union(*(one.acceptable | set(one.answer.flat_range) for one in found))
     common = [size for size in known if all(one.accepts(size) for one in found)]
@@ -336,7 +336,7 @@ ANSWERED = (
 
 
 class StudyAnswer(Model):
-    """The answer of one study; from ``optimal`` on null without one, see ``note``."""
+    """One study's answer; if missing, ``note`` says why and fields from ``optimal`` on are null."""
 
     study: str
     database: str
@@ -377,7 +377,7 @@ def best_across(
 ) -> AcrossAnswer:
     """All matching studies' answers, and whether they agree.
 
-    Archived studies are left out. ``db`` is one URL or several. Raises `UsageError` without a condition,
+    Archived studies are left out. Raises `UsageError` without a condition,
     `NotFoundError`, `TargetNotReachedError` without any answer, `DatabaseError`.
 
     Example: ``bssearch.best_across(["sqlite:///a.db", "sqlite:///b.db"], workload="digits")``
@@ -444,7 +444,7 @@ def _answered(store: Store, study: StudyRecord) -> tuple[StudyAnswer, Finding | 
     )
     try:
         spec_of(study)
-    except DatabaseError as error:  # concerns this study alone
+    except DatabaseError as error:  # other studies may still have answers
         return row.model_copy(update={"note": error.message}), None
     try:
         found = answer(store, study.name)

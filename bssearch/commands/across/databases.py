@@ -32,7 +32,7 @@ def open_databases(urls: Sequence[str] | None = None) -> Iterator[list[Store]]:
 
 @contextmanager
 def study_in(urls: Sequence[str] | None, given: str | None) -> Iterator[tuple[Store, str]]:
-    """Give a study's store and name; see `found_study`."""
+    """Yield a study's store and name; see `found_study`."""
     with open_databases(urls) as stores:
         store, name = found_study(stores, given)
         with store:
@@ -106,7 +106,7 @@ MOST_NAMED = 8  # the most values of a condition that an error lists
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyFilter:
-    """Conditions on a study; None matches everything. ``device`` is a part of its name."""
+    """Conditions on a study; None matches everything. ``device`` is a part of the device's name."""
 
     workload: str | None = None
     device: str | None = None
@@ -156,7 +156,7 @@ class StudyFilter:
         return not self.unmet(study)
 
     def unmet(self, study: StudyRecord) -> set[str]:
-        """The unmet conditions."""
+        """Names of unmet conditions."""
         return {name for name, holds in self.conditions.items() if not holds(study)}
 
     def _has_target(self, study: StudyRecord) -> bool:
@@ -207,7 +207,7 @@ def precision_of(study: StudyRecord) -> str:
 
 
 def nothing_matches(asked: StudyFilter, studies: Sequence[StudyRecord]) -> NotFoundError:
-    """Error for no match, with existing values."""
+    """Error if no study matches; lists existing values."""
     if not studies:
         return NotFoundError("there is no study yet", hint="bssearch run SPEC makes one; --db names another database")
     there_are = "; ".join(_there_are(asked, studies))
@@ -238,7 +238,7 @@ _VALUES: Mapping[str, Callable[[StudyRecord], str]] = {
 
 
 def study_rows(store: Store, studies: Iterable[StudyRecord], *, archived: bool = False) -> Iterator[dict[str, Any]]:
-    """Yield a row per study, oldest first: the contract of ``studies --format json``.
+    """Yield a row per study, oldest first: the contract of ``study list --format json``.
 
     Closes the store.
     """

@@ -40,7 +40,7 @@ def cancel_study(store: Store, study: str) -> Submission:
     """
     found = store.queue.set_state(study, SubmissionState.CANCELLED, f"cancelled by {user_name()}")
     if study not in _served(store):
-        settle_cancelled(store, study)  # Otherwise its workers settle it once its trials have ended.
+        settle_cancelled(store, study)  # Otherwise the study's workers settle the study once its trials have ended.
     return found
 
 
@@ -71,7 +71,7 @@ def settle_cancelled(store: Store, study: str) -> None:
 
 
 def settle_left_behind(store: Store) -> dict[str, str]:
-    """Settle cancelled studies of killed workers; return failures by study."""
+    """Settle cancelled studies of killed workers; return errors by study."""
     problems: dict[str, str] = {}
     left = store.queue.unsettled()
     for study in {*left} - _served(store) if left else ():

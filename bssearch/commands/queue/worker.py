@@ -103,7 +103,7 @@ class Stop:
             os._exit(1)
 
 
-# How long a worker skips a study that it cannot run, so that a repaired node takes it again.
+# Seconds to skip a study that this node cannot run; the node may be repaired meanwhile.
 REFUSED_FOR_S = 600.0
 
 # Seconds to skip a study after a process or device failed; each failure in a row multiplies by `LONGER`, up to
@@ -119,12 +119,12 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """A shift's end."""
+    """How a shift ended."""
 
     state: SubmissionState
     reason: str = ""
     alone_seconds: float = 0.0  # how long to skip the study
-    failed_here: bool = False  # may recur on this machine, so repetition lengthens the time
+    failed_here: bool = False  # may recur on this machine, so failures in a row lengthen the time
 
     def alone_after(self, failures: int) -> float:
         """Seconds to skip after ``failures`` in a row."""
@@ -174,7 +174,7 @@ class Meter(Listener):
 
 
 class ServedStudy:
-    """A study in a thread; `end` is set once it ``is_over``."""
+    """Runs a study in a thread; `end` is set once the study ``is_over``."""
 
     def __init__(self, spec: StudySpec, launch: Launch, tell: Tell) -> None:
         self._spec, self._launch, self._tell = spec, launch, tell
@@ -187,7 +187,7 @@ class ServedStudy:
         self._thread.start()
 
     def is_over(self, wait_seconds: float) -> bool:
-        """True if it ended, after a short wait."""
+        """True if the study ends within ``wait_seconds``."""
         self._thread.join(wait_seconds)
         return not self._thread.is_alive()
 
@@ -218,7 +218,7 @@ def ended_by(error: BaseException) -> End:
     return next(end for kinds, end in ends.items() if isinstance(error, kinds))
 
 
-TURN_SECONDS = 300.0  # after this a study yields to the next one; much longer than loading a workload
+TURN_SECONDS = 300.0  # a study's turn, after which the next study runs; much longer than loading a workload
 
 LOOK_SECONDS = 2.0  # poll interval for paused or cancelled studies and new work
 
@@ -238,7 +238,7 @@ class Serving:
     Example: ``bssearch.run_worker("templates.yaml", serving=bssearch.Serving(tags=("a100",), until_empty=True))``
     """
 
-    tags: tuple[str, ...] = ()  # submissions may only have these
+    tags: tuple[str, ...] = ()  # a submission with other tags is not served
     slots: int | Literal["auto"] | None = None
     device: str | None = None
     turn_seconds: float = TURN_SECONDS  # after which a study yields
@@ -277,7 +277,7 @@ def run_worker(
 
 
 class QueueWorker:
-    """A worker in one process."""
+    """Serves the queue in one process."""
 
     def __init__(self, templates: Templates, serving: Serving, store: Store, launch: Launch, tell: Tell) -> None:
         self._templates, self._serving, self._store, self._launch = templates, serving, store, launch

@@ -55,14 +55,14 @@ def build_model(asked: MemoryPlanRequest, mode: FakeTensorMode, dtype: torch.dty
                 made = _maker(asked)
         except BSSearchError:
             raise
-        except (Exception, SystemExit):  # it reads values, which fake tensors lack: build it for real
+        except (Exception, SystemExit):  # the model reads values, which fake tensors lack: use real tensors
             made = real_model(asked)
     _take_into(mode, made.module, dtype)
     made.module.train()
     return made
 
 
-# methods of transformers from 5.23 on, of older transformers, and of timm
+# methods that turn checkpointing on: of transformers from 5.23 on, of older transformers, and of timm
 WAYS_TO_CHECKPOINT: Mapping[str, Mapping[str, Any]] = {
     "activation_checkpointing_enable": {"activation_checkpointing_kwargs": {"use_reentrant": False}},
     "gradient_checkpointing_enable": {"gradient_checkpointing_kwargs": {"use_reentrant": False}},
@@ -71,12 +71,12 @@ WAYS_TO_CHECKPOINT: Mapping[str, Mapping[str, Any]] = {
 
 
 def checkpoint_blocks(module: Any, name: str) -> None:
-    """Recompute a model's blocks by its method, else its lists' repeated modules."""
+    """Turn on activation checkpointing by the model's method, else for repeated modules of its lists."""
     way = next((one for one in WAYS_TO_CHECKPOINT if hasattr(module, one)), None)
     if way is not None:
         try:
             getattr(module, way)(**WAYS_TO_CHECKPOINT[way])
-        except Exception as error:  # some have the method to say that they cannot
+        except Exception as error:  # some models have the method only to refuse
             raise NoBlocksError(f"--checkpointing: {name} does not offer it: {error}") from error
     elif blocks := list(_blocks(module)):
         checkpoint_modules(blocks)

@@ -102,7 +102,7 @@ class ParameterBytes:
 
     @property
     def least(self) -> int:
-        """Least bytes of a step: fixed ones and autocast's copies."""
+        """Least bytes of a step: fixed bytes and autocast's copies."""
         return self.fixed + self.autocast_copies
 
 
@@ -164,7 +164,7 @@ class SampleBytes:
 
     @property
     def total(self) -> int:
-        """The sum."""
+        """Sum of the three."""
         return self.activations + self.attention_scores + self.logits
 
 

@@ -64,7 +64,7 @@ class Term:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryOption:
-    """Memory with a precision, an optimizer and checkpointing; each row of the table has others."""
+    """Row of the table: memory with a precision, an optimizer and checkpointing."""
 
     precision: str
     mixed: str | None
@@ -434,7 +434,7 @@ class MemoryPlanRequest(Request):
 
     @property
     def memory_bytes(self) -> int | None:
-        """The memory given for tensors, else the device's."""
+        """Bytes given for tensors, else of the device."""
         if self.memory_gib is not None:
             return round(self.memory_gib * GIB)
         return None if self.kind is None else self.kind.memory_bytes
@@ -467,7 +467,7 @@ class MemoryPlanRequest(Request):
         return largest(self.room_bytes), largest(self.room_bytes - self.headroom_bytes)
 
     def in_plan(self) -> dict[str, Any]:
-        """Fields that a plan repeats."""
+        """Fields of the request that a plan repeats."""
         same = ("precision", "optimizer", "checkpointing", "device", "memory_bytes", "headroom_bytes", "model")
         return {
             **{name: getattr(self, name) for name in same},

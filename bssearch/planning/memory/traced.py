@@ -1,7 +1,4 @@
-"""Memory plans from a training step, traced with fake tensors at two batch sizes.
-
-The trace shows which tensors the backward pass keeps.
-"""
+"""Memory plans from a training step, traced with fake tensors at two batch sizes."""
 
 from __future__ import annotations
 
@@ -45,8 +42,8 @@ class Allocation:
     start: int  # the event that created it
     size: int  # in bytes
     phase: str  # build, inputs, forward, backward or optimizer
-    elements: int  # of the first tensor
-    width: int  # its last dimension
+    elements: int  # of the storage's first tensor
+    width: int  # last dimension of the first tensor
     end: int | None = None  # the event that released it; None: never
     term: str | None = None
 
@@ -69,7 +66,7 @@ class StepLifetimes:
         )
 
     def events_before_update(self) -> int | None:
-        """Number of events before the optimizer's, or None."""
+        """Number of events before the optimizer's update; None without update."""
         updates = (one.start for one in self.allocations if one.phase == "optimizer" and one.start > self.since)
         first = min(updates, default=None)
         return None if first is None else first - self.since
@@ -259,7 +256,7 @@ _CONVOLUTIONS = {
     torch.ops.aten.mkldnn_convolution.default,
 }
 
-# term of a storage without a more specific one
+# term of a storage by phase, unless a more specific term is known
 TERM_OF_PHASE = {
     "build": "weights",
     "inputs": "inputs",
@@ -339,7 +336,7 @@ def _with_state(step: Step, recorder: _Recorder) -> torch.optim.Optimizer | None
     optimizer = step.optimizer(step.model)
     for group in optimizer.param_groups:
         if step.is_cuda and "foreach" in group:
-            group["foreach"] = True  # PyTorch's own choice there
+            group["foreach"] = True  # PyTorch's default on CUDA
     for parameter in step.model.parameters():
         if parameter.requires_grad:
             parameter.grad = torch.zeros_like(parameter)
@@ -435,8 +432,7 @@ _SHARDED_FROM = {
 def plan_model(asked: MemoryPlanRequest) -> MemoryPlan:
     """Plan of a model's training step.
 
-    Raises `LaunchError` if it does not fit even without activations, `UsageError` if it does not build or cannot be
-    traced.
+    Raises `LaunchError` if the model does not fit even without activations, `UsageError` if it cannot be traced.
     """
     small, large, module = _traces(asked, asked.optimizer)
     asked = asked.model_copy(update={"parameters": sum(one.numel() for one in module.parameters())})

@@ -30,7 +30,7 @@ RENAMED = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """One input."""
+    """An input of the form."""
 
     name: str
     label: str
@@ -56,12 +56,12 @@ class Fieldset:
 
     @cached_property
     def fields(self) -> list[Field]:
-        """Unfolded fields."""
+        """Fields that are always visible."""
         return [_field(self.request, *one) for one in self.options.items()]
 
     @cached_property
     def rare_fields(self) -> list[Field]:
-        """Folded fields."""
+        """Fields that are folded away."""
         return [_field(self.request, name, "") for name in self.rare]
 
 
@@ -277,7 +277,7 @@ class ResultSection:
     shown: Shown = field(default_factory=Shown)
     figures: Sequence[DrawnFigure] = ()
     command: str = ""  # prints the same numbers, or is empty
-    absent: str = ""  # why it is empty
+    absent: str = ""  # why the section is empty
     refusals: Sequence[Refusal] = ()
 
 
@@ -296,7 +296,7 @@ class Asking(Generic[Asked]):
     command: str
     request: type[Asked]
     typed: Mapping[str, str]
-    options: Sequence[str]  # those with fields
+    options: Sequence[str]  # options that have a field
     needed: Sequence[str]  # required for a plan
     set_by_page: Mapping[str, str] = field(default_factory=dict)  # values from the page
 
@@ -318,7 +318,7 @@ class Asking(Generic[Asked]):
         return [option for option in self.needed if option not in self.texts]
 
     def answered(self, answer: Callable[[Asked], Mapping[str, Any]]) -> ResultSection:
-        """Part, without an answer if a field is missing or wrong."""
+        """Result section, empty if a field is missing or wrong."""
         part = replace(self.part, command=self.line)
         fill_in = " and ".join(f"“{self.field_of(option).label}”" for option in self.missing)
         absent = f"fill in {fill_in}" if fill_in else "see the errors above the results"

@@ -121,7 +121,7 @@ HIGHEST = 1e4
 
 
 def trade_off_figure(found: TradeOff, max_micro: int | None) -> Chart:
-    """Draw time and samples over their minima."""
+    """Draw time and samples to the target, relative to their minima."""
     points = [one for one in found.points if max(one.relative_time, one.relative_samples) <= HIGHEST] or [found.fastest]
     sizes = [one.row.batch for one in points]
     times, samples = [one.relative_time for one in points], [one.relative_samples for one in points]
@@ -184,7 +184,7 @@ DEVICES = ResultSection(
 
 
 def results(typed: Mapping[str, str]) -> list[ResultSection]:
-    """The result parts."""
+    """The result sections."""
     fitting: list[int | None] = []
 
     def of_memory(asked: MemoryPlanRequest) -> dict[str, Any]:
