@@ -365,7 +365,7 @@ class Trainer(AbstractContextManager["Trainer"]):
             return None
         configuration = self.configuration
         # A workload's own step may update parameters before it returns the loss.
-        first = FIRST_LOSS if self._own_step is None else "at the first step the loss is"
+        first = FIRST_LOSS if self._own_step is None else f"with the workload's own step {FIRST_LOSS}"
         return (
             f"{first} {loss}: batch size {configuration.batch_size}, "
             f"learning rate {configuration.learning_rate:.4g}; {self.first_non_finite() or 'no non-finite parameter'}"
