@@ -163,11 +163,8 @@ def _bar(scale: Callable[[float], int], low: float | None, median: float, high: 
 
 def _runs(found: Answer, row: Batch) -> str:
     figure = row.objective_value
-    if figure is None and "reached" in row.ended:
-        return f"{row.ended['reached']} of {sum(row.ended.values())} reached it"
     if figure is None:
-        untried = "not tried" if row.predicted_s is None else "not tried: predicted"
-        return ", ".join(f"{count} {state}" for state, count in row.ended.items()) or untried
+        return _without_figure(row)
     seeds = plural(figure.runs, "seed" if row.confirmed else "run")
     if row.batch_size == found.optimal.batch_size:
         return seeds
@@ -178,6 +175,14 @@ def _runs(found: Answer, row: Batch) -> str:
     if not row.confirmed:
         return f"{seeds}, unconfirmed"
     return f"{seeds}, hardly tuned" if row.untuned else f"{seeds}, may be best"
+
+
+def _without_figure(row: Batch) -> str:
+    if not row.ended:
+        return "not tried" if row.predicted_s is None else "not tried: predicted"
+    if "reached" in row.ended:
+        return f"{row.ended['reached']} of {sum(row.ended.values())} reached it"
+    return ", ".join(f"{count} {state}" for state, count in row.ended.items())
 
 
 def _configuration(found: Answer) -> list[str]:

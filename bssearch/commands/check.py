@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -160,12 +160,13 @@ Suspicion = tuple[str, object, str]  # a code, whether it applies, and a sentenc
 
 def suspicions(evidence: CheckEvidence) -> Iterator[tuple[str, str]]:
     """Yield suspicious properties of spec and workload, as (code, sentence)."""
+    known = list(pitfalls(evidence.spec, evidence.found))
     for code, holds, sentence in (
         *_about_the_metric(evidence),
-        *_about_the_trial(evidence),
+        *_about_the_trial(evidence, {sentence for _, sentence in known}),
         *_about_the_batch_sizes(evidence),
         *_about_the_spec(evidence),
-        *((code, True, sentence) for code, sentence in pitfalls(evidence.spec, evidence.found)),
+        *((code, True, sentence) for code, sentence in known),
     ):
         if holds:
             yield code, sentence
@@ -200,9 +201,8 @@ def _about_the_metric(evidence: CheckEvidence) -> list[Suspicion]:
     ]
 
 
-def _about_the_trial(evidence: CheckEvidence) -> list[Suspicion]:
+def _about_the_trial(evidence: CheckEvidence, known: Collection[str]) -> list[Suspicion]:
     outcome, curve, target = evidence.outcome, evidence.curve, evidence.spec.record_target
-    known = {message for _, message in pitfalls(evidence.spec, evidence.found)}
     found: list[Suspicion] = [("training", sentence not in known, sentence) for sentence in outcome.warnings]
     if outcome.state is TrialState.DIVERGED:
         at_once = outcome.steps == 1 and not evidence.spec.is_program  # the loss of step 1 precedes the first update
@@ -381,10 +381,8 @@ def check(spec: GivenSpec, launch: Launch = HERE) -> Check:
     spec, launch = loaded(spec, launch)
     if launch.db is not None:
         check_writable(launch.db)
-        with (
-            suppress(DatabaseError),
-            open_store(launch.db, write=False) as store,
-        ):  # the first run creates a missing database
+        # The first run creates a missing database.
+        with suppress(DatabaseError), open_store(launch.db, write=False) as store:
             stored = store.studies.find(spec.name)
             if stored is not None and launch.workload is None:
                 check_question(spec, stored)

@@ -614,7 +614,7 @@ def nan_at_any_rate(history: History) -> BSSearchError | None:
     ran = [trial for trial in history.all_trials if trial.phase is Phase.SEARCH and says_something(trial)]
     if not are_nan_at_any_rate(ran):
         return None
-    return TargetNotReachedError(f"{len(ran)} of {len(ran)} trials diverged at the first step", hint=NAN_DATA)
+    return TargetNotReachedError(f"all {len(ran)} trials diverged at the first step", hint=NAN_DATA)
 
 
 def _default_missed(trial: TrialRecord, history: History) -> str | None:

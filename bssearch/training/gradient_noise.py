@@ -5,6 +5,7 @@ A pass computes gradients of a few small batches in fp32, uncompiled, and change
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +24,7 @@ from bssearch.training.batches import Growth, random_state_kept
 from bssearch.training.computation import Computation, buffers_kept
 from bssearch.training.course import Approach
 from bssearch.training.memory import is_out_of_memory
+from bssearch.training.optimizers import trained_by
 from bssearch.training.trainer import Trainer, seed_everything
 from bssearch.workloads.base import WeightedLoss
 from bssearch.workloads.data import moved
@@ -61,13 +63,8 @@ class GradientPasses:
 
     def __init__(self, trainer: Trainer, seed: int) -> None:
         self._trainer = trainer
-        self._parameters = [
-            one
-            for optimizer in trainer.optimizers
-            for group in optimizer.param_groups
-            for one in group["params"]
-            if one.requires_grad
-        ]
+        trained = itertools.chain.from_iterable(map(trained_by, trainer.optimizers))
+        self._parameters = [one for one in trained if one.requires_grad]
         self._generator = np.random.default_rng(seed)
 
     def small_batch(self, small_batches: int) -> int:

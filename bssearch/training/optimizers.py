@@ -232,13 +232,18 @@ def ignored_learning_rate(workload: Workload, model: nn.Module, configuration: C
     )
 
 
+def trained_by(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    """Parameters of all groups of an optimizer."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
 def _check(optimizer: object, parameters: set[int]) -> None:
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise WorkloadError(
             f"build_optimizer() returned a {type(optimizer).__name__}; it must be a torch.optim.Optimizer, "
             "or a tuple, list or dict of them"
         )
-    if not any(id(parameter) in parameters for group in optimizer.param_groups for parameter in group["params"]):
+    if not any(id(parameter) in parameters for parameter in trained_by(optimizer)):
         raise WorkloadError(
             f"build_optimizer() returned a {type(optimizer).__name__} over parameters that are not the model's",
             hint="build it over the parameters of the model that it is given",

@@ -32,6 +32,7 @@ from bssearch.training.optimizers import (
     restore_states,
     states_of,
     take_over_states,
+    trained_by,
 )
 from bssearch.training.schedule import schedule_for
 from bssearch.workloads.base import TrainingStep, WeightedLoss, Workload, measure, metric_value
@@ -124,8 +125,8 @@ class Updates:
         if self.scaler is not None:
             self._unscale(stepped)
         if self._clip_norm is not None:
-            own = None if only is None else [one for group in only.param_groups for one in group["params"]]
-            torch.nn.utils.clip_grad_norm_(self._model.parameters() if own is None else own, self._clip_norm)
+            parameters = self._model.parameters() if only is None else trained_by(only)
+            torch.nn.utils.clip_grad_norm_(parameters, self._clip_norm)
         for optimizer in stepped:
             self._step(optimizer)
         if only is None:
@@ -134,7 +135,7 @@ class Updates:
     def apply_each(self) -> None:
         """Step each optimizer that has gradients."""
         for optimizer in self.optimizers:
-            if any(parameter.grad is not None for group in optimizer.param_groups for parameter in group["params"]):
+            if any(parameter.grad is not None for parameter in trained_by(optimizer)):
                 self.apply(optimizer)
         self.end()
 

@@ -14,6 +14,7 @@ from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 from bssearch.records import Configuration
 from bssearch.spec.space.micro_batches import GROUP_NORM, batch_norm_caveats
 from bssearch.training.loop import batch_norm_layers
+from bssearch.training.optimizers import trained_by
 
 WATCHED_STEPS = 3  # first steps to check; an average that follows micro-batches does so in each step
 
@@ -30,7 +31,7 @@ def trained_modules(objects: Mapping[str, Any]) -> list[nn.Module]:
 
 def _trained_by(objects: Mapping[str, Any]) -> set[int]:
     optimizers = [one for one in objects.values() if isinstance(one, Optimizer)]
-    return {id(one) for each in optimizers for group in each.param_groups for one in group["params"]}
+    return {id(one) for each in optimizers for one in trained_by(each)}
 
 
 def about_batch_norm(modules: Sequence[nn.Module], now: Configuration) -> list[str]:

@@ -109,10 +109,8 @@ def _forked(worker: socket.socket, script: str, arguments: list[str], line: int)
 
 def _started(script: str, arguments: list[str], line: int) -> int:
     os.set_inheritable(line, True)
-    command = [
-        *(sys.executable, "-P", "-m", HOST, "--parent", str(os.getpid())),
-        *("--once", str(line), script, "--", *arguments),
-    ]
+    options = ["--parent", str(os.getpid()), "--once", str(line)]
+    command = [sys.executable, "-P", "-m", HOST, *options, script, "--", *arguments]
     return os.posix_spawn(sys.executable, command, os.environ, setpgroup=0)
 
 

@@ -558,7 +558,9 @@ class LoadedCommand(LoadedProgram):
 
     def _reported_memory(self, configuration: Configuration, process: CommandProcess) -> MemoryUse:
         with closing(self._until_it_ends(process)) as reports:
-            next((report for report in reports if report.step >= MEMORY_STEPS), None)
+            for report in reports:
+                if report.step >= MEMORY_STEPS:
+                    break
         return MemoryUse(micro_batch_size=configuration.micro_batch_size, fits=True, peak_memory_bytes=None)
 
     def _hint_of_reports(self, process: CommandProcess) -> str:
