@@ -59,12 +59,14 @@ if TYPE_CHECKING:
     from bssearch.search.samplers.time_model.optuna_sampler import TimeToTargetSampler
     from bssearch.spec import StudySpec, load_spec
     from bssearch.storage.repository import Store, open_store
+    from bssearch.training.advisor import BatchAdvisor
     from bssearch.workloads.base import TrainingStep, WeightedLoss, Workload
     from bssearch.workloads.data import Data, Part
 
 _HOMES = {
     "Answer": "bssearch.commands.best",
     "BSSearchError": "bssearch.errors",
+    "BatchAdvisor": "bssearch.training.advisor",
     "CheckpointError": "bssearch.errors",
     "Configuration": "bssearch.records",
     "Data": "bssearch.workloads.data",
@@ -123,6 +125,7 @@ _HOMES = {
 __all__ = [
     "Answer",
     "BSSearchError",
+    "BatchAdvisor",
     "CheckpointError",
     "Configuration",
     "Data",

@@ -107,7 +107,7 @@ class GradientPasses:
         self._generator.bit_generator.state = state
 
     def _norms(self, batches: tuple[torch.Tensor, ...]) -> tuple[Norms, Norms | None]:
-        divisors = _adam_divisors(self._trainer.optimizers)
+        divisors = adam_divisors(self._trainer.optimizers)
         kinds = [None] if divisors is None else [None, divisors]
         small: list[list[torch.Tensor]] = [[] for _ in kinds]
         sums: dict[nn.Parameter, torch.Tensor] = {}
@@ -296,8 +296,8 @@ def _exact(trainer: Trainer, seed: int) -> Iterator[None]:
 Divisors = dict[nn.Parameter, Callable[[], torch.Tensor]]
 
 
-def _adam_divisors(optimizers: Sequence[torch.optim.Optimizer]) -> Divisors | None:
-    # functions for Adam's √v̂ + ε by parameter; None if no optimizer has betas and epsilon in all groups
+def adam_divisors(optimizers: Sequence[torch.optim.Optimizer]) -> Divisors | None:
+    """Functions for Adam's √v̂ + ε by parameter; None if no optimizer has betas and epsilon in all groups."""
 
     def divisor(state: dict[str, torch.Tensor], beta2: float, epsilon: float) -> Callable[[], torch.Tensor]:
         return lambda: (state["exp_avg_sq"] / (1 - beta2 ** state["step"])).sqrt() + epsilon

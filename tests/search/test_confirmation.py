@@ -86,8 +86,10 @@ def test_a_neighbour_that_never_reached_is_confirmed_with_the_best_carried_over_
     [below, above] = beside(History(SPEC, [*trials, missed], probes), best.batch_size)
     assert below == trials[1].configuration
     assert above == SPEC.space.decode(64, sampled) and above.learning_rate > best.learning_rate
-    tried = replace(missed, number=4, configuration=above)
-    assert beside(History(SPEC, [*trials, tried], probes), best.batch_size) == [below]
+    stopped = replace(missed, number=4, configuration=above)
+    assert beside(History(SPEC, [*trials, stopped], probes), best.batch_size) == [below, above]
+    whole = replace(stopped, state=TrialState.EXHAUSTED)
+    assert beside(History(SPEC, [*trials, whole], probes), best.batch_size) == [below]
 
 
 def test_where_the_runs_recommend_another_batch_size_its_neighbours_follow() -> None:

@@ -13,7 +13,7 @@ from torch import nn
 
 from bssearch.errors import LaunchError, UsageError
 from bssearch.spec.space import OPTIMIZERS
-from bssearch.training.gradient_noise import _adam_divisors
+from bssearch.training.gradient_noise import adam_divisors
 from bssearch.training.optimizers import OF_TIMM, build_optimizer, check_libraries
 from tests.torchvision import import_timm
 from tests.training.test_trainer import weights_after
@@ -230,7 +230,7 @@ class TestMuon:
         model(torch.randn(4, 6)).sum().backward()
         optimizer.step()
         assert any("exp_avg_sq" in state for state in optimizer.state.values())
-        assert _adam_divisors([optimizer]) is None
+        assert adam_divisors([optimizer]) is None
 
 
 class TestTimm:

@@ -20,6 +20,7 @@ from bssearch.executors.loops.assignment import print_evaluation
 from bssearch.executors.loops.following import in_words, rates_of
 from bssearch.executors.loops.own_loop import Trial
 from bssearch.executors.loops.pitfalls import about_order
+from bssearch.training.advisor import BatchAdvisor
 
 OLDEST, BELOW = (2, 6, 5), (2, 7)
 PACKAGES = {"lightning.pytorch": "lightning", "pytorch_lightning": "pytorch-lightning"}  # distribution by module
@@ -243,6 +244,34 @@ class TrialCallback(Callback):  # type: ignore[misc]
             logged = ", ".join(sorted(found)) or "nothing"
             raise UsageError(f"metric = {self._metric!r} of TrialCallback: validation logs {logged}")
         return found if self._metric is None else {self._metric: found[self._metric]}
+
+
+class AdvisorCallback(Callback):  # type: ignore[misc]
+    """Callback with a `BatchAdvisor` for any fit, in a trial or not; its ``advisor`` prints its report at the end.
+
+    The noise is measured in fits that accumulate gradients or have several processes.
+
+    Args:
+        batch_size: Samples per optimizer step, of all processes and micro-batches together.
+    """
+
+    def __init__(self, batch_size: int) -> None:
+        self._batch_size = batch_size
+        self.advisor: BatchAdvisor | None = None
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Make the advisor."""
+        self.advisor = BatchAdvisor(pl_module, self._batch_size, optimizer=trainer.optimizers[0])
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        """Record a step."""
+        if self.advisor is not None and optimizer is trainer.optimizers[0]:
+            self.advisor.step()
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        """Print the report."""
+        if self.advisor is not None and trainer.is_global_zero:
+            print(self.advisor.report())
 
 
 def fit_made(trial: Trial, made: Any) -> None:

@@ -16,9 +16,10 @@ from bssearch.errors import UsageError
 from bssearch.executors.loops.following import rates_of
 from bssearch.executors.loops.own_loop import Trial
 from bssearch.executors.loops.trial_run import unmoved
+from bssearch.training.advisor import BatchAdvisor
 from bssearch.training.schedule import warmup_steps
 
-__all__ = ["TrialCallback", "both_names", "fit", "fit_made", "training_arguments"]
+__all__ = ["AdvisorCallback", "TrialCallback", "both_names", "fit", "fit_made", "training_arguments"]
 
 EXTRA = "bssearch[transformers]"
 LEAST_VERSIONS = {"transformers": (5, 22), "accelerate": (1, 15)}  # oldest tested; older Trainers have other events
@@ -201,6 +202,37 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
         if not self._trial.is_searched:
             return {name: value for name, value in named.items() if not name.startswith(PREFIX)}
         return named
+
+
+class AdvisorCallback(TrainerCallback):  # type: ignore[misc]
+    """Callback with a `BatchAdvisor` for any training, in a trial or not; its ``advisor`` prints its report at the end.
+
+    The noise is measured in trainings that accumulate gradients or have several processes.
+    """
+
+    def __init__(self) -> None:
+        self.advisor: BatchAdvisor | None = None
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
+    ) -> None:
+        """Make the advisor."""
+        samples = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+        self.advisor = BatchAdvisor(others["model"], samples, optimizer=others.get("optimizer"))
+
+    def on_pre_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
+    ) -> None:
+        """Record a step."""
+        if self.advisor is not None:
+            self.advisor.step()
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
+    ) -> None:
+        """Print the report."""
+        if self.advisor is not None and state.is_world_process_zero:
+            print(self.advisor.report())
 
 
 def fit(trainer: Trainer, trial: Trial, metric: str | None = None) -> None:

@@ -531,3 +531,29 @@ def test_a_trial_does_not_begin_in_the_middle_of_another_run(tmp_path: Path) -> 
         trainer_of(TrialCallback(found.trial)).fit(
             Tiny(found.time), loader(found.trial), data, ckpt_path=tmp_path / "run.ckpt", weights_only=False
         )
+
+
+def test_the_advisor_s_callback_measures_the_noise_of_a_fit_that_accumulates(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    advisor = ours.AdvisorCallback(batch_size=20)
+    inputs = torch.randn(4000, 3, generator=torch.Generator().manual_seed(0))
+    trainer = lightning.Trainer(
+        max_epochs=1,
+        accumulate_grad_batches=2,
+        gradient_clip_val=0.01,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        limit_val_batches=0,
+        default_root_dir=tmp_path,
+        callbacks=[advisor],
+    )
+    trainer.fit(Tiny(FakeTime()), DataLoader(TensorDataset(inputs, inputs.sum(dim=1, keepdim=True)), batch_size=10))
+    assert advisor.advisor is not None
+    found = advisor.advisor.report()
+    assert (found.batch_size, found.samples) == (20, 4000)
+    assert found.measured_steps > 0
+    assert str(found) in capsys.readouterr().out

@@ -21,6 +21,7 @@ from bssearch.executors.loops.own_loop import Trial
 from bssearch.executors.loops.passes import SeededSampler
 from bssearch.executors.loops.transformers import (
     MOST_STEPS,
+    AdvisorCallback,
     TrialCallback,
     both_names,
     check_libraries,
@@ -495,3 +496,30 @@ def test_an_argument_of_ones_own_stands_for_it(tmp_path: Path) -> None:
     own: dict[str, Any] = {"optim": "adagrad", "lr_scheduler_type": "cosine", "max_steps": 300}
     made = training_arguments(trial, output_dir=str(tmp_path), **own)
     assert (made.optim, made.lr_scheduler_type, made.max_steps) == ("adagrad", "cosine", 300)
+
+
+def test_the_advisor_s_callback_measures_the_noise_of_a_training_that_accumulates(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    advisor = AdvisorCallback()
+    arguments = TrainingArguments(
+        str(tmp_path),
+        max_steps=40,
+        per_device_train_batch_size=5,
+        gradient_accumulation_steps=2,
+        max_grad_norm=0.01,
+        use_cpu=True,
+        remove_unused_columns=False,
+        disable_tqdm=True,
+        save_strategy="no",
+        report_to=[],
+    )
+    trainer = trainer_of(alone(), tmp_path, arguments=arguments)
+    trainer.add_callback(advisor)
+    trainer.remove_callback(TrialCallback)
+    trainer.train()
+    assert advisor.advisor is not None
+    report = advisor.advisor.report()
+    assert (report.batch_size, report.samples) == (10, 400)
+    assert report.measured_steps > 0
+    assert str(report) in capsys.readouterr().out

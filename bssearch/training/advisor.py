@@ -1,0 +1,321 @@
+"""Advice on the batch size of a running training: its gradient noise scale, and what another batch size would save."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from bssearch.errors import UsageError
+from bssearch.records.noise_scale import (
+    CRITICAL_BATCH_OCTAVES,
+    FEWEST_PASSES,
+    NoiseScaleInterval,
+    Norms,
+    Pass,
+    estimate,
+    moments,
+)
+from bssearch.records.text import noise_scale
+from bssearch.training.gradient_noise import Divisors, adam_divisors
+from bssearch.training.loop import batch_norm_layers
+
+SHARE = 0.02  # largest share of the training time for measurements
+
+WINDOW = 128  # newest measured steps whose noise scale counts as the present one; it grows in training
+
+FIRST_EVERY = 8  # steps from one measurement to the next until their cost is known
+LEAST_EVERY, MOST_EVERY = 2, 1000
+
+FEWEST_TIMED = 3  # measured steps whose cost is known; the first one loads kernels
+
+TIMED = 32  # newest steps whose median is the step time, measured and other steps apart
+
+ENDLESS = 10**15  # samples of a dataset whose size is not given
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchAdvice:
+    """The present findings of a `BatchAdvisor`.
+
+    Attributes:
+        batch_size: Samples per optimizer step, of all ranks together.
+        samples: Samples seen.
+        measured_steps: Number of steps in which the noise was measured.
+        noise_scale: Noise scale in samples with its 95 % interval, over the newest steps; under Adam as Adam sees it.
+        step_seconds: Median seconds of a step, if known.
+    """
+
+    batch_size: int
+    samples: int
+    measured_steps: int
+    noise_scale: NoiseScaleInterval
+    step_seconds: float | None
+
+    def saved_steps(self, factor: float = 2.0) -> tuple[float, float, float] | None:
+        """Share of the steps that ``factor`` × the batch size saves, with its range; None if unknown.
+
+        Steps ∝ 1 + B_crit / B (McCandlish et al. 2018, arXiv 1812.06162). The range adds `CRITICAL_BATCH_OCTAVES` to
+        both ends of the noise scale's interval, because B_crit differs from the noise scale.
+        """
+        known, apart = self.noise_scale, 2**CRITICAL_BATCH_OCTAVES
+        if known.scale is None or known.low is None or known.high is None:
+            return None
+        b_crits = (known.scale, known.low / apart, known.high * apart)
+        share, *ends = (1 - (1 + one / (factor * self.batch_size)) / (1 + one / self.batch_size) for one in b_crits)
+        return share, min(ends), max(ends)
+
+    def __str__(self) -> str:
+        known, size = self.noise_scale, self.batch_size
+        saved, halved = self.saved_steps(), self.saved_steps(0.5)
+        if known.low is None:
+            return f"noise scale unknown after {self.measured_steps} measured steps; an interval needs {FEWEST_PASSES}"
+        if saved is None or halved is None:
+            return f"noise scale {noise_scale(None, known.low, None)} samples after {self.samples:,} samples"
+        parts = [
+            f"noise scale {noise_scale(known.scale, known.low, known.high)} samples after {self.samples:,} "
+            f"samples: batch {2 * size} instead of {size} saves {saved[0]:.0%} [{saved[1]:.0%}, {saved[2]:.0%}] of the "
+            f"steps and takes {1 - 2 * saved[0]:.0%} more samples"
+        ]
+        if self.step_seconds is not None:
+            longest = self.step_seconds / (1 - saved[0])
+            parts.append(f"it pays if a step takes less than {longest:.3g} s, now {self.step_seconds:.3g} s")
+        if known.scale is not None and known.scale < size:
+            fewer = (1 + halved[0]) / 2
+            parts.append(f"batch {size // 2} takes {-halved[0]:.0%} more steps and saves {fewer:.0%} of the samples")
+        return "; ".join(parts)
+
+
+class BatchAdvisor:
+    """Measures the gradient noise scale of any PyTorch loop, and says what another batch size would save.
+
+    It needs no study. In some steps, hooks on the parameters take the gradient norm of each micro-batch and of their
+    sum; `SHARE` of the training time at most. Gradients of several ranks count as micro-batches. A loop with one
+    micro-batch per step calls `backward`, which halves the batch of a measured step; the gradient stays the same.
+
+    ::
+
+        advisor = bssearch.BatchAdvisor(model, batch_size=256, optimizer=optimizer)
+        for x, y in loader:
+            advisor.backward(lambda x, y: loss(model(x), y), x, y)
+            advisor.step()  # before clipping and optimizer.step()
+            optimizer.step()
+            optimizer.zero_grad()
+        print(advisor.report())
+
+    Args:
+        model: The module that is trained.
+        batch_size: Samples per optimizer step, of all ranks together.
+        optimizer: With Adam, the noise is measured as its update sees it.
+        dataset_size: Samples of the training set. Small sets are drawn without replacement, which lowers the noise.
+        now: Clock in seconds.
+
+    Raises:
+        UsageError: If the batch size is not above 0, or the model has no parameter that is trained.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        batch_size: int,
+        *,
+        optimizer: Optimizer | None = None,
+        dataset_size: int | None = None,
+        now: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._parameters = [one for one in model.parameters() if one.requires_grad]
+        if batch_size < 1:
+            raise UsageError(f"BatchAdvisor(batch_size={batch_size}): must be >= 1")
+        if not self._parameters:
+            raise UsageError(f"BatchAdvisor: {type(model).__name__} has no parameter with requires_grad")
+        self._batch_size, self._samples = batch_size, 0
+        self._optimizers = [] if optimizer is None else [optimizer]
+        self._dataset_size = dataset_size or ENDLESS
+        self._normalises = batch_norm_layers(model) > 0
+        self._now = now
+        self._began: float | None = None
+        self._seconds: dict[bool, deque[float]] = {kind: deque(maxlen=TIMED) for kind in (False, True)}
+        self._left = FIRST_EVERY
+        self._norms: _StepNorms | None = None
+        self._micro_batches = 0  # most in a step; an epoch's last step may have fewer, and fewer samples
+        self._moments: list[tuple[int, float, float]] = []  # samples seen, tr Σ, ‖G‖²
+
+    def backward(self, loss: Callable[..., torch.Tensor], *batch: torch.Tensor) -> torch.Tensor:
+        """Backward pass of ``loss(*batch)``, the mean loss of a batch; returns it, detached.
+
+        In a measured step the tensors are halved along their first dimension, and ``loss`` is called for each half.
+
+        Raises:
+            UsageError: If the model has batch normalisation, to which half a batch is another batch.
+        """
+        if self._normalises:
+            raise UsageError(
+                "BatchAdvisor.backward() halves batches, and the model has batch normalisation",
+                hint="train in several micro-batches, and call loss.backward() for each",
+            )
+        count = len(batch[0])
+        if self._norms is None or count % 2:
+            parts = [batch]
+        else:
+            parts = list(zip(*(torch.split(one, count // 2) for one in batch), strict=True))
+        total = torch.zeros(())
+        for part in parts:
+            share = loss(*part) / len(parts)
+            share.backward()  # type: ignore[no-untyped-call]
+            total = total.to(share.device) + share.detach()
+        return total
+
+    def step(self, batch_size: int | None = None) -> None:
+        """Record an optimizer step, after the backward passes and before clipping; ``batch_size`` if it changed."""
+        self._batch_size = batch_size or self._batch_size
+        self._samples += self._batch_size
+        if batch_size is not None:
+            self._micro_batches = 0
+        was_measured = self._norms is not None
+        if self._norms is not None:
+            found = self._norms.take(self._batch_size, self._dataset_size)
+            self._norms = None
+            self._note(found)
+        seconds = self._now()
+        if self._began is not None:
+            self._seconds[was_measured].append(seconds - self._began)
+        self._began = seconds
+        if was_measured:
+            self._left = _same_on_all_ranks(self._interval(), self._parameters[0].device)
+        self._left -= 1
+        if self._left <= 0:
+            self._norms = _StepNorms(self._parameters, adam_divisors(self._optimizers))
+
+    def report(self) -> BatchAdvice:
+        """The present findings."""
+        return BatchAdvice(
+            batch_size=self._batch_size,
+            samples=self._samples,
+            measured_steps=len(self._moments),
+            noise_scale=_noise_scale(self._moments),
+            step_seconds=statistics.median(self._seconds[False]) if self._seconds[False] else None,
+        )
+
+    def stages(self, largest: int, share: float = 1.0) -> list[tuple[int, int]]:
+        """Batch schedule for another run: (samples, batch size) of each doubling of the first batch up to ``largest``.
+
+        A batch size begins where the noise scale had grown to batch size / ``share`` and stayed above. In the forms of
+        a study and of Megatron-LM's ``--step-batch-size-schedule``: `batch_stages` and `megatron_schedule`.
+        """
+        scales = [
+            (self._moments[end - 1][0], _noise_scale(self._moments[max(0, end - WINDOW) : end]).scale)
+            for end in range(FEWEST_PASSES, len(self._moments) + 1, FEWEST_PASSES)
+        ]
+        found: list[tuple[int, int]] = []
+        for octave in range(1, math.floor(math.log2(largest / self._batch_size)) + 1):
+            size = self._batch_size * 2**octave
+            below = [place for place, (_, scale) in enumerate(scales) if scale is not None and share * scale < size]
+            later = scales[below[-1] + 1 if below else 0 :]
+            if not later:
+                break
+            start = later[0][0]
+            found = [*(one for one in found if sum(one) <= start), (start, size)]
+        return found
+
+    def _note(self, found: Pass | None) -> None:
+        if found is not None and found.small_batches >= self._micro_batches:
+            self._micro_batches = found.small_batches
+            self._moments.append((self._samples, *moments(found, found.adam or found.plain)))
+
+    def _interval(self) -> int:
+        plain, measured = (statistics.median(self._seconds[kind] or [0.0]) for kind in (False, True))
+        if plain <= 0 or len(self._seconds[True]) < FEWEST_TIMED:
+            return FIRST_EVERY
+        cost = max(0.0, measured - plain)
+        return min(MOST_EVERY, max(LEAST_EVERY, math.ceil(cost / (SHARE * plain))))
+
+
+def batch_stages(stages: Iterable[tuple[int, int]]) -> str:
+    """Stages in the form of a study's ``batch_stages``, such as ``8192:64 16384:128``."""
+    return " ".join(f"{samples}:{size}" for samples, size in stages)
+
+
+def megatron_schedule(batch_size: int, stages: Iterable[tuple[int, int]]) -> str:
+    """Stages for Megatron-LM's ``--step-batch-size-schedule``, in samples, such as ``0:32 8192:64``."""
+    return batch_stages([(0, batch_size), *stages])
+
+
+def _noise_scale(found: Sequence[tuple[int, float, float]]) -> NoiseScaleInterval:
+    newest = [(trace, square) for _, trace, square in found[-WINDOW:]]
+    return estimate(newest) if len(newest) >= FEWEST_PASSES else NoiseScaleInterval()
+
+
+class _StepNorms:
+    """Squared gradient norms of one step's micro-batches and of their sum, plain and as Adam sees them."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter], divisors: Divisors | None) -> None:
+        self._divisors = divisors
+        self._counts: Counter[nn.Parameter] = Counter()
+        self._small: list[torch.Tensor] = []
+        self._sums: dict[nn.Parameter, torch.Tensor] = {}
+        self._hooks: list[RemovableHandle] = []
+        for one in parameters:
+            self._hooks.append(one.register_hook(partial(self._take_one, one)))  # type: ignore[no-untyped-call]
+            self._hooks.append(one.register_post_accumulate_grad_hook(self._take_sum))  # type: ignore[no-untyped-call]
+
+    def _take_one(self, parameter: nn.Parameter, gradient: torch.Tensor) -> None:
+        self._counts[parameter] += 1
+        self._small.append(self._squares(parameter, gradient))
+
+    def _take_sum(self, parameter: nn.Parameter) -> None:
+        # Taken here too, because a Trainer may clip the gradients before its callbacks
+        if parameter.grad is not None and not dist.is_initialized():
+            self._sums[parameter] = self._squares(parameter, parameter.grad)
+
+    def take(self, batch_size: int, samples: int) -> Pass | None:
+        """Remove the hooks; None with one micro-batch or gradients that are not finite."""
+        for hook in self._hooks:
+            hook.remove()
+        ranks = 1
+        if dist.is_initialized():
+            ranks = dist.get_world_size()
+            given = [one for one in self._counts if one.grad is not None]
+            self._sums = {one: self._squares(one, one.grad) for one in given if one.grad is not None}
+        if not self._small or not self._sums:
+            return None
+        small = torch.stack([one.to(self._small[0].device) for one in self._small]).sum(dim=0)
+        if ranks > 1:
+            dist.all_reduce(small)
+        count = max(self._counts.values()) * ranks
+        big = torch.stack([one.to(small.device) for one in self._sums.values()]).sum(dim=0)
+        small, big = small / count, big / (count // ranks) ** 2
+        plain, adam = (Norms(*pair) for pair in zip(small.tolist(), big.tolist(), strict=True))
+        if count < 2 or batch_size % count or not plain.are_finite or not adam.are_finite:
+            return None
+        return Pass(
+            small_batch=batch_size // count,
+            small_batches=count,
+            samples=samples,
+            plain=plain,
+            adam=adam if self._divisors is not None else None,
+        )
+
+    def _squares(self, parameter: nn.Parameter, gradient: torch.Tensor) -> torch.Tensor:
+        # Plain, and divided as in Adam's update: (2,)
+        given = gradient.detach()
+        divisor = (self._divisors or {}).get(parameter)
+        seen = [given, given.new_zeros(1) if divisor is None else given / divisor()]
+        return torch.stack([torch.linalg.vector_norm(one, dtype=torch.float64) for one in seen]).square()
+
+
+def _same_on_all_ranks(number: int, device: torch.device) -> int:
+    if not dist.is_initialized():
+        return number
+    shared = torch.tensor([number], device=device)
+    dist.broadcast(shared, src=0)
+    return int(shared)

@@ -1,0 +1,31 @@
+"""One rank of a training that an advisor follows: ``python advisor_ranks.py RANK RANKS FILE``; prints the moments."""
+
+import itertools
+import json
+import sys
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import bssearch
+from tests.training.test_advisor import BATCH, accumulated, at_zero, samples
+
+
+def main(rank: int, ranks: int, file: str) -> None:
+    """Train without a step of the optimizer, so that the gradients of each batch are known."""
+    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=ranks)
+    model, ticks = at_zero(), itertools.count()
+    ranked = DistributedDataParallel(model)
+    advisor = bssearch.BatchAdvisor(model, BATCH, now=lambda: float(next(ticks)))
+    for _, (x, y) in zip(range(40), samples(5), strict=False):
+        accumulated(advisor, ranked, torch.chunk(x, ranks)[rank], torch.chunk(y, ranks)[rank])
+        advisor.step()
+        model.zero_grad()
+    if rank == 0:
+        print(json.dumps(advisor._moments))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])

@@ -1,0 +1,205 @@
+"""`BatchAdvisor`: the noise scale of anybody's loop, and the advice made from it."""
+
+import itertools
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import bssearch
+from bssearch.errors import UsageError
+from bssearch.records import BATCH_STAGES
+from bssearch.records.batch_schedule import batch_schedule_of
+from bssearch.records.noise_scale import NoiseScaleInterval
+from bssearch.training.advisor import BatchAdvice, batch_stages, megatron_schedule
+from tests.factories import make_trial
+
+FEATURES, BATCH, NOISE = 5, 32, 3.0
+
+Sample = tuple[torch.Tensor, torch.Tensor]
+Backward = Callable[[bssearch.BatchAdvisor, nn.Module, torch.Tensor, torch.Tensor], None]
+
+
+def samples(seed: int) -> Iterator[Sample]:
+    """Batches of y = x·1 + noise."""
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        x = torch.randn(BATCH, FEATURES, generator=generator)
+        yield x, x.sum(dim=1, keepdim=True) + NOISE * torch.randn(BATCH, 1, generator=generator)
+
+
+def at_zero() -> nn.Linear:
+    model = nn.Linear(FEATURES, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    return model
+
+
+def loss_of(model: nn.Module) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    return lambda x, y: ((model(x) - y) ** 2).mean()
+
+
+def exact_scale() -> float:
+    # The gradient of a sample is −2xy, and y = x·w + ε with ‖w‖² = d: tr Cov(xy) = d(d + 1 + σ²), ‖E xy‖² = d.
+    return FEATURES + 1 + NOISE**2
+
+
+def often(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> bssearch.BatchAdvisor:
+    """Advisor whose measurements seem to take no time, so that it measures every other step."""
+    ticks = itertools.count()
+    return bssearch.BatchAdvisor(model, BATCH, optimizer=optimizer, now=lambda: float(next(ticks)))
+
+
+def halved(advisor: bssearch.BatchAdvisor, model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> None:
+    advisor.backward(loss_of(model), x, y)
+
+
+def accumulated(advisor: bssearch.BatchAdvisor, model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> None:
+    for part, targets in zip(torch.split(x, BATCH // 4), torch.split(y, BATCH // 4), strict=True):
+        torch.autograd.backward(loss_of(model)(part, targets) / 4)
+
+
+def summed(advisor: bssearch.BatchAdvisor, model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> None:
+    for part, targets in zip(torch.split(x, BATCH // 4), torch.split(y, BATCH // 4), strict=True):
+        torch.autograd.backward(loss_of(model)(part, targets))
+
+
+@pytest.mark.parametrize("backward", [halved, accumulated, summed])
+def test_the_interval_holds_the_exact_noise_scale(
+    backward: Backward,
+) -> None:
+    model = at_zero()
+    advisor = often(model)
+    for _, (x, y) in zip(range(1500), samples(3), strict=False):
+        backward(advisor, model, x, y)
+        advisor.step()
+        nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+        model.zero_grad()
+    found = advisor.report()
+    assert found.measured_steps >= 128
+    assert found.samples == 1500 * BATCH
+    known = found.noise_scale
+    assert known.low is not None and known.high is not None
+    assert known.low < exact_scale() < known.high < 2 * exact_scale()
+
+
+def test_a_halved_step_has_the_gradient_and_loss_of_the_whole_batch() -> None:
+    model, plain = at_zero().double(), at_zero().double()
+    advisor = bssearch.BatchAdvisor(model, BATCH)
+    for _, (x, y) in zip(range(20), samples(0), strict=False):
+        found = advisor.backward(loss_of(model), x.double(), y.double())
+        expected = loss_of(plain)(x.double(), y.double())
+        torch.autograd.backward(expected)
+        assert found.item() == pytest.approx(expected.item(), rel=1e-12)
+        torch.testing.assert_close(model.weight.grad, plain.weight.grad, rtol=1e-12, atol=1e-12)
+        advisor.step()
+        model.zero_grad()
+        plain.zero_grad()
+    assert advisor.report().measured_steps > 0
+
+
+def test_gradients_clipped_before_the_advisor_s_step_do_not_change_the_noise_scale() -> None:
+    scales = []
+    for limit in (1e-3, math.inf):
+        model = at_zero()
+        advisor = often(model)
+        for _, (x, y) in zip(range(100), samples(1), strict=False):
+            accumulated(advisor, model, x, y)
+            nn.utils.clip_grad_norm_(model.parameters(), limit)
+            advisor.step()
+            model.zero_grad()
+        scales.append(advisor.report().noise_scale)
+    assert scales[0].scale == pytest.approx(scales[1].scale, rel=1e-6)
+
+
+def test_under_adam_the_noise_is_measured_as_its_update_sees_it() -> None:
+    model = at_zero()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-9)
+    by_kind = [often(model, one) for one in (None, optimizer)]
+    scaled = torch.tensor([100.0, 1.0, 1.0, 1.0, 1.0])
+    for _, (x, y) in zip(range(400), samples(2), strict=False):
+        noise = y - x.sum(dim=1, keepdim=True)
+        accumulated(by_kind[0], model, x * scaled, 3 * x[:, :1] + noise)
+        for one in by_kind:
+            one.step()
+        optimizer.step()
+        optimizer.zero_grad()
+    plain, adam = (one.report().noise_scale.scale for one in by_kind)
+    assert plain is not None and adam is not None
+    assert adam > 2 * plain, "the other coordinates are noise alone, and without the division too small to count"
+
+
+def test_batch_normalisation_needs_micro_batches() -> None:
+    model = nn.Sequential(nn.Linear(FEATURES, 4), nn.BatchNorm1d(4))
+    with pytest.raises(UsageError, match="batch normalisation"):
+        bssearch.BatchAdvisor(model, BATCH).backward(loss_of(model), torch.zeros(2, FEATURES), torch.zeros(2, 1))
+
+
+@pytest.mark.parametrize(
+    ("model", "size", "message"),
+    [(nn.Linear(1, 1), 0, "batch_size=0"), (nn.Identity(), 8, "no parameter")],
+)
+def test_wrong_arguments_are_named(model: nn.Module, size: int, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        bssearch.BatchAdvisor(model, size)
+
+
+def advice(scale: float, batch_size: int) -> BatchAdvice:
+    found = NoiseScaleInterval(scale, 0.8 * scale, 1.2 * scale)
+    return BatchAdvice(batch_size=batch_size, samples=10_000, measured_steps=64, noise_scale=found, step_seconds=0.010)
+
+
+def test_a_doubling_saves_what_the_law_says() -> None:
+    saved = advice(256, 256).saved_steps()
+    assert saved is not None
+    assert saved[0] == pytest.approx(0.25), "1 + 256/512 = 1.5 steps instead of 2"
+    assert 0 < saved[1] < saved[0] < saved[2] < 0.5
+    assert str(advice(256, 256)) == (
+        "noise scale 256 [205, 307] samples after 10,000 samples: batch 512 instead of 256 saves 25% [11%, 39%] of "
+        "the steps and takes 50% more samples; it pays if a step takes less than 0.0133 s, now 0.01 s"
+    )
+
+
+def test_a_batch_above_the_noise_scale_hears_of_the_smaller_one() -> None:
+    text = str(advice(64, 256))
+    assert text.endswith("batch 128 takes 20% more steps and saves 40% of the samples")
+
+
+def test_the_schedule_begins_a_size_once_the_noise_scale_stays_above_it() -> None:
+    advisor = bssearch.BatchAdvisor(at_zero(), 32)
+    rng = torch.Generator().manual_seed(0)
+    for step in range(1, 4001):
+        scale = 40.0 if step <= 1000 else 140.0
+        noise = 1 + 0.05 * float(torch.randn((), generator=rng))
+        advisor._moments.append((32 * step, scale * noise, 1.0))
+    found = advisor.stages(512)
+    assert [size for _, size in found] == [64, 128]
+    (first, _), (second, _) = found
+    assert 32_000 < first < second < 32 * 1200
+    assert megatron_schedule(32, found) == f"0:32 {first}:64 {second}:128"
+    parameters = {"batch_schedule": "milestones", BATCH_STAGES: batch_stages(found), "batch_rate_rule": "sqrt"}
+    configuration = replace(make_trial(1, batch_size=32).configuration, parameters=parameters)
+    schedule = batch_schedule_of(configuration)
+    assert schedule is not None and [one.batch_size for one in schedule.stages] == [32, 64, 128]
+
+
+@pytest.mark.slow
+def test_the_gradients_of_two_ranks_count_as_micro_batches_of_one_step(tmp_path: Path) -> None:
+    found = []
+    for ranks in (1, 2):
+        command = [sys.executable, "-m", "tests.training.advisor_ranks"]
+        running = [
+            subprocess.Popen([*command, str(rank), str(ranks), str(tmp_path / f"of{ranks}")], stdout=subprocess.PIPE)
+            for rank in range(ranks)
+        ]
+        printed = [one.communicate(timeout=120)[0] for one in running]
+        assert [one.returncode for one in running] == [0] * ranks
+        found.append(torch.tensor(json.loads(printed[0]), dtype=torch.float64))
+    assert len(found[0]) > 3
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-6)
