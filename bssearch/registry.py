@@ -71,6 +71,7 @@ BUILT_IN: Mapping[Kind, Mapping[str, str]] = {
         "ray": "bssearch.executors.ray.executor:RayExecutor",
     },
     "importers": {
+        "curves": "bssearch.exchange.importers.curves:import_curves",
         "runs": "bssearch.exchange.importers.runs:import_runs",
         "rcp": "bssearch.exchange.importers.rcp:import_rcp",
         "study": "bssearch.exchange.importers.imported_run:import_study",

@@ -159,10 +159,13 @@ def _broken(message: str) -> Callable[..., None]:
 
 
 def _store(made: Studies, db: str | None, form: Format) -> None:
-    with bssearch.open_store(db, notify=note) as store:
-        store.transfer.import_finished(made.studies)
+    if not made.dry_run:
+        with bssearch.open_store(db, notify=note) as store:
+            store.transfer.import_finished(made.studies)
     for text in made.notes:
         note(text)
+    if made.dry_run:
+        note("nothing was stored: --dry-run")
     rows = [
         {
             "study": finished.study.name,

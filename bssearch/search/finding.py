@@ -147,14 +147,14 @@ def compute_answer(
         promise = None if last.quick is None else _promise_of(last.quick, found)
         warnings = [*found.warnings, *about_versions(versions), *about_moved(first_told(last, found), found)]
         return found.model_copy(update={"quick": promise, "warnings": warnings})
-    if spec.is_imported:
+    curves = store.trials.curves(name, [trial.number for trial in trials])
+    if spec.is_imported and not any(curves.values()):
         raise UsageError(
             f"the runs of study {name!r} were imported without learning curves, so the time to "
             f"{study.target.metric} {target:g} is unknown",
             hint="import them again with that target, if their table has the steps and seconds to it",
         )
     easier = easier_target(study.target, target)
-    curves = store.trials.curves(name, [trial.number for trial in trials])
     model = spec.timed_model
 
     def step_seconds(one: Configuration) -> float | None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from enum import StrEnum
 from functools import cache
@@ -21,6 +22,7 @@ from bssearch.records import (
     Configuration,
     Environment,
     NewStudy,
+    Observation,
     Phase,
     StudyRecord,
     TrialOutcome,
@@ -30,7 +32,7 @@ from bssearch.records import (
 from bssearch.spec.reader import check_study_name
 from bssearch.storage.columns import now, paths, to_columns
 from bssearch.storage.database import Database, StorePart, patiently
-from bssearch.storage.models import FindingRow, ProbeRow, SpecRow, StudyRow, TrialRow, VisitRow
+from bssearch.storage.models import FindingRow, ObservationRow, ProbeRow, SpecRow, StudyRow, TrialRow, VisitRow
 from bssearch.storage.queue import SubmissionRow, refuse_queued, rename_submission
 from bssearch.storage.statements import (
     STUDIES,
@@ -284,6 +286,7 @@ class FinishedTrial:
     seed: int
     train_seconds_limit: float
     outcome: TrialOutcome
+    curve: Sequence[Observation] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -327,6 +330,18 @@ def add_study(database: Database, connection: Connection, finished: FinishedStud
             str(compiled),
             [*rows] if compiled.positional else [dict(zip(varying, values, strict=True)) for values in rows],
         )
+    _add_curves(connection, study_id, finished.trials)
+
+
+def _add_curves(connection: Connection, study_id: int, trials: Sequence[FinishedTrial]) -> None:
+    numbered = [(number, one) for number, one in enumerate(trials, 1) if one.curve]
+    if not numbered:
+        return
+    stored = connection.execute(select(TrialRow.number, TrialRow.id).where(TrialRow.study_id == study_id))
+    ids = {row.number: row.id for row in stored}
+    rows = ({"trial_id": ids[number], **asdict(one)} for number, trial in numbered for one in trial.curve)
+    while chunk := list(itertools.islice(rows, CHUNK)):
+        connection.execute(insert(ObservationRow), chunk)
 
 
 def _stored(connection: Connection, name: str, values: Sequence[Any]) -> Iterable[Any]:

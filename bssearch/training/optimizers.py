@@ -180,6 +180,8 @@ def build_optimizer(model: nn.Module, configuration: Configuration, fused: bool 
         kind = KINDS[configuration.optimizer]
     if configuration.optimizer in IN_ONE_KERNEL:
         keywords["fused"] = one_kernel
+        if not fused and all(one.device.type == "cpu" for one in model.parameters()):
+            keywords["foreach"] = False  # the default on a CPU, which otherwise is found out in each step
     if configuration.optimizer == "adafactor":
         keywords["eps"] = None, keywords.pop("epsilon2")  # None: ε1 follows the precision of the parameters
     return cast(torch.optim.Optimizer, kind(groups, lr=configuration.learning_rate, **keywords))

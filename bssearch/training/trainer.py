@@ -475,21 +475,23 @@ class LossSum:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._total = torch.zeros((), dtype=torch.float64, device=device)
+        # On a CPU, numbers cost less than tensors; elsewhere, reading a number would wait for the device.
+        self._reads = device.type == "cpu"
+        self._total: torch.Tensor | float = 0.0
         self._weight: torch.Tensor | float = 0.0
         self._losses = 0
 
     def add(self, loss: torch.Tensor | WeightedLoss) -> None:
         """Add a loss without waiting for it."""
+        total, weight = (loss.total, loss.weight) if isinstance(loss, WeightedLoss) else (loss, 1.0)
         self._losses += 1
-        if isinstance(loss, WeightedLoss):
-            self._total += loss.total.detach()
-            if isinstance(loss.weight, torch.Tensor) and not isinstance(self._weight, torch.Tensor):
-                self._weight = torch.full((), self._weight, dtype=torch.float64, device=loss.weight.device)
-            self._weight += loss.weight.reshape(()) if isinstance(loss.weight, torch.Tensor) else loss.weight
-        else:
-            self._total += loss.detach()
-            self._weight = self._weight + 1.0
+        self._total += self._value(total)
+        self._weight += self._value(weight)
+
+    def _value(self, found: torch.Tensor | float) -> torch.Tensor | float:
+        if not isinstance(found, torch.Tensor):
+            return found
+        return found.item() if self._reads else found.detach().reshape(()).double()
 
     def state(self) -> dict[str, Any]:
         """Sums to save."""
@@ -497,14 +499,14 @@ class LossSum:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore the sums."""
-        weight = state["weight"]
-        self._total.copy_(state["total"])
-        self._weight = weight.to(self.device) if isinstance(weight, torch.Tensor) else weight
+        self._total, self._weight = (
+            one.to(self.device) if isinstance(one, torch.Tensor) else one for one in (state["total"], state["weight"])
+        )
         self._losses = state["losses"]
 
     def mean(self) -> float | None:
         """Weighted mean loss. Waits for the device."""
-        return (self._total / self._weight).item() if self._losses else None
+        return (torch.as_tensor(self._total) / self._weight).item() if self._losses else None
 
 
 @torch.no_grad()

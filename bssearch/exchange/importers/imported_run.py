@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 from bssearch.errors import NotFoundError, UsageError
-from bssearch.records import Configuration, ParameterValue, TrialState
+from bssearch.records import Configuration, Observation, ParameterValue, SecondsBasis, TrialState
 from bssearch.registry import Option
 from bssearch.spec.space import TRAINING_PARAMETERS
 from bssearch.spec.space.domains import LIMITS
@@ -122,6 +122,8 @@ class ImportedRun:
     final_metric: float | None = None
     device: str | None = None
     precision: str | None = None
+    curve: tuple[Observation, ...] = ()
+    seconds_basis: SecondsBasis | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -422,10 +424,11 @@ def _whole_split(batch: int, micro: int | None, parts: Mapping[str, int]) -> dic
 
 @dataclass(frozen=True, slots=True)
 class Studies:
-    """Imported studies, and notes."""
+    """Imported studies, and notes. ``dry_run`` stores nothing."""
 
     studies: tuple[FinishedStudy, ...]
     notes: tuple[str, ...]
+    dry_run: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from bssearch.analysis.objectives import SamplesToTarget, TimeToTarget
 from bssearch.errors import UsageError
 from bssearch.exchange.importers.imported_run import TYPED, ImportedRun, Studies
 from bssearch.records import Environment, Goal, Phase, Target, TrialOutcome, TrialState, grouped
+from bssearch.records.curves import first_crossing, with_crossing
 from bssearch.settings import user_name
 from bssearch.spec import StudySpec
 from bssearch.spec.model import IMPORTED
@@ -225,7 +226,11 @@ def _trial(one: _SeededRun, target: Target, limit: float) -> FinishedTrial:
         final_metric=run.final_metric,
         best_metric=run.final_metric,
         warnings=(f"imported: {' and '.join(missing)} not known",) if missing else (),
+        seconds_basis=run.seconds_basis if seconds is not None else None,
     )
+    found = first_crossing(run.curve, target)
+    if found is not None:
+        outcome = with_crossing(outcome, found)
     if not run.reached:
         outcome = replace(
             outcome,
@@ -240,7 +245,12 @@ def _trial(one: _SeededRun, target: Target, limit: float) -> FinishedTrial:
             last_miss_seconds=seconds,
         )
     return FinishedTrial(
-        configuration=run.configuration, phase=one.phase, seed=one.seed, train_seconds_limit=limit, outcome=outcome
+        configuration=run.configuration,
+        phase=one.phase,
+        seed=one.seed,
+        train_seconds_limit=limit,
+        outcome=outcome,
+        curve=run.curve,
     )
 
 

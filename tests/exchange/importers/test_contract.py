@@ -58,6 +58,13 @@ FILES: dict[str, str | Callable[[], bytes]] = {
         }
     ),
     "optuna": _optuna_database,
+    "curves": "run,seed,batch_size,step,train_seconds,val_acc\n"
+    + "".join(
+        f"{size}-{seed},{seed},{size},{step},{0.1 * step * size + seed},{step / 50}\n"
+        for size in (32, 64)
+        for seed in range(3)
+        for step in range(10, 41, 10)
+    ),
 }
 """For each importer a file of runs at two batch sizes or more, each with several seeds, or what makes it."""
 

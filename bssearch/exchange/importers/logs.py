@@ -1,0 +1,326 @@
+"""Training logs of other tools, found in files and folders: tables of evaluations, and what each tool writes for a run.
+
+Nothing in a log is executed: pickles are not read, and YAML keeps to plain values.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import itertools
+import json
+import math
+import pickletools
+import re
+import sys
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from bssearch.errors import NotFoundError, UsageError
+from bssearch.exchange.importers.columns import fraction, seconds
+from bssearch.exchange.importers.imported_run import MOST_BYTES, number
+
+MOST_LOGS = 10_000  # runs of one import
+
+LARGEST_FLOAT = int(sys.float_info.max)  # JSON's integers have no bound
+
+CLOCK = "_timestamp"
+"""Seconds since 1970, as Weights & Biases calls them; other tools' clocks get this name."""
+
+RUN_NAMES = ("run", "run_id", "run_name", "trial", "trial_id", "run id", "run name", "experiment")
+"""Columns of a table that tell runs apart."""
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Log:
+    """A run's log: ``rows`` of logged values by name, in order, and ``settings``, its hyperparameters by name.
+
+    ``first_step`` is the number that the tool gives the first optimizer step.
+    """
+
+    origin: str
+    rows: Sequence[Row]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    first_step: int = 1
+
+
+def logs_in(places: Iterable[Path], run: str | None = None) -> list[Log]:
+    """Logs of files and folders, in the order of their names; ``run`` names a table's column of runs.
+
+    Raises `NotFoundError` without the file, and `UsageError` for a file that is no log or a folder without one.
+    """
+    found: list[Log] = []
+    for place in places:
+        if not place.exists():
+            raise NotFoundError(f"no file or folder {str(place)!r}")
+        here = list(_of_folder(place) if place.is_dir() else _of_file(place, run))
+        if not here:
+            raise UsageError(
+                f"{place} has no training log",
+                hint=f"a log is a table (.csv, .tsv, .jsonl) or one of {', '.join(sorted(_FOLDERS))}",
+            )
+        found += here
+        if len(found) > MOST_LOGS:
+            raise UsageError(f"more than {MOST_LOGS:,} runs in {place}", hint="import them as several studies")
+    return found
+
+
+def _of_folder(folder: Path) -> Iterator[Log]:
+    known = [(name, read) for name, read in _FOLDERS.items() if any(folder.glob(name))]
+    if known:
+        yield from known[0][1](folder)
+        return
+    for inner in sorted(one for one in folder.iterdir() if one.is_dir() and not one.is_symlink()):
+        yield from _of_folder(inner)
+    for file in sorted(folder.iterdir()):
+        if file.is_file() and _SUFFIX.search(file.name):
+            yield from _of_file(file, None)
+
+
+_SUFFIX = re.compile(r"\.(?:csv|tsv|jsonl)(?:\.gz)?$")
+
+
+def _lightning(folder: Path) -> Iterator[Log]:
+    # A CSVLogger's folder. Lightning counts the steps from 0.
+    rows = [row for _, row in _table(folder / "metrics.csv")]
+    yield Log(origin=str(folder), rows=rows, settings=_yaml(folder / "hparams.yaml"), first_step=0)
+
+
+def _trainer(folder: Path) -> Iterator[Log]:
+    # The Trainer of transformers, in its output folder or in the newest checkpoint.
+    files = [*folder.glob("trainer_state.json"), *sorted(folder.glob("checkpoint-*/trainer_state.json"))]
+    states = [found for one in files if isinstance(found := _json(one), dict)]
+    state = max(states, key=lambda one: number_in(one.get("global_step")), default={})
+    history = [one for one in state.get("log_history", []) if isinstance(one, dict)]
+    rates = [one["learning_rate"] for one in history if isinstance(one.get("learning_rate"), int | float)]
+    settings: dict[str, Any] = {"per_device_train_batch_size": state.get("train_batch_size")}
+    if rates:
+        settings["learning_rate"] = max(rates)
+    for arguments in sorted(folder.glob("**/training_args.bin"))[-1:]:
+        settings |= _pickled(arguments)
+    yield Log(origin=str(folder), rows=[*_with_seconds(history)], settings=settings)
+
+
+_ARGUMENTS = (
+    *("per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate", "weight_decay", "seed"),
+    *("warmup_steps", "warmup_ratio", "label_smoothing_factor", "max_grad_norm"),
+)
+_NO_VALUE = ("MEMOIZE", "BINPUT", "LONG_BINPUT", "PUT")
+
+
+def _pickled(file: Path) -> dict[str, Any]:
+    """Plain numbers by the names of `_ARGUMENTS` in a pickle of `torch.save`, whose code is not run."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            (name,) = (one for one in archive.namelist() if one.endswith("/data.pkl"))
+            with archive.open(name) as opened:
+                codes = [
+                    argument
+                    for code, argument, _ in pickletools.genops(opened.read(MOST_BYTES))
+                    if code.name not in _NO_VALUE
+                ]
+    except (OSError, ValueError, zipfile.BadZipFile, NotImplementedError, RuntimeError):
+        return {}  # of another version
+    pairs = itertools.pairwise(codes)
+    return {key: value for key, value in pairs if key in _ARGUMENTS and isinstance(value, int | float)}
+
+
+def _with_seconds(history: Sequence[dict[str, Any]]) -> Iterator[Row]:
+    # A Trainer logs the seconds of the whole training, evaluations included, and those of each evaluation.
+    whole: dict[str, Any] = next((one for one in reversed(history) if "train_runtime" in one), {})
+    inside = math.fsum(float(one.get("eval_runtime") or 0.0) for one in history)
+    steps = max((int(one.get("step") or 0) for one in history), default=0)
+    pace = (float(whole["train_runtime"]) - inside) / steps if whole and steps else 0.0
+    for one in history:
+        yield {**one, "train_seconds": pace * int(one.get("step") or 0)} if pace > 0 else one
+
+
+def _ray(folder: Path) -> Iterator[Log]:
+    # Ray Tune's folder of a trial: a JSON object per report
+    rows = [row for _, row in _json_lines(folder / "result.json")]
+    settings = _flat(rows[-1].get("config") or {}) if rows else {}
+    parameters = folder / "params.json"
+    settings = settings or (_flat(_json(parameters)) if parameters.exists() else {})
+    yield Log(origin=str(folder), rows=[_flat(one) for one in rows], settings=settings)
+
+
+def _mlflow(folder: Path) -> Iterator[Log]:
+    # A run's folder in MLflow's file store: a file per parameter, and per metric a line of time, value and step
+    settings = {one.name: _text(one).strip() for one in sorted((folder / "params").glob("*")) if one.is_file()}
+    by_step: dict[str, dict[str, Any]] = {}
+    for file in sorted((folder / "metrics").glob("**/*")):
+        if file.is_file():
+            name = file.relative_to(folder / "metrics").as_posix()
+            for line in _text(file).splitlines():
+                time, value, step = (*line.split(), "", "", "")[:3]
+                row = by_step.setdefault(step, {"step": step, CLOCK: number(time) / 1000})
+                row[name] = value
+    yield Log(origin=str(folder), rows=sorted(by_step.values(), key=lambda one: number(one["step"])), settings=settings)
+
+
+def _tensorboard(folder: Path) -> Iterator[Log]:
+    try:
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    except ImportError:
+        raise UsageError(
+            f"{folder} holds TensorBoard's events, and tensorboard is not installed", hint="pip install tensorboard"
+        ) from None
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
+    events.Reload()
+    by_step: dict[int, dict[str, Any]] = {}
+    for tag in events.Tags()["scalars"]:
+        for one in events.Scalars(tag):
+            by_step.setdefault(one.step, {"step": one.step, CLOCK: one.wall_time})[tag] = one.value
+    rows = [by_step[step] for step in sorted(by_step)]
+    yield Log(origin=str(folder), rows=rows, settings=_yaml(folder / "hparams.yaml"))
+
+
+_FOLDERS: dict[str, Callable[[Path], Iterator[Log]]] = {
+    "metrics.csv": _lightning,
+    "trainer_state.json": _trainer,
+    "checkpoint-*/trainer_state.json": _trainer,
+    "result.json": _ray,
+    "metrics/*": _mlflow,
+    "events.out.tfevents.*": _tensorboard,
+}
+
+
+def _of_file(file: Path, run: str | None) -> Iterator[Log]:
+    by_run: dict[str, list[tuple[int, Row]]] = {}
+    column = None
+    for line, row in _table(file):
+        if not by_run:
+            column = run if run is not None else next((one for one in row if one.lower() in RUN_NAMES), None)
+            if run is not None and run not in row:
+                raise UsageError(f"--run {run}: no column {run!r} in {file}; there are {', '.join(row)}")
+        by_run.setdefault(str(row.get(column, "")) if column else "", []).append((line, row))
+    for name, rows in by_run.items():
+        origin = f"{file}:{rows[0][0]}" + (f" ({column} {name})" if column else "")
+        yield Log(origin=origin, rows=[row for _, row in rows], settings=_constant([row for _, row in rows]))
+
+
+def _constant(rows: Sequence[Row]) -> dict[str, Any]:
+    # Cells that do not change in a run; an empty cell says nothing
+    found: dict[str, Any] = {}
+    for name in rows[0]:
+        values = {str(row[name]): row[name] for row in rows if row.get(name) not in (None, "")}
+        if len(values) == 1:
+            found |= dict.fromkeys([name], next(iter(values.values())))
+    return found
+
+
+def _table(file: Path) -> Iterator[tuple[int, Row]]:
+    """Yield rows with their lines: of a table with commas, semicolons or tabs, or of JSON objects."""
+    text = _text(file)
+    if text.lstrip()[:1] in ("{", "["):
+        yield from _json_lines(file)
+        return
+    header = text.partition("\n")[0]
+    separator = max(",;\t", key=header.count)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
+    names: list[str] = []
+    while True:
+        line = reader.line_num + 1
+        try:
+            cells = next(reader, None)
+        except csv.Error as error:
+            raise UsageError(f"{file}:{line} is not valid CSV: {error}") from None
+        if cells is None:
+            return
+        if not names:
+            names = [cell.strip() for cell in cells]
+        elif cells:
+            if len(cells) != len(names):
+                raise UsageError(f"the row has {len(cells)} cells, the header {len(names)} ({file}:{line})")
+            yield line, {name: _decimal(cell.strip(), separator) for name, cell in zip(names, cells, strict=True)}
+
+
+def _decimal(cell: str, separator: str) -> str:
+    # Tables with semicolons or tabs may have decimal commas and points between thousands.
+    is_comma = separator != "," and re.fullmatch(r"[+-]?(?:\d{1,3}(?:\.\d{3})+|\d+)?,\d+(?:[eE][+-]?\d+)?%?", cell)
+    return cell.replace(".", "").replace(",", ".") if is_comma else cell
+
+
+def _json_lines(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    text = _text(file)
+    if text.lstrip()[:1] == "[":
+        found = _json(file)
+        rows = list(enumerate(found if isinstance(found, list) else [], 1))
+    else:
+        rows = [(line, _parsed(one, f"{file}:{line}")) for line, one in enumerate(text.splitlines(), 1) if one.strip()]
+    for line, row in rows:
+        if not isinstance(row, dict):
+            raise UsageError(f"{file}:{line} must be a JSON object, the values logged at one step")
+        yield line, row
+
+
+def _json(file: Path) -> Any:
+    return _parsed(_text(file), str(file))
+
+
+def _parsed(text: str, origin: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{origin} is not JSON: {error}") from None
+
+
+class _PlainLoader(yaml.SafeLoader):
+    """Reads plain values; objects of Python become None."""
+
+
+_PlainLoader.add_multi_constructor("", lambda loader, suffix, node: None)
+
+
+def _yaml(file: Path) -> dict[str, Any]:
+    if not file.exists():
+        return {}
+    try:
+        return _flat(yaml.load(_text(file), _PlainLoader))
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise UsageError(f"{file} is not YAML: {' '.join(str(error).split())[:200]}") from None
+
+
+def _flat(found: Any, before: str = "") -> dict[str, Any]:
+    # Nested settings by names such as optimizer.lr
+    if not isinstance(found, Mapping):
+        return {}
+    flat: dict[str, Any] = {}
+    for name, value in found.items():
+        flat |= _flat(value, f"{before}{name}.") if isinstance(value, Mapping) else {f"{before}{name}": value}
+    return flat
+
+
+def _text(file: Path) -> str:
+    """Text of a file, unpacked if it ends in .gz; UTF-8, or UTF-16 with its mark."""
+    try:
+        with gzip.open(file) if file.name.endswith(".gz") else file.open("rb") as opened:
+            data = opened.read(MOST_BYTES + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise UsageError(f"{file} cannot be read: {error}") from None
+    if len(data) > MOST_BYTES:
+        raise UsageError(f"{file} has more than {MOST_BYTES:,} bytes", hint="import it as several files")
+    encoding = "utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
+    try:
+        return data.decode(encoding)
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{file} is not {encoding} text: byte {error.start}") from None
+
+
+def number_in(value: Any) -> float:
+    """Number of a logged value, also of ``97%`` and ``0:01:30``; NaN if it is none."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value) if abs(value) <= LARGEST_FLOAT else math.inf if value > 0 else -math.inf
+    if not isinstance(value, str) or not value:
+        return math.nan
+    found = fraction(value)
+    return seconds(value) if math.isnan(found) else found

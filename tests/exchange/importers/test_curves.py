@@ -1,0 +1,289 @@
+"""Studies of the training logs of other tools: each run's batch size, and when it reached the target."""
+
+import csv
+import gzip
+import json
+import math
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+
+from bssearch.errors import BSSearchError, NotFoundError, UsageError
+from bssearch.exchange.importers.curves import import_curves
+from bssearch.exchange.importers.imported_run import Studies
+from bssearch.records import Goal, SecondsBasis, TrialState
+from tests.cli.task import printed, read
+
+EVERY = 10
+
+
+class Made(NamedTuple):
+    """A training whose accuracy is step / 1000."""
+
+    batch_size: int
+    rate: float
+    steps: int
+
+    def rows(self) -> Iterator[tuple[int, float, float]]:
+        """Yield (step, seconds, accuracy) of each evaluation."""
+        for step in range(EVERY, self.steps + 1, EVERY):
+            yield step, step * self.batch_size / 1000, step / 1000
+
+
+RUNS = [Made(size, rate, 500) for size in (16, 32, 64) for rate in (0.1, 0.2)]
+
+
+def lightning(folder: Path) -> Path:
+    for number, one in enumerate(RUNS):
+        version = folder / "logs" / f"version_{number}"
+        version.mkdir(parents=True)
+        settings = {"batch_size": one.batch_size, "lr": one.rate, "seed": number, "nested": {"width": 5}}
+        (version / "hparams.yaml").write_text(yaml.safe_dump(settings) + "model: !!python/name:os.system ''\n")
+        with (version / "metrics.csv").open("w") as file:
+            table = csv.writer(file)
+            table.writerow(["elapsed", "epoch", "step", "train_loss", "val_acc"])
+            for step, seconds, accuracy in one.rows():
+                table.writerow(["", 0, step - 1, 1 - accuracy, ""])
+                table.writerow([seconds, 0, step - 1, "", accuracy])
+    return folder / "logs"
+
+
+def trainer(folder: Path) -> Path:
+    for one in RUNS:
+        place = folder / "runs" / f"{one.batch_size}-{one.rate}" / "checkpoint-500"
+        place.mkdir(parents=True)
+        history: list[dict[str, Any]] = []
+        for step, _, accuracy in one.rows():
+            history.append({"step": step, "learning_rate": one.rate * (1 - (step - EVERY) / 1000), "loss": 1.0})
+            history.append({"step": step, "eval_accuracy": accuracy, "eval_runtime": 0.5})
+        whole = one.steps * one.batch_size / 1000 + 0.5 * (one.steps // EVERY)
+        history.append({"step": one.steps, "train_runtime": whole})
+        state = {"global_step": one.steps, "train_batch_size": one.batch_size // 4, "log_history": history}
+        (place / "trainer_state.json").write_text(json.dumps(state))
+    return folder / "runs"
+
+
+def ray(folder: Path) -> Path:
+    for number, one in enumerate(RUNS):
+        place = folder / "tune" / f"train_{number}"
+        place.mkdir(parents=True)
+        config = {"batch_size": one.batch_size, "lr": one.rate}
+        rows = [
+            {"val_acc": accuracy, "steps": step, "time_total_s": seconds, "config": config}
+            for step, seconds, accuracy in one.rows()
+        ]
+        (place / "result.json").write_text("\n".join(map(json.dumps, rows)))
+    return folder / "tune"
+
+
+def mlflow(folder: Path) -> Path:
+    for number, one in enumerate(RUNS):
+        place = folder / "mlruns" / "1" / f"run{number}"
+        (place / "metrics" / "val").mkdir(parents=True)
+        (place / "params").mkdir()
+        (place / "params" / "batch_size").write_text(str(one.batch_size))
+        (place / "params" / "learning_rate").write_text(str(one.rate))
+        lines = [f"{round(1e12 + 1000 * seconds)} {accuracy} {step}\n" for step, seconds, accuracy in one.rows()]
+        (place / "metrics" / "val" / "acc").write_text("".join(lines))
+    return folder / "mlruns"
+
+
+def wandb(folder: Path) -> Path:
+    with (folder / "history.csv").open("w") as file:
+        table = csv.writer(file)
+        table.writerow(
+            ["run_id", "_step", "trainer/global_step", "_runtime", "val/acc", "config/batch_size", "config/lr"]
+        )
+        for number, one in enumerate(RUNS):
+            for place, (step, seconds, accuracy) in enumerate(one.rows()):
+                table.writerow([f"r{number}", place, step, seconds, accuracy, one.batch_size, one.rate])
+    return folder / "history.csv"
+
+
+def lines(folder: Path) -> Path:
+    rows = [
+        {"run": number, "global_step": step, "train_seconds": seconds, "val_acc": accuracy, "bs": one.batch_size}
+        | {"lr": one.rate}
+        for number, one in enumerate(RUNS)
+        for step, seconds, accuracy in one.rows()
+    ]
+    with gzip.open(folder / "history.jsonl.gz", "wt") as file:
+        file.write("\n".join(map(json.dumps, rows)))
+    return folder / "history.jsonl.gz"
+
+
+def semicolons(folder: Path) -> Path:
+    text = "run;step;elapsed;val_acc;batch_size;lr\n"
+    for number, one in enumerate(RUNS):
+        for step, seconds, accuracy in one.rows():
+            cells = (number, step, seconds, f"{100 * accuracy:.1f}%", one.batch_size, one.rate)
+            text += ";".join(map(str, cells)).replace(".", ",") + "\n"
+    (folder / "export.csv").write_bytes(text.encode("utf-16"))
+    return folder / "export.csv"
+
+
+@pytest.mark.parametrize("make", [lightning, trainer, ray, mlflow, wandb, lines, semicolons])
+def test_each_kind_of_log_gives_every_run_s_batch_size_rate_and_crossing(
+    make: Callable[[Path], Path], tmp_path: Path
+) -> None:
+    more: dict[str, Any] = {"given": ["gradient_accumulation_steps=4"]} if make is trainer else {}
+    made = import_curves([str(make(tmp_path))], target=0.255, **more)
+    (study,) = made.studies
+    found = {(one.configuration.batch_size, one.configuration.learning_rate): one.outcome for one in study.trials}
+    assert sorted(found) == [(one.batch_size, one.rate) for one in RUNS]
+    for (size, _), outcome in found.items():
+        assert outcome.state is TrialState.REACHED
+        assert (outcome.last_miss_step, outcome.steps_to_target, outcome.first_hit_step) == (250, 255, 260)
+        assert outcome.time_to_target_s == pytest.approx(0.255 * size, rel=1e-6)
+        assert outcome.seconds_basis is (None if make in (trainer, lines) else SecondsBasis.WALL)
+    assert all([one.step for one in trial.curve] == list(range(EVERY, 501, EVERY)) for trial in study.trials)
+
+
+def test_an_easier_target_is_answered_from_the_stored_curves(tmp_path: Path) -> None:
+    wandb(tmp_path)
+    printed(tmp_path, "import", "curves", "history.csv", "--target", "0.4")
+    assert read(tmp_path, "best", "history")["optimal"]["time_to_target_s"]["median"] == pytest.approx(0.4 * 16)
+    easier = read(tmp_path, "best", "history", "--target", "0.2")
+    assert easier["optimal"]["time_to_target_s"]["median"] == pytest.approx(0.2 * 16)
+
+
+def test_curves_that_bssearch_wrote_come_back_with_their_name_metric_and_target(tmp_path: Path) -> None:
+    wandb(tmp_path)
+    printed(tmp_path, "import", "curves", "history.csv", "--target", "0.4")
+    printed(tmp_path, "export", "history", "--to", "curves")
+    printed(tmp_path, "import", "curves", "history.csv.gz", "--name", "again")
+    first, again = (read(tmp_path, "best", name) for name in ("history", "again"))
+    times = [
+        [(row["batch_size"], row["time_to_target_s"]["median"]) for row in one["batches"]] for one in (first, again)
+    ]
+    assert times[0] == times[1]
+    assert again["target"] == first["target"]
+
+
+def table(folder: Path, text: str, name: str = "log.csv") -> str:
+    (folder / name).write_text(text)
+    return str(folder / name)
+
+
+def only_run(made: Studies) -> Any:
+    (study,) = made.studies
+    (trial,) = study.trials
+    return trial
+
+
+def test_after_a_resume_the_later_evaluations_count_and_the_clock_goes_on(tmp_path: Path) -> None:
+    rows = [(10, 1, 0.1), (20, 2, 0.2), (30, 3, 0.3), (20, 1, 0.25), (30, 2, 0.35), (40, 3, 0.45)]
+    text = "step,_runtime,val_acc,batch_size,lr\n" + "".join(f"{a},{b},{c},8,0.1\n" for a, b, c in rows)
+    trial = only_run(import_curves([table(tmp_path, text)], target=0.4))
+    assert [(one.step, one.train_seconds) for one in trial.curve] == [(10, 1), (20, 4), (30, 5), (40, 6)]
+
+
+def test_logs_of_epochs_need_the_samples_of_one(tmp_path: Path) -> None:
+    text = "epoch,val_acc,batch_size,lr\n1,0.2,8,0.1\n2,0.4,8,0.1\n"
+    file = table(tmp_path, text)
+    with pytest.raises(UsageError, match="no optimizer steps") as refused:
+        import_curves([file], target=0.4)
+    assert "--epoch-samples" in (refused.value.hint or "")
+    trial = only_run(import_curves([file], target=0.4, epoch_samples=800))
+    assert trial.outcome.steps_to_target == 200
+
+
+def test_a_setting_that_differs_with_the_batch_size_is_named(tmp_path: Path) -> None:
+    text = "run,step,val_acc,batch_size,weight_decay,width\n"
+    text += "".join(f"{size},10,0.5,{size},{0.1 if size == 64 else 0.01},{size}\n" for size in (16, 32, 64))
+    notes = import_curves([table(tmp_path, text)], target=0.4).notes
+    told = [one for one in notes if "differs with the batch size" in one]
+    assert told == [
+        "weight_decay differs with the batch size, so the answer is about both: 0.01 at 16, 0.01 at 32, 0.1 at 64",
+        "width differs with the batch size, so the answer is about both: 16 at 16, 32 at 32, 64 at 64",
+    ]
+
+
+def test_a_dry_run_stores_nothing(tmp_path: Path) -> None:
+    wandb(tmp_path)
+    shown = json.loads(
+        printed(tmp_path, "import", "curves", "history.csv", "--target", "0.4", "--dry-run", "-f", "json")
+    )
+    assert shown == [{"study": "history", "runs": 6, "reached": 6}]
+    assert not (tmp_path / "bssearch.db").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        ("step,val_acc,lr\n1,0.5,0.1\n", {}, "the batch size of .* is unknown"),
+        ("step,val_acc,batch_size\n1,0.5,0\n", {}, "batch_size = '0'"),
+        ("step,val_acc,batch_size\n1,0.5\n", {}, "2 cells, the header 3"),
+        ("step,val_acc,batch_size\n-1,0.5,8\n", {}, "step -1 must be in"),
+        ("step,val_acc,batch_size\n1,inf,8\n", {}, "must be a finite number"),
+        ("step,seconds,val_acc,batch_size\n1,-5,0.5,8\n", {}, "-5 seconds at step 1"),
+        ("step,val_acc,val_f1,batch_size\n1,0.5,0.4,8\n", {}, "which metric .*'val_acc', 'val_f1'"),
+        ("step,val_loss,batch_size\n1,0.5,8\n", {}, "may be better when lower"),
+        ("step,val_acc,batch_size\n1,93,8\n", {}, "in percent"),
+        ("step,val_acc,batch_size\n1,0.5,8\n", {"target": math.inf}, "--target = inf must be"),
+        ("step,val_acc,batch_size\n1,0.5,8\n", {"metric": "f1"}, "--metric f1: the logs have 'step'"),
+        ("step,val_acc,batch_size\n1,0.5,8\n", {"run": "name"}, "--run name: no column"),
+        ("step,val_acc,batch_size\n1,0.5,8\n", {"given": ["batch_size"]}, "--with batch_size: must be two parts"),
+        ("step,val_acc,batch_size\n1,0.5,8\n", {"column": ["bs=batch_size"]}, "--column bs: no such setting"),
+        ("step,val_acc,batch_size,accumulation\n1,0.5,8,2\n", {}, "may be per device or per step"),
+        ("step,val_acc,batch_size\n1,,8\n", {}, "no run has an evaluation"),
+        ('step,val_acc,batch_size\n1,"0.5,8\n', {}, "not valid CSV"),
+    ],
+)
+def test_a_log_that_does_not_tell_is_refused_by_what_it_lacks(
+    text: str, options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        import_curves([table(tmp_path, text)], **{"target": 0.4, **options})
+
+
+def test_places_without_a_log_are_named(tmp_path: Path) -> None:
+    with pytest.raises(NotFoundError, match="nowhere"):
+        import_curves([str(tmp_path / "nowhere")], target=0.4)
+    with pytest.raises(UsageError, match="has no training log"):
+        import_curves([str(tmp_path)], target=0.4)
+
+
+def test_a_loss_is_minimized_when_asked(tmp_path: Path) -> None:
+    text = "step,val_loss,batch_size\n" + "".join(f"{step},{1 - step / 100},8\n" for step in (10, 20, 30))
+    trial = only_run(import_curves([table(tmp_path, text)], target=0.75, goal=Goal.MINIMIZE))
+    assert trial.outcome.steps_to_target == 25
+
+
+@pytest.mark.parametrize("make", [lightning, trainer, ray, mlflow, wandb, lines, semicolons])
+def test_damaged_logs_raise_nothing_but_errors_of_bssearch(make: Callable[[Path], Path], tmp_path: Path) -> None:
+    place = make(tmp_path)
+    files = sorted(one for one in tmp_path.rglob("*") if one.is_file())
+    whole = {one: one.read_bytes() for one in files}
+    refused = 0
+    for case in range(60):
+        file = files[case % len(files)]
+        data = bytearray(whole[file])
+        (at,) = struct.unpack("<H", struct.pack("<H", case * 7919 % 65536))
+        at %= len(data)
+        if case % 3 == 0:
+            data = data[:at]
+        elif case % 3 == 1:
+            data[at] = case * 31 % 256
+        else:
+            data[at:at] = b"9e999,\x00[{"[: 1 + case % 9]
+        file.write_bytes(data)
+        try:
+            import_curves([str(place)], target=0.255)
+        except BSSearchError:
+            refused += 1
+        file.write_bytes(whole[file])
+    assert refused, "some damage cannot be read"
+
+
+def test_numbers_are_read_as_people_write_them() -> None:
+    from bssearch.exchange.importers.logs import number_in
+
+    values = ["97%", "0:01:30", " ", "1_000", None, True, 10**400, "nan", 3]
+    found = [number_in(one) for one in values]
+    assert found[:2] == [0.97, 90.0] and found[6:7] == [math.inf] and found[8] == 3.0
+    assert all(map(math.isnan, [*found[2:6], found[7]]))
