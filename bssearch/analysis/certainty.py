@@ -4,8 +4,7 @@ All confirmed configurations of a batch size inform its level. Each lies above t
 Equal values at two batch sizes have most of this gain in common: such pairs compare batch sizes best.
 
 Gains from a better learning rate: log figure = level(B) + κ (x − μ − ρ b)², x and b the octaves of learning rate and
-batch size. All batch sizes share κ, μ and ρ, so trials elsewhere inform a size with few trials. κ, μ and ρ are
-integrated over a grid, and so is the noise.
+batch size. All batch sizes share κ, μ and ρ, which are integrated over a grid, as is the noise.
 """
 
 from __future__ import annotations

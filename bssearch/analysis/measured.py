@@ -20,7 +20,7 @@ FEWEST_TRIALS = 3  # for a device to be called slower
 
 
 class StepTimeAnswer(Model):
-    """Step seconds without accumulation, α + β·B, and the smallest batch with 90 % of the highest throughput."""
+    """Step seconds without accumulation, α + β·B, and the `throughput_knee`."""
 
     alpha_s: float
     beta_s: float

@@ -241,7 +241,7 @@ class Assign:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """Answer to `Load`: the workload file's ``revision``, the GPU's UUID and name, and the number of ``devices``."""
+    """Answer to `Load`, with the workload file's ``revision`` and the number of ``devices``."""
 
     device: str
     revision: str | None = None

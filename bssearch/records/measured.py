@@ -233,7 +233,7 @@ class StepTime(Timing):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Visit(Timing):
-    """Step time in one ``visit``: a quick round over batch sizes, so that a slow machine slows all of them."""
+    """Step time in one ``visit``: a quick round over batch sizes."""
 
     visit: int
     step_seconds: float

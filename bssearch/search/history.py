@@ -33,8 +33,8 @@ def trial_seed(study_seed: int, phase: Phase, index: int) -> int:
 class BusyTime:
     """Seconds during which at least one search trial ran.
 
-    A resumed trial counts from its last start, plus its earlier seconds / slots, because trials run side by side. An
-    ended trial counts at most its worker's duration, because the database's clock may jump.
+    A resumed trial counts from its last start, plus its earlier seconds / slots. An ended trial counts at most its
+    worker's duration, because the database's clock may jump.
     """
 
     def __init__(self) -> None:

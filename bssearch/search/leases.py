@@ -44,7 +44,7 @@ def living(owner: str) -> Iterator[None]:
 
 
 def this_driver() -> str:
-    """Unique name for a driver: host, process id, boot and namespace, start time, random mark."""
+    """Unique name for a driver."""
     pid = os.getpid()
     return "/".join([socket.gethostname(), str(pid), _place(), _start(pid), uuid.uuid4().hex[:8]])
 

@@ -184,7 +184,7 @@ PAUSE_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyProgress:
-    """Progress of a study; live also between trials, so that the page keeps its layout."""
+    """Progress of a study; live also between trials."""
 
     status: Status
     running: list[dict[str, Any]]

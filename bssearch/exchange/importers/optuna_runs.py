@@ -459,7 +459,6 @@ class _Reader:
             )
 
     def _taken(self, trials: Sequence[FrozenTrial]) -> Iterator[str]:
-        """Say what each source is taken for."""
         if self.is_ours:
             return
         for name in dict.fromkeys(name for trial in trials for name in trial.params):

@@ -65,7 +65,6 @@ class TrialCallback(Callback):  # type: ignore[misc]
     Outside a search it only prints the validation metrics.
 
     Args:
-        trial: This process's trial.
         metric: The logged validation metric to report; all if None.
 
     Raises:

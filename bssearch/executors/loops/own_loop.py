@@ -560,7 +560,6 @@ class Trial:
             self._assignment.resume()
 
     def _check_evaluated(self) -> None:
-        """Raise `UsageError` if a due evaluation is missing."""
         step = self.steps
         if self._assignment.is_over or self._evaluated_at == step:
             return

@@ -236,7 +236,7 @@ class LedRun(TrialRun):
         return self._is_tested and not self._has_ended
 
     def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
-        """Report an evaluation, then settle."""
+        """See `TrialRun.evaluated`."""
         super().evaluated(step, metrics, loss)
         self.settle()
 

@@ -8,7 +8,7 @@ expression has one group::
     accuracy: 'acc=([0-9.]+)'
 
 Matches form one report when the line with their step arrives. A number in another form than the group takes, such as
-nan, is read, too. Other lines are skipped.
+nan, is read, too.
 """
 
 from __future__ import annotations
