@@ -204,7 +204,7 @@ class Recommendation(Model):
 
 
 class Settle(Model):
-    """The seed-to-seed spread, and the runs per batch size that show differences of 5 % and 10 %."""
+    """The seed-to-seed spread, and the runs per batch size that show a difference."""
 
     coefficient_of_variation: float
     runs_for_5_percent: int

@@ -272,7 +272,7 @@ class Beliefs:
 
     @property
     def share(self) -> float:
-        """Probability that the recommended batch size is within 5 % of the best."""
+        """See `Certainty.within_5_percent`."""
         return float(self.shares[self._place(self.recommended)])
 
     @property
@@ -437,7 +437,7 @@ class _Columns:
     """Columns of the posterior: the level of each batch size, then each configuration.
 
     ``of_size``: place of each column's batch size. ``printed`` and ``following`` (sizes,): columns of the recommended
-    configuration, and of the one that runs next. ``reached``: runs. ``hidden``: deviation of hidden gains.
+    configuration, and of the one that runs next. ``hidden``: deviation of hidden gains.
     """
 
     of_size: Indices

@@ -29,7 +29,7 @@ class StepTimeAnswer(Model):
 
 
 class MemoryAnswer(Model):
-    """Micro-batch sizes that fit and do not, and the line of peak memory by micro-batch size; null if unknown."""
+    """Micro-batch sizes that fit and do not, and the line of peak memory; null if unknown."""
 
     largest_that_fits: int
     smallest_that_does_not: int | None

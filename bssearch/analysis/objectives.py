@@ -379,7 +379,7 @@ class TimeToTarget(BySeconds):
         return None if step_seconds is None else steps * step_seconds
 
     def seconds_as_good_as(self, best: TrialRecord | None, probe: ProbeRecord, full: float) -> float:
-        """Best trial's measured seconds, contended or not: curves use the same clock."""
+        """Best trial's measured seconds, contended or not."""
         seconds = None if best is None else seconds_to_target(best, "measured")
         return math.inf if seconds is None else seconds
 
@@ -410,7 +410,7 @@ class CostToTarget(TimeToTarget):
 
     @property
     def unit(self) -> str:
-        """ "device-hours", or empty if a price is set: its currency is unknown."""
+        """ "device-hours", or empty if a price is set."""
         return " device-hours" if self.price_per_device_hour is None else ""
 
     def of_seconds(self, trial: TrialRecord, seconds: float) -> float:
@@ -483,7 +483,7 @@ class SamplesToTarget(Objective):
 
 
 def samples_after(trial: TrialRecord, steps: int | None) -> float | None:
-    """Samples of a trial's first steps, by its mean samples per step: an epoch's last batch can be incomplete."""
+    """Samples of a trial's first steps, by its mean samples per step."""
     if steps is None or trial.outcome is None:
         return None
     planned = _planned(trial, steps)

@@ -171,7 +171,7 @@ class Estimate:
 
     @property
     def excess(self) -> float:
-        """Possible excess of the log step time; 0 if figures use no step time."""
+        """See `PooledStepTime.excess`; 0 if figures use no step time."""
         return 0.0 if self.step_time is None else self.step_time.excess
 
     @property
@@ -426,7 +426,7 @@ class Verdict:
 
     @cached_property
     def ignores_seeds(self) -> bool:
-        """True if confirmation runs are equal whatever their seed; see `ignore_their_seeds`."""
+        """See `ignore_their_seeds`."""
         return ignore_their_seeds(one.runs for one in self.by_batch.values() if one.is_confirmed)
 
     def recommending(self, batch_size: int, best: int) -> Verdict:

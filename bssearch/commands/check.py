@@ -146,7 +146,7 @@ FEW_STEPS = 50  # with fewer steps per trial, learning rates can hardly be compa
 
 @dataclass(frozen=True)
 class CheckEvidence:
-    """A spec, its workload, step times and the short trial."""
+    """Measurements of a check."""
 
     spec: StudySpec
     found: WorkloadDescription

@@ -187,7 +187,7 @@ class Leases:
         return found
 
     def check(self, name: str) -> None:
-        """Raise `ClaimLostError` if another driver took a claim, whose lease ended while this driver was suspended."""
+        """Raise `ClaimLostError` if another driver took a claim."""
         if not self._store.leases.holds(self._study, name, owner=self.owner):
             raise ClaimLostError(name)
 

@@ -91,7 +91,7 @@ class FiniteFloat(TypeDecorator[float]):
 
     def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[float | None], float | None]:
         """Refuse NaN and infinities in rows, too."""
-        return partial(self.process_bind_param, dialect=dialect)
+        return partial(self.process_bind_param, dialect=dialect)  # one call per value: a trial has 37 floats
 
 
 class StorableText(TypeDecorator[str]):

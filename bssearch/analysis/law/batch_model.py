@@ -349,7 +349,7 @@ class LawFit:
         return max(map(abs, self.residuals.values()))
 
     def steps(self, batch_size: int) -> float:
-        """S(B); raises ValueError above the largest batch size run: the law fails there."""
+        """S(B); raises ValueError above the largest batch size run."""
         if not 1 <= batch_size <= self.largest_batch:
             raise ValueError(
                 f"batch_size = {batch_size} must be >= 1 and <= {self.largest_batch}, the largest run: "

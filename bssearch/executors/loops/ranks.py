@@ -114,7 +114,7 @@ class RankWork(Assignment):
         return step in self._word.due
 
     def stepped(self, step: int, samples: int | None) -> None:
-        """Raise `UsageError` for a skipped evaluation: the rank would never learn of the trial's end."""
+        """Raise `UsageError` for a skipped evaluation."""
         if self._steps >= self._word.due[-1]:
             raise UsageError(
                 f"no evaluation after step {self._word.due[-1]}, but one was due",
