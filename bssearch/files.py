@@ -133,7 +133,7 @@ def new_private_file(path: Path) -> BinaryIO:
 
 @contextmanager
 def alone(path: Path) -> Iterator[None]:
-    """Wait for an exclusive lock on a file and hold it; the kernel releases the lock if the process dies."""
+    """Wait for an exclusive lock on a file and hold it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:

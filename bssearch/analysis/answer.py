@@ -118,7 +118,7 @@ class Optimal(Model):
 class Largest(Model):
     """The largest batch size that ran without accumulation.
 
-    ``bounded_by_memory``: at most twice as many samples ran out of memory; else it is only the largest tried.
+    ``bounded_by_memory``: at most twice as many samples ran out of memory.
     """
 
     batch_size: int
@@ -151,7 +151,7 @@ class BestTrial(Model):
 
 
 class Cost(Model):
-    """Train seconds of all trials; ``trainings``: in trainings of the optimum's length, without waits for a CPU."""
+    """Train seconds of all trials; ``trainings``: in trainings of the optimum's length."""
 
     train_seconds: float
     trainings: float | None
@@ -162,7 +162,7 @@ class Batch(Model):
 
     ``lower_bound_s``: time of the last miss. ``predicted_s``: law × step time. ``host_bound_share``: share of train
     seconds in which the host did not wait for a CUDA device. ``slope``: of log steps over log batch from the next
-    smaller batch size; −1 if steps halve as the batch doubles.
+    smaller batch size.
     """
 
     batch_size: int
@@ -204,7 +204,7 @@ class Recommendation(Model):
 
 
 class Settle(Model):
-    """The seed-to-seed spread, and the runs per batch size that show differences of 5 % and 10 %."""
+    """The seed-to-seed spread, and the runs per batch size that show a difference."""
 
     coefficient_of_variation: float
     runs_for_5_percent: int

@@ -114,7 +114,7 @@ LENGTHS = re.compile(
 def about_fixed_constants(tried: Collection[tuple[int, Mapping[str, Any]]]) -> Iterator[tuple[str, str]]:
     """Yield (code, sentence) for decays, warmups and schedules that are the same at batch sizes far apart.
 
-    ``tried``: batch sizes, each with its parameters. ρ^κ keeps the half-life in samples (`scaling.half_life`).
+    ``tried``: batch sizes, each with its parameters.
     """
     for name in sorted({name for _, parameters in tried for name in parameters}):
         given = {size: parameters[name] for size, parameters in tried if parameters.get(name) is not None}
@@ -221,7 +221,7 @@ class Tuning:
 
 
 def tuning(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -> Tuning:
-    """How well each batch size is tuned; one with confirmation runs alone may have a single configuration."""
+    """How well each batch size is tuned."""
     points = [law_point(size, candidate.runs) for size, candidate in verdict.by_batch.items()]
     comparable = are_of_one_model(spec, verdict)
     up = rising(points) if comparable else ()

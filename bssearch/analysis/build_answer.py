@@ -104,10 +104,7 @@ def build_answer(
     memory_uses: Sequence[MemoryUse] = (),
     noise: Sequence[NoiseMeasurement] = (),
 ) -> Answer:
-    """Answer from a study's records; raises `TargetNotReachedError` if no trial reached the target.
-
-    Leaves out confirmation runs in micro-batches that no longer fit: they are repeated in smaller ones.
-    """
+    """Answer from a study's records; raises `TargetNotReachedError` if no trial reached the target."""
     everything, trials = trials, compared_trials(trials, memory)
     verdict = first_verdict(study, spec, trials, probes)
     if verdict is None or study.environment is None:

@@ -4,8 +4,7 @@ All confirmed configurations of a batch size inform its level. Each lies above t
 Equal values at two batch sizes have most of this gain in common: such pairs compare batch sizes best.
 
 Gains from a better learning rate: log figure = level(B) + κ (x − μ − ρ b)², x and b the octaves of learning rate and
-batch size. All batch sizes share κ, μ and ρ, so trials elsewhere inform a size with few trials. κ, μ and ρ are
-integrated over a grid, and so is the noise.
+batch size. All batch sizes share κ, μ and ρ, which are integrated over a grid, as is the noise.
 """
 
 from __future__ import annotations
@@ -273,7 +272,7 @@ class Beliefs:
 
     @property
     def share(self) -> float:
-        """Probability that the recommended batch size is within 5 % of the best."""
+        """See `Certainty.within_5_percent`."""
         return float(self.shares[self._place(self.recommended)])
 
     @property
@@ -438,7 +437,7 @@ class _Columns:
     """Columns of the posterior: the level of each batch size, then each configuration.
 
     ``of_size``: place of each column's batch size. ``printed`` and ``following`` (sizes,): columns of the recommended
-    configuration, and of the one that runs next. ``reached``: runs. ``hidden``: deviation of hidden gains.
+    configuration, and of the one that runs next. ``hidden``: deviation of hidden gains.
     """
 
     of_size: Indices

@@ -187,7 +187,6 @@ class _Repeats:
         )
 
     def is_more_regularised_than(self, other: _Repeats) -> bool:
-        """True if only regularisation differs, and this one has more."""
         mine, theirs = self.configuration, other.configuration
         levels = {name: getattr(theirs, name) for name in REGULARISERS}
         more = all(getattr(mine, name) >= level for name, level in levels.items())

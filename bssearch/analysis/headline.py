@@ -312,7 +312,7 @@ def _in_exchange(best: Batch, row: Batch, own: str, noun: str) -> str:
 
 
 def trade_off_rows(answer: Answer) -> tuple[list[str], list[list[str]]]:
-    """Headings and rows of the trade-offs, without empty columns; empty if only time and samples are known."""
+    """Headings and rows of the trade-offs, without empty columns."""
     rows = _shown(answer)
     known = {
         heading: cells for heading, shown in _columns(answer).items() if any(cells := [shown(row) for row in rows])

@@ -20,7 +20,7 @@ FEWEST_TRIALS = 3  # for a device to be called slower
 
 
 class StepTimeAnswer(Model):
-    """Step seconds without accumulation, α + β·B, and the smallest batch with 90 % of the highest throughput."""
+    """Step seconds without accumulation, α + β·B, and the `throughput_knee`."""
 
     alpha_s: float
     beta_s: float
@@ -29,7 +29,7 @@ class StepTimeAnswer(Model):
 
 
 class MemoryAnswer(Model):
-    """Micro-batch sizes that fit and do not, and the line of peak memory by micro-batch size; null if unknown."""
+    """Micro-batch sizes that fit and do not, and the line of peak memory; null if unknown."""
 
     largest_that_fits: int
     smallest_that_does_not: int | None

@@ -1,8 +1,4 @@
-"""Objectives: the figure of a trial that a study minimises, and the seconds to the target.
-
-A new objective is a subclass of `Objective` and a line in `bssearch.registry` or an entry point
-``bssearch.objectives``.
-"""
+"""Objectives: the figure of a trial that a study minimises, and the seconds to the target."""
 
 from __future__ import annotations
 
@@ -91,7 +87,7 @@ class Products(CommonSeconds):
     in_words: ClassVar[str] = "steps × the step time of their batch size"
 
     def step_time(self, trial: TrialRecord) -> PooledStepTime[Kind] | None:
-        """Step time measured with the trial's micro-batches and model."""
+        """See `CommonSeconds.step_time`."""
         place = *split(trial.configuration), *model_parameters(trial.configuration)
         seconds = self.step_seconds.get(place)
         return None if seconds is None else PooledStepTime(place, seconds, 0.0, math.inf, 0.0)
@@ -105,7 +101,7 @@ class Pooled(CommonSeconds):
     in_words: ClassVar[str] = "steps × step time, corrected for CPU wait and core speed"
 
     def step_time(self, trial: TrialRecord) -> PooledStepTime[Kind] | None:
-        """Pooled step time of the trial's kind."""
+        """See `CommonSeconds.step_time`."""
         return self.step_times.get(kind_of(trial.configuration))
 
 
@@ -336,7 +332,7 @@ class BySeconds(Objective):
         """Figure of a trial that takes these seconds to the target."""
 
     def figure(self, trial: TrialRecord) -> float | None:
-        """Figure of a trial that reached the target."""
+        """See `Objective.figure`."""
         outcome = trial.outcome
         if outcome is None or trial.state is not TrialState.REACHED:
             return None
@@ -355,7 +351,7 @@ class BySeconds(Objective):
         return None if seconds is None else self.of_seconds(trial, seconds)
 
     def step_time(self, trial: TrialRecord) -> PooledStepTime[Kind] | None:
-        """Step time by which a trial is compared."""
+        """See `Objective.step_time`."""
         return None if self.common is None else self.common.step_time(trial)
 
     def _product(self, trial: TrialRecord, steps: int | None) -> float | None:
@@ -375,7 +371,7 @@ class TimeToTarget(BySeconds):
     trials_race = True
 
     def of_seconds(self, trial: TrialRecord, seconds: float) -> float:
-        """Return the seconds themselves."""
+        """The seconds themselves."""
         return seconds
 
     def predicted(self, steps: float, batch_size: float, step_seconds: float | None) -> float | None:
@@ -383,7 +379,7 @@ class TimeToTarget(BySeconds):
         return None if step_seconds is None else steps * step_seconds
 
     def seconds_as_good_as(self, best: TrialRecord | None, probe: ProbeRecord, full: float) -> float:
-        """Best trial's measured seconds, contended or not: curves use the same clock."""
+        """Best trial's measured seconds, contended or not."""
         seconds = None if best is None else seconds_to_target(best, "measured")
         return math.inf if seconds is None else seconds
 
@@ -414,7 +410,7 @@ class CostToTarget(TimeToTarget):
 
     @property
     def unit(self) -> str:
-        """ "device-hours", or empty if a price is set: its currency is unknown."""
+        """ "device-hours", or empty if a price is set."""
         return " device-hours" if self.price_per_device_hour is None else ""
 
     def of_seconds(self, trial: TrialRecord, seconds: float) -> float:
@@ -487,7 +483,7 @@ class SamplesToTarget(Objective):
 
 
 def samples_after(trial: TrialRecord, steps: int | None) -> float | None:
-    """Samples of a trial's first steps, by its mean samples per step: an epoch's last batch can be incomplete."""
+    """Samples of a trial's first steps, by its mean samples per step."""
     if steps is None or trial.outcome is None:
         return None
     planned = _planned(trial, steps)
@@ -518,7 +514,7 @@ class MetricInBudget(Objective):
     has_ratios = False
 
     def title(self, metric: str, wanted: str) -> str:
-        """Heading that names the metric."""
+        """See `Objective.title`."""
         return f"{metric} in the budget"
 
     def sentence(self, metric: str, reaches_target: str, figure: str) -> str:
@@ -535,7 +531,7 @@ class MetricInBudget(Objective):
         """None: a stopped trial could have reached any better metric."""
 
     def shown(self, figure: float) -> float:
-        """Return the figure as the metric, with its sign."""
+        """The figure as the metric, with its sign."""
         return self._target.gain(-figure)
 
     def in_own_unit(self) -> Objective:

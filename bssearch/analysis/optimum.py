@@ -150,7 +150,7 @@ class Estimate:
     """A figure over seeds: median, 95 % interval, and the number of runs that reached the target.
 
     The median is None if half of the runs or more missed the target, the interval below three runs or with any miss.
-    ``log_deviation``: see `deviation_of`. ``unresolved`` and the error of ``step_time`` do not shrink with more runs.
+    ``unresolved`` and the error of ``step_time`` do not shrink with more runs.
     """
 
     median: float | None
@@ -171,7 +171,7 @@ class Estimate:
 
     @property
     def excess(self) -> float:
-        """Possible excess of the log step time; 0 if figures use no step time."""
+        """See `PooledStepTime.excess`; 0 if figures use no step time."""
         return 0.0 if self.step_time is None else self.step_time.excess
 
     @property
@@ -389,7 +389,7 @@ class Verdict:
     """The optimum, and the best candidate of each batch size, ascending.
 
     ``least`` has the least median, ``optimal`` is recommended by the ``rule``. ``confirmed``: whether confirmation runs
-    decided. ``others``: further confirmed configurations.
+    decided.
     """
 
     optimal: Candidate
@@ -426,7 +426,7 @@ class Verdict:
 
     @cached_property
     def ignores_seeds(self) -> bool:
-        """True if confirmation runs are equal whatever their seed; see `ignore_their_seeds`."""
+        """See `ignore_their_seeds`."""
         return ignore_their_seeds(one.runs for one in self.by_batch.values() if one.is_confirmed)
 
     def recommending(self, batch_size: int, best: int) -> Verdict:
@@ -490,8 +490,7 @@ def decide(
     Late neighbours are ignored until complete. A configuration whose fresh seeds missed the target is not recommended.
 
     The smallest batch size shown to be within 5 % of the least median is recommended, else the size with the least
-    median. If many confirmation runs were contended, all are compared by steps × ``step_seconds``; see
-    `Objective.between`.
+    median. If many confirmation runs were contended, all are compared by steps × ``step_seconds``.
     """
     trials = _without_refused(trials)
     counted = [trial for trial in trials if trial.state.is_finished and not trial.state.is_missing]

@@ -91,7 +91,7 @@ class Predicted(Model):
 
 
 class Law(Model):
-    """The law of steps to the target S = S_min (1 + B_crit / B), with residuals by batch size."""
+    """The law of steps to the target S = S_min (1 + B_crit / B)."""
 
     s_min: float
     b_crit: CriticalBatch

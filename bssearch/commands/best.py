@@ -121,7 +121,7 @@ def _rounded(value: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ScheduledTraining:
-    """A batch schedule to train: configuration ``values``, stages with start and learning rate, notes."""
+    """A batch schedule to train, with the configuration's ``values``."""
 
     values: Parameters
     stages: Sequence[Mapping[str, Any]]

@@ -47,7 +47,7 @@ MOST_SAMPLES = 2**63 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchPoint:
-    """A checkpoint to branch from: file, digest of its content, samples seen (None if unknown)."""
+    """A checkpoint to branch from; ``samples`` seen are None if unknown."""
 
     path: Path
     digest: str

@@ -146,7 +146,7 @@ FEW_STEPS = 50  # with fewer steps per trial, learning rates can hardly be compa
 
 @dataclass(frozen=True)
 class CheckEvidence:
-    """A spec, its workload, step times and the short trial."""
+    """Measurements of a check."""
 
     spec: StudySpec
     found: WorkloadDescription
@@ -328,7 +328,7 @@ TRIAL_SECONDS = 5.0  # train seconds of the short trial, unless the study's limi
 
 
 class BatchCheck(Model):
-    """One batch size: seconds per step and evaluation, null if memory ran out."""
+    """One batch size; seconds are null if memory ran out."""
 
     batch_size: int
     micro_batch_size: int

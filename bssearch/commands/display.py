@@ -185,7 +185,7 @@ def confirmed_medians(history: History) -> dict[int, str]:
 
 
 def so_far(history: History) -> str:
-    """Best batch size by confirmed median, else by its best single run, which is partly luck."""
+    """Best batch size by confirmed median, else by its best single run."""
     if medians := confirmed_medians(history):
         size, median = next(iter(medians.items()))
         return f"batch {size}, median {median} fresh seeds"
@@ -202,7 +202,7 @@ def trainings_so_far(history: History) -> str:
 
 
 def batch_table(history: History) -> Table:
-    """Table of batch sizes: trials, best single run (partly luck), and median over fresh seeds."""
+    """Table of batch sizes: trials, best single run, and median over fresh seeds."""
     medians = confirmed_medians(history)
     columns = ("batch size", "trials", "reached", "best single run", *(["fresh seeds"] if medians else []))
     table = Table(*columns, box=None, padding=(0, 2))

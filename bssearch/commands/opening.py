@@ -586,7 +586,6 @@ def _open_study(
 
 @contextmanager
 def _not_left_empty(store: Store, name: str) -> Iterator[None]:
-    """Delete a new study whose code fails before the first measurement."""
     try:
         yield
     except WorkloadError:

@@ -123,7 +123,7 @@ def run_request(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeReport:
-    """A probe's JSON document, rows, table ``columns``, and sentences."""
+    """A probe's result."""
 
     document: Mapping[str, Any]
     rows: Sequence[Mapping[str, Any]]

@@ -45,8 +45,7 @@ def run_study(spec: GivenSpec, launch: Launch = HERE, *, from_quick: bool = Fals
     """Run or resume a study and return the answer.
 
     Several processes and machines may run one study. ``from_quick`` makes a quick answer to start from, if none is
-    stored. Changed workload code, whose trials do not compare, and a busy GPU are refused unless ``launch`` allows
-    them.
+    stored. Changed workload code and a busy GPU are refused unless ``launch`` allows them.
 
     Raises any `BSSearchError`: `UsageError` for ``from_quick`` with an objective other than seconds, and
     `TargetNotReachedError` if no trial reached the target.

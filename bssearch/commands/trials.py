@@ -256,7 +256,7 @@ class Fastest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """A study's spent budget, running trials, and trials by phase and state.
+    """State of a study.
 
     Imported runs count as search trials.
     """

@@ -51,7 +51,7 @@ def flat_table(rows: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[dict[
 
 
 def with_first(names: Sequence[str], columns: Sequence[str]) -> list[str]:
-    """Columns in a new order: first the columns in ``names``."""
+    """Columns; the columns in ``names`` come first."""
     return [*(one for one in names if one in columns), *(one for one in columns if one not in names)]
 
 

@@ -71,16 +71,14 @@ class Program:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorSettings:
-    """The workload and devices of an executor.
+    """The workload and devices of an executor; see `ExecutorSpec`.
 
     Attributes:
         workload: name, resolved in ``folder``, or the program's name.
         given: workload class or object, for the executor ``inline``.
-        slots: ``auto`` is one per CUDA device, or up to four on a CPU (`cpu_slots`).
         device: ``auto`` (CUDA devices round-robin, else the CPU), ``cpu``, ``cuda`` or ``cuda:N``.
         own_parameters: defaults of the workload's own parameters, as ``model.NAME`` and ``loss.NAME``.
         optimizers: optimizers whose libraries must be installed.
-        address: Ray cluster, ``auto`` or ``HOST:PORT``.
     """
 
     workload: str
@@ -241,7 +239,7 @@ class Assign:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """Answer to `Load`: the workload file's ``revision``, the GPU's UUID and name, and the number of ``devices``."""
+    """Answer to `Load`, with the workload file's ``revision`` and the number of ``devices``."""
 
     device: str
     revision: str | None = None

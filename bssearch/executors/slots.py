@@ -620,8 +620,7 @@ def _available_bytes() -> int:
 class LocalExecutor(SlotExecutor):
     """`Executor` with worker processes on this machine.
 
-    Call it from a thread that outlives it: the kernel kills workers with their starting thread. Raises `UsageError` for
-    more threads than CPUs.
+    Call it from a thread that outlives it, see `WorkerProcess`. Raises `UsageError` for more threads than CPUs.
     """
 
     def __init__(self, settings: ExecutorSettings) -> None:

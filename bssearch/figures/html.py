@@ -1,7 +1,6 @@
 """One HTML file: a headline, key figures, sections of charts and tables.
 
-The templates escape every value. The page's content security policy forbids scripts and requests and allows one style
-sheet by its digest.
+The page's content security policy forbids scripts and requests and allows one style sheet by its digest.
 """
 
 from __future__ import annotations

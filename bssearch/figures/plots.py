@@ -495,7 +495,7 @@ def _learning_rate(configuration: Configuration) -> float | None:
 
 
 def thinned(curve: Sequence[Observation]) -> list[Observation]:
-    """At most `CURVE_POINTS` finite points, without step 0, which a logarithmic axis cannot show."""
+    """At most `CURVE_POINTS` finite points, without step 0."""
     finite = [one for one in curve if math.isfinite(one.metric) and one.train_seconds > 0]
     if len(finite) <= CURVE_POINTS:
         return finite

@@ -43,7 +43,7 @@ ROUNDING = 1e-9  # κ(1 − β) this close to 1 counts as 1; above double-precis
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleOfThumb:
-    """A rule: its effects, when it holds and breaks, and its source."""
+    """A rule of thumb and its source."""
 
     rate: LearningRateRule | None = None  # None: the optimizer's usual rule
     batch_rules: Mapping[str, str] = field(default_factory=dict)

@@ -165,7 +165,7 @@ class StartRequest(Request):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartPlan(Plan):
-    """The answers, the spec with its ``yaml`` text, and reasons by field."""
+    """Plan of a first study, with ``reasons`` by field."""
 
     answers: dict[str, Any]
     spec: StudySpec

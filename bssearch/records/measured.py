@@ -99,7 +99,7 @@ class TrialOutcome:
     Attributes:
         undelayed_train_seconds: Train seconds minus waits for a CPU, if one thread did the work.
         reference_seconds: Time of a small fixed kernel during the trial (`bssearch.training.contention`).
-        host_bound_share: Share of train seconds in which the host did not wait for a CUDA device.
+        host_bound_share: See `CudaClock.host_bound_share`.
         skipped_steps: Steps that fp16 loss scaling skipped.
         data_seconds: Train seconds that a user's own loop waited for data.
         seconds_basis: None if bssearch measured the seconds.
@@ -233,7 +233,7 @@ class StepTime(Timing):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Visit(Timing):
-    """Step time in one ``visit``: a quick round over batch sizes, so that a slow machine slows all of them."""
+    """Step time in one ``visit``: a quick round over batch sizes."""
 
     visit: int
     step_seconds: float

@@ -58,7 +58,7 @@ class TrialState(StrEnum):
 
     @property
     def is_censored(self) -> bool:
-        """True if the trial stopped before the target: its time is a lower bound."""
+        """True if the trial stopped before the target."""
         return self in {TrialState.PAUSED, TrialState.PRUNED, TrialState.CAPPED, TrialState.EXHAUSTED}
 
     @property
@@ -111,7 +111,7 @@ class Target:
         return 0 < self.value < 1 < low <= high <= 100 or 0 <= low <= high <= 1 < self.value <= 100
 
     def is_percent_of_share(self, low: float, high: float) -> bool:
-        """True if the target is in percent but metrics, up to ``high`` > 0.5, are shares: none reaches it."""
+        """True if the target is in percent but metrics, up to ``high`` > 0.5, are shares."""
         is_share = self.goal is Goal.MAXIMIZE and _SHARE.fullmatch(self.metric) is not None
         return is_share and low >= 0 and 0.5 < high <= 1 < self.value <= 100
 

@@ -263,7 +263,7 @@ class NewStudy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyRecord(NewStudy):
-    """A stored study, bound to its ``environment``'s device; archived studies are hidden and accept no trials."""
+    """A stored study, bound to its ``environment``'s device."""
 
     created_at: datetime
     archived_at: datetime | None = None

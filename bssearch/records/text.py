@@ -39,7 +39,7 @@ def nearest(name: str, known: Collection[str], otherwise: str, *, cutoff: float 
 
 
 def without_passwords(text: str) -> str:
-    """Mask passwords in URLs as ``***``; users paste URLs in unexpected places."""
+    """Mask passwords in URLs as ``***``."""
     return re.sub(r"([A-Za-z][\w+.-]*:/{1,2}[^\s:/@]*):\S*@", r"\1:***@", text)
 
 

@@ -1,7 +1,4 @@
-"""Confirmation: reruns of finalists with fresh seeds, because the best of many single-seed trials is partly luck.
-
-Runs beyond the minimum go to configurations that may still change the recommendation.
-"""
+"""Confirmation: reruns of finalists with fresh seeds, because the best of many single-seed trials is partly luck."""
 
 from __future__ import annotations
 
@@ -243,7 +240,7 @@ def ending(history: History) -> str | None:
 def is_settled(history: History, trials: Sequence[TrialRecord], known: Beliefs) -> bool:
     """True if the answer is sure, and was sure before the last run, too.
 
-    A single look may be lucky: an answer that is checked after every run passes any bound at some time.
+    An answer that is checked after every run passes any bound at some time.
     """
     if not known.are_sure:
         return False

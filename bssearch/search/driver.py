@@ -96,7 +96,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class Interrupts:
     """Counts SIGINT and SIGTERM; on the second, or the first if ``at_once()``, raises KeyboardInterrupt.
 
-    The second signal also calls ``on_second``. Handles no signal outside the main thread, which alone can set handlers.
+    The second signal also calls ``on_second``. Handles no signal outside the main thread.
     """
 
     def __init__(self, on_second: Callable[[], None], at_once: Callable[[], bool] = lambda: False) -> None:
@@ -155,8 +155,9 @@ class Shift:
     def interrupt(self) -> None:
         """Pause the running trials and end the driver, as after Ctrl-C; stop loading the workload.
 
-        Repeat the call until the driver ends: an executor ended before its process exists starts that process anyway.
+        Repeat the call until the driver ends.
         """
+        # An executor that is ended before its process exists starts the process anyway.
         with self._lock:
             self.is_ending = True
             if not self._is_interrupted:
@@ -181,7 +182,7 @@ class Shift:
     def loading(self, end: Callable[[], None]) -> Iterator[None]:
         """Load a workload; ``end`` may stop the load from another thread, which raises `InterruptedRunError`.
 
-        Exits only after ``end`` returned, so that the executor is free.
+        Exits only after ``end`` returned.
         """
         with self._lock:
             self._end_loading = end
@@ -255,7 +256,7 @@ class Recorder:
         return refused
 
     def flush_if_due(self) -> frozenset[int]:
-        """Write buffered evaluations every `FLUSH_SECONDS`; return the trials whose lease was lost."""
+        """Call `flush` every `FLUSH_SECONDS`."""
         return self.flush() if time.monotonic() - self._flushed > FLUSH_SECONDS else frozenset()
 
     def finish(self, ended: TrialEnded, step_seconds: float | None) -> TrialRecord:

@@ -170,7 +170,7 @@ def compute_answer(
 
 
 def counted_seconds(store: Store, name: str, trials: Sequence[TrialRecord]) -> dict[int, CountedSeconds]:
-    """Seconds to the target as the answer counts them, by trial number; empty without an answer."""
+    """See `Verdict.seconds_of`; empty without an answer."""
     study, probes = store.studies.get(name), store.probes.by_batch_size(name)
     compared = compared_trials(trials, store.probes.memory_boundary(name))
     verdict = first_verdict(study, spec_of(study), compared, probes)

@@ -33,8 +33,8 @@ def trial_seed(study_seed: int, phase: Phase, index: int) -> int:
 class BusyTime:
     """Seconds during which at least one search trial ran.
 
-    A resumed trial counts from its last start, plus its earlier seconds / slots, because trials run side by side. An
-    ended trial counts at most its worker's duration, because the database's clock may jump.
+    A resumed trial counts from its last start, plus its earlier seconds / slots. An ended trial counts at most its
+    worker's duration.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class BusyTime:
             return
         start, ended = trial.created_at.timestamp(), trial.ended_at.timestamp()
         wall = trial.outcome.wall_seconds if trial.outcome is not None else 0.0
-        end = start + max(0.0, min(ended - start, wall or math.inf))
+        end = start + max(0.0, min(ended - start, wall or math.inf))  # the database's clock may jump
         self._spans[trial.number] = start, end
         self._earlier[trial.number] = max(0.0, wall - (end - start))
         before = self._union

@@ -44,7 +44,7 @@ def living(owner: str) -> Iterator[None]:
 
 
 def this_driver() -> str:
-    """Unique name for a driver: host, process id, boot and namespace, start time, random mark."""
+    """Unique name for a driver."""
     pid = os.getpid()
     return "/".join([socket.gethostname(), str(pid), _place(), _start(pid), uuid.uuid4().hex[:8]])
 
@@ -187,7 +187,7 @@ class Leases:
         return found
 
     def check(self, name: str) -> None:
-        """Raise `ClaimLostError` if another driver took a claim, whose lease ended while this driver was suspended."""
+        """Raise `ClaimLostError` if another driver took a claim."""
         if not self._store.leases.holds(self._study, name, owner=self.owner):
             raise ClaimLostError(name)
 

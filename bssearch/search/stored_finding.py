@@ -13,7 +13,7 @@ from bssearch.storage.repository import Store
 
 
 class SearchEnd(BaseModel):
-    """Why a search ended; its ``spent`` trials and ``budget``."""
+    """Why a search ended."""
 
     reason: str
     spent: int

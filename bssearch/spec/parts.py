@@ -43,9 +43,9 @@ from bssearch.spec.space.optimizers import OwnRange, OwnValues, as_in_domain
 class TrainingSpec(StrictModel):
     """How the steps are computed.
 
-    ``precision: auto`` is bf16 if the CUDA device has it, else fp32. ``compile`` is a mode of ``torch.compile``.
-    ``fused``: null means CUDA only. ``data`` is kept on the ``device`` (``auto``: if it fits) or streamed from the
-    ``host`` by ``loader_workers``. Batch normalisation uses ``ghost_batch_size`` samples (null: micro-batch).
+    ``precision: auto`` is bf16 if the CUDA device has it, else fp32. ``fused``: null means CUDA only. ``data`` is kept
+    on the ``device`` (``auto``: if it fits) or streamed from the ``host`` by ``loader_workers``. Batch normalisation
+    uses ``ghost_batch_size`` samples (null: micro-batch).
     """
 
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
@@ -244,7 +244,7 @@ class BudgetSpec(StrictModel):
     """Limits of the search; confirmation is extra.
 
     ``wall_seconds`` is time with running search trials, evaluations included, over all runs and drivers of the study.
-    Overlaps count once; step times and pauses between runs are excluded. After it no search trial starts.
+    Overlaps count once; step times are excluded. After it no search trial starts.
 
     The search ends early if no trial is expected to improve the incumbent's time by ``least_improvement`` (if the
     sampler can tell, as ``auto`` does), but not before ``least_trials``.

@@ -108,8 +108,7 @@ class Submission(NewSubmission):
 class WorkerRecord:
     """A worker as other users see it.
 
-    ``templates`` has the value types that each template offers. A worker that exited normally has ``left_at``;
-    ``is_here``: the worker was seen lately and has not left.
+    A worker that exited normally has ``left_at``; ``is_here``: the worker was seen lately and has not left.
     """
 
     name: str

@@ -90,8 +90,8 @@ class FiniteFloat(TypeDecorator[float]):
         return value
 
     def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[float | None], float | None]:
-        """Refuse NaN and infinities in rows too, by one call per value: a trial has 37 floats."""
-        return partial(self.process_bind_param, dialect=dialect)
+        """Refuse NaN and infinities in rows, too."""
+        return partial(self.process_bind_param, dialect=dialect)  # one call per value: a trial has 37 floats
 
 
 class StorableText(TypeDecorator[str]):

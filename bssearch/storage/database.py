@@ -217,7 +217,7 @@ class Database:
         return self.masked_url != whole
 
     def reading(self) -> AbstractContextManager[Connection]:
-        """Open a transaction that sees one state of the database."""
+        """See `bssearch.storage.connection.engine.reading`."""
         return self._in_turn() or reading(self._engine)
 
     def looking(self) -> AbstractContextManager[Connection]:

@@ -194,7 +194,7 @@ class StudyStore(StorePart):
         return digest
 
     def bind(self, name: str, environment: Environment, *, again: bool = False) -> None:
-        """Bind a study to a kind of device; see `bind_study`."""
+        """See `bind_study`."""
 
         def bind(connection: Connection, study_id: int) -> None:
             environment_id = self._database.environment_id(connection, environment)

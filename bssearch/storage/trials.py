@@ -149,8 +149,8 @@ class TrialStore(StorePart):
     def start(self, study: str, plan: TrialPlan, *, environment: Environment, lease: Lease) -> TrialRecord | None:
         """Start a trial under a lease; None if another driver was faster or holds ``lease.claim``.
 
-        A new trial starts only if no trial is newer than ``plan.after``: plans consider all earlier trials. A queued
-        or paused trial starts once; only its micro-batches may change.
+        A new trial starts only if no trial is newer than ``plan.after``. A queued or paused trial starts once; only its
+        micro-batches may change.
 
         Raises `UsageError` if the study is archived.
         """
@@ -527,7 +527,7 @@ class LeaseStore(StorePart):
 
     @patiently
     def holds(self, study: str, name: str, *, owner: str) -> bool:
-        """True if an owner holds a claim, even if its lease has ended."""
+        """See `holds_claim`."""
         with self._database.reading_study(study) as (connection, study_id):
             return holds_claim(connection, study_id, name, owner)
 

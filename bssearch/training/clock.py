@@ -153,9 +153,7 @@ class Clock:
         return self._undelayed_seconds if threads == 1 and self.cpu_share is not None else None
 
     def counted_train_seconds(self, threads: int) -> float:
-        """Train seconds by which trials compete: without known waits for a CPU, so that a busy neighbour prunes no
-        trial.
-        """
+        """Train seconds by which trials compete: without known waits for a CPU."""
         if not self._knows_delays or threads != 1:
             return self.train_seconds_so_far
         seconds, delayed = self._seconds["train"], self._host_train_seconds - self._undelayed_seconds
@@ -167,7 +165,7 @@ class Clock:
         return max(0.0, seconds - delayed)
 
     def is_contended(self, threads: int) -> bool:
-        """True if other programs took the CPU; False with several threads, which wait for each other."""
+        """True if other programs took the CPU; False with several threads."""
         share = self.cpu_share
         if share is not None and self._knows_delays:
             share = self._undelayed_seconds / self._host_train_seconds
@@ -255,7 +253,7 @@ class CudaClock(Clock):
         return {**super().state(), **own}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Add the seconds saved at a pause."""
+        """See `Clock.restore`."""
         super().restore(state)
         self._working_seconds += state["working_seconds"]
         self._watched_seconds += state["watched_seconds"]
@@ -277,7 +275,7 @@ class CudaClock(Clock):
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Count the block as a wait for the device."""
+        """See `Clock.waiting`."""
         entered = self._now()
         try:
             yield
@@ -290,7 +288,7 @@ class CudaClock(Clock):
     def host_bound_share(self) -> float | None:
         """1 − (seconds the host waited for the device) ÷ train seconds, or None.
 
-        A faster host saves at most this share, because the device works while the host waits.
+        A faster host saves at most this share.
         """
         # Waits outside `pace`, `waiting` and a segment's end (reading a loss, fp16's loss scaling) count as work.
         # The last step's kernels also run while the host waits, so segments of a few steps understate the share, by at

@@ -192,10 +192,7 @@ def compile_in_place(model: nn.Module, mode: str) -> None:
 
 
 def share_storage(model: nn.Module, places: dict[str, torch.Tensor]) -> None:
-    """Move a model into the previous model's memory, whose addresses CUDA graphs recorded.
-
-    The previous model loses its values.
-    """
+    """Move a model into the previous model's memory, whose addresses CUDA graphs recorded."""
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         place = places.setdefault(name, tensor.detach())
         if place.data_ptr() != tensor.data_ptr():

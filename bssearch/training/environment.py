@@ -143,7 +143,7 @@ def git_state(source: Path) -> tuple[str | None, bool | None]:
     """Commit (12 hex digits) of a file's repository, and whether its tracked files differ.
 
     ``+`` after the commit: the file itself differs. The second value is None if git takes too long; both are None
-    without git or a repository, and for ignored files, such as an installed package's.
+    without git or a repository, and for ignored files.
     """
     commit = _git(source.parent, "rev-parse", "--verify", "HEAD")
     state = _git(source.parent, "status", "--porcelain", "--ignored", "--", source.name)

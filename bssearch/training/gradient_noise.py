@@ -93,7 +93,7 @@ class GradientPasses:
         )
 
     def load_kernels(self, small_batches: int) -> None:
-        """Load a GPU's kernels, which takes as long as many passes."""
+        """Load a GPU's kernels."""
         rows = torch.arange(self.small_batch(small_batches), device=self._trainer.train.device)
         with _exact(self._trainer, seed=0):
             self._norms((rows,))

@@ -34,13 +34,12 @@ def horizon_steps(horizon_samples: float, batch_size: int) -> int:
 class RateSchedule:
     """Linear warmup, then a constant rate or a decay until the trial ends at the horizon.
 
-    Warmup (Goyal et al. 2017): step s of w uses (s + 1)/(w + 1), so no step has rate 0 and step w is the first at the
-    peak. Decay from step w to horizon h, with u = (s − w)/(h − w): 1 − u for ``linear``, (1 + cos πu)/2 for ``cosine``
-    (Loshchilov & Hutter 2017, one cycle); step h − 1 is above zero. A horizon within the warmup cuts it off.
-    ``warmup_stable_decay`` decays in the last ``decay_share`` of the horizon, by 1 − √u with u from 0 to 1 over it
-    (Hägele et al. 2024, arXiv 2405.18392; Hu et al. 2024, arXiv 2404.06395). ``one_cycle`` is PyTorch's OneCycleLR step
-    by step, with constant momentum (Smith & Topin 2018, arXiv 1708.07120); without warmup it rises for 30 % of the
-    horizon.
+    Warmup (Goyal et al. 2017): step s of w uses (s + 1)/(w + 1). Decay from step w to horizon h, with u = (s − w)/(h −
+    w): 1 − u for ``linear``, (1 + cos πu)/2 for ``cosine`` (Loshchilov & Hutter 2017, one cycle). A horizon within the
+    warmup cuts it off. ``warmup_stable_decay`` decays in the last ``decay_share`` of the horizon, by 1 − √u with u from
+    0 to 1 over it (Hägele et al. 2024, arXiv 2405.18392; Hu et al. 2024, arXiv 2404.06395). ``one_cycle`` is PyTorch's
+    OneCycleLR step by step, with constant momentum (Smith & Topin 2018, arXiv 1708.07120); without warmup it rises for
+    30 % of the horizon.
     """
 
     kind: ScheduleName = "constant"
@@ -142,5 +141,5 @@ class BranchSchedule(RateSchedule):
     rise: int = 0
 
     def factor(self, step: int) -> float:
-        """Factor of a branch's step, from 0."""
+        """See `RateSchedule.factor`."""
         return self.run.factor(self.offset + step) * min(1.0, (step + 1) / (self.rise + 1))

@@ -184,14 +184,14 @@ PAUSE_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StudyProgress:
-    """Progress of a study; live also between trials, so that the page keeps its layout."""
+    """Progress of a study."""
 
     status: Status
     running: list[dict[str, Any]]
     counts: list[tuple[str, str, int]]
     curves: Chart | None  # None without evaluations
     summary: str
-    is_live: bool
+    is_live: bool  # also between trials, so that the page keeps its layout
 
     @property
     def is_running(self) -> bool:

@@ -104,8 +104,8 @@ class Workload(Protocol):
 
     Optional members:
 
-    * ``collate(samples: list) -> tuple[inputs, targets]`` makes a batch in the loader processes, such as by padding;
-      default: PyTorch's ``default_collate``. A mapping or tensor is the inputs alone.
+    * ``collate(samples: list) -> tuple[inputs, targets]`` makes a batch in the loader processes; default: PyTorch's
+      ``default_collate``. A mapping or tensor is the inputs alone.
     * ``train_batches(batch_size: int, seed: int) -> Iterable[tuple[inputs, targets]]`` makes an epoch's training
       batches, from an ``IterableDataset`` or your ``DataLoader``; ``batch_size`` is the micro-batch size, ``seed`` new
       in each epoch. The first tensor must have ``batch_size`` rows; a smaller last batch is dropped. A resumed trial
@@ -118,7 +118,7 @@ class Workload(Protocol):
       trial.
     * ``training_step(step: TrainingStep) -> Tensor`` replaces ``loss`` by a whole optimizer step; returns the loss to
       log. The gradient noise scale is then not measured.
-    * ``tokens_per_sample: int``: tokens that a training sample predicts; trials then report tokens seen.
+    * ``tokens_per_sample: int``: tokens that a training sample predicts.
     * ``augment(inputs) -> inputs`` changes each training micro-batch on the device, on the clock. Draw from PyTorch's
       global generators, which the trial seeds, for all samples at once on the inputs' device.
     * ``checkpointed_modules(model: Module) -> Sequence[Module]``: modules to recompute in the backward pass, under

@@ -153,7 +153,7 @@ class DatasetPart(HostPart):
         return self._collated(rows.tolist())
 
     def chunks(self, size: int) -> Iterator[Batch]:
-        """Yield collated (inputs, targets) in order; the last may be smaller."""
+        """See `Part.chunks`."""
         for start in range(0, len(self), size):
             batch = self._collated(range(start, min(start + size, len(self))))
             yield batch if self._chunks_go_to is None else moved(batch, self._chunks_go_to)

@@ -37,8 +37,7 @@ _DIGITS = 16  # hex digits of the recipe's digest in the file name
 def pretrained(name: str, made_of: Sequence[bytes], make: Callable[[], Weights]) -> Weights:
     """Weights from ``make``, or from the cache.
 
-    ``made_of``: code, and digests of data, that decide the weights. ``make`` runs in one thread with a fixed seed, so
-    that all processes make the same weights.
+    ``made_of``: code, and digests of data, that decide the weights. ``make`` runs in one thread with a fixed seed.
     """
     recipe = _recipe(made_of)
     path = cache_folder() / "pretrained" / f"{name}-{recipe[:_DIGITS]}.pt"

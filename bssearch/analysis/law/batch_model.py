@@ -27,7 +27,7 @@ KNEE_SHARE = 0.9  # of the highest measured throughput
 class StepTimeFit:
     """Step time t(B) = α + β·B without accumulation.
 
-    ``max_residual``: the largest |fit / measured − 1|. ``measured``: seconds by batch size.
+    ``max_residual``: the largest |fit / measured − 1|.
     """
 
     alpha_seconds: float
@@ -181,7 +181,7 @@ Numbers = NDArray[np.float64]
 
 
 class LawLikelihood:
-    """The law's likelihood by log B_crit, with the likeliest log E_min, for a given deviation of log samples."""
+    """The law's likelihood by log B_crit, with the likeliest log E_min."""
 
     def __init__(self, points: Sequence[LawPoint], deviation: float) -> None:
         self.deviation = deviation
@@ -349,7 +349,7 @@ class LawFit:
         return max(map(abs, self.residuals.values()))
 
     def steps(self, batch_size: int) -> float:
-        """S(B); raises ValueError above the largest batch size run: the law fails there."""
+        """S(B); raises ValueError above the largest batch size run."""
         if not 1 <= batch_size <= self.largest_batch:
             raise ValueError(
                 f"batch_size = {batch_size} must be >= 1 and <= {self.largest_batch}, the largest run: "
@@ -395,8 +395,7 @@ def fit_law(points: Sequence[LawPoint]) -> LawFit | None:
     Log samples are normal about the law; missed runs are right-censored. Untuned batch sizes are left out if three
     tuned ones remain. The interval of B_crit is a profile likelihood: deviance within Student's t² variances of the
     least. The variance is that about the law (N − 2 degrees of freedom) or, if the F-test rejects the law, the mean
-    square of the lack of fit (K − 2). The interval holds B_crit in 87 to 90 % of 1,000 studies
-    (``tests/benchmarks/law_coverage.py``).
+    square of the lack of fit (K − 2).
     """
     run = _that_ran(points)
     if sum(bool(point.samples) for point in run) < 2:
@@ -486,7 +485,7 @@ def _drawn_step_seconds(steps: Sequence[RunnableStep]) -> Numbers:
 
 
 def fastest_by_size(steps: Sequence[RunnableStep]) -> dict[int, RunnableStep]:
-    """Return the fastest step of each batch size, smallest first."""
+    """Fastest step of each batch size, smallest first."""
     ordered = sorted(steps, key=lambda step: (step.batch_size, -step.step_seconds))
     return {step.batch_size: step for step in ordered}
 

@@ -230,7 +230,7 @@ def judge_layerwise(
 ) -> Judgement:
     """Judge layerwise optimizers by the figure without one over the figure with one.
 
-    Undecided below `LARGE_BATCH`: the belief is about larger batches.
+    Undecided below `LARGE_BATCH`.
     """
     size, is_layerwise = tuned.configuration.batch_size, tuned.configuration.optimizer in LAYERWISE
     plain, layerwise = (other, tuned) if is_layerwise else (tuned, other)

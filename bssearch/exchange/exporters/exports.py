@@ -185,7 +185,7 @@ def require_parquet() -> None:
 
 
 def export_table(store: Store, name: str) -> tuple[list[str], list[dict[str, Any]]]:
-    """Columns and rows of trials with dotted names; ``trials --format json`` has fewer columns."""
+    """Columns and rows of trials with dotted names."""
     places = store.trials.environments(name)
     return flat_table([_row(name, trial, places.get(trial.number)) for trial in store.trials.of(name)])
 

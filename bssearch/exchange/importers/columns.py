@@ -53,12 +53,12 @@ _FORMULA = re.compile(r"([\d.]+|e)(\*\*?)(.+)")
 
 
 def scale(unit: str) -> float:
-    """Return the seconds of a unit such as ``ms`` or ``hours``."""
+    """Seconds of a unit such as ``ms`` or ``hours``."""
     return _SECONDS[unit.lower()[: 2 if unit[:2].lower() in _SECONDS else 1]]
 
 
 def seconds_of_unit(name: str) -> float:
-    """Return the seconds of the unit at a name's end, as in ``train_ms``; 1 without a unit."""
+    """Seconds of the unit at a name's end, as in ``train_ms``; 1 without a unit."""
     unit = _UNIT.search(name)
     return scale(unit[1]) if unit is not None and unit.end() == len(name) else 1.0
 
@@ -97,7 +97,7 @@ class Formula:
         return cls(found[3], lambda value: base * value)
 
     def __call__(self, text: str) -> str:
-        """Return the number for a text; an empty text stays."""
+        """Number for a text; an empty text stays."""
         text = text.strip()
         if self.of is None or not text:
             return text
@@ -156,7 +156,7 @@ class Column:
 
     @property
     def read(self) -> Callable[[str], str] | None:
-        """Return a function from a cell to our unit; None to keep it."""
+        """Function from a cell to our unit; None to keep it."""
         if self.formula is not None and self.formula.of is not None:
             return self.formula
         return None if self.seconds == 1.0 else Formula(self.theirs, lambda value: value * self.seconds)
@@ -207,7 +207,6 @@ def recognize(
 
 
 def _column(name: str, metric: str, given: Mapping[str, tuple[str, Formula]], own: set[str]) -> Column | None:
-    """Return what a column is taken for; None if unknown."""
     factor = seconds_of_unit(name)
     prefix = _PARAMETER.match(name)
     plain = name[prefix.end() :] if prefix else name

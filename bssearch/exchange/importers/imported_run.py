@@ -130,7 +130,7 @@ class ImportedRun:
 class RunTable:
     """Runs in order, and notes.
 
-    ``unclear`` says why figures may be of whole trainings, ``columns`` what each column was taken for.
+    ``unclear`` says why figures may be of whole trainings.
     """
 
     runs: tuple[ImportedRun, ...]

@@ -90,10 +90,7 @@ def most_at_once(trials: Sequence[FrozenTrial]) -> int:
 
 
 def resumed_trials(trials: Sequence[FrozenTrial]) -> frozenset[int]:
-    """Numbers of retried trials that may have continued a failed trial: their seconds may be of a part.
-
-    `RetryFailedTrialCallback` may copy the failed trial's reports; its own reports may also begin later.
-    """
+    """Numbers of retried trials that may have continued a failed trial: their seconds may be of a part."""
     found = set()
     for trial in trials:
         history = trial.system_attrs.get("retry_history")
@@ -102,6 +99,7 @@ def resumed_trials(trials: Sequence[FrozenTrial]) -> frozenset[int]:
         failed = [one.intermediate_values for one in trials if one.number in history]
         before = max(failed, key=len, default={})
         reports = trial.intermediate_values
+        # `RetryFailedTrialCallback` may copy the failed trial's reports; its own reports may also begin later.
         if before and reports and (before.items() <= reports.items() or min(reports) > min(before)):
             found.add(trial.number)
     return frozenset(found)
@@ -459,7 +457,6 @@ class _Reader:
             )
 
     def _taken(self, trials: Sequence[FrozenTrial]) -> Iterator[str]:
-        """Say what each source is taken for."""
         if self.is_ours:
             return
         for name in dict.fromkeys(name for trial in trials for name in trial.params):

@@ -105,7 +105,7 @@ class _Group:
 
 
 def _evidence(groups: Sequence[_Group], measure: Measure) -> str:
-    """Return evidence that runs did not end at the target; "" if some ended earlier."""
+    """Evidence that runs did not end at the target; "" if some ended earlier."""
     reached = sum(len(one.reached) for one in groups)
     if reached < 2 or sum(one.at_end(one.reached) for one in groups) < 0.9 * reached:
         return ""
@@ -136,7 +136,7 @@ def _ended(count: int, how: str) -> str:
 
 
 def _together(runs: Sequence[ImportedRun]) -> list[list[ImportedRun]]:
-    """Return runs by batch size, device and numbers of epochs."""
+    """Runs by batch size, device and numbers of epochs."""
     kinds: dict[int, str] = {}
     groups: dict[tuple[int, str, str], list[ImportedRun]] = {}
     for run in runs:
@@ -337,7 +337,7 @@ def parse_runs(
 
 
 def _cells(text: str, source: str) -> tuple[int, list[str], list[tuple[int, list[str]]]]:
-    """Return the header with its line, and the rows with theirs."""
+    """The header with its line, and the rows with theirs."""
     check_kind(text, [], source)
     rows = csv_rows(text, source)
     line, header = next(rows, (1, []))
@@ -387,7 +387,7 @@ def _rows(
 
 
 def _unclear(columns: Sequence[Column], runs: Sequence[ImportedRun], derived: Target | None) -> str:
-    """Return why steps and seconds may not be to the target; "" if the table tells."""
+    """Why steps and seconds may not be to the target; "" if the table tells."""
     figures = [one for one in columns if one.ours in ("steps", "train_seconds")]
     whole = [one.theirs for one in figures if one.is_whole]
     if not any(run.reached and (run.steps or run.train_seconds) for run in runs):
@@ -517,7 +517,6 @@ class _Row:
         return found
 
     def final_metric(self) -> float | None:
-        """Return the metric; None if unknown."""
         text = self._text("final_metric")
         if not text or text.lower().lstrip("+-") == "nan":
             return None

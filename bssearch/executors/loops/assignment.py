@@ -24,7 +24,7 @@ Evaluate = Callable[[], Metrics]
 class LoopStages:
     """Configuration of each step; one stage without a batch size schedule.
 
-    ``keeps_micro_batches``: only accumulation grows, because the loader's size is fixed.
+    ``keeps_micro_batches``: only accumulation grows.
     """
 
     def __init__(self, configuration: Configuration) -> None:

@@ -324,7 +324,7 @@ def _count_all() -> None:
 class OptimizerSteps:
     """Counts optimizer steps; of several optimizers, the largest count.
 
-    Skipped steps do not count: a gradient scaler does not call the optimizer, or flags a fused one.
+    Steps that a gradient scaler skips do not count.
     """
 
     def __init__(self) -> None:

@@ -65,7 +65,6 @@ class TrialCallback(Callback):  # type: ignore[misc]
     Outside a search it only prints the validation metrics.
 
     Args:
-        trial: This process's trial.
         metric: The logged validation metric to report; all if None.
 
     Raises:
@@ -150,7 +149,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
         self._end_where_over(trainer)
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """Drop the epoch's incomplete accumulation window, at which the Trainer would step."""
+        """Drop the epoch's incomplete accumulation window."""
         batches, window = trainer.fit_loop.max_batches, self._trial.accumulation_steps
         if not self._trial.is_searched or not math.isfinite(batches):
             return

@@ -47,10 +47,10 @@ PUBLIC = (
 class Trial:
     """A trial trained by a user's loop, made by `current_trial` and `Study.ask`.
 
-    ``batch_size`` samples make an optimizer step, in ``accumulation_steps`` micro-batches of ``micro_batch_size``. With
-    a batch size schedule, these and ``learning_rate`` are those of the next step. ``parameters`` holds the study's
-    other values, ``given`` the arguments of `current_trial`. ``is_look``: the loop is only described or measured. The
-    loop must read a searched learning rate; other unread searched parameters cause a warning.
+    With a batch size schedule, ``batch_size``, its split and ``learning_rate`` are those of the next step.
+    ``parameters`` holds the study's other values, ``given`` the arguments of `current_trial`. ``is_look``: the loop is
+    only described or measured. The loop must read a searched learning rate; other unread searched parameters cause a
+    warning.
 
     Steps are those of the optimizers given to `state`, else one per batch.
 
@@ -560,7 +560,6 @@ class Trial:
             self._assignment.resume()
 
     def _check_evaluated(self) -> None:
-        """Raise `UsageError` if a due evaluation is missing."""
         step = self.steps
         if self._assignment.is_over or self._evaluated_at == step:
             return

@@ -86,7 +86,7 @@ class GrowingSampler(SeededSampler):
 
     @property
     def is_at_start(self) -> bool:
-        """True if the next pass starts its epoch."""
+        """See `SeededSampler.is_at_start`."""
         self._catch_up()
         return self._offset == 0
 
@@ -138,7 +138,7 @@ Given = Iterable[T] | MakeLoader[T]
 class Passes(Generic[T]):
     """The passes over the loader, or loader function, of `batches`.
 
-    Raises `UsageError` if a plain loader's micro-batch size, which is fixed, does not divide each batch size.
+    Raises `UsageError` if a plain loader's micro-batch size does not divide each batch size.
     """
 
     def __init__(

@@ -114,7 +114,7 @@ class RankWork(Assignment):
         return step in self._word.due
 
     def stepped(self, step: int, samples: int | None) -> None:
-        """Raise `UsageError` for a skipped evaluation: the rank would never learn of the trial's end."""
+        """Raise `UsageError` for a skipped evaluation."""
         if self._steps >= self._word.due[-1]:
             raise UsageError(
                 f"no evaluation after step {self._word.due[-1]}, but one was due",
@@ -236,7 +236,7 @@ class LedRun(TrialRun):
         return self._is_tested and not self._has_ended
 
     def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
-        """Report an evaluation, then settle."""
+        """See `TrialRun.evaluated`."""
         super().evaluated(step, metrics, loss)
         self.settle()
 

@@ -64,7 +64,6 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
     `check_counts_items`.
 
     Args:
-        trial: This process's trial.
         metric: The metric to report, such as ``accuracy`` or ``eval_accuracy``; all if None.
 
     Raises:
@@ -311,9 +310,8 @@ def training_arguments(
     ``num_train_epochs`` the learning rate is constant after warmup, and the search ends the trial.
 
     Args:
-        train_samples: Number of training samples; required if the study sets ``warmup_epochs``.
+        train_samples: Required if the study sets ``warmup_epochs``.
         arguments_class: The class to create, such as ``Seq2SeqTrainingArguments``.
-        **own: Further arguments.
 
     Raises:
         UsageError: If an argument contradicts the trial or needs ``max_steps``, or no argument can express the study's

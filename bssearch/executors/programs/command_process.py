@@ -241,7 +241,7 @@ def with_end(outcome: TrialOutcome, found: Conversation, program: str) -> TrialO
 class TrialSocket:
     """A Unix socket for one program.
 
-    Does not listen if the path exceeds 108 bytes (Linux, unix(7)); programs that report need no socket.
+    Does not listen if the path exceeds 108 bytes (Linux, unix(7)).
     """
 
     def __init__(self, path: Path) -> None:

@@ -7,8 +7,7 @@ expression has one group::
     step: 'step (\d+)'
     accuracy: 'acc=([0-9.]+)'
 
-Matches form one report when the line with their step arrives. A number in another form than the group takes, such as
-nan, is read, too. Other lines are skipped.
+Matches form one report when the line with their step arrives.
 """
 
 from __future__ import annotations
@@ -109,8 +108,7 @@ class ReportReader:
     """Parses reports from a byte stream.
 
     ``expressions`` map names, including ``step``, to regular expressions with one group; empty means JSON lines. In
-    JSON, ``step`` must be a number; ``metric`` (the target's), seconds and loss a number or null. ``unmatched`` holds
-    the expressions without a match.
+    JSON, ``step`` must be a number; ``metric`` (the target's), seconds and loss a number or null.
     """
 
     def __init__(self, expressions: Mapping[str, str], metric: str | None = None) -> None:
@@ -120,7 +118,7 @@ class ReportReader:
         self._deciding = {STEP, SECONDS, SAMPLES, metric}
         self._numbers = self._deciding | {LOSS}
         self.lines = 0
-        self.unmatched = dict(expressions)
+        self.unmatched = dict(expressions)  # expressions without a match
         self._found: dict[str, float] = {}
         self._rest = bytearray()
         self._follows_return = False

@@ -56,7 +56,7 @@ GATHER_SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """An actor's Ray node, machine and bssearch version."""
+    """Place of an actor."""
 
     node: str
     machine: str
@@ -641,8 +641,6 @@ class _ActorLostError(LaunchError):
 
 
 class _NoNodeError(LaunchError):
-    """No node has room for a slot."""
-
     def __init__(self, message: str, slot: int) -> None:
         super().__init__(message, hint="`ray status` shows the use of the cluster")
         self.slot = slot

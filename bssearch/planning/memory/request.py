@@ -254,7 +254,7 @@ def _settings(given: Any) -> Any:
 
 
 class MemoryPlanRequest(Request):
-    """``parameters``, with a transformer's dimensions for its activations, or a ``model``."""
+    """Input of `plan_memory`."""
 
     parameters: Annotated[
         Parameters,

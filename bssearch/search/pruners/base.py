@@ -139,7 +139,7 @@ class PruningController:
             self._note_waiting(number)
 
     def judge(self, number: int, observation: Observation, *, uncapped: bool) -> TrialStop | None:
-        """How to end a trial whose newest evaluation, already in the history, missed the target; None to continue."""
+        """See `Pruner.judge`; None to continue the trial."""
         if uncapped:
             return None
         self._refresh()
@@ -161,7 +161,7 @@ class PruningController:
         return TrialStop(number, state, reason)
 
     def next_waiting(self, *, fresh: bool) -> TrialRecord | None:
-        """Paused trial to resume, user-interrupted ones first; ``fresh``: whether a new trial may start instead."""
+        """See `Pruner.next_waiting`; trials that a user interrupted come first."""
         for trial in self._history.interrupted:
             if trial.number in self._saved:
                 return trial
@@ -170,7 +170,7 @@ class PruningController:
         return None if number is None else self._history.trial(number)
 
     def least_promising(self) -> int | None:
-        """Number of the paused trial to end if checkpoints exceed the disk limit."""
+        """See `Pruner.least_promising`."""
         self._refresh()
         return self.pruner.least_promising(self.standings)
 

@@ -565,7 +565,7 @@ class WaitingTrials(Checkpoints):
             self.forget(number)
 
     def settle(self, trials: Sequence[TrialRecord], state: TrialState, *, for_disk: bool) -> None:
-        """End the paused ``trials`` of this driver and of dead drivers; of every driver if ``for_disk``."""
+        """End the paused ``trials``, as `SettlePaused` says."""
         if not for_disk:
             self._leases.look()
         ours = [trial.number for trial in trials if for_disk or self._is_ours(trial)]

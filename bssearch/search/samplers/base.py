@@ -115,14 +115,14 @@ class Grid(Sampler):
         random.Random(spec.seed).shuffle(self._choices)
 
     def choose(self, history: History, batch_size: int | None = None) -> Choice | None:
-        """Next untried combination at a feasible batch size, or None."""
+        """See `Sampler.choose`."""
         fitting = self._fitting(history)
         if batch_size is not None:
             fitting = [one for one in fitting if one.configuration.batch_size == batch_size]
         return next((one for one in fitting if not history.tried(one.configuration)), None)
 
     def ending(self, history: History) -> str | None:
-        """Message if all feasible combinations were tried, else None."""
+        """See `Sampler.ending`."""
         if self.choose(history) is not None:
             return None
         fitting = self._fitting(history)

@@ -7,7 +7,7 @@ trials within an octave of the batch size, or within more if they are few. Optun
 * pruned, capped, exhausted, diverged: pruned at one constant step, valued by the gain missing to the incumbent's at
   equal time, so that no cap is read as a time
 * out of memory: pruned, violating a constraint
-* running: running, not to be proposed twice
+* running: running
 * failed, lost, cancelled or outside the space: omitted
 """
 
@@ -160,7 +160,7 @@ class OptunaSampler(Sampler):
             ) from error
 
     def choose(self, history: History, batch_size: int | None = None) -> Choice | None:
-        """Next configuration, optionally at a batch size; None if no batch size is feasible."""
+        """See `Sampler.choose`."""
         if batch_size is not None:
             return decoded(self.spec, batch_size, self.ask(history, batch_size))
         proposal = allocation.propose(history)

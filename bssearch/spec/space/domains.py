@@ -264,8 +264,8 @@ DECAY_SHARE = 0.2
 class Schedule(StrictModel):
     """The learning rate after warmup; see `bssearch.training.schedule.RateSchedule` for formulas.
 
-    Except under ``constant`` it decays to about zero at ``horizon_samples``, where the trial ends; samples, so that all
-    batch sizes see equal data. ``warmup_stable_decay`` decays in the last ``decay_share`` (default 0.2).
+    Except under ``constant`` it decays to about zero at ``horizon_samples``, where the trial ends.
+    ``warmup_stable_decay`` decays in the last ``decay_share`` (default 0.2).
     """
 
     name: (

@@ -1,6 +1,6 @@
 """Split batches into micro-batches that fit into memory.
 
-If a micro-batch runs out of memory, so does every larger one. A batch that does not fit accumulates smaller ones.
+If a micro-batch runs out of memory, so does every larger one.
 """
 
 from __future__ import annotations

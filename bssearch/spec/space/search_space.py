@@ -165,7 +165,7 @@ class SearchSpace(StrictModel):
     def with_all_regularisation(self, configuration: Configuration) -> Configuration:
         """Switch on dropout and label smoothing if the space can.
 
-        Step time and memory are measured once for all trials; both cost some time, and dropout takes memory.
+        Step time and memory are measured once for all trials.
         """
         switched_on: dict[str, Any] = {
             name: high

@@ -466,7 +466,6 @@ class _Watch:
         self._is_over.set()
 
     def blocked(self) -> BlockedError:
-        """Error that names the blocking sessions."""
         if not self._blockers:
             return BlockedError(f"{self._where}: waited {LONGEST_WAIT_S:g} s for a lock", hint="try again")
         named = [f"pid {pid} of {user}{program and f' ({program})'}" for pid, user, program in self._blockers]

@@ -1,8 +1,7 @@
 """A whole study in memory, validated, and in one file: JSON lines, compressed with gzip.
 
 The header has format, version, schema revision, bssearch's version, the study and counts of rows. Rows follow as
-``{kind: row}``, ordered by `Kind` and key. The last line has the counts and the SHA-256 of all earlier lines. Equal
-studies give equal bytes.
+``{kind: row}``, ordered by `Kind` and key. The last line has the counts and the SHA-256 of all earlier lines.
 """
 
 from __future__ import annotations

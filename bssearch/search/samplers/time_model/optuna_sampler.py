@@ -35,7 +35,7 @@ TELLING = (OptunaState.COMPLETE, OptunaState.PRUNED, OptunaState.FAIL, OptunaSta
 class TimeToTargetSampler(optuna.samplers.BaseSampler):
     """Minimises the seconds to a target over batch size, learning rate and other parameters.
 
-    Uses the model of bssearch's own search, fed with the learning curves of all trials, pruned and running ones too.
+    Uses the model of bssearch's own search, with the learning curves of all trials.
 
     The objective suggests ``batch_size`` (int or categorical ints) and ``learning_rate``, reports the metric with
     *train milliseconds* as the step, and returns the train seconds to the target. It prunes a trial that misses::

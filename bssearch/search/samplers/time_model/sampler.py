@@ -32,7 +32,7 @@ class TimeModelSampler(Sampler):
         self._settled: set[int] = set()
 
     def choose(self, history: History, batch_size: int | None = None) -> Choice | None:
-        """Most promising configuration, optionally at one batch size; None if no batch size is feasible."""
+        """See `Sampler.choose`."""
         model = self._model(history)
         if model is None:
             return None
@@ -48,7 +48,7 @@ class TimeModelSampler(Sampler):
         )
 
     def contenders(self, history: History) -> Sequence[int]:
-        """Batch sizes that may match the incumbent, ascending."""
+        """See `Sampler.contenders`."""
         model = self._model(history)
         return [] if model is None else model.contenders(list(self._runs.values()))
 
