@@ -30,7 +30,7 @@ from bssearch.records.text import noise_scale
 from bssearch.training.gradient_noise import Divisors, adam_divisors
 from bssearch.training.loop import batch_norm_layers
 
-SHARE = 0.02  # largest share of the training time for measurements
+SHARE = 0.01  # share of the training time for measurements, by which a training takes at most 2 % longer
 
 WINDOW = 128  # newest measured steps whose noise scale counts as the present one; it grows in training
 
