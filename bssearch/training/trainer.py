@@ -506,7 +506,7 @@ class LossSum:
 
     def mean(self) -> float | None:
         """Weighted mean loss. Waits for the device."""
-        return (torch.as_tensor(self._total) / self._weight).item() if self._losses else None
+        return (torch.as_tensor(self._total, dtype=torch.float64) / self._weight).item() if self._losses else None
 
 
 @torch.no_grad()
