@@ -77,7 +77,7 @@ class ExecutorSettings:
         workload: name, resolved in ``folder``, or the program's name.
         given: workload class or object, for the executor ``inline``.
         device: ``auto`` (CUDA devices round-robin, else the CPU), ``cpu``, ``cuda`` or ``cuda:N``.
-        own_parameters: defaults of the workload's own parameters, as ``model.NAME`` and ``loss.NAME``.
+        own_parameters: defaults of the workload's own parameters, as ``GROUP.NAME``.
         optimizers: optimizers whose libraries must be installed.
     """
 

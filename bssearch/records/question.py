@@ -190,9 +190,9 @@ class Configuration:
 WITH_CUDA_GRAPHS = frozenset({"reduce-overhead", "max-autotune"})
 
 
-# User-defined hyperparameters; a configuration stores them under ``model.NAME`` and ``loss.NAME``.
+# User-defined hyperparameters; a configuration stores them as ``GROUP.NAME``, such as ``model.hidden``.
 
-OWN_GROUPS = ("model", "loss")  # for a workload's ``build_model`` and ``loss``
+OWN_GROUPS = ("model", "loss", "augmentation")  # for a workload's ``build_model``, ``loss`` and ``augment``
 
 ModelParameters = tuple[tuple[str, ParameterValue], ...]  # sorted; step times depend on them
 
@@ -204,7 +204,7 @@ def own_parameters(configuration: Configuration) -> dict[str, ParameterValue]:
 
 
 def parameters_of_group(parameters: Mapping[str, ParameterValue], group: str) -> dict[str, ParameterValue]:
-    """Parameters of ``model`` or ``loss``, without prefix."""
+    """Parameters of one of `OWN_GROUPS`, without prefix."""
     prefix = f"{group}."
     return {name.removeprefix(prefix): value for name, value in parameters.items() if name.startswith(prefix)}
 

@@ -128,6 +128,7 @@ class DefaultSpec(StrictModel):
     decay_share: float | None = None
     model: OwnValues = None
     loss: OwnValues = None
+    augmentation: OwnValues = None
 
     _limits = field_validator(*TRAINING_PARAMETERS, *OPTIONAL, "horizon_samples", "decay_share")(within_limits)
 

@@ -239,7 +239,8 @@ class Trainer(AbstractContextManager["Trainer"]):
         self.optimizers = self.updates.optimizers
         self._own_step = own_training_step(workload, computation)
         self._workload = workload
-        self.augment = getattr(workload, "augment", None) or (lambda inputs: inputs)
+        augment: Callable[..., Any] = getattr(workload, "augment", None) or (lambda inputs, **_: inputs)
+        self.augment = partial(augment, **parameters_of_group(configuration.parameters, "augmentation"))
         own: dict[str, Any] = parameters_of_group(configuration.parameters, "loss")
         self.loss: Callable[..., torch.Tensor | WeightedLoss]
         self.loss = partial(getattr(workload, "loss", _no_loss), label_smoothing=configuration.label_smoothing, **own)

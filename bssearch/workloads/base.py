@@ -120,7 +120,8 @@ class Workload(Protocol):
       log. The gradient noise scale is then not measured.
     * ``tokens_per_sample: int``: tokens that a training sample predicts.
     * ``augment(inputs) -> inputs`` changes each training micro-batch on the device, on the clock. Draw from PyTorch's
-      global generators, which the trial seeds, for all samples at once on the inputs' device.
+      global generators, which the trial seeds, for all samples at once on the inputs' device. Parameters under
+      ``space.augmentation`` are keywords.
     * ``checkpointed_modules(model: Module) -> Sequence[Module]``: modules to recompute in the backward pass, under
       ``activation_checkpointing``.
 
@@ -171,7 +172,8 @@ class Workload(Protocol):
         """Each metric over a whole part; the model is in evaluation mode, without gradients."""
 
 
-TAKES = {"model": "build_model", "loss": "loss"}  # the method that takes each group's own parameters
+# the method that takes each group's own parameters
+TAKES = {"model": "build_model", "loss": "loss", "augmentation": "augment"}
 
 
 def check_takes(workload: Workload, names: Iterable[str]) -> None:

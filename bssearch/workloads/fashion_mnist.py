@@ -205,17 +205,25 @@ class FashionMnist(TenClasses):
             test=part(test_images, test_labels),
         )
 
-    def build_model(self, *, dropout: float) -> nn.Module:
-        """A fresh model."""
-        return perceptron(dropout) if self.model == "mlp" else residual_network(dropout, self.norm)
+    def build_model(self, *, dropout: float, norm_momentum: float = 0.1) -> nn.Module:
+        """A fresh model; ``norm_momentum`` is that of batch normalisation's running statistics."""
+        model = perceptron(dropout) if self.model == "mlp" else residual_network(dropout, self.norm)
+        for module in model.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.momentum = norm_momentum
+        return model
 
     def checkpointed_modules(self, model: nn.Module) -> Sequence[nn.Module]:
         """The residual blocks."""
         return [module for module in model.modules() if isinstance(module, ResidualBlock)]
 
-    def augment(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Move and mirror images if ``augment`` is set."""
-        return moved_and_mirrored(inputs) if self._augments else inputs
+    def augment(self, inputs: torch.Tensor, *, strength: float | None = None) -> torch.Tensor:
+        """Move and mirror a share of the images, ``strength``; by default all if ``augment`` is set, else none."""
+        share = float(self._augments) if strength is None else strength
+        if share in (0.0, 1.0):
+            return moved_and_mirrored(inputs) if share else inputs
+        changed = torch.rand(len(inputs), 1, 1, 1, device=inputs.device) < share
+        return torch.where(changed, moved_and_mirrored(inputs), inputs)
 
 
 def read_images(files: Mapping[str, Path], part: Literal["train", "t10k"]) -> tuple[np.ndarray, np.ndarray]:

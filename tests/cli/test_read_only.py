@@ -64,7 +64,7 @@ WRITES = {
 }
 ALSO_WRITE = {
     *("probe step-time", "probe noise", "probe branch"),
-    *("import rcp", "import optuna"),
+    *("import rcp", "import optuna", "import curves"),
     *("db init", "db upgrade"),  # of the owner's role: tests/storage/test_roles.py
 }
 WITHOUT_A_DATABASE = {

@@ -289,6 +289,18 @@ def test_augmentation_is_for_training_alone_and_follows_the_seed() -> None:
     assert trainer.evaluate(toy_data().validation, "loss") == expected
 
 
+def test_the_augmentation_gets_its_parameters_from_the_configuration() -> None:
+    class Scaled(Toy):
+        def augment(self, inputs: torch.Tensor, *, strength: float) -> torch.Tensor:
+            return inputs * (1 - strength)
+
+    def after(strength: float) -> torch.Tensor:
+        return weights_after(3, configuration(parameters={"augmentation.strength": strength}), Scaled())
+
+    assert torch.equal(after(0.0), weights_after(3, configuration()))
+    assert not torch.equal(after(0.5), after(0.0))
+
+
 def test_a_step_is_what_a_handwritten_loop_does() -> None:
     seed, batch_size, data = 5, 30, toy_data()
     torch.manual_seed(seed)

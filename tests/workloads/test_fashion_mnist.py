@@ -307,6 +307,19 @@ def test_augmentation_is_asked_for() -> None:
     assert augmented.shape == images.shape and not torch.equal(augmented, images)
 
 
+def test_the_momentum_of_batch_normalisation_can_be_searched() -> None:
+    model = FashionMnist(norm="batch").build_model(dropout=0.0, norm_momentum=0.02)
+    assert {one.momentum for one in model.modules() if isinstance(one, nn.BatchNorm2d)} == {0.02}
+
+
+def test_a_share_of_the_images_is_augmented() -> None:
+    images = torch.randn(4000, 1, 28, 28)
+    assert FashionMnist(augment=True).augment(images, strength=0.0) is images
+    augmented = FashionMnist().augment(images, strength=0.25)
+    changed = (augmented != images).flatten(1).any(dim=1).float().mean().item()
+    assert changed == pytest.approx(0.25 * (1 - 1 / (2 * 81)), abs=0.04)
+
+
 def test_metrics_and_label_smoothing_are_those_of_the_scores() -> None:
     class Fixed(nn.Module):
         def forward(self, inputs: torch.Tensor) -> torch.Tensor:

@@ -377,13 +377,16 @@ OwnDomains = Annotated[dict[str, OwnDomain] | None, AfterValidator(checked_names
 OwnValues = Annotated[dict[str, Scalar] | None, AfterValidator(checked_names)]
 
 
-def check_groups(model: Mapping[str, Any] | None, loss: Mapping[str, Any] | None) -> None:
-    """Raise `ValueError` for a name in both groups, or more than `MOST_OWN`."""
-    model, loss = model or {}, loss or {}
-    if both := sorted(model.keys() & loss.keys()):
-        raise ValueError(f"{both[0]} is under both model and loss; it must be under one of them")
-    if (count := len(model) + len(loss)) > MOST_OWN:
-        raise ValueError(f"model and loss have {count} parameters together; they must be at most {MOST_OWN}")
+def check_groups(groups: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise `ValueError` for a name in two groups, or more than `MOST_OWN` in all."""
+    of_name: dict[str, str] = {}
+    for group, names in groups.items():
+        for name in names:
+            if name in of_name:
+                raise ValueError(f"{name} is under both {of_name[name]} and {group}; it must be under one of them")
+            of_name[name] = group
+    if (count := len(of_name)) > MOST_OWN:
+        raise ValueError(f"{', '.join(groups)} have {count} parameters together; they must be at most {MOST_OWN}")
 
 
 def kind_of_value(value: ParameterValue) -> Kind:

@@ -75,6 +75,7 @@ class SearchSpace(StrictModel):
     max_micro_batch_size: int | None = Field(default=None, ge=1)
     model: OwnDomains = None
     loss: OwnDomains = None
+    augmentation: OwnDomains = None
 
     _limits = field_validator(*TRAINING_PARAMETERS, *OPTIONAL)(within_limits)
 
@@ -92,12 +93,12 @@ class SearchSpace(StrictModel):
         self.batch_rules.check(names)
         if self.batch_schedule is not None:
             self.batch_schedule.check(self.rungs)
-        check_groups(self.model, self.loss)
+        check_groups({group: getattr(self, group) or {} for group in OWN_GROUPS})
         return self
 
     @property
     def own_domains(self) -> dict[str, Any]:
-        """By ``model.NAME`` and ``loss.NAME``."""
+        """By ``GROUP.NAME``."""
         return {
             f"{group}.{name}": domain for group in OWN_GROUPS for name, domain in (getattr(self, group) or {}).items()
         }
