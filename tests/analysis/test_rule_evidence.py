@@ -11,6 +11,7 @@ from bssearch.analysis.rules.audit import (
     FROM_90_TO_95,
     RuleFinding,
     about_accumulation,
+    about_epochs,
     about_generalisation,
     about_memory,
     about_noise_scale,
@@ -183,6 +184,27 @@ def test_what_accumulation_costs_lies_within_the_rules_factors_or_outside(
     assert found.verdict == finding
     assert found.regret is not None
     assert (found.regret.low, found.regret.high) == (low, high)
+
+
+@pytest.mark.parametrize(("ratio", "finding"), [(1.75, "held"), (1.2, "broke"), (2.0, "undecided"), (3.0, "broke")])
+def test_four_times_the_batch_is_said_to_take_up_to_twice_the_epochs(ratio: float, finding: str) -> None:
+    trials = [
+        make_trial(
+            10 * size + seed,
+            batch_size=size,
+            seconds=1.0,
+            steps=round(factor * 100_000 / size * (1 + 0.02 * seed)),
+            seed=seed,
+            phase=Phase.CONFIRM,
+        )
+        for size, factor in ((32, 1.0), (128, ratio))
+        for seed in range(4)
+    ]
+    (found,) = about_epochs(SPEC, tuned_optima(SPEC, trials))
+    assert (found.batch_size, found.verdict) == (128, finding)
+    assert found.regret is not None and found.regret.value == pytest.approx(ratio, rel=1e-2)
+    (alone,) = about_epochs(SPEC, tuned_optima(SPEC, trials[:4]))
+    assert alone.verdict == "not_run"
 
 
 def test_the_interval_of_a_cost_is_from_the_ends_that_lie_farthest_apart() -> None:

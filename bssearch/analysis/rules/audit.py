@@ -10,8 +10,8 @@ from bssearch.analysis.answer import Answer, BatchScheduleAnswer
 from bssearch.analysis.batches import default_configuration
 from bssearch.analysis.generalisation import FinalMetrics
 from bssearch.analysis.growing import growing_batch, judge_growing
-from bssearch.analysis.objectives import objective_of
-from bssearch.analysis.optimum import Candidate, decide
+from bssearch.analysis.objectives import make_objective, objective_of
+from bssearch.analysis.optimum import Candidate, decide, estimate, ratio_interval
 from bssearch.analysis.rules.rule_book import NONE, RULES, Finding, Judgement, Regret, Rule, judge
 from bssearch.analysis.shape import CriticalBatch, Model, Parameters, parameters_of
 from bssearch.records import Configuration, Phase, StepTime, TrialRecord, TrialState, train_seconds_of
@@ -30,6 +30,8 @@ SAME = 1.25  # factor within which noise scale and critical batch size count as 
 APART = 2.0  # factor beyond which noise scale and critical batch size differ
 
 FROM_90_TO_95 = 1.96 / 1.645  # half width of a 95 % over a 90 % interval
+
+LARGER, EPOCHS = 4, (1.5, 2.0)  # ratio of batch sizes, and of the epochs that the rule claims
 
 COSTS = (1.5, 2.0)  # ratio of step times that the rule claims for accumulation
 
@@ -166,6 +168,32 @@ def _of_best_largest(others: Sequence[FinalMetrics], points: float) -> Judgement
     return Judgement("broke" if min(lows) > -points else "undecided", said)
 
 
+def about_epochs(spec: StudySpec, optima: Mapping[int, Candidate]) -> list[RuleFinding]:
+    """Compare the samples to the target at `LARGER` × a batch size with those at the batch size, both confirmed."""
+    samples = make_objective("samples_to_target", spec.record_target)
+    confirmed = {size: estimate(one.runs, samples) for size, one in optima.items() if one.is_confirmed}
+    found = []
+    for size, larger in ((one, LARGER * one) for one in sorted(confirmed) if LARGER * one in confirmed):
+        interval = ratio_interval(confirmed[larger], confirmed[size])
+        if interval is None:
+            found.append(_not_run(Rule.EPOCHS, larger, f"an interval needs three runs of batch {size} and {larger}"))
+            continue
+        value = math.exp(confirmed[larger].log_mean - confirmed[size].log_mean)
+        ratio = Regret(value=value, low=interval[0], high=interval[1], at_least=False)
+        numbers = tuple(run.number for one in (size, larger) for run in optima[one].runs)
+        reason = f"samples to the target of batch {larger} over those of batch {size}"
+        found.append(_finding(Rule.EPOCHS, larger, Judgement(_within(ratio, EPOCHS), reason, ratio), numbers))
+    known = f"no two batch sizes that differ by a factor {LARGER} are confirmed"
+    return found or [_not_run(Rule.EPOCHS, None, known + command(spec, f"confirm {spec.name}"))]
+
+
+def _within(ratio: Regret, claimed: tuple[float, float]) -> Finding:
+    low, high = ratio.low or 0.0, math.inf if ratio.high is None else ratio.high
+    if high < claimed[0] or low > claimed[1]:
+        return "broke"
+    return "held" if claimed[0] <= low and high <= claimed[1] else "undecided"
+
+
 def about_accumulation(spec: StudySpec, step_times: Collection[StepTime]) -> list[RuleFinding]:
     """Compare step time with and without micro-batches; held if the ratio's interval is within `COSTS`."""
     found = []
@@ -191,13 +219,10 @@ def _cost(whole: StepTime, split: StepTime, again: str) -> RuleFinding:
     low = (split.step_seconds_low or split.step_seconds) / (whole.step_seconds_high or whole.step_seconds)
     high = (split.step_seconds_high or split.step_seconds) / (whole.step_seconds_low or whole.step_seconds)
     ratio = Regret(value=split.step_seconds / whole.step_seconds, low=low, high=high, at_least=False)
-    is_apart = high < COSTS[0] or low > COSTS[1]
-    finding: Finding = "broke" if is_apart else "held" if COSTS[0] <= low and high <= COSTS[1] else "undecided"
     count, micro = split.batch_size // split.micro_batch_size, split.micro_batch_size
     seconds = f"{1000 * split.step_seconds:.3g} ms for {1000 * whole.step_seconds:.3g} ms per step"
-    return _finding(
-        Rule.ACCUMULATION, whole.batch_size, Judgement(finding, f"{count} micro-batches of {micro}: {seconds}", ratio)
-    )
+    reason = f"{count} micro-batches of {micro}: {seconds}"
+    return _finding(Rule.ACCUMULATION, whole.batch_size, Judgement(_within(ratio, COSTS), reason, ratio))
 
 
 def _not_run(rule: Rule, batch_size: int | None, reason: str) -> RuleFinding:
@@ -325,6 +350,7 @@ def audit(
         *(_of_case(spec, trials, case, step_seconds, wanted, unmade) for case in found),
         about_memory(spec, answer, optima, step_seconds, memory, train_samples),
         about_noise_scale(spec, answer),
+        *about_epochs(spec, optima),
         about_generalisation(spec, answer),
         *about_accumulation(spec, step_times),
     ]

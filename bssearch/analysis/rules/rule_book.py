@@ -49,6 +49,7 @@ class Rule(StrEnum):
     LAYERWISE = "large batches need LARS or LAMB"
     MEMORY = "fill 80 % of memory"
     NOISE_SCALE = "the noise scale is the critical batch"
+    EPOCHS = "4× the batch takes 1.5 to 2× the epochs"
     GENERALISATION = "larger batches generalise worse by over 2 points"
     ACCUMULATION = "accumulation costs 1.5 to 2×"
     GROWING = "growing the batch saves time"
