@@ -95,15 +95,16 @@ def crossing(previous: Observation | None, hit: Observation, target: Target) -> 
 
 
 def with_crossing(outcome: TrialOutcome, found: Crossing) -> TrialOutcome:
-    """Outcome with the fields of a crossing."""
+    """Outcome with the fields of a crossing; a curve of an imported run may have no seconds."""
+    is_timed = found.first_hit_seconds > 0 or found.first_hit_step == 0
     return replace(
         outcome,
-        time_to_target_s=found.train_seconds,
+        time_to_target_s=found.train_seconds if is_timed else None,
         steps_to_target=found.steps,
         last_miss_step=found.last_miss_step,
-        last_miss_seconds=found.last_miss_seconds,
+        last_miss_seconds=found.last_miss_seconds if is_timed else None,
         first_hit_step=found.first_hit_step,
-        first_hit_seconds=found.first_hit_seconds,
+        first_hit_seconds=found.first_hit_seconds if is_timed else None,
     )
 
 

@@ -20,8 +20,6 @@ from bssearch.spec.space import is_alike
 CONFIGURATIONS_PER_BATCH = 2
 """A single one may be lucky."""
 
-STOPPED_EARLY = frozenset({TrialState.CAPPED, TrialState.PRUNED, TrialState.PAUSED})
-
 FAILURES_ALLOWED = 1  # failures of a run that are retried
 
 
@@ -83,7 +81,8 @@ def finalists(history: History) -> list[Configuration]:
 def beside(history: History, batch_size: int) -> list[Configuration]:
     """Best configuration of each neighbour of a batch size; without one, this batch size's best.
 
-    But not if that missed the target there in a whole trial. A trial that was stopped early may have an unlucky seed.
+    Omits the latter if it missed the target in a whole trial at the neighbour; if a trial was stopped early, its seed
+    may be unlucky.
     """
     sizes = list(history.feasible)
     if batch_size not in sizes:
@@ -99,8 +98,8 @@ def _best_or_carried_over(history: History, batch_size: int, near: TrialRecord |
     if best is not None:
         return best.configuration
     carried = _carried_over(history, batch_size, near)
-    whole = [one for one in history.at(batch_size) if one.phase is Phase.SEARCH and one.state not in STOPPED_EARLY]
-    return None if carried is None or any(one.configuration.trains_like(carried) for one in whole) else carried
+    missed = [one for one in history.at(batch_size) if one.state in {TrialState.EXHAUSTED, TrialState.DIVERGED}]
+    return None if carried is None or any(one.configuration.trains_like(carried) for one in missed) else carried
 
 
 def _carried_over(history: History, batch_size: int, best: TrialRecord | None) -> Configuration | None:

@@ -30,7 +30,7 @@ from bssearch.records.text import noise_scale
 from bssearch.training.gradient_noise import Divisors, adam_divisors
 from bssearch.training.loop import batch_norm_layers
 
-SHARE = 0.01  # share of the training time for measurements, by which a training takes at most 2 % longer
+SHARE = 0.01  # largest share of the training time for measurements
 
 WINDOW = 128  # newest measured steps whose noise scale counts as the present one; it grows in training
 
@@ -78,8 +78,12 @@ class BatchAdvice:
     def __str__(self) -> str:
         known, size = self.noise_scale, self.batch_size
         saved, halved = self.saved_steps(), self.saved_steps(0.5)
+        if self.measured_steps == 0:
+            return "noise scale unknown: no step had several micro-batches; accumulate, or call advisor.backward()"
+        if self.measured_steps < FEWEST_PASSES:
+            return f"noise scale unknown: {self.measured_steps} steps were measured; it needs {FEWEST_PASSES}"
         if known.low is None:
-            return f"noise scale unknown after {self.measured_steps} measured steps; an interval needs {FEWEST_PASSES}"
+            return f"noise scale unknown: {self.measured_steps} measured steps do not tell the gradient from its noise"
         if saved is None or halved is None:
             return f"noise scale {noise_scale(None, known.low, None)} samples after {self.samples:,} samples"
         parts = [
@@ -89,8 +93,11 @@ class BatchAdvice:
         ]
         if self.step_seconds is not None:
             longest = self.step_seconds / (1 - saved[0])
-            parts.append(f"it pays if a step takes less than {longest:.3g} s, now {self.step_seconds:.3g} s")
-        if known.scale is not None and known.scale < size:
+            parts.append(
+                f"batch {2 * size} pays if its step takes less than {longest:.3g} s; a step of {size} takes "
+                f"{self.step_seconds:.3g} s"
+            )
+        if known.scale is not None and known.scale < size and size > 1:
             fewer = (1 + halved[0]) / 2
             parts.append(f"batch {size // 2} takes {-halved[0]:.0%} more steps and saves {fewer:.0%} of the samples")
         return "; ".join(parts)
@@ -100,8 +107,8 @@ class BatchAdvisor:
     """Measures the gradient noise scale of any PyTorch loop, and says what another batch size would save.
 
     It needs no study. In some steps, hooks on the parameters take the gradient norm of each micro-batch and of their
-    sum; `SHARE` of the training time at most. Gradients of several ranks count as micro-batches. A loop with one
-    micro-batch per step calls `backward`, which halves the batch of a measured step; the gradient stays the same.
+    sum; `SHARE` of the training time at most. The ranks of DistributedDataParallel count as micro-batches. A loop with
+    one micro-batch per step calls `backward`, which halves the batch of a measured step; the gradient stays the same.
 
     ::
 
@@ -138,7 +145,8 @@ class BatchAdvisor:
             raise UsageError(f"BatchAdvisor(batch_size={batch_size}): must be >= 1")
         if not self._parameters:
             raise UsageError(f"BatchAdvisor: {type(model).__name__} has no parameter with requires_grad")
-        self._batch_size, self._samples = batch_size, 0
+        self._batch_size = self._first_batch_size = batch_size
+        self._samples = 0
         self._optimizers = [] if optimizer is None else [optimizer]
         self._dataset_size = dataset_size or ENDLESS
         self._normalises = batch_norm_layers(model) > 0
@@ -146,7 +154,11 @@ class BatchAdvisor:
         self._began: float | None = None
         self._seconds: dict[bool, deque[float]] = {kind: deque(maxlen=TIMED) for kind in (False, True)}
         self._left = FIRST_EVERY
+        self._read_at: tuple[float, int] | None = None  # seconds and steps when the last measured step ended
+        self._paces: deque[float] = deque(maxlen=TIMED)  # seconds per step from one measured step to the next
+        self._steps = 0
         self._norms: _StepNorms | None = None
+        self._given: int | None = None  # samples given to `backward`
         self._micro_batches = 0  # most in a step; an epoch's last step may have fewer, and fewer samples
         self._moments: list[tuple[int, float, float]] = []  # samples seen, tr Σ, ‖G‖²
 
@@ -163,7 +175,7 @@ class BatchAdvisor:
                 "BatchAdvisor.backward() halves batches, and the model has batch normalisation",
                 hint="train in several micro-batches, and call loss.backward() for each",
             )
-        count = len(batch[0])
+        count = self._given = len(batch[0])
         if self._norms is None or count % 2:
             parts = [batch]
         else:
@@ -177,10 +189,10 @@ class BatchAdvisor:
 
     def step(self, batch_size: int | None = None) -> None:
         """Record an optimizer step, after the backward passes and before clipping; ``batch_size`` if it changed."""
-        self._batch_size = batch_size or self._batch_size
+        if batch_size is not None and batch_size != self._batch_size:
+            self._batch_size, self._micro_batches = batch_size, 0
+        self._steps += 1
         self._samples += self._batch_size
-        if batch_size is not None:
-            self._micro_batches = 0
         was_measured = self._norms is not None
         if self._norms is not None:
             found = self._norms.take(self._batch_size, self._dataset_size)
@@ -191,10 +203,20 @@ class BatchAdvisor:
             self._seconds[was_measured].append(seconds - self._began)
         self._began = seconds
         if was_measured:
+            # Reading the norms waited for the device; other steps may end before it does.
+            if self._read_at is not None:
+                self._paces.append((seconds - self._read_at[0]) / (self._steps - self._read_at[1]))
+            self._read_at = seconds, self._steps
             self._left = _same_on_all_ranks(self._interval(), self._parameters[0].device)
         self._left -= 1
         if self._left <= 0:
             self._norms = _StepNorms(self._parameters, adam_divisors(self._optimizers))
+
+    def close(self) -> None:
+        """Remove the hooks of a step that was not taken; call it at the end of the training."""
+        if self._norms is not None:
+            self._norms.close()
+            self._norms = None
 
     def report(self) -> BatchAdvice:
         """The present findings."""
@@ -203,31 +225,37 @@ class BatchAdvisor:
             samples=self._samples,
             measured_steps=len(self._moments),
             noise_scale=_noise_scale(self._moments),
-            step_seconds=statistics.median(self._seconds[False]) if self._seconds[False] else None,
+            step_seconds=statistics.median(self._paces) if self._paces else None,
         )
 
     def stages(self, largest: int, share: float = 1.0) -> list[tuple[int, int]]:
         """Batch schedule for another run: (samples, batch size) of each doubling of the first batch up to ``largest``.
 
-        A batch size begins where the noise scale had grown to batch size / ``share`` and stayed above. In the forms of
-        a study and of Megatron-LM's ``--step-batch-size-schedule``: `batch_stages` and `megatron_schedule`.
+        A batch size begins once the noise scale had grown to batch size / ``share`` and stayed above. Written for a
+        study and for Megatron-LM by `batch_stages` and `megatron_schedule`.
         """
-        scales = [
-            (self._moments[end - 1][0], _noise_scale(self._moments[max(0, end - WINDOW) : end]).scale)
-            for end in range(FEWEST_PASSES, len(self._moments) + 1, FEWEST_PASSES)
-        ]
+        scales = []
+        for end in range(FEWEST_PASSES, len(self._moments) + 1, FEWEST_PASSES):
+            known = _noise_scale(self._moments[max(0, end - WINDOW) : end])
+            scales.append((self._moments[end - 1][0], known.low or 0.0 if known.scale is None else known.scale))
         found: list[tuple[int, int]] = []
-        for octave in range(1, math.floor(math.log2(largest / self._batch_size)) + 1):
-            size = self._batch_size * 2**octave
-            below = [place for place, (_, scale) in enumerate(scales) if scale is not None and share * scale < size]
+        size = 2 * self._first_batch_size
+        while size <= largest:
+            below = [place for place, (_, scale) in enumerate(scales) if share * scale < size]
             later = scales[below[-1] + 1 if below else 0 :]
             if not later:
                 break
-            start = later[0][0]
-            found = [*(one for one in found if sum(one) <= start), (start, size)]
+            start, _ = later[0]
+            while found and found[-1][0] + found[-1][1] > start:
+                found.pop()  # would not last one step
+            found.append((start, size))
+            size *= 2
         return found
 
     def _note(self, found: Pass | None) -> None:
+        given, self._given = self._given, None
+        if given is not None and given * _ranks() != self._batch_size:
+            return  # an epoch's last batch is smaller
         if found is not None and found.small_batches >= self._micro_batches:
             self._micro_batches = found.small_batches
             self._moments.append((self._samples, *moments(found, found.adam or found.plain)))
@@ -245,9 +273,9 @@ def batch_stages(stages: Iterable[tuple[int, int]]) -> str:
     return " ".join(f"{samples}:{size}" for samples, size in stages)
 
 
-def megatron_schedule(batch_size: int, stages: Iterable[tuple[int, int]]) -> str:
-    """Stages for Megatron-LM's ``--step-batch-size-schedule``, in samples, such as ``0:32 8192:64``."""
-    return batch_stages([(0, batch_size), *stages])
+def megatron_schedule(batch_size: int, stages: Iterable[tuple[int, int]], sequence_length: int) -> str:
+    """Stages for Megatron-LM's ``--step-batch-size-schedule``, in tokens, such as ``0:32 16777216:64``."""
+    return batch_stages([(0, batch_size), *((sequence_length * samples, size) for samples, size in stages)])
 
 
 def _noise_scale(found: Sequence[tuple[int, float, float]]) -> NoiseScaleInterval:
@@ -273,19 +301,21 @@ class _StepNorms:
         self._small.append(self._squares(parameter, gradient))
 
     def _take_sum(self, parameter: nn.Parameter) -> None:
-        # Taken here too, because a Trainer may clip the gradients before its callbacks
-        if parameter.grad is not None and not dist.is_initialized():
+        # Taken here, because a Trainer may clip the gradients before its callbacks; of several ranks, in `take`
+        if parameter.grad is not None and _ranks() == 1:
             self._sums[parameter] = self._squares(parameter, parameter.grad)
+
+    def close(self) -> None:
+        """Remove the hooks."""
+        for hook in self._hooks:
+            hook.remove()
 
     def take(self, batch_size: int, samples: int) -> Pass | None:
         """Remove the hooks; None with one micro-batch or gradients that are not finite."""
-        for hook in self._hooks:
-            hook.remove()
-        ranks = 1
-        if dist.is_initialized():
-            ranks = dist.get_world_size()
-            given = [one for one in self._counts if one.grad is not None]
-            self._sums = {one: self._squares(one, one.grad) for one in given if one.grad is not None}
+        self.close()
+        ranks = _ranks()
+        if ranks > 1:
+            self._sums = {one: self._squares(one, one.grad) for one in self._counts if one.grad is not None}
         if not self._small or not self._sums:
             return None
         small = torch.stack([one.to(self._small[0].device) for one in self._small]).sum(dim=0)
@@ -307,14 +337,18 @@ class _StepNorms:
 
     def _squares(self, parameter: nn.Parameter, gradient: torch.Tensor) -> torch.Tensor:
         # Plain, and divided as in Adam's update: (2,)
-        given = gradient.detach()
+        given = gradient.coalesce().values() if gradient.is_sparse else gradient.detach()
         divisor = (self._divisors or {}).get(parameter)
         seen = [given, given.new_zeros(1) if divisor is None else given / divisor()]
         return torch.stack([torch.linalg.vector_norm(one, dtype=torch.float64) for one in seen]).square()
 
 
+def _ranks() -> int:
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+
+
 def _same_on_all_ranks(number: int, device: torch.device) -> int:
-    if not dist.is_initialized():
+    if _ranks() == 1:
         return number
     shared = torch.tensor([number], device=device)
     dist.broadcast(shared, src=0)

@@ -501,7 +501,8 @@ class LossSum:
     def restore(self, state: dict[str, Any]) -> None:
         """Restore the sums."""
         self._total, self._weight = (
-            one.to(self.device) if isinstance(one, torch.Tensor) else one for one in (state["total"], state["weight"])
+            one.to(self.device, copy=True) if isinstance(one, torch.Tensor) else one
+            for one in (state["total"], state["weight"])
         )
         self._losses = state["losses"]
 

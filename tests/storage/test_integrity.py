@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from bssearch.commands.across.databases import open_databases
 from bssearch.errors import BSSearchError, DatabaseError
 from bssearch.records import Configuration
 from bssearch.records.text import LONGEST_TEXT
@@ -76,6 +77,12 @@ def test_the_first_row_that_bssearch_cannot_have_stored_is_named(file: Path, sta
         raise ZeroDivisionError("what would come of it")
     assert str(caught.value).startswith(f"study 'toy' has an invalid row: {said}")
     assert "other studies" in str(caught.value.hint)
+
+
+def test_a_command_on_several_databases_names_the_row_too(file: Path) -> None:
+    execute(file, "UPDATE bss_study SET spec = '1' WHERE name = 'toy'")
+    with pytest.raises(DatabaseError, match="study toy: spec = "), open_databases([f"sqlite:///{file}"]) as stores:
+        stores[0].studies.all()
 
 
 @pytest.mark.parametrize(

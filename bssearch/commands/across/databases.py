@@ -25,8 +25,7 @@ def open_databases(urls: Sequence[str] | None = None) -> Iterator[list[Store]]:
     with ExitStack() as stack:
         stores = []
         for url in _each_once(urls or [database_url()]):
-            stores.append(_opened(url, is_only=len(urls or []) < 2))
-            stack.callback(stores[-1].close)
+            stores.append(stack.enter_context(_opened(url, is_only=len(urls or []) < 2)))
         yield stores
 
 

@@ -22,14 +22,14 @@ RESULT = "another result"
 CONSTRAINT = "constraint of "  # before the column's name
 
 # Prefixes of parameters: ours, MLflow's, Optuna's, W&B's and Ray's.
-_PARAMETER = re.compile(r"(?:params?|config(?:/train_loop_config)?|hparams?|hyperparameters)[./]|params_")
+PARAMETER = re.compile(r"(?:params?|config(?:/train_loop_config)?|hparams?|hyperparameters)[./]|params_")
 _LOGGED = re.compile(r"(?:metrics[./])?(.*)", re.DOTALL)
 # Figures of a whole run, as tools log them; W&B's `_step` counts calls of `log`, not optimizer steps.
 WHOLE = {
     **dict.fromkeys(("runtime", "_runtime", "duration", "train_runtime", "time_total_s"), "train_seconds"),
     **dict.fromkeys(("trainer/global_step", "train/global_step", "global_step"), "steps"),
 }
-_ABOUT = re.compile(
+ABOUT = re.compile(
     r"(?:name|notes|user|tags|created|updated|sweep|group|job type|commit|hostname|id|run[_ ]?id|run|run_name|number|"
     r"experiment_id|artifact_uri|start_time|end_time|datetime_start|datetime_complete|trial_id|date|timestamp|pid|"
     r"node_ip|logdir|done|hostname|_step|_timestamp|_wandb|checkpoint_dir_name|should_checkpoint|experiment_tag|"
@@ -41,7 +41,7 @@ _ABOUT = re.compile(
 _CONSTRAINT = re.compile(r"(?:system_attrs_)?constraints(?:[_:].*)?")
 _RUN = re.compile(r"(?:run|trial)[_ ]?id|id", re.IGNORECASE)  # names a run
 _COUNTER = re.compile(r"epoch|_?step|iteration|training_iteration|(?:trainer|train)/global_step", re.IGNORECASE)
-_RESULT = re.compile(
+RESULT_NAME = re.compile(
     r"metrics[./].*|(?:train|val|valid|validation|test|eval|perf|time|system)/.*|"
     r"(?:.*[/_. ])?(?:loss|acc|accuracy|error|auc|f1|perplexity|ppl|bleu|wer|mse|rmse|mae)",
     re.IGNORECASE,
@@ -190,7 +190,7 @@ def recognize(
         column = None if name in ignored else _column(name, metric, given, own)
         if column is None and name not in ignored:
             near = difflib.get_close_matches(name, [*COLUMNS, *SPLIT], n=1)
-            if near or _PARAMETER.fullmatch(name) or len({row[index].strip() for row in rows if index < len(row)}) > 1:
+            if near or PARAMETER.fullmatch(name) or len({row[index].strip() for row in rows if index < len(row)}) > 1:
                 unknown.append(f"{name!r}" + (f" ({near[0]}?)" if near else ""))
             column = Column(theirs=name, why="the same in all rows")
         columns.append(column or Column(theirs=name, why="--ignore"))
@@ -208,7 +208,7 @@ def recognize(
 
 def _column(name: str, metric: str, given: Mapping[str, tuple[str, Formula]], own: set[str]) -> Column | None:
     factor = seconds_of_unit(name)
-    prefix = _PARAMETER.match(name)
+    prefix = PARAMETER.match(name)
     plain = name[prefix.end() :] if prefix else name
     plain = "learning_rate" if plain == "lr" else plain
     logged = (_LOGGED.fullmatch(name) or [name, name])[1]
@@ -244,9 +244,9 @@ def _column(name: str, metric: str, given: Mapping[str, tuple[str, Formula]], ow
         return Column(theirs=name, ours=STATE)
     if _CONSTRAINT.fullmatch(name):
         return Column(theirs=name, ours=CONSTRAINT + name)
-    if _ABOUT.fullmatch(name):
+    if ABOUT.fullmatch(name):
         return Column(theirs=name, why="it describes the run")
-    return Column(theirs=name, why=RESULT) if _RESULT.fullmatch(name) else None
+    return Column(theirs=name, why=RESULT) if RESULT_NAME.fullmatch(name) else None
 
 
 def _check_rows(columns: Sequence[Column], rows: Sequence[Sequence[str]], origin: str) -> None:

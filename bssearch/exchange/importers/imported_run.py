@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
+import gzip
 import io
 import math
 import re
+import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -26,23 +29,29 @@ LARGEST = 2**31 - 1  # Largest integer of every database's integer column
 
 MOST_BYTES = 2**26
 
+UTF_16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+
 
 def read_text(path: Path) -> str:
-    """A file's text; raise `NotFoundError`, or `UsageError` unless UTF-8."""
+    """A file's text, unpacked if it ends in .gz.
+
+    Raises `NotFoundError`, or `UsageError` unless UTF-8, or UTF-16 with its mark.
+    """
     try:
-        with path.open("rb") as file:
+        with gzip.open(path) if path.name.endswith(".gz") else path.open("rb") as file:
             data = file.read(MOST_BYTES + 1)
     except FileNotFoundError:
         raise NotFoundError(f"no file {str(path)!r}") from None
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+    except (OSError, EOFError, zlib.error) as error:
+        raise UsageError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     if len(data) > MOST_BYTES:
         raise UsageError(f"{path} has more than {MOST_BYTES:,} bytes", hint="import it as several files")
+    encoding = "UTF-16" if data[:2] in UTF_16_MARKS else "UTF-8"
     try:
-        return data.decode().removeprefix("\ufeff")
+        return data.decode(encoding).removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise UsageError(f"{path}:{line} is not UTF-8 text: byte 0x{data[error.start]:02x}") from None
+        raise UsageError(f"{path}:{line} is not {encoding} text: byte 0x{data[error.start]:02x}") from None
 
 
 def integer(text: str, label: str, origin: str, *, low: int, high: int = LARGEST) -> int:
@@ -79,9 +88,13 @@ def parameter_value(text: str, label: str, origin: str) -> ParameterValue:
         return value
 
 
-def csv_rows(text: str, source: str, *, skipinitialspace: bool = False) -> Iterator[tuple[int, list[str]]]:
+def csv_rows(
+    text: str, source: str, *, skipinitialspace: bool = False, delimiter: str = ","
+) -> Iterator[tuple[int, list[str]]]:
     """Yield non-blank rows with their first line number."""
-    reader = csv.reader(io.StringIO(text, newline=""), skipinitialspace=skipinitialspace, strict=True)
+    reader = csv.reader(
+        io.StringIO(text, newline=""), skipinitialspace=skipinitialspace, delimiter=delimiter, strict=True
+    )
     while True:
         line = reader.line_num + 1
         try:

@@ -5,9 +5,6 @@ Nothing in a log is executed: pickles are not read, and YAML keeps to plain valu
 
 from __future__ import annotations
 
-import csv
-import gzip
-import io
 import itertools
 import json
 import math
@@ -15,7 +12,6 @@ import pickletools
 import re
 import sys
 import zipfile
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +21,9 @@ import yaml
 
 from bssearch.errors import NotFoundError, UsageError
 from bssearch.exchange.importers.columns import fraction, seconds
-from bssearch.exchange.importers.imported_run import MOST_BYTES, number
+from bssearch.exchange.importers.imported_run import MOST_BYTES, csv_rows, number, read_text
+from bssearch.exchange.trial_rows import flat_row
+from bssearch.spec.reader import TAGS, Loader
 
 MOST_LOGS = 10_000  # runs of one import
 
@@ -100,7 +98,8 @@ def _trainer(folder: Path) -> Iterator[Log]:
     files = [*folder.glob("trainer_state.json"), *sorted(folder.glob("checkpoint-*/trainer_state.json"))]
     states = [found for one in files if isinstance(found := _json(one), dict)]
     state = max(states, key=lambda one: number_in(one.get("global_step")), default={})
-    history = [one for one in state.get("log_history", []) if isinstance(one, dict)]
+    logged = state.get("log_history")
+    history = [one for one in logged if isinstance(one, dict)] if isinstance(logged, list) else []
     rates = [one["learning_rate"] for one in history if isinstance(one.get("learning_rate"), int | float)]
     settings: dict[str, Any] = {"per_device_train_batch_size": state.get("train_batch_size")}
     if rates:
@@ -136,17 +135,18 @@ def _pickled(file: Path) -> dict[str, Any]:
 
 def _with_seconds(history: Sequence[dict[str, Any]]) -> Iterator[Row]:
     # A Trainer logs the seconds of the whole training, evaluations included, and those of each evaluation.
-    whole: dict[str, Any] = next((one for one in reversed(history) if "train_runtime" in one), {})
-    inside = math.fsum(float(one.get("eval_runtime") or 0.0) for one in history)
-    steps = max((int(one.get("step") or 0) for one in history), default=0)
-    pace = (float(whole["train_runtime"]) - inside) / steps if whole and steps else 0.0
-    for one in history:
-        yield {**one, "train_seconds": pace * int(one.get("step") or 0)} if pace > 0 else one
+    def total(name: str) -> float:
+        return math.fsum(one for row in history if not math.isnan(one := number_in(row.get(name))))
+
+    steps = max((one for row in history if not math.isnan(one := number_in(row.get("step")))), default=0.0)
+    seconds = total("train_runtime") - total("eval_runtime")
+    for row in history:
+        yield {**row, "train_seconds": seconds / steps * number_in(row.get("step"))} if steps and seconds > 0 else row
 
 
 def _ray(folder: Path) -> Iterator[Log]:
     # Ray Tune's folder of a trial: a JSON object per report
-    rows = [row for _, row in _json_lines(folder / "result.json")]
+    rows = [row for _, row in _json_lines(read_text(folder / "result.json"), str(folder / "result.json"))]
     settings = _flat(rows[-1].get("config") or {}) if rows else {}
     parameters = folder / "params.json"
     settings = settings or (_flat(_json(parameters)) if parameters.exists() else {})
@@ -155,16 +155,14 @@ def _ray(folder: Path) -> Iterator[Log]:
 
 def _mlflow(folder: Path) -> Iterator[Log]:
     # A run's folder in MLflow's file store: a file per parameter, and per metric a line of time, value and step
-    settings = {one.name: _text(one).strip() for one in sorted((folder / "params").glob("*")) if one.is_file()}
-    by_step: dict[str, dict[str, Any]] = {}
+    settings = {one.name: read_text(one).strip() for one in sorted((folder / "params").glob("*")) if one.is_file()}
+    rows = []
     for file in sorted((folder / "metrics").glob("**/*")):
-        if file.is_file():
-            name = file.relative_to(folder / "metrics").as_posix()
-            for line in _text(file).splitlines():
-                time, value, step = (*line.split(), "", "", "")[:3]
-                row = by_step.setdefault(step, {"step": step, CLOCK: number(time) / 1000})
-                row[name] = value
-    yield Log(origin=str(folder), rows=sorted(by_step.values(), key=lambda one: number(one["step"])), settings=settings)
+        name = file.relative_to(folder / "metrics").as_posix()
+        for line in read_text(file).splitlines() if file.is_file() else ():
+            time, value, step = (*line.split(), "", "", "")[:3]
+            rows.append({"step": step, CLOCK: number(time) / 1000, name: value})
+    yield Log(origin=str(folder), rows=rows, settings=settings)
 
 
 def _tensorboard(folder: Path) -> Iterator[Log]:
@@ -209,39 +207,28 @@ def _of_file(file: Path, run: str | None) -> Iterator[Log]:
 
 
 def _constant(rows: Sequence[Row]) -> dict[str, Any]:
-    # Cells that do not change in a run; an empty cell says nothing
-    found: dict[str, Any] = {}
-    for name in rows[0]:
-        values = {str(row[name]): row[name] for row in rows if row.get(name) not in (None, "")}
-        if len(values) == 1:
-            found |= dict.fromkeys([name], next(iter(values.values())))
-    return found
+    # Cells that every row has, always the same
+    return {
+        name: value
+        for name, value in rows[0].items()
+        if value not in (None, "") and all(name in row and row[name] == value for row in rows)
+    }
 
 
 def _table(file: Path) -> Iterator[tuple[int, Row]]:
     """Yield rows with their lines: of a table with commas, semicolons or tabs, or of JSON objects."""
-    text = _text(file)
+    text = read_text(file)
     if text.lstrip()[:1] in ("{", "["):
-        yield from _json_lines(file)
+        yield from _json_lines(text, str(file))
         return
-    header = text.partition("\n")[0]
-    separator = max(",;\t", key=header.count)
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
-    names: list[str] = []
-    while True:
-        line = reader.line_num + 1
-        try:
-            cells = next(reader, None)
-        except csv.Error as error:
-            raise UsageError(f"{file}:{line} is not valid CSV: {error}") from None
-        if cells is None:
-            return
-        if not names:
-            names = [cell.strip() for cell in cells]
-        elif cells:
-            if len(cells) != len(names):
-                raise UsageError(f"the row has {len(cells)} cells, the header {len(names)} ({file}:{line})")
-            yield line, {name: _decimal(cell.strip(), separator) for name, cell in zip(names, cells, strict=True)}
+    separator = max(",;\t", key=text.partition("\n")[0].count)
+    rows = csv_rows(text, str(file), delimiter=separator)
+    _, header = next(rows, (1, []))
+    names = [cell.strip() for cell in header]
+    for line, cells in rows:
+        if len(cells) != len(names):
+            raise UsageError(f"the row has {len(cells)} cells, the header {len(names)} ({file}:{line})")
+        yield line, {name: _decimal(cell.strip(), separator) for name, cell in zip(names, cells, strict=True)}
 
 
 def _decimal(cell: str, separator: str) -> str:
@@ -250,21 +237,22 @@ def _decimal(cell: str, separator: str) -> str:
     return cell.replace(".", "").replace(",", ".") if is_comma else cell
 
 
-def _json_lines(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    text = _text(file)
+def _json_lines(text: str, origin: str) -> Iterator[tuple[int, dict[str, Any]]]:
     if text.lstrip()[:1] == "[":
-        found = _json(file)
+        found = _parsed(text, origin)
         rows = list(enumerate(found if isinstance(found, list) else [], 1))
     else:
-        rows = [(line, _parsed(one, f"{file}:{line}")) for line, one in enumerate(text.splitlines(), 1) if one.strip()]
+        rows = [
+            (line, _parsed(one, f"{origin}:{line}")) for line, one in enumerate(text.splitlines(), 1) if one.strip()
+        ]
     for line, row in rows:
         if not isinstance(row, dict):
-            raise UsageError(f"{file}:{line} must be a JSON object, the values logged at one step")
+            raise UsageError(f"{origin}:{line} must be a JSON object, the values logged at one step")
         yield line, row
 
 
 def _json(file: Path) -> Any:
-    return _parsed(_text(file), str(file))
+    return _parsed(read_text(file), str(file))
 
 
 def _parsed(text: str, origin: str) -> Any:
@@ -274,50 +262,30 @@ def _parsed(text: str, origin: str) -> Any:
         raise UsageError(f"{origin} is not JSON: {error}") from None
 
 
-class _PlainLoader(yaml.SafeLoader):
-    """Reads plain values; objects of Python become None."""
+class _PlainLoader(Loader):
+    """Reads plain values; an object of another kind, such as one of Python, becomes None and is not made."""
 
-
-_PlainLoader.add_multi_constructor("", lambda loader, suffix, node: None)
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """See `yaml.SafeLoader`."""
+        return super().construct_object(node, deep) if node.tag in TAGS else None
 
 
 def _yaml(file: Path) -> dict[str, Any]:
     if not file.exists():
         return {}
     try:
-        return _flat(yaml.load(_text(file), _PlainLoader))
+        found = yaml.load(read_text(file), _PlainLoader)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise UsageError(f"{file} is not YAML: {' '.join(str(error).split())[:200]}") from None
+    return _flat(found)
 
 
-def _flat(found: Any, before: str = "") -> dict[str, Any]:
-    # Nested settings by names such as optimizer.lr
-    if not isinstance(found, Mapping):
-        return {}
-    flat: dict[str, Any] = {}
-    for name, value in found.items():
-        flat |= _flat(value, f"{before}{name}.") if isinstance(value, Mapping) else {f"{before}{name}": value}
-    return flat
-
-
-def _text(file: Path) -> str:
-    """Text of a file, unpacked if it ends in .gz; UTF-8, or UTF-16 with its mark."""
-    try:
-        with gzip.open(file) if file.name.endswith(".gz") else file.open("rb") as opened:
-            data = opened.read(MOST_BYTES + 1)
-    except (OSError, EOFError, zlib.error) as error:
-        raise UsageError(f"{file} cannot be read: {error}") from None
-    if len(data) > MOST_BYTES:
-        raise UsageError(f"{file} has more than {MOST_BYTES:,} bytes", hint="import it as several files")
-    encoding = "utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
-    try:
-        return data.decode(encoding)
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{file} is not {encoding} text: byte {error.start}") from None
+def _flat(found: Any) -> dict[str, Any]:
+    return flat_row(found) if isinstance(found, Mapping) else {}
 
 
 def number_in(value: Any) -> float:
-    """Number of a logged value, also of ``97%`` and ``0:01:30``; NaN if it is none."""
+    """Number of a logged value, also of ``97%`` and ``0:01:30``; NaN if not a number."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return float(value) if abs(value) <= LARGEST_FLOAT else math.inf if value > 0 else -math.inf
     if not isinstance(value, str) or not value:

@@ -399,7 +399,7 @@ def _unclear(columns: Sequence[Column], runs: Sequence[ImportedRun], derived: Ta
 
 
 UNFINISHED = {"crashed", "failed", "fail", "error", "killed", "running", "pending", "preempted", "waiting", "queued"}
-_LOSS = re.compile(r"(?:.*[/_. ])?(?:loss|error|err|perplexity|ppl|wer|cer|mse|rmse|mae|nll)", re.IGNORECASE)
+LOSS = re.compile(r"(?:.*[/_. ])?(?:loss|error|err|perplexity|ppl|wer|cer|mse|rmse|mae|nll)", re.IGNORECASE)
 
 
 def _check_columns(columns: Sequence[Column], origin: str, metric: str | None) -> None:
@@ -431,7 +431,7 @@ NO_SHARES = (
 
 def check_scale(metrics: Sequence[float | None], target: Target, goal: Goal | None, source: str) -> None:
     """Raise `UsageError` if a metric and its target may be in percent and fractions, or if it may be a loss."""
-    if goal is None and _LOSS.fullmatch(target.metric):
+    if goal is None and LOSS.fullmatch(target.metric):
         raise UsageError(
             f"{target.metric} may be better when lower", hint=f"add --goal {Goal.MINIMIZE} or --goal {Goal.MAXIMIZE}"
         )

@@ -259,7 +259,13 @@ class AdvisorCallback(Callback):  # type: ignore[misc]
         self.advisor: BatchAdvisor | None = None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Make the advisor."""
+        """Make the advisor; raise `UsageError` if several processes scale their losses in fp16."""
+        if trainer.world_size > 1 and str(trainer.precision).startswith("16"):
+            raise UsageError(
+                f"precision = {trainer.precision!r} of {trainer.world_size} processes: Lightning undoes the loss "
+                "scaling before the advisor reads the gradients",
+                hint='Trainer(precision="bf16-mixed")',
+            )
         self.advisor = BatchAdvisor(pl_module, self._batch_size, optimizer=trainer.optimizers[0])
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
@@ -269,7 +275,10 @@ class AdvisorCallback(Callback):  # type: ignore[misc]
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Print the report."""
-        if self.advisor is not None and trainer.is_global_zero:
+        if self.advisor is None:
+            return
+        self.advisor.close()
+        if trainer.is_global_zero:
             print(self.advisor.report())
 
 

@@ -215,7 +215,13 @@ class AdvisorCallback(TrainerCallback):  # type: ignore[misc]
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
     ) -> None:
-        """Make the advisor."""
+        """Make the advisor; raise `UsageError` if several processes clip their gradients."""
+        if args.world_size > 1 and args.max_grad_norm:
+            raise UsageError(
+                f"max_grad_norm = {args.max_grad_norm:g} of {args.world_size} processes: the Trainer clips the "
+                "gradients before the advisor reads them",
+                hint="TrainingArguments(max_grad_norm=0)",
+            )
         samples = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
         self.advisor = BatchAdvisor(others["model"], samples, optimizer=others.get("optimizer"))
 
@@ -230,7 +236,10 @@ class AdvisorCallback(TrainerCallback):  # type: ignore[misc]
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
     ) -> None:
         """Print the report."""
-        if self.advisor is not None and state.is_world_process_zero:
+        if self.advisor is None:
+            return
+        self.advisor.close()
+        if state.is_world_process_zero:
             print(self.advisor.report())
 
 

@@ -4,7 +4,6 @@ import csv
 import gzip
 import json
 import math
-import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,7 +14,8 @@ import yaml
 from bssearch.errors import BSSearchError, NotFoundError, UsageError
 from bssearch.exchange.importers.curves import import_curves
 from bssearch.exchange.importers.imported_run import Studies
-from bssearch.records import Goal, SecondsBasis, TrialState
+from bssearch.exchange.importers.logs import number_in
+from bssearch.records import Goal, Phase, SecondsBasis, TrialState
 from tests.cli.task import printed, read
 
 EVERY = 10
@@ -139,7 +139,7 @@ def test_each_kind_of_log_gives_every_run_s_batch_size_rate_and_crossing(
         assert outcome.state is TrialState.REACHED
         assert (outcome.last_miss_step, outcome.steps_to_target, outcome.first_hit_step) == (250, 255, 260)
         assert outcome.time_to_target_s == pytest.approx(0.255 * size, rel=1e-6)
-        assert outcome.seconds_basis is (None if make in (trainer, lines) else SecondsBasis.WALL)
+        assert outcome.seconds_basis is SecondsBasis.WALL
     assert all([one.step for one in trial.curve] == list(range(EVERY, 501, EVERY)) for trial in study.trials)
 
 
@@ -175,11 +175,65 @@ def only_run(made: Studies) -> Any:
     return trial
 
 
-def test_after_a_resume_the_later_evaluations_count_and_the_clock_goes_on(tmp_path: Path) -> None:
-    rows = [(10, 1, 0.1), (20, 2, 0.2), (30, 3, 0.3), (20, 1, 0.25), (30, 2, 0.35), (40, 3, 0.45)]
-    text = "step,_runtime,val_acc,batch_size,lr\n" + "".join(f"{a},{b},{c},8,0.1\n" for a, b, c in rows)
+@pytest.mark.parametrize(
+    ("name", "before", "after"),
+    [
+        ("_runtime", [1, 2, 3], [1, 2, 3]),  # the clock begins anew
+        ("time_total_s", [1, 2, 3], [2, 3, 4]),  # it goes on from the checkpoint
+        ("_timestamp", [1000, 1001, 1002], [90_000, 90_001, 90_002]),  # a night lies between
+    ],
+)
+def test_after_a_resume_the_later_evaluations_count_and_lost_work_does_not(
+    name: str, before: list[int], after: list[int], tmp_path: Path
+) -> None:
+    steps, accuracies = [10, 20, 30, 20, 30, 40], [0.1, 0.2, 0.3, 0.25, 0.35, 0.45]
+    text = f"step,{name},val_acc,batch_size,lr\n"
+    text += "".join(f"{a},{b},{c},8,0.1\n" for a, b, c in zip(steps, [*before, *after], accuracies, strict=True))
     trial = only_run(import_curves([table(tmp_path, text)], target=0.4))
-    assert [(one.step, one.train_seconds) for one in trial.curve] == [(10, 1), (20, 4), (30, 5), (40, 6)]
+    assert [one.step for one in trial.curve] == [10, 20, 30, 40]
+    assert [one.train_seconds for one in trial.curve] == pytest.approx([1, 2, 3, 4])
+
+
+def test_a_clock_s_time_before_the_first_evaluation_counts_once(tmp_path: Path) -> None:
+    rows = [(step, 1000 + step / 10, "" if step % 50 else step / 1000) for step in range(10, 501, 10)]
+    text = "step,_timestamp,val_acc,batch_size\n" + "".join(f"{a},{b},{c},8\n" for a, b, c in rows)
+    trial = only_run(import_curves([table(tmp_path, text)], target=0.4))
+    assert trial.outcome.time_to_target_s == pytest.approx(40)
+
+
+def test_a_run_that_diverges_ends_there(tmp_path: Path) -> None:
+    text = "run,step,val_acc,batch_size,lr\na,10,0.5,8,0.1\nb,10,0.2,8,9\nb,20,nan,8,9\nb,30,0.9,8,9\n"
+    (study,) = import_curves([table(tmp_path, text)], target=0.4).studies
+    assert [one.outcome.state for one in study.trials] == [TrialState.REACHED, TrialState.DIVERGED]
+
+
+def test_what_a_run_logs_once_is_no_setting(tmp_path: Path) -> None:
+    text = "run,seed,step,val_acc,test_acc,host,batch_size,lr\n"
+    for seed in range(2):
+        text += f"r{seed},{seed},10,0.3,,,8,0.1\nr{seed},{seed},20,0.5,0.4{seed},h{seed},8,0.1\n"
+    (study,) = import_curves([table(tmp_path, text)], target=0.4).studies
+    assert {one.phase for one in study.trials} == {Phase.CONFIRM}, "they repeat one configuration"
+
+
+@pytest.mark.parametrize("of_some", [True, False])
+def test_runs_without_seconds_have_no_time_to_the_target(of_some: bool, tmp_path: Path) -> None:
+    text = "run,step,elapsed,val_acc,batch_size,lr\n"
+    for run, seconds in (("a", 1.5 if of_some else ""), ("b", "")):
+        text += f"{run},10,{seconds},0.3,8,0.1\n{run},20,{seconds and 2 * seconds},0.5,8,0.2\n"
+    (study,) = import_curves([table(tmp_path, text)], target=0.4).studies
+    times = [one.outcome.time_to_target_s for one in study.trials]
+    assert times == [2.25 if of_some else None, None]
+    assert [bool(one.curve) for one in study.trials] == [True, not of_some], "its zeros are no times"
+
+
+def test_a_renamed_setting_comes_first_and_two_of_one_name_are_refused(tmp_path: Path) -> None:
+    text = "step,val_acc,config/batch_size,config/total,train.lr,finetune.lr\n10,0.5,8,32,0.1,0.2\n"
+    file = table(tmp_path, text)
+    with pytest.raises(UsageError, match="are both learning_rate"):
+        import_curves([file], target=0.4)
+    chosen = ["config/total=batch_size", "train.lr=learning_rate"]
+    one = only_run(import_curves([file], target=0.4, column=chosen)).configuration
+    assert (one.batch_size, one.learning_rate) == (32, 0.1)
 
 
 def test_logs_of_epochs_need_the_samples_of_one(tmp_path: Path) -> None:
@@ -196,11 +250,9 @@ def test_a_setting_that_differs_with_the_batch_size_is_named(tmp_path: Path) -> 
     text = "run,step,val_acc,batch_size,weight_decay,width\n"
     text += "".join(f"{size},10,0.5,{size},{0.1 if size == 64 else 0.01},{size}\n" for size in (16, 32, 64))
     notes = import_curves([table(tmp_path, text)], target=0.4).notes
-    told = [one for one in notes if "differs with the batch size" in one]
-    assert told == [
-        "weight_decay differs with the batch size, so the answer is about both: 0.01 at 16, 0.01 at 32, 0.1 at 64",
-        "width differs with the batch size, so the answer is about both: 16 at 16, 32 at 32, 64 at 64",
-    ]
+    told = [one for one in notes if "changes with the batch size" in one]
+    assert [one.partition(" ")[0] for one in told] == ["weight_decay", "width"]
+    assert told[0].endswith("0.01 at 16, 0.01 at 32, 0.1 at 64")
 
 
 def test_a_dry_run_stores_nothing(tmp_path: Path) -> None:
@@ -219,16 +271,18 @@ def test_a_dry_run_stores_nothing(tmp_path: Path) -> None:
         ("step,val_acc,batch_size\n1,0.5,0\n", {}, "batch_size = '0'"),
         ("step,val_acc,batch_size\n1,0.5\n", {}, "2 cells, the header 3"),
         ("step,val_acc,batch_size\n-1,0.5,8\n", {}, "step -1 must be in"),
-        ("step,val_acc,batch_size\n1,inf,8\n", {}, "must be a finite number"),
+        ("step,val_acc,batch_size\n1,inf,8\n", {}, "no run has an evaluation"),
+        ("step,val_acc,batch_size\n0,0.5,8\n", {}, "is met before the first step"),
+        ("step,val_acc,batch_size\n1,0.5,8\n", {"epoch_samples": 9}, "the logs have no 'epoch'"),
         ("step,seconds,val_acc,batch_size\n1,-5,0.5,8\n", {}, "-5 seconds at step 1"),
-        ("step,val_acc,val_f1,batch_size\n1,0.5,0.4,8\n", {}, "which metric .*'val_acc', 'val_f1'"),
+        ("step,val_acc,val_f1,batch_size\n1,0.5,0.4,8\n", {}, "ambiguous: the logs have 'val_acc', 'val_f1'"),
         ("step,val_loss,batch_size\n1,0.5,8\n", {}, "may be better when lower"),
         ("step,val_acc,batch_size\n1,93,8\n", {}, "in percent"),
         ("step,val_acc,batch_size\n1,0.5,8\n", {"target": math.inf}, "--target = inf must be"),
         ("step,val_acc,batch_size\n1,0.5,8\n", {"metric": "f1"}, "--metric f1: the logs have 'step'"),
         ("step,val_acc,batch_size\n1,0.5,8\n", {"run": "name"}, "--run name: no column"),
-        ("step,val_acc,batch_size\n1,0.5,8\n", {"given": ["batch_size"]}, "--with batch_size: must be two parts"),
-        ("step,val_acc,batch_size\n1,0.5,8\n", {"column": ["bs=batch_size"]}, "--column bs: no such setting"),
+        ("step,val_acc,batch_size\n1,0.5,8\n", {"given": ["batch_size"]}, "--with batch_size: must be NAME=VALUE"),
+        ("step,val_acc,batch_size\n1,0.5,8\n", {"column": ["bs=batch_size"]}, "no setting 'bs'"),
         ("step,val_acc,batch_size,accumulation\n1,0.5,8,2\n", {}, "may be per device or per step"),
         ("step,val_acc,batch_size\n1,,8\n", {}, "no run has an evaluation"),
         ('step,val_acc,batch_size\n1,"0.5,8\n', {}, "not valid CSV"),
@@ -263,8 +317,7 @@ def test_damaged_logs_raise_nothing_but_errors_of_bssearch(make: Callable[[Path]
     for case in range(60):
         file = files[case % len(files)]
         data = bytearray(whole[file])
-        (at,) = struct.unpack("<H", struct.pack("<H", case * 7919 % 65536))
-        at %= len(data)
+        at = case * 7919 % len(data)
         if case % 3 == 0:
             data = data[:at]
         elif case % 3 == 1:
@@ -281,8 +334,6 @@ def test_damaged_logs_raise_nothing_but_errors_of_bssearch(make: Callable[[Path]
 
 
 def test_numbers_are_read_as_people_write_them() -> None:
-    from bssearch.exchange.importers.logs import number_in
-
     values = ["97%", "0:01:30", " ", "1_000", None, True, 10**400, "nan", 3]
     found = [number_in(one) for one in values]
     assert found[:2] == [0.97, 90.0] and found[6:7] == [math.inf] and found[8] == 3.0

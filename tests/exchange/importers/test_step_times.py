@@ -87,5 +87,5 @@ def test_a_file_that_is_not_there_or_no_text_is_refused(tmp_path: Path) -> None:
         read_step_times(tmp_path / "none.csv")
     path = tmp_path / "bytes.csv"
     path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(UsageError, match="is not UTF-8 text"):
+    with pytest.raises(UsageError, match="is not UTF-16 text"):
         read_step_times(path)
