@@ -4,6 +4,7 @@ Each kind makes a case from a random generator and tries it. Nothing but a `BSSe
 not simply taken.
 """
 
+import gzip
 import io
 import json
 import random
@@ -19,6 +20,7 @@ from bssearch.cli.app import app
 from bssearch.commands.report import svg_of
 from bssearch.commands.trials import configuration_of, status
 from bssearch.errors import BSSearchError, UsageError
+from bssearch.exchange.importers.curves import import_curves
 from bssearch.exchange.importers.optuna_runs import import_optuna
 from bssearch.exchange.importers.rcp import import_rcp
 from bssearch.exchange.importers.runs import import_runs
@@ -34,6 +36,7 @@ from bssearch.spec.reader import parse_value
 from bssearch.spec.templates import load_templates
 from bssearch.storage.models import Base
 from bssearch.storage.repository import Store, open_store
+from tests.exchange.importers.test_curves import lightning, lines, mlflow, ray, semicolons, trainer, wandb
 from tests.factories import make_request, make_spec
 from tests.postgres import Postgres
 from tests.schema import execute
@@ -186,6 +189,26 @@ def _runs(rng: random.Random, folder: Path) -> None:
             for one in made.studies:
                 with suppress(BSSearchError):
                     compute_answer(store, one.study.name)
+
+
+LOGS = {one.__name__: one for one in (lightning, trainer, ray, mlflow, wandb, lines, semicolons)}
+
+
+def _training_logs(rng: random.Random, folder: Path) -> None:
+    name = rng.choice(sorted(LOGS))
+    kept = folder / f"logs-{name}"
+    if not kept.exists():
+        kept.mkdir()
+        LOGS[name](kept)
+    file = rng.choice(sorted(one for one in kept.rglob("*") if one.is_file()))
+    whole = file.read_bytes()
+    text = gzip.decompress(whole) if file.suffix == ".gz" else whole
+    damaged = in_bytes(rng, mutated(rng, text.decode("utf-16" if name == "semicolons" else "utf-8")))
+    file.write_bytes(gzip.compress(damaged) if file.suffix == ".gz" and rng.random() < 0.9 else damaged)
+    try:
+        import_curves([str(kept)], target=0.255)
+    finally:
+        file.write_bytes(whole)
 
 
 def _reference_points(rng: random.Random, folder: Path) -> None:
@@ -501,6 +524,7 @@ KINDS = (
     Kind("specs", _spec),
     Kind("enqueued values", _enqueued),
     Kind("run tables", _runs),
+    Kind("training logs", _training_logs),
     Kind("reference points", _reference_points),
     Kind("worker messages", _message),
     Kind("program reports", _program_reports),

@@ -82,7 +82,14 @@ def ends(low: float | None, high: float | None, digits: int = 3) -> str:
 
 def noise_scale(scale: float | None, low: float, high: float | None) -> str:
     """Gradient noise scale with its 95 % interval, or a lower bound."""
-    return f"≥ {low:.3g}" if scale is None else f"{scale:.3g} [{low:.3g}, {high:.3g}]"
+    if scale is None:
+        return f"≥ {samples(low)}"
+    return f"{samples(scale)} [{samples(low)}, {'∞' if high is None else samples(high)}]"
+
+
+def samples(value: float) -> str:
+    """Number of samples to three digits: 2,100 or 0.125."""
+    return f"{float(f'{value:.3g}'):,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def memory(value: int) -> str:

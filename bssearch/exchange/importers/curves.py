@@ -383,7 +383,7 @@ def _curve(log: Log, names: _Names, batch_size: int) -> tuple[list[Observation],
     offset = before = 0.0
     for step, logged, metric in _evaluations(log, names, batch_size):
         if not is_metric(metric):
-            return _from_the_start(found, names), True
+            return _timed(found, names, log), True
         is_resumed, pace = bool(found) and step <= found[-1].step, _pace(found)
         found = [one for one in found if one.step < step] if is_resumed else found
         kept = found[-1].train_seconds if found else 0.0
@@ -392,20 +392,17 @@ def _curve(log: Log, names: _Names, batch_size: int) -> tuple[list[Observation],
         elif names.clock is None and logged < before:
             offset = 0.0 if logged > kept else kept  # the log's clock went back to the checkpoint's time, or to 0
         before = logged
-        seconds = 0.0 if math.isnan(logged) else logged + offset
-        if not 0 <= seconds <= LONGEST_S:
-            raise UsageError(f"{seconds:g} seconds at step {step} must be in [0, {LONGEST_S:g}] ({log.origin})")
         found.append(
             Observation(
                 step=step,
                 samples=step * batch_size,
-                train_seconds=seconds,
+                train_seconds=0.0 if math.isnan(logged) else logged + offset,
                 metric=metric,
                 loss=None,
                 learning_rate=0.0,
             )
         )
-    return _from_the_start(found, names), False
+    return _timed(found, names, log), False
 
 
 def _evaluations(log: Log, names: _Names, batch_size: int) -> Iterator[tuple[int, float, float]]:
@@ -429,12 +426,16 @@ def _pace(curve: Sequence[Observation]) -> float:
     return (last.train_seconds - first.train_seconds) / (last.step - first.step)
 
 
-def _from_the_start(curve: list[Observation], names: _Names) -> list[Observation]:
+def _timed(curve: list[Observation], names: _Names, log: Log) -> list[Observation]:
     # A clock tells the time from one evaluation to the next; the steps before the first took as long as later ones.
-    if names.clock is None or not curve:
-        return curve
-    before = curve[0].step * _pace(curve) - curve[0].train_seconds
-    return [replace(one, train_seconds=one.train_seconds + before) for one in curve]
+    if names.clock is not None and curve:
+        before = curve[0].step * _pace(curve) - curve[0].train_seconds
+        curve = [replace(one, train_seconds=one.train_seconds + before) for one in curve]
+    for one in curve:
+        if not 0 <= one.train_seconds <= LONGEST_S:
+            place = f"{one.train_seconds:g} seconds at step {one.step}"
+            raise UsageError(f"{place} must be in [0, {LONGEST_S:g}] ({log.origin})")
+    return curve
 
 
 def _target(
