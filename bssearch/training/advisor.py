@@ -9,6 +9,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -54,6 +55,7 @@ class BatchAdvice:
         measured_steps: Number of steps in which the noise was measured.
         noise_scale: Noise scale in samples with its 95 % interval, over the newest steps; under Adam as Adam sees it.
         step_seconds: Median seconds of a step, if known.
+        reason: Why the last step that was to be measured was not.
     """
 
     batch_size: int
@@ -61,6 +63,7 @@ class BatchAdvice:
     measured_steps: int
     noise_scale: NoiseScaleInterval
     step_seconds: float | None
+    reason: str = ""
 
     def saved_steps(self, factor: float = 2.0) -> tuple[float, float, float] | None:
         """Share of the steps that ``factor`` × the batch size saves, with its range; None if unknown.
@@ -79,7 +82,7 @@ class BatchAdvice:
         known, size = self.noise_scale, self.batch_size
         saved, halved = self.saved_steps(), self.saved_steps(0.5)
         if self.measured_steps == 0:
-            return "noise scale unknown: no step had several micro-batches; accumulate, or call advisor.backward()"
+            return f"noise scale unknown: {self.reason}"
         if self.measured_steps < FEWEST_PASSES:
             return f"noise scale unknown: {self.measured_steps} steps were measured; it needs {FEWEST_PASSES}"
         if known.low is None:
@@ -123,12 +126,12 @@ class BatchAdvisor:
     Args:
         model: The module that is trained.
         batch_size: Samples per optimizer step, of all ranks together.
-        optimizer: With Adam, the noise is measured as its update sees it.
+        optimizer: One or several; with Adam, the noise is measured as its update sees it.
         dataset_size: Samples of the training set. Small sets are drawn without replacement, which lowers the noise.
         now: Clock in seconds.
 
     Raises:
-        UsageError: If the batch size is not above 0, or the model has no parameter that is trained.
+        UsageError: If the batch size is no number above 0, or the model has no parameter that is trained.
     """
 
     def __init__(
@@ -136,18 +139,19 @@ class BatchAdvisor:
         model: nn.Module,
         batch_size: int,
         *,
-        optimizer: Optimizer | None = None,
+        optimizer: Optimizer | Sequence[Optimizer] | None = None,
         dataset_size: int | None = None,
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._parameters = [one for one in model.parameters() if one.requires_grad]
-        if batch_size < 1:
-            raise UsageError(f"BatchAdvisor(batch_size={batch_size}): must be >= 1")
-        if not self._parameters:
+        self._parameters = list(model.parameters())  # some may be frozen or released later
+        _check_size("BatchAdvisor", batch_size)
+        if not any(one.requires_grad for one in self._parameters):
             raise UsageError(f"BatchAdvisor: {type(model).__name__} has no parameter with requires_grad")
+        self._optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer or ())
+        if not all(isinstance(one, Optimizer) for one in self._optimizers):
+            raise UsageError(f"BatchAdvisor(optimizer={optimizer!r}): must be an optimizer or several")
         self._batch_size = self._first_batch_size = batch_size
         self._samples = 0
-        self._optimizers = [] if optimizer is None else [optimizer]
         self._dataset_size = dataset_size or ENDLESS
         self._normalises = batch_norm_layers(model) > 0
         self._now = now
@@ -159,21 +163,30 @@ class BatchAdvisor:
         self._steps = 0
         self._norms: _StepNorms | None = None
         self._given: int | None = None  # samples given to `backward`
+        self._reason = f"fewer than {FIRST_EVERY + 1} steps were recorded by step()"  # why a step was not measured
         self._micro_batches = 0  # most in a step; an epoch's last step may have fewer, and fewer samples
         self._moments: list[tuple[int, float, float]] = []  # samples seen, tr Σ, ‖G‖²
 
     def backward(self, loss: Callable[..., torch.Tensor], *batch: torch.Tensor) -> torch.Tensor:
-        """Backward pass of ``loss(*batch)``, the mean loss of a batch; returns it, detached.
+        """Backward pass of ``loss(*batch)``, the mean over a batch's samples; returns it, detached.
 
-        In a measured step the tensors are halved along their first dimension, and ``loss`` is called for each half.
+        In a measured step the tensors are halved along their first dimension, and ``loss`` is called for each half. So
+        the mean of the halves' losses must be the loss: it must neither sum nor weigh samples nor compare them.
 
         Raises:
-            UsageError: If the model has batch normalisation, to which half a batch is another batch.
+            UsageError: If the batch is no tensors of samples, or the model has batch normalisation, to which half a
+                batch is another batch.
         """
         if self._normalises:
             raise UsageError(
                 "BatchAdvisor.backward() halves batches, and the model has batch normalisation",
                 hint="train in several micro-batches, and call loss.backward() for each",
+            )
+        if not batch or not all(isinstance(one, torch.Tensor) and one.ndim for one in batch):
+            kinds = ", ".join(type(one).__name__ for one in batch) or "nothing"
+            raise UsageError(
+                f"BatchAdvisor.backward(loss, {kinds}): the batch must be tensors with a sample in each row",
+                hint="advisor.backward(lambda x, y: loss_of({'x': x, 'y': y}), x, y)",
             )
         count = self._given = len(batch[0])
         if self._norms is None or count % 2:
@@ -190,6 +203,7 @@ class BatchAdvisor:
     def step(self, batch_size: int | None = None) -> None:
         """Record an optimizer step, after the backward passes and before clipping; ``batch_size`` if it changed."""
         if batch_size is not None and batch_size != self._batch_size:
+            _check_size("BatchAdvisor.step", batch_size)
             self._batch_size, self._micro_batches = batch_size, 0
         self._steps += 1
         self._samples += self._batch_size
@@ -226,6 +240,7 @@ class BatchAdvisor:
             measured_steps=len(self._moments),
             noise_scale=_noise_scale(self._moments),
             step_seconds=statistics.median(self._paces) if self._paces else None,
+            reason=self._reason,
         )
 
     def stages(self, largest: int, share: float = 1.0) -> list[tuple[int, int]]:
@@ -255,7 +270,14 @@ class BatchAdvisor:
     def _note(self, found: Pass | None) -> None:
         given, self._given = self._given, None
         if given is not None and given * _ranks() != self._batch_size:
-            return  # an epoch's last batch is smaller
+            self._reason = (
+                f"a batch had {given} samples on each of {_ranks()} ranks, and batch_size is {self._batch_size}"
+            )
+            return  # an epoch's last batch may be smaller
+        if found is None:
+            self._reason = (
+                "a step had one micro-batch, or as many as do not divide the batch: accumulate, or call backward()"
+            )
         if found is not None and found.small_batches >= self._micro_batches:
             self._micro_batches = found.small_batches
             self._moments.append((self._samples, *moments(found, found.adam or found.plain)))
@@ -289,18 +311,22 @@ class _StepNorms:
     def __init__(self, parameters: Sequence[nn.Parameter], divisors: Divisors | None) -> None:
         self._divisors = divisors
         self._counts: Counter[nn.Parameter] = Counter()
+        self._newest: dict[nn.Parameter, torch.Tensor] = {}
         self._small: list[torch.Tensor] = []
         self._sums: dict[nn.Parameter, torch.Tensor] = {}
         self._hooks: list[RemovableHandle] = []
-        for one in parameters:
+        for one in (one for one in parameters if one.requires_grad):
             self._hooks.append(one.register_hook(partial(self._take_one, one)))  # type: ignore[no-untyped-call]
             self._hooks.append(one.register_post_accumulate_grad_hook(self._take_sum))  # type: ignore[no-untyped-call]
 
     def _take_one(self, parameter: nn.Parameter, gradient: torch.Tensor) -> None:
-        self._counts[parameter] += 1
-        self._small.append(self._squares(parameter, gradient))
+        self._newest[parameter] = self._squares(parameter, gradient)
 
     def _take_sum(self, parameter: nn.Parameter) -> None:
+        # A gradient counts once it is added to the sum; a gradient penalty's own is not.
+        if (square := self._newest.pop(parameter, None)) is not None:
+            self._counts[parameter] += 1
+            self._small.append(square)
         # Taken here, because a Trainer may clip the gradients before its callbacks; of several ranks, in `take`
         if parameter.grad is not None and _ranks() == 1:
             self._sums[parameter] = self._squares(parameter, parameter.grad)
@@ -338,9 +364,15 @@ class _StepNorms:
     def _squares(self, parameter: nn.Parameter, gradient: torch.Tensor) -> torch.Tensor:
         # Plain, and divided as in Adam's update: (2,)
         given = gradient.coalesce().values() if gradient.is_sparse else gradient.detach()
+        given = torch.view_as_real(given) if given.is_complex() else given
         divisor = (self._divisors or {}).get(parameter)
         seen = [given, given.new_zeros(1) if divisor is None else given / divisor()]
         return torch.stack([torch.linalg.vector_norm(one, dtype=torch.float64) for one in seen]).square()
+
+
+def _check_size(where: str, batch_size: Any) -> None:
+    if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
+        raise UsageError(f"{where}(batch_size={batch_size!r}): must be a whole number >= 1")
 
 
 def _ranks() -> int:

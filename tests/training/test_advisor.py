@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -143,9 +144,13 @@ def test_batch_normalisation_needs_micro_batches() -> None:
 
 @pytest.mark.parametrize(
     ("model", "size", "message"),
-    [(nn.Linear(1, 1), 0, "batch_size=0"), (nn.Identity(), 8, "no parameter")],
+    [
+        (nn.Linear(1, 1), 0, "batch_size=0"),
+        (nn.Linear(1, 1), 64.5, "batch_size=64.5"),
+        (nn.Identity(), 8, "no parameter"),
+    ],
 )
-def test_wrong_arguments_are_named(model: nn.Module, size: int, message: str) -> None:
+def test_wrong_arguments_are_named(model: nn.Module, size: Any, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         bssearch.BatchAdvisor(model, size)
 
@@ -201,7 +206,52 @@ def test_without_micro_batches_the_report_says_what_is_missing() -> None:
     for _, (x, y) in zip(range(20), samples(0), strict=False):
         torch.autograd.backward(loss_of(model)(x, y))
         advisor.step()
-    assert "advisor.backward()" in str(advisor.report())
+    assert "call backward()" in str(advisor.report())
+    other = often(model)
+    for _, (x, y) in zip(range(20), samples(0), strict=False):
+        halved(other, model, x[:8], y[:8])
+        other.step()
+    assert f"a batch had 8 samples on each of 1 ranks, and batch_size is {BATCH}" in str(other.report())
+
+
+def test_gradients_that_are_not_accumulated_are_no_micro_batches() -> None:
+    model = at_zero()
+    advisor = often(model)
+
+    def penalised(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        found = loss_of(model)(x, y)
+        (gradient,) = torch.autograd.grad(found, model.weight, create_graph=True)
+        return found + 0.0 * gradient.square().sum()
+
+    for _, (x, y) in zip(range(100), samples(1), strict=False):
+        advisor.backward(penalised, x, y)
+        advisor.step()
+        model.zero_grad()
+    plain = often(model)
+    for _, (x, y) in zip(range(100), samples(1), strict=False):
+        halved(plain, model, x, y)
+        plain.step()
+        model.zero_grad()
+    found, expected = advisor.report().noise_scale, plain.report().noise_scale
+    assert expected.scale is not None and found.scale == pytest.approx(expected.scale, rel=1e-5)
+
+
+def test_a_parameter_may_be_frozen_while_the_advisor_follows() -> None:
+    model = nn.Sequential(nn.Linear(FEATURES, 3), nn.Linear(3, 1))
+    advisor = often(model)
+    for number, (x, y) in zip(range(60), samples(0), strict=False):
+        model[0].requires_grad_(number < 20)
+        halved(advisor, model, x, y)
+        advisor.step()
+        model.zero_grad()
+    assert advisor.report().measured_steps > 20
+
+
+@pytest.mark.parametrize("batch", [(), ({"x": torch.zeros(4, 1)},), (torch.zeros(()),)])
+def test_a_batch_that_cannot_be_halved_is_refused_at_once(batch: tuple[Any, ...]) -> None:
+    model = at_zero()
+    with pytest.raises(UsageError, match="must be tensors with a sample in each row"):
+        bssearch.BatchAdvisor(model, BATCH).backward(loss_of(model), *batch)
 
 
 def test_sparse_frozen_unused_and_scalar_parameters_are_measured_as_they_are() -> None:

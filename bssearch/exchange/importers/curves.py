@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
 import re
 import statistics
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
+
+import numpy as np
 
 from bssearch.errors import UsageError
 from bssearch.exchange.importers.columns import (
@@ -18,11 +22,10 @@ from bssearch.exchange.importers.columns import (
     RESULT_NAME,
     Formula,
     mappings,
-    seconds_of_unit,
 )
 from bssearch.exchange.importers.imported_run import (
     BATCH,
-    LARGEST,
+    SPLIT,
     TYPED,
     GivenBatch,
     ImportedRun,
@@ -34,40 +37,20 @@ from bssearch.exchange.importers.imported_run import (
     parameter_value,
     step_batches,
 )
-from bssearch.exchange.importers.logs import CLOCK, RUN_NAMES, Log, logs_in, number_in
-from bssearch.exchange.importers.runs import LARGEST_SEED, LONGEST_S, LOSS, RunsObjective, check_scale
+from bssearch.exchange.importers.logged import CLOCKS, EPOCH, MOST_NAMED, SECONDS, STEPS, Names, curve_of, listed
+from bssearch.exchange.importers.logs import RUN_NAMES, Log, logs_in, number_in
+from bssearch.exchange.importers.runs import LARGEST_SEED, RunsObjective, check_scale
 from bssearch.records import (
     Configuration,
     Goal,
-    Observation,
     ParameterValue,
     SecondsBasis,
     Target,
     TrialState,
     grouped,
-    is_metric,
 )
 from bssearch.records.curves import first_crossing
 from bssearch.registry import Option
-
-STEPS = (
-    *("trainer/global_step", "train/global_step", "global_step", "train_step", "training_step", "step", "steps"),
-    *("iteration", "iter"),
-)
-"""Names of optimizer steps, the surest first."""
-
-SECONDS = (
-    *("train_seconds", "time_total_s", "_runtime", "relative time (process)", "relative time (wall)", "runtime"),
-    *("elapsed_seconds", "elapsed_time", "elapsed", "wall_seconds", "seconds"),
-)
-"""Names of seconds since a run began, the surest first."""
-
-CLOCKS = (CLOCK, "timestamp", "wall_time")  # seconds since 1970
-
-EPOCH = "epoch"
-
-_VALIDATION = re.compile(r"(?:metrics/)?(?:val|valid|validation|eval|test)[/_.]")
-_NO_METRICS = ("runtime", "per_second", "_time", "step", "epoch")
 
 # our name of a setting by the last part of the log's
 _LEAVES = {
@@ -79,8 +62,6 @@ _LEAVES = {
     **{name: name for name in (*TYPED[1:], "device", "precision")},
 }
 _OF_THE_RUN = {"seed", "device", "precision"}  # no hyperparameters
-
-MOST_NAMED = 12  # names in a message
 
 
 def import_curves(
@@ -138,8 +119,8 @@ def import_curves(
     places = [Path(one) for one in file]
     logs = logs_in(places, run)
     described = _description(places)
-    named = _Names.of(logs, metric or described.get("metric_column"), step, seconds, epoch_samples)
-    settings = _all_settings(logs, column or (), given or (), {*named.read, run})
+    named = Names.of(logs, metric or described.get("metric_column"), step, seconds, epoch_samples)
+    settings = _all_settings(logs, column or (), given or (), run)
     runs, notes = _runs(logs, settings, named)
     if described:
         runs = [replace(one, seconds_basis=None) for one in runs]
@@ -158,7 +139,7 @@ def import_curves(
         objective=objective.value,
         default_batch=default_batch,
     )
-    return Studies(made.studies, (*named.notes, *notes, *told, *_confounders(runs), *made.notes), dry_run)
+    return Studies(made.studies, (*notes, *told, *_confounders(runs), *made.notes), dry_run)
 
 
 def _description(places: Sequence[Path]) -> dict[str, Any]:
@@ -180,89 +161,11 @@ def _description(places: Sequence[Path]) -> dict[str, Any]:
         return {}  # a file of another tool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Names:
-    """Names of the logged values that an import reads."""
-
-    metric: str
-    step: str | None
-    seconds: str | None
-    clock: str | None
-    epoch_samples: int | None
-
-    @classmethod
-    def of(
-        cls, logs: Sequence[Log], metric: str | None, step: str | None, seconds: str | None, epoch_samples: int | None
-    ) -> _Names:
-        there = list(dict.fromkeys(name for log in logs for row in log.rows for name in row))
-        place = logs[0].origin
-        for option, name in (("--metric", metric), ("--step", step), ("--seconds", seconds)):
-            if name is not None and name not in there:
-                raise UsageError(f"{option} {name}: the logs have {_listed(there)} ({place})")
-        if epoch_samples is not None and EPOCH not in there:
-            raise UsageError(f"--epoch-samples {epoch_samples}: the logs have no {EPOCH!r}: {_listed(there)} ({place})")
-        found = None if epoch_samples is not None else step or _first(there, STEPS)
-        if found is None and epoch_samples is None:
-            raise UsageError(
-                f"the logs name no optimizer steps: they have {_listed(there)} ({place})",
-                hint="--step NAME; if they count epochs, --epoch-samples N" if EPOCH in there else "--step NAME",
-            )
-        timed = seconds or _first(there, SECONDS)
-        return cls(
-            metric=metric or _metric(there, place),
-            step=found,
-            seconds=timed,
-            clock=None if timed else _first(there, CLOCKS),
-            epoch_samples=epoch_samples,
-        )
-
-    @property
-    def notes(self) -> list[str]:
-        steps = self.step or f"{EPOCH} × {self.epoch_samples} / batch size"
-        timed = self.seconds or (f"{self.clock}, from the first step on" if self.clock else "unknown")
-        return [f"metric: {self.metric}; steps: {steps}; seconds: {timed}"]
-
-    @property
-    def read(self) -> set[str | None]:
-        """Names that are no settings."""
-        return {self.metric, self.step, self.seconds, self.clock, EPOCH}
-
-    def steps_of(self, row: Mapping[str, Any], log: Log, batch_size: int) -> float:
-        if self.step is not None:
-            return number_in(row.get(self.step)) + 1 - log.first_step
-        return number_in(row.get(EPOCH)) * (self.epoch_samples or 0) / batch_size
-
-    def seconds_of(self, row: Mapping[str, Any]) -> float:
-        name = self.seconds or self.clock
-        return math.nan if name is None else number_in(row.get(name)) * seconds_of_unit(self.seconds or "")
-
-
-def _first(there: Sequence[str], wanted: Sequence[str]) -> str | None:
-    lower = {name.lower(): name for name in reversed(there)}
-    return next((lower[one] for one in wanted if one in lower), None)
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = len(names) - MOST_NAMED
-    return ", ".join(map(repr, names[:MOST_NAMED])) + (f" and {more} more" if more > 0 else "") or "no values"
-
-
-def _metric(there: Sequence[str], place: str) -> str:
-    logged = [one for one in there if _VALIDATION.match(one.lower()) and not one.lower().endswith(_NO_METRICS)]
-    found = [one for one in logged if not LOSS.fullmatch(one)] or logged
-    found = [one for one in found if "test" not in one.lower()] or found
-    if len(found) != 1:
-        raise UsageError(
-            f"the metric is ambiguous: the logs have {_listed(found or there)} ({place})", hint="--metric NAME"
-        )
-    return found[0]
-
-
 Setting = tuple[int, str, Any]  # how far the log's name is from ours, the log's name, and the value
 
 
 def _all_settings(
-    logs: Sequence[Log], column: Sequence[str], given: Sequence[str], read: set[str | None]
+    logs: Sequence[Log], column: Sequence[str], given: Sequence[str], run: str | None
 ) -> list[dict[str, Setting]]:
     """Settings of each log, by our names, else by the log's."""
     there = dict.fromkeys(name for log in logs for name in log.settings)
@@ -272,17 +175,20 @@ def _all_settings(
         name, separator, value = text.partition("=")
         if not (name and separator and value):
             raise UsageError(f"--with {text}: must be NAME=VALUE, as in world_size=2")
+        if not (_is_known(_ours(name)) or name in there):
+            near = difflib.get_close_matches(name, [*_LEAVES, *SPLIT, "gradient_accumulation_steps"], n=1)
+            raise UsageError(f"--with {text}: unknown setting {name!r}" + (f"; {near[0]}?" if near else ""))
         added[_ours(name)] = -1, "--with", value
-    return [_settings(log, renamed, read) | added for log in logs]
+    return [_settings(log, renamed, run) | added for log in logs]
 
 
-def _settings(log: Log, renamed: Mapping[str, tuple[str, Formula]], read: set[str | None]) -> dict[str, Setting]:
+def _settings(log: Log, renamed: Mapping[str, tuple[str, Formula]], run: str | None) -> dict[str, Setting]:
     found: dict[str, Setting] = {}
     for name, value in log.settings.items():
         if name in renamed:
             ours, formula = renamed[name]
             one: Setting = 0, name, formula(str(value))
-        elif name not in read and _is_setting(name, value):
+        elif name != run and _is_setting(name, value):
             ours, one = _ours(name), (1 + len(re.findall(r"[./]", PARAMETER.sub("", name, count=1))), name, value)
         else:
             continue
@@ -301,8 +207,17 @@ def _is_setting(name: str, value: Any) -> bool:
     if isinstance(value, list | dict | tuple) or str(value) in ("", "None") or name.lower() in RUN_NAMES:
         return False
     ours = _ours(name)
-    is_known = ours in _LEAVES.values() or is_about_batch(ours)
-    return is_known or not (ABOUT.fullmatch(name) or RESULT_NAME.fullmatch(name))
+    if _is_known(ours):
+        return not _EVALUATION.search(name.lower())
+    is_logged = name.lower() in (*STEPS, *SECONDS, *CLOCKS, EPOCH)
+    return not (is_logged or ABOUT.fullmatch(name) or RESULT_NAME.fullmatch(name))
+
+
+_EVALUATION = re.compile(r"(?:^|[./_])(?:eval|val|valid|validation|test)(?:[./_]|$)")
+
+
+def _is_known(ours: str) -> bool:
+    return ours in _LEAVES.values() or is_about_batch(ours)
 
 
 def _ours(name: str) -> str:
@@ -311,23 +226,30 @@ def _ours(name: str) -> str:
 
 
 def _runs(
-    logs: Sequence[Log], settings: Sequence[Mapping[str, Setting]], names: _Names
+    logs: Sequence[Log], settings: Sequence[Mapping[str, Setting]], names: Names
 ) -> tuple[list[ImportedRun], list[str]]:
     """Runs that are not judged yet, and notes."""
     values = [{name: value for name, (_, _, value) in one.items()} for one in settings]
     batches = step_batches(
-        [GivenBatch.of(_batch_settings(one, log.origin), log.origin) for log, one in zip(logs, values, strict=True)],
+        [GivenBatch.of(_batch_settings(one, log), log.origin) for log, one in zip(logs, values, strict=True)],
         "--column batch_size={}",
     )
     sources = {name: theirs for name, (_, theirs, _) in settings[0].items() if is_about_batch(name) or name in TYPED}
     notes = ["; ".join(f"{name}: {theirs}" for name, theirs in sources.items() if name != theirs), *batches.notes]
     varied = _varied(values)
-    runs, without = [], []
+    runs, without, resumed = [], [], []
+    read: dict[str, None] = {}
     for log, own, batch in zip(logs, values, batches.batches, strict=True):
-        curve, has_diverged = _curve(log, names, batch[BATCH])
-        if not curve:
+        if not any(row.get(names.metric) not in (None, "") for row in log.rows):
             without.append(log.origin)
             continue
+        named = names.of_log(log)
+        read[named.sentence] = None
+        curve = curve_of(log, named, batch[BATCH])
+        if not curve.observations:
+            without.append(log.origin)
+            continue
+        resumed += [log.origin] if curve.resumes else []
         parameters: dict[str, ParameterValue] = {
             name: parameter_value(str(own[name]), name, log.origin) if name in own else None for name in varied
         }
@@ -336,35 +258,71 @@ def _runs(
                 origin=log.origin,
                 configuration=make_configuration(batch, parameters, log.origin),
                 seed=integer(str(own["seed"]), "seed", log.origin, low=0, high=LARGEST_SEED) if "seed" in own else None,
-                missed=TrialState.DIVERGED if has_diverged else TrialState.EXHAUSTED,
+                missed=TrialState.DIVERGED if curve.has_diverged else TrialState.EXHAUSTED,
                 device=str(own["device"]) if "device" in own else None,
                 precision=str(own["precision"]) if "precision" in own else None,
-                curve=tuple(curve),
+                curve=curve.observations,
                 seconds_basis=SecondsBasis.WALL,
             )
         )
     if not runs:
-        raise UsageError(f"no run has an evaluation of {names.metric}: {_listed(without)}")
-    if without:
-        notes.append(f"skipped {len(without)} of {len(logs)} runs without {names.metric} (first: {without[0]})")
+        raise UsageError(f"no run has an evaluation of {names.metric}: {listed(without)}")
+    notes += [*read, *_about(logs, runs)]
     untimed = [one.origin for one in runs if not _is_timed(one)]
-    if 0 < len(untimed) < len(runs):
-        notes.append(f"{len(untimed)} of {len(runs)} runs have no seconds (first: {untimed[0]})")
+    for found, what in (
+        (without, f"were skipped, because they have no {names.metric}"),
+        (resumed, "go back to an earlier step: taken as resumed"),
+        (untimed if len(untimed) < len(runs) else [], "have no seconds"),
+    ):
+        if found:
+            notes.append(f"{len(found)} of {len(logs)} runs {what} (the first: {found[0]})")
     return runs, [one for one in notes if one]
+
+
+def _about(logs: Sequence[Log], runs: Sequence[ImportedRun]) -> Iterator[str]:
+    """Notes that let a reader check the batch sizes and steps."""
+    counts = Counter(run.configuration.batch_size for run in runs)
+    yield "batch size (runs): " + ", ".join(f"{size} ({count})" for size, count in sorted(counts.items()))
+    by_one = [one for run in runs for one in np.diff([at.step for at in run.curve])]
+    if by_one and set(by_one) == {1}:
+        yield "there is an evaluation at every step: if the steps are epochs, add --epoch-samples N"
+    by_origin = {log.origin: log for log in logs}
+    samples = {}
+    for run in runs:
+        epochs = [number_in(row.get(EPOCH)) for row in by_origin[run.origin].rows]
+        last = max((one for one in epochs if not math.isnan(one)), default=0.0)
+        if last >= FEWEST_EPOCHS:
+            samples[run.origin] = run.curve[-1].samples / last
+    if samples and max(samples.values()) > UNLIKE * min(samples.values()):
+        least, most = min(samples, key=lambda one: samples[one]), max(samples, key=lambda one: samples[one])
+        yield (
+            f"an epoch has {samples[most]:,.0f} samples in {most} and {samples[least]:,.0f} in {least}: is a part of "
+            "the batch missing, such as accumulation or devices?"
+        )
+
+
+FEWEST_EPOCHS = 2  # an epoch counted from 0 or 1 changes the samples of one by up to a half
+UNLIKE = 1.8
 
 
 def _is_timed(run: ImportedRun) -> bool:
     return run.curve[-1].train_seconds > 0
 
 
-def _batch_settings(own: Mapping[str, Any], origin: str) -> dict[str, Any]:
+def _batch_settings(own: Mapping[str, Any], log: Log) -> dict[str, Any]:
     found = {name: value for name, value in own.items() if is_about_batch(name)}
-    if not GivenBatch.of(found, origin).is_known:
+    if GivenBatch.of(found, log.origin).is_known:
+        return found
+    changing = [name for name in log.rows[0] if is_about_batch(_ours(name))] if log.rows else []
+    if changing:
         raise UsageError(
-            f"the batch size of {origin} is unknown: its settings are {_listed(list(own))}",
-            hint="--with batch_size=N, or per_device_train_batch_size, gradient_accumulation_steps and world_size",
+            f"{changing[0]} changes or is missing in {log.origin}",
+            hint="--run NAME names a column that tells runs apart",
         )
-    return found
+    raise UsageError(
+        f"the batch size of {log.origin} is unknown: its settings are {listed(list(own))}",
+        hint="--with batch_size=N, or per_device_train_batch_size, gradient_accumulation_steps and world_size",
+    )
 
 
 def _varied(settings: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -375,67 +333,6 @@ def _varied(settings: Sequence[Mapping[str, Any]]) -> list[str]:
         for name in names
         if not is_about_batch(name) and (name in TYPED or len({str(one.get(name)) for one in settings}) > 1)
     ]
-
-
-def _curve(log: Log, names: _Names, batch_size: int) -> tuple[list[Observation], bool]:
-    """Evaluations in order, and whether the run diverged; a resumed run's replace the earlier ones from its step on."""
-    found: list[Observation] = []
-    offset = before = 0.0
-    for step, logged, metric in _evaluations(log, names, batch_size):
-        if not is_metric(metric):
-            return _timed(found, names, log), True
-        is_resumed, pace = bool(found) and step <= found[-1].step, _pace(found)
-        found = [one for one in found if one.step < step] if is_resumed else found
-        kept = found[-1].train_seconds if found else 0.0
-        if names.clock is not None and (is_resumed or not found):
-            offset = kept + (pace * (step - found[-1].step) if found else 0.0) - logged
-        elif names.clock is None and logged < before:
-            offset = 0.0 if logged > kept else kept  # the log's clock went back to the checkpoint's time, or to 0
-        before = logged
-        found.append(
-            Observation(
-                step=step,
-                samples=step * batch_size,
-                train_seconds=0.0 if math.isnan(logged) else logged + offset,
-                metric=metric,
-                loss=None,
-                learning_rate=0.0,
-            )
-        )
-    return _timed(found, names, log), False
-
-
-def _evaluations(log: Log, names: _Names, batch_size: int) -> Iterator[tuple[int, float, float]]:
-    """Yield step, seconds as logged, and the metric; a row without a step or seconds has those of the row before."""
-    step = seconds = math.nan
-    for row in log.rows:
-        step_here, seconds_here = names.steps_of(row, log, batch_size), names.seconds_of(row)
-        step = step if math.isnan(step_here) else step_here
-        seconds = seconds if math.isnan(seconds_here) else seconds_here
-        if row.get(names.metric) in (None, "") or math.isnan(step):
-            continue
-        if not 0 <= step <= LARGEST:
-            raise UsageError(f"step {step:g} must be in [0, {LARGEST}] ({log.origin})")
-        yield round(step), seconds, number_in(row[names.metric])
-
-
-def _pace(curve: Sequence[Observation]) -> float:
-    if len(curve) < 2:
-        return 0.0
-    first, last = curve[0], curve[-1]
-    return (last.train_seconds - first.train_seconds) / (last.step - first.step)
-
-
-def _timed(curve: list[Observation], names: _Names, log: Log) -> list[Observation]:
-    # A clock tells the time from one evaluation to the next; the steps before the first took as long as later ones.
-    if names.clock is not None and curve:
-        before = curve[0].step * _pace(curve) - curve[0].train_seconds
-        curve = [replace(one, train_seconds=one.train_seconds + before) for one in curve]
-    for one in curve:
-        if not 0 <= one.train_seconds <= LONGEST_S:
-            place = f"{one.train_seconds:g} seconds at step {one.step}"
-            raise UsageError(f"{place} must be in [0, {LONGEST_S:g}] ({log.origin})")
-    return curve
 
 
 def _target(

@@ -12,6 +12,7 @@ import pickletools
 import re
 import sys
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,10 +30,13 @@ MOST_LOGS = 10_000  # runs of one import
 
 LARGEST_FLOAT = int(sys.float_info.max)  # JSON's integers have no bound
 
+SPREAD_SECONDS = "train_runtime less evaluations, spread over the steps (too short after a resume)"
+"""Seconds of a Trainer's training, which its log tells as a whole and of the last launch alone."""
+
 CLOCK = "_timestamp"
 """Seconds since 1970, as Weights & Biases calls them; other tools' clocks get this name."""
 
-RUN_NAMES = ("run", "run_id", "run_name", "trial", "trial_id", "run id", "run name", "experiment")
+RUN_NAMES = ("run", "run_id", "run_name", "trial", "trial_id", "run id", "run name", "experiment", "name", "id")
 """Columns of a table that tell runs apart."""
 
 Row = Mapping[str, Any]
@@ -57,16 +61,19 @@ def logs_in(places: Iterable[Path], run: str | None = None) -> list[Log]:
     Raises `NotFoundError` without the file, and `UsageError` for a file that is no log or a folder without one.
     """
     found: list[Log] = []
-    for place in places:
+    for place in dict.fromkeys(one.resolve() for one in places):
         if not place.exists():
             raise NotFoundError(f"no file or folder {str(place)!r}")
+        if not place.is_dir() and not place.is_file():
+            raise UsageError(f"{place} is neither a file nor a folder")
         here = list(_of_folder(place) if place.is_dir() else _of_file(place, run))
         if not here:
             raise UsageError(
                 f"{place} has no training log",
                 hint=f"a log is a table (.csv, .tsv, .jsonl) or one of {', '.join(sorted(_FOLDERS))}",
             )
-        found += here
+        known = {log.origin for log in found}
+        found += [log for log in here if log.origin not in known]  # a folder may hold another one
         if len(found) > MOST_LOGS:
             raise UsageError(f"more than {MOST_LOGS:,} runs in {place}", hint="import them as several studies")
     return found
@@ -141,7 +148,7 @@ def _with_seconds(history: Sequence[dict[str, Any]]) -> Iterator[Row]:
     steps = max((one for row in history if not math.isnan(one := number_in(row.get("step")))), default=0.0)
     seconds = total("train_runtime") - total("eval_runtime")
     for row in history:
-        yield {**row, "train_seconds": seconds / steps * number_in(row.get("step"))} if steps and seconds > 0 else row
+        yield {**row, SPREAD_SECONDS: seconds / steps * number_in(row.get("step"))} if steps and seconds > 0 else row
 
 
 def _ray(folder: Path) -> Iterator[Log]:
@@ -179,7 +186,8 @@ def _tensorboard(folder: Path) -> Iterator[Log]:
         for one in events.Scalars(tag):
             by_step.setdefault(one.step, {"step": one.step, CLOCK: one.wall_time})[tag] = one.value
     rows = [by_step[step] for step in sorted(by_step)]
-    yield Log(origin=str(folder), rows=rows, settings=_yaml(folder / "hparams.yaml"))
+    settings = _yaml(folder / "hparams.yaml")  # of Lightning
+    yield Log(origin=str(folder), rows=rows, settings=settings, first_step=0 if settings else 1)
 
 
 _FOLDERS: dict[str, Callable[[Path], Iterator[Log]]] = {
@@ -193,6 +201,9 @@ _FOLDERS: dict[str, Callable[[Path], Iterator[Log]]] = {
 
 
 def _of_file(file: Path, run: str | None) -> Iterator[Log]:
+    if file.name == "metrics.csv" and (file.parent / "hparams.yaml").exists():
+        yield from _lightning(file.parent)
+        return
     by_run: dict[str, list[tuple[int, Row]]] = {}
     column = None
     for line, row in _table(file):
@@ -225,16 +236,25 @@ def _table(file: Path) -> Iterator[tuple[int, Row]]:
     rows = csv_rows(text, str(file), delimiter=separator)
     _, header = next(rows, (1, []))
     names = [cell.strip() for cell in header]
-    for line, cells in rows:
+    if twice := [name for name, count in Counter(names).items() if name and count > 1]:
+        raise UsageError(f"the column {twice[0]!r} is there twice ({file}:1)")
+    found = list(rows)
+    # Tables with semicolons or tabs may have decimal commas, and points between thousands.
+    has_commas = separator != "," and any(_DECIMAL.fullmatch(cell.strip()) for _, cells in found for cell in cells)
+    for line, cells in found:
         if len(cells) != len(names):
             raise UsageError(f"the row has {len(cells)} cells, the header {len(names)} ({file}:{line})")
-        yield line, {name: _decimal(cell.strip(), separator) for name, cell in zip(names, cells, strict=True)}
+        texts = [cell.strip() for cell in cells]
+        if has_commas:
+            texts = [
+                one.replace(".", "").replace(",", ".") if _DECIMAL.fullmatch(one) or _THOUSANDS.fullmatch(one) else one
+                for one in texts
+            ]
+        yield line, dict(zip(names, texts, strict=True))
 
 
-def _decimal(cell: str, separator: str) -> str:
-    # Tables with semicolons or tabs may have decimal commas and points between thousands.
-    is_comma = separator != "," and re.fullmatch(r"[+-]?(?:\d{1,3}(?:\.\d{3})+|\d+)?,\d+(?:[eE][+-]?\d+)?%?", cell)
-    return cell.replace(".", "").replace(",", ".") if is_comma else cell
+_DECIMAL = re.compile(r"[+-]?(?:\d{1,3}(?:\.\d{3})+|\d+)?,\d+(?:[eE][+-]?\d+)?%?")
+_THOUSANDS = re.compile(r"[+-]?\d{1,3}(?:\.\d{3})+")
 
 
 def _json_lines(text: str, origin: str) -> Iterator[tuple[int, dict[str, Any]]]:

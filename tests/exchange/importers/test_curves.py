@@ -100,7 +100,7 @@ def wandb(folder: Path) -> Path:
         )
         for number, one in enumerate(RUNS):
             for place, (step, seconds, accuracy) in enumerate(one.rows()):
-                table.writerow([f"r{number}", place, step, seconds, accuracy, one.batch_size, one.rate])
+                table.writerow([f"r{number}", place, step - 1, seconds, accuracy, one.batch_size, one.rate])
     return folder / "history.csv"
 
 
@@ -273,7 +273,7 @@ def test_a_dry_run_stores_nothing(tmp_path: Path) -> None:
         ("step,val_acc,batch_size\n-1,0.5,8\n", {}, "step -1 must be in"),
         ("step,val_acc,batch_size\n1,inf,8\n", {}, "no run has an evaluation"),
         ("step,val_acc,batch_size\n0,0.5,8\n", {}, "is met before the first step"),
-        ("step,val_acc,batch_size\n1,0.5,8\n", {"epoch_samples": 9}, "the logs have no 'epoch'"),
+        ("step,val_acc,batch_size\n1,0.5,8\n", {"epoch_samples": 9}, "no 'epoch', which --epoch-samples counts"),
         ("step,seconds,val_acc,batch_size\n1,-5,0.5,8\n", {}, "-5 seconds at step 1"),
         ("step,val_acc,val_f1,batch_size\n1,0.5,0.4,8\n", {}, "ambiguous: the logs have 'val_acc', 'val_f1'"),
         ("step,val_loss,batch_size\n1,0.5,8\n", {}, "may be better when lower"),
@@ -286,6 +286,15 @@ def test_a_dry_run_stores_nothing(tmp_path: Path) -> None:
         ("step,val_acc,batch_size,accumulation\n1,0.5,8,2\n", {}, "may be per device or per step"),
         ("step,val_acc,batch_size\n1,,8\n", {}, "no run has an evaluation"),
         ('step,val_acc,batch_size\n1,"0.5,8\n', {}, "not valid CSV"),
+        ('step,val_acc,batch_size\n500,0.2,8\n"1,000",0.5,8\n', {}, "step = '1,000' must be a number"),
+        ("step,val_acc,batch_size\n1,O.9,8\n", {}, "val_acc = 'O.9' must be a number"),
+        ("step,elapsed,val_acc,batch_size\n1,5,0.3,8\n2,soon,0.5,8\n", {}, "elapsed = 'soon' must be a number"),
+        ("step,val_acc,val_acc,batch_size\n1,0.5,0.6,8\n", {}, "'val_acc' is there twice"),
+        ("step,val_acc,seed,batch_size\n1,0.3,0,8\n2,0.5,0,8\n1,0.2,1,8\n2,0.3,1,8\n", {}, "begin anew"),
+        ("step,val_acc,batch_size\n0,0.3,8\n0,0.5,8\n", {}, "they begin anew"),
+        ("step,val_acc,batch_size\n1,0.3,8\n2,0.5,16\n", {}, "batch_size changes or is missing"),
+        ("step,val_acc,batch_size\n1,0.5,8\n", {"given": ["gradient_acumulation_steps=4"]}, "unknown setting"),
+        ("Step,bs16 - val_acc,bs16 - val_acc__MIN\n1,0.5,0.5\n", {}, "is a W&B chart"),
     ],
 )
 def test_a_log_that_does_not_tell_is_refused_by_what_it_lacks(
@@ -293,6 +302,66 @@ def test_a_log_that_does_not_tell_is_refused_by_what_it_lacks(
 ) -> None:
     with pytest.raises(UsageError, match=message):
         import_curves([table(tmp_path, text)], **{"target": 0.4, **options})
+
+
+def test_a_column_called_name_tells_runs_apart(tmp_path: Path) -> None:
+    text = "Name,step,val_acc,batch_size,lr\n" + "".join(
+        f"{run},{step},{step / 20 + shift},8,0.1\n" for run, shift in (("a", 0.0), ("b", -0.1)) for step in (5, 10)
+    )
+    (study,) = import_curves([table(tmp_path, text)], target=0.4).studies
+    assert [one.outcome.steps_to_target for one in study.trials] == [8, 10]
+
+
+def test_points_between_thousands_are_read_if_the_table_has_decimal_commas(tmp_path: Path) -> None:
+    text = "step;val_acc;batch_size\n500;0,3;8\n1.000;0,4;8\n1.500;0,5;8\n"
+    trial = only_run(import_curves([table(tmp_path, text)], target=0.45))
+    assert trial.outcome.steps_to_target == 1250
+
+
+def test_missing_seconds_are_those_between_by_the_steps(tmp_path: Path) -> None:
+    text = "step,elapsed,val_acc,batch_size\n10,1,0.1,8\n20,2,0.2,8\n30,,0.3,8\n40,4,0.4,8\n50,,0.5,8\n"
+    trial = only_run(import_curves([table(tmp_path, text)], target=0.35))
+    assert [one.train_seconds for one in trial.curve] == pytest.approx([1, 2, 3, 4, 5])
+    assert trial.outcome.time_to_target_s == pytest.approx(3.5)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_epochs_may_be_counted_from_zero_or_one_under_any_name(first: int, tmp_path: Path) -> None:
+    text = "round,val_acc,batch_size\n" + "".join(f"{first + n},{0.2 * (n + 1):.1f},8\n" for n in range(3))
+    trial = only_run(import_curves([table(tmp_path, text)], target=0.6, step="round", epoch_samples=800))
+    assert [one.step for one in trial.curve] == [100, 200, 300]
+
+
+def test_runs_may_name_their_steps_and_seconds_unlike(tmp_path: Path) -> None:
+    table(tmp_path, "step,seconds,val_acc,batch_size\n10,1,0.5,8\n", "a.csv")
+    table(tmp_path, "global_step,runtime,val_acc,batch_size\n20,3,0.5,16\n", "b.csv")
+    (study,) = import_curves([str(tmp_path)], target=0.4).studies
+    outcomes = [one.outcome for one in study.trials]
+    assert [(one.steps_to_target, one.time_to_target_s) for one in outcomes] == [(10, 1), (20, 3)]
+
+
+def test_single_precision_does_not_miss_a_target(tmp_path: Path) -> None:
+    trial = only_run(import_curves([table(tmp_path, "step,val_acc,batch_size\n9,0.8999999761581421,8\n")], target=0.9))
+    assert trial.outcome.state is TrialState.REACHED
+
+
+def test_settings_of_the_evaluation_are_not_those_of_the_training(tmp_path: Path) -> None:
+    text = "step,val_acc,config/eval.batch_size,config/data.batch_size\n10,0.5,256,8\n"
+    assert only_run(import_curves([table(tmp_path, text)], target=0.4)).configuration.batch_size == 8
+
+
+def test_an_accumulation_that_a_log_lacks_shows_in_its_epochs(tmp_path: Path) -> None:
+    text = "run,step,epoch,val_acc,batch_size\n"
+    for run, steps in (("a", 100), ("b", 25)):
+        text += "".join(f"{run},{steps * epoch},{epoch},{epoch / 5},32\n" for epoch in (1, 2, 3))
+    notes = import_curves([table(tmp_path, text)], target=0.4).notes
+    assert any("such as accumulation or devices" in one for one in notes)
+
+
+def test_a_place_given_twice_counts_once(tmp_path: Path) -> None:
+    wandb(tmp_path)
+    (study,) = import_curves([str(tmp_path), str(tmp_path / "history.csv")], target=0.4).studies
+    assert len(study.trials) == len(RUNS)
 
 
 def test_places_without_a_log_are_named(tmp_path: Path) -> None:
