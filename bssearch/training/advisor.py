@@ -270,14 +270,10 @@ class BatchAdvisor:
     def _note(self, found: Pass | None) -> None:
         given, self._given = self._given, None
         if given is not None and given * _ranks() != self._batch_size:
-            self._reason = (
-                f"a batch had {given} samples on each of {_ranks()} ranks, and batch_size is {self._batch_size}"
-            )
+            self._reason = f"a batch had {given} samples on each of {_ranks()} ranks; batch_size is {self._batch_size}"
             return  # an epoch's last batch may be smaller
         if found is None:
-            self._reason = (
-                "a step had one micro-batch, or as many as do not divide the batch: accumulate, or call backward()"
-            )
+            self._reason = "a step had one micro-batch, or a number that does not divide the batch: call backward()"
         if found is not None and found.small_batches >= self._micro_batches:
             self._micro_batches = found.small_batches
             self._moments.append((self._samples, *moments(found, found.adam or found.plain)))

@@ -211,7 +211,7 @@ def test_without_micro_batches_the_report_says_what_is_missing() -> None:
     for _, (x, y) in zip(range(20), samples(0), strict=False):
         halved(other, model, x[:8], y[:8])
         other.step()
-    assert f"a batch had 8 samples on each of 1 ranks, and batch_size is {BATCH}" in str(other.report())
+    assert f"a batch had 8 samples on each of 1 ranks; batch_size is {BATCH}" in str(other.report())
 
 
 def test_gradients_that_are_not_accumulated_are_no_micro_batches() -> None:
@@ -244,7 +244,7 @@ def test_a_parameter_may_be_frozen_while_the_advisor_follows() -> None:
         halved(advisor, model, x, y)
         advisor.step()
         model.zero_grad()
-    assert advisor.report().measured_steps > 20
+    assert advisor.report().measured_steps >= 20
 
 
 @pytest.mark.parametrize("batch", [(), ({"x": torch.zeros(4, 1)},), (torch.zeros(()),)])

@@ -80,9 +80,8 @@ class Names:
 
     def of_log(self, log: Log) -> LogNames:
         """Names in one log; raise `UsageError` without steps."""
-        there = dict.fromkeys(
-            name for row in log.rows for name, value in row.items() if not math.isnan(number_in(value))
-        )
+        first = {name: value for row in reversed(log.rows) for name, value in row.items() if value not in (None, "")}
+        there = dict.fromkeys(name for name, value in first.items() if not math.isnan(number_in(value)))
         step = self.step if self.step in there else _first(there, (EPOCH,) if self.epoch_samples else STEPS)
         if step is None:
             missing = f"{EPOCH!r}, which --epoch-samples counts" if self.epoch_samples else "optimizer steps"
@@ -154,8 +153,9 @@ def curve_of(log: Log, names: LogNames, batch_size: int) -> Curve:
     for step, logged, metric in rows:
         if not is_metric(metric):
             return Curve(tuple(_timed(found, names, log)), True, resumes)
-        pace, first = _pace(found), found[0].step if found else math.inf
+        first = found[0].step if found else math.inf
         is_resumed = bool(found) and step <= found[-1].step
+        pace = _pace(found) if is_resumed else 0.0
         if is_resumed and step <= first:
             what = "are all" if step == first == found[-1].step else f"go back from {found[-1].step} to"
             raise UsageError(

@@ -238,13 +238,15 @@ def _table(file: Path) -> Iterator[tuple[int, Row]]:
     names = [cell.strip() for cell in header]
     if twice := [name for name, count in Counter(names).items() if name and count > 1]:
         raise UsageError(f"the column {twice[0]!r} is there twice ({file}:1)")
-    found = list(rows)
-    # Tables with semicolons or tabs may have decimal commas, and points between thousands.
-    has_commas = separator != "," and any(_DECIMAL.fullmatch(cell.strip()) for _, cells in found for cell in cells)
-    for line, cells in found:
+    has_commas = False
+    if separator != ",":  # such tables may have decimal commas, and points between thousands
+        found = list(rows)
+        has_commas = any(_DECIMAL.fullmatch(cell.strip()) for _, cells in found for cell in cells)
+        rows = iter(found)
+    for line, cells in rows:
         if len(cells) != len(names):
             raise UsageError(f"the row has {len(cells)} cells, the header {len(names)} ({file}:{line})")
-        texts = [cell.strip() for cell in cells]
+        texts = [sys.intern(cell.strip()) for cell in cells]  # most cells repeat others
         if has_commas:
             texts = [
                 one.replace(".", "").replace(",", ".") if _DECIMAL.fullmatch(one) or _THOUSANDS.fullmatch(one) else one
@@ -310,5 +312,7 @@ def number_in(value: Any) -> float:
         return float(value) if abs(value) <= LARGEST_FLOAT else math.inf if value > 0 else -math.inf
     if not isinstance(value, str) or not value:
         return math.nan
+    if (plain := number(value)) == plain:
+        return plain
     found = fraction(value)
     return seconds(value) if math.isnan(found) else found
