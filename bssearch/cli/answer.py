@@ -141,7 +141,8 @@ def _bars(found: Answer) -> list[str]:
         else:
             is_time = predicted is not None and found.objective == TIME_COLUMN
             text, bar = (f"~ {with_interval(predicted)}" if is_time and predicted else "–"), ""
-        lines.append(f" {mark}{row.batch_size:>6}  {text:<21}  {bar:<{BAR_CELLS}}  {_runs(found, row)}".rstrip())
+        drawn = f"{text:<21}  {bar}"
+        lines.append(f" {mark}{row.batch_size:>6}  {drawn:<{23 + BAR_CELLS}}  {_runs(found, row)}".rstrip())
     return lines
 
 
