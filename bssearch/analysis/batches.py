@@ -178,7 +178,7 @@ def _is_known(configuration: Configuration) -> bool:
 
 
 def survival(runs: Sequence[TrialRecord], objective: Objective = TIME) -> Restricted | None:
-    """Kaplan–Meier estimate of repeats under one limit; None if it cannot be made.
+    """Kaplan–Meier estimate of repeats under one limit.
 
     Censoring must not depend on how a run goes (Kaplan & Meier 1958), so pruned runs and differing limits give None.
     """

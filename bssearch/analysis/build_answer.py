@@ -183,7 +183,7 @@ def compared_trials(trials: Sequence[TrialRecord], memory: MemoryBoundary) -> li
 def first_verdict(
     study: StudyRecord, spec: StudySpec, trials: Sequence[TrialRecord], probes: Mapping[int, ProbeRecord]
 ) -> Verdict | None:
-    """Verdict over `compared_trials`, before the posterior recommends; None if no trial reached the target."""
+    """Verdict before the posterior recommends; None if no trial reached the target."""
     timed = step_seconds_of(probes.values(), spec.timed_model)
     return decide(trials, spec.confirm.runs, objective_of(spec, study.target), timed)
 

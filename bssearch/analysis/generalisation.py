@@ -74,7 +74,7 @@ POINTS = 0.02  # two points of a share, or 2 % of the target for another metric
 def generalisation(trials: Sequence[TrialRecord], verdict: Verdict, target: Target) -> Generalisation | None:
     """Final metric of each batch size at the newest full limit; None without a completed run.
 
-    For each batch size, that of the verdict's configuration, else of the best.
+    Takes the verdict's configuration at each batch size; if it has none, the best configuration.
     """
     newest = max((trial for trial in trials if is_to_budget(trial)), key=lambda one: one.number, default=None)
     if newest is None:
@@ -158,7 +158,6 @@ class _Repeats:
 
     @property
     def gain(self) -> float:
-        """Median final metric, signed so that more is better; −∞ without any."""
         return self.target.gain(statistics.median(self.finals)) if self.finals else -math.inf
 
     def gap_to(self, best: _Repeats) -> Interval | None:

@@ -188,7 +188,7 @@ LARGEST_LOG_RATIO = 300.0  # squares stay finite in double precision
 class Objective(ABC):
     """A figure of a trial to minimise.
 
-    Figures are compared by `log`: a difference of log 1.05 is 5 %. ``common`` gives all seconds; see `between`.
+    Figures are compared by `log`: a difference of log 1.05 is 5 %.
     """
 
     name: ClassVar[str]
@@ -232,7 +232,7 @@ class Objective(ABC):
         return self.name.replace("_", " ").capitalize()
 
     def title(self, metric: str, wanted: str) -> str:
-        """Heading of a chart of figures by batch size; ``wanted`` is the target in words."""
+        """Heading of a chart; ``wanted`` is the target in words."""
         return f"{self.noun.capitalize()} to {wanted}"
 
     def sentence(self, metric: str, reaches_target: str, figure: str) -> str:

@@ -350,7 +350,7 @@ class Candidate:
 
     @property
     def mean(self) -> float:
-        """Mean log figure, to break ties; infinite if no run reached the target."""
+        """Mean log figure; infinite if no run reached the target."""
         return self.estimate.log_mean if self.estimate.reached else math.inf
 
     @property

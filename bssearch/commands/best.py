@@ -64,7 +64,7 @@ def page(answer: Answer) -> str:
 
 
 def mime_bundle(answer: Answer, include: object = None, exclude: object = None) -> dict[str, str]:
-    """Answer for a notebook, with the chart as an image for viewers that do not show HTML."""
+    """Answer as HTML, with the chart as an image for viewers without HTML."""
     return {"text/plain": repr(answer), "text/html": page(answer), "image/svg+xml": plot(answer).svg}
 
 

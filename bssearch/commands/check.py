@@ -146,7 +146,7 @@ FEW_STEPS = 50  # with fewer steps per trial, learning rates can hardly be compa
 
 @dataclass(frozen=True)
 class CheckEvidence:
-    """Measurements of a check."""
+    """Measurements from which `suspicions` judges a spec: step times, and one short trial with its curve."""
 
     spec: StudySpec
     found: WorkloadDescription
@@ -599,10 +599,7 @@ def summarise(
 
 
 def towards_easier(target: Target, best: float, margin: float, way: float) -> float:
-    """``best`` less ``margin``, rounded at the margin's decimal place to the easier side.
-
-    The place is at most that of ``MARGIN * way``; without a margin, that of ``way / 1000``.
-    """
+    """``best`` less ``margin``, rounded at the margin's decimal place to the easier side."""
     unit = Fraction(10) ** math.floor(math.log10(min(margin or way / 1000, MARGIN * way)))
     return target.gain(float(_difference(target.gain(best), margin) // unit * unit))
 

@@ -37,11 +37,7 @@ BAR = 20  # characters
 
 
 def seconds_left(history: History) -> float | None:
-    """Expected wall seconds until the study settles; None before a trial has reached the target.
-
-    The search spends its budget at the mean pace so far; confirmation takes `CONFIRMATION_RUNS` runs as long as the
-    median search trial that reached the target.
-    """
+    """Expected wall seconds until the study settles; None before a trial has reached the target."""
     ended = [one for one in history.all_trials if one.phase is Phase.SEARCH and not one.state.is_missing]
     searched = [one.outcome.wall_seconds for one in ended if one.outcome]
     reached = [one.outcome.wall_seconds for one in ended if one.outcome and one.state is TrialState.REACHED]
@@ -65,7 +61,7 @@ def in_hours(seconds: float) -> str:
 
 @contextmanager
 def on_screen(screen: Console, verbose: bool = False) -> Iterator[Listener]:
-    """Yield a listener that shows a run on a screen; ``verbose`` adds a line for each trial that ends."""
+    """Yield a listener that shows a run; ``verbose`` adds a line for each ended trial."""
     if not screen.is_terminal:
         yield Lines(screen, verbose)
         return

@@ -1,8 +1,8 @@
 """The interface and the result of a probe, and the probes of step times, memory and gradient noise.
 
-``probe memory`` finds the largest micro-batch that fits, by doubling and bisection, one process per size. A size fits
-if it leaves the reserve of `bssearch.training.probes` free, and does not fit if it exhausts all memory. Sizes in
-between are *marginal*: equal processes differ slightly.
+``probe memory`` finds the largest micro-batch that fits, one process per size. A size fits if it leaves the reserve of
+`bssearch.training.probes` free, and does not fit if it exhausts all memory. Sizes in between are *marginal*: equal
+processes differ slightly.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ POLL_SECONDS = 0.2  # poll interval for Ctrl-C
 def step_time_of_default(
     spec: StudySpec, executor: Executor, batch_size: int, memory: MemoryBoundary = UNKNOWN
 ) -> ProbeRecord:
-    """Time the default at a batch size, as trials are timed; raise `LaunchError` if no micro-batch fits."""
+    """Time the default at a batch size; raise `LaunchError` if no micro-batch fits."""
     too_large: list[MemoryUse] = []
     probe = measure_step_time_at(spec, executor, batch_size, memory, too_large.append)
     if probe is None:
@@ -123,7 +123,7 @@ def run_request(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeReport:
-    """A probe's result."""
+    """A probe's result: JSON ``document`` and ``rows`` for programs, a table and sentences for people."""
 
     document: Mapping[str, Any]
     rows: Sequence[Mapping[str, Any]]

@@ -423,7 +423,7 @@ def quick_answer(study: OpenStudy, plan: QuickPlan, preset: str | None = None) -
 
 
 def learning_rate_range(default: float, rate: float, ratio: float) -> list[float]:
-    """Range to search when retuning: the default, its linear scaling, and `RATE_STEP` around ``rate``."""
+    """Range to search: the default, its linear scaling, and `RATE_STEP` around ``rate``."""
     ends = (default, default * ratio, rate / RATE_STEP, rate * RATE_STEP)
     return [min(ends), max(ends)]
 

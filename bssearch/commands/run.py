@@ -239,7 +239,7 @@ def next_audit_run(
 
 
 def missing_audit_runs(history: History, found: Sequence[Case], runs: int) -> Iterator[TrialPlan]:
-    """Yield missing runs case by case, so that a short budget settles the first cases.
+    """Yield missing runs case by case.
 
     Failed, lost and cancelled runs are repeated, and runs that missed a limit since raised.
     """
@@ -265,7 +265,7 @@ def seeds_of(spec: StudySpec, case: Case, runs: int) -> list[int]:
 def time_accumulation(study: OpenStudy, found: Answer) -> None:
     """Time the optimal and the largest batch size in micro-batches, in `COMPARING_VISITS` visits.
 
-    Only sizes that were also timed whole. Stops if the user's code refuses micro-batches.
+    Only sizes that were also timed whole.
     """
     spec = study.spec
     known = study.store.probes.by_batch_size(spec.name, study.environment)

@@ -256,10 +256,7 @@ class Fastest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """State of a study.
-
-    Imported runs count as search trials.
-    """
+    """A study's progress: spent trials, running trials, the fastest trial and counts by phase and state."""
 
     study: str
     is_imported: bool

@@ -214,7 +214,7 @@ def load_optuna_study(
 
     Args:
         db: the database's URL, ignored if ``store`` is given.
-        phases: included phases. Repeats (``"confirm"``, ``"audit"``) count in parameter importances.
+        phases: Repeats (``"confirm"``, ``"audit"``) count in parameter importances.
         store: an open store.
 
     Raises `NotFoundError`, `DatabaseError`, and `UsageError` for an unknown phase.

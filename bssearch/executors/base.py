@@ -154,7 +154,7 @@ class Executor(Protocol):
         """Events since the last call; wait up to ``timeout`` seconds."""
 
     def kill(self) -> None:
-        """Cancel all trials at once, even in a signal handler; the executor stays usable."""
+        """Cancel all trials, even in a signal handler; the executor stays usable."""
 
     def close(self) -> None:
         """Cancel trials and release resources. Idempotent."""

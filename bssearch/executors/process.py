@@ -276,7 +276,7 @@ def allocator_environment(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def has_exited(process: subprocess.Popen[bytes]) -> bool:
-    """True if a process has exited; not reaped, so that its pid stays reserved."""
+    """True if a process has exited; its pid stays reserved."""
     if not hasattr(os, "waitid"):
         return process.poll() is not None
     if process.returncode is not None:
@@ -293,7 +293,7 @@ def report_folder_prefix(worker: int) -> str:
 
 
 def kill_descendants(parent: int) -> None:
-    """Kill a process's descendants; stop the process first, so that none escapes."""
+    """Stop a process, then kill its descendants."""
     killed: set[psutil.Process] = set()
     with suppress(psutil.Error, ProcessLookupError):
         os.kill(parent, signal.SIGSTOP)

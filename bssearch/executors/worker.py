@@ -202,7 +202,6 @@ class Worker:
 
 
 def _import_torch() -> None:
-    """Import torch and exempt its objects from garbage collection."""
     # To collect them takes a third of startup and exit time, and 0.2 s per trial (torch 2.13, CPU seconds).
     gc.disable()
     try:

@@ -82,10 +82,7 @@ def batch_growth_chart(answer: Answer, stages: Sequence[RunStage]) -> Chart | No
 def rate_growth_chart(
     curve: Sequence[Observation], stages: Sequence[RunStage], optimum: Sequence[Observation]
 ) -> Chart | None:
-    """Learning rate over samples seen, for the schedule's run and the optimum's.
-
-    Rates are of each evaluation's last step; without evaluations, of the stage.
-    """
+    """Learning rate over samples seen, for the schedule's run and the optimum's."""
     if not stages:
         return None
     end = stages[-1].start_samples + stages[-1].samples

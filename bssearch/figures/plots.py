@@ -102,7 +102,7 @@ def objective_chart(answer: Answer, default_batch_size: int | None = None) -> Ch
 
 
 def time_chart(answer: Answer) -> Chart | None:
-    """Seconds to the target against batch size, for a study with another objective."""
+    """Seconds to the target against batch size."""
     known = [(row.batch_size, row.time_to_target_s) for row in answer.batches if row.time_to_target_s is not None]
     if not known or answer.objective == TIME.name:
         return None
@@ -116,7 +116,7 @@ def steps_chart(answer: Answer) -> Chart | None:
 
 
 def samples_chart(answer: Answer) -> Chart | None:
-    """Samples to the target against batch size, by regime, with the law and perfect scaling."""
+    """Like `steps_chart`, for samples to the target."""
     return _against_law(
         answer,
         lambda row: row.samples_to_target,
@@ -321,7 +321,7 @@ def _drawn_law(answer: Answer) -> Fit | None:
 
 
 def dense_sizes(sizes: Collection[int]) -> list[float]:
-    """Batch sizes from smallest to largest, close enough for a smooth line."""
+    """Batch sizes close enough for a smooth line."""
     low, high = min(sizes), max(sizes)
     return [float(one) for one in np.geomspace(low, high, max(2, round(12 * math.log2(high / low)) + 1))]
 
@@ -385,7 +385,7 @@ def curves_chart(answer: Answer, curves: Mapping[int, Sequence[Observation]]) ->
 
 
 def recent_curves_chart(target: Target, runs: Sequence[tuple[TrialRecord, Sequence[Observation]]]) -> Chart | None:
-    """Metric over train seconds of the given trials, for a study that has no answer yet."""
+    """Metric over train seconds of trials, for a study without an answer."""
     drawn = [(trial, points) for trial, curve in runs if (points := thinned(curve))]
     if not drawn:
         return None

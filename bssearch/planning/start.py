@@ -182,7 +182,7 @@ class StartPlan(Plan):
 
 @planned(StartRequest)
 def plan_start(asked: StartRequest) -> StartPlan:
-    """Spec of a first study, which loads as it is.
+    """Spec of a first study.
 
     Raises `UsageError` for wrong or contradictory answers, `LaunchError` if the model does not fit.
 

@@ -121,7 +121,7 @@ class StepTimeRequest:
 class MemoryRequest:
     """Request for three optimizer steps and an evaluation in a fresh worker.
 
-    With ``reserve`` some memory must stay free, so that the micro-batch size also fits in other processes.
+    With ``reserve`` some memory must stay free.
     """
 
     configuration: Configuration

@@ -122,7 +122,7 @@ def measure_step_times(
 
     If a node's devices are equally fast, visits after the first use all of them at once. A batch size at which the
     user's code fails is stored without a step time, which excludes it. ``check`` is called before each measurement and
-    each write, and may raise to stop. Batch sizes keep the evaluation cadence of their ``trials``.
+    each write, and may raise to stop.
 
     Raises:
         LaunchError: If no batch size fits.

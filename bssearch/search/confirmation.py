@@ -219,7 +219,7 @@ def in_vain(history: History) -> str | None:
 
 
 def ending(history: History) -> str | None:
-    """Message on whether the recommendation is settled, and why; None without a verdict."""
+    """Message on whether the recommendation is settled; None without a verdict."""
     if (told := in_vain(history)) is not None:
         return told
     trials = confirmation_trials(history)

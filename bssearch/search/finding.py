@@ -78,7 +78,7 @@ def save_finding(store: Store, name: str, search_end: SearchEnd | None = None) -
 
 
 def first_told(last: _Kept, found: Answer) -> dict[int, Told]:
-    """Median seconds of each batch size, as first reported after its newest trial."""
+    """Median seconds by batch size, as first reported after its newest trial."""
     before = (last.told or {}) if last.made_by == ANSWERS else {}
     now = {
         one.batch_size: Told(one.trials, one.time_to_target_s.median) for one in found.batches if one.time_to_target_s

@@ -231,7 +231,7 @@ class History:
                 self.take(stored)
 
     def step_seconds(self, configuration: Configuration) -> float | None:
-        """Step time of a configuration; None if untimed, or if it has a batch schedule or another model."""
+        """Step time of a configuration; None if untimed, or with a batch schedule or another model."""
         if configuration.grows:
             return None
         probe = self.probes.get(configuration.batch_size)

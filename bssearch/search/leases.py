@@ -199,7 +199,7 @@ class Leases:
 
     @contextmanager
     def held(self, name: str, wait: Callable[[], None]) -> Iterator[None]:
-        """Hold a claim; call ``wait`` while another driver holds the claim."""
+        """Hold a claim; call ``wait`` while another driver has it."""
         while not self.take(name):
             wait()
         try:

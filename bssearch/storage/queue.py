@@ -196,7 +196,7 @@ class QueueStore(StorePart):
 
     @patiently
     def unsettled(self) -> dict[str, list[int]]:
-        """Running and paused trials that workers left in cancelled studies, by study."""
+        """Running and paused trials of cancelled studies, by study."""
         of_cancelled = (
             select(SubmissionRow.name, TrialRow.number, TrialRow.lease_owner)
             .join(StudyRow, StudyRow.name == SubmissionRow.name)

@@ -68,7 +68,7 @@ def start_trial(
     lease: Lease | None = None,
     environment: Environment | None = None,
 ) -> TrialRecord | None:
-    """Start a trial (see `TrialStore.start`), or queue it without ``lease``; idempotent per ``plan_id``."""
+    """See `TrialStore.start`; without ``lease``, queue the trial. Idempotent per ``plan_id``."""
     with database.writing() as connection:
         study_id = database.lock_study(connection, study)
         environment_id = None if environment is None else database.environment_id(connection, environment)

@@ -52,7 +52,6 @@ class BatchAdvice:
     Attributes:
         batch_size: Samples per optimizer step, of all ranks together.
         samples: Samples seen.
-        measured_steps: Number of steps in which the noise was measured.
         noise_scale: Noise scale in samples with its 95 % interval, over the newest steps; under Adam as Adam sees it.
         step_seconds: Median seconds of a step, if known.
         reason: Why the last step that was to be measured was not.
@@ -109,9 +108,9 @@ class BatchAdvice:
 class BatchAdvisor:
     """Measures the gradient noise scale of any PyTorch loop, and says what another batch size would save.
 
-    It needs no study. In some steps, hooks on the parameters take the gradient norm of each micro-batch and of their
-    sum; `SHARE` of the training time at most. The ranks of DistributedDataParallel count as micro-batches. A loop with
-    one micro-batch per step calls `backward`, which halves the batch of a measured step; the gradient stays the same.
+    In some steps, hooks on the parameters take the gradient norm of each micro-batch and of their sum; `SHARE` of the
+    training time at most. The ranks of DistributedDataParallel count as micro-batches. A loop with one micro-batch per
+    step calls `backward`, which halves the batch of a measured step; the gradient stays the same.
 
     ::
 
@@ -124,7 +123,6 @@ class BatchAdvisor:
         print(advisor.report())
 
     Args:
-        model: The module that is trained.
         batch_size: Samples per optimizer step, of all ranks together.
         optimizer: One or several; with Adam, the noise is measured as its update sees it.
         dataset_size: Samples of the training set. Small sets are drawn without replacement, which lowers the noise.
@@ -246,8 +244,7 @@ class BatchAdvisor:
     def stages(self, largest: int, share: float = 1.0) -> list[tuple[int, int]]:
         """Batch schedule for another run: (samples, batch size) of each doubling of the first batch up to ``largest``.
 
-        A batch size begins once the noise scale had grown to batch size / ``share`` and stayed above. Written for a
-        study and for Megatron-LM by `batch_stages` and `megatron_schedule`.
+        A batch size begins once the noise scale had grown to batch size / ``share`` and stayed above.
         """
         scales = []
         for end in range(FEWEST_PASSES, len(self._moments) + 1, FEWEST_PASSES):
@@ -328,7 +325,6 @@ class _StepNorms:
             self._sums[parameter] = self._squares(parameter, parameter.grad)
 
     def close(self) -> None:
-        """Remove the hooks."""
         for hook in self._hooks:
             hook.remove()
 

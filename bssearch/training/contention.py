@@ -77,7 +77,7 @@ class CpuUse:
 
 
 class ContentionMeter:
-    """Compares the machine's use at two moments; the trial uses up to ``threads`` CPUs."""
+    """Compares the machine's use at two moments of a trial with up to ``threads`` CPUs."""
 
     def __init__(
         self,
@@ -199,10 +199,7 @@ def memory_of_others(device: torch.device) -> int | None:
 
 
 def cpu_crowd(before: CpuUse, after: CpuUse, threads: int) -> str | None:
-    """Describe the CPU use of other programs if it can slow this process.
-
-    It can if other programs used over `LEAST_OTHERS` CPUs and all programs over `FULL_SHARE` of the CPUs.
-    """
+    """Describe other programs' CPU use if it exceeds `LEAST_OTHERS` CPUs and all programs exceed `FULL_SHARE`."""
     used = after.less(before)
     if used.wall <= 0:
         return None
@@ -309,7 +306,7 @@ class CorePace:
 
 
 class ReferenceKernel:
-    """Times fixed matrix products, in CPU seconds, as a yardstick on a shared core.
+    """Times fixed matrix products in CPU seconds.
 
     Does nothing unless one CPU thread computes the steps. Looks within ``period`` seconds are skipped.
     """

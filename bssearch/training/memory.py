@@ -105,7 +105,7 @@ class ResidentMemoryMeter:
     _from: int | None = None
 
     def start(self) -> None:
-        """Count from the current memory."""
+        """Measure the peak from now on."""
         trim_heap()  # a trial would reuse freed memory unnoticed
         self.restart()
         self._from = _resident_bytes("VmRSS")
@@ -136,7 +136,7 @@ class SampledMemoryMeter:
         self._thread = threading.Thread(target=self._sample, name="peak-memory", daemon=True)
 
     def start(self) -> None:
-        """Count from the current memory."""
+        """Measure the peak from now on."""
         trim_heap()
         self._from = self._peak = self._resident()
         if not self._thread.is_alive():

@@ -20,7 +20,7 @@ from bssearch.workloads.base import Workload
 
 
 def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
-    """Parameter groups with weight decay, and without for biases and norm scales (fewer than two dimensions)."""
+    """Parameter groups with weight decay, and without for tensors of fewer than two dimensions."""
     # as in Goyal et al. 2017 (§ 5.1), He et al. 2019 ("Bag of tricks", § 3.1) and the MLPerf references
     trainable = [parameter for parameter in parameters if parameter.requires_grad]
     groups = [

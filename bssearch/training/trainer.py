@@ -103,7 +103,7 @@ class Updates:
         self._was_scaled = False
 
     def begin(self, factor: float) -> None:
-        """Clear gradients; set rates to ``factor`` × the initial ones."""
+        """Clear gradients; set rates to ``factor`` × the initial rates."""
         learning_rate = self._peak_learning_rate * factor
         if learning_rate != self._learning_rate:
             self._learning_rate = learning_rate

@@ -380,7 +380,7 @@ class Connection(H11Protocol):
         self._watch()
 
     def on_response_complete(self) -> None:
-        """Start the deadline of a request that has partly arrived; uvicorn's keep-alive limit closes idle ones."""
+        """Start the deadline of a partly arrived request."""
         self._is_admitted = not self.is_stranger
         super().on_response_complete()
         self._watch()

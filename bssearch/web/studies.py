@@ -330,7 +330,7 @@ HIDDEN = {
 
 
 def trials_page(asked: PageRequest) -> Answered:
-    """List a study's trials by phase, state or batch size, page by page, newest first."""
+    """List a study's trials page by page, newest first."""
     phase = asked.one_of("phase", {one.value: one for one in Phase})
     state = asked.one_of("state", {one.value: one for one in TrialState})
     size, order = asked.count("batch_size"), asked.one_of("order", {one: one for one in ("number", *LEAST_FIRST)})
@@ -366,7 +366,7 @@ def trials_page(asked: PageRequest) -> Answered:
 
 
 def trial_page(asked: PageRequest) -> Answered:
-    """Show a trial's configuration, curve, environment, end reason and rerun command."""
+    """Show one trial."""
     number = asked.path["number"]
     if not number.isascii() or not number.isdecimal() or len(number) > 9:
         raise NotFoundError(f"study {asked.study!r} has no trial {number[:20]!r}")

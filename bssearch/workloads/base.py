@@ -105,7 +105,7 @@ class Workload(Protocol):
     Optional members:
 
     * ``collate(samples: list) -> tuple[inputs, targets]`` makes a batch in the loader processes; default: PyTorch's
-      ``default_collate``. A mapping or tensor is the inputs alone.
+      ``default_collate``. A mapping or tensor holds inputs without targets.
     * ``train_batches(batch_size: int, seed: int) -> Iterable[tuple[inputs, targets]]`` makes an epoch's training
       batches, from an ``IterableDataset`` or your ``DataLoader``; ``batch_size`` is the micro-batch size, ``seed`` new
       in each epoch. The first tensor must have ``batch_size`` rows; a smaller last batch is dropped. A resumed trial

@@ -1,7 +1,6 @@
 """A character-level language model: a small GPT-style transformer.
 
-The default text, the sources of Python's standard library, differs between Python versions, and with it every loss. The
-worker's log has the text's SHA-256.
+The default text, the sources of Python's standard library, differs between Python versions, and with it every loss.
 """
 
 from __future__ import annotations

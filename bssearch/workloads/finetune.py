@@ -143,7 +143,7 @@ class FineTune:
         """Images (samples, 1, 28, 28) as float32 and targets (samples, 2) as int64; only new classes train.
 
         A target is the class and whether the pre-trained network was right (0 for new classes). Pre-training takes
-        about 10 s of one core; its weights are cached.
+        about 10 s of one core.
         """
         data = FashionMnist(validation_samples=self.validation_samples).load(torch.device("cpu"))
         train = data.train

@@ -30,7 +30,7 @@ Verdict = Literal["found", "at_least", "below", "cannot_tell"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BranchPlan:
-    """Batch sizes to branch with, B first; all are evaluated at the same samples."""
+    """Batch sizes, B first; all branches are evaluated at the same samples."""
 
     batch_sizes: tuple[int, ...]
     samples: int

@@ -400,7 +400,7 @@ def tuned_optima(
 
 
 def runs_of(spec: StudySpec, trials: Sequence[TrialRecord], configuration: Configuration) -> tuple[TrialRecord, ...]:
-    """Configuration's completed runs to the full limit, each seed once, confirmation runs first."""
+    """Completed runs to the full limit, each seed once, confirmation runs first."""
     found: dict[int, TrialRecord] = {}
     for phases in ({Phase.CONFIRM}, FULL_LIMIT_PHASES):
         for trial in trials:
@@ -410,7 +410,7 @@ def runs_of(spec: StudySpec, trials: Sequence[TrialRecord], configuration: Confi
 
 
 def is_result(spec: StudySpec, trial: TrialRecord) -> bool:
-    """True if a run ended by itself: at the target, or at the full limit or later."""
+    """True if a run ended at the target, or at the full limit or later."""
     if not trial.state.is_finished or trial.state.is_missing or trial.state is TrialState.OOM:
         return False
     free = trial.state in {TrialState.REACHED, TrialState.DIVERGED}

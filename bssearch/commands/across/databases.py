@@ -21,7 +21,7 @@ from bssearch.workloads.base import SHIPPED
 
 @contextmanager
 def open_databases(urls: Sequence[str] | None = None) -> Iterator[list[Store]]:
-    """Open databases for reading, each once, all or none; by default `settings.database_url`."""
+    """Open databases read-only, each URL once; if one fails, close all. By default `settings.database_url`."""
     with ExitStack() as stack:
         stores = []
         for url in _each_once(urls or [database_url()]):

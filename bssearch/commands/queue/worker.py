@@ -174,7 +174,7 @@ class Meter(Listener):
 
 
 class ServedStudy:
-    """Runs a study in a thread; `end` is set once the study ``is_over``."""
+    """Runs a study in a thread."""
 
     def __init__(self, spec: StudySpec, launch: Launch, tell: Tell) -> None:
         self._spec, self._launch, self._tell = spec, launch, tell

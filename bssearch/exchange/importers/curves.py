@@ -111,8 +111,7 @@ def import_curves(
     """Make a study from training logs, with their learning curves.
 
     A run's settings come from its log. The batch size of a step is the batch size, or its part per device, times
-    accumulation and devices. `best --target` then answers for other targets, too. Each device and precision gets a
-    separate study.
+    accumulation and devices. Each device and precision gets a separate study.
     """
     from bssearch.exchange.importers.imported_studies import make_studies  # loads SQLAlchemy
 
@@ -167,7 +166,6 @@ Setting = tuple[int, str, Any]  # how far the log's name is from ours, the log's
 def _all_settings(
     logs: Sequence[Log], column: Sequence[str], given: Sequence[str], run: str | None
 ) -> list[dict[str, Setting]]:
-    """Settings of each log, by our names, else by the log's."""
     there = dict.fromkeys(name for log in logs for name in log.settings)
     renamed = mappings("--column", column, there, "setting")
     added: dict[str, Setting] = {}
@@ -228,7 +226,6 @@ def _ours(name: str) -> str:
 def _runs(
     logs: Sequence[Log], settings: Sequence[Mapping[str, Setting]], names: Names
 ) -> tuple[list[ImportedRun], list[str]]:
-    """Runs that are not judged yet, and notes."""
     values = [{name: value for name, (_, _, value) in one.items()} for one in settings]
     batches = step_batches(
         [GivenBatch.of(_batch_settings(one, log), log.origin) for log, one in zip(logs, values, strict=True)],
@@ -280,7 +277,6 @@ def _runs(
 
 
 def _about(logs: Sequence[Log], runs: Sequence[ImportedRun]) -> Iterator[str]:
-    """Notes that let a reader check the batch sizes and steps."""
     counts = Counter(run.configuration.batch_size for run in runs)
     yield "batch size (runs): " + ", ".join(f"{size} ({count})" for size, count in sorted(counts.items()))
     by_one = [one for run in runs for one in np.diff([at.step for at in run.curve])]

@@ -288,7 +288,6 @@ class _PlainLoader(Loader):
     """Reads plain values; an object of another kind, such as one of Python, becomes None and is not made."""
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """See `yaml.SafeLoader`."""
         return super().construct_object(node, deep) if node.tag in TAGS else None
 
 

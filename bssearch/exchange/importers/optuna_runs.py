@@ -598,7 +598,6 @@ class _Reader:
         return self._done(hit.first_hit_step) / self._end(trial) or None
 
     def _end(self, trial: FrozenTrial) -> float:
-        """Last report, or the steps if slightly later, in the unit of `_done`."""
         last = self._done(max(trial.intermediate_values))
         if self._steps_name is None or self._is_at_target(self._steps_name):
             return last
@@ -609,7 +608,6 @@ class _Reader:
         return step if self.steps == STEP or self.is_ours else step + self.reports.epochs_before_first
 
     def _is_of_part(self, trial: FrozenTrial) -> bool:
-        """True if the seconds may lack those before a failure."""
         is_told = self._seconds_name is not None and self.figures_at is not None
         return (
             trial.number in self.resumed

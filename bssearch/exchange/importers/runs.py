@@ -530,12 +530,10 @@ class _Row:
         return metric
 
     def violated(self) -> bool:
-        """True if a constraint is above 0, also in a list such as ``(5.0, -1.0)``."""
         texts = [text for name, text in self.cells.items() if name.startswith(CONSTRAINT)]
         return any(number(one) > 0 for text in texts for one in re.split(r"[\s,()\[\]]+", text))
 
     def lacks(self, metric: float | None) -> bool:
-        """True if the cell of this metric holds NaN."""
         return metric is None and bool(self.cells.get("final_metric"))
 
     def _parameters(self) -> dict[str, ParameterValue]:

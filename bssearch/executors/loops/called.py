@@ -89,10 +89,7 @@ class Piece:
 
 
 class CalledExecutor:
-    """`Executor` for a user's function, one piece at a time.
-
-    The user's thread begins, trains and ends each `Piece`.
-    """
+    """`Executor` for a user's function, one piece at a time."""
 
     slots = 1
     slots_apart = False

@@ -251,8 +251,7 @@ class SampleAxis(NamedTuple):
 class BatchRows:
     """Counts samples by the batch part that had the expected size in the first micro-batch.
 
-    Handles tensors, arrays, nested sequences and mappings. Without such a part the first tensor, else the first list
-    counts, unless longer than the expected size.
+    Without such a part the first tensor, else the first list counts, unless longer than the expected size.
     """
 
     _place: SampleAxis | None = None

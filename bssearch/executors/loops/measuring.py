@@ -126,7 +126,7 @@ class DescribedLoop(Looked):
             )
 
     def looped(self, step: int, because: str = "") -> None:
-        """Raise `UsageError`: the loop took no step, or was never evaluated."""
+        """Raise `UsageError`: the loop took no step or made no evaluation."""
         if not step:
             raise UsageError(
                 f"the loop took no step{ended_by(because)}",

@@ -20,7 +20,7 @@ WATCHED_STEPS = 3  # first steps to check; an average that follows micro-batches
 
 
 def trained_modules(objects: Mapping[str, Any]) -> list[nn.Module]:
-    """Modules with parameters that an optimizer among the objects trains; all modules if no optimizer is there."""
+    """Modules that an optimizer among the objects trains; all modules without an optimizer."""
     modules = [one for one in objects.values() if isinstance(one, nn.Module)]
     trained = _trained_by(objects)
     if trained:
@@ -54,7 +54,7 @@ def about_ranks(modules: Sequence[nn.Module]) -> list[str]:
 
 
 def about_order(loader: object) -> str | None:
-    """Warning if a `DataLoader` yields the data in order, because the noise scale assumes random batches."""
+    """Warning if a `DataLoader` does not shuffle; the noise scale assumes random batches."""
     if not isinstance(loader, DataLoader) or type(loader.batch_sampler) is not BatchSampler:
         return None
     if type(loader.batch_sampler.sampler) is not SequentialSampler or len(loader) < 2:
@@ -99,7 +99,6 @@ class Averages:
 
 
 def _may_average(one: Any, trained: set[int]) -> bool:
-    """True for objects with a state that no optimizer trains."""
     if isinstance(one, nn.Module):
         return not any(id(parameter) in trained for parameter in one.parameters())
     return not isinstance(one, Optimizer) and callable(getattr(one, "state_dict", None))

@@ -193,7 +193,7 @@ class Leader(RankWork):
         self.work.waited(seconds)
 
     def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
-        """Wait for all ranks, record the evaluation and announce the next."""
+        """Record the evaluation of all ranks and announce the next."""
         self._ranks.wait()  # within the evaluation's time: else the next step waits for the other ranks
         self.work.evaluated(step, metrics, loss)
         self.is_over = self.work.is_over

@@ -146,8 +146,7 @@ class LoopClock:
     def train_seconds(self, *, is_hit: bool = False) -> float:
         """Counted train seconds without warm-up; never decreases.
 
-        Constant until the warm-up steps are over: a lower bound, which serves if the target is missed, but not for a
-        hit (``is_hit``).
+        Constant until the warm-up steps are over: a lower bound, which does not serve for a hit (``is_hit``).
         """
         if len(self._steps) <= WARM_UP_STEPS and not is_hit:
             return self._told

@@ -56,7 +56,7 @@ GATHER_SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Place of an actor."""
+    """The node and machine of an actor, and what its slot needs there: bssearch's version and the study's folder."""
 
     node: str
     machine: str

@@ -1,7 +1,7 @@
 """Checkpoints of paused trials: in a local folder, or in a remote store with a local staging folder.
 
 The remote store is any URL that fsspec opens, with one object per trial: a JSON header of `HEADER_BYTES` and the
-trial's file, written under a temporary name, then moved. Messages hide the URL's password.
+trial's file, written under a temporary name, then moved.
 """
 
 from __future__ import annotations

@@ -108,8 +108,7 @@ FROM = 0.1  # share of the incumbent's time up to which no trial is hopeless, be
 class Pace(Cap):
     """Cap, and pause hopeless trials; resume a trial that is not hopeless compared with a later winner.
 
-    Before the first hit, trials pause on rungs; after it, promising ones resume by least predicted time t / u. Without
-    checkpoints, hopeless trials stop, and none pauses before the first hit.
+    Without checkpoints, hopeless trials stop, and none pauses before the first hit.
     """
 
     heeds_seed_noise = True

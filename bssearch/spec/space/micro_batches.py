@@ -68,7 +68,6 @@ def split_batch(batch_size: int, max_micro_batch_size: int | None) -> tuple[int,
 
 
 def _largest_divisor(number: int, most: int) -> int:
-    """In about √number divisions."""
     root = isqrt(number)
     for count in range(-(-number // most), root + 1):
         if number % count == 0:

@@ -278,7 +278,6 @@ class SearchSpace(StrictModel):
         return optimizer.learning_rate_scale * learning_rate_factor(rate.rule, batch_size, rate.reference_batch)
 
     def _domains(self) -> Iterator[tuple[str, Any]]:
-        """A list of one is fixed."""
         rate: Any = self.learning_rate
         if isinstance(rate, RelativeLearningRate):
             rate = Range(low=rate.low, high=rate.high, log=True)

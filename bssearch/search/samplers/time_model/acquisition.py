@@ -1,8 +1,8 @@
 """Knowledge gradient per unit cost (Frazier et al. 2009) on the posterior of log time-to-target.
 
 Chooses the configuration whose next run should most lower the least mean of the tried configurations, for its price.
-May repeat a lucky configuration. The posterior is a mixture over laws, departures from them, and seed noise; each part
-is a Gaussian process around a law with its own level.
+The posterior is a mixture over laws, departures from them, and seed noise; each part is a Gaussian process around a law
+with its own level.
 """
 
 from __future__ import annotations
@@ -285,7 +285,7 @@ SLOWEST_FALL = 0.3  # least ratio of an extrapolated step time to a smaller batc
 
 
 def step_seconds_at(known: Mapping[int, float], batch_size: int) -> float:
-    """Step time, linearly interpolated from the two nearest batch sizes if unknown."""
+    """Step time, linearly interpolated if unknown."""
     if batch_size in known or len(known) == 1:
         return known.get(batch_size) or next(iter(known.values()))
     sizes = sorted(known)

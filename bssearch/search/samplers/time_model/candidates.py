@@ -70,7 +70,7 @@ class SpaceCandidates:
         return Points(rows[:, 0], rows[:, 1], rows[:, 2:])
 
     def among(self, tried: Sequence[int], best: Sequence[int], rng: np.random.Generator) -> Indices:
-        """Indices of the candidate points."""
+        """Indices of the ``tried`` points, neighbours of the ``best`` ones, and new points spread over the space."""
         self._forget_made()
         near = [neighbour for one in best for neighbour in self._neighbours(*self._chosen[one], rng)]
         shares = latin_hypercube(SPREAD, 1 + len(self._dimensions), rng)
@@ -247,10 +247,7 @@ class _Winner:
 
 
 def extrapolate(runs: Sequence[Run], target_gain: float, most_points: int) -> Extrapolation | None:
-    """Predicted seconds of all informative runs; None without a reference run.
-
-    Of more than ``most_points``, the best are kept and the rest is sampled.
-    """
+    """Predicted seconds of informative runs, at most ``most_points``; None without a reference run."""
     early = EARLY * min((run.hit for run in runs if run.hit is not None), default=0.0)
     shown = [
         run
