@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
-import re
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,29 +14,20 @@ from typing import Annotated, Any
 import numpy as np
 
 from bssearch.errors import UsageError
-from bssearch.exchange.importers.columns import (
-    ABOUT,
-    PARAMETER,
-    RESULT_NAME,
-    Formula,
-    mappings,
-)
 from bssearch.exchange.importers.imported_run import (
     BATCH,
-    SPLIT,
     TYPED,
-    GivenBatch,
     ImportedRun,
     Studies,
     StudyName,
     integer,
-    is_about_batch,
     make_configuration,
     parameter_value,
     step_batches,
 )
-from bssearch.exchange.importers.logged import CLOCKS, EPOCH, MOST_NAMED, SECONDS, STEPS, Names, curve_of, listed
-from bssearch.exchange.importers.logs import RUN_NAMES, Log, logs_in, number_in
+from bssearch.exchange.importers.log_settings import Settings, batch_of, hyperparameters, settings_of, sources
+from bssearch.exchange.importers.logged import EPOCH, MOST_NAMED, Curve, Names, curve_of, listed
+from bssearch.exchange.importers.logs import Log, logs_in, number_in
 from bssearch.exchange.importers.runs import LARGEST_SEED, RunsObjective, check_scale
 from bssearch.records import (
     Configuration,
@@ -51,17 +40,6 @@ from bssearch.records import (
 )
 from bssearch.records.curves import first_crossing
 from bssearch.registry import Option
-
-# our name of a setting by the last part of the log's
-_LEAVES = {
-    **dict.fromkeys(("batch_size", "train_batch_size", "batchsize", "bs", "bsz"), BATCH),
-    **dict.fromkeys(("learning_rate", "lr", "max_lr", "peak_lr"), "learning_rate"),
-    **dict.fromkeys(("weight_decay", "wd"), "weight_decay"),
-    **dict.fromkeys(("optimizer", "optim", "optimizer_name"), "optimizer"),
-    **dict.fromkeys(("seed", "random_seed", "seed_everything"), "seed"),
-    **{name: name for name in (*TYPED[1:], "device", "precision")},
-}
-_OF_THE_RUN = {"seed", "device", "precision"}  # no hyperparameters
 
 
 def import_curves(
@@ -119,7 +97,7 @@ def import_curves(
     logs = logs_in(places, run)
     described = _description(places)
     named = Names.of(logs, metric or described.get("metric_column"), step, seconds, epoch_samples)
-    settings = _all_settings(logs, column or (), given or (), run)
+    settings = settings_of(logs, column or (), given or (), run)
     runs, notes = _runs(logs, settings, named)
     if described:
         runs = [replace(one, seconds_basis=None) for one in runs]
@@ -160,111 +138,25 @@ def _description(places: Sequence[Path]) -> dict[str, Any]:
         return {}  # a file of another tool
 
 
-Setting = tuple[int, str, Any]  # how far the log's name is from ours, the log's name, and the value
-
-
-def _all_settings(
-    logs: Sequence[Log], column: Sequence[str], given: Sequence[str], run: str | None
-) -> list[dict[str, Setting]]:
-    there = dict.fromkeys(name for log in logs for name in log.settings)
-    renamed = mappings("--column", column, there, "setting")
-    added: dict[str, Setting] = {}
-    for text in given:
-        name, separator, value = text.partition("=")
-        if not (name and separator and value):
-            raise UsageError(f"--with {text}: must be NAME=VALUE, as in world_size=2")
-        if not (_is_known(_ours(name)) or name in there):
-            near = difflib.get_close_matches(name, [*_LEAVES, *SPLIT, "gradient_accumulation_steps"], n=1)
-            raise UsageError(f"--with {text}: unknown setting {name!r}" + (f"; {near[0]}?" if near else ""))
-        added[_ours(name)] = -1, "--with", value
-    return [_settings(log, renamed, run) | added for log in logs]
-
-
-def _settings(log: Log, renamed: Mapping[str, tuple[str, Formula]], run: str | None) -> dict[str, Setting]:
-    found: dict[str, Setting] = {}
-    for name, value in log.settings.items():
-        if name in renamed:
-            ours, formula = renamed[name]
-            one: Setting = 0, name, formula(str(value))
-        elif name != run and _is_setting(name, value):
-            ours, one = _ours(name), (1 + len(re.findall(r"[./]", PARAMETER.sub("", name, count=1))), name, value)
-        else:
-            continue
-        known = found.get(ours)
-        if known is not None and known[0] == one[0] and str(known[2]) != str(one[2]):
-            raise UsageError(
-                f"{known[1]} = {known[2]} and {name} = {value} are both {ours} ({log.origin})",
-                hint=f"--column NAME={ours} says which",
-            )
-        if known is None or one[0] < known[0]:
-            found[ours] = one
-    return found
-
-
-def _is_setting(name: str, value: Any) -> bool:
-    if isinstance(value, list | dict | tuple) or str(value) in ("", "None") or name.lower() in RUN_NAMES:
-        return False
-    ours = _ours(name)
-    if _is_known(ours):
-        return not _EVALUATION.search(name.lower())
-    is_logged = name.lower() in (*STEPS, *SECONDS, *CLOCKS, EPOCH)
-    return not (is_logged or ABOUT.fullmatch(name) or RESULT_NAME.fullmatch(name))
-
-
-_EVALUATION = re.compile(r"(?:^|[./_])(?:eval|val|valid|validation|test)(?:[./_]|$)")
-
-
-def _is_known(ours: str) -> bool:
-    return ours in _LEAVES.values() or is_about_batch(ours)
-
-
-def _ours(name: str) -> str:
-    plain = PARAMETER.sub("", name, count=1)
-    return _LEAVES.get(re.split(r"[./]", plain)[-1].lower().replace("-", "_"), plain)
-
-
-def _runs(
-    logs: Sequence[Log], settings: Sequence[Mapping[str, Setting]], names: Names
-) -> tuple[list[ImportedRun], list[str]]:
-    values = [{name: value for name, (_, _, value) in one.items()} for one in settings]
-    batches = step_batches(
-        [GivenBatch.of(_batch_settings(one, log), log.origin) for log, one in zip(logs, values, strict=True)],
-        "--column batch_size={}",
-    )
-    sources = {name: theirs for name, (_, theirs, _) in settings[0].items() if is_about_batch(name) or name in TYPED}
-    notes = ["; ".join(f"{name}: {theirs}" for name, theirs in sources.items() if name != theirs), *batches.notes]
-    varied = _varied(values)
+def _runs(logs: Sequence[Log], settings: Sequence[Settings], names: Names) -> tuple[list[ImportedRun], list[str]]:
+    """Runs that are not judged yet, and notes."""
+    given = [batch_of(one, log) for log, one in zip(logs, settings, strict=True)]
+    batches = step_batches(given, "--column batch_size={}")
+    varied = hyperparameters(settings)
     runs, without, resumed = [], [], []
     read: dict[str, None] = {}
-    for log, own, batch in zip(logs, values, batches.batches, strict=True):
-        if not any(row.get(names.metric) not in (None, "") for row in log.rows):
+    for log, own, batch in zip(logs, settings, batches.batches, strict=True):
+        named = names.of_log(log) if any(row.get(names.metric) not in (None, "") for row in log.rows) else None
+        curve = None if named is None else curve_of(log, named, batch[BATCH])
+        if named is None or curve is None or not curve.observations:
             without.append(log.origin)
             continue
-        named = names.of_log(log)
         read[named.sentence] = None
-        curve = curve_of(log, named, batch[BATCH])
-        if not curve.observations:
-            without.append(log.origin)
-            continue
         resumed += [log.origin] if curve.resumes else []
-        parameters: dict[str, ParameterValue] = {
-            name: parameter_value(str(own[name]), name, log.origin) if name in own else None for name in varied
-        }
-        runs.append(
-            ImportedRun(
-                origin=log.origin,
-                configuration=make_configuration(batch, parameters, log.origin),
-                seed=integer(str(own["seed"]), "seed", log.origin, low=0, high=LARGEST_SEED) if "seed" in own else None,
-                missed=TrialState.DIVERGED if curve.has_diverged else TrialState.EXHAUSTED,
-                device=str(own["device"]) if "device" in own else None,
-                precision=str(own["precision"]) if "precision" in own else None,
-                curve=curve.observations,
-                seconds_basis=SecondsBasis.WALL,
-            )
-        )
+        runs.append(_run(log, own, batch, varied, curve))
     if not runs:
         raise UsageError(f"no run has an evaluation of {names.metric}: {listed(without)}")
-    notes += [*read, *_about(logs, runs)]
+    notes = [sources(settings[0]), *batches.notes, *read, *_about(logs, runs)]
     untimed = [one.origin for one in runs if not _is_timed(one)]
     for found, what in (
         (without, f"were skipped, because they have no {names.metric}"),
@@ -274,6 +166,23 @@ def _runs(
         if found:
             notes.append(f"{len(found)} of {len(logs)} runs {what} (the first: {found[0]})")
     return runs, [one for one in notes if one]
+
+
+def _run(log: Log, own: Settings, batch: Mapping[str, int], varied: Sequence[str], curve: Curve) -> ImportedRun:
+    values = {name: str(one.value) for name, one in own.items()}
+    parameters: dict[str, ParameterValue] = {
+        name: parameter_value(values[name], name, log.origin) if name in values else None for name in varied
+    }
+    return ImportedRun(
+        origin=log.origin,
+        configuration=make_configuration(batch, parameters, log.origin),
+        seed=integer(values["seed"], "seed", log.origin, low=0, high=LARGEST_SEED) if "seed" in values else None,
+        missed=TrialState.DIVERGED if curve.has_diverged else TrialState.EXHAUSTED,
+        device=values.get("device"),
+        precision=values.get("precision"),
+        curve=curve.observations,
+        seconds_basis=SecondsBasis.WALL,
+    )
 
 
 def _about(logs: Sequence[Log], runs: Sequence[ImportedRun]) -> Iterator[str]:
@@ -303,32 +212,6 @@ UNLIKE = 1.8
 
 def _is_timed(run: ImportedRun) -> bool:
     return run.curve[-1].train_seconds > 0
-
-
-def _batch_settings(own: Mapping[str, Any], log: Log) -> dict[str, Any]:
-    found = {name: value for name, value in own.items() if is_about_batch(name)}
-    if GivenBatch.of(found, log.origin).is_known:
-        return found
-    changing = [name for name in log.rows[0] if is_about_batch(_ours(name))] if log.rows else []
-    if changing:
-        raise UsageError(
-            f"{changing[0]} changes or is missing in {log.origin}",
-            hint="--run NAME names a column that tells runs apart",
-        )
-    raise UsageError(
-        f"the batch size of {log.origin} is unknown: its settings are {listed(list(own))}",
-        hint="--with batch_size=N, or per_device_train_batch_size, gradient_accumulation_steps and world_size",
-    )
-
-
-def _varied(settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    # Hyperparameters that bssearch knows, and settings with several values; others say nothing about the choice.
-    names = dict.fromkeys(name for one in settings for name in one if name not in _OF_THE_RUN)
-    return [
-        name
-        for name in names
-        if not is_about_batch(name) and (name in TYPED or len({str(one.get(name)) for one in settings}) > 1)
-    ]
 
 
 def _target(
