@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from bssearch.errors import UsageError
+from bssearch.records import GradientNoise
 from bssearch.records.noise_scale import (
     CRITICAL_BATCH_OCTAVES,
     FEWEST_PASSES,
@@ -25,6 +26,7 @@ from bssearch.records.noise_scale import (
     Norms,
     Pass,
     estimate,
+    gradient_noise,
     moments,
 )
 from bssearch.records.text import noise_scale
@@ -163,7 +165,7 @@ class BatchAdvisor:
         self._given: int | None = None  # samples given to `backward`
         self._reason = f"fewer than {FIRST_EVERY + 1} steps were recorded by step()"  # why a step was not measured
         self._micro_batches = 0  # most in a step; an epoch's last step may have fewer, and fewer samples
-        self._moments: list[tuple[int, float, float]] = []  # samples seen, tr Σ, ‖G‖²
+        self._passes: list[tuple[int, Pass]] = []  # of each measured step: samples seen, and its norms
 
     def backward(self, loss: Callable[..., torch.Tensor], *batch: torch.Tensor) -> torch.Tensor:
         """Backward pass of ``loss(*batch)``, the mean over a batch's samples; returns it, detached.
@@ -235,11 +237,16 @@ class BatchAdvisor:
         return BatchAdvice(
             batch_size=self._batch_size,
             samples=self._samples,
-            measured_steps=len(self._moments),
-            noise_scale=_noise_scale(self._moments),
+            measured_steps=len(self._passes),
+            noise_scale=_noise_scale(self._passes),
             step_seconds=statistics.median(self._paces) if self._paces else None,
             reason=self._reason,
         )
+
+    @property
+    def noise(self) -> GradientNoise:
+        """Noise scale and moments of all measured steps."""
+        return gradient_noise([one for _, one in self._passes])
 
     def stages(self, largest: int, share: float = 1.0) -> list[tuple[int, int]]:
         """Batch schedule for another run: (samples, batch size) of each doubling of the first batch up to ``largest``.
@@ -247,9 +254,9 @@ class BatchAdvisor:
         A batch size begins once the noise scale had grown to batch size / ``share`` and stayed above.
         """
         scales = []
-        for end in range(FEWEST_PASSES, len(self._moments) + 1, FEWEST_PASSES):
-            known = _noise_scale(self._moments[max(0, end - WINDOW) : end])
-            scales.append((self._moments[end - 1][0], known.low or 0.0 if known.scale is None else known.scale))
+        for end in range(FEWEST_PASSES, len(self._passes) + 1, FEWEST_PASSES):
+            known = _noise_scale(self._passes[max(0, end - WINDOW) : end])
+            scales.append((self._passes[end - 1][0], known.low or 0.0 if known.scale is None else known.scale))
         found: list[tuple[int, int]] = []
         size = 2 * self._first_batch_size
         while size <= largest:
@@ -266,14 +273,15 @@ class BatchAdvisor:
 
     def _note(self, found: Pass | None) -> None:
         given, self._given = self._given, None
-        if given is not None and given * _ranks() != self._batch_size:
-            self._reason = f"a batch had {given} samples on each of {_ranks()} ranks; batch_size is {self._batch_size}"
+        ranks = ranks_together()
+        if given is not None and given * ranks != self._batch_size:
+            self._reason = f"a batch had {given} samples on each of {ranks} ranks; batch_size is {self._batch_size}"
             return  # an epoch's last batch may be smaller
         if found is None:
             self._reason = "a step had one micro-batch, or a number that does not divide the batch: call backward()"
         if found is not None and found.small_batches >= self._micro_batches:
             self._micro_batches = found.small_batches
-            self._moments.append((self._samples, *moments(found, found.adam or found.plain)))
+            self._passes.append((self._samples, found))
 
     def _interval(self) -> int:
         plain, measured = (statistics.median(self._seconds[kind] or [0.0]) for kind in (False, True))
@@ -293,8 +301,8 @@ def megatron_schedule(batch_size: int, stages: Iterable[tuple[int, int]], sequen
     return batch_stages([(0, batch_size), *((sequence_length * samples, size) for samples, size in stages)])
 
 
-def _noise_scale(found: Sequence[tuple[int, float, float]]) -> NoiseScaleInterval:
-    newest = [(trace, square) for _, trace, square in found[-WINDOW:]]
+def _noise_scale(passes: Sequence[tuple[int, Pass]]) -> NoiseScaleInterval:
+    newest = [moments(one, one.adam or one.plain) for _, one in passes[-WINDOW:]]
     return estimate(newest) if len(newest) >= FEWEST_PASSES else NoiseScaleInterval()
 
 
@@ -321,7 +329,7 @@ class _StepNorms:
             self._counts[parameter] += 1
             self._small.append(square)
         # Taken here, because a Trainer may clip the gradients before its callbacks; of several ranks, in `take`
-        if parameter.grad is not None and _ranks() == 1:
+        if parameter.grad is not None and ranks_together() == 1:
             self._sums[parameter] = self._squares(parameter, parameter.grad)
 
     def close(self) -> None:
@@ -331,7 +339,7 @@ class _StepNorms:
     def take(self, batch_size: int, samples: int) -> Pass | None:
         """Remove the hooks; None with one micro-batch or gradients that are not finite."""
         self.close()
-        ranks = _ranks()
+        ranks = ranks_together()
         if ranks > 1:
             self._sums = {one: self._squares(one, one.grad) for one in self._counts if one.grad is not None}
         if not self._small or not self._sums:
@@ -367,12 +375,13 @@ def _check_size(where: str, batch_size: Any) -> None:
         raise UsageError(f"{where}(batch_size={batch_size!r}): must be a whole number >= 1")
 
 
-def _ranks() -> int:
+def ranks_together() -> int:
+    """Processes that train together by torch.distributed."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def _same_on_all_ranks(number: int, device: torch.device) -> int:
-    if _ranks() == 1:
+    if ranks_together() == 1:
         return number
     shared = torch.tensor([number], device=device)
     dist.broadcast(shared, src=0)

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import bssearch
+from bssearch.records.noise_scale import moments
 from tests.training.test_advisor import BATCH, accumulated, at_zero, samples
 
 
@@ -23,7 +24,7 @@ def main(rank: int, ranks: int, file: str) -> None:
         advisor.step()
         model.zero_grad()
     if rank == 0:
-        print(json.dumps(advisor._moments))
+        print(json.dumps([(samples, *moments(one, one.plain)) for samples, one in advisor._passes]))
     dist.destroy_process_group()
 
 

@@ -18,7 +18,7 @@ import bssearch
 from bssearch.errors import UsageError
 from bssearch.records import BATCH_STAGES
 from bssearch.records.batch_schedule import batch_schedule_of
-from bssearch.records.noise_scale import NoiseScaleInterval
+from bssearch.records.noise_scale import NoiseScaleInterval, Norms, Pass
 from bssearch.training.advisor import BatchAdvice, batch_stages, megatron_schedule
 from tests.factories import make_trial
 
@@ -284,8 +284,9 @@ def test_the_schedule_begins_a_size_once_the_noise_scale_stays_above_it() -> Non
     rng = torch.Generator().manual_seed(0)
     for step in range(1, 4001):
         scale = 40.0 if step <= 1000 else 140.0
-        noise = 1 + 0.05 * float(torch.randn((), generator=rng))
-        advisor._moments.append((32 * step, scale * noise, 1.0))
+        trace = scale * (1 + 0.05 * float(torch.randn((), generator=rng)))
+        norms = Norms(small=1 + trace / 16, big=1 + trace / 32)
+        advisor._passes.append((32 * step, Pass(small_batch=16, small_batches=2, samples=10**15, plain=norms)))
     found = advisor.stages(512)
     assert [size for _, size in found] == [64, 128]
     (first, _), (second, _) = found

@@ -15,11 +15,14 @@ from typing import Any
 
 import psutil
 import torch
+from torch import nn
 
 from bssearch.errors import CheckpointError, UsageError
 from bssearch.executors.base import Assign
 from bssearch.executors.loops.assignment import Assignment, Evaluate, Line, Metrics, ended_by, number_of
+from bssearch.executors.loops.loop_noise import NoiseNearTarget
 from bssearch.records import (
+    GradientNoise,
     Observation,
     TrialEnded,
     TrialObserved,
@@ -304,7 +307,14 @@ class TrialRun(Assignment):
         self._saved_random: dict[str, Any] | None = None
         self._pass = DataPass(self._torch_device)
         self._test_metric: float | None = None
+        self._noise: NoiseNearTarget | None = None
         self._memory.start()
+
+    def modelled(self, modules: Sequence[nn.Module]) -> None:
+        """Measure the noise of steps with several micro-batches, which need no further passes."""
+        trained = any(one.requires_grad for each in modules for one in each.parameters())
+        if trained and self.configuration.accumulation_steps > 1 and not self.configuration.grows:
+            self._noise = NoiseNearTarget(modules, self.configuration.batch_size, self._request.target)
 
     def checkpoint(self) -> str | None:
         """See `Assignment.checkpoint`; notes that the script has read the path."""
@@ -372,6 +382,8 @@ class TrialRun(Assignment):
         self._samples += full if samples is None else samples
         self._steps = step
         self._clock.stepped()
+        if self._noise is not None:
+            self._noise.stepped()
         self._line.progressed()
 
     def diverged(self, reason: str) -> bool:
@@ -428,6 +440,8 @@ class TrialRun(Assignment):
                 learning_rate=self.stages.last(step).learning_rate,
             )
             ending = self._course.observe(observation, is_over=self._is_at_last(step))
+            if self._noise is not None:
+                self._noise.evaluated(metric)
             self._device_meter.sample()
             self.contention.look()
             self._reference.look()
@@ -576,5 +590,6 @@ class TrialRun(Assignment):
                 contended=contention.contended or clock.is_contended(threads),
                 warnings=(*progress.warnings, *contention.warnings, *clock.warnings(wall)),
                 device_use=device_use,
+                noise=GradientNoise() if self._noise is None else self._noise.result(),
             )
         )

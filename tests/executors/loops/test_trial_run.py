@@ -10,7 +10,8 @@ import torch
 
 from bssearch.errors import CheckpointError, TrialStopped, UsageError
 from bssearch.executors.loops.measuring import end_work
-from bssearch.records import COULD_NOT_PAUSE, Observation, TrialState
+from bssearch.executors.loops.trial_run import TrialRun
+from bssearch.records import COULD_NOT_PAUSE, Configuration, Observation, TrialState
 from tests.executors.loops.loops import FORMS, Started, Training, asked, assign, trained
 from tests.factories import changed
 from tests.training.toys import configuration
@@ -312,3 +313,33 @@ def test_a_trial_that_does_not_stop_at_the_target_trains_on_to_its_limit() -> No
     request = changed(asked(target=0.003, train_seconds_limit=8.5), stop_at_target=False)
     outcome = trained("batches", request)[0].line.outcome
     assert (outcome.state, outcome.steps, outcome.steps_to_target) == (TrialState.REACHED, 9, 3)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_noise_of_accumulated_steps_is_measured_near_the_target_alone(form: str) -> None:
+    halves = configuration(20, micro_batch_size=10, accumulation_steps=2)
+
+    def passes(metric: float, at: Configuration = halves) -> int | None:
+        request = asked(configuration=at, target=0.9)
+        started, _ = trained(form, request, stop_at=80, metric=lambda step: metric if step else 0.0)
+        return started.line.outcome.noise.passes
+
+    assert passes(0.89)
+    assert passes(0.5) is None, "far from the target"
+    assert passes(0.89, configuration(20)) is None, "a step has one micro-batch"
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_measuring_the_noise_changes_no_weight(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    request = asked(
+        configuration=configuration(20, micro_batch_size=10, accumulation_steps=2),
+        target=0.9,
+    )
+    weights = []
+    for measures in (True, False):
+        if not measures:
+            monkeypatch.setattr(TrialRun, "modelled", lambda self, modules: None)
+        _, training = trained(form, request, stop_at=40, metric=lambda step: 0.89 if step else 0.0)
+        weights.append(training.model.state_dict())
+    for name, tensor in weights[0].items():
+        assert torch.equal(tensor, weights[1][name]), name
