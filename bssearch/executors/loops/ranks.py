@@ -173,6 +173,8 @@ class Leader(RankWork):
     def begin(self) -> None:
         """Start the clock once all ranks begin."""
         self._ranks.wait()
+        if not self.is_look:
+            self.work.warned(f"{self._ranks.size} ranks share each batch: cost and energy count rank 0's device alone")
         self.work.begin()
 
     def pause(self) -> None:
