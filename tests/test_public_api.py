@@ -119,10 +119,13 @@ STAGES = [
     ("from bssearch.cli.app import app; " + RUN.format(["--help"]), ()),
     *((RUN.format([*words, "--help"]), ("pydantic",)) for words in (["report"], ["study", "audit"])),
     ("bssearch.Workload; bssearch.StudySpec", ("pydantic",)),
-    *((RUN.format(["import", *words, "--help"]), ("pydantic",)) for words in ([], ["runs"], ["rcp"], ["optuna"])),
+    *(
+        (RUN.format(["import", *words, "--help"]), ("pydantic",))
+        for words in ([], ["runs"], ["curves"], ["rcp"], ["optuna"])
+    ),
     (
-        "[getattr(bssearch, n) for n in bssearch.__all__ if n not in "
-        "{'Data', 'Part', 'Study', 'TimeToTargetSampler', 'Trial', 'current_trial', 'load_optuna_study'}]",
+        "[getattr(bssearch, n) for n in bssearch.__all__ if n not in {'BatchAdvisor', "
+        "'Data', 'Part', 'Study', 'TimeToTargetSampler', 'Trial', 'current_trial', 'load_optuna_study'}]",
         ("pydantic", "sqlalchemy"),  # those left out hold tensors, train, or are of Optuna
     ),
 ]
