@@ -128,6 +128,7 @@ class BatchAdvisor:
         batch_size: Samples per optimizer step, of all ranks together.
         optimizer: One or several; with Adam, the noise is measured as its update sees it.
         dataset_size: Samples of the training set. Small sets are drawn without replacement, which lowers the noise.
+        micro_batches: Backward passes per step, of all ranks together; steps with another number are not measured.
         now: Clock in seconds.
 
     Raises:
@@ -141,6 +142,7 @@ class BatchAdvisor:
         *,
         optimizer: Optimizer | Sequence[Optimizer] | None = None,
         dataset_size: int | None = None,
+        micro_batches: int | None = None,
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._parameters = list(model.parameters())  # some may be frozen or released later
@@ -164,6 +166,7 @@ class BatchAdvisor:
         self._norms: _StepNorms | None = None
         self._given: int | None = None  # samples given to `backward`
         self._reason = f"fewer than {FIRST_EVERY + 1} steps were recorded by step()"  # why a step was not measured
+        self._expected = micro_batches
         self._micro_batches = 0  # most in a step; an epoch's last step may have fewer, and fewer samples
         self._passes: list[tuple[int, Pass]] = []  # of each measured step: samples seen, and its norms
 
@@ -279,7 +282,9 @@ class BatchAdvisor:
             return  # an epoch's last batch may be smaller
         if found is None:
             self._reason = "a step had one micro-batch, or a number that does not divide the batch: call backward()"
-        if found is not None and found.small_batches >= self._micro_batches:
+        if found is not None and found.small_batches != (self._expected or found.small_batches):
+            self._reason = f"a step had {found.small_batches} backward passes instead of {self._expected}"
+        elif found is not None and found.small_batches >= self._micro_batches:
             self._micro_batches = found.small_batches
             self._passes.append((self._samples, found))
 

@@ -236,6 +236,16 @@ def test_gradients_that_are_not_accumulated_are_no_micro_batches() -> None:
     assert expected.scale is not None and found.scale == pytest.approx(expected.scale, rel=1e-5)
 
 
+def test_steps_with_another_number_of_backward_passes_are_not_measured() -> None:
+    model, ticks = at_zero(), itertools.count()
+    advisor = bssearch.BatchAdvisor(model, BATCH, micro_batches=2, now=lambda: float(next(ticks)))
+    for _, (x, y) in zip(range(20), samples(0), strict=False):
+        accumulated(advisor, model, x, y)
+        advisor.step()
+        model.zero_grad()
+    assert "4 backward passes instead of 2" in str(advisor.report())
+
+
 def test_a_parameter_may_be_frozen_while_the_advisor_follows() -> None:
     model = nn.Sequential(nn.Linear(FEATURES, 3), nn.Linear(3, 1))
     advisor = often(model)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from bssearch.records import GradientNoise, Target
+from bssearch.records import Configuration, GradientNoise, Target
 from bssearch.training.advisor import BatchAdvisor, ranks_together
 from bssearch.training.course import Approach
 
@@ -14,8 +14,8 @@ from bssearch.training.course import Approach
 class NoiseNearTarget:
     """Gradient noise scale of a loop's steps near the target, from their micro-batches; see `BatchAdvisor`."""
 
-    def __init__(self, modules: Sequence[nn.Module], batch_size: int, target: Target) -> None:
-        self._advisor = BatchAdvisor(nn.ModuleList(modules), batch_size)
+    def __init__(self, modules: Sequence[nn.Module], now: Configuration, target: Target) -> None:
+        self._advisor = BatchAdvisor(nn.ModuleList(modules), now.batch_size, micro_batches=now.accumulation_steps)
         self._approach = Approach(target)
         self._is_near = False
 

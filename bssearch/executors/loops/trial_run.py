@@ -314,7 +314,7 @@ class TrialRun(Assignment):
         """Measure the noise of steps with several micro-batches, which need no further passes."""
         trained = any(one.requires_grad for each in modules for one in each.parameters())
         if trained and self.configuration.accumulation_steps > 1 and not self.configuration.grows:
-            self._noise = NoiseNearTarget(modules, self.configuration.batch_size, self._request.target)
+            self._noise = NoiseNearTarget(modules, self.configuration, self._request.target)
 
     def checkpoint(self) -> str | None:
         """See `Assignment.checkpoint`; notes that the script has read the path."""
