@@ -189,7 +189,9 @@ def test_after_a_resume_the_later_evaluations_count_and_lost_work_does_not(
     steps, accuracies = [10, 20, 30, 20, 30, 40], [0.1, 0.2, 0.3, 0.25, 0.35, 0.45]
     text = f"step,{name},val_acc,batch_size,lr\n"
     text += "".join(f"{a},{b},{c},8,0.1\n" for a, b, c in zip(steps, [*before, *after], accuracies, strict=True))
-    trial = only_run(import_curves([table(tmp_path, text)], target=0.4))
+    made = import_curves([table(tmp_path, text)], target=0.4)
+    assert any("taken as resumed" in one for one in made.notes)
+    trial = only_run(made)
     assert [one.step for one in trial.curve] == [10, 20, 30, 40]
     assert [one.train_seconds for one in trial.curve] == pytest.approx([1, 2, 3, 4])
 
