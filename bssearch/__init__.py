@@ -29,9 +29,10 @@ if TYPE_CHECKING:
         submit_study,
     )
     from bssearch.commands.queue.worker import Serving, run_worker
+    from bssearch.commands.rerun import rerun
     from bssearch.commands.run import audit_study, confirm_study, run_study
     from bssearch.commands.study import Study
-    from bssearch.commands.trials import enqueue, rerun, trials_frame
+    from bssearch.commands.trials import enqueue, trials_frame
     from bssearch.errors import (
         BSSearchError,
         CheckpointError,
@@ -114,7 +115,7 @@ _HOMES = {
     "plan_scale": "bssearch.commands.plan",
     "plan_start": "bssearch.planning.start",
     "queued_studies": "bssearch.commands.queue.submissions",
-    "rerun": "bssearch.commands.trials",
+    "rerun": "bssearch.commands.rerun",
     "resume_study": "bssearch.commands.queue.submissions",
     "run_study": "bssearch.commands.run",
     "submit_study": "bssearch.commands.queue.submissions",

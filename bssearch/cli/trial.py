@@ -42,7 +42,7 @@ from bssearch.records import BATCH_STAGES, Environment, Observation, ParameterVa
 from bssearch.records.text import visible
 
 if TYPE_CHECKING:
-    from bssearch.commands.trials import Ran, Reproduction, Rerun
+    from bssearch.commands.rerun import Ran, Reproduction, Rerun
     from bssearch.storage.repository import Store
 
 app = typer.Typer(help="List, show, add or rerun trials.", no_args_is_help=True)
@@ -121,7 +121,7 @@ def show_trial(
             _print_log(store, name, found)
             return
         if repro:
-            from bssearch.commands.trials import reproduction
+            from bssearch.commands.rerun import reproduction
 
             found_again = reproduction(store, name, number, names_database=bool(db))
             document = asdict(found_again)
@@ -298,7 +298,7 @@ def _steps(found: Rerun) -> str:
 
 
 def _ends(found: Rerun) -> list[str]:
-    from bssearch.commands.trials import ENDS_BY_ITSELF, FAILURES
+    from bssearch.commands.rerun import ENDS_BY_ITSELF, FAILURES
 
     then = found.then
     fewest = min(found.runs, key=lambda one: len(one.evaluations))

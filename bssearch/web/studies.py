@@ -15,7 +15,8 @@ from bssearch.analysis.answer import Answer
 from bssearch.commands.across.answers import ANSWERED, answered_row, answers_in, in_words as agreement_in_words
 from bssearch.commands.across.databases import StudyFilter, device_of, found_study, precision_of, study_rows
 from bssearch.commands.report import COMPARED, compare, compared_row, picture_of
-from bssearch.commands.trials import Reproduction, Status, reproduction, status
+from bssearch.commands.rerun import Reproduction, reproduction
+from bssearch.commands.trials import Status, status
 from bssearch.errors import NotFoundError, TargetNotReachedError, UsageError
 from bssearch.exchange.trial_rows import matching_trials, trial_document, trial_row, trial_rows
 from bssearch.figures.html import PageContent

@@ -8,7 +8,7 @@ import pytest
 
 from bssearch.cli.trial import sentences
 from bssearch.commands.launch import Launch
-from bssearch.commands.trials import Rerun, reproduction, rerun
+from bssearch.commands.rerun import Rerun, reproduction, rerun
 from bssearch.errors import InterruptedRunError, UsageError
 from bssearch.records import (
     Lease,

@@ -13,8 +13,9 @@ import pytest
 
 from bssearch.analysis.answer import Answer
 from bssearch.commands.launch import Launch
+from bssearch.commands.rerun import rerun
 from bssearch.commands.run import audit_study, confirm_study, run_study
-from bssearch.commands.trials import enqueue, rerun
+from bssearch.commands.trials import enqueue
 from bssearch.errors import InterruptedRunError, TargetNotReachedError, UsageError
 from bssearch.records import REFUSED, Phase, TrialRecord, TrialState
 from bssearch.spec import StudySpec
