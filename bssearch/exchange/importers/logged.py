@@ -226,7 +226,7 @@ def _pace(curve: Sequence[Observation]) -> float:
 
 
 def _timed(curve: list[Observation], names: LogNames, log: Log) -> list[Observation]:
-    """Fill in seconds: between evaluations by their steps, and of a clock those before the first one; 0 if unknown."""
+    # Seconds are filled in between evaluations by their steps, and before the first one of a clock; 0 if unknown.
     known = [one for one in curve if not math.isnan(one.train_seconds)]
     if not known or (len(known) < 2 and names.clock is not None):
         return [replace(one, train_seconds=0.0) for one in curve]

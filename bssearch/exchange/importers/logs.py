@@ -1,6 +1,6 @@
 """Training logs of other tools, found in files and folders: tables of evaluations, and what each tool writes for a run.
 
-Nothing in a log is executed: pickles are not read, and YAML keeps to plain values.
+Nothing in a log is executed: of pickles and YAML only plain values are read.
 """
 
 from __future__ import annotations
