@@ -149,10 +149,12 @@ def curve_of(log: Log, names: LogNames, batch_size: int) -> Curve:
     """
     found: list[Observation] = []
     offset, before, resumes = 0.0, -math.inf, 0
-    rows = list(_evaluations(log, names, batch_size))
+    has_diverged = False
+    rows = list(_evaluations(log, names, batch_size))  # all are checked, those after a divergence too
     for step, logged, metric in rows:
         if not is_metric(metric):
-            return Curve(tuple(_timed(found, names, log)), True, resumes)
+            has_diverged = True
+            break
         first = found[0].step if found else math.inf
         is_resumed = bool(found) and step <= found[-1].step
         pace = _pace(found) if is_resumed else 0.0
@@ -181,7 +183,7 @@ def curve_of(log: Log, names: LogNames, batch_size: int) -> Curve:
                 learning_rate=0.0,
             )
         )
-    return Curve(tuple(_timed(found, names, log)), False, resumes)
+    return Curve(tuple(_timed(found, names, log)), has_diverged, resumes)
 
 
 def _evaluations(log: Log, names: LogNames, batch_size: int) -> Iterator[tuple[int, float, float]]:
@@ -231,8 +233,9 @@ def _timed(curve: list[Observation], names: LogNames, log: Log) -> list[Observat
     if not known or (len(known) < 2 and names.clock is not None):
         return [replace(one, train_seconds=0.0) for one in curve]
     # A clock tells the time from one evaluation to the next; the steps before the first took as long as later ones.
-    before = 0.0 if names.clock is None else known[0].step * _pace(curve) - known[0].train_seconds
-    pace = _pace(curve) or known[0].train_seconds / max(1, known[0].step)
+    pace = _pace(known)
+    before = 0.0 if names.clock is None else known[0].step * pace - known[0].train_seconds
+    pace = pace or known[0].train_seconds / max(1, known[0].step)
     end = known[-1].train_seconds + before + pace * (curve[-1].step - known[-1].step)
     points = [(0, 0.0), *((one.step, one.train_seconds + before) for one in known), (curve[-1].step, end)]
     known_steps, known_seconds = zip(*points, strict=True)
