@@ -18,6 +18,7 @@ from bssearch.analysis.headline import (
     about_columns,
     about_cost,
     about_device,
+    about_devices,
     about_growing,
     about_law,
     comparisons,
@@ -198,7 +199,8 @@ def _configuration(found: Answer) -> list[str]:
     if best.test_metric is not None:
         places.append(f"test {found.target.metric} {cell(best.test_metric)}")
     places.append(about_cost(found))
-    others = " ".join(filter(None, [further_metrics(found), what_else(found), about_growing(found)]))
+    told = further_metrics(found), what_else(found), about_devices(found), about_growing(found)
+    others = " ".join(filter(None, told))
     return [*lines, *_wrapped(" · ".join(filter(None, places))), *_wrapped(others)]
 
 

@@ -28,7 +28,7 @@ from bssearch.commands.launch import HERE, Launch
 from bssearch.commands.opening import GivenSpec, OpenStudy, loaded, opened
 from bssearch.errors import UsageError, WorkloadError, problem_in_words
 from bssearch.records import Phase, TrialPlan, TrialRecord, TrialState
-from bssearch.search import after_search, confirmation as confirm
+from bssearch.search import after_search, confirmation as confirm, devices
 from bssearch.search.calibration import COMPARING_VISITS, default_at
 from bssearch.search.confirmation import CompletedRuns, repeat
 from bssearch.search.finding import answer, quick_prior, stored_quick
@@ -79,7 +79,25 @@ def run_opened(study: OpenStudy) -> Answer:
     """Run an open study to its end."""
     study.driver().run()
     grow(study)
+    add_devices(study)
     return answer(study.store, study.spec.name)
+
+
+def add_devices(study: OpenStudy) -> None:
+    """Time the batch sizes on more devices if asked, and run the best on each number that pays."""
+    further = study.spec.executor.devices[1:]
+    if not further:
+        return
+    if devices.untimed(study.spec, study.store, study.environment):
+        study.listener.note(f"timing steps on {', '.join(map(str, further))} devices")
+        try:
+            study.driver().time_on_devices()
+        except WorkloadError as error:  # the answer for the search's devices stands
+            study.listener.note(f"more devices are left out, because training on them fails: {error}")
+            return
+    for _ in range(FRONTS):
+        found = answer(study.store, study.spec.name)
+        study.driver().run_planned(devices.next_run(found.by_devices), Phase.DEVICES)
 
 
 def grow(study: OpenStudy) -> None:
@@ -144,6 +162,8 @@ def _plan(history: History, runs: int) -> str:
     seconds = history.spec.budget.trial_train_seconds
     return f"batch {', '.join(map(str, sizes))}: {runs} runs each, all to {seconds:g} train seconds"
 
+
+FRONTS = 2  # the first runs on more devices may change which batch size is best there
 
 FULL_TRIALS = 20  # default budget of an audit in full trials, about the budget of a small search
 
@@ -269,7 +289,7 @@ def time_accumulation(study: OpenStudy, found: Answer) -> None:
     """
     spec = study.spec
     known = study.store.probes.by_batch_size(spec.name, study.environment)
-    whole = [size for size, probe in known.items() if probe.micro_batch_size == size]
+    whole = [size for size, probe in known.items() if probe.is_whole]
     sizes = sorted({found.optimal.batch_size, max(whole, default=0)} & set(whole))
     counts = {size: next((count for count in MICRO_BATCHES if size % count == 0), None) for size in sizes}
     splits = [(size, size // count) for size, count in counts.items() if count is not None]

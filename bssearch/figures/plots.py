@@ -159,6 +159,27 @@ def front_chart(answer: Answer, *, priced: bool) -> Chart | None:
     )
 
 
+def devices_chart(answer: Answer) -> Chart | None:
+    """Time and device-seconds to the target on each number of devices."""
+    if not answer.by_devices:
+        return None
+    points: dict[bool, list[Point]] = {True: [], False: []}
+    for one in answer.by_devices:
+        about = f"{one.world_size} devices, batch {one.batch_size}\n{number(one.seconds)} s, cost {number(one.cost)}"
+        points[one.on_front].append(Point(one.seconds, one.cost, about, f"{one.world_size} × {one.batch_size}"))
+    front = sorted(points[True], key=lambda one: one.x)
+    series = [
+        Series(name="best trade-offs", points=front, symbol="circle", width=1.5, shape="hv"),
+        Series(name="beaten in both", points=points[False], symbol="circle", colour=MUTED),
+    ]
+    seconds, costs = [one.seconds for one in answer.by_devices], [one.cost for one in answer.by_devices]
+    return Chart(
+        x=value_axis("train seconds to the target", seconds, log=True, room=2 * PADDING),
+        y=value_axis("device-seconds to the target", costs, log=True, room=2 * PADDING),
+        series=[one for one in series if one.points],
+    )
+
+
 def throughput_chart(answer: Answer) -> Chart | None:
     """Samples per second against batch size."""
     series = _connected(answer, lambda row: row.samples_per_s)

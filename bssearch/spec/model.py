@@ -35,7 +35,14 @@ from bssearch.spec.parts import (
     TrainingSpec,
     whole_configuration,
 )
-from bssearch.spec.space import OPTIONAL, TRAINING_PARAMETERS, BatchRules, SearchSpace, StrictModel
+from bssearch.spec.space import (
+    OPTIONAL,
+    TRAINING_PARAMETERS,
+    BatchRules,
+    SearchSpace,
+    StrictModel,
+    split_batch,
+)
 
 PLACE = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")  # only a name in braces is a placeholder
 
@@ -246,6 +253,7 @@ class StudySpec(StrictModel):
             raise ValueError(
                 f"budget.trials = {self.budget.trials} must be >= {trials_needed}, one for each batch size to try"
             )
+        self._divide_among_devices()
         if self.arguments and (self.command or not self.is_program):
             raise ValueError(f"arguments are those of a script (workload: train.py); workload = {self.workload!r}")
         if self.command and self.workload != COMMAND:
@@ -274,6 +282,19 @@ class StudySpec(StrictModel):
         if self.command:
             check_command(self.command, self.report, self.target.metric, self.set_parameters, self.searched)
         return self
+
+    def _divide_among_devices(self) -> None:
+        sizes, growth = self.batch_sizes, self.space.batch_schedule
+        searched, *further = self.executor.devices
+        if undivided := [size for size in sizes if size % searched]:
+            raise ValueError(f"batch size {undivided[0]} must be a multiple of executor.devices = {searched}")
+        if undivided := [count for count in further if all(size % count for size in sizes)]:
+            listed = ", ".join(map(str, sizes))
+            raise ValueError(
+                f"executor.devices = {undivided[0]} divides none of the batch sizes {listed}; add a multiple of it"
+            )
+        if growth is not None and searched > 1:
+            raise ValueError(f"batch_schedule: a growing batch trains on one device; executor.devices = {searched}")
 
     @property
     def is_program(self) -> bool:
@@ -330,8 +351,10 @@ class StudySpec(StrictModel):
 
     @property
     def default_configuration(self) -> Configuration:
-        """Default configuration."""
-        return whole_configuration(self.default, self.space)
+        """Default configuration, on the devices of a search trial."""
+        world_size = self.executor.world_size
+        micro_batch_size, _ = split_batch(self.default.batch_size // world_size, self.space.max_micro_batch_size)
+        return whole_configuration(self.default, self.space).on_devices(world_size, micro_batch_size)
 
     @property
     def timed_model(self) -> ModelParameters:
@@ -385,4 +408,6 @@ class StudySpec(StrictModel):
         for name in OF_PROGRAMS:
             if not question[name]:
                 del question[name]
+        if self.executor.world_size > 1:
+            question["devices"] = self.executor.world_size
         return hashlib.sha256(json.dumps(question, sort_keys=True).encode()).hexdigest()[:16]

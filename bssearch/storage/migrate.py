@@ -43,7 +43,7 @@ from bssearch.storage.models import Base
 if TYPE_CHECKING:
     from alembic.config import Config
 
-REVISIONS: Final = ("0001_initial",)
+REVISIONS: Final = ("0001_initial", "0002_world_size")
 
 # Pre-release revisions without an upgrade path; their study files can be imported.
 UNRELEASED: Final = frozenset(f"{number:04d}" for number in range(1, 17))

@@ -237,9 +237,10 @@ class ProbeRow(Base, holds=(StepTime, NoiseMeasurement)):
             "kind",
             "batch_size",
             "micro_batch_size",
+            "world_size",
             name="uq_bss_probe_measurement",  # the convention's name would be too long for PostgreSQL
         ),
-        *positive("batch_size", "micro_batch_size", "step_seconds", "eval_every_steps"),
+        *positive("batch_size", "micro_batch_size", "world_size", "step_seconds", "eval_every_steps"),
         *not_negative("evaluation_seconds", "steps_timed", "update_seconds", "step", "noise_passes", "noise_seconds"),
         *at_most_one("host_bound_share"),
     )
@@ -251,6 +252,7 @@ class ProbeRow(Base, holds=(StepTime, NoiseMeasurement)):
     measured_at: Mapped[datetime]
     batch_size: Mapped[int]
     micro_batch_size: Mapped[int]
+    world_size: Mapped[int] = mapped_column(server_default=text("1"))
     step_seconds: Mapped[float | None]
     out_of_memory: Mapped[bool]
     eval_every_steps: Mapped[int | None]
@@ -270,9 +272,10 @@ class VisitRow(Base, holds=(Visit,)):
             "visit",
             "batch_size",
             "micro_batch_size",
+            "world_size",
             name="uq_bss_visit_measurement",  # the convention's name would be too long for PostgreSQL
         ),
-        *positive("visit", "batch_size", "micro_batch_size", "step_seconds"),
+        *positive("visit", "batch_size", "micro_batch_size", "world_size", "step_seconds"),
         *at_most_one("host_bound_share"),
     )
 
@@ -280,6 +283,7 @@ class VisitRow(Base, holds=(Visit,)):
     study_id: Mapped[StudyId]
     environment_id: Mapped[EnvironmentId]
     visit: Mapped[int]
+    world_size: Mapped[int] = mapped_column(server_default=text("1"))
     measured_at: Mapped[datetime]
     contended: Mapped[bool] = mapped_column(server_default=false())
 

@@ -96,11 +96,18 @@ class ProbeStore(StorePart):
         return [from_columns(Visit, {**row, "visit": numbers[row["environment_id"], row["visit"]]}) for row in rows]
 
     @patiently
-    def by_batch_size(self, study: str, environment: Environment | None = None) -> dict[int, ProbeRecord]:
-        """Step times by batch size over all visits, for the largest timed split within `memory_boundary`, if any."""
+    def by_batch_size(
+        self, study: str, environment: Environment | None = None, world_size: int | None = None
+    ) -> dict[int, ProbeRecord]:
+        """Step times by batch size over all visits, for the largest timed split within `memory_boundary`, if any.
+
+        ``world_size`` is by default the search's, the least.
+        """
         with self._database.reading_study(study) as (connection, study_id):
             rows = connection.execute(PROBES.where(ProbeRow.study_id == study_id)).mappings()
             timed = [from_columns(ProbeRecord, row, absent="error") for row in rows]
+            wanted = world_size or min((one.world_size for one in timed), default=1)
+            timed = [one for one in timed if one.world_size == wanted]
             found = in_force(timed, self._boundary(connection, study_id, environment)).values()
             timed = with_intervals(with_visits(found, self._visits(connection, study_id)))
             return {one.batch_size: one for one in timed}
@@ -252,6 +259,7 @@ class ProbeStore(StorePart):
             "kind": kind,
             "batch_size": columns["batch_size"],
             "micro_batch_size": columns["micro_batch_size"],
+            "world_size": columns.get("world_size", 1),
         }
 
 

@@ -258,6 +258,7 @@ def test_what_a_spec_leaves_out_has_its_default() -> None:
             "threads": 1,
             "device": "auto",
             "hang_seconds": 300.0,
+            "devices": [1],
             "memory_limit_gib": None,
             "address": None,
         },

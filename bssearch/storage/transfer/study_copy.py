@@ -171,6 +171,9 @@ _SPECIAL: Mapping[str, Any] = {
 }
 
 
+_ABSENT: Mapping[type, Any] = {bool: False, int: 1}  # in files of earlier versions: `contended`, `world_size`
+
+
 def _field(column: Column[Any]) -> tuple[Any, Any]:
     if isinstance(column.type, Sentences):
         return Annotated[tuple[_Line, ...], Field(max_length=MOST_SENTENCES)], ()
@@ -178,7 +181,7 @@ def _field(column: Column[Any]) -> tuple[Any, Any]:
     found = _SPECIAL.get(column.name, _TYPES.get(python_type, python_type))
     if column.nullable:
         return found | None, None
-    return found, False if python_type is bool and column.server_default is not None else ...
+    return found, ... if column.server_default is None else _ABSENT.get(python_type, ...)
 
 
 def _layout(kind: Kind, table: Table, *keys: str) -> Layout:
@@ -187,7 +190,7 @@ def _layout(kind: Kind, table: Table, *keys: str) -> Layout:
     return Layout(table, keys, create_model(kind.value, __config__=ConfigDict(extra="forbid"), **ordered))
 
 
-_SPLIT = "environment", "batch_size", "micro_batch_size"
+_SPLIT = "environment", "batch_size", "micro_batch_size", "world_size"
 
 LAYOUTS: Mapping[Kind, Layout] = {
     Kind.ENVIRONMENT: _layout(Kind.ENVIRONMENT, EnvironmentRow.__table__, "digest"),
