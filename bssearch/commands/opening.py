@@ -522,6 +522,7 @@ def _local(spec: StudySpec, launch: Launch, given: Any) -> Executor:
         slots=spec.executor.slots,
         threads=spec.executor.threads,
         device=spec.executor.device,
+        devices=spec.executor.devices,
         hang_seconds=spec.executor.hang_seconds,
         training=spec.training,
         memory_limit_bytes=spec.executor.memory_limit_bytes,
