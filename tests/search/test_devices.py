@@ -11,7 +11,9 @@ from pydantic import ValidationError
 from bssearch.analysis.answer import Answer
 from bssearch.analysis.headline import about_devices
 from bssearch.commands.launch import Launch
+from bssearch.commands.plan import plan_scale
 from bssearch.commands.run import run_study
+from bssearch.errors import UsageError
 from bssearch.records import Configuration, Phase
 from bssearch.storage.repository import open_store
 from tests.factories import make_spec
@@ -105,6 +107,17 @@ def test_of_one_number_of_devices_every_trial_has_that_many(tmp_path: Path) -> N
         (study,) = store.studies.all()
         assert {trial.phase for trial in store.trials.of(study.name)} == {Phase.SEARCH, Phase.CONFIRM}
         assert {one.world_size for one in store.probes.step_times(study.name)} == {2}
+
+
+def test_a_plan_for_more_devices_takes_the_measured_time_of_the_reduction(tmp_path: Path) -> None:
+    run([1, 2], tmp_path, Node(reduce=0.003))
+    found = plan_scale(devices=2, batch=64, study="toy", db=url_in(tmp_path))
+    assert found.rows[1].communication_s == pytest.approx(0.003, rel=0.02)
+    assert found.rows[1].step_s == pytest.approx(0.001 + 0.0001 * 32 + 0.003, rel=0.02)
+    (tmp_path / "one").mkdir()
+    run(1, tmp_path / "one", Node())
+    with pytest.raises(UsageError, match="exchange gradients: give bandwidth_gb_s and parameters"):
+        plan_scale(devices=2, batch=64, study="toy", db=url_in(tmp_path / "one"))
 
 
 @pytest.mark.parametrize(
