@@ -14,7 +14,7 @@ from bssearch.analysis.answer import OnDevices, Ratio
 from bssearch.analysis.law.batch_model import LawFit
 from bssearch.analysis.optimum import Candidate, Estimate, Verdict, half_width, median_steps, of_runs
 from bssearch.records import Phase, ProbeRecord, TrialRecord, grouped
-from bssearch.records.intervals import FEWEST_RUNS, student_t
+from bssearch.records.intervals import student_t
 
 Part = tuple[float, float]  # (variance of a logarithm, degrees of freedom)
 
@@ -66,7 +66,7 @@ def by_devices(
         if world_size != searched:
             cells = (_cell(one, verdict, law, _measured(runs, one)) for one in here)
             if known := [one for one in cells if one is not None]:
-                best[world_size] = min(known, key=lambda one: one.seconds)
+                best[world_size] = min(known, key=lambda one: one.predicted)
     rows = [_row(cell, base, single) for cell in best.values()]
     return [one.model_copy(update={"on_front": _is_on_front(one, rows)}) for one in rows]
 
@@ -87,17 +87,24 @@ def _cell(probe: ProbeRecord, verdict: Verdict, law: LawFit | None, measured: Es
 
 
 def _steps(verdict: Verdict, law: LawFit | None, batch_size: int) -> tuple[float, Sequence[Part]] | None:
-    # Median steps of confirmation runs, else the law's: a single search trial was chosen for its luck.
+    # Median steps of the runs and steps by the law, weighted by their precision. Where the law fits, a single search
+    # trial does not count: it was chosen for its luck.
+    known: list[tuple[float, float]] = []
     candidate, deviation = verdict.by_batch.get(batch_size), verdict.seed_deviation or 0.0
+    fits = law is not None and law.verdict == "fits" and batch_size <= law.largest_batch
     steps = None if candidate is None else median_steps(candidate)
-    runs = 0 if candidate is None else len(candidate.runs)
-    if steps is not None and runs >= FEWEST_RUNS:
-        return steps, of_runs(deviation, 0.0, runs)
-    if law is not None and law.verdict == "fits" and batch_size <= law.largest_batch:
-        expected, ends = law.steps(batch_size), law.steps_interval(batch_size)
-        half = 0.0 if ends is None else math.log(ends[1] / ends[0]) / 2
-        return expected, [((half / student_t(math.inf)) ** 2, math.inf)]
-    return None if steps is None else (steps, [(deviation**2, math.inf)])
+    if candidate is not None and steps is not None and (candidate.is_confirmed or not fits):
+        known.append((math.log(steps), deviation**2 / len(candidate.runs)))
+    if law is not None and fits and (ends := law.steps_interval(batch_size)) is not None:
+        half = math.log(ends[1] / ends[0]) / 2
+        known.append((math.log(law.steps(batch_size)), (half / student_t(math.inf)) ** 2))
+    if not known:
+        return None
+    if exact := [log for log, variance in known if variance == 0]:
+        return math.exp(exact[0]), []
+    precision = math.fsum(1 / variance for _, variance in known)
+    log = math.fsum(log / variance for log, variance in known) / precision
+    return math.exp(log), [(1 / precision, math.inf)]
 
 
 def _row(cell: Cell, base: Cell, single: Mapping[int, ProbeRecord]) -> OnDevices:
