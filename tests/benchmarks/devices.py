@@ -108,7 +108,7 @@ def main(studies: int = 60, first_seed: int = 0) -> bool:
         node = Node(seed=seed)
         found = answer_of(node)
         best_at = {row.batch_size: row.best.parameters for row in found.batches if row.best is not None}
-        rates = {size: float(not_none(parameters["learning_rate"])) for size, parameters in best_at.items()}
+        rates = {size: float(str(parameters["learning_rate"])) for size, parameters in best_at.items()}
         true = [node.truth(one.batch_size, one.world_size, rates.get(one.batch_size)) for one in found.by_devices]
         for one, seconds in zip(found.by_devices, true, strict=True):
             sizes = [size for size in SIZES if size % one.world_size == 0]
