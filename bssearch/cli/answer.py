@@ -37,7 +37,7 @@ from bssearch.commands.best import ScheduledTraining, training_loop
 from bssearch.records import Goal
 from bssearch.records.text import noise_scale, number, plural, visible, with_precision
 from bssearch.settings import DATABASE_URL_VARIABLE
-from bssearch.storage.connection.urls import masked
+from bssearch.storage.connection.engine import masked
 
 TIME_COLUMN = "time_to_target"
 BATCH_COLUMNS = ("batch", TIME_COLUMN, "steps", "ms/step", "learning_rate", "regime", "trials")

@@ -68,7 +68,7 @@ def best(
     precision: PrecisionFilter = None,
 ) -> None:
     """Print the best batch size, its configuration and its certainty."""
-    from bssearch.commands.across.databases import StudyFilter
+    from bssearch.commands.across.answers import StudyFilter
 
     if export is not None:
         exclude(f"--export {export}", {f"--format {form}": form is not Format.TABLE})
@@ -86,8 +86,7 @@ def best(
     if about_many or (study is None and asked.metric is not None):
         if export is not None:
             raise UsageError("--export takes one study", hint="name it: bssearch best STUDY --export …")
-        from bssearch.commands.across.answers import ANSWERED, answers_in
-        from bssearch.commands.across.databases import open_databases
+        from bssearch.commands.across.answers import ANSWERED, answers_in, open_databases
 
         with open_databases(db) as stores:
             every = answers_in(stores, asked)

@@ -64,7 +64,7 @@ def list_studies(
     precision: PrecisionFilter = None,
 ) -> None:
     """List the studies of one or more databases."""
-    from bssearch.commands.across.databases import StudyFilter, open_databases, study_rows
+    from bssearch.commands.across.answers import StudyFilter, open_databases, study_rows
 
     asked = StudyFilter.of(workload=workload, device=device, target=target, objective=objective, precision=precision)
     with open_databases(db) as stores:
@@ -266,7 +266,7 @@ def compare(
 ) -> None:
     """Show studies of one task side by side."""
     from bssearch.commands import report as reporting
-    from bssearch.commands.across.databases import found_study, open_databases
+    from bssearch.commands.across.answers import found_study, open_databases
 
     if len(studies) < 2:
         raise UsageError(f"compare takes two studies or more, not only {studies[0]!r}")

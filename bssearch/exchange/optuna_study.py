@@ -49,7 +49,7 @@ from bssearch.spec.reader import spec_of
 from bssearch.spec.space import Dimension, SearchSpace
 from bssearch.spec.space.domains import RelativeLearningRate, is_number
 from bssearch.spec.space.search_space import REFERENCE_LEARNING_RATE
-from bssearch.storage.connection.urls import masked, parse_url, shown, sqlite_file, without_secrets
+from bssearch.storage.connection.engine import masked, parse_url, shown, sqlite_file, without_secrets
 from bssearch.storage.repository import Store, open_store
 
 METRIC_NAMES = "study:metric_names"

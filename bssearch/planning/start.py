@@ -13,9 +13,8 @@ import yaml
 from pydantic import model_validator
 
 from bssearch.errors import LaunchError
-from bssearch.planning.memory.numbers import what_fits
 from bssearch.planning.memory.parameters import FORMATS, parameter_bytes
-from bssearch.planning.memory.request import GIB, HEADROOM, MIB, MemoryPlanRequest
+from bssearch.planning.memory.request import GIB, HEADROOM, MIB, MemoryPlanRequest, what_fits
 from bssearch.planning.requests import (
     Count,
     Finite,

@@ -18,10 +18,17 @@ from sqlalchemy import URL, Connection, Function, Select, bindparam, func, selec
 from bssearch.errors import BSSearchError, DatabaseError
 from bssearch.records import Environment, to_json
 from bssearch.storage import migrate
-from bssearch.storage.columns import to_columns
-from bssearch.storage.connection.engine import create_engine_for, looking, reading, translated, writing
-from bssearch.storage.connection.urls import ConnectionLostError, masked, shown
-from bssearch.storage.models import EnvironmentRow, StudyRow
+from bssearch.storage.connection.engine import (
+    ConnectionLostError,
+    create_engine_for,
+    looking,
+    masked,
+    reading,
+    shown,
+    translated,
+    writing,
+)
+from bssearch.storage.models import EnvironmentRow, StudyRow, to_columns
 from bssearch.storage.statements import insert_if_absent, no_study
 
 # Seconds: longer than a server takes to restart or be replaced.

@@ -34,7 +34,6 @@ from sqlalchemy import (
 )
 from sqlalchemy.types import NullType, TypeEngine
 
-from bssearch.storage.columns import json_fault
 from bssearch.storage.connection.engine import from_json
 from bssearch.storage.models import (
     BranchRow,
@@ -46,6 +45,7 @@ from bssearch.storage.models import (
     StudyRow,
     TrialRow,
     VisitRow,
+    json_fault,
 )
 
 # Measured numbers lie between the inverse of this number and this number.

@@ -22,9 +22,20 @@ from bssearch.records import (
 from bssearch.records.step_times import step_seconds_of, with_intervals, with_step_time, with_visits
 from bssearch.spec import StudySpec
 from bssearch.spec.space import MemoryBoundary, in_force
-from bssearch.storage.columns import column_types, from_columns, now, to_columns
 from bssearch.storage.database import Database, StorePart, patiently
-from bssearch.storage.models import BranchRow, EnvironmentRow, ProbeKind, ProbeRow, StudyRow, TrialRow, VisitRow
+from bssearch.storage.models import (
+    BranchRow,
+    EnvironmentRow,
+    ProbeKind,
+    ProbeRow,
+    StudyRow,
+    TrialRow,
+    VisitRow,
+    column_types,
+    from_columns,
+    now,
+    to_columns,
+)
 from bssearch.storage.statements import (
     ENVIRONMENTS,
     MEMORY,

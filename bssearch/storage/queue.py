@@ -28,10 +28,22 @@ from bssearch.records import TrialState, grouped
 from bssearch.records.text import shortened
 from bssearch.spec.reader import check_study_name
 from bssearch.spec.templates import EARLIEST, LATEST, NewSubmission, Submission, SubmissionState, WorkerRecord
-from bssearch.storage.columns import Sentences, StoredObject, are_finite, enum, json_fault, not_negative, now, positive
 from bssearch.storage.connection.engine import from_json, lock_tables
 from bssearch.storage.database import StorePart, limit_silence, patiently
-from bssearch.storage.models import Base, Id, StudyRow, TrialRow
+from bssearch.storage.models import (
+    Base,
+    Id,
+    Sentences,
+    StoredObject,
+    StudyRow,
+    TrialRow,
+    are_finite,
+    enum,
+    json_fault,
+    not_negative,
+    now,
+    positive,
+)
 from bssearch.storage.statements import insert_if_absent
 
 

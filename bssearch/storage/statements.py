@@ -38,9 +38,9 @@ from bssearch.records import (
     Visit,
 )
 from bssearch.settings import in_parent_folder
-from bssearch.storage.columns import PREFIXES, column_types, database_now, from_columns
-from bssearch.storage.connection.urls import masked
+from bssearch.storage.connection.engine import masked
 from bssearch.storage.models import (
+    PREFIXES,
     Base,
     ClaimRow,
     EnvironmentRow,
@@ -50,6 +50,9 @@ from bssearch.storage.models import (
     StudyRow,
     TrialRow,
     VisitRow,
+    column_types,
+    database_now,
+    from_columns,
 )
 
 

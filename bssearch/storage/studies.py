@@ -30,9 +30,19 @@ from bssearch.records import (
     spec_digest,
 )
 from bssearch.spec.reader import check_study_name
-from bssearch.storage.columns import now, paths, to_columns
 from bssearch.storage.database import Database, StorePart, patiently
-from bssearch.storage.models import FindingRow, ObservationRow, ProbeRow, SpecRow, StudyRow, TrialRow, VisitRow
+from bssearch.storage.models import (
+    FindingRow,
+    ObservationRow,
+    ProbeRow,
+    SpecRow,
+    StudyRow,
+    TrialRow,
+    VisitRow,
+    now,
+    paths,
+    to_columns,
+)
 from bssearch.storage.queue import SubmissionRow, refuse_queued, rename_submission
 from bssearch.storage.statements import (
     STUDIES,

@@ -14,9 +14,21 @@ from sqlalchemy.exc import IntegrityError
 
 from bssearch.errors import DatabaseError, UsageError
 from bssearch.records import Environment, Lease, Observation, Phase, TrialOutcome, TrialPlan, TrialRecord, TrialState
-from bssearch.storage.columns import database_now, database_started, from_columns, now, to_columns
 from bssearch.storage.database import Database, StorePart, patiently
-from bssearch.storage.models import ClaimRow, EnvironmentRow, LogRow, ObservationRow, SpecRow, StudyRow, TrialRow
+from bssearch.storage.models import (
+    ClaimRow,
+    EnvironmentRow,
+    LogRow,
+    ObservationRow,
+    SpecRow,
+    StudyRow,
+    TrialRow,
+    database_now,
+    database_started,
+    from_columns,
+    now,
+    to_columns,
+)
 from bssearch.storage.probes import ProbeStore
 from bssearch.storage.statements import (
     ENVIRONMENTS,

@@ -12,8 +12,17 @@ from typing import Any
 from urllib.parse import urlencode
 
 from bssearch.analysis.answer import Answer
-from bssearch.commands.across.answers import ANSWERED, answered_row, answers_in, in_words as agreement_in_words
-from bssearch.commands.across.databases import StudyFilter, device_of, found_study, precision_of, study_rows
+from bssearch.commands.across.answers import (
+    ANSWERED,
+    StudyFilter,
+    answered_row,
+    answers_in,
+    device_of,
+    found_study,
+    in_words as agreement_in_words,
+    precision_of,
+    study_rows,
+)
 from bssearch.commands.report import COMPARED, compare, compared_row, picture_of
 from bssearch.commands.rerun import Reproduction, reproduction
 from bssearch.commands.trials import Status, status

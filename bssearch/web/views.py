@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from bssearch.commands.across.databases import found_study, open_databases
+from bssearch.commands.across.answers import found_study, open_databases
 from bssearch.errors import NotFoundError, UsageError
 from bssearch.storage.repository import Store
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from bssearch.commands.across.databases import open_databases
+from bssearch.commands.across.answers import open_databases
 from bssearch.errors import BSSearchError, DatabaseError
 from bssearch.records import Configuration
 from bssearch.records.text import LONGEST_TEXT
-from bssearch.storage.columns import MOST_SENTENCES
+from bssearch.storage.models import MOST_SENTENCES
 from bssearch.storage.repository import open_store
 from tests.factories import make_curve, make_plan
 from tests.schema import execute

@@ -30,8 +30,8 @@ from bssearch.records import (
     TrialState,
     Visit,
 )
-from bssearch.storage.columns import PREFIXES, column_types, from_columns, layout, to_columns
 from bssearch.storage.models import (
+    PREFIXES,
     Base,
     BranchRow,
     EnvironmentRow,
@@ -40,6 +40,10 @@ from bssearch.storage.models import (
     StudyRow,
     TrialRow,
     VisitRow,
+    column_types,
+    from_columns,
+    layout,
+    to_columns,
 )
 from bssearch.storage.repository import Store, open_store
 from bssearch.storage.trials import start_trial

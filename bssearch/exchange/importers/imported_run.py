@@ -511,7 +511,7 @@ def import_study(
 
 
 def _of_database(url: str, names: Collection[str] | None, notes: list[str]) -> list[Copy]:
-    from bssearch.storage.connection.urls import parse_url, sqlite_file
+    from bssearch.storage.connection.engine import parse_url, sqlite_file
     from bssearch.storage.repository import open_store
 
     file = sqlite_file(parse_url(url))
@@ -527,6 +527,6 @@ def _of_database(url: str, names: Collection[str] | None, notes: list[str]) -> l
 
 
 def _shown(source: str) -> str:
-    from bssearch.storage.connection.urls import masked, parse_url
+    from bssearch.storage.connection.engine import masked, parse_url
 
     return masked(parse_url(source)) if "://" in source else source

@@ -20,10 +20,11 @@ from torch import nn
 from bssearch.errors import CheckpointError, UsageError
 from bssearch.executors.base import Assign
 from bssearch.executors.loops.assignment import Assignment, Evaluate, Line, Metrics, ended_by, number_of
-from bssearch.executors.loops.loop_noise import NoiseNearTarget
 from bssearch.records import (
+    Configuration,
     GradientNoise,
     Observation,
+    Target,
     TrialEnded,
     TrialObserved,
     TrialOutcome,
@@ -31,13 +32,40 @@ from bssearch.records import (
     TrialState,
     is_metric,
 )
+from bssearch.training.advisor import BatchAdvisor, ranks_together
 from bssearch.training.clock import Clock, Ledger
 from bssearch.training.contention import ContentionMeter, CorePace, ReferenceKernel, cpu_use
-from bssearch.training.course import Course, Ending, first_line, not_finite, paused, where
+from bssearch.training.course import Approach, Course, Ending, first_line, not_finite, paused, where
 from bssearch.training.loop import TESTED_STATES
 from bssearch.training.memory import peak_memory_meter
 from bssearch.training.nvml import DeviceMeter
 from bssearch.training.trial_checkpoint import Checkpoint, RandomState, Saved, SavedPart, identity_of
+
+
+class NoiseNearTarget:
+    """Gradient noise scale of a loop's steps near the target, from their micro-batches; see `BatchAdvisor`."""
+
+    def __init__(self, modules: Sequence[nn.Module], now: Configuration, target: Target) -> None:
+        self._advisor = BatchAdvisor(nn.ModuleList(modules), now.batch_size, micro_batches=now.accumulation_steps)
+        self._approach = Approach(target)
+        self._is_near = False
+
+    def evaluated(self, metric: float) -> None:
+        """Measure the next steps if the metric is near the target."""
+        self._is_near = self._approach.is_near(metric) and ranks_together() == 1
+        if not self._is_near:
+            self._advisor.close()
+
+    def stepped(self) -> None:
+        """Record a step."""
+        if self._is_near:
+            self._advisor.step()
+
+    def result(self) -> GradientNoise:
+        """The noise scale and its moments."""
+        self._advisor.close()
+        return self._advisor.noise
+
 
 WARM_UP_STEPS = 3  # first steps, whose excess time over later steps is not training time
 

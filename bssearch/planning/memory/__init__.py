@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from bssearch.planning.memory.numbers import plan_numbers
-from bssearch.planning.memory.request import MemoryPlan, MemoryPlanRequest
+from bssearch.planning.memory.request import MemoryPlan, MemoryPlanRequest, plan_numbers
 from bssearch.planning.requests import planned
 
 __all__ = ["MemoryPlan", "MemoryPlanRequest", "plan_memory"]

@@ -42,22 +42,26 @@ from bssearch.records import Environment, StudyRecord, TrialState, spec_digest
 from bssearch.records.text import LONGEST_TEXT
 from bssearch.spec.model import IMPORTED
 from bssearch.spec.reader import check_study_name, spec_of
-from bssearch.storage.columns import MOST_SENTENCES, Sentences, from_columns, json_fault, to_columns
 from bssearch.storage.connection.engine import from_json
 from bssearch.storage.database import environment_digest
 from bssearch.storage.integrity import LARGEST, LARGEST_WHOLE, OF_SCALARS, shown, storage_type
 from bssearch.storage.migrate import REVISIONS, SCHEMA_HEAD, UNRELEASED
 from bssearch.storage.models import (
+    MOST_SENTENCES,
     BranchRow,
     EnvironmentRow,
     FindingRow,
     LogRow,
     ObservationRow,
     ProbeRow,
+    Sentences,
     SpecRow,
     StudyRow,
     TrialRow,
     VisitRow,
+    from_columns,
+    json_fault,
+    to_columns,
 )
 from bssearch.storage.statements import insert_if_absent, is_running, of_its_kind, raise_revision
 from bssearch.storage.trials import ended_by
