@@ -6,7 +6,7 @@ import functools
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import MappingProxyType
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import nn
@@ -20,6 +20,9 @@ from bssearch.training.contention import CorePace
 from bssearch.workloads.base import Workload
 from bssearch.workloads.data import mapped
 
+if TYPE_CHECKING:
+    from bssearch.training.ranks import Ranks
+
 NO_PARAMETERS: Mapping[str, ParameterValue] = MappingProxyType({})
 
 
@@ -27,8 +30,8 @@ class Computation:
     """A study's training settings on one device.
 
     Construction sets process-wide switches (tf32, cuDNN benchmarking, deterministic algorithms). `fallback` clears
-    ``compiles`` and sets ``given_up``; ``warnings`` apply to later trials. Raises `LaunchError` if the device lacks the
-    precision.
+    ``compiles`` and sets ``given_up``; ``warnings`` apply to later trials. ``ranks`` are set while a trial has several.
+    Raises `LaunchError` if the device lacks the precision.
     """
 
     def __init__(self, device: torch.device, settings: TrainingSpec | None = None) -> None:
@@ -39,6 +42,7 @@ class Computation:
         self.compiles = settings.compile != "none"
         self.warnings: list[str] = []
         self.given_up: str | None = None
+        self.ranks: Ranks | None = None
         self.core = CorePace() if device.type == "cpu" else None
         self._model: nn.Module | None = None
         self._places: dict[str, torch.Tensor] = {}
