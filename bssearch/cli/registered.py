@@ -29,7 +29,7 @@ from bssearch.cli.arguments import (
 )
 from bssearch.cli.output import Format, FormatOption, console, note, print_named, print_table, show, write
 from bssearch.commands.launch import Launch
-from bssearch.errors import UsageError
+from bssearch.errors import UsageError, require
 from bssearch.records import TrialState
 from bssearch.registry import Option
 
@@ -353,8 +353,7 @@ def _asked(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _write_spec(text: str, path: Path) -> None:
-    if path.suffix not in {".yaml", ".yml"}:
-        raise UsageError(f"--out {path} must end in .yaml or .yml")
+    require(path.suffix in {".yaml", ".yml"}, f"--out {path} must end in .yaml or .yml")
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)

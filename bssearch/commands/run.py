@@ -26,7 +26,7 @@ from bssearch.analysis.rules.audit import (
 from bssearch.commands.best import Answer
 from bssearch.commands.launch import HERE, Launch
 from bssearch.commands.opening import GivenSpec, OpenStudy, loaded, opened
-from bssearch.errors import UsageError, WorkloadError, problem_in_words
+from bssearch.errors import UsageError, WorkloadError, problem_in_words, require
 from bssearch.records import Phase, TrialPlan, TrialRecord, TrialState
 from bssearch.search import after_search, confirmation as confirm
 from bssearch.search.calibration import COMPARING_VISITS, default_at
@@ -56,11 +56,11 @@ def run_study(spec: GivenSpec, launch: Launch = HERE, *, from_quick: bool = Fals
         print(answer.optimal.batch_size)
     """
     spec, launch = loaded(spec, launch)
-    if from_quick and not objective_of(spec).trials_race:
-        raise UsageError(
-            f"objective = {spec.objective!r}: a quick answer gives seconds to a target, the search does not",
-            hint="run the study without --from-quick",
-        )
+    require(
+        not from_quick or objective_of(spec).trials_race,
+        f"objective = {spec.objective!r}: a quick answer gives seconds to a target, the search does not",
+        hint="run the study without --from-quick",
+    )
     with opened(spec, launch, reports=True) as study:
         known = stored_quick(study.store, spec.name) or stored_end(study.store, spec.name)
         if from_quick and known is None:
