@@ -228,8 +228,10 @@ def export(
     """Write studies for other programs or another database."""
     exporter = registry.load("exporters", to)
     names = studies or [study_name(db, None)]
-    if file is not None and len(names) > 1:
-        raise UsageError(f"--file = {file} takes one study, but {len(names)} are given: {', '.join(names)}")
+    require(
+        file is None or len(names) <= 1,
+        f"--file = {file} takes one study, but {len(names)} are given: {', '.join(names)}",
+    )
     with store_to_read(db) as store:
         made = [exporter(store, study, file) for study in names]
     print_named([{"written": line} for one in made for line in one.written], ["written"], form)

@@ -116,8 +116,10 @@ def _point(spec: StudySpec, path: Path, at: int | None) -> BranchPoint:
 
 
 def _check_known(spec: StudySpec, point: BranchPoint, *, several: bool) -> None:
-    if point.samples is not None and point.samples > MOST_SAMPLES:
-        raise UsageError(f"checkpoint {point.path}: {point.samples} samples must be <= {MOST_SAMPLES}")
+    require(
+        point.samples is None or point.samples <= MOST_SAMPLES,
+        f"checkpoint {point.path}: {point.samples} samples must be <= {MOST_SAMPLES}",
+    )
     if point.samples is None and (several or _horizon(spec) is not None):
         why = "the samples distinguish several checkpoints" if several else "the learning rate's schedule needs them"
         raise UsageError(

@@ -348,11 +348,11 @@ def named(spec: StudySpec, given: GivenWorkload | None, launch: Launch, *, keeps
     )
     keeps_name = keeps_name and spec.workload != GIVEN_IN_PYTHON
     said = spec.workload_settings
-    if given.settings is not None and given.settings != said and (said or keeps_name):
-        raise UsageError(
-            f"workload_settings = {said} of study {spec.name!r} are not those of the workload given: {given.settings}",
-            hint="give the class, which is called with them, or another object",
-        )
+    require(
+        given.settings is None or given.settings == said or (not said and not keeps_name),
+        f"workload_settings = {said} of study {spec.name!r} are not those of the workload given: {given.settings}",
+        hint="give the class, which is called with them, or another object",
+    )
     return spec if keeps_name else with_workload(spec, given)
 
 

@@ -103,8 +103,10 @@ def with_confirmation(
     stored = spec.confirm
     if runs is None and not stored.runs:
         runs = ConfirmSpec().runs
-    if runs is not None and runs < stored.runs:
-        raise UsageError(f"--runs {runs} must be >= confirm.runs = {stored.runs} of the stored study {spec.name!r}")
+    require(
+        runs is None or runs >= stored.runs,
+        f"--runs {runs} must be >= confirm.runs = {stored.runs} of the stored study {spec.name!r}",
+    )
     if runs is not None and max_runs is None and stored.max_runs is not None and runs > stored.max_runs:
         max_runs = runs
     asked = {"runs": runs, "max_runs": max_runs, "train_seconds": train_seconds}
@@ -194,8 +196,7 @@ def audit_study(
 
     Example: ``print(bssearch.audit_study("study.yaml").rules)``
     """
-    if runs is not None and runs < 1:
-        raise UsageError(f"runs = {runs} must be >= 1")
+    require(runs is None or runs >= 1, f"runs = {runs} must be >= 1")
     if train_seconds is not None and not 0 <= train_seconds < math.inf:
         raise UsageError(f"train_seconds = {train_seconds:g} must be a finite number >= 0")
     spec, launch = loaded(spec, launch)

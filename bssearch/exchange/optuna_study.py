@@ -132,8 +132,7 @@ def _check_numbers(trial: FrozenTrial) -> None:
 
 def _check_file(url: URL) -> None:
     path = sqlite_file(url)
-    if path is not None and path.is_dir():
-        raise UsageError(f"{path} is a folder, not a database")
+    require(path is None or not path.is_dir(), f"{path} is a folder, not a database")
     if path is not None and not path.exists():
         raise NotFoundError(f"no file {str(path)!r}")
 
@@ -186,8 +185,7 @@ def _named(study: str | None, names: list[str], url: URL) -> str:
     listed = ", ".join(map(repr, sorted(names))) or "none"
     if study is None and len(names) == 1:
         return names[0]
-    if study is None and names:
-        raise UsageError(f"name the Optuna study: {shown(url)} has {listed}")
+    require(study is not None or not names, f"name the Optuna study: {shown(url)} has {listed}")
     require(
         study in names,
         f"no Optuna study{'' if study is None else f' {study!r}'} in {shown(url)}: it has {listed}",

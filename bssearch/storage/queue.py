@@ -319,11 +319,11 @@ class QueueStore(StorePart):
 def refuse_queued(connection: Connection, name: str, doing: str) -> None:
     """Raise `UsageError` if a study is queued: a worker would create it again."""
     state = connection.scalar(select(SubmissionRow.state).where(SubmissionRow.name == name))
-    if state is not None and not state.is_over:
-        raise UsageError(
-            f"the study {name!r} cannot be {doing}: it is queued and {state}",
-            hint=f"bssearch queue cancel {name}",
-        )
+    require(
+        state is None or state.is_over,
+        f"the study {name!r} cannot be {doing}: it is queued and {state}",
+        hint=f"bssearch queue cancel {name}",
+    )
 
 
 def rename_submission(connection: Connection, old: str, new: str) -> None:

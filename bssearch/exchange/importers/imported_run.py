@@ -514,8 +514,7 @@ def _of_database(url: str, names: Collection[str] | None, notes: list[str]) -> l
     from bssearch.storage.repository import open_store
 
     file = sqlite_file(parse_url(url))
-    if file is not None and not file.exists():
-        raise NotFoundError(f"no file {_shown(url)}")
+    require(file is None or file.exists(), f"no file {_shown(url)}", error=NotFoundError)
     with open_store(url, write=False) as store:
         there = {one.name: one for one in store.studies.summaries()}
         if names:

@@ -246,15 +246,17 @@ def import_optuna(
     from bssearch.exchange.optuna_study import default_name, read_optuna_study
 
     found = _one_objective(read_optuna_study(file, study), metric)
-    if samples_per_epoch is not None and steps != EPOCH:
-        raise UsageError(f"--samples-per-epoch = {samples_per_epoch} needs --steps {EPOCH}")
+    require(
+        samples_per_epoch is None or steps == EPOCH, f"--samples-per-epoch = {samples_per_epoch} needs --steps {EPOCH}"
+    )
     reader = _reader(found, metric, target, goal, param or [], seconds, steps)
     if steps == SAMPLES:
         reader, steps, samples_per_epoch = replace(reader, steps=EPOCH, reports=ReportSteps()), EPOCH, 1
-    if steps == EPOCH and samples_per_epoch is None:
-        raise UsageError(
-            f"--steps {EPOCH}: how many samples an epoch has is not known", hint="--samples-per-epoch N says it"
-        )
+    require(
+        steps != EPOCH or samples_per_epoch is not None,
+        f"--steps {EPOCH}: how many samples an epoch has is not known",
+        hint="--samples-per-epoch N says it",
+    )
     reader = replace(reader, samples_per_epoch=samples_per_epoch, figures_at=figures_at, batch_size=batch_size)
     runs, notes = reader.runs(found.trials)
     runs = [replace(run, device=device or reader.device, precision=precision) for run in runs]

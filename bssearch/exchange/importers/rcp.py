@@ -144,12 +144,12 @@ class _Entry:
             return
         configuration = self._configuration()
         precision = self.fields.get("precision")
-        if self.counts_epochs and per_epoch is None:
-            raise UsageError(
-                f"the file counts epochs, but not the samples per epoch of "
-                f"{self.benchmark or 'the benchmark'} ({self.place})",
-                hint="add --samples-per-epoch N, or 1 if the values are samples",
-            )
+        require(
+            not self.counts_epochs or per_epoch is not None,
+            f"the file counts epochs, but not the samples per epoch of "
+            f"{self.benchmark or 'the benchmark'} ({self.place})",
+            hint="add --samples-per-epoch N, or 1 if the values are samples",
+        )
         for label, value in results:
             if value is None:
                 continue

@@ -428,10 +428,11 @@ NO_SHARES = (
 
 def check_scale(metrics: Sequence[float | None], target: Target, goal: Goal | None, source: str) -> None:
     """Raise `UsageError` if a metric and its target may be in percent and fractions, or if it may be a loss."""
-    if goal is None and LOSS.fullmatch(target.metric):
-        raise UsageError(
-            f"{target.metric} may be better when lower", hint=f"add --goal {Goal.MINIMIZE} or --goal {Goal.MAXIMIZE}"
-        )
+    require(
+        goal is not None or not LOSS.fullmatch(target.metric),
+        f"{target.metric} may be better when lower",
+        hint=f"add --goal {Goal.MINIMIZE} or --goal {Goal.MAXIMIZE}",
+    )
     known = [one for one in metrics if one is not None]
     if not known:
         return

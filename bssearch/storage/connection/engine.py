@@ -85,8 +85,10 @@ def parse_url(text: str | URL) -> URL:
     if driver == "sqlite":
         return _checked_sqlite(url)
     _check_at_signs(text, url)
-    if url.port is not None and not 1 <= url.port <= _LARGEST_PORT:
-        raise UsageError(f"{masked(text)!r}: the port {url.port} must be from 1 to {_LARGEST_PORT}")
+    require(
+        url.port is None or 1 <= url.port <= _LARGEST_PORT,
+        f"{masked(text)!r}: the port {url.port} must be from 1 to {_LARGEST_PORT}",
+    )
     try:
         url.get_dialect().import_dbapi()
     except ImportError as error:
