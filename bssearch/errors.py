@@ -156,6 +156,12 @@ class InterruptedRunError(BSSearchError):
     exit_code = 130
 
 
+def require(is_so: object, message: str, *, hint: str | None = None, error: type[BSSearchError] = UsageError) -> None:
+    """Raise an error unless ``is_so``."""
+    if not is_so:
+        raise error(message, hint=hint)
+
+
 # Pydantic's phrases and their replacements.
 PHRASES = {
     "Input should be ": "must be ",

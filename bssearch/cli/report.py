@@ -17,7 +17,7 @@ from bssearch.cli.arguments import (
     StudyArgument,
     WorkloadFilter,
     exclude,
-    require,
+    only_with,
     study_to_read,
 )
 from bssearch.cli.output import Format, FormatOption, console, note, print_named, print_table, show_model, write
@@ -73,7 +73,7 @@ def best(
     if export is not None:
         exclude(f"--export {export}", {f"--format {form}": form is not Format.TABLE})
     else:
-        require("--export", {"--schedule": schedule})
+        only_with("--export", {"--schedule": schedule})
     filters = {"workload": workload, "objective": objective, "precision": precision, "target": target}
     if step_times is not None:
         exclude("--step-times", {**{f"--{name}": value for name, value in filters.items()}, "--schedule": schedule})

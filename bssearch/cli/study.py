@@ -39,7 +39,7 @@ from bssearch.cli.output import (
     tell,
 )
 from bssearch.commands.launch import Launch
-from bssearch.errors import CheckpointError, UsageError
+from bssearch.errors import CheckpointError, UsageError, require
 from bssearch.records.text import plural
 
 if TYPE_CHECKING:
@@ -332,14 +332,16 @@ def delete(
         trials, observations = len(store.trials.of(study)), store.trials.observation_count(study)
         what = f"study {study} with {plural(trials, 'trial')} and {plural(observations, 'observation')}"
         if not yes:
-            if not sys.stdin.isatty():
-                raise UsageError(
-                    f"cannot ask before deleting {what}: there is no terminal",
-                    hint=f"bssearch study delete {study} --yes, or bssearch study archive {study}",
-                )
+            require(
+                sys.stdin.isatty(),
+                f"cannot ask before deleting {what}: there is no terminal",
+                hint=f"bssearch study delete {study} --yes, or bssearch study archive {study}",
+            )
             typer.echo(f"this deletes {what} from {store.masked_url} and cannot be undone", err=True)
-            if typer.prompt("type the study's name to continue", default="", show_default=False, err=True) != study:
-                raise UsageError("the name does not match; nothing was deleted")
+            require(
+                typer.prompt("type the study's name to continue", default="", show_default=False, err=True) == study,
+                "the name does not match; nothing was deleted",
+            )
         waiting = Checkpoints(store.studies.get(study))
         store.studies.delete(study)
         try:

@@ -11,10 +11,10 @@ from bssearch.analysis.law.batch_model import fit_step_time
 from bssearch.analysis.law.quick import QuickCriticalBatch
 from bssearch.analysis.shape import CriticalBatch
 from bssearch.commands.run import audit_stored
-from bssearch.errors import TargetNotReachedError, UsageError
+from bssearch.errors import TargetNotReachedError, UsageError, require
 from bssearch.exchange.importers.step_times import read_step_times
 from bssearch.planning.learning_rate import AuditedRule, LearningRatePlan, LearningRateRequest, plan_rules
-from bssearch.planning.requests import planned, read, require
+from bssearch.planning.requests import planned, read
 from bssearch.planning.scale import ScalePlan, ScaleRequest, plan_devices
 from bssearch.search.finding import answer, stored_quick
 from bssearch.settings import DEFAULT_DATABASE_URL, database_url

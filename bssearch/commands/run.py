@@ -26,7 +26,7 @@ from bssearch.analysis.rules.audit import (
 from bssearch.commands.best import Answer
 from bssearch.commands.launch import HERE, Launch
 from bssearch.commands.opening import GivenSpec, OpenStudy, loaded, opened
-from bssearch.errors import UsageError, WorkloadError, problem_in_words
+from bssearch.errors import UsageError, WorkloadError, problem_in_words, require
 from bssearch.records import Phase, TrialPlan, TrialRecord, TrialState
 from bssearch.search import after_search, confirmation as confirm, devices
 from bssearch.search.calibration import COMPARING_VISITS, default_at
@@ -56,11 +56,11 @@ def run_study(spec: GivenSpec, launch: Launch = HERE, *, from_quick: bool = Fals
         print(answer.optimal.batch_size)
     """
     spec, launch = loaded(spec, launch)
-    if from_quick and not objective_of(spec).trials_race:
-        raise UsageError(
-            f"objective = {spec.objective!r}: a quick answer gives seconds to a target, the search does not",
-            hint="run the study without --from-quick",
-        )
+    require(
+        not from_quick or objective_of(spec).trials_race,
+        f"objective = {spec.objective!r}: a quick answer gives seconds to a target, the search does not",
+        hint="run the study without --from-quick",
+    )
     with opened(spec, launch, reports=True) as study:
         known = stored_quick(study.store, spec.name) or stored_end(study.store, spec.name)
         if from_quick and known is None:
@@ -121,8 +121,10 @@ def with_confirmation(
     stored = spec.confirm
     if runs is None and not stored.runs:
         runs = ConfirmSpec().runs
-    if runs is not None and runs < stored.runs:
-        raise UsageError(f"--runs {runs} must be >= confirm.runs = {stored.runs} of the stored study {spec.name!r}")
+    require(
+        runs is None or runs >= stored.runs,
+        f"--runs {runs} must be >= confirm.runs = {stored.runs} of the stored study {spec.name!r}",
+    )
     if runs is not None and max_runs is None and stored.max_runs is not None and runs > stored.max_runs:
         max_runs = runs
     asked = {"runs": runs, "max_runs": max_runs, "train_seconds": train_seconds}
@@ -214,8 +216,7 @@ def audit_study(
 
     Example: ``print(bssearch.audit_study("study.yaml").rules)``
     """
-    if runs is not None and runs < 1:
-        raise UsageError(f"runs = {runs} must be >= 1")
+    require(runs is None or runs >= 1, f"runs = {runs} must be >= 1")
     if train_seconds is not None and not 0 <= train_seconds < math.inf:
         raise UsageError(f"train_seconds = {train_seconds:g} must be a finite number >= 0")
     spec, launch = loaded(spec, launch)

@@ -41,7 +41,7 @@ from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from bssearch.analysis.objectives import Objective, objective_of
 from bssearch.analysis.shape import parameters_of
-from bssearch.errors import BSSearchError, DatabaseError, NotFoundError, SchemaError, UsageError
+from bssearch.errors import BSSearchError, DatabaseError, NotFoundError, SchemaError, UsageError, require
 from bssearch.exchange.exporters.exports import Exported
 from bssearch.exchange.trial_rows import observations_of
 from bssearch.records import Configuration, Goal, ParameterValue, Phase, StudyRecord, TrialRecord, TrialState, grouped
@@ -132,8 +132,7 @@ def _check_numbers(trial: FrozenTrial) -> None:
 
 def _check_file(url: URL) -> None:
     path = sqlite_file(url)
-    if path is not None and path.is_dir():
-        raise UsageError(f"{path} is a folder, not a database")
+    require(path is None or not path.is_dir(), f"{path} is a folder, not a database")
     if path is not None and not path.exists():
         raise NotFoundError(f"no file {str(path)!r}")
 
@@ -186,10 +185,12 @@ def _named(study: str | None, names: list[str], url: URL) -> str:
     listed = ", ".join(map(repr, sorted(names))) or "none"
     if study is None and len(names) == 1:
         return names[0]
-    if study is None and names:
-        raise UsageError(f"name the Optuna study: {shown(url)} has {listed}")
-    if study not in names:
-        raise NotFoundError(f"no Optuna study{'' if study is None else f' {study!r}'} in {shown(url)}: it has {listed}")
+    require(study is not None or not names, f"name the Optuna study: {shown(url)} has {listed}")
+    require(
+        study in names,
+        f"no Optuna study{'' if study is None else f' {study!r}'} in {shown(url)}: it has {listed}",
+        error=NotFoundError,
+    )
     return str(study)
 
 
@@ -500,13 +501,17 @@ def _failures(url: URL, name: str) -> Iterator[None]:
 def _refuse_others(url: URL) -> None:
     path = sqlite_file(url)
     if path is not None and not path.exists():
-        if not path.absolute().parent.is_dir():
-            raise DatabaseError(f"cannot write to {path}: there is no folder {path.parent}")
+        require(
+            path.absolute().parent.is_dir(),
+            f"cannot write to {path}: there is no folder {path.parent}",
+            error=DatabaseError,
+        )
         return
     tables = table_names(url)
     hint = "give a separate database with --file; it is created if missing"
-    if "bss_study" in tables:
-        raise UsageError(f"{shown(url)} is a bssearch database; Optuna's tables need another one", hint=hint)
+    require(
+        "bss_study" not in tables, f"{shown(url)} is a bssearch database; Optuna's tables need another one", hint=hint
+    )
     taken = sorted(tables & {"alembic_version", "studies", "trials"})
     if taken and "version_info" not in tables:
         raise UsageError(f"{shown(url)} has another program's table {taken[0]!r}, whose name Optuna needs", hint=hint)

@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol, cast, get_args, runtime_checkable
 from pydantic import BaseModel, TypeAdapter
 
 from bssearch import registry
-from bssearch.errors import BSSearchError, LaunchError, UsageError, WorkloadError
+from bssearch.errors import BSSearchError, LaunchError, WorkloadError, require
 from bssearch.records import (
     Configuration,
     MemoryRequest,
@@ -180,11 +180,11 @@ class TimesSideBySide(Protocol):
 def check_threads(settings: ExecutorSettings) -> None:
     """Raise `UsageError` for more threads than CPUs."""
     cpus = os.cpu_count() or 1
-    if settings.threads > cpus:
-        raise UsageError(
-            f"executor.threads = {settings.threads} must be <= {cpus}, the CPUs of this machine",
-            hint="more threads than CPUs wait for each other",
-        )
+    require(
+        settings.threads <= cpus,
+        f"executor.threads = {settings.threads} must be <= {cpus}, the CPUs of this machine",
+        hint="more threads than CPUs wait for each other",
+    )
 
 
 def check_ranks(settings: ExecutorSettings) -> None:

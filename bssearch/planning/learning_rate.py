@@ -8,6 +8,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, model_validator
 
+from bssearch.errors import require
 from bssearch.planning.requests import (
     ADAM_LIKE,
     Count,
@@ -19,7 +20,6 @@ from bssearch.planning.requests import (
     Request,
     ShareBelowOne,
     notes_on,
-    require,
 )
 from bssearch.records.scaling import (
     LARGE_BATCH,

@@ -131,12 +131,6 @@ def planned(model: Callable[Asked, Model]) -> Callable[[Callable[[Model], Made]]
     return decorate
 
 
-def require(is_so: object, message: str) -> None:
-    """Raise `UsageError` unless ``is_so``."""
-    if not is_so:
-        raise UsageError(message)
-
-
 def shown(value: object) -> str:
     """Value for a message; huge integers by their number of digits."""
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) > LARGEST_COUNT:

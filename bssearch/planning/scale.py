@@ -17,7 +17,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from bssearch.errors import UsageError
+from bssearch.errors import UsageError, require
 from bssearch.planning.requests import (
     LARGEST_COUNT,
     MANY_STEPS,
@@ -31,7 +31,6 @@ from bssearch.planning.requests import (
     Share,
     notes_on,
     planned,
-    require,
 )
 from bssearch.records.scaling import LARGE_BATCH
 from bssearch.registry import Option

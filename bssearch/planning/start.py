@@ -12,7 +12,7 @@ from typing import Annotated, Any, Self
 import yaml
 from pydantic import model_validator
 
-from bssearch.errors import LaunchError
+from bssearch.errors import LaunchError, require
 from bssearch.planning.memory.parameters import FORMATS, parameter_bytes
 from bssearch.planning.memory.request import GIB, HEADROOM, MIB, MemoryPlanRequest, what_fits
 from bssearch.planning.requests import (
@@ -26,7 +26,6 @@ from bssearch.planning.requests import (
     Request,
     notes_on,
     planned,
-    require,
 )
 from bssearch.records.scaling import rule_of_optimizer
 from bssearch.registry import Option

@@ -14,7 +14,7 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import IntegrityError, OperationalError, ProgrammingError
 from sqlalchemy.schema import CreateIndex, CreateTable, DDLElement
 
-from bssearch.errors import DatabaseError, SchemaError, UsageError
+from bssearch.errors import DatabaseError, SchemaError, UsageError, require
 from bssearch.settings import packaged_folder
 from bssearch.storage.connection.engine import (
     ALONE,
@@ -52,12 +52,12 @@ class Roles:
     prefix: str = DEFAULT_PREFIX
 
     def __post_init__(self) -> None:
-        if not re.fullmatch(rf"(?!pg_)[a-z][a-z0-9_]{{0,{LONGEST_PREFIX - 1}}}", self.prefix):
-            raise UsageError(
-                f"invalid role prefix {self.prefix!r}",
-                hint=f"use a-z, 0-9 and _; start with a letter but not with pg_; use at most {LONGEST_PREFIX} "
-                "characters at most",
-            )
+        require(
+            re.fullmatch(rf"(?!pg_)[a-z][a-z0-9_]{{0,{LONGEST_PREFIX - 1}}}", self.prefix),
+            f"invalid role prefix {self.prefix!r}",
+            hint=f"use a-z, 0-9 and _; start with a letter but not with pg_; use at most {LONGEST_PREFIX} "
+            "characters at most",
+        )
 
     @property
     def reader(self) -> str:
@@ -191,11 +191,12 @@ def make_roles(connection: Connection, roles: Roles) -> None:
         ),
         {"names": list(roles.names)},
     ).one()
-    if found < len(roles.names) and not may_make:
-        raise DatabaseError(
-            f"{shown(connection.engine.url)}: the role {login!r} may not make other roles: it lacks CREATEROLE",
-            hint=f"ask an administrator to run the output of `{PRINT_COMMAND}` with psql",
-        )
+    require(
+        found >= len(roles.names) or may_make,
+        f"{shown(connection.engine.url)}: the role {login!r} may not make other roles: it lacks CREATEROLE",
+        hint=f"ask an administrator to run the output of `{PRINT_COMMAND}` with psql",
+        error=DatabaseError,
+    )
     _execute(connection, role_statements(roles, _schema(connection)))
 
 
@@ -433,8 +434,7 @@ def _current(engine: Engine, *, to_write: bool = False) -> str | None:
 
 def _revision(connection: Connection) -> str | None:
     revisions = list(connection.scalars(text(f"SELECT version_num FROM {VERSION_TABLE}")))
-    if len(revisions) > 1:
-        raise SchemaError(f"{VERSION_TABLE} has several revisions: {', '.join(revisions)}")
+    require(len(revisions) <= 1, f"{VERSION_TABLE} has several revisions: {', '.join(revisions)}", error=SchemaError)
     return str(revisions[0]) if revisions else None
 
 
@@ -450,28 +450,30 @@ def _check_schema_is_visible(connection: Connection) -> None:
 
 
 def _refuse_unknown(revision: str, name: str) -> None:
-    if revision in UNRELEASED:
-        raise SchemaError(
-            f"{name} was written by a pre-release version: its schema is at revision {revision}",
-            hint="with that version `bssearch export STUDY --to study --file FILE` writes each study to a file, which "
-            "`bssearch import study FILE` of this one reads into a new database",
-        )
-    if revision not in REVISIONS:
-        raise SchemaError(
-            f"{name} was written by a newer bssearch: its schema is at revision {revision}, "
-            f"this version supports up to {SCHEMA_HEAD}",
-            hint="update bssearch, or name another database with --db or BSSEARCH_DB_URL",
-        )
+    require(
+        revision not in UNRELEASED,
+        f"{name} was written by a pre-release version: its schema is at revision {revision}",
+        hint="with that version `bssearch export STUDY --to study --file FILE` writes each study to a file, which "
+        "`bssearch import study FILE` of this one reads into a new database",
+        error=SchemaError,
+    )
+    require(
+        revision in REVISIONS,
+        f"{name} was written by a newer bssearch: its schema is at revision {revision}, "
+        f"this version supports up to {SCHEMA_HEAD}",
+        hint="update bssearch, or name another database with --db or BSSEARCH_DB_URL",
+        error=SchemaError,
+    )
 
 
 def _refuse_other_roles(connection: Connection, roles: Roles) -> None:
     # Roles with another prefix would keep their rights.
     there = found_roles(connection, VERSION_TABLE)
-    if there not in {None, roles}:
-        raise UsageError(
-            f"{shown(connection.engine.url)} already has the roles {', '.join(there.names if there else ())}",
-            hint="use the same --prefix",
-        )
+    require(
+        there in {None, roles},
+        f"{shown(connection.engine.url)} already has the roles {', '.join(there.names if there else ())}",
+        hint="use the same --prefix",
+    )
 
 
 def _take_turn(connection: Connection) -> None:
@@ -526,8 +528,11 @@ def _check_references(connection: Connection) -> None:
     if connection.dialect.name != "sqlite":
         return
     broken = connection.exec_driver_sql("PRAGMA foreign_key_check").all()
-    if any(str(row[0]).startswith("bss_") for row in broken):
-        raise DatabaseError(f"the upgrade would leave {len(broken)} rows with missing references; nothing was changed")
+    require(
+        not any(str(row[0]).startswith("bss_") for row in broken),
+        f"the upgrade would leave {len(broken)} rows with missing references; nothing was changed",
+        error=DatabaseError,
+    )
 
 
 SCHEMA = "public"

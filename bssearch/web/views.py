@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bssearch.commands.across.answers import found_study, open_databases
-from bssearch.errors import NotFoundError, UsageError
+from bssearch.errors import NotFoundError, UsageError, require
 from bssearch.storage.repository import Store
 
 NUMBER = "db"  # Query key of a database's number from 1, if several hold a study of the same name
@@ -96,8 +96,7 @@ class PageRequest:
         given = self.text(name)
         if given is None:
             return None
-        if given not in known:
-            raise UsageError(f"{name} = {shortened(given)!r} must be one of {', '.join(known)}")
+        require(given in known, f"{name} = {shortened(given)!r} must be one of {', '.join(known)}")
         return known[given]
 
 

@@ -17,7 +17,7 @@ from pydantic import Field
 from bssearch.analysis.answer import Answer, Optimal, objective_in
 from bssearch.analysis.headline import with_interval
 from bssearch.analysis.shape import Model
-from bssearch.errors import BSSearchError, DatabaseError, NotFoundError, TargetNotReachedError, UsageError
+from bssearch.errors import BSSearchError, DatabaseError, NotFoundError, TargetNotReachedError, UsageError, require
 from bssearch.records import Goal, StudyRecord, Target, grouped
 from bssearch.records.text import plural, span
 from bssearch.search.finding import answer
@@ -78,11 +78,14 @@ def _only_study(stores: Sequence[Store]) -> tuple[Store, str]:
     named = [(store, one.name) for store, one in listed if one.archived_at is None]
     where, holds = ("the database", "holds") if len(stores) == 1 else ("the databases", "hold")
     if not named:
-        if listed:
-            raise NotFoundError(f"every study of {where} is archived", hint="bssearch study list --all lists them")
+        require(
+            not listed,
+            f"every study of {where} is archived",
+            hint="bssearch study list --all lists them",
+            error=NotFoundError,
+        )
         raise NotFoundError(f"{where} {holds} no study yet", hint="bssearch run SPEC makes one")
-    if len(named) > 1:
-        raise UsageError(f"name the study: {', '.join(name for _, name in named)}")
+    require(len(named) <= 1, f"name the study: {', '.join(name for _, name in named)}")
     return named[0]
 
 
@@ -181,8 +184,9 @@ def target_of(text: str | float) -> tuple[str | None, float]:
         value = float(number)
     except ValueError:
         value = math.nan
-    if not math.isfinite(value):
-        raise UsageError(f"target {text} must be a finite number, or METRIC=NUMBER as in --target accuracy=0.97")
+    require(
+        math.isfinite(value), f"target {text} must be a finite number, or METRIC=NUMBER as in --target accuracy=0.97"
+    )
     return metric.strip() or None, value
 
 
@@ -640,8 +644,7 @@ def best_across(
     Example: ``bssearch.best_across(["sqlite:///a.db", "sqlite:///b.db"], workload="digits")``
     """
     asked = StudyFilter.of(workload=workload, device=device, target=target, objective=objective, precision=precision)
-    if not asked.conditions:
-        raise UsageError("no condition is given", hint="workload, device or target says which studies are asked")
+    require(asked.conditions, "no condition is given", hint="workload, device or target says which studies are asked")
     with open_databases([db] if isinstance(db, str) else db) as stores:
         return answers_in(stores, asked)
 

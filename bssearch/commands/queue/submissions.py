@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from bssearch.errors import CheckpointError, SpecError, UsageError
+from bssearch.errors import CheckpointError, SpecError, UsageError, require
 from bssearch.records import TrialState
 from bssearch.search.leases import is_alive
 from bssearch.search.pruners.checkpoints import Checkpoints
@@ -203,8 +203,11 @@ def _leaves(path: Path, data: Mapping[Any, Any], prefix: str = "") -> Iterator[t
 def checked_value(key: str, value: Any, where: str) -> Value:
     """A submission's value; raise `SpecError` for a wrong type or key."""
     field = key.split(".")[0]
-    if field in OFFERS_NONE:
-        raise SpecError(f"{where}: {key} cannot be submitted: {field} is the worker's operator's")
+    require(
+        field not in OFFERS_NONE,
+        f"{where}: {key} cannot be submitted: {field} is the worker's operator's",
+        error=SpecError,
+    )
     if isinstance(value, bool | int | float | str) or (isinstance(value, list) and all(map(is_number, value))):
         return value
     raise SpecError(

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, Union, get_args, get_origin, get_type_hints
 
 from bssearch.analysis.shape import parameters_of
-from bssearch.errors import UsageError
+from bssearch.errors import UsageError, require
 from bssearch.exchange.trial_rows import flat_table, observations_of, traceback, trial_row
 from bssearch.files import check_file, naming, replacing, write_csv
 from bssearch.records import (
@@ -301,12 +301,13 @@ def recorded_table(store: Store, name: str) -> RecordedTable:
         _recorded(finished[number], [observation for _, observation in group])
         for number, group in groupby(observations, key=itemgetter(0))
     ]
-    if not recorded and spec.is_imported:
-        raise UsageError(f"study {name!r} has no learning curves: its runs were imported without evaluations")
-    if not recorded:
-        raise UsageError(
-            f"study {name!r} has no learning curves: its {len(finished)} finished trials stored no evaluations"
-        )
+    require(
+        recorded or not spec.is_imported,
+        f"study {name!r} has no learning curves: its runs were imported without evaluations",
+    )
+    require(
+        recorded, f"study {name!r} has no learning curves: its {len(finished)} finished trials stored no evaluations"
+    )
     return RecordedTable(name, study.target, spec.budget.trial_train_seconds, tuple(recorded))
 
 

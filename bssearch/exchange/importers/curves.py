@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from bssearch.errors import UsageError
+from bssearch.errors import UsageError, require
 from bssearch.exchange.importers.columns import ABOUT, PARAMETER, RESULT_NAME, Formula, mappings
 from bssearch.exchange.importers.imported_run import (
     BATCH,
@@ -344,8 +344,7 @@ def _target(
     runs: Sequence[ImportedRun], metric: str, value: float | None, goal: Goal | None, source: str
 ) -> tuple[Target, list[str]]:
     """Target and notes; by default the value that half of the runs reach."""
-    if value is not None and not math.isfinite(value):
-        raise UsageError(f"--target = {value} must be a finite number")
+    require(value is None or math.isfinite(value), f"--target = {value} must be a finite number")
     wanted = Target(metric=metric, value=0.0 if value is None else value, goal=goal or Goal.MAXIMIZE)
     metrics = [one.metric for run in runs for one in run.curve]
     notes = []
@@ -361,8 +360,9 @@ def _target(
 def _judged(run: ImportedRun, target: Target, *, is_timed: bool) -> ImportedRun:
     """The run with its crossing of the target, or its end; without its curve if only others have seconds."""
     found, last = first_crossing(run.curve, target), run.curve[-1]
-    if found is not None and found.first_hit_step == 0:
-        raise UsageError(f"{target.in_words} is met before the first step ({run.origin})")
+    require(
+        found is None or found.first_hit_step != 0, f"{target.in_words} is met before the first step ({run.origin})"
+    )
     end = last if found is None else next(one for one in run.curve if one.step == found.first_hit_step)
     seconds = last.train_seconds if found is None else found.train_seconds
     return replace(

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
-from bssearch.errors import NotFoundError, UsageError
+from bssearch.errors import NotFoundError, UsageError, require
 from bssearch.records import Configuration, Observation, ParameterValue, SecondsBasis, TrialState
 from bssearch.registry import Option
 from bssearch.spec.space import TRAINING_PARAMETERS
@@ -44,8 +44,7 @@ def read_text(path: Path) -> str:
         raise NotFoundError(f"no file {str(path)!r}") from None
     except (OSError, EOFError, zlib.error) as error:
         raise UsageError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    if len(data) > MOST_BYTES:
-        raise UsageError(f"{path} has more than {MOST_BYTES:,} bytes", hint="import it as several files")
+    require(len(data) <= MOST_BYTES, f"{path} has more than {MOST_BYTES:,} bytes", hint="import it as several files")
     encoding = "UTF-16" if data[:2] in UTF_16_MARKS else "UTF-8"
     try:
         return data.decode(encoding).removeprefix("\ufeff")
@@ -405,20 +404,20 @@ def _batch(one: GivenBatch, known: set[str], per_device: bool) -> dict[str, int]
             if name in known and name not in parts:
                 raise UsageError(f"the batch size is unknown because {name} is missing ({one.origin})")
         batch = micro * one.factor
-        if batch > LARGEST:
-            raise UsageError(
-                f"batch_size = {one.in_words(BATCH, MICRO, ACCUMULATION, WORLD)} is more than {LARGEST} ({one.origin})"
-            )
+        require(
+            batch <= LARGEST,
+            f"batch_size = {one.in_words(BATCH, MICRO, ACCUMULATION, WORLD)} is more than {LARGEST} ({one.origin})",
+        )
         return _whole_split(batch, micro, parts)
     if STEP_BATCH in parts and BATCH in parts and micro is None and parts[BATCH] != batch:
         micro = parts[BATCH]  # beside a batch per step, the batch size is per device
     found = _whole_split(batch, micro, parts)
-    if found[MICRO] * found[ACCUMULATION] * found[WORLD] != batch or parts.get(BATCH, batch) not in (batch, micro):
-        raise UsageError(
-            f"{one.in_words(STEP_BATCH, BATCH)} is not {' × '.join([MICRO, ACCUMULATION, WORLD])}: "
-            f"{one.in_words(MICRO, ACCUMULATION, WORLD)} ({one.origin})",
-            hint=f"remove the wrong one; {STEP_BATCH} is the batch per step",
-        )
+    require(
+        found[MICRO] * found[ACCUMULATION] * found[WORLD] == batch and parts.get(BATCH, batch) in (batch, micro),
+        f"{one.in_words(STEP_BATCH, BATCH)} is not {' × '.join([MICRO, ACCUMULATION, WORLD])}: "
+        f"{one.in_words(MICRO, ACCUMULATION, WORLD)} ({one.origin})",
+        hint=f"remove the wrong one; {STEP_BATCH} is the batch per step",
+    )
     return found
 
 
@@ -515,8 +514,7 @@ def _of_database(url: str, names: Collection[str] | None, notes: list[str]) -> l
     from bssearch.storage.repository import open_store
 
     file = sqlite_file(parse_url(url))
-    if file is not None and not file.exists():
-        raise NotFoundError(f"no file {_shown(url)}")
+    require(file is None or file.exists(), f"no file {_shown(url)}", error=NotFoundError)
     with open_store(url, write=False) as store:
         there = {one.name: one for one in store.studies.summaries()}
         if names:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from bssearch.analysis.objectives import SamplesToTarget, TimeToTarget
-from bssearch.errors import UsageError
+from bssearch.errors import UsageError, require
 from bssearch.exchange.importers.imported_run import TYPED, ImportedRun, Studies
 from bssearch.records import Environment, Goal, Phase, Target, TrialOutcome, TrialState, grouped
 from bssearch.records.curves import first_crossing, with_crossing
@@ -34,8 +34,7 @@ class _SeededRun:
 
 def find_target(runs: Sequence[ImportedRun], metric: str, value: float | None, goal: Goal) -> tuple[Target, list[str]]:
     """Target and notes; by default the worst final metric that reached it."""
-    if value is not None and not math.isfinite(value):
-        raise UsageError(f"--target = {value} must be a finite number")
+    require(value is None or math.isfinite(value), f"--target = {value} must be a finite number")
     reached = [run.final_metric for run in runs if run.reached and run.final_metric is not None]
     if value is not None:
         target, notes = Target(metric=metric, value=value, goal=goal), []
@@ -73,8 +72,10 @@ def make_studies(
     """
     groups = grouped(((run.device or UNKNOWN, run.precision or UNKNOWN), run) for run in runs)
     sizes = sorted({run.configuration.batch_size for run in runs})
-    if default_batch is not None and default_batch not in sizes:
-        raise UsageError(f"--default-batch = {default_batch} must be one of {', '.join(map(str, sizes))}")
+    require(
+        default_batch is None or default_batch in sizes,
+        f"--default-batch = {default_batch} must be one of {', '.join(map(str, sizes))}",
+    )
     studies: list[FinishedStudy] = []
     notes = list(_unknown(runs))
     for kind, study_name in _names(name, list(groups)).items():

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
-from bssearch.errors import UsageError
+from bssearch.errors import UsageError, require
 from bssearch.exchange.importers.columns import Formula, check_epochs, mappings, seconds_of_unit
 from bssearch.exchange.importers.imported_run import (
     LARGEST,
@@ -246,15 +246,17 @@ def import_optuna(
     from bssearch.exchange.optuna_study import default_name, read_optuna_study
 
     found = _one_objective(read_optuna_study(file, study), metric)
-    if samples_per_epoch is not None and steps != EPOCH:
-        raise UsageError(f"--samples-per-epoch = {samples_per_epoch} needs --steps {EPOCH}")
+    require(
+        samples_per_epoch is None or steps == EPOCH, f"--samples-per-epoch = {samples_per_epoch} needs --steps {EPOCH}"
+    )
     reader = _reader(found, metric, target, goal, param or [], seconds, steps)
     if steps == SAMPLES:
         reader, steps, samples_per_epoch = replace(reader, steps=EPOCH, reports=ReportSteps()), EPOCH, 1
-    if steps == EPOCH and samples_per_epoch is None:
-        raise UsageError(
-            f"--steps {EPOCH}: how many samples an epoch has is not known", hint="--samples-per-epoch N says it"
-        )
+    require(
+        steps != EPOCH or samples_per_epoch is not None,
+        f"--steps {EPOCH}: how many samples an epoch has is not known",
+        hint="--samples-per-epoch N says it",
+    )
     reader = replace(reader, samples_per_epoch=samples_per_epoch, figures_at=figures_at, batch_size=batch_size)
     runs, notes = reader.runs(found.trials)
     runs = [replace(run, device=device or reader.device, precision=precision) for run in runs]
@@ -311,8 +313,10 @@ def _reader(
     _check_place("--seconds", seconds, (DURATION, STEP_MS, VALUE))
     _check_place("--steps", steps, (STEP, SAMPLES, EPOCH))
     check_epochs(_attribute(steps) or "", "steps", AS_EPOCHS)
-    if seconds == STEP_MS and steps in (STEP, SAMPLES, EPOCH):
-        raise UsageError(f"--seconds step_ms and --steps {steps} cannot be combined: report steps have one unit")
+    require(
+        seconds != STEP_MS or steps not in (STEP, SAMPLES, EPOCH),
+        f"--seconds step_ms and --steps {steps} cannot be combined: report steps have one unit",
+    )
     attributes = found.user_attributes
     is_ours = attributes.keys() >= OURS
     own = Target(
@@ -326,13 +330,13 @@ def _reader(
         value=wanted.value if target is None else target,
         goal=wanted.goal if goal is None else goal,
     )
-    if not is_metric(wanted.value):
-        raise UsageError(
-            f"the target of the Optuna study {found.name!r} is unknown"
-            if target is None
-            else f"--target = {target} must be a finite number",
-            hint="add --target VALUE",
-        )
+    require(
+        is_metric(wanted.value),
+        f"the target of the Optuna study {found.name!r} is unknown"
+        if target is None
+        else f"--target = {target} must be a finite number",
+        hint="add --target VALUE",
+    )
     for option, place in (("--seconds", seconds), ("--steps", steps)) if is_ours else ():
         if place == VALUE and list(found.metric_names) != [OWN_TIME]:
             named = ", ".join(found.metric_names) or "not named"
@@ -624,11 +628,11 @@ class _Reader:
         given = GivenBatch.of({**parts, **values}, self._origin(trial), lambda name: theirs.get(name, name))
         if not given.is_known and self.batch_size is not None:
             given = GivenBatch.of({**parts, **values, "batch_size": self.batch_size}, self._origin(trial))
-        if not given.is_known:
-            raise UsageError(
-                f"no parameter batch_size ({given.origin}); the trial has {', '.join(trial.params) or 'no parameters'}",
-                hint=f"use --param THEIRS=batch_size or --batch-size N, or give {', '.join(SPLIT)}",
-            )
+        require(
+            given.is_known,
+            f"no parameter batch_size ({given.origin}); the trial has {', '.join(trial.params) or 'no parameters'}",
+            hint=f"use --param THEIRS=batch_size or --batch-size N, or give {', '.join(SPLIT)}",
+        )
         return given
 
     def _run(self, trial: FrozenTrial, values: Mapping[str, ParameterValue], batch: Mapping[str, int]) -> ImportedRun:
@@ -738,8 +742,9 @@ class _Reader:
     def _steps_of_epochs(self, epochs: int, batch_size: int, origin: str) -> int:
         samples = epochs * (self.samples_per_epoch or 1)
         steps = max(1, round(samples / batch_size))
-        if steps > LARGEST:
-            raise UsageError(f"{samples:,} samples at batch size {batch_size} are more than {LARGEST} steps ({origin})")
+        require(
+            steps <= LARGEST, f"{samples:,} samples at batch size {batch_size} are more than {LARGEST} steps ({origin})"
+        )
         return steps
 
     @staticmethod

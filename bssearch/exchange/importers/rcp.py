@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from bssearch.analysis.objectives import SamplesToTarget
-from bssearch.errors import UsageError
+from bssearch.errors import UsageError, require
 from bssearch.exchange.importers.imported_run import (
     LARGEST,
     ImportedRun,
@@ -84,8 +84,9 @@ def read_rcp(path: Path, *, samples_per_epoch: int | None = None) -> ReferencePo
     """Read a file; runs without a value are noted and left out."""
     entries = [_Entry(name, fields, str(path)) for name, fields in _entries(read_text(path), path).items()]
     benchmarks = sorted({one.benchmark for one in entries if one.benchmark is not None})
-    if len(benchmarks) > 1:
-        raise UsageError(f"{path} has several benchmarks, whose runs are not comparable: {', '.join(benchmarks)}")
+    require(
+        len(benchmarks) <= 1, f"{path} has several benchmarks, whose runs are not comparable: {', '.join(benchmarks)}"
+    )
     benchmark = benchmarks[0] if benchmarks else None
     per_epoch = samples_per_epoch or SAMPLES_PER_EPOCH.get(benchmark or "")
     runs: list[ImportedRun] = []
@@ -98,8 +99,7 @@ def read_rcp(path: Path, *, samples_per_epoch: int | None = None) -> ReferencePo
             notes.append(f"no run has a value; skipped ({entry.place})")
         elif missing:
             notes.append(f"{missing} of {len(results)} runs have no value; skipped ({entry.place})")
-    if not runs:
-        raise UsageError(f"{path} has no runs")
+    require(runs, f"{path} has no runs")
     if per_epoch is not None and any(entry.counts_epochs for entry in entries):
         counted = "samples" if per_epoch == 1 else f"epochs of {per_epoch:,} samples"
         notes.append(f"{EPOCHS!r} is read as {counted}")
@@ -144,12 +144,12 @@ class _Entry:
             return
         configuration = self._configuration()
         precision = self.fields.get("precision")
-        if self.counts_epochs and per_epoch is None:
-            raise UsageError(
-                f"the file counts epochs, but not the samples per epoch of "
-                f"{self.benchmark or 'the benchmark'} ({self.place})",
-                hint="add --samples-per-epoch N, or 1 if the values are samples",
-            )
+        require(
+            not self.counts_epochs or per_epoch is not None,
+            f"the file counts epochs, but not the samples per epoch of "
+            f"{self.benchmark or 'the benchmark'} ({self.place})",
+            hint="add --samples-per-epoch N, or 1 if the values are samples",
+        )
         for label, value in results:
             if value is None:
                 continue

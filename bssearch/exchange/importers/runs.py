@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median_low
 from typing import Annotated, Any, Literal
 
-from bssearch.errors import UsageError
+from bssearch.errors import UsageError, require
 from bssearch.exchange.importers.columns import (
     CONSTRAINT,
     PREFIX,
@@ -75,11 +75,11 @@ def check_figures(runs: Sequence[ImportedRun], figures_at: FiguresAt | None) -> 
     """Raise `UsageError` if steps or seconds may be of whole trainings, unless ``figures_at`` settles it."""
     if figures_at is FiguresAt.TARGET:
         return
-    if figures_at is FiguresAt.END:
-        raise UsageError(
-            f"--figures-at {FiguresAt.END}: a table does not tell when a run reached the target before its end",
-            hint=REMEDY,
-        )
+    require(
+        figures_at is not FiguresAt.END,
+        f"--figures-at {FiguresAt.END}: a table does not tell when a run reached the target before its end",
+        hint=REMEDY,
+    )
     measures: tuple[Measure, ...] = ("steps", "train_seconds")
     together = _together(runs)
     for measure in measures:
@@ -264,8 +264,7 @@ def import_runs(
     table = read_runs(file, metric=metric, target=target, goal=goal, column=column or (), ignore=ignore or ())
     runs = [run if run.precision else replace(run, precision=precision) for run in table.runs]
     wanted, notes = find_target(runs, metric, target, goal or Goal.MAXIMIZE)
-    if figures_at is not FiguresAt.TARGET and table.unclear:
-        raise UsageError(f"{file}: {table.unclear}", hint=REMEDY)
+    require(figures_at is FiguresAt.TARGET or not table.unclear, f"{file}: {table.unclear}", hint=REMEDY)
     check_figures(runs, figures_at)
     runs, more = with_last_misses(runs)
     made = make_studies(
@@ -294,8 +293,7 @@ def parse_runs(
     origin = f"{source}:{line}"
     columns = recognize(header, [cells for _, cells in found], origin, metric=metric, mapped=column, ignored=ignore)
     _check_columns(columns, origin, None if target is None else metric)
-    if not found:
-        raise UsageError(f"no runs: {source} has no row under its header")
+    require(found, f"no runs: {source} has no row under its header")
     notes = list(_copies(found, source))
     labels = {one.ours: one.theirs for one in columns if one.ours is not None}
     table = _rows(columns, found, source, labels)
@@ -317,8 +315,7 @@ def parse_runs(
         ended = known
         check_scale([row.final_metric() for row in ended], derived, goal, source)
         notes.append(f"reached is {derived.in_words}")
-    if not ended:
-        raise UsageError(f"no runs: {source} has no finished run")
+    require(ended, f"no runs: {source} has no finished run")
     given: dict[tuple[str, ...], GivenBatch] = {}
     for row in ended:
         if row.parts not in given:
@@ -431,10 +428,11 @@ NO_SHARES = (
 
 def check_scale(metrics: Sequence[float | None], target: Target, goal: Goal | None, source: str) -> None:
     """Raise `UsageError` if a metric and its target may be in percent and fractions, or if it may be a loss."""
-    if goal is None and LOSS.fullmatch(target.metric):
-        raise UsageError(
-            f"{target.metric} may be better when lower", hint=f"add --goal {Goal.MINIMIZE} or --goal {Goal.MAXIMIZE}"
-        )
+    require(
+        goal is not None or not LOSS.fullmatch(target.metric),
+        f"{target.metric} may be better when lower",
+        hint=f"add --goal {Goal.MINIMIZE} or --goal {Goal.MAXIMIZE}",
+    )
     known = [one for one in metrics if one is not None]
     if not known:
         return
@@ -444,8 +442,11 @@ def check_scale(metrics: Sequence[float | None], target: Target, goal: Goal | No
             f"{target.metric} is {low:g} to {high:g}, but --target = {target.value:g}: one is in percent ({source})",
             hint=f"use --target {target.in_unit_of(high):g}",
         )
-    if target.is_above_one(high):
-        raise UsageError(f"{target.metric} is {low:g} to {high:g}, no shares of 1 ({source})", hint=NO_SHARES)
+    require(
+        not target.is_above_one(high),
+        f"{target.metric} is {low:g} to {high:g}, no shares of 1 ({source})",
+        hint=NO_SHARES,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from typing import Any, Self
 
 import torch
 
-from bssearch.errors import LaunchError, TrialStopped, UsageError
+from bssearch.errors import LaunchError, TrialStopped, UsageError, require
 from bssearch.executors.base import (
     CHUNK_BYTES,
     HEARTBEAT_SECONDS,
@@ -227,8 +227,7 @@ def current_trial(
         for x, y in trial.batches(make_loader, evaluate=lambda: {"accuracy": accuracy(model)}):
             train_step(model, x, y, trial.learning_rate)
     """
-    if batch_size < 1:
-        raise UsageError(f"current_trial(batch_size={batch_size}): must be >= 1")
+    require(batch_size >= 1, f"current_trial(batch_size={batch_size}): must be >= 1")
     ranks = None if _session is not None else ranks_of(os.environ)
     configuration = Configuration(batch_size=batch_size, learning_rate=learning_rate, micro_batch_size=batch_size)
     alone = Alone(configuration, seed, parameters, evaluate_every, steps, prints=ranks is None or ranks.rank == 0)

@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 
 import torch
 
-from bssearch.errors import TrialStopped, UsageError
+from bssearch.errors import TrialStopped, UsageError, require
 from bssearch.executors.loops.assignment import Assignment, Evaluate, Metrics
 from bssearch.executors.loops.following import (
     AskedParameters,
@@ -136,12 +136,12 @@ class Trial:
         if self.has_asked("learning_rate") or not self.is_searched:
             return
         rates = rates_of([optimizer], "lr", "initial_lr", "max_lr")
-        if not any(math.isclose(one, self.rate_to_set) for one in rates):
-            raise UsageError(
-                f"the Trainer's optimizer has the learning rate {in_words(rates)}, and the trial's is "
-                f"{self.rate_to_set:.4g}",
-                hint="make the optimizer with lr=trial.learning_rate, or leave it to the Trainer",
-            )
+        require(
+            any(math.isclose(one, self.rate_to_set) for one in rates),
+            f"the Trainer's optimizer has the learning rate {in_words(rates)}, and the trial's is "
+            f"{self.rate_to_set:.4g}",
+            hint="make the optimizer with lr=trial.learning_rate, or leave it to the Trainer",
+        )
         self._asked.note("learning_rate")
         self._rate_is_set = True
 
@@ -180,20 +180,22 @@ class Trial:
 
     def check_trainer(self, who: str) -> None:
         """Raise `UsageError` if the Trainer ``who`` cannot train this trial."""
-        if self.has_state:
-            raise UsageError(
-                "trial.state(...) cannot be used with a Trainer, which cannot resume a paused trial",
-                hint="remove trial.state(...); the trial is then stopped instead of paused",
-            )
+        require(
+            not self.has_state,
+            "trial.state(...) cannot be used with a Trainer, which cannot resume a paused trial",
+            hint="remove trial.state(...); the trial is then stopped instead of paused",
+        )
         self._stages.refuse(who, "its loader is made once")
 
     def check_device(self, found: torch.device, processes: int, hint: str) -> None:
         """Raise `UsageError` for several processes or the wrong device."""
         wanted = torch.device(self.device)
-        if processes > 1:
-            raise UsageError(f"the Trainer trains in {processes} processes; a trial of a Trainer has one")
-        if wanted.type != found.type or (wanted.index or 0) != (found.index or 0):
-            raise UsageError(f"the Trainer trains on {found}, and the trial is to run on {wanted}", hint=hint)
+        require(processes <= 1, f"the Trainer trains in {processes} processes; a trial of a Trainer has one")
+        require(
+            wanted.type == found.type and (wanted.index or 0) == (found.index or 0),
+            f"the Trainer trains on {found}, and the trial is to run on {wanted}",
+            hint=hint,
+        )
 
     def warn(self, sentence: str) -> None:
         """Add a warning to the trial."""
@@ -325,11 +327,11 @@ class Trial:
         ``evaluate`` runs once, to confirm a recommended configuration or outside a search. Raises `UsageError` within
         `batches`, or if a due evaluation or the target's metric is missing.
         """
-        if self._is_looping:
-            raise UsageError(
-                "test() in the body of batches(), whose loop is not over",
-                hint="batches(loader, evaluate=..., test=...)",
-            )
+        require(
+            not self._is_looping,
+            "test() in the body of batches(), whose loop is not over",
+            hint="batches(loader, evaluate=..., test=...)",
+        )
         self.close()
         self._assignment.test(evaluate)
 
@@ -348,8 +350,7 @@ class Trial:
         """
         if self._has_begun or self._sampler is not None:
             raise UsageError("state() comes too late: call it before sampler() and batches()")
-        if self.has_state:
-            raise UsageError("state() is called twice: name all objects in one call")
+        require(not self.has_state, "state() is called twice: name all objects in one call")
         self._asked.optimizers = [one for one in objects.values() if isinstance(one, torch.optim.Optimizer)]
         self.count_steps_of(objects)
         self.look_at(objects)
@@ -506,8 +507,7 @@ class Trial:
         self._samples = None if samples is None or self._samples is None else self._samples + samples
 
     def _untold(self, problem: str, remedy: str) -> None:
-        if self._needs_samples:
-            raise UsageError(f"{problem}, and the study's objective is samples_to_target", hint=remedy)
+        require(not self._needs_samples, f"{problem}, and the study's objective is samples_to_target", hint=remedy)
         if self._assignment.cycles and not self._has_warned:
             self._has_warned = True
             self.warn(f"{problem}: each step counts as batch_size samples; {remedy}")

@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar, cast
 import torch
 from torch import distributed, nn
 
-from bssearch.errors import UsageError
+from bssearch.errors import UsageError, require
 from bssearch.executors.base import Assign
 from bssearch.executors.loops.assignment import Assignment, Evaluate, Line, Metrics
 from bssearch.executors.loops.measuring import TimedLoop, work_of
@@ -85,8 +85,7 @@ def ranks_of(environment: Mapping[str, str]) -> DistributedRanks | None:
 
 def _number(environment: Mapping[str, str], name: str, otherwise: int) -> int:
     text = environment.get(name, str(otherwise))
-    if not text.isdecimal():
-        raise UsageError(f"{name} = {text!r} in the environment must be a whole number, from 0")
+    require(text.isdecimal(), f"{name} = {text!r} in the environment must be a whole number, from 0")
     return int(text)
 
 
@@ -265,11 +264,11 @@ class RankTrial(Trial):
         self._stages.refuse(f"a training of {ranks.size} ranks", "they share batches of one size")
         size, accumulation = self._configuration.batch_size, self._configuration.accumulation_steps
         self._share, rest = divmod(size, accumulation * ranks.size)
-        if rest:
-            raise UsageError(
-                f"batch_size = {size} must be a multiple of {accumulation * ranks.size}: it takes {accumulation} "
-                f"micro-batches a step, each shared by {ranks.size} ranks"
-            )
+        require(
+            not rest,
+            f"batch_size = {size} must be a multiple of {accumulation * ranks.size}: it takes {accumulation} "
+            f"micro-batches a step, each shared by {ranks.size} ranks",
+        )
 
     @property
     def _samples_at_once(self) -> int:

@@ -17,7 +17,7 @@ import psutil
 import torch
 from torch import nn
 
-from bssearch.errors import CheckpointError, UsageError
+from bssearch.errors import CheckpointError, UsageError, require
 from bssearch.executors.base import Assign
 from bssearch.executors.loops.assignment import Assignment, Evaluate, Line, Metrics, ended_by, number_of
 from bssearch.records import (
@@ -353,11 +353,11 @@ class TrialRun(Assignment):
         """Start the clock; earlier time is not training."""
         if (branch := self._request.branch) is not None:
             self.stages.refuse("a branch of a longer run", "it ends after as many steps of one size")
-            if not self._has_read_checkpoint:
-                raise UsageError(
-                    f"the script must continue from {branch.checkpoint}, but did not read trial.checkpoint",
-                    hint="if trial.checkpoint is not None: load the model, and the optimizer by trial.load_optimizer()",
-                )
+            require(
+                self._has_read_checkpoint,
+                f"the script must continue from {branch.checkpoint}, but did not read trial.checkpoint",
+                hint="if trial.checkpoint is not None: load the model, and the optimizer by trial.load_optimizer()",
+            )
         clock = self._clock.clock
         clock.book_rest("other")
         with clock.ledger("other"):
@@ -507,8 +507,10 @@ class TrialRun(Assignment):
     def keep(self, objects: Mapping[str, Any]) -> tuple[int, int]:
         """See `Assignment.keep`."""
         for name, one in objects.items():
-            if not callable(getattr(one, "state_dict", None)) or not callable(getattr(one, "load_state_dict", None)):
-                raise UsageError(f"state({name}=...): a {type(one).__name__} has no state_dict() and load_state_dict()")
+            require(
+                callable(getattr(one, "state_dict", None)) and callable(getattr(one, "load_state_dict", None)),
+                f"state({name}=...): a {type(one).__name__} has no state_dict() and load_state_dict()",
+            )
         self._objects = dict(objects)
         if self._request.resumes:
             assert self._request.checkpoint is not None, "a trial that resumes has a checkpoint"

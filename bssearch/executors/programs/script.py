@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from bssearch.errors import LaunchError, WorkloadError
+from bssearch.errors import LaunchError, WorkloadError, require
 from bssearch.executors.base import Answer, AskStop, Load, Program, Reply, Work
 from bssearch.executors.process import check_unchanged, judge_exit, kernel_memory_kills
 from bssearch.executors.programs.command_process import (
@@ -125,8 +125,7 @@ class ScriptServer:
                 chunk = self._control.recv(4096)
             except ConnectionResetError:
                 chunk = b""
-            if not chunk:
-                raise LaunchError("the process that starts the script has ended; see its output")
+            require(chunk, "the process that starts the script has ended; see its output", error=LaunchError)
             self._said += chunk
         line, self._said = self._said.split(b"\n", 1)
         return cast("dict[str, Any]", json.loads(line))

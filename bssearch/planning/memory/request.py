@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Self
 import yaml
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from bssearch.errors import LaunchError, UsageError
+from bssearch.errors import LaunchError, UsageError, require
 from bssearch.planning.memory.parameters import (
     BY_NAME,
     FORMATS,
@@ -30,7 +30,7 @@ from bssearch.planning.memory.parameters import (
     parameter_bytes,
     sample_bytes,
 )
-from bssearch.planning.requests import CLAIMS, Count, Dimension, Parameters, Plan, Request, require
+from bssearch.planning.requests import CLAIMS, Count, Dimension, Parameters, Plan, Request
 from bssearch.registry import Option
 
 IN_TABLE = tuple(one for one in FORMATS if one.precision != "fp16")  # in the table; fp16 takes as much as bf16

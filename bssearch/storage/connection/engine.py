@@ -23,7 +23,7 @@ from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import ArgumentError, DBAPIError, DisconnectionError, OperationalError, SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry, NullPool, PoolProxiedConnection, QueuePool
 
-from bssearch.errors import DatabaseError, UsageError
+from bssearch.errors import DatabaseError, UsageError, require
 from bssearch.settings import NETWORK_FILE_VARIABLE, in_parent_folder, user_name
 
 URL_FORMS = "a database URL is sqlite:///FILE (a path from this folder), sqlite:////PATH or postgresql://USER@HOST/NAME"
@@ -85,8 +85,10 @@ def parse_url(text: str | URL) -> URL:
     if driver == "sqlite":
         return _checked_sqlite(url)
     _check_at_signs(text, url)
-    if url.port is not None and not 1 <= url.port <= _LARGEST_PORT:
-        raise UsageError(f"{masked(text)!r}: the port {url.port} must be from 1 to {_LARGEST_PORT}")
+    require(
+        url.port is None or 1 <= url.port <= _LARGEST_PORT,
+        f"{masked(text)!r}: the port {url.port} must be from 1 to {_LARGEST_PORT}",
+    )
     try:
         url.get_dialect().import_dbapi()
     except ImportError as error:
@@ -117,18 +119,22 @@ def _nearest_driver(text: str) -> str:
 def _check_at_signs(text: str | URL, url: URL) -> None:
     # An unescaped @ would end the password and show the rest as host.
     given, expected = (text, url.username is not None) if isinstance(text, str) else (url.host or "", False)
-    if given.count("@") > expected:
-        raise UsageError(f"{masked(text)!r}: unexpected '@'", hint=ENCODE_HINT)
+    require(given.count("@") <= expected, f"{masked(text)!r}: unexpected '@'", hint=ENCODE_HINT)
 
 
 def _checked_sqlite(url: URL) -> URL:
     given = masked(url)
-    if url.host or url.username:
-        raise UsageError(f"{given!r} names a host; a file takes three slashes", hint=URL_FORMS)
-    if url.query or (url.database or "").startswith("file:"):
-        raise UsageError(f"{given!r}: a SQLite URL is a path alone, without options", hint=URL_FORMS)
-    if url.database in {None, "", ":memory:"}:
-        raise UsageError(f"{given!r} names no file; databases in memory are not supported", hint=URL_FORMS)
+    require(not url.host and not url.username, f"{given!r} names a host; a file takes three slashes", hint=URL_FORMS)
+    require(
+        not url.query and not (url.database or "").startswith("file:"),
+        f"{given!r}: a SQLite URL is a path alone, without options",
+        hint=URL_FORMS,
+    )
+    require(
+        url.database not in {None, "", ":memory:"},
+        f"{given!r} names no file; databases in memory are not supported",
+        hint=URL_FORMS,
+    )
     return url
 
 
@@ -396,16 +402,23 @@ def _answers(engine: Engine, connection: DBAPIConnection) -> bool:
 
 def _check_file(path: Path, *, write: bool) -> None:
     # Replaces SQLite's obscure errors. Never open the file here: closing it would drop all locks of this process.
-    if not path.parent.is_dir():
-        raise DatabaseError(f"no folder {path.parent} for the database {path.name}", hint=OTHER_DATABASE_HINT)
-    if path.is_dir():
-        raise DatabaseError(f"{path} is a folder, not a database", hint=OTHER_DATABASE_HINT)
+    require(
+        path.parent.is_dir(),
+        f"no folder {path.parent} for the database {path.name}",
+        hint=OTHER_DATABASE_HINT,
+        error=DatabaseError,
+    )
+    require(not path.is_dir(), f"{path} is a folder, not a database", hint=OTHER_DATABASE_HINT, error=DatabaseError)
     exists = path.exists()
     if not exists and not write:
         other = in_parent_folder(f"sqlite:///{path}") or OTHER_DATABASE_HINT
         raise DatabaseError(f"no database at {path}", hint=f"the first run creates it; {other}")
-    if exists and 0 < path.stat().st_size < _SMALLEST_PAGE:
-        raise DatabaseError(f"{path} is not a SQLite database", hint=OTHER_DATABASE_HINT)
+    require(
+        not exists or not 0 < path.stat().st_size < _SMALLEST_PAGE,
+        f"{path} is not a SQLite database",
+        hint=OTHER_DATABASE_HINT,
+        error=DatabaseError,
+    )
     if write and exists and not _is_writable(path):
         raise read_only(str(path))
     if write and not _is_writable(path.parent):
@@ -431,11 +444,12 @@ class _OpenFile:
         self._identity: tuple[int, int] | None = None
 
     def check(self) -> None:
-        if self._identity not in {None, self._now()}:
-            raise DatabaseError(
-                f"{self.path} was deleted or replaced while it was open; results stored since then are lost",
-                hint="restore the file; studies that it lacks start from the beginning",
-            )
+        require(
+            self._identity in {None, self._now()},
+            f"{self.path} was deleted or replaced while it was open; results stored since then are lost",
+            hint="restore the file; studies that it lacks start from the beginning",
+            error=DatabaseError,
+        )
 
     def opened(self) -> None:
         self._identity = self._identity or self._now()
@@ -631,12 +645,13 @@ def refuse_network_file(path: Path) -> None:
     if os.environ.get(NETWORK_FILE_VARIABLE) == "1":
         return
     kind = file_system_of(path.resolve())
-    if is_shared_by_machines(kind):
-        raise DatabaseError(
-            f"{path} is on a network file system ({kind}); SQLite's log needs memory that all writers share",
-            hint="name a local file with --db, or for several machines a PostgreSQL database; if one process of one "
-            f"machine writes, set {NETWORK_FILE_VARIABLE}=1",
-        )
+    require(
+        not is_shared_by_machines(kind),
+        f"{path} is on a network file system ({kind}); SQLite's log needs memory that all writers share",
+        hint="name a local file with --db, or for several machines a PostgreSQL database; if one process of one "
+        f"machine writes, set {NETWORK_FILE_VARIABLE}=1",
+        error=DatabaseError,
+    )
 
 
 LONGEST_WAIT_S = 10.0  # longest wait for a lock on a server

@@ -36,7 +36,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import DataError, IntegrityError
 
-from bssearch.errors import DatabaseError, NotFoundError, OtherDeviceError, SpecError, UsageError
+from bssearch.errors import DatabaseError, NotFoundError, OtherDeviceError, SpecError, UsageError, require
 from bssearch.files import check_file, replacing
 from bssearch.records import Environment, StudyRecord, TrialState, spec_digest
 from bssearch.records.text import LONGEST_TEXT
@@ -692,8 +692,11 @@ def read_study(path: Path) -> Copy:
             raise UsageError(f"{place}: {error.message}", hint=error.hint) from None
         digest.update(line)
         last = kind
-    if last != "end" or not copy.rows[Kind.STUDY]:
-        raise UsageError(f"{path} is incomplete: it is truncated or has no study", hint="export the study again")
+    require(
+        last == "end" and copy.rows[Kind.STUDY],
+        f"{path} is incomplete: it is truncated or has no study",
+        hint="export the study again",
+    )
     return copy
 
 
@@ -703,11 +706,11 @@ def _lines_of(path: Path) -> Iterator[tuple[str, bytes]]:
         with gzip.open(path) as file:
             while line := file.readline(LONGEST_LINE + 1):
                 number, total = number + 1, total + len(line)
-                if len(line) > LONGEST_LINE or total > MOST_BYTES:
-                    raise UsageError(
-                        f"{path}, line {number}: more than {LONGEST_LINE:,} bytes in a line, or {MOST_BYTES:,} in all",
-                        hint="a larger study can be imported from its database: `bssearch import study URL`",
-                    )
+                require(
+                    len(line) <= LONGEST_LINE and total <= MOST_BYTES,
+                    f"{path}, line {number}: more than {LONGEST_LINE:,} bytes in a line, or {MOST_BYTES:,} in all",
+                    hint="a larger study can be imported from its database: `bssearch import study URL`",
+                )
                 yield f"{path}, line {number}", line
     except FileNotFoundError:
         raise NotFoundError(f"no file {path}") from None
