@@ -87,15 +87,20 @@ def _cell(probe: ProbeRecord, verdict: Verdict, law: LawFit | None, measured: Es
 
 
 def _steps(verdict: Verdict, law: LawFit | None, batch_size: int) -> tuple[float, Sequence[Part]] | None:
-    # Median steps of the runs and steps by the law, weighted by their precision. Where the law fits, a single search
-    # trial does not count: it was chosen for its luck.
+    # Median steps of the runs and steps by the law with its departures, weighted by their precision. If the law fits, a
+    # single search trial does not count: it was chosen for its luck. A law that fits poorly tells nothing alone.
     known: list[tuple[float, float]] = []
     candidate, deviation = verdict.by_batch.get(batch_size), verdict.seed_deviation or 0.0
     fits = law is not None and law.verdict == "fits" and batch_size <= law.largest_batch
     steps = None if candidate is None else median_steps(candidate)
     if candidate is not None and steps is not None and (candidate.is_confirmed or not fits):
         known.append((math.log(steps), deviation**2 / len(candidate.runs)))
-    if law is not None and fits and (ends := law.steps_interval(batch_size)) is not None:
+    if (
+        law is not None
+        and batch_size <= law.largest_batch
+        and (known or fits)
+        and (ends := law.steps_interval(batch_size)) is not None
+    ):
         half = math.log(ends[1] / ends[0]) / 2
         known.append((math.log(law.steps(batch_size)), (half / student_t(math.inf)) ** 2))
     if not known:

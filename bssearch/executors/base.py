@@ -190,12 +190,12 @@ def check_threads(settings: ExecutorSettings) -> None:
 def check_ranks(settings: ExecutorSettings) -> None:
     """Raise `UsageError` for more processes with ``threads`` threads in a trial than this machine has CPUs for."""
     cpus, most = os.cpu_count() or 1, settings.devices[-1]
-    if settings.threads * most > cpus:
-        raise UsageError(
-            f"executor.devices = {most} must be <= {cpus // settings.threads}: without a GPU a device is a process of "
-            f"executor.threads = {settings.threads}, and this machine has {cpus} CPUs",
-            hint="more threads than CPUs wait for each other",
-        )
+    require(
+        settings.threads * most <= cpus,
+        f"executor.devices = {most} must be <= {cpus // settings.threads}: without a GPU a device is a process of "
+        f"executor.threads = {settings.threads}, and this machine has {cpus} CPUs",
+        hint="more threads than CPUs wait for each other",
+    )
 
 
 def make_executor(name: str, settings: ExecutorSettings) -> Executor:
