@@ -82,7 +82,8 @@ def _cell(probe: ProbeRecord, verdict: Verdict, law: LawFit | None, measured: Es
         return None
     steps, parts = known
     error = probe.error
-    step_parts = [] if error is None else [(error.own**2, error.freedom)]
+    # Visits on different numbers of devices share no error.
+    step_parts = [] if error is None else [(error.own**2 + error.common**2, error.freedom)]
     return Cell(probe, steps * probe.step_seconds, parts, step_parts, measured)
 
 

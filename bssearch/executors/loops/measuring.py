@@ -286,6 +286,7 @@ class TimedLoop(Looked):
             StepTime(
                 batch_size=self.configuration.batch_size,
                 micro_batch_size=self.configuration.micro_batch_size,
+                world_size=self.configuration.world_size,
                 step_seconds=step.median,
                 step_seconds_low=step.low,
                 step_seconds_high=step.high,

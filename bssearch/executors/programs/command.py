@@ -543,6 +543,7 @@ class LoadedCommand(LoadedProgram):
         return StepTime(
             batch_size=configuration.batch_size,
             micro_batch_size=configuration.micro_batch_size,
+            world_size=configuration.world_size,
             step_seconds=seconds,
             evaluation_seconds=evaluation,
             steps_timed=few.steps,
