@@ -3,8 +3,9 @@
 Run as ``python tests/benchmarks/devices.py [--studies 60]``. Each study has its own law of steps
 S_min (1 + B_crit / B), step time α + β B / W and time of the reduction, drawn at random. Steps vary by 10 % between
 seeds, a visit's step time by 5 %, a trial's by 1 %. A cell is a batch size on a number of devices. Exits 1 if fewer
-than 95 % of the chosen cells are within 5 % of the best on that number, or if the intervals of times or speed-ups hold
-in fewer than 92 %.
+than 95 % of the chosen cells are within 5 % of the best on that number, if the intervals of times or speed-ups hold in
+fewer than 92 %, or if eight devices, each with a slot, are busy for less than 90 % of a search with trials of two
+seconds.
 """
 
 if not __package__:
@@ -14,13 +15,15 @@ import math
 import random
 import statistics
 import tempfile
+import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bssearch.analysis.answer import Answer
 from bssearch.commands.launch import Launch
 from bssearch.commands.run import run_study
-from bssearch.records import Configuration, StepTime, StepTimeRequest, TrialRequest
+from bssearch.executors.base import Event
+from bssearch.records import Configuration, Phase, StepTime, StepTimeRequest, TrialRequest
 from tests.benchmarks.harness import script, verdict
 from tests.factories import make_spec, not_none
 from tests.search.law import LawExecutor
@@ -28,7 +31,8 @@ from tests.search.law import LawExecutor
 SIZES = [16, 32, 64, 128, 256, 512, 1024]
 DEVICES = [1, 2, 4, 8]
 SEEDS_APART, VISITS_APART, TRIALS_APART = 0.10, 0.05, 0.01
-RIGHT, COVERED = 0.95, 0.92
+RIGHT, COVERED, BUSY = 0.95, 0.92, 0.90
+TRIAL_SECONDS = 2.0
 
 
 @dataclass
@@ -95,6 +99,46 @@ def answer_of(node: Node) -> Answer:
         return run_study(spec, launch)
 
 
+@dataclass
+class EightDevices(LawExecutor):
+    """Eight slots, each with a device that is busy for two seconds a trial."""
+
+    slots: int = 8
+    slots_apart: bool = True
+    ends: list[float] = field(default_factory=list)
+    spans: list[tuple[float, float]] = field(default_factory=list)
+
+    def submit(self, request: TrialRequest) -> None:
+        super().submit(request)
+        self.ends.append(time.monotonic() + TRIAL_SECONDS)
+        if request.plan.phase is Phase.SEARCH:
+            self.spans.append((time.monotonic(), self.ends[-1]))
+
+    def events(self, timeout: float) -> list[Event]:
+        left = min(self.ends, default=math.inf) - time.monotonic()
+        time.sleep(max(0.0, min(left, timeout)))
+        if left > timeout:
+            return []
+        self.ends.pop(0)
+        return super().events(timeout)
+
+    @property
+    def busy_share(self) -> float:
+        """Share of the devices' time from the first trial's start until the last trial starts."""
+        first, last = self.spans[0][0], self.spans[-1][0]
+        busy = math.fsum(min(end, last) - start for start, end in self.spans)
+        return busy / (self.slots * (last - first))
+
+
+def busy_share() -> float:
+    executor = EightDevices()
+    budget = {"trials": 64, "trial_train_seconds": 20, "least_trials": 64}
+    spec = make_spec(budget=budget, sampler={"name": "auto"}, pruner={"name": "balanced"}, confirm={"runs": 1})
+    with tempfile.TemporaryDirectory() as folder:
+        run_study(spec, Launch(db=f"sqlite:///{Path(folder) / 'study.db'}", make_executor=lambda *_: executor))
+    return executor.busy_share
+
+
 def share(found: list[bool]) -> str:
     return f"{sum(found)} of {len(found)} ({statistics.fmean(found):.0%})"
 
@@ -123,8 +167,10 @@ def main(studies: int = 60, first_seed: int = 0) -> bool:
         print(f"batch size on {count} devices within 5 % of the best there: {share(cells)}")
     cells = [one for some in right.values() for one in some]
     print(f"all cells: {share(cells)}; 95 % intervals hold, of times: {share(times)}, of speed-ups: {share(speedups)}")
+    busy = busy_share()
+    print(f"eight devices, trials of {TRIAL_SECONDS:g} s: busy for {busy:.0%} of the search")
     held = [statistics.fmean(some) >= COVERED for some in (times, speedups)]
-    return verdict(statistics.fmean(cells) >= RIGHT and all(held))
+    return verdict(statistics.fmean(cells) >= RIGHT and all(held) and busy >= BUSY)
 
 
 if __name__ == "__main__":
