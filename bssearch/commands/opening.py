@@ -25,6 +25,7 @@ from bssearch.exchange.boards.base import boards_of, check_boards
 from bssearch.executors.base import Executor, ExecutorSettings, Program, make_executor
 from bssearch.files import make_private_folder
 from bssearch.records import MAKE_TRAINER, Environment, StudyRecord, WorkloadDescription
+from bssearch.records.text import plural
 from bssearch.search.driver import Driver, Listener, Shift
 from bssearch.search.finding import answer
 from bssearch.search.history import History
@@ -36,6 +37,7 @@ from bssearch.spec import StudySpec, checked, find_spec, load_spec
 from bssearch.spec.model import COMMAND, GIVEN_IN_PYTHON, OBJECTIVE, OF_PROGRAMS
 from bssearch.spec.parts import BudgetSpec
 from bssearch.spec.reader import changed_fields, spec_of
+from bssearch.spec.space.micro_batches import REMEDY
 from bssearch.storage.repository import Store, check_writable, open_store
 from bssearch.storage.trials import archived
 from bssearch.workloads.base import SHIPPED, GivenWorkload, given_workload, lies_in_no_file, refuse_while_importing
@@ -416,6 +418,7 @@ def opened(spec: StudySpec, launch: Launch, *, keeps_name: bool = False, reports
         _described(spec, launch, given, listener) as (executor, found),
     ):
         check_target(spec, found)
+        refuse_batch_norm_by_device(spec, found)
         with open_store(launch.db, notify=listener.note) as store:
             spec, is_new = _open_study(spec, launch, store, found, listener)
             if spec.executor.slots == "auto":
@@ -555,6 +558,17 @@ def program_of(spec: StudySpec) -> Program | None:
         names=spec.set_parameters,
         searched=spec.searched,
         needs_samples=spec.objective == SamplesToTarget.name,
+    )
+
+
+def refuse_batch_norm_by_device(spec: StudySpec, found: WorkloadDescription) -> None:
+    """Raise `UsageError` if steps would depend on the devices: a batch norm sees the samples of its device alone."""
+    layers, devices = found.model.batch_norm_layers, spec.executor.devices
+    require(
+        devices == (1,) or layers == 0 or spec.training.ghost_batch_size is not None,
+        f"executor.devices = {devices[-1]}: the model has {plural(layers, 'batch normalisation layer')}, which would "
+        "see the samples of one device, so the steps to the target would change with the number of devices",
+        hint=f"{REMEDY} on any number of devices",
     )
 
 

@@ -92,7 +92,9 @@ def _slots(given: Any) -> Any:
     return given
 
 
-DeviceCount = Annotated[int, Field(strict=True, ge=1, le=1024)]
+MOST_DEVICES = 1024
+
+DeviceCount = Annotated[int, Field(strict=True, ge=1, le=MOST_DEVICES)]
 
 Slots = Annotated[
     int | Literal["auto"],
