@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -101,6 +101,10 @@ class RankProcess:
         with suppress(OSError):
             _send(self._line, order)
 
+    def has_exited(self) -> bool:
+        """True if the process has ended."""
+        return self._process.poll() is not None
+
     def kill(self) -> None:
         """Kill and reap the process."""
         self._process.kill()
@@ -108,9 +112,12 @@ class RankProcess:
 
     def _listen(self) -> None:
         with suppress(EOFError, OSError):
-            while not isinstance(answer := _received(self._line), Failure):
+            while True:
+                kind, answer = _received(self._line)
+                if kind == "failure":
+                    self.failure = Failure(*answer)
+                    break
                 self.answers.put(answer)
-            self.failure = answer
         code = self._process.wait()
         if self.failure is None:
             state, reason = judge_exit(code, self._kernel_kills, who=f"rank {self.rank}")
@@ -139,7 +146,7 @@ class RankProcesses:
     @contextmanager
     def together(self, size: int, on_progress: Callable[[], None] = lambda: None) -> Iterator[Ranks]:
         """Context with ``size`` ranks that wait for orders; ranks that failed are started anew."""
-        if self._ended.is_set():
+        if any(process.has_exited() for process in self._processes):
             self.kill()
         with self._lock:
             self._is_at_work = True
@@ -256,8 +263,8 @@ def serve(line: Connection[Any, Any], rank: int) -> None:
     load: Load = _received(line)
     try:
         loaded = LoadedWorkload(load)
-        follower = loaded.follower(rank, partial(_send, line))
-        _send(line, None)
+        follower = loaded.follower(rank, lambda answer: _send(line, ("answer", answer)))
+        _send(line, ("answer", None))
         while True:
             follower.obey(_received(line))
     except (EOFError, ConnectionError):
@@ -266,7 +273,7 @@ def serve(line: Connection[Any, Any], rank: int) -> None:
         import traceback
 
         traceback.print_exception(error)
-        _send(line, _failure(error, rank))
+        _send(line, ("failure", astuple(_failure(error, rank))))
 
 
 def _failure(error: BaseException, rank: int) -> Failure:

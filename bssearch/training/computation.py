@@ -154,6 +154,12 @@ class Computation:
         torch.compiler.reset()
 
     @property
+    def other_devices(self) -> list[torch.device]:
+        """CUDA devices of the other ranks."""
+        size = 1 if self.ranks is None or self.device.type != "cuda" else self.ranks.size
+        return [torch.device("cuda", index) for index in range(1, size)]
+
+    @property
     def replays_graphs(self) -> bool:
         """True if models run as CUDA graphs."""
         return self.compiles and self.settings.compile in WITH_CUDA_GRAPHS and self.device.type == "cuda"

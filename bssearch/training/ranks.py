@@ -8,7 +8,7 @@ wrapper's ``forward`` misses losses that call other methods of the model.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from datetime import timedelta
 from functools import partial
@@ -19,9 +19,11 @@ import torch
 from torch import distributed, nn
 
 from bssearch.errors import WorkloadError
-from bssearch.records import Configuration
+from bssearch.records import Branch, Configuration
+from bssearch.training.clock import Clock
 from bssearch.training.computation import Computation
 from bssearch.training.trainer import Trainer
+from bssearch.training.trial_checkpoint import Checkpoint, Identity, RandomState, State, continue_from
 from bssearch.workloads.base import Workload
 from bssearch.workloads.data import Data
 
@@ -78,6 +80,14 @@ class Ranks:
         with self.together(order, *arguments):
             return self._link.answers()
 
+    def states(self) -> State:
+        """States of the other ranks to save."""
+        return {"others": self.ask("state")}
+
+    def restore(self, path: Path, identity: Identity, states: State) -> None:
+        """Restore the other ranks from a checkpoint and their `states`."""
+        self.ask("restore", path, identity, states["others"])
+
     def add(self, tensor: torch.Tensor) -> None:
         """Replace a tensor by its sum over all ranks."""
         self.start_adding(tensor).wait()
@@ -96,6 +106,14 @@ class Ranks:
         self._group.broadcast([content], distributed.BroadcastOptions()).wait()
         for view, piece in zip(views, torch.split(content, [len(view) for view in views]), strict=True):
             view.copy_(piece)
+
+    def average(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Replace tensors of one type by their averages over ranks."""
+        content = torch.cat([tensor.reshape(-1) for tensor in tensors])
+        self.add(content)
+        content /= self.size
+        for tensor, piece in zip(tensors, torch.split(content, [one.numel() for one in tensors]), strict=True):
+            tensor.copy_(piece.view_as(tensor))
 
     def shares(self, items: Generator[T, None, None], per_step: int) -> Generator[T, None, None]:
         """This rank's items, of ``per_step`` items per step of all ranks."""
@@ -300,6 +318,28 @@ class Follower:
 
     def ready(self) -> None:
         """Answer once all earlier orders are carried out."""
+        self._answer(None)
+
+    def average_statistics(self) -> None:
+        """See `Trainer.average_statistics`."""
+        self._training.average_statistics()
+
+    def branch(self, branch: Branch, batch_size: int) -> None:
+        """Load a branch's checkpoint."""
+        continue_from(self._training, branch, batch_size)
+
+    def state(self) -> None:
+        """Answer this rank's state to save."""
+        random = RandomState(self._computation.device)
+        self._answer({**self._training.state_of_rank(), "random": random.state()})
+
+    def restore(self, path: Path, identity: Identity, states: list[State]) -> None:
+        """Restore a paused trial."""
+        checkpoint = Checkpoint(path, identity, Clock(), on_progress=lambda: None)
+        checkpoint.restore({"trainer": self._training}, {})
+        state = states[self._rank - 1]
+        self._training.restore_of_rank(state)
+        RandomState(self._computation.device).restore(state["random"])
         self._answer(None)
 
     def leave(self) -> None:
