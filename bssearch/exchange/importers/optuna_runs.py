@@ -36,7 +36,7 @@ from bssearch.registry import Option
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
-    from bssearch.exchange.optuna_study import OptunaTrials
+    from bssearch.exchange.optuna_study import OptunaStudy
 
 VALUE, USER_ATTRIBUTE = "value", "user_attr:"
 # Attributes of `export --to optuna`: two for the study's target, one for the whole trial.
@@ -271,7 +271,7 @@ def import_optuna(
     return replace(made, notes=(*notes, *more, *made.notes))
 
 
-def _objective(found: OptunaTrials, given: RunsObjective | None) -> tuple[RunsObjective, list[str]]:
+def _objective(found: OptunaStudy, given: RunsObjective | None) -> tuple[RunsObjective, list[str]]:
     before = found.user_attributes.get("objective") if found.user_attributes.keys() >= OURS else None
     if given is not None or before is None:
         return given or RunsObjective.TIME_TO_TARGET, []
@@ -282,7 +282,7 @@ def _objective(found: OptunaTrials, given: RunsObjective | None) -> tuple[RunsOb
     ]
 
 
-def _one_objective(found: OptunaTrials, metric: str | None) -> OptunaTrials:
+def _one_objective(found: OptunaStudy, metric: str | None) -> OptunaStudy:
     """Study of the objective ``metric``; the values of others become user attributes of their names."""
     if len(found.directions) == 1:
         return found
@@ -302,7 +302,7 @@ def _one_objective(found: OptunaTrials, metric: str | None) -> OptunaTrials:
 
 
 def _reader(
-    found: OptunaTrials,
+    found: OptunaStudy,
     metric: str | None,
     target: float | None,
     goal: Goal | None,
@@ -362,10 +362,9 @@ def _reader(
     )
 
 
-def _target_of(found: OptunaTrials, *, is_metric: bool) -> Target:
-    direction = found.directions[0] if is_metric else Goal.MAXIMIZE.value
+def _target_of(found: OptunaStudy, *, is_metric: bool) -> Target:
     names = found.metric_names if is_metric else ()
-    goal = Goal.MINIMIZE if direction == Goal.MINIMIZE.value else Goal.MAXIMIZE
+    goal = Goal.MINIMIZE if is_metric and found.directions[0].name == Goal.MINIMIZE.name else Goal.MAXIMIZE
     return Target(metric=names[0] if names else "metric", value=math.nan, goal=goal)
 
 
@@ -436,11 +435,11 @@ class _Reader:
                 given.append((trial, values, self._given_batch(trial, values)))
             except UsageError as error:
                 odd.append(error)
-        batches = step_batches([batch for *_, batch in given], "use --param batch_size={}")
-        self._check_powers({one["batch_size"] for one in batches.batches})
+        batches, assumed = step_batches([batch for *_, batch in given], "use --param batch_size={}")
+        self._check_powers({one["batch_size"] for one in batches})
         read: list[FrozenTrial] = []
         runs: list[ImportedRun] = []
-        for (trial, values, _), whole in zip(given, batches.batches, strict=True):
+        for (trial, values, _), whole in zip(given, batches, strict=True):
             try:
                 runs.append(self._run(trial, values, whole))
                 read.append(trial)
@@ -449,7 +448,7 @@ class _Reader:
         if not runs:
             raise odd[0]
         skipped = f"skipped {len(odd)} of {len(ended)} trials that cannot be read (first: {odd[0]})" if odd else ""
-        return read, runs, [*batches.notes, *filter(None, [skipped])]
+        return read, runs, [*assumed, *filter(None, [skipped])]
 
     def _check_powers(self, sizes: set[int]) -> None:
         theirs = next((name for name, (ours, _) in self.names.items() if ours == "batch_size"), "batch_size")

@@ -320,10 +320,10 @@ def parse_runs(
     for row in ended:
         if row.parts not in given:
             given[row.parts] = row.batch()
-    batches = step_batches([given[row.parts] for row in ended], "name the column {}")
+    batches, assumed = step_batches([given[row.parts] for row in ended], "name the column {}")
     known_configurations: dict[tuple[str, ...], Configuration] = {}
-    runs = [row.run(batch, derived, known_configurations) for row, batch in zip(ended, batches.batches, strict=True)]
-    notes += batches.notes
+    runs = [row.run(batch, derived, known_configurations) for row, batch in zip(ended, batches, strict=True)]
+    notes += assumed
     without_metric = [run.origin for run, row in zip(runs, ended, strict=True) if row.lacks(run.final_metric)]
     if without_metric:
         notes.append(
