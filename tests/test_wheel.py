@@ -20,7 +20,8 @@ ROOT = Path(__file__).resolve().parents[1]
 def installed(backend: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     build(backend, ROOT, folder, "wheel", "sdist")
-    with zipfile.ZipFile(*folder.glob("*.whl")) as archive:
+    (wheel,) = folder.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
         archive.extractall(folder / "site")
     return folder / "site"
 
@@ -57,10 +58,12 @@ def contents(wheel: Path) -> dict[str, bytes]:
 def test_the_wheel_of_the_sdist_holds_the_files_of_the_wheel_of_the_checkout(
     backend: Path, installed: Path, tmp_path: Path
 ) -> None:
-    with tarfile.open(*installed.parent.glob("*.tar.gz")) as archive:
+    (sdist,) = installed.parent.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
         archive.extractall(tmp_path, filter="data")
-    build(backend, *tmp_path.glob("bssearch-*"), tmp_path, "wheel")
-    files, of_checkout = (contents(*place.glob("*.whl")) for place in (tmp_path, installed.parent))
+    (unpacked,) = tmp_path.glob("bssearch-*")
+    build(backend, unpacked, tmp_path, "wheel")
+    files, of_checkout = (contents(next(place.glob("*.whl"))) for place in (tmp_path, installed.parent))
     assert sorted(files) == sorted(of_checkout)
     assert [name for name in files if files[name] != of_checkout[name]] == []
 

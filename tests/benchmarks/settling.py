@@ -213,8 +213,7 @@ class Lab:
                 "reference_learning_rate": float(rate) / math.sqrt(size / REFERENCE_BATCH),
                 "dropout": float(min(0.9, dropout)),
             }
-            configuration = self.space.decode(size, sampled)
-            trials.append(self.run(number, configuration, 10**6 + number, Phase.SEARCH))
+            trials.append(self.run(number, self.space.decode(size, sampled), 10**6 + number, Phase.SEARCH))
         return trials
 
     def probes(self) -> dict[int, ProbeRecord]:

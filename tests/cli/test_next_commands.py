@@ -139,8 +139,7 @@ def test_a_command_from_another_folder_names_the_database_and_finds_the_code(tmp
 
 @pytest.mark.parametrize("url", ["postgresql://me:secret@host/team", "postgresql://host/team?user=me&password=secret"])
 def test_a_password_is_not_printed_in_a_command(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    found = answer([*confirmed(16, 2.0, 2.1, 1.9), *confirmed(64, 1.0, 1.1, 0.9)])
-    print_found(found, Format.JSON, db=url)
+    print_found(answer([*confirmed(16, 2.0, 2.1, 1.9), *confirmed(64, 1.0, 1.1, 0.9)]), Format.JSON, db=url)
     printed = capsys.readouterr().out
     assert "secret" not in printed
     assert json.loads(printed)["next"][0]["command"].endswith("--db URL")

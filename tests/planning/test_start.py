@@ -332,8 +332,7 @@ RATE = SPEC["space"]["learning_rate"]
     ],
 )
 def test_a_spec_is_told_what_it_may_rely_on(space: dict[str, Any], codes: list[str]) -> None:
-    spec = make_spec(space={**SPEC["space"], **space})
-    assert [note.code for note in notes_on_spec(spec)] == codes
+    assert [note.code for note in notes_on_spec(make_spec(space={**SPEC["space"], **space}))] == codes
 
 
 def test_gradients_are_told_of_if_memory_is_saved() -> None:

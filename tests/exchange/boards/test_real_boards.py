@@ -156,8 +156,7 @@ def test_a_study_goes_on_with_another_board_and_the_same_question(tmp_path: Path
 
 def test_a_server_that_is_away_ends_no_study_and_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://ada:secret@127.0.0.1:9")
-    spec = write_task(tmp_path, **SMALL, log=["mlflow", "tensorboard"])
-    done = ran(tmp_path, "run", spec.name)
+    done = ran(tmp_path, "run", write_task(tmp_path, **SMALL, log=["mlflow", "tensorboard"]).name)
     why, lost = (line for line in done.stderr.splitlines() if line.startswith("mlflow:"))
     assert "MlflowException" in why
     asked = re.fullmatch(r"mlflow: (\d+) of (\d+) .*", lost)
