@@ -295,8 +295,7 @@ SECURITY = {
 
 def test_each_sentence_on_security_is_backed_by_tests() -> None:
     (section,) = re.findall(r"^## Trust\n(.*?)^## ", DOCUMENTS["security"], flags=re.MULTILINE | re.DOTALL)
-    text = " ".join(section.split()).removeprefix("- ")
-    sentences = re.split(r"(?<=\.)\s+(?:- )?(?=[A-Z*`])", text)
+    sentences = re.split(r"(?<=\.)\s+(?:- )?(?=[A-Z*`])", " ".join(section.split()).removeprefix("- "))
     assert [[start for start in SECURITY if one.startswith(start)] for one in sentences] == [[one] for one in SECURITY]
     for backing in (one for tests in SECURITY.values() for one in tests):
         path, _, name = backing.partition("::")
@@ -427,8 +426,7 @@ def test_the_workload_and_spec_of_the_guide_run_as_they_stand(tmp_path: Path) ->
     changes = ["budget.trials=4", "confirm.runs=0", "executor.name=inline", "space.batch_size.low=64"]
     overrides = [word for one in changes for word in ("--set", one)]
     printed(tmp_path, "run", "my_study.yaml", *overrides)
-    answer = read(tmp_path, "best", "my-task")
-    assert answer["optimal"]["batch_size"] in (64, 128, 256, 512)
+    assert read(tmp_path, "best", "my-task")["optimal"]["batch_size"] in (64, 128, 256, 512)
 
 
 def test_the_script_and_spec_of_the_readme_are_right(tmp_path: Path) -> None:

@@ -171,8 +171,7 @@ def test_largest_that_fits_runs_without_accumulation() -> None:
 
 
 def test_an_answer_that_is_not_sure_says_so_and_what_would_settle_it() -> None:
-    trials = [*searched(), *confirmed(32, 1.0, 1.4, 0.7), *confirmed(128, 1.05, 0.8, 1.45)]
-    found = answer(trials)
+    found = answer([*searched(), *confirmed(32, 1.0, 1.4, 0.7), *confirmed(128, 1.05, 0.8, 1.45)])
     assert found.provisional and found.within_5_percent is not None and found.within_5_percent < 0.9
     assert found.settle is not None
     text = headline(found)
@@ -247,8 +246,7 @@ def test_the_answer_fits_its_schema_and_holds_no_nan() -> None:
 
 def test_what_fresh_seeds_refuted_is_not_recommended() -> None:
     lucky = [*searched(), make_trial(50, batch_size=32, seconds=0.1, learning_rate=0.2)]
-    missed = confirmed(32, 10.0, 10.0, 10.0, rate=0.2, state=TrialState.EXHAUSTED)
-    found = answer([*lucky, *missed])
+    found = answer([*lucky, *confirmed(32, 10.0, 10.0, 10.0, rate=0.2, state=TrialState.EXHAUSTED)])
     assert found.optimal.parameters["learning_rate"] == 0.1
     assert "confirmation_missed" in {notice.code for notice in found.warnings}
 
@@ -731,8 +729,7 @@ def commands(spec: StudySpec, found: Verdict, sure: Certainty | None = None, lar
 
 
 def test_an_answer_that_nothing_is_wrong_with_is_used_and_looked_at() -> None:
-    spec = make_spec(name="mine")
-    told = commands(spec, verdict(), Certainty(0.95))
+    told = commands(make_spec(name="mine"), verdict(), Certainty(0.95))
     assert told == ["bssearch best mine --export yaml", "bssearch report mine --html mine.html"]
 
 

@@ -52,8 +52,7 @@ def test_it_runs_what_is_missing_and_prints_what_best_prints(folder: Path, by_la
     done = ran(folder, "study", "confirm", "toy", "--runs", "4", "--verbose")
     assert done.stdout == bssearch("best", "toy", cwd=folder).stdout
     assert "confirm, trial" in done.stderr
-    answer = read(folder, "study", "confirm", "toy")
-    assert answer["optimal"]["time_to_target_s"]["runs"] == 4
+    assert read(folder, "study", "confirm", "toy")["optimal"]["time_to_target_s"]["runs"] == 4
     assert len({request.plan.seed for request in by_law.requests}) == 2  # of four, two had been made
     rows = list(csv.DictReader(io.StringIO(bssearch("study", "confirm", "toy", "-f", "csv", cwd=folder).stdout)))
     assert [row["batch_size"] for row in rows] == ["8", "16", "32", "64", "128"]
@@ -94,8 +93,7 @@ def test_to_budget_answers_with_the_final_metrics_and_leaves_the_confirmation_as
     done = ran(folder, "study", "confirm", "toy", "--to-budget", "--runs", "1", "--format", "json")
     assert {request.plan.stop_at_target for request in by_law.requests} == {False}
     assert "1 runs each, all to 100 train seconds" in done.stderr
-    trials = read(folder, "trial", "list", "toy")
-    to_budget = [trial for trial in trials if trial["phase"] == "to_budget"]
+    to_budget = [trial for trial in read(folder, "trial", "list", "toy") if trial["phase"] == "to_budget"]
     assert len(to_budget) == len(by_law.requests)
     assert all(trial["test_metric"] == 0.89 for trial in to_budget)
     with open_store(f"sqlite:///{folder / 'bssearch.db'}", write=False) as store:
@@ -169,8 +167,7 @@ def test_a_real_study_is_confirmed_on_and_trained_to_its_budget(tmp_path: Path) 
     assert found["train_seconds"] == 0.3
     assert all(row["runs"] == 2 and 0.5 < row["final_metric"] <= 1 for row in found["batches"])
     assert all(0.5 < row["test_metric"] <= 1 for row in found["batches"])
-    trials = read(tmp_path, "trial", "list", "task")
-    to_budget = [trial for trial in trials if trial["phase"] == "to_budget"]
+    to_budget = [trial for trial in read(tmp_path, "trial", "list", "task") if trial["phase"] == "to_budget"]
     assert to_budget
     assert all(trial["train_seconds"] >= 0.3 and trial["time_to_target_s"] < 0.3 for trial in to_budget)
 

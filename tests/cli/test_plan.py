@@ -354,8 +354,7 @@ def test_memory_is_probed_under_a_limit_that_binds_no_run(tmp_path: Path) -> Non
 @pytest.mark.usefixtures("task")
 @pytest.mark.slow
 def test_check_tries_the_workload_and_stores_nothing(tmp_path: Path) -> None:
-    done = bssearch("check", "task.yaml", "--format", "json", cwd=tmp_path)
-    found = json.loads(done.stdout)
+    found = json.loads(bssearch("check", "task.yaml", "--format", "json", cwd=tmp_path).stdout)
     assert [one["batch_size"] for one in found["batches"]] == [8, 32, 128]
     assert all(one["step_seconds"] > 0 for one in found["batches"])
     assert found["batches"][2]["dropped_share"] == (500 % 128) / 500

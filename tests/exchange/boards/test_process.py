@@ -398,8 +398,7 @@ def test_a_board_that_is_not_installed_is_refused_before_anything_runs(
     command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     installed(monkeypatch)
-    spec = write_task(tmp_path, log=["mlflow"], executor=INLINE)
-    told = refused(tmp_path, *command, spec.name, code=2)
+    told = refused(tmp_path, *command, write_task(tmp_path, log=["mlflow"], executor=INLINE).name, code=2)
     assert "log = mlflow needs mlflow-skinny >= 3; none is installed" in told
     assert "pip install 'bssearch[mlflow]'" in told
     assert not (tmp_path / "bssearch.db").exists()
