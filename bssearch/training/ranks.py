@@ -30,6 +30,9 @@ from bssearch.workloads.data import Data
 # Bytes of gradients added at once: the first bucket is small, so that adding starts early. PyTorch's values for DDP.
 FIRST_BUCKET_BYTES, BUCKET_BYTES = 2**20, 25 * 2**20
 
+# gloo notices a rank that ended; a rank that hangs is the driver's to kill, after ``hang_seconds``
+GLOO_TIMEOUT = timedelta(hours=1)
+
 T = TypeVar("T")
 
 Order = tuple[str, tuple[Any, ...]]  # a method of `Follower` and its arguments
@@ -138,7 +141,7 @@ def _group(rank: int, size: int, device: torch.device, path: Path, timeout: time
         nccl._timeout = timeout
         return distributed.ProcessGroupNCCL(store, rank, size, nccl)
     gloo = distributed.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    gloo._timeout = timeout
+    gloo._timeout = GLOO_TIMEOUT
     gloo._devices = [distributed.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
     return distributed.ProcessGroupGloo(store, rank, size, gloo)
 

@@ -4,14 +4,14 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
-from bssearch.executors.base import Executor
+from bssearch.executors.base import Event, Executor
 from bssearch.executors.slots import LocalExecutor
 from bssearch.records import (
     MemoryRequest,
@@ -27,11 +27,11 @@ from tests.executors.line_workload import (
     outcomes,
     request_endless_trial,
     request_trial,
-    run_to_the_end,
     wait_for,
     worker_pids,
 )
 from tests.factories import changed
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.slow
 
@@ -49,11 +49,22 @@ def on_ranks(request: TrialRequest, size: int) -> TrialRequest:
     return changed(request, configuration=replace(configuration, world_size=size, micro_batch_size=micro))
 
 
+def wait(executor: Executor, satisfied: Callable[[list[Event]], object]) -> list[Event]:
+    """Return the events up to where they satisfy; ranks start slowly on a busy machine."""
+    return wait_for(executor, lambda events: bool(satisfied(events)), PATIENCE_S)
+
+
+def run_to_the_end(executor: Executor, request: TrialRequest) -> tuple[TrialOutcome, list[Observation]]:
+    executor.submit(request)
+    events = wait(executor, outcomes)
+    assert executor.events(0.0) == []
+    return outcomes(events)[request.number], [one.observation for one in events if isinstance(one, TrialObserved)]
+
+
 def curve(executor: Executor, request: TrialRequest) -> tuple[TrialState, list[tuple[int, float, float | None]]]:
     outcome, seen = run_to_the_end(executor, request)
     assert outcome.traceback is None, outcome.traceback
-    observations = [event.observation for event in seen]
-    return outcome.state, [(one.step, one.metric, one.loss) for one in observations]
+    return outcome.state, [(one.step, one.metric, one.loss) for one in seen]
 
 
 def test_ranks_learn_as_one_process_does_and_one_worker_serves_any_number(shared: Executor) -> None:
@@ -76,10 +87,10 @@ def ranks_of(executor: LocalExecutor) -> list[psutil.Process]:
 
 def run_and_stop(executor: Executor, request: TrialRequest, state: TrialState, after: int) -> list[Observation]:
     executor.submit(request)
-    events = wait_for(executor, lambda events: sum(isinstance(one, TrialObserved) for one in events) >= after)
+    events = wait(executor, lambda events: sum(isinstance(one, TrialObserved) for one in events) >= after)
     executor.stop(TrialStop(request.number, state, "as asked"))
     if not outcomes(events):
-        events += wait_for(executor, lambda events: bool(outcomes(events)))
+        events += wait(executor, outcomes)
     outcome = outcomes(events)[request.number]
     assert (outcome.state, outcome.reason) == (state, "as asked")
     return [one.observation for one in events if isinstance(one, TrialObserved)]
@@ -89,19 +100,19 @@ def test_a_rank_that_is_killed_ends_its_trial_and_is_started_anew_for_the_next(t
     with opened(tmp_path) as executor:
         for number, size in ((1, 2), (2, 4)):
             executor.submit(on_ranks(request_endless_trial(number), size))
-            wait_for(executor, lambda events: len(events) >= 3)
+            wait(executor, lambda events: len(events) >= 3)
             ranks = ranks_of(executor)
             assert len(ranks) == size - 1
             ranks[-1].kill()
-            outcome = outcomes(wait_for(executor, lambda events: bool(outcomes(events))))[number]
+            outcome = outcomes(wait(executor, outcomes))[number]
             assert outcome.state is TrialState.FAILED
             assert outcome.reason == f"rank {size - 1} killed by SIGKILL (signal 9), from outside"
-            assert psutil.wait_procs(ranks, timeout=5.0)[1] == []
+            assert psutil.wait_procs(ranks, timeout=PATIENCE_S)[1] == []
         outcome, _ = run_to_the_end(executor, on_ranks(request_trial(3), 2))
         assert outcome.state is TrialState.REACHED
         (rank,) = ranks_of(executor)
         rank.kill()  # while it is idle
-        rank.wait(5.0)
+        rank.wait(PATIENCE_S)
         assert run_to_the_end(executor, on_ranks(request_trial(4), 2))[0].state is TrialState.REACHED
 
 
@@ -114,7 +125,7 @@ def test_a_rank_that_dies_while_the_first_is_busy_elsewhere_ends_the_trial(tmp_p
             executor.events(0.1)
         ranks = ranks_of(executor)
         ranks[0].kill()
-        outcome = outcomes(wait_for(executor, lambda events: bool(outcomes(events))))[1]
+        outcome = outcomes(wait(executor, outcomes))[1]
         assert outcome.reason == "rank 1 killed by SIGKILL (signal 9), from outside"
 
 
@@ -147,7 +158,7 @@ def test_the_outcome_says_what_happened_to_a_rank(
     outcome, observed = run_to_the_end(sparing, on_ranks(request_endless_trial(1, behaviour), 2))
     assert outcome.state is state
     assert outcome.reason.startswith(reason)
-    assert outcome.final_metric == observed[-1].observation.metric
+    assert outcome.final_metric == observed[-1].metric
     assert not any(map(psutil.pid_exists, ranks))
     assert run_to_the_end(sparing, on_ranks(request_trial(2), 2))[0].state is TrialState.REACHED
 
@@ -184,38 +195,36 @@ def test_a_rank_that_dies_at_its_start_is_told_with_its_exit(tmp_path: Path) -> 
 def test_a_rank_that_hangs_is_killed_with_its_worker(tmp_path: Path) -> None:
     with opened(tmp_path, spares_first=True, hang_seconds=4.0) as executor:
         executor.submit(on_ranks(request_endless_trial(1, "hang"), 2))
-        wait_for(executor, lambda events: bool(events))
+        wait(executor, lambda events: events)
         ranks = ranks_of(executor)
-        outcome = outcomes(wait_for(executor, lambda events: bool(outcomes(events))))[1]
+        outcome = outcomes(wait(executor, outcomes))[1]
         assert outcome.reason.startswith("hang: no training progress for ")
-        assert len(ranks) == 1 and psutil.wait_procs(ranks, timeout=5.0)[1] == []
+        assert len(ranks) == 1 and psutil.wait_procs(ranks, timeout=PATIENCE_S)[1] == []
 
 
 def test_no_rank_survives_its_worker(tmp_path: Path) -> None:
     with opened(tmp_path) as executor:
         executor.submit(on_ranks(request_endless_trial(1), 4))
-        wait_for(executor, lambda events: len(events) >= 3)
+        wait(executor, lambda events: len(events) >= 3)
         ranks = ranks_of(executor)
         (pid,) = worker_pids(executor)
         os.kill(pid, signal.SIGKILL)
-        outcome = outcomes(wait_for(executor, lambda events: bool(outcomes(events))))[1]
+        outcome = outcomes(wait(executor, outcomes))[1]
         assert outcome.reason == "worker killed by SIGKILL (signal 9), from outside"
-        assert len(ranks) == 3 and psutil.wait_procs(ranks, timeout=5.0)[1] == []
+        assert len(ranks) == 3 and psutil.wait_procs(ranks, timeout=PATIENCE_S)[1] == []
 
 
 DRIVER = """
 import sys
 from pathlib import Path
-from tests.executors.line_workload import opened, request_endless_trial, wait_for
-from tests.executors.test_rank_workers import on_ranks, ranks_of, worker_pids
+from tests.executors.line_workload import opened, request_endless_trial
+from tests.executors.test_rank_workers import on_ranks, ranks_of, wait, worker_pids
 
 with opened(Path(sys.argv[1])) as executor:
     executor.submit(on_ranks(request_endless_trial(1), 2))
-    wait_for(executor, lambda events: len(events) >= 3)
+    wait(executor, lambda events: len(events) >= 3)
     print(*worker_pids(executor), *(rank.pid for rank in ranks_of(executor)), flush=True)
-    executor.events(1000.0)
-    executor.events(1000.0)
-    wait_for(executor, lambda events: False, 1000.0)
+    wait(executor, lambda events: False)
 """
 
 
@@ -225,7 +234,7 @@ def test_no_rank_survives_the_driver(tmp_path: Path) -> None:
     with driver:
         family = [psutil.Process(int(pid)) for pid in driver.stdout.readline().split()]
         driver.kill()
-    assert len(family) == 2 and psutil.wait_procs(family, timeout=5.0)[1] == []
+    assert len(family) == 2 and psutil.wait_procs(family, timeout=PATIENCE_S)[1] == []
 
 
 @pytest.mark.parametrize("size", [2, 4])
