@@ -302,6 +302,11 @@ class StudySpec(StrictModel):
             )
         if self.executor.name == "inline":
             raise ValueError("executor.name = inline runs a workload; a program runs in its own process")
+        if self.executor.devices[-1] > 1 and not self.command and not self.workload.endswith(".py"):
+            raise ValueError(
+                f"executor.devices = {self.executor.devices[-1]}: a function or a Trainer trains in one process; use a "
+                "script or a command"
+            )
         if self.command:
             check_command(self.command, self.report, self.target.metric, self.set_parameters, self.searched)
             check_launcher(self.command, self.executor.devices)

@@ -228,7 +228,8 @@ def current_trial(
             train_step(model, x, y, trial.learning_rate)
     """
     require(batch_size >= 1, f"current_trial(batch_size={batch_size}): must be >= 1")
-    ranks = None if _session is not None else ranks_of(os.environ)
+    is_one = _session is not None and _session.assign.configuration.world_size == 1
+    ranks = None if is_one else ranks_of(os.environ)
     size = 1 if ranks is None else ranks.size
     require(batch_size % size == 0, f"current_trial(batch_size={batch_size}): must be a multiple of {size}, the ranks")
     configuration = Configuration(

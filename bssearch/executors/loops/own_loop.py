@@ -198,7 +198,8 @@ class Trial:
     def check_device(self, found: torch.device, processes: int, hint: str) -> None:
         """Raise `UsageError` for several processes or the wrong device."""
         wanted = torch.device(self.device)
-        require(processes <= 1, f"the Trainer trains in {processes} processes; a trial of a Trainer has one")
+        together = max(processes, self.world_size)
+        require(together == 1, f"the Trainer trains in {together} processes; a trial of a Trainer has one")
         require(
             wanted.type == found.type and (wanted.index or 0) == (found.index or 0),
             f"the Trainer trains on {found}, and the trial is to run on {wanted}",
