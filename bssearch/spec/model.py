@@ -56,6 +56,7 @@ OWN_PLACES = (
     "evaluate_every",
     "threads",
     "device",
+    "devices",
 )
 
 
@@ -114,6 +115,27 @@ def check_command(
             raise ValueError(f"report has no expression for {name}; it has {', '.join(report)}")
 
 
+_RANKS = re.compile(r"--nproc[-_]per[-_]node(?:=(.*))?")  # of torchrun
+
+
+def launched_ranks(command: Sequence[str]) -> str | None:
+    """Number of processes that torchrun is told to start, as given; None without its option."""
+    for token, following in zip(command, [*command[1:], ""], strict=True):
+        if found := _RANKS.fullmatch(token):
+            return following if found[1] is None else found[1]
+    return None
+
+
+def check_launcher(command: Sequence[str], devices: Sequence[int]) -> None:
+    """Raise `ValueError` if the trials' devices vary, but not torchrun's number of processes."""
+    ranks = launched_ranks(command)
+    if devices[-1] > 1 and ranks not in {None, "{devices}"}:
+        raise ValueError(
+            f"command: --nproc-per-node={ranks} must be --nproc-per-node={{devices}}, because executor.devices = "
+            f"{', '.join(map(str, devices))}"
+        )
+
+
 _EPOCH = re.compile(r"\bepochs?\W*$", re.IGNORECASE)  # the word before the number
 
 
@@ -154,6 +176,7 @@ def values_of(
         "evaluate_every": evaluate_every,
         "threads": threads,
         "device": device,
+        "devices": configuration.world_size,
     }
 
 
@@ -279,8 +302,14 @@ class StudySpec(StrictModel):
             )
         if self.executor.name == "inline":
             raise ValueError("executor.name = inline runs a workload; a program runs in its own process")
+        if self.executor.devices[-1] > 1 and not self.command and not self.workload.endswith(".py"):
+            raise ValueError(
+                f"executor.devices = {self.executor.devices[-1]}: a function or a Trainer trains in one process; use a "
+                "script or a command"
+            )
         if self.command:
             check_command(self.command, self.report, self.target.metric, self.set_parameters, self.searched)
+            check_launcher(self.command, self.executor.devices)
         return self
 
     def _divide_among_devices(self) -> None:

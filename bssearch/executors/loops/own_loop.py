@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from bssearch.errors import TrialStopped, UsageError, require
 from bssearch.executors.loops.assignment import Assignment, Evaluate, Metrics
@@ -40,7 +43,7 @@ SKIPPED = "a gradient scaler skips the steps whose gradients are not finite"
 PUBLIC = (
     *("accumulation_steps", "batch_size", "batches", "checkpoint", "close", "device", "evaluation_due", "given"),
     *("is_look", "is_over", "is_searched", "learning_rate", "load_optimizer", "micro_batch_size", "parameters"),
-    *("report", "sampler", "seed", "should_stop", "state", "step", "steps", "test"),
+    *("no_sync", "rank", "report", "sampler", "seed", "should_stop", "state", "step", "steps", "test", "world_size"),
 )
 
 
@@ -63,7 +66,7 @@ class Trial:
             train_step(model, optimizer, x, y)
     """
 
-    _ranks_together = 1  # processes that share a batch
+    rank = 0  # of this process, below `world_size`
 
     def __init__(
         self,
@@ -107,6 +110,11 @@ class Trial:
         """Samples per optimizer step."""
         self._asked.note("batch_size")
         return self._now.batch_size
+
+    @property
+    def world_size(self) -> int:
+        """Ranks that share each batch."""
+        return self._configuration.world_size
 
     @property
     def micro_batch_size(self) -> int:
@@ -190,7 +198,8 @@ class Trial:
     def check_device(self, found: torch.device, processes: int, hint: str) -> None:
         """Raise `UsageError` for several processes or the wrong device."""
         wanted = torch.device(self.device)
-        require(processes <= 1, f"the Trainer trains in {processes} processes; a trial of a Trainer has one")
+        together = max(processes, self.world_size)
+        require(together == 1, f"the Trainer trains in {together} processes; a trial of a Trainer has one")
         require(
             wanted.type == found.type and (wanted.index or 0) == (found.index or 0),
             f"the Trainer trains on {found}, and the trial is to run on {wanted}",
@@ -321,6 +330,19 @@ class Trial:
         if test is not None:
             self._assignment.test(test)
 
+    def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Context of a micro-batch in the body of `batches`: gradients are reduced only at the step's last one.
+
+        ``model`` is a `DistributedDataParallel`; any other needs no reduction.
+        """
+        require(
+            self._is_in_batch,
+            "no_sync() outside the body of batches(), which counts a step's micro-batches",
+            hint="model.no_sync() for all micro-batches of a step but the last",
+        )
+        is_reduced = self._is_whole or not isinstance(model, DistributedDataParallel)
+        return nullcontext() if is_reduced else cast("AbstractContextManager[None]", model.no_sync())
+
     def test(self, evaluate: Evaluate) -> None:
         """End the training and evaluate the test set, for a loop without `batches`.
 
@@ -386,7 +408,7 @@ class Trial:
         """Warn of normalisation layers and averages of weights that distort the comparison of batch sizes."""
         modules = trained_modules(objects)
         self._assignment.modelled(modules)
-        found = about_ranks(modules) if self._ranks_together > 1 else []
+        found = about_ranks(modules) if self.world_size > 1 else []
         for sentence in found if self.is_look else [*found, *about_batch_norm(modules, self._now)]:
             self.warn(sentence)
         self._averages = Averages(objects)
@@ -481,7 +503,7 @@ class Trial:
         """Samples in a micro-batch; warns if unknown."""
         found = self._rows.count(batch, self._samples_at_once)
         if found is not None:
-            return found * self._ranks_together
+            return found * self.world_size
         self._untold(
             f"a micro-batch is a {type(batch).__name__}, of which the samples cannot be counted",
             "a loader whose batches are tensors, or tuples, lists or dicts of tensors",

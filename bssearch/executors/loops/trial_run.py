@@ -74,10 +74,18 @@ TIMED_STEPS = WARM_UP_STEPS + 20  # steps timed one by one to find the first ste
 RUN_PROCESSES = 3  # a script's ancestors: server, worker, driver
 
 
-def contention_meter(device: torch.device, threads: int, core: CorePace | None) -> ContentionMeter:
+def contention_meter(
+    device: torch.device, threads: int, core: CorePace | None, others: Sequence[torch.device] = ()
+) -> ContentionMeter:
     """Contention meter that ignores the run's own processes."""
     above = [one.pid for one in psutil.Process().parents()[:RUN_PROCESSES]]
-    return ContentionMeter(device, threads, core, lambda: cpu_use(parents=above))
+    return ContentionMeter(device, threads, core, lambda: cpu_use(parents=above), others=others)
+
+
+def other_devices(assign: Assign) -> list[torch.device]:
+    """CUDA devices of the ranks other than rank 0."""
+    ranks = assign.configuration.world_size if torch.device(assign.device).type == "cuda" else 1
+    return [torch.device("cuda", index) for index in range(1, ranks)]
 
 
 class HostClock(Clock):
@@ -319,12 +327,14 @@ class TrialRun(Assignment):
         self._line = line
         self._revision = assign.revision
         self._torch_device = torch.device(assign.device)
-        self._clock = LoopClock(clock or HostClock(self._torch_device), request.plan.threads)
+        self._threads = request.plan.threads * self.configuration.world_size
+        self._clock = LoopClock(clock or HostClock(self._torch_device), self._threads)
         self._course = Course(request, None)
         core = CorePace() if self._torch_device.type == "cpu" else None
-        self.contention = contention_meter(self._torch_device, request.plan.threads, core)
-        self._clock.clock.meter = self._device_meter = DeviceMeter(self._torch_device)
-        self._reference = ReferenceKernel(self._torch_device, request.plan.threads)
+        others = other_devices(assign)
+        self.contention = contention_meter(self._torch_device, self._threads, core, others)
+        self._clock.clock.meter = self._device_meter = DeviceMeter(self._torch_device, others=others)
+        self._reference = ReferenceKernel(self._torch_device, self._threads)
         self._memory = peak_memory_meter(self._torch_device)
         self._objects: dict[str, Any] = {}
         self._ending: Ending | None = None
@@ -590,7 +600,7 @@ class TrialRun(Assignment):
         return training, measured
 
     def _outcome(self, ending: Ending) -> TrialOutcome:
-        clock, threads, progress = self._clock.clock, self._plan.threads, self._course.progress
+        clock, threads, progress = self._clock.clock, self._threads, self._course.progress
         with clock.ledger("other"):
             progress.note_peak(self._memory.peak_bytes())
             self._memory.close()

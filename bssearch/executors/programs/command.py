@@ -42,7 +42,7 @@ from bssearch.records import (
     WorkloadDescription,
     is_metric,
 )
-from bssearch.spec.model import check_places, filled, places_of, values_of
+from bssearch.spec.model import check_places, filled, launched_ranks, places_of, values_of
 from bssearch.training.course import Course, Ending, not_finite, where
 
 MOST_OBSERVATIONS = 100_000  # evaluations of a trial, all stored
@@ -334,6 +334,7 @@ class LoadedCommand(LoadedProgram):
         self._threads, self._hang_seconds = load.settings.threads, load.settings.hang_seconds
         self.revision = revision_of(self._program, self._folder)
         self._takes = places_of(self._program.command)
+        self._check_ranks(load.settings.devices)
         check_unchanged("a file that the command names", load.revision, self.revision)
 
     def _answer(self, work: Work) -> Answer:
@@ -451,8 +452,21 @@ class LoadedCommand(LoadedProgram):
         program = self._program
         return CommandProcess(filled(program.command, values), self._folder, program.report, program.metric)
 
+    def _check_ranks(self, devices: Sequence[int]) -> None:
+        ranks = launched_ranks(self._program.command) or ""
+        require(
+            devices[-1] > 1 or not ranks.isdecimal() or int(ranks) == 1,
+            f"command: torchrun starts {ranks} processes, and executor.devices = 1",
+            hint=f"executor.devices: {ranks} in the spec, and --nproc-per-node={{devices}} in the command",
+        )
+
     def check_places(self, configuration: Configuration) -> None:
         """Raise `UsageError` for a missing placeholder."""
+        require(
+            configuration.world_size == 1 or "devices" in self._takes,
+            f"the trial has {configuration.world_size} devices, and the command does not take {{devices}}",
+            hint="torchrun --nproc-per-node={devices}; or executor.devices: 1",
+        )
         if configuration.grows:
             raise UsageError(
                 f"{BATCH_SCHEDULE} = {configuration.parameters[BATCH_SCHEDULE]!r}: a command is given one batch size, "

@@ -90,15 +90,15 @@ class ScriptServer:
         reason = self._told()["anew"]
         self.notice = None if reason is None else f"each trial repeats the script's imports: {reason}"
 
-    def start(self) -> ScriptProcess:
-        """Start the script; raise `LaunchError` if impossible."""
+    def start(self, ranks: int = 1) -> ScriptProcess:
+        """Start the script's ``ranks``, of which rank 0 has the connection; raise `LaunchError` if impossible."""
         if self._process.poll() is not None:
             self._control.close()
             self._begin()
         ours, theirs = socket.socketpair()
         try:
             with theirs:
-                socket.send_fds(self._control, [b"x"], [theirs.fileno()])
+                socket.send_fds(self._control, [str(ranks).encode()], [theirs.fileno()])
             return ScriptProcess(ours, self, self._told()["pid"])
         except OSError as error:
             ours.close()
@@ -187,9 +187,10 @@ class LoadedScript(LoadedProgram):
     ) -> Conversation:
         self._refuse_changed()  # each process reads the script again
         kills = kernel_memory_kills()
-        process = self._server.start()
+        assign = self.assigned(work)
+        process = self._server.start(assign.configuration.world_size)
         with closing(process.line):
-            return Conversation(process, stop, take, kills).hold(self.assigned(work))
+            return Conversation(process, stop, take, kills).hold(assign)
 
     def _revision_now(self) -> str:
         try:
