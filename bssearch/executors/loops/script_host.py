@@ -5,8 +5,6 @@ context and further threads; otherwise the process re-executes itself without th
 (``--once``). When the worker ends, this process kills its descendants and exits.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import atexit
