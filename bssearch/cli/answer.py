@@ -1,7 +1,5 @@
 """Print an answer: as a screen, JSON, rows, or a configuration."""
 
-from __future__ import annotations
-
 import math
 import os
 import shlex

@@ -1,7 +1,5 @@
 """``probe branch``: the local critical batch size of a large run, from its checkpoints."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import statistics

@@ -1,7 +1,5 @@
 """``check`` tries a workload and proposes a target; ``run --dry-run`` bounds a study's cost."""
 
-from __future__ import annotations
-
 import math
 import os
 import statistics

@@ -1,7 +1,5 @@
 """Open a study: store, executor, and checks of its spec."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -1,7 +1,5 @@
 """Plans that may read a database: ``plan lr`` and ``plan scale``."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterator
 from pathlib import Path

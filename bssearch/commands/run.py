@@ -1,7 +1,5 @@
 """Run, resume, confirm and audit a study."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections import Counter

@@ -1,7 +1,5 @@
 """The charts of a study's page; None if there is nothing to draw."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import date

@@ -1,7 +1,5 @@
 """A study's spec, and a program's command line with placeholders."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -1,7 +1,5 @@
 """Parts of a spec."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache

@@ -1,7 +1,5 @@
 """Probes: step times, memory, noise scales and branches."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 

@@ -1,7 +1,5 @@
 """Shared SQL statements."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Studies, their import with finished trials, and their answers."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json

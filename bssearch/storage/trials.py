@@ -1,7 +1,5 @@
 """Trials: their starts, ends, observations and logs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta

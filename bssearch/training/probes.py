@@ -1,7 +1,5 @@
 """Isolated measurements: seconds of a step, its update and an evaluation; memory; gradient noise scale."""
 
-from __future__ import annotations
-
 import functools
 import math
 import statistics

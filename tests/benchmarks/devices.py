@@ -3,9 +3,9 @@
 Run as ``python tests/benchmarks/devices.py [--studies 60]``. Each study has its own law of steps
 S_min (1 + B_crit / B), step time α + β B / W and time of the reduction, drawn at random. Steps vary by 10 % between
 seeds, a visit's step time by 5 %, a trial's by 1 %. A cell is a batch size on a number of devices; the chosen one has
-the least seconds in the answer. Exits 1 if fewer than 95 % of the chosen cells are within 5 % of the best of all, if the
-intervals of times or speed-ups hold in fewer than 92 %, or if eight devices, each with a slot, are busy for less than
-90 % of a search with trials of two seconds.
+the least seconds in the answer. Exits 1 if fewer than 95 % of the chosen cells are within 5 % of the best of all, if
+the intervals of times or speed-ups hold in fewer than 92 %, or if eight devices, each with a slot, are busy for less
+than 90 % of a search with trials of two seconds.
 """
 
 if not __package__:

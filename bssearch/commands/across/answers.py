@@ -1,7 +1,5 @@
 """Studies of several databases: filters, answers and their agreement."""
 
-from __future__ import annotations
-
 import difflib
 import math
 from collections import Counter

@@ -1,7 +1,5 @@
 """Submit, list, pause, resume and cancel queued studies."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass

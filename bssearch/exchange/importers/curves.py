@@ -1,7 +1,5 @@
 """``import curves``: studies of training logs, with learning curves and settings; `logs` finds and reads the logs."""
 
-from __future__ import annotations
-
 import difflib
 import json
 import math

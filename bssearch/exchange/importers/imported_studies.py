@@ -1,7 +1,5 @@
 """Imported runs as studies: one per device and precision, never pooled."""
 
-from __future__ import annotations
-
 import math
 import os
 import re

@@ -3,8 +3,6 @@
 Nothing in a log is executed: of pickles and YAML only plain values are read.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

@@ -3,8 +3,6 @@
 https://github.com/mlcommons/logging, ``mlperf_logging/rcp_checker/*/rcps_*.json``.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Step times by batch size from CSV or the probe's JSON."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """Checks that a loop uses its trial's values; counts of steps and samples."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """A user's own training loop as a trial; see `bssearch guide own-training`."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping

@@ -1,7 +1,5 @@
 """Warnings of normalisation, data order and averages of weights that distort a comparison of batch sizes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

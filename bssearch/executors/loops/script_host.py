@@ -6,8 +6,6 @@ re-executes itself without the imports and starts the ranks anew (``--once``). W
 its descendants and exits.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import atexit

@@ -1,7 +1,5 @@
 """A user's loop that trains a study's trial."""
 
-from __future__ import annotations
-
 import io
 import math
 import statistics

@@ -1,7 +1,5 @@
 """Database URLs and engines: SQLite for one machine, PostgreSQL for several."""
 
-from __future__ import annotations
-
 import difflib
 import json
 import math

@@ -4,8 +4,6 @@ The header has format, version, schema revision, bssearch's version, the study a
 ``{kind: row}``, ordered by `Kind` and key. The last line has the counts and the SHA-256 of all earlier lines.
 """
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import json
