@@ -338,8 +338,9 @@ class Trial:
             "no_sync() outside the body of batches(), which counts a step's micro-batches",
             hint="model.no_sync() for all micro-batches of a step but the last",
         )
-        is_reduced = self._is_whole or not isinstance(model, DistributedDataParallel)
-        return nullcontext() if is_reduced else cast("AbstractContextManager[None]", model.no_sync())
+        if self._is_whole or not isinstance(model, DistributedDataParallel):
+            return nullcontext()
+        return cast("AbstractContextManager[None]", model.no_sync())
 
     def test(self, evaluate: Evaluate) -> None:
         """End the training and evaluate the test set, for a loop without `batches`.
