@@ -18,6 +18,7 @@ from bssearch.records import (
     Observation,
     StepTimeRequest,
     TrialObserved,
+    TrialOutcome,
     TrialRequest,
     TrialState,
     TrialStop,
