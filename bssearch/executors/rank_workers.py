@@ -10,6 +10,7 @@ import faulthandler
 import os
 import pickle
 import queue
+import shutil
 import signal
 import socket
 import subprocess
@@ -137,8 +138,6 @@ class RankProcesses:
         self._on_lost = on_lost
         self._processes: list[RankProcess] = []
         self._ranks: Ranks | None = None
-        self._folder = tempfile.TemporaryDirectory(prefix=report_folder_prefix(os.getpid()))
-        self._groups = 0
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._is_at_work = False
@@ -222,13 +221,12 @@ class RankProcesses:
 
         if self._ranks is None or self._ranks.size != size:
             self._ranks = None
-            self._groups += 1
-            folder = Path(self._folder.name) / str(self._groups)
-            folder.mkdir()
+            folder = Path(tempfile.mkdtemp(prefix=report_folder_prefix(os.getpid())))
             for process in self._processes[: size - 1]:
                 process.tell(("join", (size, folder)))
             seconds = self._load.settings.hang_seconds
             self._ranks = Ranks(0, size, self._computation.device, folder=folder, seconds=seconds, link=self)
+            shutil.rmtree(folder, ignore_errors=True)
         return self._ranks
 
     def _stop_work(self, *, is_whole: bool) -> None:

@@ -432,6 +432,8 @@ class StudySpec(StrictModel):
                 del part["decay_share"]
         if self.training == TrainingSpec():
             del question["training"]
+        elif not self.training.sync_batch_norm:
+            del question["training"]["sync_batch_norm"]
         for name in OF_PROGRAMS:
             if not question[name]:
                 del question[name]

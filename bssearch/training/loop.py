@@ -288,10 +288,11 @@ class Trial:
 
     def _warnings(self, contention: Contention, wall: float) -> tuple[str, ...]:
         configuration, settings = self._plan.configuration, self._computation.settings
+        normalised = configuration.micro_batch_size * (configuration.world_size if settings.sync_batch_norm else 1)
         caveats = batch_norm_caveats(
             0 if self._trainer is None else batch_norm_layers(self._trainer.model),
-            configuration.micro_batch_size,
-            accumulates=configuration.micro_batch_size < configuration.batch_size,
+            normalised,
+            accumulates=normalised < configuration.batch_size,
             ghost_batch_size=settings.ghost_batch_size,
         )
         found = [*self._standing_warnings(), *(sentence for _, sentence in caveats), *contention.warnings]

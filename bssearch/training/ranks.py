@@ -54,16 +54,17 @@ class Link(Protocol):
 class Ranks:
     """This process as number ``rank`` of ``size``; only rank 0 has a ``link``.
 
-    ``is_broken``: a collective call failed, so the other ranks may wait for it forever.
+    ``are_together`` within a common call. ``is_broken``: such a call failed, so other ranks may wait for it forever.
     """
 
     def __init__(
         self, rank: int, size: int, device: torch.device, *, folder: Path, seconds: float, link: Link | None = None
     ) -> None:
         self.rank, self.size, self.device = rank, size, device
-        self.is_broken = False
+        self.are_together = self.is_broken = False
         self._link = link
-        self._group = _group(rank, size, device, folder / f"ranks-{size}", timedelta(seconds=seconds))
+        self._group = _group(rank, size, device, folder / "store", timedelta(seconds=seconds))
+        self.add(torch.zeros(1, device=device))  # connect now, outside a trial's time
 
     @contextmanager
     def together(self, order: str, *arguments: Any) -> Iterator[None]:
@@ -71,10 +72,13 @@ class Ranks:
         try:
             if self._link is not None:
                 self._link.tell((order, arguments))
+            self.are_together = True
             yield
         except Exception as error:
             self.is_broken = True
             raise self._cause(error) from error
+        finally:
+            self.are_together = False
 
     def ask(self, order: str, *arguments: Any) -> list[Any]:
         """Answers of the other ranks, by rank."""
@@ -94,6 +98,11 @@ class Ranks:
     def add(self, tensor: torch.Tensor) -> None:
         """Replace a tensor by its sum over all ranks."""
         self.start_adding(tensor).wait()
+
+    def differentiable_sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor's sum over all ranks, through which gradients flow to all ranks."""
+        summed: torch.Tensor = _Sum.apply(tensor, self)  # type: ignore[no-untyped-call]
+        return summed
 
     def start_adding(self, tensor: torch.Tensor) -> distributed.Work:
         """Start `add`."""
@@ -132,6 +141,21 @@ class Ranks:
 
     def _cause(self, error: Exception) -> Exception:
         return error if self._link is None else self._link.cause(error)
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, tensor: torch.Tensor, ranks: Ranks) -> torch.Tensor:
+        context.ranks = ranks
+        summed = tensor.clone()
+        ranks.add(summed)
+        return summed
+
+    @staticmethod
+    def backward(context: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        summed = gradients[0].clone()
+        context.ranks.add(summed)
+        return summed, None
 
 
 def _group(rank: int, size: int, device: torch.device, path: Path, timeout: timedelta) -> Any:

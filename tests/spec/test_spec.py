@@ -243,6 +243,7 @@ def test_what_a_spec_leaves_out_has_its_default() -> None:
             "activation_checkpointing": False,
             "deterministic": False,
             "ghost_batch_size": None,
+            "sync_batch_norm": False,
             "data": "auto",
             "loader_workers": 2,
             "measure_noise": True,
