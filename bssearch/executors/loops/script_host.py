@@ -48,8 +48,7 @@ def main() -> None:
         os._exit(run_script(given.script, given.arguments, given.once))
     worker = socket.socket(fileno=given.serve)
     if given.anew is None:
-        reason = prepare_to_fork(Path(given.script.removesuffix(MAKE_TRAINER)))
-        if reason is not None:
+        if (reason := prepare_to_fork(Path(given.script.removesuffix(MAKE_TRAINER)))) is not None:
             # Drop the imports.
             worker.set_inheritable(True)
             os.execv(sys.executable, [sys.executable, "-P", "-m", HOST, "--anew", reason, *sys.argv[1:]])

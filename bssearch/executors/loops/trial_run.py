@@ -425,8 +425,7 @@ class TrialRun(Assignment):
         if asked is not None:
             self._end(Ending(*asked, asked=True))
         elif self._clock.clock.train_seconds_so_far > self._plan.train_seconds_limit:
-            late = self._course.limited(self._clock.train_seconds())
-            if late is not None:
+            if (late := self._course.limited(self._clock.train_seconds())) is not None:
                 self._end(late)
 
     def waited(self, seconds: float) -> None:
@@ -453,8 +452,7 @@ class TrialRun(Assignment):
                 reason = f"{not_finite(what, metric)}: {where(self.stages.last(step), step)}"
                 self._end(Ending(TrialState.DIVERGED, reason))
                 return
-            broken = first_non_finite(self._objects)
-            if broken is not None:
+            if (broken := first_non_finite(self._objects)) is not None:
                 self._end(Ending(TrialState.DIVERGED, f"{broken} is not finite: {where(self.stages.last(step), step)}"))
                 return
             observation = Observation(
