@@ -424,9 +424,10 @@ class TrialRun(Assignment):
         asked = self._line.asked_to_stop()
         if asked is not None:
             self._end(Ending(*asked, asked=True))
-        elif self._clock.clock.train_seconds_so_far > self._plan.train_seconds_limit:
-            if (late := self._course.limited(self._clock.train_seconds())) is not None:
-                self._end(late)
+        elif self._clock.clock.train_seconds_so_far > self._plan.train_seconds_limit and (
+            late := self._course.limited(self._clock.train_seconds())
+        ):
+            self._end(late)
 
     def waited(self, seconds: float) -> None:
         """See `Assignment.waited`."""
