@@ -348,8 +348,7 @@ def step_batches(given: Sequence[GivenBatch], rename: str) -> tuple[list[dict[st
         notes.append(
             f"assuming that batch_size is per step, because {why}; if it is per device, {rename.format(MICRO)}"
         )
-    products = [one for one in given if not {BATCH, STEP_BATCH} & one.parts.keys()]
-    if products:
+    if products := [one for one in given if not {BATCH, STEP_BATCH} & one.parts.keys()]:
         assumed = [name for name in (ACCUMULATION, WORLD) if name not in known]
         notes.append(
             f"batch_size = {MICRO} × {ACCUMULATION} × {WORLD} in {len(products)} of {len(given)} runs"

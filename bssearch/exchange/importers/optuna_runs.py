@@ -488,8 +488,7 @@ class _Reader:
         for state, count in Counter(trial.state.name for trial in trials).items():
             if state not in ENDED:
                 yield f"skipped {count} {state} trial{'s' * (count > 1)}"
-        infeasible = _infeasible(trials)
-        if infeasible:
+        if infeasible := _infeasible(trials):
             yield (
                 f"skipped {len(infeasible)} trial{'s' * (len(infeasible) > 1)} that violate a constraint (first: "
                 f"{infeasible[0].number})"
@@ -513,8 +512,7 @@ class _Reader:
         at_once = most_at_once(ended) if self.seconds == DURATION or self._seconds_name else 1
         if at_once > 1:
             yield f"up to {at_once} trials ran at once; if they shared a device, seconds hold waits for each other"
-        resumed = [trial.number for trial in ended if self._is_of_part(trial)]
-        if resumed:
+        if resumed := [trial.number for trial in ended if self._is_of_part(trial)]:
             yield (
                 f"seconds unknown for {len(resumed)} of {len(runs)} trials (first: {resumed[0]}): they retried failed "
                 "trials, and may have resumed from checkpoints"
@@ -664,8 +662,7 @@ class _Reader:
             split = ("batch_size", "micro_batch_size", "accumulation_steps")
             values |= {name: trial.user_attrs[name] for name in split if name in trial.user_attrs}
         ours = Counter(map(self._ours, trial.params))
-        twice = [name for name, count in ours.items() if count > 1]
-        if twice:
+        if twice := [name for name, count in ours.items() if count > 1]:
             raise UsageError(f"two parameters are named {twice[0]} ({origin})", hint="rename one with --param")
         for name, value in trial.params.items():
             if isinstance(value, float) and not math.isfinite(value):

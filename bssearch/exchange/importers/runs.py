@@ -111,8 +111,7 @@ def _evidence(groups: Sequence[_Group], measure: Measure) -> str:
         return ""
     if any(missed > one.end * (1 + one.tolerance) for one in groups for missed in one.missed):
         return ""  # a run that missed the target had more time than those that reached it
-    with_missed = [one for one in groups if one.at_end(one.missed)]
-    if with_missed:
+    if with_missed := [one for one in groups if one.at_end(one.missed)]:
         first = max(with_missed, key=lambda one: len(one.reached))
         return (
             f"at batch size {first.batch_size}, {_ended(first.at_end(first.reached), 'reached')} and "
@@ -152,8 +151,7 @@ def _groups(together: Sequence[Sequence[ImportedRun]], measure: Measure) -> Iter
     tolerance = TOLERANCE[measure]
     for runs in together:
         group = [run for run in runs if getattr(run, measure)]
-        reached = [run for run in group if run.reached]
-        if reached:
+        if reached := [run for run in group if run.reached]:
             figures = [getattr(run, measure) for run in reached]
             yield _Group(
                 batch_size=reached[0].configuration.batch_size,
@@ -355,8 +353,7 @@ def _cells(text: str, source: str) -> tuple[int, list[str], list[tuple[int, list
 
 def _copies(found: Sequence[tuple[int, list[str]]], source: str) -> Iterator[str]:
     first = {tuple(texts): line for line, texts in reversed(found)}
-    copies = [line for line, texts in found if first[tuple(texts)] != line]
-    if copies:
+    if copies := [line for line, texts in found if first[tuple(texts)] != line]:
         yield (
             f"{len(copies)} of {len(found)} rows are copies of others (first: {source}:{copies[0]}) and count as "
             "runs of their own; remove them if they are the same runs"

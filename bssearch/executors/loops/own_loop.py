@@ -500,8 +500,7 @@ class Trial:
 
     def samples_in(self, batch: Any) -> int | None:
         """Samples in a micro-batch; warns if unknown."""
-        found = self._rows.count(batch, self._samples_at_once)
-        if found is not None:
+        if (found := self._rows.count(batch, self._samples_at_once)) is not None:
             return found * self.world_size
         self._untold(
             f"a micro-batch is a {type(batch).__name__}, of which the samples cannot be counted",

@@ -140,8 +140,7 @@ def _storable(value: str) -> str:
 
 
 def _bounded_object(value: dict[str, Any], *, of_scalars: bool = False) -> dict[str, Any]:
-    fault = json_fault(value, of_scalars=of_scalars)
-    if fault is not None:
+    if (fault := json_fault(value, of_scalars=of_scalars)) is not None:
         raise ValueError(fault)
     return value
 
