@@ -129,15 +129,6 @@ def test_the_list_of_studies_has_the_answer_of_each(folder: Path) -> None:
         assert ("created by" in table) is has_all
 
 
-def test_one_trial_shows_configuration_curve_and_why_it_ended(folder: Path) -> None:
-    for arguments in (("trial", "show", "task", "1"), ("trial", "show", "1")):
-        shown = bssearch(*arguments, cwd=folder).stdout
-        assert "trial 1 of task (search) reached: accuracy" in shown
-        assert "learning_rate" in shown
-        assert "█" in shown
-    assert "999" in refused(folder, "trial", "show", "task", "999", code=3)
-
-
 def test_what_a_trial_printed_is_kept(folder: Path) -> None:
     shown = ran(folder, "trial", "show", "task", "3", "--log")
     assert set(shown.stdout.splitlines()) == {"a new model"}

@@ -1,5 +1,4 @@
 import json
-import math
 import os
 import socket
 import subprocess
@@ -128,17 +127,6 @@ def test_a_trial_is_told_as_it_was_measured() -> None:
     assert study.metric_names == ["time_to_target_s"]
 
 
-def test_the_distributions_are_the_spaces() -> None:
-    (trial,) = as_optuna(make_trial(1)).trials
-    low, high = 0.01 * math.sqrt(8 / 32), 1.0 * math.sqrt(128 / 32)
-    assert trial.distributions == {
-        "batch_size": IntDistribution(8, 128, log=True),
-        "learning_rate": FloatDistribution(low, high, log=True),
-        "weight_decay": CategoricalDistribution((0.0, 1e-4, 1e-3)),
-        "dropout": FloatDistribution(0.0, 0.5),
-    }
-
-
 def test_a_trial_outside_the_space_widens_the_distribution_of_all() -> None:
     outside = Configuration(
         batch_size=200,
@@ -259,12 +247,6 @@ def test_the_importance_of_a_parameter_is_of_the_search_trials() -> None:
     importances = optuna.importance.get_param_importances(study)
     assert set(importances) == {"batch_size", "learning_rate", "weight_decay", "dropout"}
     assert {trial.user_attrs["phase"] for trial in study.trials} == {Phase.SEARCH.value}
-
-
-def test_a_study_goes_on_in_optuna() -> None:
-    study = as_optuna(*many())
-    study.sampler = optuna.samplers.TPESampler(seed=0)
-    assert 8 <= study.ask(study.trials[0].distributions).params["batch_size"] <= 128
 
 
 # Export to Optuna -----------------------------------------------------------------------------------------------------
