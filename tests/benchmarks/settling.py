@@ -24,8 +24,7 @@ import numpy as np
 import typer
 
 from bssearch.analysis.objectives import TIME, least_of
-from bssearch.errors import TargetNotReachedError
-from bssearch.records import Configuration, ParameterValue, Phase, ProbeRecord, StepTimeError, TrialPlan, TrialRecord
+from bssearch.records import Configuration, ParameterValue, Phase, ProbeRecord, StepTimeError, TrialRecord
 from bssearch.records.intervals import FLAT_RATIO
 from bssearch.search import confirmation
 from bssearch.search.history import History
@@ -124,7 +123,6 @@ class Outcome:
     steps_held: tuple[bool, ...]
     b_crit_held: bool | None
     ratio_held: bool | None
-    rise: tuple[float, int]
 
 
 class Lab:
@@ -239,40 +237,13 @@ def study(shared: tuple[tuple[str, ...], int, int], _sampler: str, _pruner: str,
     name = names[index % len(names)]
     lab = Lab(CELLS[name], np.random.default_rng((11, index)), index)
     history = History(spec_of(runs, most), lab.search(), lab.probes())
-    claims = _confirm(lab, history)
-    return held(name, lab.truth, history, _rise(claims, history))
-
-
-def _confirm(lab: Lab, history: History) -> list[tuple[int, float]]:
-    """Run confirmation to its end; return the numbers of trials at some looks, and what was claimed then."""
-    claims = []
     while (plan := confirmation.next_run(history)) is not None:
         trial = lab.run(len(history.all_trials) + 1, plan.configuration, plan.seed, Phase.CONFIRM)
-        history.take(_planned(trial, plan))
-        if len(history.all_trials) % 10 == 0 and (claim := _claim(history)):
-            claims.append((len(history.all_trials), claim))
-    return claims
+        history.take(replace(trial, seed=plan.seed, configuration=plan.configuration, sampled=plan.sampled))
+    return held(name, lab.truth, history)
 
 
-def _rise(claims: Sequence[tuple[int, float]], history: History) -> tuple[float, int]:
-    """Rise of the claim from the first look to the last, and the runs between."""
-    first = next(iter(claims), (len(history.all_trials), _claim(history)))
-    return _claim(history) - first[1], len(history.all_trials) - first[0]
-
-
-def _planned(trial: TrialRecord, plan: TrialPlan) -> TrialRecord:
-    return replace(trial, seed=plan.seed, configuration=plan.configuration, sampled=plan.sampled)
-
-
-def _claim(history: History) -> float:
-    try:
-        found = answer_of(history.spec, history.all_trials, _Clock(history))  # type: ignore[arg-type]
-    except TargetNotReachedError:
-        return 0.0
-    return found.within_5_percent or 0.0
-
-
-def held(name: str, truth: Truth, history: History, rise: tuple[float, int]) -> Outcome:
+def held(name: str, truth: Truth, history: History) -> Outcome:
     """Compare the answer with the truth."""
     trials = history.all_trials
     answer = answer_of(history.spec, trials, _Clock(history))  # type: ignore[arg-type]
@@ -316,7 +287,6 @@ def held(name: str, truth: Truth, history: History, rise: tuple[float, int]) -> 
         steps_held=tuple(steps),
         b_crit_held=b_crit,
         ratio_held=None if over is None or over.low is None or over.high is None else over.low <= ratio <= over.high,
-        rise=rise,
     )
 
 
@@ -388,9 +358,6 @@ def main(
             )
             mean = statistics.fmean(one.claimed for one in here)
             print(f"{low:.2f}–{min(high, 1):.2f} (mean {mean:.2f}): {right:.1%} ({printed:.1%}), {len(here)}")
-    rises = [one.rise for one in outcomes["all"]]
-    change = sum(rise for rise, _ in rises) / max(1, sum(runs for _, runs in rises))
-    print(f"mean change of the claim per added run: {change:+.4f}")
     return True
 
 

@@ -190,8 +190,7 @@ def test_the_python_trains_a_model_to_the_target_with_a_batch_that_grows(stored:
 
 def trained(names: dict[str, Any]) -> tuple[torch.nn.Module, float, list[int], list[float]]:
     """Train a model on the task's data by an exported loop; return it, its accuracy, and each step's size and rate."""
-    generator = torch.Generator().manual_seed(0)
-    inputs = torch.randn(900, 10, generator=generator)
+    inputs = torch.randn(900, 10, generator=torch.Generator().manual_seed(0))
     targets = (inputs[:, :5].sum(1) > inputs[:, 5:].sum(1)).long()
     torch.manual_seed(3)
     model = torch.nn.Sequential(torch.nn.Linear(10, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))

@@ -147,8 +147,7 @@ def test_a_trial_is_shown_with_its_curve_from_first_to_last(capsys: pytest.Captu
     curve = told.splitlines()[-2:]
     assert "0.111" in curve[0] and "0.888" in curve[0]
     assert "3" in curve[1].split() and "2.75" in curve[1].split()
-    without = shown(capsys, make_trial(7))
-    assert len(without.splitlines()) == len(told.splitlines()) - 2
+    assert len(shown(capsys, make_trial(7)).splitlines()) == len(told.splitlines()) - 2
 
 
 def test_what_is_known_of_a_trial_is_shown_and_what_is_not_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
@@ -192,8 +191,7 @@ def history(*trials: TrialRecord) -> History:
 
 
 def rows(of: History) -> list[list[str]]:
-    table = batch_table(of)
-    return [list(row) for row in zip(*(list(column.cells) for column in table.columns), strict=True)]
+    return [list(row) for row in zip(*(list(column.cells) for column in batch_table(of).columns), strict=True)]
 
 
 def test_the_table_counts_the_trials_of_each_batch_size_and_marks_the_incumbent() -> None:

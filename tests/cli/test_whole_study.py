@@ -5,6 +5,7 @@ import io
 import json
 import math
 import shutil
+import socket
 import subprocess
 import sys
 from collections import Counter
@@ -343,3 +344,37 @@ def test_without_an_answer_no_trial_has_the_seconds_of_one(tmp_path: Path) -> No
         store_study(opened, make_spec(confirm={"runs": 5}), make_environment())
         add_run(opened, 32, 0, missed=True)
     assert [row["answer"] for row in read(tmp_path, "trial", "list")] == [None]
+
+
+# No network -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def connections(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Addresses that anything in this process tried to look up or to connect to; none is reached."""
+    tried: list[object] = []
+
+    def refuse(*arguments: object, **_: object) -> None:
+        tried.append(arguments)
+        raise OSError("there is no network")
+
+    for name in ("connect", "connect_ex", "sendto"):
+        monkeypatch.setattr(socket.socket, name, refuse)
+    for name in ("create_connection", "getaddrinfo", "gethostbyname"):
+        monkeypatch.setattr(socket, name, refuse)
+    return tried
+
+
+def test_a_study_and_its_answer_connect_to_nothing(
+    connections: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(OSError, match="no network"):
+        socket.create_connection(("example.org", 80))
+    assert len(connections) == 1
+    connections.clear()
+    run_by_law(monkeypatch)
+    write_task(tmp_path)
+    ran(tmp_path, "run", "task.yaml")
+    ran(tmp_path, "best")
+    ran(tmp_path, "report", "--html", "page.html")
+    assert connections == []

@@ -376,8 +376,7 @@ def test_memory_that_ends_during_confirmation_repeats_the_runs_of_that_batch_siz
         if confirming and sum(one.plan.is_tested for one in law.requests) == 5:
             law.trains_up_to = min(law.trains_up_to, law.running[0].plan.configuration.micro_batch_size - 1)
 
-    executor = LawExecutor(on_look=shrinks)
-    answer = run(tmp_path, executor)
+    answer = run(tmp_path, LawExecutor(on_look=shrinks))
     confirming = [trial for trial in trials_in(tmp_path) if trial.phase is Phase.CONFIRM]
     (ran_out,) = [trial for trial in confirming if trial.state is TrialState.OOM]
     bound = ran_out.configuration.micro_batch_size
