@@ -35,7 +35,6 @@ from bssearch.spec import StudySpec, checked, find_spec, load_spec
 from bssearch.spec.model import COMMAND, GIVEN_IN_PYTHON, OBJECTIVE, OF_PROGRAMS
 from bssearch.spec.parts import BudgetSpec
 from bssearch.spec.reader import changed_fields, spec_of
-from bssearch.spec.space.micro_batches import REMEDY
 from bssearch.storage.repository import Store, check_writable, open_store
 from bssearch.storage.trials import archived
 from bssearch.workloads.base import SHIPPED, GivenWorkload, given_workload, lies_in_no_file, refuse_while_importing
@@ -561,12 +560,12 @@ def program_of(spec: StudySpec) -> Program | None:
 
 def refuse_batch_norm_by_device(spec: StudySpec, found: WorkloadDescription) -> None:
     """Raise `UsageError` if steps would depend on the devices: a batch norm sees the samples of its device alone."""
-    layers, devices = found.model.batch_norm_layers, spec.executor.devices
+    layers, devices, training = found.model.batch_norm_layers, spec.executor.devices, spec.training
     require(
-        devices == (1,) or layers == 0 or spec.training.ghost_batch_size is not None,
+        devices == (1,) or layers == 0 or training.sync_batch_norm or training.ghost_batch_size is not None,
         f"executor.devices = {devices[-1]}: the model has {plural(layers, 'batch normalisation layer')}, which would "
         "see the samples of one device, so the steps to the target would change with the number of devices",
-        hint=f"{REMEDY} on any number of devices",
+        hint="set training.sync_batch_norm = true, or a fixed training.ghost_batch_size",
     )
 
 

@@ -424,7 +424,7 @@ class SharedNorm:
 
     ranks: Ranks
 
-    @torch.compiler.disable
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self: Any, input: torch.Tensor) -> torch.Tensor:
         """Normalise inputs (samples, channels, …)."""
         if not self.training or not self.ranks.are_together:
@@ -446,7 +446,7 @@ class SharedNorm:
         output = centred * (variance + self.eps).rsqrt().view(shape)
         if self.affine:
             output = output * self.weight.view(shape) + self.bias.view(shape)
-        return output.to(input.dtype)
+        return cast(torch.Tensor, output.to(input.dtype))
 
 
 @functools.cache

@@ -118,22 +118,6 @@ def test_a_gap_within_two_points_is_no_warning_and_below_three_runs_it_has_no_in
     assert "(no interval: it needs three runs per batch size)" in about_generalisation(large, ACCURACY)[0].message
 
 
-def test_an_interval_with_zero_in_it_is_said_to_be_perhaps_chance() -> None:
-    answer = found(to_budget(at(16), 0.95, 0.96, 0.90), to_budget(at(64), 0.90, 0.96, 0.88, start=200))
-    assert "includes 0; it may be chance" in about_generalisation(answer, ACCURACY)[0].message
-
-
-def test_a_batch_size_below_the_best_is_told_to_train_for_longer() -> None:
-    answer = found(
-        to_budget(at(8), 0.90, 0.90, 0.90),
-        to_budget(at(16), 0.945, 0.945, 0.945, start=200),
-        to_budget(at(64), 0.95, 0.95, 0.95, start=300),
-    )
-    notices = about_generalisation(answer, ACCURACY)
-    assert len(notices) == 1
-    assert notices[0].message.endswith("Train it for longer, or use batch 16 or more")
-
-
 @pytest.mark.parametrize(("regularised", "closed"), [(0.945, True), (0.92, False)])
 def test_whether_more_regularisation_closed_the_gap_of_the_largest(regularised: float, closed: bool) -> None:
     harder = to_budget(at(128, dropout=0.4, weight_decay=1e-3), *[regularised] * 3, start=300)

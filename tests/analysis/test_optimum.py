@@ -150,8 +150,7 @@ def test_accumulated_sizes_and_those_out_of_memory_are_left_out() -> None:
 
 
 def test_an_accumulated_step_is_its_micro_batches_and_one_update() -> None:
-    measured = [*line(0.001, 1e-5), make_probe(96, step_seconds=0.002)]
-    fit = not_none(fit_step_time(measured))
+    fit = not_none(fit_step_time([*line(0.001, 1e-5), make_probe(96, step_seconds=0.002)]))
     assert fit.predict(384, 96, update_seconds=0.0005) == pytest.approx(4 * (0.002 - 0.0005) + 0.0005)
 
 

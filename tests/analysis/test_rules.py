@@ -197,8 +197,7 @@ def test_an_imported_study_is_judged_and_says_that_nothing_can_be_run() -> None:
 
 def test_a_spent_budget_and_failures_are_named() -> None:
     rule = replace(TUNED, learning_rate=0.8)
-    ran = runs_of(rule, 2.0, start=100, phase=Phase.AUDIT)
-    found = judged(ran, train_seconds=1.5)
+    found = judged(runs_of(rule, 2.0, start=100, phase=Phase.AUDIT), train_seconds=1.5)
     assert found.spent_train_seconds == 2.0
     assert "the budget of 1.5 train seconds is spent" in of(found, Rule.LINEAR_RATE).reason
     assert "the budget of 1.5 train seconds is spent" in of(found, Rule.DROPOUT).reason

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from bssearch.analysis.generalisation import FinalMetrics, Generalisation
-from bssearch.analysis.rules.audit import LearningRateSlope, RuleFinding
+from bssearch.analysis.rules.audit import RuleFinding
 from bssearch.analysis.rules.rule_book import Regret, Rule
 from bssearch.analysis.shape import Interval
 from bssearch.cli.answer import print_generalisation
-from bssearch.cli.study import audit_row, slope_line
+from bssearch.cli.study import audit_row
 from bssearch.commands.launch import Launch
 from bssearch.commands.run import run_study
 from bssearch.errors import TargetNotReachedError
@@ -211,17 +211,6 @@ def audited(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
-def test_it_runs_the_rules_and_says_which_held(audited: Path) -> None:
-    told, progress = ((audited / name).read_text() for name in ("stdout.txt", "stderr.txt"))
-    assert "auditing with 3 runs each, 2000 train seconds in all" in progress
-    assert "audit, trial" in progress
-    lines = [line.split() for line in told.splitlines()]
-    linear = next(line for line in lines if line[:5] == ["learning", "rate", "∝", "batch", "256"])
-    assert "BROKE" in linear
-    assert next(line for line in lines if line[:5] == ["learning", "rate", "∝", "√batch", "256"]).count("HELD") == 1
-    assert "Tuned learning rate ∝ batch^" in told or "is unknown" in told
-
-
 def test_json_is_the_audit_and_rows_are_its_rules(audited: Path, by_law: LawExecutor) -> None:
     found = read(audited, "study", "audit", "toy", "--runs", "3")
     assert by_law.requests == []
@@ -271,10 +260,3 @@ def test_rows_for_people_are_short() -> None:
     interval = audit_row(finding(Regret(value=1.0, low=0.9, high=1.12345, at_least=False)))
     assert interval["regret"] == "1 [0.9, 1.12]"
     assert audit_row(finding(None, rule=Rule.MEMORY, batch_size=None, configuration=None))["gives"] is None
-
-
-def test_the_slope_is_said_in_words() -> None:
-    slope = LearningRateSlope(estimate=0.5, low=0.4, high=0.6, excludes=[0.0, 1.0])
-    assert slope_line(slope).endswith("batch^0.50 [0.40, 0.60]: that excludes 0 (none) and 1 (linear).")
-    assert "0, ½ (√batch) and 1 (linear) are all possible" in slope_line(slope.model_copy(update={"excludes": []}))
-    assert "three tuned batch sizes" in slope_line(None)

@@ -90,8 +90,7 @@ def wait_for_start(folder: Path, process: subprocess.Popen[str]) -> None:
 def check_complete(folder: Path, searched: int) -> list[dict[str, object]]:
     """Run the study to its end; every number stands once, the counts add up, nothing that finished is repeated."""
     before = {trial["number"]: trial for trial in trials(folder) if trial["state"] not in {"running", "paused"}}
-    inline = ("--set", "executor.name=inline", "--set", "executor.slots=1")
-    printed(folder, "run", "task.yaml", *inline)
+    printed(folder, "run", "task.yaml", *("--set", "executor.name=inline", "--set", "executor.slots=1"))
     found = trials(folder)
     assert [trial["number"] for trial in found] == list(range(1, len(found) + 1))
     states = Counter(trial["state"] for trial in found if trial["phase"] == "search")

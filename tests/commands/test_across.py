@@ -179,8 +179,7 @@ def test_answers_to_different_questions_are_not_compared_and_do_not_agree(about:
         "b", 32, (32, 32), seconds=(2.0, 2.5), **(other if about in {"device", "precision", "workload"} else {})
     )
     if about == "target":
-        target = replace(BEST.target, **other)
-        apart = replace(apart, answer=apart.answer.model_copy(update={"target": target}))
+        apart = replace(apart, answer=apart.answer.model_copy(update={"target": replace(BEST.target, **other)}))
     if about == "objective":
         apart = replace(apart, answer=apart.answer.model_copy(update=other))
     same = [found(name, 32, (32, 64), seconds=(1.0, 1.2)) for name in ("a", "c")]

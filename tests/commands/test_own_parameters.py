@@ -105,12 +105,10 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
 
 def test_trials_keep_what_they_ran_with_and_the_answer_holds_it(store: Store) -> None:
     trials = store.trials.of("own")
-    enqueued = own_parameters(trials[0].configuration)
-    assert enqueued == {"hidden": 48, "activation": "tanh", "power": 1.0}
+    assert own_parameters(trials[0].configuration) == {"hidden": 48, "activation": "tanh", "power": 1.0}
     assert len({own_parameters(one.configuration)["hidden"] for one in trials}) > 2
     confirmed = next(one for one in trials if one.phase is Phase.CONFIRM)
-    searched = [one.configuration for one in trials if one.phase is Phase.SEARCH]
-    assert confirmed.configuration in searched
+    assert confirmed.configuration in [one.configuration for one in trials if one.phase is Phase.SEARCH]
     found = compute_answer(store, "own")
     assert (
         found.optimal.parameters["model.hidden"]

@@ -342,7 +342,6 @@ def test_a_default_that_had_too_little_time_to_train_is_told_to_take_more(ask: A
 
 
 def test_a_ladder_of_one_batch_size_has_a_quick_answer(ask: Ask) -> None:
-    space = SPEC.space.model_copy(update={"batch_size": [64]})
-    found = ask(spec=SPEC.model_copy(update={"space": space}))
+    found = ask(spec=SPEC.model_copy(update={"space": SPEC.space.model_copy(update={"batch_size": [64]})}))
     assert (found.optimal.batch_size, found.interval) == (64, [64, 64])
     assert "one_batch_size" in [one.code for one in found.warnings]

@@ -121,18 +121,6 @@ def test_the_kernels_counter_is_a_number_or_not_there() -> None:
     assert kills is None or kills >= 0
 
 
-def test_an_exception_is_told_with_the_users_own_line_not_the_librarys(tmp_path: Path) -> None:
-    code = tmp_path / "own.py"
-    code.write_text("import json\n\ndef read():\n    return json.loads('nonsense')\n")
-    names: dict[str, object] = {}
-    exec(compile(code.read_text(), str(code), "exec"), names)
-    with pytest.raises(ValueError) as caught:
-        names["read"]()  # type: ignore[operator]
-    words = describe_exception(caught.value)
-    assert words.startswith("JSONDecodeError: ")
-    assert words.endswith(f"({code}:4: return json.loads('nonsense'))")
-
-
 @pytest.mark.parametrize(
     ("mistake", "place"),
     [

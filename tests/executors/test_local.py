@@ -241,8 +241,7 @@ def test_no_trial_begins_while_another_slots_worker_still_loads(tmp_path: Path) 
         code = tmp_path / "line.py"
         code.write_text(SLOW_IN_THE_SECOND_SLOT.format(first=str(tmp_path / "first")) + code.read_text())
         executor.submit(request_trial(1))
-        states = {slot.state for slot in executor._slots}
-        assert states == {SlotState.TRAINING, SlotState.READY}
+        assert {slot.state for slot in executor._slots} == {SlotState.TRAINING, SlotState.READY}
         assert outcomes(wait_for(executor, lambda events: 1 in outcomes(events)))[1].state is TrialState.REACHED
 
 

@@ -103,8 +103,7 @@ def test_where_the_runs_recommend_another_batch_size_its_neighbours_follow() -> 
         for n, one in enumerate(chosen)
         for run in made(one, 0.4 if one.batch_size == 32 else 2.0, start=100 * n + 100)
     ]
-    later = remaining(known, runs)
-    assert Counter(run.configuration.batch_size for run in later) == {64: 3}
+    assert Counter(run.configuration.batch_size for run in remaining(known, runs)) == {64: 3}
     assert remaining(known, [*runs[:-1], replace(runs[-1], state=TrialState.RUNNING)]) == [], "it may change that"
 
 
@@ -257,8 +256,7 @@ def test_a_free_slot_runs_another_size_unless_the_runs_that_ended_are_enough() -
     )
     trials = [*made(at(16), 1.0, runs=4), *made(at(32), 1.02, start=110)]
     assert indices(left([*trials, running], max_runs=6)) == [(16, 4)]
-    settled = [*made(at(16), 1.0, runs=4), *made(at(32), 2.0, start=110)]
-    assert left([*settled, running], max_runs=6) == []
+    assert left([*[*made(at(16), 1.0, runs=4), *made(at(32), 2.0, start=110)], running], max_runs=6) == []
     lost = replace(running, state=TrialState.LOST)
     assert [run.retry_of for run in left([*trials, lost], max_runs=6)] == [200]
 

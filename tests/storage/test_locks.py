@@ -171,8 +171,7 @@ def test_a_writer_that_holds_a_lock_is_named(team: Team, statement: str, work: C
 
 @pytest.mark.usefixtures("short_waits")
 def test_a_first_upgrade_that_another_session_prevents_names_it(server: Postgres) -> None:
-    url = server.create_database(schema=False)
-    team = Team(server, url.partition("@/")[2].partition("?")[0])
+    team = Team(server, server.create_database(schema=False).partition("@/")[2].partition("?")[0])
     with team.connect("postgres", "elsewhere") as holder:
         holder.execute(f"CREATE TABLE {migrate.VERSION_TABLE} (version_num VARCHAR(32) PRIMARY KEY)".encode())
         with pytest.raises(DatabaseError, match=r"of postgres \(elsewhere\)"):

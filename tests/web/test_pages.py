@@ -194,8 +194,7 @@ class TestAStudy:
     @pytest.mark.parametrize("path", ["/studies", "/compare", "/studies/%3Cimg%20src=x%20onerror=alert(1)%3E"])
     def test_a_stored_name_that_nothing_of_ours_made_is_escaped(self, copy: Path, path: str) -> None:
         execute(copy, "UPDATE bss_study SET name = '<img src=x onerror=alert(1)>' WHERE name = 'other'")
-        client = client_of(f"sqlite:///{copy}")
-        assert "<img" not in client.get(path).text
+        assert "<img" not in client_of(f"sqlite:///{copy}").get(path).text
 
 
 class TestTrials:

@@ -246,8 +246,7 @@ def test_a_board_has_its_own_settings_but_no_database_no_gpu_one_thread_and_what
     monkeypatch.setenv("BSSEARCH_DB_URL", "postgresql://ada:secret@host/data")
     monkeypatch.setenv("PGPASSWORD", "secret")
     monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "its own")
-    boards = opened(start("Environment"))
-    boards.close()
+    opened(start("Environment")).close()
     found = notebook.calls("Environment")[0]
     variables = found["variables"]
     assert "BSSEARCH_DB_URL" not in variables and "PGPASSWORD" not in variables

@@ -205,8 +205,7 @@ def test_another_study_of_the_same_name_has_runs_of_its_own(tmp_path: Path) -> N
         )
     folders = sorted(path.name for path in (tmp_path / "runs").iterdir())
     assert [folders[0], len(folders)] == [spec.name, 2]
-    numbers = [run.data.tags["bssearch.trial"] for run in mlflow_runs(tmp_path, spec.name)]
-    assert numbers.count("1") == 2
+    assert [run.data.tags["bssearch.trial"] for run in mlflow_runs(tmp_path, spec.name)].count("1") == 2
 
 
 def test_a_study_in_a_notebook_reports_too(tmp_path: Path) -> None:

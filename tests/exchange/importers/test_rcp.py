@@ -87,12 +87,6 @@ def test_epochs_of_another_data_set_need_its_size(tmp_path: Path) -> None:
     assert read(tmp_path, other, samples_per_epoch=1000)[0].runs[0].steps == round(34_000 / 1632)
 
 
-def test_one_batch_size_may_have_several_configurations(tmp_path: Path) -> None:
-    other = {**RESNET, "Hyperparams": {**RESNET["Hyperparams"], "opt_base_learning_rate": 9}}
-    runs = read(tmp_path, RESNET, other)[0].runs
-    assert [run.configuration.learning_rate for run in runs] == [7.4, 7.4, 9.0, 9.0]
-
-
 def test_names_in_other_cases_and_numbers_in_quotes(tmp_path: Path) -> None:
     entry = {
         "benchmark": "resnet",
