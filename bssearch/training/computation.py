@@ -424,7 +424,7 @@ class SharedNorm:
 
     ranks: Ranks
 
-    @torch.compiler.disable
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self: Any, input: torch.Tensor) -> torch.Tensor:
         """Normalise inputs (samples, channels, …)."""
         if not self.training or not self.ranks.are_together:
@@ -443,7 +443,7 @@ class SharedNorm:
             with torch.no_grad():
                 self.running_mean.lerp_(mean.to(self.running_mean.dtype), momentum)
                 self.running_var.lerp_((variance * samples / (samples - 1)).to(self.running_var.dtype), momentum)
-        output = centred * (variance + self.eps).rsqrt().view(shape)
+        output: torch.Tensor = centred * (variance + self.eps).rsqrt().view(shape)
         if self.affine:
             output = output * self.weight.view(shape) + self.bias.view(shape)
         return output.to(input.dtype)
