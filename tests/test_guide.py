@@ -6,9 +6,12 @@ import re
 import shutil
 import tomllib
 import typing
+from datetime import date
 from functools import cache
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import typer
@@ -17,7 +20,11 @@ from pydantic import BaseModel
 
 import bssearch
 from bssearch import registry
+from bssearch.analysis.answer import Answer
+from bssearch.analysis.headline import headline
+from bssearch.cli.answer import print_answer
 from bssearch.cli.app import app
+from bssearch.figures.plots import objective_picture
 from bssearch.search.engine import RETUNED, RETUNED_IN_VAIN
 from bssearch.settings import presets, shipped_studies
 from bssearch.spec import load_spec
@@ -25,10 +32,12 @@ from bssearch.spec.model import StudySpec
 from bssearch.spec.parts import TrainingSpec
 from bssearch.spec.templates import load_templates
 from bssearch.storage.database import RETRY_FOR_S
-from tests.cli.task import bssearch as run
+from tests.cli.task import bssearch as run, printed, read
 from tests.documents import (
     DOCUMENTS,
     GUIDE,
+    OWN_TRAINING,
+    README,
     ROOT,
     SCRIPTS,
     block_commands,
@@ -229,29 +238,29 @@ SECURITY = {
     ],
     "All users of a machine": ["storage/test_repository.py::test_the_url_comes_from_the_environment"],
     "**Writers of the database**": [
-        "cli/test_stored_command_values.py::test_a_forged_text_runs_nothing_in_a_shell",
+        "cli/test_wrong_input.py::test_a_forged_text_runs_nothing_in_a_shell",
         "storage/test_roles.py::test_a_role_has_no_right_beyond_its_own",
     ],
-    "`run` takes": ["commands/test_known_workloads.py::test_no_workload_takes_the_place_of_a_command"],
+    "`run` takes": ["commands/test_given_workload.py::test_no_workload_takes_the_place_of_a_command"],
     "`study confirm`, `study audit`": [
-        "commands/test_known_workloads.py::test_what_was_run_here_is_known_and_nothing_else",
-        "commands/test_known_workloads.py::test_a_file_outside_of_the_folder_is_not_taken_from_a_database_whoever_ran_it",
+        "commands/test_given_workload.py::test_what_was_run_here_is_known_and_nothing_else",
+        "commands/test_given_workload.py::test_a_file_outside_of_the_folder_is_not_taken_from_a_database_whoever_ran_it",
         "cli/test_confirm.py::test_code_that_this_user_has_not_run_is_not_run_on_the_databases_word",
     ],
     "Otherwise name it": [
         "cli/test_rerun.py::test_code_that_has_changed_is_run_only_where_the_user_names_it_and_that_is_told"
     ],
     "Modules that": [
-        "commands/test_known_workloads.py::test_code_is_known_by_its_content_and_lies_in_the_folder_itself"
+        "commands/test_given_workload.py::test_code_is_known_by_its_content_and_lies_in_the_folder_itself"
     ],
     "Samplers, pruners": ["test_registry.py::test_a_package_adds_to_a_kind_by_an_entry_point"],
     "Each stored configuration": ["spec/test_spec.py::test_a_value_that_the_spec_does_not_have_is_named"],
     "A violation fails": ["search/test_stored_configurations.py::test_a_queued_trial_is_refused_and_the_others_run"],
     "**Submitters** run": [
-        "spec/test_templates.py::test_any_other_value_is_refused_and_named",
-        "spec/test_templates.py::test_no_template_offers_code_places_or_the_machine",
+        "spec/test_domains.py::test_any_other_value_is_refused_and_named",
+        "spec/test_domains.py::test_no_template_offers_code_places_or_the_machine",
     ],
-    "Each worker checks": ["spec/test_templates.py::test_a_submission_that_is_wrong_is_refused"],
+    "Each worker checks": ["spec/test_domains.py::test_a_submission_that_is_wrong_is_refused"],
     "**Readers of the database**": ["cli/test_read_only.py::test_as_a_reader"],
     "They see": ["storage/test_roles.py::test_a_reader_reads_every_table"],
     "Who blocks": [
@@ -266,11 +275,11 @@ SECURITY = {
     "A folder of another user": ["search/pruners/test_checkpoints.py::test_a_folder_of_somebody_elses_is_not_used"],
     "Whoever can write there": ["training/test_pausing.py::test_one_that_would_run_code"],
     "Stored rows are validated": [
-        "storage/test_integrity.py::test_the_first_row_that_bssearch_cannot_have_stored_is_named"
+        "storage/test_repository.py::test_the_first_row_that_bssearch_cannot_have_stored_is_named"
     ],
     "Texts of more than": [
-        "storage/test_integrity.py::test_a_long_text_is_cut_when_it_is_read_and_when_it_is_stored",
-        "storage/test_integrity.py::test_an_object_of_another_kind_or_beyond_the_bounds_is_named_when_it_is_read",
+        "storage/test_repository.py::test_a_long_text_is_cut_when_it_is_read_and_when_it_is_stored",
+        "storage/test_repository.py::test_an_object_of_another_kind_or_beyond_the_bounds_is_named_when_it_is_read",
     ],
     "Pages and exports": [
         "web/test_in_a_browser.py::test_a_stored_text_is_no_markup_and_no_script",
@@ -286,8 +295,7 @@ SECURITY = {
 
 def test_each_sentence_on_security_is_backed_by_tests() -> None:
     (section,) = re.findall(r"^## Trust\n(.*?)^## ", DOCUMENTS["security"], flags=re.MULTILINE | re.DOTALL)
-    text = " ".join(section.split()).removeprefix("- ")
-    sentences = re.split(r"(?<=\.)\s+(?:- )?(?=[A-Z*`])", text)
+    sentences = re.split(r"(?<=\.)\s+(?:- )?(?=[A-Z*`])", " ".join(section.split()).removeprefix("- "))
     assert [[start for start in SECURITY if one.startswith(start)] for one in sentences] == [[one] for one in SECURITY]
     for backing in (one for tests in SECURITY.values() for one in tests):
         path, _, name = backing.partition("::")
@@ -394,3 +402,99 @@ def test_a_topic_that_is_not_there_is_named_with_its_neighbours(tmp_path: Path) 
     everything = run("guide", "zzz", cwd=tmp_path)
     assert everything.returncode == 3
     assert all(name in everything.stderr for name in set(DOCUMENTS) - {"README"})
+
+
+# README ---------------------------------------------------------------------------------------------------------------
+
+
+ANSWER = Answer.model_validate_json((ROOT / "tests" / "data" / "digits.best.json").read_text(encoding="utf-8"))
+PICTURE = (GUIDE / "pictures" / "digits.svg").read_text(encoding="utf-8")
+
+
+def flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+def test_the_readme_is_read_in_one_go() -> None:
+    assert len(README.splitlines()) <= 130 and len(README.split()) <= 1100
+
+
+@pytest.mark.slow
+def test_the_workload_and_spec_of_the_guide_run_as_they_stand(tmp_path: Path) -> None:
+    for name in ("my_task.py", "my_study.yaml"):
+        shutil.copy(OWN_TRAINING / name, tmp_path)
+    changes = ["budget.trials=4", "confirm.runs=0", "executor.name=inline", "space.batch_size.low=64"]
+    overrides = [word for one in changes for word in ("--set", one)]
+    printed(tmp_path, "run", "my_study.yaml", *overrides)
+    assert read(tmp_path, "best", "my-task")["optimal"]["batch_size"] in (64, 128, 256, 512)
+
+
+def test_the_script_and_spec_of_the_readme_are_right(tmp_path: Path) -> None:
+    (tmp_path / "my_study.yaml").write_text(next(block for block in blocks(README, "yaml") if "train.py" in block))
+    spec = load_spec(tmp_path / "my_study.yaml")
+    assert spec.is_program and "model.hidden" in spec.set_parameters
+    (script,) = (block for block in blocks(README, "python") if "current_trial" in block)
+    evaluated: list[object] = []
+
+    def accuracy(model: object) -> float:
+        evaluated.append(model)
+        return 0.5
+
+    names = {"DataLoader": lambda data, batch_size, shuffle: range(len(data) // batch_size), "data": [0] * 256}
+    model = Mock()
+    exec(script, {**names, "model": model, "accuracy": accuracy, "SGD": Mock()})
+    assert evaluated == [model], "alone it is evaluated after its one pass over the data"
+
+
+def test_the_set_up_is_two_commands() -> None:
+    commands = [line for block in blocks(README, "sh") for line in block.splitlines() if line.startswith("pip install")]
+    assert commands == ["pip install . && bssearch run studies/digits.yaml", "pip install '.[dev]' && pytest"]
+    assert re.search(r"^pip install( --[-\w]+)* '\.\[dev\]'$", (ROOT / ".ci" / "run").read_text(), re.MULTILINE)
+
+
+LEFT_OUT = "…"
+"""A line of the README that stands for lines that are printed and not shown."""
+
+
+def without_left_out(shown: list[str], printed: list[str]) -> list[str]:
+    """Return the printed lines, `LEFT_OUT` in the place of those that the README leaves out."""
+    if LEFT_OUT not in shown:
+        return printed
+    place = shown.index(LEFT_OUT)
+    after = shown[place + 1]
+    return [*printed[:place], LEFT_OUT, *printed[printed.index(after, place) if after in printed[place:] else place :]]
+
+
+def differences(shown: list[str], wanted: list[str]) -> list[str]:
+    """Return which lines of the README must change, each as "line NUMBER: what stands there → what must"."""
+    first = README.splitlines().index(shown[0]) + 1
+    pairs = enumerate(zip_longest(shown, wanted, fillvalue="(no line)"), first)
+    return [f"line {number}: {old} → {new}" for number, (old, new) in pairs if old != new]
+
+
+def test_the_sentence_under_the_picture_is_that_of_the_stored_study() -> None:
+    (sentence,) = re.findall(r"^\*\*(Batch .*?)\*\*$", README, flags=re.MULTILINE | re.DOTALL)
+    assert flat(sentence) == headline(ANSWER), f"README.md must say: {headline(ANSWER)}"
+
+
+def test_the_printed_answer_is_that_of_the_stored_study(capsys: pytest.CaptureFixture[str]) -> None:
+    print_answer(ANSWER)
+    printed = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    shown = blocks(README, "text")[0].splitlines()
+    changes = differences(shown, without_left_out(shown, printed))
+    assert not changes, "README.md must change:\n" + "\n".join(changes)
+
+
+def test_the_picture_is_that_of_the_stored_study() -> None:
+    (day,) = re.findall(r"study digits, .*?, (\d{4}-\d\d-\d\d)<", PICTURE)
+    default = load_spec(shipped_studies()["digits"]).default.batch_size
+    drawn = objective_picture(ANSWER, default_batch_size=default, measured_on=date.fromisoformat(day))
+    assert drawn == PICTURE
+    assert "](bssearch/guide/pictures/digits.svg)" in README
+
+
+def test_the_study_of_the_answer_is_named_with_its_command_machine_and_date() -> None:
+    (day,) = re.findall(r"study digits, .*?, (\d{4}-\d\d-\d\d)<", PICTURE)
+    (sentence,) = re.findall(r"`bssearch run digits` took .*?\.(?= |$)", flat(README.split("## Try it")[0]))
+    assert ANSWER.device.name in sentence
+    assert day in sentence

@@ -94,6 +94,7 @@ class Optimal(Model):
     batch_size: int
     micro_batch_size: int
     accumulation_steps: int
+    world_size: int = 1
     parameters: Parameters
     time_to_target_s: Time | None
     objective_value: Figure | None
@@ -225,6 +226,31 @@ class FrontPoint(Model):
     on_front: bool
 
 
+class OnDevices(Model):
+    """The best batch size on ``world_size`` devices; ``cost`` in device-seconds.
+
+    ``seconds`` are measured if there are ``runs``, else steps × step time, as ``predicted_s`` always is.
+    ``reduce_share``: share of a step that the same micro-batches on the search's devices save, mostly the reduction of
+    gradients. ``on_front`` if no other number of devices is better in seconds and cost.
+    """
+
+    world_size: int
+    batch_size: int
+    micro_batch_size: int
+    accumulation_steps: int
+    seconds: float
+    low: float | None
+    high: float | None
+    runs: int
+    predicted_s: float
+    step_seconds: float
+    reduce_share: float | None
+    speedup: Ratio
+    efficiency: float
+    cost: float
+    on_front: bool
+
+
 class NextStep(Model):
     """A command to run next, and why."""
 
@@ -303,6 +329,7 @@ class Answer(Model):
     recommendation: Recommendation
     settle: Settle | None
     front: list[FrontPoint]
+    by_devices: list[OnDevices] = Field(default_factory=list)
     worse: list[int] = Field(default_factory=list)
     provisional: bool = True
     within_5_percent: float | None = None

@@ -38,6 +38,7 @@ from bssearch.analysis.batches import (
     tuning,
 )
 from bssearch.analysis.certainty import Beliefs, Certainty, beliefs, step_figures
+from bssearch.analysis.devices import by_devices
 from bssearch.analysis.generalisation import generalisation
 from bssearch.analysis.growing import batch_schedule_answer
 from bssearch.analysis.headline import about_trade_offs, front
@@ -103,8 +104,12 @@ def build_answer(
     memory: MemoryBoundary = UNKNOWN,
     memory_uses: Sequence[MemoryUse] = (),
     noise: Sequence[NoiseMeasurement] = (),
+    on_devices: Collection[ProbeRecord] = (),
 ) -> Answer:
-    """Answer from a study's records; raises `TargetNotReachedError` if no trial reached the target."""
+    """Answer from a study's records, ``on_devices`` being step times on any number of devices.
+
+    Raises `TargetNotReachedError` if no trial reached the target.
+    """
     everything, trials = trials, compared_trials(trials, memory)
     verdict = first_verdict(study, spec, trials, probes)
     if verdict is None or study.environment is None:
@@ -158,6 +163,7 @@ def build_answer(
         next=next_steps(spec, verdict, sure, largest, sum(one.phase is Phase.SEARCH for one in trials)),
         settle=_settle(verdict, drawn),
         front=front(batches, spec.price_per_device_hour, confirmed=verdict.confirmed),
+        by_devices=by_devices(verdict, law, on_devices, everything) if verdict.optimal.objective.trials_race else [],
         generalisation=final,
         batch_schedule=batch_schedule_answer(
             spec, everything, verdict, step_seconds_of(probes.values(), spec.timed_model)
@@ -173,8 +179,11 @@ def build_answer(
 
 
 def compared_trials(trials: Sequence[TrialRecord], memory: MemoryBoundary) -> list[TrialRecord]:
-    """Trials of constant batch sizes, without confirmation runs in micro-batches that no longer fit."""
-    constant = (one for one in trials if not one.configuration.grows)
+    """Trials of constant batch sizes on the search's devices.
+
+    Left out: confirmation runs in micro-batches that no longer fit.
+    """
+    constant = (one for one in trials if not one.configuration.grows and one.phase is not Phase.DEVICES)
     return [
         one for one in constant if one.phase is not Phase.CONFIRM or memory.may_fit(one.configuration.micro_batch_size)
     ]
@@ -207,6 +216,7 @@ def _optimal(spec: StudySpec, candidate: Candidate) -> Optimal:
         batch_size=configuration.batch_size,
         micro_batch_size=configuration.micro_batch_size,
         accumulation_steps=configuration.accumulation_steps,
+        world_size=configuration.world_size,
         parameters=_told_of(spec, parameters_of(configuration)),
         time_to_target_s=time_of(candidate),
         objective_value=figure_of(candidate),
@@ -666,7 +676,10 @@ def runnable_steps(probes: Collection[ProbeRecord], largest: int) -> list[Runnab
     """Step times up to ``largest``: measured, and interpolated between sizes without accumulation."""
     found = [
         RunnableStep(
-            one.batch_size, one.micro_batch_size, one.step_seconds, 0.0 if one.error is None else one.error.own
+            one.batch_size,
+            one.micro_batch_size * one.world_size,
+            one.step_seconds,
+            0.0 if one.error is None else one.error.own,
         )
         for one in sorted(probes, key=lambda one: one.batch_size)
         if one.step_seconds is not None and one.batch_size <= largest

@@ -88,6 +88,29 @@ def about_growing(answer: Answer) -> str:
     )
 
 
+def about_devices(answer: Answer) -> str:
+    """How much sooner more devices reach the target, at what cost, and from which number on they do not pay."""
+    if not answer.by_devices:
+        return ""
+    base, *further = answer.by_devices
+    fastest = min(one.seconds for one in answer.by_devices)
+    best = next(one for one in answer.by_devices if one.seconds <= FLAT_RATIO * fastest)
+    noun = "GPU" if answer.device.type == "cuda" else "process"
+    many = f"{noun}{'es' if noun == 'process' else 's'}"
+    alone = f"On {base.world_size} {noun if base.world_size == 1 else many} batch {base.batch_size} takes"
+    text = f"{alone} {number(base.seconds)} s"
+    if best is base:
+        others = (f"{one.world_size} take {number(one.seconds)} s with batch {one.batch_size}" for one in further)
+        return f"{text}; more {many} do not pay: {', '.join(others)}."
+    verb = "reach" if best.runs else "are predicted to reach"
+    sooner = f"{number(best.speedup.value, 2)}×{ends(best.speedup.low, best.speedup.high, 2)} sooner"
+    text += (
+        f"; {best.world_size} {many} {verb} the target {sooner} with batch {best.batch_size}, at "
+        f"{number(best.cost / base.cost, 2)}× the cost"
+    )
+    return f"{text}{'' if best is further[-1] else f'; more than {best.world_size} do not pay'}."
+
+
 def how_sure(answer: Answer) -> str:
     """How probably the recommended batch size is within 5 % of the best, and the values found for it if less."""
     share, printed = answer.within_5_percent or 0.0, answer.configuration_within_5_percent

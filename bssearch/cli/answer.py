@@ -1,7 +1,5 @@
 """Print an answer: as a screen, JSON, rows, or a configuration."""
 
-from __future__ import annotations
-
 import math
 import os
 import shlex
@@ -18,6 +16,7 @@ from bssearch.analysis.headline import (
     about_columns,
     about_cost,
     about_device,
+    about_devices,
     about_growing,
     about_law,
     comparisons,
@@ -36,7 +35,7 @@ from bssearch.commands.best import ScheduledTraining, training_loop
 from bssearch.records import Goal
 from bssearch.records.text import noise_scale, number, plural, visible, with_precision
 from bssearch.settings import DATABASE_URL_VARIABLE
-from bssearch.storage.connection.urls import masked
+from bssearch.storage.connection.engine import masked
 
 TIME_COLUMN = "time_to_target"
 BATCH_COLUMNS = ("batch", TIME_COLUMN, "steps", "ms/step", "learning_rate", "regime", "trials")
@@ -198,7 +197,8 @@ def _configuration(found: Answer) -> list[str]:
     if best.test_metric is not None:
         places.append(f"test {found.target.metric} {cell(best.test_metric)}")
     places.append(about_cost(found))
-    others = " ".join(filter(None, [further_metrics(found), what_else(found), about_growing(found)]))
+    told = further_metrics(found), what_else(found), about_devices(found), about_growing(found)
+    others = " ".join(filter(None, told))
     return [*lines, *_wrapped(" · ".join(filter(None, places))), *_wrapped(others)]
 
 

@@ -29,7 +29,7 @@ from bssearch.cli.arguments import (
 )
 from bssearch.cli.output import Format, FormatOption, console, note, print_named, print_table, show, write
 from bssearch.commands.launch import Launch
-from bssearch.errors import UsageError
+from bssearch.errors import UsageError, require
 from bssearch.records import TrialState
 from bssearch.registry import Option
 
@@ -228,8 +228,10 @@ def export(
     """Write studies for other programs or another database."""
     exporter = registry.load("exporters", to)
     names = studies or [study_name(db, None)]
-    if file is not None and len(names) > 1:
-        raise UsageError(f"--file = {file} takes one study, but {len(names)} are given: {', '.join(names)}")
+    require(
+        file is None or len(names) <= 1,
+        f"--file = {file} takes one study, but {len(names)} are given: {', '.join(names)}",
+    )
     with store_to_read(db) as store:
         made = [exporter(store, study, file) for study in names]
     print_named([{"written": line} for one in made for line in one.written], ["written"], form)
@@ -353,8 +355,7 @@ def _asked(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _write_spec(text: str, path: Path) -> None:
-    if path.suffix not in {".yaml", ".yml"}:
-        raise UsageError(f"--out {path} must end in .yaml or .yml")
+    require(path.suffix in {".yaml", ".yml"}, f"--out {path} must end in .yaml or .yml")
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)

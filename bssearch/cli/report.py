@@ -17,7 +17,7 @@ from bssearch.cli.arguments import (
     StudyArgument,
     WorkloadFilter,
     exclude,
-    require,
+    only_with,
     study_to_read,
 )
 from bssearch.cli.output import Format, FormatOption, console, note, print_named, print_table, show_model, write
@@ -68,12 +68,12 @@ def best(
     precision: PrecisionFilter = None,
 ) -> None:
     """Print the best batch size, its configuration and its certainty."""
-    from bssearch.commands.across.databases import StudyFilter
+    from bssearch.commands.across.answers import StudyFilter
 
     if export is not None:
         exclude(f"--export {export}", {f"--format {form}": form is not Format.TABLE})
     else:
-        require("--export", {"--schedule": schedule})
+        only_with("--export", {"--schedule": schedule})
     filters = {"workload": workload, "objective": objective, "precision": precision, "target": target}
     if step_times is not None:
         exclude("--step-times", {**{f"--{name}": value for name, value in filters.items()}, "--schedule": schedule})
@@ -86,8 +86,7 @@ def best(
     if about_many or (study is None and asked.metric is not None):
         if export is not None:
             raise UsageError("--export takes one study", hint="name it: bssearch best STUDY --export …")
-        from bssearch.commands.across.answers import ANSWERED, answers_in
-        from bssearch.commands.across.databases import open_databases
+        from bssearch.commands.across.answers import ANSWERED, answers_in, open_databases
 
         with open_databases(db) as stores:
             every = answers_in(stores, asked)

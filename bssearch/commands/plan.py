@@ -1,7 +1,6 @@
 """Plans that may read a database: ``plan lr`` and ``plan scale``."""
 
-from __future__ import annotations
-
+import statistics
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,10 +9,10 @@ from bssearch.analysis.law.batch_model import fit_step_time
 from bssearch.analysis.law.quick import QuickCriticalBatch
 from bssearch.analysis.shape import CriticalBatch
 from bssearch.commands.run import audit_stored
-from bssearch.errors import TargetNotReachedError, UsageError
+from bssearch.errors import TargetNotReachedError, UsageError, require
 from bssearch.exchange.importers.step_times import read_step_times
 from bssearch.planning.learning_rate import AuditedRule, LearningRatePlan, LearningRateRequest, plan_rules
-from bssearch.planning.requests import planned, read, require
+from bssearch.planning.requests import planned, read
 from bssearch.planning.scale import ScalePlan, ScaleRequest, plan_devices
 from bssearch.search.finding import answer, stored_quick
 from bssearch.settings import DEFAULT_DATABASE_URL, database_url
@@ -64,7 +63,7 @@ def plan_scale(asked: ScaleRequest) -> ScalePlan:
 
     Example: ``bssearch.plan_scale(devices=8, batch=512, study="digits", parameters="110M", bandwidth_gb_s=50)``
     """
-    found = {} if asked.study is None else _measured(asked.study, asked.db)
+    found = {} if asked.study is None else _measured(asked.study, asked)
     if asked.step_times is not None:
         line = fit_step_time(list(read_step_times(asked.step_times).values()))
         if line is None:
@@ -84,10 +83,11 @@ def plan_scale(asked: ScaleRequest) -> ScalePlan:
     return plan_devices(whole)
 
 
-def _measured(study: str, db: str | None) -> dict[str, Any]:
-    with open_store(db, write=False) as store:
+def _measured(study: str, asked: ScaleRequest) -> dict[str, Any]:
+    with open_store(asked.db, write=False) as store:
         quick = stored_quick(store, study)
         line = fit_step_time(list(store.probes.by_batch_size(study).values()))
+        step_times = store.probes.step_times(study)
         try:
             best = answer(store, study)
         except TargetNotReachedError:
@@ -103,6 +103,14 @@ def _measured(study: str, db: str | None) -> dict[str, Any]:
         found = {"b_crit": b_crit.estimate, "b_crit_low": b_crit.low, "b_crit_high": b_crit.high}
     if line is not None:
         found |= {"alpha_s": line.alpha_seconds, "beta_s": line.beta_seconds}
+        longer = [
+            (one.world_size, one.step_seconds - line.alpha_seconds - line.beta_seconds * one.micro_batch_size)
+            for one in step_times
+            if one.world_size > 1 and one.is_whole and one.step_seconds is not None
+        ]
+        bandwidths = [asked.bandwidth_of(*one) for one in longer if one[1] > 0]
+        if bandwidths and asked.bandwidth_gb_s is None:
+            found |= {"bandwidth_gb_s": statistics.median(bandwidths), "parameters": asked.parameters or 1}
     if best is not None and best.optimal.samples_to_target is not None:
         found |= {"samples_to_target": best.optimal.samples_to_target, "at_batch": best.optimal.batch_size}
     return found

@@ -1,7 +1,5 @@
 """Plans as key figures, tables and notes; each number knows its path in the plan's JSON."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

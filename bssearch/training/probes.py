@@ -1,7 +1,5 @@
 """Isolated measurements: seconds of a step, its update and an evaluation; memory; gradient noise scale."""
 
-from __future__ import annotations
-
 import functools
 import math
 import statistics
@@ -122,6 +120,7 @@ def _measure(request: StepTimeRequest, workload: Workload, data: Data, computati
     return StepTime(
         batch_size=configuration.batch_size,
         micro_batch_size=configuration.micro_batch_size,
+        world_size=configuration.world_size,
         step_seconds=step.median,
         step_seconds_low=step.low,
         step_seconds_high=step.high,

@@ -5,8 +5,6 @@ A paused trial is a zip archive, with a checksum for each part and no executable
 parameters, buffers and ``get_extra_state`` is not saved.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import pickle

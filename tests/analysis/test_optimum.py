@@ -1,12 +1,15 @@
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, strategies as st
 
+from bssearch.analysis.batches import survival
 from bssearch.analysis.law.batch_model import fit_step_time, throughput_knee
-from bssearch.analysis.optimum import Verdict, decide, fewest_runs, runs_to_settle
-from bssearch.records import Phase, StepTime, TrialRecord
-from tests.factories import make_probe, make_trial, not_none
+from bssearch.analysis.objectives import TIME, Products
+from bssearch.analysis.optimum import Verdict, decide, fewest_runs, ignore_their_seeds, runs_to_settle
+from bssearch.records import Phase, StepTime, TrialRecord, TrialState
+from tests.factories import make_probe, make_trial, not_none, with_outcome
 
 
 def confirmed(times: dict[int, list[float]], steps: dict[int, int] | None = None) -> list[TrialRecord]:
@@ -68,8 +71,7 @@ def test_the_flat_range_of_another_recommendation_does_not_reach_to_what_is_not_
 
 def test_the_flat_range_ends_at_the_first_batch_size_that_is_not_flat_on_either_side() -> None:
     medians = {8: 1.01, 16: 2.0, 32: 1.02, 64: 1.0, 128: 1.03, 256: 2.0, 512: 1.01}
-    found = verdict({size: [one, one * 1.1, one * 0.9] for size, one in medians.items()})
-    assert found.flat_range == (32, 128)
+    assert verdict({size: [one, one * 1.1, one * 0.9] for size, one in medians.items()}).flat_range == (32, 128)
     assert verdict({8: [1.0, 1.1, 0.9], 16: [2.0, 2.1, 1.9]}).flat_range == (8, 8)
     assert verdict({8: [1.01, 1.1, 0.9], 16: [1.0, 1.1, 0.9]}).flat_range == (8, 16)
 
@@ -164,3 +166,68 @@ def test_a_micro_batch_that_was_not_timed_is_predicted() -> None:
     fit = not_none(fit_step_time(line(0.001, 1e-5)))
     assert fit.predict(300, 300, update_seconds=0.0005) == pytest.approx(0.004)
     assert fit.predict(600, 300, update_seconds=0.0005) == pytest.approx(2 * 0.0035 + 0.0005)
+
+
+# Survival -------------------------------------------------------------------------------------------------------------
+
+
+def runs(reached: list[float], missed: list[float], state: TrialState = TrialState.EXHAUSTED) -> list[TrialRecord]:
+    times = [make_trial(n, seconds=value) for n, value in enumerate(reached)]
+    return times + [make_trial(100 + n, seconds=value, state=state) for n, value in enumerate(missed)]
+
+
+def test_the_mean_is_restricted_to_the_horizon_of_those_that_missed() -> None:
+    found = not_none(survival(runs([2.0, 4.0, 6.0], [10.0])))
+    assert found.mean_s == pytest.approx((2 + 4 + 6 + 10) / 4)
+    assert (found.horizon_s, found.median_s) == (10.0, 6.0)
+    assert found.reached_share == pytest.approx(0.75)
+
+
+def test_a_run_that_ended_early_counts_as_long_as_it_was_seen() -> None:
+    """By hand: S = 2/3 after 2; the run that left at 3 is no longer at risk; S = 0 after 6."""
+    found = not_none(survival(runs([2.0, 6.0], [3.0])))
+    assert found.mean_s == pytest.approx(2 + 4 * 2 / 3)
+    assert found.median_s == 6.0
+
+
+def test_the_median_is_unknown_where_half_have_missed() -> None:
+    found = not_none(survival(runs([2.0], [10.0, 10.0])))
+    assert found.median_s is None
+    assert found.mean_s == pytest.approx((2 + 10 + 10) / 3)
+    half = not_none(survival(runs([2.0, 3.0], [10.0, 10.0])))
+    assert half.median_s is None
+    assert half.reached_share == pytest.approx(0.5)
+
+
+def test_seconds_are_of_the_kind_that_the_measure_counts() -> None:
+    reached = [make_trial(n, seconds=9.0, steps=steps, contended=True) for n, steps in enumerate((20, 40, 60))]
+    missed = make_trial(9, seconds=30.0, state=TrialState.EXHAUSTED, last_miss_step=100, contended=True)
+    found = not_none(survival([*reached, missed], replace(TIME, common=Products({(32, 32, 1): 0.1}))))
+    assert found.mean_s == pytest.approx((2 + 4 + 6 + 10) / 4)
+    assert (found.horizon_s, found.median_s) == (10.0, 6.0)
+    assert survival([*reached, missed]) is None  # when the last was last seen alone to miss is not known
+
+
+def test_nothing_is_said_where_censoring_depends_on_the_run_or_nothing_is_censored() -> None:
+    assert survival(runs([2.0, 3.0], [])) is None
+    assert survival(runs([], [10.0, 10.0])) is None
+    assert survival(runs([2.0], [10.0], TrialState.PRUNED)) is None
+    assert survival(runs([2.0], [10.0], TrialState.DIVERGED)) is None
+    one, other = runs([2.0], [10.0])
+    assert survival([one, replace(other, train_seconds_limit=20.0)]) is None
+
+
+# Seeds that are ignored -----------------------------------------------------------------------------------------------
+
+
+def run(seed: int, steps: int, metric: float) -> TrialRecord:
+    return with_outcome(make_trial(seed, seed=seed), steps=steps, final_metric=metric)
+
+
+def test_runs_with_the_same_steps_and_metric_under_every_seed_ignore_it() -> None:
+    alike = [run(1, 20, 0.91), run(2, 20, 0.91), run(3, 20, 0.91)]
+    others = [run(4, 40, 0.92), run(5, 40, 0.92)]
+    assert ignore_their_seeds([alike, others])
+    assert not ignore_their_seeds([alike]), "two that are like another one may be by chance"
+    assert not ignore_their_seeds([alike, [*others, run(6, 40, 0.93)]])
+    assert not ignore_their_seeds([[run(1, 20, 0.91)], [run(2, 20, 0.91)]]), "they are of two configurations"

@@ -3,8 +3,6 @@
 Cook, Gelman and Rubin 2006; Talts et al. 2018, arXiv 1804.06788.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

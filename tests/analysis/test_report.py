@@ -7,12 +7,13 @@ from typing import Any
 import jsonschema
 import pytest
 
-from bssearch.analysis.answer import NO_NEXT_STEP, Answer
-from bssearch.analysis.build_answer import build_answer
+from bssearch.analysis.answer import NO_NEXT_STEP, Answer, Largest
+from bssearch.analysis.build_answer import MOST, build_answer, next_steps
+from bssearch.analysis.certainty import Certainty
 from bssearch.analysis.generalisation import over_seeds
 from bssearch.analysis.headline import about_columns, headline, speedup_shares, trade_off_rows
 from bssearch.analysis.objectives import TIME, Objective, make_objective
-from bssearch.analysis.optimum import Candidate
+from bssearch.analysis.optimum import Candidate, Settles, Verdict, decide
 from bssearch.analysis.rules.rule_book import BROKE, HELD, Judgement, judge
 from bssearch.errors import TargetNotReachedError
 from bssearch.records import Configuration, DeviceUse, MemoryBasis, Phase, StudyRecord, Target, TrialRecord, TrialState
@@ -170,8 +171,7 @@ def test_largest_that_fits_runs_without_accumulation() -> None:
 
 
 def test_an_answer_that_is_not_sure_says_so_and_what_would_settle_it() -> None:
-    trials = [*searched(), *confirmed(32, 1.0, 1.4, 0.7), *confirmed(128, 1.05, 0.8, 1.45)]
-    found = answer(trials)
+    found = answer([*searched(), *confirmed(32, 1.0, 1.4, 0.7), *confirmed(128, 1.05, 0.8, 1.45)])
     assert found.provisional and found.within_5_percent is not None and found.within_5_percent < 0.9
     assert found.settle is not None
     text = headline(found)
@@ -246,8 +246,7 @@ def test_the_answer_fits_its_schema_and_holds_no_nan() -> None:
 
 def test_what_fresh_seeds_refuted_is_not_recommended() -> None:
     lucky = [*searched(), make_trial(50, batch_size=32, seconds=0.1, learning_rate=0.2)]
-    missed = confirmed(32, 10.0, 10.0, 10.0, rate=0.2, state=TrialState.EXHAUSTED)
-    found = answer([*lucky, *missed])
+    found = answer([*lucky, *confirmed(32, 10.0, 10.0, 10.0, rate=0.2, state=TrialState.EXHAUSTED)])
     assert found.optimal.parameters["learning_rate"] == 0.1
     assert "confirmation_missed" in {notice.code for notice in found.warnings}
 
@@ -710,3 +709,52 @@ def test_the_table_has_a_column_of_what_is_known_and_says_what_it_is() -> None:
 
 def test_without_anything_beside_time_and_samples_there_is_no_table() -> None:
     assert trade_off_rows(answer([make_trial(1, batch_size=64, best_metric=None)])) == ([], [])
+
+
+# What to do next ------------------------------------------------------------------------------------------------------
+
+
+LARGEST = Largest(batch_size=128, time_to_target_s=None, lower_bound_s=None, reason="")
+
+
+def verdict(batch_size: int = 64, *, confirmed: bool = True) -> Verdict:
+    phase = Phase.CONFIRM if confirmed else Phase.SEARCH
+    return not_none(
+        decide([make_trial(n, batch_size=batch_size, seconds=1.0 + n / 10, phase=phase, seed=n) for n in range(3)], 3)
+    )
+
+
+def commands(spec: StudySpec, found: Verdict, sure: Certainty | None = None, largest: Largest = LARGEST) -> list[str]:
+    return [step.command for step in next_steps(spec, found, sure, largest, trials=60)]
+
+
+def test_an_answer_that_nothing_is_wrong_with_is_used_and_looked_at() -> None:
+    told = commands(make_spec(name="mine"), verdict(), Certainty(0.95))
+    assert told == ["bssearch best mine --export yaml", "bssearch report mine --html mine.html"]
+
+
+@pytest.mark.parametrize(
+    ("settles", "runs", "command"),
+    [
+        ("runs", 12, "bssearch study confirm mine --max-runs 12"),
+        ("step_times", None, "bssearch probe step-time mine"),
+        ("tuning", None, "bssearch run mine --set budget.trials=90"),
+    ],
+)
+def test_a_provisional_answer_is_settled_first(settles: Settles, runs: int | None, command: str) -> None:
+    told = commands(make_spec(name="mine"), verdict(), Certainty(0.6, settles, runs))
+    assert told[0] == command and len(told) == MOST
+
+
+def test_what_is_not_confirmed_is_confirmed() -> None:
+    assert commands(make_spec(name="mine"), verdict(confirmed=False))[0] == "bssearch study confirm mine"
+
+
+def test_an_optimum_at_an_end_asks_for_more_batch_sizes_but_for_none_beyond_memory() -> None:
+    spec = make_spec(name="digits")
+    sizes = spec.batch_sizes
+    largest, smallest = commands(spec, verdict(max(sizes)))[0], commands(spec, verdict(min(sizes)))[0]
+    assert largest.startswith("bssearch run digits --set name=digits-wider") and str(2 * max(sizes)) in largest
+    assert str([min(sizes) // 2, *sizes]) in smallest
+    bounded = LARGEST.model_copy(update={"bounded_by_memory": True})
+    assert "wider" not in " ".join(commands(spec, verdict(max(sizes)), largest=bounded))

@@ -94,8 +94,7 @@ def test_rules_are_audited_at_the_optimum_and_the_largest_with_confirmation_only
 def test_at_the_defaults_own_batch_size_there_is_nothing_to_audit() -> None:
     own = replace(TUNED, batch_size=16, micro_batch_size=16)
     trials = [make_trial(1, configuration=SPEC.default_configuration), *runs_of(own, 1.0, 1.1, 0.9, start=10)]
-    found = audit(SPEC, trials, answer_to(trials))
-    one = of(found, Rule.LINEAR_RATE, 16)
+    one = of(audit(SPEC, trials, answer_to(trials)), Rule.LINEAR_RATE, 16)
     assert one.verdict == "not_run"
     assert "changes nothing" in one.reason
 

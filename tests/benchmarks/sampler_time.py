@@ -2,18 +2,16 @@
 samplers of Optuna the adapter takes at most 10 ms per choice at 1,000 trials.
 
 Run as ``python tests/benchmarks/sampler_time.py``, a minute on two cores. Made-up trials follow the law of batch size,
-a third of them to the target, the others stopped on the way. Timed is an ask after one more trial has ended: on a grid
-of 108 cells the model alone (`KnowledgeGradient`); on the space of a spec everything that `Planner.next_trial` does
-once the history has taken that trial in; beside them Optuna's TPE asking for the same parameters. The adapter's time is
-that of a choice without what it spends inside ``optuna.Study.ask``, which is the sampler's own: of a choice as a study
-makes it, and for comparison of one over all trials instead of those near the batch size, in CPU seconds. Medians of 9
-asks in one process, threads as they come. Exits 1 over a bar.
+a third of them to the target, the others stopped on the way. Timed is what `Planner.next_trial` does once the history
+has taken one more trial in; beside it Optuna's TPE asking for the same parameters. The adapter's time is that of a
+choice without what it spends inside ``optuna.Study.ask``, which is the sampler's own: of a choice as a study makes it,
+and for comparison of one over all trials instead of those near the batch size, in CPU seconds. Medians of 9 asks in one
+process, threads as they come. Exits 1 over a bar.
 """
 
 if not __package__:
     __import__("from_clone")
 
-import itertools
 import math
 import statistics
 import time
@@ -26,17 +24,13 @@ import optuna
 import pytest
 
 from bssearch.records import TrialState
-from bssearch.records.curves import Progress
 from bssearch.search.engine import Planner
 from bssearch.search.history import History
 from bssearch.search.pruners.base import PruningController
 from bssearch.search.samplers.base import make_sampler
 from bssearch.search.samplers.optuna import OptunaSampler, distribution
-from bssearch.search.samplers.time_model.acquisition import KnowledgeGradient
-from bssearch.search.samplers.time_model.candidates import Run
 from bssearch.spec import StudySpec
 from tests.benchmarks.harness import script, seconds_of
-from tests.benchmarks.simulate.cells import GridCandidates
 from tests.factories import make_probe, make_spec, make_trial
 
 COUNTS = (100, 1_000, 10_000)
@@ -47,7 +41,6 @@ ASKS = 9
 EVALUATIONS = 20
 TARGET = 0.9
 SIZES = tuple(2**power for power in range(3, 12))
-CELLS = list(itertools.product(SIZES, (1e-3, 3e-3, 1e-2, 3e-2, 1e-1, 3e-1), (0.0, 0.1)))
 
 
 def spec(sampler: str = "auto") -> StudySpec:
@@ -88,30 +81,6 @@ def state_of(number: int, count: int) -> TrialState:
         return TrialState.RUNNING
     kinds = (TrialState.REACHED, TrialState.PRUNED, TrialState.CAPPED)
     return TrialState.DIVERGED if number % 10 == 9 else kinds[number % 3]
-
-
-def grid_asks(count: int) -> Callable[[int], None]:
-    """Return the ask of the grid's model, as the trials of a study end one by one."""
-    rng = np.random.default_rng(0)
-    cells = GridCandidates(("batch_size", "learning_rate", "dropout"), CELLS)
-    runs = []
-    for number in range(count):
-        point = int(rng.integers(len(CELLS)))
-        size, rate, _ = CELLS[point]
-        state = state_of(number, count)
-        run = Run(point, Progress(), running=state is TrialState.RUNNING, diverged=state is TrialState.DIVERGED)
-        for moment, gain in curve(law_seconds(size, rate, rng), state):
-            run.progress.add(moment, gain)
-        run.hit = run.progress.now if state is TrialState.REACHED else None
-        runs.append(run)
-    times = {size: step_seconds(size) for size in SIZES}
-    model = KnowledgeGradient(cells, default=50, target_gain=TARGET, step_seconds=times, seed=0)
-
-    def ask(number: int) -> None:
-        runs[number].progress.add(runs[number].progress.now * 1.01, runs[number].progress.gain)
-        model.ask(runs)
-
-    return ask
 
 
 class Study:
@@ -156,7 +125,7 @@ class Study:
         self._pruning.take(trial)
 
 
-def tpe_asks(count: int) -> Callable[[int], None]:
+def tpe_ask(count: int) -> Callable[[], object]:
     """Return the ask of Optuna's TPE over the same space, with as many completed trials."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     rng = np.random.default_rng(0)
@@ -164,7 +133,7 @@ def tpe_asks(count: int) -> Callable[[int], None]:
     distributions["batch_size"] = optuna.distributions.IntDistribution(0, len(SIZES) - 1)
     study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=0))
 
-    def add() -> None:
+    for _ in range(count):
         place, rate = int(rng.integers(len(SIZES))), float(math.exp(rng.uniform(math.log(0.001), 0.0)))
         params = {
             "batch_size": place,
@@ -174,19 +143,7 @@ def tpe_asks(count: int) -> Callable[[int], None]:
         }
         value = law_seconds(SIZES[place], rate, rng)
         study.add_trial(optuna.trial.create_trial(params=params, distributions=distributions, value=value))
-
-    for _ in range(count):
-        add()
-
-    def ask(_: int) -> None:
-        study.ask(distributions)
-
-    return ask
-
-
-def median_seconds(ask: Callable[[int], None]) -> float:
-    """Return the median time of an ask; the first, which fills what is kept between two, does not count."""
-    return statistics.median([seconds_of(partial(ask, number)) for number in range(ASKS + 1)][1:])
+    return partial(study.ask, distributions)
 
 
 def space_seconds(count: int) -> tuple[float, float]:
@@ -233,18 +190,16 @@ def adapter_seconds(name: str) -> tuple[float, float, float]:
 
 def main() -> bool:
     """Print the medians and the bars; return whether all are met."""
-    print(f"{'trials':>8} {'grid':>9} {'space':>9} {'its first':>9} {'TPE':>9}   ms per ask")
+    print(f"{'trials':>8} {'auto':>9} {'its first':>9} {'TPE':>9}   ms per ask")
     is_met = True
     for count in COUNTS:
-        grid, (space, first), tpe = (
-            median_seconds(grid_asks(count)),
-            space_seconds(count),
-            median_seconds(tpe_asks(count)),
-        )
-        line = " ".join(f"{1e3 * one:9.1f}" for one in (grid, space, first, tpe))
+        space, first = space_seconds(count)
+        ask = tpe_ask(count)
+        tpe = statistics.median([seconds_of(ask) for _ in range(ASKS + 1)][1:])
+        line = " ".join(f"{1e3 * one:9.1f}" for one in (space, first, tpe))
         bar = BARS.get(count)
         if bar is not None:
-            met = max(grid, space) <= bar
+            met = space <= bar
             is_met = is_met and met
             line += f"   {'met' if met else 'NOT MET'}: at most {1e3 * bar:g} ms"
         print(f"{count:>8,} {line}")

@@ -28,9 +28,11 @@ from tests.cli.test_interruptions import alive
 from tests.postgres import Postgres
 from tests.proxy import Proxy, proxy_of
 
-DRIVERS, WORKERS = 8, 4
-TRIALS = 200
-KILLS, SUSPENSIONS, RESTARTS, CUTS = 15, 10, 2, 3
+SCALE = int(os.environ.get("CHAOS_SCALE", "1"))
+"""The guide's figures are of 2, which takes twice as long."""
+
+DRIVERS, WORKERS, TRIALS = 4 * SCALE, 2 * SCALE, 100 * SCALE
+KILLS, SUSPENSIONS, RESTARTS, CUTS = 7 * SCALE, 5 * SCALE, SCALE, 2 * SCALE
 
 LEASE_SECONDS = 8.0
 SUSPENDED_SECONDS = 2 * LEASE_SECONDS
@@ -46,7 +48,7 @@ from bssearch.cli import main
 main()
 """
 
-STRUCK_UNTIL = 180
+STRUCK_UNTIL = 90 * SCALE
 """After so many trials nothing more happens: then there is always somebody to strike, however fast the machine is."""
 
 ENDED = {0, 5, LaunchError.exit_code, DatabaseError.exit_code, -signal.SIGKILL}

@@ -1,10 +1,12 @@
-"""What ``best --export`` prints is read back, value for value, by what it is meant for."""
+"""What ``best --export`` prints and what ``export`` writes is read back, value for value, by what it is meant for."""
 
 import argparse
 import ast
 import csv
+import json
 import re
 import shlex
+import shutil
 from pathlib import Path
 from typing import Any, get_args
 
@@ -17,11 +19,14 @@ from bssearch.cli.answer import exported
 from bssearch.cli.arguments import Export
 from bssearch.commands.best import for_export
 from bssearch.spec import StudySpec
+from bssearch.storage.migrate import SCHEMA_HEAD
+from bssearch.storage.repository import open_store
 from tests.benchmarks.simulate.draws import simulate
 from tests.benchmarks.simulate.tables import read_table
-from tests.cli.conftest import run_by_law
+from tests.cli.conftest import run_by_law, search_by_law
 from tests.cli.task import INLINE, bssearch, printed, read, refused, space_of, write_task
 from tests.factories import make_spec
+from tests.schema import execute
 
 AWKWARD: dict[str, bool | int | float | str | None] = {
     "learning_rate": 0.1 + 0.2,
@@ -117,8 +122,7 @@ def test_an_export_has_four_digits_of_what_a_range_gave() -> None:
     searched = {"reference_batch": 32, "low": LOW, "high": 1.0, "rule": "sqrt"}
     rounded = {"learning_rate": 0.04573, "beta2": 0.9998765, "clip_norm": 1.235}
     assert same(for_export(found, spec(searched)), found | rounded), "dropout is fixed, weight decay from a list"
-    listed = for_export(found, spec([LOW, found["learning_rate"]]))
-    assert listed["learning_rate"] == found["learning_rate"]
+    assert for_export(found, spec([LOW, found["learning_rate"]]))["learning_rate"] == found["learning_rate"]
     at_the_end = found | {"learning_rate": 2 * LOW}
     assert for_export(at_the_end, spec(searched))["learning_rate"] == 2 * LOW, "rounded, it leaves the space"
 
@@ -229,3 +233,137 @@ def test_a_study_without_curves_says_so(tmp_path: Path) -> None:
     assert bssearch("import", "runs", "runs.csv", "--target", "0.9", cwd=tmp_path).returncode == 0
     assert "has no learning curves" in refused(tmp_path, "export", "runs", "--to", "curves", code=2)
     assert sorted(path.suffix for path in tmp_path.iterdir()) == [".csv", ".db"]
+
+
+# Whole studies --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("made")
+    search_by_law(place / "first.db")
+    search_by_law(place / "second.db", name="other")
+    return place
+
+
+@pytest.fixture
+def databases(made: Path, tmp_path: Path) -> Path:
+    """A databases with first.db, which has the study toy, and second.db, which has the study other."""
+    return Path(shutil.copytree(made, tmp_path / "databases"))
+
+
+def imported(databases: Path, *words: str, db: str = "team.db") -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = read(databases, "import", "study", *words, "--db", f"sqlite:///{db}")
+    return found
+
+
+def test_a_study_goes_through_a_file_and_is_answered_and_gone_on_with(databases: Path) -> None:
+    assert (
+        printed(databases, "export", "toy", "--to", "study", "--db", "sqlite:///first.db") == "toy.bssearch.jsonl.gz\n"
+    )
+    there = "--db", "sqlite:///team.db"
+    assert printed(databases, "import", "study", "toy.bssearch.jsonl.gz", *there) == "toy\n"
+    (row,) = imported(databases, "toy.bssearch.jsonl.gz")
+    assert row == {
+        "study": "toy",
+        "source": "toy.bssearch.jsonl.gz",
+        "is_new": False,
+        "is_changed": False,
+        "trials_new": 0,
+        "trials_changed": 0,
+        "trials_known": 5,
+        "trials_skipped": [],
+        "observations_new": 0,
+        "observations_changed": 0,
+        "observations_known": row["observations_known"],
+        "measurements_new": 0,
+        "measurements_changed": 0,
+        "measurements_known": row["measurements_known"],
+    }
+    before = {**read(databases, "best", "--db", "sqlite:///first.db"), "next": []}
+    assert {**read(databases, "best", *there), "next": []} == before
+    search_by_law(databases / "team.db", trials=7)
+    assert len(read(databases, "trial", "list", *there)) == 7
+    assert "toy" in printed(databases, "report", "toy", *there)
+
+
+@pytest.mark.slow
+def test_another_name_is_given_where_the_study_is_new(databases: Path) -> None:
+    printed(databases, "export", "toy", "--to", "study", "--file", "a.gz", "--db", "sqlite:///first.db")
+    search_by_law(databases / "team.db")  # another study of its name
+    assert "--as NAME" in refused(databases, "import", "study", "a.gz", "--db", "sqlite:///team.db", code=2)
+    assert [row["study"] for row in imported(databases, "a.gz", "--as", "theirs")] == ["theirs"]
+    assert read(databases, "best", "theirs", "--db", "sqlite:///team.db")["study"] == "theirs"
+
+
+def test_several_studies_are_exported_each_into_its_own_file(databases: Path) -> None:
+    imported(databases, "sqlite:///first.db", db="second.db")
+    words = "export", "toy", "other", "--to", "study", "--db", "sqlite:///second.db"
+    assert printed(databases, *words).split() == ["toy.bssearch.jsonl.gz", "other.bssearch.jsonl.gz"]
+    refused(databases, *words, "--file", "x", code=2)
+
+
+def test_files_and_databases_are_imported_together_and_stay_as_they_are(databases: Path) -> None:
+    printed(databases, "export", "toy", "--to", "study", "--db", "sqlite:///first.db")
+    before = {name: (databases / name).read_bytes() for name in ("first.db", "second.db", "toy.bssearch.jsonl.gz")}
+    words = "toy.bssearch.jsonl.gz", "sqlite:///second.db", "sqlite:///first.db"
+    found = [(row["study"], row["is_new"], row["is_changed"]) for row in imported(databases, *words)]
+    assert found == [("toy", True, True), ("other", True, True), ("toy", False, False)]
+    assert not any(row["is_changed"] for row in imported(databases, *words))
+    assert {name: (databases / name).read_bytes() for name in before} == before
+
+
+def test_a_dry_run_stores_nothing_and_one_study_may_be_named(databases: Path) -> None:
+    words = "import", "study", "sqlite:///first.db", "--db"
+    before = (databases / "second.db").read_bytes()
+    dry = bssearch(*words, "sqlite:///second.db", "--dry-run", "--format", "json", cwd=databases)
+    assert json.loads(dry.stdout)[0]["is_new"] and "nothing was stored" in dry.stderr
+    assert (databases / "second.db").read_bytes() == before
+    assert "'x' in sqlite:///first.db" in refused(databases, *words, "sqlite:///second.db", "--study", "x", code=3)
+    refused(databases, *words, "sqlite:///new.db", "--dry-run", code=4)
+    assert not (databases / "new.db").exists()
+    found = imported(databases, "sqlite:///first.db", "sqlite:///second.db", "--study", "other", db="third.db")
+    assert [row["study"] for row in found] == ["other"]
+
+
+def test_sources_that_contradict_each_other_are_refused_and_none_is_stored(databases: Path) -> None:
+    (databases / "second.db").unlink()
+    search_by_law(databases / "second.db")  # another study of the name toy
+    open_store(f"sqlite:///{databases}/team.db").close()
+    words = "sqlite:///first.db", "sqlite:///second.db"
+    for dry_run in (["--dry-run"], []):
+        said = refused(databases, "import", "study", *words, "--db", "sqlite:///team.db", *dry_run, code=2)
+        assert "another study 'toy'" in said and "sqlite:///second.db" in said
+    assert read(databases, "study", "list", "--db", "sqlite:///team.db") == []
+    printed(databases, "study", "rename", "toy", "theirs", "--db", "sqlite:///second.db")
+    assert [row["study"] for row in imported(databases, *words)] == ["toy", "theirs"]
+
+
+def test_archived_studies_are_left_out_unless_they_are_named(databases: Path) -> None:
+    printed(databases, "study", "archive", "toy", "--db", "sqlite:///first.db")
+    words = "import", "study", "sqlite:///first.db", "--db", "sqlite:///second.db"
+    found = bssearch(*words, cwd=databases)
+    assert (found.returncode, found.stdout) == (0, "") and "toy" in found.stderr
+    assert printed(databases, *words, "--study", "toy") == "toy\n"
+
+
+def test_a_database_of_a_newer_version_is_refused(databases: Path) -> None:
+    execute(databases / "first.db", "UPDATE bss_alembic_version SET version_num = '9999'")
+    said = refused(databases, "import", "study", "sqlite:///first.db", "--db", "sqlite:///team.db", code=4)
+    assert "9999" in said and SCHEMA_HEAD in said
+
+
+def test_a_source_that_does_not_exist_is_refused_and_not_made(databases: Path) -> None:
+    for source in ("sqlite:///none.db", "none.study"):
+        told = refused(databases, "import", "study", source, "--db", "sqlite:///team.db", code=3)
+        assert "none" in told and "makes it" not in told
+    assert not {one.name for one in databases.iterdir()} & {"none.db", "none.study"}
+
+
+def test_no_password_is_shown(databases: Path) -> None:
+    words = "import", "study", "sqlite:///first.db", "--db"
+    said = refused(
+        databases, "import", "study", "postgresql://me:secret@host:badport/x", *words[3:], "sqlite:///a.db", code=2
+    )
+    said += refused(databases, *words, "mysql://me:secret@host/x", code=2)
+    assert "secret" not in said

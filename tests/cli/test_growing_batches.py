@@ -239,8 +239,7 @@ def trained(names: dict[str, Any]) -> tuple[torch.nn.Module, float, list[int], l
     names["train"](model, optimizer, inputs[:500], targets[:500], torch.nn.functional.cross_entropy, has_ended)
     with torch.no_grad():
         accuracy = (model(inputs[500:700]).argmax(1) == targets[500:700]).float().mean().item()
-    sizes = [after - before for before, after in pairwise(seen)]
-    return model, accuracy, sizes, rates
+    return model, accuracy, [after - before for before, after in pairwise(seen)], rates
 
 
 def test_a_gain_is_named_beside_the_export_of_the_batch_that_stays(

@@ -238,7 +238,7 @@ def test_ctrl_c_while_libraries_are_loading_ends_with_one_line(tmp_path: Path, m
 
 
 FAR = {
-    "workload_settings": {"step_seconds": 0.05},
+    "workload_settings": {"step_seconds": 0.02},
     "space": space_of(32),
     "default": {**DEFAULT, "learning_rate": 0.01},  # the first trial, which is stopped, takes many seconds
     "budget": {"trials": 2, "trial_train_seconds": 60.0},

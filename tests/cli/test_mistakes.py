@@ -171,5 +171,4 @@ def test_a_mistake_stops_before_the_second_trial_with_its_remedy(name: str, tmp_
 
 def stored(folder: Path) -> int:
     """Number of the stored trials of the study; 0 if no database can be read."""
-    listed = bssearch("trial", "list", "task", "--format", "csv", cwd=folder)
-    return max(0, len(listed.stdout.splitlines()) - 1)
+    return max(0, len(bssearch("trial", "list", "task", "--format", "csv", cwd=folder).stdout.splitlines()) - 1)

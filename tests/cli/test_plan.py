@@ -1,4 +1,4 @@
-"""``bssearch plan``: the same numbers as from Python, wrong input told in a line, and the questions of a first spec."""
+"""``bssearch plan``, ``probe`` and ``check``: the same numbers as from Python, and wrong input told in a line."""
 
 import json
 import math
@@ -17,8 +17,11 @@ from bssearch.cli import registered
 from bssearch.planning.memory.parameters import MIXED, PRECISIONS, STATES
 from bssearch.planning.requests import options_of
 from bssearch.planning.start import QUESTIONS
+from bssearch.search.calibration import FIRST_VISITS
 from bssearch.spec import load_spec
-from tests.cli.task import bssearch, read, refused
+from bssearch.storage.repository import open_store
+from tests.cli.task import DEFAULT, INLINE, bssearch, printed, ran, read, refused, space_of, write_task
+from tests.search.law import LawExecutor
 
 CASES = 200
 
@@ -261,3 +264,149 @@ def test_parameters_are_written_as_in_a_plan_of_memory(tmp_path: Path) -> None:
     assert json.loads(done.stdout) == scaled.document()
     done = bssearch("plan", "start", "--defaults", "--parameters", "0.3B", "--format", "json", cwd=tmp_path)
     assert json.loads(done.stdout)["answers"]["parameters"] == 300_000_000
+
+
+# Probe ----------------------------------------------------------------------------------------------------------------
+
+
+NOISE_SECONDS = "60"
+"""Far more than the passes take until the interval is narrow, 16 of them: a busy machine measures as many."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    place = tmp_path_factory.mktemp("probe")
+    budget = {"trials": 4, "trial_train_seconds": 0.5}
+    write_task(place, space=space_of(16, 32, 64), executor=INLINE, budget=budget, confirm={"top": 1, "runs": 0})
+    (place / "step_time.json").write_text(
+        json.dumps(read(place, "probe", "step-time", "task.yaml", "--seconds", "0.1"))
+    )
+    return place
+
+
+@pytest.fixture(scope="module")
+def searched(folder: Path) -> Path:
+    """The folder after the noise scale was measured, and a study was run."""
+    (folder / "noise.json").write_text(
+        json.dumps(read(folder, "probe", "noise", "task.yaml", "--seconds", NOISE_SECONDS))
+    )
+    done = ran(folder, "run", "task.yaml")
+    (folder / "stdout.txt").write_text(done.stdout)
+    (folder / "stderr.txt").write_text(done.stderr)
+    return folder
+
+
+def test_step_times_are_fitted_and_stored(folder: Path) -> None:
+    found = json.loads((folder / "step_time.json").read_text())
+    assert [probe["batch_size"] for probe in found["probes"]] == [16, 32, 64]
+    assert all(probe["step_seconds_low"] <= probe["step_seconds"] for probe in found["probes"])
+    assert found["throughput_knee"] in {16, 32, 64}
+    with open_store(f"sqlite:///{folder / 'bssearch.db'}", write=False) as store:
+        stored = store.probes.by_batch_size("task")
+    measured = {probe["batch_size"]: probe["step_seconds"] for probe in found["probes"]}
+    assert {size: probe.step_seconds for size, probe in stored.items()} == measured
+
+
+@pytest.mark.slow
+def test_the_noise_scale_is_measured_at_the_default_and_shown_by_best(searched: Path) -> None:
+    found = json.loads((searched / "noise.json").read_text())
+    assert (found["study"], found["batch_size"]) == ("task", 32)
+    assert found["noise_passes"] >= 8 and found["noise_low"] > 0 and found["noise_adam_scale"] is None
+    assert "Gradient noise scale near the target:" in bssearch("best", "--details", cwd=searched).stdout
+    best = read(searched, "best")
+    assert best["measured"]["noise_scale"]["low"] == found["noise_low"]
+    assert best["measured"].keys() == {"step_time", "memory", "noise_scale"}
+
+
+@pytest.mark.slow
+def test_a_run_visits_no_batch_size_that_a_probe_has_timed(searched: Path) -> None:
+    told = [line for line in (searched / "stderr.txt").read_text().splitlines() if line.startswith("timing steps")]
+    assert told == []
+    with open_store(f"sqlite:///{searched / 'bssearch.db'}", write=False) as store:
+        errors = [probe.error for probe in store.probes.by_batch_size("task").values()]
+    assert [error and error.visits for error in errors] == [FIRST_VISITS] * 3
+
+
+@pytest.mark.slow
+def test_a_trial_tells_its_environment(searched: Path) -> None:
+    told = read(searched, "trial", "show", "task", "1")
+    environment = told["environment"]
+    assert (environment["precision"], environment["compile_mode"]) == ("fp32", "none")
+    assert environment["torch_version"] and environment["host"] and environment["workload_revision"]
+    assert (told["data_placement"], told["energy_joules"], told["skipped_steps"]) == ("device", None, None)
+    assert "environment" in bssearch("trial", "show", "task", "1", cwd=searched).stdout
+
+
+@pytest.mark.slow
+def test_memory_is_probed_under_a_limit_that_binds_no_run(tmp_path: Path) -> None:
+    write_task(tmp_path, space=space_of(256), default={**DEFAULT, "batch_size": 256})
+    found = read(tmp_path, "probe", "memory", "task.yaml", "--limit-gib", "2")
+    assert found["largest_that_fits"] == found["ceiling"] == 500
+    assert [use["fits"] for use in found["uses"]] == [True] * len(found["uses"])
+    with open_store(f"sqlite:///{tmp_path / 'bssearch.db'}", write=False) as store:
+        bound = store.studies.get("task").environment
+    assert bound is None or bound.device_memory_bytes != 2 * 2**30
+
+
+# Check ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("task")
+@pytest.mark.slow
+def test_check_tries_the_workload_and_stores_nothing(tmp_path: Path) -> None:
+    found = json.loads(bssearch("check", "task.yaml", "--format", "json", cwd=tmp_path).stdout)
+    assert [one["batch_size"] for one in found["batches"]] == [8, 32, 128]
+    assert all(one["step_seconds"] > 0 for one in found["batches"])
+    assert found["batches"][2]["dropped_share"] == (500 % 128) / 500
+    # A busy machine is a finding too, about the measurement.
+    assert {finding["code"] for finding in found["findings"]} - {"training"} == {"incomplete_batch_dropped"}
+    assert not list(tmp_path.glob("*.db*"))
+
+
+@pytest.mark.usefixtures("task")
+def test_check_says_what_was_tried_in_words(tmp_path: Path, by_law: LawExecutor) -> None:
+    shown = printed(tmp_path, "check", "task.yaml")
+    assert "10 parameters; 1,000 training, 100 validation, 100 test samples" in shown
+    assert "the default (batch 32), tried for up to 2 train seconds:" in shown
+    assert len(by_law.requests) == 1
+
+
+def test_check_and_run_refuse_a_target_that_takes_no_training(tmp_path: Path, by_law: LawExecutor) -> None:
+    write_task(tmp_path, target={"metric": "accuracy", "value": 0.1})
+    for command in ("check", "run"):
+        assert (
+            "target.value = 0.1 (goal: maximize) is met before the first step: an untrained model has accuracy ="
+            in refused(tmp_path, command, "task.yaml", code=2)
+        )
+    assert not list(tmp_path.glob("*.db*"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("own", [0.1, 97])
+def test_target_proposes_what_every_run_of_the_default_reaches_whatever_the_specs_own(
+    tmp_path: Path, own: float
+) -> None:
+    budget = {"trials": 12, "trial_train_seconds": 0.3}
+    write_task(tmp_path, target={"metric": "accuracy", "value": own}, budget=budget, executor=INLINE)
+    shown = ran(tmp_path, "check", "--suggest-target", "task.yaml", "--runs", "2", "--format", "json")
+    assert "run 2 of 2: best accuracy" in shown.stderr
+    advice = json.loads(shown.stdout)
+    row = next(row for row in advice["targets"] if row["target"] == advice["proposed"])
+    assert row["reached"] == 2
+    assert 0.8 < advice["proposed"] < advice["median_best"] <= 1.0
+    assert not list(tmp_path.glob("*.db*"))
+
+
+@pytest.mark.usefixtures("task")
+def test_target_says_in_words_what_it_proposes(tmp_path: Path, by_law: LawExecutor) -> None:
+    shown = ran(tmp_path, "check", "--suggest-target", "task.yaml", "--runs", "3")
+    assert "run 3 of 3: best accuracy" in shown.stderr
+    assert "← proposed" in shown.stdout
+    assert "on the easier side" in shown.stdout
+    assert len(by_law.requests) == 3
+
+
+@pytest.mark.usefixtures("task")
+def test_wrong_options_are_refused(tmp_path: Path) -> None:
+    assert bssearch("check", "--suggest-target", "task.yaml", "--runs", "0", cwd=tmp_path).returncode == 2
+    refused(tmp_path, "check", "nowhere.yaml", code=3)

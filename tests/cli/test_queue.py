@@ -2,7 +2,6 @@
 
 import json
 import signal
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import psutil
 import pytest
 
 from bssearch.commands.queue.submissions import submit_study
+from bssearch.commands.queue.worker import STOPS_WITHIN_S
 from bssearch.records import TrialState
 from bssearch.settings import CHECKPOINT_DIR_VARIABLE, DATABASE_URL_VARIABLE
 from bssearch.spec.templates import SubmissionState
@@ -30,6 +30,9 @@ LONG = {
     "workload_settings": {"step_seconds": 0.05},
 }
 """Trials of some seconds."""
+
+on_sqlite, on_postgresql = (pytest.mark.parametrize("url", [kind], indirect=True) for kind in ("sqlite", "postgresql"))
+"""tests/storage/test_queue.py has the queue on both: here each command is served from one."""
 
 
 @pytest.fixture
@@ -58,7 +61,7 @@ def states(here: Path) -> dict[str, str]:
     return {row["study"]: row["state"] for row in queue(here)["submissions"]}
 
 
-@pytest.mark.slow
+@on_postgresql
 def test_two_workers_serve_what_a_third_submits_though_one_is_killed(
     tmp_path: Path, url: str, here: Path, checkpoints: Path
 ) -> None:
@@ -81,10 +84,11 @@ def test_two_workers_serve_what_a_third_submits_though_one_is_killed(
 
 
 @pytest.mark.slow
+@on_sqlite
 def test_a_worker_told_to_stop_gives_its_trial_back_and_another_goes_on_to_the_same_steps(
     tmp_path: Path, url: str, here: Path, checkpoints: Path
 ) -> None:
-    slow = {**LONG, "workload_settings": {"step_seconds": 0.15}}
+    slow = {**LONG, "workload_settings": {"step_seconds": 0.06}}
     first_node, second_node = (make_node(tmp_path / name, **slow) for name in "ab")
     printed(here, "queue", "submit", "task", "target.value=0.95", "--name", "long")
     with worker(first_node, url, checkpoints) as first, open_store(url, write=False) as store:
@@ -109,7 +113,7 @@ def test_a_worker_told_to_stop_gives_its_trial_back_and_another_goes_on_to_the_s
     assert (again["identical"], again["steps_ratio"]) == (True, 1.0), again
 
 
-@pytest.mark.slow
+@on_postgresql
 def test_a_person_pauses_resumes_and_cancels_what_runs(tmp_path: Path, url: str, here: Path, checkpoints: Path) -> None:
     node = make_node(tmp_path / "a", **LONG)
     printed(here, "queue", "submit", "task", "target.value=0.99", "budget.trials=40", "--name", "one")
@@ -163,6 +167,7 @@ def test_a_worker_told_to_stop_while_the_server_is_away_stops(
 
 
 @pytest.mark.slow
+@on_sqlite
 def test_a_worker_told_to_stop_while_a_workload_is_loaded_waits_for_it_no_longer(
     tmp_path: Path, url: str, here: Path, checkpoints: Path
 ) -> None:
@@ -177,7 +182,8 @@ def test_a_worker_told_to_stop_while_a_workload_is_loaded_waits_for_it_no_longer
 
 
 @pytest.mark.slow
-def test_a_worker_told_to_stop_kills_what_does_not_within_25_seconds(
+@on_sqlite
+def test_a_worker_told_to_stop_kills_what_does_not_stop_in_time(
     tmp_path: Path, url: str, here: Path, checkpoints: Path
 ) -> None:
     default = {"batch_size": 16, "learning_rate": 0.1, "warmup_epochs": 0}
@@ -188,14 +194,13 @@ def test_a_worker_told_to_stop_kills_what_does_not_within_25_seconds(
     hangs = WORKLOAD.replace("time.sleep(1000)", "open('hangs', 'w').close(); time.sleep(1000)")
     (node / "task.py").write_text(hangs)
     printed(here, "queue", "submit", "task", "--name", "mine")
-    with worker(node, url, checkpoints) as served:
+    with worker(node, url, checkpoints, stops_within=2.0) as served:
         wait_for((node / "hangs").exists, served.process)
         family = psutil.Process(served.process.pid).children(recursive=True)
-        asked = time.monotonic()
         served.process.send_signal(signal.SIGTERM)
         served.wait()
-        assert "not stopped within 25 s: killing the running trials" in served.said
-        assert time.monotonic() - asked >= 25
+        assert STOPS_WITHIN_S < 30, "schedulers wait for 30 s at least"
+        assert "not stopped within 2 s: killing the running trials" in served.said
         psutil.wait_procs(family, PATIENCE_S)
         assert not [one for one in family if one.is_running()]
     assert states(here) == {"mine": "waiting"}

@@ -2,6 +2,7 @@
 
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -11,8 +12,9 @@ from pathlib import Path
 import psutil
 import yaml
 
+from bssearch.commands.queue.worker import STOPS_WITHIN_S
 from bssearch.settings import CHECKPOINT_DIR_VARIABLE, DATABASE_URL_VARIABLE, STATE_DIR_VARIABLE
-from tests.cli.task import command, environment, write_task
+from tests.cli.task import environment, write_task
 from tests.factories import not_none
 
 VALUES = {
@@ -22,6 +24,13 @@ VALUES = {
     "space.batch_size": {"type": "integers", "low": 4, "high": 128},
     "seed": {"choices": [0, 1]},
 }
+
+MAIN = """
+from bssearch.commands.queue import worker
+worker.Stop.__init__.__defaults__ = ({},)
+from bssearch.cli import main
+main()
+"""
 
 PATIENCE_S = 120.0
 """How long a line of a worker is waited for: what a slow machine may take, and no test relies on."""
@@ -81,7 +90,9 @@ def make_node(folder: Path, values: object = VALUES, **changes: object) -> Path:
 
 
 @contextmanager
-def worker(node: Path, url: str, checkpoints: Path, *options: str) -> Iterator[WorkerProcess]:
+def worker(
+    node: Path, url: str, checkpoints: Path, *options: str, stops_within: float = STOPS_WITHIN_S
+) -> Iterator[WorkerProcess]:
     """Have a worker serve a database from a node's folder, and leave nothing of it."""
     own = {
         DATABASE_URL_VARIABLE: url,
@@ -90,7 +101,7 @@ def worker(node: Path, url: str, checkpoints: Path, *options: str) -> Iterator[W
         "PYTHONUNBUFFERED": "1",
     }
     process = subprocess.Popen(
-        command("queue", "worker", "--templates", "templates.yaml", *options),
+        [sys.executable, "-c", MAIN.format(stops_within), "queue", "worker", "--templates", "templates.yaml", *options],
         cwd=node,
         env={**environment(), **own},
         stdout=subprocess.PIPE,

@@ -8,8 +8,15 @@ from typing import Any
 import pytest
 
 from bssearch.analysis.answer import Answer, Figure
-from bssearch.commands.across.answers import Finding, agreement_of, in_words
-from bssearch.commands.across.databases import StudyFilter, nothing_matches, target_of, workload_names
+from bssearch.commands.across.answers import (
+    Finding,
+    StudyFilter,
+    agreement_of,
+    in_words,
+    nothing_matches,
+    target_of,
+    workload_names,
+)
 from bssearch.errors import UsageError
 from bssearch.records import StudyRecord
 from tests.documents import ROOT
@@ -233,8 +240,7 @@ def test_figures_disagree_where_their_intervals_are_apart() -> None:
 
 @pytest.mark.parametrize("other", [found("c", 32, (32, 64)), found("d", 32, (32, 64), seconds=(1.1, 2.0))])
 def test_figures_of_too_few_runs_and_those_that_overlap_do_not_disagree(other: Any) -> None:
-    one = found("a", 32, (32, 64), seconds=(1.0, 1.2))
-    assert agreement_of([one, other]).agree
+    assert agreement_of([found("a", 32, (32, 64), seconds=(1.0, 1.2)), other]).agree
 
 
 @pytest.mark.parametrize(
@@ -248,8 +254,7 @@ def test_figures_of_too_few_runs_and_those_that_overlap_do_not_disagree(other: A
 )
 def test_seconds_of_two_kinds_of_clock_are_not_compared(basis: str, other_basis: str, agree: bool) -> None:
     one = found("a", 32, (32, 64), seconds=(1.0, 1.2), basis=basis)
-    other = found("b", 32, (32, 64), seconds=(2.0, 2.5), basis=other_basis)
-    assert agreement_of([one, other]).agree is agree
+    assert agreement_of([one, found("b", 32, (32, 64), seconds=(2.0, 2.5), basis=other_basis)]).agree is agree
 
 
 def test_a_name_in_two_databases_is_told_with_them() -> None:

@@ -139,8 +139,7 @@ def test_the_budget_ends_it_after_the_first_rules_and_more_of_it_goes_on(studied
     assert not audit_trials(studied)
     assert "the budget of 0 train seconds is spent" in of(one_run, Rule.LINEAR_RATE).reason
     found = audited(studied, train_seconds=10.0)
-    made = audit_trials(studied)
-    seconds = [trial.outcome.train_seconds for trial in made if trial.outcome]
+    seconds = [trial.outcome.train_seconds for trial in audit_trials(studied) if trial.outcome]
     assert sum(seconds[:-1]) < 10.0 <= sum(seconds)
     assert any(one.verdict == "not_run" and "budget of 10 train seconds" in one.reason for one in found.rules)
     rest = LawExecutor()

@@ -144,8 +144,7 @@ def test_a_run_that_was_saved_at_another_learning_rate_is_told(folder: Path, sav
     optimizer = torch.optim.SGD(torch.nn.Linear(8, 1).parameters(), lr=saved)
     torch.save({"model": weights(1.0), "optimizer": optimizer.state_dict(), "step": 1}, folder / "c.pt")
     spec = StudySpec.model_validate(LINE_SPEC)
-    points = branch_points(spec, [folder / "c.pt"], None)
-    told = list(notices(spec, True, points, 4))
+    told = list(notices(spec, True, branch_points(spec, [folder / "c.pt"], None), 4))
     assert [f"saved at a learning rate of {saved:g}" in one for one in told] == [True] * is_told
 
 
@@ -396,8 +395,7 @@ def test_a_script_begins_with_the_checkpoint_that_it_reads(folder: Path) -> None
     (folder / "train.py").write_text(SCRIPT)
     spec = {**LINE_SPEC, "workload": "train.py", "executor": {"device": "cpu"}}
     (folder / "line.yaml").write_text(yaml.safe_dump(spec))
-    words = "--tokens", "256", "--octaves", "1", "--at", "400"
-    found = probe(folder, "--checkpoint", "early.pt", *words)
+    found = probe(folder, "--checkpoint", "early.pt", *("--tokens", "256", "--octaves", "1", "--at", "400"))
     early = found["checkpoints"][0]
     assert early["samples"] == 400 and found["branch_samples"] == 256 and found["branch_tokens"] is None
     assert early["start_metric"] == pytest.approx(9, rel=0.2)  # all slopes are off by 1, under noise of 1

@@ -76,7 +76,7 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[optuna.Study]:
     storage = optuna.storages.RDBStorage(f"sqlite:///{tmp_path_factory.mktemp('theirs') / 'optuna.db'}")
     with quiet():
         study = optuna.create_study(study_name="toy", storage=storage)
-        study.set_metric_names([made.metric_name])
+        study.set_metric_names(list(made.metric_names))
     study.add_trials(made.trials)
     yield study
     storage.remove_session()

@@ -64,8 +64,7 @@ def test_the_document_has_the_fit_and_is_whole_without_one(tmp_path: Path) -> No
 
 def test_the_host_bound_share_is_stored_and_shown_where_the_device_tells_one(tmp_path: Path) -> None:
     on_cuda = ProbedExecutor(timed=lambda found: replace(found, host_bound_share=4 / found.batch_size))
-    launch = Launch(db=f"sqlite:///{tmp_path / 'study.db'}", make_executor=lambda *_: on_cuda)
-    report = step_time(SPEC, launch)
+    report = step_time(SPEC, Launch(db=f"sqlite:///{tmp_path / 'study.db'}", make_executor=lambda *_: on_cuda))
     assert [row["host_bound_share"] for row in report.rows] == [4 / size for size in SIZES]
     assert [row["host-bound"] for row in report.table or ()] == ["50%", "25%", "12%", "6%", "3%"]
     assert report.columns[-2:] == ["host-bound", "remark"]

@@ -229,8 +229,7 @@ def run(url: str, spec: Any = SPEC, **options: Any) -> Told:
 def test_a_search_begins_at_a_quick_answer_that_is_stored_and_every_run_of_it_finds_that_again(
     ask: Ask, url: str
 ) -> None:
-    found = ask()
-    expected = found
+    expected = ask()
     assert expected.noise_scale == 30.0
     first, again = run(url), run(url, SPEC.model_copy(update={"budget": SPEC.budget.model_copy(update={"trials": 16})}))
     for known in (first.known, again.known):

@@ -78,8 +78,7 @@ def test_an_objective_trains_the_trials_of_a_study(tmp_path: Path) -> None:
         "learning_rate": answer.optimal.parameters["learning_rate"],
         "model.hidden": answer.optimal.parameters["model.hidden"],
     }
-    again = bssearch.Study(SPEC, objective, bssearch.Launch(db=url(tmp_path))).run()
-    assert again.optimal == answer.optimal
+    assert bssearch.Study(SPEC, objective, bssearch.Launch(db=url(tmp_path))).run().optimal == answer.optimal
     assert len(trials_of(tmp_path)) == len(trials), "a study that has ended goes on with nothing"
 
 

@@ -226,8 +226,7 @@ def test_a_study_runs_inline(tmp_path: Path) -> None:
         executor={"name": "inline", "device": "cpu"},
     )
     url = f"sqlite:///{tmp_path / 'study.db'}"
-    answer = run_study(spec, Launch(db=url, folder=tmp_path))
-    assert {batch.batch_size for batch in answer.batches} == {8, 16}
+    assert {batch.batch_size for batch in run_study(spec, Launch(db=url, folder=tmp_path)).batches} == {8, 16}
     assert "reached" in set(trials_frame(spec.name, db=url)["state"])
     with pytest.raises((UsageError, SpecError), match="slots = 2"):
         run_study(make_spec(executor={"name": "inline", "slots": 2}), Launch(db=url, folder=tmp_path))

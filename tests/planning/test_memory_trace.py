@@ -257,7 +257,10 @@ def test_a_configuration_file_is_a_model_of_transformers(tmp_path: Path) -> None
         ("nothing", {}, "no 'nothing' in it"),
     ],
 )
-def test_a_model_that_cannot_be_planned_is_refused_with_the_reason(name: str, asked: dict[str, Any], said: str) -> None:
+def test_a_model_that_cannot_be_planned_is_refused_with_the_reason(
+    name: str, asked: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("time.sleep", lambda seconds: None)  # a hub that was imported before tries five times
     with pytest.raises(UsageError) as caught:
         plan(name, **asked)
     assert said in caught.value.message

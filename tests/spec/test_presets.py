@@ -31,8 +31,7 @@ def write(folder: Path, preset: str, spec: str = SPEC) -> Path:
 
 @pytest.mark.parametrize("name", ["large_model", "memory_bound"])
 def test_checkpointing_is_switched_on_by_taking_a_mark_away(name: str) -> None:
-    text = settings.presets()[name].read_text(encoding="utf-8")
-    assert "\n  # activation_checkpointing: true\n" in text
+    assert "\n  # activation_checkpointing: true\n" in settings.presets()[name].read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

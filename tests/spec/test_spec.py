@@ -259,6 +259,7 @@ def test_what_a_spec_leaves_out_has_its_default() -> None:
             "threads": 1,
             "device": "auto",
             "hang_seconds": 300.0,
+            "devices": [1],
             "memory_limit_gib": None,
             "address": None,
         },
@@ -573,8 +574,7 @@ def test_what_a_sampler_or_a_person_gives_is_admitted() -> None:
 
 
 def test_the_default_is_admitted_outside_the_space_and_what_differs_from_it_is_not() -> None:
-    default = {**SPEC["default"], "batch_size": 100, "learning_rate": 7.0, "dropout": 0.7}
-    spec = make_spec(default=default)
+    spec = make_spec(default={**SPEC["default"], "batch_size": 100, "learning_rate": 7.0, "dropout": 0.7})
     assert problem_with(spec, spec.default_configuration) is None
     assert "dropout" in str(problem_with(spec, replace(spec.default_configuration, dropout=0.71)))
 

@@ -15,8 +15,8 @@ from bssearch.errors import DatabaseError
 from bssearch.settings import packaged_folder
 from bssearch.spec.templates import NewSubmission, SubmissionState
 from bssearch.storage import migrate
-from bssearch.storage.access.grants import Roles
 from bssearch.storage.connection import engine
+from bssearch.storage.migrate import Roles
 from bssearch.storage.models import Base
 from bssearch.storage.repository import open_store
 from tests.factories import make_spec
@@ -128,7 +128,8 @@ def test_an_upgrade_that_readers_block_names_them_and_changes_nothing(
 ) -> None:
     head = migrate.SCHEMA_HEAD
     later_version(monkeypatch, tmp_path)
-    with pytest.raises(DatabaseError, match=r"waited 10 s for a lock.*pid \d+ of rita \(psql\)") as caught:
+    monkeypatch.setattr(engine, "LONGEST_WAIT_S", 1.0)
+    with pytest.raises(DatabaseError, match=r"waited 1 s for a lock.*pid \d+ of rita \(psql\)") as caught:
         migrate.upgrade(team.url("olga"))
     assert "pg_terminate_backend(" in str(caught.value.hint)
     assert migrate.current(team.url("rita")) == head

@@ -22,8 +22,7 @@ from bssearch.planning.memory import MemoryPlanRequest
 from bssearch.planning.requests import Request, read
 from bssearch.planning.scale import AccumulationRequest, ScaleRequest, plan_trade_off
 from bssearch.records.text import visible
-from bssearch.web.calculator.fields import FIELDS, PRESETS, Field, ResultSection
-from bssearch.web.calculator.page import LONGEST_ECHO, calculated
+from bssearch.web.calculator.page import FIELDS, LONGEST_ECHO, PRESETS, Field, ResultSection, calculated
 from tests.cli.task import bssearch
 from tests.web.serving import rendered
 
@@ -343,8 +342,7 @@ HOSTILE = [
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
 def test_hostile_texts_are_answered_with_a_page_that_shows_them_as_text(text: str) -> None:
     for query in (dict.fromkeys(FIELDS, text), *({**DEFAULTS, name: text} for name in FIELDS)):
-        found = calculated(query)
-        assert len(json.dumps([error.message for error in found.errors])) < 20_000
+        assert len(json.dumps([error.message for error in calculated(query).errors])) < 20_000
     page = rendered({**dict.fromkeys(FIELDS, text), text: text})
     assert len(page) < 300_000
     assert "<script>alert" not in page and "<img" not in page
