@@ -179,7 +179,6 @@ class RankProcesses:
             own = [failure for failure in failures if failure.is_own]
             if own:
                 return own[0].as_error()
-            self._ended.wait(0.01)
             time.sleep(0.01)
         return error
 

@@ -443,7 +443,7 @@ class SharedNorm:
             with torch.no_grad():
                 self.running_mean.lerp_(mean.to(self.running_mean.dtype), momentum)
                 self.running_var.lerp_((variance * samples / (samples - 1)).to(self.running_var.dtype), momentum)
-        output = centred * (variance + self.eps).rsqrt().view(shape)
+        output: torch.Tensor = centred * (variance + self.eps).rsqrt().view(shape)
         if self.affine:
             output = output * self.weight.view(shape) + self.bias.view(shape)
         return cast(torch.Tensor, output.to(input.dtype))

@@ -316,52 +316,42 @@ class Follower:
     def obey(self, order: Order) -> None:
         """Carry out an order."""
         name, arguments = order
-        getattr(self, name)(*arguments)
+        getattr(self, f"_{name}")(*arguments)
 
-    def join(self, size: int, folder: Path) -> None:
-        """Connect with the other ranks."""
+    def _join(self, size: int, folder: Path) -> None:
         self._computation.ranks = None
         self._computation.ranks = Ranks(
             self._rank, size, self._computation.device, folder=folder, seconds=self._seconds
         )
 
-    def build(self, configuration: Configuration, seed: int, compiles: bool) -> None:
-        """Make a trainer."""
-        self.leave()
+    def _build(self, configuration: Configuration, seed: int, compiles: bool) -> None:
+        self._leave()
         self._computation.compiles = compiles
         self._trainer = Trainer(self._workload, configuration, self._data.train, self._computation, seed)
 
-    def step(self) -> None:
-        """Take a step."""
+    def _step(self) -> None:
         self._training.step()
 
-    def update(self) -> None:
-        """Apply the gradient."""
+    def _update(self) -> None:
         self._training.update()
 
-    def losses(self, takes: bool) -> None:
-        """Answer the sums of losses and weights; ``takes`` resets them."""
+    def _losses(self, takes: bool) -> None:
         self._answer(self._training.losses_of_rank(takes=takes))
 
-    def ready(self) -> None:
-        """Answer once all earlier orders are carried out."""
+    def _ready(self) -> None:
         self._answer(None)
 
-    def average_statistics(self) -> None:
-        """See `Trainer.average_statistics`."""
+    def _average_statistics(self) -> None:
         self._training.average_statistics()
 
-    def branch(self, branch: Branch, batch_size: int) -> None:
-        """Load a branch's checkpoint."""
+    def _branch(self, branch: Branch, batch_size: int) -> None:
         continue_from(self._training, branch, batch_size)
 
-    def state(self) -> None:
-        """Answer this rank's state to save."""
+    def _state(self) -> None:
         random = RandomState(self._computation.device)
         self._answer({**self._training.state_of_rank(), "random": random.state()})
 
-    def restore(self, path: Path, identity: Identity, states: list[State]) -> None:
-        """Restore a paused trial."""
+    def _restore(self, path: Path, identity: Identity, states: list[State]) -> None:
         checkpoint = Checkpoint(path, identity, Clock(), on_progress=lambda: None)
         checkpoint.restore({"trainer": self._training}, {})
         state = states[self._rank - 1]
@@ -369,8 +359,7 @@ class Follower:
         RandomState(self._computation.device).restore(state["random"])
         self._answer(None)
 
-    def leave(self) -> None:
-        """Drop the trainer."""
+    def _leave(self) -> None:
         if self._trainer is not None:
             self._trainer.close()
             self._trainer = None
