@@ -113,3 +113,47 @@ class Fit(Law):
     predicted: Predicted | None
     including_untuned: Law | None
     noise_scale_ratio: float | None
+
+
+class BeyondLevel(Model):
+    """The law at a level that the curves reached."""
+
+    metric: float
+    s_min: float
+    b_crit: float
+
+
+class BeyondBatch(Model):
+    """Predicted steps and seconds of a batch size's tuned configuration."""
+
+    batch_size: int
+    micro_batch_size: int
+    steps: Interval
+    time_to_target_s: Interval
+
+
+class Beyond(Model):
+    """Prediction for a harder target or more samples; intervals are 90 %, of what a search there would measure.
+
+    ``metric``: the target, or what ``samples`` reach. ``reachable``: probability that the metric's ceiling lies beyond.
+    ``b_crit_measured``: at the study's target. ``growth``: B_crit goes as the samples to this power.
+    ``optimum_interval``: of the fastest batch size. ``test_batch_size``: one run of it tells most about B_crit.
+    """
+
+    metric: Interval
+    samples: Interval
+    reachable: float
+    s_min: float
+    b_crit: CriticalBatch
+    b_crit_measured: float
+    growth: Interval
+    optimal_batch_size: int
+    flat_range: BatchRange
+    optimum_interval: BatchRange
+    test_batch_size: int
+    batches: list[BeyondBatch]
+    levels: list[BeyondLevel]
+
+    def of(self, batch_size: int) -> BeyondBatch:
+        """Prediction for a batch size."""
+        return next(one for one in self.batches if one.batch_size == batch_size)
