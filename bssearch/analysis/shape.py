@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from bssearch.records import Configuration
+from bssearch.records import Configuration, Target
 from bssearch.records.text import ends, number
 from bssearch.spec.space import TRAINING_PARAMETERS
 
@@ -157,3 +157,16 @@ class Beyond(Model):
     def of(self, batch_size: int) -> BeyondBatch:
         """Prediction for a batch size."""
         return next(one for one in self.batches if one.batch_size == batch_size)
+
+
+class BeyondPlan(Beyond):
+    """What ``plan beyond`` answers; ``measured_batch_size`` is the best at the study's target, ``measured``."""
+
+    study: str
+    measured: Target
+    measured_batch_size: int
+    notes: list[Notice]
+
+    def document(self) -> dict[str, Any]:
+        """Plan as JSON values."""
+        return self.model_dump(mode="json")

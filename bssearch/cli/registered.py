@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from bssearch.commands.probes import Probe
     from bssearch.exchange.importers.imported_run import Importer, Studies, WholeStudies
 if TYPE_CHECKING:
+    from bssearch.analysis.shape import BeyondPlan
     from bssearch.figures.plans import Shown
     from bssearch.planning.requests import Plan, Request
 
@@ -303,6 +304,12 @@ def _scale(*, form: FormatOption = Format.TABLE, **given: Any) -> None:
     _show(form, plan, "shown_scale", [asdict(row) for row in plan.rows])
 
 
+def _beyond(*, form: FormatOption = Format.TABLE, **given: Any) -> None:
+    """Predict the best batch size at a harder target, or with more samples, from a study's curves."""
+    plan = bssearch.plan_beyond(**given)
+    _show(form, plan, "shown_beyond", [one.model_dump(mode="json") for one in plan.batches])
+
+
 def _start(
     *,
     out: Annotated[
@@ -330,6 +337,7 @@ COMMANDS = {
     "lr": ("bssearch.planning.learning_rate:LearningRateRequest", _learning_rate),
     "accumulation": ("bssearch.planning.scale:AccumulationRequest", _accumulation),
     "scale": ("bssearch.planning.scale:ScaleRequest", _scale),
+    "beyond": ("bssearch.commands.plan:BeyondRequest", _beyond),
     "start": ("bssearch.planning.start:StartRequest", _start),
 }
 
@@ -365,7 +373,7 @@ def _write_spec(text: str, path: Path) -> None:
     typer.echo(f"wrote {path}; next: bssearch check {path}", err=True)
 
 
-def _show(form: Format, plan: Plan, shown: str, rows: Sequence[Mapping[str, Any]]) -> None:
+def _show(form: Format, plan: Plan | BeyondPlan, shown: str, rows: Sequence[Mapping[str, Any]]) -> None:
     """Print a plan; ``shown`` makes its view, imported for people only."""
     show(form, lambda: _print(resolve_name(f"bssearch.figures.plans:{shown}")(plan)), plan.document, lambda: rows)
 
