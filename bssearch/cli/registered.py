@@ -20,6 +20,7 @@ from bssearch.cli.arguments import (
     DatabaseOption,
     SetOption,
     SpecArgument,
+    StudyArgument,
     launch_options,
     spec_to_run,
     store_to_read,
@@ -257,8 +258,9 @@ def _command(request: str, run: Callable[..., None]) -> Callable[..., None]:
     def command(**given: Any) -> None:
         run(**{name: value for name, value in given.items() if value is not None})
 
-    own = inspect.signature(run, eval_str=True).parameters.values()
-    options = [*_options(resolve_name(request)), *(one for one in own if one.kind is not inspect.Parameter.VAR_KEYWORD)]
+    every = inspect.signature(run, eval_str=True).parameters.values()
+    own = {one.name: one for one in every if one.kind is not inspect.Parameter.VAR_KEYWORD}
+    options = [*own.values(), *(one for one in _options(resolve_name(request)) if one.name not in own)]
     return with_parameters(command, run.__doc__, options)
 
 
@@ -304,9 +306,9 @@ def _scale(*, form: FormatOption = Format.TABLE, **given: Any) -> None:
     _show(form, plan, "shown_scale", [asdict(row) for row in plan.rows])
 
 
-def _beyond(*, form: FormatOption = Format.TABLE, **given: Any) -> None:
+def _beyond(*, study: StudyArgument = None, form: FormatOption = Format.TABLE, **given: Any) -> None:
     """Predict the best batch size at a harder target, or with more samples, from a study's curves."""
-    plan = bssearch.plan_beyond(**given)
+    plan = bssearch.plan_beyond(study=study_name(given.get("db"), study), **given)
     _show(form, plan, "shown_beyond", [one.model_dump(mode="json") for one in plan.batches])
 
 

@@ -36,7 +36,7 @@ FARTHEST = 4.0  # times the measured samples; `tests/benchmarks/beyond.py` tests
 GROWTH, GROWTH_DEVIATION = 1.0, 0.35
 GROWTHS = np.linspace(-1.0, 3.0, 81)
 BEYOND_SIZES = 3.0  # B_crit is sought up to e³ times beyond the batch sizes
-B_CRITS = 121
+B_CRITS, FINE_B_CRITS = 121, 601
 
 CORRELATION = 1.0  # in w: a departure is forgotten over a factor e of samples
 NUGGET = 0.02  # share of a level's own noise in the variance
@@ -146,14 +146,14 @@ def _shape(batch_sizes: Numbers, log_b_crit: Numbers) -> Numbers:
     return found
 
 
-def _log_b_crits(batch_sizes: Numbers) -> Numbers:
+def _log_b_crits(batch_sizes: Numbers, count: int) -> Numbers:
     logs = np.log(batch_sizes)
-    return np.linspace(logs.min() - BEYOND_SIZES, logs.max() + BEYOND_SIZES, B_CRITS)
+    return np.linspace(logs.min() - BEYOND_SIZES, logs.max() + BEYOND_SIZES, count)
 
 
 def nearest_law(log_samples: Numbers, batch_sizes: Numbers) -> tuple[Numbers, Numbers]:
     """Log B_crit and log S_min of the laws nearest, by least squares, to log samples (n, batch sizes)."""
-    grid = _log_b_crits(batch_sizes)
+    grid = _log_b_crits(batch_sizes, FINE_B_CRITS)
     bare = log_samples - log_samples.mean(axis=1, keepdims=True)
     log_b_crit = grid[((bare[:, None, :] - _shape(batch_sizes, grid)) ** 2).sum(axis=-1).argmin(axis=1)]
     log_e_min = (log_samples - np.logaddexp(0, np.log(batch_sizes) - log_b_crit[:, None])).mean(axis=1)
@@ -196,7 +196,7 @@ class Growth:
 
     def __init__(self, levels: Levels) -> None:
         self.levels, self.process = levels, _Process(levels.progress)
-        self.log_b_crits = _log_b_crits(levels.batch_sizes)
+        self.log_b_crits = _log_b_crits(levels.batch_sizes, B_CRITS)
         self.squares = self.process.squares(self._departures(self.log_b_crits[:, None], GROWTHS[None, :]))
         self.freedom = (len(levels.curves) - 1) * len(levels.progress)
         prior = -0.5 * ((GROWTHS - GROWTH) / GROWTH_DEVIATION) ** 2
@@ -389,7 +389,8 @@ def _interval(drawn: Numbers) -> Interval:
 
 
 def _critical(log_b_crit: Numbers, batch_sizes: Numbers) -> CriticalBatch:
-    (low, middle, high), grid = np.quantile(log_b_crit, [TAILS[0], 0.5, TAILS[1]]), _log_b_crits(batch_sizes)
+    low, middle, high = np.quantile(log_b_crit, [TAILS[0], 0.5, TAILS[1]])
+    grid = _log_b_crits(batch_sizes, FINE_B_CRITS)
     return CriticalBatch(
         estimate=float(np.exp(middle)),
         low=None if low <= grid[0] else float(np.exp(low)),
