@@ -446,7 +446,7 @@ class SharedNorm:
         output: torch.Tensor = centred * (variance + self.eps).rsqrt().view(shape)
         if self.affine:
             output = output * self.weight.view(shape) + self.bias.view(shape)
-        return cast(torch.Tensor, output.to(input.dtype))
+        return output.to(input.dtype)
 
 
 @functools.cache
