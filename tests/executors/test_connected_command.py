@@ -110,7 +110,8 @@ def test_a_command_whose_ranks_are_not_the_devices_is_refused(tmp_path: Path) ->
     without = program(tmp_path, LOOP, devices=2)
     with pytest.raises(UsageError, match=r"2 devices, and the command does not take \{devices\}"):
         without.check_places(TWO)
-    program(tmp_path, LOOP, "mpirun", "-n", "{devices}", devices=2).check_places(TWO)
+    places = ["{devices}", "{batch_size}", "{accumulation_steps}"]
+    program(tmp_path, LOOP, "mpirun", "-n", *places, devices=2).check_places(TWO)
 
 
 def processes_of(folder: Path) -> list[int]:

@@ -8,7 +8,7 @@ import pytest
 from bssearch.errors import SpecError, UsageError
 from bssearch.records import ParameterValue
 from bssearch.spec import load_spec
-from bssearch.spec.model import COMMAND, filled
+from bssearch.spec.model import COMMAND, filled, values_of
 from tests.factories import make_spec
 
 LOG = {"step": r"step (\d+)", "accuracy": r"acc=(\S+)"}
@@ -26,6 +26,14 @@ RATE = SPEC["space"]["learning_rate"]
 def test_a_command_stands_for_the_workload() -> None:
     spec = load_spec(SPEC)
     assert (spec.workload, spec.is_program, spec.command) == (COMMAND, True, tuple(SPEC["command"]))
+
+
+def test_torchrun_starts_a_rank_for_each_device() -> None:
+    command = ["torchrun", "--standalone", "--nproc-per-node={devices}", "train.py"]
+    spec = load_spec({**SPEC, "command": command, "executor": {"devices": [1, 2]}})
+    configuration = spec.default_configuration.on_devices(2, 16)
+    values = values_of(configuration, {}, seed=0, evaluate_every=1, threads=1, device="cpu")
+    assert filled(spec.command, values)[2] == "--nproc-per-node=2"
 
 
 @pytest.mark.parametrize(
@@ -71,6 +79,14 @@ def test_a_command_stands_for_the_workload() -> None:
         ({"command": ["a", {"batch_size": None}]}, "must be a text, in quotes: as in '5' and '{batch_size}'"),
         ({"command": ["a\0b", "{batch_size}", "{learning_rate}"]}, "command.0"),
         ({"command": [], "report": LOG}, "there is no command"),
+        (
+            {"command": ["torchrun", "--nproc_per_node", "2", "train.py"], "executor": {"devices": [1, 2]}},
+            "executor: devices = 1, 2: write --nproc-per-node={devices} in the command, not 2",
+        ),
+        (
+            {"command": [], "workload": "train.py:make_trainer", "executor": {"devices": 2}},
+            "executor: devices = 2: a function trains in one process",
+        ),
     ],
 )
 def test_what_a_command_lacks_is_named(changes: dict[str, Any], said: str) -> None:

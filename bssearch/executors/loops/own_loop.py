@@ -336,8 +336,10 @@ class Trial:
             "no_sync() outside the body of batches(), which counts a step's micro-batches",
             hint="model.no_sync() for all micro-batches of a step but the last",
         )
-        found: AbstractContextManager[None] = getattr(model, "no_sync", nullcontext)()
-        return nullcontext() if self._is_whole else found
+        if self._is_whole:
+            return nullcontext()
+        context: AbstractContextManager[None] = getattr(model, "no_sync", nullcontext)()
+        return context
 
     def test(self, evaluate: Evaluate) -> None:
         """End the training and evaluate the test set, for a loop without `batches`.
