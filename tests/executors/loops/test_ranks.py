@@ -240,9 +240,7 @@ def test_no_rank_tests_after_a_loop_that_all_have_left_before_its_end() -> None:
 @pytest.mark.parametrize(("ranks", "devices", "wanted"), [(2, 1, 2), (1, 4, 4), (4, 2, 4)])
 def test_a_program_has_one_rank_for_each_device_of_its_trial(ranks: int, devices: int, wanted: int) -> None:
     check_ranks(ranks, ranks)
-    with pytest.raises(
-        UsageError, match=rf"has {ranks} ranks?, and its trial {devices} \(executor\.devices\)"
-    ) as raised:
+    with pytest.raises(UsageError, match=rf"has {ranks} ranks?, and its trial {devices} ") as raised:
         check_ranks(ranks, devices)
     assert f"executor.devices: {wanted} " in str(raised.value.hint)
 
@@ -266,7 +264,7 @@ def test_gradients_are_reduced_at_a_steps_last_micro_batch_alone(line: FakeLine)
         for _ in trial.batches(loader(trial), evaluate=lambda: {"accuracy": trial.steps}):
             with trial.no_sync(models[rank]), trial.no_sync(torch.nn.Linear(1, 1)):
                 seen.append((trial.rank, trial.world_size))
-        with pytest.raises(UsageError, match=r"model\.no_sync\(\)"):
+        with pytest.raises(UsageError, match="outside the body of batches"):
             trial.no_sync(models[rank])
 
     assert trained(assign(), line, putting_off) == [10, 10]
