@@ -1,8 +1,9 @@
 """Several ranks of one trial, in threads of this process: the first leads, the others follow."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from threading import Barrier, BrokenBarrierError
@@ -16,7 +17,7 @@ from bssearch.errors import UsageError
 from bssearch.executors.base import Assign, Program
 from bssearch.executors.loops.own_loop import Trial
 from bssearch.executors.loops.passes import RankSampler, SeededSampler
-from bssearch.executors.loops.ranks import Follower, Leader, RankTrial, ranks_of
+from bssearch.executors.loops.ranks import Follower, Leader, RankTrial, check_ranks, ranks_of
 from bssearch.records import Configuration, Target, TrialRequest, TrialState
 from tests.executors.line_workload import request_trial
 from tests.executors.loops.loops import FakeLine
@@ -234,6 +235,41 @@ def test_no_rank_tests_after_a_loop_that_all_have_left_before_its_end() -> None:
 
     trained(assign(tested=True), line, left_early)
     assert calls == []
+
+
+@pytest.mark.parametrize(("ranks", "devices", "wanted"), [(2, 1, 2), (1, 4, 4), (4, 2, 4)])
+def test_a_program_has_one_rank_for_each_device_of_its_trial(ranks: int, devices: int, wanted: int) -> None:
+    check_ranks(ranks, ranks)
+    with pytest.raises(UsageError, match=rf"has {ranks} ranks?, and its trial {devices} ") as raised:
+        check_ranks(ranks, devices)
+    assert f"executor.devices: {wanted} " in str(raised.value.hint)
+
+
+class Reduced(torch.nn.Linear):
+    """A model that counts how often its reduction is put off."""
+
+    put_off = 0
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        self.put_off += 1
+        yield
+
+
+def test_gradients_are_reduced_at_a_steps_last_micro_batch_alone(line: FakeLine) -> None:
+    models = [Reduced(1, 1), Reduced(1, 1)]
+    seen: list[tuple[int, int]] = []
+
+    def putting_off(trial: Trial, rank: int) -> None:
+        for _ in trial.batches(loader(trial), evaluate=lambda: {"accuracy": trial.steps}):
+            with trial.no_sync(models[rank]), trial.no_sync(torch.nn.Linear(1, 1)):
+                seen.append((trial.rank, trial.world_size))
+        with pytest.raises(UsageError, match="outside the body of batches"):
+            trial.no_sync(models[rank])
+
+    assert trained(assign(), line, putting_off) == [10, 10]
+    assert [one.put_off for one in models] == [10, 10]
+    assert seen.count((0, 2)) == seen.count((1, 2)) == 20
 
 
 def test_the_shares_of_the_ranks_are_the_micro_batches_of_one_process() -> None:
