@@ -454,7 +454,7 @@ class Branching:
         request = self._request(point, batch_size, repeat)
         spec, store = self._study.spec, self._study.store
         digest = _digest(point, request)
-        if stored := store.probes.branches(spec.name, self._study.environment, [digest]):
+        if stored := store.probes.branches(spec.name, [digest]):
             return stored[0]
         outcome, curve = run_request(self._study.executor, request)
         if outcome.state is TrialState.OOM and request.plan.configuration.micro_batch_size > self._plan.batch_sizes[0]:
