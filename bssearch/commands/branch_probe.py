@@ -132,7 +132,6 @@ def _horizon(spec: StudySpec) -> float | None:
 
 
 def _file_digest(path: Path) -> str:
-    """Digest of a file's content; for a folder, of the names, sizes and times of its files."""
     if path.is_file():
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
