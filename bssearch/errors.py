@@ -17,8 +17,6 @@
   x InterruptedRunError            130
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -154,6 +152,12 @@ class InterruptedRunError(BSSearchError):
     """
 
     exit_code = 130
+
+
+def require(is_so: object, message: str, *, hint: str | None = None, error: type[BSSearchError] = UsageError) -> None:
+    """Raise an error unless ``is_so``."""
+    if not is_so:
+        raise error(message, hint=hint)
 
 
 # Pydantic's phrases and their replacements.

@@ -1,7 +1,5 @@
 """Atomic and private writing of files, and CSV without formulas."""
 
-from __future__ import annotations
-
 import csv
 import errno
 import fcntl
@@ -16,7 +14,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
-from bssearch.errors import UsageError
+from bssearch.errors import UsageError, require
 from bssearch.records.text import visible
 
 _SQLITE = b"SQLite format 3\0"  # start of every SQLite database (https://www.sqlite.org/fileformat.html)
@@ -29,8 +27,9 @@ def check_file(path: Path) -> None:
     """Raise `UsageError` if no file can be written at this path."""
     _target(path)
     with naming(path):
-        if not path.parent.is_dir():
-            raise UsageError(f"{path} cannot be written: there is no folder {path.parent}", hint="make it first")
+        require(
+            path.parent.is_dir(), f"{path} cannot be written: there is no folder {path.parent}", hint="make it first"
+        )
         if path.exists() and not path.is_file():
             what = "a folder" if path.is_dir() else "no regular file"
             raise UsageError(f"{path} cannot be written: it is {what}")
@@ -41,18 +40,19 @@ def _refuse_database(path: Path) -> None:
     if not path.is_file():
         return
     with path.open("rb") as file:
-        if file.read(len(_SQLITE)) == _SQLITE:
-            raise UsageError(f"{path} cannot be written: a SQLite database is there", hint="choose another file")
+        require(
+            file.read(len(_SQLITE)) != _SQLITE,
+            f"{path} cannot be written: a SQLite database is there",
+            hint="choose another file",
+        )
 
 
 def check_folder(path: Path, files: Sequence[str]) -> None:
     """Raise `UsageError` if these files cannot be written to a folder at this path."""
     _target(path)
     with naming(path):
-        if path.exists() and not path.is_dir():
-            raise UsageError(f"{path} is not a folder")
-        if not path.parent.is_dir():
-            raise UsageError(f"{path} cannot be made: there is no folder {path.parent}", hint="make it first")
+        require(not path.exists() or path.is_dir(), f"{path} is not a folder")
+        require(path.parent.is_dir(), f"{path} cannot be made: there is no folder {path.parent}", hint="make it first")
         is_there = path.exists()
     for name in files if is_there else ():
         check_file(path / name)
@@ -65,8 +65,7 @@ def _target(path: Path) -> Path:
             is_circle = target.is_symlink()  # from Python 3.13 on, which resolves a link to itself to that link
     except RuntimeError:  # up to Python 3.12
         is_circle = True
-    if is_circle:
-        raise UsageError(f"{path} cannot be written: its symbolic links lead round in a circle")
+    require(not is_circle, f"{path} cannot be written: its symbolic links lead round in a circle")
     return target
 
 

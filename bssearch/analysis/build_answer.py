@@ -17,6 +17,7 @@ from bssearch.analysis.answer import (
     Batch,
     Cost,
     Device,
+    Figure,
     Largest,
     NextStep,
     Optimal,
@@ -38,6 +39,7 @@ from bssearch.analysis.batches import (
     tuning,
 )
 from bssearch.analysis.certainty import Beliefs, Certainty, beliefs, step_figures
+from bssearch.analysis.devices import by_devices
 from bssearch.analysis.generalisation import generalisation
 from bssearch.analysis.growing import batch_schedule_answer
 from bssearch.analysis.headline import about_trade_offs, front
@@ -55,7 +57,17 @@ from bssearch.analysis.optimum import (
     repeats,
     runs_to_settle,
 )
-from bssearch.analysis.shape import CriticalBatch, Fit, Law, Notice, Parameters, parameters_of
+from bssearch.analysis.shape import (
+    Beyond,
+    BeyondBatch,
+    CriticalBatch,
+    Fit,
+    Interval,
+    Law,
+    Notice,
+    Parameters,
+    parameters_of,
+)
 from bssearch.errors import TargetNotReachedError, UsageError
 from bssearch.records import (
     FIRST_LOSS,
@@ -76,6 +88,7 @@ from bssearch.records import (
 from bssearch.records.curves import first_crossing, with_crossing
 from bssearch.records.intervals import FLAT_RATIO, at_most, median_known, student_t
 from bssearch.records.step_times import step_seconds_of
+from bssearch.records.text import number
 from bssearch.spec import StudySpec
 from bssearch.spec.space import UNKNOWN, MemoryBoundary
 
@@ -103,8 +116,12 @@ def build_answer(
     memory: MemoryBoundary = UNKNOWN,
     memory_uses: Sequence[MemoryUse] = (),
     noise: Sequence[NoiseMeasurement] = (),
+    on_devices: Collection[ProbeRecord] = (),
 ) -> Answer:
-    """Answer from a study's records; raises `TargetNotReachedError` if no trial reached the target."""
+    """Answer from a study's records, ``on_devices`` being step times on any number of devices.
+
+    Raises `TargetNotReachedError` if no trial reached the target.
+    """
     everything, trials = trials, compared_trials(trials, memory)
     verdict = first_verdict(study, spec, trials, probes)
     if verdict is None or study.environment is None:
@@ -158,6 +175,7 @@ def build_answer(
         next=next_steps(spec, verdict, sure, largest, sum(one.phase is Phase.SEARCH for one in trials)),
         settle=_settle(verdict, drawn),
         front=front(batches, spec.price_per_device_hour, confirmed=verdict.confirmed),
+        by_devices=by_devices(verdict, law, on_devices, everything) if verdict.optimal.objective.trials_race else [],
         generalisation=final,
         batch_schedule=batch_schedule_answer(
             spec, everything, verdict, step_seconds_of(probes.values(), spec.timed_model)
@@ -173,8 +191,11 @@ def build_answer(
 
 
 def compared_trials(trials: Sequence[TrialRecord], memory: MemoryBoundary) -> list[TrialRecord]:
-    """Trials of constant batch sizes, without confirmation runs in micro-batches that no longer fit."""
-    constant = (one for one in trials if not one.configuration.grows)
+    """Trials of constant batch sizes on the search's devices.
+
+    Left out: confirmation runs in micro-batches that no longer fit.
+    """
+    constant = (one for one in trials if not one.configuration.grows and one.phase is not Phase.DEVICES)
     return [
         one for one in constant if one.phase is not Phase.CONFIRM or memory.may_fit(one.configuration.micro_batch_size)
     ]
@@ -207,6 +228,7 @@ def _optimal(spec: StudySpec, candidate: Candidate) -> Optimal:
         batch_size=configuration.batch_size,
         micro_batch_size=configuration.micro_batch_size,
         accumulation_steps=configuration.accumulation_steps,
+        world_size=configuration.world_size,
         parameters=_told_of(spec, parameters_of(configuration)),
         time_to_target_s=time_of(candidate),
         objective_value=figure_of(candidate),
@@ -483,7 +505,7 @@ def easier_target(target: Target, value: float) -> Target:
         raise UsageError(
             f"target {value:g} is harder than {target.metric} {target.value:g}, at which the study's trials stopped; "
             f"it must be {sign} {target.value:g}",
-            hint="run a new study, under a new name, for a harder target",
+            hint=f"`bssearch plan beyond STUDY --target {value:g}` predicts it; to measure it, run a new study",
         )
     return replace(target, value=value)
 
@@ -523,6 +545,97 @@ def at_target(
     )
     product = None if step_seconds is None else found.steps * step_seconds
     return replace(trial, state=TrialState.REACHED, outcome=outcome, steps_x_step_time_s=product)
+
+
+def answer_beyond(found: Answer, target: Target, predicted: Beyond) -> Answer:
+    """A study's answer with times predicted for a harder target; nothing measured at the study's target is kept."""
+    rows = {row.batch_size: row for row in found.batches}
+    best, largest = predicted.of(predicted.optimal_batch_size), predicted.batches[-1]
+    row, time = rows[best.batch_size], _predicted_time(best.time_to_target_s)
+    assert row.best is not None, "a batch size with curves has a best trial"
+    optimal = Optimal(
+        batch_size=best.batch_size,
+        micro_batch_size=best.micro_batch_size,
+        accumulation_steps=best.batch_size // best.micro_batch_size,
+        parameters=row.best.parameters,
+        time_to_target_s=time,
+        objective_value=_figure(time),
+        steps_to_target=round(best.steps.value),
+        samples_to_target=best.steps.value * best.batch_size,
+        tokens_to_target=None,
+        test_metric=None,
+        peak_memory_bytes=row.peak_memory_bytes,
+        peak_memory_basis=row.peak_memory_basis,
+        trial_numbers=[],
+    )
+    low, high = predicted.optimum_interval
+    said = (
+        f"predicted: the study's trials stopped at {found.target.in_words}; the best batch size is {low} to {high} "
+        f"(90 %), B_crit {predicted.b_crit.in_words} instead of {number(predicted.b_crit_measured)}; a run of batch "
+        f"{predicted.test_batch_size} to {target.in_words} would test this best"
+    )
+    return found.model_copy(
+        update={
+            "target": target,
+            "optimal": optimal,
+            "flat_range": predicted.flat_range,
+            "largest_that_fits": Largest(
+                batch_size=largest.batch_size,
+                time_to_target_s=_predicted_time(largest.time_to_target_s),
+                lower_bound_s=None,
+                reason="the largest batch size with curves to the study's target",
+            ),
+            "speedup": Speedup(
+                default_batch_size=found.speedup.default_batch_size, over_largest=None, over_default=None
+            ),
+            "batches": [_predicted_row(rows[one.batch_size], one) for one in predicted.batches],
+            "recommendation": Recommendation(rule="least", least_batch_size=best.batch_size),
+            "provisional": True,
+            "predicted": predicted,
+            "warnings": [Notice(code="predicted", message=said)],
+            **{name: [] for name in ("tied", "worse", "front")},
+            **dict.fromkeys(("fit", "settle", "generalisation", "quick", "batch_schedule", "cost")),
+            **dict.fromkeys(("within_5_percent", "configuration_within_5_percent")),
+            **NO_NEXT_STEP,
+        }
+    )
+
+
+WIDER = 1.96 / 1.645  # a normal 95 % interval over a 90 % one
+
+
+def _predicted_time(seconds: Interval) -> Time:
+    assert seconds.low and seconds.high, "a prediction has its interval"
+    return Time(
+        median=seconds.value,
+        low=seconds.value * (seconds.low / seconds.value) ** WIDER,
+        high=seconds.value * (seconds.high / seconds.value) ** WIDER,
+        runs=0,
+        basis="predicted",
+    )
+
+
+def _figure(time: Time) -> Figure:
+    return Figure(median=time.median, low=time.low, high=time.high, runs=time.runs)
+
+
+def _predicted_row(row: Batch, predicted: BeyondBatch) -> Batch:
+    time = _predicted_time(predicted.time_to_target_s)
+    measured = ("lower_bound_s", "objective_lower_bound", "regime", "slope", "restricted", "energy_joules")
+    return row.model_copy(
+        update={
+            **dict.fromkeys((*measured, "final_metric", "steps_x_step_time_s", "generalisation", "noise_scale")),
+            "trials": 0,
+            "reached": 0,
+            "ended": {},
+            "confirmed": False,
+            "time_to_target_s": time,
+            "predicted_s": time,
+            "objective_value": _figure(time),
+            "steps_to_target": round(predicted.steps.value),
+            "samples_to_target": predicted.steps.value * row.batch_size,
+        }
+    )
 
 
 # Notices that do not apply to another device
@@ -666,7 +779,10 @@ def runnable_steps(probes: Collection[ProbeRecord], largest: int) -> list[Runnab
     """Step times up to ``largest``: measured, and interpolated between sizes without accumulation."""
     found = [
         RunnableStep(
-            one.batch_size, one.micro_batch_size, one.step_seconds, 0.0 if one.error is None else one.error.own
+            one.batch_size,
+            one.micro_batch_size * one.world_size,
+            one.step_seconds,
+            0.0 if one.error is None else one.error.own,
         )
         for one in sorted(probes, key=lambda one: one.batch_size)
         if one.step_seconds is not None and one.batch_size <= largest

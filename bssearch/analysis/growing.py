@@ -11,7 +11,7 @@ from bssearch.analysis.optimum import Candidate, Verdict, median_steps, says_som
 from bssearch.analysis.rules.rule_book import Judgement, judge
 from bssearch.analysis.shape import parameters_of
 from bssearch.errors import UsageError
-from bssearch.records import Configuration, Phase, TrialRecord, TrialState, grouped, model_parameters
+from bssearch.records import Configuration, Phase, TrialRecord, TrialState, grouped
 from bssearch.records.batch_schedule import (
     PARAMETERS,
     BatchSchedule,
@@ -22,7 +22,7 @@ from bssearch.records.batch_schedule import (
     with_batch_schedule,
 )
 from bssearch.records.scaling import learning_rate_factor
-from bssearch.records.step_times import StepSeconds
+from bssearch.records.step_times import StepSeconds, timed_as
 from bssearch.spec import StudySpec
 
 
@@ -145,11 +145,11 @@ def judge_growing(
 def _stages(candidate: Candidate, step_seconds: StepSeconds) -> list[StageAnswer]:
     configuration = candidate.configuration
     schedule = growing_schedule(configuration)
-    steps, model = median_steps(candidate), model_parameters(configuration)
+    steps = median_steps(candidate)
     taken = {} if schedule.is_measured or steps is None else dict(schedule.steps_by_stage(steps))
     found = []
     for stage, one in zip(schedule.stages, constant_configurations(configuration), strict=True):
-        seconds = step_seconds.get((stage.batch_size, stage.micro_batch_size, *model))
+        seconds = step_seconds.get(timed_as(one))
         count = None if schedule.is_measured or steps is None else taken.get(stage, 0.0)
         found.append(
             StageAnswer(

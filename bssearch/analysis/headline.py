@@ -21,7 +21,7 @@ def headline(answer: Answer) -> str:
     """Answer in a few sentences."""
     figure = answer.optimal.objective_value
     assert figure is not None, "an optimum has its figure"
-    text = f"{_reaches(answer, figure)} ({plural(figure.runs, 'run')})"
+    text = _reaches(answer, figure) + ("" if answer.predicted else f" ({plural(figure.runs, 'run')})")
     better = [text for text in comparisons(answer) if text]
     text += f", {' and '.join(better)}." if better else "."
     return " ".join(filter(None, [text, what_else(answer), _how_sure(answer)]))
@@ -88,6 +88,29 @@ def about_growing(answer: Answer) -> str:
     )
 
 
+def about_devices(answer: Answer) -> str:
+    """How much sooner more devices reach the target, at what cost, and from which number on they do not pay."""
+    if not answer.by_devices:
+        return ""
+    base, *further = answer.by_devices
+    fastest = min(one.seconds for one in answer.by_devices)
+    best = next(one for one in answer.by_devices if one.seconds <= FLAT_RATIO * fastest)
+    noun = "GPU" if answer.device.type == "cuda" else "process"
+    many = f"{noun}{'es' if noun == 'process' else 's'}"
+    alone = f"On {base.world_size} {noun if base.world_size == 1 else many} batch {base.batch_size} takes"
+    text = f"{alone} {number(base.seconds)} s"
+    if best is base:
+        others = (f"{one.world_size} take {number(one.seconds)} s with batch {one.batch_size}" for one in further)
+        return f"{text}; more {many} do not pay: {', '.join(others)}."
+    verb = "reach" if best.runs else "are predicted to reach"
+    sooner = f"{number(best.speedup.value, 2)}×{ends(best.speedup.low, best.speedup.high, 2)} sooner"
+    text += (
+        f"; {best.world_size} {many} {verb} the target {sooner} with batch {best.batch_size}, at "
+        f"{number(best.cost / base.cost, 2)}× the cost"
+    )
+    return f"{text}{'' if best is further[-1] else f'; more than {best.world_size} do not pay'}."
+
+
 def how_sure(answer: Answer) -> str:
     """How probably the recommended batch size is within 5 % of the best, and the values found for it if less."""
     share, printed = answer.within_5_percent or 0.0, answer.configuration_within_5_percent
@@ -122,6 +145,8 @@ def what_else(answer: Answer) -> str:
             "step times of all batch sizes favour this one."
         )
     low, high = answer.flat_range
+    if low < high and answer.predicted is not None:
+        return f"Anything from {low} to {high} is predicted to be within 5 %."
     if low < high:
         inside = {row.batch_size for row in answer.batches if low <= row.batch_size <= high}
         verb = "is" if inside <= {*answer.tied} else "has a median"

@@ -444,7 +444,7 @@ def device_bound(probes: Collection[ProbeRecord]) -> list[ProbeRecord]:
         one
         for one in sorted(probes, key=lambda one: one.batch_size)
         if one.step_seconds is not None
-        and one.batch_size == one.micro_batch_size
+        and one.is_whole
         and one.host_bound_share is not None
         and one.host_bound_share <= HOST_BOUND
     ]
@@ -464,8 +464,8 @@ def device_optimum(probes: Collection[ProbeRecord], law: LawFit) -> Predicted | 
         seconds, share = one.step_seconds, one.host_bound_share
         if seconds is None:
             continue
-        if share is not None and share > HOST_BOUND and one.batch_size == one.micro_batch_size:
+        if share is not None and share > HOST_BOUND and one.is_whole:
             own = line.alpha_seconds + line.beta_seconds * one.batch_size
             seconds = min(max(own, (1 - share) * seconds), seconds)
-        steps.append(RunnableStep(one.batch_size, one.micro_batch_size, seconds))
+        steps.append(RunnableStep(one.batch_size, one.micro_batch_size * one.world_size, seconds))
     return predict_optimum(law, steps)

@@ -116,7 +116,7 @@ def kind_of(configuration: Configuration) -> Kind:
     regularised = one.dropout > 0, one.label_smoothing > 0
     model = model_parameters(one)
     momentum = one.parameters.get("momentum", 0) == 0
-    return (*split(one), one.world_size, one.optimizer, *regularised, momentum, *switches, *model)
+    return (*split(one), one.optimizer, *regularised, momentum, *switches, *model)
 
 
 def common_seconds(

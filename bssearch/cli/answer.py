@@ -1,7 +1,5 @@
 """Print an answer: as a screen, JSON, rows, or a configuration."""
 
-from __future__ import annotations
-
 import math
 import os
 import shlex
@@ -18,6 +16,7 @@ from bssearch.analysis.headline import (
     about_columns,
     about_cost,
     about_device,
+    about_devices,
     about_growing,
     about_law,
     comparisons,
@@ -36,7 +35,7 @@ from bssearch.commands.best import ScheduledTraining, training_loop
 from bssearch.records import Goal
 from bssearch.records.text import noise_scale, number, plural, visible, with_precision
 from bssearch.settings import DATABASE_URL_VARIABLE
-from bssearch.storage.connection.urls import masked
+from bssearch.storage.connection.engine import masked
 
 TIME_COLUMN = "time_to_target"
 BATCH_COLUMNS = ("batch", TIME_COLUMN, "steps", "ms/step", "learning_rate", "regime", "trials")
@@ -103,7 +102,8 @@ def _title(found: Answer) -> list[str]:
     objective = objective_in(found)
     row = next((one for one in found.batches if one.batch_size == found.optimal.batch_size), None)
     seeds = plural(figure.runs, "fresh seed" if row is not None and row.confirmed else "run")
-    takes = f"{with_interval(figure, objective.digits, objective.unit)} over {seeds}"
+    over = "predicted, not measured" if found.predicted else f"over {seeds}"
+    takes = f"{with_interval(figure, objective.digits, objective.unit)} {over}"
     over_largest, over_default = comparisons(found)
     lines = [f"{train}{question:>{SCREEN_COLUMNS - len(train)}}" if len(train + question) < SCREEN_COLUMNS else train]
     shares = speedup_shares(found)
@@ -113,6 +113,8 @@ def _title(found: Answer) -> list[str]:
 
 
 def _certainty(found: Answer) -> list[str]:
+    if found.predicted is not None:
+        return [f"Critical batch size {found.predicted.b_crit.in_words}."]
     if found.within_5_percent is None:
         return _wrapped("Not final: no batch size was confirmed with fresh seeds.") if found.provisional else []
     lines = _wrapped(f"{'Not final' if found.provisional else 'Final'}: {how_sure(found)}.")
@@ -166,6 +168,8 @@ def _runs(found: Answer, row: Batch) -> str:
     figure = row.objective_value
     if figure is None:
         return _without_figure(row)
+    if found.predicted is not None:
+        return "predicted"
     seeds = plural(figure.runs, "seed" if row.confirmed else "run")
     if row.batch_size == found.optimal.batch_size:
         return seeds
@@ -198,7 +202,8 @@ def _configuration(found: Answer) -> list[str]:
     if best.test_metric is not None:
         places.append(f"test {found.target.metric} {cell(best.test_metric)}")
     places.append(about_cost(found))
-    others = " ".join(filter(None, [further_metrics(found), what_else(found), about_growing(found)]))
+    told = further_metrics(found), what_else(found), about_devices(found), about_growing(found)
+    others = " ".join(filter(None, told))
     return [*lines, *_wrapped(" · ".join(filter(None, places))), *_wrapped(others)]
 
 

@@ -1,7 +1,5 @@
 """The ``bssearch`` command with ``guide`` and ``schema``; other commands are imported on use."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated, Any, Literal
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from bssearch.commands.launch import HERE, OPTIONS, Launch
-from bssearch.errors import BSSearchError, NotFoundError, UsageError
+from bssearch.errors import BSSearchError, NotFoundError, UsageError, require
 from bssearch.registry import Option
 from bssearch.settings import DATABASE_URL_VARIABLE
 
@@ -165,7 +165,7 @@ def existing_store(db: str | None) -> Store:
 
 def study_to_read(db: Sequence[str] | None, given: str | None) -> AbstractContextManager[tuple[Store, str]]:
     """Give a study's store and name; see `found_study`."""
-    from bssearch.commands.across.databases import study_in
+    from bssearch.commands.across.answers import study_in
 
     return study_in(db, given)
 
@@ -182,8 +182,7 @@ def study_and_number(first: str, second: int | None) -> tuple[str | None, int]:
     """Parse ``[STUDY] NUMBER``; the study may be None."""
     if second is not None:
         return first, second
-    if not first.isdecimal():
-        raise UsageError(f"{first!r} is not the number of a trial; give it after the name of its study")
+    require(first.isdecimal(), f"{first!r} is not the number of a trial; give it after the name of its study")
     return None, int(first)
 
 
@@ -193,7 +192,7 @@ def exclude(option: str, others: Mapping[str, object]) -> None:
         raise UsageError(f"{option} and {name} exclude each other: leave one out")
 
 
-def require(option: str, others: Mapping[str, object]) -> None:
+def only_with(option: str, others: Mapping[str, object]) -> None:
     """Raise `UsageError` if options are given that need this one."""
     for name in _given(others):
         raise UsageError(f"{name} needs {option}")

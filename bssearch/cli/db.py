@@ -1,7 +1,5 @@
 """``bssearch db``."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer
@@ -30,9 +28,8 @@ def init(
     form: FormatOption = Format.TABLE,
 ) -> None:
     """Create missing tables, and with --roles the roles of a team."""
-    from bssearch.storage.access.grants import DEFAULT_PREFIX, Roles
-    from bssearch.storage.connection.urls import parse_url
-    from bssearch.storage.migrate import refuse_roles_of_a_file, script, upgrade as to_head
+    from bssearch.storage.connection.engine import parse_url
+    from bssearch.storage.migrate import DEFAULT_PREFIX, Roles, refuse_roles_of_a_file, script, upgrade as to_head
 
     if prefix is not None and not roles:
         raise UsageError(f"--prefix {prefix} requires --roles")

@@ -21,7 +21,7 @@ from bssearch.cli.arguments import (
 )
 from bssearch.cli.output import Format, FormatOption, console, duration, print_table, show_model, tell
 from bssearch.commands.launch import Launch
-from bssearch.errors import UsageError
+from bssearch.errors import UsageError, require
 from bssearch.records.text import visible
 
 if TYPE_CHECKING:
@@ -101,10 +101,8 @@ def _asked(template: str, values: list[str]) -> AskedStudy:
     given = {}
     for text in values:
         key, separator, value = text.partition("=")
-        if not separator or not key or not value:
-            raise UsageError(f"{text!r} must have the form KEY=VALUE, such as budget.trials=40")
-        if key in given:
-            raise UsageError(f"{text!r}: {key} is given twice")
+        require(separator and key and value, f"{text!r} must have the form KEY=VALUE, such as budget.trials=40")
+        require(key not in given, f"{text!r}: {key} is given twice")
         given[key] = checked_value(key, parse_value(value, text), "on the command line")
     return AskedStudy(of_file.template, {**of_file.values, **given}, of_file.name)
 
@@ -223,8 +221,7 @@ def worker(
 def _slots(text: str | None) -> int | Literal["auto"] | None:
     if text is None or text == "auto":
         return "auto" if text else None
-    if not re.fullmatch(r"[1-9]\d{0,3}", text):
-        raise UsageError(f"--slots {text} must be a number of at least 1, or auto")
+    require(re.fullmatch(r"[1-9]\d{0,3}", text), f"--slots {text} must be a number of at least 1, or auto")
     return int(text)
 
 

@@ -17,7 +17,7 @@ from bssearch.cli.arguments import (
     StudyArgument,
     WorkloadFilter,
     exclude,
-    require,
+    only_with,
     study_to_read,
 )
 from bssearch.cli.output import Format, FormatOption, console, note, print_named, print_table, show_model, write
@@ -45,7 +45,7 @@ def best(
         str | None,
         typer.Option(
             metavar="VALUE|METRIC=VALUE",
-            help="One study: answer for an easier target. Across studies: filter by target.",
+            help="One study: answer for another target, predicted if harder. Across studies: filter by target.",
         ),
     ] = None,
     step_times: Annotated[
@@ -68,12 +68,12 @@ def best(
     precision: PrecisionFilter = None,
 ) -> None:
     """Print the best batch size, its configuration and its certainty."""
-    from bssearch.commands.across.databases import StudyFilter
+    from bssearch.commands.across.answers import StudyFilter
 
     if export is not None:
         exclude(f"--export {export}", {f"--format {form}": form is not Format.TABLE})
     else:
-        require("--export", {"--schedule": schedule})
+        only_with("--export", {"--schedule": schedule})
     filters = {"workload": workload, "objective": objective, "precision": precision, "target": target}
     if step_times is not None:
         exclude("--step-times", {**{f"--{name}": value for name, value in filters.items()}, "--schedule": schedule})
@@ -86,22 +86,20 @@ def best(
     if about_many or (study is None and asked.metric is not None):
         if export is not None:
             raise UsageError("--export takes one study", hint="name it: bssearch best STUDY --export …")
-        from bssearch.commands.across.answers import ANSWERED, answers_in
-        from bssearch.commands.across.databases import open_databases
+        from bssearch.commands.across.answers import ANSWERED, answers_in, open_databases
 
         with open_databases(db) as stores:
             every = answers_in(stores, asked)
         show_model(form, every, _print_answers, every.answers, ANSWERED)
         return
     from bssearch.cli.answer import exported, exported_schedule, grave, print_found
-    from bssearch.commands.best import for_export, predict, scheduled_training
-    from bssearch.search.finding import answer
+    from bssearch.commands.best import answer_at, for_export, predict, scheduled_training
     from bssearch.spec.reader import spec_of
 
     with study_to_read(db, study) as (store, name):
         if asked.metric is not None and asked.metric != (metric := store.studies.get(name).target.metric):
             raise UsageError(f"--target {asked.metric}: the target of study {name!r} is of {metric}")
-        found = predict(store, name, step_times, device) if step_times else answer(store, name, asked.target)
+        found = predict(store, name, step_times, device) if step_times else answer_at(store, name, asked.target)
         if export is not None:
             spec = spec_of(store.studies.get(name))
             if schedule:

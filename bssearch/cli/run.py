@@ -19,7 +19,7 @@ from bssearch.cli.arguments import (
     SpecArgument,
     exclude,
     launched,
-    require,
+    only_with,
     spec_to_run,
     watched,
 )
@@ -103,8 +103,7 @@ def check_free(name: str) -> None:
 
 def check_new(files: Collection[Path]) -> None:
     """Raise `UsageError` naming existing files."""
-    there = [str(path) for path in files if os.path.lexists(path)]
-    if there:
+    if there := [str(path) for path in files if os.path.lexists(path)]:
         raise UsageError(f"{' and '.join(there)} exist{'s' * (len(there) == 1)}: nothing is overwritten")
 
 
@@ -151,7 +150,7 @@ def run(
         others = {"--from-quick": from_quick, "--allow-changed-workload": launch.allow_changed_workload}
         exclude("--quick", {"--dry-run": dry_run, **others})
     else:
-        require("--quick", {"--seconds": seconds})
+        only_with("--quick", {"--seconds": seconds})
     study, launch = spec_to_run(spec, overrides, launch)
     if dry_run:
         from bssearch.commands.check import dry_run as planned
@@ -266,7 +265,7 @@ def check(
 ) -> None:
     """Try a study's workload for a few seconds before you run it."""
     if not suggest_target:
-        require("--suggest-target", {"--runs": runs, "--margin": margin})
+        only_with("--suggest-target", {"--runs": runs, "--margin": margin})
     study, launch = spec_to_run(spec, overrides, launch)
     if not suggest_target:
         found = bssearch.check(study, launch)

@@ -39,7 +39,7 @@ from bssearch.cli.output import (
     tell,
 )
 from bssearch.commands.launch import Launch
-from bssearch.errors import CheckpointError, UsageError
+from bssearch.errors import CheckpointError, UsageError, require
 from bssearch.records.text import plural
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def list_studies(
     precision: PrecisionFilter = None,
 ) -> None:
     """List the studies of one or more databases."""
-    from bssearch.commands.across.databases import StudyFilter, open_databases, study_rows
+    from bssearch.commands.across.answers import StudyFilter, open_databases, study_rows
 
     asked = StudyFilter.of(workload=workload, device=device, target=target, objective=objective, precision=precision)
     with open_databases(db) as stores:
@@ -266,7 +266,7 @@ def compare(
 ) -> None:
     """Show studies of one task side by side."""
     from bssearch.commands import report as reporting
-    from bssearch.commands.across.databases import found_study, open_databases
+    from bssearch.commands.across.answers import found_study, open_databases
 
     if len(studies) < 2:
         raise UsageError(f"compare takes two studies or more, not only {studies[0]!r}")
@@ -332,14 +332,16 @@ def delete(
         trials, observations = len(store.trials.of(study)), store.trials.observation_count(study)
         what = f"study {study} with {plural(trials, 'trial')} and {plural(observations, 'observation')}"
         if not yes:
-            if not sys.stdin.isatty():
-                raise UsageError(
-                    f"cannot ask before deleting {what}: there is no terminal",
-                    hint=f"bssearch study delete {study} --yes, or bssearch study archive {study}",
-                )
+            require(
+                sys.stdin.isatty(),
+                f"cannot ask before deleting {what}: there is no terminal",
+                hint=f"bssearch study delete {study} --yes, or bssearch study archive {study}",
+            )
             typer.echo(f"this deletes {what} from {store.masked_url} and cannot be undone", err=True)
-            if typer.prompt("type the study's name to continue", default="", show_default=False, err=True) != study:
-                raise UsageError("the name does not match; nothing was deleted")
+            require(
+                typer.prompt("type the study's name to continue", default="", show_default=False, err=True) == study,
+                "the name does not match; nothing was deleted",
+            )
         waiting = Checkpoints(store.studies.get(study))
         store.studies.delete(study)
         try:

@@ -37,7 +37,7 @@ from bssearch.cli.output import (
     write,
 )
 from bssearch.commands.launch import Launch
-from bssearch.errors import UsageError
+from bssearch.errors import require
 from bssearch.records import BATCH_STAGES, Environment, Observation, ParameterValue, Phase, TrialRecord, TrialState
 from bssearch.records.text import visible
 
@@ -181,8 +181,7 @@ def _print_stages(found: TrialRecord, curve: Sequence[Observation]) -> None:
 
     schedule = growing_schedule(found.configuration)
     console().print(f"  batch {schedule.in_words}; learning rate {schedule.rate_rule.in_words}")
-    stages = run_stages(found, curve)
-    if stages:
+    if stages := run_stages(found, curve):
         print_table([asdict(one) for one in stages], STAGE_COLUMNS)
 
 
@@ -215,8 +214,7 @@ def _parse(text: str) -> tuple[str, ParameterValue]:
     from bssearch.spec.reader import parse_value
 
     name, separator, value = text.partition("=")
-    if not separator or not name or not value:
-        raise UsageError(f"{text!r} must have the form KEY=VALUE, such as batch_size=64")
+    require(separator and name and value, f"{text!r} must have the form KEY=VALUE, such as batch_size=64")
     # YAML reads 4000:32 as a number in base 60.
     return name, value if name == BATCH_STAGES else parse_value(value, text)
 

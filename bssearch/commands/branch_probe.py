@@ -1,7 +1,5 @@
 """``probe branch``: the local critical batch size of a large run, from its checkpoints."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import statistics
@@ -25,7 +23,7 @@ from bssearch.analysis.law.branches import (
 from bssearch.commands.launch import Launch
 from bssearch.commands.opening import OpenStudy, opened
 from bssearch.commands.probes import ProbeReport, run_request
-from bssearch.errors import LaunchError, NotFoundError, UsageError
+from bssearch.errors import LaunchError, NotFoundError, UsageError, require
 from bssearch.records import (
     Branch,
     BranchMeasurement,
@@ -67,15 +65,19 @@ def branch_points(spec: StudySpec, paths: Sequence[Path], at: Sequence[int] | No
 
     Raises the errors of `read_checkpoint`, and `UsageError` for an unknown or repeated position.
     """
-    if at and len(at) != len(paths):
-        raise UsageError(f"--at is given {len(at)} times; it must be once for each of the {len(paths)} --checkpoint")
+    require(
+        not at or len(at) == len(paths),
+        f"--at is given {len(at or ())} times; it must be once for each of the {len(paths)} --checkpoint",
+    )
     points = [_point(spec, path, at[index] if at else None) for index, path in enumerate(paths)]
     for point in points:
         _check_known(spec, point, several=len(points) > 1)
     ordered = sorted(points, key=lambda point: point.samples or 0)
     for before, after in itertools.pairwise(ordered):
-        if before.samples == after.samples:
-            raise UsageError(f"checkpoints {before.path} and {after.path} are both after {after.samples} samples")
+        require(
+            before.samples != after.samples,
+            f"checkpoints {before.path} and {after.path} are both after {after.samples} samples",
+        )
     return ordered
 
 
@@ -92,8 +94,7 @@ def check_room(spec: StudySpec, points: Sequence[BranchPoint], samples: int) -> 
 
 def _point(spec: StudySpec, path: Path, at: int | None) -> BranchPoint:
     batch_size = spec.default.batch_size
-    if not path.exists():
-        raise NotFoundError(f"checkpoint {path}: the file does not exist")
+    require(path.exists(), f"checkpoint {path}: the file does not exist", error=NotFoundError)
     if spec.is_program:
         step = None if at is None else at // batch_size
         return BranchPoint(path=path, digest=_file_digest(path), samples=at, step=step)
@@ -113,8 +114,10 @@ def _point(spec: StudySpec, path: Path, at: int | None) -> BranchPoint:
 
 
 def _check_known(spec: StudySpec, point: BranchPoint, *, several: bool) -> None:
-    if point.samples is not None and point.samples > MOST_SAMPLES:
-        raise UsageError(f"checkpoint {point.path}: {point.samples} samples must be <= {MOST_SAMPLES}")
+    require(
+        point.samples is None or point.samples <= MOST_SAMPLES,
+        f"checkpoint {point.path}: {point.samples} samples must be <= {MOST_SAMPLES}",
+    )
     if point.samples is None and (several or _horizon(spec) is not None):
         why = "the samples distinguish several checkpoints" if several else "the learning rate's schedule needs them"
         raise UsageError(
@@ -358,11 +361,11 @@ def branch(
     Branches train on the same number of samples at the default's batch size B, 2B,
     4B, … with the learning rate by the optimizer's rule. The answer is the largest batch size without loss.
     """
-    if spec.command:
-        raise UsageError(
-            "a command cannot receive a checkpoint: no placeholder exists for it",
-            hint="a script that asks for its trial reads trial.checkpoint",
-        )
+    require(
+        not spec.command,
+        "a command cannot receive a checkpoint: no placeholder exists for it",
+        hint="a script that asks for its trial reads trial.checkpoint",
+    )
     rule, is_known = rate_rule(spec)
     points = branch_points(spec, checkpoint, at)
     with opened(spec, launch) as study:
@@ -382,11 +385,11 @@ def samples_of(tokens: int, tokens_per_sample: int | None, least: int) -> int:
     """Samples in ``tokens``; raise `UsageError` if fewer than ``least``, a step of 2B."""
     if tokens_per_sample is None:
         return tokens
-    if tokens < least * tokens_per_sample:
-        raise UsageError(
-            f"--tokens {tokens} must be >= {least * tokens_per_sample}, one step of the batch size 2B = {least} at "
-            f"{tokens_per_sample} tokens a sample"
-        )
+    require(
+        tokens >= least * tokens_per_sample,
+        f"--tokens {tokens} must be >= {least * tokens_per_sample}, one step of the batch size 2B = {least} at "
+        f"{tokens_per_sample} tokens a sample",
+    )
     return tokens // tokens_per_sample
 
 
@@ -451,8 +454,7 @@ class Branching:
         request = self._request(point, batch_size, repeat)
         spec, store = self._study.spec, self._study.store
         digest = _digest(point, request)
-        stored = store.probes.branches(spec.name, self._study.environment, [digest])
-        if stored:
+        if stored := store.probes.branches(spec.name, self._study.environment, [digest]):
             return stored[0]
         outcome, curve = run_request(self._study.executor, request)
         if outcome.state is TrialState.OOM and request.plan.configuration.micro_batch_size > self._plan.batch_sizes[0]:

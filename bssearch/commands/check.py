@@ -1,7 +1,5 @@
 """``check`` tries a workload and proposes a target; ``run --dry-run`` bounds a study's cost."""
 
-from __future__ import annotations
-
 import math
 import os
 import statistics
@@ -28,7 +26,7 @@ from bssearch.commands.opening import (
 )
 from bssearch.commands.pitfalls import CHANCE_TOLERANCE, pitfalls
 from bssearch.commands.probes import run_default, run_request, step_time_of_default
-from bssearch.errors import DatabaseError, LaunchError, UsageError
+from bssearch.errors import DatabaseError, LaunchError, UsageError, require
 from bssearch.executors.base import Executor
 from bssearch.planning.requests import notes_on_spec
 from bssearch.records import (
@@ -528,8 +526,7 @@ def advise(
     untrained metric; but no target is below `LEAST` of the way. Raises `LaunchError` if the default cannot run,
     `UsageError` for too large a margin.
     """
-    if runs < 1:
-        raise UsageError(f"runs = {runs} must be >= 1")
+    require(runs >= 1, f"runs = {runs} must be >= 1")
     if margin is not None and not 0 <= margin < math.inf:
         raise UsageError(f"margin = {margin:g} must be a finite number >= 0")
     target, limit = spec.record_target, spec.budget.trial_train_seconds
@@ -537,8 +534,11 @@ def advise(
     curves, made = [], []
     for index in range(runs):
         outcome, curve = run_default(spec, executor, index, probe=probe, limit=limit, stop_at_target=False)
-        if not curve or outcome.state is TrialState.DIVERGED:
-            raise LaunchError(f"the default configuration does not train: {outcome.reason}")
+        require(
+            curve and outcome.state is not TrialState.DIVERGED,
+            f"the default configuration does not train: {outcome.reason}",
+            error=LaunchError,
+        )
         best = max(curve, key=lambda one: target.gain(one.metric))
         made.append(
             DefaultRun(
@@ -566,20 +566,21 @@ def summarise(
     bests = [run.best_metric for run in runs]
     median_best = statistics.median(bests)
     way = target.gain(median_best) - target.gain(untrained)
-    if way <= 0:
-        raise LaunchError(
-            f"{target.metric} never got better than an untrained model's {untrained:.4g}",
-            hint="another learning rate in default, or a longer budget.trial_train_seconds",
-        )
+    require(
+        way > 0,
+        f"{target.metric} never got better than an untrained model's {untrained:.4g}",
+        hint="another learning rate in default, or a longer budget.trial_train_seconds",
+        error=LaunchError,
+    )
     if margin is None:
         margin = max(MARGIN * way, float(_difference(target.gain(median_best), min(map(target.gain, bests)))))
         margin = min(margin, (1 - LEAST - MARGIN) * way)  # rounding takes at most MARGIN
     proposed = towards_easier(target, median_best, margin, way)
-    if target.gain(proposed) <= target.gain(untrained):
-        raise UsageError(
-            f"margin = {margin:g} leads to a target of {proposed:g}, which an untrained model meets: it has "
-            f"{target.metric} = {untrained:.4g}, {way:.4g} from the median best of {median_best:.4g}"
-        )
+    require(
+        target.gain(proposed) > target.gain(untrained),
+        f"margin = {margin:g} leads to a target of {proposed:g}, which an untrained model meets: it has "
+        f"{target.metric} = {untrained:.4g}, {way:.4g} from the median best of {median_best:.4g}",
+    )
     sign = 1.0 if target.goal is Goal.MAXIMIZE else -1.0
     values = {target.gain(untrained + sign * share * way): untrained + sign * share * way for share in WAY}
     values[target.gain(proposed)] = proposed

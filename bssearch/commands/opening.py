@@ -1,7 +1,5 @@
 """Open a study: store, executor, and checks of its spec."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -20,11 +18,12 @@ from bssearch.commands.display import watched
 from bssearch.commands.launch import HERE, Launch
 from bssearch.commands.pitfalls import about_batch_norm, pitfalls
 from bssearch.commands.reporting import reported
-from bssearch.errors import BSSearchError, QuestionChangedError, SpecError, UsageError, WorkloadError
+from bssearch.errors import BSSearchError, QuestionChangedError, SpecError, UsageError, WorkloadError, require
 from bssearch.exchange.boards.base import boards_of, check_boards
 from bssearch.executors.base import Executor, ExecutorSettings, Program, make_executor
 from bssearch.files import make_private_folder
 from bssearch.records import MAKE_TRAINER, Environment, StudyRecord, WorkloadDescription
+from bssearch.records.text import plural
 from bssearch.search.driver import Driver, Listener, Shift
 from bssearch.search.finding import answer
 from bssearch.search.history import History
@@ -71,11 +70,11 @@ def known_folder(spec: StudySpec, study: StudyRecord, folder: Path) -> Path:
         asked = _identity(spec, folder)
     path = PurePath(_location(spec))
     named = f"the stored study {study.name!r} names the workload {spec.workload!r}"
-    if path.suffix == ".py" and not (folder / path).resolve().is_relative_to(folder.resolve()):
-        raise UsageError(
-            f"{named}, a file outside of this folder: code is not run on a database's word alone",
-            hint="--workload PATH.py:ATTRIBUTE names the code that you mean",
-        )
+    require(
+        path.suffix != ".py" or (folder / path).resolve().is_relative_to(folder.resolve()),
+        f"{named}, a file outside of this folder: code is not run on a database's word alone",
+        hint="--workload PATH.py:ATTRIBUTE names the code that you mean",
+    )
     texts = known.get(TEXTS)
     is_same = {**known, TEXTS: None, FOLDER: None} == {**asked, TEXTS: None, FOLDER: None}
     if not is_same or not isinstance(texts, list) or not set(asked[TEXTS]).issubset(map(str, texts)):
@@ -95,29 +94,29 @@ def refuse_unknown_address(spec: StudySpec, study: StudyRecord) -> None:
     address = spec.executor.address
     if address is None:
         return
-    if _remembered(study).get("address") != address:
-        raise UsageError(
-            f"the stored study {study.name!r} names the cluster executor.address = {address!r}, on which you have not "
-            "run it from this machine: nothing is connected to on a database's word alone",
-            hint="`bssearch run` of your spec with this address makes it known",
-        )
+    require(
+        _remembered(study).get("address") == address,
+        f"the stored study {study.name!r} names the cluster executor.address = {address!r}, on which you have not "
+        "run it from this machine: nothing is connected to on a database's word alone",
+        hint="`bssearch run` of your spec with this address makes it known",
+    )
 
 
 def refuse_where_in_no_file(spec: StudySpec) -> None:
     """Raise `UsageError` for a workload that is in no file or module."""
-    if spec.workload == GIVEN_IN_PYTHON:
-        raise UsageError(
-            f"workload: the spec of study {spec.name!r} names no workload",
-            hint="write `workload: my_task.py:MyTask` in the spec, or in Python "
-            "bssearch.run_study(spec, bssearch.Launch(workload=MyTask))",
-        )
-    if spec.workload == OBJECTIVE or lies_in_no_file(spec.workload):
-        raise UsageError(
-            f"the workload {spec.workload!r} of study {spec.name!r} is not in a file: it was given from a notebook, or "
-            "from the script that ran",
-            hint="give it again from there, as in bssearch.confirm_study(spec, bssearch.Launch(workload=MyTask)), or "
-            "as the objective of bssearch.Study(spec, objective=train)",
-        )
+    require(
+        spec.workload != GIVEN_IN_PYTHON,
+        f"workload: the spec of study {spec.name!r} names no workload",
+        hint="write `workload: my_task.py:MyTask` in the spec, or in Python "
+        "bssearch.run_study(spec, bssearch.Launch(workload=MyTask))",
+    )
+    require(
+        spec.workload != OBJECTIVE and not lies_in_no_file(spec.workload),
+        f"the workload {spec.workload!r} of study {spec.name!r} is not in a file: it was given from a notebook, or "
+        "from the script that ran",
+        hint="give it again from there, as in bssearch.confirm_study(spec, bssearch.Launch(workload=MyTask)), or "
+        "as the objective of bssearch.Study(spec, objective=train)",
+    )
 
 
 def _location(spec: StudySpec) -> str:
@@ -212,8 +211,11 @@ def check_parts(spec: StudySpec) -> None:
 def check_against_workload(spec: StudySpec, found: WorkloadDescription) -> None:
     """Raise `SpecError` if the workload lacks the metric, or samples for the largest batch size."""
     target = spec.target
-    if target.metric not in found.metrics:
-        raise SpecError(f"target.metric = {target.metric!r}: the workload measures {', '.join(sorted(found.metrics))}")
+    require(
+        target.metric in found.metrics,
+        f"target.metric = {target.metric!r}: the workload measures {', '.join(sorted(found.metrics))}",
+        error=SpecError,
+    )
     for field, sizes in (("space.batch_size", spec.space.rungs), ("default.batch_size", [spec.default.batch_size])):
         if found.train_samples is not None and sizes[-1] > found.train_samples:
             raise SpecError(
@@ -338,18 +340,18 @@ def named(spec: StudySpec, given: GivenWorkload | None, launch: Launch, *, keeps
         if launch.make_executor is None:
             refuse_where_in_no_file(spec)
         return spec
-    if spec.command and given.name != COMMAND:
-        raise UsageError(
-            f"the training of study {spec.name!r} is a command: no workload takes its place",
-            hint=f"--workload {COMMAND} runs the command, {shlex.join(spec.command)}",
-        )
+    require(
+        not spec.command or given.name == COMMAND,
+        f"the training of study {spec.name!r} is a command: no workload takes its place",
+        hint=f"--workload {COMMAND} runs the command, {shlex.join(spec.command)}",
+    )
     keeps_name = keeps_name and spec.workload != GIVEN_IN_PYTHON
     said = spec.workload_settings
-    if given.settings is not None and given.settings != said and (said or keeps_name):
-        raise UsageError(
-            f"workload_settings = {said} of study {spec.name!r} are not those of the workload given: {given.settings}",
-            hint="give the class, which is called with them, or another object",
-        )
+    require(
+        given.settings is None or given.settings == said or (not said and not keeps_name),
+        f"workload_settings = {said} of study {spec.name!r} are not those of the workload given: {given.settings}",
+        hint="give the class, which is called with them, or another object",
+    )
     return spec if keeps_name else with_workload(spec, given)
 
 
@@ -413,6 +415,7 @@ def opened(spec: StudySpec, launch: Launch, *, keeps_name: bool = False, reports
         _described(spec, launch, given, listener) as (executor, found),
     ):
         check_target(spec, found)
+        refuse_batch_norm_by_device(spec, found)
         with open_store(launch.db, notify=listener.note) as store:
             spec, is_new = _open_study(spec, launch, store, found, listener)
             if spec.executor.slots == "auto":
@@ -447,8 +450,9 @@ def _described(
     spec: StudySpec, launch: Launch, given: GivenWorkload | None, listener: Listener
 ) -> Iterator[tuple[Executor, WorkloadDescription]]:
     refuse_while_importing()
-    if spec.is_imported:
-        raise UsageError(f"study {spec.name!r} was imported: it has no workload to run, only runs made elsewhere")
+    require(
+        not spec.is_imported, f"study {spec.name!r} was imported: it has no workload to run, only runs made elsewhere"
+    )
     check_parts(spec)
     executor = _executor(spec, launch, given)
     try:
@@ -501,11 +505,11 @@ def stored_spec(
         spec = spec_of(record)
         if answered and not (to_run and spec.is_imported):
             answer(store, study)
-    if to_run and spec.is_imported:
-        raise UsageError(
-            f"the runs of study {study!r} were made elsewhere and imported: there is no workload to run",
-            hint="make more runs in the original program, and import them under another name",
-        )
+    require(
+        not to_run or not spec.is_imported,
+        f"the runs of study {study!r} were made elsewhere and imported: there is no workload to run",
+        hint="make more runs in the original program, and import them under another name",
+    )
     if connects and not spec.is_imported:
         refuse_unknown_address(spec, record)
     if runs_code and not spec.is_imported:
@@ -522,6 +526,7 @@ def _local(spec: StudySpec, launch: Launch, given: Any) -> Executor:
         slots=spec.executor.slots,
         threads=spec.executor.threads,
         device=spec.executor.device,
+        devices=spec.executor.devices,
         hang_seconds=spec.executor.hang_seconds,
         training=spec.training,
         memory_limit_bytes=spec.executor.memory_limit_bytes,
@@ -550,6 +555,17 @@ def program_of(spec: StudySpec) -> Program | None:
         names=spec.set_parameters,
         searched=spec.searched,
         needs_samples=spec.objective == SamplesToTarget.name,
+    )
+
+
+def refuse_batch_norm_by_device(spec: StudySpec, found: WorkloadDescription) -> None:
+    """Raise `UsageError` if steps would depend on the devices: a batch norm sees the samples of its device alone."""
+    layers, devices, training = found.model.batch_norm_layers, spec.executor.devices, spec.training
+    require(
+        devices == (1,) or layers == 0 or training.sync_batch_norm or training.ghost_batch_size is not None,
+        f"executor.devices = {devices[-1]}: the model has {plural(layers, 'batch normalisation layer')}, which would "
+        "see the samples of one device, so the steps to the target would change with the number of devices",
+        hint="set training.sync_batch_norm = true, or a fixed training.ghost_batch_size",
     )
 
 

@@ -1,7 +1,5 @@
 """Pitfalls of a spec and its workload, found before trials: they prevent or distort a comparison of batch sizes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 
@@ -56,7 +54,8 @@ def about_batch_sizes(spec: StudySpec) -> Iterator[Finding]:
 
 def about_batch_norm(spec: StudySpec, found: WorkloadDescription) -> Iterator[Finding]:
     """Yield how batch normalisation distorts the comparison."""
-    micro_batches = {size: split_batch(size, spec.space.max_micro_batch_size)[0] for size in spec.batch_sizes}
+    ranks, largest = spec.executor.devices[-1], spec.space.max_micro_batch_size
+    micro_batches = {size: split_batch(max(1, size // ranks), largest)[0] for size in spec.batch_sizes}
     yield from batch_norm_caveats(
         found.model.batch_norm_layers,
         min(micro_batches.values()),

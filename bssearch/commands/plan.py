@@ -1,23 +1,87 @@
-"""Plans that may read a database: ``plan lr`` and ``plan scale``."""
+"""Plans that may read a database: ``plan lr``, ``plan scale`` and ``plan beyond``."""
 
-from __future__ import annotations
-
+import statistics
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Self
+
+from pydantic import model_validator
 
 from bssearch.analysis.law.batch_model import fit_step_time
+from bssearch.analysis.law.beyond import beyond_samples, beyond_target
 from bssearch.analysis.law.quick import QuickCriticalBatch
-from bssearch.analysis.shape import CriticalBatch
+from bssearch.analysis.shape import BeyondPlan, CriticalBatch, Notice
+from bssearch.commands.best import measured_curves
 from bssearch.commands.run import audit_stored
-from bssearch.errors import TargetNotReachedError, UsageError
+from bssearch.errors import TargetNotReachedError, UsageError, require
 from bssearch.exchange.importers.step_times import read_step_times
 from bssearch.planning.learning_rate import AuditedRule, LearningRatePlan, LearningRateRequest, plan_rules
-from bssearch.planning.requests import planned, read, require
+from bssearch.planning.requests import Database, Finite, Name, Positive, Request, planned, read
 from bssearch.planning.scale import ScalePlan, ScaleRequest, plan_devices
+from bssearch.records.text import number
+from bssearch.registry import Option
 from bssearch.search.finding import answer, stored_quick
 from bssearch.settings import DEFAULT_DATABASE_URL, database_url
 from bssearch.storage.repository import open_store
+
+
+class BeyondRequest(Request):
+    """A stored study, and the target or the samples to predict for."""
+
+    study: Annotated[Name, Option("A stored study with objective time_to_target.")]
+    target: Annotated[Finite | None, Option("A harder target than the study's.")] = None
+    samples: Annotated[
+        Positive | None, Option("Instead: samples of a training with the best batch size.", unit="samples")
+    ] = None
+    db: Database = None
+
+    @model_validator(mode="after")
+    def _asks_one(self) -> Self:
+        require(
+            (self.target is None) != (self.samples is None),
+            f"target = {self.target} and samples = {self.samples}: give one of them",
+        )
+        return self
+
+
+@planned(BeyondRequest)
+def plan_beyond(asked: BeyondRequest) -> BeyondPlan:
+    """Critical and best batch size at a harder target, or with more samples, from a study's learning curves.
+
+    Raises `NotFoundError`, `TargetNotReachedError`, and `UsageError` if the curves predict nothing.
+
+    Example: ``bssearch.plan_beyond(study="digits", target=0.98)``
+    """
+    with open_store(asked.db, write=False) as store:
+        found, curves = measured_curves(store, asked.study)
+    measured = found.target
+    if asked.target is not None:
+        predicted = beyond_target(curves, measured, asked.target)
+    else:
+        assert asked.samples is not None, "one of the two is given"
+        predicted = beyond_samples(curves, measured, asked.samples)
+    best, last = predicted.optimal_batch_size, predicted.batches[-1].batch_size
+    size, run = predicted.test_batch_size, predicted.of(predicted.test_batch_size).steps
+    value = predicted.metric.value
+    notes = [
+        Notice(code="predicted", message=f"predicted, not measured: the study's trials stopped at {measured.in_words}"),
+        Notice(
+            code="test",
+            message=f"one run of batch {size} to {measured.metric} {number(value)} tests this best: it should take "
+            f"{number(run.low or 0)} to {number(run.high or 0)} steps",
+        ),
+    ]
+    if best == last:
+        said = f"batch {best} is the largest of the study: the optimum may be beyond it"
+        notes.append(Notice(code="largest", message=said))
+    return BeyondPlan(
+        **dict(predicted),
+        study=asked.study,
+        measured=measured,
+        measured_batch_size=found.optimal.batch_size,
+        notes=notes,
+    )
+
 
 JUDGED = ("held", "broke", "undecided")
 
@@ -64,7 +128,7 @@ def plan_scale(asked: ScaleRequest) -> ScalePlan:
 
     Example: ``bssearch.plan_scale(devices=8, batch=512, study="digits", parameters="110M", bandwidth_gb_s=50)``
     """
-    found = {} if asked.study is None else _measured(asked.study, asked.db)
+    found = {} if asked.study is None else _measured(asked.study, asked)
     if asked.step_times is not None:
         line = fit_step_time(list(read_step_times(asked.step_times).values()))
         if line is None:
@@ -84,10 +148,11 @@ def plan_scale(asked: ScaleRequest) -> ScalePlan:
     return plan_devices(whole)
 
 
-def _measured(study: str, db: str | None) -> dict[str, Any]:
-    with open_store(db, write=False) as store:
+def _measured(study: str, asked: ScaleRequest) -> dict[str, Any]:
+    with open_store(asked.db, write=False) as store:
         quick = stored_quick(store, study)
         line = fit_step_time(list(store.probes.by_batch_size(study).values()))
+        step_times = store.probes.step_times(study)
         try:
             best = answer(store, study)
         except TargetNotReachedError:
@@ -103,6 +168,14 @@ def _measured(study: str, db: str | None) -> dict[str, Any]:
         found = {"b_crit": b_crit.estimate, "b_crit_low": b_crit.low, "b_crit_high": b_crit.high}
     if line is not None:
         found |= {"alpha_s": line.alpha_seconds, "beta_s": line.beta_seconds}
+        longer = [
+            (one.world_size, one.step_seconds - line.alpha_seconds - line.beta_seconds * one.micro_batch_size)
+            for one in step_times
+            if one.world_size > 1 and one.is_whole and one.step_seconds is not None
+        ]
+        bandwidths = [asked.bandwidth_of(*one) for one in longer if one[1] > 0]
+        if bandwidths and asked.bandwidth_gb_s is None:
+            found |= {"bandwidth_gb_s": statistics.median(bandwidths), "parameters": asked.parameters or 1}
     if best is not None and best.optimal.samples_to_target is not None:
         found |= {"samples_to_target": best.optimal.samples_to_target, "at_batch": best.optimal.batch_size}
     return found

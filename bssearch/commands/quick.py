@@ -1,7 +1,5 @@
 """A batch size in a minute, from a few runs and the gradient noise."""
 
-from __future__ import annotations
-
 import math
 import statistics
 import time
@@ -28,7 +26,7 @@ from bssearch.commands.launch import HERE, Launch
 from bssearch.commands.opening import OpenStudy, opened
 from bssearch.commands.probes import probe_noise
 from bssearch.commands.trials import any_configuration_of, configuration_of
-from bssearch.errors import LaunchError, TargetNotReachedError, UsageError, WorkloadError
+from bssearch.errors import LaunchError, TargetNotReachedError, UsageError, WorkloadError, require
 from bssearch.records import (
     Configuration,
     GradientNoise,
@@ -364,8 +362,7 @@ def quick(spec: StudySpec, launch: Launch = HERE, *, seconds: float = SECONDS) -
     May take longer than ``seconds``. Raises `UsageError` unless 0 < ``seconds`` < ∞ and the default trains; and the
     errors of `run_study`.
     """
-    if not 0 < seconds < math.inf:
-        raise UsageError(f"seconds = {seconds:g} must be a finite number > 0")
+    require(0 < seconds < math.inf, f"seconds = {seconds:g} must be a finite number > 0")
     began = time.monotonic()
     with opened(spec, launch) as study:
         return stored_quick_answer(study, QuickPlan(seconds, began), spec.preset)

@@ -16,7 +16,7 @@ from bssearch.analysis.shape import Model
 from bssearch.commands.launch import HERE, Launch
 from bssearch.commands.opening import described, known_folder, refuse_unknown_address
 from bssearch.commands.probes import run_request
-from bssearch.errors import UsageError
+from bssearch.errors import UsageError, require
 from bssearch.executors.base import Executor
 from bssearch.records import (
     Environment,
@@ -154,8 +154,7 @@ def rerun(study: str, trial: int, launch: Launch = HERE, *, runs: int = 1) -> Re
 
     Example: ``print(bssearch.rerun("digits", 12, runs=2))``
     """
-    if runs < 1:
-        raise UsageError(f"runs = {runs} must be >= 1")
+    require(runs >= 1, f"runs = {runs} must be >= 1")
     with open_store(launch.db, write=False) as store:
         stored = stored_trial(store, study, trial)
     if launch.workload is None:
@@ -185,8 +184,7 @@ def stored_trial(store: Store, study: str, number: int) -> Stored:
         f"it ended before its first evaluation ({trial.state}: {reason})": not curve and not has_failed,
     }
     for why_not, holds in reasons.items():
-        if holds:
-            raise UsageError(f"trial {number} of {study!r} cannot be run again: {why_not}")
+        require(not holds, f"trial {number} of {study!r} cannot be run again: {why_not}")
     assert trial.outcome is not None and environment is not None, "the trial has ended"
     return Stored(record, spec, trial, trial.outcome, curve, environment, _request(spec, trial))
 

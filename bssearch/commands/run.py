@@ -1,7 +1,5 @@
 """Run, resume, confirm and audit a study."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections import Counter
@@ -26,9 +24,9 @@ from bssearch.analysis.rules.audit import (
 from bssearch.commands.best import Answer
 from bssearch.commands.launch import HERE, Launch
 from bssearch.commands.opening import GivenSpec, OpenStudy, loaded, opened
-from bssearch.errors import UsageError, WorkloadError, problem_in_words
+from bssearch.errors import UsageError, WorkloadError, problem_in_words, require
 from bssearch.records import Phase, TrialPlan, TrialRecord, TrialState
-from bssearch.search import after_search, confirmation as confirm
+from bssearch.search import after_search, confirmation as confirm, devices
 from bssearch.search.calibration import COMPARING_VISITS, default_at
 from bssearch.search.confirmation import CompletedRuns, repeat
 from bssearch.search.finding import answer, quick_prior, stored_quick
@@ -56,11 +54,11 @@ def run_study(spec: GivenSpec, launch: Launch = HERE, *, from_quick: bool = Fals
         print(answer.optimal.batch_size)
     """
     spec, launch = loaded(spec, launch)
-    if from_quick and not objective_of(spec).trials_race:
-        raise UsageError(
-            f"objective = {spec.objective!r}: a quick answer gives seconds to a target, the search does not",
-            hint="run the study without --from-quick",
-        )
+    require(
+        not from_quick or objective_of(spec).trials_race,
+        f"objective = {spec.objective!r}: a quick answer gives seconds to a target, the search does not",
+        hint="run the study without --from-quick",
+    )
     with opened(spec, launch, reports=True) as study:
         known = stored_quick(study.store, spec.name) or stored_end(study.store, spec.name)
         if from_quick and known is None:
@@ -79,7 +77,25 @@ def run_opened(study: OpenStudy) -> Answer:
     """Run an open study to its end."""
     study.driver().run()
     grow(study)
+    add_devices(study)
     return answer(study.store, study.spec.name)
+
+
+def add_devices(study: OpenStudy) -> None:
+    """Time the batch sizes on more devices if asked, and run the best on each number that pays."""
+    further = study.spec.executor.devices[1:]
+    if not further:
+        return
+    if devices.untimed(study.spec, study.store, study.environment):
+        study.listener.note(f"timing steps on {', '.join(map(str, further))} devices")
+        try:
+            study.driver().time_on_devices()
+        except WorkloadError as error:  # the answer for the search's devices stands
+            study.listener.note(f"more devices are left out, because training on them fails: {error}")
+            return
+    for _ in range(FRONTS):
+        found = answer(study.store, study.spec.name)
+        study.driver().run_planned(devices.next_run(found.by_devices), Phase.DEVICES)
 
 
 def grow(study: OpenStudy) -> None:
@@ -103,8 +119,10 @@ def with_confirmation(
     stored = spec.confirm
     if runs is None and not stored.runs:
         runs = ConfirmSpec().runs
-    if runs is not None and runs < stored.runs:
-        raise UsageError(f"--runs {runs} must be >= confirm.runs = {stored.runs} of the stored study {spec.name!r}")
+    require(
+        runs is None or runs >= stored.runs,
+        f"--runs {runs} must be >= confirm.runs = {stored.runs} of the stored study {spec.name!r}",
+    )
     if runs is not None and max_runs is None and stored.max_runs is not None and runs > stored.max_runs:
         max_runs = runs
     asked = {"runs": runs, "max_runs": max_runs, "train_seconds": train_seconds}
@@ -144,6 +162,8 @@ def _plan(history: History, runs: int) -> str:
     seconds = history.spec.budget.trial_train_seconds
     return f"batch {', '.join(map(str, sizes))}: {runs} runs each, all to {seconds:g} train seconds"
 
+
+FRONTS = 4  # runs on more devices may change which batch size is best there; then that one runs, too
 
 FULL_TRIALS = 20  # default budget of an audit in full trials, about the budget of a small search
 
@@ -194,8 +214,7 @@ def audit_study(
 
     Example: ``print(bssearch.audit_study("study.yaml").rules)``
     """
-    if runs is not None and runs < 1:
-        raise UsageError(f"runs = {runs} must be >= 1")
+    require(runs is None or runs >= 1, f"runs = {runs} must be >= 1")
     if train_seconds is not None and not 0 <= train_seconds < math.inf:
         raise UsageError(f"train_seconds = {train_seconds:g} must be a finite number >= 0")
     spec, launch = loaded(spec, launch)
@@ -269,7 +288,7 @@ def time_accumulation(study: OpenStudy, found: Answer) -> None:
     """
     spec = study.spec
     known = study.store.probes.by_batch_size(spec.name, study.environment)
-    whole = [size for size, probe in known.items() if probe.micro_batch_size == size]
+    whole = [size for size, probe in known.items() if probe.is_whole]
     sizes = sorted({found.optimal.batch_size, max(whole, default=0)} & set(whole))
     counts = {size: next((count for count in MICRO_BATCHES if size % count == 0), None) for size in sizes}
     splits = [(size, size // count) for size, count in counts.items() if count is not None]

@@ -8,8 +8,6 @@
         study.tell(trial)
 """
 
-from __future__ import annotations
-
 import hashlib
 import inspect
 import threading
@@ -23,7 +21,7 @@ from typing import Self
 from bssearch.commands.best import Answer
 from bssearch.commands.launch import HERE, Launch
 from bssearch.commands.opening import GivenSpec, loaded, opened, program_of
-from bssearch.errors import TrialStopped, UsageError
+from bssearch.errors import TrialStopped, UsageError, require
 from bssearch.executors.base import Executor
 from bssearch.executors.loops.called import CalledExecutor, Piece
 from bssearch.executors.loops.own_loop import Trial
@@ -57,12 +55,12 @@ class Study:
         launch: Launch = HERE,
     ) -> None:
         spec, launch = loaded(spec, launch)
-        if spec.workload not in {GIVEN_IN_PYTHON, OBJECTIVE}:
-            raise UsageError(
-                f"the spec of study {spec.name!r} names the workload {spec.workload!r}; a Study's trials are "
-                "trained by its objective",
-                hint="bssearch.run_study(spec) runs a workload",
-            )
+        require(
+            spec.workload in {GIVEN_IN_PYTHON, OBJECTIVE},
+            f"the spec of study {spec.name!r} names the workload {spec.workload!r}; a Study's trials are "
+            "trained by its objective",
+            hint="bssearch.run_study(spec) runs a workload",
+        )
         self.spec = spec.model_copy(update={"workload": OBJECTIVE})
         self._objective = objective
         self._search = _Search(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from pydantic import ValidationError
 
 from bssearch.analysis.objectives import Basis, fastest, seconds_to_target, trial_basis
-from bssearch.errors import UsageError, problem_in_words
+from bssearch.errors import UsageError, problem_in_words, require
 from bssearch.exchange.trial_rows import traceback, trial_table, with_first
 from bssearch.records import (
     BATCH_SCHEDULE,
@@ -132,13 +132,15 @@ def with_schedule(
         raise UsageError(f"{BATCH_SCHEDULE} = None must be one of {', '.join(get_args(BatchScheduleName))}")
     if NOISE_SHARE in given and not schedule.is_measured:
         raise UsageError(f"{NOISE_SHARE} = {given[NOISE_SHARE]}: a {schedule.name} schedule takes none")
-    if spec.workload == OBJECTIVE:
-        raise UsageError(f"{BATCH_STAGES}: a function is given one batch size; that of a script or a workload may grow")
-    if spec.is_program and schedule.is_measured:
-        raise UsageError(
-            f"{BATCH_SCHEDULE} = {schedule.name!r}: a program of your own keeps its gradients to itself",
-            hint="a schedule by samples: batch_stages='SAMPLES:SIZE …'",
-        )
+    require(
+        spec.workload != OBJECTIVE,
+        f"{BATCH_STAGES}: a function is given one batch size; that of a script or a workload may grow",
+    )
+    require(
+        not spec.is_program or not schedule.is_measured,
+        f"{BATCH_SCHEDULE} = {schedule.name!r}: a program of your own keeps its gradients to itself",
+        hint="a schedule by samples: batch_stages='SAMPLES:SIZE …'",
+    )
     for stage in schedule.stages[1:]:
         if stage.batch_size not in spec.batch_sizes:
             known = ", ".join(map(str, spec.batch_sizes))
@@ -149,11 +151,11 @@ def with_schedule(
         if seconds is None:
             break
         left = (limit - spent) / seconds * before.batch_size
-        if stage.start_samples - before.start_samples > left:
-            raise UsageError(
-                f"batch_stages: batch {stage.batch_size} begins after {stage.start_samples} samples; the {limit:g} s "
-                f"of a trial see {before.start_samples + left:.0f}"
-            )
+        require(
+            stage.start_samples - before.start_samples <= left,
+            f"batch_stages: batch {stage.batch_size} begins after {stage.start_samples} samples; the {limit:g} s "
+            f"of a trial see {before.start_samples + left:.0f}",
+        )
         spent += (stage.start_samples - before.start_samples) / before.batch_size * seconds
     stages = [
         replace(stage, micro_batch_size=probes[stage.batch_size].micro_batch_size)
@@ -170,8 +172,7 @@ def configuration_of(spec: StudySpec, values: Mapping[str, ParameterValue]) -> C
     outside = spec.space.outside(configuration)
     if configuration.batch_size == spec.default.batch_size:
         outside = [one for one in outside if not one.startswith("batch_size")]
-    if outside:
-        raise UsageError(f"outside the study's space: {'; '.join(outside)}")
+    require(not outside, f"outside the study's space: {'; '.join(outside)}")
     return configuration
 
 
@@ -216,8 +217,7 @@ def any_configuration_of(spec: StudySpec, values: Mapping[str, ParameterValue]) 
 
 def _optimizer(spec: StudySpec, name: str) -> dict[str, Any]:
     offered = {optimizer.name: optimizer for optimizer in spec.space.optimizers}
-    if name not in offered:
-        raise UsageError(f"optimizer = {name!r} is not {' or '.join(offered)}")
+    require(name in offered, f"optimizer = {name!r} is not {' or '.join(offered)}")
     default = spec.default.optimizer
     return (default if default is not None and default.name == name else offered[name]).model_dump()
 

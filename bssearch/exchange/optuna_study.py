@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import quote
 
 import optuna
@@ -41,7 +41,7 @@ from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 from bssearch.analysis.objectives import Objective, objective_of
 from bssearch.analysis.shape import parameters_of
-from bssearch.errors import BSSearchError, DatabaseError, NotFoundError, SchemaError, UsageError
+from bssearch.errors import BSSearchError, DatabaseError, NotFoundError, SchemaError, UsageError, require
 from bssearch.exchange.exporters.exports import Exported
 from bssearch.exchange.trial_rows import observations_of
 from bssearch.records import Configuration, Goal, ParameterValue, Phase, StudyRecord, TrialRecord, TrialState, grouped
@@ -49,25 +49,13 @@ from bssearch.spec.reader import spec_of
 from bssearch.spec.space import Dimension, SearchSpace
 from bssearch.spec.space.domains import RelativeLearningRate, is_number
 from bssearch.spec.space.search_space import REFERENCE_LEARNING_RATE
-from bssearch.storage.connection.urls import masked, parse_url, shown, sqlite_file, without_secrets
+from bssearch.storage.connection.engine import masked, parse_url, shown, sqlite_file, without_secrets
 from bssearch.storage.repository import Store, open_store
 
 METRIC_NAMES = "study:metric_names"
 
 
-@dataclass(frozen=True, slots=True)
-class OptunaTrials:
-    """An Optuna study; ``place`` names its database, without a password."""
-
-    name: str
-    place: str
-    directions: Sequence[str]
-    metric_names: Sequence[str]
-    user_attributes: Mapping[str, Any]
-    trials: Sequence[FrozenTrial]
-
-
-def read_optuna_study(file: str, study: str | None = None) -> OptunaTrials:
+def read_optuna_study(file: str, study: str | None = None) -> OptunaStudy:
     """Read an Optuna study from a database or file, by default its only study.
 
     Raises `NotFoundError`, `UsageError` if it is not an Optuna database or the study is ambiguous, `SchemaError` for
@@ -82,10 +70,10 @@ def read_optuna_study(file: str, study: str | None = None) -> OptunaTrials:
         trials = storage.get_all_trials(ids[name], deepcopy=False)
         for trial in trials:
             _check_numbers(trial)
-        return OptunaTrials(
+        return OptunaStudy(
             name=name,
             place=shown(url),
-            directions=[one.name.lower() for one in storage.get_study_directions(ids[name])],
+            directions=storage.get_study_directions(ids[name]),
             metric_names=[str(one) for one in attributes.get(METRIC_NAMES) or ()],
             user_attributes=storage.get_study_user_attrs(ids[name]),
             trials=trials,
@@ -132,8 +120,7 @@ def _check_numbers(trial: FrozenTrial) -> None:
 
 def _check_file(url: URL) -> None:
     path = sqlite_file(url)
-    if path is not None and path.is_dir():
-        raise UsageError(f"{path} is a folder, not a database")
+    require(path is None or not path.is_dir(), f"{path} is a folder, not a database")
     if path is not None and not path.exists():
         raise NotFoundError(f"no file {str(path)!r}")
 
@@ -145,14 +132,17 @@ def _failures_of_reading(url: URL) -> Iterator[None]:
     except BSSearchError:
         raise
     except Exception as error:  # rows that Optuna did not write raise any exception
-        told = error.__cause__ or error
-        first = without_secrets(str(getattr(told, "orig", None) or told).strip().partition("\n")[0], url)
+        first = _said(error.__cause__ or error, url)
         if sqlite_file(url) is None and isinstance(error, SQLAlchemyError):
             raise DatabaseError(f"cannot read {shown(url)}: {first}") from None
         raise UsageError(
             f"{shown(url)} is not a readable Optuna database: {first}",
             hint="convert a journal with optuna.copy_study",
         ) from None
+
+
+def _said(error: BaseException, url: URL) -> str:
+    return without_secrets(str(getattr(error, "orig", None) or error).strip().partition("\n")[0], url)
 
 
 @contextmanager
@@ -186,10 +176,12 @@ def _named(study: str | None, names: list[str], url: URL) -> str:
     listed = ", ".join(map(repr, sorted(names))) or "none"
     if study is None and len(names) == 1:
         return names[0]
-    if study is None and names:
-        raise UsageError(f"name the Optuna study: {shown(url)} has {listed}")
-    if study not in names:
-        raise NotFoundError(f"no Optuna study{'' if study is None else f' {study!r}'} in {shown(url)}: it has {listed}")
+    require(study is not None or not names, f"name the Optuna study: {shown(url)} has {listed}")
+    require(
+        study in names,
+        f"no Optuna study{'' if study is None else f' {study!r}'} in {shown(url)}: it has {listed}",
+        error=NotFoundError,
+    )
     return str(study)
 
 
@@ -226,8 +218,8 @@ def load_optuna_study(
             return load_optuna_study(name, phases=phases, store=opened)
     study = OptunaStudy.read(store, name, phases)
     with quiet():
-        made = optuna.create_study(study_name=name, direction=study.direction)
-        made.set_metric_names([study.metric_name])
+        made = optuna.create_study(study_name=name, directions=study.directions)
+        made.set_metric_names(list(study.metric_names))
     for key, value in study.user_attributes.items():
         made.set_user_attr(key, value)
     made.add_trials(study.trials)
@@ -236,13 +228,14 @@ def load_optuna_study(
 
 @dataclass(frozen=True, slots=True)
 class OptunaStudy:
-    """An Optuna study's contents."""
+    """An Optuna study's contents; ``place`` names the database that they were read from, without a password."""
 
     name: str
-    direction: Literal["minimize", "maximize"]
-    metric_name: str
+    directions: Sequence[StudyDirection]
+    metric_names: Sequence[str]
     user_attributes: Mapping[str, Any]
     trials: Sequence[FrozenTrial]
+    place: str = ""
 
     @classmethod
     def read(cls, store: Store, name: str, phases: Phase | str | Collection[Phase | str] = SEARCH) -> OptunaStudy:
@@ -267,8 +260,8 @@ class OptunaStudy:
         is_metric = not objective.stops_at_target
         return cls(
             name=study.name,
-            direction="maximize" if is_metric and study.target.goal is Goal.MAXIMIZE else "minimize",
-            metric_name=study.target.metric if is_metric else _value_name(objective),
+            directions=[StudyDirection[(study.target.goal if is_metric else Goal.MINIMIZE).name]],
+            metric_names=[study.target.metric if is_metric else _value_name(objective)],
             user_attributes={
                 "objective": study.objective,
                 "target_metric": study.target.metric,
@@ -493,20 +486,23 @@ def _failures(url: URL, name: str) -> Iterator[None]:
     except (SQLAlchemyError, StorageInternalError, OSError) as error:
         # The wrapped error tells the reason; Optuna's own message is about the length of strings.
         told = error.__cause__ if isinstance(error, StorageInternalError) and error.__cause__ else error
-        first = str(getattr(told, "orig", None) or told).strip().partition("\n")[0]
-        raise DatabaseError(f"cannot write to {shown(url)}: {without_secrets(first, url)}") from None
+        raise DatabaseError(f"cannot write to {shown(url)}: {_said(told, url)}") from None
 
 
 def _refuse_others(url: URL) -> None:
     path = sqlite_file(url)
     if path is not None and not path.exists():
-        if not path.absolute().parent.is_dir():
-            raise DatabaseError(f"cannot write to {path}: there is no folder {path.parent}")
+        require(
+            path.absolute().parent.is_dir(),
+            f"cannot write to {path}: there is no folder {path.parent}",
+            error=DatabaseError,
+        )
         return
     tables = table_names(url)
     hint = "give a separate database with --file; it is created if missing"
-    if "bss_study" in tables:
-        raise UsageError(f"{shown(url)} is a bssearch database; Optuna's tables need another one", hint=hint)
+    require(
+        "bss_study" not in tables, f"{shown(url)} is a bssearch database; Optuna's tables need another one", hint=hint
+    )
     taken = sorted(tables & {"alembic_version", "studies", "trials"})
     if taken and "version_info" not in tables:
         raise UsageError(f"{shown(url)} has another program's table {taken[0]!r}, whose name Optuna needs", hint=hint)
@@ -519,7 +515,6 @@ def _insert(connection: Connection, study: OptunaStudy) -> None:
     added = connection.execute(insert(models.StudyModel).values(study_name=study.name))
     assert added.inserted_primary_key is not None, "of one row it is known"
     study_id = added.inserted_primary_key[0]
-    direction = StudyDirection[study.direction.upper()]
     connection.execute(
         insert(models.TrialModel.__table__),
         [
@@ -539,8 +534,8 @@ def _insert(connection: Connection, study: OptunaStudy) -> None:
     ids: dict[int, int] = {number: trial_id for number, trial_id in connection.execute(numbered)}
     trials = [(ids[trial.number], trial) for trial in study.trials]
     tables: dict[Any, list[dict[str, Any]]] = {
-        models.StudyDirectionModel: [{"study_id": study_id, "direction": direction, "objective": 0}],
-        models.StudySystemAttributeModel: [_attribute("study_id", study_id, METRIC_NAMES, [study.metric_name])],
+        models.StudyDirectionModel: [{"study_id": study_id, "direction": study.directions[0], "objective": 0}],
+        models.StudySystemAttributeModel: [_attribute("study_id", study_id, METRIC_NAMES, list(study.metric_names))],
         models.StudyUserAttributeModel: [
             _attribute("study_id", study_id, *one) for one in study.user_attributes.items()
         ],

@@ -1,7 +1,5 @@
 """The `Executor` interface between driver and trials."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os
@@ -13,7 +11,7 @@ from typing import Any, Literal, Protocol, cast, get_args, runtime_checkable
 from pydantic import BaseModel, TypeAdapter
 
 from bssearch import registry
-from bssearch.errors import BSSearchError, LaunchError, UsageError, WorkloadError
+from bssearch.errors import BSSearchError, LaunchError, WorkloadError, require
 from bssearch.records import (
     Configuration,
     MemoryRequest,
@@ -77,6 +75,7 @@ class ExecutorSettings:
         workload: name, resolved in ``folder``, or the program's name.
         given: workload class or object, for the executor ``inline``.
         device: ``auto`` (CUDA devices round-robin, else the CPU), ``cpu``, ``cuda`` or ``cuda:N``.
+        devices: numbers of devices that trials train on, ascending.
         own_parameters: defaults of the workload's own parameters, as ``GROUP.NAME``.
         optimizers: optimizers whose libraries must be installed.
     """
@@ -87,6 +86,7 @@ class ExecutorSettings:
     slots: int | Literal["auto"] = 1
     threads: int = 1
     device: str = "auto"
+    devices: tuple[int, ...] = (1,)
     hang_seconds: float = 300.0
     training: TrainingSpec = field(default_factory=TrainingSpec)
     memory_limit_bytes: int | None = None
@@ -178,11 +178,22 @@ class TimesSideBySide(Protocol):
 def check_threads(settings: ExecutorSettings) -> None:
     """Raise `UsageError` for more threads than CPUs."""
     cpus = os.cpu_count() or 1
-    if settings.threads > cpus:
-        raise UsageError(
-            f"executor.threads = {settings.threads} must be <= {cpus}, the CPUs of this machine",
-            hint="more threads than CPUs wait for each other",
-        )
+    require(
+        settings.threads <= cpus,
+        f"executor.threads = {settings.threads} must be <= {cpus}, the CPUs of this machine",
+        hint="more threads than CPUs wait for each other",
+    )
+
+
+def check_ranks(settings: ExecutorSettings) -> None:
+    """Raise `UsageError` for more processes with ``threads`` threads in a trial than this machine has CPUs for."""
+    cpus, most = os.cpu_count() or 1, settings.devices[-1]
+    require(
+        settings.threads * most <= cpus,
+        f"executor.devices = {most} must be <= {cpus // settings.threads}: without a GPU a device is a process of "
+        f"executor.threads = {settings.threads}, and this machine has {cpus} CPUs",
+        hint="more threads than CPUs wait for each other",
+    )
 
 
 def make_executor(name: str, settings: ExecutorSettings) -> Executor:

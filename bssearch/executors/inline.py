@@ -4,8 +4,6 @@ Trials are not isolated: crashes end the run, user code sees secrets, CPU memory
 output of child processes is not logged.
 """
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import os
@@ -18,7 +16,7 @@ from dataclasses import dataclass, replace
 from inspect import GEN_RUNNING, getgeneratorstate
 from typing import IO, Any, TypeVar, cast
 
-from bssearch.errors import LaunchError, UsageError
+from bssearch.errors import LaunchError, UsageError, require
 from bssearch.executors.base import Event, ExecutorSettings, Load, Measurement, Refused, check_threads
 from bssearch.executors.loaded import LoadedWorkload, failed, not_measured, refused, trial_ended
 from bssearch.executors.process import REPEATABLE_CUBLAS, printed
@@ -60,10 +58,10 @@ class InlineExecutor:
 
     def __init__(self, settings: ExecutorSettings) -> None:
         check_threads(settings)
-        if settings.least_slots != 1:
-            raise UsageError(
-                f"executor.slots = {settings.slots} must be 1 with the executor inline: it runs one trial at a time"
-            )
+        require(
+            settings.least_slots == 1,
+            f"executor.slots = {settings.slots} must be 1 with the executor inline: it runs one trial at a time",
+        )
         self.slots = 1
         self._settings = settings
         self._logs = LogFolder(settings.log_folder)
@@ -147,17 +145,21 @@ class InlineExecutor:
         self._logs.close()
 
     def _load(self) -> LoadedWorkload:
-        if self._broken:
-            raise LaunchError("the device failed in an earlier trial and takes no more work from this process")
+        require(
+            not self._broken,
+            "the device failed in an earlier trial and takes no more work from this process",
+            error=LaunchError,
+        )
         if self._loaded is None:
             import torch
 
             on_cpu = self._settings.device == "cpu" or not torch.cuda.is_available()
-            if self._settings.memory_limit_bytes is not None and on_cpu:
-                raise LaunchError(
-                    "the executor inline has no memory limit on the CPU: the limit would apply to the whole run",
-                    hint="set executor.name: local, or remove memory_limit_gib",
-                )
+            require(
+                self._settings.memory_limit_bytes is None or not on_cpu,
+                "the executor inline has no memory limit on the CPU: the limit would apply to the whole run",
+                hint="set executor.name: local, or remove memory_limit_gib",
+                error=LaunchError,
+            )
             self._restore.callback(torch.set_num_threads, torch.get_num_threads())
             given = {name: value for name, value in REPEATABLE_CUBLAS.items() if name not in os.environ}
             self._restore.enter_context(environment_with({**given, **self._settings.environment}))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import gc
 import traceback
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from bssearch.errors import BSSearchError, LaunchError, WorkloadError
 from bssearch.executors.base import AskStop, Load, Measured, Measurement, Refused
@@ -27,16 +27,19 @@ from bssearch.records import (
 )
 
 if TYPE_CHECKING:
+    from bssearch.executors.rank_workers import RankProcesses
     from bssearch.training.loop import Trial
+    from bssearch.training.ranks import Follower
 
 
 class LoadedWorkload:
     """A workload and its data on a device.
 
-    Raises `WorkloadError`, `LaunchError` or a library's own error.
+    Without ``on_lost``, see `RankProcesses`, trials train on one device. Raises `WorkloadError`, `LaunchError` or a
+    library's own error.
     """
 
-    def __init__(self, load: Load) -> None:
+    def __init__(self, load: Load, on_lost: Callable[[Exception], NoReturn] | None = None) -> None:
         import torch
         import torch._dynamo  # else the first optimizer imports it, which takes seconds of a trial
 
@@ -79,6 +82,8 @@ class LoadedWorkload:
             ) from error
         self._own_parameters = settings.own_parameters
         self._data, _ = place(data, self._computation, self.memory_limit_bytes)
+        self._load, self._on_lost = replace(load, revision=self.revision), on_lost
+        self._processes: RankProcesses | None = None
 
     @property
     def device(self) -> str:
@@ -137,15 +142,16 @@ class LoadedWorkload:
 
         torch.set_num_threads(request.threads)
         loaded = self._workload, self._data, self._computation
-        match request:
-            case StepTimeRequest():
-                return measure_step_time(request, *loaded)
-            case MemoryRequest():
-                limit = self.memory_limit_bytes
-                memory_bytes = bytes_within_reserve(self._computation.device, limit) if request.reserve else None
-                return measure_memory(request, *loaded, memory_bytes=memory_bytes)
-            case NoiseRequest():
-                return measure_noise(request, *loaded)
+        with self._ranks(request.configuration.world_size):
+            match request:
+                case StepTimeRequest():
+                    return measure_step_time(request, *loaded)
+                case MemoryRequest():
+                    limit = self.memory_limit_bytes
+                    memory_bytes = bytes_within_reserve(self._computation.device, limit) if request.reserve else None
+                    return measure_memory(request, *loaded, memory_bytes=memory_bytes)
+                case NoiseRequest():
+                    return measure_noise(request, *loaded)
 
     def run(
         self,
@@ -156,13 +162,32 @@ class LoadedWorkload:
         on_progress: Callable[[], None],
     ) -> TrialOutcome:
         """Run a trial to its end."""
-        with closing(self.trial(request, stop=stop, on_progress=on_progress).observations()) as observations:
+        with (
+            self._ranks(request.plan.configuration.world_size, on_progress),
+            closing(self.trial(request, stop=stop, on_progress=on_progress).observations()) as observations,
+        ):
             while True:
                 try:
                     observation = next(observations)
                 except StopIteration as end:
                     return cast(TrialOutcome, end.value)
                 on_observation(observation)
+
+    def follower(self, rank: int, answer: Callable[[Any], None]) -> Follower:
+        """This process as another rank of a trial."""
+        from bssearch.training.ranks import Follower
+
+        seconds = self._load.settings.hang_seconds
+        return Follower(self._workload, self._data, self._computation, rank=rank, seconds=seconds, answer=answer)
+
+    def _ranks(self, size: int, on_progress: Callable[[], None] = lambda: None) -> AbstractContextManager[object]:
+        if size == 1 or self._on_lost is None:
+            return nullcontext()
+        if self._processes is None:
+            from bssearch.executors.rank_workers import RankProcesses
+
+            self._processes = RankProcesses(self._load, self._computation, self._on_lost)
+        return self._processes.together(size, on_progress)
 
     def trial(self, request: TrialRequest, *, stop: AskStop, on_progress: Callable[[], None] = lambda: None) -> Trial:
         """Make a trial; set the process's thread count."""

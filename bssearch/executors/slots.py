@@ -26,8 +26,10 @@ from bssearch.executors.base import (
     Measurement,
     Refused,
     Reply,
+    check_ranks,
     check_threads,
 )
+from bssearch.executors.gpus import VISIBLE, Gpus
 from bssearch.executors.process import (
     Inbox,
     WorkerHandle,
@@ -161,6 +163,8 @@ class Slot:
         self.timed: list[Configuration] = []
         self.failure: Failure | None = None
         self.trial: RunningTrial | None = None
+        self.world_size = 1
+        """Devices of the worker."""
         self._keeps_log = keeps_log
         self._verdict: tuple[TrialState, str] | None = None
         self._job_log = 0  # log position in bytes when the worker got its last job
@@ -314,6 +318,7 @@ class SlotExecutor(ABC):
         self._devices: int | None = None
         self._devices_of: dict[int, str] = {}
         self._has_gpus = False
+        self._leased: Gpus | None = None
 
     @abstractmethod
     def _started(self, slot: Slot, environment: Mapping[str, str]) -> WorkerHandle:
@@ -336,6 +341,10 @@ class SlotExecutor(ABC):
     def describe(self) -> WorkloadDescription:
         """See `Executor.describe`."""
         found = self._ask("describe", WorkloadDescription)
+        if self._has_gpus and self._settings.devices[-1] > (self._devices or 1):
+            raise LaunchError(
+                f"executor.devices = {self._settings.devices[-1]} must be <= {self._devices}, the GPUs of this machine"
+            )
         return replace(found, notice="; ".join(filter(None, [found.notice, self._about_idle_devices()])) or None)
 
     def measure_step_time(self, request: StepTimeRequest) -> StepTime:
@@ -363,6 +372,7 @@ class SlotExecutor(ABC):
     def _timed(self, jobs: Sequence[tuple[Slot, StepTimeRequest]]) -> list[StepTime]:
         self._refuse_while_a_trial_runs()
         for slot, request in jobs:
+            self._give_devices(slot, request.configuration.world_size)
             # A repetition needs a new process: cuDNN chooses kernels once per process and shape.
             if self._has_gpus and request.configuration in slot.timed:
                 self._discard(slot)
@@ -396,6 +406,7 @@ class SlotExecutor(ABC):
         """See `Executor.measure_memory`; a lack of memory is an answer."""
         self._refuse_while_a_trial_runs()
         self._discard(self._slots[0])
+        self._give_devices(self._slots[0], request.configuration.world_size)
         try:
             return self._ask(request, MemoryUse)
         except LaunchError as error:
@@ -414,6 +425,7 @@ class SlotExecutor(ABC):
     def measure_noise(self, request: NoiseRequest) -> NoiseMeasurement:
         """See `Executor.measure_noise`."""
         self._refuse_while_a_trial_runs()
+        self._give_devices(self._slots[0], request.configuration.world_size)
         return self._ask(request, NoiseMeasurement)
 
     def _about_idle_devices(self) -> str | None:
@@ -425,6 +437,7 @@ class SlotExecutor(ABC):
     def _add_slots(self, count: int) -> None:
         for index in range(len(self._slots), count):
             self._slots.append(Slot(index, self._logs.file_of(index), keeps_log=self._logs.is_kept))
+            self._slots[-1].world_size = self._settings.devices[0]
         self.slots = len(self._slots)
 
     def _ask(self, command: Literal["describe"] | Measurement, kind: type[T]) -> T:
@@ -451,13 +464,16 @@ class SlotExecutor(ABC):
             raise ValueError(f"no slot is free for trial {request.number}: {running} are running")
         if request.number in running:
             raise ValueError(f"trial {request.number} is running already")
-        self._start_all()
+        world_size = request.plan.configuration.world_size
+        if world_size == self._settings.devices[0]:
+            self._start_all()
         if not running:  # because loading slows running trials
             self._wait_for_loading()
         slot = min(
             (slot for slot in self._slots if not slot.trial),
             key=lambda slot: (len(self._trials_on(slot.place)), slot.index),
         )
+        self._give_devices(slot, world_size)
         self._make_ready(slot)
         neighbours = self._trials_on(slot.place)
         trial = slot.run(request)
@@ -506,6 +522,18 @@ class SlotExecutor(ABC):
         for slot in self._slots:
             if slot.state is SlotState.LOADING:
                 self._wait_until_ready(slot)
+
+    def _give_devices(self, slot: Slot, world_size: int) -> None:
+        # A worker sees only the GPUs that it had at its start.
+        if slot.world_size == world_size:
+            return
+        if self._has_gpus:
+            for one in self._slots:
+                if one is slot or not one.trial:
+                    self._discard(one)
+                    if self._leased is not None:
+                        self._leased.give_back(one.index)
+        slot.world_size = world_size
 
     def _start_all(self) -> None:
         for slot in self._slots:
@@ -566,8 +594,9 @@ class SlotExecutor(ABC):
             if self._devices is None:
                 self._devices, self._has_gpus = reply.devices, reply.device != "cpu"
                 if self._settings.slots == "auto":
-                    uses_cpu = not self._has_gpus and self._settings.program is None
-                    self._add_slots(cpu_slots(self._settings.threads) if uses_cpu else reply.devices)
+                    uses_cpu, world_size = not self._has_gpus and self._settings.program is None, slot.world_size
+                    threads = self._settings.threads * world_size
+                    self._add_slots(cpu_slots(threads) if uses_cpu else max(1, reply.devices // world_size))
         event = slot.bury() if reply is None else slot.take(reply)
         if event is not None:
             self._events.append(event)
@@ -626,9 +655,14 @@ class LocalExecutor(SlotExecutor):
     def __init__(self, settings: ExecutorSettings) -> None:
         check_threads(settings)
         self._is_on_cpu = settings.device == "cpu" or not may_have_gpus()
+        if self._is_on_cpu:
+            check_ranks(settings)
         if settings.slots == "auto" and self._is_on_cpu and settings.program is None:
-            settings = replace(settings, slots=cpu_slots(settings.threads))
+            settings = replace(settings, slots=cpu_slots(settings.threads * settings.devices[0]))
         super().__init__(settings)
+        self._leased = (
+            None if self._is_on_cpu else Gpus.found(settings.device, os.environ, allow_busy=settings.allow_busy)
+        )
 
     def describe(self) -> WorkloadDescription:
         """See `Executor.describe`; on a CPU all workers load at once."""
@@ -636,7 +670,21 @@ class LocalExecutor(SlotExecutor):
             self._start_all()
         return super().describe()
 
+    def close(self) -> None:
+        """See `Executor.close`."""
+        super().close()
+        if self._leased is not None:
+            self._leased.close()
+
+    def _load_of(self, slot: Slot) -> Load:
+        load = super()._load_of(slot)
+        if self._leased is None:
+            return load
+        return replace(load, settings=replace(load.settings, device="cuda:0"), devices=len(self._leased))
+
     def _started(self, slot: Slot, environment: Mapping[str, str]) -> WorkerHandle:
+        if self._leased is not None:
+            environment = {**environment, VISIBLE: ",".join(self._leased.of_slot(slot.index, slot.world_size))}
         try:
             return WorkerProcess(
                 slot=slot.index,

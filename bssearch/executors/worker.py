@@ -38,6 +38,7 @@ from bssearch.records import (
     NoiseRequest,
     Observation,
     StepTimeRequest,
+    TrialEnded,
     TrialObserved,
     TrialRequest,
     TrialState,
@@ -91,6 +92,7 @@ class Worker:
         self._stop: tuple[TrialState, str] | None = None
         self._progress = 0
         self._loaded: Trainable | None = None
+        self._job: Command | None = None
         self._memory_limit_bytes: int | None = None
 
     def serve(self) -> None:
@@ -98,7 +100,7 @@ class Worker:
         for target in (self._listen, self._send_heartbeats):
             threading.Thread(target=target, name=target.__name__.strip("_"), daemon=True).start()
         while True:
-            command = self._jobs.get()
+            command = self._job = self._jobs.get()
             match command:
                 case Load():
                     self._answer(partial(self._load, command), self._refused)
@@ -163,7 +165,7 @@ class Worker:
         self._memory_limit_bytes = settings.memory_limit_bytes
         if settings.program is None:  # another process trains a program
             _import_torch()
-            self._loaded = LoadedWorkload(load)
+            self._loaded = LoadedWorkload(load, self._lost)
         elif settings.program.command:
             from bssearch.executors.programs.command import LoadedCommand
 
@@ -199,6 +201,15 @@ class Worker:
         with self._lock:
             self._trial = self._stop = None
         self._channel.send(ended)
+
+    def _lost(self, error: Exception) -> NoReturn:
+        # The main thread may wait forever for a rank that has ended.
+        match self._job:
+            case TrialRequest() as request:
+                self._channel.send(TrialEnded(request.number, failed(error), broken=True))
+            case StepTimeRequest() | MemoryRequest() | NoiseRequest() as request:
+                self._channel.send(not_measured(error, request))
+        end_group()
 
 
 def _import_torch() -> None:

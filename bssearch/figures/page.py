@@ -1,7 +1,5 @@
 """The page of a study: answer, charts, tables, growing batches, rules of thumb, reproduction."""
 
-from __future__ import annotations
-
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,6 +12,7 @@ from bssearch.analysis.generalisation import final_rows
 from bssearch.analysis.headline import (
     about_columns,
     about_device,
+    about_devices,
     about_growing,
     about_law,
     headline,
@@ -265,6 +264,7 @@ def _sections(picture: StudyPicture) -> list[Section]:
         _recipe(answer),
         _batches(answer),
         grown_trials(picture.trials, answer, objective_of(picture.spec, picture.study.target)),
+        _devices(answer),
         growing(answer, picture.grown, picture.curves.get(answer.optimal.batch_size, ())),
         _steps(answer),
         _curves(picture),
@@ -276,6 +276,34 @@ def _sections(picture: StudyPicture) -> list[Section]:
         _audit(picture.audit),
     ]
     return [section for section in found if section is not None]
+
+
+def _devices(answer: Answer) -> Section | None:
+    if not answer.by_devices:
+        return None
+    rows = [
+        Row(
+            [
+                one.world_size,
+                one.batch_size,
+                f"{number(one.seconds)}{ends(one.low, one.high)}{'' if one.runs else ', predicted'}",
+                f"{number(one.speedup.value, 2)}×{ends(one.speedup.low, one.speedup.high, 2)}",
+                f"{one.efficiency:.0%}",
+                number(one.cost),
+                NOTHING if one.reduce_share is None else f"{one.reduce_share:.0%}",
+            ],
+            one.on_front,
+        )
+        for one in answer.by_devices
+    ]
+    headings = ["Devices", "Batch", "Seconds", "Speed-up", "Efficiency", "Device-seconds", "Reduction, share of a step"]
+    return Section(
+        name="devices",
+        title="More devices",
+        text=about_devices(answer),
+        charts={"devices": plots.devices_chart(answer)},
+        table=Table(headings, rows, caption="Bold: no other number of devices is better in both seconds and cost."),
+    )
 
 
 def _objective(picture: StudyPicture) -> Section:

@@ -1,7 +1,5 @@
 """The charts of a study's page; None if there is nothing to draw."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import date
@@ -159,6 +157,27 @@ def front_chart(answer: Answer, *, priced: bool) -> Chart | None:
     )
 
 
+def devices_chart(answer: Answer) -> Chart | None:
+    """Time and device-seconds to the target on each number of devices."""
+    if not answer.by_devices:
+        return None
+    points: dict[bool, list[Point]] = {True: [], False: []}
+    for one in answer.by_devices:
+        about = f"{one.world_size} devices, batch {one.batch_size}\n{number(one.seconds)} s, cost {number(one.cost)}"
+        points[one.on_front].append(Point(one.seconds, one.cost, about, f"{one.world_size} × {one.batch_size}"))
+    front = sorted(points[True], key=lambda one: one.x)
+    series = [
+        Series(name="best trade-offs", points=front, symbol="circle", width=1.5, shape="hv"),
+        Series(name="beaten in both", points=points[False], symbol="circle", colour=MUTED),
+    ]
+    seconds, costs = [one.seconds for one in answer.by_devices], [one.cost for one in answer.by_devices]
+    return Chart(
+        x=value_axis("train seconds to the target", seconds, log=True, room=2 * PADDING),
+        y=value_axis("device-seconds to the target", costs, log=True, room=2 * PADDING),
+        series=[one for one in series if one.points],
+    )
+
+
 def throughput_chart(answer: Answer) -> Chart | None:
     """Samples per second against batch size."""
     series = _connected(answer, lambda row: row.samples_per_s)
@@ -207,8 +226,7 @@ def _against_law(
     if not known:
         return None
     series = []
-    fit = _drawn_law(answer)
-    if fit is not None:
+    if (fit := _drawn_law(answer)) is not None:
         series.append(_law_curve([(size, expected(fit, size)) for size in dense_sizes(fit.residuals)], "the law", fit))
     if len(known) > 1:
         (first, at_first), last = known[0], known[-1][0].batch_size
@@ -328,8 +346,7 @@ def dense_sizes(sizes: Collection[int]) -> list[float]:
 
 def _about(row: Batch) -> str:
     parts = [f"{row.reached} of {row.trials} trials reached the target"]
-    time = row.time_to_target_s
-    if time is not None:
+    if (time := row.time_to_target_s) is not None:
         parts.append("a single run" if time.runs == 1 else f"median of {plural(time.runs, 'run')}")
         if time.basis != "measured":
             parts.append(time.basis)

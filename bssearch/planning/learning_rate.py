@@ -1,13 +1,12 @@
 """Rules of thumb that carry a tuned configuration to another batch size."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, model_validator
 
+from bssearch.errors import require
 from bssearch.planning.requests import (
     ADAM_LIKE,
     Count,
@@ -19,7 +18,6 @@ from bssearch.planning.requests import (
     Request,
     ShareBelowOne,
     notes_on,
-    require,
 )
 from bssearch.records.scaling import (
     LARGE_BATCH,

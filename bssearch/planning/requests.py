@@ -1,7 +1,5 @@
 """Plan requests: pydantic models that define the options of command line, page and Python."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -129,12 +127,6 @@ def planned(model: Callable[Asked, Model]) -> Callable[[Callable[[Model], Made]]
         return cast(Callable[Asked, Made], call)
 
     return decorate
-
-
-def require(is_so: object, message: str) -> None:
-    """Raise `UsageError` unless ``is_so``."""
-    if not is_so:
-        raise UsageError(message)
 
 
 def shown(value: object) -> str:

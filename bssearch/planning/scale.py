@@ -17,7 +17,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from bssearch.errors import UsageError
+from bssearch.errors import UsageError, require
 from bssearch.planning.requests import (
     LARGEST_COUNT,
     MANY_STEPS,
@@ -31,7 +31,6 @@ from bssearch.planning.requests import (
     Share,
     notes_on,
     planned,
-    require,
 )
 from bssearch.records.scaling import LARGE_BATCH
 from bssearch.registry import Option
@@ -235,9 +234,10 @@ class ScaleRequest(Request):
         Positive | None,
         Option("Price of a device for an hour.", label="Price of a device", unit="an hour"),
     ] = None
-    study: Annotated[str | None, Option("A stored study: its step times, B_crit and samples, if none are given.")] = (
-        None
-    )
+    study: Annotated[
+        str | None,
+        Option("A stored study: its step times, B_crit and samples, unless given; on several devices its bandwidth."),
+    ] = None
     db: Database = None
 
     @model_validator(mode="after")
@@ -277,8 +277,9 @@ class ScaleRequest(Request):
             f"at_batch = {self.at_batch} needs samples_to_target, the samples counted at that batch",
         )
         require(
-            self.devices == 1 or (self.bandwidth_gb_s and self.parameters),
-            f"devices = {self.devices} exchange gradients: give bandwidth_gb_s and parameters",
+            self.devices == 1 or self.study or (self.bandwidth_gb_s and self.parameters),
+            f"devices = {self.devices} exchange gradients: give bandwidth_gb_s and parameters, or a study with "
+            "executor.devices",
         )
         return self
 
@@ -292,6 +293,10 @@ class ScaleRequest(Request):
             return 0.0
         message = self.parameters * self.gradient_bytes / devices / (self.bandwidth_gb_s * 1e9)
         return 2 * (devices - 1) * (self.latency_us * 1e-6 + float(message))
+
+    def bandwidth_of(self, devices: int, seconds: float) -> float:
+        """Bandwidth in GB/s at which the ring all-reduce takes these ``seconds``, latency aside."""
+        return 2 * (devices - 1) / devices * (self.parameters or 1) * self.gradient_bytes / (seconds * 1e9)
 
     def exposed_seconds(self, devices: int, compute_s: float) -> float:
         """Communication seconds that ``compute_s`` does not hide."""

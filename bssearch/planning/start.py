@@ -1,7 +1,5 @@
 """Questions for a first study, and its spec from ``start.yaml``."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping
@@ -12,10 +10,9 @@ from typing import Annotated, Any, Self
 import yaml
 from pydantic import model_validator
 
-from bssearch.errors import LaunchError
-from bssearch.planning.memory.numbers import what_fits
+from bssearch.errors import LaunchError, require
 from bssearch.planning.memory.parameters import FORMATS, parameter_bytes
-from bssearch.planning.memory.request import GIB, HEADROOM, MIB, MemoryPlanRequest
+from bssearch.planning.memory.request import GIB, HEADROOM, MIB, MemoryPlanRequest, what_fits
 from bssearch.planning.requests import (
     Count,
     Finite,
@@ -27,7 +24,6 @@ from bssearch.planning.requests import (
     Request,
     notes_on,
     planned,
-    require,
 )
 from bssearch.records.scaling import rule_of_optimizer
 from bssearch.registry import Option

@@ -1,7 +1,5 @@
 """Frozen records that all layers share; memory is in bytes, ``steps`` are optimizer steps."""
 
-from __future__ import annotations
-
 from bssearch.records.grouping import grouped
 from bssearch.records.measured import (
     COULD_NOT_PAUSE,
@@ -18,6 +16,7 @@ from bssearch.records.measured import (
     SecondsBasis,
     StepTime,
     StepTimeError,
+    Timing,
     TrialEnded,
     TrialObserved,
     TrialOutcome,
@@ -102,6 +101,7 @@ __all__ = [
     "StepTimeRequest",
     "StudyRecord",
     "Target",
+    "Timing",
     "TrialEnded",
     "TrialObserved",
     "TrialOutcome",

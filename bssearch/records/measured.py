@@ -193,6 +193,7 @@ class Timing:
 
     batch_size: int
     micro_batch_size: int
+    world_size: int = 1
     step_seconds: float | None
     step_seconds_low: float | None = None
     step_seconds_high: float | None = None
@@ -203,6 +204,11 @@ class Timing:
     settled: bool | None = None
     contended: bool = False
     reason: str | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """True without accumulation."""
+        return self.batch_size == self.micro_batch_size * self.world_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,6 +229,7 @@ class StepTime(Timing):
         return StepTime(
             batch_size=configuration.batch_size,
             micro_batch_size=configuration.micro_batch_size,
+            world_size=configuration.world_size,
             step_seconds=None,
             evaluation_seconds=None,
             steps_timed=0,

@@ -25,13 +25,17 @@ class Goal(StrEnum):
 
 
 class Phase(StrEnum):
-    """Purpose of a trial; `TO_BUDGET` trains past the target, `GROWTH` searches a batch schedule."""
+    """Purpose of a trial.
+
+    `TO_BUDGET` trains past the target, `GROWTH` searches a batch schedule, `DEVICES` trains on more devices.
+    """
 
     SEARCH = "search"
     CONFIRM = "confirm"
     AUDIT = "audit"
     TO_BUDGET = "to_budget"
     GROWTH = "growth"
+    DEVICES = "devices"
     PROBE = "probe"
 
 
@@ -168,13 +172,17 @@ class Configuration:
         steps = self.batch_size // (micro_batch_size * self.world_size)
         return replace(self, micro_batch_size=micro_batch_size, accumulation_steps=steps)
 
+    def on_devices(self, world_size: int, micro_batch_size: int) -> Configuration:
+        """Configuration on ``world_size`` devices; its product with the micro-batch size must divide the batch size."""
+        return replace(self, world_size=world_size).in_micro_batches(micro_batch_size)
+
     def trains_like(self, other: Configuration) -> bool:
-        """True if the configurations differ at most in micro-batch size."""
+        """True if the configurations differ at most in micro-batch size and devices."""
         return self._whole == other._whole
 
     @property
     def _whole(self) -> Configuration:
-        whole = self.in_micro_batches(1)
+        whole = self.on_devices(1, 1)
         if not self.grows:
             return whole
         stages = re.sub(r"/\d+", "", str(self.parameters.get(BATCH_STAGES)))

@@ -3,8 +3,6 @@
 Step times vary more between visits than within one, so errors come from differences between visits only.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections import Counter
@@ -20,6 +18,7 @@ from bssearch.records import (
     ProbeRecord,
     StepTime,
     StepTimeError,
+    Timing,
     TrialRecord,
     Visit,
     grouped,
@@ -44,18 +43,18 @@ MIDMEAN_ERROR = 1.09  # standard error over the mean's: 84 % efficiency (Rosenbe
 
 ROUNDS = 30  # the alternating fit converges in a few
 
-Split = tuple[int, int]  # (batch size, micro-batch size)
+Split = tuple[int, int, int]  # (batch size, micro-batch size, world size)
 
-Timed = tuple[object, ...]  # (batch size, micro-batch size, (name, value) of model parameters)
+Timed = tuple[object, ...]  # (*split, (name, value) of model parameters)
 
 StepSeconds = Mapping[Timed, float]
 
 Key = TypeVar("Key", bound=Hashable)
 
 
-def split(configuration: Configuration) -> Split:
-    """(batch size, micro-batch size)."""
-    return configuration.batch_size, configuration.micro_batch_size
+def split(one: Configuration | Timing) -> Split:
+    """(batch size, micro-batch size, world size)."""
+    return one.batch_size, one.micro_batch_size, one.world_size
 
 
 def timed_as(configuration: Configuration) -> Timed:
@@ -66,7 +65,7 @@ def timed_as(configuration: Configuration) -> Timed:
 
 def step_seconds_of(probes: Iterable[StepTime], model: ModelParameters = ()) -> StepSeconds:
     """Measured step times, from uncontended probes if possible; ``model``: the timed model's parameters."""
-    timed = [(one.contended, (one.batch_size, one.micro_batch_size, *model), one.step_seconds) for one in probes]
+    timed = [(one.contended, (*split(one), *model), one.step_seconds) for one in probes]
     known: dict[Timed, float] = {}
     for _, place, seconds in sorted(timed, key=lambda one: one[0]):
         if seconds is not None:
@@ -91,9 +90,9 @@ def seconds_of_steps(configuration: Configuration, steps: float, step_seconds: S
         return None if seconds is None else steps * seconds
     if schedule.is_measured:
         return None
-    model = model_parameters(configuration)
+    further = configuration.world_size, *model_parameters(configuration)
     stages = schedule.steps_by_stage(steps)
-    times = [step_seconds.get((stage.batch_size, stage.micro_batch_size, *model)) for stage, _ in stages]
+    times = [step_seconds.get((stage.batch_size, stage.micro_batch_size, *further)) for stage, _ in stages]
     if any(one is None for one in times):
         return None
     return math.fsum(taken * (time or 0.0) for (_, taken), time in zip(stages, times, strict=True))
@@ -161,10 +160,12 @@ def fit_step_times(visits: tuple[Visit, ...]) -> Mapping[Split, FittedStepTime]:
 
 
 def with_visits(probes: Iterable[ProbeRecord], visits: Sequence[Visit]) -> list[ProbeRecord]:
-    """Probes with seconds and errors fitted over all visits, without intervals."""
-    fitted, by_split = fit_step_times(tuple(visits)), _by_split(visits)
-    splits = ((probe, (probe.batch_size, probe.micro_batch_size)) for probe in probes)
-    return [_fitted(probe, fitted[split], by_split[split]) if split in by_split else probe for probe, split in splits]
+    """Probes with seconds and errors fitted over the visits on equally many devices, without intervals."""
+    by_devices = grouped((one.world_size, one) for one in visits)
+    fitted = {split: one for here in by_devices.values() for split, one in fit_step_times(tuple(here)).items()}
+    by_split = _by_split(visits)
+    splits = ((probe, split(probe)) for probe in probes)
+    return [_fitted(probe, fitted[place], by_split[place]) if place in by_split else probe for probe, place in splits]
 
 
 def with_intervals(probes: Iterable[ProbeRecord]) -> list[ProbeRecord]:
@@ -254,21 +255,21 @@ def _with_interval(probe: ProbeRecord, error: StepTimeError) -> ProbeRecord:
 
 
 def _by_split(visits: Iterable[Visit]) -> dict[Split, list[Visit]]:
-    return grouped(((one.batch_size, one.micro_batch_size), one) for one in visits)
+    return grouped((split(one), one) for one in visits)
 
 
 def _comparable(visits: Sequence[Visit]) -> list[tuple[Split, int, float]]:
     references = [one.reference_seconds for one in visits if one.reference_seconds and one.undelayed_step_seconds]
     found: list[tuple[Split, int, float]] = []
     quiet = statistics.median(references) if references else 1.0
-    for split, here in _by_split(visits).items():
+    for place, here in _by_split(visits).items():
         corrected = [
-            (split, one.visit, math.log(one.undelayed_step_seconds * quiet / one.reference_seconds))
+            (place, one.visit, math.log(one.undelayed_step_seconds * quiet / one.reference_seconds))
             for one in here
             if one.undelayed_step_seconds and one.reference_seconds
         ]
         undisturbed = [one for one in here if not one.contended] or here
-        found += corrected or [(split, one.visit, math.log(one.step_seconds)) for one in undisturbed]
+        found += corrected or [(place, one.visit, math.log(one.step_seconds)) for one in undisturbed]
     return found
 
 

@@ -4,8 +4,6 @@ A visit times a batch size for `SECONDS_LIMIT`. Visits alternate between batch s
 affects all alike.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import statistics
@@ -66,7 +64,7 @@ def missing_step_times(
     doubted = doubtful(spec, known, trials) if visits > FIRST_VISITS else set()
 
     def is_missing(size: int) -> bool:
-        micro = choose_micro_batch(size, spec.space.max_micro_batch_size, memory)
+        micro = micro_batch_at(spec, size, memory)
         if size in known and known[size].step_seconds is None:
             return False  # The user's code fails there.
         if size not in known or (micro is not None and micro > known[size].micro_batch_size):
@@ -88,7 +86,7 @@ def doubtful(spec: StudySpec, probes: Mapping[int, ProbeRecord], trials: Iterabl
     A step of the next smaller one takes longer by more than `STANDARD_ERRORS` (both are doubtful), or a step of
     uncontended trials of the same `kind_of` takes less by more than a factor of `TOLERANCE`.
     """
-    whole = [probe for _, probe in sorted(probes.items()) if probe.batch_size == probe.micro_batch_size]
+    whole = [probe for _, probe in sorted(probes.items()) if probe.is_whole]
     timed = [probe for probe in whole if probe.step_seconds is not None and probe.error is not None]
     found: set[int] = set()
     for smaller, larger in itertools.pairwise(timed):
@@ -197,7 +195,7 @@ def _visit_side_by_side(
     check: Callable[[], None],
 ) -> None:
     memory = store.probes.memory_boundary(spec.name, environment)
-    splits = [(size, choose_micro_batch(size, spec.space.max_micro_batch_size, memory)) for size in sizes]
+    splits = [(size, micro_batch_at(spec, size, memory)) for size in sizes]
     requests = [default_at(spec, size, micro) for size, micro in splits if micro is not None]
     visit = None
     for first in range(0, len(requests), executor.slots):
@@ -258,11 +256,12 @@ def confirm_out_of_memory(
 
 
 def _refused(spec: StudySpec, batch_size: int, memory: MemoryBoundary, reason: str) -> ProbeRecord:
-    micro = choose_micro_batch(batch_size, spec.space.max_micro_batch_size, memory)
+    micro = micro_batch_at(spec, batch_size, memory)
     assert micro is not None, "a tried batch size has a micro-batch size"
     return ProbeRecord(
         batch_size=batch_size,
         micro_batch_size=micro,
+        world_size=spec.executor.world_size,
         step_seconds=None,
         evaluation_seconds=None,
         steps_timed=0,
@@ -279,10 +278,11 @@ def measure_step_time_at(
     memory: MemoryBoundary,
     on_too_large: Callable[[MemoryUse], None] = lambda memory: None,
     seconds_limit: float = SECONDS_LIMIT,
+    world_size: int | None = None,
 ) -> ProbeRecord | None:
     """Time the default configuration at a batch size in the largest micro-batch that fits; None if no size fits."""
-    while (micro := choose_micro_batch(batch_size, spec.space.max_micro_batch_size, memory)) is not None:
-        measured = executor.measure_step_time(default_at(spec, batch_size, micro, seconds_limit))
+    while (micro := micro_batch_at(spec, batch_size, memory, world_size)) is not None:
+        measured = executor.measure_step_time(default_at(spec, batch_size, micro, seconds_limit, world_size))
         if not measured.out_of_memory:
             return probe_record(measured, spec.budget.trial_train_seconds)
         on_too_large(_too_large(measured))
@@ -290,14 +290,26 @@ def measure_step_time_at(
     return None
 
 
+def micro_batch_at(
+    spec: StudySpec, batch_size: int, memory: MemoryBoundary, world_size: int | None = None
+) -> int | None:
+    """Micro-batch of each of ``world_size`` devices (default: the search's), None if nothing fits."""
+    share = batch_size // (world_size or spec.executor.world_size)
+    return choose_micro_batch(share, spec.space.max_micro_batch_size, memory)
+
+
 def default_at(
-    spec: StudySpec, batch_size: int, micro_batch_size: int, seconds_limit: float = SECONDS_LIMIT
+    spec: StudySpec,
+    batch_size: int,
+    micro_batch_size: int,
+    seconds_limit: float = SECONDS_LIMIT,
+    world_size: int | None = None,
 ) -> StepTimeRequest:
     """Request to time the default configuration with all regularisation on, as in most trials."""
     default = spec.space.with_all_regularisation(spec.default_configuration)
-    configuration = replace(default, batch_size=batch_size).in_micro_batches(micro_batch_size)
+    devices = world_size or default.world_size
     return StepTimeRequest(
-        configuration=configuration,
+        configuration=replace(default, batch_size=batch_size).on_devices(devices, micro_batch_size),
         threads=spec.executor.threads,
         trial_train_seconds=spec.budget.trial_train_seconds,
         seconds_limit=seconds_limit,

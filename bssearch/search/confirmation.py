@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -310,12 +310,17 @@ class CompletedRuns:
     _in_vain: dict[tuple[str, int], int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, history: History, trials: Sequence[TrialRecord]) -> Self:
-        """Count the trials at timed batch sizes."""
+    def of(
+        cls,
+        history: History,
+        trials: Sequence[TrialRecord],
+        as_run: Callable[[Configuration], Configuration] | None = None,
+    ) -> Self:
+        """Count the trials at timed batch sizes; ``as_run`` is by default the history's."""
         made = cls()
         for trial in trials:
             if trial.configuration.batch_size in history.probes:
-                made._add(trial, history.as_run(trial.configuration))
+                made._add(trial, (as_run or history.as_run)(trial.configuration))
         return made
 
     def is_missing(self, configuration: Configuration, seed: int) -> bool:

@@ -43,6 +43,7 @@ from bssearch.search.calibration import (
     refuse_cap_beyond_memory,
     refuse_where_nothing_fits,
 )
+from bssearch.search.devices import time_on_devices
 from bssearch.search.engine import (
     CONTINUE,
     Action,
@@ -369,6 +370,11 @@ class Driver:
                 if not self._is_done:
                     self._wait()
                 self._raise_if_failed()
+
+    def time_on_devices(self) -> None:
+        """Time the batch sizes on more devices than the search's, one driver at a time."""
+        with self._ready(), self._leases.held(TIMING, partial(self._wait_for_claim, TIMING)):
+            time_on_devices(self.spec, self.store, self.executor, self.environment, self._check_timing)
 
     def run_planned(self, next_run: NextRun, phase: Phase) -> None:
         """Make only the runs of ``next_run``, one at a time."""

@@ -1,7 +1,5 @@
 """Answers of stored studies, cached or recomputed."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -31,7 +29,7 @@ from bssearch.spec import StudySpec
 from bssearch.spec.reader import spec_of
 from bssearch.storage.repository import Store
 
-ANSWERS = 26  # version of stored answers; increase it when the same trials give another answer
+ANSWERS = 27  # version of stored answers; increase it when the same trials give another answer
 
 
 MOVED = 0.01
@@ -142,7 +140,7 @@ def compute_answer(
     if target is not None:
         refuse_another_target(objective_of(spec))
     if target is None or target == study.target.value:
-        found = build_answer(study, spec, trials, probes, memory, uses, noise)
+        found = build_answer(study, spec, trials, probes, memory, uses, noise, store.probes.step_times(name))
         last = _Kept.model_validate(store.findings.last(name))
         promise = None if last.quick is None else _promise_of(last.quick, found)
         warnings = [*found.warnings, *about_versions(versions), *about_moved(first_told(last, found), found)]

@@ -1,7 +1,5 @@
 """History of a search."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections import Counter, defaultdict
@@ -122,10 +120,10 @@ class Repeats:
 
 
 def identity_of(configuration: Configuration) -> Identity:
-    """Key of a configuration, regardless of micro-batches."""
+    """Key of a configuration, regardless of micro-batches and devices."""
     one = configuration
     rates = (one.learning_rate, one.warmup_epochs, one.weight_decay, one.dropout, one.label_smoothing)
-    return (one.batch_size, one.world_size, *rates, one.optimizer, *sorted(one.parameters.items()))
+    return (one.batch_size, *rates, one.optimizer, *sorted(one.parameters.items()))
 
 
 def measured_seconds(trial: TrialRecord | None) -> float:
@@ -216,7 +214,8 @@ class History:
             self._note_best(trial)
             if trial.state is TrialState.REACHED:
                 self._reach(trial)
-        self._repeats.take(trial, self._key(trial))
+        if trial.phase is not Phase.DEVICES:
+            self._repeats.take(trial, self._key(trial))
 
     @property
     def probes(self) -> Mapping[int, ProbeRecord]:
@@ -307,7 +306,7 @@ class History:
     @property
     def largest(self) -> int | None:
         """Largest feasible batch size without accumulation."""
-        return max([size for size in self.feasible if self.probes[size].micro_batch_size == size], default=None)
+        return max([size for size in self.feasible if self.probes[size].is_whole], default=None)
 
     @property
     def budget_share(self) -> float:
@@ -366,9 +365,9 @@ class History:
         return any(trial.configuration.trains_like(configuration) for trial in here)
 
     def as_run(self, configuration: Configuration) -> Configuration:
-        """Configuration in current micro-batches; unchanged if untimed."""
+        """Configuration in current micro-batches and on the search's devices; unchanged if untimed."""
         probe = self.probes.get(configuration.batch_size)
-        return configuration if probe is None else configuration.in_micro_batches(probe.micro_batch_size)
+        return configuration if probe is None else configuration.on_devices(probe.world_size, probe.micro_batch_size)
 
     def eval_every_steps(self, batch_size: int) -> int:
         """Steps between evaluations at a batch size; 1 if unknown."""

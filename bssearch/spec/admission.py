@@ -3,8 +3,6 @@
 A database or an imported file can hold any values, and a command puts these values into shell words.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -52,6 +50,9 @@ def problem_with(spec: StudySpec, configuration: Configuration, *, in_bounds: bo
         return problem
     if configuration.batch_size not in spec.batch_sizes:
         return f"batch_size = {configuration.batch_size} must be one of {', '.join(map(str, spec.batch_sizes))}"
+    if configuration.world_size not in spec.executor.devices:
+        devices = ", ".join(map(str, spec.executor.devices))
+        return f"world_size = {configuration.world_size} must be one of executor.devices = {devices}"
     if configuration.grows:
         problem = _problem_with_growth(spec, configuration)
         rest = {name: value for name, value in configuration.parameters.items() if name not in PARAMETERS}

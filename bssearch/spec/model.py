@@ -1,7 +1,5 @@
 """A study's spec, and a program's command line with placeholders."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
@@ -35,7 +33,14 @@ from bssearch.spec.parts import (
     TrainingSpec,
     whole_configuration,
 )
-from bssearch.spec.space import OPTIONAL, TRAINING_PARAMETERS, BatchRules, SearchSpace, StrictModel
+from bssearch.spec.space import (
+    OPTIONAL,
+    TRAINING_PARAMETERS,
+    BatchRules,
+    SearchSpace,
+    StrictModel,
+    split_batch,
+)
 
 PLACE = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")  # only a name in braces is a placeholder
 
@@ -49,6 +54,7 @@ OWN_PLACES = (
     "evaluate_every",
     "threads",
     "device",
+    "devices",
 )
 
 
@@ -107,6 +113,27 @@ def check_command(
             raise ValueError(f"report has no expression for {name}; it has {', '.join(report)}")
 
 
+_RANKS = re.compile(r"--nproc[-_]per[-_]node(?:=(.*))?")  # of torchrun
+
+
+def launched_ranks(command: Sequence[str]) -> str | None:
+    """Number of processes that torchrun is told to start, as given; None without its option."""
+    for token, following in zip(command, [*command[1:], ""], strict=True):
+        if found := _RANKS.fullmatch(token):
+            return following if found[1] is None else found[1]
+    return None
+
+
+def check_launcher(command: Sequence[str], devices: Sequence[int]) -> None:
+    """Raise `ValueError` if the trials' devices vary, but not torchrun's number of processes."""
+    ranks = launched_ranks(command)
+    if devices[-1] > 1 and ranks not in {None, "{devices}"}:
+        raise ValueError(
+            f"command: --nproc-per-node={ranks} must be --nproc-per-node={{devices}}, because executor.devices = "
+            f"{', '.join(map(str, devices))}"
+        )
+
+
 _EPOCH = re.compile(r"\bepochs?\W*$", re.IGNORECASE)  # the word before the number
 
 
@@ -147,6 +174,7 @@ def values_of(
         "evaluate_every": evaluate_every,
         "threads": threads,
         "device": device,
+        "devices": configuration.world_size,
     }
 
 
@@ -246,6 +274,7 @@ class StudySpec(StrictModel):
             raise ValueError(
                 f"budget.trials = {self.budget.trials} must be >= {trials_needed}, one for each batch size to try"
             )
+        self._divide_among_devices()
         if self.arguments and (self.command or not self.is_program):
             raise ValueError(f"arguments are those of a script (workload: train.py); workload = {self.workload!r}")
         if self.command and self.workload != COMMAND:
@@ -271,9 +300,28 @@ class StudySpec(StrictModel):
             )
         if self.executor.name == "inline":
             raise ValueError("executor.name = inline runs a workload; a program runs in its own process")
+        if self.executor.devices[-1] > 1 and not self.command and not self.workload.endswith(".py"):
+            raise ValueError(
+                f"executor.devices = {self.executor.devices[-1]}: a function or a Trainer trains in one process; use a "
+                "script or a command"
+            )
         if self.command:
             check_command(self.command, self.report, self.target.metric, self.set_parameters, self.searched)
+            check_launcher(self.command, self.executor.devices)
         return self
+
+    def _divide_among_devices(self) -> None:
+        sizes, growth = self.batch_sizes, self.space.batch_schedule
+        searched, *further = self.executor.devices
+        if undivided := [size for size in sizes if size % searched]:
+            raise ValueError(f"batch size {undivided[0]} must be a multiple of executor.devices = {searched}")
+        if undivided := [count for count in further if all(size % count for size in sizes)]:
+            listed = ", ".join(map(str, sizes))
+            raise ValueError(
+                f"executor.devices = {undivided[0]} divides none of the batch sizes {listed}; add a multiple of it"
+            )
+        if growth is not None and searched > 1:
+            raise ValueError(f"batch_schedule: a growing batch trains on one device; executor.devices = {searched}")
 
     @property
     def is_program(self) -> bool:
@@ -330,8 +378,10 @@ class StudySpec(StrictModel):
 
     @property
     def default_configuration(self) -> Configuration:
-        """Default configuration."""
-        return whole_configuration(self.default, self.space)
+        """Default configuration, on the devices of a search trial."""
+        world_size = self.executor.world_size
+        micro_batch_size, _ = split_batch(self.default.batch_size // world_size, self.space.max_micro_batch_size)
+        return whole_configuration(self.default, self.space).on_devices(world_size, micro_batch_size)
 
     @property
     def timed_model(self) -> ModelParameters:
@@ -382,7 +432,11 @@ class StudySpec(StrictModel):
                 del part["decay_share"]
         if self.training == TrainingSpec():
             del question["training"]
+        elif not self.training.sync_batch_norm:
+            del question["training"]["sync_batch_norm"]
         for name in OF_PROGRAMS:
             if not question[name]:
                 del question[name]
+        if self.executor.world_size > 1:
+            question["devices"] = self.executor.world_size
         return hashlib.sha256(json.dumps(question, sort_keys=True).encode()).hexdigest()[:16]

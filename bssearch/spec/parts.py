@@ -1,7 +1,5 @@
 """Parts of a spec."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -45,7 +43,7 @@ class TrainingSpec(StrictModel):
 
     ``precision: auto`` is bf16 if the CUDA device has it, else fp32. ``fused``: null means CUDA only. ``data`` is kept
     on the ``device`` (``auto``: if it fits) or streamed from the ``host`` by ``loader_workers``. Batch normalisation
-    uses ``ghost_batch_size`` samples (null: micro-batch).
+    uses ``ghost_batch_size`` samples (null: micro-batch), or with ``sync_batch_norm`` the micro-batches of all devices.
     """
 
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
@@ -55,9 +53,16 @@ class TrainingSpec(StrictModel):
     activation_checkpointing: bool = False
     deterministic: bool = False
     ghost_batch_size: int | None = Field(default=None, ge=2)
+    sync_batch_norm: bool = False
     data: Literal["auto", "device", "host"] = "auto"
     loader_workers: int = Field(default=2, ge=0, le=256)
     measure_noise: bool = True
+
+    @model_validator(mode="after")
+    def _one_kind_of_batch_norm(self) -> Self:
+        if self.ghost_batch_size is not None and self.sync_batch_norm:
+            raise ValueError(f"ghost_batch_size = {self.ghost_batch_size} must be null with sync_batch_norm = true")
+        return self
 
 
 T = TypeVar("T")
@@ -91,6 +96,10 @@ def _slots(given: Any) -> Any:
         raise ValueError(f"must be a whole number from 1 to {MOST_SLOTS}, or auto: one a GPU, up to four on a CPU")
     return given
 
+
+MOST_DEVICES = 1024
+
+DeviceCount = Annotated[int, Field(strict=True, ge=1, le=MOST_DEVICES)]
 
 Slots = Annotated[
     int | Literal["auto"],
@@ -267,8 +276,9 @@ class ExecutorSpec(StrictModel):
     ``slots: auto`` is one per idle CUDA device; on a CPU one for each ``threads`` physical cores, four at most, and one
     for own programs. ``local`` runs a worker process per slot; ``inline`` one trial at a time in this process; ``ray``
     uses the cluster at ``address`` (``auto`` or ``HOST:PORT``), else a local Ray. A trial without progress for
-    ``hang_seconds`` is hung. ``memory_limit_gib`` simulates a smaller device; on the CPU it limits each worker's data
-    segment.
+    ``hang_seconds`` is hung. A trial trains on ``devices`` devices; of several numbers the search takes the least, and
+    the best batch sizes then train on the others. ``memory_limit_gib`` simulates a smaller device; on the CPU it limits
+    each worker's data segment.
     """
 
     name: ExecutorName = "local"
@@ -276,6 +286,7 @@ class ExecutorSpec(StrictModel):
     threads: int = Field(default=1, ge=1)
     device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
     hang_seconds: Positive = 300.0
+    devices: Annotated[tuple[DeviceCount, ...], Field(min_length=1)] = (1,)
     memory_limit_gib: float | None = Field(default=None, gt=0, le=1e6)
     address: str | None = Field(default=None, min_length=1, max_length=300)
 
@@ -284,6 +295,27 @@ class ExecutorSpec(StrictModel):
         if self.address is not None and self.name != "ray":
             raise ValueError(f"address is for the executor ray; the executor is {self.name}")
         return self
+
+    @field_validator("devices", mode="before")
+    @classmethod
+    def _single_count(cls, given: Any) -> Any:
+        return [given] if isinstance(given, int) else given
+
+    @field_validator("devices")
+    @classmethod
+    def _ascending(cls, devices: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(sorted({*devices}))
+
+    @model_validator(mode="after")
+    def _runs_ranks(self) -> Self:
+        if self.name != "local" and self.devices != (1,):
+            raise ValueError(f"devices = {self.devices[-1]} needs the executor local; the executor is {self.name}")
+        return self
+
+    @property
+    def world_size(self) -> int:
+        """Devices of a search trial."""
+        return self.devices[0]
 
     @property
     def least_slots(self) -> int:

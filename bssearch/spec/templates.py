@@ -3,8 +3,6 @@
 A queue row gives only a template's name and typed values, never a path, folder, command or code.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re
@@ -18,7 +16,7 @@ from typing import Any, Literal, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from bssearch.errors import NotFoundError, SpecError, UnknownFieldError, UsageError, problem_in_words
+from bssearch.errors import NotFoundError, SpecError, UnknownFieldError, UsageError, problem_in_words, require
 from bssearch.settings import shipped_studies
 from bssearch.spec import StudySpec, find_spec, load_spec
 from bssearch.spec.reader import SUFFIXES, read_yaml, shortened
@@ -76,10 +74,14 @@ class NewSubmission:
 
     def check(self) -> None:
         """Raise `UsageError` for a field out of bounds."""
-        if not LOWEST_PRIORITY <= self.priority <= HIGHEST_PRIORITY:
-            raise UsageError(f"priority = {self.priority:g} must be from {LOWEST_PRIORITY:g} to {HIGHEST_PRIORITY:g}")
-        if not self.owner.strip() or len(self.owner) > LONGEST_OWNER or not self.owner.isprintable():
-            raise UsageError(f"owner = {self.owner!r} must be a name of at most {LONGEST_OWNER} characters")
+        require(
+            LOWEST_PRIORITY <= self.priority <= HIGHEST_PRIORITY,
+            f"priority = {self.priority:g} must be from {LOWEST_PRIORITY:g} to {HIGHEST_PRIORITY:g}",
+        )
+        require(
+            self.owner.strip() and len(self.owner) <= LONGEST_OWNER and self.owner.isprintable(),
+            f"owner = {self.owner!r} must be a name of at most {LONGEST_OWNER} characters",
+        )
         if self.not_before is not None and self.not_before.tzinfo is None:
             raise UsageError(
                 f"not before {self.not_before.isoformat()}: the moment must say its offset from UTC",
@@ -132,19 +134,18 @@ def is_template_name(name: str) -> bool:
 
 def check_template_name(name: str) -> None:
     """Raise `UsageError` for an invalid template name."""
-    if not is_template_name(name):
-        raise UsageError(f"{shortened(name)} is no name of a template", hint=TEMPLATE_NAME)
+    require(is_template_name(name), f"{shortened(name)} is no name of a template", hint=TEMPLATE_NAME)
 
 
 def check_tags(tags: Sequence[str]) -> None:
     """Raise `UsageError` for an invalid tag."""
-    if len(tags) > MOST_TAGS:
-        raise UsageError(f"{len(tags)} tags are more than {MOST_TAGS}")
+    require(len(tags) <= MOST_TAGS, f"{len(tags)} tags are more than {MOST_TAGS}")
     for tag in tags:
-        if not _TAG.fullmatch(tag):
-            raise UsageError(
-                f"{tag!r} is no tag", hint="a tag has only letters, digits, '_', '.', ':' and '-', such as gpu:h200"
-            )
+        require(
+            _TAG.fullmatch(tag),
+            f"{tag!r} is no tag",
+            hint="a tag has only letters, digits, '_', '.', ':' and '-', such as gpu:h200",
+        )
 
 
 MOST_NUMBERS = 64
@@ -283,8 +284,7 @@ def checked_values(template: str, types: Mapping[str, ValueType], values: Values
             problems.append(f"{shortened(key)[1:-1]}: the template {template!r} does not take it; it takes {takes}")
         elif not types[key].takes(value):
             problems.append(f"{key} = {shortened(value)} must be {types[key].wanted} (template {template!r})")
-    if problems:
-        raise UsageError("\n".join(problems))
+    require(not problems, "\n".join(problems))
     return dict(values)
 
 
@@ -354,8 +354,9 @@ class Templates:
     by_name: Mapping[str, Template]
 
     def __getitem__(self, name: str) -> Template:
-        if name not in self.by_name:
-            raise UsageError(f"this worker has no template {shortened(name)}; it has {', '.join(self.by_name)}")
+        require(
+            name in self.by_name, f"this worker has no template {shortened(name)}; it has {', '.join(self.by_name)}"
+        )
         return self.by_name[name]
 
     def offered(self) -> dict[str, dict[str, object]]:
@@ -371,8 +372,12 @@ def load_templates(path: Path, overrides: tuple[str, ...] = ()) -> Templates:
     data = read_file(path, "file of templates", _EXAMPLE)
     if not isinstance(data, Mapping) or set(data) != {"templates"} or not isinstance(data["templates"], Mapping):
         raise SpecError(f"{path}: it must hold `templates` and nothing else", hint=_EXAMPLE)
-    if not 1 <= len(data["templates"]) <= MOST_TEMPLATES:
-        raise SpecError(f"{path}: it must hold 1 to {MOST_TEMPLATES} templates", hint=_EXAMPLE)
+    require(
+        1 <= len(data["templates"]) <= MOST_TEMPLATES,
+        f"{path}: it must hold 1 to {MOST_TEMPLATES} templates",
+        hint=_EXAMPLE,
+        error=SpecError,
+    )
     return Templates({str(name): _template(path, name, one, overrides) for name, one in data["templates"].items()})
 
 
@@ -380,8 +385,9 @@ def read_file(path: Path, what: str, hint: str) -> Any:
     """Read a YAML file; raise `NotFoundError` with the hint, else `SpecError`."""
     try:
         content = path.read_bytes()
-        if len(content) > MOST_BYTES:
-            raise SpecError(f"{path} has more than {MOST_BYTES:,} bytes: it is no {what}")
+        require(
+            len(content) <= MOST_BYTES, f"{path} has more than {MOST_BYTES:,} bytes: it is no {what}", error=SpecError
+        )
         return read_yaml(content.decode("utf-8"))[0]
     except FileNotFoundError:
         raise NotFoundError(f"no {what} {str(path)!r}", hint=hint) from None
@@ -422,10 +428,15 @@ def _check_key(where: str, key: object) -> None:
     if not isinstance(key, str) or not all(key.split(".")):
         raise SpecError(f"{where}: {shortened(key)} is no key of a spec; write a key such as budget.trials")
     field = key.split(".")[0]
-    if field in OFFERS_NONE:
-        raise SpecError(
-            f"{where}.{key}: no template may admit {field}",
-            hint=f"{', '.join(sorted(OFFERS_NONE))} are the operator's: make another template of another spec",
-        )
-    if field not in StudySpec.model_fields:
-        raise SpecError(f"{where}.{key}: a spec has no field {field}", hint="bssearch schema spec prints every field")
+    require(
+        field not in OFFERS_NONE,
+        f"{where}.{key}: no template may admit {field}",
+        hint=f"{', '.join(sorted(OFFERS_NONE))} are the operator's: make another template of another spec",
+        error=SpecError,
+    )
+    require(
+        field in StudySpec.model_fields,
+        f"{where}.{key}: a spec has no field {field}",
+        hint="bssearch schema spec prints every field",
+        error=SpecError,
+    )

@@ -18,10 +18,17 @@ from sqlalchemy import URL, Connection, Function, Select, bindparam, func, selec
 from bssearch.errors import BSSearchError, DatabaseError
 from bssearch.records import Environment, to_json
 from bssearch.storage import migrate
-from bssearch.storage.columns import to_columns
-from bssearch.storage.connection.engine import create_engine_for, looking, reading, translated, writing
-from bssearch.storage.connection.urls import ConnectionLostError, masked, shown
-from bssearch.storage.models import EnvironmentRow, StudyRow
+from bssearch.storage.connection.engine import (
+    ConnectionLostError,
+    create_engine_for,
+    looking,
+    masked,
+    reading,
+    shown,
+    translated,
+    writing,
+)
+from bssearch.storage.models import EnvironmentRow, StudyRow, to_columns
 from bssearch.storage.statements import insert_if_absent, no_study
 
 # Seconds: longer than a server takes to restart or be replaced.
@@ -345,6 +352,37 @@ def patiently(
         return self.patience.run(lambda: method(self, *args, **kwargs))
 
     return patient
+
+
+def reads(
+    method: Callable[Concatenate[Any, Connection, int, Parameters], Result],
+) -> Callable[Concatenate[Any, str, Parameters], Result]:
+    """Call a method with a reading transaction and the id of the study that the caller names; see `patiently`."""
+
+    @wraps(method)
+    def of_study(self: StorePart, study: str, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        def once() -> Result:
+            with self._database.reading_study(study) as (connection, study_id):
+                return method(self, connection, study_id, *args, **kwargs)
+
+        return self.patience.run(once)
+
+    return of_study
+
+
+def writes(
+    method: Callable[Concatenate[Any, Connection, int, Parameters], Result],
+) -> Callable[Concatenate[Any, str, Parameters], Result]:
+    """Call a method with a transaction that locks the study that the caller names, and the study's id."""
+
+    @wraps(method)
+    def of_study(self: StorePart, study: str, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        def work(connection: Connection, study_id: int) -> Result:
+            return method(self, connection, study_id, *args, **kwargs)
+
+        return self._database.on_study(study, work)
+
+    return of_study
 
 
 def environment_digest(environment: Environment) -> str:

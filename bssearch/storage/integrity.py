@@ -1,7 +1,5 @@
 """Search for rows that bssearch cannot have stored, after an error."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -34,7 +32,6 @@ from sqlalchemy import (
 )
 from sqlalchemy.types import NullType, TypeEngine
 
-from bssearch.storage.columns import json_fault
 from bssearch.storage.connection.engine import from_json
 from bssearch.storage.models import (
     BranchRow,
@@ -46,6 +43,7 @@ from bssearch.storage.models import (
     StudyRow,
     TrialRow,
     VisitRow,
+    json_fault,
 )
 
 # Measured numbers lie between the inverse of this number and this number.

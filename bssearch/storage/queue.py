@@ -1,7 +1,5 @@
 """The queue: submitted studies and the workers that run them."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields
 from datetime import datetime, timedelta
@@ -23,15 +21,27 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import InstrumentedAttribute, Mapped, mapped_column
 
-from bssearch.errors import NotFoundError, UsageError
+from bssearch.errors import NotFoundError, UsageError, require
 from bssearch.records import TrialState, grouped
 from bssearch.records.text import shortened
 from bssearch.spec.reader import check_study_name
 from bssearch.spec.templates import EARLIEST, LATEST, NewSubmission, Submission, SubmissionState, WorkerRecord
-from bssearch.storage.columns import Sentences, StoredObject, are_finite, enum, json_fault, not_negative, now, positive
 from bssearch.storage.connection.engine import from_json, lock_tables
 from bssearch.storage.database import StorePart, limit_silence, patiently
-from bssearch.storage.models import Base, Id, StudyRow, TrialRow
+from bssearch.storage.models import (
+    Base,
+    Id,
+    Sentences,
+    StoredObject,
+    StudyRow,
+    TrialRow,
+    are_finite,
+    enum,
+    json_fault,
+    not_negative,
+    now,
+    positive,
+)
 from bssearch.storage.statements import insert_if_absent
 
 
@@ -223,8 +233,9 @@ class QueueStore(StorePart):
             found = _submission(connection, name)
             if found.state is state:
                 return found
-            if found.state not in _MAY_BECOME[state]:
-                raise UsageError(f"the submission {name!r} is {found.state} and cannot become {state}")
+            require(
+                found.state in _MAY_BECOME[state], f"the submission {name!r} is {found.state} and cannot become {state}"
+            )
             values = {"state": state, "reason": reason}
             connection.execute(update(SubmissionRow).where(SubmissionRow.name == name).values(values))
             return _submission(connection, name)
@@ -306,11 +317,11 @@ class QueueStore(StorePart):
 def refuse_queued(connection: Connection, name: str, doing: str) -> None:
     """Raise `UsageError` if a study is queued: a worker would create it again."""
     state = connection.scalar(select(SubmissionRow.state).where(SubmissionRow.name == name))
-    if state is not None and not state.is_over:
-        raise UsageError(
-            f"the study {name!r} cannot be {doing}: it is queued and {state}",
-            hint=f"bssearch queue cancel {name}",
-        )
+    require(
+        state is None or state.is_over,
+        f"the study {name!r} cannot be {doing}: it is queued and {state}",
+        hint=f"bssearch queue cancel {name}",
+    )
 
 
 def rename_submission(connection: Connection, old: str, new: str) -> None:

@@ -11,11 +11,9 @@ from sqlalchemy import URL, select
 
 from bssearch.settings import database_url
 from bssearch.storage import migrate
-from bssearch.storage.columns import now
-from bssearch.storage.connection.engine import create_engine_for, lock_tables
-from bssearch.storage.connection.urls import sqlite_file
+from bssearch.storage.connection.engine import create_engine_for, lock_tables, sqlite_file
 from bssearch.storage.database import Database, Notify, StorePart, patiently
-from bssearch.storage.models import StudyRow
+from bssearch.storage.models import StudyRow, now
 from bssearch.storage.probes import ProbeStore
 from bssearch.storage.queue import QueueStore
 from bssearch.storage.studies import FindingStore, FinishedStudy, StudyStore, add_study, is_stored

@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +38,8 @@ _PHRASES_OF_FULL_SHARED_MEMORY = (
 
 Placement = Literal["device", "host"]
 StartMethod = Literal["forkserver"] | None
-Rows = npt.NDArray[np.int64]
+Place = tuple[int, npt.NDArray[np.int64]]  # position of a micro-batch in the trial, and its rows
+T = TypeVar("T")
 Epochs = Generator[torch.Tensor, None, None]
 
 
@@ -79,28 +80,33 @@ def micro_batches(train: Part, computation: Computation, seed: int, growth: Grow
     """Yield the (inputs, targets) of each micro-batch on the device, from ``growth``'s position on, without end.
 
     The caller counts each step in ``growth``. The last incomplete batch of an epoch is dropped. Closing ends the
-    loader processes.
+    loader processes. Several ranks share each step's micro-batches.
     """
+
+    def shared(items: Generator[T, None, None]) -> Generator[T, None, None]:
+        ranks = computation.ranks
+        return items if ranks is None else ranks.shares(items, growth.stage.accumulation_steps)
+
     if isinstance(train, BatchStream):
-        return streamed(train, growth.stage.micro_batch_size, computation.device, seed, skip=growth.micro_batches)
+        size = growth.stage.micro_batch_size
+        return shared(streamed(train, size, computation.device, seed, skip=growth.micro_batches))
     epochs = _epochs(len(train), seed, growth.epoch)
     if placement_of(train, computation) == "device":
-        return _gathered(train, rows_of_steps(_ready(epochs, computation), growth))
+        return _gathered(train, shared(rows_of_steps(_ready(epochs, computation), growth)))
     if growth.is_measured:
         raise WorkloadError(
             "batch_schedule = 'noise_scale' needs the training part on the device: a loader prepares batches before it "
             "is known how large they are"
         )
     rows = rows_of_steps(epochs, copy.copy(growth), ahead=True)
-    return _streamed_from_host(train, (one.numpy() for one in rows), computation, seed, growth.micro_batches)
+    places = shared((place, one.numpy()) for place, one in enumerate(rows, growth.micro_batches))
+    return _streamed_from_host(train, places, computation, seed)
 
 
 def _streamed_from_host(
-    train: Part | DatasetPart, places: Iterable[Any], computation: Computation, seed: int, first: int
+    train: Part | DatasetPart, places: Iterable[Place], computation: Computation, seed: int
 ) -> Generator[Batch, None, None]:
-    samples: Dataset[Batch] = _Samples(train)
-    if isinstance(train, DatasetPart):
-        samples, places = CollatedSamples(train, seed), enumerate(places, first)
+    samples: Dataset[Batch] = CollatedSamples(train, seed) if isinstance(train, DatasetPart) else _Samples(train)
     workers, is_cuda = computation.settings.loader_workers, computation.device.type == "cuda"
     loader: DataLoader[Batch] = DataLoader(
         samples,
@@ -226,11 +232,9 @@ def _copied(batches: Generator[Batch, None, None], device: torch.device) -> Gene
 class _Samples(Dataset[Batch]):
     part: Part
 
-    def __getitem__(self, rows: Rows) -> Batch:
-        return self.part.gather(torch.from_numpy(rows))
+    def __getitem__(self, place: Place) -> Batch:
+        return self.part.gather(torch.from_numpy(place[1]))
 
-
-Place = tuple[int, npt.NDArray[np.int64]]  # position of a micro-batch in the trial, and its rows
 
 _END = object()
 

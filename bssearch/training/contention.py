@@ -85,6 +85,7 @@ class ContentionMeter:
         threads: int,
         core: CorePace | None = None,
         read_cpu: Callable[[], CpuUse | None] | None = None,
+        others: Iterable[torch.device] = (),
     ) -> None:
         self._threads = threads
         self._core = core
@@ -92,7 +93,7 @@ class ContentionMeter:
         self._before: CpuUse | None = None
         self._looks: list[float] = []
         self._slow_before = self._looks_before = 0
-        self._gpu = DeviceWatch(device) if device.type == "cuda" else None
+        self._gpu = DeviceWatch(device, others) if device.type == "cuda" else None
 
     def count_siblings(self) -> None:
         """Count our parent's children (a trial's ranks) as ours; call before `start`."""
@@ -150,10 +151,11 @@ class ContentionMeter:
 
 
 class DeviceWatch:
-    """Watches a GPU's processes and memory; ``is_unknown`` if its processes cannot be listed."""
+    """Watches a GPU's processes and memory, and processes of ``others``; ``is_unknown`` if they cannot be listed."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, others: Iterable[torch.device] = ()) -> None:
         self._device = device
+        self._devices = [device, *others]
         self._since = time.time()
         self._memory_bytes: int | None = None
         self.is_unknown = False
@@ -171,13 +173,14 @@ class DeviceWatch:
 
     def look(self) -> None:
         """Record processes, throttling and memory growth."""
-        others, since = known_other_processes(self._device), self._since
-        self._since = time.time()
-        self.is_unknown |= others is None
-        seen = dict.fromkeys([*(others or []), *computing_processes(self._device, since)])
-        self._reasons |= {f"process {pid} ({name}) uses the device": None for pid, name in seen}
-        slowdowns = (reason for reason in throttle_reasons(self._device) if reason != POWER_CAP)
-        self._reasons |= {f"the device slows down: {reason}": None for reason in slowdowns}
+        since, self._since = self._since, time.time()
+        for device in self._devices:
+            others = known_other_processes(device)
+            self.is_unknown |= others is None
+            seen = dict.fromkeys([*(others or []), *computing_processes(device, since)])
+            self._reasons |= {f"process {pid} ({name}) uses the device": None for pid, name in seen}
+            slowdowns = (reason for reason in throttle_reasons(device) if reason != POWER_CAP)
+            self._reasons |= {f"the device slows down: {reason}": None for reason in slowdowns}
         memory = memory_of_others(self._device)
         if memory is not None and self._memory_bytes is not None:
             self._grown_bytes = max(self._grown_bytes, memory - self._memory_bytes)

@@ -9,7 +9,7 @@ import functools
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import psutil
@@ -184,11 +184,14 @@ def _name(pid: int) -> str | None:
 class DeviceMeter:
     """Reads a device's counters over a trial.
 
-    Call `sample` at evaluations, while the device is warm.
+    Call `sample` at evaluations, while the device is warm. Energy includes ``others``.
     """
 
-    def __init__(self, device: torch.device, now: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, device: torch.device, now: Callable[[], float] = time.perf_counter, *, others: Iterable[torch.device] = ()
+    ) -> None:
         self._device = device
+        self._devices = [device, *others]
         self._now = now
         self.start()
 
@@ -201,14 +204,19 @@ class DeviceMeter:
 
     def begin(self) -> None:
         """Read the energy before a train segment."""
-        self._counter, self._began = total_energy_joules(self._device), self._now()
+        self._counter, self._began = self._all_joules(), self._now()
 
     def end(self) -> None:
         """Add a train segment's energy and seconds."""
-        before, now = self._counter, total_energy_joules(self._device)
+        before, now = self._counter, self._all_joules()
         if before is not None and now is not None:
             self._joules += now - before
             self._seconds += self._now() - self._began
+
+    def _all_joules(self) -> float | None:
+        found = [total_energy_joules(device) for device in self._devices]
+        known = [joules for joules in found if joules is not None]
+        return sum(known) if len(known) == len(found) else None
 
     def sample(self) -> None:
         """Read clock and throttle reasons."""

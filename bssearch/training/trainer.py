@@ -10,18 +10,19 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from operator import methodcaller
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from bssearch.errors import BSSearchError, UsageError, WorkloadError
 from bssearch.records import FIRST_LOSS, Configuration, parameters_of_group
 from bssearch.records.batch_schedule import constant_configurations
 from bssearch.spec.space import OPTIONAL
-from bssearch.training.batches import Growth, micro_batches, placement_of
+from bssearch.training.batches import Growth, micro_batches, placement_of, seed_of
 from bssearch.training.computation import Computation
 from bssearch.training.memory import is_out_of_memory
 from bssearch.training.optimizers import (
@@ -37,6 +38,9 @@ from bssearch.training.optimizers import (
 from bssearch.training.schedule import schedule_for
 from bssearch.workloads.base import TrainingStep, WeightedLoss, Workload, measure, metric_value
 from bssearch.workloads.data import Batch, BatchStream, Data, Part
+
+if TYPE_CHECKING:
+    from bssearch.training.ranks import GradientSum, Ranks
 
 
 class AveragedWeights:
@@ -63,6 +67,12 @@ class AveragedWeights:
     def restore(self, averages: list[torch.Tensor] | None) -> None:
         """Restore averages; without any, restart at the current weights."""
         _copy(self._weights if averages is None else averages, self._averages)
+
+    def averages_of(self, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+        """Averages of some of the model's tensors."""
+        places = {tensor.data_ptr() for tensor in tensors}
+        pairs = zip(self._weights, self._averages, strict=True)
+        return [average for weight, average in pairs if weight.data_ptr() in places]
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
@@ -223,7 +233,15 @@ class Trainer(AbstractContextManager["Trainer"]):
     def __init__(
         self, workload: Workload, configuration: Configuration, train: Part, computation: Computation, seed: int
     ) -> None:
+        check_ranks(configuration, workload, computation)
         check_split(configuration, len(train))
+        self._ranks = computation.ranks
+        with self.together("build", configuration, seed, computation.compiles):
+            self._build(workload, configuration, train, computation, seed)
+
+    def _build(
+        self, workload: Workload, configuration: Configuration, train: Part, computation: Computation, seed: int
+    ) -> None:
         seed_everything(seed)
         self.steps = 0
         is_stream = isinstance(train, BatchStream)
@@ -234,9 +252,11 @@ class Trainer(AbstractContextManager["Trainer"]):
         self.model = computation.build_model(
             workload, configuration.dropout, parameters_of_group(configuration.parameters, "model")
         )
+        self._gradients = None if self._ranks is None else self._shared_model(self._ranks, seed)
         self._built = built_optimizers(workload, self.model, configuration, computation.fused)
         self.updates = Updates(self.model, flat(self._built, self.model), configuration, computation)
         self.optimizers = self.updates.optimizers
+        self._statistics = [] if self._ranks is None else self._running_statistics()
         self._own_step = own_training_step(workload, computation)
         self._workload = workload
         augment: Callable[..., Any] = getattr(workload, "augment", None) or (lambda inputs, **_: inputs)
@@ -252,6 +272,23 @@ class Trainer(AbstractContextManager["Trainer"]):
         self._last_factor: float | None = None
         self._batches = self._micro_batches()
         self._losses = LossSum(computation.device)
+
+    def _shared_model(self, ranks: Ranks, seed: int) -> GradientSum:
+        ranks.copy_from_first([*self.model.parameters(), *self.model.buffers()])
+        if ranks.rank > 0:
+            seed_everything(seed_of(seed, ranks.rank))  # other dropout and augmentation than rank 0
+        return ranks.gradient_sum(self.model)
+
+    def _running_statistics(self) -> list[torch.Tensor]:
+        norms = [module for module in self.model.modules() if isinstance(module, _NormBase)]
+        pairs = [(norm.running_mean, norm.running_var) for norm in norms]
+        found = [tensor for pair in pairs for tensor in pair if tensor is not None]
+        average = self.updates.average
+        return found if average is None else [*found, *average.averages_of(found)]
+
+    def together(self, order: str, *arguments: Any) -> AbstractContextManager[None]:
+        """See `Ranks.together`; does nothing on one device."""
+        return nullcontext() if self._ranks is None else self._ranks.together(order, *arguments)
 
     def __exit__(self, *error: object) -> None:
         self.close()
@@ -286,6 +323,10 @@ class Trainer(AbstractContextManager["Trainer"]):
 
     def step(self) -> None:
         """Take an optimizer step."""
+        with self.together("step"):
+            self._step()
+
+    def _step(self) -> None:
         self.now, self._last_factor = self._configurations[self.growth.place], self._factor
         self.updates.begin(self._last_factor)
         if self._own_step is None:
@@ -324,10 +365,11 @@ class Trainer(AbstractContextManager["Trainer"]):
 
     def update(self) -> None:
         """Apply the current gradient: clip, update, average."""
-        if self._own_step is None:
-            self.updates.apply()
-        else:
-            self.updates.apply_each()
+        with self.together("update"):
+            if self._own_step is None:
+                self.updates.apply()
+            else:
+                self.updates.apply_each()
 
     def state(self) -> dict[str, Any]:
         """State to save, without random state; tensors not copied."""
@@ -356,13 +398,43 @@ class Trainer(AbstractContextManager["Trainer"]):
 
     def take_mean_loss(self) -> float | None:
         """Mean loss since the last call; waits for the device."""
-        mean = self._losses.mean()
+        mean = self._mean_loss(takes=True)
         self._losses = LossSum(self._losses.device)
         return mean
 
+    def state_of_rank(self) -> dict[str, Any]:
+        """State to save that differs between ranks, without random state."""
+        return {"losses": self._losses.state(), "statistics": self._statistics}
+
+    def restore_of_rank(self, state: dict[str, Any]) -> None:
+        """Restore `state_of_rank`, after `restore`."""
+        self._losses.restore(state["losses"])
+        _copy(state["statistics"], self._statistics)
+
+    def wait_for_ranks(self) -> None:
+        """Wait until all ranks can take the next step."""
+        if self._ranks is not None:
+            self._ranks.ask("ready")
+
+    def average_statistics(self) -> None:
+        """Average the running statistics of batch normalisation over ranks."""
+        if self._ranks is not None and self._statistics:
+            with self._ranks.together("average_statistics"):
+                self._ranks.average(self._statistics)
+
+    def losses_of_rank(self, *, takes: bool) -> tuple[float, float]:
+        """This rank's sums of losses and weights; ``takes`` resets them."""
+        sums = self._losses.sums()
+        if takes:
+            self._losses = LossSum(self._losses.device)
+        return sums
+
+    def _mean_loss(self, *, takes: bool) -> float | None:
+        return self._losses.mean([] if self._ranks is None else self._ranks.ask("losses", takes))
+
     def first_step_problem(self) -> str | None:
         """Describe a non-finite first loss; waits for the device."""
-        loss = self._losses.mean()
+        loss = self._mean_loss(takes=False)
         if loss is None or math.isfinite(loss):
             return None
         configuration = self.configuration
@@ -389,6 +461,7 @@ class Trainer(AbstractContextManager["Trainer"]):
 
     def metrics(self, part: Part, names: Sequence[str]) -> dict[str, float]:
         """Metrics over a whole part, by averaged weights if any."""
+        self.average_statistics()
         weights = nullcontext() if self.updates.average is None else self.updates.average.in_place()
         with weights, self.computation.evaluating():
             found = measure(self._workload, self.model, part)
@@ -396,17 +469,24 @@ class Trainer(AbstractContextManager["Trainer"]):
 
     def _accumulate(self) -> None:
         weights: list[torch.Tensor | float] = []
-        accumulates = self.now.accumulation_steps > 1
-        for inputs, targets in itertools.islice(self._augmented(), self.now.accumulation_steps):
+        left = self.now.accumulation_steps
+        total = left if self._ranks is None else left * self._ranks.size
+        accumulates = total > 1
+        for inputs, targets in itertools.islice(self._augmented(), left):
             loss = self._micro_batch_loss(inputs, targets)
             if isinstance(loss, WeightedLoss):
                 # until the last micro-batch gives the batch's weight, divide by its samples, which keeps fp16 in range
                 share = loss.total / (self.now.batch_size if accumulates else loss.weight)
                 weights.append(loss.weight)
             else:
-                share = loss / self.now.accumulation_steps if accumulates else loss
+                share = loss / total if accumulates else loss
+            left -= 1
+            if self._gradients is not None and left == 0:
+                self._gradients.begin()
             self.updates.backward(share)
             self._losses.add(loss)
+        if self._gradients is not None:
+            self._gradients.end()
         if weights and accumulates:
             if len(weights) < self.now.accumulation_steps:
                 raise WorkloadError(
@@ -414,6 +494,8 @@ class Trainer(AbstractContextManager["Trainer"]):
                 )
             none = torch.zeros((), dtype=torch.float64, device=self._losses.device)
             whole = torch.as_tensor(sum(weights, start=none))
+            if self._ranks is not None:
+                self._ranks.add(whole)
             gradients = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
             torch._foreach_mul_(gradients, torch.as_tensor(self.now.batch_size / whole, dtype=gradients[0].dtype))
 
@@ -457,14 +539,32 @@ def check_split(configuration: Configuration, train_samples: int) -> None:
     """Raise `UsageError` unless micro-batches fill the batch, `WorkloadError` if the training part is smaller."""
     batch_size = configuration.batch_size
     micro, accumulation = configuration.micro_batch_size, configuration.accumulation_steps
-    if configuration.world_size != 1:
-        raise UsageError(f"world_size = {configuration.world_size} must be 1: a trial trains on one device")
-    if micro * accumulation != batch_size:
+    ranks = configuration.world_size
+    if micro * accumulation * ranks != batch_size:
         raise UsageError(
-            f"batch_size = {batch_size} must be micro_batch_size × accumulation_steps = {micro} × {accumulation}"
+            f"batch_size = {batch_size} must be micro_batch_size × accumulation_steps × world_size = "
+            f"{micro} × {accumulation} × {ranks}"
         )
     if batch_size > train_samples:
         raise WorkloadError(f"batch_size = {batch_size} must be <= {train_samples}, the number of training samples")
+
+
+def check_ranks(configuration: Configuration, workload: Workload, computation: Computation) -> None:
+    """Raise `UsageError` for a trial that cannot train on its number of devices."""
+    size, ranks = configuration.world_size, computation.ranks
+    if size != (1 if ranks is None else ranks.size):
+        raise UsageError(
+            f"world_size = {size} must be {1 if ranks is None else ranks.size}, the processes of this trial",
+            hint="the executor local trains a workload on several devices",
+        )
+    unsupported = {
+        "fp16: choose bf16": computation.precision == "fp16",
+        "its own training_step()": hasattr(workload, "training_step"),
+        "a batch_schedule": configuration.grows,
+    }
+    found = [name for name, is_used in unsupported.items() if is_used]
+    if size > 1 and found:
+        raise UsageError(f"world_size = {size} must be 1 for a trial with {' and '.join(found)}")
 
 
 def _no_loss(*arguments: object, **settings: object) -> torch.Tensor:
@@ -506,9 +606,16 @@ class LossSum:
         )
         self._losses = state["losses"]
 
-    def mean(self) -> float | None:
-        """Weighted mean loss. Waits for the device."""
-        return (torch.as_tensor(self._total, dtype=torch.float64) / self._weight).item() if self._losses else None
+    def sums(self) -> tuple[float, float]:
+        """Sums of losses and weights. Waits for the device."""
+        return float(self._total), float(self._weight)
+
+    def mean(self, others: Sequence[tuple[float, float]] = ()) -> float | None:
+        """Weighted mean loss, with the sums of ``others``. Waits for the device."""
+        if not self._losses:
+            return None
+        totals, weights = zip((self._total, self._weight), *others, strict=True)
+        return float(torch.as_tensor(sum(totals), dtype=torch.float64) / sum(weights))
 
 
 @torch.no_grad()
@@ -551,7 +658,7 @@ def warm_up(
     except BSSearchError:
         raise
     except Exception as error:
-        if not computation.compiles or is_out_of_memory(error):
+        if not computation.compiles or computation.ranks is not None or is_out_of_memory(error):
             raise
         with computation.without_compiling():
             _take_first_steps(workload, configuration, data, computation, metric, seed)

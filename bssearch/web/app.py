@@ -35,7 +35,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from bssearch.errors import BSSearchError, DatabaseError, NotFoundError, TargetNotReachedError, UsageError
+from bssearch.errors import BSSearchError, DatabaseError, NotFoundError, TargetNotReachedError, UsageError, require
 from bssearch.figures.html import page_style, templates
 from bssearch.records.text import in_words, plural, visible, without_passwords
 from bssearch.web.calculator.page import calculator_page
@@ -431,11 +431,11 @@ def serve(
     """
     databases = Databases(urls)
     needs_token = not is_loopback(host)
-    if asks_token is False and needs_token:
-        raise UsageError(
-            f"--no-token: other machines reach {host}, so a token is asked for",
-            hint="without one: --host 127.0.0.1, and `ssh -L` from elsewhere",
-        )
+    require(
+        asks_token is not False or not needs_token,
+        f"--no-token: other machines reach {host}, so a token is asked for",
+        hint="without one: --host 127.0.0.1, and `ssh -L` from elsewhere",
+    )
     token = new_token() if asks_token or needs_token else None
     with _listening(host, port) as listener:
         port = listener.getsockname()[1]

@@ -1,7 +1,5 @@
 """Pages about several studies, one study, its trials and each trial."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections import Counter
@@ -12,12 +10,21 @@ from typing import Any
 from urllib.parse import urlencode
 
 from bssearch.analysis.answer import Answer
-from bssearch.commands.across.answers import ANSWERED, answered_row, answers_in, in_words as agreement_in_words
-from bssearch.commands.across.databases import StudyFilter, device_of, found_study, precision_of, study_rows
+from bssearch.commands.across.answers import (
+    ANSWERED,
+    StudyFilter,
+    answered_row,
+    answers_in,
+    device_of,
+    found_study,
+    in_words as agreement_in_words,
+    precision_of,
+    study_rows,
+)
 from bssearch.commands.report import COMPARED, compare, compared_row, picture_of
 from bssearch.commands.rerun import Reproduction, reproduction
 from bssearch.commands.trials import Status, status
-from bssearch.errors import NotFoundError, TargetNotReachedError, UsageError
+from bssearch.errors import NotFoundError, TargetNotReachedError, UsageError, require
 from bssearch.exchange.trial_rows import matching_trials, trial_document, trial_row, trial_rows
 from bssearch.figures.html import PageContent
 from bssearch.figures.page import facts_of, page_of
@@ -98,8 +105,7 @@ MOST_TOLD = 5  # Maximum disagreements shown; JSON has all
 def compare_page(asked: PageRequest) -> Answered:
     """Show the chosen studies side by side."""
     names = list(dict.fromkeys(name for name in asked.several.get("study", []) if name))
-    if len(names) > MOST_COMPARED:
-        raise UsageError(f"{len(names)} studies are too many to compare: at most {MOST_COMPARED}")
+    require(len(names) <= MOST_COMPARED, f"{len(names)} studies are too many to compare: at most {MOST_COMPARED}")
     with asked.databases.opened() as stores:
         known = [(store, one.name) for store in stores for one in store.studies.summaries() if one.archived_at is None]
         found = compare([_placed(stores, name) for name in names]) if len(names) > 1 else []

@@ -1,14 +1,12 @@
 """Requests and pages."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from bssearch.commands.across.databases import found_study, open_databases
-from bssearch.errors import NotFoundError, UsageError
+from bssearch.commands.across.answers import found_study, open_databases
+from bssearch.errors import NotFoundError, UsageError, require
 from bssearch.storage.repository import Store
 
 NUMBER = "db"  # Query key of a database's number from 1, if several hold a study of the same name
@@ -96,8 +94,7 @@ class PageRequest:
         given = self.text(name)
         if given is None:
             return None
-        if given not in known:
-            raise UsageError(f"{name} = {shortened(given)!r} must be one of {', '.join(known)}")
+        require(given in known, f"{name} = {shortened(given)!r} must be one of {', '.join(known)}")
         return known[given]
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from bssearch.errors import UsageError, WorkloadError, remedy_of_import
+from bssearch.errors import UsageError, WorkloadError, remedy_of_import, require
 from bssearch.records import Configuration, MetricInfo
 
 if TYPE_CHECKING:
@@ -208,17 +208,19 @@ def resolve(name: str, settings: Mapping[str, Any], folder: Path) -> Workload:
     """
     target = SHIPPED.get(name, name)
     location, separator, attribute = target.rpartition(":")
-    if not separator or not location or not attribute:
-        raise WorkloadError(
-            f"workload {name!r} is neither a shipped workload ({', '.join(sorted(SHIPPED))}) "
-            "nor of the form package.module:attribute or path/file.py:attribute"
-        )
-    if lies_in_no_file(name):
-        raise WorkloadError(
-            f"workload {name!r} is not in a file: it was defined in a notebook, or in the script that ran",
-            hint="pass it from there, as in bssearch.run_study(spec, bssearch.Launch(workload=MyTask)), or put it into "
-            "a file",
-        )
+    require(
+        separator and location and attribute,
+        f"workload {name!r} is neither a shipped workload ({', '.join(sorted(SHIPPED))}) "
+        "nor of the form package.module:attribute or path/file.py:attribute",
+        error=WorkloadError,
+    )
+    require(
+        not lies_in_no_file(name),
+        f"workload {name!r} is not in a file: it was defined in a notebook, or in the script that ran",
+        hint="pass it from there, as in bssearch.run_study(spec, bssearch.Launch(workload=MyTask)), or put it into "
+        "a file",
+        error=WorkloadError,
+    )
     found = found_attribute(target, folder)
     return built(name, found, settings) if callable(found) else whole(name, found)
 
@@ -253,11 +255,12 @@ def whole(name: str, found: object) -> Workload:
     missing = [method for method in methods if not callable(getattr(found, method, None))]
     if not isinstance(getattr(found, "metrics", None), Mapping):
         missing.insert(0, "metrics (a mapping of names to MetricInfo)")
-    if missing:
-        raise WorkloadError(
-            f"workload {name!r} lacks {', '.join(missing)}",
-            hint="bssearch.Workload documents the members of a workload",
-        )
+    require(
+        not missing,
+        f"workload {name!r} lacks {', '.join(missing)}",
+        hint="bssearch.Workload documents the members of a workload",
+        error=WorkloadError,
+    )
     return cast(Workload, found)
 
 
@@ -294,8 +297,7 @@ def _import_module(name: str, module: str, folder: Path) -> ModuleType:
 
 def import_file(name: str, path: Path) -> ModuleType:
     """Import a file; `WorkloadError` if the file is missing or fails."""
-    if not path.is_file():
-        raise WorkloadError(f"workload {name!r}: no file {path}")
+    require(path.is_file(), f"workload {name!r}: no file {path}", error=WorkloadError)
     module_name = f"bssearch_workload_{path.stem}"
     spec = importlib.util.spec_from_file_location(module_name, path)
     assert spec is not None and spec.loader is not None, "a .py file always has a loader"
@@ -409,8 +411,7 @@ def _name(maker: Any, folder: Path) -> str | None:
     if module is None or module.__name__ == MAIN or getattr(module, attribute, None) is not maker:
         return None
     named = f"{module.__name__}:{attribute}"
-    shipped = next((short for short, long in SHIPPED.items() if long == named), None)
-    if shipped is not None:
+    if (shipped := next((short for short, long in SHIPPED.items() if long == named), None)) is not None:
         return shipped
     file = Path(getattr(module, "__file__", None) or "")
     is_plain = file.suffix == ".py" and file.name != "__init__.py" and "." not in module.__name__

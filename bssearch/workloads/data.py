@@ -12,7 +12,7 @@ import torch
 from torch.utils._pytree import keystr, tree_flatten_with_path, tree_leaves, tree_map
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
-from bssearch.errors import WorkloadError
+from bssearch.errors import WorkloadError, require
 from bssearch.workloads.base import kind_of
 
 # a tensor, or dicts, lists and tuples of nestings
@@ -213,11 +213,12 @@ def pair_of(batch: Any, maker: str) -> Batch:
     """A batch as (inputs, targets); a mapping or lone tensor is inputs only. `WorkloadError` if no pair."""
     if not isinstance(batch, tuple | list):
         return _as_dict(batch), None
-    if len(batch) != 2:
-        raise WorkloadError(
-            f"{maker} gave a {type(batch).__name__} of {len(batch)} as a batch; it must be a pair (inputs, targets), "
-            "or a mapping"
-        )
+    require(
+        len(batch) == 2,
+        f"{maker} gave a {type(batch).__name__} of {len(batch)} as a batch; it must be a pair (inputs, targets), "
+        "or a mapping",
+        error=WorkloadError,
+    )
     return _as_dict(batch[0]), _as_dict(batch[1])
 
 
@@ -289,15 +290,15 @@ def _check_sequence(data: object, given: object, name: str) -> None:
             "for validation and test give a list of samples",
         )
     no_samples = given is None or isinstance(given, tuple | Mapping | str | bytes | torch.Tensor)
-    if no_samples or not (hasattr(given, "__len__") and hasattr(given, "__getitem__")):
-        raise WorkloadError(
-            f"{returned}; it must return bssearch.Data of three bssearch.Part, Datasets or lists of samples"
-        )
+    require(
+        not no_samples and (hasattr(given, "__len__") and hasattr(given, "__getitem__")),
+        f"{returned}; it must return bssearch.Data of three bssearch.Part, Datasets or lists of samples",
+        error=WorkloadError,
+    )
 
 
 def _dataset_part(part: DatasetPart, name: str, collate: Any) -> DatasetPart:
-    if not len(part):
-        raise WorkloadError(f"load() returned no samples as {name}; there must be at least one")
+    require(len(part), f"load() returned no samples as {name}; there must be at least one", error=WorkloadError)
     found = part if part.collate is not None or collate is None else DatasetPart(part.samples, collate)
     try:
         next(found.chunks(min(TRIED_SAMPLES, len(found))))

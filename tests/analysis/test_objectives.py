@@ -63,12 +63,12 @@ def test_a_contended_run_counts_with_steps_times_step_time() -> None:
 def test_runs_are_compared_by_seconds_of_one_kind() -> None:
     alone = make_trial(1, batch_size=32, steps=100, seconds=2.0)
     shared = make_trial(2, batch_size=64, steps=50, seconds=9.0, contended=True, product=3.0)
-    assert TIME.between([alone, alone], {(32, 32): 0.5}) is TIME
+    assert TIME.between([alone, alone], {(32, 32, 1): 0.5}) is TIME
     assert TIME.between([alone, shared], {}) is TIME, "nobody knows a step time at batch 32"
-    known = TIME.between([alone, shared], {(32, 32): 0.01})
+    known = TIME.between([alone, shared], {(32, 32, 1): 0.01})
     assert (known.figure(alone), known.figure(shared)) == (1.0, 3.0)
     assert {known.basis(alone), known.basis(shared)} == {"steps_x_step_time"}
-    again = TIME.between([alone, shared], {(32, 32): 0.01, (64, 64): 0.04})
+    again = TIME.between([alone, shared], {(32, 32, 1): 0.01, (64, 64, 1): 0.04})
     assert again.figure(shared) == 2.0, "a step time measured since replaces the run's own"
     missed = make_trial(3, batch_size=64, state=TrialState.CAPPED, seconds=9.0, contended=True, last_miss_step=200)
     assert again.bound(missed) == 8.0
@@ -79,11 +79,11 @@ def test_runs_are_compared_by_seconds_of_one_kind() -> None:
 def test_a_quarter_of_a_configurations_runs_may_have_shared_the_device() -> None:
     alone = [make_trial(number, steps=100, seconds=2.0) for number in range(3)]
     shared = [make_trial(number, steps=100, seconds=9.0, contended=True, product=4.0) for number in (3, 4)]
-    few = TIME.between([*alone, shared[0]], {(32, 32): 0.01})
+    few = TIME.between([*alone, shared[0]], {(32, 32, 1): 0.01})
     assert few is TIME and few.figure(shared[0]) == 4.0
-    assert TIME.between([*alone, *shared], {(32, 32): 0.01}).figure(alone[0]) == 1.0
+    assert TIME.between([*alone, *shared], {(32, 32, 1): 0.01}).figure(alone[0]) == 1.0
     elsewhere = make_trial(5, batch_size=64, steps=50, seconds=9.0, contended=True, product=3.0)
-    many = TIME.between([*alone, elsewhere], {(32, 32): 0.01})
+    many = TIME.between([*alone, elsewhere], {(32, 32, 1): 0.01})
     assert many.figure(alone[0]) == 1.0, "all runs of one configuration shared it"
 
 
@@ -95,7 +95,7 @@ def test_of_several_step_times_the_first_measured_alone_counts() -> None:
         make_probe(32, micro_batch_size=16, step_seconds=3.0, contended=True),
         make_probe(64, step_seconds=None, out_of_memory=True),
     ]
-    assert step_seconds_of(timed) == {(32, 32): 1.0, (32, 16): 3.0}
+    assert step_seconds_of(timed) == {(32, 32, 1): 1.0, (32, 16, 1): 3.0}
 
 
 @pytest.mark.parametrize("name", registry.names("objectives"))
@@ -202,7 +202,7 @@ class TestStepTimesOfTheTrialsThemselves:
     LARGE: ClassVar[list[TrialRecord]] = [measured(n, batch_size=64, reference_seconds=4e-4) for n in (4, 5, 6)]
 
     def test_seconds_of_cpu_over_the_kernel_s_are_compared_whatever_was_timed_apart(self) -> None:
-        objective = TIME.between([*self.SMALL, *self.LARGE], {(32, 32): 9.0, (64, 64): 1.0})
+        objective = TIME.between([*self.SMALL, *self.LARGE], {(32, 32, 1): 9.0, (64, 64, 1): 1.0})
         figures = [objective.figure(run) or 0.0 for run in (*self.SMALL, *self.LARGE)]
         assert figures == pytest.approx([2**0.5] * 3 + [2**-0.5] * 3), "at the kernel's pace, √8e-4 s"
         assert {objective.basis(run) for run in self.SMALL} == {"steps_x_step_time"}
@@ -224,7 +224,7 @@ class TestStepTimesOfTheTrialsThemselves:
 
     def test_one_run_without_them_leaves_all_to_what_was_timed_apart(self) -> None:
         runs = [*self.SMALL, *self.LARGE, make_trial(8, batch_size=64, contended=True)]
-        assert isinstance(TIME.between(runs, {(32, 32): 9.0, (64, 64): 1.0}).common, Products)
+        assert isinstance(TIME.between(runs, {(32, 32, 1): 9.0, (64, 64, 1): 1.0}).common, Products)
         assert TIME.between(runs, {}).common is None
 
     def test_intervals_hold_the_error_of_the_step_time_and_what_may_be_left_in_it(self) -> None:

@@ -201,7 +201,7 @@ def test_the_median_is_unknown_where_half_have_missed() -> None:
 def test_seconds_are_of_the_kind_that_the_measure_counts() -> None:
     reached = [make_trial(n, seconds=9.0, steps=steps, contended=True) for n, steps in enumerate((20, 40, 60))]
     missed = make_trial(9, seconds=30.0, state=TrialState.EXHAUSTED, last_miss_step=100, contended=True)
-    found = not_none(survival([*reached, missed], replace(TIME, common=Products({(32, 32): 0.1}))))
+    found = not_none(survival([*reached, missed], replace(TIME, common=Products({(32, 32, 1): 0.1}))))
     assert found.mean_s == pytest.approx((2 + 4 + 6 + 10) / 4)
     assert (found.horizon_s, found.median_s) == (10.0, 6.0)
     assert survival([*reached, missed]) is None  # when the last was last seen alone to miss is not known

@@ -6,7 +6,8 @@ Confirmation and answer are the product's. The generator is not the model of the
 seeds are shared, some runs are outliers, laws bend, noise may rise with the batch size, and step times have errors.
 
 Even cells are to tune by, odd ones to publish. Prints, by cell, how many studies settle, their seconds of confirmation
-(relative to one run of the best configuration), and how often the claims hold.
+(relative to one run of the best configuration), and how often the claims hold. With ``--follow``, confirmation ends
+after ``--runs``; then the command that the answer proposes is followed for up to half more runs than it announces.
 """
 
 if not __package__:
@@ -15,7 +16,7 @@ if not __package__:
 import itertools
 import math
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
@@ -24,7 +25,8 @@ import numpy as np
 import typer
 
 from bssearch.analysis.objectives import TIME, least_of
-from bssearch.records import Configuration, ParameterValue, Phase, ProbeRecord, StepTimeError, TrialRecord
+from bssearch.errors import TargetNotReachedError
+from bssearch.records import Configuration, ParameterValue, Phase, ProbeRecord, StepTimeError, TrialPlan, TrialRecord
 from bssearch.records.intervals import FLAT_RATIO
 from bssearch.search import confirmation
 from bssearch.search.history import History
@@ -107,6 +109,16 @@ class Truth:
 
 
 @dataclass(frozen=True)
+class Followed:
+    """What the proposed command came to; ``announced``: runs of each contender; None if more would not settle it."""
+
+    reason: str
+    announced: int | None = None
+    settled: bool = False
+    most: int = 0
+
+
+@dataclass(frozen=True)
 class Outcome:
     """What a study came to; ``costs``: seconds of confirmation over those of one best run, and the number of runs."""
 
@@ -123,6 +135,8 @@ class Outcome:
     steps_held: tuple[bool, ...]
     b_crit_held: bool | None
     ratio_held: bool | None
+    rise: tuple[float, int]
+    followed: Followed | None = None
 
 
 class Lab:
@@ -199,7 +213,8 @@ class Lab:
                 "reference_learning_rate": float(rate) / math.sqrt(size / REFERENCE_BATCH),
                 "dropout": float(min(0.9, dropout)),
             }
-            trials.append(self.run(number, self.space.decode(size, sampled), 10**6 + number, Phase.SEARCH))
+            configuration = self.space.decode(size, sampled)
+            trials.append(self.run(number, configuration, 10**6 + number, Phase.SEARCH))
         return trials
 
     def probes(self) -> dict[int, ProbeRecord]:
@@ -218,7 +233,7 @@ class _Clock:
         self.history = history
 
 
-def spec_of(runs: int, most: int) -> StudySpec:
+def spec_of(runs: int, most: int | None) -> StudySpec:
     return make_spec(
         space={
             "batch_size": list(SIZES),
@@ -231,19 +246,63 @@ def spec_of(runs: int, most: int) -> StudySpec:
     )
 
 
-def study(shared: tuple[tuple[str, ...], int, int], _sampler: str, _pruner: str, index: int) -> Outcome:
-    """Search, confirm and answer one study."""
+def study(shared: tuple[tuple[str, ...], int, int | None], _sampler: str, _pruner: str, index: int) -> Outcome:
+    """Search, confirm and answer one study; without a maximum of runs, follow the answer's proposal."""
     names, runs, most = shared
     name = names[index % len(names)]
     lab = Lab(CELLS[name], np.random.default_rng((11, index)), index)
     history = History(spec_of(runs, most), lab.search(), lab.probes())
+    claims = _confirm(lab, history)
+    found = held(name, lab.truth, history, _rise(claims, history))
+    return found if most is not None else replace(found, followed=_follow(lab, history, runs))
+
+
+def _confirm(lab: Lab, history: History) -> list[tuple[int, float]]:
+    """Run confirmation to its end; return the numbers of trials at some looks, and what was claimed then."""
+    claims = []
     while (plan := confirmation.next_run(history)) is not None:
         trial = lab.run(len(history.all_trials) + 1, plan.configuration, plan.seed, Phase.CONFIRM)
-        history.take(replace(trial, seed=plan.seed, configuration=plan.configuration, sampled=plan.sampled))
-    return held(name, lab.truth, history)
+        history.take(_planned(trial, plan))
+        if len(history.all_trials) % 10 == 0 and (claim := _claim(history)):
+            claims.append((len(history.all_trials), claim))
+    return claims
 
 
-def held(name: str, truth: Truth, history: History) -> Outcome:
+def _rise(claims: Sequence[tuple[int, float]], history: History) -> tuple[float, int]:
+    """Rise of the claim from the first look to the last, and the runs between."""
+    first = next(iter(claims), (len(history.all_trials), _claim(history)))
+    return _claim(history) - first[1], len(history.all_trials) - first[0]
+
+
+def _follow(lab: Lab, history: History, runs: int) -> Followed | None:
+    answer = answer_of(history.spec, history.all_trials, _Clock(history))  # type: ignore[arg-type]
+    if not answer.provisional:
+        return None
+    reason = answer.would_settle or "nothing"
+    if answer.runs_to_settle is None:
+        return Followed(reason)
+    longer = History(
+        spec_of(runs, math.ceil(1.5 * answer.runs_to_settle)), list(history.all_trials), dict(history.probes)
+    )
+    _confirm(lab, longer)
+    after = answer_of(longer.spec, longer.all_trials, _Clock(longer))  # type: ignore[arg-type]
+    counts = Counter(one.configuration.key for one in longer.all_trials if one.phase is Phase.CONFIRM)
+    return Followed(after.would_settle or "nothing", answer.runs_to_settle, not after.provisional, max(counts.values()))
+
+
+def _planned(trial: TrialRecord, plan: TrialPlan) -> TrialRecord:
+    return replace(trial, seed=plan.seed, configuration=plan.configuration, sampled=plan.sampled)
+
+
+def _claim(history: History) -> float:
+    try:
+        found = answer_of(history.spec, history.all_trials, _Clock(history))  # type: ignore[arg-type]
+    except TargetNotReachedError:
+        return 0.0
+    return found.within_5_percent or 0.0
+
+
+def held(name: str, truth: Truth, history: History, rise: tuple[float, int]) -> Outcome:
     """Compare the answer with the truth."""
     trials = history.all_trials
     answer = answer_of(history.spec, trials, _Clock(history))  # type: ignore[arg-type]
@@ -287,6 +346,7 @@ def held(name: str, truth: Truth, history: History) -> Outcome:
         steps_held=tuple(steps),
         b_crit_held=b_crit,
         ratio_held=None if over is None or over.low is None or over.high is None else over.low <= ratio <= over.high,
+        rise=rise,
     )
 
 
@@ -303,12 +363,14 @@ def main(
     studies: int = 300,
     runs: int = 7,
     most: int = 45,
+    *,
+    follow: bool = False,
     processes: int = PROCESSES,
 ) -> bool:
     """Simulate the studies of each cell and print a row for each."""
     names = tuple(cells or CELLS)
     outcomes: dict[str, list[Outcome]] = defaultdict(list)
-    with repeating(study, (names, runs, most), processes) as mapped:
+    with repeating(study, (names, runs, None if follow else most), processes) as mapped:
         for one in mapped("", "", range(studies * len(names))):
             outcomes[one.cell].append(one)
     outcomes["all"] = [one for found in list(outcomes.values()) for one in found]
@@ -358,7 +420,22 @@ def main(
             )
             mean = statistics.fmean(one.claimed for one in here)
             print(f"{low:.2f}–{min(high, 1):.2f} (mean {mean:.2f}): {right:.1%} ({printed:.1%}), {len(here)}")
+    rises = [one.rise for one in outcomes["all"]]
+    change = sum(rise for rise, _ in rises) / max(1, sum(runs for _, runs in rises))
+    print(f"mean change of the claim per added run: {change:+.4f}")
+    if follow:
+        _print_followed([one.followed for one in outcomes["all"] if one.followed is not None])
     return True
+
+
+def _print_followed(found: Sequence[Followed]) -> None:
+    refused = Counter(one.reason for one in found if one.announced is None)
+    print(f"provisional: {len(found)}; of these, more runs would not settle it, but: {dict(refused)}")
+    known = [(one, one.announced) for one in found if one.announced is not None]
+    near = sum(one.settled and announced / 2 <= one.most for one, announced in known)
+    soon = sum(one.settled and one.most < announced / 2 for one, announced in known)
+    ends = Counter(one.reason for one, _ in known if not one.settled)
+    print(f"followed: {len(known)}; settled in the announced runs ± 50 %: {near}, sooner: {soon}; else: {dict(ends)}")
 
 
 if __name__ == "__main__":

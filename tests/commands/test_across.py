@@ -8,8 +8,15 @@ from typing import Any
 import pytest
 
 from bssearch.analysis.answer import Answer, Figure
-from bssearch.commands.across.answers import Finding, agreement_of, in_words
-from bssearch.commands.across.databases import StudyFilter, nothing_matches, target_of, workload_names
+from bssearch.commands.across.answers import (
+    Finding,
+    StudyFilter,
+    agreement_of,
+    in_words,
+    nothing_matches,
+    target_of,
+    workload_names,
+)
 from bssearch.errors import UsageError
 from bssearch.records import StudyRecord
 from tests.documents import ROOT

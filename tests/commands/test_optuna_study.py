@@ -52,8 +52,8 @@ def as_optuna(*trials: TrialRecord, curve: dict[int, float] = CURVE, **changes: 
     """Return the Optuna study of some trials, all with one curve."""
     made = OptunaStudy.of(record(make_spec(**changes)), trials, {trial.number: curve for trial in trials})
     with quiet():
-        study = optuna.create_study(study_name=made.name, direction=made.direction)
-        study.set_metric_names([made.metric_name])
+        study = optuna.create_study(study_name=made.name, directions=made.directions)
+        study.set_metric_names(list(made.metric_names))
     study.add_trials(made.trials)
     return study
 
@@ -298,7 +298,7 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[optuna.Study]:
     storage = optuna.storages.RDBStorage(f"sqlite:///{tmp_path_factory.mktemp('theirs') / 'optuna.db'}")
     with quiet():
         study = optuna.create_study(study_name="toy", storage=storage)
-        study.set_metric_names([made.metric_name])
+        study.set_metric_names(list(made.metric_names))
     study.add_trials(made.trials)
     yield study
     storage.remove_session()

@@ -47,13 +47,13 @@ def drawn(rng: random.Random, visits: int, *, together: float, apart: float) -> 
 def test_a_round_that_was_slow_for_all_sizes_is_told_from_a_slow_size() -> None:
     visits = [*drawn(random.Random(2), 2, together=0.0, apart=0.0), visit(3, 16, 0.004), visit(3, 128, 0.012)]
     fitted = fit_step_times(tuple(visits))
-    assert fitted[128, 128].seconds / fitted[16, 16].seconds == pytest.approx(3.0)
-    assert fitted[512, 512].seconds / fitted[16, 16].seconds == pytest.approx(9.0, rel=0.15), "not 9 / 2 ** (1 / 3)"
-    assert fitted[16, 16].error.visits == 3
+    assert fitted[128, 128, 1].seconds / fitted[16, 16, 1].seconds == pytest.approx(3.0)
+    assert fitted[512, 512, 1].seconds / fitted[16, 16, 1].seconds == pytest.approx(9.0, rel=0.15)
+    assert fitted[16, 16, 1].error.visits == 3
 
 
 def test_one_visit_is_known_no_better_than_visits_are_elsewhere() -> None:
-    error = fit_step_times((visit(1, 16, 0.002),))[16, 16].error
+    error = fit_step_times((visit(1, 16, 0.002),))[16, 16, 1].error
     assert (error.own, error.common) == pytest.approx((VISIT_DEVIATION, VISIT_DEVIATION))
     assert (error.freedom, error.visits) == (VISIT_FREEDOM, 1)
     assert fit_step_times(()) == {}
@@ -70,8 +70,8 @@ def test_seconds_of_cpu_over_the_kernel_s_take_out_what_others_took() -> None:
         visit(2, 512, 0.054, undelayed_step_seconds=0.027, **busy),
     ]
     fitted = fit_step_times(tuple(visits))
-    assert fitted[16, 16].seconds == pytest.approx(0.0025), "at the median pace of the kernel"
-    assert fitted[512, 512].seconds / fitted[16, 16].seconds == pytest.approx(9.0)
+    assert fitted[16, 16, 1].seconds == pytest.approx(0.0025), "at the median pace of the kernel"
+    assert fitted[512, 512, 1].seconds / fitted[16, 16, 1].seconds == pytest.approx(9.0)
 
 
 def test_a_split_without_visits_keeps_its_first_measurement() -> None:
@@ -153,7 +153,7 @@ GROWN = Configuration(
     learning_rate=0.1,
     parameters={"batch_schedule": "milestones", "batch_stages": "160:128 672:512/256", "batch_rate_rule": "sqrt"},
 )
-TIMED: StepSeconds = {(16, 16): 0.002, (128, 128): 0.006, (512, 256): 0.018}
+TIMED: StepSeconds = {(16, 16, 1): 0.002, (128, 128, 1): 0.006, (512, 256, 1): 0.018}
 
 
 def test_steps_of_a_batch_that_grows_take_the_step_times_of_the_sizes_that_it_has() -> None:
@@ -161,7 +161,7 @@ def test_steps_of_a_batch_that_grows_take_the_step_times_of_the_sizes_that_it_ha
     assert seconds_of_steps(GROWN, 10, TIMED) == pytest.approx(10 * 0.002)
     assert seconds_of_steps(GROWN, 16, TIMED) == pytest.approx(10 * 0.002 + 4 * 0.006 + 2 * 0.018)
     assert steps_at_first_size(GROWN, 16, TIMED) == pytest.approx(10 + 4 * 3 + 2 * 9)
-    only: StepSeconds = {(16, 16): 0.002}
+    only: StepSeconds = {(16, 16, 1): 0.002}
     assert seconds_of_steps(GROWN, 12, only) is None, "that of 128 is not known"
     assert seconds_of_steps(GROWN, 10, only) == pytest.approx(0.02), "it has not grown yet"
     plain = replace(GROWN, parameters={})

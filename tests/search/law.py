@@ -103,7 +103,8 @@ class LawExecutor:
         found = StepTime(
             batch_size=size,
             micro_batch_size=micro,
-            step_seconds=step_seconds(size) if fits else None,
+            world_size=request.configuration.world_size,
+            step_seconds=self.step_seconds_of(request.configuration) if fits else None,
             evaluation_seconds=0.001 if fits else None,
             steps_timed=5,
             peak_memory_bytes=None,
@@ -143,7 +144,7 @@ class LawExecutor:
             return [TrialEnded(request.number, TrialOutcome(state=TrialState.FAILED, reason="broken"))]
         if request.plan.configuration.micro_batch_size > min(self.fits_up_to, self.trains_up_to):
             return [TrialEnded(request.number, TrialOutcome(state=TrialState.OOM, reason="no memory left, by the law"))]
-        per_step = step_seconds(request.plan.configuration.batch_size)
+        per_step = self.step_seconds_of(request.plan.configuration)
         seconds = self.seconds_of(request)
         reached = self.reachable and seconds <= request.plan.train_seconds_limit
         end = self.end_of(request, seconds)
@@ -166,7 +167,11 @@ class LawExecutor:
     def seconds_of(self, request: TrialRequest) -> float:
         """Return train seconds to the target."""
         configuration = request.plan.configuration
-        return steps_needed(configuration) * step_seconds(configuration.batch_size)
+        return steps_needed(configuration) * self.step_seconds_of(configuration)
+
+    def step_seconds_of(self, configuration: Configuration) -> float:
+        """Return the seconds of a step, of samples shared by the devices."""
+        return step_seconds(configuration.batch_size)
 
     def end_of(self, request: TrialRequest, seconds: float) -> float:
         """Return when a trial ends: at its target, or at its limit where it goes on past the target."""

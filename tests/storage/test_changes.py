@@ -20,7 +20,7 @@ from bssearch.exchange.importers.imported_run import LARGEST, ImportedRun, make_
 from bssearch.exchange.importers.imported_studies import make_studies
 from bssearch.exchange.importers.runs import LARGEST_SEED
 from bssearch.records import Configuration, MemoryUse, NewStudy, Phase, Target, TrialOutcome, TrialRecord, TrialState
-from bssearch.storage.connection.urls import ConnectionLostError
+from bssearch.storage.connection.engine import ConnectionLostError
 from bssearch.storage.repository import Store, open_store
 from bssearch.storage.studies import FinishedStudy, FinishedTrial
 from tests.factories import make_curve, make_environment, make_plan, make_probe, make_spec, not_none

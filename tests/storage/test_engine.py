@@ -23,17 +23,18 @@ from sqlalchemy.schema import CreateTable
 
 from bssearch.errors import DatabaseError, SchemaError, UsageError
 from bssearch.settings import DEFAULT_DATABASE_URL, NETWORK_FILE_VARIABLE, database_url
-from bssearch.storage.columns import UtcDateTime
 from bssearch.storage.connection.engine import (
     create_engine_for,
     file_system_of,
     is_shared_by_machines,
     looking,
+    masked,
+    parse_url,
     reading,
+    without_secrets,
     writing,
 )
-from bssearch.storage.connection.urls import masked, parse_url, without_secrets
-from bssearch.storage.models import Base
+from bssearch.storage.models import Base, UtcDateTime
 from bssearch.storage.repository import open_store
 from tests.postgres import Postgres
 from tests.storage.conftest import add_study, start
@@ -286,7 +287,7 @@ class TestSqlite:
 OPEN_WITHOUT_RIGHTS = """
 import os, sys
 from bssearch.errors import BSSearchError
-from bssearch.storage.connection.urls import parse_url
+from bssearch.storage.connection.engine import parse_url
 from bssearch.storage.repository import open_store
 parse_url(sys.argv[1]).get_dialect()  # nothing is left to import when the rights are gone
 if os.getuid() == 0:

@@ -15,8 +15,8 @@ from bssearch.errors import DatabaseError
 from bssearch.settings import packaged_folder
 from bssearch.spec.templates import NewSubmission, SubmissionState
 from bssearch.storage import migrate
-from bssearch.storage.access.grants import Roles
 from bssearch.storage.connection import engine
+from bssearch.storage.migrate import Roles
 from bssearch.storage.models import Base
 from bssearch.storage.repository import open_store
 from tests.factories import make_spec

@@ -12,8 +12,8 @@ from sqlalchemy import text
 from bssearch.errors import DatabaseError, NotFoundError, UsageError
 from bssearch.spec.templates import NewSubmission, SubmissionState, WorkerRecord
 from bssearch.storage import migrate
-from bssearch.storage.access.grants import Roles
-from bssearch.storage.connection.urls import ConnectionLostError
+from bssearch.storage.connection.engine import ConnectionLostError
+from bssearch.storage.migrate import Roles
 from bssearch.storage.repository import Store, open_store
 from tests.postgres import Postgres
 from tests.storage.conftest import add_study

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Connection, Update, event, text, update
 
-from bssearch.commands.across.databases import open_databases
+from bssearch.commands.across.answers import open_databases
 from bssearch.errors import BSSearchError, DatabaseError, NotFoundError, UsageError
 from bssearch.records import (
     BranchMeasurement,
@@ -34,8 +34,9 @@ from bssearch.records import (
     Visit,
 )
 from bssearch.records.text import LONGEST_TEXT
-from bssearch.storage.columns import MOST_SENTENCES, PREFIXES, column_types, from_columns, layout, to_columns
 from bssearch.storage.models import (
+    MOST_SENTENCES,
+    PREFIXES,
     Base,
     BranchRow,
     EnvironmentRow,
@@ -44,6 +45,10 @@ from bssearch.storage.models import (
     StudyRow,
     TrialRow,
     VisitRow,
+    column_types,
+    from_columns,
+    layout,
+    to_columns,
 )
 from bssearch.storage.repository import Store, open_store
 from bssearch.storage.trials import start_trial

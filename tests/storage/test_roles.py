@@ -17,8 +17,7 @@ from bssearch.errors import DatabaseError, UsageError
 from bssearch.records import MemoryUse
 from bssearch.settings import packaged_folder
 from bssearch.storage import migrate
-from bssearch.storage.access.grants import SEQUENCES, WRITER_RIGHTS, Roles
-from bssearch.storage.migrate import script
+from bssearch.storage.migrate import SEQUENCES, WRITER_RIGHTS, Roles, script
 from bssearch.storage.models import Base
 from bssearch.storage.repository import Store, open_store
 from tests.cli.task import bssearch, printed, refused

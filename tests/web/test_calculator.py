@@ -22,8 +22,7 @@ from bssearch.planning.memory import MemoryPlanRequest
 from bssearch.planning.requests import Request, read
 from bssearch.planning.scale import AccumulationRequest, ScaleRequest, plan_trade_off
 from bssearch.records.text import visible
-from bssearch.web.calculator.fields import FIELDS, PRESETS, Field, ResultSection
-from bssearch.web.calculator.page import LONGEST_ECHO, calculated
+from bssearch.web.calculator.page import FIELDS, LONGEST_ECHO, PRESETS, Field, ResultSection, calculated
 from tests.cli.task import bssearch
 from tests.web.serving import rendered
 

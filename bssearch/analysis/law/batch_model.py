@@ -58,9 +58,7 @@ def fit_step_time(probes: Sequence[StepTime], fewest: int = FEWEST_SIZES) -> Ste
     None below ``fewest`` timed sizes, if β ≤ 0, or if 1 / t overflows.
     """
     measured = {
-        probe.batch_size: probe.step_seconds
-        for probe in probes
-        if probe.step_seconds is not None and probe.batch_size == probe.micro_batch_size
+        probe.batch_size: probe.step_seconds for probe in probes if probe.step_seconds is not None and probe.is_whole
     }
     if len(measured) < fewest:
         return None
@@ -381,7 +379,10 @@ class LawFit:
 
 @dataclass(frozen=True, slots=True)
 class RunnableStep:
-    """A batch size with the seconds of a step; ``error``: of their logarithm, None if interpolated."""
+    """A batch size with the seconds of a step.
+
+    ``micro_batch_size``: of all devices together; ``error``: of the log seconds, None if interpolated.
+    """
 
     batch_size: int
     micro_batch_size: int

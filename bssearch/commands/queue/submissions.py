@@ -1,7 +1,5 @@
 """Submit, list, pause, resume and cancel queued studies."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from bssearch.errors import CheckpointError, SpecError, UsageError
+from bssearch.errors import CheckpointError, SpecError, UsageError, require
 from bssearch.records import TrialState
 from bssearch.search.leases import is_alive
 from bssearch.search.pruners.checkpoints import Checkpoints
@@ -62,8 +60,7 @@ def resume_study(store: Store, study: str) -> Submission:
 
 def settle_cancelled(store: Store, study: str) -> None:
     """End a cancelled study's paused and orphaned trials, and delete its checkpoints."""
-    record = store.studies.find(study)
-    if record is not None:
+    if (record := store.studies.find(study)) is not None:
         store.leases.mark_lost(study, is_alive=is_alive)
         store.trials.settle_paused(study, state=TrialState.CANCELLED)
         with suppress(CheckpointError):  # a remote checkpoint that cannot be deleted now does no harm
@@ -203,8 +200,11 @@ def _leaves(path: Path, data: Mapping[Any, Any], prefix: str = "") -> Iterator[t
 def checked_value(key: str, value: Any, where: str) -> Value:
     """A submission's value; raise `SpecError` for a wrong type or key."""
     field = key.split(".")[0]
-    if field in OFFERS_NONE:
-        raise SpecError(f"{where}: {key} cannot be submitted: {field} is the worker's operator's")
+    require(
+        field not in OFFERS_NONE,
+        f"{where}: {key} cannot be submitted: {field} is the worker's operator's",
+        error=SpecError,
+    )
     if isinstance(value, bool | int | float | str) or (isinstance(value, list) and all(map(is_number, value))):
         return value
     raise SpecError(

@@ -1,7 +1,5 @@
 """Serve the queue on a node until stopped."""
 
-from __future__ import annotations
-
 import math
 import os
 import signal
@@ -32,6 +30,7 @@ from bssearch.errors import (
     SpecError,
     TargetNotReachedError,
     UsageError,
+    require,
 )
 from bssearch.records import TrialRecord
 from bssearch.search.driver import SIGNALS, Listener, Shift
@@ -248,8 +247,7 @@ class Serving:
         check_tags(self.tags)
         if isinstance(self.slots, int) and self.slots < 1:
             raise UsageError(f"slots = {self.slots} must be at least 1, or auto")
-        if not 0 < self.turn_seconds < math.inf:
-            raise UsageError(f"turn_seconds = {self.turn_seconds:g} must be > 0")
+        require(0 < self.turn_seconds < math.inf, f"turn_seconds = {self.turn_seconds:g} must be > 0")
 
     @property
     def overrides(self) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, Union, get_args, get_origin, get_type_hints
 
 from bssearch.analysis.shape import parameters_of
-from bssearch.errors import UsageError
+from bssearch.errors import UsageError, require
 from bssearch.exchange.trial_rows import flat_table, observations_of, traceback, trial_row
 from bssearch.files import check_file, naming, replacing, write_csv
 from bssearch.records import (
@@ -187,18 +187,19 @@ def require_parquet() -> None:
 def export_table(store: Store, name: str) -> tuple[list[str], list[dict[str, Any]]]:
     """Columns and rows of trials with dotted names."""
     places = store.trials.environments(name)
-    return flat_table([_row(name, trial, places.get(trial.number)) for trial in store.trials.of(name)])
-
-
-def _row(name: str, trial: TrialRecord, place: Environment | None) -> dict[str, Any]:
-    return {
-        "study": name,
-        **trial_row(trial),
-        "created_at": trial.created_at,
-        "ended_at": trial.ended_at,
-        "traceback": traceback(trial),
-        "environment": None if place is None else asdict(place),
-    }
+    return flat_table(
+        [
+            {
+                "study": name,
+                **trial_row(trial),
+                "created_at": trial.created_at,
+                "ended_at": trial.ended_at,
+                "traceback": traceback(trial),
+                "environment": asdict(places[trial.number]) if trial.number in places else None,
+            }
+            for trial in store.trials.of(name)
+        ]
+    )
 
 
 def write_observations(file: TextIO, observations: Iterable[tuple[int, Observation]]) -> None:
@@ -301,12 +302,13 @@ def recorded_table(store: Store, name: str) -> RecordedTable:
         _recorded(finished[number], [observation for _, observation in group])
         for number, group in groupby(observations, key=itemgetter(0))
     ]
-    if not recorded and spec.is_imported:
-        raise UsageError(f"study {name!r} has no learning curves: its runs were imported without evaluations")
-    if not recorded:
-        raise UsageError(
-            f"study {name!r} has no learning curves: its {len(finished)} finished trials stored no evaluations"
-        )
+    require(
+        recorded or not spec.is_imported,
+        f"study {name!r} has no learning curves: its runs were imported without evaluations",
+    )
+    require(
+        recorded, f"study {name!r} has no learning curves: its {len(finished)} finished trials stored no evaluations"
+    )
     return RecordedTable(name, study.target, spec.budget.trial_train_seconds, tuple(recorded))
 
 

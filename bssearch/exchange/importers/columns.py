@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from bssearch.errors import UsageError
+from bssearch.errors import UsageError, require
 from bssearch.exchange.importers.imported_run import SPLIT, TYPED, may_divide_batch, number, part_of_batch
 
 COLUMNS = (
@@ -65,8 +65,7 @@ def seconds_of_unit(name: str) -> float:
 
 def seconds(text: str) -> float:
     """Parse ``90``, ``90 s``, ``1.5 min``, ``0:01:30`` or ``1 day, 2:03:04``; NaN if invalid."""
-    parts = _DURATION.fullmatch(text)
-    if parts is not None:
+    if (parts := _DURATION.fullmatch(text)) is not None:
         days, hours, minutes, rest = parts.groups(default="0")
         return 86400.0 * int(days) + 3600.0 * int(hours) + 60.0 * int(minutes) + float(rest)
     unit = re.fullmatch(r"(.*\d) ?(ms|s|sec|seconds|min|minutes|h|hours)", text)
@@ -110,17 +109,21 @@ class Formula:
 
 def check_logarithm(theirs: str, ours: str) -> None:
     """Raise `UsageError` if a name says that its numbers are logarithms."""
-    if re.search(r"log|exp(?!ert)|pow", theirs, re.IGNORECASE) and ours in ("batch_size", "learning_rate", *SPLIT):
-        raise UsageError(
-            f"{theirs}={ours}: {theirs!r} may hold logarithms",
-            hint=f"use '2**{theirs}={ours}' (or 10**, e**) for powers, '1*{theirs}={ours}' for the numbers themselves",
-        )
+    require(
+        not re.search(r"log|exp(?!ert)|pow", theirs, re.IGNORECASE)
+        or ours not in ("batch_size", "learning_rate", *SPLIT),
+        f"{theirs}={ours}: {theirs!r} may hold logarithms",
+        hint=f"use '2**{theirs}={ours}' (or 10**, e**) for powers, '1*{theirs}={ours}' for the numbers themselves",
+    )
 
 
 def check_epochs(theirs: str, ours: str, hint: str) -> None:
     """Raise `UsageError` if a name says that its numbers are epochs, not steps."""
-    if ours == "steps" and re.search(r"(?:^|[^a-z])epochs?(?![a-z])", theirs, re.IGNORECASE):
-        raise UsageError(f"{theirs!r} may hold epochs, which are not optimizer steps", hint=hint)
+    require(
+        ours != "steps" or not re.search(r"(?:^|[^a-z])epochs?(?![a-z])", theirs, re.IGNORECASE),
+        f"{theirs!r} may hold epochs, which are not optimizer steps",
+        hint=hint,
+    )
 
 
 def mappings(option: str, given: Sequence[str], there: Iterable[str], kind: str) -> dict[str, tuple[str, Formula]]:
@@ -196,12 +199,12 @@ def recognize(
         columns.append(column or Column(theirs=name, why="--ignore"))
         own.add(columns[-1].ours or "")
     _check_rows(columns, rows, origin)
-    if unknown:
-        raise UsageError(
-            f"unknown column{'s' * (len(unknown) > 1)} {', '.join(unknown)} ({origin})",
-            hint=f"add --column NAME={PREFIX}NAME for a parameter, --column NAME=OURS for {', '.join(COLUMNS)}, or "
-            "--ignore NAME",
-        )
+    require(
+        not unknown,
+        f"unknown column{'s' * (len(unknown) > 1)} {', '.join(unknown)} ({origin})",
+        hint=f"add --column NAME={PREFIX}NAME for a parameter, --column NAME=OURS for {', '.join(COLUMNS)}, or "
+        "--ignore NAME",
+    )
     _check_twice(columns, origin)
     return columns
 

@@ -1,33 +1,36 @@
-"""``import curves``: studies of training logs, whose learning curves are kept; `logs` finds and reads the logs."""
+"""``import curves``: studies of training logs, with learning curves and settings; `logs` finds and reads the logs."""
 
-from __future__ import annotations
-
+import difflib
 import json
 import math
+import re
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 
-from bssearch.errors import UsageError
+from bssearch.errors import UsageError, require
+from bssearch.exchange.importers.columns import ABOUT, PARAMETER, RESULT_NAME, Formula, mappings
 from bssearch.exchange.importers.imported_run import (
     BATCH,
+    SPLIT,
     TYPED,
+    GivenBatch,
     ImportedRun,
     Studies,
     StudyName,
     integer,
+    is_about_batch,
     make_configuration,
     parameter_value,
     step_batches,
 )
-from bssearch.exchange.importers.log_settings import Settings, batch_of, hyperparameters, settings_of, sources
-from bssearch.exchange.importers.logged import EPOCH, MOST_NAMED, Curve, Names, curve_of, listed
-from bssearch.exchange.importers.logs import Log, logs_in, number_in
+from bssearch.exchange.importers.logged import CLOCKS, EPOCH, MOST_NAMED, SECONDS, STEPS, Curve, Names, curve_of, listed
+from bssearch.exchange.importers.logs import RUN_NAMES, Log, logs_in, number_in
 from bssearch.exchange.importers.runs import LARGEST_SEED, RunsObjective, check_scale
 from bssearch.records import (
     Configuration,
@@ -40,6 +43,127 @@ from bssearch.records import (
 )
 from bssearch.records.curves import first_crossing
 from bssearch.registry import Option
+
+# our name of a setting by the last part of the log's
+_LEAVES = {
+    **dict.fromkeys(("batch_size", "train_batch_size", "batchsize", "bs", "bsz"), BATCH),
+    **dict.fromkeys(("learning_rate", "lr", "max_lr", "peak_lr"), "learning_rate"),
+    **dict.fromkeys(("weight_decay", "wd"), "weight_decay"),
+    **dict.fromkeys(("optimizer", "optim", "optimizer_name"), "optimizer"),
+    **dict.fromkeys(("seed", "random_seed", "seed_everything"), "seed"),
+    **{name: name for name in (*TYPED[1:], "device", "precision")},
+}
+_OF_THE_RUN = {"seed", "device", "precision"}  # no hyperparameters
+
+_EVALUATION = re.compile(r"(?:^|[./_])(?:eval|val|valid|validation|test)(?:[./_]|$)")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A value, its name in the log, and how far that name is from ours: 0 if given by the user."""
+
+    theirs: str
+    value: Any
+    distance: int = 0
+
+
+Settings = Mapping[str, Setting]  # by our names, else by the log's
+
+
+def settings_of(logs: Sequence[Log], column: Sequence[str], given: Sequence[str], run: str | None) -> list[Settings]:
+    """Settings of each log.
+
+    Args:
+        column: Names of settings as THEIRS=OURS.
+        given: Further settings as NAME=VALUE, which replace those of the logs.
+        run: Name of the column that tells runs apart, which is no setting.
+
+    Raises:
+        UsageError: For an unknown name, or two values of one setting.
+    """
+    there = dict.fromkeys(name for log in logs for name in log.settings)
+    renamed = mappings("--column", column, there, "setting")
+    added = {}
+    for text in given:
+        name, separator, value = text.partition("=")
+        if not (name and separator and value):
+            raise UsageError(f"--with {text}: must be NAME=VALUE, as in world_size=2")
+        if not (_is_known(_ours(name)) or name in there):
+            near = difflib.get_close_matches(name, [*_LEAVES, *SPLIT, "gradient_accumulation_steps"], n=1)
+            raise UsageError(f"--with {text}: unknown setting {name!r}" + (f"; {near[0]}?" if near else ""))
+        added[_ours(name)] = Setting("--with", value)
+    return [{**_of_log(log, renamed, run), **added} for log in logs]
+
+
+def _of_log(log: Log, renamed: Mapping[str, tuple[str, Formula]], run: str | None) -> dict[str, Setting]:
+    found: dict[str, Setting] = {}
+    for name, value in log.settings.items():
+        if name in renamed:
+            ours, formula = renamed[name]
+            one = Setting(name, formula(str(value)))
+        elif name != run and _is_setting(name, value):
+            ours = _ours(name)
+            one = Setting(name, value, 1 + len(re.findall(r"[./]", PARAMETER.sub("", name, count=1))))
+        else:
+            continue
+        known = found.get(ours)
+        if known is not None and known.distance == one.distance and str(known.value) != str(one.value):
+            raise UsageError(
+                f"{known.theirs} = {known.value} and {name} = {value} are both {ours} ({log.origin})",
+                hint=f"--column NAME={ours} says which",
+            )
+        if known is None or one.distance < known.distance:
+            found[ours] = one
+    return found
+
+
+def _is_setting(name: str, value: Any) -> bool:
+    if isinstance(value, list | dict | tuple) or str(value) in ("", "None") or name.lower() in RUN_NAMES:
+        return False
+    if _is_known(_ours(name)):
+        return not _EVALUATION.search(name.lower())
+    is_logged = name.lower() in (*STEPS, *SECONDS, *CLOCKS, EPOCH)
+    return not (is_logged or ABOUT.fullmatch(name) or RESULT_NAME.fullmatch(name))
+
+
+def _is_known(ours: str) -> bool:
+    return ours in _LEAVES.values() or is_about_batch(ours)
+
+
+def _ours(name: str) -> str:
+    plain = PARAMETER.sub("", name, count=1)
+    return _LEAVES.get(re.split(r"[./]", plain)[-1].lower().replace("-", "_"), plain)
+
+
+def batch_of(settings: Settings, log: Log) -> GivenBatch:
+    """The batch size and its parts; raise `UsageError` if unknown."""
+    found = GivenBatch.of({name: one.value for name, one in settings.items() if is_about_batch(name)}, log.origin)
+    if found.is_known:
+        return found
+    changing = [name for name in log.rows[0] if is_about_batch(_ours(name))] if log.rows else []
+    if changing:
+        raise UsageError(
+            f"{changing[0]} changes or is missing in {log.origin}",
+            hint="--run NAME names a column that tells runs apart",
+        )
+    raise UsageError(
+        f"the batch size of {log.origin} is unknown: its settings are {listed(list(settings))}",
+        hint="--with batch_size=N, or per_device_train_batch_size, gradient_accumulation_steps and world_size",
+    )
+
+
+def hyperparameters(settings: Iterable[Settings]) -> list[str]:
+    """Names of hyperparameters that bssearch knows, and of settings with several values."""
+    runs = list(settings)
+    names = dict.fromkeys(name for one in runs for name in one if name not in _OF_THE_RUN and not is_about_batch(name))
+    values = {name: {str(one[name].value) if name in one else None for one in runs} for name in names}
+    return [name for name in names if name in TYPED or len(values[name]) > 1]
+
+
+def sources(settings: Settings) -> str:
+    """The log's names of the batch and the known hyperparameters, where they are not ours."""
+    shown = {name: one.theirs for name, one in settings.items() if is_about_batch(name) or name in TYPED}
+    return "; ".join(f"{name}: {theirs}" for name, theirs in shown.items() if name != theirs)
 
 
 def import_curves(
@@ -141,11 +265,11 @@ def _description(places: Sequence[Path]) -> dict[str, Any]:
 def _runs(logs: Sequence[Log], settings: Sequence[Settings], names: Names) -> tuple[list[ImportedRun], list[str]]:
     """Runs that are not judged yet, and notes."""
     given = [batch_of(one, log) for log, one in zip(logs, settings, strict=True)]
-    batches = step_batches(given, "--column batch_size={}")
+    batches, assumed = step_batches(given, "--column batch_size={}")
     varied = hyperparameters(settings)
     runs, without, resumed = [], [], []
     read: dict[str, None] = {}
-    for log, own, batch in zip(logs, settings, batches.batches, strict=True):
+    for log, own, batch in zip(logs, settings, batches, strict=True):
         named = names.of_log(log) if any(row.get(names.metric) not in (None, "") for row in log.rows) else None
         curve = None if named is None else curve_of(log, named, batch[BATCH])
         if named is None or curve is None or not curve.observations:
@@ -156,7 +280,7 @@ def _runs(logs: Sequence[Log], settings: Sequence[Settings], names: Names) -> tu
         runs.append(_run(log, own, batch, varied, curve))
     if not runs:
         raise UsageError(f"no run has an evaluation of {names.metric}: {listed(without)}")
-    notes = [sources(settings[0]), *batches.notes, *read, *_about(logs, runs)]
+    notes = [sources(settings[0]), *assumed, *read, *_about(logs, runs)]
     untimed = [one.origin for one in runs if not _is_timed(one)]
     for found, what in (
         (without, f"were skipped, because they have no {names.metric}"),
@@ -218,8 +342,7 @@ def _target(
     runs: Sequence[ImportedRun], metric: str, value: float | None, goal: Goal | None, source: str
 ) -> tuple[Target, list[str]]:
     """Target and notes; by default the value that half of the runs reach."""
-    if value is not None and not math.isfinite(value):
-        raise UsageError(f"--target = {value} must be a finite number")
+    require(value is None or math.isfinite(value), f"--target = {value} must be a finite number")
     wanted = Target(metric=metric, value=0.0 if value is None else value, goal=goal or Goal.MAXIMIZE)
     metrics = [one.metric for run in runs for one in run.curve]
     notes = []
@@ -235,8 +358,9 @@ def _target(
 def _judged(run: ImportedRun, target: Target, *, is_timed: bool) -> ImportedRun:
     """The run with its crossing of the target, or its end; without its curve if only others have seconds."""
     found, last = first_crossing(run.curve, target), run.curve[-1]
-    if found is not None and found.first_hit_step == 0:
-        raise UsageError(f"{target.in_words} is met before the first step ({run.origin})")
+    require(
+        found is None or found.first_hit_step != 0, f"{target.in_words} is met before the first step ({run.origin})"
+    )
     end = last if found is None else next(one for one in run.curve if one.step == found.first_hit_step)
     seconds = last.train_seconds if found is None else found.train_seconds
     return replace(

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
-from bssearch.errors import NotFoundError, UsageError
+from bssearch.errors import NotFoundError, UsageError, require
 from bssearch.records import Configuration, Observation, ParameterValue, SecondsBasis, TrialState
 from bssearch.registry import Option
 from bssearch.spec.space import TRAINING_PARAMETERS
@@ -44,8 +44,7 @@ def read_text(path: Path) -> str:
         raise NotFoundError(f"no file {str(path)!r}") from None
     except (OSError, EOFError, zlib.error) as error:
         raise UsageError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
-    if len(data) > MOST_BYTES:
-        raise UsageError(f"{path} has more than {MOST_BYTES:,} bytes", hint="import it as several files")
+    require(len(data) <= MOST_BYTES, f"{path} has more than {MOST_BYTES:,} bytes", hint="import it as several files")
     encoding = "UTF-16" if data[:2] in UTF_16_MARKS else "UTF-8"
     try:
         return data.decode(encoding).removeprefix("\ufeff")
@@ -329,16 +328,8 @@ class GivenBatch:
         return " and ".join(f"{self.labels[name]} = {self.parts[name]}" for name in names if name in self.parts)
 
 
-@dataclass(frozen=True, slots=True)
-class StepBatches:
-    """Each run's ``batch_size`` with three factors, and notes."""
-
-    batches: tuple[dict[str, int], ...]
-    notes: tuple[str, ...]
-
-
-def step_batches(given: Sequence[GivenBatch], rename: str) -> StepBatches:
-    """Batches per step of runs that are all known.
+def step_batches(given: Sequence[GivenBatch], rename: str) -> tuple[list[dict[str, int]], list[str]]:
+    """Each run's ``batch_size`` with its three factors, and notes.
 
     ``rename``: a hint to rename ``batch_size``, with ``{}`` for the new name. Raises `UsageError` for an unknown or
     ambiguous batch.
@@ -347,7 +338,6 @@ def step_batches(given: Sequence[GivenBatch], rename: str) -> StepBatches:
     per_device, why = _is_per_device(open_ones, rename)
     known = {name for one in given for name in one.parts}
     made = {id(one): _batch(one, known, per_device) for one in {id(one): one for one in given}.values()}
-    batches = tuple(made[id(one)] for one in given)
     notes = []
     if why and per_device:
         notes.append(
@@ -358,14 +348,13 @@ def step_batches(given: Sequence[GivenBatch], rename: str) -> StepBatches:
         notes.append(
             f"assuming that batch_size is per step, because {why}; if it is per device, {rename.format(MICRO)}"
         )
-    products = [one for one in given if not {BATCH, STEP_BATCH} & one.parts.keys()]
-    if products:
+    if products := [one for one in given if not {BATCH, STEP_BATCH} & one.parts.keys()]:
         assumed = [name for name in (ACCUMULATION, WORLD) if name not in known]
         notes.append(
             f"batch_size = {MICRO} × {ACCUMULATION} × {WORLD} in {len(products)} of {len(given)} runs"
             + (f", with {' and '.join(assumed)} = 1, which the file does not have" if assumed else "")
         )
-    return StepBatches(batches, tuple(notes))
+    return [made[id(one)] for one in given], notes
 
 
 def _is_per_device(given: Sequence[GivenBatch], rename: str) -> tuple[bool, str]:
@@ -405,20 +394,20 @@ def _batch(one: GivenBatch, known: set[str], per_device: bool) -> dict[str, int]
             if name in known and name not in parts:
                 raise UsageError(f"the batch size is unknown because {name} is missing ({one.origin})")
         batch = micro * one.factor
-        if batch > LARGEST:
-            raise UsageError(
-                f"batch_size = {one.in_words(BATCH, MICRO, ACCUMULATION, WORLD)} is more than {LARGEST} ({one.origin})"
-            )
+        require(
+            batch <= LARGEST,
+            f"batch_size = {one.in_words(BATCH, MICRO, ACCUMULATION, WORLD)} is more than {LARGEST} ({one.origin})",
+        )
         return _whole_split(batch, micro, parts)
     if STEP_BATCH in parts and BATCH in parts and micro is None and parts[BATCH] != batch:
         micro = parts[BATCH]  # beside a batch per step, the batch size is per device
     found = _whole_split(batch, micro, parts)
-    if found[MICRO] * found[ACCUMULATION] * found[WORLD] != batch or parts.get(BATCH, batch) not in (batch, micro):
-        raise UsageError(
-            f"{one.in_words(STEP_BATCH, BATCH)} is not {' × '.join([MICRO, ACCUMULATION, WORLD])}: "
-            f"{one.in_words(MICRO, ACCUMULATION, WORLD)} ({one.origin})",
-            hint=f"remove the wrong one; {STEP_BATCH} is the batch per step",
-        )
+    require(
+        found[MICRO] * found[ACCUMULATION] * found[WORLD] == batch and parts.get(BATCH, batch) in (batch, micro),
+        f"{one.in_words(STEP_BATCH, BATCH)} is not {' × '.join([MICRO, ACCUMULATION, WORLD])}: "
+        f"{one.in_words(MICRO, ACCUMULATION, WORLD)} ({one.origin})",
+        hint=f"remove the wrong one; {STEP_BATCH} is the batch per step",
+    )
     return found
 
 
@@ -511,12 +500,11 @@ def import_study(
 
 
 def _of_database(url: str, names: Collection[str] | None, notes: list[str]) -> list[Copy]:
-    from bssearch.storage.connection.urls import parse_url, sqlite_file
+    from bssearch.storage.connection.engine import parse_url, sqlite_file
     from bssearch.storage.repository import open_store
 
     file = sqlite_file(parse_url(url))
-    if file is not None and not file.exists():
-        raise NotFoundError(f"no file {_shown(url)}")
+    require(file is None or file.exists(), f"no file {_shown(url)}", error=NotFoundError)
     with open_store(url, write=False) as store:
         there = {one.name: one for one in store.studies.summaries()}
         if names:
@@ -527,6 +515,6 @@ def _of_database(url: str, names: Collection[str] | None, notes: list[str]) -> l
 
 
 def _shown(source: str) -> str:
-    from bssearch.storage.connection.urls import masked, parse_url
+    from bssearch.storage.connection.engine import masked, parse_url
 
     return masked(parse_url(source)) if "://" in source else source

@@ -1,7 +1,5 @@
 """Imported runs as studies: one per device and precision, never pooled."""
 
-from __future__ import annotations
-
 import math
 import os
 import re
@@ -10,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from bssearch.analysis.objectives import SamplesToTarget, TimeToTarget
-from bssearch.errors import UsageError
+from bssearch.errors import UsageError, require
 from bssearch.exchange.importers.imported_run import TYPED, ImportedRun, Studies
 from bssearch.records import Environment, Goal, Phase, Target, TrialOutcome, TrialState, grouped
 from bssearch.records.curves import first_crossing, with_crossing
@@ -34,8 +32,7 @@ class _SeededRun:
 
 def find_target(runs: Sequence[ImportedRun], metric: str, value: float | None, goal: Goal) -> tuple[Target, list[str]]:
     """Target and notes; by default the worst final metric that reached it."""
-    if value is not None and not math.isfinite(value):
-        raise UsageError(f"--target = {value} must be a finite number")
+    require(value is None or math.isfinite(value), f"--target = {value} must be a finite number")
     reached = [run.final_metric for run in runs if run.reached and run.final_metric is not None]
     if value is not None:
         target, notes = Target(metric=metric, value=value, goal=goal), []
@@ -73,8 +70,10 @@ def make_studies(
     """
     groups = grouped(((run.device or UNKNOWN, run.precision or UNKNOWN), run) for run in runs)
     sizes = sorted({run.configuration.batch_size for run in runs})
-    if default_batch is not None and default_batch not in sizes:
-        raise UsageError(f"--default-batch = {default_batch} must be one of {', '.join(map(str, sizes))}")
+    require(
+        default_batch is None or default_batch in sizes,
+        f"--default-batch = {default_batch} must be one of {', '.join(map(str, sizes))}",
+    )
     studies: list[FinishedStudy] = []
     notes = list(_unknown(runs))
     for kind, study_name in _names(name, list(groups)).items():
@@ -119,11 +118,9 @@ def _unknown(runs: Sequence[ImportedRun]) -> Iterator[str]:
         for name in ("seed", "steps", "train_seconds", "final_metric", "device", "precision")
     }
     fields |= {name: sum(name in run.configuration.parameters for run in runs) for name in TYPED}
-    nowhere = [name for name, missing in fields.items() if missing == len(runs)]
-    if nowhere:
+    if nowhere := [name for name, missing in fields.items() if missing == len(runs)]:
         yield f"unknown for all runs: {', '.join(nowhere)}"
-    partly = [f"{name} of {missing}" for name, missing in fields.items() if 0 < missing < len(runs)]
-    if partly:
+    if partly := [f"{name} of {missing}" for name, missing in fields.items() if 0 < missing < len(runs)]:
         yield f"unknown for some of {len(runs)} runs: {', '.join(partly)}"
 
 
@@ -228,8 +225,7 @@ def _trial(one: _SeededRun, target: Target, limit: float) -> FinishedTrial:
         warnings=(f"imported: {' and '.join(missing)} not known",) if missing else (),
         seconds_basis=run.seconds_basis if seconds is not None else None,
     )
-    found = first_crossing(run.curve, target)
-    if found is not None:
+    if (found := first_crossing(run.curve, target)) is not None:
         outcome = with_crossing(outcome, found)
     if not run.reached:
         outcome = replace(

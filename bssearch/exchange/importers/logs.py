@@ -3,8 +3,6 @@
 Nothing in a log is executed: of pickles and YAML only plain values are read.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import math
@@ -80,8 +78,7 @@ def logs_in(places: Iterable[Path], run: str | None = None) -> list[Log]:
 
 
 def _of_folder(folder: Path) -> Iterator[Log]:
-    known = [(name, read) for name, read in _FOLDERS.items() if any(folder.glob(name))]
-    if known:
+    if known := [(name, read) for name, read in _FOLDERS.items() if any(folder.glob(name))]:
         yield from known[0][1](folder)
         return
     for inner in sorted(one for one in folder.iterdir() if one.is_dir() and not one.is_symlink()):

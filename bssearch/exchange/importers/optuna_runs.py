@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
-from bssearch.errors import UsageError
+from bssearch.errors import UsageError, require
 from bssearch.exchange.importers.columns import Formula, check_epochs, mappings, seconds_of_unit
 from bssearch.exchange.importers.imported_run import (
     LARGEST,
@@ -36,7 +36,7 @@ from bssearch.registry import Option
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
-    from bssearch.exchange.optuna_study import OptunaTrials
+    from bssearch.exchange.optuna_study import OptunaStudy
 
 VALUE, USER_ATTRIBUTE = "value", "user_attr:"
 # Attributes of `export --to optuna`: two for the study's target, one for the whole trial.
@@ -246,15 +246,17 @@ def import_optuna(
     from bssearch.exchange.optuna_study import default_name, read_optuna_study
 
     found = _one_objective(read_optuna_study(file, study), metric)
-    if samples_per_epoch is not None and steps != EPOCH:
-        raise UsageError(f"--samples-per-epoch = {samples_per_epoch} needs --steps {EPOCH}")
+    require(
+        samples_per_epoch is None or steps == EPOCH, f"--samples-per-epoch = {samples_per_epoch} needs --steps {EPOCH}"
+    )
     reader = _reader(found, metric, target, goal, param or [], seconds, steps)
     if steps == SAMPLES:
         reader, steps, samples_per_epoch = replace(reader, steps=EPOCH, reports=ReportSteps()), EPOCH, 1
-    if steps == EPOCH and samples_per_epoch is None:
-        raise UsageError(
-            f"--steps {EPOCH}: how many samples an epoch has is not known", hint="--samples-per-epoch N says it"
-        )
+    require(
+        steps != EPOCH or samples_per_epoch is not None,
+        f"--steps {EPOCH}: how many samples an epoch has is not known",
+        hint="--samples-per-epoch N says it",
+    )
     reader = replace(reader, samples_per_epoch=samples_per_epoch, figures_at=figures_at, batch_size=batch_size)
     runs, notes = reader.runs(found.trials)
     runs = [replace(run, device=device or reader.device, precision=precision) for run in runs]
@@ -269,7 +271,7 @@ def import_optuna(
     return replace(made, notes=(*notes, *more, *made.notes))
 
 
-def _objective(found: OptunaTrials, given: RunsObjective | None) -> tuple[RunsObjective, list[str]]:
+def _objective(found: OptunaStudy, given: RunsObjective | None) -> tuple[RunsObjective, list[str]]:
     before = found.user_attributes.get("objective") if found.user_attributes.keys() >= OURS else None
     if given is not None or before is None:
         return given or RunsObjective.TIME_TO_TARGET, []
@@ -280,7 +282,7 @@ def _objective(found: OptunaTrials, given: RunsObjective | None) -> tuple[RunsOb
     ]
 
 
-def _one_objective(found: OptunaTrials, metric: str | None) -> OptunaTrials:
+def _one_objective(found: OptunaStudy, metric: str | None) -> OptunaStudy:
     """Study of the objective ``metric``; the values of others become user attributes of their names."""
     if len(found.directions) == 1:
         return found
@@ -300,7 +302,7 @@ def _one_objective(found: OptunaTrials, metric: str | None) -> OptunaTrials:
 
 
 def _reader(
-    found: OptunaTrials,
+    found: OptunaStudy,
     metric: str | None,
     target: float | None,
     goal: Goal | None,
@@ -311,8 +313,10 @@ def _reader(
     _check_place("--seconds", seconds, (DURATION, STEP_MS, VALUE))
     _check_place("--steps", steps, (STEP, SAMPLES, EPOCH))
     check_epochs(_attribute(steps) or "", "steps", AS_EPOCHS)
-    if seconds == STEP_MS and steps in (STEP, SAMPLES, EPOCH):
-        raise UsageError(f"--seconds step_ms and --steps {steps} cannot be combined: report steps have one unit")
+    require(
+        seconds != STEP_MS or steps not in (STEP, SAMPLES, EPOCH),
+        f"--seconds step_ms and --steps {steps} cannot be combined: report steps have one unit",
+    )
     attributes = found.user_attributes
     is_ours = attributes.keys() >= OURS
     own = Target(
@@ -326,13 +330,13 @@ def _reader(
         value=wanted.value if target is None else target,
         goal=wanted.goal if goal is None else goal,
     )
-    if not is_metric(wanted.value):
-        raise UsageError(
-            f"the target of the Optuna study {found.name!r} is unknown"
-            if target is None
-            else f"--target = {target} must be a finite number",
-            hint="add --target VALUE",
-        )
+    require(
+        is_metric(wanted.value),
+        f"the target of the Optuna study {found.name!r} is unknown"
+        if target is None
+        else f"--target = {target} must be a finite number",
+        hint="add --target VALUE",
+    )
     for option, place in (("--seconds", seconds), ("--steps", steps)) if is_ours else ():
         if place == VALUE and list(found.metric_names) != [OWN_TIME]:
             named = ", ".join(found.metric_names) or "not named"
@@ -358,10 +362,9 @@ def _reader(
     )
 
 
-def _target_of(found: OptunaTrials, *, is_metric: bool) -> Target:
-    direction = found.directions[0] if is_metric else Goal.MAXIMIZE.value
+def _target_of(found: OptunaStudy, *, is_metric: bool) -> Target:
     names = found.metric_names if is_metric else ()
-    goal = Goal.MINIMIZE if direction == Goal.MINIMIZE.value else Goal.MAXIMIZE
+    goal = Goal.MINIMIZE if is_metric and found.directions[0].name == Goal.MINIMIZE.name else Goal.MAXIMIZE
     return Target(metric=names[0] if names else "metric", value=math.nan, goal=goal)
 
 
@@ -432,11 +435,11 @@ class _Reader:
                 given.append((trial, values, self._given_batch(trial, values)))
             except UsageError as error:
                 odd.append(error)
-        batches = step_batches([batch for *_, batch in given], "use --param batch_size={}")
-        self._check_powers({one["batch_size"] for one in batches.batches})
+        batches, assumed = step_batches([batch for *_, batch in given], "use --param batch_size={}")
+        self._check_powers({one["batch_size"] for one in batches})
         read: list[FrozenTrial] = []
         runs: list[ImportedRun] = []
-        for (trial, values, _), whole in zip(given, batches.batches, strict=True):
+        for (trial, values, _), whole in zip(given, batches, strict=True):
             try:
                 runs.append(self._run(trial, values, whole))
                 read.append(trial)
@@ -445,7 +448,7 @@ class _Reader:
         if not runs:
             raise odd[0]
         skipped = f"skipped {len(odd)} of {len(ended)} trials that cannot be read (first: {odd[0]})" if odd else ""
-        return read, runs, [*batches.notes, *filter(None, [skipped])]
+        return read, runs, [*assumed, *filter(None, [skipped])]
 
     def _check_powers(self, sizes: set[int]) -> None:
         theirs = next((name for name, (ours, _) in self.names.items() if ours == "batch_size"), "batch_size")
@@ -485,8 +488,7 @@ class _Reader:
         for state, count in Counter(trial.state.name for trial in trials).items():
             if state not in ENDED:
                 yield f"skipped {count} {state} trial{'s' * (count > 1)}"
-        infeasible = _infeasible(trials)
-        if infeasible:
+        if infeasible := _infeasible(trials):
             yield (
                 f"skipped {len(infeasible)} trial{'s' * (len(infeasible) > 1)} that violate a constraint (first: "
                 f"{infeasible[0].number})"
@@ -510,8 +512,7 @@ class _Reader:
         at_once = most_at_once(ended) if self.seconds == DURATION or self._seconds_name else 1
         if at_once > 1:
             yield f"up to {at_once} trials ran at once; if they shared a device, seconds hold waits for each other"
-        resumed = [trial.number for trial in ended if self._is_of_part(trial)]
-        if resumed:
+        if resumed := [trial.number for trial in ended if self._is_of_part(trial)]:
             yield (
                 f"seconds unknown for {len(resumed)} of {len(runs)} trials (first: {resumed[0]}): they retried failed "
                 "trials, and may have resumed from checkpoints"
@@ -624,11 +625,11 @@ class _Reader:
         given = GivenBatch.of({**parts, **values}, self._origin(trial), lambda name: theirs.get(name, name))
         if not given.is_known and self.batch_size is not None:
             given = GivenBatch.of({**parts, **values, "batch_size": self.batch_size}, self._origin(trial))
-        if not given.is_known:
-            raise UsageError(
-                f"no parameter batch_size ({given.origin}); the trial has {', '.join(trial.params) or 'no parameters'}",
-                hint=f"use --param THEIRS=batch_size or --batch-size N, or give {', '.join(SPLIT)}",
-            )
+        require(
+            given.is_known,
+            f"no parameter batch_size ({given.origin}); the trial has {', '.join(trial.params) or 'no parameters'}",
+            hint=f"use --param THEIRS=batch_size or --batch-size N, or give {', '.join(SPLIT)}",
+        )
         return given
 
     def _run(self, trial: FrozenTrial, values: Mapping[str, ParameterValue], batch: Mapping[str, int]) -> ImportedRun:
@@ -661,8 +662,7 @@ class _Reader:
             split = ("batch_size", "micro_batch_size", "accumulation_steps")
             values |= {name: trial.user_attrs[name] for name in split if name in trial.user_attrs}
         ours = Counter(map(self._ours, trial.params))
-        twice = [name for name, count in ours.items() if count > 1]
-        if twice:
+        if twice := [name for name, count in ours.items() if count > 1]:
             raise UsageError(f"two parameters are named {twice[0]} ({origin})", hint="rename one with --param")
         for name, value in trial.params.items():
             if isinstance(value, float) and not math.isfinite(value):
@@ -738,8 +738,9 @@ class _Reader:
     def _steps_of_epochs(self, epochs: int, batch_size: int, origin: str) -> int:
         samples = epochs * (self.samples_per_epoch or 1)
         steps = max(1, round(samples / batch_size))
-        if steps > LARGEST:
-            raise UsageError(f"{samples:,} samples at batch size {batch_size} are more than {LARGEST} steps ({origin})")
+        require(
+            steps <= LARGEST, f"{samples:,} samples at batch size {batch_size} are more than {LARGEST} steps ({origin})"
+        )
         return steps
 
     @staticmethod

@@ -3,8 +3,6 @@
 https://github.com/mlcommons/logging, ``mlperf_logging/rcp_checker/*/rcps_*.json``.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator, Mapping
@@ -13,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from bssearch.analysis.objectives import SamplesToTarget
-from bssearch.errors import UsageError
+from bssearch.errors import UsageError, require
 from bssearch.exchange.importers.imported_run import (
     LARGEST,
     ImportedRun,
@@ -45,14 +43,6 @@ LEARNING_RATE = "opt_base_learning_rate"
 EPOCHS, SAMPLES = "epochs to converge", "samples to converge"
 
 
-@dataclass(frozen=True, slots=True)
-class ReferencePoints:
-    """A file's runs and target."""
-
-    table: RunTable
-    target: Target
-
-
 def import_rcp(
     file: Annotated[Path, Option("A file of MLPerf reference convergence points.", metavar="FILE.json")],
     *,
@@ -74,18 +64,19 @@ def import_rcp(
         make_studies,  # SQLAlchemy, which `import --help` does without
     )
 
-    found = read_rcp(file, samples_per_epoch=samples_per_epoch)
-    made = make_studies(found.table.runs, name=name or file.stem, target=found.target, objective=SamplesToTarget.name)
+    table, target = read_rcp(file, samples_per_epoch=samples_per_epoch)
+    made = make_studies(table.runs, name=name or file.stem, target=target, objective=SamplesToTarget.name)
     taken = ("'BS': batch_size", "'Hyperparams': parameters", f"{SAMPLES!r} or {EPOCHS!r}: samples to the target")
-    return replace(made, notes=(*taken, *found.table.notes, *made.notes))
+    return replace(made, notes=(*taken, *table.notes, *made.notes))
 
 
-def read_rcp(path: Path, *, samples_per_epoch: int | None = None) -> ReferencePoints:
-    """Read a file; runs without a value are noted and left out."""
+def read_rcp(path: Path, *, samples_per_epoch: int | None = None) -> tuple[RunTable, Target]:
+    """A file's runs and target; runs without a value are noted and left out."""
     entries = [_Entry(name, fields, str(path)) for name, fields in _entries(read_text(path), path).items()]
     benchmarks = sorted({one.benchmark for one in entries if one.benchmark is not None})
-    if len(benchmarks) > 1:
-        raise UsageError(f"{path} has several benchmarks, whose runs are not comparable: {', '.join(benchmarks)}")
+    require(
+        len(benchmarks) <= 1, f"{path} has several benchmarks, whose runs are not comparable: {', '.join(benchmarks)}"
+    )
     benchmark = benchmarks[0] if benchmarks else None
     per_epoch = samples_per_epoch or SAMPLES_PER_EPOCH.get(benchmark or "")
     runs: list[ImportedRun] = []
@@ -98,15 +89,14 @@ def read_rcp(path: Path, *, samples_per_epoch: int | None = None) -> ReferencePo
             notes.append(f"no run has a value; skipped ({entry.place})")
         elif missing:
             notes.append(f"{missing} of {len(results)} runs have no value; skipped ({entry.place})")
-    if not runs:
-        raise UsageError(f"{path} has no runs")
+    require(runs, f"{path} has no runs")
     if per_epoch is not None and any(entry.counts_epochs for entry in entries):
         counted = "samples" if per_epoch == 1 else f"epochs of {per_epoch:,} samples"
         notes.append(f"{EPOCHS!r} is read as {counted}")
     target = TARGETS.get(benchmark or "", UNKNOWN_TARGET)
     if target is UNKNOWN_TARGET:
         notes.append("the file has no target; quality_target 1 means that the benchmark's target was reached")
-    return ReferencePoints(RunTable(tuple(runs), tuple(notes)), target)
+    return RunTable(tuple(runs), tuple(notes)), target
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,12 +134,12 @@ class _Entry:
             return
         configuration = self._configuration()
         precision = self.fields.get("precision")
-        if self.counts_epochs and per_epoch is None:
-            raise UsageError(
-                f"the file counts epochs, but not the samples per epoch of "
-                f"{self.benchmark or 'the benchmark'} ({self.place})",
-                hint="add --samples-per-epoch N, or 1 if the values are samples",
-            )
+        require(
+            not self.counts_epochs or per_epoch is not None,
+            f"the file counts epochs, but not the samples per epoch of "
+            f"{self.benchmark or 'the benchmark'} ({self.place})",
+            hint="add --samples-per-epoch N, or 1 if the values are samples",
+        )
         for label, value in results:
             if value is None:
                 continue

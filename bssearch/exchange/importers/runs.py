@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import median_low
 from typing import Annotated, Any, Literal
 
-from bssearch.errors import UsageError
+from bssearch.errors import UsageError, require
 from bssearch.exchange.importers.columns import (
     CONSTRAINT,
     PREFIX,
@@ -75,11 +75,11 @@ def check_figures(runs: Sequence[ImportedRun], figures_at: FiguresAt | None) -> 
     """Raise `UsageError` if steps or seconds may be of whole trainings, unless ``figures_at`` settles it."""
     if figures_at is FiguresAt.TARGET:
         return
-    if figures_at is FiguresAt.END:
-        raise UsageError(
-            f"--figures-at {FiguresAt.END}: a table does not tell when a run reached the target before its end",
-            hint=REMEDY,
-        )
+    require(
+        figures_at is not FiguresAt.END,
+        f"--figures-at {FiguresAt.END}: a table does not tell when a run reached the target before its end",
+        hint=REMEDY,
+    )
     measures: tuple[Measure, ...] = ("steps", "train_seconds")
     together = _together(runs)
     for measure in measures:
@@ -111,8 +111,7 @@ def _evidence(groups: Sequence[_Group], measure: Measure) -> str:
         return ""
     if any(missed > one.end * (1 + one.tolerance) for one in groups for missed in one.missed):
         return ""  # a run that missed the target had more time than those that reached it
-    with_missed = [one for one in groups if one.at_end(one.missed)]
-    if with_missed:
+    if with_missed := [one for one in groups if one.at_end(one.missed)]:
         first = max(with_missed, key=lambda one: len(one.reached))
         return (
             f"at batch size {first.batch_size}, {_ended(first.at_end(first.reached), 'reached')} and "
@@ -152,8 +151,7 @@ def _groups(together: Sequence[Sequence[ImportedRun]], measure: Measure) -> Iter
     tolerance = TOLERANCE[measure]
     for runs in together:
         group = [run for run in runs if getattr(run, measure)]
-        reached = [run for run in group if run.reached]
-        if reached:
+        if reached := [run for run in group if run.reached]:
             figures = [getattr(run, measure) for run in reached]
             yield _Group(
                 batch_size=reached[0].configuration.batch_size,
@@ -264,8 +262,7 @@ def import_runs(
     table = read_runs(file, metric=metric, target=target, goal=goal, column=column or (), ignore=ignore or ())
     runs = [run if run.precision else replace(run, precision=precision) for run in table.runs]
     wanted, notes = find_target(runs, metric, target, goal or Goal.MAXIMIZE)
-    if figures_at is not FiguresAt.TARGET and table.unclear:
-        raise UsageError(f"{file}: {table.unclear}", hint=REMEDY)
+    require(figures_at is FiguresAt.TARGET or not table.unclear, f"{file}: {table.unclear}", hint=REMEDY)
     check_figures(runs, figures_at)
     runs, more = with_last_misses(runs)
     made = make_studies(
@@ -294,8 +291,7 @@ def parse_runs(
     origin = f"{source}:{line}"
     columns = recognize(header, [cells for _, cells in found], origin, metric=metric, mapped=column, ignored=ignore)
     _check_columns(columns, origin, None if target is None else metric)
-    if not found:
-        raise UsageError(f"no runs: {source} has no row under its header")
+    require(found, f"no runs: {source} has no row under its header")
     notes = list(_copies(found, source))
     labels = {one.ours: one.theirs for one in columns if one.ours is not None}
     table = _rows(columns, found, source, labels)
@@ -317,16 +313,15 @@ def parse_runs(
         ended = known
         check_scale([row.final_metric() for row in ended], derived, goal, source)
         notes.append(f"reached is {derived.in_words}")
-    if not ended:
-        raise UsageError(f"no runs: {source} has no finished run")
+    require(ended, f"no runs: {source} has no finished run")
     given: dict[tuple[str, ...], GivenBatch] = {}
     for row in ended:
         if row.parts not in given:
             given[row.parts] = row.batch()
-    batches = step_batches([given[row.parts] for row in ended], "name the column {}")
+    batches, assumed = step_batches([given[row.parts] for row in ended], "name the column {}")
     known_configurations: dict[tuple[str, ...], Configuration] = {}
-    runs = [row.run(batch, derived, known_configurations) for row, batch in zip(ended, batches.batches, strict=True)]
-    notes += batches.notes
+    runs = [row.run(batch, derived, known_configurations) for row, batch in zip(ended, batches, strict=True)]
+    notes += assumed
     without_metric = [run.origin for run, row in zip(runs, ended, strict=True) if row.lacks(run.final_metric)]
     if without_metric:
         notes.append(
@@ -358,8 +353,7 @@ def _cells(text: str, source: str) -> tuple[int, list[str], list[tuple[int, list
 
 def _copies(found: Sequence[tuple[int, list[str]]], source: str) -> Iterator[str]:
     first = {tuple(texts): line for line, texts in reversed(found)}
-    copies = [line for line, texts in found if first[tuple(texts)] != line]
-    if copies:
+    if copies := [line for line, texts in found if first[tuple(texts)] != line]:
         yield (
             f"{len(copies)} of {len(found)} rows are copies of others (first: {source}:{copies[0]}) and count as "
             "runs of their own; remove them if they are the same runs"
@@ -431,10 +425,11 @@ NO_SHARES = (
 
 def check_scale(metrics: Sequence[float | None], target: Target, goal: Goal | None, source: str) -> None:
     """Raise `UsageError` if a metric and its target may be in percent and fractions, or if it may be a loss."""
-    if goal is None and LOSS.fullmatch(target.metric):
-        raise UsageError(
-            f"{target.metric} may be better when lower", hint=f"add --goal {Goal.MINIMIZE} or --goal {Goal.MAXIMIZE}"
-        )
+    require(
+        goal is not None or not LOSS.fullmatch(target.metric),
+        f"{target.metric} may be better when lower",
+        hint=f"add --goal {Goal.MINIMIZE} or --goal {Goal.MAXIMIZE}",
+    )
     known = [one for one in metrics if one is not None]
     if not known:
         return
@@ -444,8 +439,11 @@ def check_scale(metrics: Sequence[float | None], target: Target, goal: Goal | No
             f"{target.metric} is {low:g} to {high:g}, but --target = {target.value:g}: one is in percent ({source})",
             hint=f"use --target {target.in_unit_of(high):g}",
         )
-    if target.is_above_one(high):
-        raise UsageError(f"{target.metric} is {low:g} to {high:g}, no shares of 1 ({source})", hint=NO_SHARES)
+    require(
+        not target.is_above_one(high),
+        f"{target.metric} is {low:g} to {high:g}, no shares of 1 ({source})",
+        hint=NO_SHARES,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,5 @@
 """Step times by batch size from CSV or the probe's JSON."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator, Mapping
@@ -9,7 +7,7 @@ from pathlib import Path
 from reprlib import Repr
 from typing import Any
 
-from bssearch.errors import UsageError
+from bssearch.errors import UsageError, require
 from bssearch.exchange.importers.imported_run import LARGEST, csv_rows, number as as_number, read_text
 from bssearch.records import ProbeRecord
 
@@ -31,8 +29,7 @@ def read_step_times(path: Path) -> dict[int, ProbeRecord]:
     """
     text = read_text(path)
     rows = list(_json_rows(path, text) if text.lstrip()[:1] in {"{", "["} else _csv_rows(path, text))
-    if not rows:
-        raise UsageError(f"{path} has no step times")
+    require(rows, f"{path} has no step times")
     found: dict[int, ProbeRecord] = {}
     for place, row in rows:
         probe = _step_time(place, row)
@@ -45,8 +42,7 @@ def read_step_times(path: Path) -> dict[int, ProbeRecord]:
 def _csv_rows(path: Path, text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     rows = ((f"{path}:{line}", cells) for line, cells in csv_rows(text, str(path), skipinitialspace=True))
     columns = [name.strip() for name in next(rows, ("", []))[1]]
-    missing = REQUIRED - {*columns}
-    if missing:
+    if missing := REQUIRED - {*columns}:
         there = ", ".join(map(_brief.repr, columns[:SHOWN_COLUMNS])) or "none"
         raise UsageError(
             f"{path} has no column {' and no '.join(sorted(missing))}: it has {there}",
@@ -85,8 +81,7 @@ def _step_time(place: str, row: Mapping[str, Any]) -> ProbeRecord:
     size = _count(place, "batch_size", row.get("batch_size"))
     given = row.get("micro_batch_size")
     micro = size if given in (None, "") else _count(place, "micro_batch_size", given)
-    if size % micro:
-        raise UsageError(f"{place}: micro_batch_size = {micro} must divide batch_size = {size}")
+    require(size % micro == 0, f"{place}: micro_batch_size = {micro} must divide batch_size = {size}")
     return ProbeRecord(
         batch_size=size,
         micro_batch_size=micro,

@@ -1,7 +1,5 @@
 """Work assigned to a user's training loop."""
 
-from __future__ import annotations
-
 import math
 import sys
 from bisect import bisect_right
@@ -12,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from bssearch.errors import UsageError
+from bssearch.errors import UsageError, require
 from bssearch.executors.base import Assign, Reply
 from bssearch.records import BATCH_SCHEDULE, Configuration, ParameterValue, TrialState
 from bssearch.records.batch_schedule import batch_schedule_of, constant_configurations
@@ -93,13 +91,12 @@ class LoopStages:
         self.check()
         size = self._each[0].micro_batch_size
         for one in self._each:
-            if one.batch_size % size:
-                raise UsageError(
-                    f"batch {one.batch_size} is not made of the loader's micro-batches of {size}, whose size cannot "
-                    "change",
-                    hint="a function that makes the loader: trial.batches(lambda size: DataLoader(data, "
-                    "batch_size=size, ...))",
-                )
+            require(
+                one.batch_size % size == 0,
+                f"batch {one.batch_size} is not made of the loader's micro-batches of {size}, whose size cannot change",
+                hint="a function that makes the loader: trial.batches(lambda size: DataLoader(data, "
+                "batch_size=size, ...))",
+            )
         self.keeps_micro_batches = self.grows
         self._each = [one.in_micro_batches(size) for one in self._each]
 
@@ -265,8 +262,7 @@ class Alone(Assignment):
         prints: bool = True,
     ) -> None:
         for name, value in (("evaluate_every", evaluate_every), ("steps", steps)):
-            if value is not None and value < 1:
-                raise UsageError(f"current_trial({name}={value}): must be >= 1, or None")
+            require(value is None or value >= 1, f"current_trial({name}={value}): must be >= 1, or None")
         super().__init__(configuration)
         self.seed = seed
         self.parameters = parameters

@@ -1,7 +1,5 @@
 """`current_trial`: a search's trial, or a standalone trial."""
 
-from __future__ import annotations
-
 import atexit
 import importlib
 import os
@@ -16,7 +14,7 @@ from typing import Any, Self
 
 import torch
 
-from bssearch.errors import LaunchError, TrialStopped, UsageError
+from bssearch.errors import LaunchError, TrialStopped, UsageError, require
 from bssearch.executors.base import (
     CHUNK_BYTES,
     HEARTBEAT_SECONDS,
@@ -30,7 +28,7 @@ from bssearch.executors.base import (
 from bssearch.executors.loops.assignment import Alone
 from bssearch.executors.loops.measuring import Looked, end_work, failure_of, work_of
 from bssearch.executors.loops.own_loop import Trial
-from bssearch.executors.loops.ranks import Follower, Leader, Ranks, RankTrial, ranks_of
+from bssearch.executors.loops.ranks import Follower, Leader, Ranks, RankTrial, check_ranks, ranks_of
 from bssearch.executors.loops.trial_run import TrialRun
 from bssearch.records import MAKE_TRAINER, Configuration, ParameterValue, TrialRequest, TrialState, TrialStop
 from bssearch.training.memory import limit_memory
@@ -227,10 +225,14 @@ def current_trial(
         for x, y in trial.batches(make_loader, evaluate=lambda: {"accuracy": accuracy(model)}):
             train_step(model, x, y, trial.learning_rate)
     """
-    if batch_size < 1:
-        raise UsageError(f"current_trial(batch_size={batch_size}): must be >= 1")
-    ranks = None if _session is not None else ranks_of(os.environ)
-    configuration = Configuration(batch_size=batch_size, learning_rate=learning_rate, micro_batch_size=batch_size)
+    require(batch_size >= 1, f"current_trial(batch_size={batch_size}): must be >= 1")
+    is_one = _session is not None and _session.assign.configuration.world_size == 1
+    ranks = None if is_one else ranks_of(os.environ)
+    size = 1 if ranks is None else ranks.size
+    require(batch_size % size == 0, f"current_trial(batch_size={batch_size}): must be a multiple of {size}, the ranks")
+    configuration = Configuration(
+        batch_size=batch_size, learning_rate=learning_rate, micro_batch_size=batch_size // size, world_size=size
+    )
     alone = Alone(configuration, seed, parameters, evaluate_every, steps, prints=ranks is None or ranks.rank == 0)
     trial = _trial_of_one(alone, parameters) if ranks is None else _trial_of_several(alone, parameters, ranks)
     trial.given = {
@@ -248,6 +250,7 @@ def _trial_of_one(alone: Alone, given: dict[str, ParameterValue]) -> Trial:
     found = session()
     if found is None:
         return Trial(alone)
+    check_ranks(1, found.assign.configuration.world_size)
     work, program = found.take(given), found.assign.program
     found.trial = Trial(work, searched=program.searched, needs_samples=program.needs_samples)
     return found.trial
@@ -262,6 +265,7 @@ def _trial_of_several(alone: Alone, given: dict[str, ParameterValue], ranks: Ran
         return RankTrial(alone, ranks)
     assign = decode_command(said)
     assert isinstance(assign, Assign), "the first rank shares its assignment"
+    check_ranks(ranks.size, assign.configuration.world_size)
     assign = replace(assign, device=ranks.device_of(assign.device))
     if found is None:
         prepare(assign)

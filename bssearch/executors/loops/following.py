@@ -1,7 +1,5 @@
 """Checks that a loop uses its trial's values; counts of steps and samples."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -14,7 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._pytree import tree_leaves
 
-from bssearch.errors import UsageError
+from bssearch.errors import UsageError, require
 from bssearch.executors.loops.assignment import Assignment
 from bssearch.records import Configuration, ParameterValue
 from bssearch.records.batch_schedule import PARAMETERS
@@ -78,36 +76,36 @@ class FieldsRead:
 
     def check_begins(self, *, has_sampler: bool) -> None:
         """Raise `UsageError` if the batch size was not read."""
-        if not self.fields & {"batch_size", "micro_batch_size"} and not has_sampler:
-            raise UsageError(
-                "the script trains without reading trial.batch_size or trial.micro_batch_size",
-                hint="DataLoader(..., batch_size=trial.micro_batch_size)",
-            )
-        if self.configuration.accumulation_steps > 1 and not self.has("micro_batch_size"):
-            raise UsageError(
-                f"{self._accumulation}, but the script does not read trial.micro_batch_size",
-                hint="use DataLoader(..., batch_size=trial.micro_batch_size), and step the optimizer after every "
-                "trial.accumulation_steps micro-batches",
-            )
+        require(
+            self.fields & {"batch_size", "micro_batch_size"} or has_sampler,
+            "the script trains without reading trial.batch_size or trial.micro_batch_size",
+            hint="DataLoader(..., batch_size=trial.micro_batch_size)",
+        )
+        require(
+            self.configuration.accumulation_steps <= 1 or self.has("micro_batch_size"),
+            f"{self._accumulation}, but the script does not read trial.micro_batch_size",
+            hint="use DataLoader(..., batch_size=trial.micro_batch_size), and step the optimizer after every "
+            "trial.accumulation_steps micro-batches",
+        )
 
     def check_accumulates(self) -> None:
         """Raise `UsageError` if the accumulation steps were not read."""
-        if self.configuration.accumulation_steps > 1 and not tells_accumulation(self.fields):
-            raise UsageError(
-                f"{self._accumulation}, but the script does not read trial.accumulation_steps",
-                hint="divide each loss by trial.accumulation_steps, and step the optimizer after as many micro-batches",
-            )
+        require(
+            self.configuration.accumulation_steps <= 1 or tells_accumulation(self.fields),
+            f"{self._accumulation}, but the script does not read trial.accumulation_steps",
+            hint="divide each loss by trial.accumulation_steps, and step the optimizer after as many micro-batches",
+        )
 
     def first_step(self, parameters: AskedParameters, rate: float) -> list[str]:
         """Warnings about searched parameters unread at the first step.
 
         An unread searched learning rate raises `UsageError`; other parameters may be conditional.
         """
-        if "learning_rate" in self.searched and not self.has("learning_rate"):
-            raise UsageError(
-                "the study searches learning_rate, and the loop took a step without asking for trial.learning_rate",
-                hint="optimizer = torch.optim.SGD(model.parameters(), lr=trial.learning_rate)",
-            )
+        require(
+            "learning_rate" not in self.searched or self.has("learning_rate"),
+            "the study searches learning_rate, and the loop took a step without asking for trial.learning_rate",
+            hint="optimizer = torch.optim.SGD(model.parameters(), lr=trial.learning_rate)",
+        )
         asked = {*parameters.asked, *PARAMETERS}  # the trial's fields already follow the schedule
         ignored = [name for name in self.searched if name in parameters and name not in asked]
         found = [
@@ -188,8 +186,7 @@ class Followed:
             raise _not_asked(now, "accumulation_steps", now.accumulation_steps, before.accumulation_steps)
         if self._has_warned or math.isclose(now.learning_rate, before.learning_rate):
             return
-        lacks = self._lacks_rate(now.learning_rate)
-        if lacks is not None:
+        if (lacks := self._lacks_rate(now.learning_rate)) is not None:
             self._has_warned = True
             self._assignment.warned(f"the batch has grown to {now.batch_size}, and {lacks}")
 

@@ -4,8 +4,6 @@ The import raises `UsageError` without ``lightning`` or ``pytorch_lightning`` >=
 it uses.
 """
 
-from __future__ import annotations
-
 import importlib
 import math
 import sys
@@ -15,7 +13,7 @@ from typing import Any
 
 import torch
 
-from bssearch.errors import UsageError
+from bssearch.errors import UsageError, require
 from bssearch.executors.loops.assignment import print_evaluation
 from bssearch.executors.loops.following import in_words, rates_of
 from bssearch.executors.loops.own_loop import Trial
@@ -88,12 +86,12 @@ class TrialCallback(Callback):  # type: ignore[misc]
         if stage != "fit":
             return
         self._trial.check_trainer("a Lightning Trainer")
-        if not pl_module.automatic_optimization:
-            raise UsageError(
-                f"{type(pl_module).__name__}.automatic_optimization = False: with manual optimization, as several "
-                "optimizers need it, the Trainer does not know the steps",
-                hint='a loop of your own, see "A loop of your own" in `bssearch guide own-training`',
-            )
+        require(
+            pl_module.automatic_optimization,
+            f"{type(pl_module).__name__}.automatic_optimization = False: with manual optimization, as several "
+            "optimizers need it, the Trainer does not know the steps",
+            hint='a loop of your own, see "A loop of your own" in `bssearch guide own-training`',
+        )
         _refuse_what_decides_for_itself(trainer)
         others = [one for one in trainer.callbacks if one is not self]
         if self._trial.is_searched:
@@ -134,12 +132,12 @@ class TrialCallback(Callback):  # type: ignore[misc]
         if self._trial.is_look:
             self._lift_limits(trainer)
         if self._steers:
-            if not trainer.enable_validation:
-                raise UsageError(
-                    "the Trainer cannot validate: no validation loader, no validation_step, or "
-                    f"limit_val_batches = {trainer.limit_val_batches}",
-                    hint="trainer.fit(module, train_loader, validation_loader)",
-                )
+            require(
+                trainer.enable_validation,
+                "the Trainer cannot validate: no validation loader, no validation_step, or "
+                f"limit_val_batches = {trainer.limit_val_batches}",
+                hint="trainer.fit(module, train_loader, validation_loader)",
+            )
             self._plan(trainer)
             if self._is_awaited:
                 # The Trainer has no hook for step 0.
@@ -260,12 +258,12 @@ class AdvisorCallback(Callback):  # type: ignore[misc]
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Make the advisor; raise `UsageError` if several processes scale their losses in fp16."""
-        if trainer.world_size > 1 and str(trainer.precision).startswith("16"):
-            raise UsageError(
-                f"precision = {trainer.precision!r} of {trainer.world_size} processes: Lightning undoes the loss "
-                "scaling before the advisor reads the gradients",
-                hint='Trainer(precision="bf16-mixed")',
-            )
+        require(
+            trainer.world_size <= 1 or not str(trainer.precision).startswith("16"),
+            f"precision = {trainer.precision!r} of {trainer.world_size} processes: Lightning undoes the loss "
+            "scaling before the advisor reads the gradients",
+            hint='Trainer(precision="bf16-mixed")',
+        )
         self.advisor = BatchAdvisor(pl_module, self._batch_size, optimizer=trainer.optimizers[0])
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
@@ -306,11 +304,11 @@ def _kinds(callback: Any) -> set[str]:
 
 def _refuse_what_decides_for_itself(trainer: Any) -> None:
     for one in trainer.callbacks:
-        if DECIDES_FOR_ITSELF & _kinds(one):
-            raise UsageError(
-                f"the Trainer has the callback {type(one).__name__}, which chooses a value that the trial sets",
-                hint="remove the callback, and calls of Tuner(trainer).scale_batch_size and lr_find",
-            )
+        require(
+            not DECIDES_FOR_ITSELF & _kinds(one),
+            f"the Trainer has the callback {type(one).__name__}, which chooses a value that the trial sets",
+            hint="remove the callback, and calls of Tuner(trainer).scale_batch_size and lr_find",
+        )
 
 
 def _why_it_ended(trainer: Any) -> str:
@@ -342,8 +340,7 @@ def adopt_learning_rate(trial: Trial, optimizers: Iterable[Any], schedules: Iter
     given = trial.given.get("learning_rate")
     if given is None or trial.has_asked("learning_rate"):
         return
-    if not given > 0:
-        raise UsageError(f"current_trial(learning_rate={given}): must be > 0, because other rates are scaled by it")
+    require(given > 0, f"current_trial(learning_rate={given}): must be > 0, because other rates are scaled by it")
     scale = scaling(float(given), trial.learning_rate)
     for optimizer in optimizers:
         _scale_groups(optimizer, GROUP_RATES, scale)

@@ -1,7 +1,5 @@
 """Descriptions and measurements of a user's loop."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable, Sequence
@@ -14,7 +12,7 @@ from bssearch.errors import UsageError
 from bssearch.executors.base import Answer, Assign, Reply
 from bssearch.executors.loaded import failed, program_refused
 from bssearch.executors.loops.assignment import Assignment, Line, LoopStages, Metrics, ended_by, number_of
-from bssearch.executors.loops.trial_run import HostClock, LoopClock, TrialRun, contention_meter
+from bssearch.executors.loops.trial_run import HostClock, LoopClock, TrialRun, contention_meter, other_devices
 from bssearch.records import (
     MemoryRequest,
     MemoryUse,
@@ -178,10 +176,11 @@ class TimedLoop(Looked):
     def __init__(self, request: StepTimeRequest, assign: Assign, line: Line, *, clock: HostClock | None = None) -> None:
         super().__init__(assign, line)
         self._request = request
-        self._clock = LoopClock(clock or HostClock(self._torch_device), request.threads)
+        self._threads = request.threads * self.configuration.world_size
+        self._clock = LoopClock(clock or HostClock(self._torch_device), self._threads)
         self._core = CorePace() if self._torch_device.type == "cpu" else None
-        self.contention = contention_meter(self._torch_device, request.threads, self._core)
-        self._reference = ReferenceKernel(self._torch_device, request.threads)
+        self.contention = contention_meter(self._torch_device, self._threads, self._core, other_devices(assign))
+        self._reference = ReferenceKernel(self._torch_device, self._threads)
         self._first: list[float] = []
         self._evaluations: list[float] = []
         self._untimed_steps = 0
@@ -276,7 +275,7 @@ class TimedLoop(Looked):
         return spent >= limit or is_settled(counted, self._request.precision)
 
     def _tell(self) -> None:
-        clock, threads = self._clock.clock, self._request.threads
+        clock, threads = self._clock.clock, self._threads
         contention = self.contention.stop()
         step = timing_of(self._runs, self._core, self._request.precision)
         share = clock.undelayed_train_seconds(threads)
@@ -286,6 +285,7 @@ class TimedLoop(Looked):
             StepTime(
                 batch_size=self.configuration.batch_size,
                 micro_batch_size=self.configuration.micro_batch_size,
+                world_size=self.configuration.world_size,
                 step_seconds=step.median,
                 step_seconds_low=step.low,
                 step_seconds_high=step.high,

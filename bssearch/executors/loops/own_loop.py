@@ -1,16 +1,17 @@
 """A user's own training loop as a trial; see `bssearch guide own-training`."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, cast
 
 import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
-from bssearch.errors import TrialStopped, UsageError
+from bssearch.errors import TrialStopped, UsageError, require
 from bssearch.executors.loops.assignment import Assignment, Evaluate, Metrics
 from bssearch.executors.loops.following import (
     AskedParameters,
@@ -40,7 +41,7 @@ SKIPPED = "a gradient scaler skips the steps whose gradients are not finite"
 PUBLIC = (
     *("accumulation_steps", "batch_size", "batches", "checkpoint", "close", "device", "evaluation_due", "given"),
     *("is_look", "is_over", "is_searched", "learning_rate", "load_optimizer", "micro_batch_size", "parameters"),
-    *("report", "sampler", "seed", "should_stop", "state", "step", "steps", "test"),
+    *("no_sync", "rank", "report", "sampler", "seed", "should_stop", "state", "step", "steps", "test", "world_size"),
 )
 
 
@@ -63,7 +64,7 @@ class Trial:
             train_step(model, optimizer, x, y)
     """
 
-    _ranks_together = 1  # processes that share a batch
+    rank = 0  # of this process, below `world_size`
 
     def __init__(
         self,
@@ -109,6 +110,11 @@ class Trial:
         return self._now.batch_size
 
     @property
+    def world_size(self) -> int:
+        """Ranks that share each batch."""
+        return self._configuration.world_size
+
+    @property
     def micro_batch_size(self) -> int:
         """Samples per forward pass, on each rank."""
         self._asked.note("micro_batch_size")
@@ -136,12 +142,12 @@ class Trial:
         if self.has_asked("learning_rate") or not self.is_searched:
             return
         rates = rates_of([optimizer], "lr", "initial_lr", "max_lr")
-        if not any(math.isclose(one, self.rate_to_set) for one in rates):
-            raise UsageError(
-                f"the Trainer's optimizer has the learning rate {in_words(rates)}, and the trial's is "
-                f"{self.rate_to_set:.4g}",
-                hint="make the optimizer with lr=trial.learning_rate, or leave it to the Trainer",
-            )
+        require(
+            any(math.isclose(one, self.rate_to_set) for one in rates),
+            f"the Trainer's optimizer has the learning rate {in_words(rates)}, and the trial's is "
+            f"{self.rate_to_set:.4g}",
+            hint="make the optimizer with lr=trial.learning_rate, or leave it to the Trainer",
+        )
         self._asked.note("learning_rate")
         self._rate_is_set = True
 
@@ -180,20 +186,23 @@ class Trial:
 
     def check_trainer(self, who: str) -> None:
         """Raise `UsageError` if the Trainer ``who`` cannot train this trial."""
-        if self.has_state:
-            raise UsageError(
-                "trial.state(...) cannot be used with a Trainer, which cannot resume a paused trial",
-                hint="remove trial.state(...); the trial is then stopped instead of paused",
-            )
+        require(
+            not self.has_state,
+            "trial.state(...) cannot be used with a Trainer, which cannot resume a paused trial",
+            hint="remove trial.state(...); the trial is then stopped instead of paused",
+        )
         self._stages.refuse(who, "its loader is made once")
 
     def check_device(self, found: torch.device, processes: int, hint: str) -> None:
         """Raise `UsageError` for several processes or the wrong device."""
         wanted = torch.device(self.device)
-        if processes > 1:
-            raise UsageError(f"the Trainer trains in {processes} processes; a trial of a Trainer has one")
-        if wanted.type != found.type or (wanted.index or 0) != (found.index or 0):
-            raise UsageError(f"the Trainer trains on {found}, and the trial is to run on {wanted}", hint=hint)
+        together = max(processes, self.world_size)
+        require(together == 1, f"the Trainer trains in {together} processes; a trial of a Trainer has one")
+        require(
+            wanted.type == found.type and (wanted.index or 0) == (found.index or 0),
+            f"the Trainer trains on {found}, and the trial is to run on {wanted}",
+            hint=hint,
+        )
 
     def warn(self, sentence: str) -> None:
         """Add a warning to the trial."""
@@ -319,17 +328,31 @@ class Trial:
         if test is not None:
             self._assignment.test(test)
 
+    def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Context of a micro-batch in the body of `batches`: gradients are reduced only at the step's last one.
+
+        ``model`` is a `DistributedDataParallel`; any other needs no reduction.
+        """
+        require(
+            self._is_in_batch,
+            "no_sync() outside the body of batches(), which counts a step's micro-batches",
+            hint="model.no_sync() for all micro-batches of a step but the last",
+        )
+        if self._is_whole or not isinstance(model, DistributedDataParallel):
+            return nullcontext()
+        return cast("AbstractContextManager[None]", model.no_sync())
+
     def test(self, evaluate: Evaluate) -> None:
         """End the training and evaluate the test set, for a loop without `batches`.
 
         ``evaluate`` runs once, to confirm a recommended configuration or outside a search. Raises `UsageError` within
         `batches`, or if a due evaluation or the target's metric is missing.
         """
-        if self._is_looping:
-            raise UsageError(
-                "test() in the body of batches(), whose loop is not over",
-                hint="batches(loader, evaluate=..., test=...)",
-            )
+        require(
+            not self._is_looping,
+            "test() in the body of batches(), whose loop is not over",
+            hint="batches(loader, evaluate=..., test=...)",
+        )
         self.close()
         self._assignment.test(evaluate)
 
@@ -348,8 +371,7 @@ class Trial:
         """
         if self._has_begun or self._sampler is not None:
             raise UsageError("state() comes too late: call it before sampler() and batches()")
-        if self.has_state:
-            raise UsageError("state() is called twice: name all objects in one call")
+        require(not self.has_state, "state() is called twice: name all objects in one call")
         self._asked.optimizers = [one for one in objects.values() if isinstance(one, torch.optim.Optimizer)]
         self.count_steps_of(objects)
         self.look_at(objects)
@@ -385,7 +407,7 @@ class Trial:
         """Warn of normalisation layers and averages of weights that distort the comparison of batch sizes."""
         modules = trained_modules(objects)
         self._assignment.modelled(modules)
-        found = about_ranks(modules) if self._ranks_together > 1 else []
+        found = about_ranks(modules) if self.world_size > 1 else []
         for sentence in found if self.is_look else [*found, *about_batch_norm(modules, self._now)]:
             self.warn(sentence)
         self._averages = Averages(objects)
@@ -478,9 +500,8 @@ class Trial:
 
     def samples_in(self, batch: Any) -> int | None:
         """Samples in a micro-batch; warns if unknown."""
-        found = self._rows.count(batch, self._samples_at_once)
-        if found is not None:
-            return found * self._ranks_together
+        if (found := self._rows.count(batch, self._samples_at_once)) is not None:
+            return found * self.world_size
         self._untold(
             f"a micro-batch is a {type(batch).__name__}, of which the samples cannot be counted",
             "a loader whose batches are tensors, or tuples, lists or dicts of tensors",
@@ -506,8 +527,7 @@ class Trial:
         self._samples = None if samples is None or self._samples is None else self._samples + samples
 
     def _untold(self, problem: str, remedy: str) -> None:
-        if self._needs_samples:
-            raise UsageError(f"{problem}, and the study's objective is samples_to_target", hint=remedy)
+        require(not self._needs_samples, f"{problem}, and the study's objective is samples_to_target", hint=remedy)
         if self._assignment.cycles and not self._has_warned:
             self._has_warned = True
             self.warn(f"{problem}: each step counts as batch_size samples; {remedy}")

@@ -1,14 +1,12 @@
 """Passes over the training data, and samplers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeVar, cast
 
 import torch
 from torch.utils.data import Sampler
 
-from bssearch.errors import UsageError
+from bssearch.errors import UsageError, require
 from bssearch.executors.loops.assignment import Assignment, LoopStages
 from bssearch.executors.loops.following import FieldsRead
 from bssearch.executors.loops.pitfalls import about_order
@@ -21,8 +19,9 @@ class SeededSampler(Sampler[int]):
     """
 
     def __init__(self, samples: int, batch_size: int, seed: int, *, after_steps: int = 0) -> None:
-        if batch_size > samples:
-            raise UsageError(f"batch_size = {batch_size} must be <= {samples}, the number of training samples")
+        require(
+            batch_size <= samples, f"batch_size = {batch_size} must be <= {samples}, the number of training samples"
+        )
         self._samples = samples
         self._whole = samples - samples % batch_size
         self._generator = torch.Generator().manual_seed(seed)
@@ -215,9 +214,9 @@ def _is_loader(given: object) -> bool:
 
 
 def _checked(made: Any) -> Any:
-    if not _is_loader(made):
-        raise UsageError(
-            f"the function given to batches() returned a {type(made).__name__}; it must return a loader",
-            hint="trial.batches(lambda size: DataLoader(data, batch_size=size, ...))",
-        )
+    require(
+        _is_loader(made),
+        f"the function given to batches() returned a {type(made).__name__}; it must return a loader",
+        hint="trial.batches(lambda size: DataLoader(data, batch_size=size, ...))",
+    )
     return made

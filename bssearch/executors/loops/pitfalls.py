@@ -1,7 +1,5 @@
 """Warnings of normalisation, data order and averages of weights that distort a comparison of batch sizes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,8 +20,7 @@ WATCHED_STEPS = 3  # first steps to check; an average that follows micro-batches
 def trained_modules(objects: Mapping[str, Any]) -> list[nn.Module]:
     """Modules that an optimizer among the objects trains; all modules without an optimizer."""
     modules = [one for one in objects.values() if isinstance(one, nn.Module)]
-    trained = _trained_by(objects)
-    if trained:
+    if trained := _trained_by(objects):
         modules = [one for one in modules if any(id(part) in trained for part in one.parameters())]
     inner = {id(part) for one in modules for part in one.modules() if part is not one}
     return [one for one in modules if id(one) not in inner]
@@ -36,21 +33,30 @@ def _trained_by(objects: Mapping[str, Any]) -> set[int]:
 
 def about_batch_norm(modules: Sequence[nn.Module], now: Configuration) -> list[str]:
     """How batch normalisation in these modules distorts the steps of a trial."""
-    layers = sum(map(batch_norm_layers, modules))
+    layers, ranks = sum(map(batch_norm_layers, modules)), 1 if _unsynchronised(modules) else now.world_size
     is_split = now.accumulation_steps > 1
     caveats = batch_norm_caveats(
-        layers, now.micro_batch_size, accumulates=is_split, ghost_batch_size=None, remedy=GROUP_NORM
+        layers, now.micro_batch_size * ranks, accumulates=is_split, ghost_batch_size=None, remedy=GROUP_NORM
     )
     return [sentence for _, sentence in caveats]
 
 
 def about_ranks(modules: Sequence[nn.Module]) -> list[str]:
     """Warning if batch normalisation is not synchronised between the ranks that share a batch."""
-    parts = [part for one in modules for part in one.modules()]
-    if not sum(map(batch_norm_layers, modules)) or any(isinstance(one, nn.SyncBatchNorm) for one in parts):
+    layers = _unsynchronised(modules)
+    if not layers:
         return []
-    remedy = "model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)"
-    return [f"batch normalisation sees each rank's share of a batch alone: {remedy}"]
+    return [
+        f"{layers} batch normalisation layers see each rank's share of a micro-batch alone: on GPUs "
+        f"model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model), else {GROUP_NORM}"
+    ]
+
+
+def _unsynchronised(modules: Sequence[nn.Module]) -> int:
+    parts = [part for one in modules for part in one.modules()]
+    return sum(map(batch_norm_layers, modules)) - sum(
+        batch_norm_layers(part) for part in parts if isinstance(part, nn.SyncBatchNorm)
+    )
 
 
 def about_order(loader: object) -> str | None:

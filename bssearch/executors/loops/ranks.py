@@ -4,8 +4,6 @@ Only rank 0 talks to the search. After each evaluation it broadcasts whether the
 evaluation is due. A stop or limit takes effect only at evaluations, so that no rank waits for a rank that has left.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -14,7 +12,7 @@ from typing import Any, Protocol, TypeVar, cast
 import torch
 from torch import distributed, nn
 
-from bssearch.errors import UsageError
+from bssearch.errors import UsageError, require
 from bssearch.executors.base import Assign
 from bssearch.executors.loops.assignment import Assignment, Evaluate, Line, Metrics
 from bssearch.executors.loops.measuring import TimedLoop, work_of
@@ -83,10 +81,19 @@ def ranks_of(environment: Mapping[str, str]) -> DistributedRanks | None:
     return DistributedRanks(_number(environment, "LOCAL_RANK", 0))
 
 
+def check_ranks(ranks: int, devices: int) -> None:
+    """Raise `UsageError` unless a program has one rank for each of a trial's devices."""
+    whole = ranks if ranks > 1 else devices
+    require(
+        ranks == devices,
+        f"the program has {ranks} rank{'s' if ranks > 1 else ''}, and its trial {devices} (executor.devices)",
+        hint=f"executor.devices: {whole} in the spec, and command: [torchrun, '--nproc-per-node={{devices}}', ...]",
+    )
+
+
 def _number(environment: Mapping[str, str], name: str, otherwise: int) -> int:
     text = environment.get(name, str(otherwise))
-    if not text.isdecimal():
-        raise UsageError(f"{name} = {text!r} in the environment must be a whole number, from 0")
+    require(text.isdecimal(), f"{name} = {text!r} in the environment must be a whole number, from 0")
     return int(text)
 
 
@@ -173,8 +180,6 @@ class Leader(RankWork):
     def begin(self) -> None:
         """Start the clock once all ranks begin."""
         self._ranks.wait()
-        if not self.is_look:
-            self.work.warned(f"{self._ranks.size} ranks share each batch: cost and energy count rank 0's device alone")
         self.work.begin()
 
     def pause(self) -> None:
@@ -247,10 +252,7 @@ class LedRun(TrialRun):
 
 
 class RankTrial(Trial):
-    """One rank's trial; ``batch_size`` counts samples of all ranks, ``micro_batch_size`` of this rank.
-
-    Raises `UsageError` if ranks cannot share a micro-batch evenly.
-    """
+    """One rank's trial; ``batch_size`` counts samples of all ranks, ``micro_batch_size`` of this rank."""
 
     def __init__(
         self,
@@ -261,19 +263,8 @@ class RankTrial(Trial):
         needs_samples: bool = False,
     ) -> None:
         super().__init__(assignment, searched=searched, needs_samples=needs_samples)
-        self._ranks, self._ranks_together = ranks, ranks.size
+        self.rank = ranks.rank
         self._stages.refuse(f"a training of {ranks.size} ranks", "they share batches of one size")
-        size, accumulation = self._configuration.batch_size, self._configuration.accumulation_steps
-        self._share, rest = divmod(size, accumulation * ranks.size)
-        if rest:
-            raise UsageError(
-                f"batch_size = {size} must be a multiple of {accumulation * ranks.size}: it takes {accumulation} "
-                f"micro-batches a step, each shared by {ranks.size} ranks"
-            )
-
-    @property
-    def _samples_at_once(self) -> int:
-        return self._share
 
     def sampler(self, dataset: Any) -> SeededSampler:
         """This rank's share of `Trial.sampler`."""
@@ -281,9 +272,9 @@ class RankTrial(Trial):
             len(dataset),
             self._configuration.batch_size,
             self.seed,
-            share=self._share,
-            rank=self._ranks.rank,
-            ranks=self._ranks.size,
+            share=self._configuration.micro_batch_size,
+            rank=self.rank,
+            ranks=self.world_size,
             after_steps=self._samples_behind // self._configuration.batch_size,
         )
         return self._sampler

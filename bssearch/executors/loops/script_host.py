@@ -1,11 +1,10 @@
 """Process that runs a training script: ``python -m bssearch.executors.loops.script_host``.
 
-With ``--serve`` it imports the script's packages once and forks a process per trial. A fork is safe only without a CUDA
-context and further threads; otherwise the process re-executes itself without the imports and starts a process per trial
-(``--once``). When the worker ends, this process kills its descendants and exits.
+With ``--serve`` it imports the script's packages once and forks a process for each rank of a trial, with torchrun's
+variables if there are several. A fork is safe only without a CUDA context and further threads; otherwise the process
+re-executes itself without the imports and starts the ranks anew (``--once``). When the worker ends, this process kills
+its descendants and exits.
 """
-
-from __future__ import annotations
 
 import argparse
 import ast
@@ -16,12 +15,15 @@ import importlib
 import importlib.util
 import io
 import json
+import math
 import os
 import runpy
 import select
+import signal
 import socket
 import sys
 import threading
+import time
 import traceback
 from pathlib import Path
 from typing import Any
@@ -33,6 +35,10 @@ from bssearch.executors.programs.script import HOST
 from bssearch.records import MAKE_TRAINER
 
 TICK_SECONDS = 0.02  # between checks on a trial's process, which take microseconds
+
+LEAVE_SECONDS = 5.0  # for the other ranks after one has ended; gloo notices a lost rank at once
+
+NO_LINE = -1  # of ranks other than rank 0
 
 
 def main() -> None:
@@ -49,12 +55,11 @@ def main() -> None:
     if given.once is not None:
         os._exit(run_script(given.script, given.arguments, given.once))
     worker = socket.socket(fileno=given.serve)
-    if given.anew is None:
-        reason = prepare_to_fork(Path(given.script.removesuffix(MAKE_TRAINER)))
-        if reason is not None:
-            # Drop the imports.
-            worker.set_inheritable(True)
-            os.execv(sys.executable, [sys.executable, "-P", "-m", HOST, "--anew", reason, *sys.argv[1:]])
+    script = Path(given.script.removesuffix(MAKE_TRAINER))
+    if given.anew is None and (reason := prepare_to_fork(script)) is not None:
+        # Drop the imports.
+        worker.set_inheritable(True)
+        os.execv(sys.executable, [sys.executable, "-P", "-m", HOST, "--anew", reason, *sys.argv[1:]])
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # The worker has ended.
         serve(worker, given.script, given.arguments, given.anew)
 
@@ -78,49 +83,83 @@ def serve(worker: socket.socket, script: str, arguments: list[str], anew: str | 
     worker.set_inheritable(False)
     _tell(worker, {"anew": anew})
     while True:
-        message, descriptors, _, _ = socket.recv_fds(worker, 1, 1)
+        message, descriptors, _, _ = socket.recv_fds(worker, 16, 1)
         if not message:
             return
         (line,) = descriptors
-        child = _forked(worker, script, arguments, line) if anew is None else _started(script, arguments, line)
-        os.close(line)
+        group = 0  # rank 0 leads the group of all ranks
+        ranks: list[int] = []
         try:
-            _tell(worker, {"pid": child})
-            status = _waited_for(child, worker)
+            for variables in variables_of_ranks(int(message)):
+                if anew is None:
+                    ranks.append(_forked(worker, script, arguments, NO_LINE if ranks else line, variables, group))
+                else:
+                    ranks.append(_started(script, arguments, NO_LINE if ranks else line, variables, group))
+                group = ranks[0]
+            os.close(line)
+            _tell(worker, {"pid": group})
+            code = _waited_for(ranks, worker)
         finally:
-            end_descendants(child)
-        if status is None:
+            end_descendants(group)
+        if code is None:
             return
-        _tell(worker, {"exit": os.waitstatus_to_exitcode(status)})
+        _tell(worker, {"exit": code})
 
 
-def _forked(worker: socket.socket, script: str, arguments: list[str], line: int) -> int:
+def variables_of_ranks(ranks: int) -> list[dict[str, str]]:
+    """Environment variables of each rank, as torchrun sets them; none for a single rank."""
+    if ranks == 1:
+        return [{}]
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    together = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1"}
+    return [{**together, "MASTER_PORT": port, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
+
+
+def _forked(
+    worker: socket.socket, script: str, arguments: list[str], line: int, variables: dict[str, str], group: int
+) -> int:
     server = os.getpid()
     child = os.fork()
     if child == 0:
         worker.close()
-        os.setpgid(0, 0)
+        os.setpgid(0, group)
         die_with_parent(server)
+        os.environ.update(variables)
         os._exit(run_script(script, arguments, line))
     with contextlib.suppress(OSError):
-        os.setpgid(child, child)
+        os.setpgid(child, group or child)
     return child
 
 
-def _started(script: str, arguments: list[str], line: int) -> int:
-    os.set_inheritable(line, True)
+def _started(script: str, arguments: list[str], line: int, variables: dict[str, str], group: int) -> int:
+    if line != NO_LINE:
+        os.set_inheritable(line, True)
     options = ["--parent", str(os.getpid()), "--once", str(line)]
     command = [sys.executable, "-P", "-m", HOST, *options, script, "--", *arguments]
-    return os.posix_spawn(sys.executable, command, os.environ, setpgroup=0)
+    return os.posix_spawn(sys.executable, command, {**os.environ, **variables}, setpgroup=group)
 
 
-def _waited_for(child: int, worker: socket.socket) -> int | None:
-    while True:
-        ended, status = os.waitpid(child, os.WNOHANG)
-        if ended:
-            return status
+def _waited_for(ranks: list[int], worker: socket.socket) -> int | None:
+    """Exit code of rank 0, or of the first rank that fails, once all have ended; None if the worker ends."""
+    codes: dict[int, int] = {}
+    deadline = math.inf
+    while len(codes) < len(ranks) and time.monotonic() < deadline:
+        for rank, child in enumerate(ranks):
+            ended, status = (0, 0) if rank in codes else os.waitpid(child, os.WNOHANG)
+            if ended:
+                codes[rank] = os.waitstatus_to_exitcode(status)
+                if rank == 0 or codes[rank]:
+                    deadline = min(deadline, time.monotonic() + LEAVE_SECONDS)
+        if len(codes) == len(ranks):
+            break
         if select.select([worker], [], [], TICK_SECONDS)[0] and not worker.recv(1, socket.MSG_PEEK):
             return None
+    if 0 not in codes:
+        os.kill(ranks[0], signal.SIGKILL)
+        os.waitpid(ranks[0], 0)
+    return codes[0] if 0 in codes else next(code for code in codes.values() if code)
 
 
 def _tell(worker: socket.socket, message: dict[str, Any]) -> None:
@@ -132,14 +171,15 @@ def run_script(script: str, arguments: list[str], line: int) -> int:
     from bssearch.executors.loops import current
     from bssearch.executors.loops.current import train_made
 
-    os.environ[TRIAL_VARIABLE] = str(line)
+    if line != NO_LINE:
+        os.environ[TRIAL_VARIABLE] = str(line)
     session = current.session()
-    assert session is not None, "the variable has just been set"
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path(script).resolve().parent))
     code = 0
     try:
         if script.endswith(MAKE_TRAINER):
+            assert session is not None, "a Trainer trains in one process"
             train_made(script, session.assign.program.default)
         else:
             runpy.run_path(script, run_name="__main__")
@@ -153,7 +193,10 @@ def run_script(script: str, arguments: list[str], line: int) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
     try:
-        session.ended(script, error)
+        if session is not None:
+            session.ended(script, error)
+        elif error is not None and code:
+            traceback.print_exception(error)
         clean_up()
     except BaseException:
         traceback.print_exc()

@@ -1,7 +1,5 @@
 """Runs a Hugging Face Trainer as a trial; see `bssearch guide own-training`."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re
@@ -12,7 +10,7 @@ from typing import Any
 
 import torch
 
-from bssearch.errors import UsageError
+from bssearch.errors import UsageError, require
 from bssearch.executors.loops.following import rates_of
 from bssearch.executors.loops.own_loop import Trial
 from bssearch.executors.loops.trial_run import unmoved
@@ -35,8 +33,11 @@ def check_libraries() -> None:
             raise UsageError(
                 f"{name} is missing: a Trainer as a trial takes {wanted}", hint=f"pip install '{EXTRA}'"
             ) from None
-        if tuple(int(number) for number in re.findall(r"\d+", found)[:2]) < least:
-            raise UsageError(f"{name} {found} is too old: must be {wanted}", hint=f"pip install '{EXTRA}'")
+        require(
+            tuple(int(number) for number in re.findall(r"\d+", found)[:2]) >= least,
+            f"{name} {found} is too old: must be {wanted}",
+            hint=f"pip install '{EXTRA}'",
+        )
 
 
 check_libraries()
@@ -86,11 +87,11 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
         """Start the trial; evaluate at step 0 if due."""
         self._trial.check_trainer("a Hugging Face Trainer")
         check(args, self._trial)
-        if state.global_step != self._trial.steps:
-            raise UsageError(
-                f"the Trainer begins at step {state.global_step}, the trial at step {self._trial.steps}",
-                hint="a Trainer trains a trial from its start: no resume_from_checkpoint",
-            )
+        require(
+            state.global_step == self._trial.steps,
+            f"the Trainer begins at step {state.global_step}, the trial at step {self._trial.steps}",
+            hint="a Trainer trains a trial from its start: no resume_from_checkpoint",
+        )
         whole = whole_steps(others["train_dataloader"], args)
         # The Trainer's own horizon counts incomplete batches: without them, training would end before the horizon.
         self._steps_in_pass = whole if args.max_steps >= MOST_STEPS else math.inf
@@ -195,8 +196,7 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
         named = both_names(metrics)
         if self._metric is not None:
             name = self._metric.removeprefix(PREFIX)
-            if name not in named:
-                raise UsageError(f"evaluate() reports {', '.join(sorted(named))}; the callback's metric is {name!r}")
+            require(name in named, f"evaluate() reports {', '.join(sorted(named))}; the callback's metric is {name!r}")
             named = {one: named[one] for one in (name, PREFIX + name, "loss") if one in named}
         if not self._trial.is_searched:
             return {name: value for name, value in named.items() if not name.startswith(PREFIX)}
@@ -216,12 +216,12 @@ class AdvisorCallback(TrainerCallback):  # type: ignore[misc]
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
     ) -> None:
         """Make the advisor; raise `UsageError` if several processes clip their gradients."""
-        if args.world_size > 1 and args.max_grad_norm:
-            raise UsageError(
-                f"max_grad_norm = {args.max_grad_norm:g} of {args.world_size} processes: the Trainer clips the "
-                "gradients before the advisor reads them",
-                hint="TrainingArguments(max_grad_norm=0)",
-            )
+        require(
+            args.world_size <= 1 or not args.max_grad_norm,
+            f"max_grad_norm = {args.max_grad_norm} of {args.world_size} processes: the Trainer clips the "
+            "gradients before the advisor reads them",
+            hint="TrainingArguments(max_grad_norm=0)",
+        )
         samples = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
         self.advisor = BatchAdvisor(others["model"], samples, optimizer=others.get("optimizer"))
 
@@ -429,11 +429,11 @@ def _check_obeys(trial: Trial, own: Collection[str]) -> None:
         ("optimizer", optimizer, ("adamw", "sgd"), "optim"),
         ("schedule", schedule, ("constant",), "lr_scheduler_type"),
     ):
-        if value is not None and value not in known and argument not in own:
-            raise UsageError(
-                f"space.{name}: {value} cannot be passed to a Trainer; it takes {', '.join(known)}",
-                hint=f"leave {name} out of the space, or give {argument}=... beside it",
-            )
+        require(
+            value is None or value in known or argument in own,
+            f"space.{name}: {value} cannot be passed to a Trainer; it takes {', '.join(known)}",
+            hint=f"leave {name} out of the space, or give {argument}=... beside it",
+        )
 
 
 def _check_agrees(name: str, given: Any, value: Any) -> None:
@@ -449,16 +449,16 @@ def _check_agrees(name: str, given: Any, value: Any) -> None:
 def _check_needs_no_horizon(given: Mapping[str, Any]) -> None:
     schedule, warmup = given["lr_scheduler_type"], given.get("warmup_steps") or 0
     schedule = getattr(schedule, "value", schedule)
-    if schedule not in ENDLESS_SCHEDULES:
-        raise UsageError(
-            f"lr_scheduler_type={schedule!r} decays over max_steps, which is not given",
-            hint=f"max_steps=..., or one of {', '.join(sorted(ENDLESS_SCHEDULES))}",
-        )
-    if 0 < warmup < 1:
-        raise UsageError(
-            f"warmup_steps={warmup} is a share of max_steps, which is not given",
-            hint="warmup_steps as a number of steps, or max_steps=...",
-        )
+    require(
+        schedule in ENDLESS_SCHEDULES,
+        f"lr_scheduler_type={schedule!r} decays over max_steps, which is not given",
+        hint=f"max_steps=..., or one of {', '.join(sorted(ENDLESS_SCHEDULES))}",
+    )
+    require(
+        not 0 < warmup < 1,
+        f"warmup_steps={warmup} is a share of max_steps, which is not given",
+        hint="warmup_steps as a number of steps, or max_steps=...",
+    )
 
 
 def whole_steps(loader: Any, arguments: TrainingArguments) -> float:
@@ -479,8 +479,7 @@ def whole_steps(loader: Any, arguments: TrainingArguments) -> float:
         return math.inf
     rows = len(getattr(loader.batch_sampler, "sampler", loader.dataset))
     steps: int = min(micro_batches // accumulation, rows // size)
-    if steps < 1:
-        raise UsageError(f"batch_size = {size} must be <= {rows}, the number of training samples")
+    require(steps >= 1, f"batch_size = {size} must be <= {rows}, the number of training samples")
     return steps
 
 
@@ -500,12 +499,12 @@ def check_counts_items(model: torch.nn.Module) -> Callable[[], None]:
             return
         handle.remove()
         once, twice = (_loss(module, args, {**given, "num_items_in_batch": times * items}) for times in (1, 2))
-        if abs(once - twice) <= LEAST_CHANGE * abs(once):
-            raise UsageError(
-                f"the loss of {type(module).__name__} ignores num_items_in_batch: the gradients of a batch "
-                "in several micro-batches would be too large by their number",
-                hint="set model.accepts_loss_kwargs = False before making the Trainer, which then divides the loss",
-            )
+        require(
+            abs(once - twice) > LEAST_CHANGE * abs(once),
+            f"the loss of {type(module).__name__} ignores num_items_in_batch: the gradients of a batch "
+            "in several micro-batches would be too large by their number",
+            hint="set model.accepts_loss_kwargs = False before making the Trainer, which then divides the loss",
+        )
 
     handle = model.register_forward_hook(look, with_kwargs=True)
     return handle.remove

@@ -1,7 +1,5 @@
 """A user's loop that trains a study's trial."""
 
-from __future__ import annotations
-
 import io
 import math
 import statistics
@@ -17,13 +15,14 @@ import psutil
 import torch
 from torch import nn
 
-from bssearch.errors import CheckpointError, UsageError
+from bssearch.errors import CheckpointError, UsageError, require
 from bssearch.executors.base import Assign
 from bssearch.executors.loops.assignment import Assignment, Evaluate, Line, Metrics, ended_by, number_of
-from bssearch.executors.loops.loop_noise import NoiseNearTarget
 from bssearch.records import (
+    Configuration,
     GradientNoise,
     Observation,
+    Target,
     TrialEnded,
     TrialObserved,
     TrialOutcome,
@@ -31,13 +30,40 @@ from bssearch.records import (
     TrialState,
     is_metric,
 )
+from bssearch.training.advisor import BatchAdvisor, ranks_together
 from bssearch.training.clock import Clock, Ledger
 from bssearch.training.contention import ContentionMeter, CorePace, ReferenceKernel, cpu_use
-from bssearch.training.course import Course, Ending, first_line, not_finite, paused, where
+from bssearch.training.course import Approach, Course, Ending, first_line, not_finite, paused, where
 from bssearch.training.loop import TESTED_STATES
 from bssearch.training.memory import peak_memory_meter
 from bssearch.training.nvml import DeviceMeter
 from bssearch.training.trial_checkpoint import Checkpoint, RandomState, Saved, SavedPart, identity_of
+
+
+class NoiseNearTarget:
+    """Gradient noise scale of a loop's steps near the target, from their micro-batches; see `BatchAdvisor`."""
+
+    def __init__(self, modules: Sequence[nn.Module], now: Configuration, target: Target) -> None:
+        self._advisor = BatchAdvisor(nn.ModuleList(modules), now.batch_size, micro_batches=now.accumulation_steps)
+        self._approach = Approach(target)
+        self._is_near = False
+
+    def evaluated(self, metric: float) -> None:
+        """Measure the next steps if the metric is near the target."""
+        self._is_near = self._approach.is_near(metric) and ranks_together() == 1
+        if not self._is_near:
+            self._advisor.close()
+
+    def stepped(self) -> None:
+        """Record a step."""
+        if self._is_near:
+            self._advisor.step()
+
+    def result(self) -> GradientNoise:
+        """The noise scale and its moments."""
+        self._advisor.close()
+        return self._advisor.noise
+
 
 WARM_UP_STEPS = 3  # first steps, whose excess time over later steps is not training time
 
@@ -46,10 +72,18 @@ TIMED_STEPS = WARM_UP_STEPS + 20  # steps timed one by one to find the first ste
 RUN_PROCESSES = 3  # a script's ancestors: server, worker, driver
 
 
-def contention_meter(device: torch.device, threads: int, core: CorePace | None) -> ContentionMeter:
+def contention_meter(
+    device: torch.device, threads: int, core: CorePace | None, others: Sequence[torch.device] = ()
+) -> ContentionMeter:
     """Contention meter that ignores the run's own processes."""
     above = [one.pid for one in psutil.Process().parents()[:RUN_PROCESSES]]
-    return ContentionMeter(device, threads, core, lambda: cpu_use(parents=above))
+    return ContentionMeter(device, threads, core, lambda: cpu_use(parents=above), others=others)
+
+
+def other_devices(assign: Assign) -> list[torch.device]:
+    """CUDA devices of the ranks other than rank 0."""
+    ranks = assign.configuration.world_size if torch.device(assign.device).type == "cuda" else 1
+    return [torch.device("cuda", index) for index in range(1, ranks)]
 
 
 class HostClock(Clock):
@@ -291,12 +325,14 @@ class TrialRun(Assignment):
         self._line = line
         self._revision = assign.revision
         self._torch_device = torch.device(assign.device)
-        self._clock = LoopClock(clock or HostClock(self._torch_device), request.plan.threads)
+        self._threads = request.plan.threads * self.configuration.world_size
+        self._clock = LoopClock(clock or HostClock(self._torch_device), self._threads)
         self._course = Course(request, None)
         core = CorePace() if self._torch_device.type == "cpu" else None
-        self.contention = contention_meter(self._torch_device, request.plan.threads, core)
-        self._clock.clock.meter = self._device_meter = DeviceMeter(self._torch_device)
-        self._reference = ReferenceKernel(self._torch_device, request.plan.threads)
+        others = other_devices(assign)
+        self.contention = contention_meter(self._torch_device, self._threads, core, others)
+        self._clock.clock.meter = self._device_meter = DeviceMeter(self._torch_device, others=others)
+        self._reference = ReferenceKernel(self._torch_device, self._threads)
         self._memory = peak_memory_meter(self._torch_device)
         self._objects: dict[str, Any] = {}
         self._ending: Ending | None = None
@@ -325,11 +361,11 @@ class TrialRun(Assignment):
         """Start the clock; earlier time is not training."""
         if (branch := self._request.branch) is not None:
             self.stages.refuse("a branch of a longer run", "it ends after as many steps of one size")
-            if not self._has_read_checkpoint:
-                raise UsageError(
-                    f"the script must continue from {branch.checkpoint}, but did not read trial.checkpoint",
-                    hint="if trial.checkpoint is not None: load the model, and the optimizer by trial.load_optimizer()",
-                )
+            require(
+                self._has_read_checkpoint,
+                f"the script must continue from {branch.checkpoint}, but did not read trial.checkpoint",
+                hint="if trial.checkpoint is not None: load the model, and the optimizer by trial.load_optimizer()",
+            )
         clock = self._clock.clock
         clock.book_rest("other")
         with clock.ledger("other"):
@@ -398,10 +434,10 @@ class TrialRun(Assignment):
         asked = self._line.asked_to_stop()
         if asked is not None:
             self._end(Ending(*asked, asked=True))
-        elif self._clock.clock.train_seconds_so_far > self._plan.train_seconds_limit:
-            late = self._course.limited(self._clock.train_seconds())
-            if late is not None:
-                self._end(late)
+        elif self._clock.clock.train_seconds_so_far > self._plan.train_seconds_limit and (
+            late := self._course.limited(self._clock.train_seconds())
+        ):
+            self._end(late)
 
     def waited(self, seconds: float) -> None:
         """See `Assignment.waited`."""
@@ -427,8 +463,7 @@ class TrialRun(Assignment):
                 reason = f"{not_finite(what, metric)}: {where(self.stages.last(step), step)}"
                 self._end(Ending(TrialState.DIVERGED, reason))
                 return
-            broken = first_non_finite(self._objects)
-            if broken is not None:
+            if (broken := first_non_finite(self._objects)) is not None:
                 self._end(Ending(TrialState.DIVERGED, f"{broken} is not finite: {where(self.stages.last(step), step)}"))
                 return
             observation = Observation(
@@ -479,8 +514,10 @@ class TrialRun(Assignment):
     def keep(self, objects: Mapping[str, Any]) -> tuple[int, int]:
         """See `Assignment.keep`."""
         for name, one in objects.items():
-            if not callable(getattr(one, "state_dict", None)) or not callable(getattr(one, "load_state_dict", None)):
-                raise UsageError(f"state({name}=...): a {type(one).__name__} has no state_dict() and load_state_dict()")
+            require(
+                callable(getattr(one, "state_dict", None)) and callable(getattr(one, "load_state_dict", None)),
+                f"state({name}=...): a {type(one).__name__} has no state_dict() and load_state_dict()",
+            )
         self._objects = dict(objects)
         if self._request.resumes:
             assert self._request.checkpoint is not None, "a trial that resumes has a checkpoint"
@@ -560,7 +597,7 @@ class TrialRun(Assignment):
         return training, measured
 
     def _outcome(self, ending: Ending) -> TrialOutcome:
-        clock, threads, progress = self._clock.clock, self._plan.threads, self._course.progress
+        clock, threads, progress = self._clock.clock, self._threads, self._course.progress
         with clock.ledger("other"):
             progress.note_peak(self._memory.peak_bytes())
             self._memory.close()

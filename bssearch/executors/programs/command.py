@@ -1,7 +1,5 @@
 """User commands, which report their progress, and their trials."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import time
@@ -10,7 +8,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from bssearch.errors import UsageError, WorkloadError
+from bssearch.errors import UsageError, WorkloadError, require
 from bssearch.executors.base import Answer, AskStop, Load, Program, Work
 from bssearch.executors.process import check_unchanged, judge_command
 from bssearch.executors.programs.command_process import (
@@ -42,7 +40,7 @@ from bssearch.records import (
     WorkloadDescription,
     is_metric,
 )
-from bssearch.spec.model import check_places, filled, places_of, values_of
+from bssearch.spec.model import check_places, filled, launched_ranks, places_of, values_of
 from bssearch.training.course import Course, Ending, not_finite, where
 
 MOST_OBSERVATIONS = 100_000  # evaluations of a trial, all stored
@@ -192,12 +190,15 @@ class ReportedTrial:
             )
 
     def _check(self, report: Report, now: float) -> None:
-        if report.seconds == 0 and report.step > 0:
-            raise UsageError(f"the command reports 0 seconds of training after {report.step} steps")
+        require(
+            report.seconds != 0 or report.step <= 0,
+            f"the command reports 0 seconds of training after {report.step} steps",
+        )
         if self._first is None:
             return
-        if report.step <= self.steps:
-            raise UsageError(f"the command reports step {report.step} after step {self.steps}: steps must rise")
+        require(
+            report.step > self.steps, f"the command reports step {report.step} after step {self.steps}: steps must rise"
+        )
         if (report.seconds is None) != (self._basis is SecondsBasis.WALL):
             raise UsageError(
                 f"the command reports seconds only sometimes: step {report.step} differs from the steps before"
@@ -206,12 +207,12 @@ class ReportedTrial:
             raise UsageError(f"the command reports {report.seconds:g} seconds after {self._seconds:g}: they must rise")
         self._still = self._still + 1 if report.seconds is not None and report.seconds == self._seconds else 0
         self._moved = self._moved if self._still else now
-        if self._still >= STILL_REPORTS and now - self._moved > self._seconds:
-            raise UsageError(
-                f"the command reports {report.seconds:g} seconds in {self._still + 1} reports, up to step "
-                f"{report.step}: they must count from the start of training",
-                hint="sum the seconds of the epochs",
-            )
+        require(
+            self._still < STILL_REPORTS or now - self._moved <= self._seconds,
+            f"the command reports {self._seconds:g} seconds in {self._still + 1} reports, up to step {report.step}: "
+            "they must count from the start of training",
+            hint="sum the seconds of the epochs",
+        )
 
     def _observe(self, report: Report, seconds: float) -> None:
         target, configuration = self._request.target, self._plan.configuration
@@ -228,11 +229,11 @@ class ReportedTrial:
                 return
         if metric is not None:
             self._observations += 1
-            if self._observations > MOST_OBSERVATIONS:
-                raise UsageError(
-                    f"the command reports {target.metric} more than {MOST_OBSERVATIONS} times in a trial",
-                    hint="report it less often: {evaluate_every} has the steps between two evaluations",
-                )
+            require(
+                self._observations <= MOST_OBSERVATIONS,
+                f"the command reports {target.metric} more than {MOST_OBSERVATIONS} times in a trial",
+                hint="report it less often: {evaluate_every} has the steps between two evaluations",
+            )
             observation = Observation(
                 step=report.step,
                 samples=self._samples,
@@ -252,11 +253,11 @@ class ReportedTrial:
         if samples is None:
             self._assumed_samples = True
             return self._samples + (report.step - self._counted) * self._plan.configuration.batch_size
-        if not self._samples <= samples <= LARGEST_STEP or samples != int(samples):
-            raise UsageError(
-                f"the command reports {samples:g} samples at step {report.step}, after {self._samples}: they must be "
-                "whole, counted since the start, and never fall"
-            )
+        require(
+            self._samples <= samples <= LARGEST_STEP and samples == int(samples),
+            f"the command reports {samples:g} samples at step {report.step}, after {self._samples}: they must be "
+            "whole, counted since the start, and never fall",
+        )
         return int(samples)
 
     def _observe_waiting(self) -> None:
@@ -331,6 +332,7 @@ class LoadedCommand(LoadedProgram):
         self._threads, self._hang_seconds = load.settings.threads, load.settings.hang_seconds
         self.revision = revision_of(self._program, self._folder)
         self._takes = places_of(self._program.command)
+        self._check_ranks(load.settings.devices)
         check_unchanged("a file that the command names", load.revision, self.revision)
 
     def _answer(self, work: Work) -> Answer:
@@ -448,8 +450,21 @@ class LoadedCommand(LoadedProgram):
         program = self._program
         return CommandProcess(filled(program.command, values), self._folder, program.report, program.metric)
 
+    def _check_ranks(self, devices: Sequence[int]) -> None:
+        ranks = launched_ranks(self._program.command) or ""
+        require(
+            devices[-1] > 1 or not ranks.isdecimal() or int(ranks) == 1,
+            f"command: torchrun starts {ranks} processes, and executor.devices = 1",
+            hint=f"executor.devices: {ranks} in the spec, and --nproc-per-node={{devices}} in the command",
+        )
+
     def check_places(self, configuration: Configuration) -> None:
         """Raise `UsageError` for a missing placeholder."""
+        require(
+            configuration.world_size == 1 or "devices" in self._takes,
+            f"the trial has {configuration.world_size} devices, and the command does not take {{devices}}",
+            hint="torchrun --nproc-per-node={devices}; or executor.devices: 1",
+        )
         if configuration.grows:
             raise UsageError(
                 f"{BATCH_SCHEDULE} = {configuration.parameters[BATCH_SCHEDULE]!r}: a command is given one batch size, "
@@ -458,12 +473,12 @@ class LoadedCommand(LoadedProgram):
             )
         check_places(self._takes, self._program.searched)
         split = {"batch_size", "micro_batch_size", "accumulation_steps"}
-        if configuration.accumulation_steps > 1 and len(self._takes & split) < 2:
-            raise UsageError(
-                f"batch size {configuration.batch_size} takes {configuration.accumulation_steps} micro-batches a step, "
-                "and the command takes fewer than two of {batch_size}, {micro_batch_size} and {accumulation_steps}",
-                hint="add a placeholder to the command",
-            )
+        require(
+            configuration.accumulation_steps <= 1 or len(self._takes & split) >= 2,
+            f"batch size {configuration.batch_size} takes {configuration.accumulation_steps} micro-batches a step, "
+            "and the command takes fewer than two of {batch_size}, {micro_batch_size} and {accumulation_steps}",
+            hint="add a placeholder to the command",
+        )
 
     def _asked(
         self,
@@ -540,6 +555,7 @@ class LoadedCommand(LoadedProgram):
         return StepTime(
             batch_size=configuration.batch_size,
             micro_batch_size=configuration.micro_batch_size,
+            world_size=configuration.world_size,
             step_seconds=seconds,
             evaluation_seconds=evaluation,
             steps_timed=few.steps,

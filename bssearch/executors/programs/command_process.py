@@ -21,7 +21,7 @@ from typing import Protocol, Self
 
 import psutil
 
-from bssearch.errors import LaunchError, UsageError, WorkloadError
+from bssearch.errors import LaunchError, UsageError, WorkloadError, require
 from bssearch.executors.base import (
     CHUNK_BYTES,
     TRIAL_VARIABLE,
@@ -295,11 +295,12 @@ class SilenceLimit:
 
     def stop(self) -> None:
         """Raise `WorkloadError` if the silence exceeds the limit."""
-        if self.is_over():
-            raise WorkloadError(
-                f"the command said nothing for {self.seconds:g} s after it had asked for its trial",
-                hint="raise executor.hang_seconds if the command may be silent longer",
-            )
+        require(
+            not self.is_over(),
+            f"the command said nothing for {self.seconds:g} s after it had asked for its trial",
+            hint="raise executor.hang_seconds if the command may be silent longer",
+            error=WorkloadError,
+        )
 
 
 def failure_of(code: int, process: CommandProcess) -> Exception:

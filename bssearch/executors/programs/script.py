@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from bssearch.errors import LaunchError, WorkloadError
+from bssearch.errors import LaunchError, WorkloadError, require
 from bssearch.executors.base import Answer, AskStop, Load, Program, Reply, Work
 from bssearch.executors.process import check_unchanged, judge_exit, kernel_memory_kills
 from bssearch.executors.programs.command_process import (
@@ -90,15 +90,15 @@ class ScriptServer:
         reason = self._told()["anew"]
         self.notice = None if reason is None else f"each trial repeats the script's imports: {reason}"
 
-    def start(self) -> ScriptProcess:
-        """Start the script; raise `LaunchError` if impossible."""
+    def start(self, ranks: int = 1) -> ScriptProcess:
+        """Start the script's ``ranks``, of which rank 0 has the connection; raise `LaunchError` if impossible."""
         if self._process.poll() is not None:
             self._control.close()
             self._begin()
         ours, theirs = socket.socketpair()
         try:
             with theirs:
-                socket.send_fds(self._control, [b"x"], [theirs.fileno()])
+                socket.send_fds(self._control, [str(ranks).encode()], [theirs.fileno()])
             return ScriptProcess(ours, self, self._told()["pid"])
         except OSError as error:
             ours.close()
@@ -125,8 +125,7 @@ class ScriptServer:
                 chunk = self._control.recv(4096)
             except ConnectionResetError:
                 chunk = b""
-            if not chunk:
-                raise LaunchError("the process that starts the script has ended; see its output")
+            require(chunk, "the process that starts the script has ended; see its output", error=LaunchError)
             self._said += chunk
         line, self._said = self._said.split(b"\n", 1)
         return cast("dict[str, Any]", json.loads(line))
@@ -188,9 +187,10 @@ class LoadedScript(LoadedProgram):
     ) -> Conversation:
         self._refuse_changed()  # each process reads the script again
         kills = kernel_memory_kills()
-        process = self._server.start()
+        assign = self.assigned(work)
+        process = self._server.start(assign.configuration.world_size)
         with closing(process.line):
-            return Conversation(process, stop, take, kills).hold(self.assigned(work))
+            return Conversation(process, stop, take, kills).hold(assign)
 
     def _revision_now(self) -> str:
         try:
@@ -205,8 +205,7 @@ class LoadedScript(LoadedProgram):
 
     def _answer(self, work: Work) -> Answer:
         found = self._converse(work)
-        answer = answer_in(found)
-        if answer is not None:
+        if (answer := answer_in(found)) is not None:
             return answer
         state, reason = judge_exit(found.exit_code, found.kernel_kills, who=THE_SCRIPT)
         if state is TrialState.OOM:

@@ -1,7 +1,5 @@
 """Trials on a Ray cluster, with a worker process per slot."""
 
-from __future__ import annotations
-
 import ctypes
 import importlib
 import logging
@@ -24,7 +22,7 @@ from unittest import mock
 
 import psutil
 
-from bssearch.errors import LaunchError, UsageError
+from bssearch.errors import LaunchError, UsageError, require
 from bssearch.executors.base import (
     Command,
     ExecutorSettings,
@@ -200,11 +198,11 @@ class Cluster:
     """
 
     def __init__(self, address: str | None) -> None:
-        if address is not None and "://" in address:
-            raise UsageError(
-                f"executor.address = {address!r} must be auto or HOST:PORT: bssearch runs on a machine of the cluster",
-                hint="`ray job submit -- bssearch run …` runs it there",
-            )
+        require(
+            address is None or "://" not in address,
+            f"executor.address = {address!r} must be auto or HOST:PORT: bssearch runs on a machine of the cluster",
+            hint="`ray job submit -- bssearch run …` runs it there",
+        )
         self.ray = _imported()
         self._is_own = not self.ray.is_initialized()
         self._is_begun = self._is_own and address is None
@@ -597,11 +595,12 @@ class RayExecutor(SlotExecutor):
                 f"slot {slot.index}: {place.machine} has bssearch {place.version}, this machine {version('bssearch')}"
             )
         in_a_file = self._settings.program is not None or ".py" in self._settings.workload
-        if in_a_file and not place.has_folder:
-            raise LaunchError(
-                f"slot {slot.index}: {place.machine} has no folder {self._settings.folder}",
-                hint="put the workload at the same path on each node, on a shared file system",
-            )
+        require(
+            not in_a_file or place.has_folder,
+            f"slot {slot.index}: {place.machine} has no folder {self._settings.folder}",
+            hint="put the workload at the same path on each node, on a shared file system",
+            error=LaunchError,
+        )
 
     def _leave(self, slot: Slot) -> None:
         self._cluster.ray.kill(self._seats.pop(slot.index).actor, no_restart=True)
@@ -647,14 +646,13 @@ class _NoNodeError(LaunchError):
 
 
 def _gpus_of_a_slot(settings: ExecutorSettings, nodes: Sequence[Node]) -> int:
-    if settings.device not in {"auto", "cpu", "cuda"}:
-        raise UsageError(
-            f"executor.device = {settings.device!r} must be auto, cpu or cuda with the executor ray: "
-            "Ray chooses the GPU of a slot"
-        )
+    require(
+        settings.device in {"auto", "cpu", "cuda"},
+        f"executor.device = {settings.device!r} must be auto, cpu or cuda with the executor ray: "
+        "Ray chooses the GPU of a slot",
+    )
     there_are = any(node.gpus >= 1 for node in nodes)
-    if settings.device == "cuda" and not there_are:
-        raise UsageError("executor.device = 'cuda': no node of the Ray cluster has a GPU")
+    require(settings.device != "cuda" or there_are, "executor.device = 'cuda': no node of the Ray cluster has a GPU")
     return int(there_are and settings.device != "cpu")
 
 
@@ -671,10 +669,10 @@ def _check_checkpoint_place(nodes: Sequence[Node]) -> None:
 
 def _room(settings: ExecutorSettings, nodes: Sequence[Node], gpus: int) -> int:
     most = int(max((node.cpus for node in nodes), default=0))
-    if settings.threads > most:
-        raise UsageError(
-            f"executor.threads = {settings.threads} must be <= {most}, the CPUs of the largest node of the Ray cluster"
-        )
+    require(
+        settings.threads <= most,
+        f"executor.threads = {settings.threads} must be <= {most}, the CPUs of the largest node of the Ray cluster",
+    )
     room = sum(node.slots(settings.threads, gpus) for node in nodes)
     if settings.least_slots > room:
         kind = "a GPU and " if gpus else ""

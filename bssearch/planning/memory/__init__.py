@@ -1,9 +1,6 @@
 """The memory of a training step, from numbers or a traced model (needs torch)."""
 
-from __future__ import annotations
-
-from bssearch.planning.memory.numbers import plan_numbers
-from bssearch.planning.memory.request import MemoryPlan, MemoryPlanRequest
+from bssearch.planning.memory.request import MemoryPlan, MemoryPlanRequest, plan_numbers
 from bssearch.planning.requests import planned
 
 __all__ = ["MemoryPlan", "MemoryPlanRequest", "plan_memory"]

@@ -4,8 +4,6 @@
 ``transformers:Class`` takes its default configuration or a ``config.json``. Or ``timm:name``.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os
@@ -21,7 +19,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 
-from bssearch.errors import BSSearchError, UsageError
+from bssearch.errors import BSSearchError, UsageError, require
 from bssearch.planning.memory.request import MemoryPlanRequest
 from bssearch.training.computation import checkpoint_modules
 from bssearch.workloads.base import found_attribute
@@ -133,10 +131,7 @@ def _fake(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
 
 
 def _of_user(asked: MemoryPlanRequest, rest: str) -> ModelUnderPlan:
-    if not rest:
-        raise UsageError(
-            f"--model {asked.name!r} must be FILE.py:NAME, package.module:NAME, transformers:CLASS or timm:NAME"
-        )
+    require(rest, f"--model {asked.name!r} must be FILE.py:NAME, package.module:NAME, transformers:CLASS or timm:NAME")
     found = found_attribute(asked.name, asked.folder)
     made = found(**asked.settings) if callable(found) and not isinstance(found, nn.Module) else found
     if isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], nn.Module) and callable(made[1]):
@@ -211,8 +206,7 @@ def _batches_of(module: Any, asked: MemoryPlanRequest) -> Callable[[int], dict[s
     images = module.main_input_name == "pixel_values"
     longest = getattr(configuration, "max_position_embeddings", None) or TOKENS
     length = asked.sequence or min(longest, TOKENS)
-    if length > longest:
-        raise UsageError(f"--sequence {length} must be at most {longest}, the positions of {asked.name}")
+    require(length <= longest, f"--sequence {length} must be at most {longest}, the positions of {asked.name}")
 
     def batch(size: int) -> dict[str, torch.Tensor]:
         if images:

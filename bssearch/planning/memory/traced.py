@@ -24,9 +24,17 @@ from torch.utils._pytree import tree_iter, tree_map
 
 from bssearch.errors import UsageError
 from bssearch.planning.memory.models import NoBlocksError, build_model, checkpoint_blocks
-from bssearch.planning.memory.numbers import OPTIMIZERS, check_fits
 from bssearch.planning.memory.parameters import BY_NAME, ParameterBytes, parameter_bytes
-from bssearch.planning.memory.request import MemoryOption, MemoryPlan, MemoryPlanRequest, Term, gib, in_order
+from bssearch.planning.memory.request import (
+    OPTIMIZERS,
+    MemoryOption,
+    MemoryPlan,
+    MemoryPlanRequest,
+    Term,
+    check_fits,
+    gib,
+    in_order,
+)
 from bssearch.records import Configuration
 from bssearch.training.optimizers import build_optimizer
 

@@ -32,7 +32,7 @@ from bssearch.search.history import INTERRUPTED
 from bssearch.search.leases import Leases, is_alive
 from bssearch.settings import CHECKPOINT_DIR_VARIABLE, checkpoint_folder, checkpoint_url
 from bssearch.spec import StudySpec
-from bssearch.storage.connection.urls import masked
+from bssearch.storage.connection.engine import masked
 from bssearch.storage.repository import Store
 
 HEADER_BYTES = 512  # more than the JSON of two digests and two numbers needs

@@ -4,8 +4,6 @@ The header has format, version, schema revision, bssearch's version, the study a
 ``{kind: row}``, ordered by `Kind` and key. The last line has the counts and the SHA-256 of all earlier lines.
 """
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import json
@@ -36,28 +34,32 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import DataError, IntegrityError
 
-from bssearch.errors import DatabaseError, NotFoundError, OtherDeviceError, SpecError, UsageError
+from bssearch.errors import DatabaseError, NotFoundError, OtherDeviceError, SpecError, UsageError, require
 from bssearch.files import check_file, replacing
 from bssearch.records import Environment, StudyRecord, TrialState, spec_digest
 from bssearch.records.text import LONGEST_TEXT
 from bssearch.spec.model import IMPORTED
 from bssearch.spec.reader import check_study_name, spec_of
-from bssearch.storage.columns import MOST_SENTENCES, Sentences, from_columns, json_fault, to_columns
 from bssearch.storage.connection.engine import from_json
 from bssearch.storage.database import environment_digest
 from bssearch.storage.integrity import LARGEST, LARGEST_WHOLE, OF_SCALARS, shown, storage_type
 from bssearch.storage.migrate import REVISIONS, SCHEMA_HEAD, UNRELEASED
 from bssearch.storage.models import (
+    MOST_SENTENCES,
     BranchRow,
     EnvironmentRow,
     FindingRow,
     LogRow,
     ObservationRow,
     ProbeRow,
+    Sentences,
     SpecRow,
     StudyRow,
     TrialRow,
     VisitRow,
+    from_columns,
+    json_fault,
+    to_columns,
 )
 from bssearch.storage.statements import insert_if_absent, is_running, of_its_kind, raise_revision
 from bssearch.storage.trials import ended_by
@@ -138,8 +140,7 @@ def _storable(value: str) -> str:
 
 
 def _bounded_object(value: dict[str, Any], *, of_scalars: bool = False) -> dict[str, Any]:
-    fault = json_fault(value, of_scalars=of_scalars)
-    if fault is not None:
+    if (fault := json_fault(value, of_scalars=of_scalars)) is not None:
         raise ValueError(fault)
     return value
 
@@ -171,6 +172,9 @@ _SPECIAL: Mapping[str, Any] = {
 }
 
 
+_ABSENT: Mapping[type, Any] = {bool: False, int: 1}  # in files of earlier versions: `contended`, `world_size`
+
+
 def _field(column: Column[Any]) -> tuple[Any, Any]:
     if isinstance(column.type, Sentences):
         return Annotated[tuple[_Line, ...], Field(max_length=MOST_SENTENCES)], ()
@@ -178,7 +182,7 @@ def _field(column: Column[Any]) -> tuple[Any, Any]:
     found = _SPECIAL.get(column.name, _TYPES.get(python_type, python_type))
     if column.nullable:
         return found | None, None
-    return found, False if python_type is bool and column.server_default is not None else ...
+    return found, ... if column.server_default is None else _ABSENT.get(python_type, ...)
 
 
 def _layout(kind: Kind, table: Table, *keys: str) -> Layout:
@@ -187,7 +191,7 @@ def _layout(kind: Kind, table: Table, *keys: str) -> Layout:
     return Layout(table, keys, create_model(kind.value, __config__=ConfigDict(extra="forbid"), **ordered))
 
 
-_SPLIT = "environment", "batch_size", "micro_batch_size"
+_SPLIT = "environment", "batch_size", "micro_batch_size", "world_size"
 
 LAYOUTS: Mapping[Kind, Layout] = {
     Kind.ENVIRONMENT: _layout(Kind.ENVIRONMENT, EnvironmentRow.__table__, "digest"),
@@ -685,8 +689,11 @@ def read_study(path: Path) -> Copy:
             raise UsageError(f"{place}: {error.message}", hint=error.hint) from None
         digest.update(line)
         last = kind
-    if last != "end" or not copy.rows[Kind.STUDY]:
-        raise UsageError(f"{path} is incomplete: it is truncated or has no study", hint="export the study again")
+    require(
+        last == "end" and copy.rows[Kind.STUDY],
+        f"{path} is incomplete: it is truncated or has no study",
+        hint="export the study again",
+    )
     return copy
 
 
@@ -696,11 +703,11 @@ def _lines_of(path: Path) -> Iterator[tuple[str, bytes]]:
         with gzip.open(path) as file:
             while line := file.readline(LONGEST_LINE + 1):
                 number, total = number + 1, total + len(line)
-                if len(line) > LONGEST_LINE or total > MOST_BYTES:
-                    raise UsageError(
-                        f"{path}, line {number}: more than {LONGEST_LINE:,} bytes in a line, or {MOST_BYTES:,} in all",
-                        hint="a larger study can be imported from its database: `bssearch import study URL`",
-                    )
+                require(
+                    len(line) <= LONGEST_LINE and total <= MOST_BYTES,
+                    f"{path}, line {number}: more than {LONGEST_LINE:,} bytes in a line, or {MOST_BYTES:,} in all",
+                    hint="a larger study can be imported from its database: `bssearch import study URL`",
+                )
                 yield f"{path}, line {number}", line
     except FileNotFoundError:
         raise NotFoundError(f"no file {path}") from None

@@ -391,7 +391,7 @@ def test_a_skipped_batch_is_behind_a_trial_that_goes_on_in_the_order_of_the_samp
 
 
 def test_the_samples_of_several_ranks_are_those_of_all() -> None:
-    started = until(4, configuration=configuration(20))
+    started = until(4, configuration=configuration(20).on_devices(2, 10))
     trial = RankTrial(started.run, FakeRanks(Group(2), 0))
     sizes = [10, 10, 5]
     assert trial.micro_batch_size == 10

@@ -83,7 +83,7 @@ def test_short_steps_are_timed_in_rows_each_step_once(form: str) -> None:
 def timed_on(core: CorePace, monkeypatch: pytest.MonkeyPatch) -> StepTime:
     """Return what is told of steps of two seconds, of which each fourth takes nine."""
     monkeypatch.setattr(measuring, "CorePace", lambda: core)
-    monkeypatch.setattr(measuring, "contention_meter", lambda device, threads, core: ContentionMeter(device, threads))
+    monkeypatch.setattr(measuring, "contention_meter", lambda device, threads, *_: ContentionMeter(device, threads))
     reply, _ = answer("step-time", "while", step_seconds=lambda step: 2.0 if (step - WARM_UP_STEPS) % 4 != 3 else 9.0)
     assert isinstance(reply, StepTime)
     return reply

@@ -24,7 +24,7 @@ from tests.factories import changed
 
 T = TypeVar("T")
 
-SPLIT = Configuration(batch_size=8, micro_batch_size=4, accumulation_steps=2, learning_rate=0.1)
+SPLIT = Configuration(batch_size=8, micro_batch_size=2, accumulation_steps=2, world_size=2, learning_rate=0.1)
 
 
 class Group:

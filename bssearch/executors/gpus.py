@@ -1,0 +1,157 @@
+"""GPUs of this machine, each held by one driver at a time.
+
+A driver holds a GPU by binding an abstract socket with its UUID (Linux): the kernel lets one process do so, and frees
+the name when that process ends. Workers see only the GPUs of their slot, as ``cuda:0``, ``cuda:1`` and so on.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Self
+
+import psutil
+
+from bssearch.errors import LaunchError
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+SMI = "nvidia-smi"
+
+SMI_SECONDS = 30.0  # without persistence mode the driver loads first, which takes seconds
+
+MPS_SERVER = "nvidia-cuda-mps-server"  # holds each GPU on behalf of its clients
+
+
+class Gpus:
+    """The GPUs that a driver may use, and those that its slots have.
+
+    With ``allow_busy``, GPUs that other programs compute on are used, too.
+    """
+
+    def __init__(self, uuids: Sequence[str], *, allow_busy: bool = False) -> None:
+        self._uuids = list(uuids)
+        self._allow_busy = allow_busy
+        self._of_slots: dict[int, list[str]] = {}
+        self._held: dict[str, socket.socket] = {}
+
+    @classmethod
+    def found(cls, device: str, environment: Mapping[str, str], *, allow_busy: bool = False) -> Self | None:
+        """GPUs for ``device`` (``auto``, ``cuda`` or ``cuda:N``); None without any, or without ``nvidia-smi``."""
+        uuids = [] if device == "cpu" or shutil.which(SMI) is None else visible(_smi("-L"), environment.get(VISIBLE))
+        if device.startswith("cuda:"):
+            uuids = uuids[int(device.removeprefix("cuda:")) :][:1]
+        return cls(uuids, allow_busy=allow_busy) if uuids else None
+
+    def __len__(self) -> int:
+        return len(self._uuids)
+
+    def of_slot(self, slot: int, count: int) -> list[str]:
+        """A slot's ``count`` GPUs, the same as before unless the count changes.
+
+        If all are taken, a slot shares one of this driver's. Raises `LaunchError` if too few are free.
+        """
+        if len(self._of_slots.get(slot, ())) == count:
+            return self._of_slots[slot]
+        self.give_back(slot)
+        own = Counter(uuid for uuids in self._of_slots.values() for uuid in uuids)
+        in_use = {} if self._allow_busy else busy(self._uuids)
+        taken: list[str] = []
+        for uuid in self._uuids:
+            if len(taken) < count and uuid not in own and uuid not in in_use and self._hold(uuid):
+                taken.append(uuid)
+        if len(taken) < count == 1 and own:
+            taken = [min(own, key=lambda uuid: own[uuid])]
+        self._of_slots[slot] = taken
+        if len(taken) < count:
+            self.give_back(slot)
+            raise self._too_few(count, len(taken) + len(own), in_use)
+        if count > 1 and any(uuid.startswith("MIG-") for uuid in taken):
+            self.give_back(slot)
+            raise LaunchError(
+                f"executor.devices = {count}: MIG slices cannot train together (CUDA shows one at a time)"
+            )
+        return taken
+
+    def give_back(self, slot: int) -> None:
+        """Free a slot's GPUs, but those that it shares."""
+        uuids = self._of_slots.pop(slot, [])
+        shared = {uuid for others in self._of_slots.values() for uuid in others}
+        for uuid in {*uuids} - shared:
+            self._held.pop(uuid).close()
+
+    def close(self) -> None:
+        """Free all GPUs. Idempotent."""
+        for slot in list(self._of_slots):
+            self.give_back(slot)
+
+    def _hold(self, uuid: str) -> bool:
+        lock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            if sys.platform == "linux":
+                lock.bind(f"\0bssearch-gpu-{uuid}")
+        except OSError as error:
+            lock.close()
+            if error.errno != errno.EADDRINUSE:
+                raise
+            return False
+        self._held[uuid] = lock
+        return True
+
+    def _too_few(self, count: int, free: int, in_use: Mapping[str, str]) -> LaunchError:
+        users = "; ".join(f"{uuid} by {user}" for uuid, user in in_use.items())
+        return LaunchError(
+            f"a trial needs {count} of {len(self)} GPUs, and {free} are free"
+            f" (in use: {users or 'the others, by other bssearch drivers'})",
+            hint="wait for these programs, set executor.devices lower, or accept shared GPUs with --allow-busy",
+        )
+
+
+def visible(listed: str, chosen: str | None) -> list[str]:
+    """UUIDs of ``nvidia-smi -L``, MIG slices in place of their GPU, of which ``CUDA_VISIBLE_DEVICES`` may choose some.
+
+    Numbers count in the order of ``nvidia-smi``. CUDA counts alike if all GPUs are alike; else give UUIDs.
+    """
+    found: list[str] = []
+    whole: list[str] = []
+    for kind, uuid in re.findall(r"\(UUID: ((?:GPU|MIG))-([^)]+)\)", listed):
+        if kind == "GPU":
+            whole.append(f"GPU-{uuid}")
+        elif found and found[-1] == whole[-1]:
+            found.pop()
+        found.append(f"{kind}-{uuid}")
+    if chosen is None:
+        return found
+    names = [one.strip() for one in chosen.split(",") if one.strip()]
+    numbered = (whole[int(one)] if one.isdigit() and int(one) < len(whole) else one for one in names)
+    return [uuid for one in numbered for uuid in dict.fromkeys([*found, *whole]) if uuid.startswith(one)]
+
+
+def busy(uuids: Sequence[str]) -> dict[str, str]:
+    """The process that computes on each of these GPUs and is not of this driver, if any: number and name."""
+    lines = _smi("--query-compute-apps=gpu_uuid,pid,process_name", "--format=csv,noheader").splitlines()
+    rows = [[part.strip() for part in line.split(",", 2)] for line in lines if line.count(",") > 1]
+    if not rows:
+        return {}
+    own = psutil.Process()
+    family = {str(one.pid) for one in (own, *own.parents(), *own.children(recursive=True))}
+    return {
+        uuid: f"process {pid} ({name})"
+        for uuid, pid, name in rows
+        if uuid in uuids and pid not in family and Path(name).name != MPS_SERVER
+    }
+
+
+def _smi(*arguments: str) -> str:
+    try:
+        done = subprocess.run([SMI, *arguments], capture_output=True, text=True, timeout=SMI_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""

@@ -1,0 +1,308 @@
+"""Processes of a worker's ranks 1, 2, …: ``python -m bssearch.executors.rank_workers``.
+
+They belong to the worker's process group, so they end with it. A pickled `Link` over a socket carries rank 0's orders.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import os
+import pickle
+import queue
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import astuple, dataclass, replace
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from bssearch.errors import BSSearchError, LaunchError, WorkloadError
+from bssearch.executors.base import Load
+from bssearch.executors.loaded import LoadedWorkload
+from bssearch.executors.process import (
+    describe_exception,
+    die_with_parent,
+    judge_exit,
+    kernel_memory_kills,
+    report_folder_prefix,
+)
+from bssearch.records import TrialState
+
+if TYPE_CHECKING:
+    from bssearch.training.computation import Computation
+    from bssearch.training.ranks import Order, Ranks
+
+LOAD_SECONDS = 3600.0  # to load a workload; slow network disks need minutes
+
+# Seconds for a rank that failed to say why, and for rank 0's own call to fail. Both together are below 1 s.
+CAUSE_SECONDS = 0.4
+GRACE_SECONDS = 0.8
+
+_TICK_SECONDS = 0.2
+
+
+class _EndedError(LaunchError):
+    # a rank ended; `RankProcesses.cause` finds out why
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a rank ended; ``is_own``: not because another rank ended."""
+
+    message: str
+    kind: str = "launch"
+    is_own: bool = True
+
+    def as_error(self) -> Exception:
+        """The failure as an exception of rank 0."""
+        if self.kind == "memory":
+            from torch import OutOfMemoryError
+
+            return OutOfMemoryError(self.message)
+        return WorkloadError(self.message) if self.kind == "workload" else LaunchError(self.message)
+
+
+class RankProcess:
+    """A process with number ``rank``; ``on_end`` is called in a thread when it ends."""
+
+    def __init__(self, rank: int, load: Load, on_end: Callable[[], None]) -> None:
+        self.rank = rank
+        self.failure: Failure | None = None
+        self.answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._on_end = on_end
+        self._kernel_kills = kernel_memory_kills()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [
+                    *(sys.executable, "-P", "-m", "bssearch.executors.rank_workers"),
+                    *("--parent", str(os.getpid()), "--line", str(theirs.fileno()), "--rank", str(rank)),
+                ],
+                stdin=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+            )
+        self.pid = self._process.pid
+        self._line: Connection[Any, Any] = Connection(ours.detach())
+        _send(self._line, load)
+        threading.Thread(target=self._listen, name=f"bssearch rank {rank}", daemon=True).start()
+
+    def tell(self, order: Order) -> None:
+        """Send an order; a dead process loses it."""
+        with suppress(OSError):
+            _send(self._line, order)
+
+    def has_exited(self) -> bool:
+        """True if the process has ended."""
+        return self._process.poll() is not None
+
+    def kill(self) -> None:
+        """Kill and reap the process."""
+        self._process.kill()
+        self._process.wait()
+
+    def _listen(self) -> None:
+        with suppress(EOFError, OSError):
+            while True:
+                kind, answer = _received(self._line)
+                if kind == "failure":
+                    self.failure = Failure(*answer)
+                    break
+                self.answers.put(answer)
+        code = self._process.wait()
+        if self.failure is None:
+            state, reason = judge_exit(code, self._kernel_kills, who=f"rank {self.rank}")
+            self.failure = Failure(reason, "memory" if state is TrialState.OOM else "launch")
+        self._line.close()
+        self._on_end()
+
+
+class RankProcesses:
+    """The ranks of a worker, which is rank 0 and starts the others when a request needs them.
+
+    ``on_lost`` is called, in a thread, if a rank ends and rank 0 does not notice: it must end this process.
+    """
+
+    def __init__(self, load: Load, computation: Computation, on_lost: Callable[[Exception], NoReturn]) -> None:
+        self._load, self._computation = load, computation
+        self._on_lost = on_lost
+        self._processes: list[RankProcess] = []
+        self._ranks: Ranks | None = None
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        self._is_at_work = False
+
+    @contextmanager
+    def together(self, size: int, on_progress: Callable[[], None] = lambda: None) -> Iterator[Ranks]:
+        """Context with ``size`` ranks that wait for orders; ranks that failed are started anew."""
+        if any(process.has_exited() for process in self._processes):
+            self.kill()
+        with self._lock:
+            self._is_at_work = True
+        try:
+            self._start(size, on_progress)
+            ranks = self._joined(size)
+            self._computation.ranks = ranks
+            yield ranks
+        finally:
+            self._computation.ranks = None
+            self._stop_work(is_whole=self._ranks is not None and not self._ranks.is_broken)
+
+    def tell(self, order: Order) -> None:
+        """See `Link.tell`."""
+        if self._ended.is_set():
+            raise self.cause(_EndedError("a rank has ended"))
+        for process in self._members:
+            process.tell(order)
+
+    def answers(self) -> list[Any]:
+        """See `Link.answers`."""
+        return [self._answer(process) for process in self._members]
+
+    def cause(self, error: Exception) -> Exception:
+        """See `Link.cause`."""
+        if not isinstance(error, _EndedError) and not _is_of_peer(error):
+            return error
+        deadline = time.monotonic() + CAUSE_SECONDS
+        while time.monotonic() < deadline:
+            failures = [one.failure for one in self._processes if one.failure is not None]
+            own = [failure for failure in failures if failure.is_own]
+            if own:
+                return own[0].as_error()
+            time.sleep(0.01)
+        return error
+
+    def kill(self) -> None:
+        """Kill all processes."""
+        processes, self._processes, self._ranks = self._processes, [], None
+        for process in processes:
+            process.kill()
+        self._ended = threading.Event()
+
+    @property
+    def _members(self) -> list[RankProcess]:
+        return self._processes[: (self._ranks.size if self._ranks is not None else len(self._processes) + 1) - 1]
+
+    def _answer(self, process: RankProcess, on_progress: Callable[[], None] = lambda: None) -> Any:
+        deadline = time.monotonic() + LOAD_SECONDS
+        while time.monotonic() < deadline:
+            if self._ended.is_set():
+                raise self.cause(_EndedError(f"rank {process.rank} has ended"))
+            with suppress(queue.Empty):
+                return process.answers.get(timeout=_TICK_SECONDS)
+            on_progress()
+        raise LaunchError(f"rank {process.rank} has not answered for {LOAD_SECONDS:.0f} s")
+
+    def _start(self, size: int, on_progress: Callable[[], None]) -> None:
+        kind = self._computation.device.type
+        fresh = []
+        ended = self._ended
+        for rank in range(len(self._processes) + 1, size):
+            device = f"{kind}:{rank}" if kind == "cuda" else kind
+            settings = replace(self._load.settings, device=device, allow_busy=True)
+            fresh.append(RankProcess(rank, replace(self._load, settings=settings), partial(self._has_ended, ended)))
+        self._processes += fresh
+        for process in fresh:
+            self._answer(process, on_progress)
+
+    def _joined(self, size: int) -> Ranks:
+        from bssearch.training.ranks import Ranks
+
+        if self._ranks is None or self._ranks.size != size:
+            self._ranks = None
+            folder = Path(tempfile.mkdtemp(prefix=report_folder_prefix(os.getpid())))
+            for process in self._processes[: size - 1]:
+                process.tell(("join", (size, folder)))
+            seconds = self._load.settings.hang_seconds
+            self._ranks = Ranks(0, size, self._computation.device, folder=folder, seconds=seconds, link=self)
+            shutil.rmtree(folder, ignore_errors=True)
+        return self._ranks
+
+    def _stop_work(self, *, is_whole: bool) -> None:
+        with self._lock:
+            self._is_at_work = False
+        if not is_whole or self._ended.is_set():
+            self.kill()
+        for process in self._processes:
+            process.tell(("leave", ()))
+
+    def _has_ended(self, ended: threading.Event) -> None:
+        ended.set()
+        if ended is not self._ended:  # killed by `kill`
+            return
+        time.sleep(GRACE_SECONDS)
+        with self._lock:
+            if self._is_at_work and ended is self._ended:
+                self._on_lost(self.cause(_EndedError("a rank has ended")))
+
+
+def _send(line: Connection[Any, Any], message: object) -> None:
+    # not `Connection.send`, whose pickles pass tensors by shared memory
+    line.send_bytes(pickle.dumps(message))
+
+
+def _received(line: Connection[Any, Any]) -> Any:
+    return pickle.loads(line.recv_bytes())
+
+
+def serve(line: Connection[Any, Any], rank: int) -> None:
+    """Load the workload, then obey rank 0 until it ends."""
+    load: Load = _received(line)
+    try:
+        loaded = LoadedWorkload(load)
+        follower = loaded.follower(rank, lambda answer: _send(line, ("answer", answer)))
+        _send(line, ("answer", None))
+        while True:
+            follower.obey(_received(line))
+    except (EOFError, ConnectionError):
+        return
+    except BaseException as error:
+        import traceback
+
+        traceback.print_exception(error)
+        _send(line, ("failure", astuple(_failure(error, rank))))
+
+
+def _failure(error: BaseException, rank: int) -> Failure:
+    from bssearch.training.memory import is_out_of_memory
+
+    message = f"rank {rank}: {describe_exception(error)}"
+    if is_out_of_memory(error):
+        return Failure(message, "memory")
+    if isinstance(error, LaunchError):
+        return Failure(message)
+    return Failure(message, "workload", is_own=isinstance(error, BSSearchError) or not _is_of_peer(error))
+
+
+def _is_of_peer(error: BaseException) -> bool:
+    # gloo and NCCL raise RuntimeError when another rank has ended
+    words = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer")
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+
+
+def main() -> None:
+    """Tie this process to its worker, then serve it."""
+    parser = argparse.ArgumentParser(description="Rank of a bssearch worker; started by the worker itself.")
+    parser.add_argument("--parent", type=int, required=True, help="process id of the worker")
+    parser.add_argument("--line", type=int, required=True, help="descriptor of the connection to the worker")
+    parser.add_argument("--rank", type=int, required=True, help="number of this rank, from 1")
+    arguments = parser.parse_args()
+    die_with_parent(arguments.parent)
+    faulthandler.enable()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    serve(Connection(arguments.line), arguments.rank)
+    os._exit(1)  # threads of a broken process group may not end
+
+
+if __name__ == "__main__":
+    main()

@@ -1,1 +1,0 @@
-"""Rights: the roles of a team's server."""

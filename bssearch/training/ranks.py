@@ -1,0 +1,371 @@
+"""The ranks of a trial: processes that each train on a share of every batch and add their gradients.
+
+Rank 0 trains as on one device. Before each collective call it orders the other ranks to make the same call (`Link`), so
+that only rank 0 decides about stops, limits and evaluations. Gradients are added by hooks on parameters, because a
+wrapper's ``forward`` misses losses that call other methods of the model.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import distributed, nn
+
+from bssearch.errors import WorkloadError
+from bssearch.records import Branch, Configuration
+from bssearch.training.clock import Clock
+from bssearch.training.computation import Computation
+from bssearch.training.trainer import Trainer
+from bssearch.training.trial_checkpoint import Checkpoint, Identity, RandomState, State, continue_from
+from bssearch.workloads.base import Workload
+from bssearch.workloads.data import Data
+
+# Bytes of gradients added at once: the first bucket is small, so that adding starts early. PyTorch's values for DDP.
+FIRST_BUCKET_BYTES, BUCKET_BYTES = 2**20, 25 * 2**20
+
+# gloo notices a rank that ended; a rank that hangs is the driver's to kill, after ``hang_seconds``
+GLOO_TIMEOUT = timedelta(hours=1)
+
+T = TypeVar("T")
+
+Order = tuple[str, tuple[Any, ...]]  # a method of `Follower` and its arguments
+
+
+class Link(Protocol):
+    """Rank 0's line to the other ranks."""
+
+    def tell(self, order: Order) -> None:
+        """Send an order to all."""
+
+    def answers(self) -> list[Any]:
+        """Wait for one answer of each, by rank."""
+
+    def cause(self, error: Exception) -> Exception:
+        """Why another rank failed; ``error`` if unknown."""
+
+
+class Ranks:
+    """This process as number ``rank`` of ``size``; only rank 0 has a ``link``.
+
+    ``are_together`` within a common call. ``is_broken``: such a call failed, so other ranks may wait for it forever.
+    """
+
+    def __init__(
+        self, rank: int, size: int, device: torch.device, *, folder: Path, seconds: float, link: Link | None = None
+    ) -> None:
+        self.rank, self.size, self.device = rank, size, device
+        self.are_together = self.is_broken = False
+        self._link = link
+        self._group = _group(rank, size, device, folder / "store", timedelta(seconds=seconds))
+        self.add(torch.zeros(1, device=device))  # connect now, outside a trial's time
+
+    @contextmanager
+    def together(self, order: str, *arguments: Any) -> Iterator[None]:
+        """Context of a call that all ranks make."""
+        try:
+            if self._link is not None:
+                self._link.tell((order, arguments))
+            self.are_together = True
+            yield
+        except Exception as error:
+            self.is_broken = True
+            raise self._cause(error) from error
+        finally:
+            self.are_together = False
+
+    def ask(self, order: str, *arguments: Any) -> list[Any]:
+        """Answers of the other ranks, by rank."""
+        if self._link is None:
+            return []
+        with self.together(order, *arguments):
+            return self._link.answers()
+
+    def states(self) -> State:
+        """States of the other ranks to save."""
+        return {"others": self.ask("state")}
+
+    def restore(self, path: Path, identity: Identity, states: State) -> None:
+        """Restore the other ranks from a checkpoint and their `states`."""
+        self.ask("restore", path, identity, states["others"])
+
+    def add(self, tensor: torch.Tensor) -> None:
+        """Replace a tensor by its sum over all ranks."""
+        self.start_adding(tensor).wait()
+
+    def differentiable_sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor's sum over all ranks, through which gradients flow to all ranks."""
+        summed: torch.Tensor = _Sum.apply(tensor, self)  # type: ignore[no-untyped-call]
+        return summed
+
+    def start_adding(self, tensor: torch.Tensor) -> distributed.Work:
+        """Start `add`."""
+        work: distributed.Work = self._group.allreduce([tensor], distributed.AllreduceOptions())
+        return work
+
+    def copy_from_first(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Replace tensors by rank 0's."""
+        views = [_bytes_of(tensor.detach()) for tensor in tensors if _is_dense(tensor)]
+        if not views:
+            return
+        content = torch.cat(views)
+        self._group.broadcast([content], distributed.BroadcastOptions()).wait()
+        for view, piece in zip(views, torch.split(content, [len(view) for view in views]), strict=True):
+            view.copy_(piece)
+
+    def average(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Replace tensors of one type by their averages over ranks."""
+        content = torch.cat([tensor.reshape(-1) for tensor in tensors])
+        self.add(content)
+        content /= self.size
+        for tensor, piece in zip(tensors, torch.split(content, [one.numel() for one in tensors]), strict=True):
+            tensor.copy_(piece.view_as(tensor))
+
+    def shares(self, items: Generator[T, None, None], per_step: int) -> Generator[T, None, None]:
+        """This rank's items, of ``per_step`` items per step of all ranks."""
+        share = per_step // self.size
+        with closing(items):
+            for place, item in enumerate(items):
+                if place // share % self.size == self.rank:
+                    yield item
+
+    def gradient_sum(self, model: nn.Module) -> GradientSum:
+        """Add a model's gradients."""
+        return GradientSum(model, self)
+
+    def _cause(self, error: Exception) -> Exception:
+        return error if self._link is None else self._link.cause(error)
+
+
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, tensor: torch.Tensor, ranks: Ranks) -> torch.Tensor:
+        context.ranks = ranks
+        summed = tensor.clone()
+        ranks.add(summed)
+        return summed
+
+    @staticmethod
+    def backward(context: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        summed = gradients[0].clone()
+        context.ranks.add(summed)
+        return summed, None
+
+
+def _group(rank: int, size: int, device: torch.device, path: Path, timeout: timedelta) -> Any:
+    store = distributed.FileStore(str(path), size)  # type: ignore[attr-defined]
+    if device.type == "cuda":
+        nccl = distributed.ProcessGroupNCCL.Options()
+        nccl._timeout = timeout
+        return distributed.ProcessGroupNCCL(store, rank, size, nccl)
+    gloo = distributed.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    gloo._timeout = GLOO_TIMEOUT
+    gloo._devices = [distributed.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+    return distributed.ProcessGroupGloo(store, rank, size, gloo)
+
+
+class GradientSum:
+    """Adds gradients over ranks while the last micro-batch's backward pass runs.
+
+    A parameter that no rank used keeps the gradient None.
+    """
+
+    def __init__(self, model: nn.Module, ranks: Ranks) -> None:
+        self._ranks = ranks
+        parameters = list(model.parameters())
+        self._frozen = [one for one in parameters if not one.requires_grad]
+        self._buckets = [_Bucket(one) for one in _in_buckets(one for one in reversed(parameters) if one.requires_grad)]
+        for bucket in self._buckets:
+            for parameter in bucket.parameters:
+                parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                    partial(self._ready, bucket)
+                )
+        self._is_armed = False
+        self._works: list[distributed.Work] = []
+
+    def begin(self) -> None:
+        """Add gradients in the next backward pass."""
+        self._is_armed = True
+        for bucket in self._buckets:
+            bucket.ready = 0
+
+    def end(self) -> None:
+        """Add what the backward pass left out; give each parameter its sum."""
+        self._is_armed = False
+        if any(parameter.grad is not None for parameter in self._frozen):
+            raise WorkloadError(
+                "a parameter that needed no gradient when the model was built has one now; on several devices "
+                "requires_grad must not change"
+            )
+        while len(self._works) < len(self._buckets):
+            self._start_next()
+        for work, bucket in zip(self._works, self._buckets, strict=True):
+            work.wait()
+            bucket.give()
+        self._works.clear()
+
+    def _ready(self, bucket: _Bucket, _: torch.Tensor) -> None:
+        if not self._is_armed:
+            return
+        bucket.ready += 1
+        # all ranks must add the buckets in the same order
+        while len(self._works) < len(self._buckets) and self._buckets[len(self._works)].is_full:
+            self._start_next()
+
+    def _start_next(self) -> None:
+        bucket = self._buckets[len(self._works)]
+        bucket.fill()
+        self._works.append(self._ranks.start_adding(bucket.flat))
+
+
+def _in_buckets(parameters: Iterable[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
+    kinds: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
+    for parameter in parameters:
+        kinds.setdefault((parameter.dtype, parameter.device), []).append(parameter)
+    limit = FIRST_BUCKET_BYTES
+    for kind in kinds.values():
+        bucket: list[nn.Parameter] = []
+        size = 0
+        for parameter in kind:
+            bucket.append(parameter)
+            size += parameter.numel() * parameter.element_size()
+            if size >= limit:
+                yield bucket
+                bucket, size, limit = [], 0, BUCKET_BYTES
+        if bucket:
+            yield bucket
+
+
+class _Bucket:
+    # Gradients side by side in ``flat``, followed by the number of ranks that have each of them.
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        self.parameters = parameters
+        self.ready = 0
+        first = parameters[0].detach()
+        numbers = [parameter.numel() for parameter in parameters]
+        self.flat = first.new_empty(sum(numbers) + len(parameters))
+        *pieces, self._present = torch.split(self.flat, [*numbers, len(parameters)])
+        self._views = [_shaped(piece, one.detach()) for piece, one in zip(pieces, parameters, strict=True)]
+        self._lacks_some = False
+
+    @property
+    def is_full(self) -> bool:
+        return self.ready >= len(self.parameters)
+
+    def fill(self) -> None:
+        gradients = [parameter.grad for parameter in self.parameters]
+        found = [gradient for gradient in gradients if gradient is not None]
+        self._present.fill_(1.0)
+        self._lacks_some = len(found) < len(gradients)
+        if self._lacks_some:
+            missing = [place for place, gradient in enumerate(gradients) if gradient is None]
+            self._present[missing] = 0.0
+            for place in missing:
+                self._views[place].zero_()
+        views = [view for view, gradient in zip(self._views, gradients, strict=True) if gradient is not None]
+        if views:
+            torch._foreach_copy_(views, found)
+
+    def give(self) -> None:
+        # the counts are read only if this rank lacks a gradient, because reading waits for the device
+        counts = self._present.tolist() if self._lacks_some else None
+        for place, (parameter, view) in enumerate(zip(self.parameters, self._views, strict=True)):
+            parameter.grad = None if counts is not None and counts[place] == 0 else view
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    return bool(torch.ops.aten.is_non_overlapping_and_dense(tensor))
+
+
+def _shaped(piece: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    # optimizers need gradients laid out as their parameters, such as channels last
+    if like.is_contiguous() or not _is_dense(like):
+        return piece.view(like.shape)
+    return piece.as_strided(like.shape, like.stride())
+
+
+class Follower:
+    """A rank other than 0: obeys rank 0's orders, each of which names a method."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        data: Data,
+        computation: Computation,
+        *,
+        rank: int,
+        seconds: float,
+        answer: Callable[[Any], None],
+    ) -> None:
+        self._workload, self._data, self._computation = workload, data, computation
+        self._rank, self._seconds = rank, seconds
+        self._answer = answer
+        self._trainer: Trainer | None = None
+
+    def obey(self, order: Order) -> None:
+        """Carry out an order."""
+        name, arguments = order
+        getattr(self, f"_{name}")(*arguments)
+
+    def _join(self, size: int, folder: Path) -> None:
+        self._computation.ranks = None
+        self._computation.ranks = Ranks(
+            self._rank, size, self._computation.device, folder=folder, seconds=self._seconds
+        )
+
+    def _build(self, configuration: Configuration, seed: int, compiles: bool) -> None:
+        self._leave()
+        self._computation.compiles = compiles
+        self._trainer = Trainer(self._workload, configuration, self._data.train, self._computation, seed)
+
+    def _step(self) -> None:
+        self._training.step()
+
+    def _update(self) -> None:
+        self._training.update()
+
+    def _losses(self, takes: bool) -> None:
+        self._answer(self._training.losses_of_rank(takes=takes))
+
+    def _ready(self) -> None:
+        self._answer(None)
+
+    def _average_statistics(self) -> None:
+        self._training.average_statistics()
+
+    def _branch(self, branch: Branch, batch_size: int) -> None:
+        continue_from(self._training, branch, batch_size)
+
+    def _state(self) -> None:
+        random = RandomState(self._computation.device)
+        self._answer({**self._training.state_of_rank(), "random": random.state()})
+
+    def _restore(self, path: Path, identity: Identity, states: list[State]) -> None:
+        checkpoint = Checkpoint(path, identity, Clock(), on_progress=lambda: None)
+        checkpoint.restore({"trainer": self._training}, {})
+        state = states[self._rank - 1]
+        self._training.restore_of_rank(state)
+        RandomState(self._computation.device).restore(state["random"])
+        self._answer(None)
+
+    def _leave(self) -> None:
+        if self._trainer is not None:
+            self._trainer.close()
+            self._trainer = None
+            gc.collect()
+
+    @property
+    def _training(self) -> Trainer:
+        assert self._trainer is not None, "rank 0 builds before it orders more"
+        return self._trainer

@@ -1,0 +1,116 @@
+"""The pages of `bssearch serve` at 4,000 trials: the first paint of a study, and the memory of the server.
+
+A server of its own process is asked by Chromium on loopback. The first paint is the browser's own figure, from the
+start of the navigation to the first contents, of a page that the server has made for nobody yet (its version is new:
+a trial has ended since) and of one that it has kept. Beside it a study of 40 trials, in the same run. Memory is the
+process's resident set after all pages have been asked for many times, by several readers at once.
+
+Bars: first paint of a study of 4,000 trials at most 1 s; memory at most 300 MB.
+Run: python tests/benchmarks/serving.py
+"""
+
+if not __package__:
+    __import__("from_clone")
+
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+from playwright.sync_api import Browser, sync_playwright
+
+from bssearch.records import Phase
+from bssearch.storage.repository import open_store
+from tests.benchmarks.harness import script, verdict
+from tests.benchmarks.query_scale import add_trial, fill
+
+PAINT_BAR_S, MEMORY_BAR_MB = 1.0, 300.0
+VISITS = 15
+ROUNDS, READERS = 40, 8
+SIZES = {"40 trials": 40, "4,000 trials": 4000}
+PATHS = ("/studies", "/studies/toy", "/studies/toy/trials", "/studies/toy/trials/7", "/compare", "/calculator")
+PAINT = "performance.getEntriesByName('first-contentful-paint').map((one) => one.startTime / 1000)[0]"
+
+
+@contextmanager
+def serving(url: str) -> Iterator[tuple[psutil.Process, str]]:
+    """Give the process of a server and its address."""
+    command = [sys.executable, "-m", "bssearch", "serve", "--db", url, "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        address = next(line.strip() for line in process.stderr if line.startswith("http://"))
+        try:
+            yield psutil.Process(process.pid), address.rstrip("/")
+        finally:
+            process.terminate()
+
+
+def paint_seconds(browser: Browser, address: str) -> float:
+    """Return the seconds to the first paint of the study's page, in a browser that has seen none of it."""
+    context = browser.new_context()
+    page = context.new_page()
+    page.goto(f"{address}/studies/toy")
+    seconds: float | None = None
+    while seconds is None:  # Playwright's own waiting is JavaScript that the page's policy refuses
+        seconds = page.evaluate(PAINT)
+    context.close()
+    return seconds
+
+
+def visit(address: str) -> None:
+    """Ask for every page, as several readers do at once."""
+
+    def ask(path: str) -> None:
+        with urllib.request.urlopen(f"{address}{path}") as answer:
+            answer.read()
+
+    with ThreadPoolExecutor(READERS) as readers:
+        list(readers.map(ask, PATHS * ROUNDS))
+
+
+def measured(browser: Browser, url: str) -> tuple[list[float], list[float], float]:
+    """Return the first paints of new pages and of kept ones, and the server's memory in MB (10⁶ bytes) at the end."""
+    rng = random.Random(1)
+    with serving(url) as (process, address):
+        paint_seconds(browser, address)  # what is imported at first is no matter of the page
+        new, kept = [], []
+        for _ in range(VISITS):
+            with open_store(url) as store:  # the study's page is another; its answer is not made, as while many run
+                add_trial(store, "toy", 32, rng.uniform(0.01, 1.0), Phase.SEARCH, 72, rng)
+            new.append(paint_seconds(browser, address))
+            kept.append(paint_seconds(browser, address))
+        visit(address)
+        return new, kept, process.memory_info().rss / 1e6
+
+
+def main() -> bool:
+    """Print the figures of both sizes and their ratio; return whether the bars are met."""
+    medians = {}
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        for name, trials in SIZES.items():
+            url = f"sqlite:///{Path(folder) / f'{trials}.db'}"
+            fill(url, trials, 72)
+            new, kept, memory = measured(browser, url)
+            medians[name] = statistics.median(new)
+            print(
+                f"{name}: first paint of a new page {medians[name]:.2f} s (longest {max(new):.2f}), of a kept one "
+                f"{statistics.median(kept):.2f} s; memory {memory:.0f} MB"
+            )
+        browser.close()
+    paint = medians["4,000 trials"]
+    print(f"ratio of first paints: {paint / medians['40 trials']:.2f}")
+    print(f"bars: first paint {PAINT_BAR_S:g} s, memory {MEMORY_BAR_MB:g} MB")
+    return verdict(paint <= PAINT_BAR_S and memory <= MEMORY_BAR_MB)
+
+
+if __name__ == "__main__":
+    script(main, __doc__)

@@ -1,0 +1,163 @@
+"""GPUs that a made-up ``nvidia-smi`` lists, and that several drivers share."""
+
+import multiprocessing
+import os
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bssearch.errors import LaunchError
+from bssearch.executors import gpus
+from bssearch.executors.base import ExecutorSettings, Load
+from bssearch.executors.gpus import Gpus, busy, visible
+from bssearch.executors.slots import LocalExecutor, Slot
+
+NAMES = [f"GPU-{index}a5b-test-{os.getpid()}" for index in range(8)]
+WHOLE = "".join(f"GPU {index}: NVIDIA H200 (UUID: {name})\n" for index, name in enumerate(NAMES))
+SLICED = (
+    "GPU 0: NVIDIA H200 (UUID: GPU-0)\n"
+    "  MIG 1g.18gb     Device  0: (UUID: MIG-a)\n"
+    "  MIG 1g.18gb     Device  1: (UUID: MIG-b)\n"
+    "GPU 1: NVIDIA H200 (UUID: GPU-1)\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("listed", "chosen", "uuids"),
+    [
+        (WHOLE, None, NAMES),
+        (WHOLE, "2,0", [NAMES[2], NAMES[0]]),
+        pytest.param(WHOLE, NAMES[5], [NAMES[5]], id="one"),
+        (WHOLE, "", []),
+        (WHOLE, "99", []),
+        (SLICED, None, ["MIG-a", "MIG-b", "GPU-1"]),
+        (SLICED, "MIG-b", ["MIG-b"]),
+        (SLICED, "1", ["GPU-1"]),
+        ("", None, []),
+    ],
+)
+def test_what_the_environment_shows_of_a_node_is_used(listed: str, chosen: str | None, uuids: list[str]) -> None:
+    assert visible(listed, chosen) == uuids
+
+
+class TestSharing:
+    @pytest.fixture(autouse=True)
+    def _idle(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(gpus, "_smi", lambda *arguments: "")
+
+    def test_each_slot_has_its_own_and_keeps_them(self) -> None:
+        node = Gpus(NAMES[:4])
+        assert [node.of_slot(slot, 1) for slot in range(3)] == [[name] for name in NAMES[:3]]
+        assert node.of_slot(0, 1) == [NAMES[0]]
+        node.close()
+
+    def test_more_slots_than_gpus_share_them_evenly(self) -> None:
+        node = Gpus(NAMES[:2])
+        assert [node.of_slot(slot, 1)[0] for slot in range(5)] == [*NAMES[:2], *NAMES[:2], NAMES[0]]
+        node.close()
+
+    def test_another_driver_gets_the_others_until_all_are_taken(self) -> None:
+        one, other = Gpus(NAMES[:4]), Gpus(NAMES[:4])
+        assert one.of_slot(0, 2) == NAMES[:2]
+        assert other.of_slot(0, 2) == NAMES[2:4]
+        with pytest.raises(LaunchError, match="needs 1 of 4 GPUs, and 0 are free"):
+            Gpus(NAMES[:4]).of_slot(0, 1)
+        one.close()
+        assert other.of_slot(1, 1) == NAMES[:1]
+        other.close()
+
+    def test_a_refused_driver_holds_nothing(self) -> None:
+        one, other = Gpus(NAMES[:4]), Gpus(NAMES[:4])
+        one.of_slot(0, 3)
+        with pytest.raises(LaunchError, match="needs 2 of 4 GPUs, and 1 are free"):
+            other.of_slot(0, 2)
+        assert one.of_slot(1, 1) == [NAMES[3]]
+        one.close()
+
+    def test_slices_do_not_train_together(self) -> None:
+        with pytest.raises(LaunchError, match="MIG slices cannot train together"):
+            Gpus(["MIG-a", "MIG-b"]).of_slot(0, 2)
+
+
+def test_what_strangers_compute_on_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    apps = (
+        f"{NAMES[0]}, 1, python\n{NAMES[1]}, {os.getpid()}, python\n{NAMES[2]}, 4194304, /bin/nvidia-cuda-mps-server\n"
+    )
+    apps += f"{NAMES[3]}, 4194304, train, with a comma\n"
+    monkeypatch.setattr(gpus, "_smi", lambda *arguments: apps)
+    assert busy(NAMES[1:]) == {NAMES[3]: "process 4194304 (train, with a comma)"}
+    node = Gpus(NAMES[1:5])
+    assert [node.of_slot(slot, 1) for slot in range(3)] == [[NAMES[1]], [NAMES[2]], [NAMES[4]]]
+    node.close()
+    accepting = Gpus(NAMES[3:4], allow_busy=True)
+    assert accepting.of_slot(0, 1) == [NAMES[3]]
+    accepting.close()
+
+
+def take_and_give_back(turns: int, folder: Path) -> None:
+    """Hold two of eight GPUs again and again; a second holder of a GPU would find its file."""
+    for _ in range(turns):
+        node = Gpus(NAMES)
+        try:
+            taken = node.of_slot(0, 2)
+        except LaunchError:
+            continue
+        for uuid in taken:
+            (folder / uuid).touch(exist_ok=False)
+        for uuid in taken:
+            (folder / uuid).unlink()
+        node.close()
+
+
+@pytest.mark.slow
+def test_no_gpu_is_held_by_two_drivers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpus, "_smi", lambda *arguments: "")
+    fork = multiprocessing.get_context("fork")
+    drivers = [fork.Process(target=take_and_give_back, args=(3400, tmp_path)) for _ in range(3)]
+    for one in drivers:
+        one.start()
+    for one in drivers:
+        one.join()
+    assert [one.exitcode for one in drivers] == [0, 0, 0]
+
+
+class TestWorkers:
+    """The environment of the workers that an executor starts on a node with GPUs."""
+
+    @pytest.fixture
+    def started(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
+        smi = tmp_path / "nvidia-smi"
+        smi.write_text(f"#!/bin/sh\n[ \"$1\" = -L ] && printf '{WHOLE}'\nexit 0\n")
+        smi.chmod(smi.stat().st_mode | stat.S_IXUSR)
+        monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        monkeypatch.setattr("bssearch.executors.slots.may_have_gpus", lambda: True)
+        seen: list[str] = []
+
+        def worker(**asked: Any) -> Any:
+            seen.append(asked["environment"]["CUDA_VISIBLE_DEVICES"])
+            raise OSError("no worker is started here")
+
+        monkeypatch.setattr("bssearch.executors.slots.WorkerProcess", worker)
+        made: list[LocalExecutor] = []
+
+        def start(slot: Slot, settings: ExecutorSettings) -> tuple[str, Load]:
+            made.append(LocalExecutor(settings))
+            with pytest.raises(LaunchError, match="no worker is started here"):
+                made[-1]._started(slot, {})
+            return seen[-1], made[-1]._load_of(slot)
+
+        yield start
+        for one in made:
+            one.close()
+
+    def test_a_worker_sees_the_gpus_of_its_slot_alone(self, started: Callable[..., Any], tmp_path: Path) -> None:
+        slot = Slot(0, tmp_path / "log", keeps_log=True)
+        shown, load = started(slot, ExecutorSettings(workload="digits", device="cuda:3"))
+        assert (shown, load.settings.device, load.devices) == (NAMES[3], "cuda:0", 1)
+        slot.world_size = 2
+        shown, load = started(slot, ExecutorSettings(workload="digits", devices=(2,)))
+        assert (shown, load.settings.device, load.devices) == (",".join(NAMES[:2]), "cuda:0", 8)
