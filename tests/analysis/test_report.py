@@ -400,11 +400,6 @@ def test_what_a_single_configuration_reached_is_untuned() -> None:
     assert not answer([one, again, other]).batches[0].untuned
 
 
-def test_below_three_runs_nothing_is_claimed_of_other_batch_sizes() -> None:
-    trials = [*searched(), *confirmed(32, 1.0), *confirmed(64, 1.02)]
-    assert "5 %" not in headline(build_answer(study(), make_spec(confirm={"runs": 1}), trials, {}))
-
-
 def test_the_gain_over_the_default_is_told_apart_into_retuning_and_batch_size() -> None:
     trials = [
         *searched(),

@@ -233,13 +233,6 @@ def test_a_schedule_that_there_is_not_is_refused(tmp_path: Path) -> None:
     assert "study 'task' has no schedule of growing batches that reached the target" in told
 
 
-def test_an_easier_target_counts_the_steps_of_each_size(stored: Path) -> None:
-    hardly_easier = "0.929"  # An easy one may be met before a batch has grown: then there is no such schedule.
-    found = Answer.model_validate_json(printed(stored, "best", "task", "--target", hardly_easier, "--format", "json"))
-    grown = not_none(found.batch_schedule)
-    assert sum(one.steps or 0.0 for one in grown.stages) <= max(one["steps"] for one in trials(stored))
-
-
 @pytest.mark.parametrize("way", ["database", "file"])
 def test_scheduled_trials_come_through_another_database_as_they_are(folder: Path, way: str) -> None:
     if way == "database":

@@ -311,16 +311,6 @@ def test_without_a_terminal_progress_is_a_line_now_and_then_and_nothing_in_it_is
 # The answer -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("micro", "told"), [(64, False), (32, True)])
-def test_the_split_into_micro_batches_is_printed_where_there_is_one(
-    micro: int, told: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found = answer(confirmed(64, 1.0, 1.1, 0.9))
-    split = {"micro_batch_size": micro, "accumulation_steps": 64 // micro}
-    print_answer(found.model_copy(update={"optimal": found.optimal.model_copy(update=split)}))
-    assert ("micro_batch_size 32 × 2 steps" in capsys.readouterr().out) is told
-
-
 def test_the_answer_says_what_the_study_cost_in_trainings() -> None:
     found = answer([*confirmed(16, 2.0, 2.1, 1.9), *confirmed(64, 1.0, 1.1, 0.9)])
     cost = not_none(found.cost)

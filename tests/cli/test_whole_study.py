@@ -335,10 +335,6 @@ def test_a_short_script_over_the_trials_gives_every_median_of_the_answer(study: 
     assert {one["basis"] for one in counted if one["seconds"] is not None} == {basis}
 
 
-def test_the_script_is_short() -> None:
-    assert len(SCRIPT.read_text(encoding="utf-8").splitlines()) <= 30
-
-
 def test_without_an_answer_no_trial_has_the_seconds_of_one(tmp_path: Path) -> None:
     with open_store(f"sqlite:///{tmp_path / 'bssearch.db'}") as opened:
         store_study(opened, make_spec(confirm={"runs": 5}), make_environment())

@@ -30,7 +30,7 @@ from bssearch.records.scaling import LearningRateRule
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store, open_store
 from tests.cli.task import INLINE, bssearch, printed, refused
-from tests.commands.probing import SPEC as TOY, ProbedExecutor, open_study
+from tests.commands.conftest import SPEC as TOY, ProbedExecutor, open_study
 from tests.factories import make_spec, not_none
 
 LINE = """

@@ -34,7 +34,7 @@ from bssearch.records import (
 from bssearch.search import calibration
 from bssearch.search.calibration import doubtful, measure_step_times, missing_step_times
 from bssearch.storage.repository import Store
-from tests.commands.probing import HERE, SPEC, ProbedExecutor, open_study
+from tests.commands.conftest import HERE, SPEC, ProbedExecutor, open_study
 from tests.factories import SPEC as RAW, make_plan, make_probe, make_spec, make_trial, not_none, with_outcome
 from tests.search.law import LawExecutor, step_seconds
 from tests.waiting import Ear

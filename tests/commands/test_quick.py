@@ -30,7 +30,7 @@ from bssearch.search.driver import Listener
 from bssearch.search.finding import quick_prior, stored_quick
 from bssearch.search.history import History
 from bssearch.storage.repository import open_store
-from tests.commands.probing import ProbedExecutor
+from tests.commands.conftest import ProbedExecutor
 from tests.factories import make_quick, make_spec, not_none
 
 SPEC = make_spec(

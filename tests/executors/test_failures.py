@@ -29,7 +29,6 @@ from bssearch.executors.process import (
     describe_exception,
     describe_exit,
     judge_exit,
-    kernel_memory_kills,
     printed,
     tail,
     words_of_no_memory,
@@ -114,11 +113,6 @@ def test_a_death_is_out_of_memory_where_the_last_words_say_so_however_long_the_s
     found, reason = judge_exit(return_code, None, words_of_no_memory(log, len(before)))
     assert found is state
     assert (printed in reason) == (state is TrialState.OOM)
-
-
-def test_the_kernels_counter_is_a_number_or_not_there() -> None:
-    kills = kernel_memory_kills()
-    assert kills is None or kills >= 0
 
 
 @pytest.mark.parametrize(
