@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from bssearch.commands.best import Answer, best
     from bssearch.commands.check import advise_target, check
     from bssearch.commands.launch import Launch
-    from bssearch.commands.plan import plan_learning_rate, plan_scale
+    from bssearch.commands.plan import plan_beyond, plan_learning_rate, plan_scale
     from bssearch.commands.queue.submissions import (
         cancel_study,
         pause_study,
@@ -110,6 +110,7 @@ _HOMES = {
     "open_store": "bssearch.storage.repository",
     "pause_study": "bssearch.commands.queue.submissions",
     "plan_accumulation": "bssearch.planning.scale",
+    "plan_beyond": "bssearch.commands.plan",
     "plan_learning_rate": "bssearch.commands.plan",
     "plan_memory": "bssearch.planning.memory",
     "plan_scale": "bssearch.commands.plan",
@@ -169,6 +170,7 @@ __all__ = [
     "open_store",
     "pause_study",
     "plan_accumulation",
+    "plan_beyond",
     "plan_learning_rate",
     "plan_memory",
     "plan_scale",

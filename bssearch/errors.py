@@ -17,8 +17,6 @@
   x InterruptedRunError            130
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

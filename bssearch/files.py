@@ -1,7 +1,5 @@
 """Atomic and private writing of files, and CSV without formulas."""
 
-from __future__ import annotations
-
 import csv
 import errno
 import fcntl

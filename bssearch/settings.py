@@ -1,7 +1,5 @@
 """Environment variables, the user's name, and packaged data."""
 
-from __future__ import annotations
-
 import getpass
 import os
 from collections.abc import Iterator, Mapping

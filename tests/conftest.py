@@ -21,7 +21,6 @@ SERVERS = frozenset({"postgres", "own_postgres", "browser"})
 """Fixtures that start a server or a browser: tests that take one are slow."""
 
 NEEDED = {
-    "cli/test_ray.py": "ray",
     "executors/test_ray_cluster.py": "ray",
     "executors/test_ray_slots.py": "ray",
     "executors/loops/test_lightning.py": "lightning",

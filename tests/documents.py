@@ -23,8 +23,7 @@ def blocks(text: str, language: str) -> list[str]:
 
 def spans(text: str) -> list[str]:
     """Return the code within sentences."""
-    prose = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
-    return re.findall(r"`([^`]+)`", prose)
+    return re.findall(r"`([^`]+)`", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE))
 
 
 def code(text: str) -> str:

@@ -167,8 +167,7 @@ def _spec(rng: random.Random, folder: Path) -> None:
     text = TOML if is_toml else rng.choice(sorted(shipped_studies().items()))[1].read_text(encoding="utf-8")
     file = folder / ("spec.toml" if is_toml else "spec.yaml")
     file.write_bytes(in_bytes(rng, mutated(rng, text)))
-    overrides = [mutated(rng, rng.choice(OVERRIDES))] if rng.random() < 0.3 else []
-    load_spec(file, overrides)
+    load_spec(file, [mutated(rng, rng.choice(OVERRIDES))] if rng.random() < 0.3 else [])
 
 
 def _enqueued(rng: random.Random, folder: Path) -> None:

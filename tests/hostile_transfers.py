@@ -175,8 +175,7 @@ class Transfers:
         if rng.random() < 0.05:
             name = rng.choice(list(header["header"]))
             header["header"][name] = rng.choice((None, -1, 2, "x", {}, [], 10**30, {"trial": 10**12}))
-        content = "".join(f"{line}\n" for line in [json.dumps(header), *lines])
-        data = content.encode("utf-8", "surrogatepass")
+        data = "".join(f"{line}\n" for line in [json.dumps(header), *lines]).encode("utf-8", "surrogatepass")
         end = {"counts": header["header"].get("counts"), "sha256": hashlib.sha256(data).hexdigest()}
         return data + json.dumps({"end": end}).encode() + b"\n"
 

@@ -287,16 +287,15 @@ SECURITY = {
         "cli/test_shown.py::test_no_cell_of_a_csv_is_a_formula",
         "cli/test_shown.py::test_a_note_is_one_line_without_what_a_terminal_obeys",
     ],
-    "Nothing is sent anywhere": ["cli/test_no_network.py::test_a_study_and_its_answer_connect_to_nothing"],
-    "Your workload may": ["cli/test_no_network.py::test_a_study_and_its_answer_connect_to_nothing"],
+    "Nothing is sent anywhere": ["cli/test_whole_study.py::test_a_study_and_its_answer_connect_to_nothing"],
+    "Your workload may": ["cli/test_whole_study.py::test_a_study_and_its_answer_connect_to_nothing"],
 }
 """The tests that back each sentence of the section Security, by the words that it begins with."""
 
 
 def test_each_sentence_on_security_is_backed_by_tests() -> None:
     (section,) = re.findall(r"^## Trust\n(.*?)^## ", DOCUMENTS["security"], flags=re.MULTILINE | re.DOTALL)
-    text = " ".join(section.split()).removeprefix("- ")
-    sentences = re.split(r"(?<=\.)\s+(?:- )?(?=[A-Z*`])", text)
+    sentences = re.split(r"(?<=\.)\s+(?:- )?(?=[A-Z*`])", " ".join(section.split()).removeprefix("- "))
     assert [[start for start in SECURITY if one.startswith(start)] for one in sentences] == [[one] for one in SECURITY]
     for backing in (one for tests in SECURITY.values() for one in tests):
         path, _, name = backing.partition("::")
@@ -425,10 +424,8 @@ def test_the_workload_and_spec_of_the_guide_run_as_they_stand(tmp_path: Path) ->
     for name in ("my_task.py", "my_study.yaml"):
         shutil.copy(OWN_TRAINING / name, tmp_path)
     changes = ["budget.trials=4", "confirm.runs=0", "executor.name=inline", "space.batch_size.low=64"]
-    overrides = [word for one in changes for word in ("--set", one)]
-    printed(tmp_path, "run", "my_study.yaml", *overrides)
-    answer = read(tmp_path, "best", "my-task")
-    assert answer["optimal"]["batch_size"] in (64, 128, 256, 512)
+    printed(tmp_path, "run", "my_study.yaml", *[word for one in changes for word in ("--set", one)])
+    assert read(tmp_path, "best", "my-task")["optimal"]["batch_size"] in (64, 128, 256, 512)
 
 
 def test_the_script_and_spec_of_the_readme_are_right(tmp_path: Path) -> None:
@@ -490,8 +487,7 @@ def test_the_printed_answer_is_that_of_the_stored_study(capsys: pytest.CaptureFi
 def test_the_picture_is_that_of_the_stored_study() -> None:
     (day,) = re.findall(r"study digits, .*?, (\d{4}-\d\d-\d\d)<", PICTURE)
     default = load_spec(shipped_studies()["digits"]).default.batch_size
-    drawn = objective_picture(ANSWER, default_batch_size=default, measured_on=date.fromisoformat(day))
-    assert drawn == PICTURE
+    assert objective_picture(ANSWER, default_batch_size=default, measured_on=date.fromisoformat(day)) == PICTURE
     assert "](bssearch/guide/pictures/digits.svg)" in README
 
 

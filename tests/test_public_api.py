@@ -66,8 +66,7 @@ def test_every_public_name_is_typed_and_documented_with_an_example_that_compiles
         given = [one.annotation for one in signature.parameters.values() if one.name not in {"self", "cls"}]
         assert inspect.Signature.empty not in [*given, signature.return_annotation], member
     examples = examples_in(inspect.getdoc(getattr(bssearch, name)) or "")
-    trees = [ast.parse(example) for example in examples]
-    nodes = [node for tree in trees for node in ast.walk(tree)]
+    nodes = [node for tree in [ast.parse(example) for example in examples] for node in ast.walk(tree)]
     used = [one for one in nodes if isinstance(one, ast.Attribute) and ast.unparse(one.value) == "bssearch"]
     imported = [one.name for node in nodes if isinstance(node, ast.ImportFrom) for one in node.names]
     assert name in {*imported, *(one.attr for one in used)}

@@ -67,8 +67,7 @@ def lacks(kind: str, found: Any) -> set[str]:
 
 
 def test_every_kind_has_an_interface() -> None:
-    kinds = set(registry.BUILT_IN)
-    assert kinds == set(get_args(registry.Kind)) <= {*INTERFACES, *FUNCTIONS}
+    assert set(registry.BUILT_IN) == set(get_args(registry.Kind)) <= {*INTERFACES, *FUNCTIONS}
 
 
 @pytest.mark.parametrize(("kind", "name"), REGISTERED)

@@ -13,7 +13,7 @@ from bssearch.analysis.measured import BatchNoise, Measured
 from bssearch.analysis.objectives import Basis, Objective, make_objective
 from bssearch.analysis.optimum import Regime, Rule, Settles
 from bssearch.analysis.rules.rule_book import Regret
-from bssearch.analysis.shape import Fit, Interval, Model, Notice, Parameters
+from bssearch.analysis.shape import Beyond, Fit, Interval, Model, Notice, Parameters
 from bssearch.records import MemoryBasis, Target
 from bssearch.records.batch_schedule import BatchScheduleName
 from bssearch.records.scaling import LearningRateRule
@@ -57,9 +57,9 @@ class Figure(Model):
 
 
 class Time(Figure):
-    """Seconds to the target over seeds."""
+    """Seconds to the target over seeds; predicted for a harder target over 0 runs."""
 
-    basis: Basis
+    basis: Basis | Literal["predicted"]
 
 
 class Ratio(Model):
@@ -299,6 +299,7 @@ class Answer(Model):
     ``tied`` and ``worse``: batch sizes shown to be within 5 % of the best, or not to be. ``within_5_percent``:
     probability that the batch size costs at most 5 % more than the best, both fully tuned; below 0.9 the answer is
     ``provisional``. ``configuration_within_5_percent``: the same for the printed values, not tuned further.
+    ``predicted``: for a target harder than measured, from which all figures of time then are.
     `bssearch.commands.best` adds the class variables.
 
     ::
@@ -342,6 +343,7 @@ class Answer(Model):
     quick: Promise | None = None
     batch_schedule: BatchScheduleAnswer | None = None
     cost: Cost | None = None
+    predicted: Beyond | None = None
     warnings: list[Notice]
 
     def __repr__(self) -> str:
@@ -357,7 +359,7 @@ class Answer(Model):
 
     @property
     def is_predicted(self) -> bool:
-        """Whether figures are predicted for another device."""
+        """Whether figures are predicted for another device or a harder target."""
         return any(warning.code == "predicted" for warning in self.warnings)
 
     @property

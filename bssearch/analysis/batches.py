@@ -15,6 +15,7 @@ import numpy as np
 from bssearch.analysis.answer import Batch, BestTrial, Figure, Restricted, Time
 from bssearch.analysis.generalisation import over_seeds
 from bssearch.analysis.law.batch_model import LawPoint, law_point, rising
+from bssearch.analysis.law.beyond import BatchCurves
 from bssearch.analysis.measured import BatchNoise
 from bssearch.analysis.objectives import TIME, EnergyToTarget, Objective, least_of
 from bssearch.analysis.optimum import Candidate, Slope, Verdict, median_samples, median_steps, slopes
@@ -23,8 +24,10 @@ from bssearch.records import (
     Configuration,
     MemoryBasis,
     ModelParameters,
+    Observation,
     Phase,
     ProbeRecord,
+    Target,
     TrialOutcome,
     TrialRecord,
     TrialState,
@@ -249,6 +252,32 @@ def tuning(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -> 
         if comparable and (point.samples or point.missed_at)
     ]
     return Tuning(reasons, slope_at, flagged)
+
+
+def tuned_curves(
+    spec: StudySpec,
+    verdict: Verdict,
+    probes: Mapping[int, ProbeRecord],
+    curves: Mapping[int, Sequence[Observation]],
+    target: Target,
+) -> list[BatchCurves]:
+    """Curves, by trial number in ``curves``, of each batch size's best configuration that was timed."""
+    found = []
+    timed = timed_probes(spec, verdict, probes)
+    for size, candidate in verdict.by_batch.items():
+        probe = timed.get(size)
+        seconds = own_step_seconds(candidate) if probe is None else probe.step_seconds
+        runs = [
+            (
+                np.array([float(one.step) for one in curves[run.number]]),
+                np.maximum.accumulate([target.gain(one.metric) for one in curves[run.number]]),
+            )
+            for run in candidate.runs
+            if curves.get(run.number)
+        ]
+        if runs and seconds is not None:
+            found.append(BatchCurves(size, candidate.configuration.micro_batch_size, seconds, runs))
+    return found
 
 
 def batch_rows(

@@ -17,6 +17,7 @@ from bssearch.analysis.answer import (
     Batch,
     Cost,
     Device,
+    Figure,
     Largest,
     NextStep,
     Optimal,
@@ -56,7 +57,17 @@ from bssearch.analysis.optimum import (
     repeats,
     runs_to_settle,
 )
-from bssearch.analysis.shape import CriticalBatch, Fit, Law, Notice, Parameters, parameters_of
+from bssearch.analysis.shape import (
+    Beyond,
+    BeyondBatch,
+    CriticalBatch,
+    Fit,
+    Interval,
+    Law,
+    Notice,
+    Parameters,
+    parameters_of,
+)
 from bssearch.errors import TargetNotReachedError, UsageError
 from bssearch.records import (
     FIRST_LOSS,
@@ -77,6 +88,7 @@ from bssearch.records import (
 from bssearch.records.curves import first_crossing, with_crossing
 from bssearch.records.intervals import FLAT_RATIO, at_most, median_known, student_t
 from bssearch.records.step_times import step_seconds_of
+from bssearch.records.text import number
 from bssearch.spec import StudySpec
 from bssearch.spec.space import UNKNOWN, MemoryBoundary
 
@@ -493,7 +505,7 @@ def easier_target(target: Target, value: float) -> Target:
         raise UsageError(
             f"target {value:g} is harder than {target.metric} {target.value:g}, at which the study's trials stopped; "
             f"it must be {sign} {target.value:g}",
-            hint="run a new study, under a new name, for a harder target",
+            hint=f"`bssearch plan beyond STUDY --target {value:g}` predicts it; to measure it, run a new study",
         )
     return replace(target, value=value)
 
@@ -533,6 +545,97 @@ def at_target(
     )
     product = None if step_seconds is None else found.steps * step_seconds
     return replace(trial, state=TrialState.REACHED, outcome=outcome, steps_x_step_time_s=product)
+
+
+def answer_beyond(found: Answer, target: Target, predicted: Beyond) -> Answer:
+    """A study's answer with times predicted for a harder target; nothing measured at the study's target is kept."""
+    rows = {row.batch_size: row for row in found.batches}
+    best, largest = predicted.of(predicted.optimal_batch_size), predicted.batches[-1]
+    row, time = rows[best.batch_size], _predicted_time(best.time_to_target_s)
+    assert row.best is not None, "a batch size with curves has a best trial"
+    optimal = Optimal(
+        batch_size=best.batch_size,
+        micro_batch_size=best.micro_batch_size,
+        accumulation_steps=best.batch_size // best.micro_batch_size,
+        parameters=row.best.parameters,
+        time_to_target_s=time,
+        objective_value=_figure(time),
+        steps_to_target=round(best.steps.value),
+        samples_to_target=best.steps.value * best.batch_size,
+        tokens_to_target=None,
+        test_metric=None,
+        peak_memory_bytes=row.peak_memory_bytes,
+        peak_memory_basis=row.peak_memory_basis,
+        trial_numbers=[],
+    )
+    low, high = predicted.optimum_interval
+    said = (
+        f"predicted: the study's trials stopped at {found.target.in_words}; the best batch size is {low} to {high} "
+        f"(90 %), B_crit {predicted.b_crit.in_words} instead of {number(predicted.b_crit_measured)}; a run of batch "
+        f"{predicted.test_batch_size} to {target.in_words} would test this best"
+    )
+    return found.model_copy(
+        update={
+            "target": target,
+            "optimal": optimal,
+            "flat_range": predicted.flat_range,
+            "largest_that_fits": Largest(
+                batch_size=largest.batch_size,
+                time_to_target_s=_predicted_time(largest.time_to_target_s),
+                lower_bound_s=None,
+                reason="the largest batch size with curves to the study's target",
+            ),
+            "speedup": Speedup(
+                default_batch_size=found.speedup.default_batch_size, over_largest=None, over_default=None
+            ),
+            "batches": [_predicted_row(rows[one.batch_size], one) for one in predicted.batches],
+            "recommendation": Recommendation(rule="least", least_batch_size=best.batch_size),
+            "provisional": True,
+            "predicted": predicted,
+            "warnings": [Notice(code="predicted", message=said)],
+            **{name: [] for name in ("tied", "worse", "front")},
+            **dict.fromkeys(("fit", "settle", "generalisation", "quick", "batch_schedule", "cost")),
+            **dict.fromkeys(("within_5_percent", "configuration_within_5_percent")),
+            **NO_NEXT_STEP,
+        }
+    )
+
+
+WIDER = 1.96 / 1.645  # a normal 95 % interval over a 90 % one
+
+
+def _predicted_time(seconds: Interval) -> Time:
+    assert seconds.low and seconds.high, "a prediction has its interval"
+    return Time(
+        median=seconds.value,
+        low=seconds.value * (seconds.low / seconds.value) ** WIDER,
+        high=seconds.value * (seconds.high / seconds.value) ** WIDER,
+        runs=0,
+        basis="predicted",
+    )
+
+
+def _figure(time: Time) -> Figure:
+    return Figure(median=time.median, low=time.low, high=time.high, runs=time.runs)
+
+
+def _predicted_row(row: Batch, predicted: BeyondBatch) -> Batch:
+    time = _predicted_time(predicted.time_to_target_s)
+    measured = ("lower_bound_s", "objective_lower_bound", "regime", "slope", "restricted", "energy_joules")
+    return row.model_copy(
+        update={
+            **dict.fromkeys((*measured, "final_metric", "steps_x_step_time_s", "generalisation", "noise_scale")),
+            "trials": 0,
+            "reached": 0,
+            "ended": {},
+            "confirmed": False,
+            "time_to_target_s": time,
+            "predicted_s": time,
+            "objective_value": _figure(time),
+            "steps_to_target": round(predicted.steps.value),
+            "samples_to_target": predicted.steps.value * row.batch_size,
+        }
+    )
 
 
 # Notices that do not apply to another device

@@ -49,8 +49,8 @@ TUNING_GAP = 0.12
 WELL_TUNED_GAP = 0.01
 """Share of badly tuned batch sizes, and mean log gaps of badly and well tuned ones (exponential).
 
-Measured (``tests/benchmarks/verdicts.py``): a third could be bettered by more than 3 %, by 0.16 on average; the share
-is lower because only contenders matter.
+Measured on simulated studies: a third could be bettered by more than 3 %, by 0.16 on average; the share is lower
+because only contenders matter.
 """
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bssearch.analysis.answer import OnDevices, Ratio
 from bssearch.analysis.law.batch_model import LawFit
@@ -46,56 +46,54 @@ def by_devices(
 
     ``probes`` are of all numbers of devices, ``trials`` include the runs on them.
     """
-    runs = grouped(
-        ((one.configuration.world_size, one.configuration.batch_size), one)
-        for one in trials
-        if one.phase is Phase.DEVICES and one.state.is_finished and not one.state.is_missing
-    )
+    runs = [one for one in trials if one.phase is Phase.DEVICES and one.state.is_finished and not one.state.is_missing]
     timed = grouped((one.world_size, one) for one in probes if one.step_seconds is not None)
     if len(timed) < 2:
         return []
     searched = min(timed)
     single = {one.batch_size: one for one in timed[searched] if one.is_whole}
-    optimal = verdict.optimal
-    own = next((one for one in timed[searched] if one.batch_size == optimal.configuration.batch_size), None)
-    base = None if own is None else _cell(own, verdict, law, optimal.time)
+    cells = {world_size: _cells(here, verdict, law, runs) for world_size, here in sorted(timed.items())}
+    best_size = verdict.optimal.configuration.batch_size
+    base = next((one for one in cells[searched] if one.probe.batch_size == best_size), None)
     if base is None:
         return []
-    best = {searched: base}
-    for world_size, here in sorted(timed.items()):
-        if world_size != searched:
-            cells = (_cell(one, verdict, law, _measured(runs, one)) for one in here)
-            if known := [one for one in cells if one is not None]:
-                best[world_size] = min(known, key=lambda one: one.predicted)
-    rows = [_row(cell, base, single) for cell in best.values()]
+    base = replace(base, measured=verdict.optimal.time)
+    further = [min(here, key=lambda one: one.predicted) for count, here in cells.items() if count != searched and here]
+    rows = [_row(cell, base, single) for cell in (base, *further)]
     return [one.model_copy(update={"on_front": _is_on_front(one, rows)}) for one in rows]
 
 
-def _measured(runs: Mapping[tuple[int, int], list[TrialRecord]], probe: ProbeRecord) -> Estimate | None:
-    here = runs.get((probe.world_size, probe.batch_size))
-    return None if here is None else Candidate(here[0].configuration, tuple(here)).estimate
+def _cells(
+    probes: Collection[ProbeRecord], verdict: Verdict, law: LawFit | None, runs: Sequence[TrialRecord]
+) -> list[Cell]:
+    found = []
+    for probe in probes:
+        at_size = [one for one in runs if one.configuration.batch_size == probe.batch_size]
+        here = tuple(one for one in at_size if one.configuration.world_size == probe.world_size)
+        measured = Candidate(here[0].configuration, here).estimate if here else None
+        known = _steps(verdict, law, probe.batch_size, at_size)
+        if known is not None and probe.step_seconds is not None:
+            steps, parts = known
+            error = probe.error
+            # Visits on different numbers of devices share no error.
+            step_parts = [] if error is None else [(error.own**2 + error.common**2, error.freedom)]
+            found.append(Cell(probe, steps * probe.step_seconds, parts, step_parts, measured))
+    return found
 
 
-def _cell(probe: ProbeRecord, verdict: Verdict, law: LawFit | None, measured: Estimate | None) -> Cell | None:
-    known = _steps(verdict, law, probe.batch_size)
-    if known is None or probe.step_seconds is None:
-        return None
-    steps, parts = known
-    error = probe.error
-    # Visits on different numbers of devices share no error.
-    step_parts = [] if error is None else [(error.own**2 + error.common**2, error.freedom)]
-    return Cell(probe, steps * probe.step_seconds, parts, step_parts, measured)
-
-
-def _steps(verdict: Verdict, law: LawFit | None, batch_size: int) -> tuple[float, Sequence[Part]] | None:
+def _steps(
+    verdict: Verdict, law: LawFit | None, batch_size: int, runs: Sequence[TrialRecord]
+) -> tuple[float, Sequence[Part]] | None:
     # Median steps of the runs and steps by the law with its departures, weighted by their precision. If the law fits, a
     # single search trial does not count: it was chosen for its luck. A law that fits poorly tells nothing alone.
     known: list[tuple[float, float]] = []
     candidate, deviation = verdict.by_batch.get(batch_size), verdict.seed_deviation or 0.0
     fits = law is not None and law.verdict == "fits" and batch_size <= law.largest_batch
-    steps = None if candidate is None else median_steps(candidate)
-    if candidate is not None and steps is not None and (candidate.is_confirmed or not fits):
-        known.append((math.log(steps), deviation**2 / len(candidate.runs)))
+    if candidate is not None:
+        own = candidate.runs if candidate.is_confirmed or not (fits or runs) else ()
+        counted = replace(candidate, runs=(*own, *runs))
+        if counted.runs and (steps := median_steps(counted)) is not None:
+            known.append((math.log(steps), deviation**2 / len(counted.runs)))
     if (
         law is not None
         and batch_size <= law.largest_batch

@@ -21,7 +21,7 @@ def headline(answer: Answer) -> str:
     """Answer in a few sentences."""
     figure = answer.optimal.objective_value
     assert figure is not None, "an optimum has its figure"
-    text = f"{_reaches(answer, figure)} ({plural(figure.runs, 'run')})"
+    text = _reaches(answer, figure) + ("" if answer.predicted else f" ({plural(figure.runs, 'run')})")
     better = [text for text in comparisons(answer) if text]
     text += f", {' and '.join(better)}." if better else "."
     return " ".join(filter(None, [text, what_else(answer), _how_sure(answer)]))
@@ -145,6 +145,8 @@ def what_else(answer: Answer) -> str:
             "step times of all batch sizes favour this one."
         )
     low, high = answer.flat_range
+    if low < high and answer.predicted is not None:
+        return f"Anything from {low} to {high} is predicted to be within 5 %."
     if low < high:
         inside = {row.batch_size for row in answer.batches if low <= row.batch_size <= high}
         verb = "is" if inside <= {*answer.tied} else "has a median"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from bssearch.records import Configuration
+from bssearch.records import Configuration, Target
 from bssearch.records.text import ends, number
 from bssearch.spec.space import TRAINING_PARAMETERS
 
@@ -113,3 +113,60 @@ class Fit(Law):
     predicted: Predicted | None
     including_untuned: Law | None
     noise_scale_ratio: float | None
+
+
+class BeyondLevel(Model):
+    """The law at a level that the curves reached."""
+
+    metric: float
+    s_min: float
+    b_crit: float
+
+
+class BeyondBatch(Model):
+    """Predicted steps and seconds of a batch size's tuned configuration."""
+
+    batch_size: int
+    micro_batch_size: int
+    steps: Interval
+    time_to_target_s: Interval
+
+
+class Beyond(Model):
+    """Prediction for a harder target or more samples; intervals are 90 %, of what a search there would measure.
+
+    ``metric``: the target, or what ``samples`` reach. ``reachable``: probability that the metric's ceiling lies beyond.
+    ``b_crit_measured``: at the study's target. ``growth``: B_crit goes as the samples to this power.
+    ``optimum_interval``: of the fastest batch size. ``test_batch_size``: one run of it tells most about B_crit.
+    """
+
+    metric: Interval
+    samples: Interval
+    reachable: float
+    s_min: float
+    b_crit: CriticalBatch
+    b_crit_measured: float
+    growth: Interval
+    optimal_batch_size: int
+    flat_range: BatchRange
+    optimum_interval: BatchRange
+    test_batch_size: int
+    batches: list[BeyondBatch]
+    levels: list[BeyondLevel]
+
+    def of(self, batch_size: int) -> BeyondBatch:
+        """Prediction for a batch size."""
+        return next(one for one in self.batches if one.batch_size == batch_size)
+
+
+class BeyondPlan(Beyond):
+    """What ``plan beyond`` answers; ``measured_batch_size`` is the best at the study's target, ``measured``."""
+
+    study: str
+    measured: Target
+    measured_batch_size: int
+    notes: list[Notice]
+
+    def document(self) -> dict[str, Any]:
+        """Plan as JSON values."""
+        return self.model_dump(mode="json")

@@ -1,7 +1,5 @@
 """The command line, quick to start."""
 
-from __future__ import annotations
-
 import atexit
 import errno
 import gc

@@ -1,7 +1,5 @@
 """Print an answer: as a screen, JSON, rows, or a configuration."""
 
-from __future__ import annotations
-
 import math
 import os
 import shlex
@@ -104,7 +102,8 @@ def _title(found: Answer) -> list[str]:
     objective = objective_in(found)
     row = next((one for one in found.batches if one.batch_size == found.optimal.batch_size), None)
     seeds = plural(figure.runs, "fresh seed" if row is not None and row.confirmed else "run")
-    takes = f"{with_interval(figure, objective.digits, objective.unit)} over {seeds}"
+    over = "predicted, not measured" if found.predicted else f"over {seeds}"
+    takes = f"{with_interval(figure, objective.digits, objective.unit)} {over}"
     over_largest, over_default = comparisons(found)
     lines = [f"{train}{question:>{SCREEN_COLUMNS - len(train)}}" if len(train + question) < SCREEN_COLUMNS else train]
     shares = speedup_shares(found)
@@ -114,6 +113,8 @@ def _title(found: Answer) -> list[str]:
 
 
 def _certainty(found: Answer) -> list[str]:
+    if found.predicted is not None:
+        return [f"Critical batch size {found.predicted.b_crit.in_words}."]
     if found.within_5_percent is None:
         return _wrapped("Not final: no batch size was confirmed with fresh seeds.") if found.provisional else []
     lines = _wrapped(f"{'Not final' if found.provisional else 'Final'}: {how_sure(found)}.")
@@ -167,6 +168,8 @@ def _runs(found: Answer, row: Batch) -> str:
     figure = row.objective_value
     if figure is None:
         return _without_figure(row)
+    if found.predicted is not None:
+        return "predicted"
     seeds = plural(figure.runs, "seed" if row.confirmed else "run")
     if row.batch_size == found.optimal.batch_size:
         return seeds

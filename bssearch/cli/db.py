@@ -1,7 +1,5 @@
 """``bssearch db``."""
 
-from __future__ import annotations
-
 from typing import Annotated
 
 import typer

@@ -20,6 +20,7 @@ from bssearch.cli.arguments import (
     DatabaseOption,
     SetOption,
     SpecArgument,
+    StudyArgument,
     launch_options,
     spec_to_run,
     store_to_read,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from bssearch.commands.probes import Probe
     from bssearch.exchange.importers.imported_run import Importer, Studies, WholeStudies
 if TYPE_CHECKING:
+    from bssearch.analysis.shape import BeyondPlan
     from bssearch.figures.plans import Shown
     from bssearch.planning.requests import Plan, Request
 
@@ -258,8 +260,9 @@ def _command(request: str, run: Callable[..., None]) -> Callable[..., None]:
     def command(**given: Any) -> None:
         run(**{name: value for name, value in given.items() if value is not None})
 
-    own = inspect.signature(run, eval_str=True).parameters.values()
-    options = [*_options(resolve_name(request)), *(one for one in own if one.kind is not inspect.Parameter.VAR_KEYWORD)]
+    every = inspect.signature(run, eval_str=True).parameters.values()
+    own = {one.name: one for one in every if one.kind is not inspect.Parameter.VAR_KEYWORD}
+    options = [*own.values(), *(one for one in _options(resolve_name(request)) if one.name not in own)]
     return with_parameters(command, run.__doc__, options)
 
 
@@ -305,6 +308,12 @@ def _scale(*, form: FormatOption = Format.TABLE, **given: Any) -> None:
     _show(form, plan, "shown_scale", [asdict(row) for row in plan.rows])
 
 
+def _beyond(*, study: StudyArgument = None, form: FormatOption = Format.TABLE, **given: Any) -> None:
+    """Predict the best batch size at a harder target, or with more samples, from a study's curves."""
+    plan = bssearch.plan_beyond(study=study_name(given.get("db"), study), **given)
+    _show(form, plan, "shown_beyond", [one.model_dump(mode="json") for one in plan.batches])
+
+
 def _start(
     *,
     out: Annotated[
@@ -332,6 +341,7 @@ COMMANDS = {
     "lr": ("bssearch.planning.learning_rate:LearningRateRequest", _learning_rate),
     "accumulation": ("bssearch.planning.scale:AccumulationRequest", _accumulation),
     "scale": ("bssearch.planning.scale:ScaleRequest", _scale),
+    "beyond": ("bssearch.commands.plan:BeyondRequest", _beyond),
     "start": ("bssearch.planning.start:StartRequest", _start),
 }
 
@@ -366,7 +376,7 @@ def _write_spec(text: str, path: Path) -> None:
     typer.echo(f"wrote {path}; next: bssearch check {path}", err=True)
 
 
-def _show(form: Format, plan: Plan, shown: str, rows: Sequence[Mapping[str, Any]]) -> None:
+def _show(form: Format, plan: Plan | BeyondPlan, shown: str, rows: Sequence[Mapping[str, Any]]) -> None:
     """Print a plan; ``shown`` makes its view, imported for people only."""
     show(form, lambda: _print(resolve_name(f"bssearch.figures.plans:{shown}")(plan)), plan.document, lambda: rows)
 

@@ -45,7 +45,7 @@ def best(
         str | None,
         typer.Option(
             metavar="VALUE|METRIC=VALUE",
-            help="One study: answer for an easier target. Across studies: filter by target.",
+            help="One study: answer for another target, predicted if harder. Across studies: filter by target.",
         ),
     ] = None,
     step_times: Annotated[
@@ -93,14 +93,13 @@ def best(
         show_model(form, every, _print_answers, every.answers, ANSWERED)
         return
     from bssearch.cli.answer import exported, exported_schedule, grave, print_found
-    from bssearch.commands.best import for_export, predict, scheduled_training
-    from bssearch.search.finding import answer
+    from bssearch.commands.best import answer_at, for_export, predict, scheduled_training
     from bssearch.spec.reader import spec_of
 
     with study_to_read(db, study) as (store, name):
         if asked.metric is not None and asked.metric != (metric := store.studies.get(name).target.metric):
             raise UsageError(f"--target {asked.metric}: the target of study {name!r} is of {metric}")
-        found = predict(store, name, step_times, device) if step_times else answer(store, name, asked.target)
+        found = predict(store, name, step_times, device) if step_times else answer_at(store, name, asked.target)
         if export is not None:
             spec = spec_of(store.studies.get(name))
             if schedule:

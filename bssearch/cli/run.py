@@ -103,8 +103,7 @@ def check_free(name: str) -> None:
 
 def check_new(files: Collection[Path]) -> None:
     """Raise `UsageError` naming existing files."""
-    there = [str(path) for path in files if os.path.lexists(path)]
-    if there:
+    if there := [str(path) for path in files if os.path.lexists(path)]:
         raise UsageError(f"{' and '.join(there)} exist{'s' * (len(there) == 1)}: nothing is overwritten")
 
 

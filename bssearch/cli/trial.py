@@ -181,8 +181,7 @@ def _print_stages(found: TrialRecord, curve: Sequence[Observation]) -> None:
 
     schedule = growing_schedule(found.configuration)
     console().print(f"  batch {schedule.in_words}; learning rate {schedule.rate_rule.in_words}")
-    stages = run_stages(found, curve)
-    if stages:
+    if stages := run_stages(found, curve):
         print_table([asdict(one) for one in stages], STAGE_COLUMNS)
 
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bssearch.analysis.answer import Answer as Answer, BatchScheduleAnswer, SavesTime
+from bssearch.analysis.batches import are_of_one_model, tuned_curves
+from bssearch.analysis.build_answer import answer_beyond, compared_trials, first_verdict, predict_for_device
 from bssearch.analysis.growing import typical_run
+from bssearch.analysis.law.beyond import BatchCurves, beyond_target
+from bssearch.analysis.objectives import TimeToTarget
 from bssearch.analysis.shape import Parameters
 from bssearch.errors import UsageError
 from bssearch.records import BATCH_SCHEDULE, BATCH_STAGES
@@ -72,14 +76,44 @@ Answer.plot, Answer.frame, Answer._repr_html_, Answer._repr_mimebundle_ = plot, 
 
 
 def best(study: str, *, db: str | None = None, target: float | None = None) -> Answer:
-    """Stored study's answer, optionally for a ``target`` no harder than the study's.
+    """Stored study's answer, optionally for another ``target``: predicted if harder than the study's.
 
-    Raises `NotFoundError`, `DatabaseError`, `TargetNotReachedError`, and `UsageError` for a harder target.
+    Raises `NotFoundError`, `DatabaseError`, `TargetNotReachedError`, and `UsageError` if nothing can be predicted.
 
     Example: ``print(bssearch.best("digits").optimal.batch_size)``
     """
     with open_store(db, write=False) as store:
+        return answer_at(store, study, target)
+
+
+def answer_at(store: Store, study: str, target: float | None = None) -> Answer:
+    """Stored study's answer for a target, predicted if it is harder than the study's."""
+    measured = store.studies.get(study).target
+    if target is None or not measured.gain(target) > measured.gain(measured.value):
         return answer(store, study, target)
+    found, curves = measured_curves(store, study)
+    return answer_beyond(found, replace(measured, value=target), beyond_target(curves, measured, target))
+
+
+def measured_curves(store: Store, study: str) -> tuple[Answer, list[BatchCurves]]:
+    """A study's answer and the curves of its tuned batch sizes.
+
+    Raises `UsageError` for another objective than the time to the target, and for models that differ.
+    """
+    record, found = store.studies.get(study), answer(store, study)
+    spec = spec_of(record)
+    if record.objective != TimeToTarget.name:
+        raise UsageError(
+            f"a harder target is predicted for objective {TimeToTarget.name}, not {record.objective}",
+            hint="run a new study with the harder target, under a new name",
+        )
+    probes, trials = store.probes.by_batch_size(study), store.trials.of(study)
+    verdict = first_verdict(record, spec, compared_trials(trials, store.probes.memory_boundary(study)), probes)
+    assert verdict is not None, "a study with an answer has a verdict"
+    if not are_of_one_model(spec, verdict):
+        raise UsageError(f"the best configurations of study {study!r} have different models: nothing is predicted")
+    numbers = [run.number for candidate in verdict.by_batch.values() for run in candidate.runs]
+    return found, tuned_curves(spec, verdict, probes, store.trials.curves(study, numbers), record.target)
 
 
 def predict(store: Store, study: str, step_times: Path, device_name: str | None = None) -> Answer:
@@ -87,7 +121,6 @@ def predict(store: Store, study: str, step_times: Path, device_name: str | None 
 
     ``device_name`` defaults to the name of the file ``step_times``.
     """
-    from bssearch.analysis.build_answer import predict_for_device
     from bssearch.exchange.importers.step_times import read_step_times
 
     record = store.studies.get(study)

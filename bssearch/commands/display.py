@@ -1,7 +1,5 @@
 """Progress on stderr: a live table on terminals, else lines."""
 
-from __future__ import annotations
-
 import html
 import io
 import math

@@ -1,7 +1,5 @@
 """Open a study: store, executor, and checks of its spec."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -25,6 +23,7 @@ from bssearch.exchange.boards.base import boards_of, check_boards
 from bssearch.executors.base import Executor, ExecutorSettings, Program, make_executor
 from bssearch.files import make_private_folder
 from bssearch.records import MAKE_TRAINER, Environment, StudyRecord, WorkloadDescription
+from bssearch.records.text import plural
 from bssearch.search.driver import Driver, Listener, Shift
 from bssearch.search.finding import answer
 from bssearch.search.history import History
@@ -416,6 +415,7 @@ def opened(spec: StudySpec, launch: Launch, *, keeps_name: bool = False, reports
         _described(spec, launch, given, listener) as (executor, found),
     ):
         check_target(spec, found)
+        refuse_batch_norm_by_device(spec, found)
         with open_store(launch.db, notify=listener.note) as store:
             spec, is_new = _open_study(spec, launch, store, found, listener)
             if spec.executor.slots == "auto":
@@ -555,6 +555,17 @@ def program_of(spec: StudySpec) -> Program | None:
         names=spec.set_parameters,
         searched=spec.searched,
         needs_samples=spec.objective == SamplesToTarget.name,
+    )
+
+
+def refuse_batch_norm_by_device(spec: StudySpec, found: WorkloadDescription) -> None:
+    """Raise `UsageError` if steps would depend on the devices: a batch norm sees the samples of its device alone."""
+    layers, devices, training = found.model.batch_norm_layers, spec.executor.devices, spec.training
+    require(
+        devices == (1,) or layers == 0 or training.sync_batch_norm or training.ghost_batch_size is not None,
+        f"executor.devices = {devices[-1]}: the model has {plural(layers, 'batch normalisation layer')}, which would "
+        "see the samples of one device, so the steps to the target would change with the number of devices",
+        hint="set training.sync_batch_norm = true, or a fixed training.ghost_batch_size",
     )
 
 

@@ -1,7 +1,5 @@
 """Pitfalls of a spec and its workload, found before trials: they prevent or distort a comparison of batch sizes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

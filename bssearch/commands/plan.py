@@ -1,24 +1,87 @@
-"""Plans that may read a database: ``plan lr`` and ``plan scale``."""
-
-from __future__ import annotations
+"""Plans that may read a database: ``plan lr``, ``plan scale`` and ``plan beyond``."""
 
 import statistics
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Self
+
+from pydantic import model_validator
 
 from bssearch.analysis.law.batch_model import fit_step_time
+from bssearch.analysis.law.beyond import beyond_samples, beyond_target
 from bssearch.analysis.law.quick import QuickCriticalBatch
-from bssearch.analysis.shape import CriticalBatch
+from bssearch.analysis.shape import BeyondPlan, CriticalBatch, Notice
+from bssearch.commands.best import measured_curves
 from bssearch.commands.run import audit_stored
 from bssearch.errors import TargetNotReachedError, UsageError, require
 from bssearch.exchange.importers.step_times import read_step_times
 from bssearch.planning.learning_rate import AuditedRule, LearningRatePlan, LearningRateRequest, plan_rules
-from bssearch.planning.requests import planned, read
+from bssearch.planning.requests import Database, Finite, Name, Positive, Request, planned, read
 from bssearch.planning.scale import ScalePlan, ScaleRequest, plan_devices
+from bssearch.records.text import number
+from bssearch.registry import Option
 from bssearch.search.finding import answer, stored_quick
 from bssearch.settings import DEFAULT_DATABASE_URL, database_url
 from bssearch.storage.repository import open_store
+
+
+class BeyondRequest(Request):
+    """A stored study, and the target or the samples to predict for."""
+
+    study: Annotated[Name, Option("A stored study with objective time_to_target.")]
+    target: Annotated[Finite | None, Option("A harder target than the study's.")] = None
+    samples: Annotated[
+        Positive | None, Option("Instead: samples of a training with the best batch size.", unit="samples")
+    ] = None
+    db: Database = None
+
+    @model_validator(mode="after")
+    def _asks_one(self) -> Self:
+        require(
+            (self.target is None) != (self.samples is None),
+            f"target = {self.target} and samples = {self.samples}: give one of them",
+        )
+        return self
+
+
+@planned(BeyondRequest)
+def plan_beyond(asked: BeyondRequest) -> BeyondPlan:
+    """Critical and best batch size at a harder target, or with more samples, from a study's learning curves.
+
+    Raises `NotFoundError`, `TargetNotReachedError`, and `UsageError` if the curves predict nothing.
+
+    Example: ``bssearch.plan_beyond(study="digits", target=0.98)``
+    """
+    with open_store(asked.db, write=False) as store:
+        found, curves = measured_curves(store, asked.study)
+    measured = found.target
+    if asked.target is not None:
+        predicted = beyond_target(curves, measured, asked.target)
+    else:
+        assert asked.samples is not None, "one of the two is given"
+        predicted = beyond_samples(curves, measured, asked.samples)
+    best, last = predicted.optimal_batch_size, predicted.batches[-1].batch_size
+    size, run = predicted.test_batch_size, predicted.of(predicted.test_batch_size).steps
+    value = predicted.metric.value
+    notes = [
+        Notice(code="predicted", message=f"predicted, not measured: the study's trials stopped at {measured.in_words}"),
+        Notice(
+            code="test",
+            message=f"one run of batch {size} to {measured.metric} {number(value)} tests this best: it should take "
+            f"{number(run.low or 0)} to {number(run.high or 0)} steps",
+        ),
+    ]
+    if best == last:
+        said = f"batch {best} is the largest of the study: the optimum may be beyond it"
+        notes.append(Notice(code="largest", message=said))
+    return BeyondPlan(
+        **dict(predicted),
+        study=asked.study,
+        measured=measured,
+        measured_batch_size=found.optimal.batch_size,
+        notes=notes,
+    )
+
 
 JUDGED = ("held", "broke", "undecided")
 

@@ -1,7 +1,5 @@
 """A batch size in a minute, from a few runs and the gradient noise."""
 
-from __future__ import annotations
-
 import math
 import statistics
 import time

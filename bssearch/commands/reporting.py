@@ -1,7 +1,5 @@
 """Report a study's trials to its boards."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress

@@ -1,7 +1,5 @@
 """Run, resume, confirm and audit a study."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections import Counter
@@ -165,7 +163,7 @@ def _plan(history: History, runs: int) -> str:
     return f"batch {', '.join(map(str, sizes))}: {runs} runs each, all to {seconds:g} train seconds"
 
 
-FRONTS = 2  # the first runs on more devices may change which batch size is best there
+FRONTS = 4  # runs on more devices may change which batch size is best there; then that one runs, too
 
 FULL_TRIALS = 20  # default budget of an audit in full trials, about the budget of a small search
 

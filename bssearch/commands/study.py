@@ -8,8 +8,6 @@
         study.tell(trial)
 """
 
-from __future__ import annotations
-
 import hashlib
 import inspect
 import threading

@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import quote
 
 import optuna
@@ -55,19 +55,7 @@ from bssearch.storage.repository import Store, open_store
 METRIC_NAMES = "study:metric_names"
 
 
-@dataclass(frozen=True, slots=True)
-class OptunaTrials:
-    """An Optuna study; ``place`` names its database, without a password."""
-
-    name: str
-    place: str
-    directions: Sequence[str]
-    metric_names: Sequence[str]
-    user_attributes: Mapping[str, Any]
-    trials: Sequence[FrozenTrial]
-
-
-def read_optuna_study(file: str, study: str | None = None) -> OptunaTrials:
+def read_optuna_study(file: str, study: str | None = None) -> OptunaStudy:
     """Read an Optuna study from a database or file, by default its only study.
 
     Raises `NotFoundError`, `UsageError` if it is not an Optuna database or the study is ambiguous, `SchemaError` for
@@ -82,10 +70,10 @@ def read_optuna_study(file: str, study: str | None = None) -> OptunaTrials:
         trials = storage.get_all_trials(ids[name], deepcopy=False)
         for trial in trials:
             _check_numbers(trial)
-        return OptunaTrials(
+        return OptunaStudy(
             name=name,
             place=shown(url),
-            directions=[one.name.lower() for one in storage.get_study_directions(ids[name])],
+            directions=storage.get_study_directions(ids[name]),
             metric_names=[str(one) for one in attributes.get(METRIC_NAMES) or ()],
             user_attributes=storage.get_study_user_attrs(ids[name]),
             trials=trials,
@@ -144,14 +132,17 @@ def _failures_of_reading(url: URL) -> Iterator[None]:
     except BSSearchError:
         raise
     except Exception as error:  # rows that Optuna did not write raise any exception
-        told = error.__cause__ or error
-        first = without_secrets(str(getattr(told, "orig", None) or told).strip().partition("\n")[0], url)
+        first = _said(error.__cause__ or error, url)
         if sqlite_file(url) is None and isinstance(error, SQLAlchemyError):
             raise DatabaseError(f"cannot read {shown(url)}: {first}") from None
         raise UsageError(
             f"{shown(url)} is not a readable Optuna database: {first}",
             hint="convert a journal with optuna.copy_study",
         ) from None
+
+
+def _said(error: BaseException, url: URL) -> str:
+    return without_secrets(str(getattr(error, "orig", None) or error).strip().partition("\n")[0], url)
 
 
 @contextmanager
@@ -227,8 +218,8 @@ def load_optuna_study(
             return load_optuna_study(name, phases=phases, store=opened)
     study = OptunaStudy.read(store, name, phases)
     with quiet():
-        made = optuna.create_study(study_name=name, direction=study.direction)
-        made.set_metric_names([study.metric_name])
+        made = optuna.create_study(study_name=name, directions=study.directions)
+        made.set_metric_names(list(study.metric_names))
     for key, value in study.user_attributes.items():
         made.set_user_attr(key, value)
     made.add_trials(study.trials)
@@ -237,13 +228,14 @@ def load_optuna_study(
 
 @dataclass(frozen=True, slots=True)
 class OptunaStudy:
-    """An Optuna study's contents."""
+    """An Optuna study's contents; ``place`` names the database that they were read from, without a password."""
 
     name: str
-    direction: Literal["minimize", "maximize"]
-    metric_name: str
+    directions: Sequence[StudyDirection]
+    metric_names: Sequence[str]
     user_attributes: Mapping[str, Any]
     trials: Sequence[FrozenTrial]
+    place: str = ""
 
     @classmethod
     def read(cls, store: Store, name: str, phases: Phase | str | Collection[Phase | str] = SEARCH) -> OptunaStudy:
@@ -268,8 +260,8 @@ class OptunaStudy:
         is_metric = not objective.stops_at_target
         return cls(
             name=study.name,
-            direction="maximize" if is_metric and study.target.goal is Goal.MAXIMIZE else "minimize",
-            metric_name=study.target.metric if is_metric else _value_name(objective),
+            directions=[StudyDirection[(study.target.goal if is_metric else Goal.MINIMIZE).name]],
+            metric_names=[study.target.metric if is_metric else _value_name(objective)],
             user_attributes={
                 "objective": study.objective,
                 "target_metric": study.target.metric,
@@ -494,8 +486,7 @@ def _failures(url: URL, name: str) -> Iterator[None]:
     except (SQLAlchemyError, StorageInternalError, OSError) as error:
         # The wrapped error tells the reason; Optuna's own message is about the length of strings.
         told = error.__cause__ if isinstance(error, StorageInternalError) and error.__cause__ else error
-        first = str(getattr(told, "orig", None) or told).strip().partition("\n")[0]
-        raise DatabaseError(f"cannot write to {shown(url)}: {without_secrets(first, url)}") from None
+        raise DatabaseError(f"cannot write to {shown(url)}: {_said(told, url)}") from None
 
 
 def _refuse_others(url: URL) -> None:
@@ -524,7 +515,6 @@ def _insert(connection: Connection, study: OptunaStudy) -> None:
     added = connection.execute(insert(models.StudyModel).values(study_name=study.name))
     assert added.inserted_primary_key is not None, "of one row it is known"
     study_id = added.inserted_primary_key[0]
-    direction = StudyDirection[study.direction.upper()]
     connection.execute(
         insert(models.TrialModel.__table__),
         [
@@ -544,8 +534,8 @@ def _insert(connection: Connection, study: OptunaStudy) -> None:
     ids: dict[int, int] = {number: trial_id for number, trial_id in connection.execute(numbered)}
     trials = [(ids[trial.number], trial) for trial in study.trials]
     tables: dict[Any, list[dict[str, Any]]] = {
-        models.StudyDirectionModel: [{"study_id": study_id, "direction": direction, "objective": 0}],
-        models.StudySystemAttributeModel: [_attribute("study_id", study_id, METRIC_NAMES, [study.metric_name])],
+        models.StudyDirectionModel: [{"study_id": study_id, "direction": study.directions[0], "objective": 0}],
+        models.StudySystemAttributeModel: [_attribute("study_id", study_id, METRIC_NAMES, list(study.metric_names))],
         models.StudyUserAttributeModel: [
             _attribute("study_id", study_id, *one) for one in study.user_attributes.items()
         ],

@@ -1,7 +1,5 @@
 """The `Executor` interface between driver and trials."""
 
-from __future__ import annotations
-
 import functools
 import json
 import os

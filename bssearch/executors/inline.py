@@ -4,8 +4,6 @@ Trials are not isolated: crashes end the run, user code sees secrets, CPU memory
 output of child processes is not logged.
 """
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import os

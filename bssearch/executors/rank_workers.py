@@ -10,6 +10,7 @@ import faulthandler
 import os
 import pickle
 import queue
+import shutil
 import signal
 import socket
 import subprocess
@@ -19,7 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -101,6 +102,10 @@ class RankProcess:
         with suppress(OSError):
             _send(self._line, order)
 
+    def has_exited(self) -> bool:
+        """True if the process has ended."""
+        return self._process.poll() is not None
+
     def kill(self) -> None:
         """Kill and reap the process."""
         self._process.kill()
@@ -108,9 +113,12 @@ class RankProcess:
 
     def _listen(self) -> None:
         with suppress(EOFError, OSError):
-            while not isinstance(answer := _received(self._line), Failure):
+            while True:
+                kind, answer = _received(self._line)
+                if kind == "failure":
+                    self.failure = Failure(*answer)
+                    break
                 self.answers.put(answer)
-            self.failure = answer
         code = self._process.wait()
         if self.failure is None:
             state, reason = judge_exit(code, self._kernel_kills, who=f"rank {self.rank}")
@@ -130,8 +138,6 @@ class RankProcesses:
         self._on_lost = on_lost
         self._processes: list[RankProcess] = []
         self._ranks: Ranks | None = None
-        self._folder = tempfile.TemporaryDirectory(prefix=report_folder_prefix(os.getpid()))
-        self._groups = 0
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self._is_at_work = False
@@ -139,7 +145,7 @@ class RankProcesses:
     @contextmanager
     def together(self, size: int, on_progress: Callable[[], None] = lambda: None) -> Iterator[Ranks]:
         """Context with ``size`` ranks that wait for orders; ranks that failed are started anew."""
-        if self._ended.is_set():
+        if any(process.has_exited() for process in self._processes):
             self.kill()
         with self._lock:
             self._is_at_work = True
@@ -173,7 +179,6 @@ class RankProcesses:
             own = [failure for failure in failures if failure.is_own]
             if own:
                 return own[0].as_error()
-            self._ended.wait(0.01)
             time.sleep(0.01)
         return error
 
@@ -215,13 +220,12 @@ class RankProcesses:
 
         if self._ranks is None or self._ranks.size != size:
             self._ranks = None
-            self._groups += 1
-            folder = Path(self._folder.name) / str(self._groups)
-            folder.mkdir()
+            folder = Path(tempfile.mkdtemp(prefix=report_folder_prefix(os.getpid())))
             for process in self._processes[: size - 1]:
                 process.tell(("join", (size, folder)))
             seconds = self._load.settings.hang_seconds
             self._ranks = Ranks(0, size, self._computation.device, folder=folder, seconds=seconds, link=self)
+            shutil.rmtree(folder, ignore_errors=True)
         return self._ranks
 
     def _stop_work(self, *, is_whole: bool) -> None:
@@ -256,8 +260,8 @@ def serve(line: Connection[Any, Any], rank: int) -> None:
     load: Load = _received(line)
     try:
         loaded = LoadedWorkload(load)
-        follower = loaded.follower(rank, partial(_send, line))
-        _send(line, None)
+        follower = loaded.follower(rank, lambda answer: _send(line, ("answer", answer)))
+        _send(line, ("answer", None))
         while True:
             follower.obey(_received(line))
     except (EOFError, ConnectionError):
@@ -266,7 +270,7 @@ def serve(line: Connection[Any, Any], rank: int) -> None:
         import traceback
 
         traceback.print_exception(error)
-        _send(line, _failure(error, rank))
+        _send(line, ("failure", astuple(_failure(error, rank))))
 
 
 def _failure(error: BaseException, rank: int) -> Failure:

@@ -3,8 +3,6 @@
 The page's content security policy forbids scripts and requests and allows one style sheet by its digest.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The page of a study: answer, charts, tables, growing batches, rules of thumb, reproduction."""
 
-from __future__ import annotations
-
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

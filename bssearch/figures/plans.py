@@ -1,19 +1,18 @@
 """Plans as key figures, tables and notes; each number knows its path in the plan's JSON."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
 
+from bssearch.analysis.shape import BeyondPlan
 from bssearch.figures.html import Row, Table, Tile
 from bssearch.planning.learning_rate import LearningRatePlan
 from bssearch.planning.memory import MemoryPlan
 from bssearch.planning.memory.request import GIB
 from bssearch.planning.scale import AccumulationPlan, ScalePlan
-from bssearch.records.text import in_words
+from bssearch.records.text import in_words, span
 
 MIB = 2**20
 # The units in which sizes in bytes are shown.
@@ -233,6 +232,54 @@ def shown_scale(plan: ScalePlan) -> Shown:
                 marked=lambda row: bool(row["devices"] == plan.pays_up_to.estimate),
                 is_shown=lambda row: row["devices"] in shown,
             )
+        ],
+        notes=[one.message for one in plan.notes],
+    )
+
+
+def shown_beyond(plan: BeyondPlan) -> Shown:
+    """Prediction beyond a study's curves, for people."""
+    document = plan.document()
+    at = f"{plan.measured.metric} {in_words(plan.metric.value)}"
+    tiles = [
+        Tile(
+            f"Best batch size at {at}, predicted",
+            cell(document, "optimal_batch_size"),
+            f"{plan.measured_batch_size} at {plan.measured.in_words}; {span(plan.optimum_interval)} (90 %)",
+        ),
+        Tile("Within 5 % of it", Cell(span(plan.flat_range)), ""),
+        Tile(
+            "Critical batch size",
+            cell(document, "b_crit.estimate"),
+            f"{_interval(document['b_crit'])}; {in_words(plan.b_crit_measured)} at {plan.measured.in_words}",
+        ),
+        Tile("Samples", cell(document, "samples.value"), _interval(document["samples"])),
+    ]
+    if plan.metric.low is not None:
+        tiles.append(Tile(plan.measured.metric, cell(document, "metric.value"), _interval(document["metric"])))
+    columns = {
+        "batch_size": "batch",
+        "steps.value": "steps",
+        "time_to_target_s.value": "to target, s",
+        "time_to_target_s.low": "90 % from",
+        "time_to_target_s.high": "to",
+    }
+    return Shown(
+        tiles=tiles,
+        tables=[
+            table(
+                document,
+                "batches",
+                columns,
+                caption="Predicted, by batch size; in bold the best",
+                marked=lambda row: bool(row["batch_size"] == plan.optimal_batch_size),
+            ),
+            table(
+                document,
+                "levels",
+                {"metric": plan.measured.metric, "b_crit": "B_crit", "s_min": "S_min"},
+                caption="Measured along the curves",
+            ),
         ],
         notes=[one.message for one in plan.notes],
     )

@@ -1,7 +1,5 @@
 """The charts of a study's page; None if there is nothing to draw."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import date
@@ -228,8 +226,7 @@ def _against_law(
     if not known:
         return None
     series = []
-    fit = _drawn_law(answer)
-    if fit is not None:
+    if (fit := _drawn_law(answer)) is not None:
         series.append(_law_curve([(size, expected(fit, size)) for size in dense_sizes(fit.residuals)], "the law", fit))
     if len(known) > 1:
         (first, at_first), last = known[0], known[-1][0].batch_size
@@ -349,8 +346,7 @@ def dense_sizes(sizes: Collection[int]) -> list[float]:
 
 def _about(row: Batch) -> str:
     parts = [f"{row.reached} of {row.trials} trials reached the target"]
-    time = row.time_to_target_s
-    if time is not None:
+    if (time := row.time_to_target_s) is not None:
         parts.append("a single run" if time.runs == 1 else f"median of {plural(time.runs, 'run')}")
         if time.basis != "measured":
             parts.append(time.basis)

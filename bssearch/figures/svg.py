@@ -520,8 +520,7 @@ def _ends(point: Point, frame: Frame) -> tuple[float, float] | None:
 
 
 def _intervals(series: Series, points: Sequence[Placed], frame: Frame) -> Iterator[str]:
-    found = [(one.x, ends) for one in points if (ends := _ends(one.point, frame)) is not None]
-    if found:
+    if found := [(one.x, ends) for one in points if (ends := _ends(one.point, frame)) is not None]:
         path = "".join(
             f"M{short(x - CAP)} {short(low)}h{2 * CAP}m{-CAP} 0V{short(high)}m{-CAP} 0h{2 * CAP}"
             for x, (low, high) in found
@@ -585,8 +584,7 @@ def _texts(
         boxes = [(place, box_of(text, size.font, *place)) for place in places]
         inside = [one for one in boxes if one[1].is_inside(box)]
         free = (one for one in inside if not any(one[1].meets(other) for other in taken))
-        found = next(free, (inside or boxes)[0] if index < len(rules) else None)
-        if found is not None:
+        if (found := next(free, (inside or boxes)[0] if index < len(rules) else None)) is not None:
             place, room = found
             taken.append(Box(room.left - GAP, room.top, room.right + GAP, room.bottom))
             yield text_at(place[0], place[1], text, place[2], f' fill="{colour}"{HALO}')

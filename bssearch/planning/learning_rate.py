@@ -1,7 +1,5 @@
 """Rules of thumb that carry a tuned configuration to another batch size."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Self

@@ -1,7 +1,5 @@
 """Plan requests: pydantic models that define the options of command line, page and Python."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence

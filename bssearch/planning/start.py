@@ -1,7 +1,5 @@
 """Questions for a first study, and its spec from ``start.yaml``."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping

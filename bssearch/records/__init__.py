@@ -1,7 +1,5 @@
 """Frozen records that all layers share; memory is in bytes, ``steps`` are optimizer steps."""
 
-from __future__ import annotations
-
 from bssearch.records.grouping import grouped
 from bssearch.records.measured import (
     COULD_NOT_PAUSE,

@@ -8,8 +8,6 @@ Stored as parameters of a configuration:
 * ``batch_noise_share``: with `noise_scale`, the largest batch as a multiple of the gradient noise scale
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import re

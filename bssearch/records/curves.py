@@ -1,7 +1,5 @@
 """Learning curves."""
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Thresholds of all intervals and verdicts."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterable
 

@@ -7,8 +7,6 @@ The interval is Fieller's (1954), with the covariance of the circular block boot
 Student's t with blocks − 1 degrees of freedom.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Scaling rules as functions of κ = batch / reference batch."""
 
-from __future__ import annotations
-
 import math
 from enum import StrEnum
 

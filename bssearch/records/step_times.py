@@ -3,8 +3,6 @@
 Step times vary more between visits than within one, so errors come from differences between visits only.
 """
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections import Counter

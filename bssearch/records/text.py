@@ -1,7 +1,5 @@
 """Text of words and values."""
 
-from __future__ import annotations
-
 import difflib
 import re
 from collections.abc import Collection, Sequence

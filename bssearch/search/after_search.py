@@ -4,8 +4,6 @@ Optuna's TPE proposes a schedule's start, end, timing and initial learning rate.
 trial at the starting batch size.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -4,8 +4,6 @@ A visit times a batch size for `SECONDS_LIMIT`. Visits alternate between batch s
 affects all alike.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import statistics

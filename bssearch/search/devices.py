@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from bssearch.analysis.answer import OnDevices
@@ -11,9 +11,10 @@ from bssearch.executors.base import Executor
 from bssearch.records import Configuration, Environment, Phase, TrialPlan
 from bssearch.records.step_times import split
 from bssearch.search.calibration import COMPARING_VISITS, default_at, micro_batch_at
-from bssearch.search.confirmation import CompletedRuns, interleaved, verdict_of
-from bssearch.search.history import History
+from bssearch.search.confirmation import CompletedRuns, repeat, verdict_of
+from bssearch.search.history import History, trial_seed
 from bssearch.spec import StudySpec
+from bssearch.spec.parts import MOST_DEVICES
 from bssearch.storage.repository import Store
 from bssearch.training.course import probe_record
 
@@ -66,10 +67,18 @@ def next_run(rows: Sequence[OnDevices]) -> Callable[[History], TrialPlan | None]
     def plan(history: History) -> TrialPlan | None:
         trials = [trial for trial in history.all_trials if trial.phase is Phase.DEVICES]
         made = CompletedRuns.of(history, trials, as_run=lambda one: one)
-        chosen = _configurations(history, rows)
-        return next(interleaved(history, made, chosen, history.spec.confirm.runs, Phase.DEVICES), None)
+        return next(_missing_runs(history, made, _configurations(history, rows)), None)
 
     return plan
+
+
+def _missing_runs(history: History, made: CompletedRuns, chosen: Sequence[Configuration]) -> Iterator[TrialPlan]:
+    # Fresh seeds for each number of devices: the runs also tell more of the steps.
+    for index in range(history.spec.confirm.runs):
+        for one in chosen:
+            seed = trial_seed(history.spec.seed, Phase.DEVICES, index * MOST_DEVICES + one.world_size)
+            if made.is_missing(one, seed):
+                yield repeat(history, one, seed, Phase.DEVICES, retry_of=made.retried(one, seed))
 
 
 def _configurations(history: History, rows: Sequence[OnDevices]) -> list[Configuration]:

@@ -1,7 +1,5 @@
 """Answers of stored studies, cached or recomputed."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """History of a search."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections import Counter, defaultdict

@@ -1,7 +1,5 @@
 """Which driver runs a trial or holds a claim, and whether that driver is alive."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import socket

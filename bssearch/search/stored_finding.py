@@ -1,7 +1,5 @@
 """Short answer and end of a search, read from the store without importing the analysis."""
 
-from __future__ import annotations
-
 import math
 from contextlib import suppress
 

@@ -3,8 +3,6 @@
 A database or an imported file can hold any values, and a command puts these values into shell words.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A study's spec, and a program's command line with placeholders."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
@@ -436,6 +434,8 @@ class StudySpec(StrictModel):
                 del part["decay_share"]
         if self.training == TrainingSpec():
             del question["training"]
+        elif not self.training.sync_batch_norm:
+            del question["training"]["sync_batch_norm"]
         for name in OF_PROGRAMS:
             if not question[name]:
                 del question[name]

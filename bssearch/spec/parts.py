@@ -1,7 +1,5 @@
 """Parts of a spec."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -45,7 +43,7 @@ class TrainingSpec(StrictModel):
 
     ``precision: auto`` is bf16 if the CUDA device has it, else fp32. ``fused``: null means CUDA only. ``data`` is kept
     on the ``device`` (``auto``: if it fits) or streamed from the ``host`` by ``loader_workers``. Batch normalisation
-    uses ``ghost_batch_size`` samples (null: micro-batch).
+    uses ``ghost_batch_size`` samples (null: micro-batch), or with ``sync_batch_norm`` the micro-batches of all devices.
     """
 
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
@@ -55,9 +53,16 @@ class TrainingSpec(StrictModel):
     activation_checkpointing: bool = False
     deterministic: bool = False
     ghost_batch_size: int | None = Field(default=None, ge=2)
+    sync_batch_norm: bool = False
     data: Literal["auto", "device", "host"] = "auto"
     loader_workers: int = Field(default=2, ge=0, le=256)
     measure_noise: bool = True
+
+    @model_validator(mode="after")
+    def _one_kind_of_batch_norm(self) -> Self:
+        if self.ghost_batch_size is not None and self.sync_batch_norm:
+            raise ValueError(f"ghost_batch_size = {self.ghost_batch_size} must be null with sync_batch_norm = true")
+        return self
 
 
 T = TypeVar("T")
@@ -92,7 +97,9 @@ def _slots(given: Any) -> Any:
     return given
 
 
-DeviceCount = Annotated[int, Field(strict=True, ge=1, le=1024)]
+MOST_DEVICES = 1024
+
+DeviceCount = Annotated[int, Field(strict=True, ge=1, le=MOST_DEVICES)]
 
 Slots = Annotated[
     int | Literal["auto"],

@@ -1,7 +1,5 @@
 """Read specs from YAML, TOML or dicts; YAML values have bounded size."""
 
-from __future__ import annotations
-
 import math
 import re
 import tomllib

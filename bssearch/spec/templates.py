@@ -3,8 +3,6 @@
 A queue row gives only a template's name and typed values, never a path, folder, command or code.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

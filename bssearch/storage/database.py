@@ -354,6 +354,37 @@ def patiently(
     return patient
 
 
+def reads(
+    method: Callable[Concatenate[Any, Connection, int, Parameters], Result],
+) -> Callable[Concatenate[Any, str, Parameters], Result]:
+    """Call a method with a reading transaction and the id of the study that the caller names; see `patiently`."""
+
+    @wraps(method)
+    def of_study(self: StorePart, study: str, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        def once() -> Result:
+            with self._database.reading_study(study) as (connection, study_id):
+                return method(self, connection, study_id, *args, **kwargs)
+
+        return self.patience.run(once)
+
+    return of_study
+
+
+def writes(
+    method: Callable[Concatenate[Any, Connection, int, Parameters], Result],
+) -> Callable[Concatenate[Any, str, Parameters], Result]:
+    """Call a method with a transaction that locks the study that the caller names, and the study's id."""
+
+    @wraps(method)
+    def of_study(self: StorePart, study: str, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+        def work(connection: Connection, study_id: int) -> Result:
+            return method(self, connection, study_id, *args, **kwargs)
+
+        return self._database.on_study(study, work)
+
+    return of_study
+
+
 def environment_digest(environment: Environment) -> str:
     """Digest that equal environments share."""
     told = json.loads(to_json(environment))

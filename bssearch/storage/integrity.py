@@ -1,7 +1,5 @@
 """Search for rows that bssearch cannot have stored, after an error."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -406,8 +406,7 @@ def _upgrade(connection: Connection, before: str | None, roles: Roles | None) ->
 
 def refuse_roles_of_a_file(url: URL) -> None:
     """Raise `UsageError` for a SQLite file, which has no roles."""
-    path = sqlite_file(url)
-    if path is not None:
+    if (path := sqlite_file(url)) is not None:
         raise UsageError(
             f"{path} is a SQLite file, which has no roles",
             hint="set its permissions with chmod and chgrp, or use PostgreSQL: --db postgresql://USER@HOST/NAME",

@@ -1,7 +1,5 @@
 """Probes: step times, memory, noise scales and branches."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 
@@ -22,7 +20,7 @@ from bssearch.records import (
 from bssearch.records.step_times import step_seconds_of, with_intervals, with_step_time, with_visits
 from bssearch.spec import StudySpec
 from bssearch.spec.space import MemoryBoundary, in_force
-from bssearch.storage.database import Database, StorePart, patiently
+from bssearch.storage.database import Database, StorePart, patiently, reads, writes
 from bssearch.storage.models import (
     BranchRow,
     EnvironmentRow,
@@ -93,35 +91,31 @@ class ProbeStore(StorePart):
 
         return self._database.on_study(study, save)
 
-    @patiently
-    def visits(self, study: str) -> list[Visit]:
-        """All visits, oldest first."""
-        with self._database.reading_study(study) as (connection, study_id):
-            return self._visits(connection, study_id)
-
     def _visits(self, connection: Connection, study_id: int) -> list[Visit]:
+        """All visits, oldest first."""
         rows = connection.execute(VISITS.where(VisitRow.study_id == study_id)).mappings().all()
         numbers: dict[tuple[int, int], int] = {}
         for row in rows:
             numbers.setdefault((row["environment_id"], row["visit"]), len(numbers) + 1)
         return [from_columns(Visit, {**row, "visit": numbers[row["environment_id"], row["visit"]]}) for row in rows]
 
-    @patiently
+    visits = reads(_visits)
+
+    @reads
     def by_batch_size(
-        self, study: str, environment: Environment | None = None, world_size: int | None = None
+        self, connection: Connection, study_id: int, environment: Environment | None = None
     ) -> dict[int, ProbeRecord]:
         """Step times by batch size over all visits, for the largest timed split within `memory_boundary`, if any.
 
-        ``world_size`` is by default the search's, the least.
+        Of several numbers of devices the least, which is the search's.
         """
-        with self._database.reading_study(study) as (connection, study_id):
-            rows = connection.execute(PROBES.where(ProbeRow.study_id == study_id)).mappings()
-            timed = [from_columns(ProbeRecord, row, absent="error") for row in rows]
-            wanted = world_size or min((one.world_size for one in timed), default=1)
-            timed = [one for one in timed if one.world_size == wanted]
-            found = in_force(timed, self._boundary(connection, study_id, environment)).values()
-            timed = with_intervals(with_visits(found, self._visits(connection, study_id)))
-            return {one.batch_size: one for one in timed}
+        rows = connection.execute(PROBES.where(ProbeRow.study_id == study_id)).mappings()
+        timed = [from_columns(ProbeRecord, row, absent="error") for row in rows]
+        searched = min((one.world_size for one in timed), default=1)
+        timed = [one for one in timed if one.world_size == searched]
+        found = in_force(timed, self._boundary(connection, study_id, environment)).values()
+        timed = with_intervals(with_visits(found, self._visits(connection, study_id)))
+        return {one.batch_size: one for one in timed}
 
     @patiently
     def step_times(self, study: str) -> list[ProbeRecord]:
@@ -155,18 +149,15 @@ class ProbeStore(StorePart):
         step_seconds = step_seconds_of(self._step_times(connection, now or counters(connection, study_id)), model)
         return [with_step_time(trial, step_seconds) for trial in trials]
 
-    @patiently
-    def memory_boundary(self, study: str, environment: Environment | None = None) -> MemoryBoundary:
+    def _boundary(
+        self, connection: Connection, study_id: int, environment: Environment | None = None
+    ) -> MemoryBoundary:
         """Bounds of the micro-batch sizes that fit (default device: the largest that a trial ran on).
 
         Probes and out-of-memory trials count. A size with a single out-of-memory trial is ignored if a later probe in a
         separate process fitted this or a larger size. Sizes too large count from devices with at least as much memory;
         sizes that fit, from devices with at most as much.
         """
-        with self._database.reading_study(study) as (connection, study_id):
-            return self._boundary(connection, study_id, environment)
-
-    def _boundary(self, connection: Connection, study_id: int, environment: Environment | None) -> MemoryBoundary:
         here = environment or self._bound_environment(connection, study_id)
         memory, kind = (None, ()) if here is None else (here.device_memory_bytes, of_its_kind(here))
         if environment is None:
@@ -177,6 +168,8 @@ class ProbeStore(StorePart):
         too_large = [size for size, ran_out, there in probed if ran_out and _is_enough(there, memory)]
         too_large += [size for size, there in _ran_out(connection, study_id, kind) if _is_enough(there, memory)]
         return MemoryBoundary.of(fitting, too_large)
+
+    memory_boundary = reads(_boundary)
 
     def _bound_environment(self, connection: Connection, study_id: int) -> Environment | None:
         query = ENVIRONMENTS.join(StudyRow, StudyRow.environment_id == EnvironmentRow.id)
@@ -195,66 +188,67 @@ class ProbeStore(StorePart):
         }
         self._replace(study, environment, ProbeKind.MEMORY, columns)
 
-    @patiently
-    def memory(self, study: str, environment: Environment) -> list[MemoryUse]:
+    @reads
+    def memory(self, connection: Connection, study_id: int, environment: Environment) -> list[MemoryUse]:
         """Memory probes of equal devices by micro-batch size."""
-        with self._database.reading_study(study) as (connection, study_id):
-            query = MEMORY.where(
-                ProbeRow.study_id == study_id,
-                EnvironmentRow.device_memory_bytes == environment.device_memory_bytes,
-                *of_its_kind(environment),
+        query = MEMORY.where(
+            ProbeRow.study_id == study_id,
+            EnvironmentRow.device_memory_bytes == environment.device_memory_bytes,
+            *of_its_kind(environment),
+        )
+        return [
+            MemoryUse(
+                micro_batch_size=row.micro_batch_size,
+                fits=not row.out_of_memory,
+                peak_memory_bytes=row.peak_memory_bytes,
+                reason=row.reason,
             )
-            return [
-                MemoryUse(
-                    micro_batch_size=row.micro_batch_size,
-                    fits=not row.out_of_memory,
-                    peak_memory_bytes=row.peak_memory_bytes,
-                    reason=row.reason,
-                )
-                for row in connection.execute(query)
-            ]
+            for row in connection.execute(query)
+        ]
 
     def save_noise(self, study: str, environment: Environment, noise: NoiseMeasurement) -> None:
         """Store a gradient noise scale, replacing an earlier one."""
         columns = {"steps_timed": 0, "out_of_memory": False, **to_columns(noise)}
         self._replace(study, environment, ProbeKind.NOISE_SCALE, columns)
 
-    @patiently
-    def noise(self, study: str) -> list[NoiseMeasurement]:
+    @reads
+    def noise(self, connection: Connection, study_id: int) -> list[NoiseMeasurement]:
         """Noise scales, newest first."""
-        with self._database.reading_study(study) as (connection, study_id):
-            query = NOISE.where(ProbeRow.study_id == study_id)
-            return [from_columns(NoiseMeasurement, row) for row in connection.execute(query).mappings()]
+        query = NOISE.where(ProbeRow.study_id == study_id)
+        return [from_columns(NoiseMeasurement, row) for row in connection.execute(query).mappings()]
 
-    def add_branch(self, study: str, environment: Environment, branch: BranchMeasurement) -> None:
+    @writes
+    def add_branch(
+        self, connection: Connection, study_id: int, environment: Environment, branch: BranchMeasurement
+    ) -> None:
         """Store a branch unless already stored."""
+        place = {"study_id": study_id, "environment_id": self._database.environment_id(connection, environment)}
+        insert_if_absent(connection, BranchRow, {**to_columns(branch), **place, "measured_at": now(connection)})
 
-        def save(connection: Connection, study_id: int) -> None:
-            place = {"study_id": study_id, "environment_id": self._database.environment_id(connection, environment)}
-            insert_if_absent(connection, BranchRow, {**to_columns(branch), **place, "measured_at": now(connection)})
-
-        self._database.on_study(study, save)
-
-    @patiently
+    @reads
     def branches(
-        self, study: str, environment: Environment, digests: Collection[str] | None = None
+        self, connection: Connection, study_id: int, digests: Collection[str] | None = None
     ) -> list[BranchMeasurement]:
         """Branches, oldest first; ``digests`` limits them."""
         columns = [BranchRow.__table__.c[name] for name in column_types(BranchMeasurement)]
-        with self._database.reading_study(study) as (connection, study_id):
-            query = select(*columns).where(BranchRow.study_id == study_id).order_by(BranchRow.id)
-            if digests is not None:
-                query = query.where(BranchRow.digest.in_(digests))
-            return [from_columns(BranchMeasurement, row) for row in connection.execute(query).mappings()]
+        query = select(*columns).where(BranchRow.study_id == study_id).order_by(BranchRow.id)
+        if digests is not None:
+            query = query.where(BranchRow.digest.in_(digests))
+        return [from_columns(BranchMeasurement, row) for row in connection.execute(query).mappings()]
 
-    def _replace(self, study: str, environment: Environment, kind: ProbeKind, columns: Mapping[str, object]) -> None:
-        def replace(connection: Connection, study_id: int) -> None:
-            place = self._place(connection, study_id, environment, kind, columns)
-            mark_probed(connection, study_id)
-            connection.execute(delete(ProbeRow).filter_by(**place))
-            insert_if_absent(connection, ProbeRow, {**columns, **place, "measured_at": now(connection)})
-
-        self._database.on_study(study, replace)
+    @writes
+    def _replace(
+        self,
+        connection: Connection,
+        study_id: int,
+        environment: Environment,
+        kind: ProbeKind,
+        columns: Mapping[str, object],
+    ) -> None:
+        place = self._place(connection, study_id, environment, kind, columns)
+        mark_probed(connection, study_id)
+        connection.execute(delete(ProbeRow).filter_by(**place))
+        insert_if_absent(connection, ProbeRow, {**columns, **place, "measured_at": now(connection)})
 
     def _place(
         self,

@@ -1,7 +1,5 @@
 """The queue: submitted studies and the workers that run them."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields
 from datetime import datetime, timedelta

@@ -1,7 +1,5 @@
 """Shared SQL statements."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -243,17 +241,17 @@ def trial_record(row: RowMapping) -> TrialRecord:
     return from_columns(TrialRecord, row, absent=None if row["state"].is_finished else "outcome")
 
 
-def stored_trial(connection: Connection, study: str, study_id: int, number: int) -> TrialRecord:
+def stored_trial(connection: Connection, study_id: int, number: int) -> TrialRecord:
     """Trial by its number; raise `NotFoundError`."""
     known = number <= LARGEST_NUMBER
     row = connection.execute(_TRIAL, {"study_id": study_id, "number": number}).mappings().first() if known else None
     if row is None:
-        raise no_trial(connection, study, study_id, number)
+        raise no_trial(connection, study_id, number)
     return trial_record(row)
 
 
 def trial_ids_of(
-    connection: Connection, study: str, study_id: int, numbers: Collection[int], owner: str | None = None
+    connection: Connection, study_id: int, numbers: Collection[int], owner: str | None = None
 ) -> dict[int, int]:
     """Row ids of trials by trial number.
 
@@ -262,7 +260,7 @@ def trial_ids_of(
     query: Executable = _TRIAL_IDS if owner is None else _HELD_IDS
     rows = connection.execute(query, {"study_id": study_id, "numbers": list(numbers), "owner": owner}).all()
     for number in {*numbers} - {row.number for row in rows}:
-        raise no_trial(connection, study, study_id, number)
+        raise no_trial(connection, study_id, number)
     return {row.number: row.id for row in rows if owner is None or row.is_held}
 
 
@@ -272,18 +270,19 @@ def holds_claim(connection: Connection, study_id: int, name: str, owner: str) ->
     return connection.scalar(select(ClaimRow.name).where(*place)) is not None
 
 
-def trial_id_of(connection: Connection, study: str, study_id: int, number: int) -> int:
+def trial_id_of(connection: Connection, study_id: int, number: int) -> int:
     """Row id of a trial."""
-    return trial_ids_of(connection, study, study_id, [number])[number]
+    return trial_ids_of(connection, study_id, [number])[number]
 
 
-def no_trial(connection: Connection, study: str, study_id: int, number: int) -> NotFoundError:
+def no_trial(connection: Connection, study_id: int, number: int) -> NotFoundError:
     """Error for a missing trial, with the valid numbers."""
-    low, high = connection.execute(
-        select(func.min(TrialRow.number), func.max(TrialRow.number)).where(TrialRow.study_id == study_id)
+    study = select(StudyRow.name).where(StudyRow.id == study_id).scalar_subquery()
+    name, low, high = connection.execute(
+        select(study, func.min(TrialRow.number), func.max(TrialRow.number)).where(TrialRow.study_id == study_id)
     ).one()
     there_are = "it has no trials yet" if low is None else f"its trials are {low} to {high}"
-    return NotFoundError(f"the study {study!r} has no trial {number}: {there_are}")
+    return NotFoundError(f"the study {name!r} has no trial {number}: {there_are}")
 
 
 def no_study(connection: Connection, name: str) -> NotFoundError:

@@ -1,7 +1,5 @@
 """Studies, their import with finished trials, and their answers."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json
@@ -30,7 +28,7 @@ from bssearch.records import (
     spec_digest,
 )
 from bssearch.spec.reader import check_study_name
-from bssearch.storage.database import Database, StorePart, patiently
+from bssearch.storage.database import Database, StorePart, patiently, reads, writes
 from bssearch.storage.models import (
     FindingRow,
     ObservationRow,
@@ -184,58 +182,52 @@ class StudyStore(StorePart):
 
         self._database.on_study(name, delete_all)
 
-    def update_spec(self, name: str, spec: Mapping[str, object]) -> None:
+    @writes
+    def update_spec(self, connection: Connection, study_id: int, spec: Mapping[str, object]) -> None:
         """Replace a study's spec; the caller checks that the question stays the same."""
+        connection.execute(update(StudyRow).where(StudyRow.id == study_id).values(spec=dict(spec)))
 
-        changed = update(StudyRow).values(spec=dict(spec))
-        self._database.on_study(
-            name, lambda connection, study_id: connection.execute(changed.where(StudyRow.id == study_id))
-        )
-
-    def keep_spec(self, study: str, spec: Mapping[str, object]) -> str:
+    @writes
+    def keep_spec(self, connection: Connection, study_id: int, spec: Mapping[str, object]) -> str:
         """Store a spec; return its digest."""
         digest = spec_digest(spec)
-        self._database.on_study(
-            study,
-            lambda connection, study_id: insert_if_absent(
-                connection, SpecRow, {"study_id": study_id, "digest": digest, "spec": dict(spec)}
-            ),
-        )
+        insert_if_absent(connection, SpecRow, {"study_id": study_id, "digest": digest, "spec": dict(spec)})
         return digest
 
-    def bind(self, name: str, environment: Environment, *, again: bool = False) -> None:
+    @writes
+    def bind(self, connection: Connection, study_id: int, environment: Environment, *, again: bool = False) -> None:
         """See `bind_study`."""
-
-        def bind(connection: Connection, study_id: int) -> None:
-            environment_id = self._database.environment_id(connection, environment)
-            bind_study(connection, study_id, environment, environment_id, again=again)
-
-        self._database.on_study(name, bind)
+        environment_id = self._database.environment_id(connection, environment)
+        bind_study(connection, study_id, environment, environment_id, again=again)
 
 
 class FindingStore(StorePart):
     """Answers of studies, valid while their stamp equals the study's."""
 
-    @patiently
-    def stamp(self, study: str) -> str:
+    @reads
+    def stamp(self, connection: Connection, study_id: int) -> str:
         """Digest of a study's spec, trials and probes."""
-        with self._database.reading_study(study) as (connection, study_id):
-            return _stamp(connection, study_id)
+        return _stamp(connection, study_id)
 
-    def save(self, study: str, stamp: str, answer: Mapping[str, object], *, is_news: bool = False) -> None:
+    @writes
+    def save(
+        self,
+        connection: Connection,
+        study_id: int,
+        stamp: str,
+        answer: Mapping[str, object],
+        *,
+        is_news: bool = False,
+    ) -> None:
         """Replace a study's answer; ``stamp`` must be older than the answer.
 
         ``is_news``: drivers notice the answer like a new probe.
         """
-
-        def save(connection: Connection, study_id: int) -> None:
-            fields = {"stamp": stamp, "found_at": now(connection), "answer": answer}
-            if not insert_if_absent(connection, FindingRow, {"study_id": study_id, **fields}):
-                connection.execute(update(FindingRow).where(FindingRow.study_id == study_id).values(**fields))
-            if is_news:
-                mark_probed(connection, study_id)
-
-        self._database.on_study(study, save)
+        fields = {"stamp": stamp, "found_at": now(connection), "answer": answer}
+        if not insert_if_absent(connection, FindingRow, {"study_id": study_id, **fields}):
+            connection.execute(update(FindingRow).where(FindingRow.study_id == study_id).values(**fields))
+        if is_news:
+            mark_probed(connection, study_id)
 
     @patiently
     def age_seconds(self, study: str) -> float:
@@ -252,17 +244,16 @@ class FindingStore(StorePart):
             query = select(FindingRow.answer).where(FindingRow.study_id == self._database.study_id(connection, study))
             return connection.scalar(query) or {}
 
-    @patiently
-    def current(self, study: str) -> Mapping[str, Any] | None:
+    @reads
+    def current(self, connection: Connection, study_id: int) -> Mapping[str, Any] | None:
         """A study's answer; None if missing or outdated."""
-        with self._database.reading_study(study) as (connection, study_id):
-            stored = connection.execute(
-                select(FindingRow.stamp, FindingRow.answer).where(FindingRow.study_id == study_id)
-            ).first()
-            if stored is None or stored.stamp != _stamp(connection, study_id):
-                return None
-            answer: Mapping[str, Any] = stored.answer
-            return answer
+        stored = connection.execute(
+            select(FindingRow.stamp, FindingRow.answer).where(FindingRow.study_id == study_id)
+        ).first()
+        if stored is None or stored.stamp != _stamp(connection, study_id):
+            return None
+        answer: Mapping[str, Any] = stored.answer
+        return answer
 
 
 def _stamp(connection: Connection, study_id: int) -> str:

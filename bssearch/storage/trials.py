@@ -1,7 +1,5 @@
 """Trials: their starts, ends, observations and logs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -14,7 +12,7 @@ from sqlalchemy.exc import IntegrityError
 
 from bssearch.errors import DatabaseError, UsageError
 from bssearch.records import Environment, Lease, Observation, Phase, TrialOutcome, TrialPlan, TrialRecord, TrialState
-from bssearch.storage.database import Database, StorePart, patiently
+from bssearch.storage.database import Database, StorePart, patiently, reads, writes
 from bssearch.storage.models import (
     ClaimRow,
     EnvironmentRow,
@@ -119,7 +117,7 @@ def start_trial(
             if started.rowcount != 1:
                 return None
             mark_changed(connection, study_id, [number])
-        trial = stored_trial(connection, study, study_id, number)
+        trial = stored_trial(connection, study_id, number)
         # The trial has an outcome if an earlier call started it and it has ended since.
         return trial if trial.outcome is None else None
 
@@ -196,10 +194,10 @@ class TrialStore(StorePart):
             del columns["contended"]  # keeps the row's value, from the part before a pause
 
         def finish(connection: Connection, study_id: int) -> TrialRecord:
-            ended = end_trial(connection, trial_id_of(connection, study, study_id, number), columns, owner)
+            ended = end_trial(connection, trial_id_of(connection, study_id, number), columns, owner)
             if ended:
                 mark_changed(connection, study_id, [number])
-            [stored] = self._probes.timed(connection, study_id, [stored_trial(connection, study, study_id, number)])
+            [stored] = self._probes.timed(connection, study_id, [stored_trial(connection, study_id, number)])
             # If it did not end just now, an earlier try may have ended it.
             if not ended and stored.outcome not in (outcome, replace(outcome, contended=True)):
                 why = f"it is not running but {stored.state}"
@@ -210,41 +208,45 @@ class TrialStore(StorePart):
 
         return self._database.on_study(study, finish)
 
+    @writes
     def settle_paused(
-        self, study: str, numbers: Collection[int] | None = None, state: TrialState = TrialState.PRUNED
+        self,
+        connection: Connection,
+        study_id: int,
+        numbers: Collection[int] | None = None,
+        state: TrialState = TrialState.PRUNED,
     ) -> list[int]:
         """End paused trials (default: all); return their numbers."""
+        settled = update(TrialRow).where(TrialRow.study_id == study_id, TrialRow.state == TrialState.PAUSED)
+        if numbers is not None:
+            settled = settled.where(TrialRow.number.in_(numbers))
+        ended = sorted(connection.scalars(settled.values(state=state).returning(TrialRow.number)))
+        mark_changed(connection, study_id, ended)
+        return ended
 
-        def settle(connection: Connection, study_id: int) -> list[int]:
-            settled = update(TrialRow).where(TrialRow.study_id == study_id, TrialRow.state == TrialState.PAUSED)
-            if numbers is not None:
-                settled = settled.where(TrialRow.number.in_(numbers))
-            ended = sorted(connection.scalars(settled.values(state=state).returning(TrialRow.number)))
-            mark_changed(connection, study_id, ended)
-            return ended
-
-        return self._database.on_study(study, settle)
-
-    @patiently
+    @reads
     def of(
-        self, study: str, *, phase: Phase | None = None, states: Collection[TrialState] | None = None
+        self,
+        connection: Connection,
+        study_id: int,
+        *,
+        phase: Phase | None = None,
+        states: Collection[TrialState] | None = None,
     ) -> list[TrialRecord]:
         """Trials by number; given a phase or states, only these."""
-        with self._database.reading_study(study) as (connection, study_id):
-            query = TRIALS.where(TrialRow.study_id == study_id)
-            if phase is not None:
-                query = query.where(TrialRow.phase == phase)
-            if states is not None:
-                query = query.where(TrialRow.state.in_(states))
-            found = [trial_record(row) for row in connection.execute(query).mappings()]
-            return self._probes.timed(connection, study_id, found)
+        query = TRIALS.where(TrialRow.study_id == study_id)
+        if phase is not None:
+            query = query.where(TrialRow.phase == phase)
+        if states is not None:
+            query = query.where(TrialRow.state.in_(states))
+        found = [trial_record(row) for row in connection.execute(query).mappings()]
+        return self._probes.timed(connection, study_id, found)
 
-    @patiently
-    def get(self, study: str, number: int) -> TrialRecord:
+    @reads
+    def get(self, connection: Connection, study_id: int, number: int) -> TrialRecord:
         """Trial by its number."""
-        with self._database.reading_study(study) as (connection, study_id):
-            [found] = self._probes.timed(connection, study_id, [stored_trial(connection, study, study_id, number)])
-            return found
+        [found] = self._probes.timed(connection, study_id, [stored_trial(connection, study_id, number)])
+        return found
 
     @patiently
     def changes(self, study: str, since: int) -> Changes:
@@ -253,60 +255,55 @@ class TrialStore(StorePart):
             found, now = changes(connection, study, since)
             return replace(found, trials=self._probes.timed(connection, now.study_id, found.trials, now))
 
-    @patiently
-    def seconds_at_rest(self, study: str) -> float:
+    @reads
+    def seconds_at_rest(self, connection: Connection, study_id: int) -> float:
         """Seconds since a trial started or ended, else since the study began."""
-        with self._database.reading_study(study) as (connection, study_id):
-            trials = select(func.max(TrialRow.created_at), func.max(TrialRow.ended_at))
-            last = connection.execute(trials.where(TrialRow.study_id == study_id)).one()
-            made = connection.scalars(select(StudyRow.created_at).where(StudyRow.id == study_id)).one()
-            return (now(connection) - max(one for one in (made, *last) if one is not None)).total_seconds()
+        trials = select(func.max(TrialRow.created_at), func.max(TrialRow.ended_at))
+        last = connection.execute(trials.where(TrialRow.study_id == study_id)).one()
+        made = connection.scalars(select(StudyRow.created_at).where(StudyRow.id == study_id)).one()
+        return (now(connection) - max(one for one in (made, *last) if one is not None)).total_seconds()
 
-    @patiently
-    def spec(self, study: str, number: int) -> Mapping[str, object] | None:
+    @reads
+    def spec(self, connection: Connection, study_id: int, number: int) -> Mapping[str, object] | None:
         """Spec with which a trial started; None if unknown."""
-        with self._database.reading_study(study) as (connection, study_id):
-            query = (
-                select(SpecRow.spec)
-                .join(TrialRow, (TrialRow.study_id == SpecRow.study_id) & (TrialRow.spec_digest == SpecRow.digest))
-                .where(SpecRow.study_id == study_id, TrialRow.number == number)
-            )
-            return connection.scalar(query)
+        query = (
+            select(SpecRow.spec)
+            .join(TrialRow, (TrialRow.study_id == SpecRow.study_id) & (TrialRow.spec_digest == SpecRow.digest))
+            .where(SpecRow.study_id == study_id, TrialRow.number == number)
+        )
+        return connection.scalar(query)
 
-    @patiently
-    def environment(self, study: str, number: int) -> Environment | None:
+    @reads
+    def environment(self, connection: Connection, study_id: int, number: int) -> Environment | None:
         """Environment of a trial; None if it never started."""
-        with self._database.reading_study(study) as (connection, study_id):
-            place = TrialRow.study_id == study_id, TrialRow.number == number
-            query = ENVIRONMENTS.join(TrialRow, TrialRow.environment_id == EnvironmentRow.id)
-            row = connection.execute(query.where(*place)).mappings().first()
-            return None if row is None else from_columns(Environment, row)
+        place = TrialRow.study_id == study_id, TrialRow.number == number
+        query = ENVIRONMENTS.join(TrialRow, TrialRow.environment_id == EnvironmentRow.id)
+        row = connection.execute(query.where(*place)).mappings().first()
+        return None if row is None else from_columns(Environment, row)
 
-    @patiently
-    def environments(self, study: str) -> dict[int, Environment]:
+    @reads
+    def environments(self, connection: Connection, study_id: int) -> dict[int, Environment]:
         """Environment of each started trial."""
-        with self._database.reading_study(study) as (connection, study_id):
-            query = ENVIRONMENTS.add_columns(EnvironmentRow.id)
-            trials = select(TrialRow.number, TrialRow.environment_id).where(
-                TrialRow.study_id == study_id, TrialRow.environment_id.is_not(None)
-            )
-            places = {number: place for number, place in connection.execute(trials.order_by(TrialRow.number))}
-            rows = connection.execute(query.where(EnvironmentRow.id.in_({*places.values()}))).mappings()
-            found = {row["id"]: from_columns(Environment, row) for row in rows}
+        query = ENVIRONMENTS.add_columns(EnvironmentRow.id)
+        trials = select(TrialRow.number, TrialRow.environment_id).where(
+            TrialRow.study_id == study_id, TrialRow.environment_id.is_not(None)
+        )
+        places = {number: place for number, place in connection.execute(trials.order_by(TrialRow.number))}
+        rows = connection.execute(query.where(EnvironmentRow.id.in_({*places.values()}))).mappings()
+        found = {row["id"]: from_columns(Environment, row) for row in rows}
         return {number: found[place] for number, place in places.items()}
 
-    @patiently
-    def torch_versions(self, study: str) -> list[str]:
+    @reads
+    def torch_versions(self, connection: Connection, study_id: int) -> list[str]:
         """Torch versions of a study's trials, earliest trial first."""
-        with self._database.reading_study(study) as (connection, study_id):
-            query = (
-                select(EnvironmentRow.torch_version)
-                .join(TrialRow, TrialRow.environment_id == EnvironmentRow.id)
-                .where(TrialRow.study_id == study_id)
-                .group_by(EnvironmentRow.torch_version)
-                .order_by(func.min(TrialRow.number))
-            )
-            return list(connection.scalars(query))
+        query = (
+            select(EnvironmentRow.torch_version)
+            .join(TrialRow, TrialRow.environment_id == EnvironmentRow.id)
+            .where(TrialRow.study_id == study_id)
+            .group_by(EnvironmentRow.torch_version)
+            .order_by(func.min(TrialRow.number))
+        )
+        return list(connection.scalars(query))
 
     @patiently
     def append_observations(
@@ -325,7 +322,7 @@ class TrialStore(StorePart):
         try:
             with self._database.writing() as connection:
                 study_id = self._database.lock_study(connection, study)
-                ids = trial_ids_of(connection, study, study_id, numbers, owner)
+                ids = trial_ids_of(connection, study_id, numbers, owner)
                 refused = frozenset(numbers) - {*ids}
                 rows = [row for row in rows if row[0] in ids]
                 if rows:
@@ -348,22 +345,21 @@ class TrialStore(StorePart):
             raise DatabaseError(f"trial {number} of {study!r} already has an observation at step {step}") from error
         return refused
 
-    @patiently
-    def observations(self, study: str, number: int) -> list[Observation]:
+    @reads
+    def observations(self, connection: Connection, study_id: int, number: int) -> list[Observation]:
         """A trial's observations by step."""
-        with self._database.reading_study(study) as (connection, study_id):
-            trial_id_of(connection, study, study_id, number)
-        return self.curves(study, [number])[number]
+        trial_id_of(connection, study_id, number)
+        return self._curves(connection, study_id, [number])[number]
 
-    @patiently
-    def curves(self, study: str, numbers: Collection[int]) -> dict[int, list[Observation]]:
+    def _curves(self, connection: Connection, study_id: int, numbers: Collection[int]) -> dict[int, list[Observation]]:
         """Trials' observations by step."""
         found: dict[int, list[Observation]] = {number: [] for number in numbers}
-        with self._database.reading_study(study) as (connection, study_id):
-            query = OBSERVATIONS.where(TrialRow.study_id == study_id, TrialRow.number.in_(found))
-            for row in connection.execute(query).mappings():
-                found[row["number"]].append(from_columns(Observation, row))
+        query = OBSERVATIONS.where(TrialRow.study_id == study_id, TrialRow.number.in_(found))
+        for row in connection.execute(query).mappings():
+            found[row["number"]].append(from_columns(Observation, row))
         return found
+
+    curves = reads(_curves)
 
     @patiently
     def evaluations(self, study: str, numbers: Collection[int]) -> dict[int, list[tuple[float, float]]]:
@@ -375,28 +371,26 @@ class TrialStore(StorePart):
                 found[number].append((train_seconds, metric))
         return found
 
-    @patiently
-    def observation_count(self, study: str) -> int:
+    @reads
+    def observation_count(self, connection: Connection, study_id: int) -> int:
         """Number of a study's observations."""
-        with self._database.reading_study(study) as (connection, study_id):
-            query = select(func.count()).select_from(ObservationRow).join(TrialRow)
-            return connection.execute(query.where(TrialRow.study_id == study_id)).scalar_one()
+        query = select(func.count()).select_from(ObservationRow).join(TrialRow)
+        return connection.execute(query.where(TrialRow.study_id == study_id)).scalar_one()
 
     @patiently
     def save_log(self, study: str, number: int, text: str, *, owner: str | None = None) -> None:
         """Replace a trial's log; with ``owner``, only while this driver holds its lease."""
         with self._database.writing() as connection:
             study_id = self._database.lock_study(connection, study)
-            for trial_id in trial_ids_of(connection, study, study_id, [number], owner).values():
+            for trial_id in trial_ids_of(connection, study_id, [number], owner).values():
                 if not insert_if_absent(connection, LogRow, {"trial_id": trial_id, "text": text}):
                     connection.execute(update(LogRow).where(LogRow.trial_id == trial_id).values(text=text))
 
-    @patiently
-    def log(self, study: str, number: int) -> str | None:
+    @reads
+    def log(self, connection: Connection, study_id: int, number: int) -> str | None:
         """A trial's log, or None."""
-        with self._database.reading_study(study) as (connection, study_id):
-            trial_id = trial_id_of(connection, study, study_id, number)
-            return connection.scalar(select(LogRow.text).where(LogRow.trial_id == trial_id))
+        trial_id = trial_id_of(connection, study_id, number)
+        return connection.scalar(select(LogRow.text).where(LogRow.trial_id == trial_id))
 
 
 # Seconds after a server's start in which no lease expires; drivers reconnect sooner.
@@ -412,35 +406,6 @@ def ended_by(connection: Connection) -> datetime:
     if started is not None and time < started + timedelta(seconds=RESTART_GRACE_S):
         return datetime.min.replace(tzinfo=UTC)
     return time
-
-
-def _mark_lost(connection: Connection, study_id: int, *, is_alive: IsAlive) -> list[int]:
-    owners = connection.scalars(select(TrialRow.lease_owner).where(*is_running(study_id)).distinct()).all()
-    known = {owner: is_alive(owner) for owner in owners if owner is not None}
-    dead = {owner for owner, alive in known.items() if alive is False}
-    alive = {owner for owner, alive in known.items() if alive}
-    rows = connection.execute(
-        select(TrialRow.id, TrialRow.number, TrialRow.lease_owner, TrialRow.lease_expires_at).where(
-            *is_running(study_id),
-            or_(
-                TrialRow.lease_owner.in_(dead),
-                TrialRow.lease_owner.is_(None),
-                TrialRow.lease_expires_at.is_(None),
-                and_(TrialRow.lease_expires_at <= ended_by(connection), TrialRow.lease_owner.not_in(alive)),
-            ),
-        )
-    ).all()
-    lost = []
-    # Sort here: with ORDER BY number SQLite would scan all trials of the study.
-    for trial_id, number, owner, expired_at in sorted(rows, key=lambda row: row.number):
-        gone = f"its driver {owner} is gone"
-        late = f"its lease ended at {expired_at:%Y-%m-%d %H:%M:%S} UTC, not renewed by {owner}" if expired_at else gone
-        outcome = TrialOutcome(state=TrialState.LOST, reason=gone if owner in dead else late)
-        columns = {**to_columns(outcome), **_last_seen(connection, trial_id)}
-        if end_trial(connection, trial_id, columns):  # False if its driver has just ended it
-            lost.append(number)
-    mark_changed(connection, study_id, lost)
-    return lost
 
 
 def _last_seen(connection: Connection, trial_id: int) -> dict[str, Any]:
@@ -486,66 +451,83 @@ def check_idle(connection: Connection, study_id: int, name: str, doing: str) -> 
 class LeaseStore(StorePart):
     """Leases of running trials and claims."""
 
-    def heartbeat(self, study: str, owner: str, lease_seconds: float) -> None:
+    @writes
+    def heartbeat(self, connection: Connection, study_id: int, owner: str, lease_seconds: float) -> None:
         """Extend an owner's leases to ``lease_seconds`` from now."""
+        expires_at = now(connection) + timedelta(seconds=lease_seconds)
+        own_trials = update(TrialRow).where(*is_running(study_id), TrialRow.lease_owner == owner)
+        connection.execute(own_trials.values(lease_expires_at=expires_at))
+        own_claims = update(ClaimRow).where(ClaimRow.study_id == study_id, ClaimRow.owner == owner)
+        connection.execute(own_claims.values(expires_at=expires_at))
 
-        def extend(connection: Connection, study_id: int) -> None:
-            expires_at = now(connection) + timedelta(seconds=lease_seconds)
-            own_trials = update(TrialRow).where(*is_running(study_id), TrialRow.lease_owner == owner)
-            connection.execute(own_trials.values(lease_expires_at=expires_at))
-            own_claims = update(ClaimRow).where(ClaimRow.study_id == study_id, ClaimRow.owner == owner)
-            connection.execute(own_claims.values(expires_at=expires_at))
-
-        self._database.on_study(study, extend)
-
-    @patiently
-    def ends(self, study: str) -> dict[str, datetime]:
+    @reads
+    def ends(self, connection: Connection, study_id: int) -> dict[str, datetime]:
         """Each owner's latest lease end."""
         found: dict[str, datetime] = {}
-        with self._database.reading_study(study) as (connection, study_id):
-            rows = [
-                *connection.execute(
-                    select(TrialRow.lease_owner, TrialRow.lease_expires_at).where(*is_running(study_id))
-                ),
-                *connection.execute(select(ClaimRow.owner, ClaimRow.expires_at).where(ClaimRow.study_id == study_id)),
-            ]
-        for owner, expires_at in rows:
+        trials = select(TrialRow.lease_owner, TrialRow.lease_expires_at).where(*is_running(study_id))
+        claims = select(ClaimRow.owner, ClaimRow.expires_at).where(ClaimRow.study_id == study_id)
+        for owner, expires_at in (*connection.execute(trials), *connection.execute(claims)):
             if owner is not None:
                 found[owner] = max(expires_at, found.get(owner, expires_at))
         return found
 
-    def mark_lost(self, study: str, *, is_alive: IsAlive) -> list[int]:
+    @writes
+    def mark_lost(self, connection: Connection, study_id: int, *, is_alive: IsAlive) -> list[int]:
         """End trials of dead owners; return their numbers. The lease decides if ``is_alive`` returns None."""
-        return self._database.on_study(study, partial(_mark_lost, is_alive=is_alive))
+        owners = connection.scalars(select(TrialRow.lease_owner).where(*is_running(study_id)).distinct()).all()
+        known = {owner: is_alive(owner) for owner in owners if owner is not None}
+        dead = {owner for owner, alive in known.items() if alive is False}
+        alive = {owner for owner, alive in known.items() if alive}
+        rows = connection.execute(
+            select(TrialRow.id, TrialRow.number, TrialRow.lease_owner, TrialRow.lease_expires_at).where(
+                *is_running(study_id),
+                or_(
+                    TrialRow.lease_owner.in_(dead),
+                    TrialRow.lease_owner.is_(None),
+                    TrialRow.lease_expires_at.is_(None),
+                    and_(TrialRow.lease_expires_at <= ended_by(connection), TrialRow.lease_owner.not_in(alive)),
+                ),
+            )
+        ).all()
+        lost = []
+        # Sort here: with ORDER BY number SQLite would scan all trials of the study.
+        for trial_id, number, owner, expired_at in sorted(rows, key=lambda row: row.number):
+            gone = f"its driver {owner} is gone"
+            late = (
+                f"its lease ended at {expired_at:%Y-%m-%d %H:%M:%S} UTC, not renewed by {owner}" if expired_at else gone
+            )
+            outcome = TrialOutcome(state=TrialState.LOST, reason=gone if owner in dead else late)
+            columns = {**to_columns(outcome), **_last_seen(connection, trial_id)}
+            if end_trial(connection, trial_id, columns):  # False if its driver has just ended it
+                lost.append(number)
+        mark_changed(connection, study_id, lost)
+        return lost
 
-    def claim(self, study: str, name: str, *, owner: str, lease_seconds: float, is_alive: IsAlive) -> bool:
+    @writes
+    def claim(
+        self, connection: Connection, study_id: int, name: str, *, owner: str, lease_seconds: float, is_alive: IsAlive
+    ) -> bool:
         """Claim a task until the lease ends or the owner dies; return whether the claim succeeded."""
-
-        def take(connection: Connection, study_id: int) -> bool:
-            place = ClaimRow.study_id == study_id, ClaimRow.name == name
-            held = connection.execute(select(ClaimRow.owner, ClaimRow.expires_at).where(*place)).first()
-            values = {"owner": owner, "expires_at": now(connection) + timedelta(seconds=lease_seconds)}
-            if held is None:
-                connection.execute(insert(ClaimRow).values(study_id=study_id, name=name, **values))
-                return True
-            if held.owner != owner:
-                alive = is_alive(held.owner)
-                if alive or (alive is None and held.expires_at > ended_by(connection)):
-                    return False
-            connection.execute(update(ClaimRow).where(*place).values(values))
+        place = ClaimRow.study_id == study_id, ClaimRow.name == name
+        held = connection.execute(select(ClaimRow.owner, ClaimRow.expires_at).where(*place)).first()
+        values = {"owner": owner, "expires_at": now(connection) + timedelta(seconds=lease_seconds)}
+        if held is None:
+            connection.execute(insert(ClaimRow).values(study_id=study_id, name=name, **values))
             return True
+        if held.owner != owner:
+            alive = is_alive(held.owner)
+            if alive or (alive is None and held.expires_at > ended_by(connection)):
+                return False
+        connection.execute(update(ClaimRow).where(*place).values(values))
+        return True
 
-        return self._database.on_study(study, take)
-
-    @patiently
-    def holds(self, study: str, name: str, *, owner: str) -> bool:
+    @reads
+    def holds(self, connection: Connection, study_id: int, name: str, *, owner: str) -> bool:
         """See `holds_claim`."""
-        with self._database.reading_study(study) as (connection, study_id):
-            return holds_claim(connection, study_id, name, owner)
+        return holds_claim(connection, study_id, name, owner)
 
-    def release(self, study: str, name: str, *, owner: str) -> None:
+    @writes
+    def release(self, connection: Connection, study_id: int, name: str, *, owner: str) -> None:
         """Release an owner's claim."""
-        own = delete(ClaimRow).where(ClaimRow.name == name, ClaimRow.owner == owner)
-        self._database.on_study(
-            study, lambda connection, study_id: connection.execute(own.where(ClaimRow.study_id == study_id))
-        )
+        place = ClaimRow.study_id == study_id, ClaimRow.name == name, ClaimRow.owner == owner
+        connection.execute(delete(ClaimRow).where(*place))

@@ -1,7 +1,5 @@
 """Advice on the batch size of a running training: its gradient noise scale, and what another batch size would save."""
 
-from __future__ import annotations
-
 import math
 import statistics
 import time

@@ -4,8 +4,6 @@ Only ``train`` counts toward time-to-target. On CUDA one synchronisation ends ea
 micro-batches ahead, which delays stops and limits.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 import time

@@ -68,6 +68,8 @@ class Computation:
             self.warn(
                 f"ghost_batch_size = {settings.ghost_batch_size} changes nothing: the model has no batch normalisation"
             )
+        if settings.sync_batch_norm and self.ranks is not None:
+            share_batch_norms(model, self.ranks)
         if settings.activation_checkpointing:
             checkpoint_activations(workload, model)
         if self.compiles:
@@ -152,6 +154,12 @@ class Computation:
         self._model = None
         self._places.clear()
         torch.compiler.reset()
+
+    @property
+    def other_devices(self) -> list[torch.device]:
+        """CUDA devices of the other ranks."""
+        size = 1 if self.ranks is None or self.device.type != "cuda" else self.ranks.size
+        return [torch.device("cuda", index) for index in range(1, size)]
 
     @property
     def replays_graphs(self) -> bool:
@@ -371,7 +379,7 @@ class GhostNorm:
         pieces = [(input[: samples - rest], groups, self._running(groups))] if groups else []
         if rest:
             pieces.append((input[samples - rest :], 1, self._running(1)))
-        momentum = self._count_batch()
+        momentum = _count_batch(self)
         outputs = [self._normalise(*piece, momentum) for piece in pieces]
         if self.track_running_stats:
             means, variances = zip(*(running for _, _, running in pieces), strict=True)
@@ -390,13 +398,57 @@ class GhostNorm:
         output = functional.batch_norm(side_by_side, *running, scale, shift, True, momentum, self.eps)
         return output.reshape(-1, groups, channels, *rest).transpose(0, 1).flatten(0, 1)
 
-    def _count_batch(self: Any) -> Any:
-        if not self.track_running_stats:
-            return 0.0
-        self.num_batches_tracked.add_(1)
-        return 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
+
+def _count_batch(norm: Any) -> Any:
+    if not norm.track_running_stats:
+        return 0.0
+    norm.num_batches_tracked.add_(1)
+    return 1 / float(norm.num_batches_tracked) if norm.momentum is None else norm.momentum
 
 
 @functools.cache
 def _ghost_class(kind: Any) -> Any:
     return type(f"Ghost{kind.__name__}", (GhostNorm, kind), {})
+
+
+def share_batch_norms(model: nn.Module, ranks: Ranks) -> None:
+    """Let batch norms use the statistics of all ranks' micro-batches in training steps."""
+    norms: list[Any] = [module for module in model.modules() if isinstance(module, BATCH_NORMS)]
+    for norm in norms:
+        norm.__class__ = _shared_class(norm.__class__)
+        norm.ranks = ranks
+
+
+class SharedNorm:
+    """Mixed in before a batch norm's class, because PyTorch's ``SyncBatchNorm`` needs CUDA and a default group."""
+
+    ranks: Ranks
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def forward(self: Any, input: torch.Tensor) -> torch.Tensor:
+        """Normalise inputs (samples, channels, …)."""
+        if not self.training or not self.ranks.are_together:
+            whole: torch.Tensor = super().forward(input)  # type: ignore[misc]
+            return whole
+        self._check_input_dim(input)
+        values = input.float() if input.dtype in (torch.float16, torch.bfloat16) else input
+        dimensions, shape = [0, *range(2, values.ndim)], [1, -1, *[1] * (values.ndim - 2)]
+        count = values.new_full((1,), values.numel() / values.shape[1])
+        sums = self.ranks.differentiable_sum(torch.cat([values.sum(dimensions), count]))
+        samples, mean = sums[-1], sums[:-1] / sums[-1]
+        centred = values - mean.view(shape)
+        variance = self.ranks.differentiable_sum(centred.square().sum(dimensions)) / samples
+        momentum = _count_batch(self)
+        if self.track_running_stats:
+            with torch.no_grad():
+                self.running_mean.lerp_(mean.to(self.running_mean.dtype), momentum)
+                self.running_var.lerp_((variance * samples / (samples - 1)).to(self.running_var.dtype), momentum)
+        output: torch.Tensor = centred * (variance + self.eps).rsqrt().view(shape)
+        if self.affine:
+            output = output * self.weight.view(shape) + self.bias.view(shape)
+        return output.to(input.dtype)
+
+
+@functools.cache
+def _shared_class(kind: Any) -> Any:
+    return type(f"Shared{kind.__name__}", (SharedNorm, kind), {})

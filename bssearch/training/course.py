@@ -3,8 +3,6 @@
 The cadence in steps is fixed per batch size: a seed repeats its steps.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace

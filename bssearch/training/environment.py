@@ -1,7 +1,5 @@
 """Where trials run: device, versions, workload code."""
 
-from __future__ import annotations
-
 import hashlib
 import inspect
 import platform

@@ -3,8 +3,6 @@
 A pass computes gradients of a few small batches in fp32, uncompiled, and changes no training state.
 """
 
-from __future__ import annotations
-
 import itertools
 import statistics
 import time

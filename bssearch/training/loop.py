@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Mapping
+from functools import partial
 from pathlib import Path
 
 from torch import nn
@@ -43,7 +44,14 @@ from bssearch.training.gradient_noise import NoiseBudget, NoiseGrowth, NoiseMete
 from bssearch.training.memory import is_out_of_memory, peak_memory_meter, unused_memory
 from bssearch.training.nvml import DeviceMeter
 from bssearch.training.trainer import Trainer, seed_everything, warm_up
-from bssearch.training.trial_checkpoint import Checkpoint, RandomState, Saved, continue_from, identity_with_workload
+from bssearch.training.trial_checkpoint import (
+    Checkpoint,
+    RandomState,
+    Saved,
+    SavedPart,
+    continue_from,
+    identity_with_workload,
+)
 from bssearch.workloads.base import Workload, measure, metric_value
 from bssearch.workloads.data import Data
 
@@ -79,9 +87,11 @@ class Trial:
         self._clock = clock
         self._stop = stop
         self._on_progress = on_progress
-        self._contention = ContentionMeter(computation.device, request.plan.threads, computation.core)
-        clock.meter = self._device_meter = DeviceMeter(computation.device)
-        self._reference = ReferenceKernel(computation.device, request.plan.threads)
+        self._threads = request.plan.threads * request.plan.configuration.world_size
+        others = computation.other_devices
+        self._contention = ContentionMeter(computation.device, self._threads, computation.core, others=others)
+        clock.meter = self._device_meter = DeviceMeter(computation.device, others=others)
+        self._reference = ReferenceKernel(computation.device, self._threads)
         self._trainer: Trainer | None = None
         self._noise: NoiseMeter | None = None
         self._noise_growth: NoiseGrowth | None = None
@@ -144,7 +154,8 @@ class Trial:
             self._memory.start()
             self._trainer = Trainer(workload, plan.configuration, self._data.train, computation, plan.seed)
             if request.branch is not None:
-                continue_from(self._trainer, request.branch, plan.configuration.batch_size)
+                with self._trainer.together("branch", request.branch, plan.configuration.batch_size):
+                    continue_from(self._trainer, request.branch, plan.configuration.batch_size)
             self._noise = noise_meter(request, self._trainer, self._noise_budget)
             self._noise_growth = noise_growth(request, self._trainer)
         return self._trainer
@@ -157,12 +168,14 @@ class Trial:
     def _save(self, path: str) -> None:
         self._progress.note_peak(self._memory.peak_bytes())
         self._progress.warnings = self._standing_warnings()
-        self._checkpoint(path).save(*self._parts())
+        checkpoint = self._checkpoint(path)
+        checkpoint.save(*self._parts(checkpoint))
 
     def _restore(self) -> None:
         if self._request.checkpoint is None:
             raise CheckpointError(f"trial {self._request.number} cannot resume: its request names no checkpoint")
-        self._checkpoint(self._request.checkpoint).restore(*self._parts())
+        checkpoint = self._checkpoint(self._request.checkpoint)
+        checkpoint.restore(*self._parts(checkpoint))
         self._memory.restart()
 
     def _checkpoint(self, path: str) -> Checkpoint:
@@ -170,12 +183,14 @@ class Trial:
             identity = identity_with_workload(self._request, self._workload, len(self._data.train), self._computation)
         return Checkpoint(Path(path), identity, self._clock, self._on_progress)
 
-    def _parts(self) -> tuple[dict[str, Saved], dict[str, Saved]]:
+    def _parts(self, checkpoint: Checkpoint) -> tuple[dict[str, Saved], dict[str, Saved]]:
         assert self._trainer is not None, "only a trial that trains is paused"
         training: dict[str, Saved] = {"trainer": self._trainer}
         meters = {"noise": self._noise, "noise_growth": self._noise_growth}
         training |= {name: meter for name, meter in meters.items() if meter is not None}
         training["random"] = RandomState(self._computation.device)
+        if (ranks := self._computation.ranks) is not None:
+            training["ranks"] = SavedPart(ranks.states, partial(ranks.restore, checkpoint.path, checkpoint.identity))
         measured: dict[str, Saved] = {
             "clock": self._clock,
             "contention": self._contention,
@@ -187,6 +202,9 @@ class Trial:
 
     def train_segment(self, trainer: Trainer) -> Ending | None:
         """Train until the next evaluation; return the ending if the trial ends first."""
+        if self._computation.ranks is not None:
+            with self._clock.ledger("other"):
+                trainer.wait_for_ranks()
         # A due evaluation precedes the time limit: microseconds must not decide whether a crossing counts.
         with self._clock.ledger("train"):
             while True:
@@ -219,7 +237,7 @@ class Trial:
 
     @property
     def _counted_seconds(self) -> float:
-        return self._clock.counted_train_seconds(self._plan.threads)
+        return self._clock.counted_train_seconds(self._threads)
 
     def _evaluate(self, trainer: Trainer) -> Generator[Observation, None, Ending | None]:
         with self._clock.ledger("evaluation"):
@@ -270,10 +288,11 @@ class Trial:
 
     def _warnings(self, contention: Contention, wall: float) -> tuple[str, ...]:
         configuration, settings = self._plan.configuration, self._computation.settings
+        normalised = configuration.micro_batch_size * (configuration.world_size if settings.sync_batch_norm else 1)
         caveats = batch_norm_caveats(
             0 if self._trainer is None else batch_norm_layers(self._trainer.model),
-            configuration.micro_batch_size,
-            accumulates=configuration.accumulation_steps > 1,
+            normalised,
+            accumulates=normalised < configuration.batch_size,
             ghost_batch_size=settings.ghost_batch_size,
         )
         found = [*self._standing_warnings(), *(sentence for _, sentence in caveats), *contention.warnings]
@@ -299,7 +318,7 @@ class Trial:
                 samples=samples,
                 tokens=None if self._tokens_per_sample is None else samples * self._tokens_per_sample,
                 train_seconds=clock.seconds("train"),
-                undelayed_train_seconds=clock.undelayed_train_seconds(self._plan.threads),
+                undelayed_train_seconds=clock.undelayed_train_seconds(self._threads),
                 reference_seconds=self._reference.seconds,
                 host_bound_share=clock.host_bound_share,
                 evaluation_seconds=clock.seconds("evaluation"),
@@ -313,7 +332,7 @@ class Trial:
                 peak_memory_bytes=self._progress.peak,
                 peak_memory_basis=None if self._progress.peak is None else self._memory.basis,
                 dropped_samples_per_epoch=None if trainer is None else trainer.dropped_samples,
-                contended=contention.contended or clock.is_contended(self._plan.threads),
+                contended=contention.contended or clock.is_contended(self._threads),
                 warnings=self._warnings(contention, wall),
                 skipped_steps=None if trainer is None else trainer.skipped_steps,
                 data_placement=None if trainer is None else trainer.data_placement,

@@ -1,7 +1,5 @@
 """Memory of a trial: exhaustion, peak and limit."""
 
-from __future__ import annotations
-
 import ctypes
 import resource
 import threading

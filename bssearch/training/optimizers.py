@@ -1,7 +1,5 @@
 """bssearch's and workloads' optimizers."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.metadata
 import re

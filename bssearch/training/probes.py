@@ -1,7 +1,5 @@
 """Isolated measurements: seconds of a step, its update and an evaluation; memory; gradient noise scale."""
 
-from __future__ import annotations
-
 import functools
 import math
 import statistics
@@ -81,6 +79,7 @@ def measure_step_time(request: StepTimeRequest, workload: Workload, data: Data, 
 def _measure(request: StepTimeRequest, workload: Workload, data: Data, computation: Computation) -> StepTime:
     configuration = request.configuration
     device = computation.device
+    threads = request.threads * configuration.world_size
     metric = next(iter(workload.metrics))
     clock = clock_for(device)
     if computation.compiles:
@@ -88,9 +87,9 @@ def _measure(request: StepTimeRequest, workload: Workload, data: Data, computati
     reset_peak_memory(device)
     with Trainer(workload, configuration, data.train, computation, seed=0) as trainer:
         guess = min(_seconds(clock, "warmup", trainer.step) for _ in range(WARM_UP_STEPS))
-        meter = ContentionMeter(device, request.threads)
+        meter = ContentionMeter(device, threads, others=computation.other_devices)
         meter.start()
-        reference = ReferenceKernel(device, request.threads)
+        reference = ReferenceKernel(device, threads)
         timer = _Timer(clock, computation.core, reference, request.precision)
 
         def take_step() -> None:
@@ -99,7 +98,7 @@ def _measure(request: StepTimeRequest, workload: Workload, data: Data, computati
 
         evaluate = functools.partial(trainer.evaluate, data.validation, metric)
         evaluation = _evaluation_seconds(clock, evaluate)
-        undelayed_before = clock.undelayed_train_seconds(request.threads) or 0.0
+        undelayed_before = clock.undelayed_train_seconds(threads) or 0.0
         if request.trial_train_seconds is None:
             step = timer.time("train", take_step, guess, request.seconds_limit)
         else:
@@ -112,12 +111,12 @@ def _measure(request: StepTimeRequest, workload: Workload, data: Data, computati
                 seconds += _seconds(clock, "warmup", take_step)
             step = timer.time("train", take_step, step.median, request.seconds_limit)
         contention = meter.stop()
-        undelayed = clock.undelayed_train_seconds(request.threads)
+        undelayed = clock.undelayed_train_seconds(threads)
         reference_seconds = reference.seconds
         guess = _seconds(clock, "other", trainer.update)
         update = timer.time("other", trainer.update, guess, UPDATE_SHARE * request.seconds_limit)
         peak = peak_memory_bytes(device)
-    reason = why_contended(contention, step.slow or update.slow, clock, request.threads)
+    reason = why_contended(contention, step.slow or update.slow, clock, threads)
     return StepTime(
         batch_size=configuration.batch_size,
         micro_batch_size=configuration.micro_batch_size,

@@ -1,7 +1,5 @@
 """CPU seconds of running processes, and values in the kernel's files."""
 
-from __future__ import annotations
-
 import os
 import re
 import resource

@@ -8,7 +8,7 @@ wrapper's ``forward`` misses losses that call other methods of the model.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from datetime import timedelta
 from functools import partial
@@ -19,14 +19,19 @@ import torch
 from torch import distributed, nn
 
 from bssearch.errors import WorkloadError
-from bssearch.records import Configuration
+from bssearch.records import Branch, Configuration
+from bssearch.training.clock import Clock
 from bssearch.training.computation import Computation
 from bssearch.training.trainer import Trainer
+from bssearch.training.trial_checkpoint import Checkpoint, Identity, RandomState, State, continue_from
 from bssearch.workloads.base import Workload
 from bssearch.workloads.data import Data
 
 # Bytes of gradients added at once: the first bucket is small, so that adding starts early. PyTorch's values for DDP.
 FIRST_BUCKET_BYTES, BUCKET_BYTES = 2**20, 25 * 2**20
+
+# gloo notices a rank that ended; a rank that hangs is the driver's to kill, after ``hang_seconds``
+GLOO_TIMEOUT = timedelta(hours=1)
 
 T = TypeVar("T")
 
@@ -49,16 +54,17 @@ class Link(Protocol):
 class Ranks:
     """This process as number ``rank`` of ``size``; only rank 0 has a ``link``.
 
-    ``is_broken``: a collective call failed, so the other ranks may wait for it forever.
+    ``are_together`` within a common call. ``is_broken``: such a call failed, so other ranks may wait for it forever.
     """
 
     def __init__(
         self, rank: int, size: int, device: torch.device, *, folder: Path, seconds: float, link: Link | None = None
     ) -> None:
         self.rank, self.size, self.device = rank, size, device
-        self.is_broken = False
+        self.are_together = self.is_broken = False
         self._link = link
-        self._group = _group(rank, size, device, folder / f"ranks-{size}", timedelta(seconds=seconds))
+        self._group = _group(rank, size, device, folder / "store", timedelta(seconds=seconds))
+        self.add(torch.zeros(1, device=device))  # connect now, outside a trial's time
 
     @contextmanager
     def together(self, order: str, *arguments: Any) -> Iterator[None]:
@@ -66,10 +72,13 @@ class Ranks:
         try:
             if self._link is not None:
                 self._link.tell((order, arguments))
+            self.are_together = True
             yield
         except Exception as error:
             self.is_broken = True
             raise self._cause(error) from error
+        finally:
+            self.are_together = False
 
     def ask(self, order: str, *arguments: Any) -> list[Any]:
         """Answers of the other ranks, by rank."""
@@ -78,9 +87,22 @@ class Ranks:
         with self.together(order, *arguments):
             return self._link.answers()
 
+    def states(self) -> State:
+        """States of the other ranks to save."""
+        return {"others": self.ask("state")}
+
+    def restore(self, path: Path, identity: Identity, states: State) -> None:
+        """Restore the other ranks from a checkpoint and their `states`."""
+        self.ask("restore", path, identity, states["others"])
+
     def add(self, tensor: torch.Tensor) -> None:
         """Replace a tensor by its sum over all ranks."""
         self.start_adding(tensor).wait()
+
+    def differentiable_sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor's sum over all ranks, through which gradients flow to all ranks."""
+        summed: torch.Tensor = _Sum.apply(tensor, self)  # type: ignore[no-untyped-call]
+        return summed
 
     def start_adding(self, tensor: torch.Tensor) -> distributed.Work:
         """Start `add`."""
@@ -96,6 +118,14 @@ class Ranks:
         self._group.broadcast([content], distributed.BroadcastOptions()).wait()
         for view, piece in zip(views, torch.split(content, [len(view) for view in views]), strict=True):
             view.copy_(piece)
+
+    def average(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Replace tensors of one type by their averages over ranks."""
+        content = torch.cat([tensor.reshape(-1) for tensor in tensors])
+        self.add(content)
+        content /= self.size
+        for tensor, piece in zip(tensors, torch.split(content, [one.numel() for one in tensors]), strict=True):
+            tensor.copy_(piece.view_as(tensor))
 
     def shares(self, items: Generator[T, None, None], per_step: int) -> Generator[T, None, None]:
         """This rank's items, of ``per_step`` items per step of all ranks."""
@@ -113,6 +143,21 @@ class Ranks:
         return error if self._link is None else self._link.cause(error)
 
 
+class _Sum(torch.autograd.Function):
+    @staticmethod
+    def forward(context: Any, tensor: torch.Tensor, ranks: Ranks) -> torch.Tensor:
+        context.ranks = ranks
+        summed = tensor.clone()
+        ranks.add(summed)
+        return summed
+
+    @staticmethod
+    def backward(context: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None]:
+        summed = gradients[0].clone()
+        context.ranks.add(summed)
+        return summed, None
+
+
 def _group(rank: int, size: int, device: torch.device, path: Path, timeout: timedelta) -> Any:
     store = distributed.FileStore(str(path), size)  # type: ignore[attr-defined]
     if device.type == "cuda":
@@ -120,7 +165,7 @@ def _group(rank: int, size: int, device: torch.device, path: Path, timeout: time
         nccl._timeout = timeout
         return distributed.ProcessGroupNCCL(store, rank, size, nccl)
     gloo = distributed.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    gloo._timeout = timeout
+    gloo._timeout = GLOO_TIMEOUT
     gloo._devices = [distributed.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
     return distributed.ProcessGroupGloo(store, rank, size, gloo)
 
@@ -271,39 +316,50 @@ class Follower:
     def obey(self, order: Order) -> None:
         """Carry out an order."""
         name, arguments = order
-        getattr(self, name)(*arguments)
+        getattr(self, f"_{name}")(*arguments)
 
-    def join(self, size: int, folder: Path) -> None:
-        """Connect with the other ranks."""
+    def _join(self, size: int, folder: Path) -> None:
         self._computation.ranks = None
         self._computation.ranks = Ranks(
             self._rank, size, self._computation.device, folder=folder, seconds=self._seconds
         )
 
-    def build(self, configuration: Configuration, seed: int, compiles: bool) -> None:
-        """Make a trainer."""
-        self.leave()
+    def _build(self, configuration: Configuration, seed: int, compiles: bool) -> None:
+        self._leave()
         self._computation.compiles = compiles
         self._trainer = Trainer(self._workload, configuration, self._data.train, self._computation, seed)
 
-    def step(self) -> None:
-        """Take a step."""
+    def _step(self) -> None:
         self._training.step()
 
-    def update(self) -> None:
-        """Apply the gradient."""
+    def _update(self) -> None:
         self._training.update()
 
-    def losses(self, takes: bool) -> None:
-        """Answer the sums of losses and weights; ``takes`` resets them."""
+    def _losses(self, takes: bool) -> None:
         self._answer(self._training.losses_of_rank(takes=takes))
 
-    def ready(self) -> None:
-        """Answer once all earlier orders are carried out."""
+    def _ready(self) -> None:
         self._answer(None)
 
-    def leave(self) -> None:
-        """Drop the trainer."""
+    def _average_statistics(self) -> None:
+        self._training.average_statistics()
+
+    def _branch(self, branch: Branch, batch_size: int) -> None:
+        continue_from(self._training, branch, batch_size)
+
+    def _state(self) -> None:
+        random = RandomState(self._computation.device)
+        self._answer({**self._training.state_of_rank(), "random": random.state()})
+
+    def _restore(self, path: Path, identity: Identity, states: list[State]) -> None:
+        checkpoint = Checkpoint(path, identity, Clock(), on_progress=lambda: None)
+        checkpoint.restore({"trainer": self._training}, {})
+        state = states[self._rank - 1]
+        self._training.restore_of_rank(state)
+        RandomState(self._computation.device).restore(state["random"])
+        self._answer(None)
+
+    def _leave(self) -> None:
         if self._trainer is not None:
             self._trainer.close()
             self._trainer = None

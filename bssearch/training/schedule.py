@@ -3,8 +3,6 @@
 Warmup and horizon are in samples or epochs, to mean the same at every batch size.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from bssearch.errors import BSSearchError, UsageError, WorkloadError
@@ -66,6 +67,12 @@ class AveragedWeights:
     def restore(self, averages: list[torch.Tensor] | None) -> None:
         """Restore averages; without any, restart at the current weights."""
         _copy(self._weights if averages is None else averages, self._averages)
+
+    def averages_of(self, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+        """Averages of some of the model's tensors."""
+        places = {tensor.data_ptr() for tensor in tensors}
+        pairs = zip(self._weights, self._averages, strict=True)
+        return [average for weight, average in pairs if weight.data_ptr() in places]
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
@@ -229,7 +236,7 @@ class Trainer(AbstractContextManager["Trainer"]):
         check_ranks(configuration, workload, computation)
         check_split(configuration, len(train))
         self._ranks = computation.ranks
-        with self._together("build", configuration, seed, computation.compiles):
+        with self.together("build", configuration, seed, computation.compiles):
             self._build(workload, configuration, train, computation, seed)
 
     def _build(
@@ -249,6 +256,7 @@ class Trainer(AbstractContextManager["Trainer"]):
         self._built = built_optimizers(workload, self.model, configuration, computation.fused)
         self.updates = Updates(self.model, flat(self._built, self.model), configuration, computation)
         self.optimizers = self.updates.optimizers
+        self._statistics = [] if self._ranks is None else self._running_statistics()
         self._own_step = own_training_step(workload, computation)
         self._workload = workload
         augment: Callable[..., Any] = getattr(workload, "augment", None) or (lambda inputs, **_: inputs)
@@ -271,7 +279,15 @@ class Trainer(AbstractContextManager["Trainer"]):
             seed_everything(seed_of(seed, ranks.rank))  # other dropout and augmentation than rank 0
         return ranks.gradient_sum(self.model)
 
-    def _together(self, order: str, *arguments: Any) -> AbstractContextManager[None]:
+    def _running_statistics(self) -> list[torch.Tensor]:
+        norms = [module for module in self.model.modules() if isinstance(module, _NormBase)]
+        pairs = [(norm.running_mean, norm.running_var) for norm in norms]
+        found = [tensor for pair in pairs for tensor in pair if tensor is not None]
+        average = self.updates.average
+        return found if average is None else [*found, *average.averages_of(found)]
+
+    def together(self, order: str, *arguments: Any) -> AbstractContextManager[None]:
+        """See `Ranks.together`; does nothing on one device."""
         return nullcontext() if self._ranks is None else self._ranks.together(order, *arguments)
 
     def __exit__(self, *error: object) -> None:
@@ -307,7 +323,7 @@ class Trainer(AbstractContextManager["Trainer"]):
 
     def step(self) -> None:
         """Take an optimizer step."""
-        with self._together("step"):
+        with self.together("step"):
             self._step()
 
     def _step(self) -> None:
@@ -349,7 +365,7 @@ class Trainer(AbstractContextManager["Trainer"]):
 
     def update(self) -> None:
         """Apply the current gradient: clip, update, average."""
-        with self._together("update"):
+        with self.together("update"):
             if self._own_step is None:
                 self.updates.apply()
             else:
@@ -385,6 +401,26 @@ class Trainer(AbstractContextManager["Trainer"]):
         mean = self._mean_loss(takes=True)
         self._losses = LossSum(self._losses.device)
         return mean
+
+    def state_of_rank(self) -> dict[str, Any]:
+        """State to save that differs between ranks, without random state."""
+        return {"losses": self._losses.state(), "statistics": self._statistics}
+
+    def restore_of_rank(self, state: dict[str, Any]) -> None:
+        """Restore `state_of_rank`, after `restore`."""
+        self._losses.restore(state["losses"])
+        _copy(state["statistics"], self._statistics)
+
+    def wait_for_ranks(self) -> None:
+        """Wait until all ranks can take the next step."""
+        if self._ranks is not None:
+            self._ranks.ask("ready")
+
+    def average_statistics(self) -> None:
+        """Average the running statistics of batch normalisation over ranks."""
+        if self._ranks is not None and self._statistics:
+            with self._ranks.together("average_statistics"):
+                self._ranks.average(self._statistics)
 
     def losses_of_rank(self, *, takes: bool) -> tuple[float, float]:
         """This rank's sums of losses and weights; ``takes`` resets them."""
@@ -425,6 +461,7 @@ class Trainer(AbstractContextManager["Trainer"]):
 
     def metrics(self, part: Part, names: Sequence[str]) -> dict[str, float]:
         """Metrics over a whole part, by averaged weights if any."""
+        self.average_statistics()
         weights = nullcontext() if self.updates.average is None else self.updates.average.in_place()
         with weights, self.computation.evaluating():
             found = measure(self._workload, self.model, part)

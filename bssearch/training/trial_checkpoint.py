@@ -5,8 +5,6 @@ A paused trial is a zip archive, with a checksum for each part and no executable
 parameters, buffers and ``get_extra_state`` is not saved.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import pickle
@@ -53,7 +51,10 @@ _ARCHIVE = b"PK\x03\x04"
 
 _MAGIC = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # start of torch.save's files before PyTorch 1.6
 
-_SETTINGS = ("compile", "channels_last", "fused", "activation_checkpointing", "deterministic", "ghost_batch_size")
+_SETTINGS = (
+    *("compile", "channels_last", "fused", "activation_checkpointing", "deterministic"),
+    *("ghost_batch_size", "sync_batch_norm"),
+)
 
 State = dict[str, Any]  # tensors, numbers, strings, None, and containers of them
 

@@ -1,7 +1,5 @@
 """Pages about several studies, one study, its trials and each trial."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections import Counter

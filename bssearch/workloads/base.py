@@ -411,8 +411,7 @@ def _name(maker: Any, folder: Path) -> str | None:
     if module is None or module.__name__ == MAIN or getattr(module, attribute, None) is not maker:
         return None
     named = f"{module.__name__}:{attribute}"
-    shipped = next((short for short, long in SHIPPED.items() if long == named), None)
-    if shipped is not None:
+    if (shipped := next((short for short, long in SHIPPED.items() if long == named), None)) is not None:
         return shipped
     file = Path(getattr(module, "__file__", None) or "")
     is_plain = file.suffix == ".py" and file.name != "__init__.py" and "." not in module.__name__

@@ -3,8 +3,6 @@
 The default text, the sources of Python's standard library, differs between Python versions, and with it every loss.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import sys

@@ -4,8 +4,6 @@ Source: Alpaydin, Kaynak, "Optical Recognition of Handwritten Digits", UCI, 1998
 importing `sklearn.datasets` takes longer than most trials.
 """
 
-from __future__ import annotations
-
 import gzip
 import importlib.util
 from pathlib import Path

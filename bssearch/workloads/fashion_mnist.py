@@ -8,8 +8,6 @@ Source: Xiao, Rasul, Vollgraf 2017, arXiv 1708.07747. Places of the four files, 
 4. a download into it with torchvision
 """
 
-from __future__ import annotations
-
 import gzip
 import importlib
 import importlib.util

@@ -4,8 +4,6 @@ All layers learn, with a fresh head (Howard & Ruder 2018, arXiv 1801.06146). The
 (French 1999, "Catastrophic forgetting in connectionist networks").
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 import sys

@@ -1,7 +1,5 @@
 """Loss and metrics of the shipped workloads of images in ten classes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """Blocks of the shipped transformers, and the check of their sizes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """A small vision transformer on Fashion-MNIST (Dosovitskiy et al. 2021, arXiv 2010.11929)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

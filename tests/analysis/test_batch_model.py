@@ -126,8 +126,7 @@ def test_with_missed_runs_the_greatest_likelihood_is_found() -> None:
 
 
 def test_batch_sizes_that_no_run_reached_the_target_at_make_no_interval() -> None:
-    points = [*noisy(4, sizes=(16, 64)), LawPoint(512, (), missed_at=(0.9 * law(512),) * 5)]
-    fit = fitted(points)
+    fit = fitted([*noisy(4, sizes=(16, 64)), LawPoint(512, (), missed_at=(0.9 * law(512),) * 5)])
     assert (fit.b_crit_low, fit.b_crit_high, fit.verdict) == (None, None, "too_few_points")
     assert 512 * fit.steps(512) > 0.85 * law(512)
     assert fit.steps_interval(64) is None
@@ -217,8 +216,7 @@ def test_untuned_points_are_judged_but_not_fitted() -> None:
 
 
 def test_with_fewer_than_three_tuned_sizes_all_are_fitted_without_a_verdict() -> None:
-    points = [replace(point, untuned=point.batch_size > 32) for point in exact()]
-    fit = fitted(points)
+    fit = fitted([replace(point, untuned=point.batch_size > 32) for point in exact()])
     assert fit.b_crit == pytest.approx(B_CRIT)
     assert fit.verdict == "too_few_points"
     assert fit.including_untuned is not None and fit.including_untuned.verdict == "fits"
@@ -563,13 +561,11 @@ def test_what_the_study_s_own_device_took_says_nothing_of_another() -> None:
 def test_a_batch_size_without_a_step_time_is_left_out_and_named() -> None:
     found = predict_for_device(study(), SPEC, runs(), {32: make_probe(32, step_seconds=0.1)}, "tiny")
     assert [row.batch_size for row in found.batches if row.trials] == [32]
-    told = {notice.code: notice.message for notice in found.warnings}
-    assert "16, 64" in told["no_step_time"]
+    assert "16, 64" in {notice.code: notice.message for notice in found.warnings}["no_step_time"]
 
 
 def test_trials_whose_batch_grows_are_left_out_and_counted() -> None:
-    first = runs()[0].configuration
-    growing = with_batch_schedule(first, milestones((0, 16), (160, 64)))
+    growing = with_batch_schedule(runs()[0].configuration, milestones((0, 16), (160, 64)))
     grown = [
         make_trial(9000 + seed, configuration=growing, steps=1, seconds=0.001, phase=Phase.AUDIT, seed=seed)
         for seed in range(3)

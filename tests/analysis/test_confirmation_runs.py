@@ -52,8 +52,7 @@ def test_what_says_nothing_of_a_configuration_is_no_miss_and_a_seed_counts_once(
         replace(missed[0], number=10 + n, seed=10 + n, state=state)
         for n, state in enumerate((TrialState.LOST, TrialState.CANCELLED, TrialState.FAILED, TrialState.OOM))
     ]
-    again = replace(missed[0], number=20)
-    assert plain_misses([*missed, *lost, again]) == []
+    assert plain_misses([*missed, *lost, replace(missed[0], number=20)]) == []
     assert plain_misses([*missed, replace(missed[0], number=21, seed=9)])
 
 

@@ -187,8 +187,7 @@ def test_steps_are_whole_and_what_is_made_of_them_is_of_the_median() -> None:
 def test_the_median_is_not_known_where_half_of_the_runs_missed() -> None:
     runs = two_runs(4, 5, 7)
     assert (median_of(runs), median_of(runs[:2])) == (5, 4.5)
-    missed = make_trial(9, batch_size=64, state=TrialState.EXHAUSTED)
-    half = Candidate(runs[0].configuration, (runs[0], missed))
+    half = Candidate(runs[0].configuration, (runs[0], make_trial(9, batch_size=64, state=TrialState.EXHAUSTED)))
     assert (median_steps(half), steps_to_target(half)) == (None, None)
 
 

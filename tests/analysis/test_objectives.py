@@ -44,8 +44,7 @@ def test_samples_are_those_that_a_trial_counted() -> None:
     assert objective.figure(smaller) == 2400
     assert objective.figure(with_outcome(REACHED, steps=200, samples=4800)) == 2400
     assert objective.bound(with_outcome(CAPPED, steps=250, samples=6000)) == 240 * 24
-    verdict = not_none(decide([smaller], 1, objective))
-    best = verdict.optimal
+    best = not_none(decide([smaller], 1, objective)).optimal
     assert (best.value, median_samples(best)) == (2400, 2400)
 
 
@@ -158,8 +157,7 @@ def test_a_trial_without_a_figure_does_not_win_the_metric_in_a_budget(state: Tri
 @pytest.mark.parametrize("goal", Goal)
 @pytest.mark.parametrize("value", [0.0, 5e-324, 1e-300, 1e-12, 1e-4, 0.9, 3.0, 1e9, 1e300])
 def test_figures_are_ordered_as_the_metrics_whatever_the_target(goal: Goal, value: float) -> None:
-    target = Target(metric="quality", value=value, goal=goal)
-    objective = make_objective("metric_in_budget", target)
+    objective = make_objective("metric_in_budget", Target(metric="quality", value=value, goal=goal))
     metrics = [-1e300, -1e9, -1.0, -1e-9, 0.0, 1e-12, 0.1, 0.5, 0.5 + 1e-12, 0.9, 1.0, 3.0, 878.0, 1e9, 1e300]
     figures = [objective.figure(budgeted(1, metric)) for metric in metrics]
     known = [figure for figure in figures if figure is not None]

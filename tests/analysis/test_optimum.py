@@ -71,8 +71,7 @@ def test_the_flat_range_of_another_recommendation_does_not_reach_to_what_is_not_
 
 def test_the_flat_range_ends_at_the_first_batch_size_that_is_not_flat_on_either_side() -> None:
     medians = {8: 1.01, 16: 2.0, 32: 1.02, 64: 1.0, 128: 1.03, 256: 2.0, 512: 1.01}
-    found = verdict({size: [one, one * 1.1, one * 0.9] for size, one in medians.items()})
-    assert found.flat_range == (32, 128)
+    assert verdict({size: [one, one * 1.1, one * 0.9] for size, one in medians.items()}).flat_range == (32, 128)
     assert verdict({8: [1.0, 1.1, 0.9], 16: [2.0, 2.1, 1.9]}).flat_range == (8, 8)
     assert verdict({8: [1.01, 1.1, 0.9], 16: [1.0, 1.1, 0.9]}).flat_range == (8, 16)
 
@@ -151,8 +150,7 @@ def test_accumulated_sizes_and_those_out_of_memory_are_left_out() -> None:
 
 
 def test_an_accumulated_step_is_its_micro_batches_and_one_update() -> None:
-    measured = [*line(0.001, 1e-5), make_probe(96, step_seconds=0.002)]
-    fit = not_none(fit_step_time(measured))
+    fit = not_none(fit_step_time([*line(0.001, 1e-5), make_probe(96, step_seconds=0.002)]))
     assert fit.predict(384, 96, update_seconds=0.0005) == pytest.approx(4 * (0.002 - 0.0005) + 0.0005)
 
 

@@ -103,8 +103,7 @@ def test_no_other_batch_size_is_said_to_be_worse_than_5_percent_unless_the_runs_
     said = "No other confirmed batch size is within 5 %."
     steady = [*searched(), *confirmed(32, 1.0, 1.01, 0.99), *confirmed(64, 1.12, 1.13, 1.11)]
     assert (answer(steady).worse, said in headline(answer(steady))) == ([64], True)
-    noisy = [*searched(), *confirmed(32, 1.0, 1.01, 0.99), *confirmed(64, 1.055, 1.06, 1.065)]
-    found = answer(noisy)
+    found = answer([*searched(), *confirmed(32, 1.0, 1.01, 0.99), *confirmed(64, 1.055, 1.06, 1.065)])
     assert found.optimal.time_to_target_s is not None and found.optimal.time_to_target_s.high is not None
     assert "not_separated" not in {notice.code for notice in found.warnings}, "their intervals do not overlap"
     assert (found.worse, said in headline(found)) == ([], False)
@@ -171,8 +170,7 @@ def test_largest_that_fits_runs_without_accumulation() -> None:
 
 
 def test_an_answer_that_is_not_sure_says_so_and_what_would_settle_it() -> None:
-    trials = [*searched(), *confirmed(32, 1.0, 1.4, 0.7), *confirmed(128, 1.05, 0.8, 1.45)]
-    found = answer(trials)
+    found = answer([*searched(), *confirmed(32, 1.0, 1.4, 0.7), *confirmed(128, 1.05, 0.8, 1.45)])
     assert found.provisional and found.within_5_percent is not None and found.within_5_percent < 0.9
     assert found.settle is not None
     text = headline(found)
@@ -247,8 +245,7 @@ def test_the_answer_fits_its_schema_and_holds_no_nan() -> None:
 
 def test_what_fresh_seeds_refuted_is_not_recommended() -> None:
     lucky = [*searched(), make_trial(50, batch_size=32, seconds=0.1, learning_rate=0.2)]
-    missed = confirmed(32, 10.0, 10.0, 10.0, rate=0.2, state=TrialState.EXHAUSTED)
-    found = answer([*lucky, *missed])
+    found = answer([*lucky, *confirmed(32, 10.0, 10.0, 10.0, rate=0.2, state=TrialState.EXHAUSTED)])
     assert found.optimal.parameters["learning_rate"] == 0.1
     assert "confirmation_missed" in {notice.code for notice in found.warnings}
 
@@ -401,11 +398,6 @@ def test_what_a_single_configuration_reached_is_untuned() -> None:
     other = make_trial(2, batch_size=8, seconds=2.2, learning_rate=0.2)
     assert answer([one, again]).batches[0].untuned
     assert not answer([one, again, other]).batches[0].untuned
-
-
-def test_below_three_runs_nothing_is_claimed_of_other_batch_sizes() -> None:
-    trials = [*searched(), *confirmed(32, 1.0), *confirmed(64, 1.02)]
-    assert "5 %" not in headline(build_answer(study(), make_spec(confirm={"runs": 1}), trials, {}))
 
 
 def test_the_gain_over_the_default_is_told_apart_into_retuning_and_batch_size() -> None:
@@ -731,8 +723,7 @@ def commands(spec: StudySpec, found: Verdict, sure: Certainty | None = None, lar
 
 
 def test_an_answer_that_nothing_is_wrong_with_is_used_and_looked_at() -> None:
-    spec = make_spec(name="mine")
-    told = commands(spec, verdict(), Certainty(0.95))
+    told = commands(make_spec(name="mine"), verdict(), Certainty(0.95))
     assert told == ["bssearch best mine --export yaml", "bssearch report mine --html mine.html"]
 
 

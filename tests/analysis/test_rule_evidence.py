@@ -250,8 +250,7 @@ def test_each_seed_of_a_configuration_counts_once_and_its_confirmation_first() -
     confirmed = made_runs(TUNED, 1.0, 1.1, start=10)
     audited = made_runs(TUNED, 2.0, 2.1, 2.2, start=20, phase=Phase.AUDIT)
     searched = [make_trial(1, configuration=TUNED, seed=9)]
-    found = runs_of(SPEC, [*searched, *audited, *confirmed], TUNED)
-    assert [one.number for one in found] == [10, 11, 22]
+    assert [one.number for one in runs_of(SPEC, [*searched, *audited, *confirmed], TUNED)] == [10, 11, 22]
 
 
 @pytest.mark.parametrize(

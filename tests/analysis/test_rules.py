@@ -94,8 +94,7 @@ def test_rules_are_audited_at_the_optimum_and_the_largest_with_confirmation_only
 def test_at_the_defaults_own_batch_size_there_is_nothing_to_audit() -> None:
     own = replace(TUNED, batch_size=16, micro_batch_size=16)
     trials = [make_trial(1, configuration=SPEC.default_configuration), *runs_of(own, 1.0, 1.1, 0.9, start=10)]
-    found = audit(SPEC, trials, answer_to(trials))
-    one = of(found, Rule.LINEAR_RATE, 16)
+    one = of(audit(SPEC, trials, answer_to(trials)), Rule.LINEAR_RATE, 16)
     assert one.verdict == "not_run"
     assert "changes nothing" in one.reason
 
@@ -198,8 +197,7 @@ def test_an_imported_study_is_judged_and_says_that_nothing_can_be_run() -> None:
 
 def test_a_spent_budget_and_failures_are_named() -> None:
     rule = replace(TUNED, learning_rate=0.8)
-    ran = runs_of(rule, 2.0, start=100, phase=Phase.AUDIT)
-    found = judged(ran, train_seconds=1.5)
+    found = judged(runs_of(rule, 2.0, start=100, phase=Phase.AUDIT), train_seconds=1.5)
     assert found.spent_train_seconds == 2.0
     assert "the budget of 1.5 train seconds is spent" in of(found, Rule.LINEAR_RATE).reason
     assert "the budget of 1.5 train seconds is spent" in of(found, Rule.DROPOUT).reason

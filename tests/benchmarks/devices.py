@@ -2,10 +2,10 @@
 
 Run as ``python tests/benchmarks/devices.py [--studies 60]``. Each study has its own law of steps
 S_min (1 + B_crit / B), step time α + β B / W and time of the reduction, drawn at random. Steps vary by 10 % between
-seeds, a visit's step time by 5 %, a trial's by 1 %. A cell is a batch size on a number of devices. Exits 1 if fewer
-than 95 % of the chosen cells are within 5 % of the best on that number, if the intervals of times or speed-ups hold in
-fewer than 92 %, or if eight devices, each with a slot, are busy for less than 90 % of a search with trials of two
-seconds.
+seeds, a visit's step time by 5 %, a trial's by 1 %. A cell is a batch size on a number of devices; the chosen one has
+the least seconds in the answer. Exits 1 if fewer than 95 % of the chosen cells are within 5 % of the best of all, if
+the intervals of times or speed-ups hold in fewer than 92 %, or if eight devices, each with a slot, are busy for less
+than 90 % of a search with trials of two seconds.
 """
 
 if not __package__:
@@ -146,6 +146,7 @@ def share(found: list[bool]) -> str:
 def main(studies: int = 60, first_seed: int = 0) -> bool:
     """Print the shares of right cells and of intervals that hold."""
     right: dict[int, list[bool]] = {count: [] for count in DEVICES}
+    chosen: list[bool] = []
     times: list[bool] = []
     speedups: list[bool] = []
     for seed in range(first_seed, first_seed + studies):
@@ -154,6 +155,9 @@ def main(studies: int = 60, first_seed: int = 0) -> bool:
         best_at = {row.batch_size: row.best.parameters for row in found.batches if row.best is not None}
         rates = {size: float(str(parameters["learning_rate"])) for size, parameters in best_at.items()}
         true = [node.truth(one.batch_size, one.world_size, rates.get(one.batch_size)) for one in found.by_devices]
+        fastest = min(found.by_devices, key=lambda one: one.seconds)
+        every = [node.truth(size, count) for count in DEVICES for size in SIZES if size % count == 0]
+        chosen.append(node.truth(fastest.batch_size, fastest.world_size) <= 1.05 * min(every))
         for one, seconds in zip(found.by_devices, true, strict=True):
             sizes = [size for size in SIZES if size % one.world_size == 0]
             best = min(node.truth(size, one.world_size) for size in sizes)
@@ -165,12 +169,12 @@ def main(studies: int = 60, first_seed: int = 0) -> bool:
                 speedups.append(low <= true[0] / seconds <= high)
     for count, cells in right.items():
         print(f"batch size on {count} devices within 5 % of the best there: {share(cells)}")
-    cells = [one for some in right.values() for one in some]
-    print(f"all cells: {share(cells)}; 95 % intervals hold, of times: {share(times)}, of speed-ups: {share(speedups)}")
+    print(f"chosen cells within 5 % of the best of all: {share(chosen)}")
+    print(f"95 % intervals that hold, of times: {share(times)}, of speed-ups: {share(speedups)}")
     busy = busy_share()
     print(f"eight devices, trials of {TRIAL_SECONDS:g} s: busy for {busy:.0%} of the search")
     held = [statistics.fmean(some) >= COVERED for some in (times, speedups)]
-    return verdict(statistics.fmean(cells) >= RIGHT and all(held) and busy >= BUSY)
+    return verdict(statistics.fmean(chosen) >= RIGHT and all(held) and busy >= BUSY)
 
 
 if __name__ == "__main__":

@@ -87,8 +87,7 @@ def peak_mb() -> float:
 def tried(name: str, seed: int, cases: int) -> Result:
     """Try the cases of a kind; seeds of cases are apart from those of the tests."""
     with tempfile.TemporaryDirectory() as made, made_kind(name, Path(made)) as kind:
-        folder = Path(made)
-        inside = folder / "case"
+        inside = Path(made) / "case"
         inside.mkdir()
         kind.fails(seed, inside)  # imports
         before, failed, longest = peak_mb(), [], 0.0

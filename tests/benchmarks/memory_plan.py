@@ -207,8 +207,7 @@ def step(case: Case, size: int, checkpointing: bool) -> Iterator[None]:
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     yield
-    loss = made.loss(model, made.batch(size))[0]
-    loss.backward()  # type: ignore[no-untyped-call]
+    made.loss(model, made.batch(size))[0].backward()  # type: ignore[no-untyped-call]
     optimizer.step()
 
 

@@ -62,8 +62,7 @@ def told(name: str, one: Summary) -> str:
 
 def against_the_bars(tables: Sequence[RecordedTable]) -> bool:
     """Print every policy over all tables; return whether the operating points keep their bars."""
-    found = by_policy(all_draws(tables, PRUNERS, SEEDS).values())
-    policies = {name: summarize(draws) for name, draws in found}
+    policies = {name: summarize(draws) for name, draws in by_policy(all_draws(tables, PRUNERS, SEEDS).values())}
     kept = True
     for name, one in policies.items():
         print(told(name, one))

@@ -54,8 +54,7 @@ def add_trial(
         seed=rng.randrange(2**31),
     )
     lease = Lease(owner="benchmark/1/1.00/x", seconds=60.0)
-    started = not_none(store.trials.start(study, plan, environment=make_environment(), lease=lease))
-    number = started.number
+    number = not_none(store.trials.start(study, plan, environment=make_environment(), lease=lease)).number
     curve = [
         Observation(
             step=5 * n,

@@ -14,13 +14,13 @@ import torch
 import yaml
 
 from bssearch.analysis.answer import Answer
-from bssearch.cli.answer import exported_schedule
-from bssearch.commands.best import scheduled_training
 from bssearch.records import Phase
 from bssearch.records.batch_schedule import batch_schedule_of
 from bssearch.storage.repository import open_store
 from tests.cli.task import INLINE, UNCONFIRMED, bssearch, printed, read, refused, space_of, write_task
 from tests.factories import not_none
+
+pytestmark = pytest.mark.slow  # its study takes seconds
 
 STAGES = "200:32 600:64/32"
 SHARES = (1.0, 50.0)
@@ -130,7 +130,6 @@ def test_recorded_curves_are_of_the_search_alone_so_that_no_batch_in_them_grows(
     assert found <= {one["number"] for one in trials(stored) if one["phase"] == "search"}
 
 
-@pytest.mark.slow
 def test_a_scheduled_trial_is_repeated_bit_for_bit(folder: Path) -> None:
     for trial in (with_stages(folder, STAGES), one_by_noise(folder)):
         found = json.loads(printed(folder, "trial", "rerun", "task", str(trial["number"]), "--format", "json"))
@@ -170,14 +169,10 @@ def test_arguments_carry_the_schedule_as_a_configuration_has_it(stored: Path) ->
     assert "stages-" not in line and line.count("\n") == 1
 
 
-@pytest.mark.parametrize("decided", ["by its samples", "by the noise scale"])
-def test_the_python_trains_a_model_to_the_target_with_a_batch_that_grows(stored: Path, decided: str) -> None:
-    if decided == "by its samples":
-        text = printed(stored, "best", "task", "--export", "python", "--schedule")
-        grown = not_none(answer_in(stored).batch_schedule)
-        ran = [(one.start_samples or 0, one.batch_size) for one in grown.stages]
-    else:
-        text, ran = by_noise_as_best(stored)
+def test_the_python_trains_a_model_to_the_target_with_a_batch_that_grows(stored: Path) -> None:
+    text = printed(stored, "best", "task", "--export", "python", "--schedule")
+    grown = not_none(answer_in(stored).batch_schedule)
+    ran = [(one.start_samples or 0, one.batch_size) for one in grown.stages]
     assert text.startswith("# study task: accuracy >= 0.93\n")
     assert ast.parse(text)
     names: dict[str, Any] = {}
@@ -193,37 +188,9 @@ def test_the_python_trains_a_model_to_the_target_with_a_batch_that_grows(stored:
     assert isinstance(model, torch.nn.Module)
 
 
-def by_noise_as_best(folder: Path) -> tuple[str, list[tuple[int, int]]]:
-    """Return the loop of the schedule that measured, were it the best, and the stages that its trial ran."""
-    trial, found = one_by_noise(folder), answer_in(folder)
-    stages = trial["stages"]
-    assert found.batch_schedule is not None
-    first = found.batch_schedule.stages[0]
-    rates = {16: trial["learning_rate"], 32: trial["learning_rate"] * 2**0.5, 64: trial["learning_rate"] * 2}
-    empty = {"start_samples": None, "steps": None, "seconds": None}
-    schedule = found.batch_schedule.model_copy(
-        update={
-            "name": "noise_scale",
-            "noise_share": trial["batch_noise_share"],
-            "trial_numbers": [trial["number"]],
-            "stages": [
-                first.model_copy(update={**empty, "batch_size": size, "micro_batch_size": size, "learning_rate": rate})
-                for size, rate in rates.items()
-            ],
-        }
-    )
-    answer = found.model_copy(update={"batch_schedule": schedule})
-    with open_store(f"sqlite:///{folder}/bssearch.db", write=False) as store:
-        training = scheduled_training(store, "task", answer)
-    text = exported_schedule(answer, training, "python")
-    assert f"the stages are as trial {trial['number']} ran" in text
-    return text, [(one["start_samples"], one["batch_size"]) for one in stages]
-
-
 def trained(names: dict[str, Any]) -> tuple[torch.nn.Module, float, list[int], list[float]]:
     """Train a model on the task's data by an exported loop; return it, its accuracy, and each step's size and rate."""
-    generator = torch.Generator().manual_seed(0)
-    inputs = torch.randn(900, 10, generator=generator)
+    inputs = torch.randn(900, 10, generator=torch.Generator().manual_seed(0))
     targets = (inputs[:, :5].sum(1) > inputs[:, 5:].sum(1)).long()
     torch.manual_seed(3)
     model = torch.nn.Sequential(torch.nn.Linear(10, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
@@ -239,8 +206,7 @@ def trained(names: dict[str, Any]) -> tuple[torch.nn.Module, float, list[int], l
     names["train"](model, optimizer, inputs[:500], targets[:500], torch.nn.functional.cross_entropy, has_ended)
     with torch.no_grad():
         accuracy = (model(inputs[500:700]).argmax(1) == targets[500:700]).float().mean().item()
-    sizes = [after - before for before, after in pairwise(seen)]
-    return model, accuracy, sizes, rates
+    return model, accuracy, [after - before for before, after in pairwise(seen)], rates
 
 
 def test_a_gain_is_named_beside_the_export_of_the_batch_that_stays(
@@ -259,7 +225,6 @@ def test_a_gain_is_named_beside_the_export_of_the_batch_that_stays(
         assert ("saves time" in scheduled.stderr) is not bool(told)
 
 
-@pytest.mark.slow
 def test_a_schedule_that_there_is_not_is_refused(tmp_path: Path) -> None:
     budget = {"trials": 3, "trial_train_seconds": 2.0}
     spec = write_task(tmp_path, space=space_of(16, 64), confirm=UNCONFIRMED, budget=budget, executor=INLINE)
@@ -268,21 +233,6 @@ def test_a_schedule_that_there_is_not_is_refused(tmp_path: Path) -> None:
     assert "study 'task' has no schedule of growing batches that reached the target" in told
 
 
-def test_the_page_of_the_study_has_the_schedule(stored: Path) -> None:
-    printed(stored, "report", "task", "--html", "page.html")
-    page = (stored / "page.html").read_text()
-    assert '<section id="growing">' in page and '<section id="grown-trials">' in page
-    assert 'id="figure-batch-growth"' in page and 'id="figure-rate-growth"' in page
-
-
-def test_an_easier_target_counts_the_steps_of_each_size(stored: Path) -> None:
-    hardly_easier = "0.929"  # An easy one may be met before a batch has grown: then there is no such schedule.
-    found = Answer.model_validate_json(printed(stored, "best", "task", "--target", hardly_easier, "--format", "json"))
-    grown = not_none(found.batch_schedule)
-    assert sum(one.steps or 0.0 for one in grown.stages) <= max(one["steps"] for one in trials(stored))
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("way", ["database", "file"])
 def test_scheduled_trials_come_through_another_database_as_they_are(folder: Path, way: str) -> None:
     if way == "database":

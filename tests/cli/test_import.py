@@ -201,8 +201,7 @@ def test_of_imported_runs_nothing_is_said_to_have_been_searched_here(tmp_path: P
     for shown in (status, bssearch("best", cwd=tmp_path).stdout, bssearch("trial", "show", "1", cwd=tmp_path).stdout):
         said = shown.replace("bssearch", "")
         assert not [word for word in ("search", "so far", "until it is confirmed") if word in said], shown
-    codes = {one["code"] for one in read(tmp_path, "best")["warnings"]}
-    assert "unconfirmed" in codes
+    assert "unconfirmed" in {one["code"] for one in read(tmp_path, "best")["warnings"]}
     assert read(tmp_path, "study", "show")["trials"] == {"search": {"reached": 3}}
 
 

@@ -1,13 +1,16 @@
 """Drivers that are stopped or killed in mid-study, and what the same command then makes of it."""
 
+import importlib.util
 import json
+import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -90,8 +93,7 @@ def wait_for_start(folder: Path, process: subprocess.Popen[str]) -> None:
 def check_complete(folder: Path, searched: int) -> list[dict[str, object]]:
     """Run the study to its end; every number stands once, the counts add up, nothing that finished is repeated."""
     before = {trial["number"]: trial for trial in trials(folder) if trial["state"] not in {"running", "paused"}}
-    inline = ("--set", "executor.name=inline", "--set", "executor.slots=1")
-    printed(folder, "run", "task.yaml", *inline)
+    printed(folder, "run", "task.yaml", *("--set", "executor.name=inline", "--set", "executor.slots=1"))
     found = trials(folder)
     assert [trial["number"] for trial in found] == list(range(1, len(found) + 1))
     states = Counter(trial["state"] for trial in found if trial["phase"] == "search")
@@ -238,7 +240,7 @@ def test_ctrl_c_while_libraries_are_loading_ends_with_one_line(tmp_path: Path, m
 
 
 FAR = {
-    "workload_settings": {"step_seconds": 0.05},
+    "workload_settings": {"step_seconds": 0.02},
     "space": space_of(32),
     "default": {**DEFAULT, "learning_rate": 0.01},  # the first trial, which is stopped, takes many seconds
     "budget": {"trials": 2, "trial_train_seconds": 60.0},
@@ -315,3 +317,68 @@ def test_a_trial_stopped_by_sigterm_goes_on_in_another_place_as_if_it_had_never_
     assert found["identical"] is True, again.stdout
     assert found["steps_ratio"] == 1.0
     assert not list((tmp_path / "shared").rglob("trial-*"))
+
+
+# On Ray ---------------------------------------------------------------------------------------------------------------
+
+
+SECRETS = {"BSSEARCH_DB_URL": "sqlite:///bssearch.db", "PGPASSWORD": "a-secret-word"}
+WORKER = "bssearch.executors.worker"
+
+
+def states(folder: Path) -> list[str]:
+    """Return the states of the trials so far, none before there are tables."""
+    with closing(sqlite3.connect(folder / "bssearch.db")) as connection, suppress(sqlite3.OperationalError):
+        return [state for (state,) in connection.execute("SELECT state FROM bss_trial ORDER BY number")]
+    return []
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None and "CI" not in os.environ, reason="Ray is not installed")
+def test_a_killed_actor_is_a_trial_to_be_tried_again_and_ctrl_c_ends_ray_too(tmp_path: Path) -> None:
+    write_task(tmp_path, **{**SLOW, "executor": {"name": "ray", "device": "cpu"}})
+    with (tmp_path / "errors").open("w") as errors_file:
+        process = subprocess.Popen(
+            command("run", "task.yaml"),
+            cwd=tmp_path,
+            env=environment() | SECRETS,
+            stdout=subprocess.PIPE,
+            stderr=errors_file,
+            text=True,
+            start_new_session=True,
+        )
+    driver = psutil.Process(process.pid)
+    family: list[psutil.Process] = []
+    try:
+        wait_for(lambda: "reached" in states(tmp_path), process)
+        wait_for_start(tmp_path, process)
+        family = driver.children(recursive=True)
+        (worker,) = [one for one in family if WORKER in one.cmdline()]
+        for one in family:
+            names = {name for name, value in one.environ().items() if name in SECRETS or "a-secret-word" in value}
+            assert names == set(), f"{one.cmdline()} knows {names}"
+        assert worker.nice() == driver.nice(), "what is timed waits for other programs no longer than elsewhere"
+        worker.parent().kill()  # type: ignore[union-attr]
+        wait_for(lambda: "lost" in states(tmp_path), process)
+        wait_for(lambda: not alive([worker]), process)  # its parent is gone: it ends by itself, not at once
+        ended = len(states(tmp_path))
+        wait_for(lambda: len(states(tmp_path)) > ended + 1, process)
+        wait_for_start(tmp_path, process)
+        family += driver.children(recursive=True)
+        os.killpg(process.pid, signal.SIGINT)
+        out, _ = process.communicate(timeout=60)
+    finally:
+        for one in [*family, driver]:
+            if one.is_running():
+                one.kill()
+        process.wait()
+    errors = (tmp_path / "errors").read_text()
+    assert process.returncode == 130, errors
+    assert "stopped; every trial is stored" in errors
+    assert out == "", "stdout is for the answer, and Ray's processes have been heard of"
+    assert not alive(family)
+
+    found = check_complete(tmp_path, 14)
+    (lost,) = [one for one in found if one["state"] == "lost"]
+    assert "lost with its Ray actor" in json.dumps(read(tmp_path, "trial", "show", "task", str(lost["number"])))
+    assert [one["retry_of"] for one in found].count(lost["number"]) == 1

@@ -263,8 +263,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_device_whose_steps_grow_less_takes_a_larger_batch(folder: Path) -> None:
-    here = read(folder, "best", "vision")
-    assert here["optimal"]["batch_size"] == 32
+    assert read(folder, "best", "vision")["optimal"]["batch_size"] == 32
     there = read(folder, "best", "vision", "--step-times", "h200.csv", "--device", "H200")
     assert (there["optimal"]["batch_size"], there["device"]["name"]) == (128, "H200")
     assert there["optimal"]["time_to_target_s"]["median"] == pytest.approx(410 * 0.0011)

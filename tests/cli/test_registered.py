@@ -178,8 +178,7 @@ def test_a_pruner_of_another_package_is_simulated_with_its_options(folder: Path)
         for number in range(1, 7)
     ]
     write_table(RecordedTable("lines", Target(metric="accuracy", value=0.9), 30.0, tuple(trials)), folder / "t.csv.gz")
-    names = ["patient:evaluations=2", "none"]
-    words = [word for name in names for word in ("--pruner", name)]
+    words = [word for name in ["patient:evaluations=2", "none"] for word in ("--pruner", name)]
     words += ["--draws", "3", "--trials", "4", "--format", "json"]
     done = script(pruning.simulate, "t.csv.gz", *words, cwd=folder)
     assert done.returncode == 0, done.stderr

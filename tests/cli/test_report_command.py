@@ -421,17 +421,3 @@ def said(place: Path, *arguments: str) -> str:
 def test_it_counts_as_a_pruned_one(both: dict[TrialState, Path], arguments: tuple[str, ...]) -> None:
     pruned, paused = (said(place, *arguments) for place in both.values())
     assert paused.replace("paused", "pruned") == pruned
-
-
-def test_its_state_is_shown_and_counted(both: dict[TrialState, Path]) -> None:
-    place = both[TrialState.PAUSED]
-    trials = json.loads(said(place, "trial", "list", "toy", "--format", "json"))
-    assert [trial["state"] for trial in trials].count("paused") == 3
-    (batch,) = [
-        one
-        for one in json.loads(said(place, "best", "toy", "--format", "json"))["batches"]
-        if one["batch_size"] == SIZE
-    ]
-    assert batch["ended"]["paused"] == 3
-    status = json.loads(said(place, "study", "show", "toy", "--format", "json"))
-    assert status["spent_trials"] >= 3 and status["running"] == []

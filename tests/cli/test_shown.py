@@ -18,7 +18,7 @@ import yaml
 from rich.console import Console
 from rich.live import Live
 
-from bssearch.analysis.answer import Answer, Figure
+from bssearch.analysis.answer import Answer
 from bssearch.analysis.shape import Notice
 from bssearch.cli import app as application, main, output, trial as trial_commands
 from bssearch.cli.answer import SCREEN_COLUMNS, SCREEN_LINES, exported, print_answer, screen
@@ -41,8 +41,6 @@ from bssearch.errors import NotFoundError, UsageError
 from bssearch.exchange.trial_rows import trial_document
 from bssearch.files import Row, write_csv
 from bssearch.records import (
-    GradientNoise,
-    MemoryBasis,
     Observation,
     Phase,
     TrialOutcome,
@@ -149,8 +147,7 @@ def test_a_trial_is_shown_with_its_curve_from_first_to_last(capsys: pytest.Captu
     curve = told.splitlines()[-2:]
     assert "0.111" in curve[0] and "0.888" in curve[0]
     assert "3" in curve[1].split() and "2.75" in curve[1].split()
-    without = shown(capsys, make_trial(7))
-    assert len(without.splitlines()) == len(told.splitlines()) - 2
+    assert len(shown(capsys, make_trial(7)).splitlines()) == len(told.splitlines()) - 2
 
 
 def test_what_is_known_of_a_trial_is_shown_and_what_is_not_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
@@ -194,8 +191,7 @@ def history(*trials: TrialRecord) -> History:
 
 
 def rows(of: History) -> list[list[str]]:
-    table = batch_table(of)
-    return [list(row) for row in zip(*(list(column.cells) for column in table.columns), strict=True)]
+    return [list(row) for row in zip(*(list(column.cells) for column in batch_table(of).columns), strict=True)]
 
 
 def test_the_table_counts_the_trials_of_each_batch_size_and_marks_the_incumbent() -> None:
@@ -313,54 +309,6 @@ def test_without_a_terminal_progress_is_a_line_now_and_then_and_nothing_in_it_is
 
 
 # The answer -----------------------------------------------------------------------------------------------------------
-
-
-def test_the_trade_offs_are_printed_with_memory_generalisation_and_noise_scale(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    measured: dict[str, Any] = {"peak_memory_bytes": 3 * 2**20, "peak_memory_basis": MemoryBasis.RESIDENT}
-    noises = [GradientNoise(passes=1, trace=trace, square=1.0) for trace in (90.0, 100.0, 110.0)]
-    runs = [
-        replace(run, outcome=replace(run.outcome, noise=noise))
-        for run, noise in zip(confirmed(64, 1.0, 1.1, 0.9, **measured), noises, strict=True)
-        if run.outcome is not None
-    ]
-    print_answer(answer([*confirmed(16, 2.0, 2.1, 1.9, **measured), *runs]), details=True)
-    printed = capsys.readouterr().out
-    (row,) = [line for line in printed.splitlines() if line.startswith(" 64") and "MiB" in line]
-    assert "3 MiB" in row and "0.88 ± 0" in row and "100 [" in row
-    assert "resident memory" in printed
-    assert "pooled over 3 trials of batch 64" in printed
-
-
-@pytest.mark.parametrize(("micro", "told"), [(64, False), (32, True)])
-def test_the_split_into_micro_batches_is_printed_where_there_is_one(
-    micro: int, told: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found = answer(confirmed(64, 1.0, 1.1, 0.9))
-    split = {"micro_batch_size": micro, "accumulation_steps": 64 // micro}
-    print_answer(found.model_copy(update={"optimal": found.optimal.model_copy(update=split)}))
-    assert ("micro_batch_size 32 × 2 steps" in capsys.readouterr().out) is told
-
-
-def test_further_metrics_are_printed_where_the_workload_reports_some(capsys: pytest.CaptureFixture[str]) -> None:
-    found = answer(confirmed(64, 1.0, 1.1, 0.9))
-    print_answer(found)
-    assert "also has" not in capsys.readouterr().out
-    figures = {
-        "forgetting": Figure(median=0.031, low=0.028, high=0.036, runs=3),
-        "old_accuracy": Figure(median=0.9, low=None, high=None, runs=2),
-    }
-    print_answer(found.model_copy(update={"optimal": found.optimal.model_copy(update={"further_metrics": figures})}))
-    told = "On the test part it also has forgetting 0.031 [0.028, 0.036] and old_accuracy 0.9."
-    assert told in " ".join(capsys.readouterr().out.split())
-
-
-def test_no_trade_offs_are_printed_where_nothing_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    found = answer(confirmed(64, 1.0, 1.1, 0.9))
-    rows = [row.model_copy(update={"generalisation": None}) for row in found.batches]
-    print_answer(found.model_copy(update={"batches": rows}), details=True)
-    assert "noise scale" not in capsys.readouterr().out
 
 
 def test_the_answer_says_what_the_study_cost_in_trainings() -> None:
@@ -571,16 +519,6 @@ def test_the_display_tells_that_the_search_ended_and_counts_confirmation_runs(tm
     assert not any(" of 12 search trials" in text for text in display.shown[over:])
     runs = [int(found[1]) for text in display.shown[over:] if (found := re.search(r"(\d+) confirmation run", text))]
     assert runs == sorted(runs) and runs[-1] > 6
-
-
-def test_a_line_tells_the_train_seconds_by_which_trials_are_pruned_and_names_those_of_a_product() -> None:
-    contended = make_trial(1, seconds=7.13, contended=True, product=4.022)
-    history = History(LIVE, [contended], {32: make_probe(32, step_seconds=0.04)})
-    line = ended_line(contended, history)
-    assert "after 7.13 train seconds" in line
-    assert "steps × step time is 4.022 s" in line
-    assert "steps × step time" not in ended_line(make_trial(2, seconds=7.13), history)
-    assert "as steps × step time" in history.figure_text(next(iter(history.trials)))
 
 
 def test_every_line_of_a_log_gives_the_same_seconds_of_the_fastest_trial() -> None:

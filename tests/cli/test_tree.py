@@ -91,8 +91,7 @@ def add_study(folder: Path, name: str) -> None:
     """Store a study with 12 trials, and beside the database what commands take."""
     budget = {"trials": 12, "trial_train_seconds": 2.0}
     spec = make_spec(name=name, budget=budget, confirm={"top": 1, "runs": 3})
-    launch = Launch(db=f"sqlite:///{folder / 'bssearch.db'}", make_executor=lambda *_: LawExecutor())
-    run_study(spec, launch)
+    run_study(spec, Launch(db=f"sqlite:///{folder / 'bssearch.db'}", make_executor=lambda *_: LawExecutor()))
     sizes = [row["batch_size"] for row in read(folder, "best", name)["batches"]]
     rows = "".join(f"{size},0.001\n" for size in sizes)
     (folder / "h100.csv").write_text(f"batch_size,step_seconds\n{rows}")

@@ -5,6 +5,7 @@ import io
 import json
 import math
 import shutil
+import socket
 import subprocess
 import sys
 from collections import Counter
@@ -127,15 +128,6 @@ def test_the_list_of_studies_has_the_answer_of_each(folder: Path) -> None:
         assert max(map(len, table.splitlines())) <= width
         assert listed["answer"] in table
         assert ("created by" in table) is has_all
-
-
-def test_one_trial_shows_configuration_curve_and_why_it_ended(folder: Path) -> None:
-    for arguments in (("trial", "show", "task", "1"), ("trial", "show", "1")):
-        shown = bssearch(*arguments, cwd=folder).stdout
-        assert "trial 1 of task (search) reached: accuracy" in shown
-        assert "learning_rate" in shown
-        assert "█" in shown
-    assert "999" in refused(folder, "trial", "show", "task", "999", code=3)
 
 
 def test_what_a_trial_printed_is_kept(folder: Path) -> None:
@@ -343,12 +335,42 @@ def test_a_short_script_over_the_trials_gives_every_median_of_the_answer(study: 
     assert {one["basis"] for one in counted if one["seconds"] is not None} == {basis}
 
 
-def test_the_script_is_short() -> None:
-    assert len(SCRIPT.read_text(encoding="utf-8").splitlines()) <= 30
-
-
 def test_without_an_answer_no_trial_has_the_seconds_of_one(tmp_path: Path) -> None:
     with open_store(f"sqlite:///{tmp_path / 'bssearch.db'}") as opened:
         store_study(opened, make_spec(confirm={"runs": 5}), make_environment())
         add_run(opened, 32, 0, missed=True)
     assert [row["answer"] for row in read(tmp_path, "trial", "list")] == [None]
+
+
+# No network -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def connections(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Addresses that anything in this process tried to look up or to connect to; none is reached."""
+    tried: list[object] = []
+
+    def refuse(*arguments: object, **_: object) -> None:
+        tried.append(arguments)
+        raise OSError("there is no network")
+
+    for name in ("connect", "connect_ex", "sendto"):
+        monkeypatch.setattr(socket.socket, name, refuse)
+    for name in ("create_connection", "getaddrinfo", "gethostbyname"):
+        monkeypatch.setattr(socket, name, refuse)
+    return tried
+
+
+def test_a_study_and_its_answer_connect_to_nothing(
+    connections: list[object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(OSError, match="no network"):
+        socket.create_connection(("example.org", 80))
+    assert len(connections) == 1
+    connections.clear()
+    run_by_law(monkeypatch)
+    write_task(tmp_path)
+    ran(tmp_path, "run", "task.yaml")
+    ran(tmp_path, "best")
+    ran(tmp_path, "report", "--html", "page.html")
+    assert connections == []

@@ -179,8 +179,7 @@ def test_answers_to_different_questions_are_not_compared_and_do_not_agree(about:
         "b", 32, (32, 32), seconds=(2.0, 2.5), **(other if about in {"device", "precision", "workload"} else {})
     )
     if about == "target":
-        target = replace(BEST.target, **other)
-        apart = replace(apart, answer=apart.answer.model_copy(update={"target": target}))
+        apart = replace(apart, answer=apart.answer.model_copy(update={"target": replace(BEST.target, **other)}))
     if about == "objective":
         apart = replace(apart, answer=apart.answer.model_copy(update=other))
     same = [found(name, 32, (32, 64), seconds=(1.0, 1.2)) for name in ("a", "c")]
@@ -240,8 +239,7 @@ def test_figures_disagree_where_their_intervals_are_apart() -> None:
 
 @pytest.mark.parametrize("other", [found("c", 32, (32, 64)), found("d", 32, (32, 64), seconds=(1.1, 2.0))])
 def test_figures_of_too_few_runs_and_those_that_overlap_do_not_disagree(other: Any) -> None:
-    one = found("a", 32, (32, 64), seconds=(1.0, 1.2))
-    assert agreement_of([one, other]).agree
+    assert agreement_of([found("a", 32, (32, 64), seconds=(1.0, 1.2)), other]).agree
 
 
 @pytest.mark.parametrize(
@@ -255,8 +253,7 @@ def test_figures_of_too_few_runs_and_those_that_overlap_do_not_disagree(other: A
 )
 def test_seconds_of_two_kinds_of_clock_are_not_compared(basis: str, other_basis: str, agree: bool) -> None:
     one = found("a", 32, (32, 64), seconds=(1.0, 1.2), basis=basis)
-    other = found("b", 32, (32, 64), seconds=(2.0, 2.5), basis=other_basis)
-    assert agreement_of([one, other]).agree is agree
+    assert agreement_of([one, found("b", 32, (32, 64), seconds=(2.0, 2.5), basis=other_basis)]).agree is agree
 
 
 def test_a_name_in_two_databases_is_told_with_them() -> None:

@@ -30,7 +30,7 @@ from bssearch.records.scaling import LearningRateRule
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import Store, open_store
 from tests.cli.task import INLINE, bssearch, printed, refused
-from tests.commands.probing import SPEC as TOY, ProbedExecutor, open_study
+from tests.commands.conftest import SPEC as TOY, ProbedExecutor, open_study
 from tests.factories import make_spec, not_none
 
 LINE = """
@@ -120,8 +120,7 @@ def test_what_is_stored_is_not_trained_again_and_a_changed_checkpoint_is(folder:
     words = "--checkpoint", "early.pt", "--tokens", "512", "--octaves", "1"
     first = probe(folder, *words)
     with open_store(f"sqlite:///{folder / 'bssearch.db'}", write=False) as store:
-        here = not_none(store.studies.get("line").environment)
-        stored = store.probes.branches("line", here)
+        stored = store.probes.branches("line")
     assert len(stored) == sum(len(row["ends"]) for row in first["checkpoints"][0]["branches"])
     (folder / "early.pt").rename(folder / "moved.pt")
     done = bssearch("probe", "branch", "line.yaml", "--checkpoint", "moved.pt", *words[2:], cwd=folder)
@@ -144,8 +143,7 @@ def test_a_run_that_was_saved_at_another_learning_rate_is_told(folder: Path, sav
     optimizer = torch.optim.SGD(torch.nn.Linear(8, 1).parameters(), lr=saved)
     torch.save({"model": weights(1.0), "optimizer": optimizer.state_dict(), "step": 1}, folder / "c.pt")
     spec = StudySpec.model_validate(LINE_SPEC)
-    points = branch_points(spec, [folder / "c.pt"], None)
-    told = list(notices(spec, True, points, 4))
+    told = list(notices(spec, True, branch_points(spec, [folder / "c.pt"], None), 4))
     assert [f"saved at a learning rate of {saved:g}" in one for one in told] == [True] * is_told
 
 
@@ -396,8 +394,7 @@ def test_a_script_begins_with_the_checkpoint_that_it_reads(folder: Path) -> None
     (folder / "train.py").write_text(SCRIPT)
     spec = {**LINE_SPEC, "workload": "train.py", "executor": {"device": "cpu"}}
     (folder / "line.yaml").write_text(yaml.safe_dump(spec))
-    words = "--tokens", "256", "--octaves", "1", "--at", "400"
-    found = probe(folder, "--checkpoint", "early.pt", *words)
+    found = probe(folder, "--checkpoint", "early.pt", *("--tokens", "256", "--octaves", "1", "--at", "400"))
     early = found["checkpoints"][0]
     assert early["samples"] == 400 and found["branch_samples"] == 256 and found["branch_tokens"] is None
     assert early["start_metric"] == pytest.approx(9, rel=0.2)  # all slopes are off by 1, under noise of 1

@@ -1,18 +1,36 @@
-import math
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
+from urllib.error import URLError
+from urllib.request import urlopen
 
 import optuna
+import optuna.cli
 import pytest
+import sqlalchemy
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import TrialState as OptunaState
 
-from bssearch.errors import UsageError
-from bssearch.exchange.optuna_study import OptunaStudy, phases_of, quiet
+import bssearch
+from bssearch.errors import DatabaseError, UsageError
+from bssearch.exchange import optuna_study
+from bssearch.exchange.optuna_study import OptunaStudy, optuna_database, phases_of, quiet, write_study
 from bssearch.records import Configuration, Phase, StudyRecord, TrialRecord, TrialState
 from bssearch.spec import StudySpec
+from bssearch.storage.repository import open_store
+from tests.cli.conftest import run_by_law
+from tests.cli.task import bssearch as command, write_task
 from tests.factories import EPOCH, make_environment, make_spec, make_trial, not_none
+from tests.postgres import Postgres
 
 CURVE = {0: 0.1, 10: 0.5, 20: 0.8}
 
@@ -34,8 +52,8 @@ def as_optuna(*trials: TrialRecord, curve: dict[int, float] = CURVE, **changes: 
     """Return the Optuna study of some trials, all with one curve."""
     made = OptunaStudy.of(record(make_spec(**changes)), trials, {trial.number: curve for trial in trials})
     with quiet():
-        study = optuna.create_study(study_name=made.name, direction=made.direction)
-        study.set_metric_names([made.metric_name])
+        study = optuna.create_study(study_name=made.name, directions=made.directions)
+        study.set_metric_names(list(made.metric_names))
     study.add_trials(made.trials)
     return study
 
@@ -107,17 +125,6 @@ def test_a_trial_is_told_as_it_was_measured() -> None:
     assert {name: trial.user_attrs[name] for name in expected} == expected
     assert study.direction is optuna.study.StudyDirection.MINIMIZE
     assert study.metric_names == ["time_to_target_s"]
-
-
-def test_the_distributions_are_the_spaces() -> None:
-    (trial,) = as_optuna(make_trial(1)).trials
-    low, high = 0.01 * math.sqrt(8 / 32), 1.0 * math.sqrt(128 / 32)
-    assert trial.distributions == {
-        "batch_size": IntDistribution(8, 128, log=True),
-        "learning_rate": FloatDistribution(low, high, log=True),
-        "weight_decay": CategoricalDistribution((0.0, 1e-4, 1e-3)),
-        "dropout": FloatDistribution(0.0, 0.5),
-    }
 
 
 def test_a_trial_outside_the_space_widens_the_distribution_of_all() -> None:
@@ -242,7 +249,265 @@ def test_the_importance_of_a_parameter_is_of_the_search_trials() -> None:
     assert {trial.user_attrs["phase"] for trial in study.trials} == {Phase.SEARCH.value}
 
 
-def test_a_study_goes_on_in_optuna() -> None:
-    study = as_optuna(*many())
-    study.sampler = optuna.samplers.TPESampler(seed=0)
-    assert 8 <= study.ask(study.trials[0].distributions).params["batch_size"] <= 128
+# Export to Optuna -----------------------------------------------------------------------------------------------------
+
+
+def toy() -> OptunaStudy:
+    trials = many()
+    return OptunaStudy.of(record(make_spec()), trials, {trial.number: CURVE for trial in trials})
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'optuna.db'}"
+    postgres: Postgres = request.getfixturevalue("postgres")
+    return postgres.create_database(schema=False).replace("postgresql:", "postgresql+psycopg:")
+
+
+OPENED: list[optuna.storages.RDBStorage] = []
+
+
+@pytest.fixture(autouse=True)
+def _closed() -> Iterator[None]:
+    """Close what a test has read with Optuna, which leaves its connections to the garbage collector."""
+    yield
+    while OPENED:
+        storage = OPENED.pop()
+        storage.remove_session()
+        storage.engine.dispose()
+
+
+def opened(url: str) -> optuna.storages.RDBStorage:
+    OPENED.append(optuna.storages.RDBStorage(url))
+    return OPENED[-1]
+
+
+def loaded(url: str, name: str = "toy") -> optuna.Study:
+    return optuna.load_study(study_name=name, storage=opened(url))
+
+
+def studies_in(url: str) -> list[str]:
+    return optuna.get_all_study_names(opened(url))
+
+
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[optuna.Study]:
+    """The study as Optuna itself writes it."""
+    made = toy()
+    storage = optuna.storages.RDBStorage(f"sqlite:///{tmp_path_factory.mktemp('theirs') / 'optuna.db'}")
+    with quiet():
+        study = optuna.create_study(study_name="toy", storage=storage)
+        study.set_metric_names(list(made.metric_names))
+    study.add_trials(made.trials)
+    yield study
+    storage.remove_session()
+    storage.engine.dispose()
+
+
+def test_what_is_written_is_what_optuna_itself_would_write(url: str, theirs: optuna.Study) -> None:
+    made = toy()
+    write_study(made, optuna_database(url))
+    ours = loaded(url)
+    assert ours.trials == theirs.trials
+    assert (ours.direction, ours.metric_names) == (theirs.direction, theirs.metric_names)
+    assert ours.user_attrs == made.user_attributes
+    assert ours.best_trial == theirs.best_trial
+
+
+@pytest.mark.slow
+def test_a_database_takes_several_studies_but_no_name_twice(url: str) -> None:
+    write_study(toy(), optuna_database(url))
+    write_study(OptunaStudy.of(record(make_spec(name="other")), many(), {}), optuna_database(url))
+    before = loaded(url).trials
+    with pytest.raises(UsageError, match=r"already has an Optuna study 'toy'"):
+        write_study(toy(), optuna_database(url))
+    assert sorted(studies_in(url)) == ["other", "toy"]
+    assert loaded(url).trials == before
+    assert len(loaded(url, "other").trials) == len(before)
+
+
+@pytest.mark.parametrize(
+    ("url", "failure"),
+    [("sqlite", KeyboardInterrupt), ("postgresql", OSError("no space left"))],
+    indirect=["url"],
+)
+def test_nothing_is_left_of_a_study_that_was_not_written_to_its_end(
+    url: str, failure: BaseException | type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> Iterator[dict[str, Any]]:
+        raise failure
+
+    monkeypatch.setattr(optuna_study, "_attribute", fails)
+    with pytest.raises((KeyboardInterrupt, DatabaseError)):
+        write_study(toy(), optuna_database(url))
+    if url.startswith("sqlite"):
+        assert not Path(url.removeprefix("sqlite:///")).exists()
+    else:
+        assert studies_in(url) == []
+    monkeypatch.undo()
+    write_study(toy(), optuna_database(url))
+    assert len(loaded(url).trials) == len(many())
+
+
+def test_a_database_of_our_own_is_refused(tmp_path: Path, postgres: Postgres) -> None:
+    file = tmp_path / "bssearch.db"
+    open_store(f"sqlite:///{file}").close()
+    for url in (f"sqlite:///{file}", postgres.create_database()):
+        with pytest.raises(UsageError, match="is a bssearch database"):
+            write_study(toy(), optuna_database(url))
+
+
+def test_another_programs_tables_are_left_alone(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'mlflow.db'}"
+    with closing(sqlalchemy.create_engine(url).raw_connection()) as connection:
+        connection.cursor().execute("CREATE TABLE alembic_version (version_num TEXT)")
+        connection.commit()
+    with pytest.raises(UsageError, match="another program's table 'alembic_version'"):
+        write_study(toy(), optuna_database(url))
+
+
+def test_a_file_that_is_no_database_is_named_and_left_alone(tmp_path: Path) -> None:
+    file = tmp_path / "notes.txt"
+    file.write_text("no database " * 100)
+    with pytest.raises(DatabaseError, match=r"notes\.txt: file is not a database"):
+        write_study(toy(), optuna_database(str(file)))
+    assert file.read_text().startswith("no database")
+    with pytest.raises(DatabaseError, match="there is no folder"):
+        write_study(toy(), optuna_database(str(tmp_path / "no" / "folder.db")))
+    with pytest.raises(DatabaseError, match="cannot write to"):
+        write_study(toy(), optuna_database(str(tmp_path)))
+
+
+def test_a_password_is_never_shown() -> None:
+    secret = "hunter2"
+    url = f"postgresql://me:{secret}@127.0.0.1:1/nowhere?connect_timeout=2"
+    with pytest.raises(DatabaseError, match=r"me:\*\*\*@127\.0\.0\.1") as caught:
+        write_study(toy(), optuna_database(url))
+    assert secret not in f"{caught.value} {caught.value.hint}"
+    with pytest.raises(UsageError) as refused:
+        optuna_database(f"mysql://me:{secret}@host/db")
+    assert secret not in f"{refused.value} {refused.value.hint}"
+
+
+def test_a_bare_path_is_a_sqlite_file() -> None:
+    assert str(optuna_database("folder/x.db")) == "sqlite:///folder/x.db"
+    assert str(optuna_database("/tmp/x.db")) == "sqlite:////tmp/x.db"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a study that was run from the command line, and its export."""
+    place = tmp_path_factory.mktemp("optuna")
+    with pytest.MonkeyPatch.context() as patch:
+        run_by_law(patch)
+        done = command("run", write_task(place).name, "--set", "budget.trials=6", cwd=place)
+    assert done.returncode == 0, done.stderr
+    exported = command("export", "task", "--to", "optuna", "--file", "sqlite:///task.optuna.db", cwd=place)
+    assert (exported.returncode, exported.stdout) == (0, "sqlite:///task.optuna.db\n"), exported.stderr
+    return place
+
+
+def stored_trials(folder: Path, *options: str) -> list[dict[str, Any]]:
+    listed: list[dict[str, Any]] = json.loads(command("trial", "list", "task", "--format", "json", cwd=folder).stdout)
+    return [trial for trial in listed if trial["phase"] == "search"]
+
+
+def test_the_study_in_memory_is_the_exported_one(folder: Path) -> None:
+    url = f"sqlite:///{folder / 'bssearch.db'}"
+    study = bssearch.load_optuna_study("task", db=url)
+    assert [trial.params for trial in study.trials] == [
+        trial.params for trial in loaded(f"sqlite:///{folder / 'task.optuna.db'}", "task").trials
+    ]
+    assert all(trial.intermediate_values for trial in study.trials)
+    everything = bssearch.load_optuna_study("task", db=url, phases=["search", "confirm"])
+    phases = [trial.user_attrs["phase"] for trial in everything.trials]
+    assert phases.count("search") == len(study.trials)
+    assert phases.count("confirm") >= 3
+    with pytest.raises(bssearch.NotFoundError, match="nobody"):
+        bssearch.load_optuna_study("nobody", db=url)
+
+
+def test_a_second_export_and_what_cannot_be_exported_are_refused(folder: Path) -> None:
+    again = command("export", "task", "--to", "optuna", "--file", "task.optuna.db", cwd=folder)
+    assert (again.returncode, again.stdout) == (2, "")
+    assert "task.optuna.db already has an Optuna study 'task'" in again.stderr
+    assert command("export", "task", "--to", "optuna", "--file", "bssearch.db", cwd=folder).returncode == 2
+    unknown = command("export", "task", "--to", "tea", cwd=folder)
+    assert unknown.returncode == 2
+    assert "curves, optuna" in unknown.stderr
+    assert command("export", "nobody", "--to", "optuna", cwd=folder).returncode == 3
+    assert not (folder / "nobody.optuna.db").exists()
+
+
+def test_a_study_without_trials_is_not_exported(tmp_path: Path) -> None:
+    spec = make_spec()
+    with open_store(f"sqlite:///{tmp_path / 'bssearch.db'}") as store:
+        store.studies.create(spec.new_study("someone"))
+        with pytest.raises(UsageError, match="study 'toy' has no trials"):
+            optuna_study.export_to_optuna(store, "toy", str(tmp_path / "optuna.db"))
+        assert len(bssearch.load_optuna_study("toy", store=store).trials) == 0
+    assert not (tmp_path / "optuna.db").exists()
+
+
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+def test_optunas_own_command_reads_an_export(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--storage", "sqlite:///task.optuna.db", "--study-name", "task", "--format", "json"]
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "argv", ["optuna", "trials", *options])
+    assert optuna.cli.main() == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert [trial["number"] for trial in listed] == list(range(len(stored_trials(folder))))
+    assert {trial["state"] for trial in listed} <= {"COMPLETE", "PRUNED"}
+    assert listed[0]["params"]["batch_size"] == 32
+
+
+@contextmanager
+def dashboard(folder: Path) -> Iterator[str]:
+    """Run optuna-dashboard over the export in a folder; give its address."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    server = subprocess.Popen(
+        [Path(sys.executable).with_name("optuna-dashboard"), "sqlite:///task.optuna.db", "--port", str(port)],
+        cwd=folder,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "NO_PROXY": "127.0.0.1"},
+    )
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.terminate()
+        server.wait(60)
+
+
+def asked(address: str) -> Any:
+    """Return the JSON at an address, as soon as somebody answers there."""
+    until = time.monotonic() + 60
+    while True:
+        try:
+            with urlopen(address, timeout=10) as answer:
+                return json.load(answer)
+        except (URLError, ConnectionError):
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.1)
+
+
+@pytest.mark.slow
+def test_the_dashboard_shows_an_export(folder: Path) -> None:
+    with dashboard(folder) as address:
+        (summary,) = asked(f"{address}/api/studies")["study_summaries"]
+        assert summary["study_name"] == "task"
+        shown = asked(f"{address}/api/studies/{summary['study_id']}")
+    stored = stored_trials(folder)
+    assert shown["directions"] == ["minimize"]
+    assert [trial["number"] for trial in shown["trials"]] == list(range(len(stored)))
+    for ours, theirs in zip(stored, shown["trials"], strict=True):
+        assert theirs["state"] == ("Complete" if ours["state"] == "reached" else "Pruned")
+        values = {one["name"]: one["param_external_value"] for one in theirs["params"]}
+        assert int(values["batch_size"]) == ours["batch_size"]
+        assert theirs["intermediate_values"]

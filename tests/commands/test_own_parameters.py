@@ -105,12 +105,10 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
 
 def test_trials_keep_what_they_ran_with_and_the_answer_holds_it(store: Store) -> None:
     trials = store.trials.of("own")
-    enqueued = own_parameters(trials[0].configuration)
-    assert enqueued == {"hidden": 48, "activation": "tanh", "power": 1.0}
+    assert own_parameters(trials[0].configuration) == {"hidden": 48, "activation": "tanh", "power": 1.0}
     assert len({own_parameters(one.configuration)["hidden"] for one in trials}) > 2
     confirmed = next(one for one in trials if one.phase is Phase.CONFIRM)
-    searched = [one.configuration for one in trials if one.phase is Phase.SEARCH]
-    assert confirmed.configuration in searched
+    assert confirmed.configuration in [one.configuration for one in trials if one.phase is Phase.SEARCH]
     found = compute_answer(store, "own")
     assert (
         found.optimal.parameters["model.hidden"]
@@ -222,8 +220,7 @@ def test_a_law_over_several_models_is_none_and_of_another_model_than_the_timed_o
         ("several", {16: 8, 32: 8, 64: 48}),
     ):
         found = build_answer(study_record(spec), spec, runs_of(hidden), probes())
-        codes = {one.code for one in found.warnings}
-        told = {"models_differ", "law_not_timed"} & codes
+        told = {"models_differ", "law_not_timed"} & {one.code for one in found.warnings}
         has_seconds = found.fit is not None and found.fit.predicted is not None
         kinds[name] = (found.fit is not None, has_seconds, min(told, default=None))
     assert kinds == {
@@ -271,8 +268,7 @@ def test_what_is_left_out_is_the_defaults_and_the_learning_rate_follows_the_rule
 def test_another_optimizer_takes_its_own_parameters() -> None:
     space = {**SPEC["space"], "optimizer": [{"name": "sgd"}, {"name": "adamw", "beta2": [0.95, 0.999]}]}
     default = {**SPEC["default"], "optimizer": {"name": "sgd"}}
-    values = {"optimizer": "adamw", "beta2": 0.95}
-    found = configure(values, space=space, default=default)
+    found = configure({"optimizer": "adamw", "beta2": 0.95}, space=space, default=default)
     assert found.optimizer == "adamw"
     assert found.parameters["beta2"] == 0.95
     with pytest.raises(UsageError, match=r"optimizer\.beta2 is searched"):

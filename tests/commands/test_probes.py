@@ -34,7 +34,7 @@ from bssearch.records import (
 from bssearch.search import calibration
 from bssearch.search.calibration import doubtful, measure_step_times, missing_step_times
 from bssearch.storage.repository import Store
-from tests.commands.probing import HERE, SPEC, ProbedExecutor, open_study
+from tests.commands.conftest import HERE, SPEC, ProbedExecutor, open_study
 from tests.factories import SPEC as RAW, make_plan, make_probe, make_spec, make_trial, not_none, with_outcome
 from tests.search.law import LawExecutor, step_seconds
 from tests.waiting import Ear
@@ -64,8 +64,7 @@ def test_the_document_has_the_fit_and_is_whole_without_one(tmp_path: Path) -> No
 
 def test_the_host_bound_share_is_stored_and_shown_where_the_device_tells_one(tmp_path: Path) -> None:
     on_cuda = ProbedExecutor(timed=lambda found: replace(found, host_bound_share=4 / found.batch_size))
-    launch = Launch(db=f"sqlite:///{tmp_path / 'study.db'}", make_executor=lambda *_: on_cuda)
-    report = step_time(SPEC, launch)
+    report = step_time(SPEC, Launch(db=f"sqlite:///{tmp_path / 'study.db'}", make_executor=lambda *_: on_cuda))
     assert [row["host_bound_share"] for row in report.rows] == [4 / size for size in SIZES]
     assert [row["host-bound"] for row in report.table or ()] == ["50%", "25%", "12%", "6%", "3%"]
     assert report.columns[-2:] == ["host-bound", "remark"]

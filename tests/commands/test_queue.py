@@ -539,15 +539,6 @@ class TestCommands:
         open_store(url).close()
         assert "no submission 'none'" in refused(tmp_path, "queue", verb, "none", "--db", url, code=3)
 
-    def test_the_queue_is_shown_to_people(self, tmp_path: Path, url: str, store: Store) -> None:
-        store.queue.keep_worker(record())
-        words = ("queue", "submit", "digits", "budget.trials=4", "--name", "mine", "--tag", "gpu:h200", "--db", url)
-        assert "mine is queued for " in bssearch(*words, cwd=tmp_path).stdout
-        shown = bssearch("queue", "list", "--db", url, cwd=tmp_path).stdout
-        assert all(word in shown for word in ("mine", "waiting", "node-1", "gpu:h200", "digits"))
-        pause_study(store, "mine")
-        assert "mine: paused by" in bssearch("queue", "list", "--db", url, cwd=tmp_path).stdout
-
 
 # A worker that is told to stop ----------------------------------------------------------------------------------------
 

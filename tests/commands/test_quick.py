@@ -30,7 +30,7 @@ from bssearch.search.driver import Listener
 from bssearch.search.finding import quick_prior, stored_quick
 from bssearch.search.history import History
 from bssearch.storage.repository import open_store
-from tests.commands.probing import ProbedExecutor
+from tests.commands.conftest import ProbedExecutor
 from tests.factories import make_quick, make_spec, not_none
 
 SPEC = make_spec(
@@ -229,8 +229,7 @@ def run(url: str, spec: Any = SPEC, **options: Any) -> Told:
 def test_a_search_begins_at_a_quick_answer_that_is_stored_and_every_run_of_it_finds_that_again(
     ask: Ask, url: str
 ) -> None:
-    found = ask()
-    expected = found
+    expected = ask()
     assert expected.noise_scale == 30.0
     first, again = run(url), run(url, SPEC.model_copy(update={"budget": SPEC.budget.model_copy(update={"trials": 16})}))
     for known in (first.known, again.known):
@@ -343,7 +342,6 @@ def test_a_default_that_had_too_little_time_to_train_is_told_to_take_more(ask: A
 
 
 def test_a_ladder_of_one_batch_size_has_a_quick_answer(ask: Ask) -> None:
-    space = SPEC.space.model_copy(update={"batch_size": [64]})
-    found = ask(spec=SPEC.model_copy(update={"space": space}))
+    found = ask(spec=SPEC.model_copy(update={"space": SPEC.space.model_copy(update={"batch_size": [64]})}))
     assert (found.optimal.batch_size, found.interval) == (64, [64, 64])
     assert "one_batch_size" in [one.code for one in found.warnings]

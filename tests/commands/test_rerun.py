@@ -63,8 +63,7 @@ class Runs:
         """Store a trial that ended so."""
         with open_store(self.url) as store:
             lease = Lease(owner="d", seconds=60.0, spec=store.studies.keep_spec("toy", SPEC.model_dump(mode="json")))
-            plan = replace(PLAN, **changes)
-            trial = not_none(store.trials.start("toy", plan, environment=HERE, lease=lease))
+            trial = not_none(store.trials.start("toy", replace(PLAN, **changes), environment=HERE, lease=lease))
             store.trials.append_observations("toy", [(trial.number, one) for one in seen])
             store.trials.finish("toy", trial.number, outcome, steps_x_step_time_s=None)
 

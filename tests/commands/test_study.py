@@ -1,5 +1,6 @@
 """A study whose trials the caller's own code trains, in its own thread, and how far it is."""
 
+import json
 import os
 import random
 import signal
@@ -8,6 +9,7 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -15,17 +17,26 @@ import pytest
 import torch
 
 import bssearch
+from bssearch.commands import opening
+from bssearch.commands.launch import Launch
+from bssearch.commands.opening import opened
+from bssearch.commands.run import run_study
 from bssearch.commands.trials import status
-from bssearch.errors import InterruptedRunError, TrialStopped, UsageError, WorkloadError
+from bssearch.errors import InterruptedRunError, SpecError, TrialStopped, UsageError, WorkloadError
 from bssearch.exchange.trial_rows import ALWAYS_THERE, UNKNOWN_OF_IMPORTED, trial_row
 from bssearch.executors.loops import trial_run
 from bssearch.executors.loops.own_loop import Trial
-from bssearch.records import Phase, StudyRecord, TrialRecord, TrialState
+from bssearch.records import Phase, StudyRecord, TrialRecord, TrialState, WorkloadDescription
+from bssearch.search.driver import Listener
+from bssearch.spec import load_spec
 from bssearch.spec.model import IMPORTED
+from bssearch.spec.reader import spec_of
 from bssearch.storage.repository import Store, open_store
 from bssearch.training.memory import SampledMemoryMeter
 from tests.documents import OWN_TRAINING
-from tests.factories import EPOCH, make_environment, make_spec, make_trial, not_none
+from tests.factories import EPOCH, SPEC as OPENED, make_environment, make_spec, make_trial, not_none
+from tests.search.law import LawExecutor
+from tests.waiting import Ear
 
 SPEC: dict[str, Any] = {
     "name": "own",
@@ -78,8 +89,7 @@ def test_an_objective_trains_the_trials_of_a_study(tmp_path: Path) -> None:
         "learning_rate": answer.optimal.parameters["learning_rate"],
         "model.hidden": answer.optimal.parameters["model.hidden"],
     }
-    again = bssearch.Study(SPEC, objective, bssearch.Launch(db=url(tmp_path))).run()
-    assert again.optimal == answer.optimal
+    assert bssearch.Study(SPEC, objective, bssearch.Launch(db=url(tmp_path))).run().optimal == answer.optimal
     assert len(trials_of(tmp_path)) == len(trials), "a study that has ended goes on with nothing"
 
 
@@ -341,3 +351,89 @@ def test_what_no_table_of_runs_says_is_null_of_an_imported_run() -> None:
     assert [imported[name] for name in UNKNOWN_OF_IMPORTED] == [None] * len(UNKNOWN_OF_IMPORTED)
     assert (imported["train_seconds"], imported.get("samples"), imported["steps"]) == (None, None, 7)
     assert (ours["train_seconds"], ours["samples"], ours["threads"]) == (0.0, 0, 1)
+
+
+# Opening a study ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_new_study_says_where_its_default_lies_outside_the_space(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'study.db'}"
+    budget = {"trials": 6, "trial_train_seconds": 100.0}
+    said = []
+    for size in (24, 32):
+        default = {**OPENED["default"], "batch_size": size}
+        spec = make_spec(name=f"of-{size}", default=default, budget=budget, confirm={"runs": 0})
+        ear = Ear()
+        for _ in range(2):
+            run_study(spec, Launch(db=url, listener=ear, make_executor=lambda *_: LawExecutor()))
+        said.append([note for note in ear.notes if "outside the search space" in note])
+    assert [len(one) for one in said] == [1, 0], "once, as the study is made"
+    assert "batch_size = 24 is not one of" in said[0][0]
+
+
+def test_a_setting_that_is_no_longer_given_is_said_to_be_so(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'study.db'}"
+    ear = Ear()
+    for confirm, options in (({"runs": 2, "max_runs": 2}, {}), ({"runs": 2}, {"lag": 2})):
+        spec = make_spec(confirm=confirm, pruner={"name": "race", "options": options})
+        with opened(spec, Launch(db=url, listener=ear, make_executor=lambda *_: LawExecutor())):
+            pass
+    assert "confirm.max_runs was 2, from now on it is not given" in ear.notes
+    assert "pruner.options.lag was not given, from now on it is 2" in ear.notes
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"workload": "task.py"}, "compile = default.*a class in it is named, as in task.py:MyTask"),
+        ({"workload": "task.py:make_trainer"}, "(compile = default); a program of your own computes its own"),
+    ],
+)
+def test_training_settings_of_a_program_are_named(changes: dict[str, str], said: str) -> None:
+    with pytest.raises(ValueError, match=said.replace("(", r"\(").replace(")", r"\)")):
+        make_spec(**changes, training={"compile": "default"})
+
+
+@pytest.mark.parametrize("field", ["executor.slots", "training.compile"])
+def test_a_value_that_is_null_is_named(tmp_path: Path, field: str) -> None:
+    path = tmp_path / "study.yaml"
+    path.write_text(json.dumps(OPENED))
+    with pytest.raises(SpecError, match=rf"{field} = null: "):
+        load_spec(path, [f"{field}=null"])
+
+
+def test_a_run_has_the_slots_that_auto_came_to_and_the_study_keeps_the_word(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'study.db'}"
+    spec = make_spec(executor={"slots": "auto"})
+    with opened(spec, Launch(db=url, make_executor=lambda *_: LawExecutor(slots=3))) as study:
+        assert study.spec.executor.slots == 3
+        assert spec_of(study.store.studies.get(spec.name)).executor.slots == "auto"
+        assert study.spec.question_hash == make_spec().question_hash
+
+
+@pytest.mark.parametrize("load", [0.0, 1000.0])
+def test_a_script_that_takes_no_step_is_told_after_a_while(
+    load: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard = Event()
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, load, load))
+
+    class Hears(Listener):
+        def note(self, message: str) -> None:
+            if "still waiting for the first step and evaluation of train.py" in message and "TrialCallback" in message:
+                assert ("the machine is busy (load 1000" in message) is (load > 0)
+                heard.set()
+
+    class Slow(LawExecutor):
+        def describe(self) -> WorkloadDescription:
+            assert heard.wait(30), "nobody said what is waited for"
+            return super().describe()
+
+    (tmp_path / "train.py").write_text("import bssearch\n")
+    monkeypatch.setattr(opening, "TOLD_AFTER_S", 0.01)
+    launch = Launch(
+        db=f"sqlite:///{tmp_path / 'one.db'}", folder=tmp_path, listener=Hears(), make_executor=lambda *_: Slow()
+    )
+    with opened(make_spec(workload="train.py"), launch) as study:
+        assert study.spec.workload == "train.py"

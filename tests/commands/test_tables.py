@@ -15,7 +15,6 @@ from bssearch.exchange.exporters import exports
 from bssearch.exchange.exporters.exports import column_type, export_csv, export_parquet, export_table, typed_frame
 from bssearch.records import Configuration, Lease, ParameterValue, TrialOutcome, TrialState
 from bssearch.storage.repository import Store, open_store
-from tests.cli.task import printed
 from tests.factories import make_curve, make_environment, make_plan, make_spec
 
 FORMULA = "=HYPERLINK(A1)"
@@ -174,9 +173,3 @@ def test_what_cannot_be_exported_is_named(store: Store) -> None:
     with pytest.raises(UsageError, match=r"taken\.observations\.csv"):
         export_csv(store, "toy", "taken.csv")
     assert not Path("taken.csv").exists()
-
-
-def test_the_command_names_both_files(store: Store) -> None:
-    written = printed(Path(), "export", "toy", "--to", "csv", "--file", "mine.csv")
-    assert written == "mine.csv\nmine.observations.csv\n"
-    assert len(Path("mine.csv").read_text().splitlines()) == 5

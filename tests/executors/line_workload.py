@@ -60,8 +60,9 @@ BEHAVIOURS = %(behaviours)r
 class Line:
     metrics = {"score": MetricInfo(low=0.0, high=1.0, chance=0.0)}
 
-    def __init__(self, fault="", at=40, report=""):
+    def __init__(self, fault="", at=40, report="", spares_first=False):
         self.fault, self.at, self.report = fault, at, report
+        self.is_spared = spares_first and "--rank" not in sys.argv
         if fault == "infinite bound":
             self.metrics = {"score": MetricInfo(low=float("-inf"))}
         self.behaviour = "learn"
@@ -70,6 +71,8 @@ class Line:
     def load(self, device):
         if self.fault == "load raises":
             raise ValueError("no such table")
+        if self.fault == "rank dies at start" and "--rank" in sys.argv:
+            os._exit(3)
         if self.fault == "load segfaults":
             ctypes.string_at(0)
         generator = torch.Generator().manual_seed(0)
@@ -85,7 +88,7 @@ class Line:
 
     def loss(self, model, inputs, targets, *, label_smoothing):
         self.calls += 1
-        if self.calls == self.at:
+        if self.calls == self.at and not self.is_spared:
             self.misbehave()
         error = torch.nn.functional.mse_loss(model(inputs), targets)
         return error * float("nan") if self.behaviour == "diverge" and self.calls >= self.at else error

@@ -29,7 +29,6 @@ from bssearch.executors.process import (
     describe_exception,
     describe_exit,
     judge_exit,
-    kernel_memory_kills,
     printed,
     tail,
     words_of_no_memory,
@@ -114,23 +113,6 @@ def test_a_death_is_out_of_memory_where_the_last_words_say_so_however_long_the_s
     found, reason = judge_exit(return_code, None, words_of_no_memory(log, len(before)))
     assert found is state
     assert (printed in reason) == (state is TrialState.OOM)
-
-
-def test_the_kernels_counter_is_a_number_or_not_there() -> None:
-    kills = kernel_memory_kills()
-    assert kills is None or kills >= 0
-
-
-def test_an_exception_is_told_with_the_users_own_line_not_the_librarys(tmp_path: Path) -> None:
-    code = tmp_path / "own.py"
-    code.write_text("import json\n\ndef read():\n    return json.loads('nonsense')\n")
-    names: dict[str, object] = {}
-    exec(compile(code.read_text(), str(code), "exec"), names)
-    with pytest.raises(ValueError) as caught:
-        names["read"]()  # type: ignore[operator]
-    words = describe_exception(caught.value)
-    assert words.startswith("JSONDecodeError: ")
-    assert words.endswith(f"({code}:4: return json.loads('nonsense'))")
 
 
 @pytest.mark.parametrize(

@@ -340,8 +340,7 @@ def test_a_stop_goes_in_and_a_dead_worker_is_told_once_with_its_signal(tmp_path:
         assert (ended.outcome.state, ended.outcome.reason) == (TrialState.PRUNED, "as asked")
         assert actor._worker is not None
         os.kill(actor._worker.pid, signal.SIGKILL)
-        death = next(one.death for one in heard(actor) if one.death is not None)
-        assert death.return_code == -signal.SIGKILL
+        assert next(one.death for one in heard(actor) if one.death is not None).return_code == -signal.SIGKILL
         actor.kill()
         assert not psutil.pid_exists(actor._worker.pid)
 

@@ -56,8 +56,7 @@ def curve(points: Sequence[tuple[int, int, float]] = CURVE) -> list[Observation]
 
 
 def picture(schedule: BatchSchedule = PLANNED, **changes: Any) -> StudyPicture:
-    noise = GradientNoise(scale=90.0, low=50.0, high=200.0, passes=9, trace=90.0, square=1.0)
-    trials = law_trials(noise=noise)
+    trials = law_trials(noise=GradientNoise(scale=90.0, low=50.0, high=200.0, passes=9, trace=90.0, square=1.0))
     trials += grown(schedule, len(trials), **changes)
     answer = build_answer(study_of(SPEC), SPEC, trials, PROBES)
     run = not_none(typical_run(not_none(answer.batch_schedule), trials))

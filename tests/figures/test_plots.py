@@ -247,8 +247,7 @@ def test_colours_are_the_logarithm_of_the_value_and_the_best_lies_on_top() -> No
     chart = rates([make_trial(0, seconds=1.0), make_trial(1, seconds=100.0), make_trial(2, seconds=10.0)])
     assert [point.colour for point in named(chart, "reached").points] == [sequence_colour(at) for at in (1, 0.5, 0)]
     assert chart is not None and chart.colours is not None
-    shown = {text: share for share, text in chart.colours.ticks}
-    assert shown["10"] == pytest.approx(0.5)
+    assert {text: share for share, text in chart.colours.ticks}["10"] == pytest.approx(0.5)
     equal = rates([make_trial(0, seconds=2.0), make_trial(1, seconds=2.0)])
     assert {point.colour for point in named(equal, "reached").points} == {sequence_colour(0)}
 

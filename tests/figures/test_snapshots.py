@@ -79,8 +79,7 @@ def changed(rows: Callable[[int], dict[str, Any]] = lambda place: {}, **update: 
     answer = found.answer
     parts = {name: getattr(answer, name).model_copy(update=update.pop(name, {})) for name in NESTED}
     batches = [row.model_copy(update=rows(place)) for place, row in enumerate(answer.batches)]
-    whole = {"batches": batches, **parts, **update}
-    return replace(found, answer=answer.model_copy(update=whole))
+    return replace(found, answer=answer.model_copy(update={"batches": batches, **parts, **update}))
 
 
 def known() -> StudyPicture:

@@ -73,7 +73,8 @@ def test_bound_by_memory_on_8_gib_accumulates_the_micro_batches_that_fit() -> No
 @pytest.mark.slow
 @pytest.mark.parametrize("answers", [FINE_TUNING, {**SCRATCH, "workload": "digits", "train_samples": None}, BOUND])
 def test_with_the_stand_in_each_way_passes_a_real_check(answers: dict[str, Any]) -> None:
-    found = check(plan_start(**answers).spec)
+    spec = plan_start(**answers).spec
+    found = check(spec.model_copy(update={"executor": spec.executor.model_copy(update={"name": "inline"})}))
     assert found.trial.steps > 0
     assert not {one.code for one in found.findings} & {"default_diverges", "metric_never_moves", "out_of_memory"}
 
@@ -331,8 +332,7 @@ RATE = SPEC["space"]["learning_rate"]
     ],
 )
 def test_a_spec_is_told_what_it_may_rely_on(space: dict[str, Any], codes: list[str]) -> None:
-    spec = make_spec(space={**SPEC["space"], **space})
-    assert [note.code for note in notes_on_spec(spec)] == codes
+    assert [note.code for note in notes_on_spec(make_spec(space={**SPEC["space"], **space}))] == codes
 
 
 def test_gradients_are_told_of_if_memory_is_saved() -> None:

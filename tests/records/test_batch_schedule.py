@@ -247,8 +247,7 @@ def test_the_stages_are_those_of_the_loop(gaps: list[int], steps: int, every: in
     starts = [0]
     for gap, size in zip(gaps, sizes, strict=False):
         starts.append(starts[-1] + size + gap)
-    schedule = milestones(*zip(starts, sizes, strict=True))
-    configuration = with_batch_schedule(BASE, schedule)
+    configuration = with_batch_schedule(BASE, milestones(*zip(starts, sizes, strict=True)))
     growth, points, expected = Growth(configuration, 10**6), [(0, 0, 0.0)], dict[int, int]()
     for step in range(1, steps + 1):
         size = growth.stage.batch_size

@@ -74,8 +74,7 @@ def test_samples_drawn_without_replacement_give_the_moments_of_the_whole_trainin
 
 
 def test_a_mean_gradient_that_may_be_zero_leaves_low_or_more() -> None:
-    squares = np.array([3.0, -2.0, 4.0, -3.0] * 4)
-    found = estimate([(10.0 + 0.1 * square, square) for square in squares])
+    found = estimate([(10.0 + 0.1 * square, square) for square in np.array([3.0, -2.0, 4.0, -3.0] * 4)])
     assert found.scale is None and found.high is None
     assert found.low is not None and 1 < found.low < 20
 
@@ -90,8 +89,7 @@ def test_gradients_without_noise_have_a_noise_scale_of_zero() -> None:
 
 
 def test_neighbours_that_are_alike_make_the_interval_wider() -> None:
-    random = np.random.default_rng(3)
-    alone = random.standard_normal(64)
+    alone = np.random.default_rng(3).standard_normal(64)
     in_runs = np.sort(alone.reshape(8, 8), axis=None)
     widths = [estimate([(10 + one, 5.0) for one in values]).relative_half_width for values in (alone, in_runs)]
     assert widths[1] > 1.5 * widths[0]

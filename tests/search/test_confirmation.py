@@ -51,8 +51,7 @@ def history(trials: list[TrialRecord]) -> History:
 
 
 def searched() -> list[TrialRecord]:
-    default = make_trial(1, configuration=SPEC.default_configuration, seconds=3.0)
-    trials = [default]
+    trials = [make_trial(1, configuration=SPEC.default_configuration, seconds=3.0)]
     for size, seconds in [(8, 9.0), (16, 1.0), (16, 1.2), (16, 1.4), (64, 0.5), (64, 0.9), (128, 4.0)]:
         trials.append(make_trial(len(trials) + 1, batch_size=size, seconds=seconds, learning_rate=0.01 * len(trials)))
     return trials
@@ -104,8 +103,7 @@ def test_where_the_runs_recommend_another_batch_size_its_neighbours_follow() -> 
         for n, one in enumerate(chosen)
         for run in made(one, 0.4 if one.batch_size == 32 else 2.0, start=100 * n + 100)
     ]
-    later = remaining(known, runs)
-    assert Counter(run.configuration.batch_size for run in later) == {64: 3}
+    assert Counter(run.configuration.batch_size for run in remaining(known, runs)) == {64: 3}
     assert remaining(known, [*runs[:-1], replace(runs[-1], state=TrialState.RUNNING)]) == [], "it may change that"
 
 
@@ -258,8 +256,7 @@ def test_a_free_slot_runs_another_size_unless_the_runs_that_ended_are_enough() -
     )
     trials = [*made(at(16), 1.0, runs=4), *made(at(32), 1.02, start=110)]
     assert indices(left([*trials, running], max_runs=6)) == [(16, 4)]
-    settled = [*made(at(16), 1.0, runs=4), *made(at(32), 2.0, start=110)]
-    assert left([*settled, running], max_runs=6) == []
+    assert left([*[*made(at(16), 1.0, runs=4), *made(at(32), 2.0, start=110)], running], max_runs=6) == []
     lost = replace(running, state=TrialState.LOST)
     assert [run.retry_of for run in left([*trials, lost], max_runs=6)] == [200]
 
@@ -287,8 +284,7 @@ def test_after_an_out_of_memory_the_runs_in_larger_micro_batches_decide_nothing(
     trials = [*made(at(16), 1.0), *made(at(32), 1.02, start=110)]
     assert indices(left(trials, {32: 16}, max_runs=6)) == [(32, 0), (32, 1), (32, 2)]
     faster = [*made(at(16), 1.0), *made(at(32), 0.4, start=110)]
-    again = made(at(32).in_micro_batches(16), 1.02, start=120)
-    assert len(left([*faster, *again], {32: 16}, max_runs=6)) == 1
+    assert len(left([*faster, *made(at(32).in_micro_batches(16), 1.02, start=120)], {32: 16}, max_runs=6)) == 1
 
 
 @pytest.mark.parametrize(("cell", "index"), [(Cell(noise=0.26, step_error=0.3), 3), (Cell(noise=0.05), 2)])
@@ -374,8 +370,7 @@ def test_confirmation_goes_on_until_it_is_settled_and_says_so(begun: Path) -> No
     assert answer.settle is not None
     assert (answer.settle.settled, answer.settle.undecided) == (True, [])
     assert notes[-1].startswith(f"settled after {len(after)} confirmation runs: batch {answer.optimal.batch_size}")
-    runs = Counter(trial.configuration.key for trial in after)
-    assert min(runs.values()) == 3  # what is far off had no more
+    assert min(Counter(trial.configuration.key for trial in after).values()) == 3  # what is far off had no more
     with open_store(url_in(begun), write=False) as store:
         assert StudySpec.model_validate(store.studies.get("toy").spec).confirm.max_runs == 60
     assert go_on(begun, noisy_law())[1][-1] == notes[-1]
@@ -398,8 +393,7 @@ def test_a_spent_budget_says_what_is_left_open(begun: Path) -> None:
 def test_more_runs_are_made_and_stored(begun: Path) -> None:
     configurations = {trial.configuration.key for trial in confirmation(begun)}
     go_on(begun, noisy_law(), runs=5)
-    runs = Counter(trial.configuration.key for trial in confirmation(begun))
-    assert runs == dict.fromkeys(configurations, 5)
+    assert Counter(trial.configuration.key for trial in confirmation(begun)) == dict.fromkeys(configurations, 5)
     with pytest.raises(UsageError, match=r"--runs 4 must be >= confirm.runs = 5 of the stored study 'toy'"):
         go_on(begun, noisy_law(), runs=4)
 

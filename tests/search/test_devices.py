@@ -135,6 +135,16 @@ def test_devices_that_cannot_share_a_batch_are_refused(devices: Any, changes: An
         spec_of(devices, **changes)
 
 
+def test_a_model_whose_batch_norms_would_see_one_device_needs_a_fixed_ghost_batch(tmp_path: Path) -> None:
+    launch = Launch(db=url_in(tmp_path), make_executor=lambda *_: Node(batch_norm_layers=3))
+    with pytest.raises(
+        UsageError, match=r"executor\.devices = 2: the model has 3 batch normalisation layers"
+    ) as caught:
+        run_study(spec_of([1, 2]), launch)
+    assert "training.ghost_batch_size" in str(caught.value.hint)
+    assert run_study(spec_of([1, 2], training={"ghost_batch_size": 16}), launch).by_devices
+
+
 def test_only_a_search_on_more_devices_is_another_question() -> None:
     assert spec_of([1, 2]).question_hash == spec_of(1).question_hash
     assert spec_of(2).question_hash != spec_of(1).question_hash

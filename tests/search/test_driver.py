@@ -267,8 +267,7 @@ def test_a_target_in_percent_ends_the_study_after_the_default(tmp_path: Path) ->
     ],
 )
 def test_a_target_is_in_percent_of_a_share(metric: str, low: float, high: float, value: float, is_wrong: bool) -> None:
-    target = Target(metric=metric, value=value, goal=Goal.MAXIMIZE)
-    assert target.is_percent_of_share(low, high) is is_wrong
+    assert Target(metric=metric, value=value, goal=Goal.MAXIMIZE).is_percent_of_share(low, high) is is_wrong
 
 
 @pytest.mark.parametrize("changes", [{"target": {"metric": "return", "value": 500}}, {"objective": "metric_in_budget"}])

@@ -146,8 +146,7 @@ class Life:
             uncapped=self.rng.random() < 0.3,
             retry_of=earlier.number if earlier else None,
         )
-        expected = self.rng.choice((None, 0.5, 0.01))
-        self._keep(replace(trial, created_at=self.now, expected_improvement=expected))
+        self._keep(replace(trial, created_at=self.now, expected_improvement=self.rng.choice((None, 0.5, 0.01))))
 
     def _evaluate(self, trial: TrialRecord) -> None:
         seen = self.evaluations[trial.number]

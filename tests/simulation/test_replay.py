@@ -138,8 +138,7 @@ def test_trials_that_ended_at_the_target_cannot_say_when_they_meet_a_harder_one(
     lines = table(10, 20, 30)
     assert ended_before(lines, with_target(lines, 2.0).target) == 2
     assert ended_before(lines, with_target(lines, 0.5).target) == 0
-    easy = with_target(lines, 0.5)
-    assert ended_before(easy, lines.target) == 0, "they went on after it"
+    assert ended_before(with_target(lines, 0.5), lines.target) == 0, "they went on after it"
 
 
 def test_all_policies_see_the_same_draws_and_the_same_seed_gives_the_same() -> None:

@@ -377,8 +377,7 @@ def test_a_batch_is_split_into_the_largest_micro_batches_that_may_fit(
 def test_the_step_time_in_force_is_that_of_the_largest_split_below_the_boundary() -> None:
     whole, half, quarter = (make_probe(64, micro_batch_size=size) for size in (64, 32, 16))
     again = make_probe(64, micro_batch_size=32, step_seconds=9.0)
-    failed = make_probe(128, out_of_memory=True)
-    timed = [quarter, half, again, whole, failed]
+    timed = [quarter, half, again, whole, make_probe(128, out_of_memory=True)]
     assert in_force(timed, UNKNOWN) == {64: whole}
     assert in_force(timed, MemoryBoundary(too_large=64)) == {64: half}
     assert in_force(timed, MemoryBoundary(too_large=17)) == {64: quarter}

@@ -115,8 +115,7 @@ def test_an_unknown_preset_is_named_with_what_it_is_near(tmp_path: Path) -> None
 
 
 def test_set_overrides_fields_and_makes_missing_groups(tmp_path: Path) -> None:
-    path = write(tmp_path, GOOD)
-    spec = load_spec(path, ["space.learning_rate.high=2e-1", "executor.slots=2", "name=other"])
+    spec = load_spec(write(tmp_path, GOOD), ["space.learning_rate.high=2e-1", "executor.slots=2", "name=other"])
     assert (spec.space.dimensions()[0].high, spec.executor.slots, spec.name) == (0.2, 2, "other")
 
 
@@ -243,6 +242,7 @@ def test_what_a_spec_leaves_out_has_its_default() -> None:
             "activation_checkpointing": False,
             "deterministic": False,
             "ghost_batch_size": None,
+            "sync_batch_norm": False,
             "data": "auto",
             "loader_workers": 2,
             "measure_noise": True,
@@ -573,8 +573,7 @@ def test_what_a_sampler_or_a_person_gives_is_admitted() -> None:
 
 
 def test_the_default_is_admitted_outside_the_space_and_what_differs_from_it_is_not() -> None:
-    default = {**SPEC["default"], "batch_size": 100, "learning_rate": 7.0, "dropout": 0.7}
-    spec = make_spec(default=default)
+    spec = make_spec(default={**SPEC["default"], "batch_size": 100, "learning_rate": 7.0, "dropout": 0.7})
     assert problem_with(spec, spec.default_configuration) is None
     assert "dropout" in str(problem_with(spec, replace(spec.default_configuration, dropout=0.71)))
 
@@ -608,3 +607,45 @@ def test_a_spec_that_a_database_holds_in_schema_version_1_asks_the_same_question
     spec = spec_of(replace(make_study_record(), name=stored["name"], spec=stored))
     assert spec.question_hash == "7f6be88e1866bd6a", "as stored beside it in November 2026"
     assert (spec.pruner.name, spec.budget.trials, spec.space.rungs) == ("balanced", 24, (16, 32, 64, 128, 256, 512))
+
+
+# Presets --------------------------------------------------------------------------------------------------------------
+
+
+BARE = """\
+schema_version: 1
+name: toy
+workload: digits
+target: {metric: accuracy, value: 0.9}
+space:
+  batch_size: {low: 8, high: 64}
+  learning_rate: {low: 1e-3, high: 5e-1}
+default: {batch_size: 32, learning_rate: 1e-1}
+budget: {trials: 20, trial_train_seconds: 5}
+"""
+LINE = 8
+"""Of the default."""
+
+
+def write_preset(folder: Path, preset: str, spec: str = BARE) -> Path:
+    path = folder / "mine.yaml"
+    path.write_text(f"{spec}preset: {preset}\n", encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("name", ["large_model", "memory_bound"])
+def test_checkpointing_is_switched_on_by_taking_a_mark_away(name: str) -> None:
+    assert "\n  # activation_checkpointing: true\n" in settings.presets()[name].read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("preset", "parameter"), [("accuracy_first", "weight_decay"), ("fine_tuning", "warmup_epochs")]
+)
+def test_what_a_preset_searches_and_the_default_lacks_is_said_with_its_name(
+    tmp_path: Path, preset: str, parameter: str
+) -> None:
+    path = write_preset(tmp_path, preset)
+    with pytest.raises(SpecError) as caught:
+        load_spec(path)
+    said = f"preset {preset} searches {parameter}: give default.{parameter} too ({path}:{LINE})"
+    assert str(caught.value).splitlines()[0] == said

@@ -564,8 +564,7 @@ RUNS = st.builds(
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(runs=st.lists(RUNS, min_size=1, max_size=8))
 def test_what_is_imported_comes_back_unchanged(store: Store, runs: list[ImportedRun]) -> None:
-    name = f"s{uuid.uuid4().hex}"
-    made = make_studies(runs, name=name, target=Target(metric="accuracy", value=0.9)).studies
+    made = make_studies(runs, name=f"s{uuid.uuid4().hex}", target=Target(metric="accuracy", value=0.9)).studies
     store.transfer.import_finished(made)
     for study in made:
         stored = store.trials.of(study.study.name)

@@ -128,7 +128,8 @@ def test_an_upgrade_that_readers_block_names_them_and_changes_nothing(
 ) -> None:
     head = migrate.SCHEMA_HEAD
     later_version(monkeypatch, tmp_path)
-    with pytest.raises(DatabaseError, match=r"waited 10 s for a lock.*pid \d+ of rita \(psql\)") as caught:
+    monkeypatch.setattr(engine, "LONGEST_WAIT_S", 1.0)
+    with pytest.raises(DatabaseError, match=r"waited 1 s for a lock.*pid \d+ of rita \(psql\)") as caught:
         migrate.upgrade(team.url("olga"))
     assert "pg_terminate_backend(" in str(caught.value.hint)
     assert migrate.current(team.url("rita")) == head
@@ -170,8 +171,7 @@ def test_a_writer_that_holds_a_lock_is_named(team: Team, statement: str, work: C
 
 @pytest.mark.usefixtures("short_waits")
 def test_a_first_upgrade_that_another_session_prevents_names_it(server: Postgres) -> None:
-    url = server.create_database(schema=False)
-    team = Team(server, url.partition("@/")[2].partition("?")[0])
+    team = Team(server, server.create_database(schema=False).partition("@/")[2].partition("?")[0])
     with team.connect("postgres", "elsewhere") as holder:
         holder.execute(f"CREATE TABLE {migrate.VERSION_TABLE} (version_num VARCHAR(32) PRIMARY KEY)".encode())
         with pytest.raises(DatabaseError, match=r"of postgres \(elsewhere\)"):

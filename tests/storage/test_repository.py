@@ -283,8 +283,7 @@ class TestTrials:
         start(store)
         outcome = dataclasses.replace(OUTCOME, traceback="a\0b\ud800" * 10_000, warnings=("two\nlines", " ", "\0"))
         for _ in range(2):
-            stored = store.trials.finish("toy", 1, outcome, steps_x_step_time_s=1.5)
-            assert stored.outcome == outcome
+            assert store.trials.finish("toy", 1, outcome, steps_x_step_time_s=1.5).outcome == outcome
 
     def test_an_end_that_is_told_again_is_fine_and_another_end_is_not(self, store: Store) -> None:
         start(store)

@@ -45,8 +45,7 @@ def address(searched: str) -> Iterator[str]:
         yield server.address
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize(("width", "scheme"), [*zip(WIDTHS, SCHEMES, strict=True)])
 def test_no_page_has_a_grave_fault_or_is_too_wide(browser: Browser, address: str, width: int, scheme: str) -> None:
     found: dict[str, object] = {}
     with page_of(browser, width=width, scheme=scheme) as page:
@@ -371,8 +370,7 @@ def _tabbed_to(page: Any, wanted: str) -> list[str]:
     return passed
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize(("width", "scheme"), [*zip(WIDTHS, SCHEMES, strict=True)])
 def test_nothing_keeps_anyone_from_reading_it(browser: Any, server: Server, width: int, scheme: str) -> None:
     options = {"viewport": {"width": width, "height": 900}, "color_scheme": scheme}
     with server.running() as address:

@@ -98,9 +98,6 @@ class TestStudies:
         assert 'href="/studies/task"' in pages.get("/studies", params={"device": device}).text
         assert 'href="/studies/task"' not in pages.get("/studies", params={"device": "H100"}).text
 
-    def test_an_empty_database_says_how_a_study_is_made(self, empty: str) -> None:
-        assert "bssearch run SPEC" in client_of(empty).get("/studies").text
-
     def test_archived_ones_are_shown_where_asked(self, copy: Path) -> None:
         with open_store(f"sqlite:///{copy}") as store:
             store.studies.archive("other")
@@ -194,8 +191,7 @@ class TestAStudy:
     @pytest.mark.parametrize("path", ["/studies", "/compare", "/studies/%3Cimg%20src=x%20onerror=alert(1)%3E"])
     def test_a_stored_name_that_nothing_of_ours_made_is_escaped(self, copy: Path, path: str) -> None:
         execute(copy, "UPDATE bss_study SET name = '<img src=x onerror=alert(1)>' WHERE name = 'other'")
-        client = client_of(f"sqlite:///{copy}")
-        assert "<img" not in client.get(path).text
+        assert "<img" not in client_of(f"sqlite:///{copy}").get(path).text
 
 
 class TestTrials:
@@ -273,9 +269,6 @@ class TestAcross:
         assert rows[0]["ratio_to_first"]["value"] == 1
         warnings = [warning["message"] for row in rows for warning in row["warnings"]]
         assert warnings and all(unescape(text).count(warning) for warning in warnings)
-
-    def test_one_alone_asks_for_another(self, pages: TestClient) -> None:
-        assert "takes two studies" in pages.get("/compare?study=task").text
 
     def test_too_many_are_refused(self, pages: TestClient) -> None:
         assert pages.get("/compare", params={"study": [f"s{n}" for n in range(30)]}).status_code == 400

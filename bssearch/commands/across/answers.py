@@ -1,7 +1,5 @@
 """Studies of several databases: filters, answers and their agreement."""
 
-from __future__ import annotations
-
 import difflib
 import math
 from collections import Counter
@@ -450,7 +448,6 @@ def _of_one_question(named: Sequence[tuple[str, Finding]]) -> QuestionAgreement:
 
 
 def _common_size(found: Sequence[Finding]) -> int | None:
-    """Batch size that all answers accept and most recommend."""
     recommended = Counter(one.answer.optimal.batch_size for one in found)
     known = set().union(*(one.acceptable | set(one.answer.flat_range) for one in found))
     common = [size for size in known if all(one.accepts(size) for one in found)]

@@ -1,7 +1,5 @@
 """Submit, list, pause, resume and cancel queued studies."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -62,8 +60,7 @@ def resume_study(store: Store, study: str) -> Submission:
 
 def settle_cancelled(store: Store, study: str) -> None:
     """End a cancelled study's paused and orphaned trials, and delete its checkpoints."""
-    record = store.studies.find(study)
-    if record is not None:
+    if (record := store.studies.find(study)) is not None:
         store.leases.mark_lost(study, is_alive=is_alive)
         store.trials.settle_paused(study, state=TrialState.CANCELLED)
         with suppress(CheckpointError):  # a remote checkpoint that cannot be deleted now does no harm

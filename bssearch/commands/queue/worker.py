@@ -1,7 +1,5 @@
 """Serve the queue on a node until stopped."""
 
-from __future__ import annotations
-
 import math
 import os
 import signal

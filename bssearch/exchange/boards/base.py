@@ -1,7 +1,5 @@
 """The interface of boards, the masking of secrets, and the driver's side: reports never block."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import os

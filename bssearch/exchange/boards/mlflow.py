@@ -1,7 +1,5 @@
 """MLflow: an experiment per study, a run per trial and one for the answer."""
 
-from __future__ import annotations
-
 import os
 import re
 import time

@@ -1,7 +1,5 @@
 """A process with one thread per board: ``python -m bssearch.exchange.boards.serve DESCRIPTOR BOARD…``."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

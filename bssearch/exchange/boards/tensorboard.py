@@ -1,7 +1,5 @@
 """TensorBoard: a folder per study, a run per trial and one for the answer."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Weights & Biases: a group per study, a run per trial and one for the answer."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 

@@ -187,18 +187,19 @@ def require_parquet() -> None:
 def export_table(store: Store, name: str) -> tuple[list[str], list[dict[str, Any]]]:
     """Columns and rows of trials with dotted names."""
     places = store.trials.environments(name)
-    return flat_table([_row(name, trial, places.get(trial.number)) for trial in store.trials.of(name)])
-
-
-def _row(name: str, trial: TrialRecord, place: Environment | None) -> dict[str, Any]:
-    return {
-        "study": name,
-        **trial_row(trial),
-        "created_at": trial.created_at,
-        "ended_at": trial.ended_at,
-        "traceback": traceback(trial),
-        "environment": None if place is None else asdict(place),
-    }
+    return flat_table(
+        [
+            {
+                "study": name,
+                **trial_row(trial),
+                "created_at": trial.created_at,
+                "ended_at": trial.ended_at,
+                "traceback": traceback(trial),
+                "environment": asdict(places[trial.number]) if trial.number in places else None,
+            }
+            for trial in store.trials.of(name)
+        ]
+    )
 
 
 def write_observations(file: TextIO, observations: Iterable[tuple[int, Observation]]) -> None:

@@ -65,8 +65,7 @@ def seconds_of_unit(name: str) -> float:
 
 def seconds(text: str) -> float:
     """Parse ``90``, ``90 s``, ``1.5 min``, ``0:01:30`` or ``1 day, 2:03:04``; NaN if invalid."""
-    parts = _DURATION.fullmatch(text)
-    if parts is not None:
+    if (parts := _DURATION.fullmatch(text)) is not None:
         days, hours, minutes, rest = parts.groups(default="0")
         return 86400.0 * int(days) + 3600.0 * int(hours) + 60.0 * int(minutes) + float(rest)
     unit = re.fullmatch(r"(.*\d) ?(ms|s|sec|seconds|min|minutes|h|hours)", text)

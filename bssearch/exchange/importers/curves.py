@@ -1,7 +1,5 @@
 """``import curves``: studies of training logs, with learning curves and settings; `logs` finds and reads the logs."""
 
-from __future__ import annotations
-
 import difflib
 import json
 import math
@@ -265,13 +263,12 @@ def _description(places: Sequence[Path]) -> dict[str, Any]:
 
 
 def _runs(logs: Sequence[Log], settings: Sequence[Settings], names: Names) -> tuple[list[ImportedRun], list[str]]:
-    """Runs that are not judged yet, and notes."""
     given = [batch_of(one, log) for log, one in zip(logs, settings, strict=True)]
-    batches = step_batches(given, "--column batch_size={}")
+    batches, assumed = step_batches(given, "--column batch_size={}")
     varied = hyperparameters(settings)
     runs, without, resumed = [], [], []
     read: dict[str, None] = {}
-    for log, own, batch in zip(logs, settings, batches.batches, strict=True):
+    for log, own, batch in zip(logs, settings, batches, strict=True):
         named = names.of_log(log) if any(row.get(names.metric) not in (None, "") for row in log.rows) else None
         curve = None if named is None else curve_of(log, named, batch[BATCH])
         if named is None or curve is None or not curve.observations:
@@ -282,7 +279,7 @@ def _runs(logs: Sequence[Log], settings: Sequence[Settings], names: Names) -> tu
         runs.append(_run(log, own, batch, varied, curve))
     if not runs:
         raise UsageError(f"no run has an evaluation of {names.metric}: {listed(without)}")
-    notes = [sources(settings[0]), *batches.notes, *read, *_about(logs, runs)]
+    notes = [sources(settings[0]), *assumed, *read, *_about(logs, runs)]
     untimed = [one.origin for one in runs if not _is_timed(one)]
     for found, what in (
         (without, f"were skipped, because they have no {names.metric}"),
@@ -343,7 +340,6 @@ def _is_timed(run: ImportedRun) -> bool:
 def _target(
     runs: Sequence[ImportedRun], metric: str, value: float | None, goal: Goal | None, source: str
 ) -> tuple[Target, list[str]]:
-    """Target and notes; by default the value that half of the runs reach."""
     require(value is None or math.isfinite(value), f"--target = {value} must be a finite number")
     wanted = Target(metric=metric, value=0.0 if value is None else value, goal=goal or Goal.MAXIMIZE)
     metrics = [one.metric for run in runs for one in run.curve]

@@ -328,16 +328,8 @@ class GivenBatch:
         return " and ".join(f"{self.labels[name]} = {self.parts[name]}" for name in names if name in self.parts)
 
 
-@dataclass(frozen=True, slots=True)
-class StepBatches:
-    """Each run's ``batch_size`` with three factors, and notes."""
-
-    batches: tuple[dict[str, int], ...]
-    notes: tuple[str, ...]
-
-
-def step_batches(given: Sequence[GivenBatch], rename: str) -> StepBatches:
-    """Batches per step of runs that are all known.
+def step_batches(given: Sequence[GivenBatch], rename: str) -> tuple[list[dict[str, int]], list[str]]:
+    """Each run's ``batch_size`` with its three factors, and notes.
 
     ``rename``: a hint to rename ``batch_size``, with ``{}`` for the new name. Raises `UsageError` for an unknown or
     ambiguous batch.
@@ -346,7 +338,6 @@ def step_batches(given: Sequence[GivenBatch], rename: str) -> StepBatches:
     per_device, why = _is_per_device(open_ones, rename)
     known = {name for one in given for name in one.parts}
     made = {id(one): _batch(one, known, per_device) for one in {id(one): one for one in given}.values()}
-    batches = tuple(made[id(one)] for one in given)
     notes = []
     if why and per_device:
         notes.append(
@@ -357,14 +348,13 @@ def step_batches(given: Sequence[GivenBatch], rename: str) -> StepBatches:
         notes.append(
             f"assuming that batch_size is per step, because {why}; if it is per device, {rename.format(MICRO)}"
         )
-    products = [one for one in given if not {BATCH, STEP_BATCH} & one.parts.keys()]
-    if products:
+    if products := [one for one in given if not {BATCH, STEP_BATCH} & one.parts.keys()]:
         assumed = [name for name in (ACCUMULATION, WORLD) if name not in known]
         notes.append(
             f"batch_size = {MICRO} × {ACCUMULATION} × {WORLD} in {len(products)} of {len(given)} runs"
             + (f", with {' and '.join(assumed)} = 1, which the file does not have" if assumed else "")
         )
-    return StepBatches(batches, tuple(notes))
+    return [made[id(one)] for one in given], notes
 
 
 def _is_per_device(given: Sequence[GivenBatch], rename: str) -> tuple[bool, str]:

@@ -1,7 +1,5 @@
 """Imported runs as studies: one per device and precision, never pooled."""
 
-from __future__ import annotations
-
 import math
 import os
 import re
@@ -120,11 +118,9 @@ def _unknown(runs: Sequence[ImportedRun]) -> Iterator[str]:
         for name in ("seed", "steps", "train_seconds", "final_metric", "device", "precision")
     }
     fields |= {name: sum(name in run.configuration.parameters for run in runs) for name in TYPED}
-    nowhere = [name for name, missing in fields.items() if missing == len(runs)]
-    if nowhere:
+    if nowhere := [name for name, missing in fields.items() if missing == len(runs)]:
         yield f"unknown for all runs: {', '.join(nowhere)}"
-    partly = [f"{name} of {missing}" for name, missing in fields.items() if 0 < missing < len(runs)]
-    if partly:
+    if partly := [f"{name} of {missing}" for name, missing in fields.items() if 0 < missing < len(runs)]:
         yield f"unknown for some of {len(runs)} runs: {', '.join(partly)}"
 
 
@@ -229,8 +225,7 @@ def _trial(one: _SeededRun, target: Target, limit: float) -> FinishedTrial:
         warnings=(f"imported: {' and '.join(missing)} not known",) if missing else (),
         seconds_basis=run.seconds_basis if seconds is not None else None,
     )
-    found = first_crossing(run.curve, target)
-    if found is not None:
+    if (found := first_crossing(run.curve, target)) is not None:
         outcome = with_crossing(outcome, found)
     if not run.reached:
         outcome = replace(

@@ -51,12 +51,17 @@ def listed(names: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Names:
-    """Names that an import reads in all logs; those that are None are found in each log."""
+    """Names in the logs of an import, and those of one log.
+
+    ``step`` counts epochs if ``epoch_samples`` is given; it is "" if each log tells. ``clock`` serves without
+    ``seconds``.
+    """
 
     metric: str
-    step: str | None
+    step: str
     seconds: str | None
     epoch_samples: int | None
+    clock: str | None = None
 
     @classmethod
     def of(
@@ -76,9 +81,9 @@ class Names:
         found = metric or _metric(there, place)
         if not found.isprintable():
             raise UsageError(f"the metric's name {found!r} must be printable ({place})")
-        return cls(metric=found, step=step, seconds=seconds, epoch_samples=epoch_samples)
+        return cls(metric=found, step=step or "", seconds=seconds, epoch_samples=epoch_samples)
 
-    def of_log(self, log: Log) -> LogNames:
+    def of_log(self, log: Log) -> Names:
         """Names in one log; raise `UsageError` without steps."""
         first = {name: value for row in reversed(log.rows) for name, value in row.items() if value not in (None, "")}
         there = dict.fromkeys(name for name, value in first.items() if not math.isnan(number_in(value)))
@@ -90,24 +95,7 @@ class Names:
                 hint="--step NAME; if it counts epochs, with --epoch-samples N",
             )
         timed = self.seconds if self.seconds in there else _first(there, SECONDS)
-        return LogNames(
-            metric=self.metric,
-            step=step,
-            epoch_samples=self.epoch_samples,
-            seconds=timed,
-            clock=None if timed else _first(there, CLOCKS),
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogNames:
-    """Names of a log; ``step`` counts epochs if ``epoch_samples`` is given. ``clock`` is used without ``seconds``."""
-
-    metric: str
-    step: str
-    epoch_samples: int | None
-    seconds: str | None
-    clock: str | None
+        return replace(self, step=step, seconds=timed, clock=None if timed else _first(there, CLOCKS))
 
     @property
     def sentence(self) -> str:
@@ -142,7 +130,7 @@ class Curve:
     resumes: int
 
 
-def curve_of(log: Log, names: LogNames, batch_size: int) -> Curve:
+def curve_of(log: Log, names: Names, batch_size: int) -> Curve:
     """Learning curve of a log; the evaluations of a resumed run replace the earlier ones from its step on.
 
     Raises `UsageError` for values that are not numbers or out of bounds, and if the steps begin anew.
@@ -186,7 +174,7 @@ def curve_of(log: Log, names: LogNames, batch_size: int) -> Curve:
     return Curve(tuple(_timed(found, names, log)), has_diverged, resumes)
 
 
-def _evaluations(log: Log, names: LogNames, batch_size: int) -> Iterator[tuple[int, float, float]]:
+def _evaluations(log: Log, names: Names, batch_size: int) -> Iterator[tuple[int, float, float]]:
     """Yield step, seconds as logged (NaN if unknown), and the metric; a row may have the step of the row before."""
     shift = 1.0 if names.step == OF_LIGHTNING else 1.0 - log.first_step
     scale = 1.0
@@ -227,7 +215,7 @@ def _pace(curve: Sequence[Observation]) -> float:
     return (last.train_seconds - first.train_seconds) / (last.step - first.step)
 
 
-def _timed(curve: list[Observation], names: LogNames, log: Log) -> list[Observation]:
+def _timed(curve: list[Observation], names: Names, log: Log) -> list[Observation]:
     # Seconds are filled in between evaluations by their steps, and before the first one of a clock; 0 if unknown.
     known = [one for one in curve if not math.isnan(one.train_seconds)]
     if not known or (len(known) < 2 and names.clock is not None):

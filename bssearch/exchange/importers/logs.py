@@ -3,8 +3,6 @@
 Nothing in a log is executed: of pickles and YAML only plain values are read.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import math
@@ -80,8 +78,7 @@ def logs_in(places: Iterable[Path], run: str | None = None) -> list[Log]:
 
 
 def _of_folder(folder: Path) -> Iterator[Log]:
-    known = [(name, read) for name, read in _FOLDERS.items() if any(folder.glob(name))]
-    if known:
+    if known := [(name, read) for name, read in _FOLDERS.items() if any(folder.glob(name))]:
         yield from known[0][1](folder)
         return
     for inner in sorted(one for one in folder.iterdir() if one.is_dir() and not one.is_symlink()):
@@ -227,7 +224,6 @@ def _constant(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _table(file: Path) -> Iterator[tuple[int, Row]]:
-    """Yield rows with their lines: of a table with commas, semicolons or tabs, or of JSON objects."""
     text = read_text(file)
     if text.lstrip()[:1] in ("{", "["):
         yield from _json_lines(text, str(file))

@@ -36,7 +36,7 @@ from bssearch.registry import Option
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
-    from bssearch.exchange.optuna_study import OptunaTrials
+    from bssearch.exchange.optuna_study import OptunaStudy
 
 VALUE, USER_ATTRIBUTE = "value", "user_attr:"
 # Attributes of `export --to optuna`: two for the study's target, one for the whole trial.
@@ -271,7 +271,7 @@ def import_optuna(
     return replace(made, notes=(*notes, *more, *made.notes))
 
 
-def _objective(found: OptunaTrials, given: RunsObjective | None) -> tuple[RunsObjective, list[str]]:
+def _objective(found: OptunaStudy, given: RunsObjective | None) -> tuple[RunsObjective, list[str]]:
     before = found.user_attributes.get("objective") if found.user_attributes.keys() >= OURS else None
     if given is not None or before is None:
         return given or RunsObjective.TIME_TO_TARGET, []
@@ -282,7 +282,7 @@ def _objective(found: OptunaTrials, given: RunsObjective | None) -> tuple[RunsOb
     ]
 
 
-def _one_objective(found: OptunaTrials, metric: str | None) -> OptunaTrials:
+def _one_objective(found: OptunaStudy, metric: str | None) -> OptunaStudy:
     """Study of the objective ``metric``; the values of others become user attributes of their names."""
     if len(found.directions) == 1:
         return found
@@ -302,7 +302,7 @@ def _one_objective(found: OptunaTrials, metric: str | None) -> OptunaTrials:
 
 
 def _reader(
-    found: OptunaTrials,
+    found: OptunaStudy,
     metric: str | None,
     target: float | None,
     goal: Goal | None,
@@ -362,10 +362,9 @@ def _reader(
     )
 
 
-def _target_of(found: OptunaTrials, *, is_metric: bool) -> Target:
-    direction = found.directions[0] if is_metric else Goal.MAXIMIZE.value
+def _target_of(found: OptunaStudy, *, is_metric: bool) -> Target:
     names = found.metric_names if is_metric else ()
-    goal = Goal.MINIMIZE if direction == Goal.MINIMIZE.value else Goal.MAXIMIZE
+    goal = Goal.MINIMIZE if is_metric and found.directions[0].name == Goal.MINIMIZE.name else Goal.MAXIMIZE
     return Target(metric=names[0] if names else "metric", value=math.nan, goal=goal)
 
 
@@ -427,7 +426,6 @@ class _Reader:
         return runs, [*self._taken(trials), *notes]
 
     def _readable(self, ended: Sequence[FrozenTrial]) -> tuple[list[FrozenTrial], list[ImportedRun], list[str]]:
-        """Trials with their runs, and notes; raise the first `UsageError` if no trial can be read."""
         odd: list[UsageError] = []
         given: list[tuple[FrozenTrial, dict[str, ParameterValue], GivenBatch]] = []
         for trial in ended:
@@ -436,11 +434,11 @@ class _Reader:
                 given.append((trial, values, self._given_batch(trial, values)))
             except UsageError as error:
                 odd.append(error)
-        batches = step_batches([batch for *_, batch in given], "use --param batch_size={}")
-        self._check_powers({one["batch_size"] for one in batches.batches})
+        batches, assumed = step_batches([batch for *_, batch in given], "use --param batch_size={}")
+        self._check_powers({one["batch_size"] for one in batches})
         read: list[FrozenTrial] = []
         runs: list[ImportedRun] = []
-        for (trial, values, _), whole in zip(given, batches.batches, strict=True):
+        for (trial, values, _), whole in zip(given, batches, strict=True):
             try:
                 runs.append(self._run(trial, values, whole))
                 read.append(trial)
@@ -449,7 +447,7 @@ class _Reader:
         if not runs:
             raise odd[0]
         skipped = f"skipped {len(odd)} of {len(ended)} trials that cannot be read (first: {odd[0]})" if odd else ""
-        return read, runs, [*batches.notes, *filter(None, [skipped])]
+        return read, runs, [*assumed, *filter(None, [skipped])]
 
     def _check_powers(self, sizes: set[int]) -> None:
         theirs = next((name for name, (ours, _) in self.names.items() if ours == "batch_size"), "batch_size")
@@ -489,8 +487,7 @@ class _Reader:
         for state, count in Counter(trial.state.name for trial in trials).items():
             if state not in ENDED:
                 yield f"skipped {count} {state} trial{'s' * (count > 1)}"
-        infeasible = _infeasible(trials)
-        if infeasible:
+        if infeasible := _infeasible(trials):
             yield (
                 f"skipped {len(infeasible)} trial{'s' * (len(infeasible) > 1)} that violate a constraint (first: "
                 f"{infeasible[0].number})"
@@ -514,8 +511,7 @@ class _Reader:
         at_once = most_at_once(ended) if self.seconds == DURATION or self._seconds_name else 1
         if at_once > 1:
             yield f"up to {at_once} trials ran at once; if they shared a device, seconds hold waits for each other"
-        resumed = [trial.number for trial in ended if self._is_of_part(trial)]
-        if resumed:
+        if resumed := [trial.number for trial in ended if self._is_of_part(trial)]:
             yield (
                 f"seconds unknown for {len(resumed)} of {len(runs)} trials (first: {resumed[0]}): they retried failed "
                 "trials, and may have resumed from checkpoints"
@@ -665,8 +661,7 @@ class _Reader:
             split = ("batch_size", "micro_batch_size", "accumulation_steps")
             values |= {name: trial.user_attrs[name] for name in split if name in trial.user_attrs}
         ours = Counter(map(self._ours, trial.params))
-        twice = [name for name, count in ours.items() if count > 1]
-        if twice:
+        if twice := [name for name, count in ours.items() if count > 1]:
             raise UsageError(f"two parameters are named {twice[0]} ({origin})", hint="rename one with --param")
         for name, value in trial.params.items():
             if isinstance(value, float) and not math.isfinite(value):

@@ -3,8 +3,6 @@
 https://github.com/mlcommons/logging, ``mlperf_logging/rcp_checker/*/rcps_*.json``.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator, Mapping
@@ -45,14 +43,6 @@ LEARNING_RATE = "opt_base_learning_rate"
 EPOCHS, SAMPLES = "epochs to converge", "samples to converge"
 
 
-@dataclass(frozen=True, slots=True)
-class ReferencePoints:
-    """A file's runs and target."""
-
-    table: RunTable
-    target: Target
-
-
 def import_rcp(
     file: Annotated[Path, Option("A file of MLPerf reference convergence points.", metavar="FILE.json")],
     *,
@@ -74,14 +64,14 @@ def import_rcp(
         make_studies,  # SQLAlchemy, which `import --help` does without
     )
 
-    found = read_rcp(file, samples_per_epoch=samples_per_epoch)
-    made = make_studies(found.table.runs, name=name or file.stem, target=found.target, objective=SamplesToTarget.name)
+    table, target = read_rcp(file, samples_per_epoch=samples_per_epoch)
+    made = make_studies(table.runs, name=name or file.stem, target=target, objective=SamplesToTarget.name)
     taken = ("'BS': batch_size", "'Hyperparams': parameters", f"{SAMPLES!r} or {EPOCHS!r}: samples to the target")
-    return replace(made, notes=(*taken, *found.table.notes, *made.notes))
+    return replace(made, notes=(*taken, *table.notes, *made.notes))
 
 
-def read_rcp(path: Path, *, samples_per_epoch: int | None = None) -> ReferencePoints:
-    """Read a file; runs without a value are noted and left out."""
+def read_rcp(path: Path, *, samples_per_epoch: int | None = None) -> tuple[RunTable, Target]:
+    """A file's runs and target; runs without a value are noted and left out."""
     entries = [_Entry(name, fields, str(path)) for name, fields in _entries(read_text(path), path).items()]
     benchmarks = sorted({one.benchmark for one in entries if one.benchmark is not None})
     require(
@@ -106,7 +96,7 @@ def read_rcp(path: Path, *, samples_per_epoch: int | None = None) -> ReferencePo
     target = TARGETS.get(benchmark or "", UNKNOWN_TARGET)
     if target is UNKNOWN_TARGET:
         notes.append("the file has no target; quality_target 1 means that the benchmark's target was reached")
-    return ReferencePoints(RunTable(tuple(runs), tuple(notes)), target)
+    return RunTable(tuple(runs), tuple(notes)), target
 
 
 @dataclass(frozen=True, slots=True)

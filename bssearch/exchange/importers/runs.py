@@ -111,8 +111,7 @@ def _evidence(groups: Sequence[_Group], measure: Measure) -> str:
         return ""
     if any(missed > one.end * (1 + one.tolerance) for one in groups for missed in one.missed):
         return ""  # a run that missed the target had more time than those that reached it
-    with_missed = [one for one in groups if one.at_end(one.missed)]
-    if with_missed:
+    if with_missed := [one for one in groups if one.at_end(one.missed)]:
         first = max(with_missed, key=lambda one: len(one.reached))
         return (
             f"at batch size {first.batch_size}, {_ended(first.at_end(first.reached), 'reached')} and "
@@ -136,7 +135,6 @@ def _ended(count: int, how: str) -> str:
 
 
 def _together(runs: Sequence[ImportedRun]) -> list[list[ImportedRun]]:
-    """Runs by batch size, device and numbers of epochs."""
     kinds: dict[int, str] = {}
     groups: dict[tuple[int, str, str], list[ImportedRun]] = {}
     for run in runs:
@@ -152,8 +150,7 @@ def _groups(together: Sequence[Sequence[ImportedRun]], measure: Measure) -> Iter
     tolerance = TOLERANCE[measure]
     for runs in together:
         group = [run for run in runs if getattr(run, measure)]
-        reached = [run for run in group if run.reached]
-        if reached:
+        if reached := [run for run in group if run.reached]:
             figures = [getattr(run, measure) for run in reached]
             yield _Group(
                 batch_size=reached[0].configuration.batch_size,
@@ -320,10 +317,10 @@ def parse_runs(
     for row in ended:
         if row.parts not in given:
             given[row.parts] = row.batch()
-    batches = step_batches([given[row.parts] for row in ended], "name the column {}")
+    batches, assumed = step_batches([given[row.parts] for row in ended], "name the column {}")
     known_configurations: dict[tuple[str, ...], Configuration] = {}
-    runs = [row.run(batch, derived, known_configurations) for row, batch in zip(ended, batches.batches, strict=True)]
-    notes += batches.notes
+    runs = [row.run(batch, derived, known_configurations) for row, batch in zip(ended, batches, strict=True)]
+    notes += assumed
     without_metric = [run.origin for run, row in zip(runs, ended, strict=True) if row.lacks(run.final_metric)]
     if without_metric:
         notes.append(
@@ -334,7 +331,6 @@ def parse_runs(
 
 
 def _cells(text: str, source: str) -> tuple[int, list[str], list[tuple[int, list[str]]]]:
-    """The header with its line, and the rows with theirs."""
     check_kind(text, [], source)
     rows = csv_rows(text, source)
     line, header = next(rows, (1, []))
@@ -355,8 +351,7 @@ def _cells(text: str, source: str) -> tuple[int, list[str], list[tuple[int, list
 
 def _copies(found: Sequence[tuple[int, list[str]]], source: str) -> Iterator[str]:
     first = {tuple(texts): line for line, texts in reversed(found)}
-    copies = [line for line, texts in found if first[tuple(texts)] != line]
-    if copies:
+    if copies := [line for line, texts in found if first[tuple(texts)] != line]:
         yield (
             f"{len(copies)} of {len(found)} rows are copies of others (first: {source}:{copies[0]}) and count as "
             "runs of their own; remove them if they are the same runs"

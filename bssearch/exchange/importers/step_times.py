@@ -1,7 +1,5 @@
 """Step times by batch size from CSV or the probe's JSON."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator, Mapping
@@ -44,8 +42,7 @@ def read_step_times(path: Path) -> dict[int, ProbeRecord]:
 def _csv_rows(path: Path, text: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     rows = ((f"{path}:{line}", cells) for line, cells in csv_rows(text, str(path), skipinitialspace=True))
     columns = [name.strip() for name in next(rows, ("", []))[1]]
-    missing = REQUIRED - {*columns}
-    if missing:
+    if missing := REQUIRED - {*columns}:
         there = ", ".join(map(_brief.repr, columns[:SHOWN_COLUMNS])) or "none"
         raise UsageError(
             f"{path} has no column {' and no '.join(sorted(missing))}: it has {there}",

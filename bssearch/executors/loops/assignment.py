@@ -1,7 +1,5 @@
 """Work assigned to a user's training loop."""
 
-from __future__ import annotations
-
 import math
 import sys
 from bisect import bisect_right

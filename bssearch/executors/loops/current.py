@@ -1,7 +1,5 @@
 """`current_trial`: a search's trial, or a standalone trial."""
 
-from __future__ import annotations
-
 import atexit
 import importlib
 import os

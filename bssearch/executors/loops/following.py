@@ -1,7 +1,5 @@
 """Checks that a loop uses its trial's values; counts of steps and samples."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -188,8 +186,7 @@ class Followed:
             raise _not_asked(now, "accumulation_steps", now.accumulation_steps, before.accumulation_steps)
         if self._has_warned or math.isclose(now.learning_rate, before.learning_rate):
             return
-        lacks = self._lacks_rate(now.learning_rate)
-        if lacks is not None:
+        if (lacks := self._lacks_rate(now.learning_rate)) is not None:
             self._has_warned = True
             self._assignment.warned(f"the batch has grown to {now.batch_size}, and {lacks}")
 

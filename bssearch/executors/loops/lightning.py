@@ -4,8 +4,6 @@ The import raises `UsageError` without ``lightning`` or ``pytorch_lightning`` >=
 it uses.
 """
 
-from __future__ import annotations
-
 import importlib
 import math
 import sys

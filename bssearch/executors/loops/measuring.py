@@ -1,7 +1,5 @@
 """Descriptions and measurements of a user's loop."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """A user's own training loop as a trial; see `bssearch guide own-training`."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -499,8 +497,7 @@ class Trial:
 
     def samples_in(self, batch: Any) -> int | None:
         """Samples in a micro-batch; warns if unknown."""
-        found = self._rows.count(batch, self._samples_at_once)
-        if found is not None:
+        if (found := self._rows.count(batch, self._samples_at_once)) is not None:
             return found * self.world_size
         self._untold(
             f"a micro-batch is a {type(batch).__name__}, of which the samples cannot be counted",

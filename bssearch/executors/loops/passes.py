@@ -1,7 +1,5 @@
 """Passes over the training data, and samplers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Generic, TypeVar, cast
 

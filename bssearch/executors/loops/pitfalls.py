@@ -1,7 +1,5 @@
 """Warnings of normalisation, data order and averages of weights that distort a comparison of batch sizes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,8 +20,7 @@ WATCHED_STEPS = 3  # first steps to check; an average that follows micro-batches
 def trained_modules(objects: Mapping[str, Any]) -> list[nn.Module]:
     """Modules that an optimizer among the objects trains; all modules without an optimizer."""
     modules = [one for one in objects.values() if isinstance(one, nn.Module)]
-    trained = _trained_by(objects)
-    if trained:
+    if trained := _trained_by(objects):
         modules = [one for one in modules if any(id(part) in trained for part in one.parameters())]
     inner = {id(part) for one in modules for part in one.modules() if part is not one}
     return [one for one in modules if id(one) not in inner]

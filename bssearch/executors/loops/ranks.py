@@ -4,8 +4,6 @@ Only rank 0 talks to the search. After each evaluation it broadcasts whether the
 evaluation is due. A stop or limit takes effect only at evaluations, so that no rank waits for a rank that has left.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count

@@ -6,8 +6,6 @@ re-executes itself without the imports and starts the ranks anew (``--once``). W
 its descendants and exits.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import atexit
@@ -57,12 +55,11 @@ def main() -> None:
     if given.once is not None:
         os._exit(run_script(given.script, given.arguments, given.once))
     worker = socket.socket(fileno=given.serve)
-    if given.anew is None:
-        reason = prepare_to_fork(Path(given.script.removesuffix(MAKE_TRAINER)))
-        if reason is not None:
-            # Drop the imports.
-            worker.set_inheritable(True)
-            os.execv(sys.executable, [sys.executable, "-P", "-m", HOST, "--anew", reason, *sys.argv[1:]])
+    script = Path(given.script.removesuffix(MAKE_TRAINER))
+    if given.anew is None and (reason := prepare_to_fork(script)) is not None:
+        # Drop the imports.
+        worker.set_inheritable(True)
+        os.execv(sys.executable, [sys.executable, "-P", "-m", HOST, "--anew", reason, *sys.argv[1:]])
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # The worker has ended.
         serve(worker, given.script, given.arguments, given.anew)
 

@@ -1,7 +1,5 @@
 """Runs a Hugging Face Trainer as a trial; see `bssearch guide own-training`."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re

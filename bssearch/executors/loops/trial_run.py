@@ -1,7 +1,5 @@
 """A user's loop that trains a study's trial."""
 
-from __future__ import annotations
-
 import io
 import math
 import statistics
@@ -436,10 +434,10 @@ class TrialRun(Assignment):
         asked = self._line.asked_to_stop()
         if asked is not None:
             self._end(Ending(*asked, asked=True))
-        elif self._clock.clock.train_seconds_so_far > self._plan.train_seconds_limit:
-            late = self._course.limited(self._clock.train_seconds())
-            if late is not None:
-                self._end(late)
+        elif self._clock.clock.train_seconds_so_far > self._plan.train_seconds_limit and (
+            late := self._course.limited(self._clock.train_seconds())
+        ):
+            self._end(late)
 
     def waited(self, seconds: float) -> None:
         """See `Assignment.waited`."""
@@ -465,8 +463,7 @@ class TrialRun(Assignment):
                 reason = f"{not_finite(what, metric)}: {where(self.stages.last(step), step)}"
                 self._end(Ending(TrialState.DIVERGED, reason))
                 return
-            broken = first_non_finite(self._objects)
-            if broken is not None:
+            if (broken := first_non_finite(self._objects)) is not None:
                 self._end(Ending(TrialState.DIVERGED, f"{broken} is not finite: {where(self.stages.last(step), step)}"))
                 return
             observation = Observation(

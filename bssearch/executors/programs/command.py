@@ -1,7 +1,5 @@
 """User commands, which report their progress, and their trials."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import time

@@ -10,8 +10,6 @@ expression has one group::
 Matches form one report when the line with their step arrives.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -205,8 +205,7 @@ class LoadedScript(LoadedProgram):
 
     def _answer(self, work: Work) -> Answer:
         found = self._converse(work)
-        answer = answer_in(found)
-        if answer is not None:
+        if (answer := answer_in(found)) is not None:
             return answer
         state, reason = judge_exit(found.exit_code, found.kernel_kills, who=THE_SCRIPT)
         if state is TrialState.OOM:

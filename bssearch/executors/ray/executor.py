@@ -1,7 +1,5 @@
 """Trials on a Ray cluster, with a worker process per slot."""
 
-from __future__ import annotations
-
 import ctypes
 import importlib
 import logging

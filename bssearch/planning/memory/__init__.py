@@ -1,7 +1,5 @@
 """The memory of a training step, from numbers or a traced model (needs torch)."""
 
-from __future__ import annotations
-
 from bssearch.planning.memory.request import MemoryPlan, MemoryPlanRequest, plan_numbers
 from bssearch.planning.requests import planned
 

@@ -4,8 +4,6 @@
 ``transformers:Class`` takes its default configuration or a ``config.json``. Or ``timm:name``.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

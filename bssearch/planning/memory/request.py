@@ -99,8 +99,7 @@ def what_fits(asked: MemoryPlanRequest, needed: int, room: float, formats: Seque
     for changes in kinds:
         sizes = ((change, parameter_bytes(asked.model_copy(update=change)).least) for change in changes)
         fitting, size = next(((change, size) for change, size in sizes if size <= room), ({}, 0))
-        words = " ".join(f"--{name} {value}" for name, value in fitting.items() if value is not None)
-        if words:
+        if words := " ".join(f"--{name} {value}" for name, value in fitting.items() if value is not None):
             yield f"{words} ({gib(size)}{' each' if 'stage' in fitting else ''})"
 
 

@@ -1,7 +1,5 @@
 """Domains of parameters: fixed, range or choices; batch ladder, learning rate and schedule."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -184,8 +184,8 @@ def batch_norm_caveats(
     if ghost_batch_size is None and accumulates:
         yield (
             "batch_norm_accumulation",
-            "batch normalisation sees micro-batches, not batches: accumulated batch sizes train another model; "
-            + remedy,
+            "batch normalisation sees micro-batches, not batches: batch sizes that are accumulated or shared by "
+            "devices train another model; " + remedy,
         )
     if ghost_batch_size is not None and micro_batch_size < ghost_batch_size:
         yield (

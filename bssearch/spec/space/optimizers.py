@@ -1,7 +1,5 @@
 """Optimizers of a space, with their options and the library's defaults."""
 
-from __future__ import annotations
-
 import keyword
 import math
 import re

@@ -1,7 +1,5 @@
 """The search space, its coordinates and configurations."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Database URLs and engines: SQLite for one machine, PostgreSQL for several."""
 
-from __future__ import annotations
-
 import difflib
 import json
 import math
@@ -248,8 +246,7 @@ def _of_server(error: SQLAlchemyError, cause: str, where: str, url: URL) -> Data
     if _NOT_POSTGRESQL.search(cause):
         return DatabaseError(f"{where} is not a PostgreSQL server: {cause}", hint="check host and port of the URL")
     for pattern, hint in _REFUSED.items():
-        found = pattern.search(cause)
-        if found:
+        if found := pattern.search(cause):
             return DatabaseError(f"{where}: {found.group()}", hint=hint)
     if isinstance(error, OperationalError):
         return ConnectionLostError(
@@ -262,8 +259,7 @@ def _without_right(error: SQLAlchemyError, cause: str, where: str, url: URL) -> 
     said = getattr(getattr(error, "orig", None), "diag", None)
     if getattr(said, "constraint_name", None) in MAKER_TRIGGERS:
         return DatabaseError(f"{where}: {getattr(said, 'message_primary', cause)}", hint="ask one of them")
-    owned = re.search(r"must be owner of (\w+ \S+)", cause)
-    if owned:
+    if owned := re.search(r"must be owner of (\w+ \S+)", cause):
         return DatabaseError(
             f"{where}: the role {_role(url)!r} cannot change {owned.group(1)}, which another role owns",
             hint="ask its owner to run `bssearch db upgrade`",
@@ -743,7 +739,6 @@ class _Watch:
         engine = create_engine(self._url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
         with suppress(SQLAlchemyError), engine.connect() as connection:
             while not self._is_over.is_set():
-                found = connection.execute(_BLOCKERS, {"pid": self._pid}).all()
-                if found:
+                if found := connection.execute(_BLOCKERS, {"pid": self._pid}).all():
                     self._blockers = [(pid, user or "?", program or "") for pid, user, program in found]
                 self._is_over.wait(LOOK_EVERY_S)

@@ -4,8 +4,6 @@ The header has format, version, schema revision, bssearch's version, the study a
 ``{kind: row}``, ordered by `Kind` and key. The last line has the counts and the SHA-256 of all earlier lines.
 """
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import json
@@ -142,8 +140,7 @@ def _storable(value: str) -> str:
 
 
 def _bounded_object(value: dict[str, Any], *, of_scalars: bool = False) -> dict[str, Any]:
-    fault = json_fault(value, of_scalars=of_scalars)
-    if fault is not None:
+    if (fault := json_fault(value, of_scalars=of_scalars)) is not None:
         raise ValueError(fault)
     return value
 

@@ -1,7 +1,5 @@
 """The calculator's page: form, errors and results, which its script refreshes."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence

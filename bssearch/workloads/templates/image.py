@@ -4,8 +4,6 @@ It runs as it is; change the places marked YOURS. bssearch does the rest: batche
 stopping at the target. It sets the seed: draw from torch's or numpy's global generator, but not in load().
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

@@ -246,8 +246,7 @@ def test_a_board_has_its_own_settings_but_no_database_no_gpu_one_thread_and_what
     monkeypatch.setenv("BSSEARCH_DB_URL", "postgresql://ada:secret@host/data")
     monkeypatch.setenv("PGPASSWORD", "secret")
     monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "its own")
-    boards = opened(start("Environment"))
-    boards.close()
+    opened(start("Environment")).close()
     found = notebook.calls("Environment")[0]
     variables = found["variables"]
     assert "BSSEARCH_DB_URL" not in variables and "PGPASSWORD" not in variables
@@ -398,8 +397,7 @@ def test_a_board_that_is_not_installed_is_refused_before_anything_runs(
     command: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     installed(monkeypatch)
-    spec = write_task(tmp_path, log=["mlflow"], executor=INLINE)
-    told = refused(tmp_path, *command, spec.name, code=2)
+    told = refused(tmp_path, *command, write_task(tmp_path, log=["mlflow"], executor=INLINE).name, code=2)
     assert "log = mlflow needs mlflow-skinny >= 3; none is installed" in told
     assert "pip install 'bssearch[mlflow]'" in told
     assert not (tmp_path / "bssearch.db").exists()

@@ -15,7 +15,7 @@ from bssearch.exchange.boards import base
 from bssearch.executors.loops.own_loop import Trial
 from bssearch.records import Observation, TrialRecord, TrialState
 from bssearch.storage.repository import open_store
-from tests.cli.task import INLINE, bssearch, environment, printed, ran, space_of, write_task
+from tests.cli.task import INLINE, UNCONFIRMED, bssearch, environment, printed, ran, space_of, write_task
 from tests.exchange.boards.read_back import event_files, hyperparameters, mlflow_client, mlflow_runs, texts, wandb_run
 from tests.factories import make_spec
 from tests.search.law import LawExecutor
@@ -29,6 +29,7 @@ SMALL: dict[str, Any] = {
     "budget": {"trials": 4, "trial_train_seconds": 2.0},
     "workload_settings": {"fault": "", "step_seconds": 0.001},
     "executor": INLINE,
+    "confirm": {"top": 1, "runs": 1},
 }
 
 
@@ -155,8 +156,7 @@ def test_a_study_goes_on_with_another_board_and_the_same_question(tmp_path: Path
 
 def test_a_server_that_is_away_ends_no_study_and_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://ada:secret@127.0.0.1:9")
-    spec = write_task(tmp_path, **SMALL, log=["mlflow", "tensorboard"])
-    done = ran(tmp_path, "run", spec.name)
+    done = ran(tmp_path, "run", write_task(tmp_path, **SMALL, log=["mlflow", "tensorboard"]).name)
     why, lost = (line for line in done.stderr.splitlines() if line.startswith("mlflow:"))
     assert "MlflowException" in why
     asked = re.fullmatch(r"mlflow: (\d+) of (\d+) .*", lost)
@@ -166,7 +166,7 @@ def test_a_server_that_is_away_ends_no_study_and_is_told(tmp_path: Path, monkeyp
 
 
 def test_trials_that_wait_and_go_on_with_another_driver_are_one_run_each(tmp_path: Path) -> None:
-    spec = study_spec(budget={"trials": 12, "trial_train_seconds": 0.1}, log=["mlflow", "tensorboard"])
+    spec = study_spec(budget={"trials": 8, "trial_train_seconds": 0.1}, log=["mlflow", "tensorboard"])
     url, doomed = f"sqlite:///{tmp_path}/bssearch.db", SteppingLaw(on_look=die)
     doomed.full = 0.1
     with pytest.raises(Dies):
@@ -188,7 +188,7 @@ def test_trials_that_wait_and_go_on_with_another_driver_are_one_run_each(tmp_pat
 
 
 def test_two_drivers_of_a_study_report_into_one_experiment_each_its_own_trials(tmp_path: Path) -> None:
-    spec = make_spec(log=["mlflow"], budget={"trials": 10, "trial_train_seconds": 10.0})
+    spec = make_spec(log=["mlflow"], budget={"trials": 10, "trial_train_seconds": 10.0}, confirm=UNCONFIRMED)
     executors: list[LawExecutor] = [LawExecutor(), LawExecutor()]
     run_together(spec, f"sqlite:///{tmp_path}/bssearch.db", executors)
     trials, _ = stored(tmp_path, spec.name)
@@ -197,15 +197,15 @@ def test_two_drivers_of_a_study_report_into_one_experiment_each_its_own_trials(t
 
 
 def test_another_study_of_the_same_name_has_runs_of_its_own(tmp_path: Path) -> None:
-    spec = make_spec(log=["mlflow", "tensorboard"], budget={"trials": 8, "trial_train_seconds": 10.0})
+    budget = {"trials": 5, "trial_train_seconds": 10.0}
+    spec = make_spec(log=["mlflow", "tensorboard"], budget=budget, confirm=UNCONFIRMED)
     for name in ("one", "two"):  # two databases
         library.run_study(
             spec, library.Launch(db=f"sqlite:///{tmp_path}/{name}.db", make_executor=lambda *_: LawExecutor())
         )
     folders = sorted(path.name for path in (tmp_path / "runs").iterdir())
     assert [folders[0], len(folders)] == [spec.name, 2]
-    numbers = [run.data.tags["bssearch.trial"] for run in mlflow_runs(tmp_path, spec.name)]
-    assert numbers.count("1") == 2
+    assert [run.data.tags["bssearch.trial"] for run in mlflow_runs(tmp_path, spec.name)].count("1") == 2
 
 
 def test_a_study_in_a_notebook_reports_too(tmp_path: Path) -> None:
@@ -233,14 +233,13 @@ def test_a_study_in_a_notebook_reports_too(tmp_path: Path) -> None:
 
 def test_nothing_of_a_database_url_or_a_password_reaches_a_board(tmp_path: Path) -> None:
     settings = {"api_key": "hush-hush", "store": "s3://ada:hush-hush@host/x"}
-    spec = make_spec(
-        log=["mlflow", "tensorboard"], budget={"trials": 8, "trial_train_seconds": 10.0}, workload_settings=settings
-    )
+    budget = {"trials": 5, "trial_train_seconds": 10.0}
+    spec = make_spec(log=["mlflow", "tensorboard"], budget=budget, confirm=UNCONFIRMED, workload_settings=settings)
     library.run_study(
         spec, library.Launch(db=f"sqlite:///{tmp_path}/bssearch.db", make_executor=lambda *_: LawExecutor())
     )
     written = [path for path in tmp_path.rglob("*") if path.is_file() and path.name != "bssearch.db"]
-    assert len(written) > 8
+    assert len(written) > 4
     for path in written:
         assert b"hush-hush" not in path.read_bytes(), path
         assert b"bssearch.db" not in path.read_bytes(), path
@@ -287,7 +286,7 @@ def test_processes_that_open_a_new_mlflow_file_at_once_make_it_once(
             stderr=subprocess.PIPE,
             text=True,
         )
-        for _ in range(3 if has_cache else 1)
+        for _ in range(2 if has_cache else 1)
     ]
     for one in processes:
         assert one.stdin is not None

@@ -108,8 +108,7 @@ def test_the_studies_that_are_printed_are_those_that_are_stored(folder: Path, im
     assert names == [importer]  # the file's own
     assert list(stored(folder)) == names
     assert do(folder, importer, "--name", "mine") == ["mine"]
-    rows = read(folder, "study", "list")
-    assert {row["name"] for row in rows} == {importer, "mine"}
+    assert {row["name"] for row in read(folder, "study", "list")} == {importer, "mine"}
 
 
 @pytest.fixture

@@ -223,8 +223,7 @@ def test_runs_without_seconds_have_no_time_to_the_target(of_some: bool, tmp_path
     for run, seconds in (("a", 1.5 if of_some else ""), ("b", "")):
         text += f"{run},10,{seconds},0.3,8,0.1\n{run},20,{seconds and 2 * seconds},0.5,8,0.2\n"
     (study,) = import_curves([table(tmp_path, text)], target=0.4).studies
-    times = [one.outcome.time_to_target_s for one in study.trials]
-    assert times == [2.25 if of_some else None, None]
+    assert [one.outcome.time_to_target_s for one in study.trials] == [2.25 if of_some else None, None]
     assert [bool(one.curve) for one in study.trials] == [True, not of_some], "its zeros are no times"
 
 
@@ -244,8 +243,7 @@ def test_logs_of_epochs_need_the_samples_of_one(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no optimizer steps") as refused:
         import_curves([file], target=0.4)
     assert "--epoch-samples" in (refused.value.hint or "")
-    trial = only_run(import_curves([file], target=0.4, epoch_samples=800))
-    assert trial.outcome.steps_to_target == 200
+    assert only_run(import_curves([file], target=0.4, epoch_samples=800)).outcome.steps_to_target == 200
 
 
 def test_a_setting_that_differs_with_the_batch_size_is_named(tmp_path: Path) -> None:
@@ -316,8 +314,7 @@ def test_a_column_called_name_tells_runs_apart(tmp_path: Path) -> None:
 
 def test_points_between_thousands_are_read_if_the_table_has_decimal_commas(tmp_path: Path) -> None:
     text = "step;val_acc;batch_size\n500;0,3;8\n1.000;0,4;8\n1.500;0,5;8\n"
-    trial = only_run(import_curves([table(tmp_path, text)], target=0.45))
-    assert trial.outcome.steps_to_target == 1250
+    assert only_run(import_curves([table(tmp_path, text)], target=0.45)).outcome.steps_to_target == 1250
 
 
 def test_missing_seconds_are_those_between_by_the_steps(tmp_path: Path) -> None:
@@ -405,7 +402,6 @@ def test_damaged_logs_raise_nothing_but_errors_of_bssearch(make: Callable[[Path]
 
 
 def test_numbers_are_read_as_people_write_them() -> None:
-    values = ["97%", "0:01:30", " ", "1_000", None, True, 10**400, "nan", 3]
-    found = [number_in(one) for one in values]
+    found = [number_in(one) for one in ["97%", "0:01:30", " ", "1_000", None, True, 10**400, "nan", 3]]
     assert found[:2] == [0.97, 90.0] and found[6:7] == [math.inf] and found[8] == 3.0
     assert all(map(math.isnan, [*found[2:6], found[7]]))

@@ -253,8 +253,7 @@ def test_a_trial_whose_reports_have_no_whole_step_is_left_out(write: Write) -> N
 def test_a_transformed_learning_rate_is_a_learning_rate(write: Write) -> None:
     file = write(*suggested({"batch_size": 64, "log_lr": -2.0}, {"batch_size": 128, "log_lr": -3.0}))
     made = import_optuna(file, **WORDS, param=["10**log_lr=learning_rate"])
-    rates = [one.configuration.learning_rate for one in made.studies[0].trials]
-    assert rates == pytest.approx([0.01, 0.001])
+    assert [one.configuration.learning_rate for one in made.studies[0].trials] == pytest.approx([0.01, 0.001])
     refuse(UsageError, file, said="10**", **WORDS, param=["log_lr=learning_rate"])
 
 

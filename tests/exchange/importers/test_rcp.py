@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from bssearch.errors import UsageError
-from bssearch.exchange.importers.rcp import UNKNOWN_TARGET, ReferencePoints, read_rcp
+from bssearch.exchange.importers.imported_run import RunTable
+from bssearch.exchange.importers.rcp import UNKNOWN_TARGET, read_rcp
+from bssearch.records import Target
 
 RESNET: dict[str, Any] = {
     "Benchmark": "resnet",
@@ -32,7 +34,7 @@ FLUX: dict[str, Any] = {
 BERT: dict[str, Any] = {"Benchmark": "bert", "BS": 256, "Hyperparams": {}, "Epochs to converge": [2834944]}
 
 
-def read(folder: Path, *entries: dict[str, Any], **options: Any) -> ReferencePoints:
+def read(folder: Path, *entries: dict[str, Any], **options: Any) -> tuple[RunTable, Target]:
     path = folder / "rcps.json"
     path.write_text(json.dumps({f"entry_{number}": entry for number, entry in enumerate(entries)}))
     return read_rcp(path, **options)
@@ -47,48 +49,42 @@ def refuse(folder: Path, *entries: dict[str, Any], said: str) -> UsageError:
 
 def test_epochs_of_a_known_data_set_become_steps(tmp_path: Path) -> None:
     found = read(tmp_path, RESNET)
-    assert [run.steps for run in found.table.runs] == [round(34 * 1_281_167 / 1632), round(37 * 1_281_167 / 1632)]
-    assert (found.target.metric, found.target.value) == ("accuracy", 0.759)
-    run = found.table.runs[0]
+    assert [run.steps for run in found[0].runs] == [round(34 * 1_281_167 / 1632), round(37 * 1_281_167 / 1632)]
+    assert (found[1].metric, found[1].value) == ("accuracy", 0.759)
+    run = found[0].runs[0]
     assert (run.reached, run.seed, run.train_seconds, run.final_metric, run.device) == (True, None, None, None, None)
     configuration = run.configuration
     assert (configuration.batch_size, configuration.learning_rate, configuration.optimizer) == (1632, 7.4, "lars")
     assert configuration.parameters["opt_weight_decay"] == 5e-5
     assert configuration.parameters["weight_decay"] is None
-    assert "'epochs to converge' is read as epochs of 1,281,167 samples" in found.table.notes
+    assert "'epochs to converge' is read as epochs of 1,281,167 samples" in found[0].notes
 
 
 def test_whole_epochs_were_evaluated_after_each_and_of_other_figures_that_is_not_known(tmp_path: Path) -> None:
-    epochs = read(tmp_path, {**RESNET, "Epochs to converge": [1, 34, 3.5]}).table.runs
+    epochs = read(tmp_path, {**RESNET, "Epochs to converge": [1, 34, 3.5]})[0].runs
     assert [run.last_miss_step for run in epochs] == [0, 33 * 1_281_167 // 1632, None]
-    samples = [*read(tmp_path, FLUX).table.runs, *read(tmp_path, BERT).table.runs]
+    samples = [*read(tmp_path, FLUX)[0].runs, *read(tmp_path, BERT)[0].runs]
     assert {run.last_miss_step for run in samples} == {None}
 
 
 def test_samples_become_steps_and_an_unknown_target_is_noted(tmp_path: Path) -> None:
     found = read(tmp_path, FLUX)
-    assert [(run.steps, run.precision) for run in found.table.runs] == [(16384, "bf16"), (15872, "bf16")]
-    assert found.target is UNKNOWN_TARGET
-    assert any("quality_target 1 means" in note for note in found.table.notes)
+    assert [(run.steps, run.precision) for run in found[0].runs] == [(16384, "bf16"), (15872, "bf16")]
+    assert found[1] is UNKNOWN_TARGET
+    assert any("quality_target 1 means" in note for note in found[0].notes)
 
 
 def test_the_epochs_of_bert_are_samples(tmp_path: Path) -> None:
     found = read(tmp_path, BERT)
-    assert found.table.runs[0].steps == round(2834944 / 256)
-    assert found.target.metric == "masked_lm_accuracy"
+    assert found[0].runs[0].steps == round(2834944 / 256)
+    assert found[1].metric == "masked_lm_accuracy"
 
 
 def test_epochs_of_another_data_set_need_its_size(tmp_path: Path) -> None:
     other = {**RESNET, "Benchmark": "unet3d"}
     error = refuse(tmp_path, other, said="not the samples per epoch of unet3d")
     assert "--samples-per-epoch" in str(error.hint)
-    assert read(tmp_path, other, samples_per_epoch=1000).table.runs[0].steps == round(34_000 / 1632)
-
-
-def test_one_batch_size_may_have_several_configurations(tmp_path: Path) -> None:
-    other = {**RESNET, "Hyperparams": {**RESNET["Hyperparams"], "opt_base_learning_rate": 9}}
-    runs = read(tmp_path, RESNET, other).table.runs
-    assert [run.configuration.learning_rate for run in runs] == [7.4, 7.4, 9.0, 9.0]
+    assert read(tmp_path, other, samples_per_epoch=1000)[0].runs[0].steps == round(34_000 / 1632)
 
 
 def test_names_in_other_cases_and_numbers_in_quotes(tmp_path: Path) -> None:
@@ -98,7 +94,7 @@ def test_names_in_other_cases_and_numbers_in_quotes(tmp_path: Path) -> None:
         "HYPERPARAMS": {"opt_base_learning_rate": "10", "boundaries": [40, 50], "clip": None},
         "epochs_to_converge": ["39", 42.5],
     }
-    runs = read(tmp_path, entry).table.runs
+    runs = read(tmp_path, entry)[0].runs
     assert [run.steps for run in runs] == [round(39 * 1_281_167 / 4096), round(42.5 * 1_281_167 / 4096)]
     assert runs[0].configuration.learning_rate == 10.0
     assert runs[0].configuration.parameters["boundaries"] == "[40, 50]"
@@ -108,9 +104,9 @@ def test_names_in_other_cases_and_numbers_in_quotes(tmp_path: Path) -> None:
 def test_runs_without_a_value_are_left_out_and_noted(tmp_path: Path) -> None:
     without = {**RESNET, "BS": 64, "Epochs to converge": None}
     found = read(tmp_path, {**RESNET, "Epochs to converge": [34, None, 35]}, without)
-    assert len(found.table.runs) == 2
+    assert len(found[0].runs) == 2
     said = "1 of 3 runs have no value; skipped"
-    assert [note.partition(" (")[0] for note in found.table.notes[:2]] == [said, "no run has a value; skipped"]
+    assert [note.partition(" (")[0] for note in found[0].notes[:2]] == [said, "no run has a value; skipped"]
 
 
 @pytest.mark.parametrize(

@@ -458,8 +458,7 @@ def test_columns_are_known_under_the_names_of_other_tools(header: str, row: str,
 
 def test_a_transformed_column_is_transformed_and_a_logarithm_is_never_taken_for_a_batch() -> None:
     lines = "log2_batch,log_lr,reached\n7,-2,1\n8,-3,1\n"
-    mapped = ["2**log2_batch=batch_size", "10**log_lr=learning_rate"]
-    runs = parse_runs(lines, "runs.csv", column=mapped).runs
+    runs = parse_runs(lines, "runs.csv", column=["2**log2_batch=batch_size", "10**log_lr=learning_rate"]).runs
     assert [run.configuration.batch_size for run in runs] == [128, 256]
     assert [run.configuration.learning_rate for run in runs] == pytest.approx([0.01, 0.001])
     same = parse_runs(lines, "runs.csv", column=["1*log2_batch=batch_size"], ignore=["log_lr"]).runs

@@ -355,7 +355,7 @@ def test_through_files_and_both_databases_the_bytes_are_the_same(
     assert files[0].read_bytes() == files[1].read_bytes() == files[2].read_bytes()
 
 
-CASES = 200
+CASES = 100
 """``tests/benchmarks/fuzzed_transfers.py`` tries ten thousand."""
 
 

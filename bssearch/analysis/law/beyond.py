@@ -1,0 +1,398 @@
+"""The optimum at a harder target, or with more data, from the learning curves of a study.
+
+At every level of the metric, samples follow E(B) = E_min (1 + B / B_crit), and B_crit grows along the curves as a power
+of the samples (McCandlish et al. 2018, arXiv 1812.06162). With w the mean over batch sizes of log samples to a level::
+
+    log E(B) = u + log(1 + B / B_crit) + departure(B),    log B_crit = b + p·(w − w of the hardest level)
+
+u is free at every level. A departure is a Gaussian process in w: a run that is late at one level is late at the next.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from bssearch.analysis.law.batch_model import around
+from bssearch.analysis.shape import Beyond, BeyondBatch, BeyondLevel, CriticalBatch, Interval
+from bssearch.errors import UsageError
+from bssearch.records import Goal, Target
+from bssearch.records.intervals import FLAT_RATIO
+
+Numbers = NDArray[np.float64]
+
+FEWEST_LEVELS = 4  # two more than B_crit and its growth
+FEWEST_BATCHES = 4
+LEVEL_FACTOR = 1.18  # samples from level to level; evaluations are closer
+LEAST_STEPS = 10  # of the largest batch size; fewer are warmup
+
+FARTHEST = 4.0  # times the measured samples; `tests/benchmarks/beyond.py` tests no farther
+
+# Prior of p, N(1, 0.35²): B_crit ∝ E_min^0.5 … 0.9 on recorded tables, and w grows 0.65 times as fast as log E_min.
+GROWTH, GROWTH_DEVIATION = 1.0, 0.35
+GROWTHS = np.linspace(-1.0, 3.0, 81)
+BEYOND_SIZES = 3.0  # B_crit is sought up to e³ times beyond the batch sizes
+B_CRITS, FINE_B_CRITS = 121, 601
+
+CORRELATION = 1.0  # in w: a departure is forgotten over a factor e of samples
+NUGGET = 0.02  # share of a level's own noise in the variance
+DEVIATION, DEVIATION_FREEDOM = 0.06, 4  # prior of a departure's standard deviation
+
+# The gain approaches its ceiling as samples^(−1/β); prior of log β: N(log 2, 0.5²).
+DECAY, DECAY_DEVIATION = 2.0, 0.5
+DECAYS = np.exp(np.linspace(math.log(0.3), math.log(8), 41))
+CEILINGS = np.exp(np.linspace(math.log(0.02), math.log(20), 61))  # above the hardest level, in ranges of the levels
+
+NO_GROWTH = 3.84  # χ² at 5 %, one degree of freedom
+
+DRAWS = 2000
+TAILS = (0.05, 0.95)
+HALVINGS = 12  # finds samples to a thousandth
+
+
+@dataclass(frozen=True, eq=False)
+class BatchCurves:
+    """Runs of a batch size's tuned configuration: of each, steps and the best gain (`Target.gain`) up to them."""
+
+    batch_size: int
+    micro_batch_size: int
+    step_seconds: float
+    runs: Sequence[tuple[Numbers, Numbers]]
+
+    def log_samples(self, gain: float) -> Numbers:
+        """Log samples of each run to a gain; infinite if missed."""
+        return np.array([_log_steps(*run, gain) for run in self.runs]) + math.log(self.batch_size)
+
+    def typical(self, gain: float) -> float:
+        """Median over runs of the log samples to a gain."""
+        return float(np.median(self.log_samples(gain)))
+
+
+def _log_steps(steps: Numbers, gains: Numbers, gain: float) -> float:
+    hit = int(np.searchsorted(gains, gain))
+    if hit == len(gains):
+        return math.inf
+    if hit == 0 or not math.isfinite(gains[hit - 1]):
+        return math.log(max(1.0, steps[hit]))
+    share = (gain - gains[hit - 1]) / (gains[hit] - gains[hit - 1])
+    return math.log(max(1.0, steps[hit - 1] + share * (steps[hit] - steps[hit - 1])))
+
+
+@dataclass(frozen=True, eq=False)
+class Levels:
+    """Log samples (levels, batch sizes) to each gain, easiest first; ``progress``: their mean over batch sizes, w."""
+
+    gains: Numbers
+    log_samples: Numbers
+    curves: Sequence[BatchCurves]
+    progress: Numbers
+    batch_sizes: Numbers
+    step_seconds: Numbers
+
+    @property
+    def seed_errors(self) -> Numbers:
+        """Standard errors of the log samples of fresh runs, as many as each batch size has."""
+        logs = [one.log_samples(self.gains[-1]) for one in self.curves]
+        reached = [own[np.isfinite(own)] for own in logs]
+        counts = np.array([len(own) for own in reached])
+        freedom = int((counts - 1).sum())
+        squares = math.fsum(float(((own - own.mean()) ** 2).sum()) for own in reached)
+        errors: Numbers = (math.sqrt(squares / freedom) if freedom else DEVIATION) / np.sqrt(counts)
+        return errors
+
+
+def levels_of(curves: Sequence[BatchCurves], hardest: float) -> Levels:
+    """Levels up to the gain ``hardest``; raises `UsageError` if batch sizes or levels are too few."""
+    found = sorted((one for one in curves if math.isfinite(one.typical(hardest))), key=lambda one: one.batch_size)
+    if len(found) < FEWEST_BATCHES:
+        raise UsageError(
+            f"{len(found)} batch sizes have curves that reach the target; a prediction needs {FEWEST_BATCHES}",
+            hint="run more search trials; import runs with their learning curves",
+        )
+    start = max(gains[0] for one in found for _, gains in one.runs)
+    known = np.unique(np.concatenate([gains for one in found for _, gains in one.runs]))
+    rows: list[tuple[float, list[float]]] = []
+    for gain in [hardest, *known[(known > start) & (known < hardest)][::-1]]:
+        row = [one.typical(gain) for one in found]
+        if row[-1] < math.log(LEAST_STEPS * found[-1].batch_size):
+            break
+        if not rows or np.mean(row) <= np.mean(rows[-1][1]) - math.log(LEVEL_FACTOR):
+            rows.append((float(gain), row))
+    if len(rows) < FEWEST_LEVELS:
+        raise UsageError(
+            f"the curves have {len(rows)} levels between step {LEAST_STEPS} of batch {found[-1].batch_size} and the "
+            f"target; a prediction needs {FEWEST_LEVELS}",
+            hint="search at a harder target, under a new name, or leave out the largest batch sizes",
+        )
+    logs = np.array([row for _, row in rows[::-1]])
+    return Levels(
+        gains=np.array([gain for gain, _ in rows[::-1]]),
+        log_samples=logs,
+        curves=found,
+        progress=logs.mean(axis=1),
+        batch_sizes=np.array([float(one.batch_size) for one in found]),
+        step_seconds=np.array([one.step_seconds for one in found]),
+    )
+
+
+def _shape(batch_sizes: Numbers, log_b_crit: Numbers) -> Numbers:
+    # log(1 + B / B_crit) about its mean over batch sizes
+    bare = np.logaddexp(0, np.log(batch_sizes) - log_b_crit[..., None])
+    found: Numbers = bare - bare.mean(axis=-1, keepdims=True)
+    return found
+
+
+def _log_b_crits(batch_sizes: Numbers, count: int) -> Numbers:
+    logs = np.log(batch_sizes)
+    return np.linspace(logs.min() - BEYOND_SIZES, logs.max() + BEYOND_SIZES, count)
+
+
+def nearest_law(log_samples: Numbers, batch_sizes: Numbers) -> tuple[Numbers, Numbers]:
+    """Log B_crit and log S_min of the laws nearest, by least squares, to log samples (n, batch sizes)."""
+    grid = _log_b_crits(batch_sizes, FINE_B_CRITS)
+    bare = log_samples - log_samples.mean(axis=1, keepdims=True)
+    log_b_crit = grid[((bare[:, None, :] - _shape(batch_sizes, grid)) ** 2).sum(axis=-1).argmin(axis=1)]
+    log_e_min = (log_samples - np.logaddexp(0, np.log(batch_sizes) - log_b_crit[:, None])).mean(axis=1)
+    return log_b_crit, log_e_min - log_b_crit
+
+
+class _Process:
+    """Departures over the levels' w: a Gaussian process of unknown variance."""
+
+    def __init__(self, progress: Numbers) -> None:
+        self.progress = progress
+        correlation = np.exp(-np.abs(progress[:, None] - progress) / CORRELATION)
+        self.precision = np.linalg.inv(correlation + NUGGET * np.eye(len(progress)))
+
+    def squares(self, departures: Numbers) -> Numbers:
+        """Weighted squares of departures (…, levels, batch sizes)."""
+        found: Numbers = np.einsum("...kn,kl,...ln->...", departures, self.precision, departures)
+        return found
+
+    @staticmethod
+    def weights(squares: Numbers, freedom: int, log_prior: Numbers) -> Numbers:
+        """Posterior of a grid by the squares of its departures."""
+        logs = log_prior - 0.5 * (freedom + DEVIATION_FREEDOM) * np.log(squares + DEVIATION_FREEDOM * DEVIATION**2)
+        found: Numbers = np.exp(logs - logs.max()) / np.exp(logs - logs.max()).sum()
+        return found
+
+    def carried(
+        self, to: Numbers, departures: Numbers, squares: Numbers, freedom: int, rng: np.random.Generator
+    ) -> tuple[Numbers, Numbers]:
+        """Means (n, batch sizes) and drawn deviations (n,) of departures (n, levels, batch sizes) at w = ``to``."""
+        near = np.exp(-np.abs(to[:, None] - self.progress) / CORRELATION)
+        weights = near @ self.precision
+        variance = (squares + DEVIATION_FREEDOM * DEVIATION**2) / rng.chisquare(freedom + DEVIATION_FREEDOM, len(to))
+        free = np.sqrt(variance * np.maximum(0, 1 - (weights * near).sum(axis=1)))
+        return np.einsum("nk,nkb->nb", weights, departures), free
+
+
+class Growth:
+    """Posterior, on a grid, of log B_crit at the hardest level and of its growth p."""
+
+    def __init__(self, levels: Levels) -> None:
+        self.levels, self.process = levels, _Process(levels.progress)
+        self.log_b_crits = _log_b_crits(levels.batch_sizes, B_CRITS)
+        self.squares = self.process.squares(self._departures(self.log_b_crits[:, None], GROWTHS[None, :]))
+        self.freedom = (len(levels.curves) - 1) * len(levels.progress)
+        prior = -0.5 * ((GROWTHS - GROWTH) / GROWTH_DEVIATION) ** 2
+        self.weights = self.process.weights(self.squares, self.freedom, prior)
+
+    def _departures(self, log_b_crit: Numbers, growth: Numbers) -> Numbers:
+        progress = self.levels.progress
+        at = log_b_crit[..., None] + growth[..., None] * (progress - progress[-1])
+        departures: Numbers = self.levels.log_samples - progress[:, None] - _shape(self.levels.batch_sizes, at)
+        return departures
+
+    @property
+    def is_shown(self) -> bool:
+        """True if a constant B_crit fits worse, by the likelihood ratio at 5 %."""
+        constant = self.squares[:, int(np.argmin(np.abs(GROWTHS)))].min()
+        return self.freedom * math.log(constant / self.squares.min()) > NO_GROWTH
+
+    def draw(self, progress: Numbers, rng: np.random.Generator) -> tuple[Numbers, Numbers, Numbers]:
+        """Draws of p (n,) and of log samples (n, batch sizes) at w = ``progress``: expected, and of fresh runs."""
+        at = rng.choice(self.weights.size, len(progress), p=self.weights.ravel())
+        own, growth = self.log_b_crits[at // len(GROWTHS)], GROWTHS[at % len(GROWTHS)]
+        departures = self._departures(own, growth)
+        carried, free = self.process.carried(progress, departures, self.squares.ravel()[at], self.freedom, rng)
+        log_b_crit = own + growth * (progress - self.levels.progress[-1])
+        expected = progress[:, None] + _shape(self.levels.batch_sizes, log_b_crit) + carried
+        spread = np.hypot(free[:, None], self.levels.seed_errors)
+        return growth, expected, expected + spread * rng.standard_normal(expected.shape)
+
+
+class Approach:
+    """Posterior, on a grid, of the metric's ceiling and of β.
+
+    w = a − β·log(1 − (gain − hardest) / room), with ``room`` from the hardest level to the ceiling.
+    """
+
+    def __init__(self, levels: Levels, highest: float | None) -> None:
+        self.gains, self.process = levels.gains, _Process(levels.progress)
+        self.room = CEILINGS * (self.gains[-1] - self.gains[0])
+        if highest is not None:
+            self.room = np.minimum(self.room, highest - self.gains[-1])
+        terms = -np.log1p((self.gains[-1] - self.gains) / self.room[:, None])
+        bare = levels.progress - DECAYS[:, None] * terms[:, None, :]
+        self.level: Numbers = bare @ self.process.precision.sum(axis=0) / self.process.precision.sum()
+        self.departures = (bare - self.level[..., None])[..., None]
+        self.squares = self.process.squares(self.departures)
+        self.freedom = len(self.gains) - 1
+        prior = -0.5 * (np.log(DECAYS / DECAY) / DECAY_DEVIATION) ** 2
+        self.weights = self.process.weights(self.squares, self.freedom, prior)
+
+    def progress_at(self, gain: float, rng: np.random.Generator) -> Numbers:
+        """Draws of w at a harder gain; infinite if the ceiling is below."""
+        at = rng.choice(self.weights.size, DRAWS, p=self.weights.ravel())
+        with np.errstate(divide="ignore"):
+            left = np.log1p(-np.minimum(1.0, (gain - self.gains[-1]) / self.room[at // len(DECAYS)]))
+        bare = self.level.ravel()[at] - DECAYS[at % len(DECAYS)] * left
+        hardest = self.process.progress[-1]
+        finite = np.isfinite(bare)
+        carried, free = self._carried(at, np.where(finite, np.maximum(bare, hardest), hardest), rng)
+        drawn: Numbers = np.maximum(bare + carried + free * rng.standard_normal(DRAWS), hardest)
+        return drawn
+
+    def gains_at(self, progress: float, rng: np.random.Generator) -> Numbers:
+        """Draws of the gain at w = ``progress``."""
+        at = rng.choice(self.weights.size, DRAWS, p=self.weights.ravel())
+        carried, free = self._carried(at, np.full(DRAWS, progress), rng)
+        bare = progress - carried - free * rng.standard_normal(DRAWS) - self.level.ravel()[at]
+        gained = -self.room[at // len(DECAYS)] * np.expm1(-bare / DECAYS[at % len(DECAYS)])
+        found: Numbers = self.gains[-1] + np.maximum(gained, 0)
+        return found
+
+    def _carried(self, at: NDArray[np.int64], to: Numbers, rng: np.random.Generator) -> tuple[Numbers, Numbers]:
+        departures = self.departures.reshape(-1, len(self.gains), 1)[at]
+        carried, free = self.process.carried(to, departures, self.squares.ravel()[at], self.freedom, rng)
+        return carried[:, 0], free
+
+
+def beyond_target(curves: Sequence[BatchCurves], measured: Target, value: float) -> Beyond:
+    """Prediction for a ``value`` harder than the target ``measured``.
+
+    Raises `UsageError` if the value is not harder or beyond what the curves imply, if levels or batch sizes are too
+    few, or if B_crit does not change along the curves.
+    """
+    gain, highest = measured.gain(value), _highest(measured)
+    if not math.isfinite(value) or gain <= measured.gain(measured.value):
+        raise UsageError(
+            f"target {value:g} must be harder than {measured.in_words}, which the study measured",
+            hint=f"for an easier target: `bssearch best STUDY --target {value:g}`",
+        )
+    if highest is not None and gain >= highest:
+        raise UsageError(f"target {value:g} cannot be reached: the best {measured.metric} is {abs(highest):g}")
+    levels = levels_of(curves, measured.gain(measured.value))
+    rng = np.random.default_rng(0)
+    approach = Approach(levels, highest)
+    progress = approach.progress_at(gain, rng)
+    times = float(np.exp(np.median(progress) - levels.progress[-1]))
+    if times > FARTHEST:
+        nearer = measured.gain(float(np.median(approach.gains_at(levels.progress[-1] + math.log(FARTHEST / 2), rng))))
+        needs = f"would take {times:.2g} × the samples" if math.isfinite(times) else "is beyond the metric's ceiling"
+        raise UsageError(
+            f"by the curves, {measured.metric} {value:g} {needs}; predictions end at {FARTHEST:g} × the samples",
+            hint=f"search an easier target first, such as {nearer:.4g}, under a new name",
+        )
+    return _predicted(levels, measured, progress, Interval(value=value, low=None, high=None), rng)
+
+
+def beyond_samples(curves: Sequence[BatchCurves], measured: Target, samples: float) -> Beyond:
+    """Prediction for ``samples`` at the best batch size; raises `UsageError` as `beyond_target`."""
+    levels = levels_of(curves, measured.gain(measured.value))
+    seconds = np.exp(levels.log_samples[-1]) * levels.step_seconds / levels.batch_sizes
+    known = float(np.exp(levels.log_samples[-1][seconds.argmin()]))
+    if not known < samples <= FARTHEST * known:
+        raise UsageError(
+            f"samples = {samples:g} must be > {known:.4g}, with which the best batch size reaches {measured.in_words}, "
+            f"and <= {FARTHEST * known:.4g}, where predictions end"
+        )
+    low, high = 0.0, math.log(2 * FARTHEST)
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        reached = _with_samples(levels, measured, middle).samples.value
+        low, high = (middle, high) if reached < samples else (low, middle)
+    return _with_samples(levels, measured, high)
+
+
+def _with_samples(levels: Levels, measured: Target, farther: float) -> Beyond:
+    rng, progress = np.random.default_rng(0), levels.progress[-1] + farther
+    gains = Approach(levels, _highest(measured)).gains_at(progress, rng)
+    metric = _interval(gains if measured.goal is Goal.MAXIMIZE else -gains)
+    return _predicted(levels, measured, np.full(DRAWS, progress), metric, rng)
+
+
+def _highest(target: Target) -> float | None:
+    # The best gain that the metric allows, by its name and value
+    if target.goal is Goal.MINIMIZE:
+        return 0.0 if target.value > 0 else None
+    return 1.0 if target.is_above_one(math.inf) else None
+
+
+def _predicted(
+    levels: Levels, measured: Target, progress: Numbers, metric: Interval, rng: np.random.Generator
+) -> Beyond:
+    growth = Growth(levels)
+    if not growth.is_shown:
+        raise UsageError(
+            f"the curves do not show that B_crit changes up to {measured.in_words}: nothing is predicted",
+            hint="run more seeds with `bssearch study confirm STUDY`, or search at the harder target",
+        )
+    reaches = np.isfinite(progress)
+    powers, expected, fresh = growth.draw(progress[reaches], rng)
+    seconds = np.exp(expected) * levels.step_seconds / levels.batch_sizes
+    typical = np.median(seconds, axis=0)
+    best = int(typical.argmin())
+    flat = around(best, typical <= FLAT_RATIO * typical.min())
+    assert flat is not None, "the best is within 5 % of itself"
+    ends = np.quantile([best, *seconds.argmin(axis=1)], TAILS, method="inverted_cdf")
+    sizes = [one.batch_size for one in levels.curves]
+    log_b_crit, log_s_min = nearest_law(fresh, levels.batch_sizes)
+    own_b_crit, own_s_min = nearest_law(levels.log_samples, levels.batch_sizes)
+    informs = [abs(float(np.corrcoef(one, log_b_crit)[0, 1])) for one in fresh.T]
+    return Beyond(
+        metric=metric,
+        samples=_interval(np.exp(fresh[:, best])),
+        reachable=float(reaches.mean()),
+        s_min=float(np.exp(np.median(log_s_min))),
+        b_crit=_critical(log_b_crit, levels.batch_sizes),
+        b_crit_measured=float(np.exp(own_b_crit[-1])),
+        growth=_interval(powers),
+        optimal_batch_size=sizes[best],
+        flat_range=[sizes[flat[0]], sizes[flat[1]]],
+        optimum_interval=[sizes[min(best, ends[0])], sizes[max(best, ends[1])]],
+        test_batch_size=sizes[int(np.argmax(informs))],
+        batches=[
+            BeyondBatch(
+                batch_size=one.batch_size,
+                micro_batch_size=one.micro_batch_size,
+                steps=_interval(np.exp(logs) / one.batch_size),
+                time_to_target_s=_interval(np.exp(logs) / one.batch_size * one.step_seconds),
+            )
+            for one, logs in zip(levels.curves, fresh.T, strict=True)
+        ],
+        levels=[
+            BeyondLevel(metric=measured.gain(float(gain)), s_min=float(np.exp(s_min)), b_crit=float(np.exp(b_crit)))
+            for gain, s_min, b_crit in zip(levels.gains, own_s_min, own_b_crit, strict=True)
+        ],
+    )
+
+
+def _interval(drawn: Numbers) -> Interval:
+    low, high = np.quantile(drawn, TAILS)
+    return Interval(value=float(np.median(drawn)), low=float(low), high=float(high))
+
+
+def _critical(log_b_crit: Numbers, batch_sizes: Numbers) -> CriticalBatch:
+    low, middle, high = np.quantile(log_b_crit, [TAILS[0], 0.5, TAILS[1]])
+    grid = _log_b_crits(batch_sizes, FINE_B_CRITS)
+    return CriticalBatch(
+        estimate=float(np.exp(middle)),
+        low=None if low <= grid[0] else float(np.exp(low)),
+        high=None if high >= grid[-1] else float(np.exp(high)),
+    )

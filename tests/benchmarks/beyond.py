@@ -1,0 +1,206 @@
+"""Claim: learning curves foretell the critical batch size and the best batch size of a harder target.
+
+Run as ``python tests/benchmarks/beyond.py NAME.csv.gz …`` on tables of recorded curves (``export STUDY --to curves``).
+Levels of a table are targets that every run of some configuration reached, at all but two batch sizes. From each level,
+as a study's target, each harder one up to four times the samples is predicted, from the curves up to that target
+only, and compared with the law and the times in the table. Bars: the median of predicted / actual B_crit in 0.85–1.18;
+the 90 % interval covers 85 to 95 %; the recommended batch size within 10 % of the table's least time in 80 %. Beside
+them: the same if nothing changed, and by the law fitted at the harder level itself. Exits 1 below a bar.
+"""
+
+if not __package__:
+    __import__("from_clone")
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from bssearch.analysis.law.beyond import FARTHEST, LEVEL_FACTOR, BatchCurves, Numbers, beyond_target, nearest_law
+from bssearch.errors import UsageError
+from tests.benchmarks.harness import script, verdict
+from tests.benchmarks.simulate.tables import read_table
+
+NEAREST = 1.15  # times the samples: nearer targets are hardly harder
+RATIO_BAR = (0.85, 1.18)
+COVER_BAR = (0.85, 0.95)
+WITHIN, WITHIN_BAR = 1.10, 0.80
+MISSING = 2  # batch sizes that may miss a level
+FEWEST = 5  # batch sizes of a level
+GAINS = 300  # looked at for levels
+
+
+@dataclass(frozen=True)
+class Case:
+    """Predicted and unchanged B_crit over the actual one, and times over the table's least."""
+
+    b_crit: float
+    b_crit_unchanged: float
+    covered: bool
+    time: float
+    time_unchanged: float
+    time_by_law: float
+
+
+@dataclass(frozen=True)
+class Level:
+    """A target and, of each batch size that reaches it, the fastest configuration and its mean log samples."""
+
+    gain: float
+    fastest: dict[int, BatchCurves]
+    log_samples: dict[int, float]
+
+    @property
+    def times(self) -> dict[int, float]:
+        """Seconds to the target by batch size."""
+        return {size: math.exp(self.log_samples[size]) / size * one.step_seconds for size, one in self.fastest.items()}
+
+
+class Table:
+    """A table of recorded curves."""
+
+    def __init__(self, path: Path) -> None:
+        found = read_table(path)
+        self.name, self.target = found.name, found.target
+        paces: dict[int, list[float]] = {}
+        tried: dict[tuple[tuple[str, object], ...], list[tuple[Numbers, Numbers]]] = {}
+        for trial in found.trials:
+            gains = np.array([self.target.gain(metric) for metric in trial.metrics])
+            best = np.maximum.accumulate(np.where(np.isfinite(gains), gains, -math.inf))
+            tried.setdefault(tuple(trial.parameters.items()), []).append((np.array(trial.steps, dtype=float), best))
+            pace = trial.train_seconds[-1] / trial.steps[-1]
+            paces.setdefault(int(str(trial.parameters["batch_size"])), []).append(pace)
+        self.configurations = []
+        for parameters, runs in tried.items():
+            size = int(str(dict(parameters)["batch_size"]))
+            self.configurations.append(BatchCurves(size, size, statistics.median(paces[size]), runs))
+        self.batch_sizes = sorted(paces)
+
+    def levels(self) -> Iterator[Level]:
+        """Yield targets `LEVEL_FACTOR` apart in samples, easiest first."""
+        ends = [gains for one in self.configurations for _, gains in one.runs]
+        start = float(np.median([gains[0] for gains in ends]))
+        known = np.unique(np.concatenate(ends))
+        known = known[(known > start) & np.isfinite(known)]
+        last = -math.inf
+        for gain in known[:: max(1, len(known) // GAINS)]:
+            level = self._level(float(gain))
+            if len(level.fastest) < max(FEWEST, len(self.batch_sizes) - MISSING):
+                continue
+            middle = statistics.fmean(level.log_samples.values())
+            if middle >= last + math.log(LEVEL_FACTOR):
+                last = middle
+                yield level
+
+    def _level(self, gain: float) -> Level:
+        fastest: dict[int, BatchCurves] = {}
+        logs: dict[int, float] = {}
+        for one in self.configurations:
+            mean = float(one.log_samples(gain).mean())
+            if math.isfinite(mean) and mean < logs.get(one.batch_size, math.inf):
+                fastest[one.batch_size], logs[one.batch_size] = one, mean
+        return Level(gain, fastest, logs)
+
+
+def cut(curves: BatchCurves, gain: float) -> BatchCurves:
+    """Return curves that end where they reach a gain, as trials of a study do."""
+    ends = [int(np.searchsorted(gains, gain)) + 1 for _, gains in curves.runs]
+    runs = [(steps[:end], gains[:end]) for (steps, gains), end in zip(curves.runs, ends, strict=True)]
+    return BatchCurves(curves.batch_size, curves.micro_batch_size, curves.step_seconds, runs)
+
+
+def log_b_crit(level: Level) -> float:
+    """Return log B_crit of the law nearest to a level's samples."""
+    sizes = sorted(level.log_samples)
+    logs = np.array([[level.log_samples[size] for size in sizes]])
+    return float(nearest_law(logs, np.array(sizes, dtype=float))[0][0])
+
+
+def case(table: Table, now: Level, harder: Level) -> Case | None:
+    """Predict a harder level and compare; None if too few batch sizes or samples are between."""
+    both = now.log_samples.keys() & harder.log_samples.keys()
+    farther = statistics.fmean(harder.log_samples[size] - now.log_samples[size] for size in both)
+    if not math.log(NEAREST) <= farther <= math.log(FARTHEST):
+        return None
+    target = replace(table.target, value=table.target.gain(now.gain))
+    curves = [cut(one, now.gain) for one in now.fastest.values()]
+    found = beyond_target(curves, target, table.target.gain(harder.gain))
+    times, actual = harder.times, log_b_crit(harder)
+    least = min(times.values())
+    by_law = {size: (1 + math.exp(actual) / size) * one.step_seconds for size, one in harder.fastest.items()}
+    before = now.times
+    low, high = found.b_crit.low or 0, found.b_crit.high or math.inf
+    return Case(
+        b_crit=found.b_crit.estimate / math.exp(actual),
+        b_crit_unchanged=math.exp(log_b_crit(now) - actual),
+        covered=low <= math.exp(actual) <= high,
+        time=times.get(found.optimal_batch_size, math.inf) / least,
+        time_unchanged=times.get(min(before, key=before.__getitem__), math.inf) / least,
+        time_by_law=times[min(by_law, key=by_law.__getitem__)] / least,
+    )
+
+
+def cases(table: Table, refused: Counter[str]) -> Iterator[Case]:
+    """Yield the cases of a table; count refusals."""
+    levels = list(table.levels())
+    for index, now in enumerate(levels):
+        for harder in levels[index + 1 :]:
+            try:
+                found = case(table, now, harder)
+            except UsageError as error:
+                refused[next(reason for text, reason in REFUSALS.items() if text in str(error))] += 1
+                continue
+            if found is not None:
+                yield found
+
+
+REFUSALS = {
+    "levels between": "too few levels",
+    "do not show": "no change shown",
+    "predictions end": "too far",
+    "batch sizes have": "too few batch sizes",
+    "cannot be reached": "beyond the metric",
+}
+
+
+def row(name: str, found: list[Case]) -> str:
+    """Return the figures of cases as a line."""
+    if not found:
+        return f"{name:20} {0:>5}"
+
+    def near(times: list[float]) -> str:
+        return f"{statistics.fmean(one <= WITHIN for one in times):>9.0%}"
+
+    ratio, unchanged = (
+        statistics.median(ones) for ones in zip(*((x.b_crit, x.b_crit_unchanged) for x in found), strict=True)
+    )
+    times = near([x.time for x in found]), near([x.time_unchanged for x in found]), near([x.time_by_law for x in found])
+    covered = statistics.fmean(one.covered for one in found)
+    return f"{name:20} {len(found):>5} {ratio:>9.2f} {unchanged:>9.2f} {covered:>9.0%} {' '.join(times)}"
+
+
+def main(tables: list[Path]) -> bool:
+    """Print a line for each table, and for all."""
+    heads = ("B_crit", "unchanged", "covered", "time", "unchanged", "law there")
+    print(f"{'':20} {'cases':>5} {' '.join(f'{head:>9}' for head in heads)}")
+    every: list[Case] = []
+    for path in tables:
+        table, refused = Table(path), Counter[str]()
+        found = list(cases(table, refused))
+        told = ", ".join(f"{reason} {count}" for reason, count in refused.items())
+        print(row(table.name, found) + (f"   refused: {told}" if told else ""), flush=True)
+        every += found
+    if not every:
+        return verdict(False)
+    print(row("all", every))
+    ratio, covered = statistics.median(one.b_crit for one in every), statistics.fmean(one.covered for one in every)
+    met = RATIO_BAR[0] <= ratio <= RATIO_BAR[1] and COVER_BAR[0] <= covered <= COVER_BAR[1]
+    return verdict(met and statistics.fmean(one.time <= WITHIN for one in every) >= WITHIN_BAR)
+
+
+if __name__ == "__main__":
+    script(main, __doc__)

@@ -1,0 +1,279 @@
+"""Ranks of a trial train as one process does."""
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+import torch
+
+from bssearch.errors import UsageError
+from bssearch.executors.base import ExecutorSettings, Load
+from bssearch.executors.rank_workers import RankProcesses
+from bssearch.records import Configuration
+from bssearch.records.batch_schedule import with_batch_schedule
+from bssearch.spec.parts import TrainingSpec
+from bssearch.training.batches import Growth, micro_batches
+from bssearch.training.ranks import Ranks
+from bssearch.training.trainer import Trainer
+from bssearch.workloads.base import resolve
+from bssearch.workloads.data import BatchStream, DatasetPart, Part
+from tests.records.test_batch_schedule import milestones
+from tests.training.toys import CPU, Toy, configuration, on_cpu, toy_data
+
+SHARED = """
+import torch
+from torch import nn
+from torch.nn import functional
+
+from bssearch import WeightedLoss
+from bssearch.records import MetricInfo
+from tests.training.toys import toy_data
+
+
+class Network(nn.Module):
+    def __init__(self, norm):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16) if norm else nn.Identity(), nn.Tanh())
+        self.head = nn.Linear(16, 2)
+        self.rare = nn.Linear(16, 2)  # without a gradient if no sample of a batch is rare
+        self.unused = nn.Parameter(torch.ones(3))
+
+    def logits(self, inputs):  # the loss calls no forward, so that a wrapper around the model would miss it
+        hidden = self.body(inputs)
+        is_rare = inputs[:, :1] > 2.0
+        return self.head(hidden) + (is_rare * self.rare(hidden) if is_rare.any() else 0.0)
+
+
+class Shared:
+    metrics = {"accuracy": MetricInfo(low=0.0, high=1.0, chance=0.5), "loss": MetricInfo(low=0.0)}
+
+    def load(self, device):
+        return toy_data(dtype=torch.float64)
+
+    def build_model(self, *, dropout, norm=False, double=False):
+        model = Network(norm)
+        return model.double() if double else model
+
+    def loss(self, model, inputs, targets, *, label_smoothing, weighted=False):
+        inputs = inputs.to(model.head.weight.dtype)
+        if not weighted:
+            return functional.cross_entropy(model.logits(inputs), targets, label_smoothing=label_smoothing)
+        losses = functional.cross_entropy(
+            model.logits(inputs), targets, label_smoothing=label_smoothing, reduction="none"
+        )
+        weights = 1 + (inputs[:, 0] > 0.5).to(losses.dtype) * 3
+        return WeightedLoss(total=(losses * weights).sum(), weight=weights.sum())
+
+    def evaluate(self, model, part):
+        logits = model.logits(part.inputs.to(model.head.weight.dtype))
+        correct = (logits.argmax(1) == part.targets).double().mean().item()
+        return {"accuracy": correct, "loss": functional.cross_entropy(logits, part.targets).item()}
+"""
+
+
+def _fail(error: Exception) -> NoReturn:
+    pytest.fail(str(error))
+
+
+class Together:
+    """Trainers of `Shared` on any number of ranks, which stay alive between them."""
+
+    def __init__(self, folder: Path, **training: Any) -> None:
+        (folder / "shared.py").write_text(SHARED)
+        settings = ExecutorSettings(
+            workload="shared.py:Shared", folder=folder, device="cpu", training=TrainingSpec(**training)
+        )
+        self.computation = on_cpu(**training)
+        self.workload = resolve("shared.py:Shared", {}, folder)
+        self.data = self.workload.load(CPU)
+        self.processes = RankProcesses(Load(settings=settings, slot=0), self.computation, _fail)
+
+    @contextmanager
+    def trainer(self, configuration: Configuration, size: int = 1, **settings: Any) -> Iterator[Trainer]:
+        """Yield a trainer of a configuration whose micro-batches ``size`` ranks share."""
+        shared = replace(configuration, world_size=size, micro_batch_size=configuration.micro_batch_size // size)
+        with (
+            nullcontext() if size == 1 else self.processes.together(size),
+            Trainer(self.workload, shared, self.data.train, self.computation, 0) as trainer,
+        ):
+            yield trainer
+
+    def after(self, steps: int, configuration: Configuration, size: int) -> tuple[dict[str, torch.Tensor], float]:
+        """Return parameters and buffers after so many steps, and their mean loss."""
+        with self.trainer(configuration, size) as trainer:
+            for _ in range(steps):
+                trainer.step()
+            loss = trainer.take_mean_loss()
+            trainer.evaluate(self.data.validation, "loss")
+            assert loss is not None
+            return {name: one.detach().clone() for name, one in trainer.model.state_dict().items()}, loss
+
+    def close(self) -> None:
+        self.processes.kill()
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Together]:
+    with closing(Together(tmp_path_factory.mktemp("together"))) as made:
+        yield made
+
+
+SGD = configuration(32, learning_rate=0.2, parameters={"momentum": 0.9, "clip_norm": 0.5})
+ADAMW = configuration(32, learning_rate=0.01, optimizer="adamw", weight_decay=0.1, label_smoothing=0.1)
+IN_FOUR: dict[str, Any] = {"micro_batch_size": 8, "accumulation_steps": 4}
+WEIGHTED = {"loss.weighted": True, "clip_norm": 0.3}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize(
+    "alone",
+    [
+        SGD,
+        replace(SGD, **IN_FOUR),
+        ADAMW,
+        replace(ADAMW, parameters=WEIGHTED),
+        replace(ADAMW, **IN_FOUR, parameters=WEIGHTED),
+    ],
+    ids=["sgd", "sgd in micro-batches", "adamw", "weighted", "weighted in micro-batches"],
+)
+@pytest.mark.parametrize(("double", "within"), [(False, 1e-6), (True, 1e-12)])
+def test_ranks_reach_the_parameters_of_one_process(
+    together: Together, alone: Configuration, size: int, double: bool, within: float
+) -> None:
+    alone = replace(alone, parameters={**alone.parameters, "model.double": double})
+    expected, expected_loss = together.after(50, alone, 1)
+    found, loss = together.after(50, alone, size)
+    assert loss == pytest.approx(expected_loss, rel=within)
+    for name, one in expected.items():
+        torch.testing.assert_close(found[name], one, rtol=0, atol=within)
+
+
+NORMED = replace(SGD, parameters={**SGD.parameters, "model.norm": True, "model.double": True, "ema_decay": 0.9})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("training", "settings_alone"),
+    [
+        ({"sync_batch_norm": True}, {}),
+        # the shares of 4 ranks are whole ghost batches; the loader streams the data
+        ({"ghost_batch_size": 8, "data": "host", "loader_workers": 0}, {"ghost_batch_size": 8}),
+    ],
+    ids=["synchronised", "ghost batches"],
+)
+def test_batch_normalisation_and_its_running_statistics_are_those_of_one_process(
+    tmp_path: Path, training: dict[str, Any], settings_alone: dict[str, Any]
+) -> None:
+    with closing(Together(tmp_path, **settings_alone)) as alone:
+        expected, expected_loss = alone.after(20, NORMED, 1)
+    with closing(Together(tmp_path, **training)) as together:
+        for size in (2, 4):
+            found, loss = together.after(20, NORMED, size)
+            assert loss == pytest.approx(expected_loss, rel=1e-12)
+            for name, one in expected.items():
+                torch.testing.assert_close(found[name], one, rtol=0, atol=1e-7 if "running" in name else 1e-12)
+
+
+@pytest.mark.slow
+def test_the_first_rank_draws_the_random_numbers_of_one_process_and_the_others_draw_their_own(
+    together: Together,
+) -> None:
+    with together.trainer(SGD):
+        alone = torch.get_rng_state()
+    with together.trainer(SGD, 4) as trainer:
+        assert torch.equal(torch.get_rng_state(), alone)
+        assert together.computation.ranks is not None
+        others = [state["random"]["torch"] for state in together.computation.ranks.ask("state")]
+        assert len({tuple(state.tolist()) for state in (alone, *others)}) == 4
+        trainer.wait_for_ranks()
+
+
+class Rank(Ranks):
+    """A rank without a connection."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+
+
+class Dataset(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Samples with noise of their own, as augmented images have."""
+
+    def __len__(self) -> int:
+        return 100
+
+    def __getitem__(self, row: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return row + torch.rand(2), torch.tensor(row)
+
+
+def made_batches(batch_size: int, seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    for first in range(0, 100 - batch_size + 1, batch_size):
+        yield torch.arange(first, first + batch_size) + torch.rand(batch_size), torch.zeros(batch_size)
+
+
+@pytest.mark.parametrize(
+    ("train", "training"),
+    [
+        (toy_data().train, {}),
+        (toy_data().train, {"data": "host", "loader_workers": 0}),
+        (DatasetPart(Dataset()), {"data": "host", "loader_workers": 0}),
+        (BatchStream(made_batches, 100), {}),
+    ],
+    ids=["on the device", "streamed", "dataset", "made by the workload"],
+)
+@pytest.mark.parametrize("steps_before", [0, 7])
+def test_the_ranks_together_take_the_micro_batches_of_one_process(
+    train: Part, training: dict[str, Any], steps_before: int
+) -> None:
+    def batches(rank: int, size: int) -> list[torch.Tensor]:
+        computation = on_cpu(**training)
+        computation.ranks = None if size == 1 else Rank(rank, size)
+        shared = configuration(24, micro_batch_size=4, accumulation_steps=6 // size, world_size=size)
+        growth = Growth(shared, None if isinstance(train, BatchStream) else len(train))
+        for _ in range(steps_before):
+            growth.stepped()
+        found = []
+        with closing(micro_batches(train, computation, 3, growth)) as made:
+            for _ in range(10):
+                found += [inputs for inputs, _ in islice(made, 6 // size)]
+                growth.stepped()
+        return found
+
+    alone = batches(0, 1)
+    for size in (2, 3):
+        shares = [iter(batches(rank, size)) for rank in range(size)]
+        together = [one for _ in range(10) for share in shares for one in islice(share, 6 // size)]
+        assert len(together) == len(alone)
+        assert all(map(torch.equal, together, alone))
+
+
+class OwnStep(Toy):
+    """Takes its own steps."""
+
+    def training_step(self, step: object) -> float:
+        return 0.0
+
+
+@pytest.mark.parametrize(
+    ("workload", "precision", "grows", "what"),
+    [
+        (Toy(), "fp16", False, "fp16"),
+        (OwnStep(), "fp32", False, r"its own training_step\(\)"),
+        (Toy(), "fp32", True, "a batch_schedule"),
+    ],
+)
+def test_what_ranks_cannot_train_is_refused(workload: Toy, precision: str, grows: bool, what: str) -> None:
+    computation = on_cpu()
+    computation.ranks, computation.precision = Rank(0, 2), precision
+    asked = configuration(20, micro_batch_size=10, world_size=2)
+    if grows:
+        asked = with_batch_schedule(asked, milestones((0, 20), (10**6, 40)))
+    with pytest.raises(UsageError, match=f"world_size = 2 must be 1 for a trial with {what}"):
+        Trainer(workload, asked, toy_data().train, computation, 0)
+    computation.ranks = None
+    with pytest.raises(UsageError, match="world_size = 2 must be 1, the processes of this trial"):
+        Trainer(workload, asked, toy_data().train, computation, 0)
