@@ -118,7 +118,7 @@ _RANKS = re.compile(r"--nproc[-_]per[-_]node(?:=(.*))?")  # of torchrun
 
 def launched_ranks(command: Sequence[str]) -> str | None:
     """Number of processes that torchrun is told to start, as given; None without its option."""
-    for token, following in zip(command, [*command[1:], ""], strict=True):
+    for token, following in zip(command, [*command[1:], ""], strict=False):
         if found := _RANKS.fullmatch(token):
             return following if found[1] is None else found[1]
     return None
