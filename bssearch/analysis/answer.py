@@ -57,7 +57,7 @@ class Figure(Model):
 
 
 class Time(Figure):
-    """Seconds to the target over seeds; predicted for a harder target over 0 runs."""
+    """Seconds to the target over seeds; 0 runs if predicted for a harder target."""
 
     basis: Basis | Literal["predicted"]
 
@@ -273,7 +273,7 @@ class Answer(Model):
     ``tied`` and ``worse``: batch sizes shown to be within 5 % of the best, or not to be. ``within_5_percent``:
     probability that the batch size costs at most 5 % more than the best, both fully tuned; below 0.9 the answer is
     ``provisional``. ``configuration_within_5_percent``: the same for the printed values, not tuned further.
-    ``predicted``: for a target harder than measured, from which all figures of time then are.
+    ``predicted``: for a target harder than measured.
     `bssearch.commands.best` adds the class variables.
 
     ::

@@ -538,7 +538,7 @@ def at_target(
 
 
 def answer_beyond(found: Answer, target: Target, predicted: Beyond) -> Answer:
-    """A study's answer with times predicted for a harder target; nothing measured at the study's target is kept."""
+    """A study's answer with times predicted for a harder target."""
     rows = {row.batch_size: row for row in found.batches}
     best, largest = predicted.of(predicted.optimal_batch_size), predicted.batches[-1]
     row, time = rows[best.batch_size], _predicted_time(best.time_to_target_s)
