@@ -17,6 +17,7 @@ from bssearch.analysis.shape import Beyond, Fit, Interval, Model, Notice, Parame
 from bssearch.records import MemoryBasis, Target
 from bssearch.records.batch_schedule import BatchScheduleName
 from bssearch.records.scaling import LearningRateRule
+from bssearch.records.text import plural
 
 SavesTime = Literal["yes", "no", "undecided", "not_run"]
 
@@ -54,6 +55,11 @@ class Figure(Model):
     low: float | None
     high: float | None
     runs: int
+
+    @property
+    def origin(self) -> str:
+        """ "3 runs", or "predicted"."""
+        return plural(self.runs, "run") if self.runs else "predicted"
 
 
 class Time(Figure):

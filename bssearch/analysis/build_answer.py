@@ -87,7 +87,7 @@ from bssearch.records import (
 from bssearch.records.curves import first_crossing, with_crossing
 from bssearch.records.intervals import FLAT_RATIO, at_most, median_known, student_t
 from bssearch.records.step_times import step_seconds_of
-from bssearch.records.text import number
+from bssearch.records.text import number, span
 from bssearch.spec import StudySpec
 from bssearch.spec.space import UNKNOWN, MemoryBoundary
 
@@ -558,10 +558,9 @@ def answer_beyond(found: Answer, target: Target, predicted: Beyond) -> Answer:
         peak_memory_basis=row.peak_memory_basis,
         trial_numbers=[],
     )
-    low, high = predicted.optimum_interval
     said = (
-        f"predicted: the study's trials stopped at {found.target.in_words}; the best batch size is {low} to {high} "
-        f"(90 %), B_crit {predicted.b_crit.in_words} instead of {number(predicted.b_crit_measured)}; a run of batch "
+        f"predicted: the study's trials stopped at {found.target.in_words}; the best batch size is "
+        f"{span(predicted.optimum_interval)} (90 %), B_crit {predicted.b_crit.in_words} instead of {number(predicted.b_crit_measured)}; a run of batch "
         f"{predicted.test_batch_size} to {target.in_words} would test this best"
     )
     return found.model_copy(
