@@ -560,8 +560,9 @@ def answer_beyond(found: Answer, target: Target, predicted: Beyond) -> Answer:
     )
     said = (
         f"predicted: the study's trials stopped at {found.target.in_words}; the best batch size is "
-        f"{span(predicted.optimum_interval)} (90 %), B_crit {predicted.b_crit.in_words} instead of {number(predicted.b_crit_measured)}; a run of batch "
-        f"{predicted.test_batch_size} to {target.in_words} would test this best"
+        f"{span(predicted.optimum_interval)} (90 %), B_crit {predicted.b_crit.in_words} instead of "
+        f"{number(predicted.b_crit_measured)}; a run of batch {predicted.test_batch_size} to {target.in_words} would "
+        "test this best"
     )
     return found.model_copy(
         update={
