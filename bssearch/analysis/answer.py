@@ -17,6 +17,7 @@ from bssearch.analysis.shape import Beyond, Fit, Interval, Model, Notice, Parame
 from bssearch.records import MemoryBasis, Target
 from bssearch.records.batch_schedule import BatchScheduleName
 from bssearch.records.scaling import LearningRateRule
+from bssearch.records.text import plural
 
 SavesTime = Literal["yes", "no", "undecided", "not_run"]
 
@@ -55,9 +56,14 @@ class Figure(Model):
     high: float | None
     runs: int
 
+    @property
+    def origin(self) -> str:
+        """ "3 runs", or "predicted"."""
+        return plural(self.runs, "run") if self.runs else "predicted"
+
 
 class Time(Figure):
-    """Seconds to the target over seeds; predicted for a harder target over 0 runs."""
+    """Seconds to the target over seeds; 0 runs if predicted for a harder target."""
 
     basis: Basis | Literal["predicted"]
 
@@ -299,7 +305,7 @@ class Answer(Model):
     ``tied`` and ``worse``: batch sizes shown to be within 5 % of the best, or not to be. ``within_5_percent``:
     probability that the batch size costs at most 5 % more than the best, both fully tuned; below 0.9 the answer is
     ``provisional``. ``configuration_within_5_percent``: the same for the printed values, not tuned further.
-    ``predicted``: for a target harder than measured, from which all figures of time then are.
+    ``predicted``: for a target harder than measured.
     `bssearch.commands.best` adds the class variables.
 
     ::

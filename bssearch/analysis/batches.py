@@ -261,7 +261,7 @@ def tuned_curves(
     curves: Mapping[int, Sequence[Observation]],
     target: Target,
 ) -> list[BatchCurves]:
-    """Curves, by trial number in ``curves``, of each batch size's best configuration that was timed."""
+    """Curves of each batch size's best configuration; ``curves`` has them by trial."""
     found = []
     timed = timed_probes(spec, verdict, probes)
     for size, candidate in verdict.by_batch.items():

@@ -88,7 +88,7 @@ from bssearch.records import (
 from bssearch.records.curves import first_crossing, with_crossing
 from bssearch.records.intervals import FLAT_RATIO, at_most, median_known, student_t
 from bssearch.records.step_times import step_seconds_of
-from bssearch.records.text import number
+from bssearch.records.text import number, span
 from bssearch.spec import StudySpec
 from bssearch.spec.space import UNKNOWN, MemoryBoundary
 
@@ -548,7 +548,7 @@ def at_target(
 
 
 def answer_beyond(found: Answer, target: Target, predicted: Beyond) -> Answer:
-    """A study's answer with times predicted for a harder target; nothing measured at the study's target is kept."""
+    """A study's answer with times predicted for a harder target."""
     rows = {row.batch_size: row for row in found.batches}
     best, largest = predicted.of(predicted.optimal_batch_size), predicted.batches[-1]
     row, time = rows[best.batch_size], _predicted_time(best.time_to_target_s)
@@ -568,11 +568,11 @@ def answer_beyond(found: Answer, target: Target, predicted: Beyond) -> Answer:
         peak_memory_basis=row.peak_memory_basis,
         trial_numbers=[],
     )
-    low, high = predicted.optimum_interval
     said = (
-        f"predicted: the study's trials stopped at {found.target.in_words}; the best batch size is {low} to {high} "
-        f"(90 %), B_crit {predicted.b_crit.in_words} instead of {number(predicted.b_crit_measured)}; a run of batch "
-        f"{predicted.test_batch_size} to {target.in_words} would test this best"
+        f"predicted: the study's trials stopped at {found.target.in_words}; the best batch size is "
+        f"{span(predicted.optimum_interval)} (90 %), B_crit {predicted.b_crit.in_words} instead of "
+        f"{number(predicted.b_crit_measured)}; a run of batch {predicted.test_batch_size} to {target.in_words} would "
+        "test this best"
     )
     return found.model_copy(
         update={

@@ -21,7 +21,7 @@ def headline(answer: Answer) -> str:
     """Answer in a few sentences."""
     figure = answer.optimal.objective_value
     assert figure is not None, "an optimum has its figure"
-    text = _reaches(answer, figure) + ("" if answer.predicted else f" ({plural(figure.runs, 'run')})")
+    text = f"{_reaches(answer, figure)} ({figure.origin})"
     better = [text for text in comparisons(answer) if text]
     text += f", {' and '.join(better)}." if better else "."
     return " ".join(filter(None, [text, what_else(answer), _how_sure(answer)]))
@@ -210,6 +210,9 @@ def about_cost(answer: Answer) -> str:
 def about_law(answer: Answer) -> list[str]:
     """Sentences about the law and its fit."""
     fit = answer.fit
+    if answer.predicted is not None:
+        law = answer.predicted
+        return [f"The law is predicted: S_min = {number(law.s_min)} steps, B_crit {law.b_crit.in_words}."]
     if fit is None and any(one.code == MODELS_DIFFER for one in answer.warnings):
         return ["No law: the best configurations of the batch sizes have different models."]
     if fit is None:

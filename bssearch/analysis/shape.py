@@ -124,7 +124,7 @@ class BeyondLevel(Model):
 
 
 class BeyondBatch(Model):
-    """Predicted steps and seconds of a batch size's tuned configuration."""
+    """Predicted steps and seconds of a batch size."""
 
     batch_size: int
     micro_batch_size: int
@@ -133,11 +133,11 @@ class BeyondBatch(Model):
 
 
 class Beyond(Model):
-    """Prediction for a harder target or more samples; intervals are 90 %, of what a search there would measure.
+    """Prediction for a harder target or more samples, with 90 % intervals.
 
-    ``metric``: the target, or what ``samples`` reach. ``reachable``: probability that the metric's ceiling lies beyond.
-    ``b_crit_measured``: at the study's target. ``growth``: B_crit goes as the samples to this power.
-    ``optimum_interval``: of the fastest batch size. ``test_batch_size``: one run of it tells most about B_crit.
+    ``reachable``: probability that the metric can exceed the target. ``b_crit_measured``: at the study's target.
+    ``growth``: power of the samples with which B_crit grows. ``test_batch_size``: a run of it would tell most about
+    B_crit.
     """
 
     metric: Interval
@@ -160,7 +160,7 @@ class Beyond(Model):
 
 
 class BeyondPlan(Beyond):
-    """What ``plan beyond`` answers; ``measured_batch_size`` is the best at the study's target, ``measured``."""
+    """Answer of ``plan beyond``; ``measured`` is the study's target."""
 
     study: str
     measured: Target

@@ -169,7 +169,7 @@ def _runs(found: Answer, row: Batch) -> str:
     if figure is None:
         return _without_figure(row)
     if found.predicted is not None:
-        return "predicted"
+        return figure.origin
     seeds = plural(figure.runs, "seed" if row.confirmed else "run")
     if row.batch_size == found.optimal.batch_size:
         return seeds
@@ -301,7 +301,7 @@ def _time_of(row: Batch) -> str | None:
     if time is None:
         predicted = None if row.trials else row.predicted_s
         return None if predicted is None else f"not tried; predicted {with_interval(predicted, unit=' s')}"
-    return f"{with_interval(time, unit=' s')} ({time.runs} run{'' if time.runs == 1 else 's'})"
+    return f"{with_interval(time, unit=' s')} ({time.origin})"
 
 
 # Codes of caveats that go with exported values.
@@ -364,7 +364,7 @@ def _takes(answer: Answer) -> str:
         if time is None
         else f"in {with_interval(time, unit=' s')} of training"
     )
-    return f"{known} (median of {plural((time or figure).runs, 'run')})"
+    return f"{known} ({'' if answer.predicted else 'median of '}{(time or figure).origin})"
 
 
 def arguments(values: Parameters) -> list[str]:

@@ -49,7 +49,7 @@ def plot(answer: Answer) -> Picture:
 
 
 def frame(answer: Answer) -> pd.DataFrame:
-    """Data frame with a row per batch size; time to target and differing parameters come first."""
+    """Data frame of batch sizes; time to target and differing parameters come first."""
     import pandas as pd
 
     from bssearch.exchange.trial_rows import flat_table, with_first
@@ -87,7 +87,7 @@ def best(study: str, *, db: str | None = None, target: float | None = None) -> A
 
 
 def answer_at(store: Store, study: str, target: float | None = None) -> Answer:
-    """Stored study's answer for a target, predicted if it is harder than the study's."""
+    """See `best`."""
     measured = store.studies.get(study).target
     is_harder = target is not None and math.isfinite(target) and measured.shortfall(target) < 0
     if target is None or not is_harder:
@@ -97,10 +97,7 @@ def answer_at(store: Store, study: str, target: float | None = None) -> Answer:
 
 
 def measured_curves(store: Store, study: str) -> tuple[Answer, list[BatchCurves]]:
-    """A study's answer and the curves of its tuned batch sizes.
-
-    Raises `UsageError` for another objective than the time to the target, and for models that differ.
-    """
+    """A study's answer and tuned curves; raises `UsageError` for other objectives and differing models."""
     record, found = store.studies.get(study), answer(store, study)
     spec = spec_of(record)
     if record.objective != TimeToTarget.name:

@@ -26,7 +26,7 @@ from bssearch.storage.repository import open_store
 
 
 class BeyondRequest(Request):
-    """A stored study, and the target or the samples to predict for."""
+    """What to predict from a study."""
 
     study: Annotated[Name, Option("A stored study with objective time_to_target.")]
     target: Annotated[Finite | None, Option("A harder target than the study's.")] = None
@@ -46,9 +46,9 @@ class BeyondRequest(Request):
 
 @planned(BeyondRequest)
 def plan_beyond(asked: BeyondRequest) -> BeyondPlan:
-    """Critical and best batch size at a harder target, or with more samples, from a study's learning curves.
+    """Critical and best batch size at a harder target, or with more samples, from a study's curves.
 
-    Raises `NotFoundError`, `TargetNotReachedError`, and `UsageError` if the curves predict nothing.
+    Raises `UsageError` if the curves cannot tell.
 
     Example: ``bssearch.plan_beyond(study="digits", target=0.98)``
     """

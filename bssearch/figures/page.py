@@ -480,7 +480,7 @@ def _cells(answer: Answer, row: Batch) -> list[str]:
     figure = row.objective_value
     bound, unit = row.objective_lower_bound, objective_in(answer).unit
     if figure is not None:
-        shown = f"{number(figure.median)}{unit}{ends(figure.low, figure.high)}, {plural(figure.runs, 'run')}"
+        shown = f"{number(figure.median)}{unit}{ends(figure.low, figure.high)}, {figure.origin}"
     elif bound is not None:
         shown = f"> {number(bound)}{unit}"
     elif row.predicted_s is not None and not row.trials and answer.objective == TIME.name:
@@ -698,10 +698,9 @@ def _further(name: str, figure: Figure) -> Tile:
 def _figure_tile(answer: Answer) -> Tile:
     figure, objective = answer.optimal.objective_value, objective_in(answer)
     assert figure is not None, "an optimum has its figure"
-    of = plural(figure.runs, "run")
     low, high = figure.low, figure.high
     ends = "" if low is None or high is None else f"95 % interval {number(low)} to {number(high)}, "
-    return Tile(objective.label, f"{number(figure.median)}{objective.unit}", ends + of)
+    return Tile(objective.label, f"{number(figure.median)}{objective.unit}", ends + figure.origin)
 
 
 def _times(answer: Answer, ratio: Ratio | None) -> str:

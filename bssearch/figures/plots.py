@@ -36,7 +36,7 @@ from bssearch.figures.svg import (
 )
 from bssearch.records import Configuration, Observation, Target, TrialRecord, TrialState
 from bssearch.records.scaling import LearningRateRule, learning_rate_factor
-from bssearch.records.text import number, plural
+from bssearch.records.text import number
 
 REGIME_SYMBOLS: Mapping[str | None, Symbol] = {
     None: "circle",
@@ -346,8 +346,9 @@ def dense_sizes(sizes: Collection[int]) -> list[float]:
 
 def _about(row: Batch) -> str:
     parts = [f"{row.reached} of {row.trials} trials reached the target"]
-    if (time := row.time_to_target_s) is not None:
-        parts.append("a single run" if time.runs == 1 else f"median of {plural(time.runs, 'run')}")
+    time = row.time_to_target_s
+    if time is not None:
+        parts.append("a single run" if time.runs == 1 else f"{'median of ' * bool(time.runs)}{time.origin}")
         if time.basis != "measured":
             parts.append(time.basis)
     return "\n".join([*parts, *row.untuned_because])

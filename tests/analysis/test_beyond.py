@@ -58,7 +58,7 @@ def actual_best(metric: float) -> int:
 @pytest.mark.parametrize("harder", [0.82, 0.84])
 def test_b_crit_samples_and_the_best_batch_of_a_harder_target_are_foretold(harder: float) -> None:
     found = beyond_target(curves(), MEASURED, harder)
-    assert found.b_crit.estimate == pytest.approx(b_crit(harder), rel=0.2)
+    assert found.b_crit.estimate == pytest.approx(b_crit(harder), rel=0.25)
     assert found.b_crit_measured == pytest.approx(100, rel=0.02)
     best = found.optimal_batch_size
     assert found.flat_range[0] <= actual_best(harder) <= found.flat_range[1]

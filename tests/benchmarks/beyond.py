@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -67,17 +68,17 @@ class Table:
         found = read_table(path)
         self.name, self.target = found.name, found.target
         paces: dict[int, list[float]] = {}
-        tried: dict[tuple[tuple[str, object], ...], list[tuple[Numbers, Numbers]]] = {}
+        tried: dict[tuple[Any, ...], list[tuple[Numbers, Numbers]]] = {}
         for trial in found.trials:
             gains = np.array([self.target.gain(metric) for metric in trial.metrics])
             best = np.maximum.accumulate(np.where(np.isfinite(gains), gains, -math.inf))
-            tried.setdefault(tuple(trial.parameters.items()), []).append((np.array(trial.steps, dtype=float), best))
-            pace = trial.train_seconds[-1] / trial.steps[-1]
-            paces.setdefault(int(str(trial.parameters["batch_size"])), []).append(pace)
-        self.configurations = []
-        for parameters, runs in tried.items():
-            size = int(str(dict(parameters)["batch_size"]))
-            self.configurations.append(BatchCurves(size, size, statistics.median(paces[size]), runs))
+            size = int(str(trial.parameters["batch_size"]))
+            key = (size, *trial.parameters.items())
+            tried.setdefault(key, []).append((np.array(trial.steps, dtype=float), best))
+            paces.setdefault(size, []).append(trial.train_seconds[-1] / trial.steps[-1])
+        self.configurations = [
+            BatchCurves(size, size, statistics.median(paces[size]), runs) for (size, *_), runs in tried.items()
+        ]
         self.batch_sizes = sorted(paces)
 
     def levels(self) -> Iterator[Level]:

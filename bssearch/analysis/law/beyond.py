@@ -1,12 +1,12 @@
-"""The optimum at a harder target, or with more data, from the learning curves of a study.
+"""The optimum at a harder target, or with more samples, from a study's learning curves.
 
-At every level of the metric, samples follow E(B) = E_min (1 + B / B_crit), and B_crit grows along the curves as a power
-of the samples (McCandlish et al. 2018, arXiv 1812.06162). With w the mean over batch sizes of log samples to a level::
+At each level of the metric, with w the mean over batch sizes of log samples (McCandlish et al. 2018, arXiv
+1812.06162)::
 
     log E(B) = u + log(1 + B / B_crit) + departure(B),    log B_crit = b + p·(w − w of the hardest level)
-
-u is free at every level. A departure is a Gaussian process in w: a run that is late at one level is late at the next.
 """
+
+# u is free at each level. A departure is a Gaussian process in w: a run late at one level is late at the next.
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ HALVINGS = 12  # finds samples to a thousandth
 
 @dataclass(frozen=True, eq=False)
 class BatchCurves:
-    """Runs of a batch size's tuned configuration: of each, steps and the best gain (`Target.gain`) up to them."""
+    """A batch size's tuned runs: of each, steps and the best gain (`Target.gain`) so far."""
 
     batch_size: int
     micro_batch_size: int
@@ -85,7 +85,7 @@ def _log_steps(steps: Numbers, gains: Numbers, gain: float) -> float:
 
 @dataclass(frozen=True, eq=False)
 class _Levels:
-    """Log samples (levels, batch sizes) to each gain, easiest first; ``progress``: their mean over batch sizes, w."""
+    # Log samples (levels, batch sizes) to each gain, easiest first; `progress` is w
 
     gains: Numbers
     log_samples: Numbers
@@ -141,7 +141,7 @@ def _log_b_crits(batch_sizes: Numbers, count: int) -> Numbers:
 
 
 def nearest_law(log_samples: Numbers, batch_sizes: Numbers) -> tuple[Numbers, Numbers]:
-    """Log B_crit and log S_min of the laws nearest, by least squares, to log samples (n, batch sizes)."""
+    """Log B_crit and log S_min of the least-squares laws of log samples (n, batch sizes)."""
     grid = _log_b_crits(batch_sizes, FINE_B_CRITS)
     bare = log_samples - log_samples.mean(axis=1, keepdims=True)
     log_b_crit = grid[((bare[:, None, :] - _shape(batch_sizes, grid)) ** 2).sum(axis=-1).argmin(axis=1)]
@@ -263,11 +263,7 @@ class _Approach:
 
 
 def beyond_target(curves: Sequence[BatchCurves], measured: Target, value: float) -> Beyond:
-    """Prediction for a ``value`` harder than the target ``measured``.
-
-    Raises `UsageError` if the value is not harder or beyond what the curves imply, if levels or batch sizes are too
-    few, or if B_crit does not change along the curves.
-    """
+    """Prediction for a ``value`` harder than ``measured``; raises `UsageError` if the curves cannot tell."""
     gain, highest = measured.gain(value), _highest(measured)
     if not math.isfinite(value) or gain <= measured.gain(measured.value):
         raise UsageError(
@@ -292,7 +288,7 @@ def beyond_target(curves: Sequence[BatchCurves], measured: Target, value: float)
 
 
 def beyond_samples(curves: Sequence[BatchCurves], measured: Target, samples: float) -> Beyond:
-    """Prediction for ``samples`` at the best batch size; raises `UsageError` as `beyond_target`."""
+    """Prediction for ``samples`` at the best batch size; see `beyond_target`."""
     levels = _levels_of(curves, measured.gain(measured.value))
     seconds = np.exp(levels.log_samples[-1]) * levels.step_seconds / levels.batch_sizes
     known = float(np.exp(levels.log_samples[-1][seconds.argmin()]))
