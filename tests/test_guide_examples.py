@@ -269,6 +269,12 @@ def test_the_table_of_optimizers_has_their_options_their_defaults_and_their_usua
     }
 
 
+def test_the_loop_of_several_ranks_is_part_of_its_script() -> None:
+    (shown,) = blocks(section_of("Several ranks"), "python")
+    script = script_of("Several ranks")
+    assert all(part in script for part in shown.split("...\n"))
+
+
 LIBRARIES = {"Lightning", "Hugging Face Trainer"}
 MOST_ADDED = {"A loop of your own": 8, "Any program": 8, **dict.fromkeys(sorted(LIBRARIES), 5)}
 """How many lines a section's diff may add."""

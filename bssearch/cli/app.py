@@ -154,7 +154,6 @@ class _Commands(TyperGroup):
 
 
 def _refuse_words(ctx: Any, command: Any, words: list[str]) -> None:
-    """Raise `UsageError` for an unknown subcommand, or a repeated single-value option."""
     if isinstance(command, TyperGroup):
         if not words or words[0].startswith("-"):
             return

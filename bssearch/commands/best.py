@@ -89,7 +89,8 @@ def best(study: str, *, db: str | None = None, target: float | None = None) -> A
 def answer_at(store: Store, study: str, target: float | None = None) -> Answer:
     """Stored study's answer for a target, predicted if it is harder than the study's."""
     measured = store.studies.get(study).target
-    if target is None or not measured.gain(target) > measured.gain(measured.value):
+    is_harder = target is not None and math.isfinite(target) and measured.shortfall(target) < 0
+    if target is None or not is_harder:
         return answer(store, study, target)
     found, curves = measured_curves(store, study)
     return answer_beyond(found, replace(measured, value=target), beyond_target(curves, measured, target))

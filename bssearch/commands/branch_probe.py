@@ -132,7 +132,6 @@ def _horizon(spec: StudySpec) -> float | None:
 
 
 def _file_digest(path: Path) -> str:
-    """Digest of a file's content; for a folder, of the names, sizes and times of its files."""
     if path.is_file():
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -454,7 +453,7 @@ class Branching:
         request = self._request(point, batch_size, repeat)
         spec, store = self._study.spec, self._study.store
         digest = _digest(point, request)
-        if stored := store.probes.branches(spec.name, self._study.environment, [digest]):
+        if stored := store.probes.branches(spec.name, [digest]):
             return stored[0]
         outcome, curve = run_request(self._study.executor, request)
         if outcome.state is TrialState.OOM and request.plan.configuration.micro_batch_size > self._plan.batch_sizes[0]:

@@ -521,10 +521,8 @@ def advise(
 ) -> Advice:
     """Run the default ``runs`` times to the study's limit and propose a target.
 
-    The proposal is the median best metric less ``margin``, rounded to the easier side. The default margin lets every
-    run reach the proposal: the distance from the median to the worst run, at least `MARGIN` of the way from the
-    untrained metric; but no target is below `LEAST` of the way. Raises `LaunchError` if the default cannot run,
-    `UsageError` for too large a margin.
+    The proposal is the median best metric less ``margin``, rounded to the easier side; by default every run reaches
+    it, see `MARGIN` and `LEAST`. Raises `LaunchError` if the default cannot run, `UsageError` for too large a margin.
     """
     require(runs >= 1, f"runs = {runs} must be >= 1")
     if margin is not None and not 0 <= margin < math.inf:

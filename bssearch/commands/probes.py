@@ -1,4 +1,4 @@
-"""The interface and the result of a probe, and the probes of step times, memory and gradient noise.
+"""Probes of step times, memory and gradient noise.
 
 ``probe memory`` finds the largest micro-batch that fits, one process per size. A size fits if it leaves the reserve of
 `bssearch.training.probes` free, and does not fit if it exhausts all memory. Sizes in between are *marginal*: equal

@@ -1,6 +1,6 @@
 """Processes of a worker's ranks 1, 2, …: ``python -m bssearch.executors.rank_workers``.
 
-They belong to the worker's process group, so they end with it. A pickled `Link` over a socket carries rank 0's orders.
+They end with the worker, in its process group. Rank 0's orders arrive pickled over a socket.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 from bssearch.errors import BSSearchError, LaunchError, WorkloadError
 from bssearch.executors.base import Load
@@ -46,7 +47,7 @@ LOAD_SECONDS = 3600.0  # to load a workload; slow network disks need minutes
 
 # Seconds for a rank that failed to say why, and for rank 0's own call to fail. Both together are below 1 s.
 CAUSE_SECONDS = 0.4
-GRACE_SECONDS = 0.8
+GRACE_SECONDS = 0.5
 
 _TICK_SECONDS = 0.2
 
@@ -74,7 +75,7 @@ class Failure:
 
 
 class RankProcess:
-    """A process with number ``rank``; ``on_end`` is called in a thread when it ends."""
+    """Process of a rank; a thread calls ``on_end`` when it ends."""
 
     def __init__(self, rank: int, load: Load, on_end: Callable[[], None]) -> None:
         self.rank = rank
@@ -92,7 +93,6 @@ class RankProcess:
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
             )
-        self.pid = self._process.pid
         self._line: Connection[Any, Any] = Connection(ours.detach())
         _send(self._line, load)
         threading.Thread(target=self._listen, name=f"bssearch rank {rank}", daemon=True).start()
@@ -128,9 +128,9 @@ class RankProcess:
 
 
 class RankProcesses:
-    """The ranks of a worker, which is rank 0 and starts the others when a request needs them.
+    """A worker's other ranks, started when a request needs them.
 
-    ``on_lost`` is called, in a thread, if a rank ends and rank 0 does not notice: it must end this process.
+    If a rank ends and rank 0 does not notice, a thread calls ``on_lost``, which must end this process.
     """
 
     def __init__(self, load: Load, computation: Computation, on_lost: Callable[[Exception], NoReturn]) -> None:
@@ -144,19 +144,19 @@ class RankProcesses:
 
     @contextmanager
     def together(self, size: int, on_progress: Callable[[], None] = lambda: None) -> Iterator[Ranks]:
-        """Context with ``size`` ranks that wait for orders; ranks that failed are started anew."""
+        """Context with ``size`` idle ranks; restarts failed ranks."""
         if any(process.has_exited() for process in self._processes):
             self.kill()
         with self._lock:
             self._is_at_work = True
+        ranks = None
         try:
             self._start(size, on_progress)
-            ranks = self._joined(size)
-            self._computation.ranks = ranks
+            ranks = self._computation.ranks = self._joined(size)
             yield ranks
         finally:
             self._computation.ranks = None
-            self._stop_work(is_whole=self._ranks is not None and not self._ranks.is_broken)
+            self._stop_work(is_whole=ranks is not None and not ranks.is_broken)
 
     def tell(self, order: Order) -> None:
         """See `Link.tell`."""
@@ -259,18 +259,21 @@ def serve(line: Connection[Any, Any], rank: int) -> None:
     """Load the workload, then obey rank 0 until it ends."""
     load: Load = _received(line)
     try:
-        loaded = LoadedWorkload(load)
-        follower = loaded.follower(rank, lambda answer: _send(line, ("answer", answer)))
+        follower = LoadedWorkload(load).follower(rank, lambda answer: _send(line, ("answer", answer)))
         _send(line, ("answer", None))
-        while True:
-            follower.obey(_received(line))
-    except (EOFError, ConnectionError):
-        return
+        while (order := _next_order(line)) is not None:
+            follower.obey(order)
     except BaseException as error:
-        import traceback
-
         traceback.print_exception(error)
-        _send(line, ("failure", astuple(_failure(error, rank))))
+        with suppress(OSError):
+            _send(line, ("failure", astuple(_failure(error, rank))))
+
+
+def _next_order(line: Connection[Any, Any]) -> Order | None:
+    try:
+        return cast("Order", _received(line))
+    except (EOFError, OSError):  # the worker has ended
+        return None
 
 
 def _failure(error: BaseException, rank: int) -> Failure:

@@ -118,7 +118,7 @@ _RANKS = re.compile(r"--nproc[-_]per[-_]node(?:=(.*))?")  # of torchrun
 
 def launched_ranks(command: Sequence[str]) -> str | None:
     """Number of processes that torchrun is told to start, as given; None without its option."""
-    for token, following in zip(command, [*command[1:], ""], strict=True):
+    for token, following in zip(command, [*command[1:], ""], strict=False):
         if found := _RANKS.fullmatch(token):
             return following if found[1] is None else found[1]
     return None
@@ -129,8 +129,7 @@ def check_launcher(command: Sequence[str], devices: Sequence[int]) -> None:
     ranks = launched_ranks(command)
     if devices[-1] > 1 and ranks not in {None, "{devices}"}:
         raise ValueError(
-            f"command: --nproc-per-node={ranks} must be --nproc-per-node={{devices}}, because executor.devices = "
-            f"{', '.join(map(str, devices))}"
+            f"devices = {', '.join(map(str, devices))}: write --nproc-per-node={{devices}} in the command, not {ranks}"
         )
 
 
@@ -252,6 +251,15 @@ class StudySpec(StrictModel):
             raise ValueError(f"{twice[0]!r} appears more than once")
         return names
 
+    @field_validator("executor")
+    @classmethod
+    def _starts_ranks(cls, executor: ExecutorSpec, info: ValidationInfo) -> ExecutorSpec:
+        workload, command = str(info.data.get("workload")), info.data.get("command") or ()
+        if executor.devices[-1] > 1 and (workload == OBJECTIVE or workload.endswith(MAKE_TRAINER)):
+            raise ValueError(f"devices = {executor.devices[-1]}: a function trains in one process; use a script")
+        check_launcher(command, executor.devices)
+        return executor
+
     @field_validator("default")
     @classmethod
     def _default_is_whole(cls, default: DefaultSpec, info: ValidationInfo) -> DefaultSpec:
@@ -300,14 +308,8 @@ class StudySpec(StrictModel):
             )
         if self.executor.name == "inline":
             raise ValueError("executor.name = inline runs a workload; a program runs in its own process")
-        if self.executor.devices[-1] > 1 and not self.command and not self.workload.endswith(".py"):
-            raise ValueError(
-                f"executor.devices = {self.executor.devices[-1]}: a function or a Trainer trains in one process; use a "
-                "script or a command"
-            )
         if self.command:
             check_command(self.command, self.report, self.target.metric, self.set_parameters, self.searched)
-            check_launcher(self.command, self.executor.devices)
         return self
 
     def _divide_among_devices(self) -> None:

@@ -227,11 +227,7 @@ class ProbeStore(StorePart):
 
     @reads
     def branches(
-        self,
-        connection: Connection,
-        study_id: int,
-        environment: Environment,
-        digests: Collection[str] | None = None,
+        self, connection: Connection, study_id: int, digests: Collection[str] | None = None
     ) -> list[BranchMeasurement]:
         """Branches, oldest first; ``digests`` limits them."""
         columns = [BranchRow.__table__.c[name] for name in column_types(BranchMeasurement)]

@@ -32,6 +32,8 @@ SLOWDOWNS = {
     "nvmlClocksEventReasonHwPowerBrakeSlowdown": "power brake",
 }
 
+MPS_SERVER = "nvidia-cuda-mps-server"  # computes on behalf of its clients, which are listed too
+
 _WORKER = "bssearch.executors.worker"
 _TRIAL_MODULES = "bssearch.executors."  # modules of workers and hosts of scripts
 
@@ -69,7 +71,8 @@ def listed_processes(device: torch.device) -> set[int] | None:
 def _named(processes: set[int]) -> list[tuple[int, str]]:
     if processes <= {os.getpid()}:
         return []
-    return [(pid, name) for pid in sorted(processes - _family()) if (name := _name(pid)) is not None]
+    found = [(pid, _name(pid)) for pid in sorted(processes - _family())]
+    return [(pid, name) for pid, name in found if name not in {None, MPS_SERVER}]
 
 
 def throttle_reasons(device: torch.device) -> list[str]:

@@ -1,8 +1,7 @@
-"""The ranks of a trial: processes that each train on a share of every batch and add their gradients.
+"""Ranks of a trial: processes that train on shares of every batch and add their gradients.
 
-Rank 0 trains as on one device. Before each collective call it orders the other ranks to make the same call (`Link`), so
-that only rank 0 decides about stops, limits and evaluations. Gradients are added by hooks on parameters, because a
-wrapper's ``forward`` misses losses that call other methods of the model.
+Only rank 0 decides about stops, limits and evaluations: before each common call it orders the other ranks to make the
+same call (`Link`). Hooks on parameters add gradients, because a wrapper misses losses that do not call ``forward``.
 """
 
 from __future__ import annotations
@@ -88,11 +87,11 @@ class Ranks:
             return self._link.answers()
 
     def states(self) -> State:
-        """States of the other ranks to save."""
+        """The other ranks' states to save."""
         return {"others": self.ask("state")}
 
     def restore(self, path: Path, identity: Identity, states: State) -> None:
-        """Restore the other ranks from a checkpoint and their `states`."""
+        """Restore the other ranks."""
         self.ask("restore", path, identity, states["others"])
 
     def add(self, tensor: torch.Tensor) -> None:
@@ -100,7 +99,7 @@ class Ranks:
         self.start_adding(tensor).wait()
 
     def differentiable_sum(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor's sum over all ranks, through which gradients flow to all ranks."""
+        """A tensor's sum over ranks; gradients flow to all ranks."""
         summed: torch.Tensor = _Sum.apply(tensor, self)  # type: ignore[no-untyped-call]
         return summed
 
@@ -128,7 +127,7 @@ class Ranks:
             tensor.copy_(piece.view_as(tensor))
 
     def shares(self, items: Generator[T, None, None], per_step: int) -> Generator[T, None, None]:
-        """This rank's items, of ``per_step`` items per step of all ranks."""
+        """This rank's share of ``per_step`` items per step."""
         share = per_step // self.size
         with closing(items):
             for place, item in enumerate(items):
@@ -171,7 +170,7 @@ def _group(rank: int, size: int, device: torch.device, path: Path, timeout: time
 
 
 class GradientSum:
-    """Adds gradients over ranks while the last micro-batch's backward pass runs.
+    """Adds gradients during the last micro-batch's backward pass.
 
     A parameter that no rank used keeps the gradient None.
     """
@@ -364,6 +363,8 @@ class Follower:
             self._trainer.close()
             self._trainer = None
             gc.collect()
+            if self._computation.device.type == "cuda":
+                torch.cuda.empty_cache()
 
     @property
     def _training(self) -> Trainer:

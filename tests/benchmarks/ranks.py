@@ -1,10 +1,12 @@
-"""What adding gradients over ranks costs, beside PyTorch's DistributedDataParallel.
+"""What adding gradients over ranks costs, beside PyTorch's DistributedDataParallel; how soon a death is noticed.
 
-    python tests/benchmarks/ranks.py [--batch-size 512] [--ranks 2] [--turns 60]
+    python tests/benchmarks/ranks.py [--batch-size 512] [--ranks 2] [--turns 60] [--kills 5]
 
 Processes on gloo, with one thread each, train the same perceptron in turns of ten steps: through DDP, and with the
 hooks of `bssearch.training.ranks`. The ratio is of CPU seconds per step of rank 0, all its threads included: other
 programs lengthen wall time, and in turn so do the processes each other. The bar is 1.05.
+
+Then ``kills`` trials of a worker lose their last rank to SIGKILL. The bar is 1 s from the signal to the trial's end.
 """
 
 if not __package__:
@@ -25,8 +27,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bssearch.training.ranks import Ranks
 from tests.benchmarks.harness import ratio, script, turned, verdict
+from tests.executors.line_workload import opened, outcomes, request_endless_trial
+from tests.executors.test_rank_workers import on_ranks, ranks_of, wait
 
 BAR = 1.05
+NOTICED_SECONDS = 1.0
 STEPS = 10  # per turn
 WIDTHS = (784, 512, 256, 10)  # 0.5 million parameters
 
@@ -82,7 +87,20 @@ def work(rank: int, size: int, batch_size: int, turns: int, folder: str) -> None
         torch.save(found, f"{folder}/found")
 
 
-def main(batch_size: int = 512, ranks: int = 2, turns: int = 60) -> bool:
+def seconds_until_noticed(size: int, kills: int) -> list[float]:
+    found = []
+    with tempfile.TemporaryDirectory() as folder, opened(Path(folder)) as executor:
+        for number in range(1, kills + 1):
+            executor.submit(on_ranks(request_endless_trial(number), size))
+            wait(executor, lambda events: len(events) >= 3)
+            killed = time.perf_counter()
+            ranks_of(executor)[-1].kill()
+            wait(executor, outcomes)
+            found.append(time.perf_counter() - killed)
+    return found
+
+
+def main(batch_size: int = 512, ranks: int = 2, turns: int = 60, kills: int = 5) -> bool:
     with tempfile.TemporaryDirectory() as folder:
         spawn(work, (ranks, batch_size, turns, folder), nprocs=ranks)  # type: ignore[no-untyped-call]
         found = torch.load(f"{folder}/found")
@@ -90,7 +108,9 @@ def main(batch_size: int = 512, ranks: int = 2, turns: int = 60) -> bool:
         print(f"{name}: {1e3 * sorted(seconds)[len(seconds) // 2]:.2f} ms of CPU a step, median of {turns} turns")
     middle, low, high = ratio(found["hooks"], found["ddp"])
     print(f"hooks over DDP: {middle:.3f} [{low:.3f}, {high:.3f}]; bar {BAR}")
-    return verdict(middle <= BAR)
+    noticed = seconds_until_noticed(ranks, kills)
+    print(f"a killed rank was noticed after {', '.join(f'{one:.2f}' for one in noticed)} s; bar {NOTICED_SECONDS}")
+    return verdict(middle <= BAR and max(noticed, default=0.0) <= NOTICED_SECONDS)
 
 
 if __name__ == "__main__":

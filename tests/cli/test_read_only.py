@@ -41,6 +41,7 @@ READS = {
     "export --to optuna": "export task --to optuna --file {to}/task.optuna.db",
     "plan lr": "plan lr --from-batch 32 --learning-rate 0.1 --batch 64",
     "plan scale": "plan scale --devices 2 --per-device-batch 8 --study task --parameters 1M --bandwidth-gb-s 10",
+    "plan beyond": "plan beyond --target 0.95 task",
     "db check": "db check",
     "trial rerun": "trial rerun task 1 --workload {out}/task.py:Task",
 }

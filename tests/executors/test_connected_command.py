@@ -9,11 +9,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bssearch.errors import WorkloadError
+from bssearch.errors import UsageError, WorkloadError
 from bssearch.executors.base import Load, Program
 from bssearch.executors.programs.command import LoadedCommand
 from bssearch.executors.programs.command_process import SilenceLimit
-from bssearch.records import Configuration, StepTime, StepTimeRequest, TrialState
+from bssearch.records import TrialState
+from tests.documents import OWN_TRAINING
 from tests.executors.own_command import BEGINS, DEFAULT, loaded, request, run, settings
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="what a command leaves is found on Linux")
@@ -30,9 +31,10 @@ for _ in trial.batches([0], evaluate=lambda: {"accuracy": trial.steps / 10}):
 """
 
 
-def program(folder: Path, code: str, *words: str) -> LoadedCommand:
+def program(folder: Path, code: str, *words: str, devices: int = 1) -> LoadedCommand:
     (folder / "train.py").write_text(code)
-    return loaded(folder, [*(words or (sys.executable,)), "train.py"])
+    plain = settings(folder, [*(words or (sys.executable,)), "train.py"])
+    return LoadedCommand(Load(settings=replace(plain, devices=(devices,)), slot=0))
 
 
 @pytest.mark.slow
@@ -88,67 +90,28 @@ def test_a_program_that_asks_and_is_silent_is_given_up(tmp_path: Path, monkeypat
         loaded(tmp_path, [sys.executable, "train.py"], hang_seconds=300).describe()
 
 
-RANKS = """
-import torch
-from torch import distributed
-import bssearch
-
-distributed.init_process_group("gloo")
-trial = bssearch.current_trial(batch_size=64, learning_rate=1.0)
-rank, rows = distributed.get_rank(), torch.arange(100.0)
-model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
-optimizer = torch.optim.SGD(model.parameters(), lr=trial.learning_rate)
-seen = torch.zeros(())
-loader = torch.utils.data.DataLoader(rows, batch_size=trial.micro_batch_size, sampler=trial.sampler(rows))
-first = None
-for batch in trial.batches(loader, evaluate=lambda: {"accuracy": trial.steps / 10 if rank == 0 else 99.0}):
-    first = batch.tolist() if first is None else first
-    loss = (model(batch[:, None] / 100) ** 2).mean()
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-weight = model.module.weight.item()
-print(f"rank {rank}: {trial.batch_size} {trial.micro_batch_size} {trial.steps} {weight:.6f} {first}", flush=True)
-distributed.destroy_process_group()
-"""
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-
-
-def last_words(printed: str) -> list[list[str]]:
-    """Return what the ranks print at their end: batch size, micro-batch size, steps, a weight, and the first rows."""
-    lines = sorted(line for line in printed.splitlines() if line.startswith("rank "))
-    return [line.split(maxsplit=6)[2:] for line in lines]
+TWO = DEFAULT.on_devices(2, 2)
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node={devices}")
 
 
 @pytest.mark.slow
-def test_two_ranks_train_one_trial_and_stop_at_the_same_step(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    command = program(tmp_path, RANKS, *TORCHRUN)
-    assert command.describe().model.initial_metrics == {"accuracy": 0.0}
-    answer = command.measure(StepTimeRequest(configuration=DEFAULT, seconds_limit=0.2))
-    assert isinstance(answer, StepTime)
-    assert answer.step_seconds is not None and 0 < answer.step_seconds < 1
-    capfd.readouterr()
-    outcome, observed = run(command)
-    assert (outcome.state, outcome.steps, outcome.seconds_basis) == (TrialState.REACHED, 10, None)
-    assert [one.metric for one in observed] == [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
-    first, second = last_words(capfd.readouterr().out)
-    assert first[:4] == second[:4] and first[:3] == ["8", "4", "10"]
-    assert set(first[4].strip("[]").split(", ")).isdisjoint(second[4].strip("[]").split(", "))
-    limited = request(seconds=0.05, eval_every_steps=300, configuration=replace(DEFAULT, learning_rate=0.0001))
-    outcome, _ = run(command, replace(limited, target=replace(limited.target, value=1000.0)))
-    assert outcome.state is TrialState.EXHAUSTED and outcome.steps % 300 == 0 and outcome.steps > 0
-    assert [one[2] for one in last_words(capfd.readouterr().out)] == [str(outcome.steps)] * 2
+def test_the_ranks_of_torchrun_train_one_trial(tmp_path: Path) -> None:
+    code = (OWN_TRAINING / "ranks.py").read_text(encoding="utf-8")
+    outcome, observed = run(program(tmp_path, code, *TORCHRUN, devices=2), request(configuration=TWO))
+    assert outcome.state is TrialState.REACHED, outcome.reason
+    assert outcome.samples == 8 * outcome.steps and observed[-1].metric >= 0.9
     assert processes_of(tmp_path) == []
 
 
-@pytest.mark.slow
-def test_ranks_that_cannot_share_a_micro_batch_say_so(tmp_path: Path) -> None:
-    odd = Configuration(batch_size=6, micro_batch_size=3, accumulation_steps=2, learning_rate=0.1)
-    outcome, _ = run(program(tmp_path, RANKS, *TORCHRUN), request(configuration=odd))
-    assert outcome.state is TrialState.FAILED
-    assert "batch_size = 6 must be a multiple of 4: it takes 2 micro-batches a step, each shared by 2 ranks" in str(
-        outcome.reason
-    )
+def test_a_command_whose_ranks_are_not_the_devices_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"torchrun starts 2 processes, and executor\.devices = 1") as raised:
+        program(tmp_path, LOOP, "torchrun", "--nproc_per_node", "2")
+    assert "executor.devices: 2" in str(raised.value.hint)
+    without = program(tmp_path, LOOP, devices=2)
+    with pytest.raises(UsageError, match=r"2 devices, and the command does not take \{devices\}"):
+        without.check_places(TWO)
+    places = ["{devices}", "{batch_size}", "{accumulation_steps}"]
+    program(tmp_path, LOOP, "mpirun", "-n", *places, devices=2).check_places(TWO)
 
 
 def processes_of(folder: Path) -> list[int]:

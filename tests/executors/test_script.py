@@ -30,6 +30,7 @@ from bssearch.records import (
     TrialRequest,
     TrialState,
 )
+from tests.documents import OWN_TRAINING
 from tests.executors.line_workload import outcomes, wait_for
 from tests.factories import changed, make_request, not_none
 from tests.waiting import wait_until_gone
@@ -295,6 +296,35 @@ def test_a_stop_ends_a_trial_and_a_line_that_says_nonsense_is_no_trial(script: S
     with pytest.raises(UsageError, match="the driver is gone"):
         script.loaded.run(NEVER, fails, stop=lambda: None)
     assert script.run()[0].state is TrialState.REACHED, "its end was waited for"
+
+
+RANKS = (OWN_TRAINING / "ranks.py").read_text(encoding="utf-8")
+BODY = "    with trial.no_sync(model):"
+DIES = """    if trial.rank == 1 and trial.steps == 4 and os.path.exists(f"{__file__}.dies"):
+        os._exit(3)
+"""
+WHOLE = Configuration(batch_size=16, micro_batch_size=4, accumulation_steps=4, learning_rate=0.1)
+
+
+@pytest.mark.slow
+def test_two_ranks_of_a_script_train_as_one_and_a_lost_rank_ends_the_trial(tmp_path: Path) -> None:
+    assert RANKS.count(BODY) == 1
+    (tmp_path / "train.py").write_text(RANKS.replace(BODY, DIES + BODY))
+    halved = WHOLE.on_devices(2, 4)
+    program = replace(PROGRAM, default=halved, metric="accuracy")
+    plain = changed(REQUEST, target=Target(metric="accuracy", value=0.9))
+    with single_threaded(), closing(LoadedScript(load_of(tmp_path, program=program))) as loaded:
+        script = Script(tmp_path, loaded)
+        whole, course = script.run(request=changed(plain, configuration=WHOLE))
+        outcome, observed = script.run(request=changed(plain, configuration=halved))
+        assert outcome.state is whole.state is TrialState.REACHED, outcome.reason
+        assert [(one.step, one.samples, one.metric) for one in observed] == [
+            (one.step, one.samples, one.metric) for one in course
+        ]
+        (tmp_path / "train.py.dies").touch()
+        lost, _ = script.run(request=changed(plain, configuration=halved))
+        assert lost.state is TrialState.FAILED
+        assert psutil.Process(loaded._server._process.pid).children(recursive=True) == []
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from bssearch.records import ParameterValue, model_parameters, own_parameters
 from bssearch.search.samplers.base import make_sampler
 from bssearch.search.samplers.time_model.candidates import _beside
 from bssearch.spec import StudySpec, load_spec
-from bssearch.spec.model import COMMAND, filled
+from bssearch.spec.model import COMMAND, filled, values_of
 from bssearch.spec.space import Dimension
 from bssearch.spec.space.optimizers import MOST_OWN
 from tests.factories import SPEC, make_spec
@@ -201,6 +201,14 @@ def test_a_command_stands_for_the_workload() -> None:
     assert (spec.workload, spec.is_program, spec.command) == (COMMAND, True, tuple(COMMANDED["command"]))
 
 
+def test_torchrun_starts_a_rank_for_each_device() -> None:
+    command = ["torchrun", "--standalone", "--nproc-per-node={devices}", "train.py"]
+    spec = load_spec({**COMMANDED, "command": command, "executor": {"devices": [1, 2]}})
+    configuration = spec.default_configuration.on_devices(2, 16)
+    values = values_of(configuration, {}, seed=0, evaluate_every=1, threads=1, device="cpu")
+    assert filled(spec.command, values)[2] == "--nproc-per-node=2"
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -244,6 +252,14 @@ def test_a_command_stands_for_the_workload() -> None:
         ({"command": ["a", {"batch_size": None}]}, "must be a text, in quotes: as in '5' and '{batch_size}'"),
         ({"command": ["a\0b", "{batch_size}", "{learning_rate}"]}, "command.0"),
         ({"command": [], "report": LOG}, "there is no command"),
+        (
+            {"command": ["torchrun", "--nproc_per_node", "2", "train.py"], "executor": {"devices": [1, 2]}},
+            "executor: devices = 1, 2: write --nproc-per-node={devices} in the command, not 2",
+        ),
+        (
+            {"command": [], "workload": "train.py:make_trainer", "executor": {"devices": 2}},
+            "executor: devices = 2: a function trains in one process",
+        ),
     ],
 )
 def test_what_a_command_lacks_is_named(changes: dict[str, Any], said: str) -> None:

@@ -176,6 +176,15 @@ for child in (stranger, worker):
 """
 
 
+def test_the_server_of_mps_is_no_stranger(fake: FakeNvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvml, "_family", lambda: {os.getpid()})
+    for name, strangers in ((nvml.MPS_SERVER, 0), ("another", 1)):
+        (tmp_path / name).symlink_to(sys.executable)
+        with subprocess.Popen([tmp_path / name, "-c", "input()"], stdin=subprocess.PIPE) as process:
+            fake.processes = {"GPU-0": [process.pid]}
+            assert len(nvml.other_processes(CUDA)) == strangers
+
+
 def test_a_process_that_is_not_seen_from_here_is_left_out(fake: FakeNvml) -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()

@@ -13,16 +13,19 @@ import torch
 from bssearch.errors import UsageError
 from bssearch.executors.base import ExecutorSettings, Load
 from bssearch.executors.rank_workers import RankProcesses
-from bssearch.records import Configuration
+from bssearch.records import Configuration, TrialState
 from bssearch.records.batch_schedule import with_batch_schedule
 from bssearch.spec.parts import TrainingSpec
 from bssearch.training.batches import Growth, micro_batches
+from bssearch.training.clock import Clock
+from bssearch.training.loop import Trial
 from bssearch.training.ranks import Ranks
 from bssearch.training.trainer import Trainer
 from bssearch.workloads.base import resolve
 from bssearch.workloads.data import BatchStream, DatasetPart, Part
+from tests.factories import changed
 from tests.records.test_batch_schedule import milestones
-from tests.training.toys import CPU, Toy, configuration, on_cpu, toy_data
+from tests.training.toys import CPU, Toy, configuration, on_cpu, request, run_trial, toy_data
 
 SHARED = """
 import torch
@@ -35,15 +38,16 @@ from tests.training.toys import toy_data
 
 
 class Network(nn.Module):
-    def __init__(self, norm):
+    def __init__(self, norm, dropout):
         super().__init__()
+        self.dropout = nn.Dropout(dropout)
         self.body = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16) if norm else nn.Identity(), nn.Tanh())
         self.head = nn.Linear(16, 2)
         self.rare = nn.Linear(16, 2)  # without a gradient if no sample of a batch is rare
         self.unused = nn.Parameter(torch.ones(3))
 
     def logits(self, inputs):  # the loss calls no forward, so that a wrapper around the model would miss it
-        hidden = self.body(inputs)
+        hidden = self.dropout(self.body(inputs))
         is_rare = inputs[:, :1] > 2.0
         return self.head(hidden) + (is_rare * self.rare(hidden) if is_rare.any() else 0.0)
 
@@ -55,8 +59,11 @@ class Shared:
         return toy_data(dtype=torch.float64)
 
     def build_model(self, *, dropout, norm=False, double=False):
-        model = Network(norm)
+        model = Network(norm, dropout)
         return model.double() if double else model
+
+    def augment(self, inputs, *, noise=0.0):
+        return inputs + noise * torch.randn_like(inputs) if noise else inputs
 
     def loss(self, model, inputs, targets, *, label_smoothing, weighted=False):
         inputs = inputs.to(model.head.weight.dtype)
@@ -191,6 +198,47 @@ def test_the_first_rank_draws_the_random_numbers_of_one_process_and_the_others_d
         others = [state["random"]["torch"] for state in together.computation.ranks.ask("state")]
         assert len({tuple(state.tolist()) for state in (alone, *others)}) == 4
         trainer.wait_for_ranks()
+
+
+class Counting(Clock):
+    """Counts steps."""
+
+    steps = 0
+
+    def pace(self, micro_batches: int = 1) -> None:
+        self.steps += 1
+
+
+@pytest.mark.slow
+def test_a_paused_trial_resumes_with_the_random_numbers_and_statistics_of_each_rank(
+    together: Together, tmp_path: Path
+) -> None:
+    own = {**ADAMW.parameters, "model.norm": True, "augmentation.noise": 0.3}
+    random = replace(ADAMW, dropout=0.3, parameters=own, world_size=2, micro_batch_size=16)
+    asked = changed(request(random, target=2.0, checkpoint=str(tmp_path / "trial")), eval_every_steps=5)
+
+    def curve(stop_after: int, *, resumes: bool = False) -> list[tuple[int, float, float | None]]:
+        clock, seen = Counting(), []
+
+        def stop() -> tuple[TrialState, str] | None:
+            return (TrialState.PAUSED, "later") if clock.steps >= stop_after else None
+
+        with together.processes.together(2):
+            trial = Trial(
+                changed(asked, resumes=resumes),
+                together.workload,
+                together.data,
+                together.computation,
+                clock=clock,
+                stop=stop,
+            )
+            outcome = run_trial(trial, lambda one: seen.append((one.step, one.metric, one.loss)))
+        assert outcome.state is TrialState.PAUSED, outcome.reason
+        return seen
+
+    whole = curve(42)
+    parts = [*curve(13), *curve(10, resumes=True), *curve(19, resumes=True)]
+    assert len(whole) == 9 and parts == whole
 
 
 class Rank(Ranks):

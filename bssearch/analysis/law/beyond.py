@@ -33,8 +33,9 @@ LEAST_STEPS = 10  # of the largest batch size; fewer are warmup
 FARTHEST = 4.0  # times the measured samples; `tests/benchmarks/beyond.py` tests no farther
 
 # Prior of p, N(1, 0.35²): B_crit ∝ E_min^0.5 … 0.9 on recorded tables, and w grows 0.65 times as fast as log E_min.
-GROWTH, GROWTH_DEVIATION = 1.0, 0.35
+GROWTH, GROWTH_DEVIATION = 1.1, 0.25
 GROWTHS = np.linspace(-1.0, 3.0, 81)
+DRIFT = 0.15  # standard deviation of the change of p beyond the levels
 BEYOND_SIZES = 3.0  # B_crit is sought up to e³ times beyond the batch sizes
 B_CRITS, FINE_B_CRITS = 121, 601
 
@@ -83,7 +84,7 @@ def _log_steps(steps: Numbers, gains: Numbers, gain: float) -> float:
 
 
 @dataclass(frozen=True, eq=False)
-class Levels:
+class _Levels:
     """Log samples (levels, batch sizes) to each gain, easiest first; ``progress``: their mean over batch sizes, w."""
 
     gains: Numbers
@@ -93,20 +94,8 @@ class Levels:
     batch_sizes: Numbers
     step_seconds: Numbers
 
-    @property
-    def seed_errors(self) -> Numbers:
-        """Standard errors of the log samples of fresh runs, as many as each batch size has."""
-        logs = [one.log_samples(self.gains[-1]) for one in self.curves]
-        reached = [own[np.isfinite(own)] for own in logs]
-        counts = np.array([len(own) for own in reached])
-        freedom = int((counts - 1).sum())
-        squares = math.fsum(float(((own - own.mean()) ** 2).sum()) for own in reached)
-        errors: Numbers = (math.sqrt(squares / freedom) if freedom else DEVIATION) / np.sqrt(counts)
-        return errors
 
-
-def levels_of(curves: Sequence[BatchCurves], hardest: float) -> Levels:
-    """Levels up to the gain ``hardest``; raises `UsageError` if batch sizes or levels are too few."""
+def _levels_of(curves: Sequence[BatchCurves], hardest: float) -> _Levels:
     found = sorted((one for one in curves if math.isfinite(one.typical(hardest))), key=lambda one: one.batch_size)
     if len(found) < FEWEST_BATCHES:
         raise UsageError(
@@ -129,7 +118,7 @@ def levels_of(curves: Sequence[BatchCurves], hardest: float) -> Levels:
             hint="search at a harder target, under a new name, or leave out the largest batch sizes",
         )
     logs = np.array([row for _, row in rows[::-1]])
-    return Levels(
+    return _Levels(
         gains=np.array([gain for gain, _ in rows[::-1]]),
         log_samples=logs,
         curves=found,
@@ -161,7 +150,7 @@ def nearest_law(log_samples: Numbers, batch_sizes: Numbers) -> tuple[Numbers, Nu
 
 
 class _Process:
-    """Departures over the levels' w: a Gaussian process of unknown variance."""
+    # Departures over the levels' w, of unknown variance
 
     def __init__(self, progress: Numbers) -> None:
         self.progress = progress
@@ -169,32 +158,35 @@ class _Process:
         self.precision = np.linalg.inv(correlation + NUGGET * np.eye(len(progress)))
 
     def squares(self, departures: Numbers) -> Numbers:
-        """Weighted squares of departures (…, levels, batch sizes)."""
         found: Numbers = np.einsum("...kn,kl,...ln->...", departures, self.precision, departures)
         return found
 
     @staticmethod
     def weights(squares: Numbers, freedom: int, log_prior: Numbers) -> Numbers:
-        """Posterior of a grid by the squares of its departures."""
         logs = log_prior - 0.5 * (freedom + DEVIATION_FREEDOM) * np.log(squares + DEVIATION_FREEDOM * DEVIATION**2)
         found: Numbers = np.exp(logs - logs.max()) / np.exp(logs - logs.max()).sum()
+        return found
+
+    @staticmethod
+    def variances(squares: Numbers, freedom: int, rng: np.random.Generator) -> Numbers:
+        drawn = rng.chisquare(freedom + DEVIATION_FREEDOM, len(squares))
+        found: Numbers = (squares + DEVIATION_FREEDOM * DEVIATION**2) / drawn
         return found
 
     def carried(
         self, to: Numbers, departures: Numbers, squares: Numbers, freedom: int, rng: np.random.Generator
     ) -> tuple[Numbers, Numbers]:
-        """Means (n, batch sizes) and drawn deviations (n,) of departures (n, levels, batch sizes) at w = ``to``."""
+        # Means (n, batch sizes) and drawn deviations (n,) at w = `to`
         near = np.exp(-np.abs(to[:, None] - self.progress) / CORRELATION)
         weights = near @ self.precision
-        variance = (squares + DEVIATION_FREEDOM * DEVIATION**2) / rng.chisquare(freedom + DEVIATION_FREEDOM, len(to))
-        free = np.sqrt(variance * np.maximum(0, 1 - (weights * near).sum(axis=1)))
+        free = np.sqrt(self.variances(squares, freedom, rng) * np.maximum(0, 1 - (weights * near).sum(axis=1)))
         return np.einsum("nk,nkb->nb", weights, departures), free
 
 
-class Growth:
-    """Posterior, on a grid, of log B_crit at the hardest level and of its growth p."""
+class _Growth:
+    # Posterior, on a grid, of log B_crit at the hardest level and of p
 
-    def __init__(self, levels: Levels) -> None:
+    def __init__(self, levels: _Levels) -> None:
         self.levels, self.process = levels, _Process(levels.progress)
         self.log_b_crits = _log_b_crits(levels.batch_sizes, B_CRITS)
         self.squares = self.process.squares(self._departures(self.log_b_crits[:, None], GROWTHS[None, :]))
@@ -210,29 +202,27 @@ class Growth:
 
     @property
     def is_shown(self) -> bool:
-        """True if a constant B_crit fits worse, by the likelihood ratio at 5 %."""
+        # Whether a constant B_crit fits worse, by the likelihood ratio at 5 %
         constant = self.squares[:, int(np.argmin(np.abs(GROWTHS)))].min()
         return self.freedom * math.log(constant / self.squares.min()) > NO_GROWTH
 
     def draw(self, progress: Numbers, rng: np.random.Generator) -> tuple[Numbers, Numbers, Numbers]:
-        """Draws of p (n,) and of log samples (n, batch sizes) at w = ``progress``: expected, and of fresh runs."""
+        # Draws of p (n,) and of log samples (n, batch sizes) at w = `progress`: expected, and of fresh runs
         at = rng.choice(self.weights.size, len(progress), p=self.weights.ravel())
         own, growth = self.log_b_crits[at // len(GROWTHS)], GROWTHS[at % len(GROWTHS)]
-        departures = self._departures(own, growth)
-        carried, free = self.process.carried(progress, departures, self.squares.ravel()[at], self.freedom, rng)
+        growth = growth + DRIFT * rng.standard_normal(len(progress))
         log_b_crit = own + growth * (progress - self.levels.progress[-1])
-        expected = progress[:, None] + _shape(self.levels.batch_sizes, log_b_crit) + carried
-        spread = np.hypot(free[:, None], self.levels.seed_errors)
-        return growth, expected, expected + spread * rng.standard_normal(expected.shape)
+        expected = progress[:, None] + _shape(self.levels.batch_sizes, log_b_crit)
+        # The departures of a new search are as large as these, and others: its runs and configurations are
+        deviation = np.sqrt(self.process.variances(self.squares.ravel()[at], self.freedom, rng))
+        return growth, expected, expected + deviation[:, None] * rng.standard_normal(expected.shape)
 
 
-class Approach:
-    """Posterior, on a grid, of the metric's ceiling and of β.
+class _Approach:
+    # Posterior, on a grid, of the metric's ceiling and of β: w = a − β·log(1 − (gain − hardest) / room), with `room`
+    # from the hardest level to the ceiling
 
-    w = a − β·log(1 − (gain − hardest) / room), with ``room`` from the hardest level to the ceiling.
-    """
-
-    def __init__(self, levels: Levels, highest: float | None) -> None:
+    def __init__(self, levels: _Levels, highest: float | None) -> None:
         self.gains, self.process = levels.gains, _Process(levels.progress)
         self.room = CEILINGS * (self.gains[-1] - self.gains[0])
         if highest is not None:
@@ -247,7 +237,7 @@ class Approach:
         self.weights = self.process.weights(self.squares, self.freedom, prior)
 
     def progress_at(self, gain: float, rng: np.random.Generator) -> Numbers:
-        """Draws of w at a harder gain; infinite if the ceiling is below."""
+        # Draws of w at a harder gain; infinite if the ceiling is below
         at = rng.choice(self.weights.size, DRAWS, p=self.weights.ravel())
         with np.errstate(divide="ignore"):
             left = np.log1p(-np.minimum(1.0, (gain - self.gains[-1]) / self.room[at // len(DECAYS)]))
@@ -259,7 +249,6 @@ class Approach:
         return drawn
 
     def gains_at(self, progress: float, rng: np.random.Generator) -> Numbers:
-        """Draws of the gain at w = ``progress``."""
         at = rng.choice(self.weights.size, DRAWS, p=self.weights.ravel())
         carried, free = self._carried(at, np.full(DRAWS, progress), rng)
         bare = progress - carried - free * rng.standard_normal(DRAWS) - self.level.ravel()[at]
@@ -287,9 +276,9 @@ def beyond_target(curves: Sequence[BatchCurves], measured: Target, value: float)
         )
     if highest is not None and gain >= highest:
         raise UsageError(f"target {value:g} cannot be reached: the best {measured.metric} is {abs(highest):g}")
-    levels = levels_of(curves, measured.gain(measured.value))
+    levels = _levels_of(curves, measured.gain(measured.value))
     rng = np.random.default_rng(0)
-    approach = Approach(levels, highest)
+    approach = _Approach(levels, highest)
     progress = approach.progress_at(gain, rng)
     times = float(np.exp(np.median(progress) - levels.progress[-1]))
     if times > FARTHEST:
@@ -304,7 +293,7 @@ def beyond_target(curves: Sequence[BatchCurves], measured: Target, value: float)
 
 def beyond_samples(curves: Sequence[BatchCurves], measured: Target, samples: float) -> Beyond:
     """Prediction for ``samples`` at the best batch size; raises `UsageError` as `beyond_target`."""
-    levels = levels_of(curves, measured.gain(measured.value))
+    levels = _levels_of(curves, measured.gain(measured.value))
     seconds = np.exp(levels.log_samples[-1]) * levels.step_seconds / levels.batch_sizes
     known = float(np.exp(levels.log_samples[-1][seconds.argmin()]))
     if not known < samples <= FARTHEST * known:
@@ -320,9 +309,9 @@ def beyond_samples(curves: Sequence[BatchCurves], measured: Target, samples: flo
     return _with_samples(levels, measured, high)
 
 
-def _with_samples(levels: Levels, measured: Target, farther: float) -> Beyond:
+def _with_samples(levels: _Levels, measured: Target, farther: float) -> Beyond:
     rng, progress = np.random.default_rng(0), levels.progress[-1] + farther
-    gains = Approach(levels, _highest(measured)).gains_at(progress, rng)
+    gains = _Approach(levels, _highest(measured)).gains_at(progress, rng)
     metric = _interval(gains if measured.goal is Goal.MAXIMIZE else -gains)
     return _predicted(levels, measured, np.full(DRAWS, progress), metric, rng)
 
@@ -335,9 +324,9 @@ def _highest(target: Target) -> float | None:
 
 
 def _predicted(
-    levels: Levels, measured: Target, progress: Numbers, metric: Interval, rng: np.random.Generator
+    levels: _Levels, measured: Target, progress: Numbers, metric: Interval, rng: np.random.Generator
 ) -> Beyond:
-    growth = Growth(levels)
+    growth = _Growth(levels)
     if not growth.is_shown:
         raise UsageError(
             f"the curves do not show that B_crit changes up to {measured.in_words}: nothing is predicted",

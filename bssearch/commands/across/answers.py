@@ -448,7 +448,6 @@ def _of_one_question(named: Sequence[tuple[str, Finding]]) -> QuestionAgreement:
 
 
 def _common_size(found: Sequence[Finding]) -> int | None:
-    """Batch size that all answers accept and most recommend."""
     recommended = Counter(one.answer.optimal.batch_size for one in found)
     known = set().union(*(one.acceptable | set(one.answer.flat_range) for one in found))
     common = [size for size in known if all(one.accepts(size) for one in found)]

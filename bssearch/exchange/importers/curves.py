@@ -263,7 +263,6 @@ def _description(places: Sequence[Path]) -> dict[str, Any]:
 
 
 def _runs(logs: Sequence[Log], settings: Sequence[Settings], names: Names) -> tuple[list[ImportedRun], list[str]]:
-    """Runs that are not judged yet, and notes."""
     given = [batch_of(one, log) for log, one in zip(logs, settings, strict=True)]
     batches, assumed = step_batches(given, "--column batch_size={}")
     varied = hyperparameters(settings)
@@ -341,7 +340,6 @@ def _is_timed(run: ImportedRun) -> bool:
 def _target(
     runs: Sequence[ImportedRun], metric: str, value: float | None, goal: Goal | None, source: str
 ) -> tuple[Target, list[str]]:
-    """Target and notes; by default the value that half of the runs reach."""
     require(value is None or math.isfinite(value), f"--target = {value} must be a finite number")
     wanted = Target(metric=metric, value=0.0 if value is None else value, goal=goal or Goal.MAXIMIZE)
     metrics = [one.metric for run in runs for one in run.curve]

@@ -224,7 +224,6 @@ def _constant(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def _table(file: Path) -> Iterator[tuple[int, Row]]:
-    """Yield rows with their lines: of a table with commas, semicolons or tabs, or of JSON objects."""
     text = read_text(file)
     if text.lstrip()[:1] in ("{", "["):
         yield from _json_lines(text, str(file))

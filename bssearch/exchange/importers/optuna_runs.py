@@ -426,7 +426,6 @@ class _Reader:
         return runs, [*self._taken(trials), *notes]
 
     def _readable(self, ended: Sequence[FrozenTrial]) -> tuple[list[FrozenTrial], list[ImportedRun], list[str]]:
-        """Trials with their runs, and notes; raise the first `UsageError` if no trial can be read."""
         odd: list[UsageError] = []
         given: list[tuple[FrozenTrial, dict[str, ParameterValue], GivenBatch]] = []
         for trial in ended:

@@ -135,7 +135,6 @@ def _ended(count: int, how: str) -> str:
 
 
 def _together(runs: Sequence[ImportedRun]) -> list[list[ImportedRun]]:
-    """Runs by batch size, device and numbers of epochs."""
     kinds: dict[int, str] = {}
     groups: dict[tuple[int, str, str], list[ImportedRun]] = {}
     for run in runs:
@@ -332,7 +331,6 @@ def parse_runs(
 
 
 def _cells(text: str, source: str) -> tuple[int, list[str], list[tuple[int, list[str]]]]:
-    """The header with its line, and the rows with theirs."""
     check_kind(text, [], source)
     rows = csv_rows(text, source)
     line, header = next(rows, (1, []))

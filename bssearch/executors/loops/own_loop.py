@@ -5,11 +5,10 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from types import TracebackType
-from typing import Any, Self, TypeVar, cast
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from bssearch.errors import TrialStopped, UsageError, require
 from bssearch.executors.loops.assignment import Assignment, Evaluate, Metrics
@@ -329,18 +328,16 @@ class Trial:
             self._assignment.test(test)
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Context of a micro-batch in the body of `batches`: gradients are reduced only at the step's last one.
-
-        ``model`` is a `DistributedDataParallel`; any other needs no reduction.
-        """
+        """Context of a micro-batch in the body of `batches`: ``model.no_sync()``, but not for the step's last one."""
         require(
             self._is_in_batch,
             "no_sync() outside the body of batches(), which counts a step's micro-batches",
             hint="model.no_sync() for all micro-batches of a step but the last",
         )
-        if self._is_whole or not isinstance(model, DistributedDataParallel):
+        if self._is_whole:
             return nullcontext()
-        return cast("AbstractContextManager[None]", model.no_sync())
+        context: AbstractContextManager[None] = getattr(model, "no_sync", nullcontext)()
+        return context
 
     def test(self, evaluate: Evaluate) -> None:
         """End the training and evaluate the test set, for a loop without `batches`.

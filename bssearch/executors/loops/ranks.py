@@ -204,6 +204,8 @@ class Leader(RankWork):
         self._ranks.wait()  # within the evaluation's time: else the next step waits for the other ranks
         self.work.evaluated(step, metrics, loss)
         self.is_over = self.work.is_over
+        if not self.is_over:
+            self.work.pause()  # the evaluation includes its announcement
         tests = isinstance(self.work, LedRun) and self.work.awaits_test
         self._word = Word(self.is_over, () if self.is_over else (self._due_after(step),), tests)
         self._ranks.share(self._word)

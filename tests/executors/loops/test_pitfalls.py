@@ -64,7 +64,8 @@ def test_the_right_loop_gets_no_warning() -> None:
 
 def test_batch_normalisation_of_ranks_is_to_be_synchronised() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
-    assert len(about_ranks([model])) == 1
+    (alone,) = about_ranks([nn.Sequential(model, nn.SyncBatchNorm(4))])
+    assert alone.startswith("1 batch normalisation layer")
     assert about_ranks([nn.SyncBatchNorm.convert_sync_batchnorm(model)]) == []  # type: ignore[no-untyped-call]
     assert about_ranks([nn.Linear(4, 4)]) == []
 

@@ -1,11 +1,13 @@
 """Several ranks of one trial, in threads of this process: the first leads, the others follow."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from threading import Barrier, BrokenBarrierError
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import pytest
@@ -14,9 +16,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from bssearch.errors import UsageError
 from bssearch.executors.base import Assign, Program
+from bssearch.executors.loops import current
 from bssearch.executors.loops.own_loop import Trial
 from bssearch.executors.loops.passes import RankSampler, SeededSampler
-from bssearch.executors.loops.ranks import Follower, Leader, RankTrial, ranks_of
+from bssearch.executors.loops.ranks import Follower, Leader, RankTrial, check_ranks, ranks_of
 from bssearch.records import Configuration, Target, TrialRequest, TrialState
 from tests.executors.line_workload import request_trial
 from tests.executors.loops.loops import FakeLine
@@ -234,6 +237,56 @@ def test_no_rank_tests_after_a_loop_that_all_have_left_before_its_end() -> None:
 
     trained(assign(tested=True), line, left_early)
     assert calls == []
+
+
+@pytest.mark.parametrize(("ranks", "devices", "wanted"), [(2, 1, 2), (1, 4, 4), (4, 2, 4)])
+def test_a_program_has_one_rank_for_each_device_of_its_trial(ranks: int, devices: int, wanted: int) -> None:
+    check_ranks(ranks, ranks)
+    with pytest.raises(UsageError, match=rf"has {ranks} ranks?, and its trial {devices} ") as raised:
+        check_ranks(ranks, devices)
+    assert f"executor.devices: {wanted} " in str(raised.value.hint)
+
+
+@pytest.mark.parametrize(("size", "devices"), [(2, 1), (1, 2)])
+def test_a_script_asks_for_its_trial_on_other_ranks_in_vain(
+    size: int, devices: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ranks = FakeRanks(Group(1), 0)
+    ranks.size = size
+    work = assign().work
+    assert isinstance(work, TrialRequest)
+    asked = replace(assign(), work=changed(work, configuration=SPLIT.on_devices(devices, 2)))
+    monkeypatch.setattr(current, "ranks_of", lambda environment: ranks if size > 1 else None)
+    monkeypatch.setattr(current, "session", lambda: SimpleNamespace(assign=asked))
+    with pytest.raises(UsageError, match=rf"has {size} ranks?, and its trial {devices} "):
+        current.current_trial(batch_size=8, learning_rate=0.1)
+
+
+class Reduced(torch.nn.Linear):
+    """A model that counts how often its reduction is put off."""
+
+    put_off = 0
+
+    @contextmanager
+    def no_sync(self) -> Iterator[None]:
+        self.put_off += 1
+        yield
+
+
+def test_gradients_are_reduced_at_a_steps_last_micro_batch_alone(line: FakeLine) -> None:
+    models = [Reduced(1, 1), Reduced(1, 1)]
+    seen: list[list[int]] = [[], []]
+
+    def putting_off(trial: Trial, rank: int) -> None:
+        for _ in trial.batches(loader(trial), evaluate=lambda: {"accuracy": trial.steps}):
+            with trial.no_sync(models[rank]), trial.no_sync(torch.nn.Linear(1, 1)):
+                assert (trial.rank, trial.world_size) == (rank, 2)
+                seen[rank].append(models[rank].put_off)
+        with pytest.raises(UsageError, match="outside the body of batches"):
+            trial.no_sync(models[rank])
+
+    assert trained(assign(), line, putting_off) == [10, 10]
+    assert seen == [[number // 2 + 1 for number in range(20)]] * 2
 
 
 def test_the_shares_of_the_ranks_are_the_micro_batches_of_one_process() -> None:

@@ -1,0 +1,130 @@
+"""What curves on a known law foretell of a harder target."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bssearch.analysis.law.beyond import BatchCurves, beyond_samples, beyond_target
+from bssearch.errors import UsageError
+from bssearch.records import Goal, Target
+
+SIZES = (8, 16, 32, 64, 128, 256, 512)
+CEILING = 0.95
+MEASURED = Target(metric="accuracy", value=0.80)
+STEP = {size: 1e-3 + 2e-5 * size for size in SIZES}
+
+
+def e_min(metric: float) -> float:
+    """Return samples that grow as the square of the inverse distance to the ceiling."""
+    return 400 / (CEILING - metric) ** 2
+
+
+def b_crit(metric: float, power: float = 0.7) -> float:
+    """Return a critical batch size of 100 at the measured target."""
+    return float(100 * (e_min(metric) / e_min(MEASURED.value)) ** power)
+
+
+def curves(
+    target: float = MEASURED.value,
+    *,
+    sizes: tuple[int, ...] = SIZES,
+    power: float = 0.7,
+    noise: float = 0.0,
+    seed: int = 0,
+    sign: int = 1,
+    evaluations: int = 60,
+) -> list[BatchCurves]:
+    """Return three runs of each batch size, up to a target; of a loss if ``sign`` is −1."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for size in sizes:
+        runs = []
+        for _ in range(3):
+            late = math.exp(rng.normal(0, noise))
+            metrics = np.linspace(0.3, target, evaluations)
+            steps = [late * e_min(one) * (1 / size + 1 / b_crit(one, power)) for one in metrics]
+            runs.append((np.array(steps), metrics if sign > 0 else metrics - 1))
+        found.append(BatchCurves(size, size, STEP[size], runs))
+    return found
+
+
+def actual_best(metric: float) -> int:
+    """Return the batch size with the least true time."""
+    return min(SIZES, key=lambda size: (1 + b_crit(metric) / size) * STEP[size] / b_crit(metric))
+
+
+@pytest.mark.parametrize("harder", [0.82, 0.84])
+def test_b_crit_samples_and_the_best_batch_of_a_harder_target_are_foretold(harder: float) -> None:
+    found = beyond_target(curves(), MEASURED, harder)
+    assert found.b_crit.estimate == pytest.approx(b_crit(harder), rel=0.2)
+    assert found.b_crit_measured == pytest.approx(100, rel=0.02)
+    best = found.optimal_batch_size
+    assert found.flat_range[0] <= actual_best(harder) <= found.flat_range[1]
+    assert found.samples.value == pytest.approx(e_min(harder) * (1 + best / b_crit(harder)), rel=0.2)
+    assert found.of(best).steps.value == pytest.approx(found.samples.value / best)
+    assert found.of(best).time_to_target_s.value == pytest.approx(found.of(best).steps.value * STEP[best])
+    assert found.test_batch_size in SIZES
+
+
+def test_a_loss_that_falls_is_foretold_as_an_accuracy_that_rises() -> None:
+    up = beyond_target(curves(), MEASURED, 0.85)
+    loss = Target(metric="loss", value=0.20, goal=Goal.MINIMIZE)
+    down = beyond_target(curves(sign=-1), loss, 0.15)
+    assert down.b_crit.estimate == pytest.approx(up.b_crit.estimate, rel=0.02)
+    assert [one.metric for one in down.levels] == pytest.approx([1 - one.metric for one in up.levels])
+
+
+def test_levels_rise_to_the_measured_target_with_their_own_b_crit() -> None:
+    levels = beyond_target(curves(), MEASURED, 0.85).levels
+    assert levels[-1].metric == MEASURED.value
+    assert [one.b_crit for one in levels] == pytest.approx([b_crit(one.metric) for one in levels], rel=0.02)
+
+
+@pytest.mark.slow
+def test_intervals_of_noisy_curves_cover_what_fresh_runs_would_measure() -> None:
+    covered, harder = 0, 0.85
+    for seed in range(40):
+        found = beyond_target(curves(noise=0.1, seed=seed), MEASURED, harder)
+        low, high = found.b_crit.low, found.b_crit.high
+        assert low is not None and high is not None
+        covered += low <= b_crit(harder) <= high
+    assert covered >= 34
+
+
+def test_samples_and_target_are_two_ways_to_ask_the_same() -> None:
+    by_target = beyond_target(curves(), MEASURED, 0.85)
+    by_samples = beyond_samples(curves(), MEASURED, by_target.samples.value)
+    assert by_samples.samples.value == pytest.approx(by_target.samples.value, rel=0.02)
+    assert by_samples.b_crit.estimate == pytest.approx(by_target.b_crit.estimate, rel=0.05)
+    assert by_samples.metric.low is not None and by_samples.metric.high is not None
+    assert by_samples.metric.low <= 0.85 <= by_samples.metric.high
+
+
+@pytest.mark.parametrize(
+    ("asked", "given", "says"),
+    [
+        (0.80, {}, ["0.8 must be harder", "accuracy ≥ 0.8"]),
+        (0.5, {}, ["0.5 must be harder"]),
+        (math.nan, {}, ["nan must be harder"]),
+        (1.0, {}, ["target 1 cannot be reached", "accuracy is 1"]),
+        (0.99, {}, ["accuracy 0.99", "predictions end at 4"]),
+        (0.85, {"evaluations": 3}, ["levels", "needs 4"]),
+        (0.85, {"sizes": (8, 16, 32)}, ["3 batch sizes", "needs 4"]),
+        (0.85, {"power": 0.0}, ["do not show that B_crit changes", "nothing is predicted"]),
+    ],
+)
+def test_what_the_curves_cannot_tell_is_refused_with_its_reason(
+    asked: float, given: dict[str, Any], says: list[str]
+) -> None:
+    with pytest.raises(UsageError) as refused:
+        beyond_target(curves(**given), MEASURED, asked)
+    assert all(one in str(refused.value) for one in says), str(refused.value)
+
+
+@pytest.mark.parametrize("times", [0.9, 5.0])
+def test_samples_outside_the_range_are_refused_with_its_ends(times: float) -> None:
+    known = e_min(MEASURED.value) * (1 + actual_best(MEASURED.value) / 100)
+    with pytest.raises(UsageError, match=r"samples = .* must be > .* and <= "):
+        beyond_samples(curves(), MEASURED, times * known)
