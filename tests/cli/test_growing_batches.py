@@ -217,7 +217,7 @@ def test_a_gain_is_named_beside_the_export_of_the_batch_that_stays(
         answer = found.model_copy(
             update={"batch_schedule": not_none(found.batch_schedule).model_copy(update={"saves_time": saves})}
         )
-        monkeypatch.setattr("bssearch.search.finding.answer", lambda *_, answer=answer: answer)
+        monkeypatch.setattr("bssearch.commands.best.answer", lambda *_, answer=answer: answer)
         done = bssearch("best", "task", "--export", "python", cwd=stored)
         assert done.stderr.count("a growing batch saves time: --schedule exports it") == told
         assert "batch_stages" not in ast.literal_eval(done.stdout), "what is exported without --schedule stays"
