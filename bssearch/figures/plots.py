@@ -36,7 +36,7 @@ from bssearch.figures.svg import (
 )
 from bssearch.records import Configuration, Observation, Target, TrialRecord, TrialState
 from bssearch.records.scaling import LearningRateRule, learning_rate_factor
-from bssearch.records.text import number
+from bssearch.records.text import number, plural
 
 REGIME_SYMBOLS: Mapping[str | None, Symbol] = {
     None: "circle",
@@ -164,7 +164,7 @@ def devices_chart(answer: Answer) -> Chart | None:
     points: dict[bool, list[Point]] = {True: [], False: []}
     for one in answer.by_devices:
         about = f"{one.world_size} devices, batch {one.batch_size}\n{number(one.seconds)} s, cost {number(one.cost)}"
-        points[one.on_front].append(Point(one.seconds, one.cost, about, f"{one.world_size} × {one.batch_size}"))
+        points[one.on_front].append(Point(one.seconds, one.cost, about, plural(one.world_size, "device")))
     front = sorted(points[True], key=lambda one: one.x)
     series = [
         Series(name="best trade-offs", points=front, symbol="circle", width=1.5, shape="hv"),
