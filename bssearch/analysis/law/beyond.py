@@ -35,6 +35,7 @@ FARTHEST = 4.0  # times the measured samples; `tests/benchmarks/beyond.py` tests
 # Prior of p, N(1, 0.35²): B_crit ∝ E_min^0.5 … 0.9 on recorded tables, and w grows 0.65 times as fast as log E_min.
 GROWTH, GROWTH_DEVIATION = 1.1, 0.25
 GROWTHS = np.linspace(-1.0, 3.0, 81)
+DRIFT = 0.2  # standard deviation of the change of p beyond the levels
 BEYOND_SIZES = 3.0  # B_crit is sought up to e³ times beyond the batch sizes
 B_CRITS, FINE_B_CRITS = 121, 601
 
@@ -210,6 +211,7 @@ class _Growth:
         # Draws of p (n,) and of log samples (n, batch sizes) at w = `progress`: expected, and of fresh runs
         at = rng.choice(self.weights.size, len(progress), p=self.weights.ravel())
         own, growth = self.log_b_crits[at // len(GROWTHS)], GROWTHS[at % len(GROWTHS)]
+        growth = growth + DRIFT * rng.standard_normal(len(progress))
         log_b_crit = own + growth * (progress - self.levels.progress[-1])
         expected = progress[:, None] + _shape(self.levels.batch_sizes, log_b_crit)
         # Runs and configurations of a new search depart otherwise
