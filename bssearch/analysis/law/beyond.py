@@ -41,7 +41,7 @@ B_CRITS, FINE_B_CRITS = 121, 601
 
 CORRELATION = 1.0  # in w: a departure is forgotten over a factor e of samples
 NUGGET = 0.02  # share of a level's own noise in the variance
-FRESH = 0.5  # departures of a new search over those along the curves: 0.5 covers 93 % on recorded tables, 1 over 95 %
+FRESH = 0.5  # departures of a new search over those along the curves: 0.5 covers 96 % on recorded tables, 1 more
 DEVIATION, DEVIATION_FREEDOM = 0.03, 4  # prior of a departure's standard deviation
 
 # The gain approaches its ceiling as samples^(−1/β); prior of log β: N(log 2, 0.5²).
