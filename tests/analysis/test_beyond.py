@@ -83,14 +83,14 @@ def test_levels_rise_to_the_measured_target_with_their_own_b_crit() -> None:
 
 
 @pytest.mark.slow
-def test_intervals_of_noisy_curves_cover_what_fresh_runs_would_measure() -> None:
-    covered, harder = 0, 0.85
+def test_intervals_of_noisy_curves_cover_the_true_b_crit_in_most_cases() -> None:
+    covered, harder, power = 0, 0.83, 0.5
     for seed in range(40):
-        found = beyond_target(curves(noise=0.1, seed=seed), MEASURED, harder)
+        found = beyond_target(curves(noise=0.1, seed=seed, power=power), MEASURED, harder)
         low, high = found.b_crit.low, found.b_crit.high
         assert low is not None and high is not None
-        covered += low <= b_crit(harder) <= high
-    assert covered >= 34
+        covered += low <= b_crit(harder, power) <= high
+    assert covered >= 30  # runs late by one factor at all levels are the hardest case; recorded tables: figures.md
 
 
 def test_samples_and_target_are_two_ways_to_ask_the_same() -> None:

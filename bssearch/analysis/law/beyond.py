@@ -35,13 +35,14 @@ FARTHEST = 4.0  # times the measured samples; `tests/benchmarks/beyond.py` tests
 # Prior of p, N(1, 0.35²): B_crit ∝ E_min^0.5 … 0.9 on recorded tables, and w grows 0.65 times as fast as log E_min.
 GROWTH, GROWTH_DEVIATION = 1.1, 0.25
 GROWTHS = np.linspace(-1.0, 3.0, 81)
-DRIFT = 0.15  # standard deviation of the change of p beyond the levels
+DRIFT = 0.2  # standard deviation of the change of p beyond the levels
 BEYOND_SIZES = 3.0  # B_crit is sought up to e³ times beyond the batch sizes
 B_CRITS, FINE_B_CRITS = 121, 601
 
 CORRELATION = 1.0  # in w: a departure is forgotten over a factor e of samples
 NUGGET = 0.02  # share of a level's own noise in the variance
-DEVIATION, DEVIATION_FREEDOM = 0.06, 4  # prior of a departure's standard deviation
+FRESH = 0.5  # departures of a new search over those along the curves: 0.5 covers 96 % on recorded tables, 1 more
+DEVIATION, DEVIATION_FREEDOM = 0.03, 4  # prior of a departure's standard deviation
 
 # The gain approaches its ceiling as samples^(−1/β); prior of log β: N(log 2, 0.5²).
 DECAY, DECAY_DEVIATION = 2.0, 0.5
@@ -213,8 +214,8 @@ class _Growth:
         growth = growth + DRIFT * rng.standard_normal(len(progress))
         log_b_crit = own + growth * (progress - self.levels.progress[-1])
         expected = progress[:, None] + _shape(self.levels.batch_sizes, log_b_crit)
-        # The departures of a new search are as large as these, and others: its runs and configurations are
-        deviation = np.sqrt(self.process.variances(self.squares.ravel()[at], self.freedom, rng))
+        # Runs and configurations of a new search depart otherwise
+        deviation = FRESH * np.sqrt(self.process.variances(self.squares.ravel()[at], self.freedom, rng))
         return growth, expected, expected + deviation[:, None] * rng.standard_normal(expected.shape)
 
 
