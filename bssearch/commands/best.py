@@ -97,10 +97,7 @@ def answer_at(store: Store, study: str, target: float | None = None) -> Answer:
 
 
 def measured_curves(store: Store, study: str) -> tuple[Answer, list[BatchCurves]]:
-    """A study's answer and the curves of its tuned batch sizes.
-
-    Raises `UsageError` for another objective than the time to the target, and for models that differ.
-    """
+    """A study's answer and the curves of its tuned batch sizes."""
     record, found = store.studies.get(study), answer(store, study)
     spec = spec_of(record)
     if record.objective != TimeToTarget.name:

@@ -331,11 +331,7 @@ def with_workload(spec: StudySpec, given: GivenWorkload) -> StudySpec:
 
 
 def named(spec: StudySpec, given: GivenWorkload | None, launch: Launch, *, keeps_name: bool) -> StudySpec:
-    """Spec with the given workload; ``keeps_name`` keeps the spec's workload name.
-
-    Raises `UsageError` if no process can load the workload, if an object's settings differ from the spec's, or if
-    the spec trains by a command.
-    """
+    """Spec with the given workload; ``keeps_name`` keeps the spec's workload name."""
     if given is None:
         if launch.make_executor is None:
             refuse_where_in_no_file(spec)

@@ -359,8 +359,7 @@ WAY = 0.9  # if the default misses the target, runs are compared at this share o
 def quick(spec: StudySpec, launch: Launch = HERE, *, seconds: float = SECONDS) -> QuickAnswer:
     """Measure, return and store a quick answer.
 
-    May take longer than ``seconds``. Raises `UsageError` unless 0 < ``seconds`` < ∞ and the default trains; and the
-    errors of `run_study`.
+    May take longer than ``seconds``.
     """
     require(0 < seconds < math.inf, f"seconds = {seconds:g} must be a finite number > 0")
     began = time.monotonic()
@@ -426,10 +425,7 @@ def learning_rate_range(default: float, rate: float, ratio: float) -> list[float
 
 
 def comparable_target(study: OpenStudy, default: TrialRecord, plan: QuickPlan) -> Target:
-    """The study's target, or if the default missed it, `WAY` of the default's progress.
-
-    Raises `UsageError` if the default does not train.
-    """
+    """The study's target, or if the default missed it, `WAY` of the default's progress."""
     target = study.spec.record_target
     if default.state is TrialState.REACHED:
         return target

@@ -56,7 +56,7 @@ class Gpus:
     def of_slot(self, slot: int, count: int) -> list[str]:
         """A slot's ``count`` GPUs, the same as before unless the count changes.
 
-        If all are taken, a slot shares one of this driver's. Raises `LaunchError` if too few are free.
+        If all are taken, a slot shares one of this driver's.
         """
         if len(self._of_slots.get(slot, ())) == count:
             return self._of_slots[slot]

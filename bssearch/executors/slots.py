@@ -649,7 +649,7 @@ def _available_bytes() -> int:
 class LocalExecutor(SlotExecutor):
     """`Executor` with worker processes on this machine.
 
-    Call it from a thread that outlives it, see `WorkerProcess`. Raises `UsageError` for more threads than CPUs.
+    Call it from a thread that outlives it, see `WorkerProcess`.
     """
 
     def __init__(self, settings: ExecutorSettings) -> None:

@@ -48,10 +48,7 @@ REGIME_SYMBOLS: Mapping[str | None, Symbol] = {
 
 
 def objective_picture(answer: Answer, *, default_batch_size: int | None = None, measured_on: date | None = None) -> str:
-    """Chart of the objective as a standalone SVG document.
-
-    Raises `UsageError` if no batch size has a value.
-    """
+    """Chart of the objective as a standalone SVG document."""
     chart = objective_chart(answer, default_batch_size)
     if chart is None:
         raise UsageError(f"study {answer.study} has no figure to draw: no trial reached the target")

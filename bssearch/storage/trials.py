@@ -161,8 +161,6 @@ class TrialStore(StorePart):
 
         A new trial starts only if no trial is newer than ``plan.after``. A queued or paused trial starts once; only its
         micro-batches may change.
-
-        Raises `UsageError` if the study is archived.
         """
         return self.patience.run(
             partial(start_trial, self._database, study, plan, uuid4().hex, lease=lease, environment=environment)

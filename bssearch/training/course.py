@@ -158,10 +158,7 @@ class Course:
         self.progress = CourseProgress()
 
     def observe(self, observation: Observation, *, is_over: bool = False) -> Ending | None:
-        """Take an evaluation; return the ending, if due.
-
-        Raises `UsageError` if the first evaluation meets the target only because one of them is in percent.
-        """
+        """Take an evaluation; return the ending, if due."""
         target, progress, metric = self._request.target, self.progress, observation.metric
         if progress.last is None and target.is_met_by(metric) and target.is_in_other_unit(metric, metric):
             raise UsageError(

@@ -263,11 +263,7 @@ class _Approach:
 
 
 def beyond_target(curves: Sequence[BatchCurves], measured: Target, value: float) -> Beyond:
-    """Prediction for a ``value`` harder than the target ``measured``.
-
-    Raises `UsageError` if the value is not harder or beyond what the curves imply, if levels or batch sizes are too
-    few, or if B_crit does not change along the curves.
-    """
+    """Prediction for a ``value`` harder than the target ``measured``."""
     gain, highest = measured.gain(value), _highest(measured)
     if not math.isfinite(value) or gain <= measured.gain(measured.value):
         raise UsageError(

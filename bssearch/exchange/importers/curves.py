@@ -77,9 +77,6 @@ def settings_of(logs: Sequence[Log], column: Sequence[str], given: Sequence[str]
         column: Names of settings as THEIRS=OURS.
         given: Further settings as NAME=VALUE, which replace those of the logs.
         run: Name of the column that tells runs apart, which is no setting.
-
-    Raises:
-        UsageError: For an unknown name, or two values of one setting.
     """
     there = dict.fromkeys(name for log in logs for name in log.settings)
     renamed = mappings("--column", column, there, "setting")

@@ -66,7 +66,7 @@ def make_studies(
     """Study per device and precision.
 
     A single study is called ``name``; of several, the device follows the name. Without train seconds the objective is
-    ``samples_to_target``. Raises `UsageError` if no run has ``default_batch``.
+    ``samples_to_target``.
     """
     groups = grouped(((run.device or UNKNOWN, run.precision or UNKNOWN), run) for run in runs)
     sizes = sorted({run.configuration.batch_size for run in runs})

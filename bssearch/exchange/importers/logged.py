@@ -131,10 +131,7 @@ class Curve:
 
 
 def curve_of(log: Log, names: Names, batch_size: int) -> Curve:
-    """Learning curve of a log; the evaluations of a resumed run replace the earlier ones from its step on.
-
-    Raises `UsageError` for values that are not numbers or out of bounds, and if the steps begin anew.
-    """
+    """Learning curve of a log; the evaluations of a resumed run replace the earlier ones from its step on."""
     found: list[Observation] = []
     offset, before, resumes = 0.0, -math.inf, 0
     has_diverged = False

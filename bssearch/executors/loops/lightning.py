@@ -283,7 +283,7 @@ class AdvisorCallback(Callback):  # type: ignore[misc]
 def fit_made(trial: Trial, made: Any) -> None:
     """Fit the ``(trainer, module[, data])`` of ``make_trainer``, adding a `TrialCallback` if missing.
 
-    ``data`` is a datamodule, a training loader, or a tuple of loaders. Raises `UsageError` for another form.
+    ``data`` is a datamodule, a training loader, or a tuple of loaders.
     """
     if not isinstance(made, tuple) or len(made) not in (2, 3):
         raise UsageError(
@@ -335,7 +335,6 @@ def adopt_learning_rate(trial: Trial, optimizers: Iterable[Any], schedules: Iter
     """Multiply every learning rate by the trial's rate over the rate given to `current_trial`.
 
     Does nothing if the script reads ``trial.learning_rate``. ``schedules`` are Lightning's scheduler configurations.
-    Raises `UsageError` if the given rate is not above 0.
     """
     given = trial.given.get("learning_rate")
     if given is None or trial.has_asked("learning_rate"):

@@ -67,10 +67,7 @@ class DistributedRanks:
 
 
 def ranks_of(environment: Mapping[str, str]) -> DistributedRanks | None:
-    """A launcher's ranks; None for a single process.
-
-    Raises `UsageError` if ``WORLD_SIZE`` or ``LOCAL_RANK`` is not a number, or torch.distributed is not initialised.
-    """
+    """A launcher's ranks; None for a single process."""
     if _number(environment, "WORLD_SIZE", 1) <= 1:
         return None
     if not distributed.is_available() or not distributed.is_initialized():

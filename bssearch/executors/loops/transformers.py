@@ -462,10 +462,7 @@ def _check_needs_no_horizon(given: Mapping[str, Any]) -> None:
 
 
 def whole_steps(loader: Any, arguments: TrainingArguments) -> float:
-    """Whole steps in a pass over a loader; infinite if it has no length.
-
-    Raises `UsageError` if a pass has no whole step, or for data with neither a length nor ``max_steps``.
-    """
+    """Whole steps in a pass over a loader; infinite if it has no length."""
     accumulation = arguments.gradient_accumulation_steps
     size = arguments.per_device_train_batch_size * accumulation
     try:
