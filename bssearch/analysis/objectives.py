@@ -126,7 +126,7 @@ def common_seconds(
 
     If CPU waits and the reference kernel's time are known for all runs: steps × the pooled step time of their kind,
     ``others`` included. Otherwise own seconds, unless over `FEW` of a configuration's runs were contended: then steps ×
-    step time, as known now or from the newest run in the same micro-batches.
+    step time, known now or from the newest run in the same micro-batches.
     """
     paces: dict[Kind, dict[int, TrialPace]] = defaultdict(dict)
     for trial in (*runs, *others):

@@ -183,9 +183,9 @@ class Estimate:
 def estimate(runs: Sequence[TrialRecord], objective: Objective = TIME) -> Estimate:
     """Figure of one configuration over its repeats.
 
-    The interval is Student's t on logarithms, because seed noise is multiplicative. The interval includes the error of
-    the shared step time, holds the median, and extends downwards by `PooledStepTime.excess`. If hits are not
-    interpolated (imported runs), it holds the last miss.
+    The interval is Student's t on logarithms, because seed noise is multiplicative. It includes the error of the shared
+    step time and the median, and extends downwards by `PooledStepTime.excess`; for imported runs it holds the last
+    miss.
     """
     basis, step_time = _basis(runs, objective), objective.step_time(runs[0]) if runs else None
     known = [value for run in runs if (value := objective.figure(run)) is not None]

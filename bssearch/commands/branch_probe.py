@@ -354,8 +354,8 @@ def branch(
 ) -> ProbeReport:
     """Find a run's critical batch size by branches from checkpoints.
 
-    Branches train on the same number of samples at the default's batch size B, 2B,
-    4B, … with the learning rate by the optimizer's rule. The answer is the largest batch size without loss.
+    Branches train on equal samples at the default's batch size B, 2B, 4B, … with the learning rate by the optimizer's
+    rule. The answer is the largest batch size without loss.
     """
     require(
         not spec.command,

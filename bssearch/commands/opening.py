@@ -493,8 +493,8 @@ def stored_spec(
 ) -> tuple[StudySpec, Launch]:
     """Spec of a stored study, and a launch in the folder of its code.
 
-    ``to_run`` raises `UsageError` for imported runs, ``runs_code`` and ``connects`` for code or a cluster that this
-    user never used here; ``answered`` raises `TargetNotReachedError` without an answer.
+    ``to_run`` refuses imported runs, ``runs_code`` and ``connects`` code or a cluster that this user never used here;
+    ``answered`` raises `TargetNotReachedError`.
     """
     with open_store(launch.db, write=False) as store:
         record = store.studies.get(study)

@@ -1,4 +1,4 @@
-"""Pitfalls of a spec and its workload, found before trials: they prevent or distort a comparison of batch sizes."""
+"""Pitfalls of a spec and its workload that prevent or distort a comparison of batch sizes."""
 
 import math
 from collections.abc import Iterator

@@ -1,8 +1,7 @@
 """Probes of step times, memory and gradient noise.
 
-``probe memory`` finds the largest micro-batch that fits, one process per size. A size fits if it leaves the reserve of
-`bssearch.training.probes` free, and does not fit if it exhausts all memory. Sizes in between are *marginal*: equal
-processes differ slightly.
+A micro-batch fits if it leaves the reserve of `bssearch.training.probes` free, and does not fit if it exhausts all
+memory. Sizes in between are *marginal*: equal processes differ slightly.
 """
 
 import math

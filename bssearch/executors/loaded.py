@@ -276,7 +276,6 @@ def _ran_out_of_memory(error: BaseException | None) -> bool:
 
 
 def _device_works() -> bool:
-    """Free the trial's device memory; False if the device is broken."""
     import torch
 
     gc.collect()  # tensors in an exception's frames form cycles

@@ -194,7 +194,7 @@ def pool_paces(paces: Mapping[Key, Sequence[TrialPace]], compared: Collection[Ke
     """Step time of each kind of configuration, without waits for a CPU, from its trials.
 
     A geometric mean weighted by `TrialPace.weight`, of uncontended trials alone if every ``compared`` kind has
-    `UNDISTURBED` such trials. The kernel's pace is a midmean, robust to disturbed trials, of the first `PACED` trials.
+    `UNDISTURBED`. The kernel's pace is a midmean of the first `PACED` trials.
     """
     alone = {key: [one for one in found if not one.contended] for key, found in paces.items()}
     are_enough = all(len(alone[key]) >= UNDISTURBED for key in compared)

@@ -118,9 +118,8 @@ def next_run(history: History) -> TrialPlan | None:
 def remaining(history: History, trials: Sequence[TrialRecord]) -> list[TrialPlan]:
     """Missing runs, seed by seed over all finalists, each round shuffled.
 
-    A configuration with runs stays a finalist unless it is a `PlainMiss`: the verdict needs complete runs. Lost and
-    cancelled runs are repeated, failed ones once; if a run is out of memory, every run of its batch size, in smaller
-    micro-batches.
+    A configuration with runs stays a finalist unless it is a `PlainMiss`. Lost and cancelled runs are repeated, failed
+    ones once; after out of memory every run of the batch size, in smaller micro-batches.
     """
     made = CompletedRuns.of(history, trials)
     runs = history.spec.confirm.runs

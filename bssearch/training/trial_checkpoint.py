@@ -431,10 +431,7 @@ def _count(path: Path, content: Mapping[str, Any], name: str) -> int | None:
 
 
 def continue_from(trainer: Trainer, branch: Branch, batch_size: int) -> None:
-    """Load a branch's checkpoint into a fresh trainer, which keeps its data order and optimizer options.
-
-    Raises as `read_checkpoint`, and `UsageError` for another model or optimizer.
-    """
+    """Load a branch's checkpoint into a fresh trainer, which keeps its data order and optimizer options."""
     path = Path(branch.checkpoint)
     saved = read_checkpoint(path)
     load_weights(trainer.model, saved.model, path)

@@ -5,7 +5,7 @@ of the samples (McCandlish et al. 2018, arXiv 1812.06162). With w the mean over 
 
     log E(B) = u + log(1 + B / B_crit) + departure(B),    log B_crit = b + p·(w − w of the hardest level)
 
-u is free at every level. A departure is a Gaussian process in w: a run that is late at one level is late at the next.
+u is free at every level; a departure is a Gaussian process in w.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ HALVINGS = 12  # finds samples to a thousandth
 
 @dataclass(frozen=True, eq=False)
 class BatchCurves:
-    """Runs of a batch size's tuned configuration: of each, steps and the best gain (`Target.gain`) up to them."""
+    """Runs of a batch size's tuned configuration: steps and best gain (`Target.gain`) so far."""
 
     batch_size: int
     micro_batch_size: int
@@ -141,7 +141,7 @@ def _log_b_crits(batch_sizes: Numbers, count: int) -> Numbers:
 
 
 def nearest_law(log_samples: Numbers, batch_sizes: Numbers) -> tuple[Numbers, Numbers]:
-    """Log B_crit and log S_min of the laws nearest, by least squares, to log samples (n, batch sizes)."""
+    """Log B_crit and log S_min by least squares from log samples (n, batch sizes)."""
     grid = _log_b_crits(batch_sizes, FINE_B_CRITS)
     bare = log_samples - log_samples.mean(axis=1, keepdims=True)
     log_b_crit = grid[((bare[:, None, :] - _shape(batch_sizes, grid)) ** 2).sum(axis=-1).argmin(axis=1)]

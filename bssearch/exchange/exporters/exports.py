@@ -1,4 +1,4 @@
-"""Exports of a study to files, among them the table of its learning curves.
+"""Exports of a study to files.
 
 Curves: ``NAME.csv.gz`` (or ``NAME.csv``) has ``trial, param.*, seed, step, train_seconds, metric``, by trial in order
 of time; empty cells are unset. ``NAME.json``: ``name``, ``metric``, ``goal``, ``target`` and ``max_train_seconds`` (a

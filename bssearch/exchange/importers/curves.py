@@ -351,7 +351,7 @@ def _target(
 
 
 def _judged(run: ImportedRun, target: Target, *, is_timed: bool) -> ImportedRun:
-    """The run with its crossing of the target, or its end; without its curve if only others have seconds."""
+    """The run with its crossing or end; without its curve if only others have seconds."""
     found, last = first_crossing(run.curve, target), run.curve[-1]
     require(
         found is None or found.first_hit_step != 0, f"{target.in_words} is met before the first step ({run.origin})"
@@ -369,7 +369,6 @@ def _judged(run: ImportedRun, target: Target, *, is_timed: bool) -> ImportedRun:
 
 
 def _confounders(runs: Sequence[ImportedRun]) -> Iterator[str]:
-    """Notes on settings that differ between batch sizes and have one value at each."""
     by_size = grouped((run.configuration.batch_size, run.configuration) for run in runs)
     names = dict.fromkeys(name for run in runs for name in run.configuration.parameters)
     typed = [name for name in TYPED if name != "learning_rate" and name not in names]

@@ -172,7 +172,7 @@ def curve_of(log: Log, names: Names, batch_size: int) -> Curve:
 
 
 def _evaluations(log: Log, names: Names, batch_size: int) -> Iterator[tuple[int, float, float]]:
-    """Yield step, seconds as logged (NaN if unknown), and the metric; a row may have the step of the row before."""
+    """Yield step, logged seconds (NaN if unknown) and metric."""
     shift = 1.0 if names.step == OF_LIGHTNING else 1.0 - log.first_step
     scale = 1.0
     if names.epoch_samples is not None:

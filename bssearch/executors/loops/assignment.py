@@ -187,7 +187,7 @@ class Assignment:
         """End the trial if the search asked for it, or its time is over."""
 
     def passes(self, loader: object, in_order: bool) -> int | None:
-        """Begin a pass; return how many micro-batches a resumed trial must skip, or None at a pass's start.
+        """Begin a pass; return the micro-batches that a resumed trial must skip, None at a pass's start.
 
         With ``in_order`` bssearch's sampler skips the micro-batches. Call `skipped` afterwards.
         """

@@ -244,7 +244,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
 
 
 class AdvisorCallback(Callback):  # type: ignore[misc]
-    """Callback with a `BatchAdvisor` for any fit, in a trial or not; its ``advisor`` prints its report at the end.
+    """Callback with a `BatchAdvisor` for any fit; its ``advisor`` prints its report at the end.
 
     The noise is measured in fits that accumulate gradients or have several processes.
 
@@ -350,7 +350,7 @@ def adopt_learning_rate(trial: Trial, optimizers: Iterable[Any], schedules: Iter
 def adopt_weight_decay(trial: Trial, optimizers: Iterable[Any]) -> None:
     """Scale all weight decays if the study sets ``weight_decay`` and the script has not read it.
 
-    The factor is relative to the value given to `current_trial`, else to the largest weight decay of any group.
+    Relative to the value given to `current_trial`, else to the groups' largest weight decay.
     """
     name = "weight_decay"
     found = list(optimizers)

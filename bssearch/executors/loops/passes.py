@@ -72,8 +72,7 @@ class RankSampler(SeededSampler):
 class GrowingSampler(SeededSampler):
     """Sampler for a batch size schedule; see `bssearch.training.batches.Growth`.
 
-    A pass ends with its epoch, or before the micro-batch size changes. The next pass starts after the completed
-    ``steps()``.
+    A pass ends with its epoch or before the micro-batch size changes; the next starts after ``steps()``.
     """
 
     def __init__(self, samples: int, stages: LoopStages, seed: int, steps: Callable[[], int]) -> None:

@@ -1,7 +1,7 @@
 """Trials in several processes, the ranks of torch.distributed.
 
-Only rank 0 talks to the search. After each evaluation it broadcasts whether the trial is over and when the next
-evaluation is due. A stop or limit takes effect only at evaluations, so that no rank waits for a rank that has left.
+Only rank 0 talks to the search. After each evaluation it broadcasts whether the trial is over and when the next is due,
+so that no rank waits for a rank that has left.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -98,7 +98,7 @@ def _number(environment: Mapping[str, str], name: str, otherwise: int) -> int:
 class Word:
     """Rank 0's message to the other ranks.
 
-    ``due``: steps of the next evaluations; the loop may skip all but the last. ``tests``: whether the test split
+    ``due``: steps of the next evaluations, of which only the last is required. ``tests``: whether the test split
     follows.
     """
 

@@ -125,8 +125,7 @@ class HostClock(Clock):
 class LoopClock:
     """Books a loop's time in ledgers.
 
-    The excess time of the first `WARM_UP_STEPS` over the later steps' median (compilation, autotuning, caches) is
-    warm-up, also after a pause.
+    The excess of the first `WARM_UP_STEPS` over the later steps' median is warm-up, also after a pause.
     """
 
     clock: HostClock
@@ -183,7 +182,7 @@ class LoopClock:
     def train_seconds(self, *, is_hit: bool = False) -> float:
         """Counted train seconds without warm-up; never decreases.
 
-        Constant until the warm-up steps are over: a lower bound, which does not serve for a hit (``is_hit``).
+        Until the warm-up is over a constant lower bound, not for a hit (``is_hit``).
         """
         if len(self._steps) <= WARM_UP_STEPS and not is_hit:
             return self._told

@@ -493,7 +493,6 @@ class LoadedCommand(LoadedProgram):
             return read(process)
 
     def _until_it_ends(self, process: CommandProcess) -> Reports:
-        """Yield a program's reports; closing the generator ends the program."""
         last, has_reported = process.began, False
         with process:
             while process.goes_on():

@@ -201,7 +201,6 @@ class ReportReader:
 
 
 def _of_any_number(text: str) -> re.Pattern[str]:
-    """The expression with a group that takes a number in any form, such as 1,000 or nan."""
     is_in_set, opened = False, list[int]()
     for place in (one.start() for one in re.finditer(r"\\.|.", text, re.DOTALL)):
         match text[place]:

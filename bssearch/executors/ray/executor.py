@@ -54,7 +54,7 @@ GATHER_SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The node and machine of an actor, and what its slot needs there: bssearch's version and the study's folder."""
+    """An actor's node and machine, with bssearch's version and the study's folder there."""
 
     node: str
     machine: str

@@ -389,8 +389,8 @@ class CheckpointFolder:
 class Checkpoints:
     """Checkpoints of a study, independent of its name and the database's address.
 
-    Workers write to ``folder``, which is private because its files decide how trials resume. With a remote store, the
-    driver uploads (`send`) before a trial counts as paused and downloads (`bring`) before it resumes.
+    Workers write to ``folder``, which is private. With a remote store, the driver uploads (`send`) before a trial
+    counts as paused and downloads (`bring`) before it resumes.
     """
 
     def __init__(self, study: StudyRecord) -> None:
