@@ -392,7 +392,7 @@ def _easier(trials: Sequence[TrialRecord]) -> str:
 
 
 def are_nan_at_any_rate(trials: Sequence[TrialRecord]) -> bool:
-    """True if all trials diverged before an update, at two batch sizes, or at once at rates `NAN_RATES` apart."""
+    """True if all trials diverged at once at two batch sizes or rates `NAN_RATES` apart."""
     if all(map(_is_nan_before_an_update, trials)) and len({trial.configuration.batch_size for trial in trials}) > 1:
         return True
     rates = [trial.configuration.learning_rate for trial in trials if _is_nan_at_once(trial)]

@@ -289,7 +289,7 @@ class Beliefs:
         """Confirmed batch sizes that another run may help, the most helpful first; empty if none contends.
 
         A rival contends if it beats the recommended size by 5 % with a probability of `CONTENDER`. Of the likeliest
-        rival and the recommended size, first comes the larger fall of variance per second.
+        rival and the recommended size, the one comes first whose next run lessens the variance most per second.
         """
         own, beaten = self._place(self.recommended), self._beaten()
         rivals = [int(one) for one in np.argsort(-beaten) if beaten[one] >= CONTENDER and self.is_confirmed[one]]

@@ -317,7 +317,7 @@ def _about_the_spec(evidence: CheckEvidence) -> list[Suspicion]:
 
 
 def dropped_share(found: WorkloadDescription, batch_size: int) -> float:
-    """Share of an epoch's samples in the last, incomplete batch, which is dropped."""
+    """Share of an epoch's samples in the dropped last batch."""
     samples = found.train_samples
     return 0.0 if samples is None else samples % batch_size / samples
 
@@ -598,7 +598,7 @@ def summarise(
 
 
 def towards_easier(target: Target, best: float, margin: float, way: float) -> float:
-    """``best`` less ``margin``, rounded at the margin's decimal place to the easier side."""
+    """``best`` less ``margin``, rounded to the easier side."""
     unit = Fraction(10) ** math.floor(math.log10(min(margin or way / 1000, MARGIN * way)))
     return target.gain(float(_difference(target.gain(best), margin) // unit * unit))
 

@@ -165,7 +165,7 @@ def rule_configuration(history: History, batch_size: int) -> Configuration:
 
 
 def ended_run(history: History, configuration: Configuration) -> TrialRecord | None:
-    """A configuration's first search trial that was not capped, else the trial with the highest limit."""
+    """A configuration's first uncapped search trial, else that with the highest limit."""
     runs = [run for run in _ended(history) if run.configuration.trains_like(configuration)]
     whole = next((run for run in runs if run.state is not TrialState.CAPPED), None)
     return whole or max(runs, key=lambda run: run.train_seconds_limit, default=None)
@@ -419,7 +419,7 @@ def quick_answer(study: OpenStudy, plan: QuickPlan, preset: str | None = None) -
 
 
 def learning_rate_range(default: float, rate: float, ratio: float) -> list[float]:
-    """Range to search: the default, its linear scaling, and `RATE_STEP` around ``rate``."""
+    """Range around the default, its linear scaling, and ``rate``."""
     ends = (default, default * ratio, rate / RATE_STEP, rate * RATE_STEP)
     return [min(ends), max(ends)]
 

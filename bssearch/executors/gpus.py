@@ -135,7 +135,7 @@ def visible(listed: str, chosen: str | None) -> list[str]:
 
 
 def busy(uuids: Sequence[str]) -> dict[str, str]:
-    """Another program's process that computes on each of these GPUs, if any: number and name."""
+    """The other program's process on each of these GPUs, if any: number and name."""
     lines = _smi("--query-compute-apps=gpu_uuid,pid,process_name", "--format=csv,noheader").splitlines()
     rows = [[part.strip() for part in line.split(",", 2)] for line in lines if line.count(",") > 1]
     if not rows:

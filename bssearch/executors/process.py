@@ -351,7 +351,7 @@ class WorkerHandle(Protocol):
         """Log the main thread's stack."""
 
     def kill(self) -> None:
-        """Kill the worker and its descendants, even in a signal handler."""
+        """Kill worker and descendants; safe in signal handlers."""
 
     def bury(self) -> Death:
         """Release a dead worker; return how it died."""

@@ -106,7 +106,7 @@ def time_chart(answer: Answer) -> Chart | None:
 
 
 def steps_chart(answer: Answer) -> Chart | None:
-    """Steps to the target against batch size, by regime, with the law and perfect scaling."""
+    """Steps to the target by batch size and regime, with the law and perfect scaling."""
     return _against_law(answer, lambda row: row.steps_to_target, "optimizer steps", _steps_by_law, slope=-1)
 
 

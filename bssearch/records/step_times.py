@@ -99,7 +99,7 @@ def seconds_of_steps(configuration: Configuration, steps: float, step_seconds: S
 
 
 def steps_at_first_size(configuration: Configuration, steps: float, step_seconds: StepSeconds) -> float | None:
-    """Steps at the first batch size that take as long as these ``steps``; None if unknown."""
+    """Steps at the first batch size that take as long, if known."""
     if not configuration.grows:
         return steps
     seconds = seconds_of_steps(configuration, steps, step_seconds)
@@ -160,7 +160,7 @@ def fit_step_times(visits: tuple[Visit, ...]) -> Mapping[Split, FittedStepTime]:
 
 
 def with_visits(probes: Iterable[ProbeRecord], visits: Sequence[Visit]) -> list[ProbeRecord]:
-    """Probes with seconds and errors fitted over the visits on equally many devices, without intervals."""
+    """Probes fitted over the visits on equally many devices, without intervals."""
     by_devices = grouped((one.world_size, one) for one in visits)
     fitted = {split: one for here in by_devices.values() for split, one in fit_step_times(tuple(here)).items()}
     by_split = _by_split(visits)

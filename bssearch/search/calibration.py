@@ -227,7 +227,8 @@ def confirm_out_of_memory(
 ) -> None:
     """Retry in a fresh process the smallest micro-batch size that ran out of memory in only one trial.
 
-    If it fits, it is used until a second trial runs out of memory. External programs had fresh processes.
+    If it fits, it is used until a second trial runs out of memory. External programs are not retried: their processes
+    were fresh.
     """
     out = [trial.configuration for trial in trials if trial.state is TrialState.OOM]
     tried = [one for one in out if not one.grows and problem_with(spec, one, in_bounds=False) is None]
@@ -291,7 +292,7 @@ def measure_step_time_at(
 def micro_batch_at(
     spec: StudySpec, batch_size: int, memory: MemoryBoundary, world_size: int | None = None
 ) -> int | None:
-    """Micro-batch of each of ``world_size`` devices (default: the search's), None if nothing fits."""
+    """Micro-batch on each of ``world_size`` devices (default: the search's), if any fits."""
     share = batch_size // (world_size or spec.executor.world_size)
     return choose_micro_batch(share, spec.space.max_micro_batch_size, memory)
 

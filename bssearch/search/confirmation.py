@@ -327,7 +327,7 @@ class CompletedRuns:
         return self._done[configuration.key, seed] <= FAILURES_ALLOWED
 
     def retried(self, configuration: Configuration, seed: int) -> int | None:
-        """Number of the earlier run with this seed that came to nothing, if any."""
+        """Number of this seed's earlier run that came to nothing."""
         return self._in_vain.get((configuration.key, seed))
 
     def _add(self, trial: TrialRecord, run: Configuration) -> None:

@@ -228,7 +228,7 @@ class BatchAdvisor:
             self._norms = _StepNorms(self._parameters, adam_divisors(self._optimizers))
 
     def close(self) -> None:
-        """Remove the hooks of a step that was not taken; call it at the end of the training."""
+        """Remove the hooks of a step not taken; call at the end of the training."""
         if self._norms is not None:
             self._norms.close()
             self._norms = None

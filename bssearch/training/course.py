@@ -208,7 +208,7 @@ class Course:
         )
 
     def reached_before(self, ending: Ending) -> Ending:
-        """The ending, or `REACHED` if the target was met before and the caller did not stop the trial."""
+        """The ending, or `REACHED` if met before, unless the caller stopped the trial."""
         if self.progress.crossing is None or ending.state is TrialState.REACHED or ending.asked:
             return ending
         return Ending(TrialState.REACHED, f"{self.progress.reached}, then trained on: {ending.reason}")

@@ -198,7 +198,7 @@ def check_libraries(workload: Workload, names: Iterable[str]) -> None:
 
 
 def flat(built: Any, model: nn.Module) -> Optimizers:
-    """A tuple, list, dict or single optimizer as a tuple; `WorkloadError` if one trains no parameter of the model."""
+    """One or several optimizers as a tuple; `WorkloadError` if one trains nothing of the model."""
     values = built.values() if isinstance(built, Mapping) else built if isinstance(built, tuple | list) else [built]
     optimizers = tuple(values)
     if not optimizers:

@@ -142,7 +142,7 @@ class CriticalBatchPosterior:
         return self._quantile((1 - CONFIDENCE) / 2), self._quantile((1 + CONFIDENCE) / 2)
 
     def log_steps(self, sizes: Sequence[int]) -> Numbers:
-        """Log steps to the target by each law, (draws, sizes), up to a constant."""
+        """Log steps to the target (draws, sizes), up to a constant."""
         logs = np.log(np.array(sizes, dtype=float))
         law = np.logaddexp(0, self.log_b_crit[:, None] - logs)
         steps: Numbers = law + _between(self.log_nodes, self.departures, logs)

@@ -118,7 +118,7 @@ def check_logarithm(theirs: str, ours: str) -> None:
 
 
 def check_epochs(theirs: str, ours: str, hint: str) -> None:
-    """Raise `UsageError` if a name says that its numbers are epochs, not steps."""
+    """Raise `UsageError` if a name means epochs, not steps."""
     require(
         ours != "steps" or not re.search(r"(?:^|[^a-z])epochs?(?![a-z])", theirs, re.IGNORECASE),
         f"{theirs!r} may hold epochs, which are not optimizer steps",

@@ -150,7 +150,7 @@ def batch_of(settings: Settings, log: Log) -> GivenBatch:
 
 
 def hyperparameters(settings: Iterable[Settings]) -> list[str]:
-    """Names of hyperparameters that bssearch knows, and of settings with several values."""
+    """Names of known hyperparameters and of settings with several values."""
     runs = list(settings)
     names = dict.fromkeys(name for one in runs for name in one if name not in _OF_THE_RUN and not is_about_batch(name))
     values = {name: {str(one[name].value) if name in one else None for one in runs} for name in names}
@@ -158,7 +158,7 @@ def hyperparameters(settings: Iterable[Settings]) -> list[str]:
 
 
 def sources(settings: Settings) -> str:
-    """The log's names of the batch and the known hyperparameters, where they are not ours."""
+    """The log's own names of batch and known hyperparameters."""
     shown = {name: one.theirs for name, one in settings.items() if is_about_batch(name) or name in TYPED}
     return "; ".join(f"{name}: {theirs}" for name, theirs in shown.items() if name != theirs)
 

@@ -252,12 +252,12 @@ def part_of_batch(name: str) -> str | None:
 
 
 def may_divide_batch(name: str) -> bool:
-    """True for numbers of machines and `_SHARED`, which say how many devices share a batch."""
+    """True for numbers of machines and `_SHARED`."""
     return _plain(name) in (*_NODES, _SHARED)
 
 
 def is_about_batch(name: str) -> bool:
-    """True for the batch size, its parts, and names that may divide it."""
+    """True for the batch size, its parts and divisors."""
     return name == BATCH or part_of_batch(name) is not None or may_divide_batch(name)
 
 

@@ -116,7 +116,7 @@ class FieldsRead:
         return found
 
     def has_rate(self, rate: float) -> bool:
-        """True if an optimizer has this learning rate, or no optimizer is known."""
+        """True if an optimizer has this learning rate, or none is known."""
         return not self.rates or any(math.isclose(one, rate) for one in self.rates)
 
     @property
@@ -156,7 +156,7 @@ class Followed:
         self._has_warned = False
 
     def resume(self, steps: int) -> None:
-        """Resume after ``steps`` steps; fields read earlier count for the first stage."""
+        """Resume after ``steps`` steps; earlier reads count for the first stage."""
         if self._stages.grows and steps:
             self._before = self._stages.at(0)
             self._asked.lately.clear()
@@ -236,7 +236,7 @@ def _not_asked(now: Configuration, field: str, value: int, before: int) -> Usage
 
 
 class SampleAxis(NamedTuple):
-    """A batch's part whose length is the number of samples; ``axis`` is None for lists."""
+    """A batch's part with a row per sample; ``axis`` is None for lists."""
 
     keys: tuple[Any, ...]
     axis: int | None

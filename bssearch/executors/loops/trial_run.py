@@ -257,7 +257,7 @@ def generators_of(loader: object) -> list[torch.Generator]:
 
 
 def refuse_unreadable(state: dict[str, Any]) -> None:
-    """Raise an error for a value that `torch.load` refuses with ``weights_only``; copies no tensors."""
+    """Refuse values that `torch.load` refuses with ``weights_only``; copies no tensors."""
     file = io.BytesIO()
     torch.save(_without_tensors(state), file)
     file.seek(0)
@@ -346,7 +346,7 @@ class TrialRun(Assignment):
         self._memory.start()
 
     def modelled(self, modules: Sequence[nn.Module]) -> None:
-        """Measure the noise of steps with several micro-batches, which need no further passes."""
+        """Measure the noise of steps with several micro-batches."""
         trained = any(one.requires_grad for each in modules for one in each.parameters())
         if trained and self.configuration.accumulation_steps > 1 and not self.configuration.grows:
             self._noise = NoiseNearTarget(modules, self.configuration, self._request.target)
@@ -397,7 +397,7 @@ class TrialRun(Assignment):
         self._pass.end()
 
     def is_due(self, step: int) -> bool:
-        """True if an evaluation is due that was not made before a pause."""
+        """True if an evaluation is due and not already made."""
         last = self._course.progress.last
         every = self._plan.eval_every_steps * self.configuration.batch_size
         is_due = self._is_at_last(step) or self.stages.has_seen_again(every, step)
