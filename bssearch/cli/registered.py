@@ -309,7 +309,7 @@ def _scale(*, form: FormatOption = Format.TABLE, **given: Any) -> None:
 
 
 def _beyond(*, study: StudyArgument = None, form: FormatOption = Format.TABLE, **given: Any) -> None:
-    """Predict the best batch size at a harder target, or with more samples, from a study's curves."""
+    """Predict the best batch size for a harder target or more samples."""
     plan = bssearch.plan_beyond(study=study_name(given.get("db"), study), **given)
     _show(form, plan, "shown_beyond", [one.model_dump(mode="json") for one in plan.batches])
 
