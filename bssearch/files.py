@@ -125,7 +125,7 @@ def _make_for_a_group(path: Path) -> None:
 
 
 def new_private_file(path: Path) -> BinaryIO:
-    """Open a new file for this user alone; replace an old file and follow no link."""
+    """Replace a file by one for this user alone; follow no link."""
     path.unlink(missing_ok=True)
     return os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "w+b")
 

@@ -119,7 +119,7 @@ def names(kind: Kind) -> tuple[str, ...]:
 
 
 def is_known(kind: Kind, name: str) -> bool:
-    """True if a plug-in has this name; only `load` checks the members of a family."""
+    """True if a plug-in has this name; `load` checks family members."""
     return name in BUILT_IN[kind] or _family(kind, name) is not None or name in _installed(kind)
 
 

@@ -35,10 +35,7 @@ def environment_with(values: Mapping[str, str]) -> Iterator[None]:
 
 
 def database_url(given: str | None = None) -> str:
-    """Given URL, else ``BSSEARCH_DB_URL``, else the URL in ``BSSEARCH_DB_URL_FILE``, else ``bssearch.db`` here.
-
-    Raises `UsageError` if that file cannot be read or its first line is empty.
-    """
+    """Given URL, else ``BSSEARCH_DB_URL``, else the URL in ``BSSEARCH_DB_URL_FILE``, else ``bssearch.db`` here."""
     return given or os.environ.get(DATABASE_URL_VARIABLE) or _url_from_file() or DEFAULT_DATABASE_URL
 
 

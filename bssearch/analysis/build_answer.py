@@ -118,10 +118,7 @@ def build_answer(
     noise: Sequence[NoiseMeasurement] = (),
     on_devices: Collection[ProbeRecord] = (),
 ) -> Answer:
-    """Answer from a study's records, ``on_devices`` being step times on any number of devices.
-
-    Raises `TargetNotReachedError` if no trial reached the target.
-    """
+    """Answer from a study's records, ``on_devices`` being step times on any number of devices."""
     everything, trials = trials, compared_trials(trials, memory)
     verdict = first_verdict(study, spec, trials, probes)
     if verdict is None or study.environment is None:
@@ -395,7 +392,7 @@ def _easier(trials: Sequence[TrialRecord]) -> str:
 
 
 def are_nan_at_any_rate(trials: Sequence[TrialRecord]) -> bool:
-    """True if all trials diverged before an update, at two batch sizes, or at once at rates `NAN_RATES` apart."""
+    """True if all trials diverged at once at two batch sizes or rates `NAN_RATES` apart."""
     if all(map(_is_nan_before_an_update, trials)) and len({trial.configuration.batch_size for trial in trials}) > 1:
         return True
     rates = [trial.configuration.learning_rate for trial in trials if _is_nan_at_once(trial)]
@@ -513,10 +510,7 @@ def easier_target(target: Target, value: float) -> Target:
 def at_target(
     trial: TrialRecord, curve: Sequence[Observation], target: Target, step_seconds: float | None
 ) -> TrialRecord:
-    """Trial as it would have ended at an easier target, by its curve; without its test metric.
-
-    Raises `UsageError` if the target is met before the first step.
-    """
+    """Trial as it would have ended at an easier target, by its curve; without its test metric."""
     if trial.outcome is None or trial.state.is_missing:
         return trial
     found = first_crossing(curve, target)
@@ -652,8 +646,6 @@ def predict_for_device(
     """Answer predicted from a study's steps and another device's step times.
 
     Left out, with a notice: batch sizes without a step time, other models than the default's, and growing batches.
-    Raises `UsageError` without a step time of a batch size that ran, `TargetNotReachedError` if no such batch size
-    reached the target.
     """
     constant = [trial for trial in trials if not trial.configuration.grows]
     grown = len(trials) - len(constant)

@@ -1,7 +1,7 @@
 """How probably a recommendation costs at most 5 % more than the best batch size.
 
-All confirmed configurations of a batch size inform its level. Each lies above the level by the gain of better tuning.
-Equal values at two batch sizes have most of this gain in common: such pairs compare batch sizes best.
+Each confirmed configuration lies above its batch size's level by the gain of better tuning. Equal values at two batch
+sizes share most of this gain, so such pairs compare best.
 
 Gains from a better learning rate: log figure = level(B) + κ (x − μ − ρ b)², x and b the octaves of learning rate and
 batch size. All batch sizes share κ, μ and ρ, which are integrated over a grid, as is the noise.
@@ -214,9 +214,9 @@ class Certainty:
 class Beliefs:
     """Draws (`DRAWS`, sizes) of each batch size's log figure, as configured now and fully tuned.
 
-    ``next_figures``: log figures of the configuration that runs next. ``of_steps``: errors of step times, part of the
-    other draws. Of the next configuration (sizes,): ``unshared``, deviation of a run, apart from seed effects;
-    ``log_cost``, log seconds of a run, up to a constant; ``runs``, number of its runs.
+    ``next_figures``: of the configuration that runs next. ``of_steps``: errors of step times in the other draws. Of the
+    next configuration (sizes,): ``unshared``, a run's deviation without seed effects; ``log_cost``, log seconds of a
+    run, up to a constant; ``runs``, their number.
     """
 
     sizes: tuple[int, ...]
@@ -288,7 +288,7 @@ class Beliefs:
     def contenders(self) -> list[int]:
         """Confirmed batch sizes that another run may help, the most helpful first; empty if none contends.
 
-        A rival contends if it beats the recommended one by 5 % with a probability of `CONTENDER`. Of the likeliest
+        A rival contends if it beats the recommended size by 5 % with a probability of `CONTENDER`. Of the likeliest
         rival and the recommended size, the one comes first whose next run lessens the variance most per second.
         """
         own, beaten = self._place(self.recommended), self._beaten()

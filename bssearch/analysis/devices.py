@@ -1,7 +1,7 @@
 """The best batch size on each number of devices.
 
-Steps to the target S(B) do not depend on the number of devices W, only the step time t(B, W) does. So the time on W
-devices is S(B)·t(B, W), with steps from the search and step times measured on W devices.
+Steps to the target S(B) do not depend on the number of devices W, so the time on W devices is S(B)·t(B, W), with step
+times measured on W devices.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Part = tuple[float, float]  # (variance of a logarithm, degrees of freedom)
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A batch size on a number of devices, with its predicted seconds and, if it ran, the measured ones.
+    """A batch size on a number of devices, with predicted and, if it ran, measured seconds.
 
     ``steps_parts`` and ``step_parts``: errors of the log steps and of the log step time, for `half_width`.
     """
@@ -42,9 +42,9 @@ class Cell:
 def by_devices(
     verdict: Verdict, law: LawFit | None, probes: Collection[ProbeRecord], trials: Sequence[TrialRecord]
 ) -> list[OnDevices]:
-    """The best batch size on each number of devices that was timed; empty if only one number was.
+    """The best batch size on each timed number of devices; empty for a single number.
 
-    ``probes`` are of all numbers of devices, ``trials`` include the runs on them.
+    ``probes`` and ``trials`` are of all numbers.
     """
     runs = [one for one in trials if one.phase is Phase.DEVICES and one.state.is_finished and not one.state.is_missing]
     timed = grouped((one.world_size, one) for one in probes if one.step_seconds is not None)

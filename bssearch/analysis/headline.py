@@ -89,7 +89,7 @@ def about_growing(answer: Answer) -> str:
 
 
 def about_devices(answer: Answer) -> str:
-    """How much sooner more devices reach the target, at what cost, and from which number on they do not pay."""
+    """What more devices save and cost, and from which number on they do not pay."""
     if not answer.by_devices:
         return ""
     base, *further = answer.by_devices

@@ -164,7 +164,7 @@ def _figures(noise: GradientNoise) -> dict[str, Any]:
 
 
 def about_devices(trials: Iterable[TrialRecord]) -> Iterator[tuple[str, str]]:
-    """Yield notices of devices slower than others by `FLAT_RATIO`, by medians of uncontended trials of a `kind_of`."""
+    """Yield notices of devices slower by `FLAT_RATIO`, by medians of uncontended trials of a `kind_of`."""
     paces: dict[Kind, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for trial in trials:
         one = trial.outcome

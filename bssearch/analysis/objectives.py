@@ -72,7 +72,7 @@ class CommonSeconds(ABC):
 
     @abstractmethod
     def step_time(self, trial: TrialRecord) -> PooledStepTime[Kind] | None:
-        """Step time of a trial's configuration (at the first batch size if the batch grows)."""
+        """Step time of a trial's (first) configuration."""
 
     def seconds(self, trial: TrialRecord, steps: int) -> float | None:
         """Seconds of a trial's first steps."""
@@ -126,7 +126,7 @@ def common_seconds(
 
     If CPU waits and the reference kernel's time are known for all runs: steps × the pooled step time of their kind,
     ``others`` included. Otherwise own seconds, unless over `FEW` of a configuration's runs were contended: then steps ×
-    step time, as known now or from the newest run in the same micro-batches.
+    step time, known now or from the newest run in the same micro-batches.
     """
     paces: dict[Kind, dict[int, TrialPace]] = defaultdict(dict)
     for trial in (*runs, *others):
@@ -236,12 +236,12 @@ class Objective(ABC):
         return f"{self.noun.capitalize()} to {wanted}"
 
     def sentence(self, metric: str, reaches_target: str, figure: str) -> str:
-        """Result in words: "reaches accuracy ≥ 0.9" becomes "reaches accuracy ≥ 0.9 in 2 s"."""
+        """Result in words, such as "reaches accuracy ≥ 0.9 in 2 s"."""
         return f"{reaches_target} {self.phrase.format(figure)}"
 
     @abstractmethod
     def figure(self, trial: TrialRecord) -> float | None:
-        """Figure; None if the trial missed the target or the figure was not measured."""
+        """Figure; None if missed or not measured."""
 
     @abstractmethod
     def bound(self, trial: TrialRecord) -> float | None:
@@ -284,7 +284,7 @@ class Objective(ABC):
         return "steps_x_step_time" if is_product else trial_basis(trial)
 
     def step_time(self, trial: TrialRecord) -> PooledStepTime[Kind] | None:
-        """Step time by which a trial's figure is computed; None if the trial's own seconds count."""
+        """Step time in a trial's figure; None if its own seconds count."""
         return None
 
     def predicted(self, steps: float, batch_size: float, step_seconds: float | None) -> float | None:
@@ -329,7 +329,7 @@ class BySeconds(Objective):
 
     @abstractmethod
     def of_seconds(self, trial: TrialRecord, seconds: float) -> float | None:
-        """Figure of a trial that takes these seconds to the target."""
+        """Figure for seconds to the target."""
 
     def figure(self, trial: TrialRecord) -> float | None:
         """See `Objective.figure`."""
@@ -522,13 +522,13 @@ class MetricInBudget(Objective):
         return f"comes to {metric} {figure} in the budget"
 
     def figure(self, trial: TrialRecord) -> float | None:
-        """Best metric of a completed trial, negated if more is better."""
+        """Best metric of a completed trial, less is better."""
         if trial.outcome is None or trial.outcome.best_metric is None or not ran_to_its_end(trial):
             return None
         return -self._target.gain(trial.outcome.best_metric)
 
     def bound(self, trial: TrialRecord) -> None:
-        """None: a stopped trial could have reached any better metric."""
+        """None: any metric was still possible."""
 
     def shown(self, figure: float) -> float:
         """The figure as the metric, with its sign."""
@@ -539,7 +539,7 @@ class MetricInBudget(Objective):
         return _MetricItself(self.target, self.price_per_device_hour, self.common)
 
     def log(self, figure: float) -> float | None:
-        """Figure over `AS_GOOD` of the target's value, in units of log 1.05."""
+        """Figure in units of `AS_GOOD` of the target's value, each log 1.05."""
         return figure * self._scale
 
     def from_log(self, value: float) -> float:
@@ -555,7 +555,7 @@ class MetricInBudget(Objective):
         return (figure - least) * self._scale <= math.log(FLAT_RATIO)
 
     def seconds_as_good_as(self, best: TrialRecord | None, probe: ProbeRecord, full: float) -> float:
-        """Full limit: only the metric at the limit counts."""
+        """The full limit."""
         return full
 
     def target_problem(self, trial: TrialRecord) -> None:

@@ -166,12 +166,12 @@ class Estimate:
 
     @property
     def step_time_error(self) -> float:
-        """Standard error of the log step time; 0 if figures use no step time."""
+        """Standard error of the log step time, if used."""
         return 0.0 if self.step_time is None else self.step_time.error
 
     @property
     def excess(self) -> float:
-        """See `PooledStepTime.excess`; 0 if figures use no step time."""
+        """See `PooledStepTime.excess`; 0 without step time."""
         return 0.0 if self.step_time is None else self.step_time.excess
 
     @property
@@ -183,9 +183,9 @@ class Estimate:
 def estimate(runs: Sequence[TrialRecord], objective: Objective = TIME) -> Estimate:
     """Figure of one configuration over its repeats.
 
-    The interval is Student's t on logarithms, because seed noise is multiplicative. The interval includes the error of
-    the shared step time, holds the median, and extends downwards by `PooledStepTime.excess`. If hits are not
-    interpolated (imported runs), it holds the last miss.
+    The interval is Student's t on logarithms, because seed noise is multiplicative. It includes the error of the shared
+    step time and the median, and extends downwards by `PooledStepTime.excess`; for imported runs it holds the last
+    miss.
     """
     basis, step_time = _basis(runs, objective), objective.step_time(runs[0]) if runs else None
     known = [value for run in runs if (value := objective.figure(run)) is not None]
@@ -345,12 +345,12 @@ class Candidate:
 
     @property
     def value(self) -> float:
-        """Median figure; infinite if half of the runs or more missed the target."""
+        """Median figure; infinite unless most runs reached the target."""
         return math.inf if self.estimate.median is None else self.estimate.median
 
     @property
     def mean(self) -> float:
-        """Mean log figure; infinite if no run reached the target."""
+        """Mean log figure; infinite without a hit."""
         return self.estimate.log_mean if self.estimate.reached else math.inf
 
     @property
@@ -360,12 +360,12 @@ class Candidate:
 
     @property
     def lower_bound(self) -> float | None:
-        """Lower bound of the median figure, if the median is unknown."""
+        """Lower bound of an unknown median figure."""
         return self._lower_bound(self.objective, self.estimate)
 
     @property
     def lower_bound_s(self) -> float | None:
-        """Lower bound of the median seconds, if the median is unknown."""
+        """Lower bound of unknown median seconds."""
         return self._lower_bound(self._times, self.time)
 
     def _lower_bound(self, objective: Objective, known: Estimate) -> float | None:
@@ -421,7 +421,7 @@ class Verdict:
 
     @cached_property
     def seed_deviation(self) -> float | None:
-        """Seed-to-seed standard deviation of the log figure, pooled over confirmed configurations."""
+        """Pooled seed-to-seed standard deviation of the log figure."""
         return pooled_deviation(one.estimate for one in self.by_batch.values() if one.is_confirmed)
 
     @cached_property
@@ -569,7 +569,7 @@ def _selection_bias(candidates: Sequence[Candidate]) -> float:
 
 
 def median_steps(candidate: Candidate) -> float | None:
-    """Median steps to the target; None if half of the runs or more missed."""
+    """Median steps to the target; None unless most runs reached it."""
     return _median_of_all([run.outcome.steps_to_target for run in candidate.runs if run.outcome])
 
 

@@ -114,9 +114,8 @@ def infer(
 ) -> Posterior:
     """Posterior of configurations: log batch sizes, ``base`` and its standard errors, each (configurations,).
 
-    A configuration without runs is known by the law alone; ``base`` None means no law. ``deviation``: noise without
-    repeats. ``tuning``: means and covariances of log figures over the level of their batch size. Equal input, equal
-    draws.
+    ``base`` None means no law. ``deviation``: noise without repeats. ``tuning``: means and covariances of log figures
+    over the level of their batch size. Equal input gives equal draws.
     """
     noise = _Noise.around(runs, log_sizes, runs.deviation or deviation or 0.0)
     beyond = OCTAVES_BEYOND * math.log(2)

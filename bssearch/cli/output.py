@@ -180,7 +180,6 @@ def print_table(rows: Sequence[Row], columns: Sequence[str]) -> None:
 
 
 def _one_line_rows(rows: Sequence[Sequence[str]], numeric: Sequence[bool], width: int) -> list[str]:
-    """Lines of a table that starts with its headings; none if a row needs more than one line."""
     from rich.cells import cell_len
 
     lengths = [[cell_len(text) for text in row] for row in rows]

@@ -61,10 +61,7 @@ class BranchPoint:
 
 
 def branch_points(spec: StudySpec, paths: Sequence[Path], at: Sequence[int] | None) -> list[BranchPoint]:
-    """Checkpoints in training order; ``at`` overrides the samples in their files.
-
-    Raises the errors of `read_checkpoint`, and `UsageError` for an unknown or repeated position.
-    """
+    """Checkpoints in training order; ``at`` overrides the samples in their files."""
     require(
         not at or len(at) == len(paths),
         f"--at is given {len(at or ())} times; it must be once for each of the {len(paths)} --checkpoint",
@@ -357,8 +354,8 @@ def branch(
 ) -> ProbeReport:
     """Find a run's critical batch size by branches from checkpoints.
 
-    Branches train on the same number of samples at the default's batch size B, 2B,
-    4B, … with the learning rate by the optimizer's rule. The answer is the largest batch size without loss.
+    Branches train on equal samples at the default's batch size B, 2B, 4B, … with the learning rate by the optimizer's
+    rule. The answer is the largest batch size without loss.
     """
     require(
         not spec.command,

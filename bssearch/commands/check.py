@@ -317,7 +317,7 @@ def _about_the_spec(evidence: CheckEvidence) -> list[Suspicion]:
 
 
 def dropped_share(found: WorkloadDescription, batch_size: int) -> float:
-    """Share of an epoch's samples in the last, incomplete batch, which is dropped."""
+    """Share of an epoch's samples in the dropped last batch."""
     samples = found.train_samples
     return 0.0 if samples is None else samples % batch_size / samples
 
@@ -392,7 +392,7 @@ def check(spec: GivenSpec, launch: Launch = HERE) -> Check:
 def check_study(spec: StudySpec, executor: Executor, found: WorkloadDescription) -> Check:
     """Time the smallest, default and largest batch size, train the default briefly, then try other parameters.
 
-    ``found`` must have passed `check_against_workload`. Raises `LaunchError` if the default does not run.
+    ``found`` must have passed `check_against_workload`.
     """
     default = spec.default.batch_size
     probes = {
@@ -521,8 +521,8 @@ def advise(
 ) -> Advice:
     """Run the default ``runs`` times to the study's limit and propose a target.
 
-    The proposal is the median best metric less ``margin``, rounded to the easier side; by default every run reaches
-    it, see `MARGIN` and `LEAST`. Raises `LaunchError` if the default cannot run, `UsageError` for too large a margin.
+    The proposal is the median best metric less ``margin``, rounded to the easier side; by default every run reaches it,
+    see `MARGIN` and `LEAST`.
     """
     require(runs >= 1, f"runs = {runs} must be >= 1")
     if margin is not None and not 0 <= margin < math.inf:
@@ -598,7 +598,7 @@ def summarise(
 
 
 def towards_easier(target: Target, best: float, margin: float, way: float) -> float:
-    """``best`` less ``margin``, rounded at the margin's decimal place to the easier side."""
+    """``best`` less ``margin``, rounded to the easier side."""
     unit = Fraction(10) ** math.floor(math.log10(min(margin or way / 1000, MARGIN * way)))
     return target.gain(float(_difference(target.gain(best), margin) // unit * unit))
 

@@ -331,11 +331,7 @@ def with_workload(spec: StudySpec, given: GivenWorkload) -> StudySpec:
 
 
 def named(spec: StudySpec, given: GivenWorkload | None, launch: Launch, *, keeps_name: bool) -> StudySpec:
-    """Spec with the given workload; ``keeps_name`` keeps the spec's workload name.
-
-    Raises `UsageError` if no process can load the workload, if an object's settings differ from the spec's, or if
-    the spec trains by a command.
-    """
+    """Spec with the given workload; ``keeps_name`` keeps the spec's workload name."""
     if given is None:
         if launch.make_executor is None:
             refuse_where_in_no_file(spec)
@@ -497,8 +493,8 @@ def stored_spec(
 ) -> tuple[StudySpec, Launch]:
     """Spec of a stored study, and a launch in the folder of its code.
 
-    ``to_run`` raises `UsageError` for imported runs, ``runs_code`` and ``connects`` for code or a cluster that this
-    user never used here; ``answered`` raises `TargetNotReachedError` without an answer.
+    ``to_run`` refuses imported runs, ``runs_code`` and ``connects`` code or a cluster that this user never used here;
+    ``answered`` raises `TargetNotReachedError`.
     """
     with open_store(launch.db, write=False) as store:
         record = store.studies.get(study)

@@ -1,4 +1,4 @@
-"""Pitfalls of a spec and its workload, found before trials: they prevent or distort a comparison of batch sizes."""
+"""Pitfalls of a spec and its workload that prevent or distort a comparison of batch sizes."""
 
 import math
 from collections.abc import Iterator
@@ -66,7 +66,7 @@ def about_batch_norm(spec: StudySpec, found: WorkloadDescription) -> Iterator[Fi
 
 
 def starts_trained(spec: StudySpec, found: WorkloadDescription) -> bool:
-    """True if the untrained metric lies well between chance and the target, as with loaded weights."""
+    """True if the untrained metric is well between chance and target."""
     target = spec.record_target
     info, untrained = found.metrics.get(target.metric), found.model.initial_metrics.get(target.metric)
     if info is None or info.chance is None or untrained is None or target.value == info.chance:

@@ -1,8 +1,7 @@
 """Probes of step times, memory and gradient noise.
 
-``probe memory`` finds the largest micro-batch that fits, one process per size. A size fits if it leaves the reserve of
-`bssearch.training.probes` free, and does not fit if it exhausts all memory. Sizes in between are *marginal*: equal
-processes differ slightly.
+A micro-batch fits if it leaves the reserve of `bssearch.training.probes` free, and does not fit if it exhausts all
+memory. Sizes in between are *marginal*: equal processes differ slightly.
 """
 
 import math
@@ -64,8 +63,7 @@ def run_default(
 ) -> tuple[TrialOutcome, list[Observation]]:
     """Run the default configuration with seed ``index``; return its outcome and curve.
 
-    Without ``stop_at_target``, the run continues past the target. Raises `LaunchError` if the trial fails,
-    `InterruptedRunError` on Ctrl-C.
+    Without ``stop_at_target``, the run continues past the target.
     """
     assert probe.eval_every_steps is not None, "the default was timed"
     full = stop_at_target and limit >= spec.budget.trial_train_seconds
@@ -94,10 +92,7 @@ def run_default(
 def run_request(
     executor: Executor, request: TrialRequest, *, until_step: int | None = None
 ) -> tuple[TrialOutcome, list[Observation]]:
-    """Run one trial, stopping at ``until_step``; return its outcome and curve.
-
-    Raises `LaunchError` if no worker starts, `InterruptedRunError` on Ctrl-C.
-    """
+    """Run one trial, stopping at ``until_step``; return its outcome and curve."""
     curve: list[Observation] = []
     try:
         with Interrupts(on_second=executor.kill) as interrupts:
@@ -319,10 +314,7 @@ def memory_sentences(found: MemoryProbe, *, is_cpu: bool) -> Iterator[str]:
 
 
 def probe_memory(study: OpenStudy) -> MemoryProbe:
-    """Find and store the largest micro-batch that fits; sizes known on an equal device are not repeated.
-
-    Raises `LaunchError` if one sample does not fit.
-    """
+    """Find and store the largest micro-batch that fits; sizes known on an equal device are not repeated."""
     spec, executor, store, environment = study.spec, study.executor, study.store, study.environment
 
     def tell(use: MemoryUse) -> None:
@@ -435,7 +427,7 @@ def probe_noise(
 ) -> NoiseMeasurement:
     """Measure and store the noise scale near the target, of the best known configuration.
 
-    The noise scale depends on the learning rate (Gray et al. 2024). Raises `LaunchError` if the batch does not fit.
+    The noise scale depends on the learning rate (Gray et al. 2024).
     """
     spec = study.spec
     configuration, eval_every_steps = _best_known(study)

@@ -165,7 +165,7 @@ def rule_configuration(history: History, batch_size: int) -> Configuration:
 
 
 def ended_run(history: History, configuration: Configuration) -> TrialRecord | None:
-    """A configuration's first search trial that was not capped, else the trial with the highest limit."""
+    """A configuration's first uncapped search trial, else that with the highest limit."""
     runs = [run for run in _ended(history) if run.configuration.trains_like(configuration)]
     whole = next((run for run in runs if run.state is not TrialState.CAPPED), None)
     return whole or max(runs, key=lambda run: run.train_seconds_limit, default=None)
@@ -359,8 +359,7 @@ WAY = 0.9  # if the default misses the target, runs are compared at this share o
 def quick(spec: StudySpec, launch: Launch = HERE, *, seconds: float = SECONDS) -> QuickAnswer:
     """Measure, return and store a quick answer.
 
-    May take longer than ``seconds``. Raises `UsageError` unless 0 < ``seconds`` < ∞ and the default trains; and the
-    errors of `run_study`.
+    May take longer than ``seconds``.
     """
     require(0 < seconds < math.inf, f"seconds = {seconds:g} must be a finite number > 0")
     began = time.monotonic()
@@ -420,16 +419,13 @@ def quick_answer(study: OpenStudy, plan: QuickPlan, preset: str | None = None) -
 
 
 def learning_rate_range(default: float, rate: float, ratio: float) -> list[float]:
-    """Range to search: the default, its linear scaling, and `RATE_STEP` around ``rate``."""
+    """Range around the default, its linear scaling, and ``rate``."""
     ends = (default, default * ratio, rate / RATE_STEP, rate * RATE_STEP)
     return [min(ends), max(ends)]
 
 
 def comparable_target(study: OpenStudy, default: TrialRecord, plan: QuickPlan) -> Target:
-    """The study's target, or if the default missed it, `WAY` of the default's progress.
-
-    Raises `UsageError` if the default does not train.
-    """
+    """The study's target, or if the default missed it, `WAY` of the default's progress."""
     target = study.spec.record_target
     if default.state is TrialState.REACHED:
         return target

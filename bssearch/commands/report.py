@@ -66,10 +66,7 @@ class Comparison(Model):
 
 
 def picture_of(store: Store, name: str, trials: Sequence[TrialRecord] | None = None) -> StudyPicture:
-    """Content of a study's page; ``trials``, if given, are all of its trials.
-
-    Raises `TargetNotReachedError` if no trial reached the target.
-    """
+    """Content of a study's page; ``trials``, if given, are all of its trials."""
     study, trials = store.studies.get(name), store.trials.of(name) if trials is None else trials
     found = answer(store, name, trials=trials)
     spec = spec_of(study)

@@ -117,10 +117,7 @@ def with_schedule(
     values: Mapping[str, ParameterValue],
     probes: Mapping[int, ProbeRecord] = MappingProxyType({}),
 ) -> Configuration:
-    """Add the batch schedule in ``values``, if any.
-
-    Raises `UsageError` for an impossible schedule, or a program that cannot follow a schedule.
-    """
+    """Add the batch schedule in ``values``, if any."""
     given = {name: values[name] for name in PARAMETERS if name in values}
     if not given:
         return configuration

@@ -56,11 +56,7 @@ METRIC_NAMES = "study:metric_names"
 
 
 def read_optuna_study(file: str, study: str | None = None) -> OptunaStudy:
-    """Read an Optuna study from a database or file, by default its only study.
-
-    Raises `NotFoundError`, `UsageError` if it is not an Optuna database or the study is ambiguous, `SchemaError` for
-    another version of Optuna, `DatabaseError`.
-    """
+    """Read an Optuna study from a database or file, by default its only study."""
     url = optuna_database(file or ".")
     _check_file(url)
     with _failures_of_reading(url), _reading(url) as storage:
@@ -442,8 +438,7 @@ def _same(one: ParameterValue, other: ParameterValue) -> bool:
 def export_to_optuna(store: Store, name: str, file: str | None = None) -> Exported:
     """Write search trials as an Optuna study of the same name, all or none.
 
-    ``file`` is a URL or a SQLite path, by default ``NAME.optuna.db``. Raises `UsageError` without trials, if the name
-    is taken, or for another program's database; `SchemaError` for another version of Optuna; `DatabaseError`.
+    ``file`` is a URL or a SQLite path, by default ``NAME.optuna.db``.
     """
     url = optuna_database(file or f"{name}.optuna.db")
     study = OptunaStudy.read(store, name)

@@ -24,8 +24,7 @@ def device_of(wanted: str, slot: int, allow_busy: bool = False) -> tuple[torch.d
 def usable_devices(wanted: str, allow_busy: bool = False) -> list[torch.device]:
     """The slots' devices, at least one.
 
-    ``auto`` is the idle CUDA devices, else the CPU; ``cuda`` has no fallback. Raises `LaunchError` if the device is
-    missing or, without ``allow_busy``, all are busy.
+    ``auto`` is the idle CUDA devices, else the CPU; ``cuda`` has no fallback.
     """
     cuda = [f"cuda:{index}" for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0)]
     present = ["cpu", *cuda]

@@ -1,7 +1,7 @@
 """GPUs of this machine, each held by one driver at a time.
 
-A driver holds a GPU by binding an abstract socket with its UUID (Linux): the kernel lets one process do so, and frees
-the name when that process ends. Workers see only the GPUs of their slot, as ``cuda:0``, ``cuda:1`` and so on.
+A driver holds a GPU by binding an abstract socket with its UUID (Linux); the kernel frees the name when the process
+ends. Workers see only the GPUs of their slot, as ``cuda:0``, ``cuda:1`` and so on.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ MPS_SERVER = "nvidia-cuda-mps-server"  # holds each GPU on behalf of its clients
 
 
 class Gpus:
-    """The GPUs that a driver may use, and those that its slots have.
+    """The GPUs of a driver and of its slots.
 
-    With ``allow_busy``, GPUs that other programs compute on are used, too.
+    With ``allow_busy``, also GPUs in use by other programs.
     """
 
     def __init__(self, uuids: Sequence[str], *, allow_busy: bool = False) -> None:
@@ -56,7 +56,7 @@ class Gpus:
     def of_slot(self, slot: int, count: int) -> list[str]:
         """A slot's ``count`` GPUs, the same as before unless the count changes.
 
-        If all are taken, a slot shares one of this driver's. Raises `LaunchError` if too few are free.
+        If all are taken, a slot shares one of this driver's.
         """
         if len(self._of_slots.get(slot, ())) == count:
             return self._of_slots[slot]
@@ -81,7 +81,7 @@ class Gpus:
         return taken
 
     def give_back(self, slot: int) -> None:
-        """Free a slot's GPUs, but those that it shares."""
+        """Free a slot's unshared GPUs."""
         uuids = self._of_slots.pop(slot, [])
         shared = {uuid for others in self._of_slots.values() for uuid in others}
         for uuid in {*uuids} - shared:
@@ -117,7 +117,7 @@ class Gpus:
 def visible(listed: str, chosen: str | None) -> list[str]:
     """UUIDs of ``nvidia-smi -L``, MIG slices in place of their GPU, of which ``CUDA_VISIBLE_DEVICES`` may choose some.
 
-    Numbers count in the order of ``nvidia-smi``. CUDA counts alike if all GPUs are alike; else give UUIDs.
+    Numbers follow ``nvidia-smi``. CUDA counts alike only if all GPUs are alike.
     """
     found: list[str] = []
     whole: list[str] = []
@@ -135,7 +135,7 @@ def visible(listed: str, chosen: str | None) -> list[str]:
 
 
 def busy(uuids: Sequence[str]) -> dict[str, str]:
-    """The process that computes on each of these GPUs and is not of this driver, if any: number and name."""
+    """The other program's process on each of these GPUs, if any: number and name."""
     lines = _smi("--query-compute-apps=gpu_uuid,pid,process_name", "--format=csv,noheader").splitlines()
     rows = [[part.strip() for part in line.split(",", 2)] for line in lines if line.count(",") > 1]
     if not rows:

@@ -52,7 +52,6 @@ _KILLED = "killed: the run was stopped"
 class InlineExecutor:
     """`Executor` in this process, for debugging.
 
-    Raises `UsageError` for several slots or more threads than CPUs.
     ``hang_seconds`` is ignored. Ctrl-C and leaving the debugger cancel the trial and raise KeyboardInterrupt.
     """
 

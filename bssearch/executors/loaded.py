@@ -35,8 +35,7 @@ if TYPE_CHECKING:
 class LoadedWorkload:
     """A workload and its data on a device.
 
-    Without ``on_lost``, see `RankProcesses`, trials train on one device. Raises `WorkloadError`, `LaunchError` or a
-    library's own error.
+    Without ``on_lost``, see `RankProcesses`, trials train on one device.
     """
 
     def __init__(self, load: Load, on_lost: Callable[[Exception], NoReturn] | None = None) -> None:
@@ -277,7 +276,6 @@ def _ran_out_of_memory(error: BaseException | None) -> bool:
 
 
 def _device_works() -> bool:
-    """Free the trial's device memory; False if the device is broken."""
     import torch
 
     gc.collect()  # tensors in an exception's frames form cycles

@@ -4,7 +4,7 @@
 * A thread kills the process group when the driver's commands end.
 * A shell in the group kills the group, with data loaders, when the driver's pipe closes.
 
-A user's command has its own group, `Watcher` and subreaper. Only processes that leave their group survive.
+A user's command has its own group, `Watcher` and subreaper.
 """
 
 from __future__ import annotations
@@ -351,7 +351,7 @@ class WorkerHandle(Protocol):
         """Log the main thread's stack."""
 
     def kill(self) -> None:
-        """Kill the worker and its descendants, even in a signal handler."""
+        """Kill worker and descendants; safe in signal handlers."""
 
     def bury(self) -> Death:
         """Release a dead worker; return how it died."""
@@ -450,7 +450,6 @@ class WorkerProcess:
         return Death.since(self._kernel_kills, return_code)
 
     def _listen(self) -> None:
-        """Queue replies, then None when the process is dead and its pipe empty."""
         lines = LineSplitter()
         poll = select.poll()
         poll.register(self._replies, select.POLLIN)

@@ -130,7 +130,7 @@ class RankProcess:
 class RankProcesses:
     """A worker's other ranks, started when a request needs them.
 
-    If a rank ends and rank 0 does not notice, a thread calls ``on_lost``, which must end this process.
+    If a rank ends unnoticed, a thread calls ``on_lost``, which must end this process.
     """
 
     def __init__(self, load: Load, computation: Computation, on_lost: Callable[[Exception], NoReturn]) -> None:

@@ -331,7 +331,7 @@ class SlotExecutor(ABC):
 
     @property
     def slots_apart(self) -> bool:
-        """See `Executor.slots_apart`, of started slots; on a CPU, seconds are corrected for neighbours."""
+        """See `Executor.slots_apart`; on a CPU, seconds are corrected for neighbours."""
         if not self._has_gpus:
             # a user's loop may use more threads
             return self._settings.program is None and self.slots * self._settings.threads <= usable_cores()
@@ -615,12 +615,12 @@ GPU_FILES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 
 
 def may_have_gpus() -> bool:
-    """False if the system has no driver of a device that PyTorch calls CUDA."""
+    """False without a driver of a device that PyTorch calls CUDA."""
     return any(Path(name).exists() for name in GPU_FILES)
 
 
 def cpu_slots(threads: int) -> int:
-    """Automatic slots on this CPU: a physical core for each thread, and memory for each worker."""
+    """Automatic slots: a core per thread, and memory for each worker."""
     return max(1, min(MOST_CPU_SLOTS, usable_cores() // threads, _available_bytes() // WORKER_BYTES))
 
 
@@ -649,7 +649,7 @@ def _available_bytes() -> int:
 class LocalExecutor(SlotExecutor):
     """`Executor` with worker processes on this machine.
 
-    Call it from a thread that outlives it, see `WorkerProcess`. Raises `UsageError` for more threads than CPUs.
+    Call it from a thread that outlives it, see `WorkerProcess`.
     """
 
     def __init__(self, settings: ExecutorSettings) -> None:

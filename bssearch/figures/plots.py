@@ -48,10 +48,7 @@ REGIME_SYMBOLS: Mapping[str | None, Symbol] = {
 
 
 def objective_picture(answer: Answer, *, default_batch_size: int | None = None, measured_on: date | None = None) -> str:
-    """Chart of the objective as a standalone SVG document.
-
-    Raises `UsageError` if no batch size has a value.
-    """
+    """Chart of the objective as a standalone SVG document."""
     chart = objective_chart(answer, default_batch_size)
     if chart is None:
         raise UsageError(f"study {answer.study} has no figure to draw: no trial reached the target")
@@ -109,7 +106,7 @@ def time_chart(answer: Answer) -> Chart | None:
 
 
 def steps_chart(answer: Answer) -> Chart | None:
-    """Steps to the target against batch size, by regime, with the law and perfect scaling."""
+    """Steps to the target by batch size and regime, with the law and perfect scaling."""
     return _against_law(answer, lambda row: row.steps_to_target, "optimizer steps", _steps_by_law, slope=-1)
 
 

@@ -295,7 +295,7 @@ class ScaleRequest(Request):
         return 2 * (devices - 1) * (self.latency_us * 1e-6 + float(message))
 
     def bandwidth_of(self, devices: int, seconds: float) -> float:
-        """Bandwidth in GB/s at which the ring all-reduce takes these ``seconds``, latency aside."""
+        """Bandwidth (GB/s) at which the ring all-reduce takes these ``seconds``."""
         return 2 * (devices - 1) / devices * (self.parameters or 1) * self.gradient_bytes / (seconds * 1e9)
 
     def exposed_seconds(self, devices: int, compute_s: float) -> float:

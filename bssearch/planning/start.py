@@ -132,7 +132,7 @@ class StartRequest(Request):
 
     @property
     def memory(self) -> MemoryPlanRequest:
-        """Input of the memory plan, in which a spec's sgd is called momentum."""
+        """Input of the memory plan, where sgd is called momentum."""
         kept = "momentum" if self.optimizer == "sgd" else self.optimizer
         return MemoryPlanRequest(parameters=self.parameters, precision=self.precision, optimizer=kept)
 

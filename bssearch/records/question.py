@@ -67,7 +67,7 @@ class TrialState(StrEnum):
 
     @property
     def is_missing(self) -> bool:
-        """True if the trial says nothing about its configuration and uses no budget."""
+        """True if the trial says nothing and uses no budget."""
         return self in {TrialState.FAILED, TrialState.LOST, TrialState.CANCELLED}
 
 
@@ -109,7 +109,7 @@ class Target:
         return 0 < self.value <= 1 < high and _SHARE.fullmatch(self.metric) is not None
 
     def is_in_other_unit(self, low: float, high: float) -> bool:
-        """True if either the target or metrics from low to high may be in percent."""
+        """True if target or metrics may be in percent."""
         if self.goal is Goal.MINIMIZE and not _RATE.fullmatch(self.metric):
             return False
         return 0 < self.value < 1 < low <= high <= 100 or 0 <= low <= high <= 1 < self.value <= 100
@@ -173,11 +173,11 @@ class Configuration:
         return replace(self, micro_batch_size=micro_batch_size, accumulation_steps=steps)
 
     def on_devices(self, world_size: int, micro_batch_size: int) -> Configuration:
-        """Configuration on ``world_size`` devices; its product with the micro-batch size must divide the batch size."""
+        """Configuration on ``world_size`` devices, whose micro-batches must divide the batch size."""
         return replace(self, world_size=world_size).in_micro_batches(micro_batch_size)
 
     def trains_like(self, other: Configuration) -> bool:
-        """True if the configurations differ at most in micro-batch size and devices."""
+        """True if only micro-batch size and devices differ."""
         return self._whole == other._whole
 
     @property

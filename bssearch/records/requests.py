@@ -276,7 +276,7 @@ class StudyRecord(NewStudy):
 
     @property
     def mark(self) -> str:
-        """16 hex digits that identify the study under any name and in any database."""
+        """16 hex digits that identify the study in any database."""
         told = f"{self.created_at.isoformat()} {self.created_by} {self.spec_hash}"
         return hashlib.sha256(told.encode()).hexdigest()[:16]
 

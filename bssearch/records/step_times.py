@@ -99,7 +99,7 @@ def seconds_of_steps(configuration: Configuration, steps: float, step_seconds: S
 
 
 def steps_at_first_size(configuration: Configuration, steps: float, step_seconds: StepSeconds) -> float | None:
-    """Steps at the first batch size that take as long as these ``steps``; None if unknown."""
+    """Steps at the first batch size that take as long, if known."""
     if not configuration.grows:
         return steps
     seconds = seconds_of_steps(configuration, steps, step_seconds)
@@ -160,7 +160,7 @@ def fit_step_times(visits: tuple[Visit, ...]) -> Mapping[Split, FittedStepTime]:
 
 
 def with_visits(probes: Iterable[ProbeRecord], visits: Sequence[Visit]) -> list[ProbeRecord]:
-    """Probes with seconds and errors fitted over the visits on equally many devices, without intervals."""
+    """Probes fitted over the visits on equally many devices, without intervals."""
     by_devices = grouped((one.world_size, one) for one in visits)
     fitted = {split: one for here in by_devices.values() for split, one in fit_step_times(tuple(here)).items()}
     by_split = _by_split(visits)
@@ -194,7 +194,7 @@ def pool_paces(paces: Mapping[Key, Sequence[TrialPace]], compared: Collection[Ke
     """Step time of each kind of configuration, without waits for a CPU, from its trials.
 
     A geometric mean weighted by `TrialPace.weight`, of uncontended trials alone if every ``compared`` kind has
-    `UNDISTURBED` such trials. The kernel's pace is a midmean, robust to disturbed trials, of the first `PACED` trials.
+    `UNDISTURBED`. The kernel's pace is a midmean of the first `PACED` trials.
     """
     alone = {key: [one for one in found if not one.contended] for key, found in paces.items()}
     are_enough = all(len(alone[key]) >= UNDISTURBED for key in compared)

@@ -31,7 +31,7 @@ def in_words(value: object) -> str:
 
 
 def nearest(name: str, known: Collection[str], otherwise: str, *, cutoff: float = 0.6, what: str = "") -> str:
-    """Ask whether the most similar name was meant; ``otherwise`` if none is similar."""
+    """Ask whether the most similar name was meant, else ``otherwise``."""
     near = difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
     return f"did you mean {what}{near[0]!r}?" if near else otherwise
 
@@ -42,7 +42,7 @@ def without_passwords(text: str) -> str:
 
 
 def with_precision(device: str | None, precision: str | None) -> str:
-    """Device and precision; without a precision that only the user's program knows."""
+    """Device and precision, if known outside the user's program."""
     known = None if precision in {"own", "unknown"} else precision
     return ", ".join(filter(None, (device, known)))
 
@@ -53,7 +53,7 @@ def visible(text: str) -> str:
 
 
 def shortened(text: str, most: int = LONGEST_TEXT) -> str:
-    """Cut the middle out of a text with more than ``most`` characters and state its length."""
+    """Cut the middle out of a text of over ``most`` characters."""
     if len(text) <= most:
         return text
     cut = f"… ({len(text):,} characters) …"
@@ -62,7 +62,7 @@ def shortened(text: str, most: int = LONGEST_TEXT) -> str:
 
 
 def storable(text: str) -> str:
-    """Replace NUL and lone surrogates, which no database stores, and shorten to `LONGEST_TEXT`."""
+    """Replace NUL and lone surrogates; shorten to `LONGEST_TEXT`."""
     return shortened(text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode("utf-8"))
 
 

@@ -1,4 +1,4 @@
-"""Runs after the search: batch schedules, repeats of the best schedules, and finalists trained past the target.
+"""Runs after the search: batch schedules, their repeats, and finalists trained past the target.
 
 Optuna's TPE proposes a schedule's start, end, timing and initial learning rate. Other parameters come from the best
 trial at the starting batch size.

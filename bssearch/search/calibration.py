@@ -118,9 +118,8 @@ def measure_step_times(
 ) -> None:
     """Measure and store the `missing_step_times`, after `confirm_out_of_memory`.
 
-    If a node's devices are equally fast, visits after the first use all of them at once. A batch size at which the
-    user's code fails is stored without a step time, which excludes it. ``check`` is called before each measurement and
-    each write, and may raise to stop.
+    Later visits use all of a node's devices if equally fast. A batch size at which the user's code fails is stored
+    without a step time, which excludes it. ``check`` runs before each measurement and write, and may raise.
 
     Raises:
         LaunchError: If no batch size fits.
@@ -226,10 +225,10 @@ def confirm_out_of_memory(
     trials: Iterable[TrialRecord],
     tell: Callable[[str], None] = lambda message: None,
 ) -> None:
-    """Retry in a fresh process the smallest micro-batch size that ran out of memory, if it did so in only one trial.
+    """Retry in a fresh process the smallest micro-batch size that ran out of memory in only one trial.
 
-    If the size fits, it is used until a second trial runs out of memory. Trials of external programs are not retried,
-    because they had fresh processes.
+    If it fits, it is used until a second trial runs out of memory. External programs are not retried: their processes
+    were fresh.
     """
     out = [trial.configuration for trial in trials if trial.state is TrialState.OOM]
     tried = [one for one in out if not one.grows and problem_with(spec, one, in_bounds=False) is None]
@@ -293,7 +292,7 @@ def measure_step_time_at(
 def micro_batch_at(
     spec: StudySpec, batch_size: int, memory: MemoryBoundary, world_size: int | None = None
 ) -> int | None:
-    """Micro-batch of each of ``world_size`` devices (default: the search's), None if nothing fits."""
+    """Micro-batch on each of ``world_size`` devices (default: the search's), if any fits."""
     share = batch_size // (world_size or spec.executor.world_size)
     return choose_micro_batch(share, spec.space.max_micro_batch_size, memory)
 

@@ -118,9 +118,8 @@ def next_run(history: History) -> TrialPlan | None:
 def remaining(history: History, trials: Sequence[TrialRecord]) -> list[TrialPlan]:
     """Missing runs, seed by seed over all finalists, each round shuffled.
 
-    A configuration with runs stays a finalist unless it is a `PlainMiss`: the verdict needs complete runs. Lost and
-    cancelled runs are repeated, failed ones once; if a run is out of memory, every run of its batch size, in smaller
-    micro-batches.
+    A configuration with runs stays a finalist unless it is a `PlainMiss`. Lost and cancelled runs are repeated, failed
+    ones once; after out of memory every run of the batch size, in smaller micro-batches.
     """
     made = CompletedRuns.of(history, trials)
     runs = history.spec.confirm.runs
@@ -328,7 +327,7 @@ class CompletedRuns:
         return self._done[configuration.key, seed] <= FAILURES_ALLOWED
 
     def retried(self, configuration: Configuration, seed: int) -> int | None:
-        """Number of the earlier run with this seed that came to nothing, if any."""
+        """Number of this seed's earlier run that came to nothing."""
         return self._in_vain.get((configuration.key, seed))
 
     def _add(self, trial: TrialRecord, run: Configuration) -> None:

@@ -37,10 +37,9 @@ def untimed(spec: StudySpec, store: Store, environment: Environment) -> list[tup
 def time_on_devices(
     spec: StudySpec, store: Store, executor: Executor, environment: Environment, check: Callable[[], None]
 ) -> None:
-    """Time every batch size on every further number of devices, in `COMPARING_VISITS` visits.
+    """Time all batch sizes on the further numbers of devices, in `COMPARING_VISITS` visits.
 
-    ``check`` is called before each measurement and each write, and may raise to stop. Batch sizes that run
-    out of memory are left out.
+    ``check`` runs before each measurement and write, and may raise. Batch sizes out of memory are left out.
     """
     known = store.probes.by_batch_size(spec.name, environment)
     too_large: set[tuple[int, int, int]] = set()

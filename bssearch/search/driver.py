@@ -175,7 +175,7 @@ class Shift:
                 kill()
 
     def raise_if_over(self, running: Collection[int] = ()) -> None:
-        """Raise `InterruptedRunError` if the shift is ending and no trial is ``running``."""
+        """Raise `InterruptedRunError` if the shift is ending and no trial runs."""
         if self.is_ending and not running:
             raise InterruptedRunError("made room for other studies; every trial is stored", hint=CONTINUE)
 
@@ -372,7 +372,7 @@ class Driver:
                 self._raise_if_failed()
 
     def time_on_devices(self) -> None:
-        """Time the batch sizes on more devices than the search's, one driver at a time."""
+        """Time the batch sizes on more devices, one driver at a time."""
         with self._ready(), self._leases.held(TIMING, partial(self._wait_for_claim, TIMING)):
             time_on_devices(self.spec, self.store, self.executor, self.environment, self._check_timing)
 

@@ -196,7 +196,7 @@ def _seconds_to_look_twice(probe: ProbeRecord) -> float:
 
 @dataclass(frozen=True, slots=True)
 class TimeSteps:
-    """Time batch sizes that lack step times, ``compared`` ones more often; `Engine.timed` follows."""
+    """Time batch sizes without step times, ``compared`` ones more often; `Engine.timed` follows."""
 
     compared: frozenset[int] | None = None
 
@@ -527,7 +527,7 @@ class Engine:
         self.pruning.take(trial)
 
     def found_saved(self, saved: frozenset[int], size: int) -> list[Action]:
-        """Set the available checkpoints; drop the least promising if their ``size`` in bytes exceeds the limit."""
+        """Set the available checkpoints; drop the least promising above the size limit."""
         self.pruning.found_saved(saved)
         if size <= self.spec.pruner.checkpoint_gib * 2**30:
             return []
@@ -590,7 +590,7 @@ class Engine:
 
 
 def wrong_target(trial: TrialRecord, history: History) -> BSSearchError | None:
-    """Error if the target was met without training, or if a full trial shows that the target's unit is wrong."""
+    """Error if the target was met without training or its unit is wrong."""
     return history.objective.target_problem(trial) or _in_other_unit(trial, history)
 
 
@@ -610,7 +610,7 @@ def _in_other_unit(trial: TrialRecord, history: History) -> BSSearchError | None
 
 
 def nan_at_any_rate(history: History) -> BSSearchError | None:
-    """Error if all trials diverged at the first step, and the learning rate cannot be the cause."""
+    """Error if all trials diverged at the first step at any rate."""
     ran = [trial for trial in history.all_trials if trial.phase is Phase.SEARCH and says_something(trial)]
     if not are_nan_at_any_rate(ran):
         return None

@@ -37,7 +37,7 @@ MOVED = 0.01
 
 
 class Told(NamedTuple):
-    """A batch size's median seconds, as first reported with this number of trials."""
+    """A batch size's median seconds when first reported."""
 
     trials: int
     median: float

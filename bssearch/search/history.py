@@ -127,7 +127,7 @@ def identity_of(configuration: Configuration) -> Identity:
 
 
 def measured_seconds(trial: TrialRecord | None) -> float:
-    """Measured train seconds to the target, contended or not; ∞ if unknown."""
+    """Measured train seconds to the target; ∞ if unknown."""
     value = trial.outcome.time_to_target_s if trial is not None and trial.outcome is not None else None
     return math.inf if value is None else value
 
@@ -219,7 +219,7 @@ class History:
 
     @property
     def probes(self) -> Mapping[int, ProbeRecord]:
-        """Step times; setting them updates steps × step time of all trials."""
+        """Step times; setting them updates all trials."""
         return self._probes
 
     @probes.setter
@@ -230,7 +230,7 @@ class History:
                 self.take(stored)
 
     def step_seconds(self, configuration: Configuration) -> float | None:
-        """Step time of a configuration; None if untimed, or with a batch schedule or another model."""
+        """Step time of a configuration, if timed and constant."""
         if configuration.grows:
             return None
         probe = self.probes.get(configuration.batch_size)
@@ -238,7 +238,7 @@ class History:
         return probe.step_seconds if probe is not None and is_timed else None
 
     def observe(self, number: int, train_seconds: float, metric: float) -> None:
-        """Add an evaluation to a trial's curve, unless the metric met the target."""
+        """Add an evaluation that missed the target to a curve."""
         target = self.spec.record_target
         if not target.is_met_by(metric):
             self.curves.setdefault(number, Progress()).add(train_seconds, target.gain(metric))
@@ -286,7 +286,7 @@ class History:
 
     @property
     def reference(self) -> TrialRecord | None:
-        """Trial to compare with at equal time: the incumbent, else the first censored one."""
+        """The incumbent, else the first censored trial."""
         if (best := self.incumbent) is not None:
             return best
         ran = [trial for state in TrialState if state.is_censored for trial in self._by_state[state].values()]
@@ -310,7 +310,7 @@ class History:
 
     @property
     def budget_share(self) -> float:
-        """Spent share of the trials or of the wall seconds, whichever is larger."""
+        """Spent share of trials or wall seconds, the larger one."""
         return max(self.spent / self.spec.budget.trials, self.time_share)
 
     @property
@@ -365,7 +365,7 @@ class History:
         return any(trial.configuration.trains_like(configuration) for trial in here)
 
     def as_run(self, configuration: Configuration) -> Configuration:
-        """Configuration in current micro-batches and on the search's devices; unchanged if untimed."""
+        """Configuration in current micro-batches on the search's devices, if timed."""
         probe = self.probes.get(configuration.batch_size)
         return configuration if probe is None else configuration.on_devices(probe.world_size, probe.micro_batch_size)
 

@@ -339,10 +339,7 @@ class Template:
         return ""
 
     def study(self, name: str, values: Values, overrides: tuple[str, ...] = ()) -> StudySpec:
-        """Spec of a submission; ``overrides`` are the worker's.
-
-        Raises `UsageError` for a rejected value, `SpecError` for an invalid spec.
-        """
+        """Spec of a submission; ``overrides`` are the worker's."""
         given = {**checked_values(self.name, self.values, values), "name": name}
         return load_spec(self.spec, [*(f"{key}={json.dumps(value)}" for key, value in given.items()), *overrides])
 

@@ -357,7 +357,7 @@ def patiently(
 def reads(
     method: Callable[Concatenate[Any, Connection, int, Parameters], Result],
 ) -> Callable[Concatenate[Any, str, Parameters], Result]:
-    """Call a method with a reading transaction and the id of the study that the caller names; see `patiently`."""
+    """Call a method with a reading transaction and the caller's study id; see `patiently`."""
 
     @wraps(method)
     def of_study(self: StorePart, study: str, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
@@ -373,7 +373,7 @@ def reads(
 def writes(
     method: Callable[Concatenate[Any, Connection, int, Parameters], Result],
 ) -> Callable[Concatenate[Any, str, Parameters], Result]:
-    """Call a method with a transaction that locks the study that the caller names, and the study's id."""
+    """Call a method with a transaction that locks the caller's study, and the study's id."""
 
     @wraps(method)
     def of_study(self: StorePart, study: str, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:

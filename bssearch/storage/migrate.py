@@ -340,7 +340,7 @@ def _refuse_another(revision: str | None, name: str) -> None:
 def prepare(engine: Engine, notify: Callable[[str], None]) -> None:
     """Upgrade a SQLite file, or check a server, for writing.
 
-    ``notify`` reports an upgrade. Raises `SchemaError` if a server is outdated, `DatabaseError` if a right is missing.
+    ``notify`` reports an upgrade.
     """
     if sqlite_file(engine.url) is None:
         _refuse_another(_current(engine, to_write=True), shown(engine.url))
@@ -358,9 +358,6 @@ def upgrade(url: str | URL, roles: Roles | None = None) -> Upgrade:
     """Upgrade the schema in one transaction, after a backup of a SQLite file.
 
     ``roles`` creates roles on a server. Concurrent calls wait for `bssearch.storage.connection.engine.LONGEST_WAIT_S`.
-
-    Raises `SchemaError` if a newer version wrote the database, `UsageError` for roles of a SQLite file, else
-    `DatabaseError`.
     """
     url = parse_url(url)
     path = sqlite_file(url)

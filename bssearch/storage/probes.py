@@ -92,7 +92,6 @@ class ProbeStore(StorePart):
         return self._database.on_study(study, save)
 
     def _visits(self, connection: Connection, study_id: int) -> list[Visit]:
-        """All visits, oldest first."""
         rows = connection.execute(VISITS.where(VisitRow.study_id == study_id)).mappings().all()
         numbers: dict[tuple[int, int], int] = {}
         for row in rows:
@@ -154,9 +153,8 @@ class ProbeStore(StorePart):
     ) -> MemoryBoundary:
         """Bounds of the micro-batch sizes that fit (default device: the largest that a trial ran on).
 
-        Probes and out-of-memory trials count. A size with a single out-of-memory trial is ignored if a later probe in a
-        separate process fitted this or a larger size. Sizes too large count from devices with at least as much memory;
-        sizes that fit, from devices with at most as much.
+        A single out-of-memory trial is ignored if a later probe in a separate process fitted this or a larger size.
+        Failures count from devices with at least as much memory, fits from devices with at most as much.
         """
         here = environment or self._bound_environment(connection, study_id)
         memory, kind = (None, ()) if here is None else (here.device_memory_bytes, of_its_kind(here))

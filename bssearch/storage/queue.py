@@ -158,10 +158,7 @@ class QueueStore(StorePart):
     """Submissions and workers."""
 
     def submit(self, new: NewSubmission) -> Submission:
-        """Queue a study, or requeue the owner's finished submission with new values.
-
-        Raises `UsageError` if the name is invalid or taken.
-        """
+        """Queue a study, or requeue the owner's finished submission with new values."""
         check_study_name(new.name)
         new.check()
         tried_at: datetime | None = None
@@ -224,10 +221,7 @@ class QueueStore(StorePart):
 
     @patiently
     def set_state(self, name: str, state: SubmissionState, reason: str) -> Submission:
-        """Pause, cancel or requeue a submission.
-
-        Raises `NotFoundError`, or `UsageError` if the submission's state does not allow the change.
-        """
+        """Pause, cancel or requeue a submission."""
         with self._database.writing() as connection:
             _lock(connection)
             found = _submission(connection, name)

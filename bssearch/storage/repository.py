@@ -69,10 +69,7 @@ class Transfer(StorePart):
         self.patience.run(add)
 
     def write(self, study: str, path: Path) -> Sequence[int]:
-        """Write a study to a file; return its running trials, which are left out.
-
-        Raises `UsageError` if the file cannot be written.
-        """
+        """Write a study to a file; return its running trials, which are left out."""
         from bssearch.storage.transfer.study_copy import write_study
 
         (copy,) = self.read([study], self._database.masked_url)
@@ -95,7 +92,7 @@ class Transfer(StorePart):
     def join(self, copies: Sequence[Copy], *, name: str | None = None, dry_run: bool = False) -> list[Joined]:
         """Insert the rows that this database lacks in one transaction; return their counts.
 
-        A new first study is called ``name``. Raises `UsageError` for a contradiction or a taken name.
+        A new first study is called ``name``.
         """
         from bssearch.storage.transfer.study_copy import join
 

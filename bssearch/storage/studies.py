@@ -57,7 +57,7 @@ from bssearch.storage.trials import check_idle
 
 
 def create_study(connection: Connection, study: StudyRecord, *, again: bool) -> None:
-    """Store a study; ``again`` allows an equal stored study. Raises `UsageError` if the name is taken."""
+    """Store a study; ``again`` allows an equal stored study."""
     if insert_if_absent(connection, StudyRow, to_columns(study)):
         return
     stored = connection.execute(STUDY.where(StudyRow.name == study.name)).mappings().first()

@@ -161,8 +161,6 @@ class TrialStore(StorePart):
 
         A new trial starts only if no trial is newer than ``plan.after``. A queued or paused trial starts once; only its
         micro-batches may change.
-
-        Raises `UsageError` if the study is archived.
         """
         return self.patience.run(
             partial(start_trial, self._database, study, plan, uuid4().hex, lease=lease, environment=environment)
@@ -352,7 +350,6 @@ class TrialStore(StorePart):
         return self._curves(connection, study_id, [number])[number]
 
     def _curves(self, connection: Connection, study_id: int, numbers: Collection[int]) -> dict[int, list[Observation]]:
-        """Trials' observations by step."""
         found: dict[int, list[Observation]] = {number: [] for number in numbers}
         query = OBSERVATIONS.where(TrialRow.study_id == study_id, TrialRow.number.in_(found))
         for row in connection.execute(query).mappings():

@@ -1,4 +1,4 @@
-"""Advice on the batch size of a running training: its gradient noise scale, and what another batch size would save."""
+"""Advice on the batch size of a running training, by its gradient noise scale."""
 
 import math
 import statistics
@@ -228,7 +228,7 @@ class BatchAdvisor:
             self._norms = _StepNorms(self._parameters, adam_divisors(self._optimizers))
 
     def close(self) -> None:
-        """Remove the hooks of a step that was not taken; call it at the end of the training."""
+        """Remove the hooks of a step not taken; call at the end of the training."""
         if self._norms is not None:
             self._norms.close()
             self._norms = None
@@ -310,7 +310,7 @@ def _noise_scale(passes: Sequence[tuple[int, Pass]]) -> NoiseScaleInterval:
 
 
 class _StepNorms:
-    """Squared gradient norms of one step's micro-batches and of their sum, plain and as Adam sees them."""
+    """Squared gradient norms of micro-batches and their sum, plain and under Adam."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], divisors: Divisors | None) -> None:
         self._divisors = divisors
@@ -340,7 +340,6 @@ class _StepNorms:
             hook.remove()
 
     def take(self, batch_size: int, samples: int) -> Pass | None:
-        """Remove the hooks; None with one micro-batch or gradients that are not finite."""
         self.close()
         ranks = ranks_together()
         if ranks > 1:

@@ -255,10 +255,7 @@ class CollatedSamples(Dataset[Batch]):
 def streamed(
     stream: BatchStream, micro_batch_size: int, device: torch.device, seed: int, *, skip: int
 ) -> Generator[Batch, None, None]:
-    """Yield the workload's micro-batches on the device; drop the first ``skip`` now.
-
-    Raises `WorkloadError` for a batch of another size, or an epoch without a batch.
-    """
+    """Yield the workload's micro-batches on the device; drop the first ``skip`` now."""
     batches = _endless(stream, micro_batch_size, device, seed)
     for _ in range(skip):
         next(batches)

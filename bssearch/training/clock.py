@@ -1,7 +1,7 @@
 """The clock of a trial: four ledgers that add up to the wall time.
 
 Only ``train`` counts toward time-to-target. On CUDA one synchronisation ends each segment; the host may be `RUN_AHEAD`
-micro-batches ahead, which delays stops and limits.
+micro-batches ahead.
 """
 
 import os

@@ -31,7 +31,6 @@ class Computation:
 
     Construction sets process-wide switches (tf32, cuDNN benchmarking, deterministic algorithms). `fallback` clears
     ``compiles`` and sets ``given_up``; ``warnings`` apply to later trials. ``ranks`` are set while a trial has several.
-    Raises `LaunchError` if the device lacks the precision.
     """
 
     def __init__(self, device: torch.device, settings: TrainingSpec | None = None) -> None:
@@ -251,9 +250,7 @@ def available_precisions(device: torch.device) -> tuple[str, ...]:
 
 
 def resolve_precision(wanted: str, device: torch.device) -> str:
-    """Precision to compute in; ``auto`` is bf16 on capable CUDA devices, else fp32. Raises `LaunchError` if not
-    available.
-    """
+    """Precision to compute in; ``auto`` is bf16 on capable CUDA devices, else fp32."""
     available = available_precisions(device)
     if wanted == "auto":
         return "bf16" if device.type == "cuda" and "bf16" in available else "fp32"
@@ -289,7 +286,7 @@ def _describe(device: torch.device) -> str:
 def checkpoint_activations(workload: Workload, model: nn.Module) -> None:
     """Recompute the activations of ``workload.checkpointed_modules(model)`` in the backward pass.
 
-    Random numbers repeat; running statistics do not count twice. Raises `WorkloadError` without such modules.
+    Random numbers repeat; running statistics do not count twice.
     """
     checkpointed_modules = getattr(workload, "checkpointed_modules", None)
     if checkpointed_modules is None:

@@ -1,4 +1,4 @@
-"""Whether other work used the machine.
+"""Detects other work on the machine.
 
 GPU: NVML's processes, else growth of used memory. CPU: busy seconds in ``/proc/stat``, minus those of this process, its
 parent and the parent's boards; other load shows in the core's pace.

@@ -158,10 +158,7 @@ class Course:
         self.progress = CourseProgress()
 
     def observe(self, observation: Observation, *, is_over: bool = False) -> Ending | None:
-        """Take an evaluation; return the ending, if due.
-
-        Raises `UsageError` if the first evaluation meets the target only because one of them is in percent.
-        """
+        """Take an evaluation; return the ending, if due."""
         target, progress, metric = self._request.target, self.progress, observation.metric
         if progress.last is None and target.is_met_by(metric) and target.is_in_other_unit(metric, metric):
             raise UsageError(
@@ -211,7 +208,7 @@ class Course:
         )
 
     def reached_before(self, ending: Ending) -> Ending:
-        """The ending, or `REACHED` if the target was met before and the caller did not stop the trial."""
+        """The ending, or `REACHED` if met before, unless the caller stopped the trial."""
         if self.progress.crossing is None or ending.state is TrialState.REACHED or ending.asked:
             return ending
         return Ending(TrialState.REACHED, f"{self.progress.reached}, then trained on: {ending.reason}")

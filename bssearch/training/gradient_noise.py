@@ -295,7 +295,7 @@ Divisors = dict[nn.Parameter, Callable[[], torch.Tensor]]
 
 
 def adam_divisors(optimizers: Sequence[torch.optim.Optimizer]) -> Divisors | None:
-    """Functions for Adam's √v̂ + ε by parameter; None if no optimizer has betas and epsilon in all groups."""
+    """Functions for Adam's √v̂ + ε by parameter; None unless all groups have betas and epsilon."""
 
     def divisor(state: dict[str, torch.Tensor], beta2: float, epsilon: float) -> Callable[[], torch.Tensor]:
         return lambda: (state["exp_avg_sq"] / (1 - beta2 ** state["step"])).sqrt() + epsilon

@@ -351,10 +351,7 @@ def describe_model(
     seed: int = 0,
     own: Mapping[str, ParameterValue] = NO_PARAMETERS,
 ) -> ModelDescription:
-    """Evaluate and describe a model built from a seed. Changes the random state.
-
-    Raises `WorkloadError` if ``evaluate`` lacks a declared metric.
-    """
+    """Evaluate and describe a model built from a seed. Changes the random state."""
     seed_everything(seed)
     model = computation.build_model(workload, dropout, own)
     with computation.evaluating():

@@ -86,7 +86,7 @@ def muon_with_adamw(
     """Muon over weight matrices outside embeddings, and AdamW over the rest at its learning rate scale.
 
     PyTorch's Muon takes two dimensions only, so convolution filters go to AdamW. An output layer counts as a matrix
-    unless it shares an embedding's weights. Raises `UsageError` without a weight matrix.
+    unless it shares an embedding's weights.
     """
     layers = [module for module in model.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag)]
     embeddings = {id(parameter) for layer in layers for parameter in layer.parameters()}
@@ -149,10 +149,6 @@ def build_optimizer(model: nn.Module, configuration: Configuration, fused: bool 
     """Build the optimizer of a model's trainable parameters, at the peak learning rate.
 
     ``fused`` asks for one kernel if the optimizer has it on every device.
-
-    Raises:
-        UsageError: No parameter trains.
-        LaunchError: The optimizer's library is missing.
     """
     given = configuration.parameters
     options: dict[str, Any] = {
@@ -202,7 +198,7 @@ def check_libraries(workload: Workload, names: Iterable[str]) -> None:
 
 
 def flat(built: Any, model: nn.Module) -> Optimizers:
-    """A tuple, list, dict or single optimizer as a tuple; `WorkloadError` if one trains no parameter of the model."""
+    """One or several optimizers as a tuple; `WorkloadError` if one trains nothing of the model."""
     values = built.values() if isinstance(built, Mapping) else built if isinstance(built, tuple | list) else [built]
     optimizers = tuple(values)
     if not optimizers:

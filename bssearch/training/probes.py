@@ -367,10 +367,6 @@ def measure_noise(request: NoiseRequest, workload: Workload, data: Data, computa
     """Train until the metric is near the target, or training ends; measure the noise scale there.
 
     The interval does not cover other seeds.
-
-    Raises:
-        WorkloadError: The metric is not finite, samples are too few, or the workload makes its own batches or steps.
-        LaunchError: Memory runs out.
     """
     own = [name for name in ("training_step", "train_batches") if callable(getattr(workload, name, None))]
     if own:

@@ -10,7 +10,7 @@ _SCHEDULED_TIME = 2  # the clock of a process: ~pid << 3 | CPUCLOCK_SCHED, as cl
 
 
 def found_in(file: Path, pattern: str) -> str | None:
-    """The first group of a regular expression in a text file; None if there is no match, or no file."""
+    """First group of a regular expression in a file, if any."""
     try:
         found = re.search(pattern, file.read_text(), re.MULTILINE)
     except OSError:

@@ -1,7 +1,7 @@
 """Ranks of a trial: processes that train on shares of every batch and add their gradients.
 
-Only rank 0 decides about stops, limits and evaluations: before each common call it orders the other ranks to make the
-same call (`Link`). Hooks on parameters add gradients, because a wrapper misses losses that do not call ``forward``.
+Only rank 0 decides: before each common call it orders the other ranks to make the same call (`Link`). Hooks on
+parameters add gradients, because a wrapper misses losses that do not call ``forward``.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Link(Protocol):
 class Ranks:
     """This process as number ``rank`` of ``size``; only rank 0 has a ``link``.
 
-    ``are_together`` within a common call. ``is_broken``: such a call failed, so other ranks may wait for it forever.
+    ``are_together`` within a common call. ``is_broken``: a common call failed, so other ranks may wait forever.
     """
 
     def __init__(

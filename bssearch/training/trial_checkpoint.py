@@ -117,11 +117,7 @@ class Checkpoint:
     on_progress: Callable[[], None]
 
     def save(self, training: Mapping[str, Saved], measured: Mapping[str, Saved]) -> None:
-        """Replace the file or, on failure, leave it; ``measured`` states are JSON.
-
-        Raises:
-            ValueError: A state is larger than `restore` accepts.
-        """
+        """Replace the file or, on failure, leave it; ``measured`` states are JSON."""
         part = self.path.with_name(self.path.name + ".part")
         file = new_guarded_file(part)
         archive = zipfile.ZipFile(file, "w")
@@ -356,12 +352,7 @@ class SavedRun:
 
 
 def read_checkpoint(path: Path) -> SavedRun:
-    """Read a checkpoint.
-
-    Raises:
-        NotFoundError: The file does not exist.
-        UsageError: It is no checkpoint, has non-finite weights, or an invalid step or samples.
-    """
+    """Read a checkpoint."""
     if not path.exists():
         raise NotFoundError(f"checkpoint {path} does not exist")
     if path.is_dir():
@@ -440,10 +431,7 @@ def _count(path: Path, content: Mapping[str, Any], name: str) -> int | None:
 
 
 def continue_from(trainer: Trainer, branch: Branch, batch_size: int) -> None:
-    """Load a branch's checkpoint into a fresh trainer, which keeps its data order and optimizer options.
-
-    Raises as `read_checkpoint`, and `UsageError` for another model or optimizer.
-    """
+    """Load a branch's checkpoint into a fresh trainer, which keeps its data order and optimizer options."""
     path = Path(branch.checkpoint)
     saved = read_checkpoint(path)
     load_weights(trainer.model, saved.model, path)
@@ -481,10 +469,7 @@ def branch_schedule(run: RateSchedule, branch: Branch, batch_size: int) -> Branc
 
 @torch.no_grad()
 def load_weights(model: nn.Module, saved: Mapping[str, Any], path: Path) -> None:
-    """Copy saved weights into a model; ``saved`` may have buffers without a place in its state_dict.
-
-    Raises `UsageError` unless names and shapes agree.
-    """
+    """Copy saved weights into a model; ``saved`` may have buffers without a place in its state_dict."""
     own = model.state_dict()
     for name, value in own.items():
         if not isinstance(value, torch.Tensor):

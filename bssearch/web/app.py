@@ -425,9 +425,8 @@ def serve(
 ) -> None:
     """Serve database pages until Ctrl-C or SIGTERM.
 
-    A token is required if ``host`` is reachable from other machines or ``asks_token``; ``tell`` gets the address
-    with the token once. ``port`` 0 takes a free port; ``names`` are further host names. Raises `UsageError` if the
-    server cannot listen or a required token is declined.
+    A token is required if ``host`` is reachable from other machines or ``asks_token``; ``tell`` gets the address with
+    the token once. ``port`` 0 takes a free port; ``names`` are further host names.
     """
     databases = Databases(urls)
     needs_token = not is_loopback(host)

@@ -26,10 +26,7 @@ class Databases:
 
     @contextmanager
     def study(self, name: str, number: str | None = None) -> Iterator[Store]:
-        """Store with a study; ``number`` selects the database.
-
-        Raises `NotFoundError` if no store has it, `UsageError` if several do.
-        """
+        """Store with a study; ``number`` selects the database."""
         with self.opened() as stores:
             store = found_study(stores if number is None else [self._numbered(stores, number)], name)[0]
             with store:  # errors about an unusable row name the row

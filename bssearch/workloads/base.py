@@ -202,10 +202,7 @@ def lies_in_no_file(name: str) -> bool:
 
 
 def resolve(name: str, settings: Mapping[str, Any], folder: Path) -> Workload:
-    """Build the workload that a spec names; files are relative to ``folder``.
-
-    Raises `WorkloadError` if the code does not import, cannot be built, or lacks members.
-    """
+    """Build the workload that a spec names; files are relative to ``folder``."""
     target = SHIPPED.get(name, name)
     location, separator, attribute = target.rpartition(":")
     require(
@@ -376,7 +373,7 @@ def given_workload(workload: Any, folder: Path) -> GivenWorkload:
     """Name a workload by its file, relative to ``folder`` if inside, or its module.
 
     Constructor arguments are read from equally named attributes. If they do not rebuild an equal object, the object
-    itself runs in this process. Raises `UsageError` for None or a module.
+    itself runs in this process.
     """
     if isinstance(workload, str):
         return GivenWorkload(name=workload)

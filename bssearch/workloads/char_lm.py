@@ -60,10 +60,7 @@ class CharLM:
         return self.context
 
     def load(self, device: torch.device) -> Data:
-        """Sequences (sequences, context) of int64 tokens; targets are one character later.
-
-        Raises `WorkloadError` if the text is missing, unreadable, not UTF-8, or too short.
-        """
+        """Sequences (sequences, context) of int64 tokens; targets are one character later."""
         text = _read(_files(self.text), self.max_characters)
         held_out = len(text) // _HELD_OUT_SHARE
         if held_out < self.context + 1:

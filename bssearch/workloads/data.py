@@ -243,10 +243,7 @@ TRIED_SAMPLES = 8  # samples that are collated as a test
 
 
 def check_data(data: object, workload: object = None) -> Data:
-    """The data as three parts; with ``train_batches``, train is a `BatchStream`.
-
-    Raises `WorkloadError` for an unknown form, unequal rows, or samples that are missing or do not collate.
-    """
+    """The data as three parts; with ``train_batches``, train is a `BatchStream`."""
     found = [_part(data, name, workload) for name in PARTS]
     same = isinstance(data, Data) and all(getattr(data, name) is one for name, one in zip(PARTS, found, strict=True))
     return data if same and isinstance(data, Data) else Data(*found)

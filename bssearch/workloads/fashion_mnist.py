@@ -183,10 +183,7 @@ class FashionMnist(TenClasses):
         self._augments = augment
 
     def load(self, device: torch.device) -> Data:
-        """Images (samples, 1, 28, 28) as float32, standardised over the training part, and int64 classes.
-
-        Raises `WorkloadError` for missing or damaged files, or another data set's.
-        """
+        """Images (samples, 1, 28, 28) as float32, standardised over the training part, and int64 classes."""
         files = find_fashion_mnist()
         images, labels = read_images(files, "train")
         test_images, test_labels = read_images(files, "t10k")
@@ -225,10 +222,7 @@ class FashionMnist(TenClasses):
 
 
 def read_images(files: Mapping[str, Path], part: Literal["train", "t10k"]) -> tuple[np.ndarray, np.ndarray]:
-    """Images (samples, 28, 28) and classes (samples,) of a pair of files, as uint8.
-
-    Raises `WorkloadError` if damaged or another data set's: MNIST has the same file names.
-    """
+    """Images (samples, 28, 28) and classes (samples,) of a pair of files, as uint8."""
     images_file, labels_file = files[f"{part}-images-idx3-ubyte"], files[f"{part}-labels-idx1-ubyte"]
     labels = read_idx(labels_file, dimensions=1)
     if len(labels) and labels.max() >= CLASSES:

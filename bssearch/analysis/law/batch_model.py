@@ -395,8 +395,8 @@ def fit_law(points: Sequence[LawPoint]) -> LawFit | None:
 
     Log samples are normal about the law; missed runs are right-censored. Untuned batch sizes are left out if three
     tuned ones remain. The interval of B_crit is a profile likelihood: deviance within Student's t² variances of the
-    least. The variance is that about the law (N − 2 degrees of freedom) or, if the F-test rejects the law, the mean
-    square of the lack of fit (K − 2).
+    least. The variance is that about the law (N − 2 degrees of freedom) or, if the F-test rejects it, of the lack of
+    fit (K − 2).
     """
     run = _that_ran(points)
     if sum(bool(point.samples) for point in run) < 2:

@@ -37,7 +37,7 @@ class BranchPlan:
     samples_between: int
 
     def is_in_window(self, samples: int) -> bool:
-        """True if an evaluation after ``samples`` counts in a branch's mean metric."""
+        """True if an evaluation after ``samples`` counts in the mean."""
         return samples >= (1 - WINDOW) * self.samples
 
 
@@ -162,6 +162,6 @@ def local_critical_batch(start: float, sizes: Sequence[BranchedSize], goal: Goal
 
 
 def is_rising(found: Sequence[LocalCriticalBatch]) -> bool | None:
-    """True if the batch sizes never fall between checkpoints; None below two known ones."""
+    """True if the batch sizes never fall; None below two known ones."""
     known = [one.batch_size for one in found if one.batch_size is not None]
     return None if len(known) < 2 else all(before <= after for before, after in itertools.pairwise(known))

@@ -1,9 +1,8 @@
-"""The quick answer as ``bssearch run --quick --format json`` prints it, and its critical batch size.
+"""The quick answer and its critical batch size.
 
-Samples to the target are E_min (1 + B / B_crit) times a departure, a Gaussian process over log B, because no training
-follows the law exactly. The prior of log B_crit is normal around the gradient noise scale, or flat without one; that of
-log E_min is flat. Draws: B_crit on a grid, then departures given B_crit, weighted by the probability that missed runs
-need more samples.
+Samples to the target are E_min (1 + B / B_crit) times a departure, a Gaussian process over log B. The prior of log
+B_crit is normal around the gradient noise scale, or flat without one; that of log E_min is flat. Draws: B_crit on a
+grid, then departures given B_crit, weighted by the probability that missed runs need more samples.
 """
 
 from __future__ import annotations
@@ -143,7 +142,7 @@ class CriticalBatchPosterior:
         return self._quantile((1 - CONFIDENCE) / 2), self._quantile((1 + CONFIDENCE) / 2)
 
     def log_steps(self, sizes: Sequence[int]) -> Numbers:
-        """Log steps to the target by each law, (draws, sizes), up to a constant."""
+        """Log steps to the target (draws, sizes), up to a constant."""
         logs = np.log(np.array(sizes, dtype=float))
         law = np.logaddexp(0, self.log_b_crit[:, None] - logs)
         steps: Numbers = law + _between(self.log_nodes, self.departures, logs)

@@ -77,8 +77,8 @@ def about_memory(
 def about_noise_scale(spec: StudySpec, answer: Answer) -> RuleFinding:
     """Compare the gradient noise scale with the critical batch size.
 
-    The ratio's interval adds half widths of logarithms in quadrature. Held: the ratio is within `SAME`, its interval
-    within `APART`, and the two intervals overlap. Broke: the ratio's interval is beyond `APART`.
+    Half widths of logarithms add in quadrature. Held: the ratio is within `SAME`, its interval within `APART`, and the
+    intervals overlap. Broke: the ratio's interval is beyond `APART`.
     """
     noise, fit = answer.measured.noise_scale, answer.fit
     if noise is None:
@@ -139,7 +139,7 @@ def _apart(ratio: Regret | None, overlap: bool) -> Finding:
 
 
 def about_generalisation(spec: StudySpec, answer: Answer) -> RuleFinding:
-    """Judge whether the largest batch size trained to the full limit ends over 2 points worse than the best."""
+    """Judge if the largest batch size ends over 2 points worse than the best at the full limit."""
     found = answer.generalisation
     if found is None or len(found.batches) < 2:
         known = "no two batch sizes were trained to the same full limit"
@@ -169,7 +169,7 @@ def _of_best_largest(others: Sequence[FinalMetrics], points: float) -> Judgement
 
 
 def about_epochs(spec: StudySpec, optima: Mapping[int, Candidate]) -> list[RuleFinding]:
-    """Compare the samples to the target at `LARGER` × a batch size with those at the batch size, both confirmed."""
+    """Compare the samples to the target of two confirmed batch sizes, `LARGER` times apart."""
     samples = make_objective("samples_to_target", spec.record_target)
     confirmed = {size: estimate(one.runs, samples) for size, one in optima.items() if one.is_confirmed}
     found = []

@@ -49,7 +49,7 @@ def study_in(urls: Sequence[str] | None, given: str | None) -> Iterator[tuple[St
 def found_study(stores: Sequence[Store], given: str | None) -> tuple[Store, str]:
     """Store and name of the given or only study.
 
-    With one store a name is not looked up. Raises `NotFoundError`, or `UsageError` if ambiguous.
+    With one store a name is not looked up.
     """
     if given is None:
         return _only_study(stores)

@@ -118,7 +118,7 @@ Message = tuple[list[str], str, dict[str, Any]]  # the boards to call, the metho
 
 
 class BoardProcess:
-    """Reports to boards in another process. Raises `OSError` if it cannot start.
+    """Reports to boards in another process.
 
     ``asked`` counts reports, ``delivered`` those taken by each board.
     """

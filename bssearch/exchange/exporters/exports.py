@@ -1,4 +1,4 @@
-"""Exports of a study to files, among them the table of its learning curves.
+"""Exports of a study to files.
 
 Curves: ``NAME.csv.gz`` (or ``NAME.csv``) has ``trial, param.*, seed, step, train_seconds, metric``, by trial in order
 of time; empty cells are unset. ``NAME.json``: ``name``, ``metric``, ``goal``, ``target`` and ``max_train_seconds`` (a
@@ -77,7 +77,7 @@ class RecordedTable:
 def write_table(table: RecordedTable, path: Path) -> list[Path]:
     """Write a table and its description; return their paths.
 
-    Equal tables give equal bytes. Raises `UsageError` for a wrong suffix or an unwritable file.
+    Equal tables give equal bytes.
     """
     head = {
         "name": table.name,
@@ -157,7 +157,7 @@ def export_csv(store: Store, name: str, file: str | None = None) -> Exported:
 def export_parquet(store: Store, name: str, file: str | None = None) -> Exported:
     """Write typed ``NAME.parquet`` and ``NAME.observations.parquet``.
 
-    Integers are nullable, times UTC, lists JSON. Raises `UsageError` without the extra ``parquet``.
+    Integers are nullable, times UTC, lists JSON.
     """
     require_parquet()
     paths = _paths(name, file, ".parquet")
@@ -290,10 +290,7 @@ def export_curves(store: Store, name: str, file: str | None = None) -> Exported:
 
 
 def recorded_table(store: Store, name: str) -> RecordedTable:
-    """Finished search trials with curves; a trial stopped early ends there when replayed.
-
-    Raises `UsageError` without curves.
-    """
+    """Finished search trials with curves; a trial stopped early ends there when replayed."""
     study = store.studies.get(name)
     spec = spec_of(study)
     finished = {trial.number: trial for trial in search_trials(store, name)}

@@ -118,7 +118,7 @@ def check_logarithm(theirs: str, ours: str) -> None:
 
 
 def check_epochs(theirs: str, ours: str, hint: str) -> None:
-    """Raise `UsageError` if a name says that its numbers are epochs, not steps."""
+    """Raise `UsageError` if a name means epochs, not steps."""
     require(
         ours != "steps" or not re.search(r"(?:^|[^a-z])epochs?(?![a-z])", theirs, re.IGNORECASE),
         f"{theirs!r} may hold epochs, which are not optimizer steps",
@@ -253,7 +253,6 @@ def _column(name: str, metric: str, given: Mapping[str, tuple[str, Formula]], ow
 
 
 def _check_rows(columns: Sequence[Column], rows: Sequence[Sequence[str]], origin: str) -> None:
-    """Raise `UsageError` if rows are evaluations of runs: a run's name repeats, or curves follow each other."""
     if not rows or min(map(len, rows)) < len(columns) or any(one.ours == "seed" for one in columns):
         return
     known = ("batch_size", "device", "precision")
@@ -279,7 +278,7 @@ def _check_rows(columns: Sequence[Column], rows: Sequence[Sequence[str]], origin
 
 
 def _are_curves(counts: Sequence[float], settings: Sequence[list[str]]) -> bool:
-    """True if rows of equal settings count up from the start, at least three times each."""
+    """True if rows of equal settings count up, at least three each."""
     curves: list[list[float]] = []
     for place, count in enumerate(counts):
         if not place or settings[place] != settings[place - 1] or not count >= counts[place - 1]:

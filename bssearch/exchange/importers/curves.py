@@ -77,9 +77,6 @@ def settings_of(logs: Sequence[Log], column: Sequence[str], given: Sequence[str]
         column: Names of settings as THEIRS=OURS.
         given: Further settings as NAME=VALUE, which replace those of the logs.
         run: Name of the column that tells runs apart, which is no setting.
-
-    Raises:
-        UsageError: For an unknown name, or two values of one setting.
     """
     there = dict.fromkeys(name for log in logs for name in log.settings)
     renamed = mappings("--column", column, there, "setting")
@@ -153,7 +150,7 @@ def batch_of(settings: Settings, log: Log) -> GivenBatch:
 
 
 def hyperparameters(settings: Iterable[Settings]) -> list[str]:
-    """Names of hyperparameters that bssearch knows, and of settings with several values."""
+    """Names of known hyperparameters and of settings with several values."""
     runs = list(settings)
     names = dict.fromkeys(name for one in runs for name in one if name not in _OF_THE_RUN and not is_about_batch(name))
     values = {name: {str(one[name].value) if name in one else None for one in runs} for name in names}
@@ -161,7 +158,7 @@ def hyperparameters(settings: Iterable[Settings]) -> list[str]:
 
 
 def sources(settings: Settings) -> str:
-    """The log's names of the batch and the known hyperparameters, where they are not ours."""
+    """The log's own names of batch and known hyperparameters."""
     shown = {name: one.theirs for name, one in settings.items() if is_about_batch(name) or name in TYPED}
     return "; ".join(f"{name}: {theirs}" for name, theirs in shown.items() if name != theirs)
 
@@ -354,7 +351,7 @@ def _target(
 
 
 def _judged(run: ImportedRun, target: Target, *, is_timed: bool) -> ImportedRun:
-    """The run with its crossing of the target, or its end; without its curve if only others have seconds."""
+    """The run with its crossing or end; without its curve if only others have seconds."""
     found, last = first_crossing(run.curve, target), run.curve[-1]
     require(
         found is None or found.first_hit_step != 0, f"{target.in_words} is met before the first step ({run.origin})"
@@ -372,7 +369,6 @@ def _judged(run: ImportedRun, target: Target, *, is_timed: bool) -> ImportedRun:
 
 
 def _confounders(runs: Sequence[ImportedRun]) -> Iterator[str]:
-    """Notes on settings that differ between batch sizes and have one value at each."""
     by_size = grouped((run.configuration.batch_size, run.configuration) for run in runs)
     names = dict.fromkeys(name for run in runs for name in run.configuration.parameters)
     typed = [name for name in TYPED if name != "learning_rate" and name not in names]

@@ -33,10 +33,7 @@ UTF_16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 def read_text(path: Path) -> str:
-    """A file's text, unpacked if it ends in .gz.
-
-    Raises `NotFoundError`, or `UsageError` unless UTF-8, or UTF-16 with its mark.
-    """
+    """A file's text, unpacked if it ends in .gz."""
     try:
         with gzip.open(path) if path.name.endswith(".gz") else path.open("rb") as file:
             data = file.read(MOST_BYTES + 1)
@@ -255,12 +252,12 @@ def part_of_batch(name: str) -> str | None:
 
 
 def may_divide_batch(name: str) -> bool:
-    """True for numbers of machines and `_SHARED`, which say how many devices share a batch."""
+    """True for numbers of machines and `_SHARED`."""
     return _plain(name) in (*_NODES, _SHARED)
 
 
 def is_about_batch(name: str) -> bool:
-    """True for the batch size, its parts, and names that may divide it."""
+    """True for the batch size, its parts and divisors."""
     return name == BATCH or part_of_batch(name) is not None or may_divide_batch(name)
 
 
@@ -279,10 +276,7 @@ class GivenBatch:
 
     @classmethod
     def of(cls, values: Mapping[str, Any], origin: str, label: Callable[[str], str] = str) -> GivenBatch:
-        """Collect batch parts by the file's names, ignoring None and "".
-
-        Raises `UsageError` for an invalid value, or if two names of a part have different values.
-        """
+        """Collect batch parts by the file's names, ignoring None and ""."""
         parts: dict[str, int] = {}
         labels: dict[str, str] = {}
         for name, value in values.items():
@@ -331,8 +325,7 @@ class GivenBatch:
 def step_batches(given: Sequence[GivenBatch], rename: str) -> tuple[list[dict[str, int]], list[str]]:
     """Each run's ``batch_size`` with its three factors, and notes.
 
-    ``rename``: a hint to rename ``batch_size``, with ``{}`` for the new name. Raises `UsageError` for an unknown or
-    ambiguous batch.
+    ``rename``: a hint to rename ``batch_size``, with ``{}`` for the new name.
     """
     open_ones = [one for one in given if one.is_open]
     per_device, why = _is_per_device(open_ones, rename)

@@ -66,7 +66,7 @@ def make_studies(
     """Study per device and precision.
 
     A single study is called ``name``; of several, the device follows the name. Without train seconds the objective is
-    ``samples_to_target``. Raises `UsageError` if no run has ``default_batch``.
+    ``samples_to_target``.
     """
     groups = grouped(((run.device or UNKNOWN, run.precision or UNKNOWN), run) for run in runs)
     sizes = sorted({run.configuration.batch_size for run in runs})
@@ -144,7 +144,7 @@ def _slug(text: str) -> str:
 
 
 def _with_seeds(runs: Sequence[ImportedRun]) -> tuple[list[_SeededRun], list[str], int]:
-    """Make seeds unique within a configuration; return the changed places, and the fewest repeats."""
+    """Make seeds unique; return the changed places and the fewest repeats."""
     known = {id(one): one.key for one in {id(run.configuration): run.configuration for run in runs}.values()}
     keys = [known[id(run.configuration)] for run in runs]
     taken: dict[str, set[int]] = {key: set() for key in keys}

@@ -131,10 +131,7 @@ class Curve:
 
 
 def curve_of(log: Log, names: Names, batch_size: int) -> Curve:
-    """Learning curve of a log; the evaluations of a resumed run replace the earlier ones from its step on.
-
-    Raises `UsageError` for values that are not numbers or out of bounds, and if the steps begin anew.
-    """
+    """Learning curve of a log; the evaluations of a resumed run replace the earlier ones from its step on."""
     found: list[Observation] = []
     offset, before, resumes = 0.0, -math.inf, 0
     has_diverged = False
@@ -175,7 +172,7 @@ def curve_of(log: Log, names: Names, batch_size: int) -> Curve:
 
 
 def _evaluations(log: Log, names: Names, batch_size: int) -> Iterator[tuple[int, float, float]]:
-    """Yield step, seconds as logged (NaN if unknown), and the metric; a row may have the step of the row before."""
+    """Yield step, logged seconds (NaN if unknown) and metric."""
     shift = 1.0 if names.step == OF_LIGHTNING else 1.0 - log.first_step
     scale = 1.0
     if names.epoch_samples is not None:

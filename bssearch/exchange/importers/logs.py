@@ -54,10 +54,7 @@ class Log:
 
 
 def logs_in(places: Iterable[Path], run: str | None = None) -> list[Log]:
-    """Logs of files and folders, in the order of their names; ``run`` names a table's column of runs.
-
-    Raises `NotFoundError` without the file, and `UsageError` for a file that is no log or a folder without one.
-    """
+    """Logs of files and folders, in the order of their names; ``run`` names a table's column of runs."""
     found: list[Log] = []
     for place in dict.fromkeys(one.resolve() for one in places):
         if not place.exists():

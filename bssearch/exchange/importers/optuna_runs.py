@@ -90,7 +90,7 @@ def most_at_once(trials: Sequence[FrozenTrial]) -> int:
 
 
 def resumed_trials(trials: Sequence[FrozenTrial]) -> frozenset[int]:
-    """Numbers of retried trials that may have continued a failed trial: their seconds may be of a part."""
+    """Numbers of retried trials that may have continued a failed one."""
     found = set()
     for trial in trials:
         history = trial.system_attrs.get("retry_history")

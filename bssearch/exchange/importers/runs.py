@@ -163,7 +163,6 @@ def _groups(together: Sequence[Sequence[ImportedRun]], measure: Measure) -> Iter
 
 
 def _seconds_differ(runs: Sequence[ImportedRun]) -> bool:
-    """True if seconds differ by configuration: equal steps may then be a setting."""
     seconds: dict[int, dict[str, list[float]]] = {}
     for run in runs:
         if run.reached and run.train_seconds:

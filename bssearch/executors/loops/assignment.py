@@ -62,11 +62,11 @@ class LoopStages:
             )
 
     def at(self, steps: int) -> Configuration:
-        """Configuration of the step after ``steps`` steps, at the peak learning rate."""
+        """Configuration after ``steps`` steps, at the peak learning rate."""
         return self._each[self._place(steps)]
 
     def last(self, steps: int) -> Configuration:
-        """Configuration of the last of ``steps`` steps; of the first step if 0."""
+        """Configuration of the last of ``steps`` steps, or the first."""
         return self.at(max(0, steps - 1))
 
     def changes_at(self, steps: int) -> bool:
@@ -83,7 +83,7 @@ class LoopStages:
         return self._first_samples[place] + (steps - self._first_steps[place]) * self._each[place].batch_size
 
     def has_seen_again(self, samples: int, steps: int) -> bool:
-        """True if the last step completed another ``samples`` samples, or ``steps`` is 0."""
+        """True at step 0 and after every ``samples`` samples."""
         return self.samples(steps) % samples < self.last(steps).batch_size
 
     def keep_micro_batches(self) -> None:
@@ -165,10 +165,10 @@ class Assignment:
         """Resume the clock."""
 
     def stepped(self, step: int, samples: int | None) -> None:
-        """Record that ``step`` steps are done; ``samples`` of the new steps, None if unknown."""
+        """Record ``step`` steps and the new ``samples``, if known."""
 
     def diverged(self, reason: str) -> bool:
-        """End a trial whose gradients are not finite; False if no trial."""
+        """End a trial of non-finite gradients; False if no trial."""
         return False
 
     def modelled(self, modules: Sequence[nn.Module]) -> None:
@@ -184,10 +184,10 @@ class Assignment:
         """Record a due evaluation."""
 
     def settle(self) -> None:
-        """End the trial if the search asked for it, or its time is over."""
+        """End the trial if asked to or due."""
 
     def passes(self, loader: object, in_order: bool) -> int | None:
-        """Begin a pass; return how many micro-batches a resumed trial must skip, or None at a pass's start.
+        """Begin a pass; return the micro-batches that a resumed trial must skip, None at a pass's start.
 
         With ``in_order`` bssearch's sampler skips the micro-batches. Call `skipped` afterwards.
         """
@@ -203,7 +203,7 @@ class Assignment:
         """Note that the loop ended by itself."""
 
     def keep(self, objects: Mapping[str, Any]) -> tuple[int, int]:
-        """Register objects to checkpoint; return the steps and samples already done."""
+        """Register objects to checkpoint; return steps and samples done."""
         return 0, 0
 
     def test(self, evaluate: Evaluate) -> None:

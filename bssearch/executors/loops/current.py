@@ -287,8 +287,7 @@ FITTERS = {
 def train_made(name: str, default: Configuration) -> None:
     """Train with the result of a file's ``make_trainer(trial)``.
 
-    ``default``: the code's own batch size and learning rate. Raises `WorkloadError` if the import fails, `UsageError`
-    for a missing function or wrong result.
+    ``default``: the code's own batch size and learning rate.
     """
     file, function = Path(name.removesuffix(MAKE_TRAINER)), MAKE_TRAINER.removeprefix(":")
     make = getattr(import_file(name, file), function, None)

@@ -116,7 +116,7 @@ class FieldsRead:
         return found
 
     def has_rate(self, rate: float) -> bool:
-        """True if an optimizer has this learning rate, or no optimizer is known."""
+        """True if an optimizer has this learning rate, or none is known."""
         return not self.rates or any(math.isclose(one, rate) for one in self.rates)
 
     @property
@@ -156,7 +156,7 @@ class Followed:
         self._has_warned = False
 
     def resume(self, steps: int) -> None:
-        """Resume after ``steps`` steps; fields read earlier count for the first stage."""
+        """Resume after ``steps`` steps; earlier reads count for the first stage."""
         if self._stages.grows and steps:
             self._before = self._stages.at(0)
             self._asked.lately.clear()
@@ -172,9 +172,7 @@ class Followed:
             self._assignment.pass_ended()
 
     def check_step(self, now: Configuration) -> None:
-        """Warn once if the learning rate did not follow the batch size; raise `UsageError` if the new size was not
-        read.
-        """
+        """Warn once of a learning rate that ignores the batch size; refuse an unread size."""
         before, self._before = self._before, None
         if before is None:
             return
@@ -191,7 +189,7 @@ class Followed:
             self._assignment.warned(f"the batch has grown to {now.batch_size}, and {lacks}")
 
     def check_size(self, batch: Any, size: int, steps: int) -> None:
-        """Warn if a stage's first micro-batch has a wrong size; raise `UsageError` for the previous stage's size."""
+        """Warn if a stage's first micro-batch has a wrong size; refuse the previous stage's size."""
         self.awaits_batch = False
         shapes = [tuple(one.shape[:2]) for one in tree_leaves(batch) if isinstance(one, torch.Tensor) and one.ndim]
         if not shapes or any(size in shape for shape in shapes):
@@ -238,7 +236,7 @@ def _not_asked(now: Configuration, field: str, value: int, before: int) -> Usage
 
 
 class SampleAxis(NamedTuple):
-    """A batch's part whose length is the number of samples; ``axis`` is None for lists."""
+    """A batch's part with a row per sample; ``axis`` is None for lists."""
 
     keys: tuple[Any, ...]
     axis: int | None
@@ -248,7 +246,7 @@ class SampleAxis(NamedTuple):
 class BatchRows:
     """Counts samples by the batch part that had the expected size in the first micro-batch.
 
-    Without such a part the first tensor, else the first list counts, unless longer than the expected size.
+    Otherwise the first tensor, else the first list counts, unless longer than expected.
     """
 
     _place: SampleAxis | None = None
@@ -349,7 +347,7 @@ class OptimizerSteps:
         self._before = _TAKEN.copy()
 
     def other_than(self, steps: int) -> int | None:
-        """Largest step count of an unwatched optimizer; None if a count equals ``steps`` or an optimizer is watched."""
+        """Largest step count of an unwatched optimizer; None if one equals ``steps`` or an optimizer is watched."""
         counts = {count - self._before.get(one, 0) for one, count in _TAKEN.items()} - {0}
         return None if self._watched or not counts or steps in counts else max(counts)
 

@@ -244,7 +244,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
 
 
 class AdvisorCallback(Callback):  # type: ignore[misc]
-    """Callback with a `BatchAdvisor` for any fit, in a trial or not; its ``advisor`` prints its report at the end.
+    """Callback with a `BatchAdvisor` for any fit; its ``advisor`` prints its report at the end.
 
     The noise is measured in fits that accumulate gradients or have several processes.
 
@@ -283,7 +283,7 @@ class AdvisorCallback(Callback):  # type: ignore[misc]
 def fit_made(trial: Trial, made: Any) -> None:
     """Fit the ``(trainer, module[, data])`` of ``make_trainer``, adding a `TrialCallback` if missing.
 
-    ``data`` is a datamodule, a training loader, or a tuple of loaders. Raises `UsageError` for another form.
+    ``data`` is a datamodule, a training loader, or a tuple of loaders.
     """
     if not isinstance(made, tuple) or len(made) not in (2, 3):
         raise UsageError(
@@ -335,7 +335,6 @@ def adopt_learning_rate(trial: Trial, optimizers: Iterable[Any], schedules: Iter
     """Multiply every learning rate by the trial's rate over the rate given to `current_trial`.
 
     Does nothing if the script reads ``trial.learning_rate``. ``schedules`` are Lightning's scheduler configurations.
-    Raises `UsageError` if the given rate is not above 0.
     """
     given = trial.given.get("learning_rate")
     if given is None or trial.has_asked("learning_rate"):
@@ -351,7 +350,7 @@ def adopt_learning_rate(trial: Trial, optimizers: Iterable[Any], schedules: Iter
 def adopt_weight_decay(trial: Trial, optimizers: Iterable[Any]) -> None:
     """Scale all weight decays if the study sets ``weight_decay`` and the script has not read it.
 
-    The factor is relative to the value given to `current_trial`, else to the largest weight decay of any group.
+    Relative to the value given to `current_trial`, else to the groups' largest weight decay.
     """
     name = "weight_decay"
     found = list(optimizers)

@@ -133,7 +133,7 @@ class Trial:
 
     @property
     def rate_to_set(self) -> float:
-        """The learning rate for a Trainer; reading it does not count as the script's use."""
+        """Learning rate for a Trainer; not counted as read by the script."""
         return self._now.learning_rate
 
     def check_rates(self, optimizer: Any) -> None:

@@ -15,7 +15,7 @@ from bssearch.executors.loops.pitfalls import about_order
 class SeededSampler(Sampler[int]):
     """Yields a new permutation per epoch, without the last incomplete batch.
 
-    Starts after ``after_steps`` steps. Raises `UsageError` if ``batch_size`` exceeds ``samples``.
+    Starts after ``after_steps`` steps.
     """
 
     def __init__(self, samples: int, batch_size: int, seed: int, *, after_steps: int = 0) -> None:
@@ -72,8 +72,7 @@ class RankSampler(SeededSampler):
 class GrowingSampler(SeededSampler):
     """Sampler for a batch size schedule; see `bssearch.training.batches.Growth`.
 
-    A pass ends with its epoch, or before the micro-batch size changes. The next pass starts after the completed
-    ``steps()``.
+    A pass ends with its epoch or before the micro-batch size changes; the next starts after ``steps()``.
     """
 
     def __init__(self, samples: int, stages: LoopStages, seed: int, steps: Callable[[], int]) -> None:
@@ -135,10 +134,7 @@ Given = Iterable[T] | MakeLoader[T]
 
 
 class Passes(Generic[T]):
-    """The passes over the loader, or loader function, of `batches`.
-
-    Raises `UsageError` if a plain loader's micro-batch size does not divide each batch size.
-    """
+    """The passes over the loader, or loader function, of `batches`."""
 
     def __init__(
         self,

@@ -111,9 +111,9 @@ def _may_average(one: Any, trained: set[int]) -> bool:
 
 
 def _versions(one: Any) -> Versions:
-    """Address and version of each tensor, which changes in place and replacements alter; empty if unknown.
+    """Address and version of each tensor, altered by any change; empty if unknown.
 
-    Of a module only parameters count: its buffers may follow each forward pass.
+    Buffers do not count: they may follow each forward pass.
     """
     leaves = list(one.parameters()) if isinstance(one, nn.Module) else tree_leaves(one.state_dict())
     tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]

@@ -1,7 +1,7 @@
 """Trials in several processes, the ranks of torch.distributed.
 
-Only rank 0 talks to the search. After each evaluation it broadcasts whether the trial is over and when the next
-evaluation is due. A stop or limit takes effect only at evaluations, so that no rank waits for a rank that has left.
+Only rank 0 talks to the search. After each evaluation it broadcasts whether the trial is over and when the next is due,
+so that no rank waits for a rank that has left.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -67,10 +67,7 @@ class DistributedRanks:
 
 
 def ranks_of(environment: Mapping[str, str]) -> DistributedRanks | None:
-    """A launcher's ranks; None for a single process.
-
-    Raises `UsageError` if ``WORLD_SIZE`` or ``LOCAL_RANK`` is not a number, or torch.distributed is not initialised.
-    """
+    """A launcher's ranks; None for a single process."""
     if _number(environment, "WORLD_SIZE", 1) <= 1:
         return None
     if not distributed.is_available() or not distributed.is_initialized():
@@ -101,7 +98,7 @@ def _number(environment: Mapping[str, str], name: str, otherwise: int) -> int:
 class Word:
     """Rank 0's message to the other ranks.
 
-    ``due``: steps of the next evaluations; the loop may skip all but the last. ``tests``: whether the test split
+    ``due``: steps of the next evaluations, of which only the last is required. ``tests``: whether the test split
     follows.
     """
 

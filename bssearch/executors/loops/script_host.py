@@ -1,9 +1,8 @@
 """Process that runs a training script: ``python -m bssearch.executors.loops.script_host``.
 
-With ``--serve`` it imports the script's packages once and forks a process for each rank of a trial, with torchrun's
-variables if there are several. A fork is safe only without a CUDA context and further threads; otherwise the process
-re-executes itself without the imports and starts the ranks anew (``--once``). When the worker ends, this process kills
-its descendants and exits.
+With ``--serve`` it imports the script's packages once and forks a process for each rank, with torchrun's variables if
+there are several. With a CUDA context or further threads no fork is safe: then it re-executes itself without the
+imports and starts the ranks anew (``--once``). When the worker ends, it kills its descendants and exits.
 """
 
 import argparse
@@ -142,7 +141,7 @@ def _started(script: str, arguments: list[str], line: int, variables: dict[str, 
 
 
 def _waited_for(ranks: list[int], worker: socket.socket) -> int | None:
-    """Exit code of rank 0, or of the first rank that fails, once all have ended; None if the worker ends."""
+    """Exit code of rank 0 or the first failing rank; None if the worker ends."""
     codes: dict[int, int] = {}
     deadline = math.inf
     while len(codes) < len(ranks) and time.monotonic() < deadline:

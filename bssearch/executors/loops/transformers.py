@@ -204,7 +204,7 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
 
 
 class AdvisorCallback(TrainerCallback):  # type: ignore[misc]
-    """Callback with a `BatchAdvisor` for any training, in a trial or not; its ``advisor`` prints its report at the end.
+    """Callback with a `BatchAdvisor` for any training; its ``advisor`` prints its report at the end.
 
     The noise is measured in trainings that accumulate gradients or have several processes.
     """
@@ -462,10 +462,7 @@ def _check_needs_no_horizon(given: Mapping[str, Any]) -> None:
 
 
 def whole_steps(loader: Any, arguments: TrainingArguments) -> float:
-    """Whole steps in a pass over a loader; infinite if it has no length.
-
-    Raises `UsageError` if a pass has no whole step, or for data with neither a length nor ``max_steps``.
-    """
+    """Whole steps in a pass over a loader; infinite if it has no length."""
     accumulation = arguments.gradient_accumulation_steps
     size = arguments.per_device_train_batch_size * accumulation
     try:
@@ -490,7 +487,7 @@ def check_counts_items(model: torch.nn.Module) -> Callable[[], None]:
     """Check the model's next loss; return a function that cancels the check.
 
     A model with further arguments must divide its loss by ``num_items_in_batch``, the items of all micro-batches of a
-    step. Otherwise its gradients are too large, and its forward pass raises `UsageError`.
+    step; otherwise its forward pass raises `UsageError`.
     """
 
     def look(module: torch.nn.Module, args: tuple[Any, ...], given: dict[str, Any], output: Any) -> None:

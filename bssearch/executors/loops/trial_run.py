@@ -125,8 +125,7 @@ class HostClock(Clock):
 class LoopClock:
     """Books a loop's time in ledgers.
 
-    The excess time of the first `WARM_UP_STEPS` over the later steps' median (compilation, autotuning, caches) is
-    warm-up, also after a pause.
+    The excess of the first `WARM_UP_STEPS` over the later steps' median is warm-up, also after a pause.
     """
 
     clock: HostClock
@@ -183,7 +182,7 @@ class LoopClock:
     def train_seconds(self, *, is_hit: bool = False) -> float:
         """Counted train seconds without warm-up; never decreases.
 
-        Constant until the warm-up steps are over: a lower bound, which does not serve for a hit (``is_hit``).
+        Until the warm-up is over a constant lower bound, not for a hit (``is_hit``).
         """
         if len(self._steps) <= WARM_UP_STEPS and not is_hit:
             return self._told
@@ -258,7 +257,7 @@ def generators_of(loader: object) -> list[torch.Generator]:
 
 
 def refuse_unreadable(state: dict[str, Any]) -> None:
-    """Raise an error for a value that `torch.load` refuses with ``weights_only``; copies no tensors."""
+    """Refuse values that `torch.load` refuses with ``weights_only``; copies no tensors."""
     file = io.BytesIO()
     torch.save(_without_tensors(state), file)
     file.seek(0)
@@ -347,7 +346,7 @@ class TrialRun(Assignment):
         self._memory.start()
 
     def modelled(self, modules: Sequence[nn.Module]) -> None:
-        """Measure the noise of steps with several micro-batches, which need no further passes."""
+        """Measure the noise of steps with several micro-batches."""
         trained = any(one.requires_grad for each in modules for one in each.parameters())
         if trained and self.configuration.accumulation_steps > 1 and not self.configuration.grows:
             self._noise = NoiseNearTarget(modules, self.configuration, self._request.target)
@@ -398,7 +397,7 @@ class TrialRun(Assignment):
         self._pass.end()
 
     def is_due(self, step: int) -> bool:
-        """True if an evaluation is due that was not made before a pause."""
+        """True if an evaluation is due and not already made."""
         last = self._course.progress.last
         every = self._plan.eval_every_steps * self.configuration.batch_size
         is_due = self._is_at_last(step) or self.stages.has_seen_again(every, step)

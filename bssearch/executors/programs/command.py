@@ -91,11 +91,7 @@ class ReportedTrial:
         self._still, self._moved = 0, started  # reports with the same seconds, and the time of the first
 
     def take(self, report: Report, now: float) -> None:
-        """Add a report received at ``now``.
-
-        Raises `UsageError` if steps or seconds decrease, only some reports have seconds, or there are more than
-        `MOST_OBSERVATIONS`.
-        """
+        """Add a report received at ``now``."""
         if self.ending is not None:
             return
         self._check(report, now)
@@ -321,11 +317,7 @@ Reports = Generator[Report, None, None]
 
 
 class LoadedCommand(LoadedProgram):
-    """A command on a device.
-
-    Raises `WorkloadError` if a named file changed since the run began, `UsageError` for an unknown name in braces, and
-    `LaunchError`.
-    """
+    """A command on a device."""
 
     def __init__(self, load: Load) -> None:
         super().__init__(load)
@@ -501,7 +493,6 @@ class LoadedCommand(LoadedProgram):
             return read(process)
 
     def _until_it_ends(self, process: CommandProcess) -> Reports:
-        """Yield a program's reports; closing the generator ends the program."""
         last, has_reported = process.began, False
         with process:
             while process.goes_on():

@@ -103,10 +103,7 @@ class Conversation:
     _ended_at: float | None = None
 
     def hold(self, assign: Assign) -> Self:
-        """Exchange messages until the program exits; kill it on an error.
-
-        Raises `UsageError` for an invalid message.
-        """
+        """Exchange messages until the program exits; kill it on an error."""
         try:
             self._hold(assign)
             return self
@@ -344,10 +341,7 @@ _MOST_CHUNKS_LEFT = 16  # far above a pipe's 64 KiB (pipe(7))
 
 
 class CommandProcess(AbstractContextManager["CommandProcess"]):
-    """A started program; leaving the ``with`` block ends it and its descendants.
-
-    Raises `WorkloadError` if the command does not exist, `LaunchError` if it cannot start.
-    """
+    """A started program; leaving the ``with`` block ends it and its descendants."""
 
     def __init__(
         self, command: Sequence[str], folder: Path, expressions: Mapping[str, str], metric: str | None = None

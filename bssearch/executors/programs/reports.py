@@ -122,10 +122,7 @@ class ReportReader:
         self._follows_return = False
 
     def feed(self, chunk: bytes) -> Iterator[Report]:
-        """Yield the reports that a chunk completes; a carriage return also ends a line.
-
-        Raises `UsageError` for an unreadable report, and steps or seconds out of bounds.
-        """
+        """Yield the reports that a chunk completes; a carriage return also ends a line."""
         *whole, rest = _ENDS_OF_LINES.split(chunk)
         for text, end in zip(whole[::2], whole[1::2], strict=True):
             line, follows_return = bytes(self._rest + text), self._follows_return
@@ -204,7 +201,6 @@ class ReportReader:
 
 
 def _of_any_number(text: str) -> re.Pattern[str]:
-    """The expression with a group that takes a number in any form, such as 1,000 or nan."""
     is_in_set, opened = False, list[int]()
     for place in (one.start() for one in re.finditer(r"\\.|.", text, re.DOTALL)):
         match text[place]:

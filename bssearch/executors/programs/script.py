@@ -64,7 +64,7 @@ class ScriptProcess:
 class ScriptServer:
     """Starts one process of a script at a time and ends its descendants.
 
-    ``notice``: why trials are not forked, if so. Raises `LaunchError` if the server cannot start.
+    ``notice``: why trials are not forked, if so.
     """
 
     def __init__(self, script: str, arguments: Sequence[str]) -> None:
@@ -135,10 +135,7 @@ THE_SCRIPT = "the script"
 
 
 class LoadedScript(LoadedProgram):
-    """A script on a device; it may run up to `LEAVE_SECONDS` after its trial.
-
-    Raises `WorkloadError` if the script is missing or changed since the run began, and `LaunchError`.
-    """
+    """A script on a device; it may run up to `LEAVE_SECONDS` after its trial."""
 
     def __init__(self, load: Load) -> None:
         super().__init__(load)

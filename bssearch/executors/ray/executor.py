@@ -54,7 +54,7 @@ GATHER_SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The node and machine of an actor, and what its slot needs there: bssearch's version and the study's folder."""
+    """An actor's node and machine, with bssearch's version and the study's folder there."""
 
     node: str
     machine: str
@@ -193,8 +193,7 @@ class Node:
 class Cluster:
     """A connection to a Ray cluster; without ``address``, to a local Ray that ends with this process.
 
-    Reuses an open connection and keeps it. Raises `UsageError` if Ray is missing or the address is invalid,
-    `LaunchError` if no cluster answers.
+    Reuses an open connection and keeps it.
     """
 
     def __init__(self, address: str | None) -> None:
@@ -466,10 +465,6 @@ class RayExecutor(SlotExecutor):
     Each slot is an actor with ``threads`` CPUs and one GPU, or none on a CPU cluster or with device ``cpu``. A trial is
     lost with its actor; the next gets a new actor. A slot is dropped if no node has room. Workload, data and
     checkpoints need the same paths on all nodes.
-
-    Raises:
-        UsageError: Ray is missing, the cluster is too small, or a checkpoint store on several machines is not a folder.
-        LaunchError: no cluster answers.
     """
 
     def __init__(self, settings: ExecutorSettings) -> None:

@@ -43,10 +43,7 @@ class ModelUnderPlan:
 
 
 def build_model(asked: MemoryPlanRequest, mode: FakeTensorMode, dtype: torch.dtype | None = None) -> ModelUnderPlan:
-    """Model in training mode with fake tensors; weights of ``dtype`` if given.
-
-    Raises `UsageError` if the model is unknown, does not build or needs the network.
-    """
+    """Model in training mode with fake tensors; weights of ``dtype`` if given."""
     with _without_network(asked.name):
         try:
             with mode:

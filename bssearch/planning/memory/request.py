@@ -329,7 +329,7 @@ class MemoryDevice:
 
     @property
     def taken_bytes(self) -> int:
-        """Bytes taken before the first tensor; the context counts if the memory is known."""
+        """Bytes taken before the first tensor, context included if memory is known."""
         return self.workspace_bytes + (CONTEXT_BYTES if self.memory_bytes is not None else 0)
 
 

@@ -438,10 +438,7 @@ _SHARDED_FROM = {
 
 
 def plan_model(asked: MemoryPlanRequest) -> MemoryPlan:
-    """Plan of a model's training step.
-
-    Raises `LaunchError` if the model does not fit even without activations, `UsageError` if it cannot be traced.
-    """
+    """Plan of a model's training step."""
     small, large, module = _traces(asked, asked.optimizer)
     asked = asked.model_copy(update={"parameters": sum(one.numel() for one in module.parameters())})
     untraced = parameter_bytes(asked)

@@ -63,7 +63,7 @@ class Pruner:
     caps = False
 
     def judge(self, number: int, standings: Standings) -> Action:
-        """Action for a trial whose newest evaluation, already in its curve, missed the target."""
+        """Action for a trial whose newest evaluation missed the target."""
         return Action.GO_ON
 
     def next_waiting(self, standings: Standings, *, fresh: bool) -> int | None:
@@ -181,7 +181,7 @@ class PruningController:
 
     @property
     def limits(self) -> bool:
-        """True if the spec's pruner caps trials, whether or not trials race."""
+        """True if the spec's pruner caps trials."""
         return self._asked_for.caps
 
     @property

@@ -389,8 +389,8 @@ class CheckpointFolder:
 class Checkpoints:
     """Checkpoints of a study, independent of its name and the database's address.
 
-    Workers write to ``folder``, which is private because its files decide how trials resume. With a remote store, the
-    driver uploads (`send`) before a trial counts as paused and downloads (`bring`) before it resumes.
+    Workers write to ``folder``, which is private. With a remote store, the driver uploads (`send`) before a trial
+    counts as paused and downloads (`bring`) before it resumes.
     """
 
     def __init__(self, study: StudyRecord) -> None:
@@ -467,7 +467,7 @@ class Checkpoints:
         return frozenset({*self.held().sizes, *self._here.look().sizes})
 
     def forget(self, number: int) -> None:
-        """Delete a trial's local files, and its remote ones if last seen there; ignore remote failures."""
+        """Delete a trial's files; ignore remote failures."""
         self._here.remove(number)
         if self._store is not None and number in self._known.sizes:
             self._known = self._known.without({number})
@@ -551,7 +551,7 @@ class WaitingTrials(Checkpoints):
         return None
 
     def ended(self, trial: TrialRecord) -> None:
-        """Delete an ended trial's checkpoint; if the trial is paused, take this driver's claim instead."""
+        """Delete an ended trial's checkpoint; for a paused trial take this driver's claim."""
         if trial.state is TrialState.PAUSED:
             # Each time, because other drivers release the claim if its lease ended.
             self._leases.take(_claim_of(self._leases.owner))
@@ -577,7 +577,7 @@ class WaitingTrials(Checkpoints):
         self.close()
 
     def leave(self) -> None:
-        """Release this driver's claim, so that other drivers may end its paused trials."""
+        """Release this driver's claim: others may end its paused trials."""
         self._leases.give_back(_claim_of(self._leases.owner))
 
     def _is_ours(self, trial: TrialRecord) -> bool:

@@ -6,8 +6,8 @@ at which that winner had no more than the trial's best gain. A trial is hopeless
     (f / u) · √((1 − u) / (1 − f)) > ``patience``, or f ≥ 1,
     f / u > ``slack``.
 
-First line: the trial was f / u times slower than the winner and must become (1 − u) / (1 − f) times faster to end at T.
-Second line: at its pace the trial ends after slack × T; the slack allows for seed noise, and is 1 for `fast`.
+First line: f / u times slower than the winner, the trial must become (1 − u) / (1 − f) times faster to end at T. Second
+line: at its pace it ends after slack × T; the slack allows for seed noise, and is 1 for `fast`.
 """
 
 from __future__ import annotations

@@ -163,7 +163,7 @@ def _weight(history: History, batch_size: int) -> float:
 
 
 def known_coordinates(history: History, proposal: Proposal) -> Mapping[str, ParameterValue] | None:
-    """Coordinates of the next trial; None if the sampler chooses, or an uncapped trial would repeat an earlier one."""
+    """Coordinates of the next trial; None for the sampler's, or if an uncapped trial would repeat."""
     if proposal.source == "sample":
         return None
     spec = history.spec

@@ -90,10 +90,7 @@ MOST_CELLS = 1_000_000  # combinations at one batch size, all of which are kept 
 
 
 class Grid(Sampler):
-    """Every combination of the space's values, shuffled by the study's seed.
-
-    Raises `UsageError` if the space has a range, or more than `MOST_CELLS` combinations.
-    """
+    """Every combination of the space's values, shuffled by the study's seed."""
 
     def __init__(self, spec: StudySpec) -> None:
         dimensions = spec.space.dimensions()

@@ -129,7 +129,7 @@ class Asker:
 
 
 class Told(FrozenTrial):
-    """A trial that a study adopts without a copy; copies would dominate the time."""
+    """A trial that a study adopts without a slow copy."""
 
     def __deepcopy__(self, memo: object) -> Self:
         return self
@@ -269,7 +269,7 @@ def _named(found: type[BaseSampler]) -> type[OptunaSampler]:
 
 
 def neighbours(history: History, batch_size: int, enough: int) -> list[TrialRecord]:
-    """Trials within one octave of a batch size, or within as many as more than ``enough`` trials need."""
+    """Trials within an octave, or within as many as ``enough`` trials need."""
     distances = sorted(octaves(trial.configuration.batch_size, batch_size) for trial in history.trials)
     reach = max(1.0, distances[min(enough, len(distances) - 1)]) if distances else 1.0
     return [trial for trial in history.trials if octaves(trial.configuration.batch_size, batch_size) <= reach]

@@ -402,10 +402,7 @@ class Joined:
 
 
 def join(connection: Connection, copy: Copy, name: str | None = None) -> Joined:
-    """Insert missing rows; return the counts.
-
-    Raises `UsageError` for a contradiction, a taken name, or an invalid row.
-    """
+    """Insert missing rows; return the counts."""
     check_study(copy)
     study_id = _known(connection, copy)
     is_new = study_id is None

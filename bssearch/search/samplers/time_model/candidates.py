@@ -70,7 +70,7 @@ class SpaceCandidates:
         return Points(rows[:, 0], rows[:, 1], rows[:, 2:])
 
     def among(self, tried: Sequence[int], best: Sequence[int], rng: np.random.Generator) -> Indices:
-        """Indices of the ``tried`` points, neighbours of the ``best`` ones, and new points spread over the space."""
+        """Indices of ``tried`` points, neighbours of the ``best``, and new points."""
         self._forget_made()
         near = [neighbour for one in best for neighbour in self._neighbours(*self._chosen[one], rng)]
         shares = latin_hypercube(SPREAD, 1 + len(self._dimensions), rng)
