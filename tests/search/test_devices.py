@@ -1,7 +1,7 @@
 """Studies on several numbers of devices, of which the steps and the step times are known."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,8 @@ from bssearch.commands.plan import plan_scale
 from bssearch.commands.run import run_study
 from bssearch.errors import UsageError
 from bssearch.records import Configuration, Phase
-from bssearch.records.step_times import split
-from bssearch.search.finding import compute_answer
 from bssearch.storage.repository import open_store
-from tests.factories import make_spec, not_none
+from tests.factories import make_spec
 from tests.search.law import LawExecutor, steps_needed
 from tests.search.study import url_in
 
@@ -94,17 +92,6 @@ def test_a_study_resumes_where_the_runs_on_more_devices_ended(tmp_path: Path) ->
     assert {one.world_size for one in wider.splits_timed} == {4}
     assert {one.plan.configuration.world_size for one in wider.requests} == {4}
     assert wide.optimal == found.optimal, "the answer for one device stays"
-
-
-def test_smaller_micro_batches_that_an_audit_timed_change_nothing(tmp_path: Path) -> None:
-    found = run([1, 2], tmp_path, Node())
-    with open_store(url_in(tmp_path)) as store:
-        size = found.optimal.batch_size
-        probe = next(one for one in store.probes.step_times("toy") if split(one) == (size, size, 1))
-        slow = replace(probe, micro_batch_size=size // 2, step_seconds=1.0, error=None)
-        environment = not_none(store.studies.get("toy").environment)
-        store.probes.add_step_time("toy", environment, slow)
-        assert compute_answer(store, "toy").by_devices == found.by_devices
 
 
 def test_of_one_number_of_devices_every_trial_has_that_many(tmp_path: Path) -> None:
