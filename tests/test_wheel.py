@@ -8,6 +8,7 @@ import sys
 import tarfile
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -60,7 +61,8 @@ def test_the_wheel_of_the_sdist_holds_the_files_of_the_wheel_of_the_checkout(
 ) -> None:
     (sdist,) = installed.parent.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
-        archive.extractall(tmp_path, filter="data")
+        safely: Any = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # from Python 3.11.4 on
+        archive.extractall(tmp_path, **safely)
     (unpacked,) = tmp_path.glob("bssearch-*")
     build(backend, unpacked, tmp_path, "wheel")
     files, of_checkout = (contents(next(place.glob("*.whl"))) for place in (tmp_path, installed.parent))

@@ -27,6 +27,8 @@ from tests.factories import changed
 from tests.records.test_batch_schedule import milestones
 from tests.training.toys import CPU, Toy, configuration, on_cpu, request, run_trial, toy_data
 
+ROOT = Path(__file__).parents[2]
+
 SHARED = """
 import torch
 from torch import nn
@@ -90,7 +92,7 @@ class Together:
     """Trainers of `Shared` on any number of ranks, which stay alive between them."""
 
     def __init__(self, folder: Path, **training: Any) -> None:
-        (folder / "shared.py").write_text(SHARED)
+        (folder / "shared.py").write_text(f"import sys\n\nsys.path.append({str(ROOT)!r})\n{SHARED}")
         settings = ExecutorSettings(
             workload="shared.py:Shared", folder=folder, device="cpu", training=TrainingSpec(**training)
         )
