@@ -367,6 +367,7 @@ def test_a_killed_actor_is_a_trial_to_be_tried_again_and_ctrl_c_ends_ray_too(tmp
         family += driver.children(recursive=True)
         os.killpg(process.pid, signal.SIGINT)
         out, _ = process.communicate(timeout=60)
+        wait_for(lambda: not alive(family))
     finally:
         for one in [*family, driver]:
             if one.is_running():
@@ -376,7 +377,6 @@ def test_a_killed_actor_is_a_trial_to_be_tried_again_and_ctrl_c_ends_ray_too(tmp
     assert process.returncode == 130, errors
     assert "stopped; every trial is stored" in errors
     assert out == "", "stdout is for the answer, and Ray's processes have been heard of"
-    assert not alive(family)
 
     found = check_complete(tmp_path, 14)
     (lost,) = [one for one in found if one["state"] == "lost"]
