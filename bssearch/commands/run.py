@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from bssearch.analysis.answer import OnDevices
 from bssearch.analysis.objectives import objective_of
 from bssearch.analysis.rules.audit import (
     FULL_LIMIT_PHASES,
@@ -93,9 +94,13 @@ def add_devices(study: OpenStudy) -> None:
         except WorkloadError as error:  # the answer for the search's devices stands
             study.listener.note(f"more devices are left out, because training on them fails: {error}")
             return
+    before: Sequence[OnDevices] = ()
     for _ in range(FRONTS):
-        found = answer(study.store, study.spec.name)
-        study.driver().run_planned(devices.next_run(found.by_devices), Phase.DEVICES)
+        rows = answer(study.store, study.spec.name).by_devices
+        if rows == before:  # no run was missing
+            break
+        study.driver().run_planned(devices.next_run(rows), Phase.DEVICES)
+        before = rows
 
 
 def grow(study: OpenStudy) -> None:

@@ -277,11 +277,10 @@ def measure_step_time_at(
     memory: MemoryBoundary,
     on_too_large: Callable[[MemoryUse], None] = lambda memory: None,
     seconds_limit: float = SECONDS_LIMIT,
-    world_size: int | None = None,
 ) -> ProbeRecord | None:
     """Time the default configuration at a batch size in the largest micro-batch that fits; None if no size fits."""
-    while (micro := micro_batch_at(spec, batch_size, memory, world_size)) is not None:
-        measured = executor.measure_step_time(default_at(spec, batch_size, micro, seconds_limit, world_size))
+    while (micro := micro_batch_at(spec, batch_size, memory)) is not None:
+        measured = executor.measure_step_time(default_at(spec, batch_size, micro, seconds_limit))
         if not measured.out_of_memory:
             return probe_record(measured, spec.budget.trial_train_seconds)
         on_too_large(_too_large(measured))
