@@ -270,8 +270,7 @@ class Refused:
 
     def as_error(self) -> BSSearchError:
         """The failure as an exception."""
-        kind = WorkloadError if self.error == "workload" else LaunchError
-        return kind(self.message, hint=self.hint)
+        return (WorkloadError if self.error == "workload" else LaunchError)(self.message, hint=self.hint)
 
 
 Command = Load | Literal["describe", "exit"] | Measurement | TrialRequest | TrialStop | Assign
@@ -284,12 +283,12 @@ def encode(message: Command | Reply) -> bytes:
     """Encode a message as one line; raise `ValueError` for NaN or infinity."""
     if isinstance(message, str):
         return f"{message}\n".encode()
-    fields = json.dumps(asdict(message), default=_plain, allow_nan=False)
+    fields = json.dumps(
+        asdict(message),
+        default=lambda value: value.model_dump() if isinstance(value, BaseModel) else os.fspath(value),
+        allow_nan=False,
+    )
     return f"{type(message).__name__} {fields}\n".encode()
-
-
-def _plain(value: Any) -> Any:
-    return value.model_dump() if isinstance(value, BaseModel) else os.fspath(value)
 
 
 def decode_command(line: bytes) -> Command:

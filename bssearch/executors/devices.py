@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from bssearch.errors import LaunchError
+from bssearch.errors import LaunchError, require
 from bssearch.training.environment import device_name
 from bssearch.training.nvml import device_uuid, other_processes
 
@@ -13,30 +13,34 @@ CONTEXT_BYTES = 768 * 2**20
 
 
 def device_of(wanted: str, slot: int, allow_busy: bool = False) -> tuple[torch.device, int]:
-    """Make a slot's device current; return it and the device count."""
-    devices = usable_devices(wanted, allow_busy)
+    """Make a slot's device current; return the device and the number of usable devices.
+
+    ``auto`` uses the idle CUDA devices, else the CPU; ``cuda`` has no fallback.
+    """
+    cuda = [f"cuda:{index}" for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0)]
+    choice = (cuda or ["cpu" if wanted == "auto" else "cuda"]) if wanted in {"auto", "cuda"} else [wanted]
+    require(
+        choice[0] in {"cpu", *cuda},
+        f"no device {wanted!r}; this machine has {', '.join(['cpu', *cuda])}",
+        hint="choose auto, cpu, cuda or cuda:N",
+        error=LaunchError,
+    )
+    users = {device: other_processes(device) for device in map(torch.device, choice)}
+    idle = [device for device, others in users.items() if not others]
+    if not idle and not allow_busy:
+        busy = "; ".join(
+            f"{device} by " + ", ".join(f"process {pid} ({name})" for pid, name in others)
+            for device, others in users.items()
+        )
+        raise LaunchError(
+            f"in use: {busy}; times on a shared device are not reliable",
+            hint="wait for that process, choose another device, or accept a shared one with --allow-busy",
+        )
+    devices = idle or list(users)
     device = devices[slot % len(devices)]
     if device.type == "cuda":
         torch.cuda.set_device(device)
     return device, len(devices)
-
-
-def usable_devices(wanted: str, allow_busy: bool = False) -> list[torch.device]:
-    """The slots' devices, at least one.
-
-    ``auto`` is the idle CUDA devices, else the CPU; ``cuda`` has no fallback.
-    """
-    cuda = [f"cuda:{index}" for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0)]
-    present = ["cpu", *cuda]
-    choice = [wanted]
-    if wanted in {"auto", "cuda"}:
-        choice = cuda or ["cpu" if wanted == "auto" else "cuda"]
-    if choice[0] not in present:
-        raise LaunchError(
-            f"no device {wanted!r}; this machine has {', '.join(present)}",
-            hint="choose auto, cpu, cuda or cuda:N",
-        )
-    return _idle_ones([torch.device(name) for name in choice], allow_busy)
 
 
 def memory_limit_of_slot(
@@ -55,25 +59,9 @@ def memory_limit_of_slot(
 
 def uuid_of(device: str) -> str | None:
     """The GPU's UUID as in ``nvidia-smi -L``."""
-    if not device.startswith("cuda"):
-        return None
-    return device_uuid(torch.device(device))
+    return device_uuid(torch.device(device)) if device.startswith("cuda") else None
 
 
 def name_of(device: str) -> str:
     """The device's model name."""
     return device_name(torch.device(device))
-
-
-def _idle_ones(devices: list[torch.device], allow_busy: bool) -> list[torch.device]:
-    others = {device: other_processes(device) for device in devices}
-    idle = [device for device in devices if not others[device]]
-    if not idle and not allow_busy:
-        busy = "; ".join(
-            f"{device} by " + ", ".join(f"process {pid} ({name})" for pid, name in others[device]) for device in devices
-        )
-        raise LaunchError(
-            f"in use: {busy}; times on a shared device are not reliable",
-            hint="wait for that process, choose another device, or accept a shared one with --allow-busy",
-        )
-    return idle or devices

@@ -20,14 +20,13 @@ from typing import Self
 import psutil
 
 from bssearch.errors import LaunchError
+from bssearch.training.process_times import MPS_SERVER
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 SMI = "nvidia-smi"
 
 SMI_SECONDS = 30.0  # without persistence mode the driver loads first, which takes seconds
-
-MPS_SERVER = "nvidia-cuda-mps-server"  # holds each GPU on behalf of its clients
 
 
 class Gpus:
@@ -72,7 +71,12 @@ class Gpus:
         self._of_slots[slot] = taken
         if len(taken) < count:
             self.give_back(slot)
-            raise self._too_few(count, len(taken) + len(own), in_use)
+            users = "; ".join(f"{uuid} by {user}" for uuid, user in in_use.items())
+            raise LaunchError(
+                f"a trial needs {count} of {len(self)} GPUs, and {len(taken) + len(own)} are free"
+                f" (in use: {users or 'the others, by other bssearch drivers'})",
+                hint="wait for these programs, set executor.devices lower, or accept shared GPUs with --allow-busy",
+            )
         if count > 1 and any(uuid.startswith("MIG-") for uuid in taken):
             self.give_back(slot)
             raise LaunchError(
@@ -83,8 +87,7 @@ class Gpus:
     def give_back(self, slot: int) -> None:
         """Free a slot's unshared GPUs."""
         uuids = self._of_slots.pop(slot, [])
-        shared = {uuid for others in self._of_slots.values() for uuid in others}
-        for uuid in {*uuids} - shared:
+        for uuid in {*uuids}.difference(*self._of_slots.values()):
             self._held.pop(uuid).close()
 
     def close(self) -> None:
@@ -104,14 +107,6 @@ class Gpus:
             return False
         self._held[uuid] = lock
         return True
-
-    def _too_few(self, count: int, free: int, in_use: Mapping[str, str]) -> LaunchError:
-        users = "; ".join(f"{uuid} by {user}" for uuid, user in in_use.items())
-        return LaunchError(
-            f"a trial needs {count} of {len(self)} GPUs, and {free} are free"
-            f" (in use: {users or 'the others, by other bssearch drivers'})",
-            hint="wait for these programs, set executor.devices lower, or accept shared GPUs with --allow-busy",
-        )
 
 
 def visible(listed: str, chosen: str | None) -> list[str]:

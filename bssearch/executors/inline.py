@@ -11,12 +11,12 @@ import sys
 import time
 from bdb import BdbQuit
 from collections.abc import Callable, Generator, Iterator
-from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from contextlib import ExitStack, closing, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, replace
 from inspect import GEN_RUNNING, getgeneratorstate
 from typing import IO, Any, TypeVar, cast
 
-from bssearch.errors import LaunchError, UsageError, require
+from bssearch.errors import LaunchError, require
 from bssearch.executors.base import Event, ExecutorSettings, Load, Measurement, Refused, check_threads
 from bssearch.executors.loaded import LoadedWorkload, failed, not_measured, refused, trial_ended
 from bssearch.executors.process import REPEATABLE_CUBLAS, printed
@@ -90,17 +90,14 @@ class InlineExecutor:
     def measure_memory(self, request: MemoryRequest) -> MemoryUse:
         """Test in a worker whether a micro-batch fits; raise `UsageError` for a workload without a file."""
         self._refuse_while_a_trial_runs()
-        if self._settings.given is not None:
-            raise UsageError(
-                f"workload {self._settings.workload!r} is not in a file, but memory is measured in another process",
-                hint="put the workload into a file, and name the file in the spec",
-            )
+        require(
+            self._settings.given is None,
+            f"workload {self._settings.workload!r} is not in a file, but memory is measured in another process",
+            hint="put the workload into a file, and name the file in the spec",
+        )
         # This process uses the device.
-        executor = LocalExecutor(replace(self._settings, allow_busy=True, log_folder=None))
-        try:
+        with closing(LocalExecutor(replace(self._settings, allow_busy=True, log_folder=None))) as executor:
             return executor.measure_memory(request)
-        finally:
-            executor.close()
 
     def measure_noise(self, request: NoiseRequest) -> NoiseMeasurement:
         """See `Executor.measure_noise`."""
@@ -152,9 +149,9 @@ class InlineExecutor:
         if self._loaded is None:
             import torch
 
-            on_cpu = self._settings.device == "cpu" or not torch.cuda.is_available()
             require(
-                self._settings.memory_limit_bytes is None or not on_cpu,
+                self._settings.memory_limit_bytes is None
+                or (self._settings.device != "cpu" and torch.cuda.is_available()),
                 "the executor inline has no memory limit on the CPU: the limit would apply to the whole run",
                 hint="set executor.name: local, or remove memory_limit_gib",
                 error=LaunchError,

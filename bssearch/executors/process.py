@@ -27,11 +27,11 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn, Protocol, Self
+from typing import Any, NoReturn, Protocol, Self
 
 import psutil
 
-from bssearch.errors import BSSearchError, WorkloadError, remedy_of_import
+from bssearch.errors import BSSearchError, WorkloadError, remedy_of_import, require
 from bssearch.executors.base import CHUNK_BYTES, Command, LineSplitter, Reply, decode_reply, encode
 from bssearch.records import TrialState, TrialStop
 from bssearch.settings import CHECKPOINT_DIR_VARIABLE, DATABASE_URL_VARIABLE, is_url
@@ -70,19 +70,18 @@ def describe_exception(error: BaseException) -> str:
     if "more than 1 value per channel" in text:  # torch's words for batch normalisation over one value
         text += f"; the layer {_innermost_layer(error)} got one sample: use drop_last=True, or another batch size"
     frames = list(traceback.extract_tb(error.__traceback__))
-    foreign = "<", _PACKAGE, *LIBRARIES
     own = [
         frame
         for frame in frames
-        if frame.filename.startswith(_SHIPPED_WORKLOADS) or not frame.filename.startswith(foreign)
+        if frame.filename.startswith(_SHIPPED_WORKLOADS) or not frame.filename.startswith(("<", _PACKAGE, *LIBRARIES))
     ] or frames
     return f"{text} ({own[-1].filename}:{own[-1].lineno}: {own[-1].line})" if own else text
 
 
 def _innermost_layer(error: BaseException) -> str:
     # the layer's name in the outermost module, and its kind
-    layers = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
-    modules = [one for one in layers if one is not None and hasattr(one, "named_modules")]
+    selves = (frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__))
+    modules: list[Any] = [one for one in selves if hasattr(one, "named_modules")]
     if not modules:
         return "of batch normalisation"
     name = next((name for name, one in modules[0].named_modules() if one is modules[-1]), "")
@@ -93,10 +92,7 @@ def describe_exit(return_code: int) -> str:
     """Describe an exit code; negative for a signal."""
     if return_code >= 0:
         return f"worker exited with code {return_code}"
-    try:
-        name = signal.Signals(-return_code).name
-    except ValueError:
-        name = "a signal"
+    name = signal.Signals(-return_code).name if -return_code in {*signal.Signals} else "a signal"
     return f"worker killed by {name} (signal {-return_code})"
 
 
@@ -116,9 +112,7 @@ class Death:
     def since(cls, kernel_kills_before: int | None, return_code: int) -> Self:
         """A local process's exit, given `kernel_memory_kills` at its start."""
         kills = kernel_memory_kills()
-        if kernel_kills_before is None or kills is None:
-            return cls(return_code)
-        return cls(return_code, killed_by_kernel=kills > kernel_kills_before)
+        return cls(return_code, None if kernel_kills_before is None or kills is None else kills > kernel_kills_before)
 
     def judged(self, last_words: str | None = None) -> tuple[TrialState, str]:
         """State and reason of the trial; ``last_words`` come from `words_of_no_memory`."""
@@ -126,9 +120,11 @@ class Death:
             return self.verdict
         reason = describe_exit(self.return_code)
         if self.return_code == -signal.SIGKILL and self.killed_by_kernel is not None:
-            if self.killed_by_kernel:
-                return TrialState.OOM, f"{reason} by the kernel, out of host memory"
-            return TrialState.FAILED, f"{reason}, from outside"
+            return (
+                (TrialState.OOM, f"{reason} by the kernel, out of host memory")
+                if self.killed_by_kernel
+                else (TrialState.FAILED, f"{reason}, from outside")
+            )
         if last_words is not None and self.return_code not in (0, -signal.SIGKILL):
             return TrialState.OOM, f"{reason}, out of memory: {last_words}"
         return TrialState.FAILED, reason
@@ -144,20 +140,20 @@ def judge_exit(
 
 def judge_command(code: int, kernel_kills_before: int | None, printed: str) -> tuple[TrialState, str]:
     """State and reason of a command; shells report signals as 128 + number."""
-    if code == 128 + signal.SIGKILL:
-        code = -signal.SIGKILL
+    code = -signal.SIGKILL if code == 128 + signal.SIGKILL else code
     return judge_exit(code, kernel_kills_before, _last_line_with(_WORDS_OF_PROGRAMS, printed), who="the command")
 
 
 def check_unchanged(what: str, before: str | None, now: str | None) -> None:
     """Raise `WorkloadError` if a revision has changed; ``before`` is None at first, ``now`` without a file."""
-    if before not in {None, now}:
-        raise WorkloadError(
-            f"{what} has changed since the run began ({before} → {now or 'no file'}): later trials would not compare "
-            "with earlier ones",
-            hint="undo the change and run again, or rename the study; "
-            "`run --allow-changed-workload` if the change does not matter",
-        )
+    require(
+        before in {None, now},
+        f"{what} has changed since the run began ({before} → {now or 'no file'}): later trials would not compare with "
+        "earlier trials",
+        hint="undo the change and run again, or rename the study; "
+        "`run --allow-changed-workload` if the change does not matter",
+        error=WorkloadError,
+    )
 
 
 def no_noise_scale(what: str) -> WorkloadError:
@@ -266,8 +262,11 @@ def is_secret(name: str, value: str) -> bool:
 
 def worker_environment(environment: Mapping[str, str], threads: int) -> dict[str, str]:
     """A worker's environment: no secrets, ``threads`` set."""
-    scrubbed = {name: value for name, value in environment.items() if not is_secret(name, value)}
-    return REPEATABLE_CUBLAS | scrubbed | dict.fromkeys(THREAD_VARIABLES, str(threads))
+    return (
+        REPEATABLE_CUBLAS
+        | {name: value for name, value in environment.items() if not is_secret(name, value)}
+        | dict.fromkeys(THREAD_VARIABLES, str(threads))
+    )
 
 
 def allocator_environment(given: Mapping[str, str]) -> dict[str, str]:

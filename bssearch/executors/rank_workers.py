@@ -53,8 +53,7 @@ _TICK_SECONDS = 0.2
 
 
 class _EndedError(LaunchError):
-    # a rank ended; `RankProcesses.cause` finds out why
-    pass
+    """A rank ended; `RankProcesses.cause` finds out why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,10 +174,9 @@ class RankProcesses:
             return error
         deadline = time.monotonic() + CAUSE_SECONDS
         while time.monotonic() < deadline:
-            failures = [one.failure for one in self._processes if one.failure is not None]
-            own = [failure for failure in failures if failure.is_own]
-            if own:
-                return own[0].as_error()
+            for one in self._processes:
+                if one.failure is not None and one.failure.is_own:
+                    return one.failure.as_error()
             time.sleep(0.01)
         return error
 
@@ -205,12 +203,15 @@ class RankProcesses:
 
     def _start(self, size: int, on_progress: Callable[[], None]) -> None:
         kind = self._computation.device.type
-        fresh = []
-        ended = self._ended
-        for rank in range(len(self._processes) + 1, size):
-            device = f"{kind}:{rank}" if kind == "cuda" else kind
-            settings = replace(self._load.settings, device=device, allow_busy=True)
-            fresh.append(RankProcess(rank, replace(self._load, settings=settings), partial(self._has_ended, ended)))
+        settings = replace(self._load.settings, allow_busy=True)
+        fresh = [
+            RankProcess(
+                rank,
+                replace(self._load, settings=replace(settings, device=f"cuda:{rank}" if kind == "cuda" else kind)),
+                partial(self._has_ended, self._ended),
+            )
+            for rank in range(len(self._processes) + 1, size)
+        ]
         self._processes += fresh
         for process in fresh:
             self._answer(process, on_progress)

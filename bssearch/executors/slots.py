@@ -8,7 +8,7 @@ import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Literal, TypeVar
 
 import psutil
 
-from bssearch.errors import BSSearchError, LaunchError
+from bssearch.errors import BSSearchError, LaunchError, require
 from bssearch.executors.base import (
     Answer,
     Event,
@@ -245,23 +245,19 @@ class Slot:
         death = worker.bury()
         self.worker = self.device = self.answer = None
         self.state = SlotState.EMPTY
+        start = self._job_log if self.trial is None else self.trial.log_start
+        state, reason = self._verdict or death.judged(words_of_no_memory(self.log, start))
         if self.trial is not None:
-            start = self.trial.log_start
-            state, reason = self._verdict or death.judged(words_of_no_memory(self.log, start))
             return self._end_trial(TrialOutcome(state=state, reason=reason, traceback=tail(self.log, start) or None))
         if self.failure is None:
-            state, reason = self._verdict or death.judged(words_of_no_memory(self.log, self._job_log))
-            words = tail(self.log, worker.log_start)
-            error = LaunchError(f"slot {self.index}: {reason}" + (f"\n{words}" if words else ""))
+            error = LaunchError(f"slot {self.index}: {reason}\n{tail(self.log, worker.log_start)}".rstrip("\n"))
             self.failure = Failure(error, state is TrialState.OOM, state is TrialState.LOST)
         return None
 
     @property
     def place(self) -> Place | None:
         """Machine and device of a loaded worker."""
-        if self.worker is None or self.device is None:
-            return None
-        return self.worker.place, self.device_uuid or self.device
+        return (self.worker.place, self.device_uuid or self.device) if self.worker and self.device else None
 
     @property
     def _living(self) -> WorkerHandle:
@@ -326,8 +322,12 @@ class SlotExecutor(ABC):
 
     def _load_of(self, slot: Slot) -> Load:
         # A slot keeps its device.
-        settings = replace(self._settings, device=self._devices_of.get(slot.index, self._settings.device))
-        return Load(settings=settings, slot=slot.index, revision=self._revision, devices=self._devices)
+        return Load(
+            settings=replace(self._settings, device=self._devices_of.get(slot.index, self._settings.device)),
+            slot=slot.index,
+            revision=self._revision,
+            devices=self._devices,
+        )
 
     @property
     def slots_apart(self) -> bool:
@@ -341,16 +341,16 @@ class SlotExecutor(ABC):
     def describe(self) -> WorkloadDescription:
         """See `Executor.describe`."""
         found = self._ask("describe", WorkloadDescription)
-        if self._has_gpus and self._settings.devices[-1] > (self._devices or 1):
-            raise LaunchError(
-                f"executor.devices = {self._settings.devices[-1]} must be <= {self._devices}, the GPUs of this machine"
-            )
+        require(
+            not self._has_gpus or self._settings.devices[-1] <= (self._devices or 1),
+            f"executor.devices = {self._settings.devices[-1]} must be <= {self._devices}, the GPUs of this machine",
+            error=LaunchError,
+        )
         return replace(found, notice="; ".join(filter(None, [found.notice, self._about_idle_devices()])) or None)
 
     def measure_step_time(self, request: StepTimeRequest) -> StepTime:
         """See `Executor.measure_step_time`; a lack of memory is an answer."""
-        (found,) = self._times([(self._slots[0], request)])
-        return found
+        return self.measure_step_times([request])[0]
 
     def measure_step_times(self, requests: Sequence[StepTimeRequest]) -> list[StepTime]:
         """See `TimesSideBySide.measure_step_times`."""
@@ -572,12 +572,10 @@ class SlotExecutor(ABC):
             self._pump(_TICK_SECONDS)
 
     def _pump(self, timeout: float) -> None:
-        try:
+        with suppress(queue.Empty):
             self._take(*self._inbox.get(block=timeout > 0, timeout=timeout or None))
             while True:
                 self._take(*self._inbox.get_nowait())
-        except queue.Empty:
-            pass
         for slot in self._slots:
             slot.end_if_hung(self._hang_seconds(slot))
 
@@ -621,7 +619,11 @@ def may_have_gpus() -> bool:
 
 def cpu_slots(threads: int) -> int:
     """Automatic slots: a core per thread, and memory for each worker."""
-    return max(1, min(MOST_CPU_SLOTS, usable_cores() // threads, _available_bytes() // WORKER_BYTES))
+    available = int(psutil.virtual_memory().available)
+    with suppress(OSError, ValueError):  # no control group, or no limit: "max"
+        limit, used = (int((CONTROL_GROUP / name).read_text()) for name in ("memory.max", "memory.current"))
+        available = min(available, limit - used)
+    return max(1, min(MOST_CPU_SLOTS, usable_cores() // threads, available // WORKER_BYTES))
 
 
 def usable_cores() -> int:
@@ -629,21 +631,10 @@ def usable_cores() -> int:
     logical = psutil.cpu_count() or 1
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else logical
     cores = allowed * (psutil.cpu_count(logical=False) or logical) // logical
-    try:
+    with suppress(OSError, ValueError):  # no control group, or no quota: "max"
         quota, period = (CONTROL_GROUP / "cpu.max").read_text().split()
         cores = min(cores, int(quota) // int(period))
-    except (OSError, ValueError):  # no control group, or no quota: "max"
-        pass
     return max(1, cores)
-
-
-def _available_bytes() -> int:
-    available = int(psutil.virtual_memory().available)
-    try:
-        limit, used = (int((CONTROL_GROUP / name).read_text()) for name in ("memory.max", "memory.current"))
-    except (OSError, ValueError):  # no control group, or no limit: "max"
-        return available
-    return max(0, min(available, limit - used))
 
 
 class LocalExecutor(SlotExecutor):
@@ -677,10 +668,8 @@ class LocalExecutor(SlotExecutor):
             self._leased.close()
 
     def _load_of(self, slot: Slot) -> Load:
-        load = super()._load_of(slot)
-        if self._leased is None:
-            return load
-        return replace(load, settings=replace(load.settings, device="cuda:0"), devices=len(self._leased))
+        load, gpus = super()._load_of(slot), self._leased
+        return load if not gpus else replace(load, settings=replace(load.settings, device="cuda:0"), devices=len(gpus))
 
     def _started(self, slot: Slot, environment: Mapping[str, str]) -> WorkerHandle:
         if self._leased is not None:

@@ -36,7 +36,6 @@ from bssearch.executors.process import Watcher, die_with_parent, end_group
 from bssearch.records import (
     MemoryRequest,
     NoiseRequest,
-    Observation,
     StepTimeRequest,
     TrialEnded,
     TrialObserved,
@@ -187,14 +186,16 @@ class Worker:
         )
 
     def _run(self, request: TrialRequest) -> None:
-        def on_observation(observation: Observation) -> None:
-            self._channel.send(TrialObserved(request.number, observation))
-
         def on_progress() -> None:
             self._progress += 1
 
         try:
-            outcome = self._trainable.run(request, on_observation, stop=lambda: self._stop, on_progress=on_progress)
+            outcome = self._trainable.run(
+                request,
+                lambda observation: self._channel.send(TrialObserved(request.number, observation)),
+                stop=lambda: self._stop,
+                on_progress=on_progress,
+            )
         except BaseException as error:
             outcome = failed(error)
         ended = trial_ended(request.number, outcome)

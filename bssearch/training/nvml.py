@@ -16,6 +16,7 @@ import psutil
 import torch
 
 from bssearch.records import DeviceUse
+from bssearch.training.process_times import MPS_SERVER
 
 T = TypeVar("T")
 
@@ -31,8 +32,6 @@ SLOWDOWNS = {
     "nvmlClocksEventReasonHwThermalSlowdown": "hardware thermal slowdown",
     "nvmlClocksEventReasonHwPowerBrakeSlowdown": "power brake",
 }
-
-MPS_SERVER = "nvidia-cuda-mps-server"  # computes on behalf of its clients, which are listed too
 
 _WORKER = "bssearch.executors.worker"
 _TRIAL_MODULES = "bssearch.executors."  # modules of workers and hosts of scripts

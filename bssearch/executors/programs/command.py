@@ -26,7 +26,6 @@ from bssearch.executors.programs.command_process import (
 from bssearch.executors.programs.reports import LARGEST_STEP, LOSS, REPORTS_TIMED, SAMPLES, Report, ReportPace, pace_of
 from bssearch.records import (
     BATCH_SCHEDULE,
-    COULD_NOT_PAUSE,
     Configuration,
     MemoryRequest,
     MemoryUse,
@@ -41,7 +40,7 @@ from bssearch.records import (
     is_metric,
 )
 from bssearch.spec.model import check_places, filled, launched_ranks, places_of, values_of
-from bssearch.training.course import Course, Ending, not_finite, where
+from bssearch.training.course import Course, Ending, not_finite, paused, where
 
 MOST_OBSERVATIONS = 100_000  # evaluations of a trial, all stored
 
@@ -119,10 +118,7 @@ class ReportedTrial:
         if self.ending is not None:
             return
         if asked is not None:
-            state, reason = asked
-            if state is TrialState.PAUSED:
-                state, reason = TrialState.PRUNED, f"{reason}; {COULD_NOT_PAUSE}: a command cannot be checkpointed"
-            self._end(Ending(state, reason, asked=True))
+            self._end(paused(Ending(*asked, asked=True), "", lambda _: "a command cannot be checkpointed"))
         elif self._basis is SecondsBasis.WALL:
             self._end(self._course.limited(now - self._zero))
 
@@ -130,8 +126,7 @@ class ReportedTrial:
         """End the trial of a program that exited with code 0."""
         self._observe_waiting()
         if self.ending is None and code == 0:
-            if self._course.progress.last is None:
-                raise UsageError("the command ended without a report of the target's metric")
+            require(self._course.progress.last is not None, "the command ended without a report of the target's metric")
             self._end(Ending(TrialState.EXHAUSTED, f"the command ended at step {self.steps}"))
 
     def failed(self, state: TrialState, reason: str) -> TrialOutcome:
@@ -195,12 +190,14 @@ class ReportedTrial:
         require(
             report.step > self.steps, f"the command reports step {report.step} after step {self.steps}: steps must rise"
         )
-        if (report.seconds is None) != (self._basis is SecondsBasis.WALL):
-            raise UsageError(
-                f"the command reports seconds only sometimes: step {report.step} differs from the steps before"
-            )
-        if report.seconds is not None and report.seconds < self._seconds:
-            raise UsageError(f"the command reports {report.seconds:g} seconds after {self._seconds:g}: they must rise")
+        require(
+            (report.seconds is None) == (self._basis is SecondsBasis.WALL),
+            f"the command reports seconds only sometimes: step {report.step} differs from the steps before",
+        )
+        require(
+            report.seconds is None or report.seconds >= self._seconds,
+            f"the command reports {report.seconds or 0:g} seconds after {self._seconds:g}: they must rise",
+        )
         self._still = self._still + 1 if report.seconds is not None and report.seconds == self._seconds else 0
         self._moved = self._moved if self._still else now
         require(
@@ -404,8 +401,9 @@ class LoadedCommand(LoadedProgram):
         ) as process:
             try:
                 if process.connects(is_over):
-                    talk = Conversation(process, stop, relaying(on_progress, on_observation), process.kernel_kills)
-                    return outcome_of(talk.hold(self.assigned(request)), request, stop(), process.last_lines)
+                    take = relaying(on_progress, on_observation)
+                    found = Conversation(process, stop, take, process.kernel_kills).hold(self.assigned(request))
+                    return outcome_of(found, request, stop(), process.last_lines)
                 if process.has_reported:
                     self.check_places(request.plan.configuration)
                 while not is_over() and process.goes_on():
@@ -431,15 +429,15 @@ class LoadedCommand(LoadedProgram):
 
     def started(self, configuration: Configuration, *, seed: int, evaluate_every: int, threads: int) -> CommandProcess:
         """Start the command with a configuration's values."""
+        program = self._program
         values = values_of(
             configuration,
-            self._program.parameters(configuration),
+            program.parameters(configuration),
             seed=seed,
             evaluate_every=evaluate_every,
             threads=threads,
             device=self.device,
         )
-        program = self._program
         return CommandProcess(filled(program.command, values), self._folder, program.report, program.metric)
 
     def _check_ranks(self, devices: Sequence[int]) -> None:
@@ -457,16 +455,16 @@ class LoadedCommand(LoadedProgram):
             f"the trial has {configuration.world_size} devices, and the command does not take {{devices}}",
             hint="torchrun --nproc-per-node={devices}; or executor.devices: 1",
         )
-        if configuration.grows:
-            raise UsageError(
-                f"{BATCH_SCHEDULE} = {configuration.parameters[BATCH_SCHEDULE]!r}: a command is given one batch size, "
-                "and cannot let it grow",
-                hint="a Python program that asks for its trial: bssearch.current_trial(...)",
-            )
-        check_places(self._takes, self._program.searched)
-        split = {"batch_size", "micro_batch_size", "accumulation_steps"}
         require(
-            configuration.accumulation_steps <= 1 or len(self._takes & split) >= 2,
+            not configuration.grows,
+            f"{BATCH_SCHEDULE} = {configuration.parameters.get(BATCH_SCHEDULE)!r}: a command takes one batch size and "
+            "cannot let it grow",
+            hint="a Python program that asks for its trial: bssearch.current_trial(...)",
+        )
+        check_places(self._takes, self._program.searched)
+        require(
+            configuration.accumulation_steps <= 1
+            or len(self._takes & {"batch_size", "micro_batch_size", "accumulation_steps"}) >= 2,
             f"batch size {configuration.batch_size} takes {configuration.accumulation_steps} micro-batches a step, "
             "and the command takes fewer than two of {batch_size}, {micro_batch_size} and {accumulation_steps}",
             hint="add a placeholder to the command",
@@ -482,8 +480,9 @@ class LoadedCommand(LoadedProgram):
         with self.started(configuration, seed=0, evaluate_every=evaluate_every, threads=self._threads) as process:
             patience = SilenceLimit(self._hang_seconds, process.began)
             if process.connects(lambda: patience.is_over() or self._is_unread(process)):
-                talk = Conversation(process, patience.stop, patience.take, process.kernel_kills)
-                found = talk.hold(self.assigned(work))
+                found = Conversation(process, patience.stop, patience.take, process.kernel_kills).hold(
+                    self.assigned(work)
+                )
                 answer = answer_in(found)
                 if answer is None:
                     raise failure_of(found.exit_code, process)
@@ -517,8 +516,11 @@ class LoadedCommand(LoadedProgram):
         for report in process.last_reports():
             has_reported = True
             yield report
-        if not has_reported:
-            raise WorkloadError(f"the command ended without a report{self._hint_of_reports(process)}")
+        require(
+            has_reported,
+            f"the command ended without a report{self._hint_of_reports(process)}",
+            error=WorkloadError,
+        )
 
     def _is_unread(self, process: CommandProcess) -> bool:
         is_late = time.monotonic() - process.began > UNREAD_SHARE * self._hang_seconds
@@ -532,17 +534,15 @@ class LoadedCommand(LoadedProgram):
 
     def _reported_step_time(self, configuration: Configuration, process: CommandProcess) -> StepTime:
         # Two runs with different evaluation intervals separate step from evaluation time.
-        few = self._pace(configuration, process)
-        evaluation = 0.0
+        few, evaluation = self._pace(configuration, process), 0.0
         seconds = few.seconds / few.steps
         if not few.is_own and "evaluate_every" in self._takes:
             again = self.started(configuration, seed=0, evaluate_every=MANY_STEPS, threads=self._threads)
             many = self._pace(configuration, again)
-            slope = 1 / FEW_STEPS - 1 / MANY_STEPS
-            evaluation = max(0.0, (few.seconds / few.steps - many.seconds / many.steps) / slope)
+            in_all = many.seconds / many.steps
+            evaluation = max(0.0, (seconds - in_all) / (1 / FEW_STEPS - 1 / MANY_STEPS))
             # At least 1/MANY_STEPS of the time is the step's: the two runs differ by chance.
-            all_of_it = many.seconds / many.steps
-            seconds = max(all_of_it / MANY_STEPS, all_of_it - evaluation / MANY_STEPS)
+            seconds = max(in_all / MANY_STEPS, in_all - evaluation / MANY_STEPS)
         return StepTime(
             batch_size=configuration.batch_size,
             micro_batch_size=configuration.micro_batch_size,
@@ -565,9 +565,7 @@ class LoadedCommand(LoadedProgram):
 
     def _reported_memory(self, configuration: Configuration, process: CommandProcess) -> MemoryUse:
         with closing(self._until_it_ends(process)) as reports:
-            for report in reports:
-                if report.step >= MEMORY_STEPS:
-                    break
+            next((report for report in reports if report.step >= MEMORY_STEPS), None)
         return MemoryUse(micro_batch_size=configuration.micro_batch_size, fits=True, peak_memory_bytes=None)
 
     def _hint_of_reports(self, process: CommandProcess) -> str:

@@ -315,9 +315,8 @@ def outcome_of(
     """
     state, reason = judge_command(found.exit_code, found.kernel_kills, printed)
     if not isinstance(found.reply, TrialEnded):
-        if asked is not None:
-            return stopped(asked)
-        return TrialOutcome(state=state, reason=reason, traceback=printed or None)
+        failed = TrialOutcome(state=state, reason=reason, traceback=printed or None)
+        return failed if asked is None else stopped(asked)
     outcome = found.reply.outcome
     left_early = outcome.state is TrialState.EXHAUSTED and outcome.train_seconds <= request.plan.train_seconds_limit
     if left_early and found.exit_code != 0 and asked is None and not found.overstayed:
@@ -356,7 +355,23 @@ class CommandProcess(AbstractContextManager["CommandProcess"]):
         self.began, self.kernel_kills = time.monotonic(), kernel_memory_kills()
         with ExitStack() as kept:
             try:
-                self._process = _started(command, folder, self._open_pipe(kept), self._socket.path)
+                pipe = self._open_pipe(kept)
+                self._process = subprocess.Popen(
+                    list(command),
+                    cwd=folder,
+                    env={
+                        "PYTHONUNBUFFERED": "1",
+                        **os.environ,
+                        REPORT_VARIABLE: str(pipe),
+                        TRIAL_VARIABLE: str(self._socket.path),
+                    },
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    bufsize=0,
+                    process_group=0,
+                    preexec_fn=partial(die_with_parent, os.getpid()),
+                )
                 assert self._process.stdout is not None, "it was asked for"
                 kept.callback(self._process.stdout.close)
                 kept.callback(self._process.kill)
@@ -439,14 +454,18 @@ class CommandProcess(AbstractContextManager["CommandProcess"]):
         yield from self.log_reader.end()
 
     def kill(self) -> None:
-        """Kill the program and its descendants."""
+        """See `end`."""
         self.end()
 
     def end(self) -> int:
         """Send SIGTERM, then SIGKILL; return the exit code. Idempotent."""
         if self._code is None:
             try:
-                self._terminate()
+                if not has_exited(self._process):
+                    self._signal(signal.SIGTERM)
+                deadline = time.monotonic() + TERMINATE_SECONDS
+                while not has_exited(self._process) and time.monotonic() < deadline:
+                    list(self._chunks(TICK_SECONDS))
             finally:
                 self._end_what_is_left()
                 self._code = self._process.wait()
@@ -500,15 +519,6 @@ class CommandProcess(AbstractContextManager["CommandProcess"]):
             if not list(self._chunks(0.0)):
                 return
 
-    def _terminate(self) -> None:
-        if has_exited(self._process):
-            return
-        self._signal(signal.SIGTERM)
-        deadline = time.monotonic() + TERMINATE_SECONDS
-        while not has_exited(self._process) and time.monotonic() < deadline:
-            for _ in self._chunks(TICK_SECONDS):
-                pass
-
     def _signal(self, number: int) -> None:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, number)
@@ -531,17 +541,3 @@ class CommandProcess(AbstractContextManager["CommandProcess"]):
                 if ended is None or ended.si_pid in own:
                     return
                 os.waitpid(ended.si_pid, 0)
-
-
-def _started(command: Sequence[str], folder: Path, pipe: Path, line: Path) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(
-        list(command),
-        cwd=folder,
-        env={"PYTHONUNBUFFERED": "1", **os.environ, REPORT_VARIABLE: str(pipe), TRIAL_VARIABLE: str(line)},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        bufsize=0,
-        process_group=0,
-        preexec_fn=partial(die_with_parent, os.getpid()),
-    )

@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from bssearch.errors import UsageError
+from bssearch.errors import UsageError, require
 
 STEP, SECONDS, SAMPLES, LOSS = "step", "seconds", "samples", "loss"
 
@@ -88,16 +88,15 @@ def pace_of(reports: Iterator[Report]) -> tuple[ReportPace | None, int]:
             first, began = report, now
             continue
         pace = _pace_between(first, report, now - began) or pace
-        is_enough = count > REPORTS_TIMED or now - began >= SECONDS_ENOUGH
-        if pace is not None and is_enough and now - began >= SECONDS_TIMED:
+        least_seconds = SECONDS_TIMED if count > REPORTS_TIMED else SECONDS_ENOUGH
+        if pace is not None and now - began >= least_seconds:
             break
     return pace, count
 
 
 def _pace_between(first: Report, last: Report, wall_seconds: float) -> ReportPace | None:
-    is_own, seconds = False, wall_seconds
-    if first.seconds is not None and last.seconds is not None:
-        is_own, seconds = True, last.seconds - first.seconds
+    is_own = first.seconds is not None and last.seconds is not None
+    seconds = (last.seconds or 0.0) - (first.seconds or 0.0) if is_own else wall_seconds
     steps = last.step - first.step
     return ReportPace(seconds, steps, is_own) if steps > 0 and seconds > 0 else None
 
@@ -124,14 +123,17 @@ class ReportReader:
     def feed(self, chunk: bytes) -> Iterator[Report]:
         """Yield the reports that a chunk completes; a carriage return also ends a line."""
         *whole, rest = _ENDS_OF_LINES.split(chunk)
-        for text, end in zip(whole[::2], whole[1::2], strict=True):
-            line, follows_return = bytes(self._rest + text), self._follows_return
+        for part, end in zip(whole[::2], whole[1::2], strict=True):
+            line, follows_return = bytes(self._rest + part), self._follows_return
             self._rest, self._follows_return = bytearray(), end == b"\r"
             self.lines += bool(line)
             if len(line) > self._longest:
                 self._refuse_long_report(line[: self._longest].decode(errors="replace"))
             elif line:
-                yield from self._read(line.decode(errors="replace"), follows_return)
+                text = line.decode(errors="replace")
+                found = self._search(text) if self._expressions else self._read_json(text.strip(), follows_return)
+                if found is not None:
+                    yield _report(found)
         # One extra byte detects an overlong line.
         self._rest += rest[: self._longest + 1 - len(self._rest)]
 
@@ -139,18 +141,7 @@ class ReportReader:
         """Yield an unterminated last line."""
         yield from self.feed(b"\n")
 
-    def _read(self, line: str, follows_return: bool) -> Iterator[Report]:
-        if not self._expressions:
-            found = self._read_json(line.strip(), follows_return)
-        else:
-            self._search(line)
-            if STEP not in self._found:
-                return
-            found, self._found = self._found, {}
-        if found is not None and (report := _report(found)) is not None:
-            yield report
-
-    def _search(self, line: str) -> None:
+    def _search(self, line: str) -> dict[str, float] | None:
         for name, expression in self._expressions.items():
             match = expression.search(line)
             if match is None:
@@ -162,6 +153,10 @@ class ReportReader:
                 self.unmatched.pop(name, None)
                 if name in self._deciding:
                     _check_is_only(name, match, expression)
+        if STEP not in self._found:
+            return None
+        found, self._found = self._found, {}
+        return found
 
     def _read_json(self, line: str, follows_return: bool) -> dict[str, float] | None:
         if follows_return:  # progress bars leave text before the object
@@ -171,8 +166,11 @@ class ReportReader:
         try:
             data = json.loads(line)
         except (ValueError, RecursionError) as error:
-            if _JSON_WITH_STEP.match(line):
-                raise UsageError(f"a line with a step is not JSON: {_shown(line)}: {_reason(error)}") from None
+            reason = f"{error.msg} at character {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
+            require(
+                not _JSON_WITH_STEP.match(line),
+                f"a line with a step is not JSON: {_shown(line)}: {reason.partition(';')[0]}",
+            )
             return None
         return self._numbers_of(data) if STEP in data else None
 
@@ -193,11 +191,11 @@ class ReportReader:
         names = [f"report.{name}" for name, expression in self._expressions.items() if expression.search(beginning)]
         if not self._expressions and _JSON_WITH_STEP.match(beginning):
             names = [f"a JSON object with a {STEP}"]
-        if names:
-            raise UsageError(
-                f"a line of more than {self._longest} bytes has {', '.join(names)}: {_shown(beginning)}; "
-                "the command must print shorter lines"
-            )
+        require(
+            not names,
+            f"a line of more than {self._longest} bytes has {', '.join(names)}: {_shown(beginning)}; "
+            "the command must print shorter lines",
+        )
 
 
 def _of_any_number(text: str) -> re.Pattern[str]:
@@ -224,9 +222,11 @@ def _number_in(match: re.Match[str], name: str) -> float:
     value = _number(text, is_whole=name == STEP)
     if value is None:
         raise UsageError(f"report.{name} found {_shown(text)}, not a number{_remedy(text) or _OF_GROUPS}")
-    if name == STEP and _STEP_WITH_DOTS.fullmatch(text):
-        joined = text.replace(".", "")
-        raise UsageError(f"report.{name} found {_shown(text)}, which may be {value:g} or {joined}: print {joined}")
+    joined = text.replace(".", "")
+    require(
+        name != STEP or not _STEP_WITH_DOTS.fullmatch(text),
+        f"report.{name} found {_shown(text)}, which may be {value:g} or {joined}: print {joined}",
+    )
     rest = _REST_OF_NUMBER.match(match.string, match.end(1))
     if rest is None and name == STEP and len(text) <= len("100"):
         rest = _REST_OF_STEP.match(match.string, match.end(1))
@@ -242,11 +242,11 @@ def _number_in(match: re.Match[str], name: str) -> float:
 def _check_is_only(name: str, first: re.Match[str], expression: re.Pattern[str]) -> None:
     # the expression may also match another metric, such as val_accuracy
     for match in expression.finditer(first.string, first.end()):
-        if match[1] != first[1]:
-            raise UsageError(
-                f"report.{name} matches {_shown(first[0])} and {_shown(match[0])} in one line: its expression must "
-                "match only one of them"
-            )
+        require(
+            match[1] == first[1],
+            f"report.{name} matches {_shown(first[0])} and {_shown(match[0])} in one line: its expression must "
+            "match only one of them",
+        )
 
 
 def _number(value: object, *, is_whole: bool) -> float | None:
@@ -265,9 +265,8 @@ def _number(value: object, *, is_whole: bool) -> float | None:
 
 
 def _remedy(value: object) -> str:
-    if isinstance(value, str) and "," in value:
-        return ": a comma may only separate thousands, as in 1,000,000 or 1,000.5, or 1,000 in a step"
-    return ""
+    has_comma = isinstance(value, str) and "," in value
+    return ": a comma may only separate thousands, as in 1,000,000 or 1,000.5, or 1,000 in a step" if has_comma else ""
 
 
 def _shown(text: str, *, quoted: bool = True) -> str:
@@ -275,18 +274,14 @@ def _shown(text: str, *, quoted: bool = True) -> str:
     return repr(cut) if quoted else cut
 
 
-def _reason(error: Exception) -> str:
-    if isinstance(error, json.JSONDecodeError):
-        return f"{error.msg} at character {error.colno}"
-    return str(error).partition(";")[0]
-
-
-def _report(found: Mapping[str, float]) -> Report | None:
-    step, seconds = found.get(STEP), found.get(SECONDS)
-    if step is None:
-        return None
-    if not 0 <= step <= LARGEST_STEP or step != math.floor(step):
-        raise UsageError(f"the command reports step {step:g}: a step is a whole number from 0 to {LARGEST_STEP:g}")
-    if seconds is not None and not 0 <= seconds <= LARGEST_SECONDS:
-        raise UsageError(f"the command reports {seconds:g} seconds: they must be from 0 to {LARGEST_SECONDS:g}")
+def _report(found: Mapping[str, float]) -> Report:
+    step, seconds = found[STEP], found.get(SECONDS)
+    require(
+        0 <= step <= LARGEST_STEP and step == math.floor(step),
+        f"the command reports step {step:g}: a step is a whole number from 0 to {LARGEST_STEP:g}",
+    )
+    require(
+        seconds is None or 0 <= seconds <= LARGEST_SECONDS,
+        f"the command reports {seconds or 0:g} seconds: they must be from 0 to {LARGEST_SECONDS:g}",
+    )
     return Report(int(step), {name: value for name, value in found.items() if name not in {STEP, SECONDS}}, seconds)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -106,13 +107,8 @@ class ScriptServer:
 
     def exit_told(self) -> int | None:
         """The last started script's exit code; None while running."""
-        self._control.setblocking(False)
-        try:
-            return cast(int, self._told()["exit"])
-        except BlockingIOError:
-            return None
-        finally:
-            self._control.setblocking(True)
+        is_told = self._said or select.select([self._control], [], [], 0.0)[0]
+        return cast(int, self._told()["exit"]) if is_told else None
 
     def close(self) -> None:
         """End the server."""
@@ -212,7 +208,4 @@ class LoadedScript(LoadedProgram):
 
 def revision_of(script: Path, program: Program) -> str:
     """12 hex digits of a script's and its arguments' SHA-256."""
-    told = hashlib.sha256(script.read_bytes())
-    if program.arguments:
-        told.update("\0".join(program.arguments).encode())
-    return told.hexdigest()[:12]
+    return hashlib.sha256(script.read_bytes() + "\0".join(program.arguments).encode()).hexdigest()[:12]

@@ -363,17 +363,12 @@ class ActorWorker:
         self.pid = 0
         self._ray, self._actor = ray, actor
         self._inbox = inbox
-        self._death: Death | None = None
+        self.death: Death | None = None
         self._asked: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
         self._start = partial(actor.start.remote, slot, threads, dict(environment))
         self._listener = threading.Thread(target=self._listen, name=f"bssearch slot {slot}", daemon=True)
         self._talker = threading.Thread(target=self._talk, name=f"bssearch slot {slot} (commands)", daemon=True)
         self._listener.start()
-
-    @property
-    def is_lost(self) -> bool:
-        """True if the actor itself is gone."""
-        return self._death is not None and self._death.verdict is not None
 
     def send(self, command: Command) -> None:
         """See `WorkerHandle.send`."""
@@ -381,7 +376,7 @@ class ActorWorker:
 
     def has_exited(self) -> bool:
         """See `WorkerHandle.has_exited`."""
-        return self._death is not None
+        return self.death is not None
 
     def write_stack(self) -> None:
         """See `WorkerHandle.write_stack`."""
@@ -395,8 +390,8 @@ class ActorWorker:
         """See `WorkerHandle.bury`."""
         self._asked.put(None)
         self._listener.join()
-        assert self._death is not None, "the listener reports the worker's end"
-        return self._death
+        assert self.death is not None, "the listener reports the worker's end"
+        return self.death
 
     def _talk(self) -> None:
         while (ask := self._asked.get()) is not None:
@@ -407,7 +402,7 @@ class ActorWorker:
         try:
             self.pid = self._ray.get(self._start(), timeout=SILENCE_SECONDS)
             self._talker.start()
-            while self._death is None:
+            while self.death is None:
                 hearing = self._actor.hear.remote(HEAR_SECONDS)
                 self._take(self._ray.get(hearing, timeout=HEAR_SECONDS + SILENCE_SECONDS))
         except self._ray.exceptions.GetTimeoutError:  # which is an OSError, too
@@ -431,10 +426,10 @@ class ActorWorker:
             self.last_heard = time.monotonic()
         for line in heard.replies:
             self._inbox.put((self, decode_reply(line)))
-        self._death = heard.death
+        self.death = heard.death
 
     def _end(self, state: TrialState, reason: str) -> None:
-        self._death = Death(0, verdict=(state, reason))
+        self.death = Death(0, verdict=(state, reason))
         # The actor may still be alive.
         with suppress(self._ray.exceptions.RayError):
             self._ray.kill(self._actor, no_restart=True)
@@ -496,10 +491,9 @@ class RayExecutor(SlotExecutor):
         try:
             self._again(partial(super().submit, request))
         except _NoNodeError as error:
-            gone = next(slot for slot in self._slots if slot.index == error.slot)
             if error.slot not in self._had_a_node or len(self._slots) == 1:
                 raise
-            self._slots.remove(gone)
+            self._slots = [slot for slot in self._slots if slot.index != error.slot]
             self.slots = len(self._slots)
             self._events.append(TrialEnded(request.number, TrialOutcome(state=TrialState.LOST, reason=str(error))))
 
@@ -531,7 +525,8 @@ class RayExecutor(SlotExecutor):
     def _started(self, slot: Slot, environment: Mapping[str, str]) -> WorkerHandle:
         for one in self._slots:  # all at once: each takes a second or two
             seat = self._seats.get(one.index)
-            if seat is None or (seat.worker is not None and seat.worker.is_lost):
+            death = seat.worker.death if seat is not None and seat.worker is not None else None
+            if seat is None or (death is not None and death.verdict is not None):  # the actor itself is gone
                 self._seats[one.index] = self._asked_for()
         seat = self._seats[slot.index]
         place = seat.place = seat.place or self._placed(slot, seat)
@@ -548,15 +543,18 @@ class RayExecutor(SlotExecutor):
         return seat.worker
 
     def _asked_for(self) -> _Seat:
-        made = self._cluster.ray.remote(SlotActor).options(
-            num_cpus=self._settings.threads,
-            num_gpus=self._gpus,
-            max_restarts=0,
-            max_task_retries=0,
-            max_concurrency=CALLS_AT_ONCE,
-            scheduling_strategy="SPREAD",
+        actor = (
+            self._cluster.ray.remote(SlotActor)
+            .options(
+                num_cpus=self._settings.threads,
+                num_gpus=self._gpus,
+                max_restarts=0,
+                max_task_retries=0,
+                max_concurrency=CALLS_AT_ONCE,
+                scheduling_strategy="SPREAD",
+            )
+            .remote()
         )
-        actor = made.remote()
         return _Seat(actor, actor.place.remote(str(Path.cwd()), str(self._settings.folder)))
 
     def _placed(self, slot: Slot, seat: _Seat) -> Place:
@@ -573,8 +571,7 @@ class RayExecutor(SlotExecutor):
             ) from None
         except ray.exceptions.RayError as error:
             self._leave(slot)
-            has_raised = isinstance(error, ray.exceptions.RayTaskError)
-            raise (LaunchError if has_raised else _ActorLostError)(
+            raise (LaunchError if isinstance(error, ray.exceptions.RayTaskError) else _ActorLostError)(
                 f"slot {slot.index}: its Ray actor cannot be started: {said_by(error)}",
                 hint="bssearch and Ray must be installed on each node, in the versions that are here",
             ) from error
@@ -585,13 +582,13 @@ class RayExecutor(SlotExecutor):
         return place
 
     def _check(self, slot: Slot, place: Place) -> None:
-        if place.version != version("bssearch"):
-            raise LaunchError(
-                f"slot {slot.index}: {place.machine} has bssearch {place.version}, this machine {version('bssearch')}"
-            )
-        in_a_file = self._settings.program is not None or ".py" in self._settings.workload
         require(
-            not in_a_file or place.has_folder,
+            place.version == version("bssearch"),
+            f"slot {slot.index}: {place.machine} has bssearch {place.version}, this machine {version('bssearch')}",
+            error=LaunchError,
+        )
+        require(
+            place.has_folder or (self._settings.program is None and ".py" not in self._settings.workload),
             f"slot {slot.index}: {place.machine} has no folder {self._settings.folder}",
             hint="put the workload at the same path on each node, on a shared file system",
             error=LaunchError,
@@ -605,7 +602,7 @@ class RayExecutor(SlotExecutor):
         return Load(settings=replace(self._settings, slots=1), slot=0, revision=self._revision)
 
     def _worker_environment(self) -> dict[str, str]:
-        here = {name: os.environ[name] for name in (DATA_DIR_VARIABLE,) if name in os.environ}
+        here = {name: value for name, value in os.environ.items() if name == DATA_DIR_VARIABLE}
         return here | super()._worker_environment()
 
     def _about_idle_devices(self) -> str | None:
@@ -654,12 +651,12 @@ def _gpus_of_a_slot(settings: ExecutorSettings, nodes: Sequence[Node]) -> int:
 def _check_checkpoint_place(nodes: Sequence[Node]) -> None:
     url = checkpoint_url()
     machines = len({node.name for node in nodes})
-    if url is not None and machines > 1:
-        raise UsageError(
-            f"{CHECKPOINT_DIR_VARIABLE} = {url.partition('://')[0]}://…: on a Ray cluster of {machines} machines it "
-            "must name a folder: only the driver's machine can use a store",
-            hint="name a folder that all machines share",
-        )
+    require(
+        url is None or machines <= 1,
+        f"{CHECKPOINT_DIR_VARIABLE} = {str(url).partition('://')[0]}://…: on a Ray cluster of {machines} machines it "
+        "must name a folder: only the driver's machine can use a store",
+        hint="name a folder that all machines share",
+    )
 
 
 def _room(settings: ExecutorSettings, nodes: Sequence[Node], gpus: int) -> int:
@@ -669,11 +666,10 @@ def _room(settings: ExecutorSettings, nodes: Sequence[Node], gpus: int) -> int:
         f"executor.threads = {settings.threads} must be <= {most}, the CPUs of the largest node of the Ray cluster",
     )
     room = sum(node.slots(settings.threads, gpus) for node in nodes)
-    if settings.least_slots > room:
-        kind = "a GPU and " if gpus else ""
-        raise UsageError(
-            f"executor.slots = {settings.slots} must be <= {room}: the Ray cluster has room for no more slots with "
-            f"{kind}executor.threads = {settings.threads}",
-            hint="set executor.slots = auto to use all",
-        )
+    require(
+        settings.least_slots <= room,
+        f"executor.slots = {settings.slots} must be <= {room}: the Ray cluster has room for no more slots with "
+        f"{'a GPU and ' if gpus else ''}executor.threads = {settings.threads}",
+        hint="set executor.slots = auto to use all",
+    )
     return room
