@@ -153,7 +153,7 @@ print(json.dumps({"step": 0, "accuracy": 0.95}), file=open(os.environ["BSSEARCH_
     growing = replace(configuration, accumulation_steps=1, micro_batch_size=16, parameters=parameters)
     outcome, _ = run(loaded(tmp_path, BEGINS + "true {batch_size}; SLEEP"), request(configuration=growing))
     assert outcome.state is TrialState.FAILED
-    assert "batch_schedule = 'milestones': a command is given one batch size" in str(outcome.reason)
+    assert "batch_schedule = 'milestones': a command takes one batch size" in str(outcome.reason)
 
 
 def test_a_command_that_is_not_there_or_cannot_be_started_is_named(tmp_path: Path) -> None:

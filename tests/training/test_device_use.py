@@ -19,6 +19,7 @@ from bssearch.records import DeviceUse
 from bssearch.training import nvml
 from bssearch.training.environment import cudnn_version, describe_environment, library_versions, workload_revision
 from bssearch.training.nvml import DeviceMeter
+from bssearch.training.process_times import MPS_SERVER
 from tests.training import toys
 from tests.training.fake_nvml import CUDA, REASONS, FakeNvml
 from tests.training.toys import CPU, Toy, on_cpu
@@ -178,7 +179,7 @@ for child in (stranger, worker):
 
 def test_the_server_of_mps_is_no_stranger(fake: FakeNvml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvml, "_family", lambda: {os.getpid()})
-    for name, strangers in ((nvml.MPS_SERVER, 0), ("another", 1)):
+    for name, strangers in ((MPS_SERVER, 0), ("another", 1)):
         (tmp_path / name).symlink_to(sys.executable)
         with subprocess.Popen([tmp_path / name, "-c", "input()"], stdin=subprocess.PIPE) as process:
             fake.processes = {"GPU-0": [process.pid]}

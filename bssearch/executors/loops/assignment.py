@@ -227,16 +227,16 @@ def ended_by(because: str) -> str:
 
 def number_of(metrics: Metrics, metric: str) -> float:
     """Parse a metric, possibly NaN; raise `UsageError` if missing or no number."""
-    if not isinstance(metrics, Mapping):
-        raise UsageError(
-            f"evaluate() returned a {type(metrics).__name__}; it must return a mapping such as {{{metric!r}: 0.9}}"
-        )
-    if metric not in metrics:
-        offered = ", ".join(sorted(map(str, metrics))) or "nothing"
-        raise UsageError(
-            f"the evaluation reports {offered}; the study's target is of {metric!r}",
-            hint=f"report or log {metric!r}, or correct target.metric in the spec",
-        )
+    require(
+        isinstance(metrics, Mapping),
+        f"evaluate() returned a {type(metrics).__name__}; it must return a mapping such as {{{metric!r}: 0.9}}",
+    )
+    require(
+        metric in metrics,
+        f"the evaluation reports {', '.join(sorted(map(str, metrics))) or 'nothing'}; the study's target is of "
+        f"{metric!r}",
+        hint=f"report or log {metric!r}, or correct target.metric in the spec",
+    )
     try:
         return float(metrics[metric])
     except (TypeError, ValueError):
@@ -287,8 +287,10 @@ class Alone(Assignment):
     def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
         """Print an evaluation; end after the last step."""
         self.is_over = step >= self._most_steps
-        if not isinstance(metrics, Mapping):
-            raise UsageError(f"evaluate() returned a {type(metrics).__name__}; it must return a mapping of metrics")
+        require(
+            isinstance(metrics, Mapping),
+            f"evaluate() returned a {type(metrics).__name__}; it must return a mapping of metrics",
+        )
         if self._prints:
             print_evaluation(step, {**metrics, **({} if loss is None else {"loss": loss})})
 
@@ -301,7 +303,7 @@ class Alone(Assignment):
 
 def print_evaluation(step: int, metrics: Metrics) -> None:
     """Print an evaluation's metrics to stderr."""
-    told = ", ".join(
+    values = (
         f"{name} {value:.6g}" if isinstance(value, float) else f"{name} {value}" for name, value in metrics.items()
     )
-    print(f"step {step}: {told}", file=sys.stderr)
+    print(f"step {step}: {', '.join(values)}", file=sys.stderr)

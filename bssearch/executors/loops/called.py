@@ -139,8 +139,7 @@ class CalledExecutor:
     def submit(self, request: TrialRequest) -> None:
         """See `Executor.submit`."""
         if self._trial is not None:
-            running = self._trial[1].request.number
-            raise ValueError(f"no slot is free for trial {request.number}: [{running}] are running")
+            raise ValueError(f"no slot is free for trial {request.number}: trial {self._trial[1].request.number} runs")
         piece = self._piece(request)
         self._trial = piece, RunningTrial(request, device=self._device, device_uuid=uuid_of(self._device))
         self._pieces.put(piece)

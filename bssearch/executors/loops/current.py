@@ -123,15 +123,16 @@ class Session:
 
     def take(self, given: dict[str, ParameterValue], ranks: Ranks | None = None) -> TrialRun | Looked | Leader:
         """Make the assigned work, or its `Leader` for several ranks."""
-        if self.work is not None:
-            raise UsageError("current_trial() is called twice: a script trains one trial")
+        require(self.work is None, "current_trial() is called twice: a script trains one trial")
         prepare(self.assign)
         self.assign = replace(self.assign, given=given)
         if ranks is None:
             self.work = work_of(self.assign, self.line)
             return self.work
-        if isinstance(self.assign.work, TrialRequest) and self.assign.work.branch is not None:
-            raise UsageError("a training of several ranks cannot branch off a checkpoint: start it in one process")
+        require(
+            not isinstance(self.assign.work, TrialRequest) or self.assign.work.branch is None,
+            "a training of several ranks cannot branch off a checkpoint: start it in one process",
+        )
         leader = Leader(self.assign, self.line, ranks)
         self.work = leader.work
         return leader
@@ -148,8 +149,9 @@ class Session:
             return
         if work.is_over and error is not None and not isinstance(error, TrialStopped):
             traceback.print_exception(error)  # raised while the script cleaned up, after its trial's end
-        steps = 0 if self.trial is None else self.trial.steps
-        end_work(work, self.assign, self.line, error, lambda: work.looped(steps))
+        end_work(
+            work, self.assign, self.line, error, lambda: work.looped(0 if self.trial is None else self.trial.steps)
+        )
 
 
 _session: Session | None = None
@@ -226,8 +228,7 @@ def current_trial(
             train_step(model, x, y, trial.learning_rate)
     """
     require(batch_size >= 1, f"current_trial(batch_size={batch_size}): must be >= 1")
-    is_one = _session is not None and _session.assign.configuration.world_size == 1
-    ranks = None if is_one else ranks_of(os.environ)
+    ranks = None if _session and _session.assign.configuration.world_size == 1 else ranks_of(os.environ)
     size = 1 if ranks is None else ranks.size
     require(batch_size % size == 0, f"current_trial(batch_size={batch_size}): must be a multiple of {size}, the ranks")
     configuration = Configuration(
@@ -290,9 +291,10 @@ def train_made(name: str, default: Configuration) -> None:
     ``default``: the code's own batch size and learning rate.
     """
     file, function = Path(name.removesuffix(MAKE_TRAINER)), MAKE_TRAINER.removeprefix(":")
-    make = getattr(import_file(name, file), function, None)
-    if not callable(make):
-        raise UsageError(f"{file.name} has no function {function}", hint=f"def {function}(trial): return trainer, ...")
+    make: Any = getattr(import_file(name, file), function, None)
+    require(
+        callable(make), f"{file.name} has no function {function}", hint=f"def {function}(trial): return trainer, ..."
+    )
     trial = current_trial(batch_size=default.batch_size, learning_rate=default.learning_rate)
     fit_made(trial, make(trial))
 

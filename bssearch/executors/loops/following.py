@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils._pytree import tree_leaves
 
-from bssearch.errors import UsageError, require
+from bssearch.errors import require
 from bssearch.executors.loops.assignment import Assignment
 from bssearch.records import Configuration, ParameterValue
 from bssearch.records.batch_schedule import PARAMETERS
@@ -70,10 +70,6 @@ class FieldsRead:
         self.fields.add(name)
         self.lately.add(name)
 
-    def has(self, name: str) -> bool:
-        """True if a field was read."""
-        return name in self.fields
-
     def check_begins(self, *, has_sampler: bool) -> None:
         """Raise `UsageError` if the batch size was not read."""
         require(
@@ -82,7 +78,7 @@ class FieldsRead:
             hint="DataLoader(..., batch_size=trial.micro_batch_size)",
         )
         require(
-            self.configuration.accumulation_steps <= 1 or self.has("micro_batch_size"),
+            self.configuration.accumulation_steps <= 1 or "micro_batch_size" in self.fields,
             f"{self._accumulation}, but the script does not read trial.micro_batch_size",
             hint="use DataLoader(..., batch_size=trial.micro_batch_size), and step the optimizer after every "
             "trial.accumulation_steps micro-batches",
@@ -102,27 +98,24 @@ class FieldsRead:
         An unread searched learning rate raises `UsageError`; other parameters may be conditional.
         """
         require(
-            "learning_rate" not in self.searched or self.has("learning_rate"),
+            "learning_rate" not in self.searched or "learning_rate" in self.fields,
             "the study searches learning_rate, and the loop took a step without asking for trial.learning_rate",
             hint="optimizer = torch.optim.SGD(model.parameters(), lr=trial.learning_rate)",
         )
         asked = {*parameters.asked, *PARAMETERS}  # the trial's fields already follow the schedule
-        ignored = [name for name in self.searched if name in parameters and name not in asked]
         found = [
-            f"the study searches {name}, and the loop has not asked for trial.parameters[{name!r}]" for name in ignored
+            f"the study searches {name}, but the loop has not read trial.parameters[{name!r}]"
+            for name in self.searched
+            if name in parameters and name not in asked
         ]
         if "learning_rate" in self.searched and not self.has_rate(rate):
-            found.append(f"no optimizer of trial.state has the trial's learning rate {rate:.4g}, but {self.said_rates}")
+            others = in_words(self.rates)
+            found.append(f"no optimizer of trial.state has the trial's learning rate {rate:.4g}, but {others}")
         return found
 
     def has_rate(self, rate: float) -> bool:
         """True if an optimizer has this learning rate, or none is known."""
         return not self.rates or any(math.isclose(one, rate) for one in self.rates)
-
-    @property
-    def said_rates(self) -> str:
-        """The optimizers' learning rates, for a message."""
-        return in_words(self.rates)
 
     @property
     def rates(self) -> set[float]:
@@ -178,10 +171,17 @@ class Followed:
             return
         lately = self._asked.lately
         is_whole = now.accumulation_steps == 1 and "batch_size" in lately
-        if now.micro_batch_size != before.micro_batch_size and not is_whole and "micro_batch_size" not in lately:
-            raise _not_asked(now, "micro_batch_size", now.micro_batch_size, before.micro_batch_size)
-        if now.accumulation_steps != before.accumulation_steps and not tells_accumulation(lately):
-            raise _not_asked(now, "accumulation_steps", now.accumulation_steps, before.accumulation_steps)
+        for field_name, is_read in (
+            ("micro_batch_size", is_whole or "micro_batch_size" in lately),
+            ("accumulation_steps", tells_accumulation(lately)),
+        ):
+            value, old = getattr(now, field_name), getattr(before, field_name)
+            require(
+                value == old or is_read,
+                f"the batch has grown to {now.batch_size}: trial.{field_name} is {value} instead of {old}, but the "
+                "loop has not read it since",
+                hint=f"read trial.{field_name} again for each step; {SEE}",
+            )
         if self._has_warned or math.isclose(now.learning_rate, before.learning_rate):
             return
         if (lacks := self._lacks_rate(now.learning_rate)) is not None:
@@ -196,24 +196,24 @@ class Followed:
             return
         found = ", ".join(sorted({str(shape[0]) for shape in shapes}))
         old = self._stages.last(steps).micro_batch_size
-        if self._stages.has_new_micro_batches(steps) and any(old in shape for shape in shapes):
-            raise UsageError(
-                f"the batch has grown to {self._stages.at(steps).batch_size}, and the loader's micro-batches still "
-                f"have {found} samples; trial.micro_batch_size is {size}",
-                hint=SEE,
-            )
+        require(
+            not self._stages.has_new_micro_batches(steps) or not any(old in shape for shape in shapes),
+            f"the batch has grown to {self._stages.at(steps).batch_size}, but the loader's micro-batches still have "
+            f"{found} samples; trial.micro_batch_size is {size}",
+            hint=SEE,
+        )
         self._assignment.warned(f"the loader's first batch has {found} samples; trial.micro_batch_size is {size}")
 
     def watch(self, is_within_step: Callable[[], bool]) -> None:
         """Raise `UsageError` at an optimizer step within an accumulation, which may miss a stage."""
 
         def check(*given: object) -> None:
-            if is_within_step():
-                raise UsageError(
-                    "an optimizer of trial.state took a step before the last of the step's micro-batches, in a trial "
-                    "whose batch grows",
-                    hint=f"count the micro-batches from 0 after each step, up to trial.accumulation_steps; {SEE}",
-                )
+            require(
+                not is_within_step(),
+                "an optimizer of trial.state took a step before the last of the step's micro-batches, in a trial "
+                "whose batch grows",
+                hint=f"count the micro-batches from 0 after each step, up to trial.accumulation_steps; {SEE}",
+            )
 
         for one in self._asked.optimizers if self._stages.grows else ():
             one.register_step_post_hook(check)
@@ -224,15 +224,7 @@ class Followed:
             return None if has_asked else "the loop has not asked for trial.learning_rate since"
         if self._asked.has_rate(rate) or (has_asked and rates != self._rates_before):
             return None
-        return f"no optimizer of trial.state has its learning rate {rate:.4g}, but {self._asked.said_rates}"
-
-
-def _not_asked(now: Configuration, field: str, value: int, before: int) -> UsageError:
-    return UsageError(
-        f"the batch has grown to {now.batch_size}: trial.{field} is {value} instead of {before}, and the loop has not "
-        "asked for it since",
-        hint=f"read trial.{field} again for each step; {SEE}",
-    )
+        return f"no optimizer of trial.state has its learning rate {rate:.4g}, but {in_words(rates)}"
 
 
 class SampleAxis(NamedTuple):

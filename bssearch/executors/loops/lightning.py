@@ -41,8 +41,11 @@ def library() -> Any:
         except metadata.PackageNotFoundError:
             continue
         numbers = tuple(int(part) if part.isdecimal() else 0 for part in version.split(".")[:3])
-        if not OLDEST <= numbers < BELOW:
-            raise UsageError(f"{PACKAGES[module]} {version} is installed; a trial needs {wanted}", hint=hint)
+        require(
+            OLDEST <= numbers < BELOW,
+            f"{PACKAGES[module]} {version} is installed; a trial needs {wanted}",
+            hint=hint,
+        )
         return importlib.import_module(module)
     raise UsageError(f"a trial with a Lightning Trainer needs {wanted}, which is not installed", hint=hint)
 
@@ -97,8 +100,11 @@ class TrialCallback(Callback):  # type: ignore[misc]
         if self._trial.is_searched:
             wanted = torch.device(self._trial.device)
             devices = 1 if wanted.index is None else [wanted.index]
-            hint = f"Trainer(accelerator={wanted.type!r}, devices={devices}), or executor.device in the spec"
-            self._trial.check_device(trainer.strategy.root_device, trainer.world_size, hint)
+            self._trial.check_device(
+                trainer.strategy.root_device,
+                trainer.world_size,
+                f"Trainer(accelerator={wanted.type!r}, devices={devices}), or executor.device in the spec",
+            )
             trainer.accumulate_grad_batches = self._trial.accumulation_steps
             trainer.num_sanity_val_steps = 0
         if self._trial.is_look:
@@ -110,10 +116,9 @@ class TrialCallback(Callback):  # type: ignore[misc]
         self._steps = trainer.global_step
         if self._steps and self._trial.is_searched:
             branches = self._trial.checkpoint is not None
-            whose = "branch's" if branches else "trial's"
             raise UsageError(
                 f"the Trainer begins at step {self._steps}: fit(ckpt_path=...) restores the learning rate, the "
-                f"schedule and the place in the data of the run, which are not the {whose}",
+                f"schedule and the place in the data of another run than this {'branch' if branches else 'trial'}",
                 hint="load the module's weights before fit(), and the optimizer in configure_optimizers() by "
                 "trial.load_optimizer()"
                 if branches
@@ -160,11 +165,11 @@ class TrialCallback(Callback):  # type: ignore[misc]
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Check that a due evaluation was made, and the first micro-batch's size."""
-        if self._is_awaited:
-            raise UsageError(
-                f"validation ran no batch after step {self._trial.steps}, although an evaluation was due",
-                hint="use a validation loader with batches",
-            )
+        require(
+            not self._is_awaited,
+            f"validation ran no batch after step {self._trial.steps}, although an evaluation was due",
+            hint="use a validation loader with batches",
+        )
         if self._trial.is_searched and self._trial.steps == 0 and self._micro_batches == 0:
             self._trial.check_size(batch)
 
@@ -228,18 +233,18 @@ class TrialCallback(Callback):  # type: ignore[misc]
 
     def _lift_limits(self, trainer: Any) -> None:
         self._horizon = trainer.estimated_stepping_batches  # at which learning rate schedules still stop
-        told = {"max_steps": trainer.max_steps, "max_epochs": trainer.max_epochs}
-        limits = ", ".join(f"{name}={value}" for name, value in told.items() if value not in {-1, None})
-        if limits:
-            self._trial.warn(f"Trainer({limits}) ends a trial there, whether it has reached the target or not")
+        given = {"max_steps": trainer.max_steps, "max_epochs": trainer.max_epochs}
+        if limits := ", ".join(f"{name}={value}" for name, value in given.items() if value not in {-1, None}):
+            self._trial.warn(f"Trainer({limits}) ends trials there, even before they reach the target")
         trainer.fit_loop.max_epochs = trainer.fit_loop.epoch_loop.max_steps = -1
 
     def _logged(self, trainer: Any) -> dict[str, float]:
         # `Trainer.callback_metrics` also holds training metrics.
         found = {name: float(value) for name, value in trainer._logger_connector.metrics["callback"].items()}
-        if self._metric is not None and self._metric not in found:
-            logged = ", ".join(sorted(found)) or "nothing"
-            raise UsageError(f"metric = {self._metric!r} of TrialCallback: validation logs {logged}")
+        require(
+            self._metric is None or self._metric in found,
+            f"metric = {self._metric!r} of TrialCallback: validation logs {', '.join(sorted(found)) or 'no metric'}",
+        )
         return found if self._metric is None else {self._metric: found[self._metric]}
 
 
@@ -285,11 +290,11 @@ def fit_made(trial: Trial, made: Any) -> None:
 
     ``data`` is a datamodule, a training loader, or a tuple of loaders.
     """
-    if not isinstance(made, tuple) or len(made) not in (2, 3):
-        raise UsageError(
-            "make_trainer(trial) must return (trainer, module, data): the data a datamodule, or a tuple of the loaders "
-            "for training and for validation"
-        )
+    require(
+        isinstance(made, tuple) and len(made) in (2, 3),
+        "make_trainer(trial) must return (trainer, module, data): the data a datamodule, or a tuple of the loaders "
+        "for training and for validation",
+    )
     trainer, module, *data = made
     _refuse_what_decides_for_itself(trainer)  # before a finder's own setup, which comes before `TrialCallback.setup`
     if not any(isinstance(one, TrialCallback) for one in trainer.callbacks):
@@ -357,8 +362,7 @@ def adopt_weight_decay(trial: Trial, optimizers: Iterable[Any]) -> None:
     largest = max((float(group.get(name) or 0.0) for one in found for group in one.param_groups), default=0.0)
     if name not in trial.parameters or trial.has_asked(name) or not largest:
         return
-    wanted: Any = trial.parameters[name]
-    scale = scaling(float(trial.given.get(name) or largest), float(wanted))
+    scale = scaling(float(trial.given.get(name) or largest), float(str(trial.parameters[name])))
     for optimizer in found:
         _scale_groups(optimizer, (name,), scale)
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from bssearch.errors import UsageError
+from bssearch.errors import UsageError, require
 from bssearch.executors.base import Answer, Assign, Reply
 from bssearch.executors.loaded import failed, program_refused
 from bssearch.executors.loops.assignment import Assignment, Line, LoopStages, Metrics, ended_by, number_of
@@ -125,11 +125,11 @@ class DescribedLoop(Looked):
 
     def looped(self, step: int, because: str = "") -> None:
         """Raise `UsageError`: the loop took no step or made no evaluation."""
-        if not step:
-            raise UsageError(
-                f"the loop took no step{ended_by(because)}",
-                hint="for batch in trial.batches(loader); a Trainer takes callbacks=[TrialCallback(trial)]",
-            )
+        require(
+            step,
+            f"the loop took no step{ended_by(because)}",
+            hint="for batch in trial.batches(loader); a Trainer takes callbacks=[TrialCallback(trial)]",
+        )
         raise UsageError(
             f"the loop took {step} steps and was never evaluated",
             hint="batches(loader, evaluate=...), or: if trial.evaluation_due: trial.report(accuracy=...)",
@@ -158,16 +158,14 @@ class MeasuredMemory(Looked):
     def evaluated(self, step: int, metrics: Metrics, loss: float | None) -> None:
         """Report that the micro-batch fits, and the peak memory."""
         super().evaluated(step, metrics, loss)
-        self._tell(fits=True, peak=peak_process_memory_bytes(self._torch_device))
+        peak, micro = peak_process_memory_bytes(self._torch_device), self.configuration.micro_batch_size
+        self._answer(MemoryUse(micro_batch_size=micro, fits=True, peak_memory_bytes=peak))
 
     def ran_out_of_memory(self, error: BaseException) -> bool:
         """See `Assignment.ran_out_of_memory`."""
-        self._tell(fits=False, peak=None, reason=first_line(error))
-        return True
-
-    def _tell(self, *, fits: bool, peak: int | None, reason: str | None = None) -> None:
         micro = self.configuration.micro_batch_size
-        self._answer(MemoryUse(micro_batch_size=micro, fits=fits, peak_memory_bytes=peak, reason=reason))
+        self._answer(MemoryUse(micro_batch_size=micro, fits=False, peak_memory_bytes=None, reason=first_line(error)))
+        return True
 
 
 class TimedLoop(Looked):
@@ -212,10 +210,9 @@ class TimedLoop(Looked):
         super().stepped(step, samples)
         before, self._steps = self._steps, step
         taken = step - before
-        guess = min(self._first, default=0.0)
         is_due = any(self.is_due(one) for one in range(before + 1, step + 1))
-        is_short_row = guess > 0 and (self._untimed_steps + taken) * guess < RUN_SECONDS and not is_due
-        if before >= WARM_UP_STEPS and is_short_row:
+        is_short_row = 0 < (self._untimed_steps + taken) * min(self._first, default=0.0) < RUN_SECONDS
+        if before >= WARM_UP_STEPS and is_short_row and not is_due:
             self._untimed_steps += taken
             return
         self._clock.clock.synchronize()
@@ -252,9 +249,8 @@ class TimedLoop(Looked):
     def _steps_between_evaluations(self) -> int:
         guess = max(min(self._first), 1e-9)
         most = max(1, math.ceil(SEGMENT_SECONDS / guess))
-        if self._request.trial_train_seconds is None:
-            return most
-        return max(1, min(most, eval_every_steps(guess, self._evaluations[-1], self._request.trial_train_seconds)))
+        seconds = self._request.trial_train_seconds
+        return most if seconds is None else max(1, min(most, eval_every_steps(guess, self._evaluations[-1], seconds)))
 
     def _keep(self, seconds: float, steps: int) -> None:
         self._untimed_steps = 0
@@ -276,11 +272,10 @@ class TimedLoop(Looked):
 
     def _tell(self) -> None:
         clock, threads = self._clock.clock, self._threads
-        contention = self.contention.stop()
         step = timing_of(self._runs, self._core, self._request.precision)
         share = clock.undelayed_train_seconds(threads)
         total = clock.seconds("train")
-        reason = why_contended(contention, step.slow, clock, threads)
+        reason = why_contended(self.contention.stop(), step.slow, clock, threads)
         self._answer(
             StepTime(
                 batch_size=self.configuration.batch_size,

@@ -152,12 +152,12 @@ class Trial:
 
     def check_scheduled(self, rates: Collection[float], scheduled: Collection[float], who: str) -> None:
         """Raise `UsageError` if a Trainer sets the learning rate, and ``rates`` are not its ``scheduled`` rates."""
-        if self._rate_is_set and not all(any(math.isclose(one, two) for two in scheduled) for one in rates):
-            raise UsageError(
-                f"{who} set the learning rate {in_words(rates)} after {self.steps} steps, and not as the trial and its "
-                f"schedule: {in_words(scheduled)}",
-                hint="read trial.learning_rate there, or use a learning rate schedule",
-            )
+        require(
+            not self._rate_is_set or all(any(math.isclose(one, two) for two in scheduled) for one in rates),
+            f"{who} set the learning rate {in_words(rates)} after {self.steps} steps; the trial and its schedule have "
+            f"{in_words(scheduled)}",
+            hint="read trial.learning_rate there, or use a learning rate schedule",
+        )
 
     @property
     def is_over(self) -> bool:
@@ -181,7 +181,7 @@ class Trial:
 
     def has_asked(self, name: str) -> bool:
         """True if the script has read a parameter."""
-        return self._asked.has(name) if name == "learning_rate" else name in self.parameters.asked
+        return name in (self._asked.fields if name == "learning_rate" else self.parameters.asked)
 
     def check_trainer(self, who: str) -> None:
         """Raise `UsageError` if the Trainer ``who`` cannot train this trial."""
@@ -216,11 +216,11 @@ class Trial:
         self._begin()
         self._readings += 1
         most = READINGS_PER_MICRO_BATCH * self._now.accumulation_steps
-        if self._assignment.cycles and self._readings > most:
-            raise UsageError(
-                f"the loop read trial.should_stop {most} times after step {self.steps} without trial.step()",
-                hint="call trial.step() after each step of the optimizer",
-            )
+        require(
+            self._readings <= most or not self._assignment.cycles,
+            f"the loop read trial.should_stop {most} times after step {self.steps} without trial.step()",
+            hint="call trial.step() after each step of the optimizer",
+        )
         return self._assignment.is_over
 
     @property
@@ -274,8 +274,11 @@ class Trial:
             TrialStopped: the trial has already ended.
             UsageError: a due evaluation is missing.
         """
-        if samples is not None and samples < 1:
-            raise UsageError(f"trial.step(samples={samples}): must be >= 1", hint="trial.step(samples=len(x))")
+        require(
+            samples is None or samples >= 1,
+            f"trial.step(samples={samples}): must be >= 1",
+            hint="trial.step(samples=len(x))",
+        )
         if samples is None and self._sampler is not None:
             samples = self._now.batch_size  # the sampler leaves an incomplete batch out
         if samples is None:
@@ -285,8 +288,7 @@ class Trial:
 
     def stepped(self) -> None:
         """Like `step`, with the samples from `add_samples`."""
-        if self._is_in_batch:
-            raise UsageError("step() in the body of batches(), which counts the steps by itself")
+        require(not self._is_in_batch, "step() in the body of batches(), which counts the steps by itself")
         if self._assignment.is_over:
             raise TrialStopped("the trial has ended; end the loop when trial.should_stop is true")
         if not self._has_begun:
@@ -316,8 +318,7 @@ class Trial:
 
         The body must take the optimizer step at each step's last micro-batch.
         """
-        if self._is_looping:
-            raise UsageError("batches() inside the body of batches(): a trial has one loop at a time")
+        require(not self._is_looping, "batches() inside the body of batches(): a trial has one loop at a time")
         self._is_looping = True
         try:
             passes = Passes(loader, self._assignment, self._asked, lambda: self._sampler, self._now_seconds)
@@ -366,8 +367,10 @@ class Trial:
 
         Counts the optimizers' steps. Call once, before `sampler` and `batches`.
         """
-        if self._has_begun or self._sampler is not None:
-            raise UsageError("state() comes too late: call it before sampler() and batches()")
+        require(
+            not self._has_begun and self._sampler is None,
+            "state() comes too late: call it before sampler() and batches()",
+        )
         require(not self.has_state, "state() is called twice: name all objects in one call")
         self._asked.optimizers = [one for one in objects.values() if isinstance(one, torch.optim.Optimizer)]
         self.count_steps_of(objects)
@@ -547,8 +550,7 @@ class Trial:
         )
 
     def _is_due(self, step: int) -> bool:
-        before = self.steps if step > self.steps else self._steps_before
-        first = min(step, 1 + max(self._evaluated_at, before))
+        first = min(step, 1 + max(self._evaluated_at, self.steps if step > self.steps else self._steps_before))
         return any(self._assignment.is_due(one) for one in range(first, step + 1))
 
     def _settle(self) -> None:
@@ -558,8 +560,7 @@ class Trial:
     def _evaluate_where_due(self, evaluate: Evaluate | None) -> None:
         if evaluate is None:
             self._check_evaluated()
-            return
-        if self.evaluation_due:
+        elif self.evaluation_due:
             self._evaluated_at = self.steps
             self._take_in(self.steps, unmoved(evaluate), None)
 
@@ -580,13 +581,13 @@ class Trial:
         step = self.steps
         if self._assignment.is_over or self._evaluated_at == step:
             return
-        if self._announced_at == step:
-            raise UsageError(
-                f"no report() after step {step}, but trial.evaluation_due was true",
-                hint="if trial.evaluation_due: trial.report(accuracy=...)",
-            )
-        if step > 0 and self._is_due(step):  # at step 0 no body of `batches` has run
-            raise UsageError(
-                f"no evaluation after step {step}, but one was due",
-                hint="batches(loader, evaluate=...), or after each step: if trial.evaluation_due: trial.report(...)",
-            )
+        require(
+            self._announced_at != step,
+            f"no report() after step {step}, but trial.evaluation_due was true",
+            hint="if trial.evaluation_due: trial.report(accuracy=...)",
+        )
+        require(
+            step == 0 or not self._is_due(step),  # at step 0 no body of `batches` has run
+            f"no evaluation after step {step}, but one was due",
+            hint="batches(loader, evaluate=...), or after each step: if trial.evaluation_due: trial.report(...)",
+        )

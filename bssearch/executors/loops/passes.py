@@ -1,12 +1,12 @@
 """Passes over the training data, and samplers."""
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Generic, TypeVar, cast
+from typing import Generic, TypeVar, cast
 
 import torch
 from torch.utils.data import Sampler
 
-from bssearch.errors import UsageError, require
+from bssearch.errors import require
 from bssearch.executors.loops.assignment import Assignment, LoopStages
 from bssearch.executors.loops.following import FieldsRead
 from bssearch.executors.loops.pitfalls import about_order
@@ -189,30 +189,27 @@ class Passes(Generic[T]):
 
     def check(self, size: int) -> None:
         """Raise `UsageError` for an empty pass, unless a resumed one."""
-        if self._is_empty and self._pass is self._loader:
-            raise UsageError(
-                f"the loader of batches() is empty, at a micro-batch size of {size}",
-                hint="drop_last may drop all samples; an iterator can be used only once",
-            )
+        require(
+            not self._is_empty or self._pass is not self._loader,
+            f"the loader of batches() is empty, at a micro-batch size of {size}",
+            hint="drop_last may drop all samples; an iterator can be used only once",
+        )
 
     def begin(self, size: int) -> int | None:
         """Begin a pass; return the number of micro-batches to skip, if resumed."""
         if self._make is not None:
             self._asked.note("micro_batch_size")
             if size != self._size:
-                self._loader, self._size = _checked(self._make(size)), size
+                self._loader, self._size = self._make(size), size
+                require(
+                    _is_loader(self._loader),
+                    f"the function given to batches() returned a {type(self._loader).__name__}; it must return a "
+                    "loader",
+                    hint="trial.batches(lambda size: DataLoader(data, batch_size=size, ...))",
+                )
         self._pass = self._loader
         return self._assignment.passes(self._loader, self._sampler() is not None)
 
 
 def _is_loader(given: object) -> bool:
     return hasattr(given, "__getitem__") or isinstance(given, Iterable)
-
-
-def _checked(made: Any) -> Any:
-    require(
-        _is_loader(made),
-        f"the function given to batches() returned a {type(made).__name__}; it must return a loader",
-        hint="trial.batches(lambda size: DataLoader(data, batch_size=size, ...))",
-    )
-    return made

@@ -27,16 +27,18 @@ def trained_modules(objects: Mapping[str, Any]) -> list[nn.Module]:
 
 
 def _trained_by(objects: Mapping[str, Any]) -> set[int]:
-    optimizers = [one for one in objects.values() if isinstance(one, Optimizer)]
-    return {id(one) for each in optimizers for one in trained_by(each)}
+    return {id(one) for each in objects.values() if isinstance(each, Optimizer) for one in trained_by(each)}
 
 
 def about_batch_norm(modules: Sequence[nn.Module], now: Configuration) -> list[str]:
     """How batch normalisation in these modules distorts the steps of a trial."""
     layers, ranks = sum(map(batch_norm_layers, modules)), 1 if _unsynchronised(modules) else now.world_size
-    is_split = now.accumulation_steps > 1
     caveats = batch_norm_caveats(
-        layers, now.micro_batch_size * ranks, accumulates=is_split, ghost_batch_size=None, remedy=GROUP_NORM
+        layers,
+        now.micro_batch_size * ranks,
+        accumulates=now.accumulation_steps > 1,
+        ghost_batch_size=None,
+        remedy=GROUP_NORM,
     )
     return [sentence for _, sentence in caveats]
 
@@ -44,18 +46,16 @@ def about_batch_norm(modules: Sequence[nn.Module], now: Configuration) -> list[s
 def about_ranks(modules: Sequence[nn.Module]) -> list[str]:
     """Warning if batch normalisation is not synchronised between the ranks that share a batch."""
     layers = _unsynchronised(modules)
-    if not layers:
-        return []
-    return [
-        f"{layers} batch normalisation layers see each rank's share of a micro-batch alone: on GPUs "
+    sentence = (
+        f"{layers} batch normalisation layers see only one rank's share of a micro-batch: on GPUs use "
         f"model = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model), else {GROUP_NORM}"
-    ]
+    )
+    return [sentence] if layers else []
 
 
 def _unsynchronised(modules: Sequence[nn.Module]) -> int:
-    parts = [part for one in modules for part in one.modules()]
     return sum(map(batch_norm_layers, modules)) - sum(
-        batch_norm_layers(part) for part in parts if isinstance(part, nn.SyncBatchNorm)
+        batch_norm_layers(part) for one in modules for part in one.modules() if isinstance(part, nn.SyncBatchNorm)
     )
 
 
@@ -116,8 +116,7 @@ def _versions(one: Any) -> Versions:
     Buffers do not count: they may follow each forward pass.
     """
     leaves = list(one.parameters()) if isinstance(one, nn.Module) else tree_leaves(one.state_dict())
-    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     try:
-        return [(tensor.data_ptr(), tensor._version) for tensor in tensors]
+        return [(leaf.data_ptr(), leaf._version) for leaf in leaves if isinstance(leaf, torch.Tensor)]
     except RuntimeError:  # inference tensors have no version, sparse ones no address
         return []

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeVar, cast
 import torch
 from torch import distributed, nn
 
-from bssearch.errors import UsageError, require
+from bssearch.errors import require
 from bssearch.executors.base import Assign
 from bssearch.executors.loops.assignment import Assignment, Evaluate, Line, Metrics
 from bssearch.executors.loops.measuring import TimedLoop, work_of
@@ -70,21 +70,21 @@ def ranks_of(environment: Mapping[str, str]) -> DistributedRanks | None:
     """A launcher's ranks; None for a single process."""
     if _number(environment, "WORLD_SIZE", 1) <= 1:
         return None
-    if not distributed.is_available() or not distributed.is_initialized():
-        raise UsageError(
-            f"WORLD_SIZE = {environment['WORLD_SIZE']}, and torch.distributed is not initialised",
-            hint='torch.distributed.init_process_group("gloo"), or "nccl", before bssearch.current_trial()',
-        )
+    require(
+        distributed.is_available() and distributed.is_initialized(),
+        f"WORLD_SIZE = {environment['WORLD_SIZE']}, but torch.distributed is not initialised",
+        hint='torch.distributed.init_process_group("gloo"), or "nccl", before bssearch.current_trial()',
+    )
     return DistributedRanks(_number(environment, "LOCAL_RANK", 0))
 
 
 def check_ranks(ranks: int, devices: int) -> None:
     """Raise `UsageError` unless a program has one rank for each of a trial's devices."""
-    whole = ranks if ranks > 1 else devices
     require(
         ranks == devices,
-        f"the program has {ranks} rank{'s' if ranks > 1 else ''}, and its trial {devices} (executor.devices)",
-        hint=f"executor.devices: {whole} in the spec, and command: [torchrun, '--nproc-per-node={{devices}}', ...]",
+        f"the program has {ranks} rank{'s' if ranks > 1 else ''}, but its trial needs {devices} (executor.devices)",
+        hint=f"executor.devices: {ranks if ranks > 1 else devices} in the spec, and command: "
+        "[torchrun, '--nproc-per-node={devices}', ...]",
     )
 
 
@@ -119,12 +119,11 @@ class RankWork(Assignment):
 
     def stepped(self, step: int, samples: int | None) -> None:
         """Raise `UsageError` for a skipped evaluation."""
-        if self._steps >= self._word.due[-1]:
-            raise UsageError(
-                f"no evaluation after step {self._word.due[-1]}, but one was due",
-                hint="every rank: batches(loader, evaluate=...), or: if trial.evaluation_due: "
-                "trial.report(accuracy=...)",
-            )
+        require(
+            self._steps < self._word.due[-1],
+            f"no evaluation after step {self._word.due[-1]}, but one was due",
+            hint="every rank: batches(loader, evaluate=...), or: if trial.evaluation_due: trial.report(accuracy=...)",
+        )
         self._steps = step
 
 

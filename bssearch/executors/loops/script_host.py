@@ -135,9 +135,10 @@ def _forked(
 def _started(script: str, arguments: list[str], line: int, variables: dict[str, str], group: int) -> int:
     if line != NO_LINE:
         os.set_inheritable(line, True)
-    options = ["--parent", str(os.getpid()), "--once", str(line)]
-    command = [sys.executable, "-P", "-m", HOST, *options, script, "--", *arguments]
-    return os.posix_spawn(sys.executable, command, {**os.environ, **variables}, setpgroup=group)
+    host = [sys.executable, "-P", "-m", HOST, "--parent", str(os.getpid()), "--once", str(line)]
+    return os.posix_spawn(
+        sys.executable, [*host, script, "--", *arguments], {**os.environ, **variables}, setpgroup=group
+    )
 
 
 def _waited_for(ranks: list[int], worker: socket.socket) -> int | None:
@@ -168,7 +169,6 @@ def _tell(worker: socket.socket, message: dict[str, Any]) -> None:
 def run_script(script: str, arguments: list[str], line: int) -> int:
     """Run a script like ``python script arguments``, or fit a ``file.py:make_trainer``; return its exit code."""
     from bssearch.executors.loops import current
-    from bssearch.executors.loops.current import train_made
 
     if line != NO_LINE:
         os.environ[TRIAL_VARIABLE] = str(line)
@@ -179,7 +179,7 @@ def run_script(script: str, arguments: list[str], line: int) -> int:
     try:
         if script.endswith(MAKE_TRAINER):
             assert session is not None, "a Trainer trains in one process"
-            train_made(script, session.assign.program.default)
+            current.train_made(script, session.assign.program.default)
         else:
             runpy.run_path(script, run_name="__main__")
         error: BaseException | None = None
@@ -221,10 +221,8 @@ def import_packages_of(script: Path) -> None:
     except (OSError, SyntaxError, ValueError):
         return
     for node in tree.body:
-        names: list[str] = []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
             names = [node.module]
         for name in names:
             if _is_installed(name.partition(".")[0]):
@@ -241,7 +239,7 @@ def why_not_to_fork() -> str | None:
     try:
         threads = len(list(Path("/proc/self/task").iterdir()))
     except OSError:
-        return "this system does not say which threads run"
+        return "this system does not list threads"
     return None if threads == 1 else f"its imports start {threads - 1} threads"
 
 

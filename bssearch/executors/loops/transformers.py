@@ -188,11 +188,12 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
 
     def _reported(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
         speeds = [name for name in metrics if name.endswith("_runtime") and name != f"{PREFIX}runtime"]
-        if speeds:
-            raise UsageError(
-                f"eval_dataset has several datasets, such as {speeds[0].removesuffix('_runtime')}; a trial has one",
-                hint="pass only the dataset of the target: Trainer(..., eval_dataset=...)",
-            )
+        require(
+            not speeds,
+            f"eval_dataset has several datasets, {', '.join(one.removesuffix('_runtime') for one in speeds)}; a trial "
+            "has one",
+            hint="pass only the dataset of the target: Trainer(..., eval_dataset=...)",
+        )
         named = both_names(metrics)
         if self._metric is not None:
             name = self._metric.removeprefix(PREFIX)
@@ -252,8 +253,11 @@ def fit(trainer: Trainer, trial: Trial, metric: str | None = None) -> None:
     Raises:
         UsageError: If there is no ``eval_dataset`` or an argument contradicts the trial.
     """
-    if trainer.eval_dataset is None:
-        raise UsageError("the Trainer has no eval_dataset: a trial is evaluated", hint="Trainer(..., eval_dataset=...)")
+    require(
+        trainer.eval_dataset is not None,
+        "the Trainer has no eval_dataset, but a trial needs evaluations",
+        hint="Trainer(..., eval_dataset=...)",
+    )
     try:
         samples = len(trainer.train_dataset)
     except TypeError:
@@ -369,11 +373,11 @@ def check(arguments: TrainingArguments, trial: Trial) -> None:
     """Raise `UsageError` if an argument contradicts the trial."""
     for name, value in _of_steps(trial).items():
         _check_agrees(name, getattr(arguments, name), value)
-    if arguments.n_gpu > 1:
-        raise UsageError(
-            f"the Trainer shares each batch among {arguments.n_gpu} GPUs; a trial has one",
-            hint="args = training_arguments(trial, output_dir=...), or CUDA_VISIBLE_DEVICES=0",
-        )
+    require(
+        arguments.n_gpu <= 1,
+        f"the Trainer shares each batch among {arguments.n_gpu} GPUs; a trial has one",
+        hint="args = training_arguments(trial, output_dir=...), or CUDA_VISIBLE_DEVICES=0",
+    )
     hint = "executor: {device: cpu} in the spec with use_cpu=True, CUDA_VISIBLE_DEVICES for another GPU than the first"
     trial.check_device(arguments.device, arguments.world_size, hint)
 
@@ -438,9 +442,9 @@ def _check_obeys(trial: Trial, own: Collection[str]) -> None:
 
 def _check_agrees(name: str, given: Any, value: Any) -> None:
     text = str(getattr(given, "value", given))
-    if given == value or (name == "optim" and text.startswith("adamw") and value == TrainingArguments.default_optim):
-        return
-    raise UsageError(
+    is_adamw = name == "optim" and text.startswith("adamw") and value == TrainingArguments.default_optim
+    require(
+        given == value or is_adamw,
         f"{name}={text} contradicts the trial: must be {value}",
         hint=f"training_arguments(trial, output_dir=...) sets {name}: leave it out",
     )

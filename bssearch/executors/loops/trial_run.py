@@ -15,7 +15,7 @@ import psutil
 import torch
 from torch import nn
 
-from bssearch.errors import CheckpointError, UsageError, require
+from bssearch.errors import CheckpointError, require
 from bssearch.executors.base import Assign
 from bssearch.executors.loops.assignment import Assignment, Evaluate, Line, Metrics, ended_by, number_of
 from bssearch.records import (
@@ -273,7 +273,7 @@ def _without_tensors(value: Any) -> Any:
 
 
 def first_non_finite(objects: Mapping[str, Any]) -> str | None:
-    """Name the first non-finite parameter, if any; synchronises the device."""
+    """Say which parameter is not finite, if any; synchronises the device."""
     named = [
         (f"the parameter {name} of {owner}", parameter.detach())
         for owner, model in objects.items()
@@ -283,7 +283,7 @@ def first_non_finite(objects: Mapping[str, Any]) -> str | None:
     if not named:
         return None
     finite = torch.stack([parameter.isfinite().all().cpu() for _, parameter in named]).tolist()
-    return next((name for (name, _), is_finite in zip(named, finite, strict=True) if not is_finite), None)
+    return next((f"{name} is not finite" for (name, _), is_so in zip(named, finite, strict=True) if not is_so), None)
 
 
 def unmoved(evaluate: Evaluate) -> Metrics:
@@ -370,8 +370,11 @@ class TrialRun(Assignment):
         with clock.ledger("other"):
             self._device_meter.start()
             self.contention.start()
-        if self._request.resumes and not self._objects:
-            raise CheckpointError(f"trial {self._request.number} cannot resume: {NO_STATE}")
+        require(
+            self._objects or not self._request.resumes,
+            f"trial {self._request.number} cannot resume: {NO_STATE}",
+            error=CheckpointError,
+        )
         self.skipped()
         self._clock.train()
 
@@ -400,8 +403,8 @@ class TrialRun(Assignment):
         """True if an evaluation is due and not already made."""
         last = self._course.progress.last
         every = self._plan.eval_every_steps * self.configuration.batch_size
-        is_due = self._is_at_last(step) or self.stages.has_seen_again(every, step)
-        return is_due and (last is None or last.step != step)
+        is_made = last is not None and last.step == step
+        return not is_made and (self._is_at_last(step) or self.stages.has_seen_again(every, step))
 
     def pause(self) -> None:
         """See `Assignment.pause`."""
@@ -457,13 +460,11 @@ class TrialRun(Assignment):
         metric = number_of(metrics, target.metric)
         loss = None if loss is None else float(loss)
         with self._clock.clock.ledger("other"):
-            if not is_metric(metric) or (loss is not None and not math.isfinite(loss)):
-                what = "the loss" if is_metric(metric) else target.metric
-                reason = f"{not_finite(what, metric)}: {where(self.stages.last(step), step)}"
-                self._end(Ending(TrialState.DIVERGED, reason))
-                return
-            if (broken := first_non_finite(self._objects)) is not None:
-                self._end(Ending(TrialState.DIVERGED, f"{broken} is not finite: {where(self.stages.last(step), step)}"))
+            what = "the loss" if is_metric(metric) else target.metric
+            is_finite = is_metric(metric) and (loss is None or math.isfinite(loss))
+            broken = first_non_finite(self._objects) if is_finite else not_finite(what, metric)
+            if broken is not None:
+                self._end(Ending(TrialState.DIVERGED, f"{broken}: {where(self.stages.last(step), step)}"))
                 return
             observation = Observation(
                 step=step,
@@ -494,20 +495,20 @@ class TrialRun(Assignment):
 
     def looped(self, step: int, because: str = "") -> None:
         """See `Assignment.looped`."""
-        if step == 0:
-            raise UsageError(f"the loop ended before its first step{ended_by(because)}")
-        if self._course.progress.last is None:
-            raise UsageError(
-                f"the loop ended after {step} steps without an evaluation",
-                hint="batches(loader, evaluate=...), or: if trial.evaluation_due: trial.report(accuracy=...)",
-            )
+        require(step, f"the loop ended before its first step{ended_by(because)}")
+        require(
+            self._course.progress.last is not None,
+            f"the loop ended after {step} steps without an evaluation",
+            hint="batches(loader, evaluate=...), or: if trial.evaluation_due: trial.report(accuracy=...)",
+        )
         self._end(Ending(TrialState.EXHAUSTED, f"the script ended its loop at step {step}{ended_by(because)}"))
 
     def ran_out_of_memory(self, error: BaseException) -> bool:
         """See `Assignment.ran_out_of_memory`."""
         micro = self.stages.at(self._steps).micro_batch_size
-        reason = f"out of memory, micro-batch {micro}, step {self._steps}: {first_line(error)}"
-        self._end(Ending(TrialState.OOM, reason))
+        self._end(
+            Ending(TrialState.OOM, f"out of memory, micro-batch {micro}, step {self._steps}: {first_line(error)}")
+        )
         return True
 
     def keep(self, objects: Mapping[str, Any]) -> tuple[int, int]:

@@ -534,7 +534,8 @@ class LoadedCommand(LoadedProgram):
 
     def _reported_step_time(self, configuration: Configuration, process: CommandProcess) -> StepTime:
         # Two runs with different evaluation intervals separate step from evaluation time.
-        few, evaluation = self._pace(configuration, process), 0.0
+        few = self._pace(configuration, process)
+        evaluation = 0.0
         seconds = few.seconds / few.steps
         if not few.is_own and "evaluate_every" in self._takes:
             again = self.started(configuration, seed=0, evaluate_every=MANY_STEPS, threads=self._threads)

@@ -166,7 +166,9 @@ class ReportReader:
         try:
             data = json.loads(line)
         except (ValueError, RecursionError) as error:
-            reason = f"{error.msg} at character {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
+            reason = (
+                f"{error.msg} at character {error.colno}" if isinstance(error, json.JSONDecodeError) else str(error)
+            )
             require(
                 not _JSON_WITH_STEP.match(line),
                 f"a line with a step is not JSON: {_shown(line)}: {reason.partition(';')[0]}",

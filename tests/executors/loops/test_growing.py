@@ -331,7 +331,7 @@ def test_a_loop_without_accumulation_may_go_by_the_batch_size_alone() -> None:
 def test_a_loader_whose_batches_did_not_grow_is_refused() -> None:
     started = Started(grown(None, (0, 10), (20, 20)))
     training = Growing(started, "made")
-    with pytest.raises(UsageError, match="grown to 20, and the loader's micro-batches still have 10 samples"):
+    with pytest.raises(UsageError, match="grown to 20, but the loader's micro-batches still have 10 samples"):
         for batch in started.trial.batches(lambda size: training.loader(10), training.evaluate):
             training.micro_batch(batch)
     assert started.trial.steps == 2

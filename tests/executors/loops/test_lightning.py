@@ -300,7 +300,7 @@ def test_what_a_search_looks_at_before_it_goes_past_the_ends_of_the_users_traini
     described, memory, timed = line.replies
     assert isinstance(described, WorkloadDescription)
     assert set(described.metrics) == {"accuracy"}, "not what training logs"
-    assert "Trainer(max_steps=2) ends a trial there" in str(described.notice)
+    assert "Trainer(max_steps=2) ends trials there" in str(described.notice)
     assert memory.fits and timed.step_seconds == pytest.approx(1.0)  # type: ignore[union-attr]
     assert timed.evaluation_seconds == pytest.approx(100.0)  # type: ignore[union-attr]
 

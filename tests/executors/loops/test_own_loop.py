@@ -222,7 +222,7 @@ def test_a_loop_is_warned_of_each_other_parameter_that_it_did_not_ask_for(
     assert len([one for one in warnings if "searches" in one]) == len(ignored)
 
 
-@pytest.mark.parametrize(("searched", "told"), [((), None), (("depth",), "the study searches depth, and")])
+@pytest.mark.parametrize(("searched", "told"), [((), None), (("depth",), "the study searches depth, but")])
 def test_what_a_loop_ignores_is_told_with_its_description(searched: tuple[str, ...], told: str | None) -> None:
     line = FakeLine()
     described = DescribedLoop(assign("describe", given=PARAMETERS), line)
