@@ -8,8 +8,8 @@ from typing import NoReturn
 
 from bssearch.errors import BSSearchError, UsageError
 
-# Garbage-collection threshold: imports create mostly permanent objects, and Python's default of 700 costs a fifth of
-# the CPU time of a short command.
+# Garbage-collection threshold. Imported objects are mostly permanent, and Python's default of 700 takes a fifth of a
+# short command's CPU time.
 COLLECT_AFTER = 500_000
 
 # Errors of a file that the user named, or of its disk.
@@ -17,12 +17,12 @@ OF_FILES = {errno.EACCES, errno.EISDIR, errno.ENAMETOOLONG, errno.ENOSPC, errno.
 
 
 def main() -> None:
-    """Run the command line; print errors and exit with their codes, for Ctrl-C even during imports."""
+    """Run the command line; exit with an error's code, for Ctrl-C even during imports."""
     try:
         if sys.platform == "win32":
             raise UsageError(
                 "bssearch does not run on Windows",
-                hint="use Linux, for example in the Windows Subsystem for Linux; macOS is untested",
+                hint="use Linux, such as the Windows Subsystem for Linux; macOS is untested",
             )
         gc.set_threshold(COLLECT_AFTER, *gc.get_threshold()[1:])
         atexit.register(gc.freeze)  # skips garbage collection at exit, too

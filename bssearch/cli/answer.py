@@ -203,8 +203,7 @@ def _configuration(found: Answer) -> list[str]:
         places.append(f"test {found.target.metric} {cell(best.test_metric)}")
     places.append(about_cost(found))
     told = further_metrics(found), what_else(found), about_devices(found), about_growing(found)
-    others = " ".join(filter(None, told))
-    return [*lines, *_wrapped(" · ".join(filter(None, places))), *_wrapped(others)]
+    return [*lines, *_wrapped(" · ".join(filter(None, places))), *_wrapped(" ".join(filter(None, told)))]
 
 
 def print_details(found: Answer) -> None:
@@ -263,7 +262,6 @@ def batch_rows(found: Answer) -> list[dict[str, Any]]:
     """An answer's batch sizes as rows."""
     rows = []
     for row in found.batches:
-        parameters = row.best.parameters if row.best else {}
         rows.append(
             {
                 "batch": f"{row.batch_size}{' ←' if row.batch_size == found.optimal.batch_size else ''}",
@@ -272,7 +270,7 @@ def batch_rows(found: Answer) -> list[dict[str, Any]]:
                 "steps": row.steps_to_target,
                 "ms/step": None if row.step_time_s is None else float(f"{1000 * row.step_time_s:.3g}"),
                 "host-bound": None if row.host_bound_share is None else f"{row.host_bound_share:.0%}",
-                "learning_rate": parameters.get("learning_rate"),
+                "learning_rate": (row.best.parameters if row.best else {}).get("learning_rate"),
                 "regime": f"{row.regime or '–'}{', untuned?' if row.untuned else ''}",
                 "trials": ", ".join(f"{count} {state}" for state, count in row.ended.items()) or None,
             }

@@ -6,16 +6,7 @@ from typing import Annotated, Any, Literal
 import typer
 from typer.core import TyperGroup
 
-from bssearch.cli import (
-    db,
-    end_interrupted,
-    queue,
-    registered,
-    report,
-    run,
-    study,
-    trial,
-)
+from bssearch.cli import db, end_interrupted, queue, registered, report, run, study, trial
 from bssearch.cli.output import console, print_json, write
 from bssearch.errors import NotFoundError, UsageError
 from bssearch.records.text import without_passwords

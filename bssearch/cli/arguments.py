@@ -26,10 +26,9 @@ Export = Literal["yaml", "args", "python"]  # formats of an exported configurati
 
 def typed(option: Option, *flags: str, make: Any = typer.Option, shown: bool | str = True) -> Any:
     """Typer option, or argument by ``make``; ``shown`` is the default in its help."""
-    listed = f" ({', '.join(option.choices)})" if option.choices and not option.metavar else ""
     return make(
         *(flags or filter(None, [option.flag])),
-        help=option.help + listed,
+        help=option.help + (f" ({', '.join(option.choices)})" if option.choices and not option.metavar else ""),
         min=option.min,
         metavar=option.metavar,
         envvar=option.variable,
@@ -43,8 +42,9 @@ def with_parameters(
     """Command with the help and parameters for Typer."""
     command.__doc__ = help_text
     command.__annotations__ = {}
-    keyword_only = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in parameters]
-    command.__signature__ = inspect.Signature(keyword_only)  # type: ignore[attr-defined]
+    command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in parameters]
+    )
     return command
 
 
@@ -53,8 +53,7 @@ def launched(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         def call(**given: Any) -> None:
-            launch = Launch(**{name: given.pop(name) for name in names})
-            command(**given, launch=launch)
+            command(**given, launch=Launch(**{name: given.pop(name) for name in names}))
 
         signature = inspect.signature(command, eval_str=True)
         *own, last = (one for one in signature.parameters.values() if one.name != "launch")
@@ -66,15 +65,14 @@ def launched(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]
 def launch_options(*names: str) -> list[inspect.Parameter]:
     """Options of `Launch` as Typer parameters."""
     kinds = {"data_dir": Path | None, "allow_busy": bool, "allow_changed_workload": bool, "verbose": bool}
-    made = {name: typed(OPTIONS[name], f"--{name.replace('_', '-')}") for name in names}
     return [
         inspect.Parameter(
             name,
             inspect.Parameter.KEYWORD_ONLY,
-            annotation=Annotated[kinds.get(name, str | None), option],
+            annotation=Annotated[kinds.get(name, str | None), typed(OPTIONS[name], f"--{name.replace('_', '-')}")],
             default=getattr(HERE, name),
         )
-        for name, option in made.items()
+        for name in names
     ]
 
 
@@ -123,15 +121,16 @@ def spec_to_run(spec: str, overrides: list[str] | None, launch: Launch) -> tuple
     from bssearch.commands.opening import loaded, stored_spec
     from bssearch.spec import find_spec
 
+    source: Path | dict[str, Any]
     try:
-        path = find_spec(spec)
+        source = find_spec(spec)
     except (NotFoundError, UsageError):  # a folder may have the study's name
         if not _is_stored(spec, launch.db):
             raise
         runs_code = launch.workload is None
         stored, launch = stored_spec(spec, launch, to_run=True, runs_code=runs_code, connects=True, answered=False)
-        return loaded(stored.model_dump(mode="json"), launch, overrides or [])
-    return loaded(path, launch, overrides or [])
+        source = stored.model_dump(mode="json")
+    return loaded(source, launch, overrides or [])
 
 
 def _is_stored(study: str, db: str | None) -> bool:
@@ -142,7 +141,7 @@ def _is_stored(study: str, db: str | None) -> bool:
         if db is not None and not isinstance(error, NotFoundError):
             from bssearch.cli.output import note
 
-            note(f"no stored study was looked up: {error}")
+            note(f"stored studies were not searched: {error}")
         return False
     return True
 
@@ -182,29 +181,25 @@ def study_and_number(first: str, second: int | None) -> tuple[str | None, int]:
     """Parse ``[STUDY] NUMBER``; the study may be None."""
     if second is not None:
         return first, second
-    require(first.isdecimal(), f"{first!r} is not the number of a trial; give it after the name of its study")
+    require(first.isdecimal(), f"{first!r} is not a trial number; write the study's name, then the number")
     return None, int(first)
 
 
 def exclude(option: str, others: Mapping[str, object]) -> None:
     """Raise `UsageError` if another option is given (neither None nor False)."""
-    for name in _given(others):
-        raise UsageError(f"{option} and {name} exclude each other: leave one out")
+    for name, value in others.items():
+        require(value is None or value is False, f"{option} and {name} exclude each other: leave one out")
 
 
 def only_with(option: str, others: Mapping[str, object]) -> None:
     """Raise `UsageError` if options are given that need this one."""
-    for name in _given(others):
-        raise UsageError(f"{name} needs {option}")
-
-
-def _given(options: Mapping[str, object]) -> list[str]:
-    return [name for name, value in options.items() if value is not None and value is not False]
+    for name, value in others.items():
+        require(value is None or value is False, f"{name} needs {option}")
 
 
 @contextmanager
 def watched(launch: Launch) -> Iterator[Launch]:
-    """Show a run on stderr: live on a terminal, else a line now and then."""
+    """Show a run on stderr: live on a terminal, else as lines."""
     from bssearch.cli.output import console
     from bssearch.commands.display import on_screen
 

@@ -4,9 +4,8 @@ from typing import Annotated
 
 import typer
 
-from bssearch.cli.arguments import DatabaseOption
+from bssearch.cli.arguments import DatabaseOption, only_with
 from bssearch.cli.output import Format, FormatOption, tell
-from bssearch.errors import UsageError
 from bssearch.settings import DEFAULT_DATABASE_URL, database_url
 
 app = typer.Typer(help="Create, upgrade or check the database's schema.", no_args_is_help=True)
@@ -16,7 +15,7 @@ app = typer.Typer(help="Create, upgrade or check the database's schema.", no_arg
 def init(
     db: DatabaseOption = None,
     roles: Annotated[
-        bool, typer.Option("--roles", help="PostgreSQL: create the roles reader, writer and owner with least rights.")
+        bool, typer.Option("--roles", help="PostgreSQL: create the roles reader, writer and owner with minimal rights.")
     ] = False,
     prefix: Annotated[
         str | None,
@@ -31,8 +30,8 @@ def init(
     from bssearch.storage.connection.engine import parse_url
     from bssearch.storage.migrate import DEFAULT_PREFIX, Roles, refuse_roles_of_a_file, script, upgrade as to_head
 
-    if prefix is not None and not roles:
-        raise UsageError(f"--prefix {prefix} requires --roles")
+    if not roles:
+        only_with("--roles", {"--prefix": prefix})
     asked = Roles(prefix or DEFAULT_PREFIX) if roles else None
     url = parse_url(database_url(db))
     if printed:
@@ -41,9 +40,9 @@ def init(
         typer.echo(script(asked), nl=False)
         return
     done = to_head(url, asked)
-    told = f"schema at {done}" + (", as it was" if done.before == done.after else "")
+    told = f"schema at {done}" + (", unchanged" if done.before == done.after else "")
     if asked:
-        told += f"\nroles {', '.join(asked.names)}; a login is made a member with: GRANT {asked.writer} TO anna"
+        told += f"\nroles {', '.join(asked.names)}; to add a login to a role: GRANT {asked.writer} TO anna"
     tell(form, told, schema=done.after, before=done.before, roles=list(asked.names) if asked else [])
 
 
@@ -62,4 +61,4 @@ def check(db: DatabaseOption = None, form: FormatOption = Format.TABLE) -> None:
     from bssearch.storage.migrate import SCHEMA_HEAD, check as require_head
 
     require_head(database_url(db))
-    tell(form, f"schema at {SCHEMA_HEAD}, as this version needs it", schema=SCHEMA_HEAD)
+    tell(form, f"schema at {SCHEMA_HEAD}, the schema of this version", schema=SCHEMA_HEAD)

@@ -62,7 +62,7 @@ def console(*, stderr: bool = False) -> Console:
         def on_broken_pipe(self) -> None:
             if not stderr:
                 end_of_pipe()
-            # Nobody reads the progress; the study continues.
+            # Without a reader of the progress, the study continues.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
         def print(self, *objects: Any, **options: Any) -> None:
@@ -191,8 +191,7 @@ def _one_line_rows(rows: Sequence[Sequence[str]], numeric: Sequence[bool], width
         gaps = [" " * (most - length) for most, length in zip(widths, known, strict=True)]
         texts = [gap + text if right else text + gap for text, gap, right in zip(row, gaps, numeric, strict=True)]
         lines.append(" " + "  ".join(texts).rstrip())
-    rule = " " + "─" * (sum(widths) + 2 * (len(widths) - 1))
-    return [lines[0], rule, *lines[1:]]
+    return [lines[0], " " + "─" * (sum(widths) + 2 * (len(widths) - 1)), *lines[1:]]
 
 
 def duration(seconds: float) -> str:

@@ -75,7 +75,7 @@ def submit(
     check_template_name(asked.template)
     study = name or asked.name
     if study is None:
-        raise UsageError("a submission needs a name for its study", hint="--name STUDY")
+        raise UsageError("the study needs a name", hint="--name STUDY")
     moment = None if not_before is None else _moment(not_before)
     with existing_store(db) as store:
         found = bssearch.submit_study(
@@ -111,7 +111,7 @@ def _moment(text: str) -> datetime:
     try:
         return datetime.fromisoformat(text)
     except ValueError:
-        raise UsageError(f"{text!r} is not a date and time", hint="such as 2026-12-01T08:00+00:00") from None
+        raise UsageError(f"{text!r} is not a date and time", hint="write 2026-12-01T08:00+00:00") from None
 
 
 @app.command("list")
@@ -131,15 +131,17 @@ def list_queue(
 def print_queue(found: QueueListing) -> None:
     """Print the queue."""
     if found.submissions:
-        rows = [
-            {
-                **row.model_dump(mode="json"),
-                "served": duration(row.served_seconds),
-                "worker": ", ".join(row.workers) or None,
-            }
-            for row in found.submissions
-        ]
-        print_table(rows, COLUMNS)
+        print_table(
+            [
+                {
+                    **row.model_dump(mode="json"),
+                    "served": duration(row.served_seconds),
+                    "worker": ", ".join(row.workers) or None,
+                }
+                for row in found.submissions
+            ],
+            COLUMNS,
+        )
         now = datetime.now(UTC)
         for one in found.submissions:
             if one.reason:
@@ -147,7 +149,7 @@ def print_queue(found: QueueListing) -> None:
             elif one.not_before is not None and one.not_before > now:
                 console().print(f"{one.study}: not before {one.not_before:%Y-%m-%d %H:%M} UTC")
     else:
-        console().print("nothing is queued")
+        console().print("the queue is empty")
     if not found.workers:
         console().print("no worker is running; start one on a node with `bssearch queue worker --templates FILE`")
         return
@@ -207,15 +209,18 @@ def worker(
     until_empty: Annotated[bool, typer.Option("--until-empty", help="Stop when the queue is empty.")] = False,
 ) -> None:
     """Serve the queue on this node until SIGTERM or Ctrl-C."""
-    node_tags = tuple(dict.fromkeys(tags or ()))
-    serving = bssearch.Serving(
-        tags=node_tags,
-        slots=_slots(slots),
-        device=device,
-        turn_seconds=turn_seconds,
-        until_empty=until_empty,
+    bssearch.run_worker(
+        templates,
+        launch,
+        bssearch.Serving(
+            tags=tuple(dict.fromkeys(tags or ())),
+            slots=_slots(slots),
+            device=device,
+            turn_seconds=turn_seconds,
+            until_empty=until_empty,
+        ),
+        tell=_tell,
     )
-    bssearch.run_worker(templates, launch, serving, tell=_tell)
 
 
 def _slots(text: str | None) -> int | Literal["auto"] | None:

@@ -35,10 +35,9 @@ from bssearch.records import TrialState
 from bssearch.registry import Option
 
 if TYPE_CHECKING:
+    from bssearch.analysis.shape import BeyondPlan
     from bssearch.commands.probes import Probe
     from bssearch.exchange.importers.imported_run import Importer, Studies, WholeStudies
-if TYPE_CHECKING:
-    from bssearch.analysis.shape import BeyondPlan
     from bssearch.figures.plans import Shown
     from bssearch.planning.requests import Plan, Request
 
@@ -78,7 +77,7 @@ class _Importers(_Registered):
         def command(*, db: str | None, form: Format, **given: Any) -> None:
             from bssearch.exchange.importers.imported_run import WholeStudies
 
-            gc.disable()  # rows make no reference cycles, and searching for cycles takes a tenth of the time
+            gc.disable()  # rows make no reference cycles, and the search for cycles takes a tenth of the time
             try:
                 made = entry(**given)
                 if isinstance(made, WholeStudies):
@@ -105,10 +104,17 @@ class _Probes(_Registered):
         ) -> None:
             from bssearch.commands.display import Lines
 
-            launch = Launch(
-                **{name: given.pop(name) for name in _LAUNCH}, listener=Lines(console(stderr=True), verbose=True)
+            found = entry(
+                *spec_to_run(
+                    spec,
+                    overrides,
+                    Launch(
+                        **{name: given.pop(name) for name in _LAUNCH},
+                        listener=Lines(console(stderr=True), verbose=True),
+                    ),
+                ),
+                **given,
             )
-            found = entry(*spec_to_run(spec, overrides, launch), **given)
 
             def for_people() -> None:
                 if found.columns:
@@ -167,16 +173,19 @@ def _store(made: Studies, db: str | None, form: Format) -> None:
     for text in made.notes:
         note(text)
     if made.dry_run:
-        note("nothing was stored: --dry-run")
-    rows = [
-        {
-            "study": finished.study.name,
-            "runs": len(finished.trials),
-            "reached": sum(trial.outcome.state is TrialState.REACHED for trial in finished.trials),
-        }
-        for finished in made.studies
-    ]
-    print_named(rows, ("study", "runs", "reached"), form)
+        note("no study was stored, because of --dry-run")
+    print_named(
+        [
+            {
+                "study": finished.study.name,
+                "runs": len(finished.trials),
+                "reached": sum(trial.outcome.state is TrialState.REACHED for trial in finished.trials),
+            }
+            for finished in made.studies
+        ],
+        ("study", "runs", "reached"),
+        form,
+    )
 
 
 def _join(made: WholeStudies, db: str | None, form: Format) -> None:
@@ -189,7 +198,7 @@ def _join(made: WholeStudies, db: str | None, form: Format) -> None:
     for one in joined:
         note(one.sentence)
     if made.dry_run:
-        note("nothing was stored: --dry-run")
+        note("no study was stored, because of --dry-run")
     print_named([one.document for one in joined], ("study", "is_new", "is_changed"), form)
 
 
@@ -324,8 +333,7 @@ def _start(
     **given: Any,
 ) -> None:
     """Write a spec that runs as it is, from a few answers."""
-    answers = given if defaults or not sys.stdin.isatty() else {**_asked(given), **given}
-    plan = bssearch.plan_start(**answers)
+    plan = bssearch.plan_start(**given if defaults or not sys.stdin.isatty() else {**_asked(given), **given})
     if out is not None:
         _write_spec(plan.yaml, out)
     if out is None or form is not Format.TABLE:
@@ -370,7 +378,7 @@ def _write_spec(text: str, path: Path) -> None:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
-        raise UsageError(f"--out {path} exists: nothing is overwritten") from None
+        raise UsageError(f"--out {path} exists; name a new file") from None
     except OSError as error:
         raise UsageError(f"--out {path} cannot be written: {error.strerror}") from None
     typer.echo(f"wrote {path}; next: bssearch check {path}", err=True)

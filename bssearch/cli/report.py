@@ -21,13 +21,12 @@ from bssearch.cli.arguments import (
     study_to_read,
 )
 from bssearch.cli.output import Format, FormatOption, console, note, print_named, print_table, show_model, write
-from bssearch.errors import UsageError
+from bssearch.errors import UsageError, require
 from bssearch.files import check_file, check_folder, naming, replacing, write_csv
 
 if TYPE_CHECKING:
-    from bssearch.storage.repository import Store
-if TYPE_CHECKING:
     from bssearch.commands.across.answers import AcrossAnswer
+    from bssearch.storage.repository import Store
 
 
 def best(
@@ -68,7 +67,7 @@ def best(
     precision: PrecisionFilter = None,
 ) -> None:
     """Print the best batch size, its configuration and its certainty."""
-    from bssearch.commands.across.answers import StudyFilter
+    from bssearch.commands.across.answers import ANSWERED, StudyFilter, answers_in, open_databases
 
     if export is not None:
         exclude(f"--export {export}", {f"--format {form}": form is not Format.TABLE})
@@ -80,14 +79,9 @@ def best(
     asked = StudyFilter.of(**filters, device=None if step_times else device)
     about_many = asked.conditions.keys() - {"target"}
     if study is not None and about_many:
-        raise UsageError(
-            f"{asked.in_words} filters studies, but the study {study!r} is named", hint="leave out one of the two"
-        )
+        raise UsageError(f"{asked.in_words} filters studies, but the study {study!r} is named", hint="leave one out")
     if about_many or (study is None and asked.metric is not None):
-        if export is not None:
-            raise UsageError("--export takes one study", hint="name it: bssearch best STUDY --export …")
-        from bssearch.commands.across.answers import ANSWERED, answers_in, open_databases
-
+        require(export is None, "--export needs one study", hint="name the study: bssearch best STUDY --export …")
         with open_databases(db) as stores:
             every = answers_in(stores, asked)
         show_model(form, every, _print_answers, every.answers, ANSWERED)
@@ -98,7 +92,7 @@ def best(
 
     with study_to_read(db, study) as (store, name):
         if asked.metric is not None and asked.metric != (metric := store.studies.get(name).target.metric):
-            raise UsageError(f"--target {asked.metric}: the target of study {name!r} is of {metric}")
+            raise UsageError(f"--target {asked.metric}: the target metric of study {name!r} is {metric}")
         found = predict(store, name, step_times, device) if step_times else answer_at(store, name, asked.target)
         if export is not None:
             spec = spec_of(store.studies.get(name))
@@ -131,7 +125,7 @@ def _print_answers(found: AcrossAnswer) -> None:
     for disagreement in told[:MOST_TOLD]:
         out.print(disagreement.message)
     if len(told) > MOST_TOLD:
-        out.print(f"{len(told) - MOST_TOLD} more pairs do not agree; print all with --format json.")
+        out.print(f"{len(told) - MOST_TOLD} more pairs of studies do not agree; print all with --format json.")
     for one in found.answers:
         if one.copy_of is not None:
             out.print(f"note on {one.study} in {one.database}: a copy of {one.copy_of}, counted once")
@@ -144,10 +138,7 @@ TABLES = ("trials.csv", "batches.csv", "observations.csv")
 
 def _path(text: str) -> Path:
     # An empty path would mean the current folder.
-    if not text:
-        raise UsageError(
-            "the path is empty", hint="--html and --svg take a file, --csv a folder; . is the current folder"
-        )
+    require(text, "the path is empty", hint="--html and --svg take a file, --csv a folder; . is the current folder")
     return Path(text)
 
 
@@ -199,7 +190,7 @@ def report(
             print_named([{"file": str(path)} for path in written], ["file"], form)
         else:
             print_found(answer(store, name), form)
-            typer.echo(f"bssearch report {name} --html report.html shows it with figures", err=True)
+            typer.echo(f"for a page with figures: bssearch report {name} --html report.html", err=True)
 
 
 def _write_tables(store: Store, name: str, folder: Path) -> list[Path]:

@@ -25,7 +25,7 @@ from bssearch.cli.arguments import (
 )
 from bssearch.cli.output import Format, FormatOption, cell, console, duration, print_table, show_model
 from bssearch.commands.launch import Launch
-from bssearch.errors import UsageError
+from bssearch.errors import UsageError, require
 from bssearch.records.intervals import FLAT_RATIO
 from bssearch.records.text import plural
 
@@ -80,31 +80,32 @@ def class_name_of(name: str) -> str:
     """Name in CamelCase; raise `UsageError` if it is invalid."""
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name) or len(name) > LONGEST_NAME:
         raise UsageError(
-            f"NAME = {name!r} must begin with a letter and have only letters, digits, dashes and underscores, "
-            f"at most {LONGEST_NAME} characters"
+            f"NAME = {name!r} must have at most {LONGEST_NAME} letters, digits, dashes and underscores, and begin "
+            "with a letter"
         )
     class_name = "".join(part[:1].upper() + part[1:] for part in re.split("[-_]+", name))
-    if keyword.iskeyword(class_name):
-        raise UsageError(
-            f"NAME = {name!r}: {class_name} cannot be the name of a class", hint=f"bssearch init my-{name}"
-        )
+    require(
+        not keyword.iskeyword(class_name),
+        f"NAME = {name!r}: {class_name} cannot be the name of a class",
+        hint=f"bssearch init my-{name}",
+    )
     return class_name
 
 
 def check_free(name: str) -> None:
     """Raise `UsageError` if NAME.py would hide an importable module."""
     module = importlib.util.find_spec(name)
-    if module is not None and module.origin is not None:
-        raise UsageError(
-            f"NAME = {name!r} is a module of Python or of an installed package, and {name}.py would hide it",
-            hint=f"bssearch init my-{name}",
-        )
+    require(
+        module is None or module.origin is None,
+        f"NAME = {name!r} is a module of Python or of an installed package, and {name}.py would hide the module",
+        hint=f"bssearch init my-{name}",
+    )
 
 
 def check_new(files: Collection[Path]) -> None:
     """Raise `UsageError` naming existing files."""
-    if there := [str(path) for path in files if os.path.lexists(path)]:
-        raise UsageError(f"{' and '.join(there)} exist{'s' * (len(there) == 1)}: nothing is overwritten")
+    there = [str(path) for path in files if os.path.lexists(path)]
+    require(not there, f"{' and '.join(there)} exist{'s' * (len(there) == 1)}; choose another name")
 
 
 def write_new(files: Mapping[Path, str]) -> None:
@@ -174,21 +175,19 @@ def run(
 
 def print_dry_run(found: DryRun) -> None:
     """Print a dry run."""
-    out = console()
-    searched = ", ".join(found.searched) or "nothing"
-    slots = found.slots
+    slots, out = found.slots, console()
     at_once = "one in each slot" if slots == "auto" else "one at a time" if slots == 1 else f"up to {slots} at once"
     for line in (
         f"study {found.study}: {found.target} on workload {found.workload}",
         f"batch sizes: {', '.join(map(str, found.batch_sizes))}",
-        f"searched at each: {searched}",
+        f"searched at each: {', '.join(found.searched) or 'no parameter'}",
         f"search: {found.trials} trials of at most {found.trial_train_seconds:g} train seconds, {at_once}",
         f"confirmation: at most {found.finalists} configurations × {found.confirmation_runs} runs",
-        f"the longest it can take: {duration(found.longest_s)} "
-        f"({duration(found.longest_search_s)} of search, {duration(found.longest_confirmation_s)} of confirmation) if "
-        f"evaluation is within its {found.evaluation_share:.0%} of a trial; bssearch check measures it",
-        f"that is {found.trials + found.finalists * found.confirmation_runs} trainings to the full limit; most end "
-        "far sooner: at the target, or by the pruner",
+        f"longest time: {duration(found.longest_search_s + found.longest_confirmation_s)} "
+        f"({duration(found.longest_search_s)} of search, {duration(found.longest_confirmation_s)} of confirmation), if "
+        f"evaluation takes {found.evaluation_share:.0%} of a trial; bssearch check measures the share",
+        f"this is the time of {found.trials + found.finalists * found.confirmation_runs} trainings to the full limit; "
+        "most trainings end far sooner, at the target or by the pruner",
     ):
         out.print(line)
 
@@ -201,40 +200,37 @@ def print_quick(found: QuickAnswer) -> None:
         "" if best.accumulation_steps == 1 else f", {best.accumulation_steps} micro-batches of {best.micro_batch_size}"
     )
     gain = (
-        "it is your default's"
+        "this is your default"
         if best.batch_size == found.default_batch_size
         else f"your {found.default_batch_size} is expected to be as fast within {FLAT_RATIO - 1:.0%}"
         if found.gain < FLAT_RATIO
         else f"expected {found.gain:.2g}× faster than your {found.default_batch_size}"
     )
-    out.print(
-        f"Unverified: batch {best.batch_size} (lr {best.learning_rate:.3g}{split}) is expected to reach "
-        f"{found.metric} {found.target:.4g} soonest; {gain}. The optimum is between {low} and {high} (90 %); "
-        f"{found.flat_range[0]} to {found.flat_range[1]} are expected to be within 5 %."
-    )
     critical = found.b_crit
     noise = "not measured" if found.noise_scale is None else f"{found.noise_scale:.3g} samples"
     out.print(
-        f"It rests on {plural(len(found.runs), 'run')} in {found.seconds:.0f} s; critical "
-        f"batch size {critical.estimate:.3g} [{critical.low:.3g}, {critical.high:.3g}], gradient noise scale {noise}."
+        f"Unverified: batch {best.batch_size} (lr {best.learning_rate:.3g}{split}) is expected to reach "
+        f"{found.metric} {found.target:.4g} soonest; {gain}. The optimum is between {low} and {high} (90 %); "
+        f"{found.flat_range[0]} to {found.flat_range[1]} are expected to be within 5 %.\n"
+        f"Evidence: {plural(len(found.runs), 'run')} in {found.seconds:.0f} s, critical batch size "
+        f"{critical.estimate:.3g} [{critical.low:.3g}, {critical.high:.3g}], gradient noise scale {noise}."
     )
     print_table(
         [one.model_dump() for one in found.runs], ("trial", "batch_size", "learning_rate", "steps", "train_seconds")
     )
     rates = f"{found.learning_rate_range[0]:.2g} and {found.learning_rate_range[1]:.2g}"
     out.print(
-        f"The learning rate by the rule took {found.learning_rate_gain:.2g}× as long there as "
-        f"{best.learning_rate:.3g} does in one run: retuned between {rates}, another batch size may be best."
+        f"At this batch size, the learning rate of the rule took {found.learning_rate_gain:.2g}× as long as "
+        f"{best.learning_rate:.3g} in one run. With learning rates between {rates}, another batch size may be best."
         if found.learning_rate_gain > 1
-        else f"The learning rate is the default's, carried by the rule: retune it between {rates}."
+        else f"The learning rate is the default's, adapted by the rule: retune the learning rate between {rates}."
     )
     for notice in found.warnings:
         out.print(f"note: {notice.message}")
     out.print(
-        "This answer is about the time to a target from scratch, not about a fixed number of epochs or forgetting in "
-        "a fine-tuning."
+        "This answer is about the time to a target from scratch, not about a fixed number of epochs or forgetting "
+        "after fine-tuning.\nnext: bssearch run SPEC searches from this answer, tunes and confirms"
     )
-    out.print("next: bssearch run SPEC searches from there, tunes and confirms")
 
 
 SEEDS = 5  # default runs of --suggest-target
@@ -271,8 +267,7 @@ def check(
         found = bssearch.check(study, launch)
         show_model(form, found, print_check, found.findings, columns=("code", "message"))
         return
-    if margin is not None and not 0 <= margin < math.inf:
-        raise UsageError(f"--margin = {margin:g} must be a finite number >= 0")
+    require(margin is None or 0 <= margin < math.inf, f"--margin = {margin} must be a finite number >= 0")
     runs = runs or SEEDS
     screen = console(stderr=True)
 
@@ -311,16 +306,18 @@ def print_check(found: Check) -> None:
         f"{duration(found.longest_study_s)}{likely}",
     ):
         out.print(line)
-    rows = [
-        {
-            "batch_size": one.batch_size,
-            "ms/step": "out of memory" if one.step_seconds is None else round(1000 * one.step_seconds, 2),
-            "evaluation_s": one.evaluation_seconds,
-            "left_out": f"{one.dropped_share:.1%}",
-        }
-        for one in found.batches
-    ]
-    print_table(rows, BATCH_COLUMNS)
+    print_table(
+        [
+            {
+                "batch_size": one.batch_size,
+                "ms/step": "out of memory" if one.step_seconds is None else round(1000 * one.step_seconds, 2),
+                "evaluation_s": one.evaluation_seconds,
+                "left_out": f"{one.dropped_share:.1%}",
+            }
+            for one in found.batches
+        ],
+        BATCH_COLUMNS,
+    )
     for remark in found.notes:
         out.print(f"note: {remark.message}")
     for finding in found.findings:
@@ -342,18 +339,18 @@ def print_advice(advice: Advice) -> None:
         for row in advice.targets
     ]
     out.print(
-        f"proposed target: {advice.metric} {advice.proposed!r}: the median best of {len(advice.runs)} runs of the "
-        f"default, {advice.median_best:.5g}, and a margin of {advice.margin:.2g} on the easier side",
+        f"proposed target: {advice.metric} {advice.proposed!r}. This is {advice.margin:.2g} easier than "
+        f"{advice.median_best:.5g}, the median best of {len(advice.runs)} runs of the default",
     )
     print_table(rows, ("target", "runs_that_reach_it", "time_to_target_s", "of_the_limit"))
     for note in advice.notes:
         out.print(f"note: {note}")
-    out.print(f"--set target.value={advice.proposed!r}, or write it into the spec")
+    out.print(f"next: add --set target.value={advice.proposed!r}, or write the target into the spec")
 
 
 def _in_the_workload(found: Check) -> str:
     if found.train_samples is None:
-        return "a program of your own"
+        return "your own program"
     return (
         f"{found.parameters:,} parameters; {found.train_samples:,} training, {found.validation_samples:,} validation, "
         f"{found.test_samples:,} test samples"

@@ -39,7 +39,7 @@ from bssearch.cli.output import (
     tell,
 )
 from bssearch.commands.launch import Launch
-from bssearch.errors import CheckpointError, UsageError, require
+from bssearch.errors import CheckpointError, require
 from bssearch.records.text import plural
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def list_studies(
 BASES = {
     "steps_x_step_time": " (contended: steps × step time)",
     "wall": " (by the wall clock, evaluations included)",
-    "reported": " (as the program reports)",
+    "reported": " (reported by the program)",
 }
 
 
@@ -112,8 +112,7 @@ def print_status(found: Status) -> None:
     ended = "" if found.search_ended is None else f"; search ended ({found.search_ended})"
     of = "imported runs" if found.is_imported else of
     out.print(f"{found.study}: {spent} {of}{f', {running} running' if running else ''}{ended}")
-    if found.fastest is not None:
-        best = found.fastest
+    if (best := found.fastest) is not None:
         basis = BASES.get(best.basis, "")
         out.print(f"{fastest}: {one} {best.trial}, batch {best.batch_size}, {cell(best.time_to_target_s)} s{basis}")
     rows = [
@@ -143,7 +142,7 @@ def confirm(
     ] = None,
     max_runs: Annotated[
         int | None,
-        typer.Option(min=1, help="Most runs per finalist while the finalists cannot be distinguished."),
+        typer.Option(min=1, help="Most runs per finalist, while the finalists are too close to distinguish."),
     ] = None,
     train_seconds: Annotated[
         float | None,
@@ -229,10 +228,10 @@ def audit_row(one: RuleFinding) -> dict[str, Any]:
 def slope_line(slope: LearningRateSlope | None) -> str:
     """How the tuned learning rate follows the batch size."""
     if slope is None:
-        return "The tuned learning rate's slope over batch size is unknown; it needs three tuned batch sizes."
+        return "The tuned learning rate's slope over batch size is unknown: at least three batch sizes must be tuned."
     excluded = " and ".join(SLOPE_NAMES[one] for one in slope.excludes)
     return f"Tuned learning rate ∝ batch^{slope.estimate:.2f} [{slope.low:.2f}, {slope.high:.2f}]: " + (
-        f"that excludes {excluded}." if excluded else "0, ½ (√batch) and 1 (linear) are all possible."
+        f"this interval excludes {excluded}." if excluded else "0, ½ (√batch) and 1 (linear) are all possible."
     )
 
 
@@ -268,8 +267,7 @@ def compare(
     from bssearch.commands import report as reporting
     from bssearch.commands.across.answers import found_study, open_databases
 
-    if len(studies) < 2:
-        raise UsageError(f"compare takes two studies or more, not only {studies[0]!r}")
+    require(len(studies) > 1, f"compare needs at least two studies, not only {studies[0]!r}")
     with open_databases(db) as stores:
         found = reporting.compare([found_study(stores, name) for name in studies])
     document = [one.model_dump(mode="json") for one in found]
@@ -301,20 +299,21 @@ def rename(
     """Rename a study."""
     with existing_store(db) as store:
         store.studies.rename(old, new)
-    tell(form, f"study {old} is now {new}; to resume it, write name: {new} in its spec", study=new, renamed_from=old)
+    done = f"study {old} is now {new}; to resume the study, write name: {new} in the spec"
+    tell(form, done, study=new, renamed_from=old)
 
 
 @app.command("archive")
 def archive(
     study: NameArgument,
     db: DatabaseOption = None,
-    undo: Annotated[bool, typer.Option("--undo", help="Bring it back.")] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Restore the study.")] = False,
     form: FormatOption = Format.TABLE,
 ) -> None:
-    """Hide a study from lists without --all; it takes no more trials."""
+    """Hide a study from lists without --all; archived studies accept no trials."""
     with existing_store(db) as store:
         store.studies.archive(study, archived=not undo)
-    done = f"study {study} is back" if undo else f"study {study} is archived; --undo brings it back"
+    done = f"study {study} is restored" if undo else f"study {study} is archived; --undo restores the study"
     tell(form, done, study=study, archived=not undo)
 
 
@@ -334,18 +333,18 @@ def delete(
         if not yes:
             require(
                 sys.stdin.isatty(),
-                f"cannot ask before deleting {what}: there is no terminal",
+                f"cannot ask for confirmation without a terminal before deleting {what}",
                 hint=f"bssearch study delete {study} --yes, or bssearch study archive {study}",
             )
             typer.echo(f"this deletes {what} from {store.masked_url} and cannot be undone", err=True)
             require(
                 typer.prompt("type the study's name to continue", default="", show_default=False, err=True) == study,
-                "the name does not match; nothing was deleted",
+                "the name does not match; the study was not deleted",
             )
-        waiting = Checkpoints(store.studies.get(study))
+        checkpoints = Checkpoints(store.studies.get(study))
         store.studies.delete(study)
         try:
-            waiting.clear()
+            checkpoints.clear()
         except CheckpointError as error:
             typer.echo(f"checkpoints of paused trials may remain: {error}", err=True)
     tell(form, f"deleted {what}", study=study, trials=trials, observations=observations)

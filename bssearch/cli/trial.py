@@ -123,9 +123,8 @@ def show_trial(
         if repro:
             from bssearch.commands.rerun import reproduction
 
-            found_again = reproduction(store, name, number, names_database=bool(db))
-            document = asdict(found_again)
-            show(form, lambda: _print_reproduction(found_again), lambda: document, lambda: [document])
+            again = reproduction(store, name, number, names_database=bool(db))
+            show(form, lambda: _print_reproduction(again), lambda: asdict(again), lambda: [asdict(again)])
             return
         curve = store.trials.observations(name, number)
         environment = store.trials.environment(name, number)
@@ -138,7 +137,7 @@ def _print_log(store: Store, study: str, found: TrialRecord) -> None:
     printed = store.trials.log(study, found.number)
     write(printed or "")
     if not printed:
-        why = "printed nothing" if found.state.is_finished else "has not ended; its log is stored at its end"
+        why = "printed no text" if found.state.is_finished else "still runs; its log is stored when the trial ends"
         typer.echo(f"trial {found.number} of {study} {why}", err=True)
 
 
@@ -258,15 +257,15 @@ def sentences(found: Rerun) -> list[str]:
     """Return whether reruns are identical, how they differ, and possible causes."""
     told = [_steps(found)]
     if found.time_ratio is not None:
-        what = "the target" if found.steps_ratio is not None else "the last evaluation that both have"
-        told.append(f"The train seconds until {what} are {cell(found.time_ratio)} times those stored.")
-    nothing = "The recorded environment is identical"
-    why = (
-        "GPU kernels may sum in a different order "
-        "(`training.deterministic: true` prevents this), and a workload may draw its own random numbers."
-    )
-    alike = f"{nothing}: {why}" if found.identical is False else f"{nothing}."
-    return [*told, "Differences from the stored environment:" if found.differences else alike]
+        end = "the target" if found.steps_ratio is not None else "the last common evaluation"
+        told.append(f"Until {end}, the reruns took {cell(found.time_ratio)} times the stored train seconds.")
+    told.append("Differences from the stored environment:" if found.differences else "The environment is identical.")
+    if not found.differences and found.identical is False:
+        told.append(
+            "GPU kernels may sum in a different order (`training.deterministic: true` prevents this), "
+            "and a workload may draw its own random numbers."
+        )
+    return told
 
 
 def _steps(found: Rerun) -> str:
@@ -276,10 +275,7 @@ def _steps(found: Rerun) -> str:
         return f"{named}: the same steps, bit for bit ({count} evaluations compared)."
     if found.identical is None:
         end = f"{found.then.state.value}, after {found.then.steps} steps"
-        return (
-            f"{named}: the same end ({end}), but neither run has an evaluation: the steps cannot be compared "
-            "(0 evaluations compared)."
-        )
+        return f"{named}: the same end ({end}), but no evaluations to compare the steps (0 evaluations compared)."
     first = [one.first_difference_step for one in found.runs if one.first_difference_step is not None]
     largest = [one.largest_difference for one in found.runs if one.largest_difference is not None]
     states = sorted({one.state.value for one in found.runs} - {found.then.state.value})
@@ -292,7 +288,7 @@ def _steps(found: Rerun) -> str:
         (states, f"it ended {' and '.join(states)}, but was {found.then.state.value}"),
     ]
     parts = [*(part for holds, part in differs if holds), *([] if states else _ends(found))]
-    return f"{named}: not the same: {'; '.join(parts) or 'it ended otherwise'}."
+    return f"{named}: not the same: {'; '.join(parts) or 'the ends differ'}."
 
 
 def _ends(found: Rerun) -> list[str]:

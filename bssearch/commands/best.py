@@ -89,8 +89,7 @@ def best(study: str, *, db: str | None = None, target: float | None = None) -> A
 def answer_at(store: Store, study: str, target: float | None = None) -> Answer:
     """See `best`."""
     measured = store.studies.get(study).target
-    is_harder = target is not None and math.isfinite(target) and measured.shortfall(target) < 0
-    if target is None or not is_harder:
+    if target is None or not math.isfinite(target) or measured.shortfall(target) >= 0:
         return answer(store, study, target)
     found, curves = measured_curves(store, study)
     return answer_beyond(found, replace(measured, value=target), beyond_target(curves, measured, target))
@@ -109,7 +108,7 @@ def measured_curves(store: Store, study: str) -> tuple[Answer, list[BatchCurves]
     verdict = first_verdict(record, spec, compared_trials(trials, store.probes.memory_boundary(study)), probes)
     assert verdict is not None, "a study with an answer has a verdict"
     if not are_of_one_model(spec, verdict):
-        raise UsageError(f"the best configurations of study {study!r} have different models: nothing is predicted")
+        raise UsageError(f"the best configurations of study {study!r} have different models: no prediction is possible")
     numbers = [run.number for candidate in verdict.by_batch.values() for run in candidate.runs]
     return found, tuned_curves(spec, verdict, probes, store.trials.curves(study, numbers), record.target)
 
@@ -121,8 +120,7 @@ def predict(store: Store, study: str, step_times: Path, device_name: str | None 
     """
     from bssearch.exchange.importers.step_times import read_step_times
 
-    record = store.studies.get(study)
-    times = read_step_times(step_times)
+    record, times = store.studies.get(study), read_step_times(step_times)
     return predict_for_device(record, spec_of(record), store.trials.of(study), times, device_name or step_times.stem)
 
 
@@ -166,7 +164,7 @@ class ScheduledTraining:
 
 
 def scheduled_training(store: Store, name: str, answer: Answer) -> ScheduledTraining:
-    """Best batch schedule of a study's answer; raise `UsageError` if no schedule reached the target."""
+    """Best batch schedule of an answer; raise `UsageError` if no schedule reached the target."""
     found = answer.batch_schedule
     if found is None:
         raise UsageError(
@@ -180,7 +178,7 @@ def scheduled_training(store: Store, name: str, answer: Answer) -> ScheduledTrai
         assert run is not None, "a schedule of an answer has reached the target"
         ran = run_stages(run, store.trials.observations(name, run.number))
         starts = {one.batch_size: one.start_samples for one in ran}
-        notes.append(f"the trials grew by the noise scale that they measured: the stages are as trial {run.number} ran")
+        notes.append(f"the trials measured their own noise scale: the stages are from trial {run.number}")
     return ScheduledTraining(schedule_values(found), _stages(found, starts), tuple(notes))
 
 
@@ -217,9 +215,9 @@ def _stages(found: BatchScheduleAnswer, starts: Mapping[int, int]) -> list[dict[
 
 
 NO_GAIN: Mapping[SavesTime, str] = {
-    "no": "it saves no time over the best batch size that stays",
-    "undecided": "whether it saves time over the best batch size that stays is undecided",
-    "not_run": "whether it saves time over the best batch size that stays was not repeated with other seeds",
+    "no": "the schedule saves no time over the best constant batch size",
+    "undecided": "it is undecided if the schedule saves time over the best constant batch size",
+    "not_run": "the schedule's time was not compared with the best constant batch size over several seeds",
 }
 
 
@@ -230,13 +228,13 @@ CONFIGURATION = {
 @CONFIGURATION@
 }
 
-STAGES = [  # samples seen before it, batch size, micro-batch size, peak learning rate
+STAGES = [  # samples before the stage, batch size, micro-batch size, peak learning rate
 @STAGES@
 ]
 
 
 def stage_at(samples):
-    """Return the stage of the step that begins after these samples."""
+    """Return the stage of the step after ``samples``."""
     return [stage for stage in STAGES if stage[0] <= samples][-1]
 
 
@@ -248,9 +246,9 @@ def rate_factor(samples, train_samples):
 
 
 def train(model, optimizer, inputs, targets, loss_function, has_ended, seed=0):
-    """Train until ``has_ended(model, samples)``, which is asked before each step; return the samples seen.
+    """Train until ``has_ended(model, samples)``, called before each step; return the samples seen.
 
-    ``loss_function(outputs, targets)`` is a mean over samples. An epoch ends where it has less than a batch left.
+    ``loss_function(outputs, targets)`` is a mean over samples. An epoch drops its incomplete last batch.
     """
     if len(inputs) < STAGES[-1][1]:
         raise ValueError(f"{len(inputs)} samples are fewer than the largest batch, {STAGES[-1][1]}")
@@ -291,8 +289,6 @@ _FACTORS = {
     return end + (start - end) * (1 + math.cos(math.pi * progress)) / 2""",
 }
 
-_CLIP = "        torch.nn.utils.clip_grad_norm_(model.parameters(), {norm!r})\n"
-
 
 def training_loop(found: ScheduledTraining, comments: Iterable[str]) -> str:
     """Python module whose ``train`` grows the batch by the schedule.
@@ -305,22 +301,19 @@ def training_loop(found: ScheduledTraining, comments: Iterable[str]) -> str:
     if kind in _FACTORS and kind != "constant":
         factor = f"    if step >= @HORIZON@:\n        return 0.0\n{factor}"
     last = 0 if horizon is None else horizon_steps(float(horizon), first)
-    norm = values.get("clip_norm")
+    norm, numbers = values.get("clip_norm"), ("start_samples", "batch_size", "micro_batch_size", "learning_rate")
     parts = {
         "@IMPORTS@": "import math\n\n" if "math." in factor else "",
         "@FACTOR@": factor,
         "@HORIZON@": repr(last),
         "@DECAY@": repr(float(values.get("decay_share") or DECAY_SHARE) * last),
-        "@CLIP@": "" if norm is None else _CLIP.format(norm=norm),
+        "@CLIP@": "" if norm is None else f"        torch.nn.utils.clip_grad_norm_(model.parameters(), {norm!r})\n",
         "@FIRST@": repr(first),
         "@WARMUP@": repr(values.get("warmup_epochs") or 0.0),
-        "@STAGES@": "\n".join(f"    {tuple(one[name] for name in _COLUMNS)!r}," for one in found.stages),
+        "@STAGES@": "\n".join(f"    {tuple(one[name] for name in numbers)!r}," for one in found.stages),
         "@CONFIGURATION@": "\n".join(f"    {name!r}: {value!r}," for name, value in values.items()),
     }
     text = _LOOP
-    for mark, part in parts.items():  # the configuration comes last: no mark is replaced inside user-given names
+    for mark, part in parts.items():  # the configuration comes last, so that its names and values are not replaced
         text = text.replace(mark, part)
     return "".join(f"# {comment}\n" for comment in comments) + "\n" + text
-
-
-_COLUMNS = ("start_samples", "batch_size", "micro_batch_size", "learning_rate")

@@ -64,7 +64,7 @@ def branch_points(spec: StudySpec, paths: Sequence[Path], at: Sequence[int] | No
     """Checkpoints in training order; ``at`` overrides the samples in their files."""
     require(
         not at or len(at) == len(paths),
-        f"--at is given {len(at or ())} times; it must be once for each of the {len(paths)} --checkpoint",
+        f"--at is given {len(at or ())} times and --checkpoint {len(paths)} times; give one --at for each --checkpoint",
     )
     points = [_point(spec, path, at[index] if at else None) for index, path in enumerate(paths)]
     for point in points:
@@ -73,7 +73,7 @@ def branch_points(spec: StudySpec, paths: Sequence[Path], at: Sequence[int] | No
     for before, after in itertools.pairwise(ordered):
         require(
             before.samples != after.samples,
-            f"checkpoints {before.path} and {after.path} are both after {after.samples} samples",
+            f"checkpoints {before.path} and {after.path} both have {after.samples} samples; leave one out",
         )
     return ordered
 
@@ -92,21 +92,18 @@ def check_room(spec: StudySpec, points: Sequence[BranchPoint], samples: int) -> 
 def _point(spec: StudySpec, path: Path, at: int | None) -> BranchPoint:
     batch_size = spec.default.batch_size
     require(path.exists(), f"checkpoint {path}: the file does not exist", error=NotFoundError)
-    if spec.is_program:
-        step = None if at is None else at // batch_size
-        return BranchPoint(path=path, digest=_file_digest(path), samples=at, step=step)
     from bssearch.training.trial_checkpoint import read_checkpoint
 
-    saved = read_checkpoint(path)
-    samples = saved.samples_at(batch_size) if at is None else at
-    step = saved.step if saved.step is not None or samples is None else samples // batch_size
+    saved = None if spec.is_program else read_checkpoint(path)
+    samples = saved.samples_at(batch_size) if saved and at is None else at
+    step = None if samples is None else samples // batch_size
     return BranchPoint(
         path=path,
         digest=_file_digest(path),
         samples=samples,
-        step=step,
-        has_optimizer=saved.optimizer is not None,
-        learning_rate=saved.learning_rate,
+        step=step if saved is None or saved.step is None else saved.step,
+        has_optimizer=None if saved is None else saved.optimizer is not None,
+        learning_rate=None if saved is None else saved.learning_rate,
     )
 
 
@@ -116,9 +113,9 @@ def _check_known(spec: StudySpec, point: BranchPoint, *, several: bool) -> None:
         f"checkpoint {point.path}: {point.samples} samples must be <= {MOST_SAMPLES}",
     )
     if point.samples is None and (several or _horizon(spec) is not None):
-        why = "the samples distinguish several checkpoints" if several else "the learning rate's schedule needs them"
+        why = "to distinguish several checkpoints" if several else "for the learning-rate schedule"
         raise UsageError(
-            f"checkpoint {point.path} has neither step nor samples: {why}",
+            f"checkpoint {point.path} has neither step nor samples, which are necessary {why}",
             hint="give the samples before each checkpoint with --at, or save them in the file",
         )
 
@@ -132,12 +129,15 @@ def _file_digest(path: Path) -> str:
     if path.is_file():
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
-    told = [
-        (str(one.relative_to(path)), one.stat().st_size, one.stat().st_mtime_ns)
-        for one in sorted(path.rglob("*"))
-        if one.is_file()
-    ]
-    return hashlib.sha256(repr(told).encode()).hexdigest()
+    return hashlib.sha256(
+        repr(
+            [
+                (str(one.relative_to(path)), one.stat().st_size, one.stat().st_mtime_ns)
+                for one in sorted(path.rglob("*"))
+                if one.is_file()
+            ]
+        ).encode()
+    ).hexdigest()
 
 
 COLUMNS = ("checkpoint", "samples", "batch", "learning_rate", "end", "holds")
@@ -158,8 +158,7 @@ class BranchedCheckpoint:
 def rate_rule(spec: StudySpec) -> tuple[LearningRateRule, bool]:
     """Learning-rate rule of the space, else of the optimizer; and False if neither has a rule (then square root)."""
     rate = spec.space.learning_rate
-    written: LearningRateRule | None = getattr(rate, "rule", None)
-    if written is not None and "rule" in getattr(rate, "model_fields_set", ()):
+    if "rule" in getattr(rate, "model_fields_set", ()) and (written := getattr(rate, "rule", None)) is not None:
         return written, True
     optimizer = spec.default_configuration.optimizer
     return rule_of_optimizer(optimizer), optimizer in RULES_OF_OPTIMIZERS
@@ -169,9 +168,8 @@ def configuration_at(spec: StudySpec, batch_size: int, micro_batch_size: int, ru
     """Default configuration carried to ``batch_size`` by the learning-rate and batch rules."""
     default = spec.default_configuration
     factor = learning_rate_factor(rule, batch_size, default.batch_size)
-    ratio = batch_size / default.batch_size
     carried = spec.space.batch_rules.carried(
-        {**default.parameters, "weight_decay": default.weight_decay}, ratio, factor
+        {**default.parameters, "weight_decay": default.weight_decay}, batch_size / default.batch_size, factor
     )
     weight_decay = carried.pop("weight_decay")
     micro, accumulation_steps = split_batch(batch_size, micro_batch_size)
@@ -197,28 +195,27 @@ def report(
     """Report of the branches from all checkpoints."""
     plan, rules = found[0].plan, spec.space.batch_rules
     rows = [row for one in found for row in _rows(spec, one, rule)]
-    document = {
-        "schema_version": 1,
-        "study": spec.name,
-        "metric": spec.target.metric,
-        "goal": spec.record_target.goal.value,
-        "batch_size": plan.batch_sizes[0],
-        "branch_samples": plan.samples,
-        "branch_tokens": None if tokens_per_sample is None else plan.samples * tokens_per_sample,
-        "repeats": repeats,
-        "rules": {"learning_rate": rule.value, "betas": rules.betas, "weight_decay": rules.weight_decay},
-        "checkpoints": [_checkpoint(spec, one, rule) for one in found],
-        "schedule": [
-            {"step": one.point.step, "samples": one.point.samples, "batch_size": one.found.batch_size}
-            for one in found
-            if one.found.batch_size is not None
-        ],
-        "rises": is_rising([one.found for one in found]),
-        "warnings": [{"code": "branches", "message": note} for note in notes]
-        + [{"code": "range_ended", "message": one.notice} for one in found if one.notice is not None],
-    }
     return ProbeReport(
-        document=document,
+        document={
+            "schema_version": 1,
+            "study": spec.name,
+            "metric": spec.target.metric,
+            "goal": spec.record_target.goal.value,
+            "batch_size": plan.batch_sizes[0],
+            "branch_samples": plan.samples,
+            "branch_tokens": None if tokens_per_sample is None else plan.samples * tokens_per_sample,
+            "repeats": repeats,
+            "rules": {"learning_rate": rule.value, "betas": rules.betas, "weight_decay": rules.weight_decay},
+            "checkpoints": [_checkpoint(spec, one, rule) for one in found],
+            "schedule": [
+                {"step": one.point.step, "samples": one.point.samples, "batch_size": one.found.batch_size}
+                for one in found
+                if one.found.batch_size is not None
+            ],
+            "rises": is_rising([one.found for one in found]),
+            "warnings": [{"code": "branches", "message": note} for note in notes]
+            + [{"code": "range_ended", "message": one.notice} for one in found if one.notice is not None],
+        },
         rows=rows,
         table=[
             {
@@ -242,22 +239,20 @@ def sentences(spec: StudySpec, found: Sequence[BranchedCheckpoint], repeats: int
         yield f"{one.point.where}: {answer(one.found, one.plan.batch_sizes[0])}"
         if one.notice is not None:
             yield f"note: {one.notice}"
-    rises = is_rising([one.found for one in found])
-    sizes = {one.found.batch_size for one in found} - {None}
-    if rises is not None and len(sizes) == 1:
-        yield "The batch size is the same at all checkpoints: no growing schedule was measured."
+    rises, plan = is_rising([one.found for one in found]), found[0].plan
+    if rises is not None and len({one.found.batch_size for one in found} - {None}) == 1:
+        yield "The batch size is the same at all checkpoints, so a growing schedule gains nothing."
     elif rises:
         yield (
-            "The batch sizes never fall from one checkpoint to the next: this is a growing schedule. "
-            f"Train it with `bssearch trial add {spec.name} {schedule_words(found)}`."
+            "The batch size grows from checkpoint to checkpoint. Train with this schedule: "
+            f"`bssearch trial add {spec.name} {schedule_words(found)}`."
         )
     elif rises is not None:
-        yield "The batch sizes fall between two checkpoints: this is no growing schedule."
-    plan = found[0].plan
+        yield "The batch size falls between two checkpoints, so this is no growing schedule."
     yield (
-        f"Each branch has {plan.samples} samples; its end is the mean validation {spec.target.metric} over the last "
-        f"quarter. A batch size holds if the mean end of its {repeats} branches is within the one-sided 95 % bound of "
-        f"{repeats} branches at {plan.batch_sizes[0]} in other orders of the data."
+        f"Each branch has {plan.samples} samples. Its end is the mean validation {spec.target.metric} over the last "
+        f"quarter. A batch size holds if the mean end of its {repeats} branches is within the one-sided 95 % bound "
+        f"of the {repeats} branches at batch size {plan.batch_sizes[0]}."
     )
 
 
@@ -278,11 +273,13 @@ def answer(found: LocalCriticalBatch, base: int) -> str:
         case "found":
             return f"the local critical batch size is {found.low}: {found.high} loses."
         case "at_least":
-            return f"the local critical batch size is at least {found.low}: all that were tried hold."
+            return f"the local critical batch size is at least {found.low}: all batch sizes hold."
         case "below":
-            return f"the local critical batch size is below {found.high}, which loses: {base} is the smallest tried."
+            return (
+                f"the local critical batch size is below {found.high}, which loses; the smallest batch size is {base}."
+            )
         case "cannot_tell":
-            return f"cannot tell: {found.reason}. Longer (--tokens) or more branches (--repeats) may."
+            return f"cannot tell: {found.reason}. Try longer branches (--tokens) or more branches (--repeats)."
 
 
 def _checkpoint(spec: StudySpec, one: BranchedCheckpoint, rule: LearningRateRule) -> dict[str, Any]:
@@ -346,7 +343,7 @@ def branch(
     ),
     at: Annotated[
         list[int] | None,
-        Option("Samples seen at each checkpoint, if missing in its file.", min=0, metavar="SAMPLES"),
+        Option("Samples before each checkpoint, if missing in the checkpoint.", min=0, metavar="SAMPLES"),
     ] = None,
     warmup_steps: Annotated[
         int, Option("Learning-rate warmup in steps of B, for a checkpoint without optimizer state.", min=0)
@@ -359,15 +356,19 @@ def branch(
     """
     require(
         not spec.command,
-        "a command cannot receive a checkpoint: no placeholder exists for it",
-        hint="a script that asks for its trial reads trial.checkpoint",
+        "a command cannot receive a checkpoint: no placeholder exists for checkpoints",
+        hint="use a Python script that calls bssearch.current_trial() and reads trial.checkpoint",
     )
     rule, is_known = rate_rule(spec)
     points = branch_points(spec, checkpoint, at)
     with opened(spec, launch) as study:
         description = study.executor.describe()
-        samples = samples_of(tokens, description.tokens_per_sample, 2 * spec.default.batch_size)
-        plan = plan_branches(spec.default.batch_size, samples, octaves, largest=description.train_samples)
+        plan = plan_branches(
+            spec.default.batch_size,
+            samples_of(tokens, description.tokens_per_sample, 2 * spec.default.batch_size),
+            octaves,
+            largest=description.train_samples,
+        )
         check_room(spec, points, plan.samples)
         notes = list(notices(spec, is_known, points, description.tokens_per_sample))
         for note in notes:
@@ -415,14 +416,18 @@ class Branching:
             )
         start = next((one.start_metric for one in measured if one.start_metric is not None), None)
         if start is None:
-            raise UsageError(f"checkpoint {point.path}: {self._study.spec.target.metric} is not finite there")
+            raise UsageError(f"checkpoint {point.path}: {self._study.spec.target.metric} is not finite")
         sizes, notice = [_ends(base_size, measured)], None
         bound = bound_of(sizes[0], self._repeats, self._goal)
         if bound is not None and why_unknown(start, sizes[0], self._goal) is None:
             notice = self._double(point, larger, sizes, bound)
-        found = local_critical_batch(start, sizes, self._goal)
         return BranchedCheckpoint(
-            point=point, plan=self._plan, start=start, sizes=tuple(sizes), found=found, notice=notice
+            point=point,
+            plan=self._plan,
+            start=start,
+            sizes=tuple(sizes),
+            found=local_critical_batch(start, sizes, self._goal),
+            notice=notice,
         )
 
     def _double(self, point: BranchPoint, larger: Sequence[int], sizes: list[BranchedSize], bound: float) -> str | None:
@@ -517,19 +522,19 @@ def notices(
         yield "the workload has no tokens_per_sample: --tokens counts samples"
     optimizer = spec.default_configuration.optimizer
     if not is_known:
-        yield f"no rule for the learning rate of {optimizer} is known: it follows the square root of the batch size"
+        yield f"optimizer {optimizer} has no known learning-rate rule; the square root of the batch size is used"
     for point in points:
         if point.has_optimizer is False:
             yield (
-                f"{point.path.name} has no optimizer state, so {optimizer} restarts; "
-                "warm up its learning rate with --warmup-steps"
+                f"{point.path.name} has no optimizer state, so {optimizer} starts without one; "
+                "warm up the learning rate with --warmup-steps"
             )
         rate, default = point.learning_rate, spec.default.learning_rate
         falls = spec.default_configuration.parameters.get("schedule", "constant") != "constant"
         if rate is not None and (rate > SAME_RATE * default or (rate * SAME_RATE < default and not falls)):
             yield (
-                f"{point.path.name} was saved at a learning rate of {rate:g}; the branches at B have the spec's, "
-                f"{default:g}, and its schedule"
+                f"{point.path.name} was saved at learning rate {rate:g}; the branches at B use the learning rate of "
+                f"the spec, {default:g}, and its schedule"
             )
 
 
@@ -538,7 +543,7 @@ def _ends(batch_size: int, measured: Sequence[BranchMeasurement]) -> BranchedSiz
 
 
 def _digest(point: BranchPoint, request: TrialRequest) -> str:
-    # A branch is identified by its checkpoint's content, not the path.
+    # The checkpoint's content identifies a branch, not the checkpoint's path.
     assert request.branch is not None, "a branch is requested"
-    anywhere = replace(request, branch=replace(request.branch, checkpoint=point.digest))
-    return hashlib.sha256(to_json(anywhere).encode()).hexdigest()[:32]
+    request = replace(request, branch=replace(request.branch, checkpoint=point.digest))
+    return hashlib.sha256(to_json(request).encode()).hexdigest()[:32]

@@ -26,7 +26,7 @@ from bssearch.commands.opening import (
 )
 from bssearch.commands.pitfalls import CHANCE_TOLERANCE, pitfalls
 from bssearch.commands.probes import run_default, run_request, step_time_of_default
-from bssearch.errors import DatabaseError, LaunchError, UsageError, require
+from bssearch.errors import DatabaseError, LaunchError, require
 from bssearch.executors.base import Executor
 from bssearch.planning.requests import notes_on_spec
 from bssearch.records import (
@@ -55,8 +55,7 @@ from bssearch.training.course import EVALUATION_SHARE, FEWEST_EVALUATIONS
 
 STEPS = 3  # optimizer steps per run; dropout and label smoothing change the loss at the first step
 
-# Most seconds of all runs together, about the rest of a check; if they would take longer, none is made.
-LONGEST_S = 10.0
+LONGEST_S = 10.0  # most seconds of all runs together; about as long as the rest of a check
 
 
 def ignored_parameters(spec: StudySpec, executor: Executor, probe: ProbeRecord) -> Iterator[tuple[str, str]]:
@@ -74,8 +73,8 @@ def ignored_parameters(spec: StudySpec, executor: Executor, probe: ProbeRecord) 
     if expected > LONGEST_S:
         yield (
             "parameters_not_tried",
-            f"whether the workload uses {' and '.join(others)} was not tried: {1 + len(others)} runs of {STEPS} steps "
-            f"would take {expected:.3g} s, more than {LONGEST_S:g}",
+            f"not checked if the workload uses {' and '.join(others)}: {1 + len(others)} runs of {STEPS} steps "
+            f"would take {expected:.3g} s, more than {LONGEST_S:g} s",
         )
         return
     before = _losses(spec, executor, 2, configuration)
@@ -85,23 +84,19 @@ def ignored_parameters(spec: StudySpec, executor: Executor, probe: ProbeRecord) 
             own = _shown(configuration.parameters.get(name, getattr(configuration, name, None)))
             yield (
                 "parameter_ignored",
-                f"{name} is searched but changes nothing here: with {name} = {own} and {_shown(value)} the loss of "
-                f"{STEPS} steps is the same to the last bit; use what {takes}() is given, or fix space.{name}",
+                f"{name} is searched but has no effect: with {name} = {own} and {_shown(value)} the losses of "
+                f"{STEPS} steps are equal to the last bit; use the argument of {takes}(), or fix space.{name}",
             )
 
 
 def _other_values(spec: StudySpec, configuration: Configuration) -> dict[str, ParameterValue]:
-    known = {name: _other_value(spec, configuration, name) for name in WORKLOAD_PARAMETERS}
+    found: dict[str, ParameterValue] = {}
+    for name in WORKLOAD_PARAMETERS:
+        (low, high), own = bounds(getattr(spec.space, name)), getattr(configuration, name)
+        if low != high:
+            found[name] = float(low if own - low > high - own else high)
     searched = (one for one in spec.space.dimensions() if one.name in spec.space.own_domains)
-    own = {one.name: one.other_than(configuration.parameters[one.name]) for one in searched}
-    return {name: value for name, value in known.items() if value} | own
-
-
-def _other_value(spec: StudySpec, configuration: Configuration, name: str) -> float | None:
-    low, high = bounds(getattr(spec.space, name))
-    if low == high:
-        return None
-    return float(max(low, high, key=lambda end: abs(end - getattr(configuration, name))))
+    return found | {one.name: one.other_than(configuration.parameters[one.name]) for one in searched}
 
 
 def _with(configuration: Configuration, name: str, value: ParameterValue) -> Configuration:
@@ -117,22 +112,25 @@ def _shown(value: ParameterValue) -> str:
 def _losses(
     spec: StudySpec, executor: Executor, number: int, configuration: Configuration
 ) -> list[tuple[int, float, float | None]] | None:
-    request = TrialRequest(
-        number=number,
-        plan=TrialPlan(
-            configuration=configuration,
-            sampled=None,
-            phase=Phase.PROBE,
-            seed=trial_seed(spec.seed, Phase.PROBE, 0),
-            train_seconds_limit=spec.budget.trial_train_seconds,
-            limit_state=TrialState.CAPPED,
-            eval_every_steps=STEPS,
-            stop_at_target=False,
-            threads=spec.executor.threads,
+    _, curve = run_request(
+        executor,
+        TrialRequest(
+            number=number,
+            plan=TrialPlan(
+                configuration=configuration,
+                sampled=None,
+                phase=Phase.PROBE,
+                seed=trial_seed(spec.seed, Phase.PROBE, 0),
+                train_seconds_limit=spec.budget.trial_train_seconds,
+                limit_state=TrialState.CAPPED,
+                eval_every_steps=STEPS,
+                stop_at_target=False,
+                threads=spec.executor.threads,
+            ),
+            target=spec.record_target,
         ),
-        target=spec.record_target,
+        until_step=STEPS,
     )
-    _, curve = run_request(executor, request, until_step=STEPS)
     seen = [(one.step, one.metric, one.loss) for one in curve if one.step <= STEPS]
     return seen if any(loss is not None for *_, loss in seen) else None
 
@@ -153,7 +151,7 @@ class CheckEvidence:
     curve: Sequence[Observation]
 
 
-Suspicion = tuple[str, object, str]  # a code, whether it applies, and a sentence
+Suspicion = tuple[str, object, str]  # a code, true if the suspicion applies, and a sentence
 
 
 def suspicions(evidence: CheckEvidence) -> Iterator[tuple[str, str]]:
@@ -181,19 +179,19 @@ def _about_the_metric(evidence: CheckEvidence) -> list[Suspicion]:
             "chance_unknown",
             # A program cannot declare its chance level.
             info.chance is None and evidence.found.train_samples is not None,
-            f"the workload declares no chance level of {target.metric}, so trials that do not train are only stopped "
-            f"at their limit" + ("" if untrained is None else f"; an untrained model has {untrained:.4g}"),
+            f"the workload declares no chance level of {target.metric}, so trials that learn nothing run to "
+            f"their limit" + ("" if untrained is None else f"; an untrained model has {untrained:.4g}"),
         ),
         (
             "chance_differs",
             is_declared and abs(start - chance) > CHANCE_TOLERANCE * abs(target.value - chance),
-            f"an untrained model has {target.metric} = {start:.4g}, the workload declares chance = "
-            f"{chance:.4g}: the declared value may be wrong, or the model starts from more than nothing",
+            f"an untrained model has {target.metric} = {start:.4g}, but the workload declares chance = "
+            f"{chance:.4g}: the declared value may be wrong, or the model may start from trained weights",
         ),
         (
             "target_is_the_bound",
             target.value == (info.high if target.goal is Goal.MAXIMIZE else info.low),
-            f"target.value = {target.value:g} is the best {target.metric} there is: `bssearch check "
+            f"target.value = {target.value:g} is the best possible {target.metric}: `bssearch check "
             "--suggest-target` proposes a target that the default reaches",
         ),
     ]
@@ -226,19 +224,19 @@ def _about_the_trial(evidence: CheckEvidence, known: Collection[str]) -> list[Su
             covered < 0.5 and outcome.train_seconds >= evidence.spec.budget.trial_train_seconds / 2,
             f"after {outcome.train_seconds:.3g} train seconds, half of the limit or more, the default has covered "
             f"{max(covered, 0.0):.0%} of the way to {target.value:g}: `bssearch check --suggest-target` proposes "
-            "a target that it reaches",
+            "a target that the default reaches",
         ),
         (
             "target_in_other_unit",
             in_other_unit,
-            f"{target.metric} is {low:.4g} to {high:.4g} but target.value = {target.value:g}: one may be in percent; "
-            f"did you mean {target.in_unit_of(high):g}?",
+            f"{target.metric} is {low:.4g} to {high:.4g} but target.value = {target.value:g}: one value may be in "
+            f"percent; did you mean {target.in_unit_of(high):g}?",
         ),
         (
             "target_too_easy",
             outcome.time_to_target_s is not None and len(curve) <= 2,
-            f"the default meets {target.metric} {target.value:g} at its first evaluation, at step "
-            f"{outcome.first_hit_step}: there is little to compare; ask for a harder target",
+            f"the default reaches {target.metric} {target.value:g} at its first evaluation, at step "
+            f"{outcome.first_hit_step}: the target is too easy to compare batch sizes; set a harder target",
         ),
     ]
 
@@ -253,8 +251,8 @@ def _about_the_batch_sizes(evidence: CheckEvidence) -> list[Suspicion]:
         (
             "evaluation_dear",
             evaluation * (1 / EVALUATION_SHARE - 1) > limit / FEWEST_EVALUATIONS,
-            f"an evaluation takes {evaluation:.3g} s: {FEWEST_EVALUATIONS} looks in a limit of {limit:g} s cost more "
-            f"than {EVALUATION_SHARE:.0%} of a trial; a smaller validation part makes it cheaper",
+            f"an evaluation takes {evaluation:.3g} s: {FEWEST_EVALUATIONS} evaluations in a limit of {limit:g} s take "
+            f"more than {EVALUATION_SHARE:.0%} of a trial; use fewer validation samples",
         ),
         (
             "incomplete_batch_dropped",
@@ -279,7 +277,7 @@ def _about_a_batch_size(spec: StudySpec, probe: ProbeRecord) -> list[Suspicion]:
         (
             "few_steps",
             steps < FEW_STEPS,
-            f"budget.trial_train_seconds = {limit:g} is {steps:.0f} steps at batch {probe.batch_size}",
+            f"budget.trial_train_seconds = {limit:g} allows only {steps:.0f} steps at batch {probe.batch_size}",
         ),
     ]
 
@@ -402,7 +400,6 @@ def check_study(spec: StudySpec, executor: Executor, found: WorkloadDescription)
     limit = min(TRIAL_SECONDS, spec.budget.trial_train_seconds)
     outcome, curve = run_default(spec, executor, 0, probe=probes[default], limit=limit, stop_at_target=True)
     evidence = CheckEvidence(spec, found, list(probes.values()), outcome, curve)
-    reached = outcome.time_to_target_s
     longest = max(longest_trial_seconds(spec.budget.trial_train_seconds, probe) for probe in evidence.probes)
     suspicious = [*suspicions(evidence), *ignored_parameters(spec, executor, probes[default])]
     return Check(
@@ -431,13 +428,15 @@ def check_study(spec: StudySpec, executor: Executor, found: WorkloadDescription)
             steps=outcome.steps,
             evaluations=len(curve),
             best_metric=outcome.best_metric,
-            time_to_target_s=reached,
+            time_to_target_s=outcome.time_to_target_s,
             state=outcome.state,
             reason=outcome.reason,
         ),
         longest_trial_s=longest,
         longest_study_s=sum(longest_seconds(spec, longest)),
-        likely_study_s=None if reached is None else pruned_seconds(spec, reached, longest),
+        likely_study_s=None
+        if outcome.time_to_target_s is None
+        else pruned_seconds(spec, outcome.time_to_target_s, longest),
         findings=[Notice(code=code, message=message) for code, message in suspicious],
         notes=[
             *(Notice(code=note.code, message=note.message) for note in notes_on_spec(spec)),
@@ -446,15 +445,12 @@ def check_study(spec: StudySpec, executor: Executor, found: WorkloadDescription)
     )
 
 
-MARGIN = 0.02  # least margin, as a share of the way from the untrained metric to the median of the runs' best metrics
+# The next three are shares of the way from the untrained metric to the median of the runs' best metrics.
+MARGIN = 0.02  # least margin
+LEAST = 0.5  # least distance of a proposed target from the untrained metric, even if one seed trains badly
+WAY = (0.5, 0.8, 0.9, 0.95, 0.98, 1.0)  # alternative targets; denser at the end, because a percent costs more time
 
-# A proposed target is at least this share of that way from the untrained metric, even if one seed went badly.
-LEAST = 0.5
-
-# Alternative targets, as shares of that way; denser near the end, because each percent costs more time there.
-WAY = (0.5, 0.8, 0.9, 0.95, 0.98, 1.0)
-
-# A target that takes the default longer than this share of the limit leaves slower configurations little room.
+# If the default takes longer than this share of the limit, slower configurations miss the target.
 LATE = 0.5
 
 
@@ -525,8 +521,7 @@ def advise(
     see `MARGIN` and `LEAST`.
     """
     require(runs >= 1, f"runs = {runs} must be >= 1")
-    if margin is not None and not 0 <= margin < math.inf:
-        raise UsageError(f"margin = {margin:g} must be a finite number >= 0")
+    require(margin is None or 0 <= margin < math.inf, f"margin = {margin} must be a finite number >= 0")
     target, limit = spec.record_target, spec.budget.trial_train_seconds
     probe = step_time_of_default(spec, executor, spec.default.batch_size)
     curves, made = [], []
@@ -538,16 +533,15 @@ def advise(
             error=LaunchError,
         )
         best = max(curve, key=lambda one: target.gain(one.metric))
-        made.append(
-            DefaultRun(
-                seed_index=index,
-                best_metric=best.metric,
-                best_at_s=best.train_seconds,
-                train_seconds=outcome.train_seconds,
-            )
+        run = DefaultRun(
+            seed_index=index,
+            best_metric=best.metric,
+            best_at_s=best.train_seconds,
+            train_seconds=outcome.train_seconds,
         )
+        made.append(run)
         curves.append(curve)
-        on_run(made[-1])
+        on_run(run)
     return summarise(target, limit, made, curves, margin)
 
 
@@ -559,15 +553,15 @@ def summarise(
     margin: float | None,
 ) -> Advice:
     """Proposed target and alternatives, from the curves of the default's runs; see `advise`."""
-    # Best metric of the untrained models: none of the models may meet the proposal.
+    # The best metric of the untrained models, because no untrained model may reach the proposal.
     untrained = max((curve[0].metric for curve in curves), key=target.gain)
     bests = [run.best_metric for run in runs]
     median_best = statistics.median(bests)
     way = target.gain(median_best) - target.gain(untrained)
     require(
         way > 0,
-        f"{target.metric} never got better than an untrained model's {untrained:.4g}",
-        hint="another learning rate in default, or a longer budget.trial_train_seconds",
+        f"{target.metric} never got better than {untrained:.4g}, the metric of an untrained model",
+        hint="change default.learning_rate, or raise budget.trial_train_seconds",
         error=LaunchError,
     )
     if margin is None:
@@ -576,8 +570,8 @@ def summarise(
     proposed = towards_easier(target, median_best, margin, way)
     require(
         target.gain(proposed) > target.gain(untrained),
-        f"margin = {margin:g} leads to a target of {proposed:g}, which an untrained model meets: it has "
-        f"{target.metric} = {untrained:.4g}, {way:.4g} from the median best of {median_best:.4g}",
+        f"margin = {margin:g} leads to target {proposed:g}, but an untrained model already has {target.metric} = "
+        f"{untrained:.4g}; use a margin below {way:.4g}",
     )
     sign = 1.0 if target.goal is Goal.MAXIMIZE else -1.0
     values = {target.gain(untrained + sign * share * way): untrained + sign * share * way for share in WAY}
@@ -608,8 +602,7 @@ def _difference(one: float, other: float) -> Fraction:
 
 
 def _row(target: Target, value: float, limit: float, curves: Sequence[Sequence[Observation]]) -> TargetRow:
-    asked = Target(metric=target.metric, value=value, goal=target.goal)
-    crossings = [first_crossing(curve, asked) for curve in curves]
+    crossings = [first_crossing(curve, replace(target, value=value)) for curve in curves]
     seconds = [one.train_seconds if one else math.inf for one in crossings]
     median = statistics.median(seconds)
     known = math.isfinite(median)
@@ -630,13 +623,13 @@ def _notes(
         (row.reached < len(runs), f"{len(runs) - row.reached} of {len(runs)} runs of the default miss the proposal"),
         (
             share > LATE,
-            f"the default takes {share:.0%} of budget.trial_train_seconds = {limit:g} to the proposal: "
-            "slower batch sizes will not be seen to reach it; raise the limit, or take an easier target",
+            f"the default takes {share:.0%} of budget.trial_train_seconds = {limit:g} to the proposal, so "
+            "slower batch sizes may miss it; raise the limit, or take an easier target",
         ),
         (
             statistics.median(run.best_at_s for run in runs) > 0.9 * limit,
-            f"{target.metric} was still getting better when the limit of {limit:g} train seconds ended: "
-            "with a higher limit a harder target is possible",
+            f"{target.metric} still improved at the limit of {limit:g} train seconds; raise the limit for a harder "
+            "target",
         ),
         (
             target.gain(target.value) > target.gain(proposed),
@@ -717,11 +710,6 @@ class DryRun(Model):
     evaluation_share: float
     longest_search_s: float
     longest_confirmation_s: float
-
-    @property
-    def longest_s(self) -> float:
-        """Longest total wall seconds."""
-        return self.longest_search_s + self.longest_confirmation_s
 
 
 def dry_run(spec: StudySpec) -> DryRun:

@@ -79,14 +79,14 @@ class Lines(Listener):
 
     def opened(self, study: StudyRecord, database: str, continued: bool) -> None:
         """Print the study and its database."""
-        self.note(f"{'going on with' if continued else 'new'} study {study.name} in {database}")
+        self.note(f"{'resuming' if continued else 'new'} study {study.name} in {database}")
 
     def note(self, message: str) -> None:
         """Print a line."""
         self._screen.print(visible(message), markup=False)
 
     def started(self, trial: TrialRecord, history: History) -> None:
-        """Remember whether the study still searches."""
+        """Note the trial's phase."""
         self._is_searching = trial.phase is Phase.SEARCH
 
     def ended(self, trial: TrialRecord, history: History) -> None:
@@ -108,16 +108,14 @@ class Lines(Listener):
 
     def progress(self, history: History) -> str:
         """Line of trials, time and best batch size so far."""
-        fresh = sum(trial.phase is Phase.CONFIRM for trial in history.all_trials)
         runs = f"{history.spent} of {history.spec.budget.trials} search trials"
         if not self._is_searching:
+            fresh = sum(trial.phase is Phase.CONFIRM for trial in history.all_trials)
             runs = f"{history.spent} search trials, {plural(fresh, 'confirmation run')}"
-        best = "no trial has reached the target yet"
-        if history.incumbent is not None:
-            best = " · ".join(filter(None, (so_far(history), trainings_so_far(history))))
         elapsed, left = self._clock() - self._began, seconds_left(history)
         time = in_hours(elapsed) if left is None else f"{in_hours(elapsed)} of about {in_hours(elapsed + left)}"
-        return f"{runs} · {time} · {best}"
+        best = "no trial has reached the target yet" if history.incumbent is None else so_far(history)
+        return " · ".join(filter(None, (runs, time, best, trainings_so_far(history))))
 
 
 class Display(Lines):
@@ -161,7 +159,7 @@ class Display(Lines):
         )
         elapsed, left = self._clock() - self._began, seconds_left(history)
         filled = 0 if left is None else round(BAR * elapsed / (elapsed + left))
-        return f"{'█' * filled}{'░' * (BAR - filled)} {self.progress(history)}\nrunning: {running or 'nothing'}"
+        return f"{'█' * filled}{'░' * (BAR - filled)} {self.progress(history)}\nrunning: {running or 'no trial'}"
 
 
 def confirmed_medians(history: History) -> dict[int, str]:
@@ -184,7 +182,7 @@ def so_far(history: History) -> str:
         size, median = next(iter(medians.items()))
         return f"batch {size}, median {median} fresh seeds"
     best = history.incumbent
-    assert best is not None, "nothing has reached the target"
+    assert best is not None, "a trial has reached the target"
     return f"best single run: batch {best.configuration.batch_size}, {history.figure_text(best)}"
 
 
@@ -198,15 +196,13 @@ def trainings_so_far(history: History) -> str:
 def batch_table(history: History) -> Table:
     """Table of batch sizes: trials, best single run, and median over fresh seeds."""
     medians = confirmed_medians(history)
-    columns = ("batch size", "trials", "reached", "best single run", *(["fresh seeds"] if medians else []))
-    table = Table(*columns, box=None, padding=(0, 2))
+    columns = ["batch size", "trials", "reached", "best single run", "fresh seeds"]
+    table = Table(*columns if medians else columns[:-1], box=None, padding=(0, 2))
     for size in history.feasible:
-        here = history.at(size)
-        best = history.best_at(size)
+        here, best = history.at(size), history.best_at(size)
         mark = "←" if best is not None and best is history.incumbent else ""
         reached = sum(trial.state is TrialState.REACHED for trial in here)
-        value = history.figure_text(best) if best else "–"
-        row = (str(size), str(len(here)), str(reached), f"{value} {mark}")
+        row = [str(size), str(len(here)), str(reached), f"{history.figure_text(best) if best else '–'} {mark}"]
         table.add_row(*row, *([medians.get(size, "–")] if medians else []))
     return table
 
@@ -215,11 +211,8 @@ def ended_line(trial: TrialRecord, history: History) -> str:
     """One line on how a trial ended."""
     configuration, outcome = trial.configuration, trial.outcome
     what = f"batch {sizes_in_words(configuration)}, lr {configuration.learning_rate:.3g}"
-    how = trial.state.value
-    if trial.state is TrialState.REACHED:
-        how += _after(trial)
-    elif outcome is not None:
-        how += f" ({outcome.reason})"
+    reason = "" if outcome is None else f" ({outcome.reason})"
+    how = f"{trial.state.value}{_after(trial) if trial.state is TrialState.REACHED else reason}"
     count = f" {history.spent}/{history.spec.budget.trials}" if trial.phase is Phase.SEARCH else ""
     return f"{trial.phase.value.replace('_', ' ')}{count}, trial {trial.number}: {what}: {how}"
 

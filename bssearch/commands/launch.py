@@ -45,14 +45,14 @@ class Launch:
             shown_default="",
         ),
     ] = None
-    allow_changed_workload: Annotated[bool, Option("Continue although the workload's file has changed.")] = False
-    allow_busy: Annotated[bool, Option("Continue although another program computes on the GPU.")] = False
+    allow_changed_workload: Annotated[bool, Option("Continue even if the workload's file has changed.")] = False
+    allow_busy: Annotated[bool, Option("Continue even if another program computes on the GPU.")] = False
     workload: Annotated[
         Any,
         Option(
             "The code to run; a file is looked up from this folder.",
             metavar="FILE.py:NAME",
-            shown_default="the stored one, if you have run it on this machine",
+            shown_default="the stored workload, if you ran it on this machine",
         ),
     ] = None
     verbose: Annotated[bool, Option("Print a line for each trial that ends.")] = False

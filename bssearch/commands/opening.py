@@ -33,7 +33,6 @@ from bssearch.search.samplers.base import make_sampler
 from bssearch.settings import DATA_DIR_VARIABLE, in_parent_folder, state_folder, user_name
 from bssearch.spec import StudySpec, checked, find_spec, load_spec
 from bssearch.spec.model import COMMAND, GIVEN_IN_PYTHON, OBJECTIVE, OF_PROGRAMS
-from bssearch.spec.parts import BudgetSpec
 from bssearch.spec.reader import changed_fields, spec_of
 from bssearch.storage.repository import Store, check_writable, open_store
 from bssearch.storage.trials import archived
@@ -72,17 +71,17 @@ def known_folder(spec: StudySpec, study: StudyRecord, folder: Path) -> Path:
     named = f"the stored study {study.name!r} names the workload {spec.workload!r}"
     require(
         path.suffix != ".py" or (folder / path).resolve().is_relative_to(folder.resolve()),
-        f"{named}, a file outside of this folder: code is not run on a database's word alone",
-        hint="--workload PATH.py:ATTRIBUTE names the code that you mean",
+        f"{named}, a file outside of this folder: bssearch runs no code only because a database names it",
+        hint="--workload PATH.py:ATTRIBUTE names the right code",
     )
     texts = known.get(TEXTS)
     is_same = {**known, TEXTS: None, FOLDER: None} == {**asked, TEXTS: None, FOLDER: None}
-    if not is_same or not isinstance(texts, list) or not set(asked[TEXTS]).issubset(map(str, texts)):
-        raise UsageError(
-            f"{named}, which you have not run for it on this machine as it is now: code is not run on a database's "
-            "word alone",
-            hint=f"if you trust it, add --workload {shlex.quote(spec.workload)}{_what_runs(spec)}",
-        )
+    require(
+        is_same and isinstance(texts, list) and set(asked[TEXTS]).issubset(map(str, texts)),
+        f"{named}, but you never ran this version of the workload on this machine: bssearch runs no code only because "
+        "a database names it",
+        hint=f"if you trust the workload, add --workload {shlex.quote(spec.workload)}{_what_runs(spec)}",
+    )
     return folder
 
 
@@ -92,13 +91,11 @@ def refuse_unknown_address(spec: StudySpec, study: StudyRecord) -> None:
     The cluster's messages become Python objects, so the cluster's owner can run code here.
     """
     address = spec.executor.address
-    if address is None:
-        return
     require(
-        _remembered(study).get("address") == address,
-        f"the stored study {study.name!r} names the cluster executor.address = {address!r}, on which you have not "
-        "run it from this machine: nothing is connected to on a database's word alone",
-        hint="`bssearch run` of your spec with this address makes it known",
+        address is None or _remembered(study).get("address") == address,
+        f"the stored study {study.name!r} names the cluster executor.address = {address!r}, but you never used the "
+        "cluster from this machine: bssearch connects to no address only because a database names it",
+        hint="run `bssearch run` with your own spec and this address first",
     )
 
 
@@ -112,9 +109,9 @@ def refuse_where_in_no_file(spec: StudySpec) -> None:
     )
     require(
         spec.workload != OBJECTIVE and not lies_in_no_file(spec.workload),
-        f"the workload {spec.workload!r} of study {spec.name!r} is not in a file: it was given from a notebook, or "
-        "from the script that ran",
-        hint="give it again from there, as in bssearch.confirm_study(spec, bssearch.Launch(workload=MyTask)), or "
+        f"the workload {spec.workload!r} of study {spec.name!r} is not in a file: the workload came from a notebook "
+        "or a running script",
+        hint="pass it again in Python, as in bssearch.confirm_study(spec, bssearch.Launch(workload=MyTask)), or "
         "as the objective of bssearch.Study(spec, objective=train)",
     )
 
@@ -156,10 +153,8 @@ def _identity(spec: StudySpec, folder: Path) -> dict[str, Any]:
 
 
 def _what_runs(spec: StudySpec) -> str:
-    if not spec.command:
-        return ""
     texts = ", ".join(map(repr, sorted(_texts(spec))))
-    return f", which runs {shlex.join(spec.command)}" + (f" with the texts {texts}" if texts else "")
+    return f", which runs {shlex.join(spec.command)}{texts and f' with the texts {texts}'}" if spec.command else ""
 
 
 def _texts(spec: StudySpec) -> set[str]:
@@ -182,8 +177,9 @@ def loaded(spec: GivenSpec, launch: Launch, overrides: Sequence[str] = ()) -> tu
     if isinstance(spec, StudySpec | Mapping):
         return spec if isinstance(spec, StudySpec) else load_spec(spec, overrides), launch
     path = find_spec(spec)
-    is_here = launch.folder == HERE.folder
-    return load_spec(path, overrides), replace(launch, folder=path.resolve().parent) if is_here else launch
+    if launch.folder == HERE.folder:
+        launch = replace(launch, folder=path.resolve().parent)
+    return load_spec(path, overrides), launch
 
 
 # Parts of a spec outside its question; their changes are reported on resume.
@@ -205,7 +201,7 @@ def check_parts(spec: StudySpec) -> None:
         except BSSearchError:
             raise
         except Exception as error:
-            raise UsageError(f"{named} cannot be made: {type(error).__name__}: {error}") from error
+            raise UsageError(f"{named} cannot be loaded: {type(error).__name__}: {error}") from error
 
 
 def check_against_workload(spec: StudySpec, found: WorkloadDescription) -> None:
@@ -233,7 +229,7 @@ def check_target(spec: StudySpec, found: WorkloadDescription) -> None:
         bound = f"[{'-∞' if low is None else f'{low:g}'}, {'∞' if high is None else f'{high:g}'}]"
         raise SpecError(
             f"target.value = {target.value:g}: {target.metric} is in {bound}",
-            hint="`bssearch check --suggest-target` proposes one that the default configuration reaches",
+            hint="`bssearch check --suggest-target` proposes a target that the default configuration reaches",
         )
     if target.metric not in found.model.initial_metrics:
         return  # A program may be evaluated only after its first steps.
@@ -242,7 +238,7 @@ def check_target(spec: StudySpec, found: WorkloadDescription) -> None:
         raise SpecError(
             f"target.value = {target.value:g} (goal: {target.goal}) is met before the first step: "
             f"an untrained model has {target.metric} = {untrained:.4g}",
-            hint="set a harder target (`bssearch check --suggest-target` proposes one), or correct target.goal",
+            hint="set a harder target (`bssearch check --suggest-target` proposes a target), or correct target.goal",
         )
     if untrained is None:
         raise SpecError(
@@ -273,26 +269,22 @@ def with_all_that_is_asked(spec: StudySpec, stored: StudyRecord, store: Store) -
     earlier = spec_of(stored)
     before, now = earlier.budget, spec.budget
     least = min(before.least_trials, now.trials)
-    if now.trials > before.trials or _seconds(now) > _seconds(before):
+    seconds_before, seconds = (one.wall_seconds or math.inf for one in (before, now))  # a wall limit is above 0
+    if now.trials > before.trials or seconds > seconds_before:
         history = History(earlier, store.trials.of(spec.name))
         if 0 < history.spent < before.trials and history.time_share < 1:
             least = now.trials
     return spec.model_copy(update={"budget": now.model_copy(update={"least_trials": max(least, now.least_trials)})})
 
 
-def _seconds(budget: BudgetSpec) -> float:
-    return math.inf if budget.wall_seconds is None else budget.wall_seconds
-
-
 def refuse_changed_workload(study: StudyRecord, store: Store) -> None:
     """Raise `UsageError` if the study has valid trials of earlier code."""
-    if all(trial.state.is_missing for trial in store.trials.of(study.name)):
-        return
     name = str(study.spec["workload"])
-    where = "source" if name == OBJECTIVE or lies_in_no_file(name) else "file"
-    raise UsageError(
-        f"the {where} of workload {study.spec['workload']!r} has changed since the study {study.name!r} began: "
-        "new trials would not compare with the stored ones",
+    part = "source" if name == OBJECTIVE or lies_in_no_file(name) else "file"
+    require(
+        all(trial.state.is_missing for trial in store.trials.of(study.name)),
+        f"the {part} of workload {name!r} has changed since the study {study.name!r} began: "
+        "new and stored trials could not be compared",
         hint=f"give the spec another name, or `bssearch study delete {study.name}`; "
         "if the change does not matter, `run --allow-changed-workload` (in Python `allow_changed_workload=True`)",
     )
@@ -305,7 +297,7 @@ def differences(spec: StudySpec, study: StudyRecord, found: WorkloadDescription)
     for part in MAY_CHANGE:
         for field, (old, new) in changed_fields(before[part], now[part]).items():
             was, now_is = ("not given" if one is None else one for one in (old, new))
-            yield f"{part}.{field} was {was}, from now on it is {now_is}"
+            yield f"{part}.{field} was {was}, and is {now_is} from now on"
     if study.environment is None:
         return
     for what, old, new in (
@@ -314,7 +306,7 @@ def differences(spec: StudySpec, study: StudyRecord, found: WorkloadDescription)
         ("torch", study.environment.torch_version, found.environment.torch_version),
     ):
         if old != new:
-            yield f"{what} has changed since the study began ({old} → {new}): are its earlier trials still comparable?"
+            yield f"{what} has changed since the study began ({old} → {new}): earlier trials may not be comparable"
 
 
 INLINE = "inline"
@@ -322,12 +314,14 @@ INLINE = "inline"
 
 def with_workload(spec: StudySpec, given: GivenWorkload) -> StudySpec:
     """Spec with the given workload; inline executor if only this process can load the workload."""
-    changed: dict[str, Any] = {"workload": given.name}
-    if given.settings is not None:
-        changed["workload_settings"] = given.settings
-    if given.in_process is not None:
-        changed["executor"] = spec.executor.model_copy(update={"name": INLINE, "address": None})
-    return spec.model_copy(update=changed)
+    executor = spec.executor.model_copy(update={"name": INLINE, "address": None})
+    return spec.model_copy(
+        update={
+            "workload": given.name,
+            "workload_settings": spec.workload_settings if given.settings is None else given.settings,
+            "executor": spec.executor if given.in_process is None else executor,
+        }
+    )
 
 
 def named(spec: StudySpec, given: GivenWorkload | None, launch: Launch, *, keeps_name: bool) -> StudySpec:
@@ -338,20 +332,20 @@ def named(spec: StudySpec, given: GivenWorkload | None, launch: Launch, *, keeps
         return spec
     require(
         not spec.command or given.name == COMMAND,
-        f"the training of study {spec.name!r} is a command: no workload takes its place",
+        f"the training of study {spec.name!r} is a command: a workload cannot replace the command",
         hint=f"--workload {COMMAND} runs the command, {shlex.join(spec.command)}",
     )
     keeps_name = keeps_name and spec.workload != GIVEN_IN_PYTHON
     said = spec.workload_settings
     require(
         given.settings is None or given.settings == said or (not said and not keeps_name),
-        f"workload_settings = {said} of study {spec.name!r} are not those of the workload given: {given.settings}",
-        hint="give the class, which is called with them, or another object",
+        f"workload_settings = {said} of study {spec.name!r} differ from the settings of the workload: {given.settings}",
+        hint="pass the workload's class, which bssearch calls with workload_settings, or another object",
     )
     return spec if keeps_name else with_workload(spec, given)
 
 
-TOLD_AFTER_S = 30.0  # seconds; longer than imports take
+TOLD_AFTER_S = 30.0  # longer than imports take
 
 
 def _given(launch: Launch) -> GivenWorkload | None:
@@ -420,8 +414,8 @@ def opened(spec: StudySpec, launch: Launch, *, keeps_name: bool = False, reports
                 remember(spec, store.studies.get(spec.name), Path(launch.folder))
             elif given.in_process is not None and asked.executor.name != INLINE:
                 listener.note(
-                    f"{given.label} is not in a file that a worker process could load: its trials run in this process, "
-                    "one at a time, and a crash or a hang is one of this process"
+                    f"{given.label} is not in a file that a worker process could load: trials run in this process, "
+                    "one at a time, and a crash or hang of a trial affects this process"
                 )
             with (
                 _not_left_empty(store, spec.name) if is_new else nullcontext(),
@@ -446,9 +440,7 @@ def _described(
     spec: StudySpec, launch: Launch, given: GivenWorkload | None, listener: Listener
 ) -> Iterator[tuple[Executor, WorkloadDescription]]:
     refuse_while_importing()
-    require(
-        not spec.is_imported, f"study {spec.name!r} was imported: it has no workload to run, only runs made elsewhere"
-    )
+    require(not spec.is_imported, f"study {spec.name!r} was imported: it has runs of another program, but no workload")
     check_parts(spec)
     executor = _executor(spec, launch, given)
     try:
@@ -465,11 +457,10 @@ def _described(
 def _telling_of_a_wait(spec: StudySpec, listener: Listener) -> Iterator[None]:
     def tell() -> None:
         load, cpus = os.getloadavg()[0], os.cpu_count() or 1
-        busy = f"the machine is busy (load {load:.0f} on {cpus} CPUs), which takes time; otherwise check that "
+        busy = f"the machine is busy (load {load:.0f} on {cpus} CPUs); otherwise " if load > cpus else ""
         listener.note(
-            f"still waiting for the first step and evaluation of {spec.workload}, for {TOLD_AFTER_S:g} s now: "
-            f"{busy if load > cpus else ''}a loop goes over trial.batches(loader, evaluate=...), a Trainer takes "
-            "callbacks=[TrialCallback(trial)]"
+            f"{spec.workload} has made no step and evaluation for {TOLD_AFTER_S:g} s: {busy}check that a loop iterates "
+            "over trial.batches(loader, evaluate=...), and that a Trainer has callbacks=[TrialCallback(trial)]"
         )
 
     timer = Timer(TOLD_AFTER_S, tell)
@@ -493,8 +484,8 @@ def stored_spec(
 ) -> tuple[StudySpec, Launch]:
     """Spec of a stored study, and a launch in the folder of its code.
 
-    ``to_run`` refuses imported runs, ``runs_code`` and ``connects`` code or a cluster that this user never used here;
-    ``answered`` raises `TargetNotReachedError`.
+    ``to_run`` refuses imported runs. ``runs_code`` and ``connects`` refuse code or a cluster that this user never used
+    here. ``answered`` raises `TargetNotReachedError`.
     """
     with open_store(launch.db, write=False) as store:
         record = store.studies.get(study)
@@ -503,7 +494,7 @@ def stored_spec(
             answer(store, study)
     require(
         not to_run or not spec.is_imported,
-        f"the runs of study {study!r} were made elsewhere and imported: there is no workload to run",
+        f"study {study!r} was imported: it has runs of another program, but no workload",
         hint="make more runs in the original program, and import them under another name",
     )
     if connects and not spec.is_imported:
@@ -515,26 +506,28 @@ def stored_spec(
 
 def _local(spec: StudySpec, launch: Launch, given: Any) -> Executor:
     default = spec.default_configuration
-    settings = ExecutorSettings(
-        workload=spec.workload,
-        workload_settings=spec.workload_settings,
-        folder=Path(launch.folder),
-        slots=spec.executor.slots,
-        threads=spec.executor.threads,
-        device=spec.executor.device,
-        devices=spec.executor.devices,
-        hang_seconds=spec.executor.hang_seconds,
-        training=spec.training,
-        memory_limit_bytes=spec.executor.memory_limit_bytes,
-        allow_busy=launch.allow_busy,
-        own_parameters={name: default.parameters[name] for name in spec.space.own_domains},
-        optimizers=tuple(dict.fromkeys([*(one.name for one in spec.space.optimizers), default.optimizer])),
-        environment={} if launch.data_dir is None else {DATA_DIR_VARIABLE: str(launch.data_dir)},
-        program=program_of(spec),
-        given=given,
-        address=spec.executor.address,
+    return make_executor(
+        spec.executor.name,
+        ExecutorSettings(
+            workload=spec.workload,
+            workload_settings=spec.workload_settings,
+            folder=Path(launch.folder),
+            slots=spec.executor.slots,
+            threads=spec.executor.threads,
+            device=spec.executor.device,
+            devices=spec.executor.devices,
+            hang_seconds=spec.executor.hang_seconds,
+            training=spec.training,
+            memory_limit_bytes=spec.executor.memory_limit_bytes,
+            allow_busy=launch.allow_busy,
+            own_parameters={name: default.parameters[name] for name in spec.space.own_domains},
+            optimizers=tuple(dict.fromkeys([*(one.name for one in spec.space.optimizers), default.optimizer])),
+            environment={} if launch.data_dir is None else {DATA_DIR_VARIABLE: str(launch.data_dir)},
+            program=program_of(spec),
+            given=given,
+            address=spec.executor.address,
+        ),
     )
-    return make_executor(spec.executor.name, settings)
 
 
 def program_of(spec: StudySpec) -> Program | None:
@@ -559,8 +552,8 @@ def refuse_batch_norm_by_device(spec: StudySpec, found: WorkloadDescription) -> 
     layers, devices, training = found.model.batch_norm_layers, spec.executor.devices, spec.training
     require(
         devices == (1,) or layers == 0 or training.sync_batch_norm or training.ghost_batch_size is not None,
-        f"executor.devices = {devices[-1]}: the model has {plural(layers, 'batch normalisation layer')}, which would "
-        "see the samples of one device, so the steps to the target would change with the number of devices",
+        f"executor.devices = {devices[-1]}: the model has {plural(layers, 'batch normalisation layer')}, which "
+        "normalises over the samples of one device, so the number of devices would change the steps to the target",
         hint="set training.sync_batch_norm = true, or a fixed training.ghost_batch_size",
     )
 
@@ -610,5 +603,5 @@ def _not_left_empty(store: Store, name: str) -> Iterator[None]:
 def _create_study(spec: StudySpec, store: Store) -> StudyRecord:
     try:
         return store.studies.create(spec.new_study(user_name()))
-    except UsageError:
+    except UsageError:  # another process has created the study meanwhile
         return store.studies.get(spec.name)

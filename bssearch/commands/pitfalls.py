@@ -12,11 +12,9 @@ from bssearch.spec.space.optimizers import FINE_TUNING, FINE_TUNING_FACTOR, SCRA
 
 Finding = tuple[str, str]  # a code and a sentence
 
-# An untrained model may miss the declared chance level by this share of the way from chance to the target.
-CHANCE_TOLERANCE = 0.1
-
-# From this share of the way on, a model may start from loaded weights: fresh ones reach a sixth by luck.
-STARTS_TRAINED = 0.3
+# Two shares of the way from the declared chance level to the target:
+CHANCE_TOLERANCE = 0.1  # an untrained model may miss the chance level by this share
+STARTS_TRAINED = 0.3  # above, the model probably has loaded weights; fresh models reach a sixth by luck
 
 FINE_TUNING_BATCH = 64  # fine-tuning usually takes batches of 8 to 32
 
@@ -35,8 +33,8 @@ def pitfalls(spec: StudySpec, found: WorkloadDescription) -> Iterator[Finding]:
         untrained = found.model.initial_metrics[spec.target.metric]
         yield (
             "not_for_fine_tuning",
-            f"the model starts at {spec.target.metric} {untrained:.3g}, well above chance; if its weights are loaded, "
-            f"use `preset: {FINE_TUNING}`: {fine_tuning[0][1]}",
+            f"the model starts at {spec.target.metric} {untrained:.3g}, well above chance; if the weights are "
+            f"pretrained, use `preset: {FINE_TUNING}`: {fine_tuning[0][1]}",
         )
 
 
@@ -47,7 +45,7 @@ def about_batch_sizes(spec: StudySpec) -> Iterator[Finding]:
         high = 2 ** math.ceil(math.log2(max(sizes[0], RANGE)))
         yield (
             "one_batch_size",
-            f"space.batch_size holds {sizes[0]} alone, so no batch size is compared: give a range, such as "
+            f"space.batch_size holds only {sizes[0]}, so no batch sizes are compared: give a range, such as "
             f"{{low: {high // RANGE}, high: {high}}}",
         )
 
@@ -82,21 +80,21 @@ def _about_the_learning_rate(spec: StudySpec) -> Iterator[Finding]:
     if is_far and len(rates) == 1:
         yield (
             "learning_rate_fixed",
-            f"space.learning_rate = {rates[0]:g} is fixed, and {reaches}: larger batches are judged "
-            "at an untuned learning rate; search it, starting from a rule",
+            f"space.learning_rate = {rates[0]:g} is fixed, and {reaches}: larger batches train "
+            "at an untuned learning rate; search the learning rate, starting from a rule",
         )
     if is_far and not spec.is_program and bounds(space.warmup_epochs)[1] == 0:
         yield (
             "no_warmup",
-            f"space.warmup_epochs = 0, and {reaches}: from {WARMUP_RATIO} × on a warmup is said to be needed; "
-            "search it, such as [0, 1]",
+            f"space.warmup_epochs = 0, and {reaches}: the literature recommends a warmup from {WARMUP_RATIO} × on; "
+            "search the warmup, such as [0, 1]",
         )
     is_split = split_batch(largest, space.max_micro_batch_size)[1] > 1
     if is_split and len(rates) == 1 and len(spec.batch_sizes) > 1:
         yield (
             "learning_rate_ignores_accumulation",
-            f"batch {largest} accumulates micro-batches of {space.max_micro_batch_size}, and space.learning_rate = "
-            f"{rates[0]:g} is the same at every batch size: search it as {{low: …, high: …, rule: sqrt}}",
+            f"batch {largest} accumulates micro-batches of {space.max_micro_batch_size}, but space.learning_rate = "
+            f"{rates[0]:g} is the same at every batch size: write {{low: …, high: …, rule: sqrt}}",
         )
 
 
@@ -105,8 +103,8 @@ def _about_fine_tuning(spec: StudySpec) -> Iterator[Finding]:
     if smallest >= FINE_TUNING_BATCH:
         yield (
             "fine_tuning_batch_size",
-            f"space.batch_size starts at {smallest}, and fine-tuning usually takes a batch 10 to 20 times "
-            "smaller than from scratch: include 8 to 32",
+            f"space.batch_size starts at {smallest}, but fine-tuning usually uses batch sizes 10 to 20 times "
+            "smaller than training from scratch: include 8 to 32",
         )
     for optimizer in spec.space.optimizers:
         usual = SCRATCH_RATES[optimizer.name]
@@ -116,7 +114,7 @@ def _about_fine_tuning(spec: StudySpec) -> Iterator[Finding]:
             yield (
                 "fine_tuning_learning_rate",
                 f"the middle of space.learning_rate, {middle:.3g}, is above {bound}: "
-                "a pretrained model is overwritten rather than tuned",
+                "training overwrites the pretrained weights",
             )
         if spec.default_configuration.optimizer == optimizer.name and default > most:
             yield ("fine_tuning_learning_rate", f"default.learning_rate = {default:g} is above {bound}")

@@ -39,7 +39,7 @@ class BeyondRequest(Request):
     def _asks_one(self) -> Self:
         require(
             (self.target is None) != (self.samples is None),
-            f"target = {self.target} and samples = {self.samples}: give one of them",
+            f"target = {self.target} and samples = {self.samples}: give one of the two",
         )
         return self
 
@@ -60,26 +60,21 @@ def plan_beyond(asked: BeyondRequest) -> BeyondPlan:
     else:
         assert asked.samples is not None, "one of the two is given"
         predicted = beyond_samples(curves, measured, asked.samples)
-    best, last = predicted.optimal_batch_size, predicted.batches[-1].batch_size
-    size, run = predicted.test_batch_size, predicted.of(predicted.test_batch_size).steps
-    value = predicted.metric.value
-    notes = [
-        Notice(code="predicted", message=f"predicted, not measured: the study's trials stopped at {measured.in_words}"),
-        Notice(
-            code="test",
-            message=f"one run of batch {size} to {measured.metric} {number(value)} tests this best: it should take "
-            f"{number(run.low or 0)} to {number(run.high or 0)} steps",
-        ),
-    ]
-    if best == last:
-        said = f"batch {best} is the largest of the study: the optimum may be beyond it"
-        notes.append(Notice(code="largest", message=said))
+    best, size = predicted.optimal_batch_size, predicted.test_batch_size
+    run = predicted.of(size).steps
+    told = {
+        "predicted": f"predicted, not measured: the study's trials stopped at {measured.in_words}",
+        "test": f"to test the prediction, run batch {size} to {measured.metric} {number(predicted.metric.value)}: "
+        f"the run should take {number(run.low or 0)} to {number(run.high or 0)} steps",
+    }
+    if best == predicted.batches[-1].batch_size:
+        told["largest"] = f"batch {best} is the largest of the study: the optimum may be larger"
     return BeyondPlan(
         **dict(predicted),
         study=asked.study,
         measured=measured,
         measured_batch_size=found.optimal.batch_size,
-        notes=notes,
+        notes=[Notice(code=code, message=message) for code, message in told.items()],
     )
 
 
@@ -140,11 +135,9 @@ def plan_scale(asked: ScaleRequest) -> ScalePlan:
         if any(getattr(asked, name) is not None for name in own):
             found = {name: value for name, value in found.items() if name not in own}
     whole = read(ScaleRequest, {**asked.model_dump(), **found, "study": None, "step_times": None})
-    where = "" if asked.study is None else f", and study {asked.study!r} has none"
-    require(
-        whole.beta_s, f"the seconds of a step are not given{where}; give alpha_s and beta_s, step_times, or a study"
-    )
-    require(whole.b_crit, f"the critical batch size is not given{where}; give b_crit, or a study with a law")
+    unknown = "is unknown" if asked.study is None else f"is unknown in study {asked.study!r}"
+    require(whole.beta_s, f"the step time {unknown}; give alpha_s and beta_s, step_times, or a study")
+    require(whole.b_crit, f"the critical batch size {unknown}; give b_crit, or a study with a law")
     return plan_devices(whole)
 
 
@@ -159,9 +152,8 @@ def _measured(study: str, asked: ScaleRequest) -> dict[str, Any]:
             best = None
     law = None if best is None else best.fit
     b_crit: CriticalBatch | QuickCriticalBatch | None = None if quick is None else quick.b_crit
-    if law is not None and (
-        b_crit is None or law.verdict != "too_few_points"
-    ):  # a law of too few batch sizes rests on the quick answer's runs
+    # A law of too few batch sizes has only the quick answer's runs.
+    if law is not None and (b_crit is None or law.verdict != "too_few_points"):
         b_crit = law.b_crit
     found: dict[str, Any] = {}
     if b_crit is not None:

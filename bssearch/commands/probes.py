@@ -7,6 +7,7 @@ memory. Sizes in between are *marginal*: equal processes differ slightly.
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Annotated, Any, Protocol
 
 from bssearch.analysis.law.batch_model import MemoryFit, StepTimeFit, fit_memory, fit_step_time, throughput_knee
@@ -52,8 +53,8 @@ def step_time_of_default(
     if probe is None:
         tried = ", ".join(str(use.micro_batch_size) for use in reversed(too_large))
         raise LaunchError(
-            f"batch size {batch_size} does not fit into memory, in whatever micro-batches: {tried} ran out of it",
-            hint="a smaller model or evaluation, or a device with more memory (see executor.memory_limit_gib)",
+            f"batch size {batch_size} does not fit into memory: micro-batches of {tried} ran out of memory",
+            hint="use a smaller model or evaluation, or a device with more memory (see executor.memory_limit_gib)",
         )
     return probe
 
@@ -84,8 +85,7 @@ def run_default(
     )
     outcome, curve = run_request(executor, request)
     if outcome.state in {TrialState.FAILED, TrialState.OOM}:
-        configuration: Configuration = request.plan.configuration
-        raise LaunchError(f"the default configuration (batch {configuration.batch_size}) fails: {outcome.reason}")
+        raise LaunchError(f"the default configuration (batch {spec.default.batch_size}) fails: {outcome.reason}")
     return outcome, curve
 
 
@@ -105,7 +105,7 @@ def run_request(
                         case TrialObserved(_, observation):
                             curve.append(observation)
                             if until_step is not None and observation.step >= until_step:
-                                executor.stop(TrialStop(request.number, TrialState.CANCELLED, "it has been looked at"))
+                                executor.stop(TrialStop(request.number, TrialState.CANCELLED, "the last step is done"))
                         case TrialEnded(_, outcome):
                             if interrupts.count:
                                 raise InterruptedRunError("stopped; its results are not stored")
@@ -142,7 +142,7 @@ def step_time(
     spec: StudySpec,
     launch: Launch,
     *,
-    seconds: Annotated[float, Option("The longest to time one batch size.", min=0.1)] = SECONDS_LIMIT,
+    seconds: Annotated[float, Option("Most seconds of timing per batch size.", min=0.1)] = SECONDS_LIMIT,
 ) -> ProbeReport:
     """Time optimizer steps at every batch size, alone on the device.
 
@@ -152,7 +152,6 @@ def step_time(
         probes = probe_step_times(study, seconds)
     fit, knee = fit_step_time(probes), throughput_knee(probes)
     rows = [asdict(probe) for probe in probes]
-    tells_of_the_host = any(probe.host_bound_share is not None for probe in probes)
     return ProbeReport(
         document={
             "study": spec.name,
@@ -169,7 +168,7 @@ def step_time(
             "ms_high",
             "steps",
             "samples/s",
-            *["host-bound"] * tells_of_the_host,
+            *["host-bound"] * any(probe.host_bound_share is not None for probe in probes),
             "remark",
         ],
         sentences=_step_time_sentences(fit, knee),
@@ -177,13 +176,12 @@ def step_time(
 
 
 def _step_time_sentences(fit: StepTimeFit | None, knee: int | None) -> Sequence[str]:
-    smallest = f"Batch {knee} is the smallest with 90 % of the highest throughput measured."
+    smallest = f"Batch {knee} is the smallest with 90 % of the highest throughput."
     if fit is None:
         return [smallest]
     line = (
-        f"A step takes {1e3 * fit.alpha_seconds:.3g} ms + {1e3 * fit.beta_seconds:.3g} ms a sample (no size is "
-        f"further than {fit.max_residual:.1%} from it); half of the full throughput at batch "
-        f"{fit.half_saturation_batch:.3g}."
+        f"A step takes {1e3 * fit.alpha_seconds:.3g} ms + {1e3 * fit.beta_seconds:.3g} ms a sample (largest error "
+        f"{fit.max_residual:.1%}); batch {fit.half_saturation_batch:.3g} has half of the full throughput."
     )
     return [line, smallest]
 
@@ -192,12 +190,12 @@ def _step_time_row(probe: ProbeRecord, fit: StepTimeFit | None) -> dict[str, Any
     def ms(seconds: float | None) -> float | None:
         return None if seconds is None else 1000 * seconds
 
-    remarks = [] if probe.settled else ["not within 2 % in the time given"]
+    remarks = [] if probe.settled else ["not known within 2 % in this time"]
     if probe.micro_batch_size < probe.batch_size:
         remarks.append(f"in micro-batches of {probe.micro_batch_size}")
         if fit is not None:
             predicted = fit.predict(probe.batch_size, probe.micro_batch_size, probe.update_seconds or 0.0)
-            remarks.append(f"{1000 * predicted:.4g} ms by the step times of the micro-batch")
+            remarks.append(f"{1000 * predicted:.4g} ms expected from the micro-batch's step time")
     if probe.contended:
         remarks.append(f"contended: {probe.reason}")
     return {
@@ -220,13 +218,11 @@ def probe_step_times(study: OpenStudy, seconds_limit: float = SECONDS_LIMIT) -> 
     """
     spec, store, environment = study.spec, study.store, study.environment
 
-    def on_too_large(memory: MemoryUse) -> None:
-        store.probes.save_memory(spec.name, environment, memory)
-
     visit: int | None = None
+    save = partial(store.probes.save_memory, spec.name, environment)
     for size in spec.batch_sizes:
         memory = store.probes.memory_boundary(spec.name, environment)
-        probe = measure_step_time_at(spec, study.executor, size, memory, on_too_large, seconds_limit)
+        probe = measure_step_time_at(spec, study.executor, size, memory, save, seconds_limit)
         if probe is not None:
             visit = store.probes.add_step_time(spec.name, environment, probe, visit)
             study.listener.note(f"batch {probe.batch_size}: {probe.steps_timed} steps timed")
@@ -264,7 +260,7 @@ def memory(
     limit_gib: Annotated[
         float | None,
         Option(
-            "Pretend a device with this memory; on the CPU, limit the process's data segment.",
+            "Simulate a device with this memory; on the CPU, limit the process's data segment.",
             min=0.001,
             metavar="GIB",
         ),
@@ -295,22 +291,21 @@ def memory(
 
 def memory_sentences(found: MemoryProbe, *, is_cpu: bool) -> Iterator[str]:
     """Yield the largest micro-batch that fits, and the line through peak memory."""
+    above = found.smallest_that_does_not
     if found.whole_training_part_fits:
-        yield f"The whole training part fits at once: {found.ceiling} samples."
+        yield f"All {found.ceiling} training samples fit in one micro-batch."
     else:
-        above = found.smallest_that_does_not
-        yield f"The largest micro-batch that fits is {found.largest_that_fits}; " + (
-            "no size failed." if above is None else f"{above} does not."
-        )
+        rest = "no size failed" if above is None else f"{above} does not fit"
+        yield f"The largest micro-batch that fits is {found.largest_that_fits}; {rest}."
     if found.marginal:
-        yield "A marginal size ran, but without a reserve for a longer training: it does not count."
+        yield "Marginal sizes do not count as fitting: they leave no memory reserve for a longer training."
     if found.fit is not None:
         yield (
             f"Peak memory = {found.fit.fixed_bytes / GIB:.3g} GiB + {found.fit.bytes_per_sample / MIB:.3g} MiB "
-            f"a sample (no size is further than {found.fit.largest_residual:.1%} from it)."
+            f"a sample (largest error {found.fit.largest_residual:.1%})."
         )
     if is_cpu:
-        yield "The peak is the process's resident memory with all libraries; a limit is on its data segment."
+        yield "The peak is the resident memory of the process with all libraries; --limit-gib limits the data segment."
 
 
 def probe_memory(study: OpenStudy) -> MemoryProbe:
@@ -397,7 +392,7 @@ def noise(
     spec: StudySpec,
     launch: Launch,
     *,
-    seconds: Annotated[float, Option("The longest to measure, once near the target.", min=0.1)] = NOISE_SECONDS,
+    seconds: Annotated[float, Option("Most seconds of measurement near the target.", min=0.1)] = NOISE_SECONDS,
 ) -> ProbeReport:
     """Measure the gradient noise scale of the best configuration near the target."""
     with opened(spec, launch) as study:
@@ -416,10 +411,10 @@ def noise_sentences(found: NoiseMeasurement, metric: str) -> Iterator[str]:
         scale = noise_scale(noise.scale, noise.low, noise.high)
         yield f"Gradient noise scale: {scale} samples ({noise.passes} passes)"
     if noise.adam_low is not None:
-        yield f"as Adam sees it: {noise_scale(noise.adam_scale, noise.adam_low, noise.adam_high)} samples"
-    yield f"at batch {found.batch_size}, step {found.step}, where {metric} is {found.metric:.4g}"
+        yield f"for Adam: {noise_scale(noise.adam_scale, noise.adam_low, noise.adam_high)} samples"
+    yield f"at batch {found.batch_size}, step {found.step}, with {metric} {found.metric:.4g}"
     if found.reason is not None:
-        yield f"note: that is not near the target: {found.reason}"
+        yield f"note: this step is not near the target: {found.reason}"
 
 
 def probe_noise(

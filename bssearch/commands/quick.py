@@ -1,7 +1,6 @@
 """A batch size in a minute, from a few runs and the gradient noise."""
 
 import math
-import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -38,6 +37,7 @@ from bssearch.records import (
     TrialRecord,
     TrialState,
 )
+from bssearch.records.intervals import median_known
 from bssearch.search.confirmation import repeat
 from bssearch.search.engine import NextRun
 from bssearch.search.finding import answer, save_quick, stored_quick
@@ -56,13 +56,13 @@ LEAST_NOISE_SHARE = 0.25  # the least part of `NOISE_SHARE`, even if time is up
 # Runs at other batch sizes stop at this multiple of the fastest run's time: slower sizes are not optimal.
 SLOWER = 1.5
 
-STEP = 4  # ratio of neighbouring runs' batch sizes; the effect of one octave is lost in seed noise
+STEP = 4  # ratio of neighbouring runs' batch sizes; the seed-to-seed spread hides the effect of a doubling
 
 CLOSE = 3.0  # the optimum is known well enough if its interval's ends have at most this ratio
 
-RATE_STEP = 3.0  # ratio of compared learning rates; single runs resolve no less
+RATE_STEP = 3.0  # ratio of compared learning rates; single runs resolve no smaller ratio
 
-FASTER = 1.25  # the speed-up from which another learning rate counts, given seed noise
+FASTER = 1.25  # least speed-up of another learning rate, because of the seed-to-seed spread
 
 LONGER = 2.0  # a stopped run of the default is repeated if it may now train this many times as long
 
@@ -120,10 +120,11 @@ class QuickPlan:
             rate = next_rate(times, rule_configuration(history, batch_size).learning_rate)
             if rate is None or self.left < fastest:
                 return None
-            with suppress(UsageError):  # a search could not start from a rate outside the space
+            try:
                 configuration = configuration_of(history.spec, {"batch_size": batch_size, "learning_rate": rate})
-                return self._run(history, configuration, min(self.left, AS_FAR * fastest))
-            return None
+            except UsageError:  # a search could not start from a rate outside the space
+                return None
+            return self._run(history, configuration, min(self.left, AS_FAR * fastest))
 
         return plan
 
@@ -137,8 +138,7 @@ class QuickPlan:
         return plan
 
     def _is_too_short(self, run: TrialRecord, full: float) -> bool:
-        trained = 0.0 if run.outcome is None else run.outcome.train_seconds
-        longest = max(trained, run.train_seconds_limit)
+        longest = max(run.outcome.train_seconds if run.outcome else 0.0, run.train_seconds_limit)
         return run.state is TrialState.CAPPED and LONGER * longest <= min(full, SHARE_OF_A_RUN * self.seconds)
 
     def _run(self, history: History, configuration: Configuration, limit: float) -> TrialPlan:
@@ -264,7 +264,7 @@ MANY_EPOCHS = 5.0  # from this many epochs on, repeated data make samples to the
 
 AFTER_SEARCH = Notice(
     code="after_search",
-    message="the study's search has ended, and this rests on its trials too: it is not stored, and no promise to keep",
+    message="the study's search has ended, and this answer uses its trials: the answer is not stored",
 )
 
 # Error of the noise scale as an estimate of the critical batch size, measured on several models.
@@ -275,16 +275,13 @@ def about_noise(found: NoiseMeasurement) -> Iterator[Notice]:
     """Yield caveats about a measured noise scale."""
     if noise_scale_of(found.noise) is None:
         low = found.noise.adam_low or found.noise.low
-        bound = (
-            "the gradient could not be distinguished from its noise"
-            if low is None
-            else f"it is above {low:.3g} samples"
-        )
-        yield Notice(code="noise_not_measured", message=f"no gradient noise scale: {bound}, and no more is known")
+        known = "the gradient is lost in its noise" if low is None else f"the scale is above {low:.3g} samples"
+        yield Notice(code="noise_not_measured", message=f"the gradient noise scale was not measured: {known}")
     elif found.reason is not None:
         yield Notice(
             code="noise_moving",
-            message=f"the noise scale was not measured near the target, and grows on the way to it: {found.reason}",
+            message="the noise scale grows on the way to the target, and was measured far from the target: "
+            f"{found.reason}",
         )
 
 
@@ -308,7 +305,7 @@ def caveats(
 ) -> list[Notice]:
     """Limits of a quick answer; ``target`` may be easier than the study's."""
     sizes = {run.configuration.batch_size for run in runs if run.outcome and run.outcome.steps_to_target}
-    rests = f"the answer rests on the noise scale alone, which is {PROXY}"
+    rests = f"the answer depends on the noise scale alone, which is {PROXY}"
     parameters = spec.default_configuration.parameters
     horizon = parameters.get("horizon_samples")
     told = [
@@ -322,30 +319,30 @@ def caveats(
         (
             "one_batch_size",
             len(sizes) < 2,
-            "only one batch size reached the metric at which runs are compared; "
-            + ("no noise scale is known either" if noise_scale is None else rests),
+            "only one batch size reached the metric that is compared; "
+            + ("the noise scale is unknown, too" if noise_scale is None else rests),
         ),
         (
             "other_objective",
             spec.objective != TimeToTarget.name,
-            f"the study's objective is {spec.objective}; a quick answer is of the time to the target",
+            f"the study's objective is {spec.objective}, but a quick answer minimises the time to the target",
         ),
         (
             "fixed_horizon",
             horizon is not None,
             f"the default's {parameters.get('schedule')} schedule ends after {horizon or 0:g} samples at every batch "
-            "size: a fixed number of epochs asks which batch size ends best, not which is soonest at a target",
+            "size, so runs compare the metric at the end rather than the time to the target",
         ),
         (
             "fine_tuning",
             preset == FINE_TUNING,
-            "a fine-tuning: forgetting and generalisation at each batch size are not measured here",
+            "a quick answer does not measure forgetting and generalisation after fine-tuning",
         ),
         (
             "many_epochs",
             (epochs or 0.0) > MANY_EPOCHS,
-            f"the default needs {epochs or 0.0:.1f} epochs: the law of the critical batch "
-            "size holds for samples that are new, and overfitting depends on the batch size",
+            f"the default needs {epochs or 0.0:.1f} epochs, but the law of the critical batch size assumes new "
+            "samples, and overfitting depends on the batch size",
         ),
     ]
     return [Notice(code=code, message=message) for code, holds, message in told if holds]
@@ -357,10 +354,7 @@ WAY = 0.9  # if the default misses the target, runs are compared at this share o
 
 
 def quick(spec: StudySpec, launch: Launch = HERE, *, seconds: float = SECONDS) -> QuickAnswer:
-    """Measure, return and store a quick answer.
-
-    May take longer than ``seconds``.
-    """
+    """Measure, return and store a quick answer; may take longer than ``seconds``."""
     require(0 < seconds < math.inf, f"seconds = {seconds:g} must be a finite number > 0")
     began = time.monotonic()
     with opened(spec, launch) as study:
@@ -383,7 +377,7 @@ def quick_answer(study: OpenStudy, plan: QuickPlan, preset: str | None = None) -
     history = study.history()
     default = ended_run(history, spec.default_configuration)
     if default is None:
-        raise UsageError(f"the default configuration of study {spec.name!r} has not run to an end")
+        raise UsageError(f"the run of the default configuration of study {spec.name!r} has not ended")
     target = comparable_target(study, default, plan)
     noise, warnings = _noise_scale(study, plan)
     runs = _at(study, by_rule(history), target)
@@ -456,13 +450,13 @@ def _does_not_train(study: OpenStudy, default: TrialRecord, plan: QuickPlan) -> 
         study.driver().run_planned(plan.once(configuration), Phase.SEARCH)
         run = ended_run(study.history(), configuration)
         if run is not None and _trains(run, _gains(study, run)):
-            hint = f"--set default.learning_rate={rate:.3g} --set name={study.spec.name}-2, for it is another study"
-            return UsageError(f"{problem}; with {rate:.3g} it does", hint=hint)
+            hint = f"make another study: --set default.learning_rate={rate:.3g} --set name={study.spec.name}-2"
+            return UsageError(f"{problem}; the default trains with {rate:.3g}", hint=hint)
         tried.append(f"{rate:.3g}")
-    check = "bssearch check looks at the workload, the loss and the first steps"
     was_stopped = default.state is TrialState.CAPPED
-    longer = f"more than --seconds {plan.seconds:g} lets it train for longer; " if was_stopped else ""
-    return UsageError(f"{problem}, nor with {' or '.join(tried)}", hint=longer + check)
+    longer = f"raise --seconds {plan.seconds:g} for a longer training; " if was_stopped else ""
+    hint = f"{longer}bssearch check tests the workload, the loss and the first steps"
+    return UsageError(f"{problem}, nor with {' or '.join(tried)}", hint=hint)
 
 
 def _optimum(history: History, batch_size: int) -> tuple[QuickOptimum, float]:
@@ -493,7 +487,7 @@ def _noise_scale(study: OpenStudy, plan: QuickPlan) -> tuple[float | None, list[
             study, plan.noise_seconds(study.history()), train_seconds_limit=SHARE_OF_A_RUN * plan.seconds
         )
     except (WorkloadError, LaunchError, UsageError) as error:
-        return None, [Notice(code="noise_not_measured", message=f"no gradient noise scale: {error}")]
+        return None, [Notice(code="noise_not_measured", message=f"the gradient noise scale was not measured: {error}")]
     return noise_scale_of(found.noise), list(about_noise(found))
 
 
@@ -535,18 +529,16 @@ def track_record(store: Store) -> TrackRecord:
     for study in store.studies.summaries():
         if stored_quick(store, study.name) is None:
             continue
-        try:
+        promise = None
+        with suppress(TargetNotReachedError):
             promise = answer(store, study.name).quick
-        except TargetNotReachedError:
-            promise = None
         if promise is None:
             waiting.append(study.name)
         else:
             kept.append(Kept(study=study.name, **promise.model_dump()))
-    ratios = [one.time_ratio for one in kept if one.time_ratio is not None]
     return TrackRecord(
         studies=kept,
         held=sum(one.holds for one in kept),
-        median_time_ratio=statistics.median(ratios) if ratios else None,
+        median_time_ratio=median_known([one.time_ratio for one in kept]),
         waiting=waiting,
     )

@@ -73,7 +73,6 @@ def picture_of(store: Store, name: str, trials: Sequence[TrialRecord] | None = N
     chosen = curve_trials(found, trials)
     grown = None if found.batch_schedule is None else typical_run(found.batch_schedule, trials)
     curves = store.trials.curves(name, [*chosen.values(), *([] if grown is None else [grown.number])])
-    audited = any(trial.phase in FULL_LIMIT_PHASES for trial in trials)
     return StudyPicture(
         study=study,
         spec=spec,
@@ -81,7 +80,7 @@ def picture_of(store: Store, name: str, trials: Sequence[TrialRecord] | None = N
         trials=trials,
         curves={size: curves[number] for size, number in chosen.items()},
         audit=audit(spec, trials, found, store.probes.step_times(name), store.probes.memory_boundary(name))
-        if audited
+        if any(trial.phase in FULL_LIMIT_PHASES for trial in trials)
         else None,
         grown=None if grown is None else (grown, curves[grown.number]),
     )
@@ -122,9 +121,8 @@ class _Compared:
         confirmed = [one for one in counted if one.phase is Phase.CONFIRM]
         timed = step_seconds_of(store.probes.by_batch_size(name).values(), spec_of(self.study).timed_model)
         objective = objective.between(confirmed, timed, counted)
-        if all(
-            (objective.figure(run) or 1) > 0 for run in runs
-        ):  # estimates need positive figures; a metric may be negative
+        # An estimate needs positive figures, but a metric may be negative.
+        if all((objective.figure(run) or 1) > 0 for run in runs):
             self.estimate = estimate(runs, objective)
 
     def beside(self, first: _Compared) -> Comparison:

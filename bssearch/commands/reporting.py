@@ -28,7 +28,6 @@ class Reporter(Listener):
 
     def __init__(self, boards: BoardProcess, watcher: Listener) -> None:
         self._boards, self._watcher = boards, watcher
-        self._store: Store | None = None
         self._starts: dict[int, float] = {}
         self._unfinished: set[int] = set()
 
@@ -39,19 +38,24 @@ class Reporter(Listener):
         self._train_samples = train_samples
         study = store.studies.get(spec.name)
         target = study.target
-        about = {
-            "target": target.in_words,
-            "objective": study.objective,
-            "device": "unknown" if study.environment is None else study.environment.device_name,
-            "spec": yaml.safe_dump(without_secrets(spec.model_dump(mode="json")), sort_keys=False),
-        }
-        self._tell("opened", name=study.name, mark=study.mark, metric=target.metric, about=about)
+        self._tell(
+            "opened",
+            name=study.name,
+            mark=study.mark,
+            metric=target.metric,
+            about={
+                "target": target.in_words,
+                "objective": study.objective,
+                "device": "unknown" if study.environment is None else study.environment.device_name,
+                "spec": yaml.safe_dump(without_secrets(spec.model_dump(mode="json")), sort_keys=False),
+            },
+        )
         self._unfinished = {trial.number for trial in store.trials.of(spec.name) if trial.state in UNFINISHED}
         try:
             yield
         finally:
             with suppress(BSSearchError):  # a lost database must not raise a second error
-                self._tell_the_rest(store)
+                self._tell_the_rest()
 
     def opened(self, study: StudyRecord, database: str, continued: bool) -> None:
         """Forward the event."""
@@ -76,15 +80,22 @@ class Reporter(Listener):
         """Report an evaluation."""
         self._watcher.observed(observed)
         number, one = observed.number, observed.observation
-        figures = {
-            "train_seconds": one.train_seconds,
-            "samples": one.samples,
-            "epoch": one.samples / self._train_samples if self._train_samples else None,
-            "learning_rate": one.learning_rate,
-            "loss": one.loss,
-            self._metric: one.metric,
-        }
-        point = (one.step, self._starts.get(number, 0.0) + one.train_seconds, dict(_numbers(figures)))
+        point = (
+            one.step,
+            self._starts.get(number, 0.0) + one.train_seconds,
+            dict(
+                _numbers(
+                    {
+                        "train_seconds": one.train_seconds,
+                        "samples": one.samples,
+                        "epoch": one.samples / self._train_samples if self._train_samples else None,
+                        "learning_rate": one.learning_rate,
+                        "loss": one.loss,
+                        self._metric: one.metric,
+                    }
+                )
+            ),
+        )
         self._tell("observed", number=number, points=[point])
 
     def ended(self, trial: TrialRecord, history: History) -> None:
@@ -97,16 +108,15 @@ class Reporter(Listener):
     def search_ended(self, reason: str, history: History) -> None:
         """Report the search's answer before confirmation."""
         self._watcher.search_ended(reason, history)
-        if self._store is not None:
-            with suppress(BSSearchError):
-                self._tell_answer(self._store)
+        with suppress(BSSearchError):
+            self._tell_answer()
 
-    def _tell_the_rest(self, store: Store) -> None:
-        for trial in store.trials.of(self._name) if self._unfinished else []:
+    def _tell_the_rest(self) -> None:
+        for trial in self._store.trials.of(self._name) if self._unfinished else []:
             if trial.number in self._unfinished and trial.state not in UNFINISHED and trial.outcome is not None:
                 self._tell_end(trial)
         if self._starts:
-            self._tell_answer(store)
+            self._tell_answer()
 
     def _tell_end(self, trial: TrialRecord) -> None:
         outcome = trial.outcome
@@ -121,9 +131,9 @@ class Reporter(Listener):
             is_elsewhere=trial.number not in self._starts,
         )
 
-    def _tell_answer(self, store: Store) -> None:
+    def _tell_answer(self) -> None:
         with suppress(TargetNotReachedError):
-            found = answer(store, self._name)
+            found = answer(self._store, self._name)
             words = {
                 "headline": headline(found),
                 "verdict": "provisional" if found.provisional else "settled",
@@ -133,7 +143,7 @@ class Reporter(Listener):
             figures["flat_range"] = dict(zip(("low", "high"), found.flat_range, strict=True))
             self._tell(
                 "answered",
-                trials=len(store.trials.of(self._name)),
+                trials=len(self._store.trials.of(self._name)),
                 words=words,
                 parameters={**_sizes(found.optimal), **found.optimal.parameters},
                 figures=dict(_numbers(figures)),
@@ -176,7 +186,7 @@ def reported(spec: StudySpec, watcher: Listener, *, reports: bool) -> Iterator[t
     try:
         reporter = Reporter(BoardProcess(names), watcher)
     except OSError as error:
-        watcher.note(f"log: the process of the boards cannot start ({error}); nothing is reported")
+        watcher.note(f"log: cannot start the process of the boards ({error}); no trial is reported")
         yield watcher, None
         return
     try:

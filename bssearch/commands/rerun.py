@@ -29,9 +29,7 @@ from bssearch.records import (
     TrialRequest,
     TrialState,
 )
-from bssearch.records.batch_schedule import (
-    sizes_in_words,
-)
+from bssearch.records.batch_schedule import sizes_in_words
 from bssearch.records.intervals import median_known
 from bssearch.search.driver import Listener
 from bssearch.spec import StudySpec
@@ -42,11 +40,10 @@ from bssearch.workloads.base import SHIPPED
 
 Known = str | int | float | bool | None
 
-# Ends that do not depend on who runs the trial; others were stopped by a limit or from outside.
+# States of trials that no limit or user stopped.
 ENDS_BY_ITSELF = frozenset({TrialState.REACHED, TrialState.DIVERGED, TrialState.OOM, TrialState.FAILED})
 
-FAILURES = ENDS_BY_ITSELF - {TrialState.REACHED}  # ends without reaching the target that a rerun must repeat
-
+FAILURES = ENDS_BY_ITSELF - {TrialState.REACHED}
 
 # Fields about the workload's code, listed first as the likeliest cause.
 CODE = ("workload_revision", "git_revision", "git_dirty")
@@ -89,8 +86,8 @@ class Ran(Model):
 class RerunRun(Ran):
     """One rerun beside the stored trial."""
 
-    # true if state, steps, steps to the target and failure reason are the same, and all metrics bit-equal; of a
-    # stopped trial only the metrics up to its stop count; null without evaluations
+    # True if state, steps, steps to the target, failure reason and all metrics are equal. For a stopped trial, only
+    # the metrics before the stop count. Null without evaluations.
     identical: bool | None
     evaluations: list[Compared]
     only_then: int  # evaluations of the stored trial only
@@ -132,9 +129,7 @@ class Stored:
     @property
     def until_step(self) -> int | None:
         """The step to stop at; None if the trial ended by itself."""
-        if self.outcome.state in ENDS_BY_ITSELF:
-            return None
-        return self.curve[-1].step
+        return None if self.outcome.state in ENDS_BY_ITSELF else self.curve[-1].step
 
     @property
     def was_stopped(self) -> bool:
@@ -178,10 +173,10 @@ def stored_trial(store: Store, study: str, number: int) -> Stored:
     environment, curve = store.trials.environment(study, number), store.trials.observations(study, number)
     reason, has_failed = ("", False) if trial.outcome is None else (trial.outcome.reason, trial.state in FAILURES)
     reasons = {
-        "it was made elsewhere and imported, so there is no workload to run": spec.is_imported,
-        "it has not started yet; `bssearch run` starts it": trial.state is TrialState.QUEUED,
-        "it still runs": trial.outcome is None,
-        f"it ended before its first evaluation ({trial.state}: {reason})": not curve and not has_failed,
+        "the trial was imported, so there is no workload to run": spec.is_imported,
+        "the trial has not started yet; `bssearch run` starts it": trial.state is TrialState.QUEUED,
+        "the trial still runs": trial.outcome is None,
+        f"the trial ended before its first evaluation ({trial.state}: {reason})": not curve and not has_failed,
     }
     for why_not, holds in reasons.items():
         require(not holds, f"trial {number} of {study!r} cannot be run again: {why_not}")
@@ -208,13 +203,13 @@ def _warn(stored: Stored, now: Environment, listener: Listener) -> None:
     then = stored.environment
     if then.fingerprint != now.fingerprint:
         listener.note(
-            f"trial {stored.trial.number} ran on {then.fingerprint}, this is {now.fingerprint}: seconds of two kinds "
-            "of device do not compare, and steps may differ"
+            f"trial {stored.trial.number} ran on {then.fingerprint}, but this device is {now.fingerprint}: the seconds "
+            "cannot be compared, and the steps may differ"
         )
     if then.workload_revision != now.workload_revision:
         listener.note(
             f"the workload's file has changed since trial {stored.trial.number} ran "
-            f"({then.workload_revision} → {now.workload_revision}): it may train something else now"
+            f"({then.workload_revision} → {now.workload_revision}): the training may be different"
         )
 
 
@@ -228,7 +223,7 @@ def _run(
     )
     outcome, curve = run_request(executor, stored.request, until_step=stored.until_step)
     if outcome.state is TrialState.CANCELLED:
-        reason = f"stopped at step {stored.until_step}, as far as trial {stored.trial.number} came"
+        reason = f"stopped at step {stored.until_step}, the last step of trial {stored.trial.number}"
         outcome = replace(outcome, state=stored.outcome.state, reason=reason)
     return outcome, curve
 
@@ -279,8 +274,8 @@ def _ended_alike(stored: Stored, outcome: TrialOutcome) -> bool:
     if stored.was_stopped:
         return same
     # The reason of an out-of-memory end names bytes of other processes, so it may differ.
-    is_told_by_reason = before.state in FAILURES - {TrialState.OOM}
-    return same and before.steps == outcome.steps and (not is_told_by_reason or before.reason == outcome.reason)
+    needs_reason = before.state in FAILURES - {TrialState.OOM}
+    return same and before.steps == outcome.steps and (not needs_reason or before.reason == outcome.reason)
 
 
 def _time_ratio(then: TrialOutcome, now: TrialOutcome, both: Sequence[tuple[Observation, Observation]]) -> float | None:
@@ -340,14 +335,14 @@ def _notes(stored: Stored) -> Iterator[str]:
     yield f"trial {trial.number} of {stored.study.name}: {trial.state}, seed {trial.seed}{started}"
     code = [
         f"workload {stored.spec.workload}",
-        environment.workload_revision and f"its file of digest {environment.workload_revision}",
+        environment.workload_revision and f"file digest {environment.workload_revision}",
         environment.git_revision and f"git revision {environment.git_revision}",
     ]
-    dirty = " with changes that are not committed" if environment.git_dirty else ""
+    dirty = " with uncommitted changes" if environment.git_dirty else ""
     yield f"code: {', '.join(filter(None, code))}{dirty}" + (
         ""
         if stored.spec.workload in SHIPPED
-        else "; its file is looked up from this folder; one that has changed since is run with --workload"
+        else "; run the command in the folder of this file, and add --workload if the file has changed"
     )
     device = environment.device_name + (f" ({uuid})" if (uuid := stored.outcome.device_uuid) else "")
     yield (

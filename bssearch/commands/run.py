@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -57,19 +56,18 @@ def run_study(spec: GivenSpec, launch: Launch = HERE, *, from_quick: bool = Fals
     spec, launch = loaded(spec, launch)
     require(
         not from_quick or objective_of(spec).trials_race,
-        f"objective = {spec.objective!r}: a quick answer gives seconds to a target, the search does not",
+        f"objective = {spec.objective!r}: a quick answer is only about the seconds to a target",
         hint="run the study without --from-quick",
     )
     with opened(spec, launch, reports=True) as study:
-        known = stored_quick(study.store, spec.name) or stored_end(study.store, spec.name)
-        if from_quick and known is None:
+        if from_quick and (stored_quick(study.store, spec.name) or stored_end(study.store, spec.name)) is None:
             from bssearch.commands.quick import SECONDS, QuickPlan, stored_quick_answer
 
             stored_quick_answer(study, QuickPlan(SECONDS, time.monotonic()), spec.preset)
         if (prior := quick_prior(study.store, study.spec)) is not None:
             low, high = prior.interval
             study.listener.note(
-                f"the search begins at the quick answer: batch {prior.optimal.batch_size}, {low} to {high} with 90 %"
+                f"the search starts from the quick answer: batch {prior.optimal.batch_size}, {low} to {high} with 90 %"
             )
         return run_opened(study)
 
@@ -91,8 +89,8 @@ def add_devices(study: OpenStudy) -> None:
         study.listener.note(f"timing steps on {', '.join(map(str, further))} devices")
         try:
             study.driver().time_on_devices()
-        except WorkloadError as error:  # the answer for the search's devices stands
-            study.listener.note(f"more devices are left out, because training on them fails: {error}")
+        except WorkloadError as error:  # the answer for the search's devices remains valid
+            study.listener.note(f"training on more devices fails, so they are left out: {error}")
             return
     before: Sequence[OnDevices] = ()
     for _ in range(FRONTS):
@@ -112,8 +110,8 @@ def grow(study: OpenStudy) -> None:
     study.driver().run_planned(after_search.next_repeat, Phase.AUDIT)
     if not any(trial.phase is Phase.GROWTH for trial in study.store.trials.of(study.spec.name)):
         study.listener.note(
-            "no trial lets the batch grow: no schedule of space.batch_schedule changes the batch size within a trial's "
-            "limit, or the best batch that stays has no steps to the target"
+            "no trial with a growing batch: no schedule of space.batch_schedule changes the batch size within a "
+            "trial's limit, or the best constant batch size has no steps to the target"
         )
 
 
@@ -122,22 +120,22 @@ def with_confirmation(
 ) -> StudySpec:
     """Change confirmation settings; None keeps a setting, but a stored ``runs`` = 0 becomes the default."""
     stored = spec.confirm
-    if runs is None and not stored.runs:
-        runs = ConfirmSpec().runs
+    if runs is None:
+        runs = stored.runs or ConfirmSpec().runs
     require(
-        runs is None or runs >= stored.runs,
+        runs >= stored.runs,
         f"--runs {runs} must be >= confirm.runs = {stored.runs} of the stored study {spec.name!r}",
     )
-    if runs is not None and max_runs is None and stored.max_runs is not None and runs > stored.max_runs:
-        max_runs = runs
+    if max_runs is None and stored.max_runs is not None:
+        max_runs = max(runs, stored.max_runs)
     asked = {"runs": runs, "max_runs": max_runs, "train_seconds": train_seconds}
-    changed: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
+    given = {name: value for name, value in asked.items() if value is not None}
     try:
-        settings = ConfirmSpec.model_validate({**stored.model_dump(), **changed})
+        settings = ConfirmSpec.model_validate(stored.model_dump() | given)
     except ValidationError as error:
         problem = error.errors()[0]
-        given = "".join(f".{name} = {problem['input']}" for name in problem["loc"])
-        raise UsageError(f"confirm{given}: {problem_in_words(problem)}") from None
+        field = "".join(f".{name} = {problem['input']}" for name in problem["loc"])
+        raise UsageError(f"confirm{field}: {problem_in_words(problem)}") from None
     return spec.model_copy(update={"confirm": settings})
 
 
@@ -154,21 +152,19 @@ def confirm_study(spec: GivenSpec, launch: Launch = HERE, *, to_budget_runs: int
         driver = study.driver()
         if to_budget_runs is None:
             driver.run_planned(confirm.next_run, Phase.CONFIRM)
-            if (told := confirm.ending(study.history())) is not None:
-                study.listener.note(told)
+            if (ending := confirm.ending(study.history())) is not None:
+                study.listener.note(ending)
         else:
-            study.listener.note(_plan(study.history(), to_budget_runs))
+            sizes = sorted({one.batch_size for one in after_search.finalists(study.history())})
+            study.listener.note(
+                f"batch {', '.join(map(str, sizes))}: {to_budget_runs} runs each, all to "
+                f"{spec.budget.trial_train_seconds:g} train seconds"
+            )
             driver.run_planned(after_search.next_run(to_budget_runs), Phase.TO_BUDGET)
         return answer(study.store, spec.name)
 
 
-def _plan(history: History, runs: int) -> str:
-    sizes = sorted({one.batch_size for one in after_search.finalists(history)})
-    seconds = history.spec.budget.trial_train_seconds
-    return f"batch {', '.join(map(str, sizes))}: {runs} runs each, all to {seconds:g} train seconds"
-
-
-FRONTS = 4  # runs on more devices may change which batch size is best there; then that one runs, too
+FRONTS = 4  # runs on more devices may reveal another best batch size, which must run, too
 
 FULL_TRIALS = 20  # default budget of an audit in full trials, about the budget of a small search
 
@@ -187,11 +183,10 @@ def audit_stored(
     train_samples: int | None = None,
 ) -> Audit:
     """Judge the rules of thumb from stored runs."""
-    found = answer(store, study)
     return audit(
         spec_of(store.studies.get(study)),
         store.trials.of(study),
-        found,
+        answer(store, study),
         store.probes.step_times(study),
         store.probes.memory_boundary(study),
         runs=runs,
@@ -308,16 +303,13 @@ def time_accumulation(study: OpenStudy, found: Answer) -> None:
             except WorkloadError as error:  # a script may not support micro-batches
                 study.listener.note(f"the cost of accumulation is not timed: {error}")
                 return
-            if measured.out_of_memory:
-                continue
-            probe = probe_record(measured, spec.budget.trial_train_seconds)
-            # Trials at a batch size keep one evaluation cadence, whatever their micro-batches.
-            probe = replace(probe, eval_every_steps=known[size].eval_every_steps)
-            visit = study.store.probes.add_step_time(spec.name, study.environment, probe, visit)
+            if not measured.out_of_memory:
+                probe = probe_record(measured, spec.budget.trial_train_seconds)
+                # Trials at a batch size keep one evaluation cadence, with any micro-batches.
+                probe = replace(probe, eval_every_steps=known[size].eval_every_steps)
+                visit = study.store.probes.add_step_time(spec.name, study.environment, probe, visit)
 
 
 def _counts(spec: StudySpec, trial: TrialRecord) -> bool:
-    if trial.phase not in {Phase.CONFIRM, *FULL_LIMIT_PHASES}:
-        return False
     is_open = not trial.state.is_finished or trial.state.is_missing or trial.state is TrialState.OOM
-    return is_open or is_result(spec, trial)
+    return trial.phase in {Phase.CONFIRM, *FULL_LIMIT_PHASES} and (is_open or is_result(spec, trial))

@@ -48,28 +48,18 @@ class Study:
         answer = bssearch.Study("study.yaml", objective=train).run()
     """
 
-    def __init__(
-        self,
-        spec: GivenSpec,
-        objective: Objective | None = None,
-        launch: Launch = HERE,
-    ) -> None:
+    def __init__(self, spec: GivenSpec, objective: Objective | None = None, launch: Launch = HERE) -> None:
         spec, launch = loaded(spec, launch)
         require(
             spec.workload in {GIVEN_IN_PYTHON, OBJECTIVE},
-            f"the spec of study {spec.name!r} names the workload {spec.workload!r}; a Study's trials are "
-            "trained by its objective",
+            f"the spec of study {spec.name!r} names the workload {spec.workload!r}, but a Study trains its objective",
             hint="bssearch.run_study(spec) runs a workload",
         )
         self.spec = spec.model_copy(update={"workload": OBJECTIVE})
         self._objective = objective
-        self._search = _Search(
-            self.spec,
-            launch,
-            _revision(objective),
-        )
+        self._search = _Search(self.spec, launch, _revision(objective))
         self._asked: Piece | None = None
-        # A `Study` that nobody references must end: its trial would block other drivers.
+        # An unreferenced `Study` must end, because its trial would block other drivers.
         weakref.finalize(self, self._search.abandon).atexit = False
 
     def run(self) -> Answer:
@@ -107,11 +97,11 @@ class Study:
     def ask(self) -> Trial | None:
         """Next trial, with all random generators seeded; None once the study has ended.
 
-        The first trials only time the loop: train them until ``trial.should_stop``, too. Raises `UsageError` if the
-        last trial was not told, and any error that ends the study.
+        The first trials only time the loop: train them until ``trial.should_stop``, too. Raises `UsageError` if `tell`
+        was not called for the last trial, and any error that ends the study.
         """
         if self._asked is not None:
-            raise UsageError("ask() before tell(): one trial is trained at a time")
+            raise UsageError("ask() needs tell() first: one trial trains at a time")
         piece = self._search.next_piece()
         if piece is None:
             self._search.join()
@@ -123,7 +113,7 @@ class Study:
     def tell(self, trial: Trial, error: BaseException | None = None) -> None:
         """Report a trial's end, or its ``error``; raise `UsageError` for another trial."""
         if self._asked is None or self._asked.trial is not trial:
-            raise UsageError("tell() needs the trial that ask() returned last")
+            raise UsageError("tell() needs the last trial of ask()")
         piece, self._asked = self._asked, None
         piece.end(error)
 
@@ -210,7 +200,7 @@ class _Search:
 
     def _make_executor(self, spec: StudySpec, folder: Path) -> Executor:
         program = program_of(spec)
-        assert program is not None, "an objective is a program of the user's own"
+        assert program is not None, "an objective is a program"
         self._executor = CalledExecutor(
             program, spec.executor.device, spec.executor.threads, self._revision, self._launch.allow_busy
         )

@@ -88,7 +88,7 @@ def enqueue(store: Store, study: str, values: Mapping[str, ParameterValue]) -> t
         raise archived(study)
     spec = spec_of(record)
     configuration = configuration_of(spec, {name: one for name, one in values.items() if name not in PARAMETERS})
-    trials, probes = store.trials.of(study), store.probes.by_batch_size(study)
+    probes = store.probes.by_batch_size(study)
     probe = probes.get(configuration.batch_size)
     if probe is not None:
         configuration = configuration.in_micro_batches(probe.micro_batch_size)
@@ -98,17 +98,19 @@ def enqueue(store: Store, study: str, values: Mapping[str, ParameterValue]) -> t
         from bssearch.search.calibration import refuse_where_nothing_fits  # loads the executors
 
         refuse_where_nothing_fits(spec, store, record.environment)
-    plan = TrialPlan(
-        configuration=configuration,
-        sampled=None if configuration.grows else spec.space.encode(configuration),
-        phase=phase,
-        seed=trial_seed(spec.seed, phase, len(trials)),
-        train_seconds_limit=spec.budget.trial_train_seconds,
-        eval_every_steps=(probe.eval_every_steps if probe else None) or 1,
-        threads=spec.executor.threads,
-        uncapped=True,
-    )
-    return store.trials.enqueue(study, plan), configuration
+    return store.trials.enqueue(
+        study,
+        TrialPlan(
+            configuration=configuration,
+            sampled=None if configuration.grows else spec.space.encode(configuration),
+            phase=phase,
+            seed=trial_seed(spec.seed, phase, len(store.trials.of(study))),
+            train_seconds_limit=spec.budget.trial_train_seconds,
+            eval_every_steps=(probe.eval_every_steps if probe else None) or 1,
+            threads=spec.executor.threads,
+            uncapped=True,
+        ),
+    ), configuration
 
 
 def with_schedule(
@@ -128,20 +130,22 @@ def with_schedule(
     if schedule is None:
         raise UsageError(f"{BATCH_SCHEDULE} = None must be one of {', '.join(get_args(BatchScheduleName))}")
     if NOISE_SHARE in given and not schedule.is_measured:
-        raise UsageError(f"{NOISE_SHARE} = {given[NOISE_SHARE]}: a {schedule.name} schedule takes none")
+        raise UsageError(f"{NOISE_SHARE} = {given[NOISE_SHARE]}: a {schedule.name} schedule has no {NOISE_SHARE}")
     require(
         spec.workload != OBJECTIVE,
-        f"{BATCH_STAGES}: a function is given one batch size; that of a script or a workload may grow",
+        f"{BATCH_STAGES}: the batch size of a function cannot grow; use a script or a workload",
     )
     require(
         not spec.is_program or not schedule.is_measured,
-        f"{BATCH_SCHEDULE} = {schedule.name!r}: a program of your own keeps its gradients to itself",
-        hint="a schedule by samples: batch_stages='SAMPLES:SIZE …'",
+        f"{BATCH_SCHEDULE} = {schedule.name!r}: bssearch cannot see the gradients of a program",
+        hint="use a schedule by samples: batch_stages='SAMPLES:SIZE …'",
     )
     for stage in schedule.stages[1:]:
-        if stage.batch_size not in spec.batch_sizes:
-            known = ", ".join(map(str, spec.batch_sizes))
-            raise UsageError(f"batch_stages: {stage.batch_size} is not a batch size of the study: {known}")
+        require(
+            stage.batch_size in spec.batch_sizes,
+            f"batch_stages: {stage.batch_size} is not a batch size of the study: "
+            f"{', '.join(map(str, spec.batch_sizes))}",
+        )
     limit, spent = spec.budget.trial_train_seconds, 0.0
     for before, stage in itertools.pairwise(schedule.stages):
         seconds = probes[before.batch_size].step_seconds if before.batch_size in probes else None
@@ -150,17 +154,24 @@ def with_schedule(
         left = (limit - spent) / seconds * before.batch_size
         require(
             stage.start_samples - before.start_samples <= left,
-            f"batch_stages: batch {stage.batch_size} begins after {stage.start_samples} samples; the {limit:g} s "
-            f"of a trial see {before.start_samples + left:.0f}",
+            f"batch_stages: batch {stage.batch_size} begins after {stage.start_samples} samples, but a trial of "
+            f"{limit:g} s trains only {before.start_samples + left:.0f} samples",
         )
         spent += (stage.start_samples - before.start_samples) / before.batch_size * seconds
-    stages = [
-        replace(stage, micro_batch_size=probes[stage.batch_size].micro_batch_size)
-        if stage.batch_size in probes and stage.accumulation_steps == 1
-        else stage
-        for stage in schedule.stages
-    ]
-    return with_batch_schedule(configuration, replace(schedule, stages=tuple(stages)))
+    return with_batch_schedule(
+        configuration,
+        replace(
+            schedule,
+            stages=tuple(
+                [
+                    replace(stage, micro_batch_size=probes[stage.batch_size].micro_batch_size)
+                    if stage.batch_size in probes and stage.accumulation_steps == 1
+                    else stage
+                    for stage in schedule.stages
+                ]
+            ),
+        ),
+    )
 
 
 def configuration_of(spec: StudySpec, values: Mapping[str, ParameterValue]) -> Configuration:
@@ -180,11 +191,10 @@ def any_configuration_of(spec: StudySpec, values: Mapping[str, ParameterValue]) 
     names = [name for name in type(spec.default).model_fields if name not in {"optimizer", *OWN_GROUPS}]
     own = [name for name in optimizer if name not in OPTIMIZER_SETTINGS]
     users = list(spec.space.own_domains)
+    known = ["optimizer", *names, *own, *users]
     for name in values:
-        if name not in [*names, *own, *users, "optimizer"]:
-            known = [*names, *own, *users]
-            advice = nearest(name, known, f"it takes optimizer, {', '.join(known)}")
-            raise UsageError(f"unknown parameter {name!r}; {advice}")
+        advice = nearest(name, known, f"choose from {', '.join(known)}")
+        require(name in known, f"unknown parameter {name!r}; {advice}")
     fields = spec.default.model_dump(exclude_none=True)
     fields |= {name: value for name, value in values.items() if name in names}
     for name in users:
@@ -200,15 +210,16 @@ def any_configuration_of(spec: StudySpec, values: Mapping[str, ParameterValue]) 
             given = given.model_copy(update={"learning_rate": base.learning_rate * (after / before)})
         configuration = whole_configuration(given, spec.space)
     except ValidationError as error:
-        # A union type gives one problem per member; the last, for numbers, says the most.
+        # A union type gives one problem per member; the last problem, about numbers, is the most helpful.
         problems = {_name(one): f"{_name(one)} = {one['input']!r}: {problem_in_words(one)}" for one in error.errors()}
         raise UsageError("; ".join(problems.values())) from None
     except ValueError as error:
         raise UsageError(str(error)) from None
     for name in ("horizon_samples", "decay_share"):
         if values.get(name) is not None and name not in configuration.parameters:
-            schedule = configuration.parameters["schedule"]
-            raise UsageError(f"{name} = {values[name]}: a {schedule} schedule takes none")
+            raise UsageError(
+                f"{name} = {values[name]}: a {configuration.parameters['schedule']} schedule has no {name}"
+            )
     return configuration
 
 

@@ -98,7 +98,7 @@ def test_a_worker_told_to_stop_gives_its_trial_back_and_another_goes_on_to_the_s
         first.process.send_signal(signal.SIGTERM)
         assert first.wait(30) == 0, first.said
         stopped = store.trials.get("long", 1)
-        assert (stopped.state, first.lines[-1][9:]) == (TrialState.PAUSED, "has stopped"), first.said
+        assert (stopped.state, first.lines[-1][9:]) == (TrialState.PAUSED, "the worker has stopped"), first.said
         assert store.queue.submission("long").state is SubmissionState.WAITING
         assert [one.is_here for one in store.queue.workers()] == [False]
         with worker(second_node, url, checkpoints, "--until-empty") as second:
@@ -200,7 +200,7 @@ def test_a_worker_told_to_stop_kills_what_does_not_stop_in_time(
         served.process.send_signal(signal.SIGTERM)
         served.wait()
         assert STOPS_WITHIN_S < 30, "schedulers wait for 30 s at least"
-        assert "not stopped within 2 s: killing the running trials" in served.said
+        assert "has not stopped within 2 s: killing the running trials" in served.said
         psutil.wait_procs(family, PATIENCE_S)
         assert not [one for one in family if one.is_running()]
     assert states(here) == {"mine": "waiting"}

@@ -111,7 +111,7 @@ def test_code_that_has_changed_is_run_only_where_the_user_names_it_and_that_is_t
     (folder / "task.py").write_text((folder / "task.py").read_text() + "# changed\n")
     said = refused(folder, "trial", "rerun", "task", "1", code=2)
     assert PRINTED not in said
-    assert "which you have not run for it on this machine as it is now" in said
+    assert "you never ran this version" in said
     assert "add --workload task.py:Task" in said
     done = ran(folder, "trial", "rerun", "task", "1", "--workload", "task.py:Task", "--format", "json")
     assert "the workload's file has changed since trial 1 ran" in done.stderr
@@ -143,12 +143,12 @@ def test_the_command_that_runs_a_trial_again_is_printed_and_does(folder: Path) -
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (["task", "5"], 2, "trial 5 of 'task' cannot be run again: it has not started yet"),
+        (["task", "5"], 2, "trial 5 of 'task' cannot be run again: the trial has not started yet"),
         (["task", "99"], 3, "has no trial 99: its trials are 1 to 5"),
         (["task", str(2**70)], 3, f"has no trial {2**70}"),
         (["tusk", "1"], 3, "no study 'tusk' in this database"),
         (["task", "1", "--runs", "0"], 2, "--runs"),
-        (["runs", "1"], 2, "it was made elsewhere and imported, so there is no workload to run"),
+        (["runs", "1"], 2, "the trial was imported, so there is no workload to run"),
     ],
 )
 def test_what_cannot_be_run_again_is_refused(folder: Path, arguments: list[str], code: int, words: str) -> None:

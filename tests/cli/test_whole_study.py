@@ -179,7 +179,7 @@ def test_an_easier_target_is_answered_from_the_stored_curves(folder: Path) -> No
 
 def test_the_same_command_again_repeats_nothing(lawful: Path, by_law: LawExecutor) -> None:
     before = read(lawful, "trial", "list")
-    assert "going on with study task" in ran(lawful, "run", "task.yaml").stderr
+    assert "resuming study task" in ran(lawful, "run", "task.yaml").stderr
     assert by_law.requests == []
     assert read(lawful, "trial", "list") == before
 

@@ -345,7 +345,7 @@ for x, y in trial.batches(loader, evaluate=evaluate):
 
 
 @pytest.mark.parametrize(
-    ("sizes", "told"), [((4, 4), "is the same at all"), ((4, 8), "never fall"), ((8, 4), "fall between")]
+    ("sizes", "told"), [((4, 4), "is the same at all"), ((4, 8), "grows from"), ((8, 4), "falls between")]
 )
 def test_a_schedule_is_told_to_grow_only_where_it_does(point: BranchPoint, sizes: tuple[int, int], told: str) -> None:
     plan = plan_branches(4, 256, 2)

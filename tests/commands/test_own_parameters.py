@@ -176,9 +176,7 @@ def test_check_finds_an_own_parameter_that_changes_nothing(folder: Path) -> None
         default={**DEFAULT, "loss": {"power": 1.0, "ignored": 0}},
     )
     found = {one.code: one.message for one in check(spec, Launch(folder=folder)).findings}
-    assert (
-        "loss.ignored is searched but changes nothing here: with loss.ignored = 0 and 1" in found["parameter_ignored"]
-    )
+    assert "loss.ignored is searched but has no effect: with loss.ignored = 0 and 1" in found["parameter_ignored"]
     assert "hidden 8" in found["default_model_timed"]
 
 
@@ -295,9 +293,9 @@ def test_a_horizon_goes_with_a_decaying_schedule_only() -> None:
     }
     assert configure({"horizon_samples": 2000}, **changes).parameters["horizon_samples"] == 2000
     assert "horizon_samples" not in configure({"schedule": "constant"}, **changes).parameters
-    with pytest.raises(UsageError, match="horizon_samples = 2000: a constant schedule takes none"):
+    with pytest.raises(UsageError, match="horizon_samples = 2000: a constant schedule has no horizon_samples"):
         configure({"schedule": "constant", "horizon_samples": 2000}, **changes)
-    with pytest.raises(UsageError, match="horizon_samples = 2000: a constant schedule takes none"):
+    with pytest.raises(UsageError, match="horizon_samples = 2000: a constant schedule has no horizon_samples"):
         configure({"horizon_samples": 2000})
 
 

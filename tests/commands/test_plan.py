@@ -90,11 +90,11 @@ def test_where_no_search_has_a_law_the_quick_answer_stands_in(studied: str, tmp_
         save_quick(store, "fresh", make_quick(b_crit={"estimate": 60.0, "low": 30.0, "high": 120.0}))
     found = plan_scale(devices=1, batch=64, study="fresh", db=url(tmp_path), alpha_s=0.1, beta_s=0.1)
     assert (found.b_crit.low, found.b_crit.estimate, found.b_crit.high) == (30.0, 60.0, 120.0)
-    with pytest.raises(UsageError, match="the seconds of a step are not given, and study 'fresh' has none"):
+    with pytest.raises(UsageError, match="the step time is unknown in study 'fresh'"):
         plan_scale(devices=1, batch=64, study="fresh", db=url(tmp_path))
     with open_store(url(tmp_path)) as store:
         store.findings.save("fresh", store.findings.stamp("fresh"), {"quick": {"b_crit": "written by something else"}})
-    with pytest.raises(UsageError, match="the critical batch size is not given, and study 'fresh' has none"):
+    with pytest.raises(UsageError, match="the critical batch size is unknown in study 'fresh'"):
         plan_scale(devices=1, batch=64, study="fresh", db=url(tmp_path), alpha_s=0.1, beta_s=0.1)
     with pytest.raises(NotFoundError):
         plan_scale(devices=1, batch=64, study="missing", db=studied)

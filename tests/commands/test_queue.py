@@ -196,7 +196,7 @@ class TestRefusals:
         store_study(store, spec, make_environment(device_name="H200"))
         said = serve(node, url)
         assert "elsewhere: waiting: the study 'elsewhere' was measured on" in said
-        assert "(left alone here for 600 s)" in said
+        assert "(this worker skips it for 600 s)" in said
         assert (state(store, "elsewhere")[0], state(store, "mine")[0]) == ("waiting", "done")
         assert " was measured on H200" in queued_studies(store).submissions[0].reason
         assert store.trials.of("elsewhere") == []
@@ -222,13 +222,13 @@ class TestRefusals:
         put(store, "next", template="other")
         run_worker(templates, Launch(db=url), Serving(until_empty=True), tell=tell)
         assert (state(store, "mine")[0], state(store, "next")[0]) == ("waiting", "done"), lines
-        assert "the template 'task' cannot be used now: " in state(store, "mine")[1]
-        assert any("mine: waiting: the template 'task' cannot be used now: " in line for line in lines), lines
+        assert "template 'task' is unusable: " in state(store, "mine")[1]
+        assert any("mine: waiting: template 'task' is unusable: " in line for line in lines), lines
 
     def test_what_needs_other_tags_or_another_template_is_not_touched(self, node: Path, url: str, store: Store) -> None:
         put(store, "tagged", tags=("gpu:h200", "fast"))
         put(store, "other", template="other")
-        assert "nothing is left to serve" in serve(node, url, tags=("gpu:h200",))
+        assert "the queue is empty" in serve(node, url, tags=("gpu:h200",))
         assert [one.served_seconds for one in store.queue.submissions()] == [0.0, 0.0]
         assert {one.state for one in store.queue.submissions()} == {SubmissionState.WAITING}
 
@@ -486,10 +486,10 @@ class TestSubmitting:
     @pytest.mark.parametrize(
         ("text", "said"),
         [
-            ("workload: digits\ntarget: {value: 1}", "a row of the queue carries no code"),
+            ("workload: digits\ntarget: {value: 1}", "the queue stores no code"),
             ("template: digits\ncommand: [rm]", "command cannot be submitted"),
             ("template: digits\nexecutor: {slots: 4}", "executor.slots cannot be submitted"),
-            ("name: mine", "it must say which template"),
+            ("name: mine", "template is missing"),
             ("template: digits\nspace: {optimizer: [{name: sgd}]}", "space.optimizer = .* must be a number"),
             ("template: digits\nseed: null", "seed = None must be a number"),
             ("template: digits\nbudget: {trials: 4}\nbudget.trials: 5", "budget.trials is given twice: 4 and 5"),

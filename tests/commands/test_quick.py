@@ -234,7 +234,7 @@ def test_a_search_begins_at_a_quick_answer_that_is_stored_and_every_run_of_it_fi
     first, again = run(url), run(url, SPEC.model_copy(update={"budget": SPEC.budget.model_copy(update={"trials": 16})}))
     for known in (first.known, again.known):
         assert known and all(one == expected for one in known)
-    assert any("begins at the quick answer: batch 16" in one for one in first.notes)
+    assert any("starts from the quick answer: batch 16" in one for one in first.notes)
 
 
 @pytest.mark.slow
@@ -338,7 +338,7 @@ def test_a_default_that_had_too_little_time_to_train_is_told_to_take_more(ask: A
 
     with pytest.raises(UsageError, match="does not train") as error:
         ask(Still(), seconds=1e-3)
-    assert error.value.hint is not None and error.value.hint.startswith("more than --seconds 0.001 lets it train")
+    assert error.value.hint is not None and error.value.hint.startswith("raise --seconds 0.001")
 
 
 def test_a_ladder_of_one_batch_size_has_a_quick_answer(ask: Ask) -> None:

@@ -202,14 +202,14 @@ def test_a_trial_to_its_budget_trains_past_its_target(runs: Runs) -> None:
 @pytest.mark.parametrize("state", [TrialState.LOST, TrialState.CANCELLED])
 def test_a_trial_that_ended_before_its_first_evaluation_shows_nothing_to_compare(runs: Runs, state: TrialState) -> None:
     runs.store(ended(state), [])
-    with pytest.raises(UsageError, match="it ended before its first evaluation"):
+    with pytest.raises(UsageError, match="the trial ended before its first evaluation"):
         runs.again()
 
 
 def test_a_trial_that_runs_is_waited_for(runs: Runs) -> None:
     with open_store(runs.url) as store:
         store.trials.start("toy", PLAN, environment=HERE, lease=Lease(owner="d", seconds=60.0))
-    with pytest.raises(UsageError, match="it still runs"):
+    with pytest.raises(UsageError, match="the trial still runs"):
         runs.again()
 
 

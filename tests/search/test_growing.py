@@ -212,12 +212,12 @@ def test_a_schedule_whose_target_came_before_its_second_stage_is_not_repeated(tm
         ({"batch_size": 8, "batch_stages": "400:33"}, "33 is not a batch size of the study: 4, 8, 16"),
         ({"batch_size": 8, "batch_stages": "400:4"}, "batch 4 after 8: a batch may only grow"),
         ({"batch_size": 8, "batch_stages": "4:32"}, "begins after 4 samples; it must be >= 8, one step of batch 8"),
-        ({"batch_size": 8, "batch_stages": "99999999:32"}, "begins after 99999999 samples; the 100 s of a trial see"),
-        ({"batch_size": 8, "batch_stages": "400:32 99999999:64"}, "batch 64 begins after 99999999 samples; the 100 s"),
+        ({"batch_size": 8, "batch_stages": "99999999:32"}, "begins after 99999999 samples, but a trial of 100 s"),
+        ({"batch_size": 8, "batch_stages": "400:32 99999999:64"}, "batch 64 begins after 99999999 samples, but"),
         ({"batch_size": 8, "batch_stages": "400:32", "batch_schedule": None}, "batch_schedule = None must be one of"),
         (
             {"batch_size": 8, "batch_stages": "400:32", "batch_schedule": "linear", "batch_noise_share": 1},
-            "batch_noise_share = 1: a linear schedule takes none",
+            "batch_noise_share = 1: a linear schedule has no batch_noise_share",
         ),
         ({"batch_size": 8, "batch_rate_rule": "sqrt"}, "batch_stages = '' must name 1 to 63 changes"),
         ({"batch_size": 8, "batch_stages": "32", "batch_noise_share": -1}, "batch_noise_share = -1 must be a number"),
@@ -233,7 +233,7 @@ def test_a_schedule_that_cannot_be_is_not_queued(folder: Path, values: dict[str,
 @pytest.mark.parametrize(
     ("workload", "values", "expected"),
     [
-        ("objective", {"batch_stages": "400:64"}, "batch_stages: a function is given one batch size"),
+        ("objective", {"batch_stages": "400:64"}, "batch_stages: the batch size of a function"),
         ("train.py", {"batch_stages": "64", "batch_noise_share": 1}, "'noise_scale': a program of your own keeps its"),
     ],
 )
@@ -312,7 +312,7 @@ def test_nothing_is_tried_twice_and_what_never_begins_is_not_tried(tmp_path: Pat
     spec = spec_of({"name": "milestones", "milestones": {99_999_999: 64}})
     ear = Ear()
     run_study(spec, Launch(db=url_in(tmp_path), make_executor=lambda spec, folder: CriticalLaw(), listener=ear))
-    assert any("no trial lets the batch grow" in one for one in ear.notes)
+    assert any("no trial with a growing batch" in one for one in ear.notes)
     run(spec_of({"name": "milestones", "milestones": {400: 64}, "start": 8}, schedule_trials=12), tmp_path)
     grown = [one.configuration.key for one in trials_in(tmp_path, Phase.GROWTH)]
     assert len(grown) == len(set(grown)) > 1

@@ -57,8 +57,7 @@ def found_study(stores: Sequence[Store], given: str | None) -> tuple[Store, str]
         return stores[0], given
     holders = [store for store in stores if store.studies.find(given) is not None]
     if not holders:
-        names = sorted({one.name for store in stores for one in store.studies.summaries()})
-        near = difflib.get_close_matches(given, names, n=3)
+        near = difflib.get_close_matches(given, [one.name for store in stores for one in store.studies.summaries()])
         guess = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
         raise NotFoundError(
             f"no study {given!r} in any of {_listed(stores)}",
@@ -75,15 +74,10 @@ def _only_study(stores: Sequence[Store]) -> tuple[Store, str]:
     listed = [(store, one) for store in stores for one in store.studies.summaries()]
     named = [(store, one.name) for store, one in listed if one.archived_at is None]
     where, holds = ("the database", "holds") if len(stores) == 1 else ("the databases", "hold")
-    if not named:
-        require(
-            not listed,
-            f"every study of {where} is archived",
-            hint="bssearch study list --all lists them",
-            error=NotFoundError,
-        )
-        raise NotFoundError(f"{where} {holds} no study yet", hint="bssearch run SPEC makes one")
-    require(len(named) <= 1, f"name the study: {', '.join(name for _, name in named)}")
+    if not named and listed:
+        raise NotFoundError(f"every study of {where} is archived", hint="bssearch study list --all lists the studies")
+    require(named, f"{where} {holds} no study yet", hint="bssearch run SPEC makes one", error=NotFoundError)
+    require(len(named) == 1, f"name the study: {', '.join(name for _, name in named)}")
     return named[0]
 
 
@@ -221,22 +215,20 @@ def nothing_matches(asked: StudyFilter, studies: Sequence[StudyRecord]) -> NotFo
     """Error if no study matches; lists existing values."""
     if not studies:
         return NotFoundError("there is no study yet", hint="bssearch run SPEC makes one; --db names another database")
-    there_are = "; ".join(_there_are(asked, studies))
-    return NotFoundError(f"no study matches {asked.in_words}", hint=f"there are {there_are}")
+    hint = f"there are {'; '.join(_there_are(asked, studies))}"
+    return NotFoundError(f"no study matches {asked.in_words}", hint=hint)
 
 
 def _there_are(asked: StudyFilter, studies: Sequence[StudyRecord]) -> Iterator[str]:
     for name in asked.conditions:
-        near = [study for study in studies if asked.unmet(study) == {name}]
-        values = (_VALUES[name](study) for study in near or studies)
-        yield f"{name}s {_nearest_first(values, str(getattr(asked, name)))}"
+        near = [study for study in studies if asked.unmet(study) == {name}] or studies
+        yield f"{name}s {_nearest_first({_VALUES[name](study) for study in near}, str(getattr(asked, name)))}"
 
 
-def _nearest_first(values: Iterable[str], asked: str) -> str:
-    found = sorted({value or "none yet" for value in values})
-    found.sort(key=lambda value: -difflib.SequenceMatcher(None, value.lower(), asked.lower()).ratio())
-    more = len(found) - MOST_NAMED
-    return ", ".join(found[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+def _nearest_first(values: set[str], asked: str) -> str:
+    likeness = {one: difflib.SequenceMatcher(None, one.lower(), asked.lower()).ratio() for one in values}
+    found = [one or "unknown" for one in sorted(values, key=lambda one: (-likeness[one], one))]
+    return ", ".join(found[:MOST_NAMED]) + (f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else "")
 
 
 _VALUES: Mapping[str, Callable[[StudyRecord], str]] = {
@@ -351,16 +343,9 @@ def without_copies(found: Sequence[Finding]) -> list[Finding]:
 
     Copies have equal creator, creation time and question.
     """
-    kept: dict[str, Finding] = {}
-    for one in found:
-        other = kept.get(one.study.mark)
-        if other is None or _trials(one) > _trials(other):
-            kept[one.study.mark] = one
-    return [one for one in found if kept[one.study.mark] is one]
-
-
-def _trials(found: Finding) -> int:
-    return sum(row.trials for row in found.answer.batches)
+    copies = grouped((one.study.mark, one) for one in found)
+    kept = [max(ones, key=lambda one: sum(row.trials for row in one.answer.batches)) for ones in copies.values()]
+    return [one for one in found if any(one is other for other in kept)]
 
 
 MOST_DIFFERENCES = 5  # the most differences between two studies that a sentence names
@@ -382,24 +367,25 @@ class Disagreement(Model):
     message: str
 
 
-class QuestionAgreement(Model):
-    """Agreement of the answers to one ``question``; see `Agreement`."""
-
-    question: Question
-    studies: list[str]
-    agree: bool
-    batch_size: int | None
-    flat_range: list[int] | None
-    disagreements: list[Disagreement]
-
-
-class Agreement(Model):
-    """Whether studies ``agree``: one question, a common batch size within 5 %, overlapping figures."""
+class Agreed(Model):
+    """Whether answers ``agree``: a common batch size within 5 %, and overlapping figures."""
 
     agree: bool
     batch_size: int | None
     flat_range: list[int] | None  # the common range
     disagreements: list[Disagreement]
+
+
+class QuestionAgreement(Agreed):
+    """Agreement of the answers to one ``question``."""
+
+    question: Question
+    studies: list[str]
+
+
+class Agreement(Agreed):
+    """Agreement of studies, which must also answer one question."""
+
     questions: list[QuestionAgreement]
 
 
@@ -431,8 +417,7 @@ def in_database(found: Finding) -> str:
 
 def _of_one_question(named: Sequence[tuple[str, Finding]]) -> QuestionAgreement:
     found = [one for _, one in named]
-    compared = [_between(*one, *other) for one, other in combinations(named, 2)]
-    disagreements = [one for one in compared if one is not None]
+    disagreements = [apart for one, other in combinations(named, 2) if (apart := _between(*one, *other)) is not None]
     size = _common_size(found)
     if size is None and not any("batch_size" in one.about for one in disagreements):
         disagreements.insert(0, _among_all(named))
@@ -463,7 +448,7 @@ def _among_all(named: Sequence[tuple[str, Finding]]) -> Disagreement:
         between=[name for name, _ in named],
         about=["batch_size"],
         differences=differences,
-        message=f"{recommended}: each two of them share a batch size, and all of them none. "
+        message=f"{recommended}: each pair of studies shares a batch size, but all studies together share none. "
         f"{_likely_cause(differences)}.",
     )
 
@@ -491,12 +476,10 @@ def _between(name: str, one: Finding, other_name: str, other: Finding) -> Disagr
 def _figures_are_apart(one: Finding, other: Finding) -> bool:
     if objective_in(one.answer).unit != objective_in(other.answer).unit or one.answer.clock != other.answer.clock:
         return False
-    first, second = one.answer.optimal.objective_value, other.answer.optimal.objective_value
-    if first is None or second is None:
-        return False
-    if first.low is None or first.high is None or second.low is None or second.high is None:
-        return False  # too few runs for an interval
-    return max(first.low, second.low) > min(first.high, second.high)
+    figures = [one.answer.optimal.objective_value, other.answer.optimal.objective_value]
+    known = [(one.low, one.high) for one in figures if one and one.low is not None and one.high is not None]
+    # An interval is missing if the runs are too few.
+    return len(known) == 2 and max(low for low, _ in known) > min(high for _, high in known)
 
 
 def _recommends(one: Finding) -> str:
@@ -515,9 +498,9 @@ def _figure(one: Finding) -> str:
 
 def _likely_cause(differences: Sequence[str]) -> str:
     if not differences:
-        return "Nothing that is stored of their questions, devices and versions differs"
+        return "Their stored questions, devices and versions are equal"
     more = len(differences) - MOST_DIFFERENCES
-    return f"Between them differ: {'; '.join(differences[:MOST_DIFFERENCES])}{f'; and {more} more' if more > 0 else ''}"
+    return f"Differences: {'; '.join(differences[:MOST_DIFFERENCES])}{f'; and {more} more' if more > 0 else ''}"
 
 
 def differing(one: Finding, other: Finding) -> Iterator[str]:
@@ -559,7 +542,7 @@ def in_words(agreement: Agreement) -> list[str]:
     told = [one.question.in_words for one in asked]
     apart = [about for about in told[0] if len({one[about] for one in told}) > 1]
     return [
-        f"The {answers} answers are to {len(asked)} different questions, which do not compare:",
+        f"The {answers} answers are to {len(asked)} different questions, so they cannot be compared:",
         *(
             f"- {', '.join(f'{about} {words[about]}' for about in apart)}: {_told_of(one)}"
             for one, words in zip(asked, told, strict=True)
@@ -569,7 +552,7 @@ def in_words(agreement: Agreement) -> list[str]:
 
 def _told_of(one: QuestionAgreement) -> str:
     size, flat, answers = one.batch_size, one.flat_range, len(one.studies)
-    within = "" if flat is None or flat[0] == flat[1] else f": anything from {flat[0]} to {flat[1]} is within 5 %"
+    within = "" if flat is None or flat[0] == flat[1] else f": batch sizes from {flat[0]} to {flat[1]} are within 5 %"
     if answers == 1:
         return f"One study answers: batch {size}{within}."
     if size is None:
@@ -641,7 +624,7 @@ def best_across(
     Example: ``bssearch.best_across(["sqlite:///a.db", "sqlite:///b.db"], workload="digits")``
     """
     asked = StudyFilter.of(workload=workload, device=device, target=target, objective=objective, precision=precision)
-    require(asked.conditions, "no condition is given", hint="workload, device or target says which studies are asked")
+    require(asked.conditions, "no condition is given", hint="give a workload, device or target to select studies")
     with open_databases([db] if isinstance(db, str) else db) as stores:
         return answers_in(stores, asked)
 
@@ -662,12 +645,14 @@ def answers_in(stores: Sequence[Store], asked: StudyFilter) -> AcrossAnswer:
         raise TargetNotReachedError(
             f"{len(found)} studies match, but no study has an answer: {first.study}: {first.note}"
             if len(found) > 1
-            else f"study {first.study!r} matches and has no answer: {first.note}"
+            else f"study {first.study!r} matches, but has no answer: {first.note}"
         )
-    query = {"workload": asked.workload, "device": asked.device, "target": asked.target, "metric": asked.metric}
     return AcrossAnswer(
         query={
-            **query,
+            "workload": asked.workload,
+            "device": asked.device,
+            "target": asked.target,
+            "metric": asked.metric,
             "objective": asked.objective,
             "precision": asked.precision,
             "databases": [store.masked_url for store in stores],
@@ -707,21 +692,27 @@ def _answered(store: Store, study: StudyRecord) -> tuple[StudyAnswer, Finding | 
         found = answer(store, study.name)
     except TargetNotReachedError as error:
         return row.model_copy(update={"note": error.message}), None
-    known = {
-        "optimal": found.optimal,
-        "flat_range": found.flat_range,
-        "tied": found.tied,
-        "provisional": found.provisional,
-        "within_5_percent": found.within_5_percent,
-        "unit": objective_in(found).unit,
-    }
-    return row.model_copy(update=known), Finding(study, store.masked_url, found)
+    return row.model_copy(
+        update={
+            "optimal": found.optimal,
+            "flat_range": found.flat_range,
+            "tied": found.tied,
+            "provisional": found.provisional,
+            "within_5_percent": found.within_5_percent,
+            "unit": objective_in(found).unit,
+        }
+    ), Finding(study, store.masked_url, found)
 
 
 def answered_row(one: StudyAnswer) -> dict[str, Any]:
     """A study's answer as a row."""
-    row = {"study": one.study, "database": one.database, "device": one.device, "who": one.created_by}
-    row["when"] = one.created_at[:10]
+    row = {
+        "study": one.study,
+        "database": one.database,
+        "device": one.device,
+        "who": one.created_by,
+        "when": one.created_at[:10],
+    }
     if one.optimal is None or one.flat_range is None:
         return {**row, "figure": "no answer"}
     figure = one.optimal.objective_value

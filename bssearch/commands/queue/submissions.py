@@ -38,7 +38,7 @@ def cancel_study(store: Store, study: str) -> Submission:
     """
     found = store.queue.set_state(study, SubmissionState.CANCELLED, f"cancelled by {user_name()}")
     if study not in _served(store):
-        settle_cancelled(store, study)  # Otherwise the study's workers settle the study once its trials have ended.
+        settle_cancelled(store, study)  # if a worker serves the study, the worker settles it
     return found
 
 
@@ -170,22 +170,21 @@ def asked_in_file(path: Path) -> AskedStudy:
         raise SpecError(f"{path}: write a submission as a mapping of template, name and values of a spec")
     if code := sorted(CODE & {str(key) for key in data}):
         raise SpecError(
-            f"{path}: {code[0]} cannot be submitted: a row of the queue carries no code, no path and no command",
-            hint="write `template: NAME` in its place, one that a worker offers (see bssearch queue list), and the "
-            "values that it takes; its operator puts the spec with the workload beside the worker",
+            f"{path}: {code[0]} cannot be submitted: the queue stores no code, path or command",
+            hint="write `template: NAME` instead, with a worker's template (see bssearch queue list) and its values; "
+            "the worker's operator provides the spec and the workload",
         )
-    if not isinstance(data.get("template"), str):
-        raise SpecError(f"{path}: it must say which template of a worker it is for, as in `template: digits`")
-    name = data.get("name")
+    template, name = data.get("template"), data.get("name")
+    if not isinstance(template, str):
+        raise SpecError(f"{path}: template is missing; name a worker's template, as in `template: digits`")
     if name is not None and not isinstance(name, str):
         raise SpecError(f"{path}: name = {shortened(name)} must be a text")
-    rest = {key: value for key, value in data.items() if key not in {"template", "name"}}
     values: dict[str, Value] = {}
-    for key, value in _leaves(path, rest):
+    for key, value in _leaves(path, {key: value for key, value in data.items() if key not in {"template", "name"}}):
         if key in values:
             raise SpecError(f"{path}: {key} is given twice: {shortened(values[key])} and {shortened(value)}")
         values[key] = value
-    return AskedStudy(data["template"], values, name)
+    return AskedStudy(template, values, name)
 
 
 def _leaves(path: Path, data: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Value]]:
@@ -202,7 +201,7 @@ def checked_value(key: str, value: Any, where: str) -> Value:
     field = key.split(".")[0]
     require(
         field not in OFFERS_NONE,
-        f"{where}: {key} cannot be submitted: {field} is the worker's operator's",
+        f"{where}: {key} cannot be submitted: only the worker's operator sets {field}",
         error=SpecError,
     )
     if isinstance(value, bool | int | float | str) or (isinstance(value, list) and all(map(is_number, value))):

@@ -41,7 +41,7 @@ from bssearch.spec import StudySpec
 from bssearch.spec.templates import Submission, SubmissionState, Templates, WorkerRecord, check_tags, load_templates
 from bssearch.storage.repository import Store, open_store
 
-STOPS_WITHIN_S = 25.0  # time to save and return trials before they are killed; schedulers allow at least 30 s
+STOPS_WITHIN_S = 25.0  # time to save trials before they are killed; schedulers allow at least 30 s
 
 LEAVES_WITHIN_S = 3.0  # seconds after STOPS_WITHIN_S until the process ends itself or is ended
 
@@ -96,7 +96,7 @@ class Stop:
         self._obey()
         if self._is_over.wait(self._asked_at + self._within - time.monotonic()):
             return
-        sys.stderr.write(f"not stopped within {self._within:g} s: killing the running trials\n")
+        sys.stderr.write(f"the worker has not stopped within {self._within:g} s: killing the running trials\n")
         threading.Thread(target=self._kill, daemon=True).start()
         if not self._is_over.wait(LEAVES_WITHIN_S):
             os._exit(1)
@@ -127,7 +127,7 @@ class End:
 
     def alone_after(self, failures: int) -> float:
         """Seconds to skip after ``failures`` in a row."""
-        return min(REFUSED_FOR_S, self.alone_seconds * LONGER ** (failures - 1)) if failures else self.alone_seconds
+        return min(REFUSED_FOR_S, self.alone_seconds * LONGER ** max(0.0, failures - 1))
 
 
 class Meter(Listener):
@@ -221,11 +221,11 @@ TURN_SECONDS = 300.0  # a study's turn, after which the next study runs; much lo
 
 LOOK_SECONDS = 2.0  # poll interval for paused or cancelled studies and new work
 
-WAITS_AT_MOST_S = 5.0  # how long a study that only waits for other drivers may block a worker
+WAITS_AT_MOST_S = 5.0  # most seconds that a worker stays with a study whose trials all run in other drivers
 
-BACK_AFTER_S = 15.0
+BACK_AFTER_S = 15.0  # seconds until the worker returns to such a study
 
-SETTLE_SECONDS = 15.0  # interval of the check for cancelled studies that killed workers left
+SETTLE_SECONDS = 15.0  # interval between checks for cancelled studies of killed workers
 
 _TICK_SECONDS = 0.1
 
@@ -293,17 +293,16 @@ class QueueWorker:
         """Serve studies until stopped."""
         self._store.queue.keep_worker(self._record)
         offered = ", ".join(self._templates.by_name)
-        self._tell(
-            f"serves {self._store.masked_url}: templates {offered}; tags {', '.join(self._record.tags) or 'none'}"
-        )
+        tags = ", ".join(self._record.tags) or "no tags"
+        self._tell(f"serving {self._store.masked_url}: templates {offered}; {tags}")
         with self._stop:
             with heartbeat(partial(self._store.queue.beat, self._name)):
                 self._serve()
             try:
                 self._store.queue.beat(self._name, left=True)
             except DatabaseError as error:
-                self._tell(f"the queue does not know that this worker has left: {error}")
-        self._tell("has stopped")
+                self._tell(f"cannot tell the queue that this worker has left: {error}")
+        self._tell("the worker has stopped")
 
     def _serve(self) -> None:
         while not self._stop.is_asked:
@@ -312,14 +311,13 @@ class QueueWorker:
                 if self._serve_next():
                     continue
                 if self._serving.until_empty and not self._may_come():
-                    self._tell("nothing is left to serve")
+                    self._tell("the queue is empty")
                     return
                 self._stop.wait(LOOK_SECONDS)
             except Exception as error:  # one bad row must not block the queue
                 is_away = isinstance(error, DatabaseError)
-                problem = "the queue cannot be used now" if is_away else "unexpected"
-                said = str(error) if is_away else f"{type(error).__name__}: {error}"
-                self._tell(f"{problem}, trying again in {AWAY_FOR_S:g} s: {said}")
+                problem = f"the queue is unavailable: {error}" if is_away else f"{type(error).__name__}: {error}"
+                self._tell(f"trying again in {AWAY_FOR_S:g} s: {problem}")
                 self._stop.wait(AWAY_FOR_S)
 
     def _settle(self) -> None:
@@ -334,7 +332,7 @@ class QueueWorker:
             self._next_settling = time.monotonic() + SETTLE_SECONDS
 
     def _obey(self) -> None:
-        self._tell("stop requested: trials are paused and given back")
+        self._tell("stop requested: pausing the trials")
         self._shift.interrupt()
         if self._store.patience.is_waiting:
             self._store.patience.end()
@@ -348,13 +346,12 @@ class QueueWorker:
         end = self._served(one, meter)
         self._failures[one.name] = self._failures.get(one.name, 0) + 1 if end.failed_here else 0
         alone_seconds = end.alone_after(self._failures[one.name])
-        if alone_seconds:
-            self._alone_until[one.name] = time.monotonic() + alone_seconds
+        self._alone_until[one.name] = time.monotonic() + alone_seconds
         is_left = end.reason and end.state is SubmissionState.WAITING
         reason = f"on {self._record.host}: {end.reason}" if is_left else end.reason
         self._store.queue.end_shift(self._name, meter.take(), end.state, reason)
         if self._record != before:
-            self._store.queue.keep_worker(self._record)  # its device is now known
+            self._store.queue.keep_worker(self._record)  # the device is now known
         found = self._found(one.name)
         if found is None:
             self._tell(f"{one.name}: deleted")
@@ -362,7 +359,7 @@ class QueueWorker:
         if found.state is SubmissionState.CANCELLED:
             settle_cancelled(self._store, one.name)
         reason = end.reason or found.reason
-        alone = f" (left alone here for {alone_seconds:g} s)" if alone_seconds else ""
+        alone = f" (this worker skips it for {alone_seconds:g} s)" if alone_seconds else ""
         self._tell(f"{one.name}: {found.state}{reason and f': {reason}'}{alone}")
         return True
 
@@ -388,8 +385,7 @@ class QueueWorker:
         try:
             template.check(self._serving.overrides)
         except (SpecError, NotFoundError) as error:  # the operator changed the file since the start
-            reason = f"the template {one.template!r} cannot be used now: {error}"
-            return End(SubmissionState.WAITING, reason, REFUSED_FOR_S)
+            return End(SubmissionState.WAITING, f"template {one.template!r} is unusable: {error}", REFUSED_FOR_S)
         try:
             spec = template.study(one.name, one.values, self._serving.overrides)
         except UsageError as error:
@@ -397,7 +393,7 @@ class QueueWorker:
         self._shift = shift = Shift()
         if self._stop.is_asked:
             return End(SubmissionState.WAITING)
-        self._tell(f"{one.name}: served from now on (template {one.template}, owner {one.owner})")
+        self._tell(f"{one.name}: serving (template {one.template}, owner {one.owner})")
         folder = template.spec.resolve().parent
         launch = replace(self._launch, folder=folder, listener=meter, progress=False, shift=shift)
         study = ServedStudy(spec, launch, lambda line: self._tell(f"{one.name}: {line}"))
@@ -422,7 +418,7 @@ class QueueWorker:
             if turn_ends == math.inf and study.device_name is not None:
                 turn_ends = now + self._serving.turn_seconds
             if self._stop.is_asked:
-                shift.interrupt()  # again, because a loading study may not have had a process to end before
+                shift.interrupt()  # again, because a loading study may have started a process since
                 continue
             if now < next_look and now < turn_ends:
                 continue
@@ -441,14 +437,14 @@ class QueueWorker:
                 elif now >= turn_ends:
                     turn_ends += self._serving.turn_seconds
                     if not self._store.queue.renew_shift(self._name, self._eligible(), meter.take()):
-                        self._tell(f"{one.name}: makes room for another study")
+                        self._tell(f"{one.name}: yields to another study")
                         shift.end()
                 elif shift.seconds_waited > WAITS_AT_MOST_S and self._eligible() - {one.name}:
-                    self._tell(f"{one.name}: other drivers run its remaining trials")
+                    self._tell(f"{one.name}: other drivers run the remaining trials")
                     alone = BACK_AFTER_S
                     shift.end()
             except DatabaseError as error:
-                self._tell(f"{one.name}: the queue cannot be used now: {error}")
+                self._tell(f"{one.name}: the queue is unavailable: {error}")
                 next_look = now + AWAY_FOR_S
         return alone
 
