@@ -53,7 +53,8 @@ def launched(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         def call(**given: Any) -> None:
-            command(**given, launch=Launch(**{name: given.pop(name) for name in names}))
+            launch = Launch(**{name: given.pop(name) for name in names})
+            command(**given, launch=launch)
 
         signature = inspect.signature(command, eval_str=True)
         *own, last = (one for one in signature.parameters.values() if one.name != "launch")

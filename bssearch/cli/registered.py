@@ -104,17 +104,10 @@ class _Probes(_Registered):
         ) -> None:
             from bssearch.commands.display import Lines
 
-            found = entry(
-                *spec_to_run(
-                    spec,
-                    overrides,
-                    Launch(
-                        **{name: given.pop(name) for name in _LAUNCH},
-                        listener=Lines(console(stderr=True), verbose=True),
-                    ),
-                ),
-                **given,
+            launch = Launch(
+                **{name: given.pop(name) for name in _LAUNCH}, listener=Lines(console(stderr=True), verbose=True)
             )
+            found = entry(*spec_to_run(spec, overrides, launch), **given)
 
             def for_people() -> None:
                 if found.columns:

@@ -297,7 +297,7 @@ def differences(spec: StudySpec, study: StudyRecord, found: WorkloadDescription)
     for part in MAY_CHANGE:
         for field, (old, new) in changed_fields(before[part], now[part]).items():
             was, now_is = ("not given" if one is None else one for one in (old, new))
-            yield f"{part}.{field} was {was}, and is {now_is} from now on"
+            yield f"{part}.{field} was {was}, and is now {now_is}"
     if study.environment is None:
         return
     for what, old, new in (

@@ -91,7 +91,7 @@ def test_the_text_template_reads_the_folder_of_the_settings_and_says_where_it_is
 @pytest.mark.parametrize("existing", ["task.yaml", "task.py"])
 def test_an_existing_file_is_named_and_nothing_is_written(tmp_path: Path, existing: str) -> None:
     (tmp_path / existing).write_text("mine\n")
-    assert f"{existing} exists: nothing is overwritten" in refused(tmp_path, "init", "task", code=2)
+    assert f"{existing} exists; choose another name" in refused(tmp_path, "init", "task", code=2)
     assert files_in(tmp_path) == {existing: b"mine\n"}
 
 
@@ -129,13 +129,13 @@ def test_names_that_yaml_takes_for_something_else_stay_names(tmp_path: Path, nam
 
 @pytest.mark.parametrize("name", ["", "3d", "_x", "a b", "a/b", "../a", "a.b", "ä", "x" * 101])
 def test_names_that_are_none(tmp_path: Path, name: str) -> None:
-    assert f"NAME = {name!r} must begin with a letter and have only letters" in refused(tmp_path, "init", name, code=2)
+    assert f"NAME = {name!r} must have at most 100 letters" in refused(tmp_path, "init", name, code=2)
     assert files_in(tmp_path) == {}
 
 
 def test_names_that_would_hide_a_module_or_are_no_class() -> None:
     for name in ("torch", "random", "sys"):
-        with pytest.raises(UsageError, match=rf"{name}\.py would hide it"):
+        with pytest.raises(UsageError, match=rf"{name}\.py would hide the module"):
             check_free(name)
     with pytest.raises(UsageError, match="None cannot be the name of a class"):
         class_name_of("none")

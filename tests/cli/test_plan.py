@@ -204,7 +204,7 @@ def test_a_first_spec_is_written_to_a_new_file(tmp_path: Path) -> None:
     assert done.returncode == 0 and done.stdout == ""
     assert "next: bssearch check mine.yaml" in done.stderr
     assert load_spec(tmp_path / "mine.yaml") == api.plan_start().spec
-    assert "nothing is overwritten" in refused(tmp_path, "plan", "start", "--defaults", "--out", "mine.yaml", code=2)
+    assert "exists; name a new file" in refused(tmp_path, "plan", "start", "--defaults", "--out", "mine.yaml", code=2)
 
 
 def test_on_a_terminal_what_no_option_says_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -372,7 +372,7 @@ def test_target_says_in_words_what_it_proposes(tmp_path: Path, by_law: LawExecut
     shown = ran(tmp_path, "check", "--suggest-target", "task.yaml", "--runs", "3")
     assert "run 3 of 3: best accuracy" in shown.stderr
     assert "← proposed" in shown.stdout
-    assert "on the easier side" in shown.stdout
+    assert "easier than" in shown.stdout
     assert len(by_law.requests) == 3
 
 

@@ -103,7 +103,7 @@ def test_what_an_older_version_did_not_keep_is_no_difference(folder: Path) -> No
 def test_another_kind_of_device_is_told_and_the_trial_runs_all_the_same(folder: Path) -> None:
     change(folder, "UPDATE bss_environment SET device_name = 'Some GPU', device_type = 'cuda'")
     done = ran(folder, "trial", "rerun", "task", "1")
-    assert "trial 1 ran on Some GPU · fp32 · compile none, this is" in done.stderr
+    assert "trial 1 ran on Some GPU · fp32 · compile none, but this" in done.stderr
     assert "the same steps, bit for bit" in done.stdout and "Some GPU" in done.stdout
 
 

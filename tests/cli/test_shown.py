@@ -399,7 +399,7 @@ def test_the_first_word_says_that_it_is_unverified_and_all_that_it_rests_on_foll
             "between 64 and 200 (90 %)",
             "1 run in 42 s",
             "noise scale not measured",
-            "retune it between 0.01 and 0.2",
+            "retune the learning rate between 0.01 and 0.2",
             "note: only one batch size came there",
             "fine-tuning",
         )
@@ -411,8 +411,8 @@ def test_the_first_word_says_that_it_is_unverified_and_all_that_it_rests_on_foll
     ("changes", "said"),
     [
         ({"gain": 1.01}, "your 256 is expected to be as fast within 5%"),
-        ({"default_batch_size": 128}, "it is your default's"),
-        ({"learning_rate_gain": 3.0}, "took 3× as long there as 0.05"),
+        ({"default_batch_size": 128}, "this is your default"),
+        ({"learning_rate_gain": 3.0}, "took 3× as long as 0.05"),
     ],
     ids=["no gain", "the default's batch size", "a faster learning rate than the rule's"],
 )

@@ -195,7 +195,7 @@ def test_a_read_only_database_is_read_but_not_written(tmp_path: Path) -> None:
 
 def test_usage_errors_exit_with_two(tmp_path: Path) -> None:
     assert bssearch("frobnicate", cwd=tmp_path).returncode == 2
-    refuse(tmp_path, "trial", "show", "first", code=2, said="'first' is not the number of a trial")
+    refuse(tmp_path, "trial", "show", "first", code=2, said="'first' is not a trial number")
 
 
 @pytest.mark.usefixtures("task")

@@ -144,7 +144,7 @@ def test_a_run_that_was_saved_at_another_learning_rate_is_told(folder: Path, sav
     torch.save({"model": weights(1.0), "optimizer": optimizer.state_dict(), "step": 1}, folder / "c.pt")
     spec = StudySpec.model_validate(LINE_SPEC)
     told = list(notices(spec, True, branch_points(spec, [folder / "c.pt"], None), 4))
-    assert [f"saved at a learning rate of {saved:g}" in one for one in told] == [True] * is_told
+    assert [f"saved at learning rate {saved:g}" in one for one in told] == [True] * is_told
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_a_run_that_was_saved_at_another_learning_rate_is_told(folder: Path, sav
         (["--checkpoint", "other.pt", "--tokens", "512"], "weight of shape (1, 8) is of shape (1, 3)"),
         (["--checkpoint", "early.pt", "--tokens", "512", "--at", "1", "--at", "2"], "--at is given 2 times"),
         (["--checkpoint", "plain.pt", "--checkpoint", "early.pt", "--tokens", "512"], "neither step nor samples"),
-        (["--checkpoint", "early.pt", "--checkpoint", "early.pt", "--tokens", "512"], "both after 400 samples"),
+        (["--checkpoint", "early.pt", "--checkpoint", "early.pt", "--tokens", "512"], "both have 400 samples"),
     ],
 )
 def test_what_cannot_be_branched_is_refused_in_words(folder: Path, words: list[str], message: str) -> None:
@@ -381,7 +381,7 @@ def test_the_schedule_that_is_proposed_has_each_batch_size_from_its_checkpoint_o
         )
         for at, size in zip(samples, sizes, strict=True)
     ]
-    assert f"Train it with `bssearch trial add toy {words}`" in " ".join(sentences(make_spec(), found, 3))
+    assert f"`bssearch trial add toy {words}`" in " ".join(sentences(make_spec(), found, 3))
 
 
 def test_more_samples_than_a_database_keeps_are_refused(folder: Path) -> None:

@@ -254,7 +254,7 @@ def test_a_metric_that_never_moves_is_named() -> None:
 def test_a_default_that_fails_is_an_error_with_its_reason() -> None:
     with pytest.raises(LaunchError, match=r"the default configuration \(batch 32\) fails: broken"):
         look(LawExecutor(fails=frozenset({32})))
-    with pytest.raises(LaunchError, match=r"batch size 8 does not fit .* 1, 2, 4, 8 ran out of it"):
+    with pytest.raises(LaunchError, match=r"batch size 8 does not fit .* 1, 2, 4, 8 ran out of memory"):
         look(LawExecutor(fits_up_to=0))
 
 
@@ -488,7 +488,7 @@ def test_the_luckiest_untrained_model_does_not_meet_the_proposal() -> None:
     runs = [DefaultRun(seed_index=index, best_metric=0.9, best_at_s=9.0, train_seconds=LIMIT) for index in range(3)]
     advice = summarise(target, LIMIT, runs, curves, None)
     assert (advice.untrained, advice.proposed) == (0.6, 0.893)
-    with pytest.raises(UsageError, match=r"margin = 0\.3 leads to a target of 0\.6, which an untrained model meets"):
+    with pytest.raises(UsageError, match=r"margin = 0\.3 leads to target 0\.6, but an untrained model"):
         summarise(target, LIMIT, runs, curves, 0.3)
 
 

@@ -231,7 +231,7 @@ def known() -> StudyRecord:
 def test_what_was_run_here_is_known_and_nothing_else() -> None:
     with pytest.raises(UsageError, match="you never ran this version") as caught:
         known_folder(OWN, known(), FOLDER)
-    assert caught.value.hint == "if you trust it, add --workload task.py:Task"
+    assert caught.value.hint == "if you trust the workload, add --workload task.py:Task"
     remember(OWN, known(), FOLDER)
     known_folder(OWN, known(), FOLDER)
     for changed in (
@@ -289,7 +289,7 @@ def test_code_is_known_by_its_content_and_lies_in_the_folder_itself(tmp_path: Pa
     remember(OWN, known(), mine)
     known_folder(OWN, known(), mine)
     (shared / "task.py").write_text("another's")
-    with pytest.raises(UsageError, match="as it is now"):
+    with pytest.raises(UsageError, match="you never ran this version"):
         known_folder(OWN, known(), shared)
     (shared / "task.py").unlink()
     (shared / "task.py").symlink_to(mine / "task.py")
@@ -304,7 +304,7 @@ def test_a_name_in_a_hint_is_quoted() -> None:
     odd = OWN.model_copy(update={"workload": "task.py:Task; touch X"})
     with pytest.raises(UsageError) as caught:
         known_folder(odd, known(), FOLDER)
-    assert caught.value.hint == "if you trust it, add --workload 'task.py:Task; touch X'"
+    assert caught.value.hint == "if you trust the workload, add --workload 'task.py:Task; touch X'"
 
 
 REPORT = {"step": r"step (\d+)", "accuracy": r"acc=(\S+)"}
@@ -333,7 +333,7 @@ def test_a_stored_command_is_code_that_this_user_has_run_or_names(tmp_path: Path
         with pytest.raises(UsageError, match="only because a database names it"):
             known_folder(other, record, tmp_path)
     (tmp_path / "train.sh").write_text("another's")
-    with pytest.raises(UsageError, match="as it is now"):
+    with pytest.raises(UsageError, match="you never ran this version"):
         known_folder(own, record, tmp_path)
 
 
@@ -353,7 +353,7 @@ def test_a_text_that_a_stored_space_adds_is_refused_and_one_that_it_leaves_out_i
     known_folder(own, record, tmp_path)
     known_folder(with_activation("relu"), record, tmp_path)
     for forged in (with_activation(["relu", "r$(id)"]), with_activation(["relu", "gelu"], default="r$(id)")):
-        with pytest.raises(UsageError, match="as it is now") as caught:
+        with pytest.raises(UsageError, match="you never ran this version") as caught:
             known_folder(forged, record, tmp_path)
         assert caught.value.hint is not None and "'r$(id)'" in caught.value.hint
 
@@ -379,7 +379,7 @@ def test_a_file_elsewhere_that_a_command_names_is_known_by_its_content_too(tmp_p
         remember(own, study(own), tmp_path / "here")
         known_folder(own, study(own), tmp_path / "here")
         far.write_text("another's")
-        with pytest.raises(UsageError, match="as it is now"):
+        with pytest.raises(UsageError, match="you never ran this version"):
             known_folder(own, study(own), tmp_path / "here")
 
 

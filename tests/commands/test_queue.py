@@ -516,7 +516,7 @@ class TestCommands:
     @pytest.mark.parametrize(
         ("words", "code", "said"),
         [
-            ("digits", 2, "a submission needs a name"),
+            ("digits", 2, "the study needs a name"),
             ("digits --name a b", 2, "must have the form KEY=VALUE"),
             ("digits --name a --not-before tomorrow", 2, "'tomorrow' is not a date and time"),
             ("digits --name a --not-before 2026-12-01T08:00", 2, "must say its offset from UTC"),

@@ -144,7 +144,7 @@ FAULTS = (TrialState.FAILED, TrialState.OOM, TrialState.DIVERGED)
     ("stored", "seen", "again", "identical", "said"),
     [
         (DIVERGED, 40, [*curve(to_step=40), DIVERGED], True, "bit for bit (5 evaluations compared)"),
-        *((ended(one), None, [ended(one)], None, "cannot be compared (0 evaluations compared)") for one in FAULTS),
+        *((ended(one), None, [ended(one)], None, "no evaluations to compare") for one in FAULTS),
         (ended(TrialState.FAILED), None, [ended(TrialState.OOM)], False, ""),
         (ended(TrialState.OOM), None, curve(), False, ""),
         (DIVERGED, 40, [replace(DIVERGED, steps=3)], False, "ended after 3 steps, the stored trial after 43"),
@@ -158,7 +158,7 @@ FAULTS = (TrialState.FAILED, TrialState.OOM, TrialState.DIVERGED)
             None,
             [replace(ended(TrialState.OOM), reason="1 GiB is free")],
             None,
-            "cannot be compared",
+            "no evaluations to compare",
         ),
         (ended(TrialState.EXHAUSTED, steps=43), 20, curve(to_step=10), False, "2 evaluations are in both"),
         (ended(TrialState.EXHAUSTED, steps=43), 20, curve(to_step=20), True, "bit for bit (3 evaluations compared)"),

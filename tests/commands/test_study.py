@@ -379,8 +379,8 @@ def test_a_setting_that_is_no_longer_given_is_said_to_be_so(tmp_path: Path) -> N
         spec = make_spec(confirm=confirm, pruner={"name": "race", "options": options})
         with opened(spec, Launch(db=url, listener=ear, make_executor=lambda *_: LawExecutor())):
             pass
-    assert "confirm.max_runs was 2, and is not given" in ear.notes
-    assert "pruner.options.lag was not given, and is 2" in ear.notes
+    assert "confirm.max_runs was 2, and is now not given" in ear.notes
+    assert "pruner.options.lag was not given, and is now 2" in ear.notes
 
 
 @pytest.mark.parametrize(

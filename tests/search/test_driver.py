@@ -391,7 +391,7 @@ def test_other_code_is_refused_unless_allowed_and_another_budget_is_told(tmp_pat
     assert not any("budget.trials" in note for note in ear.notes)
     go_on(10, edited, allow=True)
     go_on(10, edited)  # it is this code's study from now on
-    assert "budget.trials was 12, and is 10" in ear.notes
+    assert "budget.trials was 12, and is now 10" in ear.notes
     assert any("the workload's file has changed since the study began (abc → def)" in note for note in ear.notes)
 
 

@@ -127,7 +127,7 @@ class End:
 
     def alone_after(self, failures: int) -> float:
         """Seconds to skip after ``failures`` in a row."""
-        return min(REFUSED_FOR_S, self.alone_seconds * LONGER ** max(0.0, failures - 1))
+        return min(REFUSED_FOR_S, self.alone_seconds * float(LONGER) ** max(0, failures - 1))
 
 
 class Meter(Listener):
