@@ -167,9 +167,10 @@ def import_curves(
     file: Annotated[
         list[str],
         Option(
-            "Tables of evaluations (.csv, .tsv, .jsonl, also .gz), and folders with runs of Lightning's CSVLogger, the "
-            "Hugging Face Trainer, Ray Tune, MLflow's file store or TensorBoard.",
-            metavar="FILE|FOLDER…",
+            "Tables of evaluations (.csv, .tsv, .jsonl, also .gz), folders with runs of Lightning's CSVLogger, the "
+            "Hugging Face Trainer, Ray Tune, MLflow, TensorBoard or Weights & Biases, and databases of MLflow (of "
+            "several experiments one: mlflow.db#NAME).",
+            metavar="FILE|FOLDER|URL…",
         ),
     ],
     *,
@@ -214,12 +215,14 @@ def import_curves(
     """
     from bssearch.exchange.importers.imported_studies import make_studies  # loads SQLAlchemy
 
-    places = [Path(one) for one in file]
-    logs = logs_in(places, run)
+    logs = logs_in(file, run)
+    places = [Path(one.partition("#")[0]) for one in file]
     described = _description(places)
     named = Names.of(logs, metric or described.get("metric_column"), step, seconds, epoch_samples)
-    settings = settings_of(logs, column or (), given or (), run)
-    runs, notes = _runs(logs, settings, named)
+    evaluated = [log for log in logs if any(row.get(named.metric) not in (None, "") for row in log.rows)]
+    known = {log.origin for log in evaluated}
+    without = [log.origin for log in logs if log.origin not in known]
+    runs, notes = _runs(evaluated, settings_of(evaluated, column or (), given or (), run), named, without)
     if described:
         runs = [replace(one, seconds_basis=None) for one in runs]
     wanted, told = _target(
@@ -259,16 +262,18 @@ def _description(places: Sequence[Path]) -> dict[str, Any]:
         return {}  # a file of another tool
 
 
-def _runs(logs: Sequence[Log], settings: Sequence[Settings], names: Names) -> tuple[list[ImportedRun], list[str]]:
+def _runs(
+    logs: Sequence[Log], settings: Sequence[Settings], names: Names, without: Sequence[str]
+) -> tuple[list[ImportedRun], list[str]]:
     given = [batch_of(one, log) for log, one in zip(logs, settings, strict=True)]
     batches, assumed = step_batches(given, "--column batch_size={}")
     varied = hyperparameters(settings)
-    runs, without, resumed = [], [], []
+    runs, without, resumed = [], [*without], []
     read: dict[str, None] = {}
     for log, own, batch in zip(logs, settings, batches, strict=True):
-        named = names.of_log(log) if any(row.get(names.metric) not in (None, "") for row in log.rows) else None
-        curve = None if named is None else curve_of(log, named, batch[BATCH])
-        if named is None or curve is None or not curve.observations:
+        named = names.of_log(log)
+        curve = curve_of(log, named, batch[BATCH])
+        if not curve.observations:
             without.append(log.origin)
             continue
         read[named.sentence] = None
@@ -284,7 +289,7 @@ def _runs(logs: Sequence[Log], settings: Sequence[Settings], names: Names) -> tu
         (untimed if len(untimed) < len(runs) else [], "have no seconds"),
     ):
         if found:
-            notes.append(f"{len(found)} of {len(logs)} runs {what} (the first: {found[0]})")
+            notes.append(f"{len(found)} of {len(runs) + len(without)} runs {what} (the first: {found[0]})")
     return runs, [one for one in notes if one]
 
 

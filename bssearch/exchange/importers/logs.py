@@ -8,20 +8,24 @@ import json
 import math
 import pickletools
 import re
+import struct
 import sys
 import zipfile
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from bssearch.errors import NotFoundError, UsageError
+from bssearch.errors import NotFoundError, UsageError, require
 from bssearch.exchange.importers.columns import fraction, seconds
 from bssearch.exchange.importers.imported_run import MOST_BYTES, csv_rows, number, read_text
 from bssearch.exchange.trial_rows import flat_row
+from bssearch.records import grouped
 from bssearch.spec.reader import TAGS, Loader
 
 MOST_LOGS = 10_000  # runs of one import
@@ -53,15 +57,11 @@ class Log:
     first_step: int = 1
 
 
-def logs_in(places: Iterable[Path], run: str | None = None) -> list[Log]:
-    """Logs of files and folders, in the order of their names; ``run`` names a table's column of runs."""
+def logs_in(places: Iterable[str], run: str | None = None) -> list[Log]:
+    """Logs of files, folders and MLflow's databases, by name; ``run`` names a table's column of runs."""
     found: list[Log] = []
-    for place in dict.fromkeys(one.resolve() for one in places):
-        if not place.exists():
-            raise NotFoundError(f"no file or folder {str(place)!r}")
-        if not place.is_dir() and not place.is_file():
-            raise UsageError(f"{place} is neither a file nor a folder")
-        here = list(_of_folder(place) if place.is_dir() else _of_file(place, run))
+    for place in dict.fromkeys(one if "://" in one else str(Path(one).resolve()) for one in places):
+        here = list(_of_place(place, run))
         if not here:
             raise UsageError(
                 f"{place} has no training log",
@@ -74,12 +74,24 @@ def logs_in(places: Iterable[Path], run: str | None = None) -> list[Log]:
     return found
 
 
+def _of_place(place: str, run: str | None) -> Iterator[Log]:
+    path = Path(place)
+    if "://" in place:
+        return _mlflow_database(place)
+    if not path.exists() and Path(place.partition("#")[0]).is_file():
+        return _mlflow_database(f"sqlite:///{place}")
+    require(path.exists(), f"no file or folder {place!r}", error=NotFoundError)
+    require(path.is_dir() or path.is_file(), f"{place} is neither a file nor a folder")
+    return _of_folder(path) if path.is_dir() else _of_file(path, run)
+
+
 def _of_folder(folder: Path) -> Iterator[Log]:
     if known := [(name, read) for name, read in _FOLDERS.items() if any(folder.glob(name))]:
         yield from known[0][1](folder)
         return
     for inner in sorted(one for one in folder.iterdir() if one.is_dir() and not one.is_symlink()):
-        yield from _of_folder(inner)
+        if not inner.name.startswith("."):  # MLflow keeps deleted experiments in .trash
+            yield from _of_folder(inner)
     for file in sorted(folder.iterdir()):
         if file.is_file() and _SUFFIX.search(file.name):
             yield from _of_file(file, None)
@@ -154,8 +166,11 @@ def _ray(folder: Path) -> Iterator[Log]:
     yield Log(origin=str(folder), rows=[_flat(one) for one in rows], settings=settings)
 
 
-def _mlflow(folder: Path) -> Iterator[Log]:
+def _mlflow_run(folder: Path) -> Iterator[Log]:
     # A run's folder in MLflow's file store: a file per parameter, and per metric a line of time, value and step
+    about = _yaml(folder / "meta.yaml")
+    if about.get("lifecycle_stage") == "deleted" or "model_id" in about:  # a model has a copy of its run's metrics
+        return
     settings = {one.name: read_text(one).strip() for one in sorted((folder / "params").glob("*")) if one.is_file()}
     rows = []
     for file in sorted((folder / "metrics").glob("**/*")):
@@ -166,22 +181,149 @@ def _mlflow(folder: Path) -> Iterator[Log]:
     yield Log(origin=str(folder), rows=rows, settings=settings)
 
 
-def _tensorboard(folder: Path) -> Iterator[Log]:
-    try:
-        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-    except ImportError:
+def _mlflow_file(folder: Path) -> Iterator[Log]:
+    return _mlflow_database(f"sqlite:///{folder / 'mlflow.db'}")
+
+
+_MLFLOW_RUNS = """
+    SELECT run_uuid, experiments.name FROM runs JOIN experiments ON experiments.experiment_id = runs.experiment_id
+    WHERE runs.lifecycle_stage = 'active' ORDER BY start_time, run_uuid
+"""
+
+
+def _mlflow_database(address: str) -> Iterator[Log]:
+    # Runs in MLflow's tables. The name of an experiment may follow the address, after a #.
+    from bssearch.storage.connection.engine import create_engine_for, reading, shown  # loads SQLAlchemy
+
+    address, _, experiment = address.partition("#")
+    engine = create_engine_for(address, write=False)
+    place = shown(engine.url)
+    with reading(engine) as connection:
+        of_experiments = grouped((name, run) for run, name in connection.exec_driver_sql(_MLFLOW_RUNS))
+        params = connection.exec_driver_sql("SELECT run_uuid, key, value FROM params").all()
+        metrics = connection.exec_driver_sql(
+            "SELECT run_uuid, key, value, is_nan, step, timestamp FROM metrics ORDER BY timestamp, step"
+        ).all()
+    engine.dispose()
+    names = [experiment] if experiment else list(of_experiments)
+    if len(names) > 1 or experiment not in ("", *of_experiments):
         raise UsageError(
-            f"{folder} holds TensorBoard's events, and tensorboard is not installed", hint="pip install tensorboard"
-        ) from None
-    events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
-    events.Reload()
-    by_step: dict[int, dict[str, Any]] = {}
-    for tag in events.Tags()["scalars"]:
-        for one in events.Scalars(tag):
-            by_step.setdefault(one.step, {"step": one.step, CLOCK: one.wall_time})[tag] = one.value
-    rows = [by_step[step] for step in sorted(by_step)]
-    settings = _yaml(folder / "hparams.yaml")  # of Lightning
-    yield Log(origin=str(folder), rows=rows, settings=settings, first_step=0 if settings else 1)
+            f"{place} has the experiments {', '.join(map(str, of_experiments))}",
+            hint=f"choose one, as in {place}#{next(iter(of_experiments), '')}",
+        )
+    settings = grouped((run, (str(key), value)) for run, key, value in params)
+    rows = grouped(
+        (run, {"step": step, CLOCK: number_in(time) / 1000, str(key): math.nan if is_nan else value})
+        for run, key, value, is_nan, step, time in metrics
+    )
+    for run in (one for name in names for one in of_experiments[name]):
+        yield Log(origin=f"{place}: run {run}", rows=rows.get(run, ()), settings=dict(settings.get(run, ())))
+
+
+def _wandb(folder: Path) -> Iterator[Log]:
+    # The binary files of W&B's runs, in their folders or their parent's. A resumed run has a file per launch.
+    found = {one.resolve() for pattern in ("run-*.wandb", "*/run-*.wandb") for one in folder.glob(pattern)}
+    files = sorted(found, key=lambda one: one.parent.name.removeprefix("offline-"))
+    for name, launches in grouped((one.name, one) for one in files).items():
+        settings: dict[str, Any] = {}
+        rows: list[dict[str, Any]] = []
+        for record in (record for file in launches for record in wandb_records(file)):
+            items = (*record.run.config.update, *record.config.update, *record.history.item)
+            try:
+                values = {one.key or ".".join(one.nested_key): json.loads(one.value_json) for one in items}
+            except (ValueError, RecursionError) as error:
+                raise UsageError(f"{folder} holds {name}, whose values are not JSON: {error}") from None
+            if record.HasField("history"):
+                rows.append(values)
+            else:
+                settings |= values
+        calls = [number_in(row.get("_step")) for row in rows]
+        if any(later - earlier > 1 for earlier, later in itertools.pairwise(calls)):  # else it may count calls of `log`
+            rows = [{"step": row.get("_step"), **row} for row in rows]
+        settings.pop("_wandb", None)
+        yield Log(origin=str(launches[0].parent), rows=rows, settings=_flat(settings))
+
+
+_WANDB_HEADER, _BLOCK_BYTES, _PARTS = b":W&B\xe1\xbe\0", 32 * 1024, (2, 3)
+
+
+def wandb_records(file: Path) -> Iterator[Any]:
+    """Yield the records of a ``.wandb`` file, a LevelDB log of protocol buffers; the last one may be incomplete.
+
+    wandb has the records' classes, but since version 0.20 no reader of the file.
+    """
+    record_of = _library("wandb.proto.wandb_internal_pb2", file).Record
+    messages = _library("google.protobuf.message", file)
+    whole = b""
+    with file.open("rb") as opened:
+        if opened.read(len(_WANDB_HEADER)) not in (_WANDB_HEADER, b""):
+            raise UsageError(f"{file} is no file of a W&B run, or of an unknown version")
+        while True:
+            left = _BLOCK_BYTES - opened.tell() % _BLOCK_BYTES
+            if left < 7:
+                opened.seek(left, 1)
+            head = opened.read(7)
+            if len(head) < 7:
+                return
+            checksum, length, kind = struct.unpack("<IHB", head)
+            part = opened.read(length)
+            if len(part) < length:
+                return
+            if zlib.crc32(head[6:] + part) != checksum:
+                raise UsageError(f"{file} is damaged before byte {opened.tell():,}")
+            whole += part
+            if kind not in _PARTS:
+                try:
+                    yield record_of.FromString(whole)
+                except messages.DecodeError:
+                    raise UsageError(f"{file} has an unknown record before byte {opened.tell():,}") from None
+                whole = b""
+
+
+def _library(module: str, place: Path | str) -> Any:
+    try:
+        return import_module(module)
+    except ImportError:
+        name = module.partition(".")[0]
+        raise UsageError(f"{name} reads {place}, and is not installed", hint=f"pip install {name}") from None
+
+
+_EVENTS = "events.out.tfevents.*"
+
+
+def _tensorboard(folder: Path) -> Iterator[Log]:
+    array = _library("tensorboard.util.tensor_util", folder).make_ndarray
+    events = _events(folder)
+    tags = events.Tags()
+    of_tensorflow = [one for one in tags["tensors"] if events.SummaryMetadata(one).plugin_data.plugin_name == "scalars"]
+    found = [(one, tag, one.value) for tag in tags["scalars"] for one in events.Scalars(tag)]
+    found += [(one, tag, array(one.tensor_proto).item()) for tag in of_tensorflow for one in events.Tensors(tag)]
+    # PyTorch's writer puts the hyperparameters into a folder inside
+    inner = sorted({file.parent for file in folder.glob(f"*/{_EVENTS}")})
+    settings = {name: value for one in (events, *map(_events, inner)) for name, value in _hyperparameters(one)}
+    of_lightning = _yaml(folder / "hparams.yaml")
+    yield Log(
+        origin=str(folder),
+        rows=[
+            {"step": one.step, CLOCK: one.wall_time, tag: value}
+            for one, tag, value in sorted(found, key=lambda row: row[0].wall_time)
+        ],
+        settings=settings | of_lightning,
+        first_step=0 if of_lightning else 1,
+    )
+
+
+def _events(folder: Path) -> Any:
+    library = _library("tensorboard.backend.event_processing.event_accumulator", folder)
+    return library.EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0}).Reload()
+
+
+def _hyperparameters(events: Any) -> Iterator[tuple[str, Any]]:
+    kind = _library("tensorboard.plugins.hparams.plugin_data_pb2", events.path).HParamsPluginData
+    if "_hparams_/session_start_info" in events.summary_metadata:
+        content = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
+        for name, value in kind.FromString(content).session_start_info.hparams.items():
+            yield name, getattr(value, value.WhichOneof("kind"))
 
 
 _FOLDERS: dict[str, Callable[[Path], Iterator[Log]]] = {
@@ -189,14 +331,21 @@ _FOLDERS: dict[str, Callable[[Path], Iterator[Log]]] = {
     "trainer_state.json": _trainer,
     "checkpoint-*/trainer_state.json": _trainer,
     "result.json": _ray,
-    "metrics/*": _mlflow,
-    "events.out.tfevents.*": _tensorboard,
+    "metrics/*": _mlflow_run,
+    "mlflow.db": _mlflow_file,
+    _EVENTS: _tensorboard,
+    "run-*.wandb": _wandb,
+    "*run-*/run-*.wandb": _wandb,
 }
 
 
 def _of_file(file: Path, run: str | None) -> Iterator[Log]:
-    if file.name == "metrics.csv" and (file.parent / "hparams.yaml").exists():
-        yield from _lightning(file.parent)
+    if file.suffix == ".db":
+        yield from _mlflow_database(f"sqlite:///{file}")
+        return
+    known = [read for name, read in _FOLDERS.items() if "/" not in name and file.match(name)]
+    if known and (known != [_lightning] or (file.parent / "hparams.yaml").exists()):
+        yield from known[0](file.parent)
         return
     by_run: dict[str, list[tuple[int, Row]]] = {}
     column = None

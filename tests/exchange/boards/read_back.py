@@ -1,15 +1,11 @@
 """What the boards' own libraries read of what was written: their warnings are not ours."""
 
 import json
-import struct
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-_BLOCK_BYTES = 32 * 1024
-_FILE_HEADER_BYTES = 7
-_FIRST, _MIDDLE, _LAST = 2, 3, 4
+from bssearch.exchange.importers.logs import wandb_records
 
 
 def event_files(folder: Path) -> Any:
@@ -51,24 +47,6 @@ def mlflow_runs(folder: Path, study: str, kind: str = "trial") -> list[Any]:
     experiment = client.get_experiment_by_name(f"bssearch/{study}")
     runs: list[Any] = client.search_runs([experiment.experiment_id], f"tags.`bssearch.kind` = '{kind}'")
     return sorted(runs, key=lambda run: int(run.data.tags.get("bssearch.trial", 0)))
-
-
-def wandb_records(file: Path) -> Iterator[Any]:
-    """Yield the records of a ``.wandb`` file: a LevelDB log of protocol buffers, after a header of seven bytes."""
-    from wandb.proto.wandb_internal_pb2 import Record
-
-    content, position, whole = file.read_bytes(), _FILE_HEADER_BYTES, b""
-    while position + 7 <= len(content):
-        left = _BLOCK_BYTES - position % _BLOCK_BYTES
-        if left < 7:
-            position += left
-            continue
-        _, length, kind = struct.unpack_from("<IHB", content, position)
-        whole += content[position + 7 : position + 7 + length]
-        position += 7 + length
-        if kind not in {_FIRST, _MIDDLE}:
-            yield Record.FromString(whole)
-            whole = b""
 
 
 def wandb_run(folder: Path, suffix: str) -> dict[str, Any]:

@@ -4,7 +4,8 @@ import csv
 import gzip
 import json
 import math
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -126,7 +127,73 @@ def semicolons(folder: Path) -> Path:
     return folder / "export.csv"
 
 
-@pytest.mark.parametrize("make", [lightning, trainer, ray, mlflow, wandb, lines, semicolons])
+def wandb_runs(folder: Path) -> Path:
+    """Offline runs of the real library. The last one is resumed, which adds a file."""
+    import wandb
+
+    settings = wandb.Settings(mode="offline", silent=True, x_disable_stats=True, x_disable_machine_info=True)
+
+    def launch(number: int, points: Sequence[tuple[int, float, float]]) -> None:
+        one = RUNS[number]
+        config = {"per_device_batch_size": one.batch_size // 4, "world_size": 2, "model": {"lr": one.rate}}
+        with wandb.init(id=f"r{number}", project="p", dir=folder, config=config, settings=settings) as run:
+            run.config.update({"gradient_accumulation_steps": 2})
+            for step, seconds, accuracy in points:
+                run.log({"val/acc": accuracy, "train_seconds": seconds}, step=step)
+
+    for number in range(len(RUNS)):
+        points = [*RUNS[number].rows()]
+        is_last = number == len(RUNS) - 1
+        launch(number, points[:20] if is_last else points)
+        if is_last:
+            launch(number, points[20:])
+    return folder / "wandb"
+
+
+def event_files(folder: Path) -> Path:
+    """Event files of PyTorch's writer, and their hyperparameters beside them or in a folder inside."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    for number, one in enumerate(RUNS):
+        with SummaryWriter(folder / "runs" / f"{number}") as writer:
+            for step, seconds, accuracy in one.rows():
+                writer.add_scalar("train/loss", 1 - accuracy, step, walltime=1e9 + seconds)
+                writer.add_scalar("val/acc", accuracy, step, walltime=1e9 + seconds)
+            place = "." if number % 2 else None
+            writer.add_hparams({"batch_size": one.batch_size, "lr": one.rate}, {"hparam/acc": 0.5}, run_name=place)
+    return folder / "runs"
+
+
+def mlflow_database(folder: Path, runs: Sequence[Made] = RUNS, experiment: str = "e") -> Path:
+    """Runs that MLflow's client puts into a database, and one that is deleted."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from mlflow import MlflowClient
+        from mlflow.entities import Metric, Param
+
+        client = MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
+        place = client.create_experiment(experiment)
+        for one in (*runs, runs[0]):
+            run = client.create_run(place).info.run_id
+            points = [
+                Metric("val_acc", accuracy, round(1e12 + 1000 * seconds), step)
+                for step, seconds, accuracy in one.rows()
+            ]
+            settings = {
+                "micro_batch_size": one.batch_size // 2,
+                "accumulate_grad_batches": 2,
+                "learning_rate": one.rate,
+            }
+            client.log_batch(run, points, [Param(name, str(value)) for name, value in settings.items()])
+        client.delete_run(run)
+    return folder
+
+
+HAND_MADE = [lightning, trainer, ray, mlflow, wandb, lines, semicolons]
+BY_LIBRARIES = [pytest.param(make, marks=pytest.mark.slow) for make in (wandb_runs, event_files, mlflow_database)]
+
+
+@pytest.mark.parametrize("make", [*HAND_MADE, *BY_LIBRARIES])
 def test_each_kind_of_log_gives_every_run_s_batch_size_rate_and_crossing(
     make: Callable[[Path], Path], tmp_path: Path
 ) -> None:
@@ -363,6 +430,40 @@ def test_a_place_given_twice_counts_once(tmp_path: Path) -> None:
     assert len(study.trials) == len(RUNS)
 
 
+@pytest.mark.slow
+def test_one_of_a_database_s_experiments_is_chosen_by_its_name(tmp_path: Path) -> None:
+    for size in (16, 64):
+        mlflow_database(tmp_path, [Made(size, 0.1, 500)], f"batch {size}")
+    file = str(tmp_path / "mlflow.db")
+    with pytest.raises(UsageError, match="has the experiments batch 16, batch 64"):
+        import_curves([file], target=0.4)
+    for place in (f"{file}#batch 64", f"sqlite:///{file}#batch 64"):
+        assert only_run(import_curves([place], target=0.4)).configuration.batch_size == 64
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("every", [1, 10])
+def test_the_step_of_weights_and_biases_counts_only_if_it_is_no_count_of_calls(every: int, tmp_path: Path) -> None:
+    import wandb
+
+    settings = wandb.Settings(mode="offline", silent=True, x_disable_stats=True, x_disable_machine_info=True)
+    with wandb.init(project="p", dir=tmp_path, config={"batch_size": 8}, settings=settings) as run:
+        for step in range(every, 6 * every, every):
+            run.log({"val/acc": step / 100}, step=step)
+    if every > 1:
+        assert only_run(import_curves([str(tmp_path)], target=0.3)).outcome.steps_to_target == 30
+    else:
+        with pytest.raises(UsageError, match="no optimizer steps"):
+            import_curves([str(tmp_path)], target=0.03)
+
+
+def test_a_run_without_the_metric_needs_no_batch_size(tmp_path: Path) -> None:
+    text = "run,step,val_acc,batch_size\na,10,0.5,8\nb,10,,\n"
+    made = import_curves([table(tmp_path, text)], target=0.4)
+    assert only_run(made).configuration.batch_size == 8
+    assert any("1 of 2 runs were skipped" in one for one in made.notes)
+
+
 def test_places_without_a_log_are_named(tmp_path: Path) -> None:
     with pytest.raises(NotFoundError, match="nowhere"):
         import_curves([str(tmp_path / "nowhere")], target=0.4)
@@ -376,7 +477,7 @@ def test_a_loss_is_minimized_when_asked(tmp_path: Path) -> None:
     assert trial.outcome.steps_to_target == 25
 
 
-@pytest.mark.parametrize("make", [lightning, trainer, ray, mlflow, wandb, lines, semicolons])
+@pytest.mark.parametrize("make", [*HAND_MADE, *BY_LIBRARIES])
 def test_damaged_logs_raise_nothing_but_errors_of_bssearch(make: Callable[[Path], Path], tmp_path: Path) -> None:
     place = make(tmp_path)
     files = sorted(one for one in tmp_path.rglob("*") if one.is_file())
