@@ -85,7 +85,7 @@ def test_deleting_without_a_terminal_takes_a_yes(folder: Path) -> None:
     with open_store(f"sqlite:///{folder / 'bssearch.db'}", write=False) as store:
         observations = sum(map(len, store.trials.curves("task", range(1, 6)).values()))
     what = f"study task with 5 trials and {observations} observations"
-    refuse(folder, "study", "delete", "task", code=2, said=f"cannot ask before deleting {what}")
+    refuse(folder, "study", "delete", "task", code=2, said=f"before deleting {what}")
     assert what in printed(folder, "study", "delete", "task", "--yes")
     assert names(folder) == ["other"]
     assert len(read(folder, "trial", "list", "other")) == 5
