@@ -1,4 +1,4 @@
-"""Headless Chromium for tests, and what axe-core finds on its pages."""
+"""Headless Chromium for tests, and axe-core's findings on its pages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser, Dialog, Page
 
 WIDTHS = (390, 1280)
 SCHEMES = ("light", "dark")
@@ -20,7 +20,7 @@ GRAVE = ("serious", "critical")
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """Yield headless Chromium; without it skip the test, or fail where a machine must have it."""
+    """Headless Chromium; if it is missing, skip the test, or fail in CI."""
     path = shutil.which("chromium")
     if path is None:
         if os.environ.get("CI"):
@@ -38,18 +38,24 @@ def chromium() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """A browser for the tests of a module."""
+    """Browser for a module's tests."""
     with chromium() as opened:
         yield opened
 
 
 @contextmanager
 def page_of(browser: Browser, *, width: int = 1280, scheme: Any = "light", **options: Any) -> Iterator[Page]:
-    """Yield a page; until its end nothing may have been refused by a policy, or failed in a script."""
+    """Page in a new window; fail if a policy refused a request, a script failed or a dialog opened."""
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, **options)
     page, faults = context.new_page(), []
+
+    def fail(dialog: Dialog) -> None:
+        faults.append(dialog.message)
+        dialog.dismiss()
+
     page.on("console", lambda message: faults.append(message.text) if message.type == "error" else None)
     page.on("pageerror", lambda error: faults.append(str(error)))
+    page.on("dialog", fail)
     try:
         yield page
         assert faults == []
@@ -58,7 +64,7 @@ def page_of(browser: Browser, *, width: int = 1280, scheme: Any = "light", **opt
 
 
 def grave_findings(page: Page) -> list[str]:
-    """Return what axe-core finds serious or critical on a page, each with the elements."""
+    """Serious and critical findings of axe-core on a page, with their elements."""
     from axe_playwright_python.sync_playwright import Axe
 
     found = Axe().run(page).response["violations"]
@@ -70,6 +76,5 @@ def grave_findings(page: Page) -> list[str]:
 
 
 def overflow(page: Page) -> int:
-    """Return by how many pixels a page is wider than its window."""
-    wider: int = page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
-    return wider
+    """Pixels by which a page is wider than its window."""
+    return int(page.evaluate("document.documentElement.scrollWidth - window.innerWidth"))

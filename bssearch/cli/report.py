@@ -166,7 +166,8 @@ def report(
     """Write a study as a page, a picture or CSV tables."""
     from bssearch.cli.answer import print_found
     from bssearch.commands.report import picture_of, svg_of
-    from bssearch.figures.page import render
+    from bssearch.figures.html import html_page
+    from bssearch.figures.page import page_of
     from bssearch.search.finding import answer
 
     for path in filter(None, (html, svg)):
@@ -175,7 +176,7 @@ def report(
         check_folder(tables, TABLES)
     with study_to_read(db, study) as (store, name):
         pictures: list[tuple[Path | None, Callable[[], str]]] = [
-            (html, lambda: render(picture_of(store, name))),
+            (html, lambda: html_page(page_of(picture_of(store, name)))),
             (svg, lambda: svg_of(store, name)),
         ]
         written: list[Path] = []

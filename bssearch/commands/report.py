@@ -79,7 +79,9 @@ def picture_of(store: Store, name: str, trials: Sequence[TrialRecord] | None = N
         answer=found,
         trials=trials,
         curves={size: curves[number] for size, number in chosen.items()},
-        audit=audit(spec, trials, found, store.probes.step_times(name), store.probes.memory_boundary(name))
+        audit=audit(spec, trials, found, store.probes.step_times(name), store.probes.memory_boundary(name)).model_dump(
+            mode="json"
+        )
         if any(trial.phase in FULL_LIMIT_PHASES for trial in trials)
         else None,
         grown=None if grown is None else (grown, curves[grown.number]),

@@ -27,7 +27,7 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row of a table; the optimum's is marked."""
+    """A row of a table; the optimum's row is marked."""
 
     cells: Sequence[Any]
     marked: bool = False
@@ -50,7 +50,7 @@ class Section:
     name: str
     title: str
     text: str
-    absent: str = ""  # the reason if it has neither chart nor table
+    absent: str = ""  # the reason if the section has neither chart nor table
     charts: Mapping[str, Chart | None] = field(default_factory=dict)
     table: Table | None = None
     notes: Sequence[str] = ()
@@ -71,14 +71,16 @@ class PageContent:
     headline: str
     tiles: Sequence[Tile] = ()
     warnings: Sequence[str] = ()
-    sections: Sequence[Section]  # the first is shown above the headline
+    sections: Sequence[Section]  # the page shows the first above the headline
     reproduction: Mapping[str, Any] | None = None  # the last section's values
 
 
 def html_page(page: PageContent) -> str:
     """Page as one HTML file."""
     style = page_style()
-    return rendered("page.html", page=page, policy=_policy(style), style=Markup(style))
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    return rendered("page.html", page=page, policy=policy, style=Markup(style))
 
 
 def rendered(template: str, **values: Any) -> str:
@@ -110,10 +112,3 @@ def templates(*more: BaseLoader) -> Environment:
 
 
 _own_templates = cache(templates)
-
-
-def _policy(style: str) -> str:
-    # Browsers normalise line ends to \n before they compare the digest.
-    lines = style.replace("\r\n", "\n").replace("\r", "\n")
-    digest = base64.b64encode(hashlib.sha256(lines.encode()).digest()).decode()
-    return f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"

@@ -2,12 +2,14 @@
 
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
-from bssearch.analysis.answer import Answer, Batch, BatchScheduleAnswer, Figure, Ratio, objective_in
+from markupsafe import Markup
+
+from bssearch.analysis.answer import Answer, Batch, BatchScheduleAnswer, Ratio, objective_in
 from bssearch.analysis.generalisation import final_rows
 from bssearch.analysis.headline import (
     about_columns,
@@ -25,7 +27,7 @@ from bssearch.analysis.objectives import TIME, Objective, objective_of
 from bssearch.analysis.rules.rule_book import BROKE, CHANGED_PARAMETER, HELD
 from bssearch.analysis.shape import Fit
 from bssearch.figures import plots
-from bssearch.figures.html import PageContent, Row, Section, Table, Tile, html_page, rendered
+from bssearch.figures.html import PageContent, Row, Section, Table, Tile, rendered
 from bssearch.figures.svg import ACCENT, MUTED, SECOND, Chart, Point, Series, Shape, extent, value_axis
 from bssearch.records import Configuration, Environment, MemoryBasis, Observation, StudyRecord, TrialRecord, grouped
 from bssearch.records.batch_schedule import RunStage, growing_schedule, run_stages
@@ -42,23 +44,24 @@ def growing(answer: Answer, run: Run | None, optimum: Sequence[Observation]) -> 
     if found is None:
         return None
     stages = [] if run is None else run_stages(*run)
+    charts = {}
+    if run is not None and stages:
+        charts = {
+            "batch-growth": batch_growth_chart(answer, stages),
+            "rate-growth": rate_growth_chart(run[1], stages, optimum),
+        }
     return Section(
         name="growing",
         title="Growing batch",
         text=about_growing(answer),
-        charts={
-            "batch-growth": batch_growth_chart(answer, stages),
-            "rate-growth": rate_growth_chart([] if run is None else run[1], stages, optimum),
-        },
+        charts=charts,
         table=_stage_table(found, stages),
-        notes=_about_stages(answer, run),
+        notes=[" ".join(_about_stages(found, answer.measured.noise_scale, run))],
     )
 
 
-def batch_growth_chart(answer: Answer, stages: Sequence[RunStage]) -> Chart | None:
+def batch_growth_chart(answer: Answer, stages: Sequence[RunStage]) -> Chart:
     """Batch size of the schedule over samples seen, beside the optimum's and the noise scale."""
-    if not stages:
-        return None
     noise, best = answer.measured.noise_scale, answer.optimal.batch_size
     end = stages[-1].start_samples + stages[-1].samples
     constant = next((row.samples_to_target for row in answer.batches if row.batch_size == best), None) or end
@@ -68,8 +71,8 @@ def batch_growth_chart(answer: Answer, stages: Sequence[RunStage]) -> Chart | No
         _stairs([(one.start_samples, one.batch_size) for one in stages], end),
     ]
     if noise is not None and noise.scale:
-        ends = [Point(0.0, noise.scale), Point(last, noise.scale)]
-        series.append(Series(name="gradient noise scale", points=ends, colour=MUTED, width=1.5, dash="dot"))
+        level = [Point(samples, noise.scale) for samples in (0.0, last)]
+        series.append(Series(name="gradient noise scale", points=level, colour=MUTED, width=1.5, dash="dot"))
     ticks = [(float(size), str(size)) for size in sorted({best, *(one.batch_size for one in stages)})]
     return Chart(
         x=value_axis("training samples seen", [0.0, last], log=False),
@@ -80,20 +83,18 @@ def batch_growth_chart(answer: Answer, stages: Sequence[RunStage]) -> Chart | No
 
 def rate_growth_chart(
     curve: Sequence[Observation], stages: Sequence[RunStage], optimum: Sequence[Observation]
-) -> Chart | None:
+) -> Chart:
     """Learning rate over samples seen, for the schedule's run and the optimum's."""
-    if not stages:
-        return None
     end = stages[-1].start_samples + stages[-1].samples
     points, constant = _rates(curve), _rates(optimum)
-    series = [_constant(constant, "the best constant size")] if constant else []
-    if points:
-        series.append(_grown(points, "vh"))
-    else:
-        series.append(_stairs([(one.start_samples, one.learning_rate) for one in stages], end))
-    last = max(end, *(point.x for one in series for point in one.points))
+    steps = [(one.start_samples, one.learning_rate) for one in stages]
+    series = [
+        *([_constant(constant, "the best constant size")] if constant else []),
+        _grown(points, "vh") if points else _stairs(steps, end),
+    ]
+    samples = [0.0, end, *(point.x for one in series for point in one.points)]
     return Chart(
-        x=value_axis("training samples seen", [0.0, last], log=False),
+        x=value_axis("training samples seen", samples, log=False),
         y=value_axis("learning rate", extent(series), log=True),
         series=series,
     )
@@ -105,10 +106,12 @@ def grown_trials(trials: Sequence[TrialRecord], answer: Answer, objective: Objec
     if not groups:
         return None
     best = set() if answer.batch_schedule is None else {*answer.batch_schedule.trial_numbers}
-    figures = {key: _figure(group, objective) for key, group in groups.items()}
-    order = sorted(groups, key=lambda key: (figures[key] is None, figures[key] or 0.0, groups[key][0].number))
-    ranked = [groups[key] for key in order]
-    rows = [Row(_grown_cells(group, objective), any(one.number in best for one in group)) for group in ranked]
+    figured = [(_median(group, objective), group) for group in groups.values()]
+    ranked = sorted(figured, key=lambda one: (one[0] is None, one[0] or 0.0, one[1][0].number))
+    rows = [
+        Row(_grown_cells(group, figure, objective), any(one.number in best for one in group))
+        for figure, group in ranked
+    ]
     return Section(
         name="grown-trials",
         title="Trials with a growing batch",
@@ -118,8 +121,8 @@ def grown_trials(trials: Sequence[TrialRecord], answer: Answer, objective: Objec
     )
 
 
-def _grown_cells(group: Sequence[TrialRecord], objective: Objective) -> list[str]:
-    configuration, figure = group[0].configuration, _figure(group, objective)
+def _grown_cells(group: Sequence[TrialRecord], figure: float | None, objective: Objective) -> list[str]:
+    configuration = group[0].configuration
     schedule = growing_schedule(configuration)
     ended = Counter(trial.state.value for trial in group)
     return [
@@ -131,7 +134,7 @@ def _grown_cells(group: Sequence[TrialRecord], objective: Objective) -> list[str
     ]
 
 
-def _figure(group: Iterable[TrialRecord], objective: Objective) -> float | None:
+def _median(group: Iterable[TrialRecord], objective: Objective) -> float | None:
     figures = [figure for trial in group if (figure := objective.figure(trial)) is not None]
     return median(figures) if figures else None
 
@@ -164,20 +167,15 @@ def _split(batch_size: int, micro_batch_size: int) -> str:
     return str(batch_size) if count == 1 else f"{batch_size} ({count} × {micro_batch_size})"
 
 
-def _about_stages(answer: Answer, run: Run | None) -> list[str]:
-    found, noise = answer.batch_schedule, answer.measured.noise_scale
-    assert found is not None, "the section is of a schedule"
-    notes = []
+def _about_stages(found: BatchScheduleAnswer, noise: NoiseAnswer | None, run: Run | None) -> Iterator[str]:
     if run is not None:
-        notes.append(f"The charts show trial {run[0].number}, the median of {plural(found.runs, 'run')}.")
-    if found.noise_share is not None:
-        notes.append("Batch sizes are samples / steps between its evaluations; seconds are measured.")
+        yield f"The charts show trial {run[0].number}, the median of {plural(found.runs, 'run')}."
+    if found.noise_share is None:
+        yield "The table shows the median run up to the target; its seconds are steps × step time."
     else:
-        notes.append("The table shows the median run up to the target; its seconds are steps × step time.")
+        yield "Batch sizes are samples / steps between its evaluations; seconds are measured."
     if noise is not None and noise.scale:
-        scale = noise_scale(noise.scale, noise.low, noise.high)
-        notes.append(f"Gradient noise scale of the optimum: {scale}.")
-    return [" ".join(notes)]
+        yield f"Gradient noise scale of the optimum: {noise_scale(noise.scale, noise.low, noise.high)}."
 
 
 def _stairs(points: Pairs, end: float) -> Series:
@@ -186,14 +184,14 @@ def _stairs(points: Pairs, end: float) -> Series:
 
 def _grown(points: Pairs, shape: Shape) -> Series:
     name = "the batch that grows"
-    return Series(name=name, points=_told(points, name), colour=ACCENT, width=2.5, shape=shape)
+    return Series(name=name, points=_with_tooltips(points, name), colour=ACCENT, width=2.5, shape=shape)
 
 
 def _constant(points: Pairs, name: str) -> Series:
-    return Series(name=name, points=_told(points, name), colour=SECOND, width=1.75, dash="dash", shape="vh")
+    return Series(name=name, points=_with_tooltips(points, name), colour=SECOND, width=1.75, dash="dash", shape="vh")
 
 
-def _told(points: Pairs, name: str) -> list[Point]:
+def _with_tooltips(points: Pairs, name: str) -> list[Point]:
     return [Point(x, y, f"{name}\n{number(x, 4)} samples: {number(y, 4)}") for x, y in points]
 
 
@@ -211,19 +209,12 @@ class StudyPicture:
     answer: Answer
     trials: Sequence[TrialRecord]
     curves: Mapping[int, Sequence[Observation]]
-    audit: Any | None = None
+    audit: Mapping[str, Any] | None = None
     grown: tuple[TrialRecord, Sequence[Observation]] | None = None
-
-
-def render(picture: StudyPicture) -> str:
-    """Page as HTML."""
-    return html_page(page_of(picture))
 
 
 def in_notebook(answer: Answer) -> str:
     """Answer as HTML for a notebook."""
-    from markupsafe import Markup
-
     return rendered(
         "notebook.html",
         headline=headline(answer),
@@ -251,26 +242,67 @@ def page_of(picture: StudyPicture) -> PageContent:
 def _kicker(picture: StudyPicture) -> str:
     device = picture.answer.device
     ended = [trial.ended_at for trial in picture.trials if trial.ended_at is not None]
-    until = f" · until {max(ended):%d %B %Y}" if ended else ""
-    study = picture.study.name
-    place = with_precision(device.name, device.precision)
-    return f"{study} · {picture.spec.workload} · {place} · {len(picture.trials)} trials{until}"
+    parts = [
+        picture.study.name,
+        picture.spec.workload,
+        with_precision(device.name, device.precision),
+        f"{len(picture.trials)} trials",
+    ]
+    return " · ".join([*parts, *([f"until {max(ended):%d %B %Y}"] if ended else [])])
 
 
 def _sections(picture: StudyPicture) -> list[Section]:
-    answer = picture.answer
+    answer, objective = picture.answer, objective_of(picture.spec, picture.study.target)
+    grew = any(trial.configuration.grows for trial in picture.trials)
     found = [
         _objective(picture),
-        _recipe(answer),
+        Section(
+            name="recipe",
+            title="Train with",
+            text=f"The configuration of the optimum, run in {plural(len(answer.optimal.trial_numbers), 'trial')}.",
+            table=Table(
+                ["Parameter", "Value"],
+                [Row([name, in_words(value)]) for name, value in answer.optimal.values.items() if value is not None],
+            ),
+        ),
         _batches(answer),
-        grown_trials(picture.trials, answer, objective_of(picture.spec, picture.study.target)),
+        grown_trials(picture.trials, answer, objective),
         _devices(answer),
         growing(answer, picture.grown, picture.curves.get(answer.optimal.batch_size, ())),
-        _steps(answer),
-        _curves(picture),
+        Section(
+            name="steps",
+            title="Steps and samples",
+            text="Along the dotted line, doubling the batch halves the steps (perfect). Above it, doubling saves "
+            "fewer than half (diminishing), and finally none (maximal). Hollow: not well tuned.",
+            absent="Not shown: no batch size has a known number of steps to the target.",
+            charts={"steps": plots.steps_chart(answer), "samples": plots.samples_chart(answer)},
+            notes=[" ".join(about_law(answer))],
+        ),
+        Section(
+            name="curves",
+            title="Learning curves",
+            text="The best run of each batch size; dotted if no run reached the target.",
+            absent="Not shown: the runs have no stored evaluations.",
+            charts={"curves": plots.curves_chart(answer, picture.curves)},
+            notes=_about_seconds(answer),
+        ),
         _front(picture),
-        _learning_rate(picture),
-        _device(answer),
+        Section(
+            name="learning-rate",
+            title="Learning rate and batch size",
+            text=f"Every trial{' with a constant batch' if grew else ''}. The lines are the linear and the "
+            "square-root rule from the default.",
+            absent="Not shown: the trials' learning rates are unknown.",
+            charts={"rates": plots.learning_rate_chart(picture.trials, objective, _known_default(picture))},
+        ),
+        Section(
+            name="device",
+            title="Throughput and memory",
+            text="Throughput and memory by batch size. The highest throughput is not the shortest training.",
+            absent="Not shown: neither step times nor peak memory were measured.",
+            charts={"throughput": plots.throughput_chart(answer), "memory": plots.memory_chart(answer)},
+            notes=list(filter(None, [about_device(answer)])),
+        ),
         trained_for_the_same_time(answer),
         promised_and_found(answer),
         _audit(picture.audit),
@@ -296,24 +328,27 @@ def _devices(answer: Answer) -> Section | None:
         )
         for one in answer.by_devices
     ]
-    headings = ["Devices", "Batch", "Seconds", "Speed-up", "Efficiency", "Device-seconds", "Reduction, share of a step"]
     return Section(
         name="devices",
         title="More devices",
         text=about_devices(answer),
         charts={"devices": plots.devices_chart(answer)},
-        table=Table(headings, rows, caption="Bold: no other number of devices is better in both seconds and cost."),
+        table=Table(
+            ["Devices", "Batch", "Seconds", "Speed-up", "Efficiency", "Device-seconds", "Reduction, share of a step"],
+            rows,
+            caption="Bold: no other number of devices is better in both seconds and cost.",
+        ),
     )
 
 
 def _objective(picture: StudyPicture) -> Section:
     answer, default = picture.answer, _known_default(picture)
-    text = "Each batch size with its own best learning rate and regularisation; bars are 95 % intervals"
     stopped = " over seeds, arrows are lower bounds of runs stopped before the target. Lower is better."
     return Section(
         name="objective",
         title=objective_in(answer).title(answer.target.metric, answer.target.in_words),
-        text=f"{text}{stopped if objective_in(answer).stops_at_target else '.'}",
+        text="Each batch size with its own best learning rate and regularisation; bars are 95 % intervals"
+        f"{stopped if objective_in(answer).stops_at_target else '.'}",
         charts={
             "objective": plots.objective_chart(answer, default.batch_size if default else None),
             "time": plots.time_chart(answer),
@@ -325,32 +360,8 @@ def _objective(picture: StudyPicture) -> Section:
     )
 
 
-def _steps(answer: Answer) -> Section:
-    return Section(
-        name="steps",
-        title="Steps and samples",
-        text="Along the dotted line, doubling the batch halves the steps (perfect). Above it, doubling saves fewer "
-        "than half (diminishing), and finally none (maximal). Hollow: not well tuned.",
-        absent="Not shown: no batch size has a known number of steps to the target.",
-        charts={"steps": plots.steps_chart(answer), "samples": plots.samples_chart(answer)},
-        notes=[" ".join(about_law(answer))],
-    )
-
-
-def _curves(picture: StudyPicture) -> Section:
-    return Section(
-        name="curves",
-        title="Learning curves",
-        text="The best run of each batch size; dotted if no run reached the target.",
-        absent="Not shown: the runs have no stored evaluations.",
-        charts={"curves": plots.curves_chart(picture.answer, picture.curves)},
-        notes=_about_seconds(picture.answer),
-    )
-
-
 def _about_seconds(answer: Answer) -> list[str]:
-    times = [row.time_to_target_s for row in answer.batches]
-    bases = {time.basis for time in times if time is not None}
+    bases = {row.time_to_target_s.basis for row in answer.batches if row.time_to_target_s is not None}
     if "wall" in bases:
         return ["Wall-clock seconds from the program's first report, including evaluations."]
     if "steps_x_step_time" not in bases:
@@ -368,12 +379,11 @@ def _front(picture: StudyPicture) -> Section:
     headings, rows = trade_off_rows(answer)
     best = str(answer.optimal.batch_size)
     absent = "Not shown: no batch size has both seconds and samples to the target."
+    drawn = f"Along the line, less time costs more; batches off the line are slower and costlier than one on it. {cost}"
     return Section(
         name="front",
         title="Trade-offs: time, cost, memory, generalisation",
-        text=f"Along the line, less time costs more; each batch size off it is beaten in both by one on it. {cost}"
-        if answer.front
-        else absent,
+        text=drawn if answer.front else absent,
         absent=absent,
         charts={"front": plots.front_chart(answer, priced=priced)},
         table=Table([sentence(one) for one in headings], [Row(row, row[0] == best) for row in rows]) if rows else None,
@@ -385,36 +395,13 @@ def _about_front(answer: Answer) -> list[str]:
     point = next((one for one in answer.front if one.batch_size == answer.optimal.batch_size), None)
     if point is None or point.on_front:
         return []
-    rule, least = answer.recommendation.rule, answer.recommendation.least_batch_size
+    least = answer.recommendation.least_batch_size
     why = {
         "least": f"it is recommended for its {objective_in(answer).noun}",
         "law": f"its median is not separated from that of batch {least}, and steps and step times favour it",
         "smallest_shown_within_5_percent": f"it is the smallest batch size shown to be within 5 % of batch {least}",
-    }[rule]
+    }[answer.recommendation.rule]
     return [f"Batch {answer.optimal.batch_size} is not on the line: {why}."]
-
-
-def _learning_rate(picture: StudyPicture) -> Section:
-    objective = objective_of(picture.spec, picture.study.target)
-    which = " with a constant batch" if any(trial.configuration.grows for trial in picture.trials) else ""
-    return Section(
-        name="learning-rate",
-        title="Learning rate and batch size",
-        text=f"Every trial{which}. The lines are the linear and the square-root rule from the default.",
-        absent="Not shown: the trials' learning rates are unknown.",
-        charts={"rates": plots.learning_rate_chart(picture.trials, objective, _known_default(picture))},
-    )
-
-
-def _device(answer: Answer) -> Section:
-    return Section(
-        name="device",
-        title="Throughput and memory",
-        text="Throughput and memory by batch size. The highest throughput is not the shortest training.",
-        absent="Not shown: neither step times nor peak memory were measured.",
-        charts={"throughput": plots.throughput_chart(answer), "memory": plots.memory_chart(answer)},
-        notes=list(filter(None, [about_device(answer)])),
-    )
 
 
 def _known_default(picture: StudyPicture) -> Configuration | None:
@@ -430,42 +417,31 @@ def _without_figure(answer: Answer) -> list[str]:
     return [f"Not drawn, because no run gives a figure or a bound: batch {', '.join(missing)}."] if missing else []
 
 
-def _recipe(answer: Answer) -> Section:
-    best = answer.optimal
-    rows = [Row([name, in_words(value)]) for name, value in best.values.items() if value is not None]
-    return Section(
-        name="recipe",
-        title="Train with",
-        text=f"The configuration of the optimum, run in {plural(len(best.trial_numbers), 'trial')}.",
-        table=Table(["Parameter", "Value"], rows),
-    )
-
-
 def _batches(answer: Answer) -> Section:
+    has_host_bound = any(row.host_bound_share is not None for row in answer.batches)
     headings = [
         "Batch",
         f"{objective_in(answer).label} [95 %]",
         "Steps",
         "Samples",
         "ms/step",
+        *(["Host-bound"] if has_host_bound else []),
         "Learning rate",
         "Regime",
         "Trials",
     ]
-    if _tells_of_the_host(answer):
-        headings.insert(headings.index("ms/step") + 1, "Host-bound")
     return Section(
         name="batches",
         title="Batch sizes",
         text="The best configuration of each; the optimum is bold.",
         table=Table(
-            headings, [Row(_cells(answer, row), row.batch_size == answer.optimal.batch_size) for row in answer.batches]
+            headings,
+            [
+                Row(_cells(answer, row, has_host_bound), row.batch_size == answer.optimal.batch_size)
+                for row in answer.batches
+            ],
         ),
     )
-
-
-def _tells_of_the_host(answer: Answer) -> bool:
-    return any(row.host_bound_share is not None for row in answer.batches)
 
 
 def _regime(row: Batch) -> str | None:
@@ -476,7 +452,7 @@ def _regime(row: Batch) -> str | None:
     return f"{row.regime} (slope {figures.replace('-', '−')})"  # lines may break at hyphens
 
 
-def _cells(answer: Answer, row: Batch) -> list[str]:
+def _cells(answer: Answer, row: Batch, has_host_bound: bool) -> list[str]:
     figure = row.objective_value
     bound, unit = row.objective_lower_bound, objective_in(answer).unit
     if figure is not None:
@@ -495,7 +471,7 @@ def _cells(answer: Answer, row: Batch) -> list[str]:
         in_words(row.steps_to_target),
         NOTHING if row.samples_to_target is None else number(row.samples_to_target),
         NOTHING if row.step_time_s is None else number(1000 * row.step_time_s),
-        *([NOTHING if share is None else f"{share:.0%}"] if _tells_of_the_host(answer) else []),
+        *([NOTHING if share is None else f"{share:.0%}"] if has_host_bound else []),
         in_words(rate),
         ", ".join(part for part in (_regime(row), untuned) if part) or NOTHING,
         _ended(row) or NOTHING,
@@ -506,13 +482,10 @@ def _ended(row: Batch) -> str:
     return ", ".join(f"{count} {state}" for state, count in row.ended.items())
 
 
-def _audit(audit: Any | None) -> Section | None:
-    if audit is None:
+def _audit(audit: Mapping[str, Any] | None) -> Section | None:
+    if audit is None or not audit["rules"]:
         return None
-    found: Mapping[str, Any] = audit.model_dump(mode="json") if hasattr(audit, "model_dump") else audit
-    if not found.get("rules"):
-        return None
-    slope = found.get("learning_rate_slope")
+    slope = audit.get("learning_rate_slope")
     return Section(
         name="audit",
         title="Rules of thumb on this workload",
@@ -520,7 +493,7 @@ def _audit(audit: Any | None) -> Section | None:
         f"interval. Held: below {HELD:.2f}; broke: above {BROKE:.2f}.",
         table=Table(
             ["Rule", "Batch", "Verdict", "Regret", "It gives", "Because"],
-            [Row(_rule_cells(rule)) for rule in sorted(found["rules"], key=lambda one: one["verdict"] == "not_run")],
+            [Row(_rule_cells(rule)) for rule in sorted(audit["rules"], key=lambda one: one["verdict"] == "not_run")],
         ),
         notes=[] if not slope else [_slope(slope)],
     )
@@ -581,7 +554,7 @@ def promised_and_found(answer: Answer) -> Section | None:
     )
 
 
-def _range(ends: list[int]) -> str:
+def _range(ends: Sequence[int]) -> str:
     low, high = ends
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
@@ -613,15 +586,13 @@ def reproduction_of(study: StudyRecord, spec: StudySpec) -> dict[str, Any]:
 
     name = study.name
     text = yaml.safe_dump(spec.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=100)
-    imported = spec.is_imported
-    how = (
-        "Its runs were imported; the spec below describes them."
-        if imported
-        else f"Save the spec below as {name}.yaml beside the workload. Compare results only on the same kind of device."
-    )
-    file = shlex.quote(f"./{name}.yaml")
-    commands = [] if imported else [f"bssearch run {file}"]
-    commands.append(f"bssearch report {shlex.quote(name)} --html report.html")
+    how = "Its runs were imported; the spec below describes them."
+    commands = [f"bssearch report {shlex.quote(name)} --html report.html"]
+    if not spec.is_imported:
+        how = (
+            f"Save the spec below as {name}.yaml beside the workload. Compare results only on the same kind of device."
+        )
+        commands.insert(0, f"bssearch run {shlex.quote(f'./{name}.yaml')}")
     return {
         "facts": facts_of(study.environment),
         "how": how,
@@ -656,19 +627,14 @@ def facts_of(environment: Environment | None) -> list[tuple[str, str]]:
 
 def tiles_of(answer: Answer, spec: StudySpec) -> list[Tile]:
     """Tiles of the key figures, the optimum's first."""
-    low, high = answer.flat_range
     best, largest = answer.optimal, answer.largest_that_fits
     accumulated = f"{best.accumulation_steps} × {best.micro_batch_size}" if best.accumulation_steps > 1 else ""
-    over = _times(answer, answer.speedup.over_largest)
+    notes = (_times(answer, answer.speedup.over_largest), largest.reason)
     tiles = [
         Tile("Optimal batch size", f"{best.batch_size:,}", accumulated),
         _figure_tile(answer),
-        Tile("Within 5 %", f"{low:,}" if low == high else f"{low:,} to {high:,}", "medians around the optimum"),
-        Tile(
-            largest.in_words.capitalize(),
-            f"{largest.batch_size:,}",
-            "; ".join(part for part in (over, largest.reason) if part),
-        ),
+        Tile("Within 5 %", _range(answer.flat_range), "medians around the optimum"),
+        Tile(largest.in_words.capitalize(), f"{largest.batch_size:,}", "; ".join(filter(None, notes))),
     ]
     if spec.default_is_known:
         over_default = _times(answer, answer.speedup.over_default) or "no run to compare"
@@ -679,20 +645,16 @@ def tiles_of(answer: Answer, spec: StudySpec) -> list[Tile]:
         tiles.append(_noise(answer.measured.noise_scale))
     if best.test_metric is not None:
         tiles.append(Tile(f"Test {answer.target.metric}", number(best.test_metric), "of the optimum, at the target"))
-    tiles += [_further(name, figure) for name, figure in best.further_metrics.items()]
+    for name, figure in best.further_metrics.items():
+        shown = ends(figure.low, figure.high).strip()
+        note = f"of the optimum, at the target{shown and f', 95 % interval {shown}'}"
+        tiles.append(Tile(f"Test {name}", number(figure.median), note))
     if best.peak_memory_bytes is not None:
         of = "of the optimum"
         if best.peak_memory_basis not in (None, MemoryBasis.DEVICE):
             of = "growth of the process over a trial of the optimum"
         tiles.append(Tile("Peak memory", memory(best.peak_memory_bytes), of))
     return tiles
-
-
-def _further(name: str, figure: Figure) -> Tile:
-    shown = ends(figure.low, figure.high).strip()
-    return Tile(
-        f"Test {name}", number(figure.median), f"of the optimum, at the target{shown and f', 95 % interval {shown}'}"
-    )
 
 
 def _figure_tile(answer: Answer) -> Tile:

@@ -57,13 +57,13 @@ def objective_picture(answer: Answer, *, default_batch_size: int | None = None, 
     if objective.stops_at_target:
         title += f": {answer.target.in_words}"
     value = "" if best.objective_value is None else f" at {number(best.objective_value.median)}{objective.unit}"
-    where = [f"study {answer.study}", answer.device.name, *([] if measured_on is None else [measured_on.isoformat()])]
+    source = [f"study {answer.study}", answer.device.name, *([] if measured_on is None else [measured_on.isoformat()])]
     return picture(
         chart,
         title=title,
         subtitle="median and 95 % interval over fresh seeds, with the learning rate and the rest tuned at each batch "
         "size",
-        footnote=", ".join(where),
+        footnote=", ".join(source),
         about=f"{title}. Optimal: batch {best.batch_size}{value}.",
     )
 
@@ -123,54 +123,60 @@ def samples_chart(answer: Answer) -> Chart | None:
 
 def front_chart(answer: Answer, *, priced: bool) -> Chart | None:
     """Each batch size's time and cost to the target: money if ``priced``, else samples."""
-    if not answer.front:
-        return None
     confirmed = {row.batch_size for row in answer.batches if row.confirmed}
-    points: dict[str, list[Point]] = {"front": [], "beaten": [], "single": []}
-    for one in sorted(answer.front, key=lambda one: one.time_to_target_s):
-        about = f"batch {one.batch_size}\n{number(one.time_to_target_s, 4)} s, cost {number(one.cost, 4)}"
-        point = Point(one.time_to_target_s, one.cost, about, str(one.batch_size))
-        is_single = confirmed and one.batch_size not in confirmed
-        points["front" if one.on_front else "single" if is_single else "beaten"].append(point)
-    best = str(answer.optimal.batch_size)
-    series = [
-        Series(name="best trade-offs", points=points["front"], symbol="circle", width=1.5, shape="hv"),
-        Series(name="beaten in both", points=points["beaten"], symbol="circle", colour=MUTED),
-        _apart("single search trial, not compared", points["single"], "circle"),
-        Series(
-            name="recommended",
-            points=[Point(one.x, one.y) for here in points.values() for one in here if one.label == best],
-            colour=SECOND,
-            symbol="star",
-            size=14,
+    points = {
+        one.batch_size: Point(
+            one.time_to_target_s,
+            one.cost,
+            f"batch {one.batch_size}\n{number(one.time_to_target_s, 4)} s, cost {number(one.cost, 4)}",
+            str(one.batch_size),
+        )
+        for one in sorted(answer.front, key=lambda one: one.time_to_target_s)
+    }
+    front = {one.batch_size for one in answer.front if one.on_front}
+    single = points.keys() - front - confirmed if confirmed else set()
+    best = [Point(point.x, point.y) for size, point in points.items() if size == answer.optimal.batch_size]
+    return _trade_offs(
+        [point for size, point in points.items() if size in front],
+        [point for size, point in points.items() if size not in front | single],
+        _apart(
+            "single search trial, not compared", [point for size, point in points.items() if size in single], "circle"
         ),
-    ]
-    seconds, costs = [one.time_to_target_s for one in answer.front], [one.cost for one in answer.front]
-    cost = "price" if priced else "training samples"
-    return Chart(
-        x=value_axis("train seconds to the target", seconds, log=True, room=2 * PADDING),
-        y=value_axis(f"{cost} to the target", costs, log=True, room=2 * PADDING),
-        series=[one for one in series if one.points],
+        Series(name="recommended", points=best, colour=SECOND, symbol="star", size=14),
+        cost="price" if priced else "training samples",
     )
 
 
 def devices_chart(answer: Answer) -> Chart | None:
     """Time and device-seconds to the target on each number of devices."""
-    if not answer.by_devices:
-        return None
-    points: dict[bool, list[Point]] = {True: [], False: []}
-    for one in answer.by_devices:
-        about = f"{one.world_size} devices, batch {one.batch_size}\n{number(one.seconds)} s, cost {number(one.cost)}"
-        points[one.on_front].append(Point(one.seconds, one.cost, about, plural(one.world_size, "device")))
-    front = sorted(points[True], key=lambda one: one.x)
+    points = [
+        (
+            one.on_front,
+            Point(
+                one.seconds,
+                one.cost,
+                f"{one.world_size} devices, batch {one.batch_size}\n{number(one.seconds)} s, cost {number(one.cost)}",
+                plural(one.world_size, "device"),
+            ),
+        )
+        for one in sorted(answer.by_devices, key=lambda one: one.seconds)
+    ]
+    front, beaten = [[point for on_front, point in points if on_front is wanted] for wanted in (True, False)]
+    return _trade_offs(front, beaten, cost="device-seconds")
+
+
+def _trade_offs(front: Sequence[Point], beaten: Sequence[Point], *more: Series, cost: str) -> Chart | None:
     series = [
         Series(name="best trade-offs", points=front, symbol="circle", width=1.5, shape="hv"),
-        Series(name="beaten in both", points=points[False], symbol="circle", colour=MUTED),
+        Series(name="beaten in both", points=beaten, symbol="circle", colour=MUTED),
+        *more,
     ]
-    seconds, costs = [one.seconds for one in answer.by_devices], [one.cost for one in answer.by_devices]
+    points = [point for one in series for point in one.points]
+    if not points:
+        return None
     return Chart(
-        x=value_axis("train seconds to the target", seconds, log=True, room=2 * PADDING),
-        y=value_axis("device-seconds to the target", costs, log=True, room=2 * PADDING),
+        x=value_axis("train seconds to the target", [one.x for one in points], log=True, room=2 * PADDING),
+        y=value_axis(f"{cost} to the target", [one.y for one in points], log=True, room=2 * PADDING),
         series=[one for one in series if one.points],
     )
 
@@ -178,10 +184,8 @@ def devices_chart(answer: Answer) -> Chart | None:
 def throughput_chart(answer: Answer) -> Chart | None:
     """Samples per second against batch size."""
     series = _connected(answer, lambda row: row.samples_per_s)
-    if series is None:
-        return None
-    y = value_axis("training samples per second", extent([series]), log=True)
-    return Chart(x=batch_axis(_sizes(answer)), y=y, series=[series])
+    y = series and value_axis("training samples per second", extent([series]), log=True)
+    return Chart(x=batch_axis(_sizes(answer)), y=y, series=[series]) if series and y else None
 
 
 def memory_chart(answer: Answer) -> Chart | None:
@@ -310,20 +314,19 @@ def _law_of_figures(answer: Answer) -> Iterator[Series]:
     is_timed = all(warning.code != LAW_NOT_TIMED for warning in answer.warnings)
     if needs_step_times and (len(inside) < 2 or not is_timed):
         return
-    points = []
-    for size in dense_sizes(inside if needs_step_times else fit.residuals):
-        value = objective.predicted(_steps_by_law(fit, size), size, _step_seconds_at(timed, size))
-        if value is not None:
-            points.append((size, value))
+    points = [
+        (size, value)
+        for size in dense_sizes(inside if needs_step_times else fit.residuals)
+        if (value := objective.predicted(_steps_by_law(fit, size), size, _step_seconds_at(timed, size))) is not None
+    ]
     if points:
         yield _law_curve(points, "law × step time" if needs_step_times else "the law", fit)
 
 
 def _step_seconds_at(timed: Mapping[int, float], size: float) -> float | None:
     # Step seconds at a size, log-log interpolated
-    if not timed:
-        return None
-    return math.exp(np.interp(math.log(size), np.log(list(timed)), np.log(list(timed.values()))))
+    known = np.log([*timed.items()])
+    return math.exp(np.interp(math.log(size), known[:, 0], known[:, 1])) if timed else None
 
 
 def _steps_by_law(law: Law, size: float) -> float:
@@ -370,10 +373,8 @@ def curve_trials(answer: Answer, trials: Iterable[TrialRecord]) -> dict[int, int
     sign = 1 if answer.target.goal == "maximize" else -1
     nearest: dict[int, tuple[float, int]] = {}
     for trial in trials:
-        if trial.configuration.grows:
-            continue
         size = trial.configuration.batch_size
-        metric = None if trial.outcome is None else trial.outcome.best_metric
+        metric = None if trial.configuration.grows or trial.outcome is None else trial.outcome.best_metric
         if size not in chosen and metric is not None:
             nearest[size] = max(nearest.get(size, (-math.inf, 0)), (sign * metric, trial.number))
     return dict(sorted({**{size: one for size, (_, one) in nearest.items()}, **chosen}.items()))
@@ -481,7 +482,6 @@ def _coloured(
     def share(log: float) -> float:
         return (log - low) / ((high - low) or 1.0)
 
-    name = "reached the target" if objective.stops_at_target else "measured"
     points = [
         _mark(
             trial.configuration,
@@ -495,6 +495,7 @@ def _coloured(
     if objective.has_ratios:
         ticks = [math.log(tick) for tick in round_numbers(math.exp(low), math.exp(high))]
     texts = [(share(tick), number(objective.shown(objective.from_log(tick)))) for tick in ticks]
+    name = "reached the target" if objective.stops_at_target else "measured"
     series = Series(name=name, points=points, colour=sequence_colour(0.5), symbol="circle", size=8)
     return [series], ColourScale(objective.axis_title.removesuffix(" to the target"), texts)
 

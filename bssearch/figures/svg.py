@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 from bssearch.records.text import number
 
 INK, MUTED, PAGE = "var(--ink)", "var(--muted)", "var(--page)"
-ACCENT, SECOND, THIRD, BAND = "var(--accent)", "var(--second)", "var(--third)", "var(--band)"
+ACCENT, SECOND, THIRD = "var(--accent)", "var(--second)", "var(--third)"
 
 STOPS = 4  # Colours of the sequence in ``colours.css``: ``--sequence-0`` is the best, ``--sequence-3`` the worst
 
@@ -75,7 +75,7 @@ class Series:
     colour: str = ACCENT
     width: float = 0
     dash: Dash = "solid"
-    shape: Shape = "straight"  # hv steps horizontally, then vertically; vh the other way round
+    shape: Shape = "straight"  # hv steps horizontally, then vertically; vh vertically first
     symbol: Symbol | None = None
     size: float = 10
     is_hollow: bool = False
@@ -188,7 +188,7 @@ Place = tuple[float, float, Anchor]  # Position, anchor and baseline of a text
 
 NARROW_WIDTH, WIDE_WIDTH = 340, 560
 PICTURE_WIDTH, PICTURE_EDGE = 880, 24
-MOST_TOOLTIPS = 200  # Series with more points get no tooltips, which would double the page's size
+MOST_TOOLTIPS = 200  # Series with more points get no tooltips, which double the page's size
 TOOLTIP_RADIUS = 6
 TICK, GAP, AWAY = 4, 4, 9  # Pixels: length of a tick, its distance from its text, and that of a point from its text
 SWATCH, SWATCH_GAP, BETWEEN_NAMES = 24, 6, 16
@@ -221,7 +221,6 @@ WIDTH_OF = {character: width for width, characters in CHARACTER_WIDTHS.items() f
 NO_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 HALO = f' paint-order="stroke" stroke="{PAGE}" stroke-width="3" stroke-linejoin="round"'
 MUTED_TEXT = ' fill="var(--muted)"'
-PICTURE_STYLE = "svg.bssearch-chart { max-width: 100%; height: auto; }\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -326,7 +325,8 @@ def picture(chart: Chart, *, title: str, subtitle: str, footnote: str, about: st
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" class="bssearch-chart" viewBox="0 0 {PICTURE_WIDTH} '
             f'{short(bottom)}" width="{PICTURE_WIDTH}" height="{short(bottom)}" {_attributes(about, size)}>',
-            f"<style>\n{PICTURE_STYLE}{stylesheet('colours.css').replace(':root', 'svg.bssearch-chart')}</style>",
+            "<style>\nsvg.bssearch-chart { max-width: 100%; height: auto; }",
+            f"{stylesheet('colours.css').replace(':root', 'svg.bssearch-chart')}</style>",
             f'<rect width="{PICTURE_WIDTH}" height="{short(bottom)}" rx="8" fill="{PAGE}"/>',
             text_at(PICTURE_EDGE, 34, cut(title, 19, size.width), more=' font-size="19" font-weight="600"'),
             text_at(PICTURE_EDGE, 58, cut(subtitle, size.font, size.width), more=MUTED_TEXT),
@@ -680,8 +680,7 @@ def _colour_scale(scale: ColourScale, name: str, size: Size) -> tuple[list[str],
 
 def short(value: float) -> str:
     """Format a length with at most one decimal."""
-    text = f"{value:.1f}".removesuffix(".0")
-    return "0" if text == "-0" else text
+    return f"{value:z.1f}".removesuffix(".0")
 
 
 def width_of(text: str, font: float) -> float:

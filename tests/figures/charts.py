@@ -1,4 +1,4 @@
-"""Every kind of chart that is shipped, by name, made from small studies, and the pages they stand on."""
+"""Every shipped kind of chart by name, from small studies, and their pages."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,33 +16,26 @@ OBJECTIVES = tuple(one for one in registry.names("objectives") if one != "energy
 
 
 def with_every_end() -> StudyPicture:
-    """Return a study with trials that ended in every way, and a default."""
+    """Study with trials of every end, and a default."""
     found = page.picture()
     states = (TrialState.DIVERGED, TrialState.OOM, TrialState.EXHAUSTED, TrialState.PRUNED)
     first = len(found.trials)
     ended = [make_trial(first + index, batch_size=8, state=state) for index, state in enumerate(states)]
     ended.append(make_trial(first + 4, batch_size=256, state=TrialState.EXHAUSTED, seconds=7.2, last_miss_step=300))
     ended.append(make_trial(first + 5, batch_size=512, seconds=4.0, steps=200))
-    return StudyPicture(
-        study=found.study,
-        spec=found.spec,
-        answer=answer_of([*found.trials, *ended], found.spec),
-        trials=[*found.trials, *ended],
-        curves=found.curves,
-    )
+    trials = [*found.trials, *ended]
+    return replace(found, answer=answer_of(trials, found.spec), trials=trials)
 
 
 def with_many_sizes() -> StudyPicture:
-    """Return a study of batch sizes whose names do not fit beside each other on a phone."""
+    """Study whose batch sizes do not fit beside each other on a phone."""
     found = page.picture()
     trials = law_trials([2**power for power in range(3, 18)], peak_memory_bytes=2**30)
-    return StudyPicture(
-        study=found.study, spec=found.spec, answer=answer_of(trials, found.spec), trials=trials, curves={}
-    )
+    return replace(found, answer=answer_of(trials, found.spec), trials=trials, curves={})
 
 
 def shipped() -> Iterator[tuple[str, Chart]]:
-    """Yield every shipped chart with a name of its own."""
+    """Every shipped chart with a unique name."""
     for objective in OBJECTIVES:
         spec = make_spec(objective=objective, price_per_device_hour=2.0)
         trials = law_trials(peak_memory_bytes=6 * 2**30)
@@ -57,7 +50,7 @@ def shipped() -> Iterator[tuple[str, Chart]]:
 
 
 def points(*found: Point, **more: Any) -> Chart:
-    """Return a chart of one series of circles on axes from 0 to 10."""
+    """Chart of one series of circles on axes from 0 to 10."""
     axis = Axis("amount", 0.0, 10.0, linear_ticks(0.0, 10.0))
     series = Series(**{"points": found, "name": "these", "symbol": "circle", **more})
     return Chart(x=axis, y=replace(axis, title="height"), series=[series])

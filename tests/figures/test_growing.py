@@ -1,4 +1,4 @@
-"""The page shows batches that grow beside the best batch that stays, and keeps them out of the other figures."""
+"""The page shows growing batches beside the best constant batch, and keeps them out of the other figures."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -29,7 +29,7 @@ PROBES = {size: make_probe(size, step_seconds=0.01 + 0.0002 * size) for size in 
 
 
 def grown(schedule: BatchSchedule, first: int, *, runs: int = 3, steps: int = 40, **changes: Any) -> list[TrialRecord]:
-    """Return a trial of the search for a schedule, and runs that repeat it with the seeds of the confirmation."""
+    """Search trial of a schedule, and its repeats with the confirmation's seeds."""
     phases = [Phase.GROWTH] + runs * [Phase.AUDIT]
     trials = [
         make_trial(
@@ -72,7 +72,7 @@ def picture(schedule: BatchSchedule = PLANNED, **changes: Any) -> StudyPicture:
     )
 
 
-def test_a_trial_whose_batch_grows_does_not_stand_for_its_first_batch_size() -> None:
+def test_a_trial_whose_batch_grows_does_not_count_for_its_first_batch_size() -> None:
     found = picture()
     alone = replace(BASE, batch_size=48, micro_batch_size=48)
     first = with_batch_schedule(alone, milestones((0, 48), (480, 96)))

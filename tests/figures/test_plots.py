@@ -1,4 +1,4 @@
-"""What the charts of a study's page show is what its answer and its records say."""
+"""The charts of a study's page show its answer and its records."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -52,7 +52,7 @@ def study_of(spec: StudySpec, **environment: Any) -> StudyRecord:
 
 
 def law_trials(sizes: Sequence[int] = SIZES, **changes: Any) -> list[TrialRecord]:
-    """Return three confirmation runs at each batch size on the law, with a step of 10 ms + 0.2 ms a sample."""
+    """Three confirmation runs at each batch size on the law; a step takes 10 ms + 0.2 ms a sample."""
     trials: list[TrialRecord] = []
     for size in sizes:
         for seed, factor in enumerate(NOISE):
@@ -84,14 +84,12 @@ def answer() -> Answer:
 
 
 def named(chart: Chart | None, name: str) -> Series:
-    assert chart is not None
-    (found,) = [series for series in chart.series if name in series.name]
+    (found,) = [series for series in not_none(chart).series if name in series.name]
     return found
 
 
 def names(chart: Chart | None) -> list[str]:
-    assert chart is not None
-    return [series.name for series in chart.series]
+    return [series.name for series in not_none(chart).series]
 
 
 def xs(series: Series) -> list[float]:
@@ -119,7 +117,7 @@ def trained_to_its_limit(trial: TrialRecord) -> TrialRecord:
     return with_outcome(trial, train_seconds=trial.train_seconds_limit)
 
 
-def test_medians_and_intervals_are_those_of_the_answer(answer: Answer) -> None:
+def test_medians_and_intervals_equal_the_answer(answer: Answer) -> None:
     chart = plots.objective_chart(answer)
     others, best = named(chart, "confirmed"), named(chart, "optimal")
     drawn = {point.x: (point.y, point.low, point.high) for point in (*others.points, *best.points)}
@@ -131,7 +129,7 @@ def test_medians_and_intervals_are_those_of_the_answer(answer: Answer) -> None:
     assert xs(best) == [answer.optimal.batch_size] and str(answer.optimal.batch_size) in best.points[0].label
 
 
-def test_the_law_runs_from_the_smallest_to_the_largest_batch_size_that_reached(answer: Answer) -> None:
+def test_the_law_spans_the_batch_sizes_that_reached_the_target(answer: Answer) -> None:
     law = named(plots.objective_chart(answer), "law × step time")
     assert answer.fit is not None and law.dash == "solid"
     assert (xs(law)[0], xs(law)[-1]) == pytest.approx((8, 128))
@@ -163,7 +161,7 @@ def labels(chart: Chart | None, name: str) -> set[str]:
     return {point.label for point in named(chart, name).points}
 
 
-def test_the_front_is_that_of_the_answer(answer: Answer) -> None:
+def test_the_front_equals_the_answer(answer: Answer) -> None:
     chart = plots.front_chart(answer, priced=True)
     assert chart is not None and "price" in chart.y.title
     assert labels(chart, "best trade-offs") == {str(one.batch_size) for one in answer.front if one.on_front}
@@ -176,7 +174,7 @@ def test_the_front_is_that_of_the_answer(answer: Answer) -> None:
     assert plots.front_chart(answer.model_copy(update={"front": []}), priced=True) is None
 
 
-def test_a_single_search_trial_stands_apart_from_the_front_of_confirmed_batch_sizes(answer: Answer) -> None:
+def test_a_single_search_trial_is_drawn_apart_from_confirmed_batch_sizes(answer: Answer) -> None:
     best = answer.optimal.batch_size
     rows = [row.model_copy(update={"confirmed": row.batch_size == best}) for row in answer.batches]
     front = [one.model_copy(update={"on_front": one.batch_size == best}) for one in answer.front]
@@ -202,17 +200,17 @@ def long_curve(points: int) -> list[Observation]:
     return make_curve(*((float(n), math.nan if n == 7 else n / points) for n in range(points)))
 
 
-def test_curves_are_thinned_and_end_where_they_ended(answer: Answer) -> None:
+def test_thinned_curves_keep_their_last_point(answer: Answer) -> None:
     chart = not_none(plots.curves_chart(answer, {32: long_curve(5000), 64: long_curve(20), 16: []}))
     thinned, whole = named(chart, "32"), named(chart, "64")
     assert len(thinned.points) == plots.CURVE_POINTS
     assert (xs(thinned)[0], xs(thinned)[-1]) == (1.0, 4999.0)
-    assert len(whole.points) == 18  # neither step 0 nor the metric that was no number
+    assert len(whole.points) == 18  # without step 0 and the metric that is NaN
     assert all(map(math.isfinite, ys(whole)))
     assert [rule.at for rule in chart.rules] == [0.9]
 
 
-def test_a_curve_of_a_single_evaluation_is_a_line_nowhere_and_a_circle_while_the_trial_runs(answer: Answer) -> None:
+def test_a_single_evaluation_is_no_line_and_a_circle_while_the_trial_runs(answer: Answer) -> None:
     curve = make_curve((0.0, 0.1), (1.0, 0.9))
     assert plots.curves_chart(answer, {32: curve, 16: []}) is None
     recent = named(plots.recent_curves_chart(study_of(make_spec()).target, [(make_trial(7), curve)]), "trial 7")
@@ -225,7 +223,7 @@ def rates(trials: Sequence[TrialRecord], default: Configuration | None = None) -
     return plots.learning_rate_chart(trials, TIME, default)
 
 
-def test_every_trial_that_says_something_is_on_the_map_by_how_it_ended() -> None:
+def test_the_map_shows_trials_by_how_they_ended() -> None:
     states = {
         TrialState.REACHED: "reached the target",
         TrialState.PRUNED: "stopped",
@@ -243,7 +241,7 @@ def test_every_trial_that_says_something_is_on_the_map_by_how_it_ended() -> None
     assert sum(len(series.points) for series in chart.series) == len(states)
 
 
-def test_colours_are_the_logarithm_of_the_value_and_the_best_lies_on_top() -> None:
+def test_colours_follow_the_logarithm_and_the_best_is_on_top() -> None:
     chart = rates([make_trial(0, seconds=1.0), make_trial(1, seconds=100.0), make_trial(2, seconds=10.0)])
     assert [point.colour for point in named(chart, "reached").points] == [sequence_colour(at) for at in (1, 0.5, 0)]
     assert chart is not None and chart.colours is not None
@@ -252,7 +250,7 @@ def test_colours_are_the_logarithm_of_the_value_and_the_best_lies_on_top() -> No
     assert {point.colour for point in named(equal, "reached").points} == {sequence_colour(0)}
 
 
-def test_a_learning_rate_that_nobody_knows_is_not_drawn() -> None:
+def test_an_unknown_learning_rate_is_not_drawn() -> None:
     unknown = Configuration(batch_size=8, micro_batch_size=8, learning_rate=1.0, parameters={"learning_rate": None})
     assert rates([make_trial(0, configuration=unknown)]) is None
 
@@ -313,9 +311,7 @@ def test_numbers_have_three_digits_and_no_needless_exponent(value: float, text: 
         ((3.01, 3.02), [3.01, 3.02]),
     ],
 )
-def test_a_logarithmic_axis_has_the_roundest_numbers_of_which_there_are_three_to_nine(
-    ends: tuple[float, float], ticks: list[float]
-) -> None:
+def test_a_logarithmic_axis_has_three_to_nine_round_numbers(ends: tuple[float, float], ticks: list[float]) -> None:
     assert round_numbers(*ends) == pytest.approx(ticks)
     axis = value_axis("", ends, log=True, room=0.0)
     assert (axis.low, axis.high) == pytest.approx((ends[0] / 10**0.04, ends[1] * 10**0.04))
@@ -343,10 +339,10 @@ def test_a_linear_axis_has_round_numbers(low: float, high: float, shown: list[st
         ([5.0, 5.0], False, (5.0 - 5 * PADDING, 5.0 + 5 * PADDING)),
         ([0.0], False, (0.0, PADDING)),
         ([1.0, 1e4], True, (10 ** (-4 * PADDING), 10 ** (4 + 4 * PADDING))),
-        ([10.0, 0.0, -1.0, math.inf], True, (10**0.96, 10**1.04)),  # as far as a logarithmic axis can show them
+        ([10.0, 0.0, -1.0, math.inf], True, (10**0.96, 10**1.04)),  # the positive, finite values
     ],
 )
-def test_axes_leave_room_at_both_ends_and_begin_at_zero_if_that_is_the_least(
+def test_axes_leave_room_at_both_ends_unless_they_start_at_zero(
     values: list[float], log: bool, ends: tuple[float, float]
 ) -> None:
     axis = value_axis("", values, log=log)

@@ -1,6 +1,6 @@
-"""Every part of a study's page, for studies that between them know, bound and lack each figure.
+"""Every part of a study's page, for studies that know, bound or lack each figure.
 
-After a change that is meant: ``BSSEARCH_WRITE_SNAPSHOTS=1 pytest tests/figures/test_snapshots.py``, and read the diff.
+After an intended change: ``BSSEARCH_WRITE_SNAPSHOTS=1 pytest tests/figures/test_snapshots.py``, and read the diff.
 """
 
 import os
@@ -74,7 +74,7 @@ NO_FIGURE = dict.fromkeys(
 
 
 def changed(rows: Callable[[int], dict[str, Any]] = lambda place: {}, **update: Any) -> StudyPicture:
-    """Return a study of which fields of the answer, of its parts and batch sizes are changed."""
+    """Study with changed fields of the answer, of its parts and batch sizes."""
     found = page.picture()
     answer = found.answer
     parts = {name: getattr(answer, name).model_copy(update=update.pop(name, {})) for name in NESTED}
@@ -83,7 +83,7 @@ def changed(rows: Callable[[int], dict[str, Any]] = lambda place: {}, **update: 
 
 
 def known() -> StudyPicture:
-    """Return a study in which every figure is known, with its interval."""
+    """Study in which every figure is known, with its interval."""
     return changed(
         lambda place: {
             "untuned": place == 0,
@@ -129,7 +129,7 @@ def known() -> StudyPicture:
 
 
 def bounded() -> StudyPicture:
-    """Return a study in which figures have one end of an interval, and the optimum is off the front."""
+    """Study whose figures have one end of an interval, and whose optimum is off the front."""
     points = [point.model_copy(update={"on_front": False}) for point in page.picture().answer.front]
     return changed(
         lambda place: {
@@ -151,7 +151,7 @@ def bounded() -> StudyPicture:
 
 
 def unknown() -> StudyPicture:
-    """Return a study in which nothing is known that may be unknown."""
+    """Study that lacks every figure that may be unknown."""
     found = changed(
         lambda place: {**NO_FIGURE, "ended": {}, "untuned": False, "regime": None, "peak_memory_bytes": None},
         fit=None,
@@ -170,7 +170,7 @@ def rule(rule: str = Rule.LINEAR_RATE, verdict: str = "broke", **update: Any) ->
 
 
 def audited() -> StudyPicture:
-    """Return a study whose rules have every kind of verdict, parameter and regret."""
+    """Study whose rules have every kind of verdict, parameter and regret."""
     rules = [
         rule(verdict="not_run", configuration=None, reason=None, batch_size=None, regret=None),
         rule(Rule.DROPOUT, "held", regret={"value": 1.234, "at_least": True}),
@@ -186,14 +186,14 @@ def audited() -> StudyPicture:
 
 
 def growing_missed() -> StudyPicture:
-    """Return a study with a second schedule that missed the target, and a best one whose curve is not stored."""
+    """Study with a second schedule that missed the target, and a best schedule without a stored curve."""
     found = growing.picture()
     capped = growing.grown(growing.BY_NOISE, 90, runs=0, state=TrialState.CAPPED)
     return replace(found, trials=[*found.trials, *capped], grown=(not_none(found.grown)[0], []))
 
 
 def missed(objective: str, price: float | None = None) -> StudyPicture:
-    """Return a study in which one batch size reached the target, and one only has a bound."""
+    """Study in which one batch size reached the target, and another has only a bound."""
     spec = make_spec(objective=objective, price_per_device_hour=price)
     trials = [
         make_trial(0, batch_size=32),
@@ -222,6 +222,7 @@ PICTURES: dict[str, Callable[[], StudyPicture]] = {
     "missed_price": lambda: missed("cost_to_target", 500.0),
 }
 
+# Pages whose charts are compared by name only.
 NAMES_ONLY = (
     "growing_by_noise",
     "unknown",
@@ -232,11 +233,10 @@ NAMES_ONLY = (
     "imported",
     "missed_hours",
 )
-"""Pages of whose charts only the names are compared."""
 
 
 def rounded(value: Any) -> Any:
-    """Return the value with three digits of each number, and without fields that are empty."""
+    """Value with numbers of three digits, without empty fields."""
     if isinstance(value, float):
         return float(f"{value:.3g}")
     if isinstance(value, dict):
@@ -245,7 +245,7 @@ def rounded(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", PICTURES)
-def test_the_page_is_as_it_was(name: str) -> None:
+def test_the_page_equals_its_snapshot(name: str) -> None:
     shown = rounded(asdict(page_of(PICTURES[name]())))
     for section in shown["sections"] if name in NAMES_ONLY else []:
         section["charts"] = [*filter(section["charts"].get, section["charts"])]

@@ -1,4 +1,4 @@
-"""Each chart is drawn where its axes say, in colours of the style sheet, on pages and as a picture by itself."""
+"""Charts follow their axes and the style sheet's colours, on pages and as pictures."""
 
 import re
 from collections.abc import Iterator
@@ -24,20 +24,20 @@ Place = tuple[float, float]
 
 
 def drawn(chart: Chart) -> dict[str, ElementTree.Element]:
-    """Return the drawings of a chart by size."""
+    """Drawings of a chart by size."""
     both = ElementTree.fromstring(f"<div>{svg(chart, 'one', 'A title')}</div>")
     return {one.attrib["class"]: one for one in both}
 
 
 def frame(element: ElementTree.Element) -> tuple[float, float, float, float]:
-    """Return left, top, right and bottom of the plot, as its clip path has them."""
+    """Left, top, right and bottom of the plot, from its clip path."""
     rect = not_none(element.find("clipPath/rect"))
     left, top, width, height = (float(rect.attrib[name]) for name in ("x", "y", "width", "height"))
     return left, top, left + width, top + height
 
 
 def tooltips(element: ElementTree.Element) -> dict[str, Place]:
-    """Return the places of the points by their tooltips."""
+    """Places of points by tooltip."""
     circles = [(one, one.find("title")) for one in element.iter("circle")]
     return {
         title.text or "": (float(one.attrib["cx"]), float(one.attrib["cy"]))
@@ -51,7 +51,7 @@ def texts(element: ElementTree.Element) -> list[str]:
 
 
 def moves(element: ElementTree.Element) -> Iterator[Place]:
-    """Yield where the paths outside the clipped plot begin, relative to the chart."""
+    """Start points of the paths outside the clipped plot."""
     clipped = [*element.iterfind("g[@clip-path]/*")]
     for path in element.iter("path"):
         if path not in clipped:
@@ -74,7 +74,7 @@ def test_every_shipped_chart_is_valid_inside_its_drawing_and_described(name: str
 
 
 @pytest.mark.parametrize(("is_log", "expected"), [(False, 0.25), (True, 0.5)])
-def test_a_point_lies_at_its_value_on_both_axes(is_log: bool, expected: float) -> None:
+def test_a_point_is_drawn_at_its_value_on_both_axes(is_log: bool, expected: float) -> None:
     chart = points(Point(10.0 if is_log else 2.5, 7.5, "here"))
     if is_log:
         chart = replace(chart, x=Axis("amount", 1.0, 100.0, [(1.0, "1"), (100.0, "100")], is_log=True))
@@ -102,17 +102,17 @@ def test_an_interval_reaches_from_its_lower_to_its_upper_end_as_far_as_the_axis_
 
 
 @pytest.mark.parametrize(("shape", "letters"), [("straight", "ML"), ("hv", "MHV"), ("vh", "MVH")])
-def test_a_line_goes_in_the_steps_that_it_is_said_to(shape: Shape, letters: str) -> None:
+def test_a_line_has_the_steps_of_its_shape(shape: Shape, letters: str) -> None:
     chart = points(Point(1.0, 3.0), Point(2.0, 4.0), symbol=None, width=2, dash="dot", shape=shape)
     lines = [one for one in drawn(chart)["wide"].findall("g[@clip-path]/path") if "stroke-width" in one.attrib]
     assert [re.sub(r"[^A-Z]", "", one.attrib["d"]) for one in lines] == [letters]
     assert lines[0].attrib["stroke-dasharray"] == "3"
 
 
-@pytest.mark.parametrize(("count", "told"), [(200, 200), (201, 0)])
-def test_a_point_has_a_tooltip_on_a_screen_unless_there_are_too_many(count: int, told: int) -> None:
+@pytest.mark.parametrize(("count", "shown"), [(200, 200), (201, 0)])
+def test_a_point_has_a_tooltip_on_a_screen_unless_there_are_too_many(count: int, shown: int) -> None:
     both = drawn(points(*(Point(5.0, index / 25, str(index)) for index in range(count))))
-    assert (len(tooltips(both["wide"])), len(tooltips(both["narrow"]))) == (told, 0)
+    assert (len(tooltips(both["wide"])), len(tooltips(both["narrow"]))) == (shown, 0)
 
 
 def test_thousands_of_points_take_few_bytes_each() -> None:
@@ -120,7 +120,7 @@ def test_thousands_of_points_take_few_bytes_each() -> None:
     assert len(svg(points(*many), "one", "A title")) / 4000 < 110  # drawn twice
 
 
-def test_names_from_outside_are_only_text() -> None:
+def test_names_of_users_are_only_text() -> None:
     element = drawn(points(Point(5.0, 5.0, '<a href="x">'), name="a\x00\x1b&<b>"))["wide"]
     assert "a\ufffd\ufffd&<b>" in texts(element)
     assert set(tooltips(element)) == {'<a href="x">'}
@@ -139,7 +139,7 @@ def test_ticks_that_would_meet_are_left_out_evenly() -> None:
     assert len({round(following - one, 2) for one, following in pairwise(shown["wide"])}) == 1
 
 
-def test_the_text_of_a_point_stands_clear_of_every_symbol_or_is_left_out() -> None:
+def test_the_text_of_a_point_avoids_every_symbol_or_is_left_out() -> None:
     chart = points(Point(5.0, 5.0, label="left"), Point(5.01, 5.0, label="hidden" * 8), Point(2.0, 2.0, label="under"))
     star = Series(points=[Point(2.0, 2.0)], symbol="star", size=15)
     element = drawn(replace(chart, series=[*chart.series, star]))["narrow"]
@@ -157,7 +157,7 @@ def test_a_long_text_is_cut_to_the_chart() -> None:
 
 
 def contrast(one: str, other: str) -> float:
-    """Return the ratio of two colours' luminances (WCAG 2.2, relative luminance)."""
+    """Ratio of two colours' luminances (WCAG 2.2, relative luminance)."""
     light, dark = sorted((luminance(one), luminance(other)), reverse=True)
     return (light + 0.05) / (dark + 0.05)
 
@@ -169,7 +169,7 @@ def luminance(colour: str) -> float:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_texts_and_marks_stand_out_from_the_page(scheme: str) -> None:
+def test_texts_and_marks_contrast_with_the_page(scheme: str) -> None:
     light, _, dark = stylesheet("colours.css").partition("@media")
     colours = dict(re.findall(r"--([\w-]+): (#\w{6});", light if scheme == "light" else dark))
     for name in ("ink", "muted", "accent", "second", "third"):
