@@ -138,7 +138,7 @@ class CheckpointError(LaunchError):
     """
 
 
-class TrialStopped(BSSearchError):  # noqa: N818 - as Optuna's TrialPruned, it is no failure
+class TrialStopped(BSSearchError):  # noqa: N818 - like Optuna's TrialPruned, it is not a failure
     """Raised if a loop continues after its trial ended; scripts may ignore it.
 
     Example: ``except bssearch.TrialStopped: pass``

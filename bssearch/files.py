@@ -30,21 +30,16 @@ def check_file(path: Path) -> None:
         require(
             path.parent.is_dir(), f"{path} cannot be written: there is no folder {path.parent}", hint="make it first"
         )
-        if path.exists() and not path.is_file():
-            what = "a folder" if path.is_dir() else "no regular file"
-            raise UsageError(f"{path} cannot be written: it is {what}")
+        kind = "a folder" if path.is_dir() else "no regular file"
+        require(path.is_file() or not path.exists(), f"{path} cannot be written: it is {kind}")
         _refuse_database(path)
 
 
 def _refuse_database(path: Path) -> None:
-    if not path.is_file():
-        return
-    with path.open("rb") as file:
-        require(
-            file.read(len(_SQLITE)) != _SQLITE,
-            f"{path} cannot be written: a SQLite database is there",
-            hint="choose another file",
-        )
+    if path.is_file():
+        with path.open("rb") as file:
+            start = file.read(len(_SQLITE))
+        require(start != _SQLITE, f"{path} is a SQLite database and cannot be written", hint="choose another file")
 
 
 def check_folder(path: Path, files: Sequence[str]) -> None:
@@ -65,7 +60,7 @@ def _target(path: Path) -> Path:
             is_circle = target.is_symlink()  # from Python 3.13 on, which resolves a link to itself to that link
     except RuntimeError:  # up to Python 3.12
         is_circle = True
-    require(not is_circle, f"{path} cannot be written: its symbolic links lead round in a circle")
+    require(not is_circle, f"{path} cannot be written: its symbolic links form a circle")
     return target
 
 
@@ -120,7 +115,7 @@ def _make_for_a_group(path: Path) -> None:
     except OSError:
         with suppress(OSError):
             draft.rmdir()
-        if not path.is_dir():  # another driver may have been faster
+        if not path.is_dir():  # unless another driver was faster
             raise
 
 

@@ -131,7 +131,7 @@ def load(kind: Kind, name: str) -> Any:
         return _attribute(family)(name.partition(":")[2])
     if name in _installed(kind):
         return _loaded(kind, _installed(kind)[name])
-    raise UsageError(f"{kind.removesuffix('s')} = {name!r} is not known; there are {choices(kind)}")
+    raise UsageError(f"{kind.removesuffix('s')} = {name!r} is not known; choose from {choices(kind)}")
 
 
 def load_class(kind: Kind, name: str, base: type[T]) -> type[T]:
@@ -140,7 +140,7 @@ def load_class(kind: Kind, name: str, base: type[T]) -> type[T]:
     if isinstance(found, type) and issubclass(found, base):
         return found
     raise UsageError(
-        f"{kind.removesuffix('s')} = {name!r} is {found!r}, no subclass of {base.__module__}.{base.__qualname__}"
+        f"{kind.removesuffix('s')} = {name!r} is {found!r}, not a subclass of {base.__module__}.{base.__qualname__}"
     )
 
 
@@ -163,5 +163,5 @@ def _loaded(kind: Kind, point: EntryPoint) -> Any:
     try:
         return point.load()
     except Exception as error:
-        place = f"{kind.removesuffix('s')} {point.name} cannot be loaded ({point.value})"
-        raise UsageError(f"{place}: {error}") from error
+        message = f"{kind.removesuffix('s')} {point.name} cannot be loaded ({point.value}): {error}"
+        raise UsageError(message) from error

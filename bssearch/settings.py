@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from bssearch.errors import UsageError
+from bssearch.errors import UsageError, require
 
 DEFAULT_DATABASE_URL = "sqlite:///bssearch.db"
 DATABASE_URL_VARIABLE = "BSSEARCH_DB_URL"
@@ -48,8 +48,7 @@ def in_parent_folder(url: str) -> str:
 
 
 def _url_from_file() -> str | None:
-    name = os.environ.get(DATABASE_URL_FILE_VARIABLE)
-    if not name:
+    if not (name := os.environ.get(DATABASE_URL_FILE_VARIABLE)):
         return None
     try:
         with Path(name).open(encoding="utf-8") as file:
@@ -57,11 +56,11 @@ def _url_from_file() -> str | None:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text"
         raise UsageError(f"{DATABASE_URL_FILE_VARIABLE} names {name}, which cannot be read: {reason}") from None
-    if not url:
-        raise UsageError(
-            f"{DATABASE_URL_FILE_VARIABLE} names {name}, of which the first line is empty",
-            hint="its first line must be a database URL",
-        )
+    require(
+        url,
+        f"{DATABASE_URL_FILE_VARIABLE} names {name}, whose first line is empty",
+        hint="its first line must be a database URL",
+    )
     return url
 
 
@@ -70,8 +69,7 @@ def checkpoint_folder() -> Path:
 
     For a remote store, a staging folder in the cache.
     """
-    given = os.environ.get(CHECKPOINT_DIR_VARIABLE)
-    if not given:
+    if not (given := os.environ.get(CHECKPOINT_DIR_VARIABLE)):
         return cache_folder() / "checkpoints"
     return cache_folder() / "checkpoints-on-their-way" if is_url(given) else Path(given)
 
@@ -94,8 +92,7 @@ def cache_folder() -> Path:
 
 def state_folder() -> Path:
     """``BSSEARCH_STATE_DIR``, else a folder for this user's local records."""
-    given = os.environ.get(STATE_DIR_VARIABLE)
-    if given:
+    if given := os.environ.get(STATE_DIR_VARIABLE):
         return Path(given)
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "bssearch"
 

@@ -78,8 +78,7 @@ def read_optuna_study(file: str, study: str | None = None) -> OptunaStudy:
 
 def optuna_database(file: str) -> URL:
     """URL of a database or SQLite file."""
-    is_url = ":" in file or "=" in file
-    return parse_url(file if is_url else URL.create("sqlite", database=file))
+    return parse_url(file if ":" in file or "=" in file else URL.create("sqlite", database=file))
 
 
 @contextmanager
@@ -117,8 +116,7 @@ def _check_numbers(trial: FrozenTrial) -> None:
 def _check_file(url: URL) -> None:
     path = sqlite_file(url)
     require(path is None or not path.is_dir(), f"{path} is a folder, not a database")
-    if path is not None and not path.exists():
-        raise NotFoundError(f"no file {str(path)!r}")
+    require(path is None or path.exists(), f"no file {str(path)!r}", error=NotFoundError)
 
 
 @contextmanager
@@ -128,7 +126,7 @@ def _failures_of_reading(url: URL) -> Iterator[None]:
     except BSSearchError:
         raise
     except Exception as error:  # rows that Optuna did not write raise any exception
-        first = _said(error.__cause__ or error, url)
+        first = _first_line(error.__cause__ or error, url)
         if sqlite_file(url) is None and isinstance(error, SQLAlchemyError):
             raise DatabaseError(f"cannot read {shown(url)}: {first}") from None
         raise UsageError(
@@ -137,7 +135,7 @@ def _failures_of_reading(url: URL) -> Iterator[None]:
         ) from None
 
 
-def _said(error: BaseException, url: URL) -> str:
+def _first_line(error: BaseException, url: URL) -> str:
     return without_secrets(str(getattr(error, "orig", None) or error).strip().partition("\n")[0], url)
 
 
@@ -186,7 +184,7 @@ def default_name(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", name).strip("-._")[:100] or Path(name).stem or "optuna"
 
 
-SEARCH = (Phase.SEARCH,)  # Without repeats of a configuration, which Optuna would take for independent evidence
+SEARCH = (Phase.SEARCH,)  # Without repeats of a configuration, which Optuna would count as independent evidence
 
 
 def load_optuna_study(
@@ -236,14 +234,13 @@ class OptunaStudy:
     @classmethod
     def read(cls, store: Store, name: str, phases: Phase | str | Collection[Phase | str] = SEARCH) -> OptunaStudy:
         """Read a stored study."""
-        study = store.studies.get(name)
         wanted = phases_of(phases)
         trials = [trial for trial in store.trials.of(name) if trial.phase in wanted]
         curves = {
             number: {observation.step: observation.metric for _, observation in group}
             for number, group in groupby(observations_of(store, name, trials), key=itemgetter(0))
         }
-        return cls.of(study, trials, curves)
+        return cls.of(store.studies.get(name), trials, curves)
 
     @classmethod
     def of(
@@ -278,8 +275,7 @@ def phases_of(given: Phase | str | Collection[Phase | str]) -> set[Phase]:
     """The given phases as a set; raise `UsageError` for an unknown phase."""
     names = [given] if isinstance(given, str) else list(given)
     for name in names:
-        if name not in set(Phase):
-            raise UsageError(f"unknown phase {name!r}; choose from {', '.join(Phase)}")
+        require(name in set(Phase), f"unknown phase {name!r}; choose from {', '.join(Phase)}")
     return {Phase(name) for name in names}
 
 
@@ -303,12 +299,11 @@ def _frozen(
     value = None if figure is None else objective.shown(figure)
     state = OptunaState[_state(trial, value)]
     params = parameters.of(trial.configuration)
-    started = None if state is OptunaState.WAITING else _local(trial.created_at)
     return FrozenTrial(
         number=number,
         state=state,
         value=value if state is OptunaState.COMPLETE else None,
-        datetime_start=started,
+        datetime_start=None if state is OptunaState.WAITING else _local(trial.created_at),
         datetime_complete=_local(trial.ended_at or trial.created_at) if state.is_finished() else None,
         params=params,
         distributions={name: parameters.distributions[name] for name in params},
@@ -379,14 +374,14 @@ class _Parameters:
         }
 
     def of(self, configuration: Configuration) -> dict[str, Any]:
-        params: dict[str, Any] = {}
-        for name, value in self._values(configuration).items():
-            distribution = self.distributions.get(name)
-            if isinstance(distribution, CategoricalDistribution):
-                params[name] = next(one for one in distribution.choices if _same(value, one))
-            elif distribution is not None:
-                params[name] = value
-        return {name: params[name] for name in self.distributions if name in params}
+        values = self._values(configuration)
+        return {
+            name: next(one for one in distribution.choices if _same(values[name], one))
+            if isinstance(distribution, CategoricalDistribution)
+            else values[name]
+            for name, distribution in self.distributions.items()
+            if name in values
+        }
 
     def _values(self, configuration: Configuration) -> dict[str, ParameterValue]:
         own = {"batch_size": configuration.batch_size, **parameters_of(configuration)}
@@ -448,9 +443,8 @@ def export_to_optuna(store: Store, name: str, file: str | None = None) -> Export
         raise UsageError(f"study {name!r} has {none}; there is nothing to export for Optuna")
     write_study(study, url)
     unfinished = sum(not trial.state.is_finished() for trial in study.trials)
-    have = "trial has" if unfinished == 1 else "trials have"
-    notes = [f"note: {unfinished} {have} not ended, and never will in this copy"] if unfinished else []
-    return Exported([masked(url)], notes)
+    note = f"note: unfinished trials stay unfinished in this copy: {unfinished}"
+    return Exported([masked(url)], [note] if unfinished else [])
 
 
 def write_study(study: OptunaStudy, url: URL) -> None:
@@ -464,7 +458,7 @@ def write_study(study: OptunaStudy, url: URL) -> None:
                 _insert(connection, study)
     except BaseException:
         if is_new and path is not None:
-            with suppress(OSError):  # the folder cannot be written, as the error says
+            with suppress(OSError):  # the folder may be read-only
                 path.unlink(missing_ok=True)
         raise
 
@@ -476,12 +470,12 @@ def _failures(url: URL, name: str) -> Iterator[None]:
     except IntegrityError:
         raise UsageError(
             f"{shown(url)} already has an Optuna study {name!r}",
-            hint="choose another database, or delete it there: optuna delete-study --study-name NAME --storage URL",
+            hint="choose another database, or delete that study: optuna delete-study --study-name NAME --storage URL",
         ) from None
     except (SQLAlchemyError, StorageInternalError, OSError) as error:
-        # The wrapped error tells the reason; Optuna's own message is about the length of strings.
-        told = error.__cause__ if isinstance(error, StorageInternalError) and error.__cause__ else error
-        raise DatabaseError(f"cannot write to {shown(url)}: {_said(told, url)}") from None
+        # The wrapped error has the reason; Optuna's own message is about the length of strings.
+        cause = error.__cause__ if isinstance(error, StorageInternalError) and error.__cause__ else error
+        raise DatabaseError(f"cannot write to {shown(url)}: {_first_line(cause, url)}") from None
 
 
 def _refuse_others(url: URL) -> None:
@@ -508,7 +502,7 @@ def _insert(connection: Connection, study: OptunaStudy) -> None:
     from optuna.storages._rdb import models
 
     added = connection.execute(insert(models.StudyModel).values(study_name=study.name))
-    assert added.inserted_primary_key is not None, "of one row it is known"
+    assert added.inserted_primary_key is not None, "one row was inserted"
     study_id = added.inserted_primary_key[0]
     connection.execute(
         insert(models.TrialModel.__table__),

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from bssearch.storage.repository import Store
 
 # Outcome fields that are 0 if an imported table lacks them.
-ZERO_WHERE_UNKNOWN = frozenset({"steps", "samples", "train_seconds"})
+ZERO_IF_UNKNOWN = frozenset({"steps", "samples", "train_seconds"})
 
 
 # Fields that no imported table has.
@@ -97,10 +97,8 @@ def matching_trials(
 def trial_row(trial: TrialRecord) -> dict[str, Any]:
     """Configuration and outcome of a trial, by name."""
     known = outcome_fields(trial.outcome) if trial.outcome else {}
-    outcome = {name: value for name, value in known.items() if name not in {"state", "traceback"}}
+    left_out = {"state", "traceback", *(name for name in ZERO_IF_UNKNOWN if trial.is_imported and not known.get(name))}
     configuration = field_values(trial.configuration)
-    if trial.is_imported:
-        outcome = {name: value for name, value in outcome.items() if value or name not in ZERO_WHERE_UNKNOWN}
     return {
         "number": trial.number,
         "state": trial.state.value,
@@ -116,7 +114,7 @@ def trial_row(trial: TrialRecord) -> dict[str, Any]:
         "eval_every_steps": trial.eval_every_steps,
         "threads": trial.threads,
         **dict.fromkeys(ALWAYS_THERE),
-        **outcome,
+        **{name: value for name, value in known.items() if name not in left_out},
         "steps_x_step_time_s": trial.steps_x_step_time_s,
         **(dict.fromkeys(UNKNOWN_OF_IMPORTED) if trial.is_imported else {}),
     }

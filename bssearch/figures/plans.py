@@ -24,7 +24,7 @@ UNITS = {
     "bytes_per_sample": ("MiB", MIB),
 }
 
-TERMS = {"term": "term", "bytes": "GiB", "bytes_per_sample": "MiB a sample", "when": "lives", "meaning": "what it is"}
+TERMS = {"term": "term", "bytes": "GiB", "bytes_per_sample": "MiB a sample", "when": "lives", "meaning": "meaning"}
 CHOICE = ("precision", "mixed", "optimizer", "checkpointing")
 CHOICES = {
     **{name: name for name in CHOICE},
@@ -58,7 +58,7 @@ DEVICES = {
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A displayed value, with its JSON path (``terms.0.bytes``) and JSON value if it has them."""
+    """A displayed value, with its JSON path (``terms.0.bytes``) and JSON value, if any."""
 
     shown: Any
     key: str = ""
@@ -124,13 +124,12 @@ def shown_memory(plan: MemoryPlan) -> Shown:
     own = [document[name] for name in CHOICE]
     tiles = {
         "safe_micro_batch": ("Safe micro-batch", "leaves 20 % free"),
-        "largest_micro_batch": ("Largest micro-batch", "leaves nothing free"),
+        "largest_micro_batch": ("Largest micro-batch", "leaves no room"),
         "fixed_bytes": ("Independent of the batch", f"{plan.parameters:,} parameters"),
         "activation_bytes_per_sample": ("Each sample adds", ""),
         "peak_bytes": ("Peak of a step", f"at micro-batch {plan.micro_batch}"),
     }
-    lacking = "name the memory or a device" if plan.activation_bytes_per_sample else "give a transformer's dimensions"
-    unknown = [Tile("Micro-batches that fit", Cell("not known"), lacking)]
+    lacking = "give the memory or a device" if plan.activation_bytes_per_sample else "give a transformer's dimensions"
     others = table(
         document,
         "table",
@@ -141,7 +140,7 @@ def shown_memory(plan: MemoryPlan) -> Shown:
     )
     return Shown(
         tiles=[
-            *(unknown if plan.largest_micro_batch is None else []),
+            *([Tile("Micro-batches that fit", Cell("unknown"), lacking)] if plan.largest_micro_batch is None else []),
             *(
                 Tile(name, _tile(document, key), note)
                 for key, (name, note) in tiles.items()
@@ -175,17 +174,16 @@ def shown_split(plan: AccumulationPlan) -> Shown:
 def shown_rules(plan: LearningRatePlan) -> Shown:
     """Each rule's result, conditions and audits, for people."""
     document, rules = plan.document(), plan.rules.items()
-    told = {name: words for name, words in MORE_OF_RULE.items() if _is_told(name, document["rules"].values())}
+    more = {name: words for name, words in MORE_OF_RULE.items() if _is_set(name, document["rules"].values())}
     document["audits"] = [{"rule": name, **audit} for name, one in document["rules"].items() for audit in one["audits"]]
     audits = {name: name.replace("_", " ") for name in ("rule", "study", "batch_size", "verdict", "regret")}
-    of_audits = [table(document, "audits", audits, caption="What audits said")] if document["audits"] else []
     return Shown(
         sentence=f"From batch {plan.from_batch} to {plan.batch}, κ = {plan.ratio:.4g}, with {plan.optimizer}.",
         tables=[
             table(
                 document,
                 "rules",
-                {"": "rule", "learning_rate": "learning rate", "warmup_epochs": "warmup epochs", **told},
+                {"": "rule", "learning_rate": "learning rate", "warmup_epochs": "warmup epochs", **more},
                 caption="By rule; bold if no objection applies here",
                 marked=lambda row: not row["caveats"],
             ),
@@ -193,10 +191,10 @@ def shown_rules(plan: LearningRatePlan) -> Shown:
                 document,
                 "rules",
                 {"": "rule", "holds": "holds", "breaks": "breaks", "source": "source"},
-                caption="When each rule is right, and when not",
+                caption="When each rule holds and breaks",
                 folded=True,
             ),
-            *of_audits,
+            *([table(document, "audits", audits, caption="Verdicts of audits")] if document["audits"] else []),
         ],
         notes=[
             *(f"{name}: {caveat}" for name, one in rules for caveat in one.caveats),
@@ -205,7 +203,7 @@ def shown_rules(plan: LearningRatePlan) -> Shown:
     )
 
 
-def _is_told(name: str, rules: Iterable[Mapping[str, Any]]) -> bool:
+def _is_set(name: str, rules: Iterable[Mapping[str, Any]]) -> bool:
     # True if a rule sets the parameter; a β of 0 counts, a dropout of 0 does not
     return any(one[name] is not None if name in ("beta1", "beta2", "epsilon") else one[name] for one in rules)
 
@@ -213,7 +211,7 @@ def _is_told(name: str, rules: Iterable[Mapping[str, Any]]) -> bool:
 def shown_scale(plan: ScalePlan) -> Shown:
     """Times and costs by number of devices, for people."""
     document, shown = plan.document(), {row.devices for row in plan.rows_for_people()}
-    tiles = {"pays_up_to": "More devices pay up to", "passes_b_crit": "Devices at which the batch passes B_crit"}
+    tiles = {"pays_up_to": "More devices pay up to", "passes_b_crit": "Devices for a batch above B_crit"}
     return Shown(
         tiles=[
             *(
@@ -228,7 +226,7 @@ def shown_scale(plan: ScalePlan) -> Shown:
                 document,
                 "rows",
                 {name: words for name, words in DEVICES.items() if document["rows"][0][name] is not None},
-                caption="By number of devices; in bold the last that pays",
+                caption="By number of devices; bold: the last that pays",
                 marked=lambda row: bool(row["devices"] == plan.pays_up_to.estimate),
                 is_shown=lambda row: row["devices"] in shown,
             )
@@ -271,7 +269,7 @@ def shown_beyond(plan: BeyondPlan) -> Shown:
                 document,
                 "batches",
                 columns,
-                caption="Predicted, by batch size; in bold the best",
+                caption="Predicted, by batch size; bold: the best",
                 marked=lambda row: bool(row["batch_size"] == plan.optimal_batch_size),
             ),
             table(
@@ -286,5 +284,5 @@ def shown_beyond(plan: BeyondPlan) -> Shown:
 
 
 def _interval(found: Mapping[str, Any]) -> str:
-    is_known = found["low"] is not None or found["high"] is not None
-    return f"[{in_words(found['low'])}, {in_words(found['high'])}]" if is_known else ""
+    low, high = found["low"], found["high"]
+    return "" if low is None and high is None else f"[{in_words(low)}, {in_words(high)}]"

@@ -304,15 +304,15 @@ def _caveats(rule: RuleOfThumb, asked: LearningRateRequest, rate_rule: LearningR
     ratio, tuned = asked.batch / asked.from_batch, asked.tuned
     has_betas = tuned["beta1"] is not None and tuned["beta2"] is not None
     reached = max(ratio * (1 - tuned[name]) for name in ("beta1", "beta2")) if has_betas else 0.0
-    is_sde = rule.batch_rules.get("betas") == "sde"
     caveats = {
         f"the linear rule is for SGD; the optimizer is {asked.optimizer}": ratio > 1
         and rate_rule is LINEAR
         and asked.optimizer in ADAM_LIKE,
         f"the rule is about Adam's β; {asked.optimizer} has no β": "betas" in rule.batch_rules
         and tuned["beta2"] is None,
-        f"κ(1 − β) = {reached:.3g} is not below 1: the rule does not hold here": is_sde and reached > 1 - ROUNDING,
-        f"it is about AdamW; the optimizer is {asked.optimizer}": "weight_decay" in rule.batch_rules
+        f"κ(1 − β) = {reached:.3g} is not below 1: the rule does not hold here": reached > 1 - ROUNDING
+        and rule.batch_rules.get("betas") == "sde",
+        f"the rule is about AdamW; the optimizer is {asked.optimizer}": "weight_decay" in rule.batch_rules
         and asked.optimizer != "adamw",
         f"no {rule.needs} is given to scale": rule.needs and not getattr(asked, rule.needs),
     }

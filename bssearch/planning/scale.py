@@ -28,7 +28,6 @@ from bssearch.planning.requests import (
     Plan,
     Positive,
     Request,
-    Share,
     notes_on,
     planned,
 )
@@ -128,8 +127,8 @@ def _notes(micro: int, steps: int, asked: AccumulationRequest) -> Iterator[Note]
     if asked.batch_norm_layers is None and (is_split or micro < TINY_BATCH):
         yield Note(
             "batch_norm",
-            f"a model with batch normalisation sees {micro} samples at a time, not the batch: another model than at "
-            "once (13 % to 28 % different here), unless it has GroupNorm or ghost batches",
+            f"batch normalisation sees {micro} samples at a time, not the batch: the model differs by 13 % to 28 % "
+            "here, unless it has GroupNorm or ghost batches",
         )
     for caveat in batch_norm_caveats(asked.batch_norm_layers or 0, micro, accumulates=is_split, ghost_batch_size=None):
         yield Note(*caveat)
@@ -155,7 +154,7 @@ LARGEST_MICRO = 65_536
 
 SHOWN_ROWS = 16  # rows shown to people; longer plans show powers of two and the last row
 
-# More devices pay while each does at least this share of a single device's work; at B_crit half the samples are waste.
+# More devices pay while each does at least this share of a single device's work; at B_crit, half the samples are waste.
 PAYS = 0.5
 
 SECONDS_PER_HOUR = 3600
@@ -205,7 +204,10 @@ class ScaleRequest(Request):
         Option("Bandwidth of a device, in 10⁹ bytes per second.", label="Bandwidth", unit="GB/s"),
     ] = None
     latency_us: Annotated[NotNegative, Option("Microseconds of one message.", label="Latency", unit="µs")] = 0.0
-    overlap: Annotated[Share, Option("Share of the communication that is hidden behind computing, 0 to 1.")] = 0.0
+    overlap: Annotated[
+        Annotated[float, Field(ge=0, le=1)],
+        Option("Share of the communication that is hidden behind computing, 0 to 1."),
+    ] = 0.0
     b_crit: Annotated[
         Positive | None, Option("Critical batch size in samples.", label="Critical batch size", unit="samples")
     ] = None
@@ -219,7 +221,7 @@ class ScaleRequest(Request):
     ] = None
     samples_to_target: Annotated[
         Positive | None,
-        Option("Samples that a training took; without them times are relative.", unit="samples"),
+        Option("Samples to the target of a training; without them, times are relative.", unit="samples"),
     ] = None
     at_batch: Annotated[
         Batch | None,
@@ -227,7 +229,7 @@ class ScaleRequest(Request):
             "The batch size of that training.",
             label="Counted at batch",
             unit="samples",
-            shown_default="that of one device",
+            shown_default="the batch of one device",
         ),
     ] = None
     price_per_device_hour: Annotated[
@@ -236,7 +238,7 @@ class ScaleRequest(Request):
     ] = None
     study: Annotated[
         str | None,
-        Option("A stored study: its step times, B_crit and samples, unless given; on several devices its bandwidth."),
+        Option("A stored study, for step times, B_crit, samples and, on several devices, bandwidth not given here."),
     ] = None
     db: Database = None
 
@@ -245,8 +247,8 @@ class ScaleRequest(Request):
         low, high = self.b_crit_low, self.b_crit_high
         require(
             (self.batch is None) != (self.per_device_batch is None),
-            f"batch = {self.batch} and per_device_batch = {self.per_device_batch}: give one of them, the batch over "
-            "all devices or that of each",
+            f"batch = {self.batch} and per_device_batch = {self.per_device_batch}: give exactly one, the batch over "
+            "all devices or the batch of each device",
         )
         require(
             self.step_times is None or (self.alpha_s is None and self.beta_s is None),
@@ -269,12 +271,11 @@ class ScaleRequest(Request):
         )
         require(
             self.samples_to_target or self.study or self.price_per_device_hour is None,
-            f"price_per_device_hour = {self.price_per_device_hour} needs samples_to_target: without it no time, and "
-            "so no cost, is known",
+            f"price_per_device_hour = {self.price_per_device_hour} needs samples_to_target: time and cost depend on it",
         )
         require(
             self.samples_to_target or self.at_batch is None,
-            f"at_batch = {self.at_batch} needs samples_to_target, the samples counted at that batch",
+            f"at_batch = {self.at_batch} needs samples_to_target, the samples counted at that batch size",
         )
         require(
             self.devices == 1 or self.study or (self.bandwidth_gb_s and self.parameters),
@@ -392,10 +393,8 @@ def _row(devices: int, share: int, asked: ScaleRequest, b_crit: float, single: S
     faster = 1.0 if single is None else throughput / single.samples_per_s
     speedup = faster if single is None else faster * single.relative_samples / samples
     at = asked.at_batch or asked.batch or asked.per_device_batch or 1
-    total = None if asked.samples_to_target is None else asked.samples_to_target * samples / (1 + at / b_crit)
-    seconds = None if total is None else total / throughput
-    hours = None if seconds is None else devices * seconds / SECONDS_PER_HOUR
-    price = asked.price_per_device_hour
+    seconds = asked.samples_to_target and asked.samples_to_target * samples / (1 + at / b_crit) / throughput
+    hours = seconds and devices * seconds / SECONDS_PER_HOUR
     return ScaleRow(
         devices=devices,
         batch=batch,
@@ -411,7 +410,7 @@ def _row(devices: int, share: int, asked: ScaleRequest, b_crit: float, single: S
         efficiency=speedup / devices,
         time_to_target_s=seconds,
         device_hours=hours,
-        cost=None if hours is None or price is None else hours * price,
+        cost=hours and asked.price_per_device_hour and hours * asked.price_per_device_hour,
     )
 
 
@@ -422,9 +421,9 @@ def _range(b_crit: ScaleInterval, devices_at: Callable[[float], int | None]) -> 
 
 
 def _passes(asked: ScaleRequest, b_crit: float) -> int | None:
-    if asked.per_device_batch is not None:
-        return math.floor(b_crit / asked.per_device_batch) + 1
-    return 1 if (asked.batch or 0) > b_crit else None
+    if asked.per_device_batch is None:
+        return 1 if (asked.batch or 0) > b_crit else None
+    return math.floor(b_crit / asked.per_device_batch) + 1
 
 
 def _pays(rows: Sequence[ScaleRow]) -> int:
@@ -435,19 +434,20 @@ def _remarks(asked: ScaleRequest, rows: Sequence[ScaleRow], pays_up_to: ScaleInt
     batch, b_crit = asked.batch, asked.b_crit or 0.0
     if batch is not None and len(rows) < asked.devices:
         yield (
-            f"batch {batch} is split exactly on {', '.join(str(row.devices) for row in rows)} of 1 to {asked.devices} "
-            "devices; other numbers would train another batch"
+            f"of 1 to {asked.devices} devices, batch {batch} is split exactly on "
+            f"{', '.join(str(row.devices) for row in rows)}; other numbers would train another batch"
         )
     if batch is not None and batch > b_crit:
         yield (
-            f"batch {batch} is above B_crit = {b_crit:.4g} on any number of devices: a smaller one wastes fewer samples"
+            f"batch {batch} is above B_crit = {b_crit:.4g} on any number of devices: a smaller batch wastes fewer "
+            "samples"
         )
     if len(rows) > 1 and pays_up_to.estimate == rows[-1].devices:
-        yield f"all of these pay; the limit is beyond {rows[-1].devices} devices"
+        yield f"all these numbers pay; the limit is beyond {rows[-1].devices} devices"
     if any(row.accumulation_steps > 1 for row in rows):
-        yield "each accumulated micro-batch counts a whole α; if theirs is less, they are faster"
+        yield "each accumulated micro-batch counts a whole α; the real time may be shorter"
     if asked.samples_to_target is None:
-        yield "without samples_to_target times are relative to one device's"
+        yield "without samples_to_target, times are relative to one device"
 
 
 BEYOND = 8  # factor by which the batch sizes extend past B_crit, the optimum and the micro-batch
@@ -478,11 +478,10 @@ def plan_trade_off(asked: ScaleRequest) -> TradeOff:
     optimum = math.sqrt(b_crit * alpha / beta)
     marked = [one for one in (b_crit, optimum, micro) if one]
     low, high = _exponent(math.floor, min(marked) / BEYOND), _exponent(math.ceil, max(marked) * BEYOND)
-    requests = (
-        asked.model_copy(update={"devices": 1, "per_device_batch": None, "batch": 2**exponent})
+    rows = [
+        device_rows(asked.model_copy(update={"devices": 1, "per_device_batch": None, "batch": 2**exponent}), b_crit)[0]
         for exponent in range(low, high + 1)
-    )
-    rows = [device_rows(one, b_crit)[0] for one in requests]
+    ]
     seconds = [row.relative_samples / row.samples_per_s for row in rows]
     points = [
         ScalePoint(

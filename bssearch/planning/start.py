@@ -36,7 +36,7 @@ SAFE_SHARE = 1 - HEADROOM  # share of a device's memory that a plan fills; feasi
 TIGHT_SHARE = 0.5
 SMALL_MICRO_BATCH = 16
 
-# shipped workload with which the spec runs as it is, and its number of training samples
+# shipped workload that the spec runs without changes, and its number of training samples
 STAND_IN = "digits"
 STAND_IN_SAMPLES = 1077
 
@@ -52,7 +52,6 @@ OBJECTIVES = {
     "memory": ("time_to_target", "least seconds to the target among batches that fit"),
 }
 
-STARTS = ("scratch", "fine_tuning")
 UNKNOWN = "not known"
 
 # options to ask a person, in order
@@ -79,8 +78,10 @@ class StartRequest(Request):
     parameters: Annotated[Parameters, Option("Parameters of the model: 25000000, 25M.", metavar="N")] = 25_000_000
     precision: Annotated[str, Option("Precision.", choices=("fp32", "bf16", "fp16"))] = "bf16"
     optimizer: Annotated[str, Option("Optimizer, as a spec names it.", choices=tuple(SCRATCH_RATES))] = "adamw"
-    priority: Annotated[str, Option("What comes first.", choices=tuple(OBJECTIVES))] = "speed"
-    start: Annotated[str, Option("From scratch, or from a pretrained model.", choices=STARTS)] = "scratch"
+    priority: Annotated[str, Option("First priority.", choices=tuple(OBJECTIVES))] = "speed"
+    start: Annotated[str, Option("From scratch, or from a pretrained model.", choices=("scratch", "fine_tuning"))] = (
+        "scratch"
+    )
     devices: Annotated[Count, Option("Devices to train on in the end.")] = 1
     workload: Annotated[Name, Option("Workload: FILE.py:NAME, FILE.py, or a shipped one as a stand-in.")] = STAND_IN
     metric: Annotated[Name, Option("Metric to reach.")] = "accuracy"
@@ -122,17 +123,17 @@ class StartRequest(Request):
 
     @property
     def is_fine_tuning(self) -> bool:
-        """Whether training starts from a pretrained model."""
+        """True if training starts from a pretrained model."""
         return self.start == "fine_tuning"
 
     @property
     def is_script(self) -> bool:
-        """Whether the workload is a script."""
+        """True if the workload is a script."""
         return self.workload.endswith(".py")
 
     @property
     def memory(self) -> MemoryPlanRequest:
-        """Input of the memory plan, where sgd is called momentum."""
+        """Input of the memory plan, which calls sgd momentum."""
         kept = "momentum" if self.optimizer == "sgd" else self.optimizer
         return MemoryPlanRequest(parameters=self.parameters, precision=self.precision, optimizer=kept)
 
@@ -193,8 +194,11 @@ def plan_start(asked: StartRequest) -> StartPlan:
     below, above = (30, 3) if asked.is_fine_tuning else (10, 10)
     micros = [_power_below(asked.safe_micro_batch)] if asked.safe_micro_batch else []
     micro = min([*micros, 64] if asked.devices > 1 else micros, default=high)
-    sizes = len([size for size in (2**power for power in range(41)) if low <= size <= high])
+    sizes = high.bit_length() - low.bit_length() + 1  # both are powers of two
     max_micro = micro if micro < max(high, batch) else None
+    room = "The memory probe finds the samples that fit beside them; `bssearch plan memory` estimates them."
+    if asked.safe_micro_batch is not None:
+        room = f"{asked.safe_micro_batch} samples fit at once in {SAFE_SHARE:.0%} of the memory."
     reasons = {name: reason for name, reason in _reasons(asked, batch, max_micro).items() if reason}
     environment = Environment(trim_blocks=True, keep_trailing_newline=True)  # no escaping: the text is YAML
     environment.filters |= {"text": json.dumps, "number": _number}
@@ -202,7 +206,7 @@ def plan_start(asked: StartRequest) -> StartPlan:
         asked=asked,
         why={name: f" # {reason}" for name, reason in reasons.items()},
         fixed_gib=f"{fixed / GIB:.3g}",
-        room=_room(asked),
+        room=room,
         objective=OBJECTIVES[asked.priority][0],
         low=low,
         high=high,
@@ -215,7 +219,6 @@ def plan_start(asked: StartRequest) -> StartPlan:
         trials=TRIALS_PER_SIZE * (sizes + (batch.bit_count() != 1)),
         limit=LIMIT_OVER_SECONDS,
     )
-    right = ("gradients_not_of_batch", "eighty_percent_feasible", "accumulation_not_stale", "largest_not_best")
     return StartPlan(
         answers=asked.model_dump(),
         spec=load_spec(yaml.safe_load(text)),
@@ -223,7 +226,14 @@ def plan_start(asked: StartRequest) -> StartPlan:
         reasons=reasons,
         fixed_bytes=fixed,
         safe_micro_batch=asked.safe_micro_batch,
-        notes=notes_on(dict.fromkeys(right, True)),
+        notes=notes_on(
+            {
+                "gradients_not_of_batch": True,
+                "eighty_percent_feasible": True,
+                "accumulation_not_stale": True,
+                "largest_not_best": True,
+            }
+        ),
     )
 
 
@@ -255,13 +265,6 @@ def _ladder(asked: StartRequest) -> tuple[int, int, int]:
     if asked.samples is not None:
         low, high = min(low, max(1, most // 8)), min(high, most)
     return low, high, asked.batch or min(batch, high)
-
-
-def _room(asked: StartRequest) -> str:
-    safe = asked.safe_micro_batch
-    if safe is None:
-        return "The memory probe finds the samples that fit beside them; `bssearch plan memory` estimates them."
-    return f"{safe} samples fit at once in {SAFE_SHARE:.0%} of the memory."
 
 
 def _reasons(asked: StartRequest, batch: int, max_micro: int | None) -> Mapping[str, str]:
@@ -328,7 +331,5 @@ def _power_below(size: int) -> int:
 
 def _number(value: float) -> str:
     # YAML 1.1 would read 1e-05 as text
-    mantissa, _, exponent = repr(value).partition("e")
-    if not exponent:
-        return mantissa
-    return f"{mantissa}{'' if '.' in mantissa else '.0'}e{exponent}"
+    text = repr(value)
+    return text if "." in text else text.replace("e", ".0e")

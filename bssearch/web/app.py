@@ -81,11 +81,11 @@ class Access:
     names: frozenset[str]
     port: int
     token: str | None = None
-    any_address: bool = False  # accepts every IP address: unlike names, addresses cannot be rebound
+    any_address: bool = False  # accepts every IP address, because addresses cannot be rebound
 
     @classmethod
     def of(cls, host: str, port: int, *, token: str | None, names: Collection[str] = ()) -> Access:
-        """Access of a server; ``names`` are further accepted names."""
+        """Access of a server; ``names`` are more accepted host names."""
         known = {host, *names}
         if is_loopback(host):
             known |= {*LOOPBACK_NAMES}
@@ -128,11 +128,6 @@ class Access:
         return hmac.compare_digest(kept.encode(), self.pass_value.encode())
 
 
-def new_token() -> str:
-    """A random token."""
-    return secrets.token_urlsafe(TOKEN_BYTES)
-
-
 def is_loopback(host: str) -> bool:
     """True if only this machine reaches a host."""
     address = _address(host)
@@ -169,14 +164,12 @@ class Guard:
         headers, access = Headers(scope=scope), self._access
         hosts = headers.getlist("host")
         if len(hosts) != 1 or not access.answers_to(hosts[0]):
-            named = hosts[0] if hosts else "nothing"
             return self._refuse(
-                421, f"This server is not {named}", "--allow-host NAME lets it answer to a further name"
+                421, f"This server is not {hosts[0] if hosts else 'unnamed'}", "Use --allow-host NAME to accept a name"
             )
         if scope["method"] not in {"GET", "HEAD"}:
-            return self._refuse(405, f"{scope['method']} is refused: pages are read here", "")
-        if len(scope["query_string"]) > MOST_QUERY_BYTES:
-            size = len(scope["query_string"])
+            return self._refuse(405, f"{scope['method']} is refused: pages are read-only", "")
+        if (size := len(scope["query_string"])) > MOST_QUERY_BYTES:
             return self._refuse(414, f"A query of {size} bytes is too long: at most {MOST_QUERY_BYTES}", "")
         return None if access.token is None else self._with_token(scope, headers)
 
@@ -195,8 +188,8 @@ class Guard:
             return None
         return self._refuse(
             401,
-            "The token is not this server's" if given else "This server asks for its token",
-            "It was printed once, when the server was started",
+            "The token is wrong" if given else "This server requires its token",
+            "The server printed its token when it started",
         )
 
 
@@ -233,7 +226,7 @@ PAGES: dict[str, Page] = {
 
 THREADS = 4  # Concurrent requests; they share one interpreter, and each thread keeps memory
 
-MOST_AT_ONCE = 40  # Maximum waiting and active requests, some seconds of work; further requests get a retry message
+MOST_AT_ONCE = 40  # Maximum waiting and active requests, some seconds of work; more requests are refused
 
 KEPT_PAGES = 16  # Number of cached pages
 
@@ -281,12 +274,12 @@ class _Pages:
                 return self._failed(request, status, error.message, error.hint or "")
             except Exception as error:  # caught here, so that `Guard` adds its headers to the error page
                 log.exception("%s", request.url.path)
-                return self._failed(request, 500, f"{type(error).__name__}: the log of the server has more", "")
+                return self._failed(request, 500, f"{type(error).__name__}: see the server's log", "")
 
         async def answer_in_a_thread(request: Request) -> Response:
             if self._asked >= MOST_AT_ONCE:
                 return self._failed(
-                    request, 503, f"{plural(self._asked, 'request')} wait already: come again in a moment", ""
+                    request, 503, f"{plural(self._asked, 'request')} in progress; try again in a moment", ""
                 )
             self._asked += 1
             try:
@@ -308,8 +301,8 @@ class _Pages:
 
     def http_error(self, request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
-        known = {404: f"There is no page {request.url.path}"}
-        return self._failed(request, status, known.get(status, str(error)), "")
+        message = f"There is no page {request.url.path}" if status == 404 else str(error)
+        return self._failed(request, status, message, "")
 
     def _answer(self, page: Page, request: Request) -> Response:
         query = request.query_params
@@ -339,10 +332,10 @@ class _Pages:
         return self._page(found.template, 200, {**about, **found.values})
 
     def _failed(self, request: Request, status: int, message: str, hint: str) -> Response:
-        told = {"message": visible(without_passwords(message)), "hint": visible(without_passwords(hint))}
+        shown = {"message": visible(without_passwords(message)), "hint": visible(without_passwords(hint))}
         if request.url.path.endswith(".json") or request.query_params.get("format") == "json":
-            return JSONResponse({"error": told["message"], "hint": told["hint"] or None}, status)
-        return self._page("error.html", status, {"status": status, "path": request.url.path, **told})
+            return JSONResponse({"error": shown["message"], "hint": shown["hint"] or None}, status)
+        return self._page("error.html", status, {"status": status, "path": request.url.path, **shown})
 
     def _page(self, template: str, status: int, values: dict[str, Any]) -> HTMLResponse:
         return HTMLResponse(self._environment.get_template(template).render(self._always | values), status)
@@ -355,11 +348,11 @@ MOST_CONNECTIONS = 400
 
 MOST_STRANGERS = 100  # Maximum open connections without an admitted request. A further one replaces the oldest.
 
-REQUEST_S = 10.0  # Seconds to send a whole request, head and body; enough for a slow network
+REQUEST_S = 10.0  # Seconds to send a request, head and body; enough for a slow network
 
 
 class Connection(H11Protocol):
-    """A connection that must send each request in time, and gives way to newer ones until `Guard` admits a request."""
+    """A connection with a deadline per request; newer connections replace it until `Guard` admits a request."""
 
     opened_at: float
     _is_admitted = False
@@ -432,10 +425,10 @@ def serve(
     needs_token = not is_loopback(host)
     require(
         asks_token is not False or not needs_token,
-        f"--no-token: other machines reach {host}, so a token is asked for",
-        hint="without one: --host 127.0.0.1, and `ssh -L` from elsewhere",
+        f"--no-token is refused: other machines reach {host}",
+        hint="use --host 127.0.0.1, and `ssh -L` from other machines",
     )
-    token = new_token() if asks_token or needs_token else None
+    token = secrets.token_urlsafe(TOKEN_BYTES) if asks_token or needs_token else None
     with _listening(host, port) as listener:
         port = listener.getsockname()[1]
         app = create_app(databases, Access.of(host, port, token=token, names=names))
@@ -462,8 +455,8 @@ def _welcome(host: str, port: int, token: str | None, databases: Sequence[str]) 
     address = f"http://{shown}:{port}/"
     lines = [f"serving {', '.join(databases)}, read-only", address if token is None else f"{address}?token={token}"]
     if token is not None:
-        lines.append("the token is shown this once; it travels unencrypted: on a network of others use ssh -L")
-    return [*lines, "Ctrl-C ends it"]
+        lines.append("the token is shown only once, and sent unencrypted; on a shared network use ssh -L")
+    return [*lines, "Ctrl-C stops the server"]
 
 
 def _listening(host: str, port: int) -> socket.socket:
@@ -472,7 +465,7 @@ def _listening(host: str, port: int) -> socket.socket:
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
     except (OSError, UnicodeError):
-        raise UsageError(f"--host {host} is no name or address of this machine") from None
+        raise UsageError(f"--host {host} is not a name or address of this machine") from None
     listener = socket.socket(family, kind, protocol)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -487,14 +480,12 @@ def _listening(host: str, port: int) -> socket.socket:
 def _not_ours(error: OSError, host: str, port: int) -> UsageError:
     match error.errno:
         case errno.EADDRINUSE:
-            return UsageError(
-                f"port {port} of {host} is taken by another program", hint="--port 0 takes a free one, --port N another"
-            )
+            return UsageError(f"port {port} of {host} is taken by another program", hint="use --port 0 for a free port")
         case errno.EACCES:
-            return UsageError(f"--port {port} is not for every user", hint="take one from 1024 on")
+            return UsageError(f"--port {port} needs the superuser", hint="use a port from 1024 on")
         case errno.EADDRNOTAVAIL:
             return UsageError(
-                f"--host {host} is no address of this machine", hint="use 0.0.0.0 for all addresses of this machine"
+                f"--host {host} is not an address of this machine", hint="use 0.0.0.0 for all its addresses"
             )
         case _:
-            return UsageError(f"--host {host} --port {port} cannot be listened on: {error.strerror}")
+            return UsageError(f"cannot listen on --host {host} --port {port}: {error.strerror}")

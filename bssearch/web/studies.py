@@ -4,12 +4,10 @@ import hashlib
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 from urllib.parse import urlencode
 
-from bssearch.analysis.answer import Answer
 from bssearch.commands.across.answers import (
     ANSWERED,
     StudyFilter,
@@ -29,13 +27,12 @@ from bssearch.exchange.trial_rows import matching_trials, trial_document, trial_
 from bssearch.figures.html import PageContent
 from bssearch.figures.page import facts_of, page_of
 from bssearch.figures.plots import recent_curves_chart
-from bssearch.figures.svg import Chart
 from bssearch.records import Observation, Phase, StudyRecord, TrialRecord, TrialState
 from bssearch.records.batch_schedule import sizes_in_words
 from bssearch.records.text import NOTHING, in_words, number, with_precision
 from bssearch.search.finding import answer
 from bssearch.storage.repository import Store
-from bssearch.web.views import Answered, Document, PageRequest, View, numbered, shortened
+from bssearch.web.views import Answered, Document, PageRequest, View, numbered
 
 FILTERS = ("workload", "device", "target", "objective", "precision")  # Study filters, as in `bssearch study list`
 
@@ -99,7 +96,7 @@ def _listed(asked: PageRequest, row: dict[str, Any]) -> dict[str, Any]:
 
 MOST_COMPARED = 20  # Maximum compared studies, more than fit side by side
 
-MOST_TOLD = 5  # Maximum disagreements shown; JSON has all
+MOST_SHOWN = 5  # Maximum disagreements shown; JSON has all
 
 
 def compare_page(asked: PageRequest) -> Answered:
@@ -135,6 +132,9 @@ def best_page(asked: PageRequest) -> Answered:
     wanted = study_filter(asked)
     with asked.databases.opened() as stores:
         studies = [study for store in stores for study in store.studies.all()]
+        found = answers_in(stores, wanted) if wanted.conditions else None
+    if found is not None and asked.text("format") == "json":
+        return Document(found.model_dump(mode="json"))
     known = [_conditions(study) for study in studies]
     questions = Counter(
         (one["workload"], one["target"], study.target.in_words) for one, study in zip(known, studies, strict=True)
@@ -145,11 +145,7 @@ def best_page(asked: PageRequest) -> Answered:
         "questions": sorted(questions.items()),
         "found": None,
     }
-    if wanted.conditions:
-        with asked.databases.opened() as stores:
-            found = answers_in(stores, wanted)
-        if asked.text("format") == "json":
-            return Document(found.model_dump(mode="json"))
+    if found is not None:
         values["found"] = {
             "columns": ANSWERED,
             "rows": [
@@ -157,8 +153,8 @@ def best_page(asked: PageRequest) -> Answered:
                 for one in found.answers
             ],
             "agreement": agreement_in_words(found.agreement),
-            "disagreements": [one.message for one in found.agreement.disagreements[:MOST_TOLD]],
-            "more": max(0, len(found.agreement.disagreements) - MOST_TOLD),
+            "disagreements": [one.message for one in found.agreement.disagreements[:MOST_SHOWN]],
+            "more": max(0, len(found.agreement.disagreements) - MOST_SHOWN),
             "notes": [
                 (one.study, one.note or f"a copy of {one.copy_of}, which does not count again")
                 for one in found.answers
@@ -170,66 +166,37 @@ def best_page(asked: PageRequest) -> Answered:
 
 def _placed(stores: list[Store], given: str) -> tuple[Store, str]:
     place, separator, name = given.partition(":")
-    if not separator:
-        return found_study(stores, given)
-    store = numbered(stores, place)
-    if store is None:
-        raise UsageError(f"study = {shortened(given)!r}: the databases are 1 to {len(stores)}")
-    return store, name
+    return (numbered(stores, place, UsageError), name) if separator else found_study(stores, given)
 
 
 def _shown(row: Mapping[str, Any], columns: Sequence[str]) -> dict[str, str]:
     return {name: in_words(row.get(name)) for name in columns}
 
 
-MOST_CURVES = 8  # Maximum curves drawn, from the latest trials, so that a reader can tell them apart
+MOST_CURVES = 8  # Maximum curves drawn, of the latest trials; more cannot be told apart
 
-# Time after its last trial during which a study counts as live; longer than a driver needs between trials and than
-# most step timing before the first.
+# Seconds after its last trial during which a study counts as live: longer than the time between two trials, and than
+# most step timing before the first trial.
 PAUSE_SECONDS = 60.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StudyProgress:
-    """Progress of a study."""
+def progress(store: Store, study: StudyRecord, trials: Sequence[TrialRecord]) -> dict[str, Any]:
+    """Progress with the curves of running trials, else of the latest ended trials.
 
-    status: Status
-    running: list[dict[str, Any]]
-    counts: list[tuple[str, str, int]]
-    curves: Chart | None  # None without evaluations
-    summary: str
-    is_live: bool  # also between trials, so that the page keeps its layout
-
-    @property
-    def is_running(self) -> bool:
-        """True if a trial is running."""
-        return bool(self.status.running)
-
-
-def version_of(store: Store, name: str) -> str:
-    """Value that changes with a study's content and running evaluations."""
-    running = [trial.number for trial in store.trials.of(name, states=[TrialState.RUNNING])]
-    seen = {number: len(curve) for number, curve in store.trials.evaluations(name, running).items()} if running else {}
-    found = {part: value for part, value in store.findings.last(name).items() if part != "answer"}
-    shown = is_live(store, name, running), store.studies.get(name).archived_at
-    told = f"{store.findings.stamp(name)} {sorted(seen.items())} {shown} {found}"
-    return hashlib.sha256(told.encode()).hexdigest()[:24]
-
-
-def progress(store: Store, study: StudyRecord, trials: Sequence[TrialRecord]) -> StudyProgress:
-    """Progress with the curves of running trials, else of the latest ended trials."""
+    ``is_live`` also holds between trials, so that the page keeps its layout.
+    """
     found = status(store, study.name, trials)
     running = [trial for trial in trials if trial.state is TrialState.RUNNING]
     drawn = (running or [trial for trial in trials if trial.state.is_finished])[-MOST_CURVES:]
     curves = store.trials.curves(study.name, [trial.number for trial in drawn]) if drawn else {}
-    return StudyProgress(
-        status=found,
-        running=[_running_row(trial, curves.get(trial.number, [])) for trial in running],
-        counts=[(phase, state, count) for phase, states in found.trials.items() for state, count in states.items()],
-        curves=recent_curves_chart(study.target, [(trial, curves[trial.number]) for trial in drawn]),
-        summary=_summary(found),
-        is_live=is_live(store, study.name, found.running) and not found.is_imported,
-    )
+    return {
+        "status": found,
+        "running": [_running_row(trial, curves.get(trial.number, [])) for trial in running],
+        "counts": [(phase, state, count) for phase, states in found.trials.items() for state, count in states.items()],
+        "curves": recent_curves_chart(study.target, [(trial, curves[trial.number]) for trial in drawn]),
+        "summary": _summary(found),
+        "is_live": is_live(store, study.name, found.running) and not found.is_imported,
+    }
 
 
 def is_live(store: Store, name: str, running: Sequence[int]) -> bool:
@@ -241,7 +208,7 @@ def _summary(found: Status) -> str:
     if found.is_imported:
         return f"{found.spent_trials} imported runs."
     spent, running = f"{found.spent_trials} of {found.budget_trials} search trials", len(found.running)
-    ended = "" if found.search_ended is None else f"; the search has ended: {found.search_ended}"
+    ended = "" if found.search_ended is None else f"; search ended: {found.search_ended}"
     return f"{spent}{f', {running} running' if running else ''}{ended}."
 
 
@@ -261,7 +228,7 @@ def _running_row(trial: TrialRecord, curve: Sequence[Observation]) -> dict[str, 
 
 RUNNING_SECONDS = 2.0
 
-RESTING_SECONDS = 15.0  # Slow refresh; an idle study may be resumed
+RESTING_SECONDS = 15.0  # Slow refresh, because an idle study may resume
 
 
 def study_page(asked: PageRequest) -> Answered:
@@ -279,24 +246,30 @@ def study_page(asked: PageRequest) -> Answered:
             "page": page,
             "missing": missing,
         },
-        live_seconds=RUNNING_SECONDS if far.is_live else RESTING_SECONDS,
+        live_seconds=RUNNING_SECONDS if far["is_live"] else RESTING_SECONDS,
     )
 
 
 def study_version(asked: PageRequest) -> str:
-    """Value that changes with every trial and evaluation."""
-    with asked.databases.study(asked.study, asked.database) as store:
-        return version_of(store, asked.study)
+    """Value that changes with a study's content and running evaluations."""
+    name = asked.study
+    with asked.databases.study(name, asked.database) as store:
+        running = [trial.number for trial in store.trials.of(name, states=[TrialState.RUNNING])]
+        curves = store.trials.evaluations(name, running) if running else {}
+        seen = {number: len(curve) for number, curve in curves.items()}
+        findings = {part: value for part, value in store.findings.last(name).items() if part != "answer"}
+        shown = is_live(store, name, running), store.studies.get(name).archived_at
+        content = f"{store.findings.stamp(name)} {sorted(seen.items())} {shown} {findings}"
+    return hashlib.sha256(content.encode()).hexdigest()[:24]
 
 
 def answer_document(asked: PageRequest) -> Answered:
     """Answer as in ``best --format json``."""
     with asked.databases.study(asked.study, asked.database) as store:
-        found: Answer = answer(store, asked.study)
-    return Document(found.model_dump(mode="json"))
+        return Document(answer(store, asked.study).model_dump(mode="json"))
 
 
-def about_study(asked: PageRequest, far: StudyProgress | None = None) -> dict[str, Any]:
+def about_study(asked: PageRequest, far: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Values common to a study's pages."""
     return {"study": asked.study, "db": asked.database, "progress": far}
 
@@ -326,14 +299,8 @@ COLUMNS = {
 LEAST_FIRST = ("time_to_target_s", "batch_size", "learning_rate", "train_seconds", "steps_to_target")
 
 
-HIDDEN = {
-    "number",
-    "phase",
-    "state",
-    "reason",
-    "warnings",
-    "traceback",
-}  # Shown elsewhere on a trial's page, not among the facts
+# Shown in other parts of a trial's page, not among the facts.
+HIDDEN = {"number", "phase", "state", "reason", "warnings", "traceback"}
 
 
 def trials_page(asked: PageRequest) -> Answered:

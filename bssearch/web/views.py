@@ -6,17 +6,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bssearch.commands.across.answers import found_study, open_databases
-from bssearch.errors import NotFoundError, UsageError, require
+from bssearch.errors import BSSearchError, NotFoundError, UsageError, require
+from bssearch.records.text import shortened
 from bssearch.storage.repository import Store
 
-NUMBER = "db"  # Query key of a database's number from 1, if several hold a study of the same name
+NUMBER = "db"  # Query key of a database's number from 1, if several databases have a study of that name
 
 
 class Databases:
     """Read-only databases, as in `open_databases`."""
 
     def __init__(self, urls: Sequence[str] | None = None) -> None:
-        with open_databases(urls) as stores:  # an unusable database raises its error before anything is served
+        with open_databases(urls) as stores:  # an unusable database raises its error before the server starts
             self.names = [store.masked_url for store in stores]
         self._urls = list(urls) if urls else None
 
@@ -28,8 +29,8 @@ class Databases:
     def study(self, name: str, number: str | None = None) -> Iterator[Store]:
         """Store with a study; ``number`` selects the database."""
         with self.opened() as stores:
-            store = found_study(stores if number is None else [self._numbered(stores, number)], name)[0]
-            with store:  # errors about an unusable row name the row
+            store = found_study(stores if number is None else [numbered(stores, number)], name)[0]
+            with store:  # errors name an unusable row
                 store.studies.get(name)
                 yield store
 
@@ -37,17 +38,12 @@ class Databases:
         """A database's number, None if it is the only one."""
         return self.names.index(database) + 1 if len(self.names) > 1 and database in self.names else None
 
-    def _numbered(self, stores: Sequence[Store], number: str) -> Store:
-        store = numbered(stores, number)
-        if store is None:
-            raise NotFoundError(f"{NUMBER}={number[:20]}: there are the databases 1 to {len(stores)}")
-        return store
 
-
-def numbered(stores: Sequence[Store], number: str) -> Store | None:
-    """Store with a number from 1, or None."""
+def numbered(stores: Sequence[Store], number: str, error: type[BSSearchError] = NotFoundError) -> Store:
+    """Store with a number from 1."""
     is_number = number.isascii() and number.isdecimal() and 1 <= int(number[:9]) <= len(stores)
-    return stores[int(number[:9]) - 1] if is_number else None
+    require(is_number, f"{NUMBER}={number[:20]} must be from 1 to {len(stores)}", error=error)
+    return stores[int(number[:9]) - 1]
 
 
 LONGEST_SHOWN = 60  # Maximum characters of a query value in an error
@@ -83,7 +79,9 @@ class PageRequest:
             return default
         number = int(given) if given.isascii() and given.isdecimal() and len(given) < 20 else None
         if number is None or not least <= number <= most:
-            raise UsageError(f"{name} = {shortened(given)!r} must be a whole number from {least} to {most}")
+            raise UsageError(
+                f"{name} = {shortened(given, LONGEST_SHOWN)!r} must be a whole number from {least} to {most}"
+            )
         return number
 
     def one_of(self, name: str, known: Mapping[str, Any]) -> Any:
@@ -91,7 +89,7 @@ class PageRequest:
         given = self.text(name)
         if given is None:
             return None
-        require(given in known, f"{name} = {shortened(given)!r} must be one of {', '.join(known)}")
+        require(given in known, f"{name} = {shortened(given, LONGEST_SHOWN)!r} must be one of {', '.join(known)}")
         return known[given]
 
 
@@ -112,7 +110,6 @@ class Document:
 
 
 Answered = View | Document
-Version = Callable[[PageRequest], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +120,4 @@ class Page:
     """
 
     show: Callable[[PageRequest], Answered]
-    version: Version | None = None
-
-
-def shortened(text: str) -> str:
-    """Shorten a text for an error."""
-    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…"
+    version: Callable[[PageRequest], str] | None = None

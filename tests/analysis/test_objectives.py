@@ -183,7 +183,7 @@ def test_metrics_half_a_percent_of_the_target_apart_are_as_good_as_times_five_pe
 
 
 def test_an_objective_that_is_not_known_is_refused_by_its_name_with_those_there_are() -> None:
-    with pytest.raises(UsageError, match="'beauty' is not known; there are time_to_target"):
+    with pytest.raises(UsageError, match="'beauty' is not known; choose from time_to_target"):
         make_objective("beauty")
     with pytest.raises(ValueError, match="must be one of time_to_target"):
         make_spec(objective="beauty")

@@ -205,7 +205,7 @@ def test_a_url_where_none_belongs_shows_no_password(folder: Path, words: str) ->
 def test_a_database_is_not_overwritten(folder: Path, words: str) -> None:
     database = folder / "bssearch.db"
     before = database.read_bytes()
-    assert "a SQLite database is there" in refused(folder, *words.split(), database.name, code=2)
+    assert "is a SQLite database" in refused(folder, *words.split(), database.name, code=2)
     assert database.read_bytes() == before
 
 

@@ -213,7 +213,7 @@ def test_on_a_terminal_what_no_option_says_is_asked(tmp_path: Path, monkeypatch:
     def answer(text: str, *, default: Any, err: bool) -> Any:
         assert err, "stdout is for the spec"
         asked.append(text)
-        if text.startswith("What comes first") and asked.count(text) == 1:
+        if text.startswith("First priority") and asked.count(text) == 1:
             return "speeed"
         return {"Devices to train on in the end": 4}.get(text, default)
 

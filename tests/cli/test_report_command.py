@@ -163,7 +163,7 @@ def _full_disk(*_: object) -> NoReturn:
 def test_a_link_to_itself_and_an_empty_path_are_refused(folder: Path, tmp_path: Path, option: str) -> None:
     loop = tmp_path / "loop"
     loop.symlink_to(loop)
-    assert f"{loop} cannot be written: its symbolic links lead round in a circle" in refused(
+    assert f"{loop} cannot be written: its symbolic links form a circle" in refused(
         folder, "report", "toy", option, loop, code=2
     )
     assert "the path is empty" in refused(folder, "report", "toy", option, "", code=2)

@@ -131,7 +131,7 @@ def test_the_page_says_what_the_answer_says(whole: StudyPicture, html: str) -> N
     assert set(re.findall(FIGURE, html)) == figures
     best, figure = whole.answer.optimal, whole.answer.optimal.objective_value
     assert figure is not None and figure.low is not None and figure.high is not None
-    tiles = text[: text.index("What to know")]
+    tiles = text[: text.index("Warnings")]
     assert f"\n{best.batch_size}\n" in tiles
     assert f"{figure.median:.3g} s" in tiles
     assert f"95 % interval {figure.low:.3g} to {figure.high:.3g}, 3 runs" in tiles

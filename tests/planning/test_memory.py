@@ -168,7 +168,7 @@ def test_the_table_has_the_same_numbers_as_each_plan_of_its_own() -> None:
     [
         ({"precision": "bf16", "device": "t4"}, "t4 computes no bf16"),
         ({"precision": "fp8", "device": "a100"}, "a100-80gb computes no fp8"),
-        ({"devices": 8}, "each of the 8 devices holds all of it"),
+        ({"devices": 8}, "each of the 8 devices holds all terms"),
     ],
 )
 def test_what_a_device_or_a_flag_does_not_do_is_noted(asked: dict[str, Any], said: str) -> None:

@@ -18,20 +18,20 @@ BASE = f"http://127.0.0.1:{PORT}"
 
 
 def client_of(*urls: str, token: str | None = None, host: str = "127.0.0.1", names: tuple[str, ...] = ()) -> TestClient:
-    """Return what asks the pages of databases, as a browser that keeps its cookies does."""
+    """Client of the pages of databases, which keeps cookies as a browser does."""
     access = Access.of(host, PORT, token=token, names=names)
     return TestClient(create_app(Databases(urls), access), base_url=BASE, raise_server_exceptions=False)
 
 
 def make_study(url: str, folder: Path, name: str, trials: int = 14) -> None:
-    """Run a study by the law, to its end."""
+    """Run a simulated study to its end."""
     spec = write_task(folder, name=name, budget={"trials": trials, "trial_train_seconds": 2.0})
     run_study(load_spec(spec), Launch(db=url, folder=folder, make_executor=lambda *_: LawExecutor()))
 
 
 @pytest.fixture(scope="session")
 def searched(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The URL of a database with the studies task and other, both ended."""
+    """URL of a database with the ended studies task and other."""
     folder = tmp_path_factory.mktemp("searched")
     url = f"sqlite:///{folder / 'team.db'}"
     for name in ("other", "task"):

@@ -1,11 +1,12 @@
-"""The pages at a port of their own, and a tiny application of the calculator, whose answers a test may break."""
+"""The pages on a free port, and a small application of the calculator, whose answers a test may break."""
 
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from importlib import resources
+from typing import Any
 
 import jinja2
 import uvicorn
@@ -20,34 +21,28 @@ from bssearch.web.calculator.page import calculated
 from bssearch.web.views import Databases
 
 KINDS = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml"}
+# Values of the layout around the calculator.
 AROUND = {"path": "/calculator", "live_seconds": 0, "page_version": None, "version": "1", "databases": ["a database"]}
-"""What the layout shows around the calculator."""
 
 
-@cache
-def environment() -> jinja2.Environment:
-    return templates(jinja2.PackageLoader("bssearch.web"))
+environment = cache(lambda: templates(jinja2.PackageLoader("bssearch.web")))
 
 
 def rendered(query: Mapping[str, str], template: str = "calculator.html") -> str:
-    """Return the page of a query as HTML."""
+    """Page of a query, as HTML."""
     return environment().get_template(template).render(calculator=calculated(query), **AROUND)
 
 
 class Server:
-    """The calculator at a port of its own. ``delays`` are seconds to wait before an answer about a query's part."""
+    """The calculator; ``delays`` are seconds before the answer to a query with these words."""
 
     def __init__(self) -> None:
         self.delays: dict[str, float] = {}
         self.asked: list[str] = []
         self.is_broken = False
-        routes = [Route("/calculator", self._page), Route("/static/{name}", self._asset)]
-        config = uvicorn.Config(Starlette(routes=routes), port=0, log_level="warning", lifespan="off", ws="none")
-        self._server = uvicorn.Server(config)
 
     def _page(self, request: Request) -> Response:
-        query = str(request.url.query)
-        is_part = request.query_params.get("part") == "results"
+        query, is_part = request.url.query, request.query_params.get("part") == "results"
         self.asked.append(query)
         if is_part and self.is_broken:
             return Response(status_code=503)
@@ -63,51 +58,32 @@ class Server:
 
     @contextmanager
     def running(self) -> Iterator[str]:
-        """Yield the address of the calculator while it is served."""
-        thread = threading.Thread(target=self._server.run, daemon=True)
-        thread.start()
-        while not self._server.started:
-            time.sleep(0.01)
-        port = self._server.servers[0].sockets[0].getsockname()[1]
-        try:
-            yield f"http://127.0.0.1:{port}/calculator"
-        finally:
-            self._server.should_exit = True
-            thread.join()
-
-
-class Served:
-    """Pages at a port of their own, which may go away."""
-
-    def __init__(self, *urls: str, token: str | None = None) -> None:
-        app = create_app(Databases(urls), Access.of("127.0.0.1", 80, token=token))
-        config = uvicorn.Config(
-            app,
-            port=0,
-            http=Connection,
-            log_level="error",
-            lifespan="off",
-            ws="none",
-            limit_concurrency=MOST_CONNECTIONS,
-            timeout_graceful_shutdown=1,
-        )
-        self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._server.run, daemon=True)
-        self._thread.start()
-        while not self._server.started:
-            time.sleep(0.01)
-        self.address = f"http://127.0.0.1:{self._server.servers[0].sockets[0].getsockname()[1]}"
-
-    def stop(self) -> None:
-        """End the server, as Ctrl-C does."""
-        self._server.should_exit = True
-        self._thread.join()
+        """The calculator's address, while it is served."""
+        routes = [Route("/calculator", self._page), Route("/static/{name}", self._asset)]
+        with _running(Starlette(routes=routes), log_level="warning") as address:
+            yield f"{address}/calculator"
 
 
 @contextmanager
-def served(*urls: str, token: str | None = None) -> Iterator[Served]:
-    server = Served(*urls, token=token)
+def _running(app: Starlette, **options: Any) -> Iterator[str]:
+    server = uvicorn.Server(uvicorn.Config(app, port=0, lifespan="off", ws="none", **options))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
     try:
-        yield server
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:
-        server.stop()
+        server.should_exit = True
+        thread.join()
+
+
+def served(*urls: str, token: str | None = None) -> AbstractContextManager[str]:
+    """Serve databases; give the address."""
+    return _running(
+        create_app(Databases(urls), Access.of("127.0.0.1", 80, token=token)),
+        http=Connection,
+        log_level="error",
+        limit_concurrency=MOST_CONNECTIONS,
+        timeout_graceful_shutdown=1,
+    )

@@ -1,4 +1,4 @@
-"""The calculator has the numbers of the command line and of Python, tells what is wrong in its own words, and lives."""
+"""The calculator has the numbers of the command line and of Python, and explains errors in its own words."""
 
 import json
 import random
@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import reduce
 from html.parser import HTMLParser
@@ -87,7 +88,7 @@ def likely(field: Field, rng: random.Random) -> str:
 
 
 def random_query(rng: random.Random) -> dict[str, str]:
-    """Return a query with some fields changed, a third of them to what is likely wrong."""
+    """Query with some changed fields, of which a third are probably wrong."""
     query = dict(DEFAULTS)
     for name in rng.sample(sorted(FIELDS), k=rng.randint(1, 8)):
         query[name] = rng.choice(WRONG) if rng.random() < 0.3 else likely(FIELDS[name], rng)
@@ -95,7 +96,7 @@ def random_query(rng: random.Random) -> dict[str, str]:
 
 
 class Elements(HTMLParser):
-    """The numbers of a page by part and key, its text, and the attributes of its tags."""
+    """Numbers of a page by part and key, its text, and its tags' attributes."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -115,12 +116,12 @@ class Elements(HTMLParser):
         self.text += data
 
     def named(self, name: str) -> dict[str, str | None]:
-        """Return the attributes of the input of a field."""
+        """Attributes of a field's input."""
         return next(given for tag, given in self.tags if tag in ("input", "select") and given.get("name") == name)
 
 
 def from_python(words: list[str]) -> Any:
-    """Return the document of the public function that has a command's name, called with its options."""
+    """Document of the public function of a command, called with the command's options."""
     name, *options = words
     request, function = FUNCTIONS[name]
     texts: dict[str, str] = {}
@@ -138,7 +139,7 @@ def from_python(words: list[str]) -> Any:
 
 
 def check_against_others(part: ResultSection, numbers: Mapping[str, Any], folder: Path) -> bool:
-    """Hold a part against the command that it shows, and against Python; return whether it has results."""
+    """Compare a part with its command and with Python; return True if it has results."""
     words = shlex.split(part.command)[2:]
     done = bssearch("plan", *words, "--format", "json", cwd=folder)
     if part.absent:
@@ -151,8 +152,8 @@ def check_against_others(part: ResultSection, numbers: Mapping[str, Any], folder
     assert from_python(words) == document
     assert len(numbers) > 2
     for key, value in numbers.items():
-        told = reduce(lambda inner, step: inner[int(step) if step.isdigit() else step], key.split("."), document)
-        assert value == told, f"{part.command}: {key}"
+        printed = reduce(lambda inner, step: inner[int(step) if step.isdigit() else step], key.split("."), document)
+        assert value == printed, f"{part.command}: {key}"
     return True
 
 
@@ -162,15 +163,16 @@ def test_page_command_line_and_python_have_the_same_numbers_and_refuse_the_same(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     rng = random.Random(0)
-    counts = {True: 0, False: 0}
+    counts = Counter[bool]()
     for _ in range(CASES):
         query = random_query(rng)
-        found = calculated(query)
-        page = Elements(rendered(query))
-        for part in found.parts:
-            assert set(page.numbers) >= {one.name for one in found.parts if not one.absent}
-            if part.command:
-                counts[check_against_others(part, page.numbers.get(part.name, {}), tmp_path)] += 1
+        found, page = calculated(query), Elements(rendered(query))
+        assert set(page.numbers) >= {one.name for one in found.parts if not one.absent}
+        counts.update(
+            check_against_others(part, page.numbers.get(part.name, {}), tmp_path)
+            for part in found.parts
+            if part.command
+        )
     assert counts[True] > CASES and counts[False] > CASES / 2, counts
 
 
@@ -229,7 +231,7 @@ def test_every_input_has_a_label_a_help_and_a_place_for_its_error() -> None:
         ({"device": "a\x00b"}, "device", []),
     ],
 )
-def test_what_is_wrong_is_told_beside_its_field_in_the_words_of_the_page(
+def test_an_error_is_shown_beside_its_field_in_the_words_of_the_page(
     changes: dict[str, str], field: str, others: list[str]
 ) -> None:
     found = calculated({**DEFAULTS, **changes})
@@ -257,7 +259,7 @@ def test_a_field_that_a_part_needs_is_asked_for(name: str, absent: list[str]) ->
     assert all(f"“{FIELDS[name].label}”" in part.absent for part in parts.values())
 
 
-def test_parameters_that_do_not_fit_are_told_above_the_results_with_what_would() -> None:
+def test_parameters_that_do_not_fit_are_an_error_above_the_results() -> None:
     found = calculated({**DEFAULTS, "parameters": "70B"})
     (error,) = found.errors
     assert error.field is None and "70,000,000,000 parameters in bf16" in error.message
@@ -265,37 +267,32 @@ def test_parameters_that_do_not_fit_are_told_above_the_results_with_what_would()
     assert [part.name for part in found.parts if part.absent] == ["memory"]
 
 
-def test_a_group_of_which_nothing_is_said_has_its_defaults_and_one_of_which_something_is_has_not() -> None:
+def test_a_group_has_its_defaults_unless_the_query_names_one_of_its_fields() -> None:
     texts = calculated({"parameters": "25.6M"}).texts
     assert texts["layers"] == texts["memory_gib"] == ""
     assert texts["batch"] == "1024"
 
 
-def test_the_split_and_the_devices_take_the_micro_batch_that_memory_has_room_for() -> None:
-    parts = {part.name: part for part in calculated({}).parts}
-    assert "--max-micro 35" in parts["accumulation"].command
-    assert "--max-micro 35" in parts["devices"].command
-    parts = {part.name: part for part in calculated({**DEFAULTS, "max_micro": "8"}).parts}
-    assert "--max-micro 8" in parts["accumulation"].command
+def test_the_split_and_the_devices_use_the_micro_batch_that_fits() -> None:
+    for query, limit in (({}, 35), ({**DEFAULTS, "max_micro": "8"}, 8)):
+        parts = {part.name: part for part in calculated(query).parts}
+        assert all(f"--max-micro {limit}" in parts[name].command for name in ("accumulation", "devices"))
     parts = {part.name: part for part in calculated({**DEFAULTS, "sequence": "200000"}).parts}
     assert "not even one sample fits" in parts["accumulation"].absent
 
 
-def test_the_trade_off_is_least_where_the_formula_says() -> None:
+def test_the_trade_off_follows_the_formula() -> None:
     asked = ScaleRequest(devices=1, batch=1, alpha_s=0.02, beta_s=0.005, b_crit=4096.0)
     found = plan_trade_off(asked)
     assert found.optimum == 128 == found.fastest.row.batch
-    for point in found.points:
-        batch = point.row.batch
-        steps = 1 + 4096 / batch
-        least = (0.02 + 0.005 * 128) * (1 + 4096 / 128)
-        assert point.relative_time == pytest.approx((0.02 + 0.005 * batch) * steps / least)
+    times = [(0.02 + 0.005 * batch) * (1 + 4096 / batch) for batch in (128, *(one.row.batch for one in found.points))]
+    assert [one.relative_time for one in found.points] == pytest.approx([time / times[0] for time in times[1:]])
     limited = plan_trade_off(asked.model_copy(update={"max_micro": 20}))
     assert limited.fastest.row.batch == 16 and max(one.row.micro_batch for one in limited.points) == 16
 
 
 @pytest.mark.parametrize("max_micro", ["", "24"])
-def test_figures_show_what_is_marked_and_the_limit(max_micro: str) -> None:
+def test_figures_show_their_marks_and_the_limit(max_micro: str) -> None:
     parts = {part.name: part for part in calculated({**DEFAULTS, "max_micro": max_micro}).parts}
     memory, trade_off = parts["memory"].figures[0].figure, parts["trade-off"].figures[0].figure
     assert [rule.at for rule in memory.rules] == [24]
@@ -340,7 +337,7 @@ HOSTILE = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
-def test_hostile_texts_are_answered_with_a_page_that_shows_them_as_text(text: str) -> None:
+def test_hostile_texts_are_shown_as_text(text: str) -> None:
     for query in (dict.fromkeys(FIELDS, text), *({**DEFAULTS, name: text} for name in FIELDS)):
         assert len(json.dumps([error.message for error in calculated(query).errors])) < 20_000
     page = rendered({**dict.fromkeys(FIELDS, text), text: text})
@@ -349,7 +346,7 @@ def test_hostile_texts_are_answered_with_a_page_that_shows_them_as_text(text: st
     assert Elements(page).named("parameters")["value"] == visible(text[:LONGEST_ECHO])
 
 
-def test_what_would_import_code_or_read_files_is_refused_and_unknown_keys_are_said() -> None:
+def test_fields_that_import_code_or_read_files_are_refused_and_unknown_keys_named() -> None:
     found = calculated({"model": "os:system", "study": "digits", "<b>": "1", "parameters": "25M", "part": "results"})
     assert len(found.notes) == 3
     assert "“model” is not taken from a page" in found.notes[0] and "“study”" in found.notes[1]
@@ -359,7 +356,7 @@ def test_what_would_import_code_or_read_files_is_refused_and_unknown_keys_are_sa
     assert "and 995 more" in calculated({f"k{at}": "" for at in range(1000)}).notes[0]
 
 
-def test_of_a_key_given_twice_the_last_counts() -> None:
+def test_the_last_value_of_a_repeated_key_counts() -> None:
     assert calculated(QueryParams("batch=8&batch=16")).texts["batch"] == "16"
 
 
@@ -370,7 +367,7 @@ def test_commands_are_quoted_for_a_shell() -> None:
     assert calculated({**DEFAULTS, "device": "a\nb"}).parts[0].command == ""
 
 
-def test_a_preset_keeps_what_the_other_groups_say() -> None:
+def test_a_preset_keeps_the_other_groups() -> None:
     query = QueryParams(calculated({"batch": "77", "parameters": "1M"}).presets["GPT-2"])
     assert query["batch"] == "77" and query["parameters"] == "124M"
     assert not calculated(query).errors

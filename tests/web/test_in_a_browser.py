@@ -1,9 +1,9 @@
-"""The pages in Chromium: read, clicked, watched while a study runs, and looked at by axe-core."""
+"""The pages in Chromium: content, clicks, live updates and accessibility."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from tests.cli.task import bssearch as run
 from tests.factories import make_curve
 from tests.schema import execute
 from tests.web.conftest import make_study
-from tests.web.serving import Served, Server, served
+from tests.web.serving import Server, served
 from tests.web.test_pages import running_study
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ ALL_PAGES = (
 
 @pytest.fixture(scope="module")
 def address(searched: str) -> Iterator[str]:
-    with served(searched) as server:
-        yield server.address
+    with served(searched) as address:
+        yield address
 
 
 @pytest.mark.parametrize(("width", "scheme"), [*zip(WIDTHS, SCHEMES, strict=True)])
@@ -63,29 +63,24 @@ def test_the_longest_name_makes_no_page_too_wide(browser: Browser, tmp_path: Pat
     about = (f"/studies/{name}", f"/studies/{name}/trials", f"/studies/{name}/trials/1", f"/studies/{name}x")
     across = ("/studies", f"/compare?study={name}&study=short", "/best?objective=time_to_target")
     found = {}
-    with served(url) as server:
-        context = browser.new_context(viewport={"width": width, "height": 900})
-        page = context.new_page()
+    with served(url) as server, page_of(browser, width=width, allowed="404") as page:
         for path in (*about, *across):
-            page.goto(f"{server.address}{path}")
+            page.goto(f"{server}{path}")
             found[path] = overflow(page)
-        context.close()
     assert found == dict.fromkeys((*about, *across), 0)
 
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_a_trial_of_the_list_takes_one_line(browser: Browser, address: str, width: int) -> None:
-    with page_of(browser, width=width) as page:
-        page.goto(f"{address}/studies/task/trials?state=reached")
+    with tab(browser, f"{address}/studies/task/trials?state=reached", width=width) as page:
         heights = page.locator("tbody tr").evaluate_all("rows => rows.map(row => row.offsetHeight)")
         assert max(heights) < 1.5 * page.locator("thead tr").evaluate("row => row.offsetHeight")
 
 
 def test_the_pages_lead_to_each_other_by_the_keyboard_alone(browser: Browser, address: str) -> None:
-    with page_of(browser) as page:
-        page.goto(f"{address}/")
-        for _ in range(2):
-            page.keyboard.press("Tab")
+    with tab(browser, f"{address}/") as page:
+        page.keyboard.press("Tab")
+        page.keyboard.press("Tab")
         assert page.evaluate("document.activeElement.textContent") == "bssearch"
         page.get_by_role("link", name="task", exact=True).focus()
         page.keyboard.press("Enter")
@@ -95,8 +90,7 @@ def test_the_pages_lead_to_each_other_by_the_keyboard_alone(browser: Browser, ad
 
 
 def test_the_pages_work_without_scripts(browser: Browser, address: str) -> None:
-    with page_of(browser, java_script_enabled=False) as page:
-        page.goto(f"{address}/studies/task/trials")
+    with tab(browser, f"{address}/studies/task/trials", java_script_enabled=False) as page:
         page.get_by_label("State").select_option("reached")
         page.get_by_role("button", name="Show").click()
         assert "state=reached" in page.url
@@ -104,22 +98,20 @@ def test_the_pages_work_without_scripts(browser: Browser, address: str) -> None:
 
 
 def test_studies_are_chosen_and_compared(browser: Browser, address: str) -> None:
-    with page_of(browser) as page:
-        page.goto(f"{address}/compare")
+    with tab(browser, f"{address}/compare") as page:
         for name in ("task", "other"):
             page.get_by_label(name, exact=True).check()
         page.get_by_role("button", name="Compare").click()
         assert page.locator("tbody tr").count() == 2
 
 
-def test_nothing_is_asked_of_another_machine(browser: Browser, address: str) -> None:
+def test_no_request_goes_to_another_machine(browser: Browser, address: str) -> None:
     asked: list[str] = []
     with page_of(browser) as page:
         page.on("request", lambda request: asked.append(request.url))
         for path in ALL_PAGES:
             page.goto(f"{address}{path}")
-    assert asked
-    assert {url for url in asked if not url.startswith((address, "data:"))} == set()
+    assert asked and all(url.startswith((address, "data:")) for url in asked)
 
 
 EVIL = "\"'><img src=x onerror=window.PWNED=1></title></svg><script>window.PWNED=1</script>"
@@ -133,19 +125,16 @@ def test_a_stored_text_is_no_markup_and_no_script(browser: Browser, tmp_path: Pa
     execute(file, "UPDATE bss_environment SET device_name = ?, host = ?, git_revision = ?", [EVIL, EVIL, EVIL])
     assert run("report", "task", "--html", report, "--db", url, cwd=tmp_path).returncode == 0
     shown = 0
-    marked: list[str] = []
-    with served(url) as server, closing(browser.new_page()) as page:
-        for address in (report.as_uri(), *(f"{server.address}{path}" for path in ALL_PAGES)):
+    with served(url) as server, page_of(browser, allowed="404") as page:
+        for address in (report.as_uri(), *(f"{server}{path}" for path in ALL_PAGES)):
             page.goto(address)
             shown += "&lt;img src=x" in page.content()
-            if page.locator('img[src="x"]').count() or page.evaluate("window.PWNED"):
-                marked.append(address)
-    assert marked == []
+            assert (page.locator('img[src="x"]').count(), page.evaluate("window.PWNED")) == (0, None), address
     assert shown > 3
 
 
 def reached(url: str, number: int) -> None:
-    """Let a trial reach the target."""
+    """Finish a trial at the target."""
     done = TrialOutcome(
         state=TrialState.REACHED,
         reason="accuracy = 0.9",
@@ -161,10 +150,9 @@ def reached(url: str, number: int) -> None:
 
 
 class TestLive:
-    def test_a_study_that_runs_is_followed(self, browser: Browser, empty: str) -> None:
+    def test_a_running_study_is_updated(self, browser: Browser, empty: str) -> None:
         number = running_study(empty)
-        with served(empty) as server, page_of(browser) as page:
-            page.goto(f"{server.address}/studies/toy")
+        with served(empty) as server, tab(browser, f"{server}/studies/toy") as page:
             page.get_by_role("heading", name="No answer yet").wait_for()
             page.get_by_role("link", name=str(number), exact=True).focus()
             with open_store(empty) as store:
@@ -178,19 +166,17 @@ class TestLive:
 
     def test_the_first_answer_leaves_the_focus_where_it_was(self, browser: Browser, empty: str) -> None:
         number = running_study(empty)
-        with served(empty) as server, page_of(browser) as page:
-            page.goto(f"{server.address}/studies/toy")
+        with served(empty) as server, tab(browser, f"{server}/studies/toy") as page:
             page.get_by_role("link", name="Trials", exact=True).focus()
             reached(empty, number)
             page.get_by_role("heading", level=1, name="Train with batch").wait_for(timeout=30_000)
             assert page.evaluate("document.activeElement.textContent") == "Trials"
 
-    def test_nothing_moves_where_nothing_changes(self, browser: Browser, empty: str) -> None:
+    def test_an_unchanged_page_is_not_replaced(self, browser: Browser, empty: str) -> None:
         running_study(empty)
         answers: list[int] = []
-        with served(empty) as server, page_of(browser) as page:
-            page.goto(f"{server.address}/studies/toy")
-            asked = f"{server.address}/studies/toy"  # the icon may come late
+        with served(empty) as server, tab(browser, f"{server}/studies/toy") as page:
+            asked = f"{server}/studies/toy"  # the icon may come late
             page.on("response", lambda one: answers.append(one.status) if one.url == asked else None)
             page.evaluate("document.querySelector('#progress').dataset.mark = 'same'")
             while len(answers) < 2:
@@ -198,10 +184,9 @@ class TestLive:
             assert page.locator("#progress").get_attribute("data-mark") == "same"
         assert set(answers) == {304}
 
-    def test_what_was_opened_stays_open(self, browser: Browser, empty: str) -> None:
+    def test_opened_details_stay_open(self, browser: Browser, empty: str) -> None:
         running_study(empty)
-        with served(empty) as server, page_of(browser) as page:
-            page.goto(f"{server.address}/studies")
+        with served(empty) as server, tab(browser, f"{server}/studies") as page:
             page.locator("#narrow summary").click()
             page.get_by_label("Device").fill("H1")
             running_study(empty, "second")
@@ -209,29 +194,23 @@ class TestLive:
             assert page.get_by_label("Device").input_value() == "H1"
             assert page.locator("#narrow").get_attribute("open") is not None
 
-    def test_a_server_that_is_gone_is_told_and_what_was_shown_stays(self, browser: Browser, empty: str) -> None:
+    def test_the_page_stays_and_says_so_if_its_server_is_gone(self, browser: Browser, empty: str) -> None:
         running_study(empty)
-        server = Served(empty)
-        context = browser.new_context()
-        page = context.new_page()
-        page.goto(f"{server.address}/studies/toy")
-        server.stop()
-        page.get_by_role("alert").filter(has_text="does not answer").wait_for(timeout=10_000)
-        assert page.get_by_role("heading", name="No answer yet").is_visible()
-        context.close()
+        with page_of(browser, allowed="Failed to load resource") as page:
+            with served(empty) as server:
+                page.goto(f"{server}/studies/toy")
+            page.get_by_role("alert").filter(has_text="does not answer").wait_for(timeout=10_000)
+            assert page.get_by_role("heading", name="No answer yet").is_visible()
 
-    def test_a_database_that_is_gone_is_told_and_that_it_is_back(self, browser: Browser, tmp_path: Path) -> None:
+    def test_the_page_says_if_its_database_is_gone_and_recovers(self, browser: Browser, tmp_path: Path) -> None:
         path, away = tmp_path / "team.db", tmp_path / "away.db"
         running_study(f"sqlite:///{path}")
-        with served(f"sqlite:///{path}") as server:
-            context = browser.new_context()
-            page = context.new_page()
-            page.goto(f"{server.address}/studies/toy")
+        with served(f"sqlite:///{path}") as server, page_of(browser, allowed="503") as page:
+            page.goto(f"{server}/studies/toy")
             path.rename(away)
             page.get_by_role("alert").filter(has_text="no database at").wait_for(timeout=10_000)
             away.rename(path)
             page.get_by_role("alert").wait_for(state="hidden", timeout=10_000)
-            context.close()
 
 
 # The calculator -------------------------------------------------------------------------------------------------------
@@ -247,22 +226,12 @@ def server() -> Server:
 
 @contextmanager
 def tab(browser: Any, address: str, **options: Any) -> Iterator[Any]:
-    """Yield a tab at an address; what its console says, and requests that leave, fail the test."""
-    context = browser.new_context(viewport={"width": 1280, "height": 900}, **options)
-    page = context.new_page()
-    said: list[str] = []
-    page.on("console", lambda message: said.append(message.text))
-    page.on("pageerror", lambda error: said.append(str(error)))
-    page.on("request", lambda one: said.append(one.url) if "127.0.0.1" not in one.url else None)
-    page.goto(address)
-    try:
+    with page_of(browser, **options) as page:
+        page.goto(address)
         yield page
-    finally:
-        context.close()
-    assert [one for one in said if "503" not in one] == []
 
 
-def test_results_follow_what_is_typed_and_the_focus_and_the_caret_stay(browser: Any, server: Server) -> None:
+def test_results_follow_the_entries_and_the_focus_and_the_caret_stay(browser: Any, server: Server) -> None:
     with server.running() as address, tab(browser, address) as page:
         page.click("#accumulation-notes summary")
         page.focus("#field-batch")
@@ -272,13 +241,13 @@ def test_results_follow_what_is_typed_and_the_focus_and_the_caret_stay(browser: 
         page.wait_for_selector(f'{BATCH}[data-value="12024"]')
         assert page.evaluate("[document.activeElement.id, document.activeElement.selectionStart]") == ["field-batch", 2]
         assert "batch=12024" in page.url and "part=" not in page.url
-        assert page.get_attribute("#accumulation-notes", "open") is not None, "what was folded out stays so"
+        assert page.get_attribute("#accumulation-notes", "open") is not None, "opened details stay open"
         assert "Safe micro-batch: 35" in page.text_content("#announcement")
         page.reload()
         assert page.input_value("#field-batch") == "12024"
 
 
-def test_many_keys_are_one_question(browser: Any, server: Server) -> None:
+def test_many_keys_are_one_request(browser: Any, server: Server) -> None:
     with server.running() as address, tab(browser, address) as page:
         page.focus("#field-batch")
         page.keyboard.press("End")
@@ -300,7 +269,7 @@ def test_a_late_answer_does_not_replace_a_newer_one(browser: Any, server: Server
         assert "batch=4096" in page.url
 
 
-def test_errors_stand_beside_their_fields_and_go_when_they_are_mended(browser: Any, server: Server) -> None:
+def test_errors_are_shown_beside_their_fields_until_they_are_corrected(browser: Any, server: Server) -> None:
     with server.running() as address, tab(browser, address) as page:
         page.fill("#field-heads", "7")
         page.wait_for_selector('#field-heads[aria-invalid="true"]')
@@ -314,8 +283,8 @@ def test_errors_stand_beside_their_fields_and_go_when_they_are_mended(browser: A
         assert page.query_selector("#errors") is None
 
 
-def test_a_server_that_fails_is_told_and_the_next_answer_takes_it_back(browser: Any, server: Server) -> None:
-    with server.running() as address, tab(browser, address) as page:
+def test_a_failure_of_the_server_is_shown_until_the_next_answer(browser: Any, server: Server) -> None:
+    with server.running() as address, tab(browser, address, allowed="503") as page:
         server.is_broken = True
         page.fill("#field-batch", "2048")
         page.wait_for_selector("#failure:not(:empty)")
@@ -341,27 +310,26 @@ def test_it_works_without_a_script(browser: Any, server: Server) -> None:
 
 
 def test_the_keyboard_alone_fills_in_the_form_and_copies_a_command(browser: Any, server: Server) -> None:
-    with server.running() as address:
-        permissions = ["clipboard-read", "clipboard-write"]
-        with tab(browser, address, permissions=permissions) as page:
-            reached = _tabbed_to(page, "field-parameters")
-            page.keyboard.press("Control+A")
-            page.keyboard.type("50M")
-            page.wait_for_selector('[data-part="memory"] [data-key="fixed_bytes"][data-value="800000000"]')
-            reached += _tabbed_to(page, "field-checkpointing")
-            page.keyboard.press("Space")
-            page.wait_for_selector('#memory code:has-text("--checkpointing")')
-            page.focus("#memory button.copy")
-            page.keyboard.press("Enter")
-            page.wait_for_selector('#announcement:text-is("Copied")', state="attached")
-            command = page.text_content("#memory code")
-            assert page.evaluate("navigator.clipboard.readText()") == command
-            assert "--parameters 50M" in command and "--checkpointing" in command
-            assert "field-memory_gib" in reached
+    permissions = ["clipboard-read", "clipboard-write"]
+    with server.running() as address, tab(browser, address, permissions=permissions) as page:
+        reached = _tabbed_to(page, "field-parameters")
+        page.keyboard.press("Control+A")
+        page.keyboard.type("50M")
+        page.wait_for_selector('[data-part="memory"] [data-key="fixed_bytes"][data-value="800000000"]')
+        reached += _tabbed_to(page, "field-checkpointing")
+        page.keyboard.press("Space")
+        page.wait_for_selector('#memory code:has-text("--checkpointing")')
+        page.focus("#memory button.copy")
+        page.keyboard.press("Enter")
+        page.wait_for_selector('#announcement:text-is("Copied")', state="attached")
+        command = page.text_content("#memory code")
+        assert page.evaluate("navigator.clipboard.readText()") == command
+        assert "--parameters 50M" in command and "--checkpointing" in command
+        assert "field-memory_gib" in reached
 
 
 def _tabbed_to(page: Any, wanted: str) -> list[str]:
-    """Press Tab until an element is focused; return the ids that were passed."""
+    """Press Tab until an element is focused; return the focused ids."""
     passed: list[str] = []
     while wanted not in passed:
         assert len(passed) < 60, passed
@@ -371,18 +339,14 @@ def _tabbed_to(page: Any, wanted: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("width", "scheme"), [*zip(WIDTHS, SCHEMES, strict=True)])
-def test_nothing_keeps_anyone_from_reading_it(browser: Any, server: Server, width: int, scheme: str) -> None:
-    options = {"viewport": {"width": width, "height": 900}, "color_scheme": scheme}
-    with server.running() as address:
-        context = browser.new_context(**options)
-        page = context.new_page()
+def test_the_calculator_is_accessible(browser: Any, server: Server, width: int, scheme: str) -> None:
+    with server.running() as address, page_of(browser, width=width, scheme=scheme) as page:
         for query in ("", "?parameters=70B&memory_gib=24&layers=x&batch=100&micro=48&foo=1"):
             page.goto(f"{address}{query}")
             page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
             assert (grave_findings(page), overflow(page)) == ([], 0)
             if width == 390:
                 assert page.evaluate(TOO_LOW) == []
-        context.close()
 
 
 TOO_LOW = """[...document.querySelectorAll('input[type=text], select, button, summary, .presets a')]

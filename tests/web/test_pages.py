@@ -1,4 +1,4 @@
-"""What the pages show of a database, and what of one that is gone, faulty or somebody else's."""
+"""Pages of a database, also of a missing, faulty or foreign database."""
 
 import html
 import re
@@ -43,7 +43,7 @@ HOSTILE = [
 
 
 def running_study(url: str, name: str = "toy", evaluations: int = 3) -> int:
-    """Store a study with one trial that runs and has been evaluated; return the trial's number."""
+    """Store a study with one running trial that has evaluations; return the trial's number."""
     spec = make_spec(name=name)
     with open_store(url) as store:
         store_study(store, spec)
@@ -68,7 +68,7 @@ def copy(searched: str, tmp_path: Path) -> Path:
         ("/studies/task/trials/1?format=json", "trial show task 1"),
     ],
 )
-def test_json_is_that_of_the_command(
+def test_json_equals_the_commands(
     pages: TestClient, searched: str, tmp_path: Path, path: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(DATABASE_URL_VARIABLE, searched)
@@ -93,12 +93,12 @@ class TestStudies:
         [device] = {row["device"] for row in pages.get("/studies?format=json").json()}
         assert f'<datalist id="offered-device"><option value="{device}"></datalist>' in text
 
-    def test_a_filter_leaves_out_what_does_not_match(self, pages: TestClient) -> None:
+    def test_a_filter_leaves_out_other_studies(self, pages: TestClient) -> None:
         [device] = {row["device"] for row in pages.get("/studies?format=json").json()}
         assert 'href="/studies/task"' in pages.get("/studies", params={"device": device}).text
         assert 'href="/studies/task"' not in pages.get("/studies", params={"device": "H100"}).text
 
-    def test_archived_ones_are_shown_where_asked(self, copy: Path) -> None:
+    def test_archived_studies_are_shown_on_request(self, copy: Path) -> None:
         with open_store(f"sqlite:///{copy}") as store:
             store.studies.archive("other")
         client = client_of(f"sqlite:///{copy}")
@@ -121,7 +121,7 @@ class TestAStudy:
         assert "<svg" in text
 
     @pytest.mark.parametrize("path", ["/studies/toy", "/studies/toy/trials"])
-    def test_between_two_trials_it_is_still_live_and_only_later_at_rest(
+    def test_a_study_stays_live_between_two_trials(
         self, empty: str, monkeypatch: pytest.MonkeyPatch, path: str, number: int
     ) -> None:
         with open_store(empty) as store:
@@ -132,14 +132,12 @@ class TestAStudy:
         later = client_of(empty).get(path, headers={"If-None-Match": between.headers["etag"]})
         assert 'data-live-seconds="15.0"' in later.text
 
-    def test_one_without_an_answer_shows_what_runs(self, empty: str, number: int) -> None:
+    def test_a_study_without_an_answer_shows_its_running_trial(self, empty: str, number: int) -> None:
         text = client_of(empty).get("/studies/toy").text
-        assert "No answer yet" in text
-        assert f'href="/studies/toy/trials/{number}"' in text
-        assert 'data-live-seconds="2.0"' in text
-        assert "<svg" in text
+        for part in ("No answer yet", f'href="/studies/toy/trials/{number}"', 'data-live-seconds="2.0"', "<svg"):
+            assert part in text
 
-    def test_who_has_the_newest_version_is_sent_nothing(self, empty: str, number: int) -> None:
+    def test_the_newest_version_is_not_sent_again(self, empty: str, number: int) -> None:
         client = client_of(empty)
         tag = client.get("/studies/toy").headers["etag"]
         again = client.get("/studies/toy", headers={"If-None-Match": tag})
@@ -150,7 +148,7 @@ class TestAStudy:
             )
         assert client.get("/studies/toy", headers={"If-None-Match": tag}).status_code == 200
 
-    def test_that_it_was_archived_is_something_new(self, empty: str) -> None:
+    def test_archiving_changes_the_version(self, empty: str) -> None:
         with open_store(empty) as store:
             store.studies.create(make_spec(name="toy").new_study("anna"))
         client = client_of(empty)
@@ -161,24 +159,19 @@ class TestAStudy:
         assert again.status_code == 200
         assert "The study is archived" in again.text
 
-    def test_the_page_that_is_kept_is_that_of_its_own_address_and_version(self, searched: str) -> None:
+    def test_pages_are_cached_by_address_and_version(self, searched: str) -> None:
         client = client_of(searched)
         first = client.get("/studies/task").text
         assert client.get("/studies/task").text == first
         assert client.get("/studies/other").text != first
         assert "Trials of task" in client.get("/studies/task/trials").text
 
-    def test_one_that_is_not_there_is_named_with_its_neighbours(self, pages: TestClient) -> None:
-        missing = pages.get("/studies/tasc")
-        assert missing.status_code == 404
-        assert "task" in missing.text
+    def test_a_missing_study_is_named_with_similar_names(self, pages: TestClient) -> None:
+        missing, as_json = pages.get("/studies/tasc"), pages.get("/studies/tasc/best.json")
+        assert (missing.status_code, as_json.status_code) == (404, 404)
+        assert "task" in missing.text and "tasc" in as_json.json()["error"]
 
-    def test_as_json_an_error_is_json(self, pages: TestClient) -> None:
-        missing = pages.get("/studies/tasc/best.json")
-        assert missing.status_code == 404
-        assert "tasc" in missing.json()["error"]
-
-    def test_the_answer_of_one_without_is_not_found(self, empty: str) -> None:
+    def test_the_answer_of_a_study_without_one_is_not_found(self, empty: str) -> None:
         running_study(empty)
         assert client_of(empty).get("/studies/toy/best.json").status_code == 404
 
@@ -189,7 +182,7 @@ class TestAStudy:
         assert "<script>alert" not in missing.text
 
     @pytest.mark.parametrize("path", ["/studies", "/compare", "/studies/%3Cimg%20src=x%20onerror=alert(1)%3E"])
-    def test_a_stored_name_that_nothing_of_ours_made_is_escaped(self, copy: Path, path: str) -> None:
+    def test_a_foreign_stored_name_is_escaped(self, copy: Path, path: str) -> None:
         execute(copy, "UPDATE bss_study SET name = '<img src=x onerror=alert(1)>' WHERE name = 'other'")
         assert "<img" not in client_of(f"sqlite:///{copy}").get(path).text
 
@@ -202,11 +195,10 @@ class TestTrials:
         places = [text.index(f'href="/studies/task/trials/{number}"') for number in numbers]
         assert places == sorted(places, reverse=True)
 
-    def test_they_are_those_of_a_phase_a_state_and_a_batch_size(self, pages: TestClient, searched: str) -> None:
+    def test_they_are_filtered_by_phase_state_and_batch_size(self, pages: TestClient, searched: str) -> None:
         with open_store(searched, write=False) as store:
             trials = store.trials.of("task")
-        one = trials[0]
-        size = one.configuration.batch_size
+        one, size = trials[0], trials[0].configuration.batch_size
         asked = {"phase": one.phase.value, "state": one.state.value, "batch_size": size, "format": "json"}
         expected = [
             trial.number
@@ -216,7 +208,7 @@ class TestTrials:
         assert [row["number"] for row in pages.get("/studies/task/trials", params=asked).json()] == expected
         assert len(expected) < len(trials)
 
-    def test_by_time_the_fastest_comes_first_and_those_without_a_time_last(self, pages: TestClient) -> None:
+    def test_order_by_time_starts_with_the_fastest(self, pages: TestClient) -> None:
         rows = pages.get("/studies/task/trials?format=json").json()
         fastest = min((row for row in rows if row["time_to_target_s"]), key=lambda row: row["time_to_target_s"])
         text = pages.get("/studies/task/trials?order=time_to_target_s").text
@@ -224,7 +216,7 @@ class TestTrials:
             text.index(f'/trials/{row["number"]}"') for row in rows if row is not fastest
         )
 
-    def test_many_are_shown_in_pages_that_lead_on(self, pages: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_many_trials_are_shown_in_linked_pages(self, pages: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("bssearch.web.studies.PAGE_TRIALS", 5)
         first = pages.get("/studies/task/trials?state=reached").text
         assert first.count("/studies/task/trials/") == 5
@@ -250,14 +242,13 @@ class TestTrials:
         assert refused.status_code in {400, 404}
         assert named in refused.text
 
-    def test_one_shows_its_configuration_its_curve_and_how_to_run_it_again(self, pages: TestClient) -> None:
+    def test_a_trial_shows_its_configuration_curve_and_rerun(self, pages: TestClient) -> None:
         text = pages.get("/studies/task/trials/1").text
-        assert "bssearch trial rerun task 1" in text
-        assert "<svg" in text
-        assert "learning_rate" in text
+        for part in ("bssearch trial rerun task 1", "<svg", "learning_rate"):
+            assert part in text
 
     @pytest.mark.parametrize("number", ["0", "9999", "9" * 30, "x", "-1", "1.5", "²"])
-    def test_one_that_is_not_there_is_not_found(self, pages: TestClient, number: str) -> None:
+    def test_a_missing_trial_is_not_found(self, pages: TestClient, number: str) -> None:
         assert pages.get(f"/studies/task/trials/{number}").status_code == 404
 
 
@@ -287,43 +278,42 @@ class TestAcross:
         places = [text.index(part) for part in ("<h1>Train with batch", "<svg", 'id="headline"', 'id="tiles"')]
         assert places == sorted(places)
 
-    def test_what_all_have_found_is_that_of_the_command(self, pages: TestClient, searched: str, tmp_path: Path) -> None:
+    def test_answers_across_studies_equal_the_commands(self, pages: TestClient, searched: str, tmp_path: Path) -> None:
         [device] = {row["device"] for row in pages.get("/studies?format=json").json()}
-        told = read(tmp_path, "best", "--device", device, "--db", searched)
-        assert pages.get("/best", params={"device": device, "format": "json"}).json() == told
+        printed = read(tmp_path, "best", "--device", device, "--db", searched)
+        assert pages.get("/best", params={"device": device, "format": "json"}).json() == printed
         assert "/studies/other" in pages.get("/best", params={"device": device}).text
 
     @pytest.mark.parametrize("name", ["workload", "device", "target", "objective", "precision"])
     @pytest.mark.slow
     @pytest.mark.parametrize("value", HOSTILE)
-    def test_hostile_conditions_are_told_and_escaped(self, pages: TestClient, value: str, name: str) -> None:
+    def test_hostile_conditions_are_escaped(self, pages: TestClient, value: str, name: str) -> None:
         for path in ("/best", "/studies"):
-            told = pages.get(path, params={name: value})
-            assert told.status_code in {200, 400, 404}
-            assert "<script>alert" not in told.text
+            shown = pages.get(path, params={name: value})
+            assert shown.status_code in {200, 400, 404}
+            assert "<script>alert" not in shown.text
 
 
-def test_a_password_that_stands_where_none_belongs_is_not_repeated(pages: TestClient) -> None:
-    told = pages.get("/best", params={"workload": "postgresql://anna:hunter2@db/x"})
-    assert told.status_code == 404
-    assert "anna:***@db" in told.text.partition("<h1>")[2].partition("</h1>")[0]
+def test_a_password_in_a_condition_is_not_repeated(pages: TestClient) -> None:
+    shown = pages.get("/best", params={"workload": "postgresql://anna:hunter2@db/x"})
+    assert shown.status_code == 404
+    assert "anna:***@db" in shown.text.partition("<h1>")[2].partition("</h1>")[0]
 
 
 class TestDatabases:
-    def test_of_two_each_study_is_found_in_its_own(self, searched: str, tmp_path: Path) -> None:
+    def test_studies_of_two_databases_are_found_by_number(self, searched: str, tmp_path: Path) -> None:
         second = f"sqlite:///{tmp_path / 'second.db'}"
         running_study(second, "task", evaluations=1)
         client = client_of(searched, second)
         text = client.get("/studies").text
-        assert 'href="/studies/task?db=1"' in text
-        assert 'href="/studies/task?db=2"' in text
-        assert "No answer yet" in client.get("/studies/task?db=2").text
-        assert "No answer yet" not in client.get("/studies/task?db=1").text
+        for database in (1, 2):
+            assert f'href="/studies/task?db={database}"' in text
+            assert ("No answer yet" in client.get(f"/studies/task?db={database}").text) is (database == 2)
         assert client.get("/studies/task").status_code == 400  # in both
         assert 'href="/studies/task/trials?db=2"' in client.get("/studies/task?db=2").text
         assert client.get("/compare?study=1:task&study=2:task").status_code == 200
 
-    def test_one_that_vanishes_is_told_and_one_that_is_back_is_shown(self, copy: Path) -> None:
+    def test_a_database_that_vanishes_is_named_until_it_is_back(self, copy: Path) -> None:
         away = copy.with_name("away.db")
         client = client_of(f"sqlite:///{copy}")
         tag = client.get("/studies/task").headers["etag"]
@@ -336,22 +326,20 @@ class TestDatabases:
         away.rename(copy)
         assert client.get("/studies/task").status_code == 200
 
-    def test_one_that_is_no_database_is_told(self, copy: Path) -> None:
+    def test_a_file_that_is_no_database_is_refused(self, copy: Path) -> None:
         client = client_of(f"sqlite:///{copy}")
         copy.write_bytes(b"x" * 4096)
         assert client.get("/studies").status_code == 503
 
-    def test_a_row_that_nobody_of_ours_wrote_is_told(self, copy: Path) -> None:
+    def test_a_faulty_row_is_named(self, copy: Path) -> None:
         execute(copy, "UPDATE bss_trial SET parameters = '[1' WHERE number = 3")
         faulty = client_of(f"sqlite:///{copy}").get("/studies/task/trials")
         assert faulty.status_code == 503
         assert "trial 3: parameters" in faulty.text
 
-    def test_looking_writes_nothing_to_a_file_that_nobody_may_write(self, searched: str, tmp_path: Path) -> None:
-        folder = tmp_path / "team"
-        folder.mkdir()
-        copy = folder / "copy.db"
-        shutil.copy(searched.removeprefix("sqlite:///"), copy)
+    def test_pages_of_a_read_only_file_write_no_file(self, searched: str, tmp_path: Path) -> None:
+        (folder := tmp_path / "team").mkdir()
+        copy = Path(shutil.copy(searched.removeprefix("sqlite:///"), folder / "copy.db"))
         before = copy.read_bytes()
         copy.chmod(0o444)
         folder.chmod(0o555)
@@ -363,7 +351,7 @@ class TestDatabases:
         assert copy.read_bytes() == before
 
     @pytest.mark.slow
-    def test_a_server_is_asked_in_transactions_that_cannot_write(self, postgres: Postgres, tmp_path: Path) -> None:
+    def test_a_server_is_read_in_read_only_transactions(self, postgres: Postgres, tmp_path: Path) -> None:
         url = postgres.create_database()
         make_study(url, tmp_path, "task")
         assert client_of(url).get("/studies/task").status_code == 200
@@ -375,7 +363,7 @@ class TestDatabases:
             connection.exec_driver_sql("DELETE FROM bss_study")
 
 
-def test_who_asks_while_too_many_wait_is_told_to_come_again(searched: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_requests_are_refused(searched: str, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, may_end = Event(), Event()
 
     def slow(asked: PageRequest) -> Answered:
@@ -391,5 +379,5 @@ def test_who_asks_while_too_many_wait_is_told_to_come_again(searched: str, monke
         refused = pages.get("/studies")
         may_end.set()
         assert (refused.status_code, first.result().status_code) == (503, 200)
-        assert "come again in a moment" in refused.text
+        assert "try again in a moment" in refused.text
         assert pages.get("/studies").status_code == 200

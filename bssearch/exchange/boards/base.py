@@ -109,7 +109,7 @@ def check_boards(names: Iterable[str]) -> None:
 
 # Reports that may wait for a board, here or in its process: some megabytes.
 CAPACITY = 10_000
-# When a run ends, the process is killed once it has delivered nothing for this long …
+# When a run ends, the process is killed after this time without a delivery …
 SILENT_SECONDS = 5.0
 # … and after this time even if it still delivers.
 LAST_SECONDS = 60.0
@@ -120,7 +120,7 @@ Message = tuple[list[str], str, dict[str, Any]]  # the boards to call, the metho
 class BoardProcess:
     """Reports to boards in another process.
 
-    ``asked`` counts reports, ``delivered`` those taken by each board.
+    ``asked`` counts all reports, ``delivered`` the reports taken by each board.
     """
 
     def __init__(self, names: Sequence[str], *, capacity: int = CAPACITY) -> None:
@@ -138,7 +138,7 @@ class BoardProcess:
             self._process = subprocess.Popen(
                 # -P: nothing in this folder hides an installed package.
                 [sys.executable, "-P", "-m", "bssearch.exchange.boards.serve", str(theirs.fileno()), *names],
-                stdin=subprocess.PIPE,  # never written to: it closes when the driver dies
+                stdin=subprocess.PIPE,  # never written to; closes when the driver dies
                 stdout=self._output,
                 stderr=self._output,
                 pass_fds=(theirs.fileno(),),
@@ -170,7 +170,11 @@ class BoardProcess:
             if time.monotonic() >= min(began + LAST_SECONDS, self._heard + SILENT_SECONDS):
                 break
             time.sleep(0.05)
-        with self._process, self._connection, self._output:  # reaped last: till then its CPU seconds are the driver's
+        with (
+            self._process,
+            self._connection,
+            self._output,
+        ):  # reaped last: until then its CPU seconds count as the driver's
             if not has_exited(self._process):
                 kill_descendants(self.pid)
             with suppress(ProcessLookupError, PermissionError):
@@ -179,7 +183,7 @@ class BoardProcess:
                 thread.join()
         for name, delivered in self.delivered.items():
             if lost := self.asked - delivered:
-                why = "" if name in self._failures else "; they were not taken until the deadline"
+                why = "" if name in self._failures else " before the deadline"
                 self._note(name, f"{lost} of {self.asked} reports were not delivered{why}")
 
     def _write(self) -> None:

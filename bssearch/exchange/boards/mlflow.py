@@ -29,7 +29,7 @@ class MLflow:
 
     def __init__(self) -> None:
         with ExitStack() as stack:
-            # Two processes that create the tables of one SQLite file corrupt it.
+            # Two processes that create the tables of one SQLite file corrupt the file.
             with suppress(OSError):
                 stack.enter_context(alone(cache_folder() / "mlflow.lock"))
             self._client = MlflowClient()
@@ -66,7 +66,7 @@ class MLflow:
             self._runs.pop(number, None)
 
     def answered(self, trials: int, words: Words, parameters: Parameters, figures: Figures) -> None:
-        """Log the answer; another recommendation makes the old run an earlier answer."""
+        """Log the answer; after another recommendation, the old run is an earlier answer."""
         found, shown = self._found(kind="answer"), {"headline": words["headline"], "verdict": words["verdict"]}
         if found is not None and found.data.params != {one.key: one.value for one in _params(parameters)}:
             self._client.set_tag(found.info.run_id, "bssearch.kind", "earlier answer")
@@ -81,7 +81,7 @@ class MLflow:
             self._client.set_tag(run, "bssearch.best_json", f"could not be stored: {error}"[:TAG_CHARACTERS])
 
     def close(self) -> None:
-        """Do nothing: MLflow buffers nothing."""
+        """Do nothing, because MLflow has no buffer."""
 
     @cached_property
     def _experiment(self) -> str:
@@ -90,7 +90,7 @@ class MLflow:
         if found is not None and found.lifecycle_stage == "deleted":  # its name stays taken
             name = f"{name} ({self._mark})"
             found = self._client.get_experiment_by_name(name)
-        # If another driver is faster, MLflow refuses a second one; the repeated report finds it.
+        # If another driver is faster, MLflow refuses a second experiment; the repeated report finds the first.
         return str(self._client.create_experiment(name) if found is None else found.experiment_id)
 
     def _tag_experiment(self, values: Words) -> None:

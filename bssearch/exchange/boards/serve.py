@@ -21,14 +21,14 @@ from bssearch.exchange.boards.base import Board, Message, Point
 from bssearch.settings import BOARD_PROCESS
 from bssearch.training.process_times import descendants_seconds
 
-# How long boards may go on writing after their driver has died.
+# Seconds in which boards may finish after their driver died.
 ORPHAN_SECONDS = 5
-# The share of a CPU that boards take while trials run: step times are not resolved any finer.
+# Share of a CPU that boards may take while trials run; step times are not more precise.
 CPU_SHARE = 0.01
-# A trial is on its board after this time even if the library took a second of CPU.
+# Longest rest between deliveries, even if the library took a second of CPU.
 LONGEST_REST_SECONDS = 30.0
 _PR_SET_NAME = 15  # prctl(2)
-_LOADING = threading.Lock()  # two threads that import at once can see half a module
+_LOADING = threading.Lock()  # two importing threads can see half a module
 _SAYING = threading.Lock()
 
 
@@ -48,7 +48,7 @@ class Delivery(threading.Thread):
         """Create the board, deliver, close."""
         if not self._tried(0, self._make):
             return
-        os.nice(9)  # on Linux only this thread, and what the library starts from it
+        os.nice(9)  # on Linux only this thread and the threads that it starts
         is_open = True
         while is_open:
             messages = [self.messages.get()]

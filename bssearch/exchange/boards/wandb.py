@@ -44,7 +44,7 @@ class WeightsAndBiases:
     def ended(self, number: int, state: str, reason: str, at: float, figures: Figures, is_elsewhere: bool) -> None:
         """Finish the run; a paused trial resumes it by id."""
         if is_elsewhere and number not in self._runs:
-            return  # W&B itself notices that a run's process has gone
+            return  # W&B itself notices that a run's process died
         run = self._run(number)
         results = {f"result/{name}": value for name, value in figures.items()}
         run.summary.update({"state": state, "reason": reason, **results})

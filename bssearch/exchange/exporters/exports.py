@@ -106,7 +106,7 @@ def _csv_text(trials: Sequence[RecordedTrial]) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["trial", *(f"{PREFIX}{name}" for name in names), *COLUMNS[1:]])
     for trial in trials:
-        values = ["" if (value := trial.parameters.get(name)) is None else value for name in names]
+        values = [trial.parameters.get(name) for name in names]  # None is written as an empty cell
         for step, seconds, metric in zip(trial.steps, trial.train_seconds, trial.metrics, strict=True):
             writer.writerow([trial.number, *values, trial.seed, step, seconds, metric])
     return text.getvalue()
@@ -283,7 +283,7 @@ def export_curves(store: Store, name: str, file: str | None = None) -> Exported:
     early = sum(trial.state in stopped for trial in search_trials(store, name))
     written = [str(path) for path in write_table(table, Path(file or f"{name}.csv.gz"))]
     note = (
-        f"note: the study's pruner stopped {early} of {len(table.trials)} trials, whose curves end there; to compare "
+        f"note: the study's pruner stopped {early} of {len(table.trials)} trials, so their curves are cut; to compare "
         "pruners on full curves, run a study with --set pruner.name=none"
     )
     return Exported(written, [note] if early else [])
@@ -299,13 +299,8 @@ def recorded_table(store: Store, name: str) -> RecordedTable:
         _recorded(finished[number], [observation for _, observation in group])
         for number, group in groupby(observations, key=itemgetter(0))
     ]
-    require(
-        recorded or not spec.is_imported,
-        f"study {name!r} has no learning curves: its runs were imported without evaluations",
-    )
-    require(
-        recorded, f"study {name!r} has no learning curves: its {len(finished)} finished trials stored no evaluations"
-    )
+    empty = "imported runs" if spec.is_imported else f"{len(finished)} finished trials"
+    require(recorded, f"study {name!r} has no learning curves: its {empty} have no evaluations")
     return RecordedTable(name, study.target, spec.budget.trial_train_seconds, tuple(recorded))
 
 

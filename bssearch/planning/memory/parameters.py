@@ -81,8 +81,6 @@ BLOCK_8BIT = 256
 
 MATRIX_SIDE = 1024  # side of a factored matrix if no hidden size is given
 
-NO_FOREACH = frozenset({"adam8bit"})  # update each tensor in its own kernel
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterBytes:
@@ -115,7 +113,8 @@ def parameter_bytes(asked: MemoryPlanRequest) -> ParameterBytes:
         optimizer_state=asked.share(_state_bytes(asked), 1),
         master_weights=asked.share(parameters * form.master, 1),
         autocast_copies=asked.share(parameters * form.copy, 3),
-        foreach=0 if asked.optimizer in NO_FOREACH else asked.share(parameters * (form.master or form.weight), 1),
+        # 8-bit Adam updates each tensor in its own kernel
+        foreach=0 if asked.optimizer == "adam8bit" else asked.share(parameters * (form.master or form.weight), 1),
     )
 
 

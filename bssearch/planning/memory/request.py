@@ -72,12 +72,11 @@ def check_fits(asked: MemoryPlanRequest, needed: int, formats: Sequence[NumberFo
     """Raise `LaunchError` if the bytes do not fit; the hint names smaller options."""
     if asked.room_bytes is None or needed <= asked.room_bytes:
         return
-    there = asked.device or "the memory given"
     mixed = "" if asked.form.mixed is None else f" ({asked.form.mixed})"
     cures = "; ".join(what_fits(asked, needed, asked.room_bytes, formats))
     raise LaunchError(
         f"{asked.parameters:,} parameters in {asked.precision}{mixed} with {asked.optimizer} take {gib(needed)} before "
-        f"any activation; {there} has {gib(asked.memory_bytes or 0)}",
+        f"any activation; {asked.device or 'the given memory'} has {gib(asked.memory_bytes or 0)}",
         hint=f"what fits: {cures or 'no option does; use a smaller model'}",
     )
 
@@ -109,8 +108,7 @@ def _sample(asked: MemoryPlanRequest) -> SampleBytes | None:
 
 
 def _gathered(asked: MemoryPlanRequest) -> int:
-    model = asked.transformer
-    if (asked.stage or 0) < 3 or model is None:
+    if asked.stage != 3 or (model := asked.transformer) is None:
         return 0
     return min(GATHERED_LAYERS, model.layers) * layer_parameters(model) * asked.form.weight
 
@@ -132,8 +130,8 @@ def _fitting(asked: MemoryPlanRequest) -> tuple[int | None, int | None]:
     fixed, sample = parameter_bytes(asked), _sample(asked)
     if sample is None:
         return None, None
-    standing, each = fixed.fixed + fixed.autocast_copies + _gathered(asked), sample.total
-    return asked.fitting(lambda room: max(0, (room - standing) // each))
+    fixed_bytes, each = fixed.least + _gathered(asked), sample.total
+    return asked.fitting(lambda room: max(0, (room - fixed_bytes) // each))
 
 
 def _terms(fixed: ParameterBytes, asked: MemoryPlanRequest, sample: SampleBytes | None) -> list[Term]:
@@ -183,8 +181,8 @@ def _notes(
 ) -> Iterator[str]:
     if sample is not None:
         yield (
-            "Largest and safe micro-batch leave room for gradients beside all activations, as accumulation needs; "
-            "gradients do not grow with the batch."
+            "Largest and safe micro-batch leave room for gradients beside all activations, as accumulation needs. "
+            "Gradients do not grow with the batch."
         )
         if not asked.fused_attention and (asked.sequence or 0) >= 1024:
             yield (
@@ -192,11 +190,11 @@ def _notes(
                 "not keep them (--fused-attention)."
             )
     if largest == 0:
-        yield "Not even one sample fits: try --checkpointing, a shorter --sequence, or a row of the table that does."
+        yield "Not even one sample fits: try --checkpointing, a shorter --sequence, or a row of the table that fits."
     if asked.room_bytes is not None and fixed.fixed + fixed.foreach > asked.room_bytes:
         yield (
-            f"The update of all tensors at once needs {gib(fixed.foreach)} more, which is not there: give the "
-            "optimizer foreach=False or fused=True."
+            f"The update of all tensors at once needs {gib(fixed.foreach)} more than there is: give the optimizer "
+            "foreach=False or fused=True."
         )
     yield from asked.notes()
 
@@ -457,7 +455,7 @@ class MemoryPlanRequest(Request):
     device: Annotated[
         Annotated[str, AfterValidator(lambda name: device_named(name).name)] | None,
         Option(
-            "A device by name, as a100-80gb; its CUDA context and workspaces are taken off its memory.",
+            "A device by name, as a100-80gb; subtracts its CUDA context and workspaces from its memory.",
             choices=tuple(DEVICES),
             metavar="NAME",
         ),
@@ -472,7 +470,7 @@ class MemoryPlanRequest(Request):
     sequence: Annotated[Dimension | None, Option("Tokens of a sample.", unit="tokens")] = None
     vocabulary: Annotated[
         Dimension | None,
-        Option("Size of the vocabulary: for logits; with --input, the sample is of tokens.", unit="tokens"),
+        Option("Size of the vocabulary, for logits; with --input, samples are tokens.", unit="tokens"),
     ] = None
     intermediate: Annotated[
         Dimension | None, Option("Width of the MLP.", label="Width of the MLP", shown_default="4 × hidden")
@@ -548,7 +546,7 @@ class MemoryPlanRequest(Request):
         )
         require(
             not self.stage or self.devices is not None,
-            f"stage = {self.stage} needs devices, the number it shards over",
+            f"stage = {self.stage} needs devices, the number of shards",
         )
         if self.model is None:
             self._agrees_about_numbers()
@@ -661,4 +659,4 @@ class MemoryPlanRequest(Request):
         if self.kind is not None and self.kind.lacks("fp8") and self.precision == "fp8":
             yield f"{self.device} computes no fp8 (compute capability below 8.9): weights are widened to 16 bits."
         if (self.devices or 1) > 1 and not self.stage:
-            yield f"Without --stage each of the {self.devices} devices holds all of it."
+            yield f"Without --stage each of the {self.devices} devices holds all terms."

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import product
@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map
 
 from bssearch.errors import UsageError
-from bssearch.planning.memory.models import NoBlocksError, build_model, checkpoint_blocks
+from bssearch.planning.memory.models import ModelUnderPlan, NoBlocksError, build_model, checkpoint_blocks
 from bssearch.planning.memory.parameters import BY_NAME, ParameterBytes, parameter_bytes
 from bssearch.planning.memory.request import (
     OPTIMIZERS,
@@ -274,57 +274,50 @@ TERM_OF_PHASE = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """The step to trace."""
-
-    model: nn.Module
-    batch: Callable[[int], Any]  # makes a batch of a size
-    loss: Callable[[nn.Module, Any], tuple[torch.Tensor, torch.Tensor | None]]  # returns the loss and the output
-    optimizer: Callable[[nn.Module], torch.optim.Optimizer] | None  # None: no update
-    autocast: str | None = None  # bf16, fp16 or None
-    is_cuda: bool = True
-    has_flash: bool = True
-
-
-def trace(step: Step, micro_batch_size: int, mode: FakeTensorMode) -> StepLifetimes:
-    """Lifetimes of a training step's storages, once the optimizer has state.
+def trace(
+    model: ModelUnderPlan, asked: MemoryPlanRequest, optimizer: str | None, micro_batch_size: int, mode: FakeTensorMode
+) -> StepLifetimes:
+    """Lifetimes of a training step's storages, once the optimizer has state; None is no optimizer.
 
     The model needs tensors of ``mode``.
     """
     logging.getLogger("torch._subclasses.fake_tensor").setLevel(logging.CRITICAL)  # the error itself is raised
-    model = step.model
-    recorder = _Recorder(CUDA_BLOCK_BYTES if step.is_cuda else 1)
+    module, dtype = model.module, DTYPES[asked.precision] if asked.form.mixed == "autocast" else None
+    recorder = _Recorder(CUDA_BLOCK_BYTES if _is_cuda(asked) else 1)
     with ExitStack() as stack:
         stack.enter_context(mode)
-        if step.is_cuda:
-            stack.enter_context(CudaKernels(has_flash=step.has_flash))
+        if _is_cuda(asked):
+            stack.enter_context(CudaKernels(has_flash=asked.kind is None or asked.kind.has_flash))
         stack.enter_context(recorder)
-        for tensor in [*model.parameters(), *model.buffers()]:
+        for tensor in [*module.parameters(), *module.buffers()]:
             recorder.note(tensor, "weights")
-        optimizer = _with_state(step, recorder)
+        updater = _with_state(module, asked, optimizer, recorder)
         since = recorder.clock + 1
         recorder.phase = "inputs"
-        batch = step.batch(micro_batch_size)
+        batch = model.batch(micro_batch_size)
         recorder.phase = "forward"
-        with torch.autocast("cpu", dtype=DTYPES.get(step.autocast or ""), enabled=step.autocast is not None):
-            loss, output = step.loss(model, batch)
+        with torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
+            loss, output = model.loss(module, batch)
         logits = None if output is None or output.ndim not in (2, 3) else (output.shape[-1], output.numel())
         del output
         recorder.phase = "backward"
         # Given an edge, the modes also apply when blocks are recomputed; given a tensor they would not.
         torch.autograd.backward([torch.autograd.graph.get_gradient_edge(loss)], [torch.ones_like(loss)])
         del loss
-        for parameter in model.parameters():
+        for parameter in module.parameters():
             if parameter.grad is not None:
                 recorder.note(parameter.grad, "gradients")
         recorder.phase = "optimizer"
-        if optimizer is not None:
-            optimizer.step()
+        if updater is not None:
+            updater.step()
         del batch
-    for parameter in model.parameters():
+    for parameter in module.parameters():
         parameter.grad = None
     return StepLifetimes(micro_batch_size, since, [_named(one, logits) for one in recorder.allocations])
+
+
+def _is_cuda(asked: MemoryPlanRequest) -> bool:
+    return asked.kind is None or asked.kind.is_cuda
 
 
 def _named(one: Allocation, logits: tuple[int, int] | None) -> Allocation:
@@ -337,15 +330,21 @@ def _named(one: Allocation, logits: tuple[int, int] | None) -> Allocation:
     return one
 
 
-def _with_state(step: Step, recorder: _Recorder) -> torch.optim.Optimizer | None:
-    if step.optimizer is None:
+def _with_state(
+    module: nn.Module, asked: MemoryPlanRequest, name: str | None, recorder: _Recorder
+) -> torch.optim.Optimizer | None:
+    if name not in _TRACED:
         return None
     recorder.phase = "optimizer"
-    optimizer = step.optimizer(step.model)
+    kind, options = _TRACED[name]
+    optimizer = build_optimizer(
+        module,
+        Configuration(batch_size=1, learning_rate=1e-3, micro_batch_size=1, optimizer=kind, parameters=options),
+    )
     for group in optimizer.param_groups:
-        if step.is_cuda and "foreach" in group:
+        if _is_cuda(asked) and "foreach" in group:
             group["foreach"] = True  # PyTorch's default on CUDA
-    for parameter in step.model.parameters():
+    for parameter in module.parameters():
         if parameter.requires_grad:
             parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
@@ -380,13 +379,11 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def note(self, tensor: torch.Tensor, term: str | None = None) -> None:
         storage = tensor.untyped_storage()
         key = storage._cdata
-        known = self._live.get(key)
-        if known is None:
+        if key not in self._live:
             made = self._made(storage.nbytes(), tensor)
             self._live[key] = (made, weakref.ref(storage, lambda _: self._freed(key, made)))
-            known = self._live[key]
         if term is not None:
-            known[0].term = term
+            self._live[key][0].term = term
 
     def _made(self, size: int, tensor: torch.Tensor) -> Allocation:
         self.clock += 1
@@ -474,22 +471,8 @@ def _traces(asked: MemoryPlanRequest, optimizer: str | None) -> tuple[StepLifeti
     model = build_model(asked, mode, DTYPES[asked.precision] if asked.form.mixed == "pure" else None)
     if asked.checkpointing:
         checkpoint_blocks(model.module, asked.name)
-    step = Step(
-        model=model.module,
-        batch=model.batch,
-        loss=model.loss,
-        optimizer=_optimizer(optimizer),
-        autocast=asked.precision if asked.form.mixed == "autocast" else None,
-        is_cuda=asked.kind is None or asked.kind.is_cuda,
-        has_flash=asked.kind is None or asked.kind.has_flash,
-    )
-    small, large = (_sharded(_traced(step, size, mode, asked), asked) for size in SIZES)
-    return small, large, model.module
-
-
-def _traced(step: Step, size: int, mode: FakeTensorMode, asked: MemoryPlanRequest) -> StepLifetimes:
     try:
-        return trace(step, size, mode)
+        small, large = (_sharded(trace(model, asked, optimizer, size, mode), asked) for size in SIZES)
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         raise UsageError(
             f"--model {asked.name} looks at values as it computes ({error.func}): its memory depends on the data",
@@ -498,16 +481,7 @@ def _traced(step: Step, size: int, mode: FakeTensorMode, asked: MemoryPlanReques
     except (Exception, SystemExit) as error:
         lines = str(error).strip().splitlines() or [""]
         raise UsageError(f"--model {asked.name} does not train: {type(error).__name__}: {lines[0]}") from error
-
-
-def _optimizer(name: str | None) -> Callable[[nn.Module], torch.optim.Optimizer] | None:
-    if name is None or name not in _TRACED:
-        return None
-    kind, options = _TRACED[name]
-    configuration = Configuration(
-        batch_size=1, learning_rate=1e-3, micro_batch_size=1, optimizer=kind, parameters=options
-    )
-    return lambda model: build_optimizer(model, configuration)
+    return small, large, model.module
 
 
 def _sharded(lifetimes: StepLifetimes, asked: MemoryPlanRequest) -> StepLifetimes:

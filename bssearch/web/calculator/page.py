@@ -47,7 +47,7 @@ from bssearch.web.views import Answered, PageRequest, View
 Kind = Literal["whole", "number", "text", "choice", "yes_no", "flag"]
 KINDS: Mapping[type, Kind] = {int: "whole", float: "number"}
 
-# Options whose meaning differs from the same name in another request.
+# Options whose names mean something else in another request.
 RENAMED = {
     (LearningRateRequest, "optimizer"): "lr_optimizer",
     (LearningRateRequest, "dropout"): "lr_dropout",
@@ -64,7 +64,7 @@ class Field:
     help: str
     kind: Kind
     unit: str
-    default: str  # if the query names no field of its group
+    default: str  # if the query names no field of the group
     empty: str
     choices: Sequence[str]
 
@@ -139,7 +139,7 @@ FIELDSETS = (
         name="transformer",
         legend="Transformer",
         group="model",
-        text="For the activations, and with them the micro-batches that fit. Leave it empty for another kind of model.",
+        text="Determines the activations and the micro-batches that fit. Leave it empty for other kinds of models.",
         request=MemoryPlanRequest,
         options={
             "layers": "12",
@@ -163,7 +163,7 @@ FIELDSETS = (
         name="tuned",
         legend="Tuned learning rate",
         group="rate",
-        text="A configuration that is known to be good, which is carried over to the wanted batch.",
+        text="A known good configuration, to carry over to the wanted batch.",
         request=LearningRateRequest,
         options={"from_batch": "256", "learning_rate": "1e-4", "optimizer": "adamw", "weight_decay": "0.01"},
         rare=(
@@ -181,7 +181,7 @@ FIELDSETS = (
         name="speed",
         legend="Speed and critical batch size",
         group="speed",
-        text="A step of m samples takes α + β·m seconds: “bssearch probe step-time” measures both on your device. "
+        text="A step of m samples takes α + β·m seconds; “bssearch probe step-time” measures α and β on your device. "
         "A study finds the critical batch size; “bssearch probe noise” estimates it.",
         request=ScaleRequest,
         options={
@@ -286,7 +286,7 @@ class DrawnFigure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """A rejected value, its field if known, and a message with page labels."""
+    """A rejected value, its field if known, and a message in the page's labels."""
 
     field: str | None
     label: str
@@ -303,7 +303,7 @@ class ResultSection:
     text: str
     shown: Shown = field(default_factory=Shown)
     figures: Sequence[DrawnFigure] = ()
-    command: str = ""  # prints the same numbers, or is empty
+    command: str = ""  # the command that prints the same numbers
     absent: str = ""  # why the section is empty
     refusals: Sequence[Refusal] = ()
 
@@ -388,9 +388,9 @@ class Asking(Generic[Asked]):
         found: dict[str, str] = {}
         for option, text in self.texts.items():
             if len(text) > LONGEST_VALUE:
-                found[option] = f"has {len(text):,} characters; at most {LONGEST_VALUE} are read"
+                found[option] = f"has {len(text):,} characters; at most {LONGEST_VALUE} are allowed"
             elif not text.isprintable():
-                found[option] = "has characters that cannot be printed"
+                found[option] = "has unprintable characters"
             elif type_of(self.request, option) is bool and text.lower() not in YES | NO:
                 found[option] = f"{text!r} must be yes or no"
         return found
@@ -422,24 +422,23 @@ STYLES: dict[str, tuple[str, Dash]] = {
     "logits": (SECOND, "dot"),
 }
 
-DECADES = 10**4
+DECADES = 10**4  # the axis shows this factor below the highest value
 
 
 def memory_figure(plan: MemoryPlan, sizes: Sequence[int], peaks: Sequence[int]) -> Chart:
     """Draw fixed and growing memory and the ``peaks`` in bytes at ``sizes``."""
-    standing = sum(term.bytes for term in plan.terms if term.when == "always") / GIB
+    fixed = sum(term.bytes for term in plan.terms if term.when == "always") / GIB
     series = [
         line("peak of a step", sizes, [peak / GIB for peak in peaks], INK, width=2.5),
-        line("stays, whatever the batch", sizes, [standing] * len(sizes), MUTED, dash="dot"),
+        line("fixed at any batch", sizes, [fixed] * len(sizes), MUTED, dash="dot"),
         *(_growing(term, sizes) for term in plan.terms if term.bytes_per_sample),
         *_fitting(plan),
     ]
     limits = [] if plan.memory_bytes is None else [plan.memory_bytes / GIB]
     values = [*extent(series), *limits]
-    least = max(values) / DECADES
     return Chart(
         x=batch_axis(sizes, "micro-batch, samples"),
-        y=value_axis("GiB", [max(value, least) for value in values], log=True),
+        y=value_axis("GiB", [max(value, max(values) / DECADES) for value in values], log=True),
         series=series,
         rules=[ReferenceLine(at=limit, name="memory of the device", colour=SECOND) for limit in limits],
     )
@@ -476,7 +475,7 @@ def _fitting(plan: MemoryPlan) -> Iterator[Series]:
             yield mark(f"{name}: {size}", size, height / GIB, SECOND, symbol)
 
 
-HIGHEST = 1e4
+HIGHEST = 1e4  # times the minimum; higher points are not drawn
 
 
 def trade_off_figure(found: TradeOff, max_micro: int | None) -> Chart:
@@ -515,7 +514,7 @@ MEMORY = ResultSection(
     name="memory",
     title="Memory",
     text="The memory of a training step on each device, and the samples that fit at once. The largest size that fits "
-    "may not be the best. Predicted: “bssearch probe memory” measures it.",
+    "may not be the best. Predicted; “bssearch probe memory” measures the memory.",
 )
 SPLIT = ResultSection(
     name="accumulation",
@@ -531,14 +530,14 @@ RATES = ResultSection(
 TRADE_OFF = ResultSection(
     name="trade-off",
     title="Batch size against speed",
-    text="Predicted for one device, not measured: t(B) = (α + β·B)·S_min·(1 + B_crit/B), to the same quality at each "
-    "batch size, given that the learning rate is tuned at each. “bssearch run” measures it.",
+    text="Predicted for one device: t(B) = (α + β·B)·S_min·(1 + B_crit/B), to the same quality with a tuned learning "
+    "rate at each batch size. “bssearch run” measures the time.",
 )
 DEVICES = ResultSection(
     name="devices",
     title="Several devices",
-    text="Time to the target on 1 to N devices, and the number from which more stop paying: each then does less than "
-    "half the work of a single device.",
+    text="Time to the target on 1 to N devices. More devices pay while each does at least half of the work of a single "
+    "device.",
 )
 
 
@@ -572,25 +571,26 @@ def _memory_figures(asked: MemoryPlanRequest, plan: MemoryPlan) -> list[DrawnFig
     peaks = [
         plan_numbers(asked.model_copy(update={"micro_batch": size, "table": False})).peak_bytes or 0 for size in sizes
     ]
-    drawn = DrawnFigure(
-        name="memory",
-        title="Memory against the micro-batch",
-        text="Predicted. The dotted line is the device's memory.",
-        figure=memory_figure(plan, sizes, peaks),
-    )
-    return [drawn]
+    return [
+        DrawnFigure(
+            name="memory",
+            title="Memory against the micro-batch",
+            text="Predicted. The dotted line is the device's memory.",
+            figure=memory_figure(plan, sizes, peaks),
+        )
+    ]
 
 
 def _micro(typed: Mapping[str, str], fitting: int | None) -> dict[str, str]:
-    is_told = typed["max_micro"].strip()
-    return {"max_micro": str(min(fitting, LARGEST_MICRO))} if fitting and not is_told else {}
+    is_given = typed["max_micro"].strip()
+    return {"max_micro": str(min(fitting, LARGEST_MICRO))} if fitting and not is_given else {}
 
 
 def _split(typed: Mapping[str, str], fitting: int | None) -> ResultSection:
-    is_told = typed["micro"].strip() or typed["max_micro"].strip()
-    if fitting == 0 and not is_told:
+    is_given = typed["micro"].strip() or typed["max_micro"].strip()
+    if fitting == 0 and not is_given:
         return replace(SPLIT, absent="Not calculated: not even one sample fits into the memory above.")
-    unknown = "How many samples fit at once is not known here: the share of a device runs as one micro-batch."
+    unknown = "Unknown how many samples fit at once: the share of a device runs as one micro-batch."
     return Asking(
         part=SPLIT,
         command="accumulation",
@@ -598,11 +598,11 @@ def _split(typed: Mapping[str, str], fitting: int | None) -> ResultSection:
         typed=typed,
         options=list(options_of(AccumulationRequest)),
         needed=("batch",),
-        set_by_page={} if is_told else _micro(typed, fitting),
+        set_by_page={} if is_given else _micro(typed, fitting),
     ).answered(
         lambda asked: {
             "shown": replace(
-                shown_split(plan_accumulation(**asked.model_dump())), sentence="" if is_told or fitting else unknown
+                shown_split(plan_accumulation(**asked.model_dump())), sentence="" if is_given or fitting else unknown
             )
         }
     )
@@ -648,13 +648,13 @@ def _trade_off(typed: Mapping[str, str], fitting: int | None) -> ResultSection:
 
     def answer(asked: ScaleRequest) -> dict[str, Any]:
         found = plan_trade_off(asked)
-        best = {**asking.set_by_page, "batch": str(found.fastest.row.batch)}
         figure = DrawnFigure(
             name="trade-off",
             title="Time and samples to the target against batch size",
-            text="Both over the least of all; the dotted line is B_crit.",
+            text="Both relative to their minima; the dotted line is B_crit.",
             figure=trade_off_figure(found, asked.max_micro),
         )
+        best = {**asking.set_by_page, "batch": str(found.fastest.row.batch)}
         return {
             "shown": Shown(sentence=_best(found, asked.max_micro), tables=[_points(found)]),
             "figures": [figure],
@@ -666,25 +666,37 @@ def _trade_off(typed: Mapping[str, str], fitting: int | None) -> ResultSection:
 
 def _best(found: TradeOff, max_micro: int | None) -> str:
     fastest = found.fastest.row
-    said = f"The least time has a batch of about {fastest.batch:,}"
+    said = f"A batch of about {fastest.batch:,} takes the least time"
     if fastest.accumulation_steps > 1:
         said += f", in {fastest.accumulation_steps} micro-batches of {fastest.micro_batch:,}"
     if found.optimum:
-        said += f". If all samples run at once it is √(B_crit·α/β) = {in_words(found.optimum)}"
+        said += f". If all samples run at once, the best batch is √(B_crit·α/β) = {in_words(found.optimum)}"
     return f"{said}." if max_micro is None else f"{said}. Up to {max_micro:,} samples run at once."
 
 
 def _points(found: TradeOff) -> Table:
     names = ("batch", "micro_batch", "accumulation_steps", "step_s")
-    rows = []
-    for point in found.points:
-        cells = [cell({"rows": [asdict(point.row)]}, f"rows.0.{name}") for name in names]
-        shown = cells if point is found.fastest else [Cell(one.shown) for one in cells]
-        relative = [Cell(point.relative_time), Cell(point.relative_samples)]
-        rows.append(Row(cells=[*shown, *relative], marked=point is found.fastest))
-    headings = ["batch", "micro-batch", "accumulation", "step, s", "time, relative", "samples, relative"]
-    caption = "The same as numbers; the command prints the row in bold"
-    return Table(caption=caption, headings=headings, rows=rows, folded=True)
+    printed = {"rows": [asdict(found.fastest.row)]}
+    rows = [
+        Row(
+            cells=[
+                *(
+                    cell(printed, f"rows.0.{name}") if point is found.fastest else Cell(getattr(point.row, name))
+                    for name in names
+                ),
+                Cell(point.relative_time),
+                Cell(point.relative_samples),
+            ],
+            marked=point is found.fastest,
+        )
+        for point in found.points
+    ]
+    return Table(
+        caption="The same as numbers; the command prints the row in bold",
+        headings=["batch", "micro-batch", "accumulation", "step, s", "time, relative", "samples, relative"],
+        rows=rows,
+        folded=True,
+    )
 
 
 RESULTS = "results"  # The part that the script replaces
@@ -750,7 +762,7 @@ def calculated(query: Mapping[str, str]) -> Calculated:
 def _summary(parts: Sequence[ResultSection], errors: Sequence[Refusal]) -> str:
     said = [f"{tile.name}: {tile.value.text}" for part in parts[:2] for tile in part.shown.tiles[:2]]
     wrong = [f"{len(errors)} {'entry is' if len(errors) == 1 else 'entries are'} wrong"] if errors else []
-    return f"{'; '.join([*wrong, *said]) or 'Nothing could be calculated'}."
+    return f"{'; '.join([*wrong, *said]) or 'No results'}."
 
 
 def _notes(names: Iterator[str]) -> Iterator[str]:
@@ -758,11 +770,11 @@ def _notes(names: Iterator[str]) -> Iterator[str]:
     for name in names:
         if name.replace("-", "_") in NEVER_TAKEN:
             yield (
-                f"“{name}” is not taken from a page, which imports no code and reads no file: use the command "
-                "“bssearch plan” for it."
+                f"“{name}” is not taken from a page, because pages import no code and read no file; use “bssearch "
+                "plan”."
             )
         else:
             unknown.append(repr(name if len(name) <= LONGEST_VALUE else f"{name[:LONGEST_VALUE]}…"))
     if unknown:
         more = f" and {len(unknown) - MOST_NAMED} more" if len(unknown) > MOST_NAMED else ""
-        yield f"Left out, as the page has no such field: {', '.join(unknown[:MOST_NAMED])}{more}."
+        yield f"Ignored unknown fields: {', '.join(unknown[:MOST_NAMED])}{more}."

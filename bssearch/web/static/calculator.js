@@ -12,7 +12,7 @@ function query() {
   return new URLSearchParams(new FormData(form)).toString();
 }
 
-/** Ask for the results of what the form says now; only the last question's answer is shown. */
+/** Request the results of the form's entries; show only the answer to the latest request. */
 async function calculate() {
   clearTimeout(timer);
   running?.abort();
@@ -30,12 +30,12 @@ async function calculate() {
     failure.textContent = "";
   } catch (error) {
     if (running !== asked || error.name === "AbortError") return;
-    failure.textContent = `Not calculated: ${error.message}. The results below are those of earlier entries.`;
+    failure.textContent = `Not calculated: ${error.message}. The results below are from earlier entries.`;
   }
   results.removeAttribute("aria-busy");
 }
 
-/** Replace the results; what was folded out stays so, and what is focused keeps the focus. */
+/** Replace the results; opened details stay open, and the focused element keeps the focus. */
 function show(fragment) {
   const open = [...results.querySelectorAll("details[open]")].map((one) => one.id);
   const focused = results.contains(document.activeElement) ? place(document.activeElement) : null;
@@ -49,7 +49,7 @@ function show(fragment) {
 
 const FOCUSABLE = "summary, button, a, [tabindex]";
 
-/** Say where in its section something stands, to find it again in other results. */
+/** Position of an element in its section, to find the element again in new results. */
 function place(element) {
   const section = element.closest("section");
   return section && { id: section.id, at: [...section.querySelectorAll(FOCUSABLE)].indexOf(element) };
@@ -59,7 +59,7 @@ function find({ id, at }) {
   return document.getElementById(id)?.querySelectorAll(FOCUSABLE)[at];
 }
 
-/** Put each error beside its field, as the server does where the whole page is loaded. */
+/** Show each error beside its field, as the server does for a whole page. */
 function showErrors() {
   const messages = new Map();
   for (const one of results.querySelectorAll("#errors [data-field]")) {
@@ -85,7 +85,7 @@ async function copy(button) {
     announcement.textContent = button.textContent = "Copied";
   } catch {
     getSelection().selectAllChildren(code);
-    announcement.textContent = button.textContent = "Selected, to be copied";
+    announcement.textContent = button.textContent = "Selected; press Ctrl+C to copy";
   }
 }
 

@@ -1,5 +1,5 @@
 "use strict";
-// Keeps a page as new as the database: asks whether it has changed, and replaces the parts that have.
+// Keeps a page up to date: asks the server for changes, and replaces the changed parts.
 (function () {
   const page = () => document.getElementById("main");
   const announced = document.getElementById("announced");
@@ -12,7 +12,7 @@
     lost.hidden = message === "";
   }
 
-  // What a reader has opened, scrolled and focused stays so in the new parts.
+  // Opened details and form entries stay in the new parts.
   function keepState(old, fresh) {
     const unfold = (details) => {
       const next = fresh.id === details.id ? fresh : fresh.querySelector(`details[id="${CSS.escape(details.id)}"]`);
@@ -38,7 +38,7 @@
     }
   }
 
-  // The form of the page is another: what a reader has done in a part that is still there stays so, too.
+  // The page has other parts now: parts that stay keep the reader's details, entries and focus.
   function replaceAll(main, parts) {
     const focused = main.contains(document.activeElement) ? document.activeElement : null;
     const part = focused && focused.closest("main > [id]");
@@ -86,7 +86,7 @@
         say(`As of ${seen.toLocaleTimeString()}. ${told ? told.textContent : answer.status}`);
       }
     } catch {
-      say(`The server does not answer; this is as of ${seen.toLocaleTimeString()}.`);
+      say(`The server does not answer; last update ${seen.toLocaleTimeString()}.`);
     }
     wait();
   }

@@ -187,5 +187,5 @@ def test_a_grid_is_of_a_space_of_lists() -> None:
 def test_a_sampler_that_is_not_known_is_refused_with_those_that_are() -> None:
     spec = study_spec()
     unknown = spec.model_copy(update={"sampler": spec.sampler.model_copy(update={"name": "oracle"})})
-    with pytest.raises(UsageError, match="sampler = 'oracle' is not known; there are auto, tpe, gp, random, grid"):
+    with pytest.raises(UsageError, match="sampler = 'oracle' is not known; choose from auto, tpe, gp, random, grid"):
         make_sampler(unknown)
