@@ -233,9 +233,8 @@ class Assign:
     @property
     def plan(self) -> TrialPlan | StepTimeRequest | MemoryRequest | None:
         """The work's configuration and threads; None for a description."""
-        if isinstance(self.work, TrialRequest):
-            return self.work.plan
-        return None if self.work == "describe" else self.work
+        work = None if self.work == "describe" else self.work
+        return work.plan if isinstance(work, TrialRequest) else work
 
     @property
     def configuration(self) -> Configuration:

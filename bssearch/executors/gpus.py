@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Self
 
@@ -62,10 +63,8 @@ class Gpus:
         self.give_back(slot)
         own = Counter(uuid for uuids in self._of_slots.values() for uuid in uuids)
         in_use = {} if self._allow_busy else busy(self._uuids)
-        taken: list[str] = []
-        for uuid in self._uuids:
-            if len(taken) < count and uuid not in own and uuid not in in_use and self._hold(uuid):
-                taken.append(uuid)
+        free = (uuid for uuid in self._uuids if uuid not in own and uuid not in in_use and self._hold(uuid))
+        taken = list(islice(free, count))
         if len(taken) < count == 1 and own:
             taken = [min(own, key=lambda uuid: own[uuid])]
         self._of_slots[slot] = taken
@@ -86,8 +85,7 @@ class Gpus:
 
     def give_back(self, slot: int) -> None:
         """Free a slot's unshared GPUs."""
-        uuids = self._of_slots.pop(slot, [])
-        for uuid in {*uuids}.difference(*self._of_slots.values()):
+        for uuid in {*self._of_slots.pop(slot, [])}.difference(*self._of_slots.values()):
             self._held.pop(uuid).close()
 
     def close(self) -> None:
@@ -124,17 +122,15 @@ def visible(listed: str, chosen: str | None) -> list[str]:
         found.append(f"{kind}-{uuid}")
     if chosen is None:
         return found
-    names = [one.strip() for one in chosen.split(",") if one.strip()]
-    numbered = (whole[int(one)] if one.isdigit() and int(one) < len(whole) else one for one in names)
-    return [uuid for one in numbered for uuid in dict.fromkeys([*found, *whole]) if uuid.startswith(one)]
+    names = filter(None, map(str.strip, chosen.split(",")))
+    starts = (whole[int(one)] if one.isdigit() and int(one) < len(whole) else one for one in names)
+    return [uuid for start in starts for uuid in dict.fromkeys([*found, *whole]) if uuid.startswith(start)]
 
 
 def busy(uuids: Sequence[str]) -> dict[str, str]:
     """The other program's process on each of these GPUs, if any: number and name."""
     lines = _smi("--query-compute-apps=gpu_uuid,pid,process_name", "--format=csv,noheader").splitlines()
     rows = [[part.strip() for part in line.split(",", 2)] for line in lines if line.count(",") > 1]
-    if not rows:
-        return {}
     own = psutil.Process()
     family = {str(one.pid) for one in (own, *own.parents(), *own.children(recursive=True))}
     return {

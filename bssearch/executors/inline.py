@@ -159,9 +159,9 @@ class InlineExecutor:
             self._restore.callback(torch.set_num_threads, torch.get_num_threads())
             given = {name: value for name, value in REPEATABLE_CUBLAS.items() if name not in os.environ}
             self._restore.enter_context(environment_with({**given, **self._settings.environment}))
-            load, threshold = Load(settings=self._settings, slot=0), gc.get_threshold()
+            load = Load(settings=self._settings, slot=0)
+            self._restore.callback(gc.set_threshold, *gc.get_threshold())
             gc.set_threshold(*PYTHON_THRESHOLDS)
-            self._restore.callback(gc.set_threshold, *threshold)
             self._loaded = self._answer(lambda: LoadedWorkload(load), self._refused)
             if not gc.get_freeze_count():
                 gc.freeze()  # as in a worker: the collector runs after every trial, and need not look through libraries

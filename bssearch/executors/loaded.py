@@ -97,8 +97,8 @@ class LoadedWorkload:
 
         workload, data = self._workload, self._data
         check_takes(workload, self._own_parameters)
-        own = parameters_of_group(self._own_parameters, "model")
         try:
+            own = parameters_of_group(self._own_parameters, "model")
             model = describe_model(workload, data, self._computation, own=own)
         except WorkloadError:
             raise
@@ -176,8 +176,14 @@ class LoadedWorkload:
         """This process as another rank of a trial."""
         from bssearch.training.ranks import Follower
 
-        seconds = self._load.settings.hang_seconds
-        return Follower(self._workload, self._data, self._computation, rank=rank, seconds=seconds, answer=answer)
+        return Follower(
+            self._workload,
+            self._data,
+            self._computation,
+            rank=rank,
+            seconds=self._load.settings.hang_seconds,
+            answer=answer,
+        )
 
     def _ranks(self, size: int, on_progress: Callable[[], None] = lambda: None) -> AbstractContextManager[object]:
         if size == 1 or self._on_lost is None:

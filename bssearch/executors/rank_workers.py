@@ -155,7 +155,12 @@ class RankProcesses:
             yield ranks
         finally:
             self._computation.ranks = None
-            self._stop_work(is_whole=ranks is not None and not ranks.is_broken)
+            with self._lock:
+                self._is_at_work = False
+            if ranks is None or ranks.is_broken or self._ended.is_set():
+                self.kill()
+            for process in self._processes:
+                process.tell(("leave", ()))
 
     def tell(self, order: Order) -> None:
         """See `Link.tell`."""
@@ -228,14 +233,6 @@ class RankProcesses:
             self._ranks = Ranks(0, size, self._computation.device, folder=folder, seconds=seconds, link=self)
             shutil.rmtree(folder, ignore_errors=True)
         return self._ranks
-
-    def _stop_work(self, *, is_whole: bool) -> None:
-        with self._lock:
-            self._is_at_work = False
-        if not is_whole or self._ended.is_set():
-            self.kill()
-        for process in self._processes:
-            process.tell(("leave", ()))
 
     def _has_ended(self, ended: threading.Event) -> None:
         ended.set()

@@ -430,9 +430,9 @@ class SlotExecutor(ABC):
 
     def _about_idle_devices(self) -> str | None:
         devices = self._devices or 1
-        if self.slots >= devices or self._settings.program is not None:
-            return None
-        return f"{self.slots} of {devices} devices run trials: executor.slots = auto gives each device a slot"
+        is_idle = self.slots < devices and self._settings.program is None
+        words = f"{self.slots} of {devices} devices run trials: executor.slots = auto gives each device a slot"
+        return words if is_idle else None
 
     def _add_slots(self, count: int) -> None:
         for index in range(len(self._slots), count):
@@ -593,8 +593,8 @@ class SlotExecutor(ABC):
                 self._devices, self._has_gpus = reply.devices, reply.device != "cpu"
                 if self._settings.slots == "auto":
                     uses_cpu, world_size = not self._has_gpus and self._settings.program is None, slot.world_size
-                    threads = self._settings.threads * world_size
-                    self._add_slots(cpu_slots(threads) if uses_cpu else max(1, reply.devices // world_size))
+                    on_cpu = cpu_slots(self._settings.threads * world_size)
+                    self._add_slots(on_cpu if uses_cpu else max(1, reply.devices // world_size))
         event = slot.bury() if reply is None else slot.take(reply)
         if event is not None:
             self._events.append(event)

@@ -12,6 +12,7 @@ from bssearch.executors.base import Event, Executor, ExecutorSettings
 from bssearch.executors.slots import LocalExecutor
 from bssearch.records import (
     Configuration,
+    Observation,
     ParameterValue,
     Target,
     TrialEnded,
@@ -19,8 +20,10 @@ from bssearch.records import (
     TrialOutcome,
     TrialRequest,
     TrialState,
+    TrialStop,
 )
 from tests.factories import changed, make_request
+from tests.waiting import PATIENCE_S
 
 # What the workload does in a trial is chosen by the trial's dropout, so that one worker can do all of it in turn.
 BEHAVIOURS = [
@@ -158,8 +161,10 @@ def request_endless_trial(number: int, behaviour: str = "learn", *, seconds: flo
     return changed(request, configuration=replace(request.plan.configuration, learning_rate=0.001))
 
 
-def wait_for(executor: Executor, satisfied: Callable[[list[Event]], bool], seconds: float = 30.0) -> list[Event]:
-    """Return the events up to where they satisfy; fail where they do not in time."""
+def wait_for(
+    executor: Executor, satisfied: Callable[[list[Event]], object], seconds: float = PATIENCE_S
+) -> list[Event]:
+    """Return all events once they satisfy; fail after some seconds."""
     events: list[Event] = []
     deadline = time.monotonic() + seconds
     while not satisfied(events):
@@ -176,11 +181,27 @@ def outcomes(events: list[Event]) -> dict[int, TrialOutcome]:
     return {event.number: event.outcome for event in ended}
 
 
-def run_to_the_end(executor: Executor, request: TrialRequest) -> tuple[TrialOutcome, list[TrialObserved]]:
+def seen(events: list[Event]) -> list[Observation]:
+    return [event.observation for event in events if isinstance(event, TrialObserved)]
+
+
+def run_to_the_end(executor: Executor, request: TrialRequest) -> tuple[TrialOutcome, list[Observation]]:
     executor.submit(request)
     events = wait_for(executor, lambda events: request.number in outcomes(events))
     assert executor.events(0.0) == []
-    return outcomes(events)[request.number], [event for event in events if isinstance(event, TrialObserved)]
+    return outcomes(events)[request.number], seen(events)
+
+
+def run_and_stop(
+    executor: Executor, request: TrialRequest, state: TrialState, *, after: int
+) -> tuple[TrialOutcome, list[Observation]]:
+    """Run a trial and stop it after some observations."""
+    executor.submit(request)
+    events = wait_for(executor, lambda events: len(seen(events)) >= after)
+    executor.stop(TrialStop(request.number, state, "as asked"))
+    if not outcomes(events):
+        events += wait_for(executor, outcomes)
+    return outcomes(events)[request.number], seen(events)
 
 
 def worker_pids(executor: LocalExecutor) -> list[int]:

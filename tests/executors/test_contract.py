@@ -19,7 +19,7 @@ from bssearch.commands.launch import Launch
 from bssearch.commands.run import run_study
 from bssearch.commands.trials import trials_frame
 from bssearch.errors import LaunchError, SpecError, UsageError, WorkloadError
-from bssearch.executors.base import Event, Executor, ExecutorSettings, make_executor
+from bssearch.executors.base import Executor, ExecutorSettings, make_executor
 from bssearch.executors.inline import PYTHON_THRESHOLDS, InlineExecutor
 from bssearch.records import (
     MemoryRequest,
@@ -27,7 +27,6 @@ from bssearch.records import (
     Observation,
     StepTimeRequest,
     TrialEnded,
-    TrialObserved,
     TrialOutcome,
     TrialRequest,
     TrialState,
@@ -41,6 +40,7 @@ from tests.executors.line_workload import (
     outcomes,
     request_endless_trial,
     request_trial,
+    run_and_stop,
     run_to_the_end,
     wait_for,
     write_workload,
@@ -65,16 +65,17 @@ def fake(folder: Path) -> Iterator[Executor]:
         yield executor
 
 
+MISHAPS = {"raise": RuntimeError("the user's own mistake"), "out_of_memory": MemoryError("no more of it")}
+
+
 def play_line(request: TrialRequest) -> Iterator[Observation | TrialOutcome]:
     """Play what the line workload does: a curve that rises with the learning rate, and a mishap at step 40."""
     configuration = request.plan.configuration
     behaviour = BEHAVIOURS[round(100 * configuration.dropout)]
     for step in itertools.count(0, request.plan.eval_every_steps):
         if step >= 40:
-            if behaviour == "raise":
-                raise RuntimeError("the user's own mistake")
-            if behaviour == "out_of_memory":
-                raise MemoryError("no more of it")
+            if behaviour in MISHAPS:
+                raise MISHAPS[behaviour]
             if behaviour == "diverge":
                 yield TrialOutcome(state=TrialState.DIVERGED, reason="the training loss is not finite")
             if behaviour == "say" and step == 40:
@@ -109,25 +110,9 @@ def executor(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ex
         yield opened
 
 
-def seen(events: list[Event]) -> list[Observation]:
-    return [event.observation for event in events if isinstance(event, TrialObserved)]
-
-
 def request_learning_trial(number: int, behaviour: str = "learn", *, seconds: float) -> TrialRequest:
     """Return a request that learns, but not what its target asks for."""
     return request_trial(number, behaviour, seconds=seconds, target=2.0)
-
-
-def run_and_stop(
-    executor: Executor, request: TrialRequest, state: TrialState, *, after: int
-) -> tuple[TrialOutcome, list[Observation]]:
-    """Run a trial and stop it after so many observations."""
-    executor.submit(request)
-    events = wait_for(executor, lambda events: len(seen(events)) >= after)
-    executor.stop(TrialStop(request.number, state, "as asked"))
-    if not outcomes(events):
-        events += wait_for(executor, lambda events: request.number in outcomes(events))
-    return outcomes(events)[request.number], seen(events)
 
 
 @pytest.mark.slow
@@ -145,8 +130,7 @@ def test_the_workload_is_described(executor: Executor) -> None:
 
 def test_a_trial_that_reaches_its_target_tells_each_evaluation_and_its_end_once(executor: Executor) -> None:
     request = request_trial(1)
-    outcome, observed = run_to_the_end(executor, request)
-    observations = [event.observation for event in observed]
+    outcome, observations = run_to_the_end(executor, request)
     assert outcome.state is TrialState.REACHED
     assert [one.step for one in observations] == list(range(0, outcome.steps + 1, 2))
     assert [one.metric >= 0.9 for one in observations] == [False] * (len(observations) - 1) + [True]
@@ -171,7 +155,7 @@ def test_the_test_part_is_evaluated_where_it_is_asked_for(executor: Executor) ->
 def test_the_limit_ends_a_trial_in_the_state_that_it_asks_for(state: TrialState, executor: Executor) -> None:
     request = changed(request_learning_trial(1, seconds=0.05), limit_state=state)
     outcome, observed = run_to_the_end(executor, request)
-    last = observed[-1].observation
+    last = observed[-1]
     assert (outcome.state, outcome.time_to_target_s) == (state, None)
     assert outcome.train_seconds >= 0.05 and outcome.steps >= last.step
     assert (outcome.last_miss_step, outcome.final_metric) == (last.step, last.metric)
@@ -182,7 +166,7 @@ def test_a_failure_of_the_workload_fails_the_trial_and_no_other(executor: Execut
     assert outcome.state is TrialState.FAILED
     assert outcome.reason.startswith("RuntimeError: the user's own mistake (")
     assert outcome.traceback is not None and "RuntimeError" in outcome.traceback
-    assert (outcome.steps, outcome.final_metric) == (observed[-1].observation.step, observed[-1].observation.metric)
+    assert (outcome.steps, outcome.final_metric) == (observed[-1].step, observed[-1].metric)
     assert run_to_the_end(executor, request_trial(2))[0].state is TrialState.REACHED
 
 
@@ -192,7 +176,7 @@ def test_what_goes_wrong_with_a_configuration_is_its_state(
 ) -> None:
     outcome, observed = run_to_the_end(executor, request_endless_trial(1, behaviour))
     assert (outcome.state, outcome.time_to_target_s) == (state, None)
-    assert outcome.final_metric == observed[-1].observation.metric
+    assert outcome.final_metric == observed[-1].metric
 
 
 @pytest.mark.slow
@@ -463,19 +447,19 @@ def test_what_a_process_of_its_own_gives_is_refused(tmp_path: Path) -> None:
         executor.describe()
 
 
-def test_a_workload_that_does_not_load_is_raised_with_the_users_line(tmp_path: Path) -> None:
-    with inline(tmp_path, workload_settings={"fault": "load raises"}) as executor:
-        with pytest.raises(WorkloadError, match="does not load: ValueError: no such table") as caught:
-            executor.describe()
-        assert caught.value.__cause__ is not None
-
-
-def test_a_measurement_that_fails_is_raised_with_the_users_line(tmp_path: Path) -> None:
-    with inline(tmp_path, workload_settings={"at": 2}) as executor:
-        mistaken = StepTimeRequest(configuration=request_trial(1, "raise").plan.configuration)
-        with pytest.raises(WorkloadError, match="RuntimeError: the user's own mistake") as caught:
-            executor.measure_step_time(mistaken)
-        assert "batch size 8" in str(caught.value) and "line.py:" in str(caught.value)
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"fault": "load raises"}, "does not load: ValueError: no such table .*line.py:"),
+        ({"at": 2}, "batch size 8 failed: RuntimeError: the user's own mistake .*line.py:"),
+    ],
+    ids=["load", "measurement"],
+)
+def test_a_failure_is_raised_with_the_users_line(settings: dict[str, Any], said: str, tmp_path: Path) -> None:
+    mistaken = StepTimeRequest(configuration=request_trial(1, "raise").plan.configuration)
+    with inline(tmp_path, workload_settings=settings) as executor, pytest.raises(WorkloadError, match=said) as caught:
+        executor.measure_step_time(mistaken)
+    assert caught.value.__cause__ is not None
 
 
 def test_a_spec_names_its_executor_which_is_no_part_of_the_question() -> None:

@@ -4,30 +4,29 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
-from bssearch.executors.base import Event, Executor
+from bssearch.executors.base import Executor
 from bssearch.executors.slots import LocalExecutor
 from bssearch.records import (
     MemoryRequest,
     Observation,
     StepTimeRequest,
-    TrialObserved,
-    TrialOutcome,
     TrialRequest,
     TrialState,
-    TrialStop,
 )
 from tests.executors.line_workload import (
     opened,
     outcomes,
     request_endless_trial,
     request_trial,
+    run_and_stop,
+    run_to_the_end,
     wait_for,
     worker_pids,
 )
@@ -48,18 +47,6 @@ def on_ranks(request: TrialRequest, size: int) -> TrialRequest:
     configuration = request.plan.configuration
     micro = configuration.micro_batch_size // size
     return changed(request, configuration=replace(configuration, world_size=size, micro_batch_size=micro))
-
-
-def wait(executor: Executor, satisfied: Callable[[list[Event]], object]) -> list[Event]:
-    """Return the events up to where they satisfy; ranks start slowly on a busy machine."""
-    return wait_for(executor, lambda events: bool(satisfied(events)), PATIENCE_S)
-
-
-def run_to_the_end(executor: Executor, request: TrialRequest) -> tuple[TrialOutcome, list[Observation]]:
-    executor.submit(request)
-    events = wait(executor, outcomes)
-    assert executor.events(0.0) == []
-    return outcomes(events)[request.number], [one.observation for one in events if isinstance(one, TrialObserved)]
 
 
 def curve(executor: Executor, request: TrialRequest) -> tuple[TrialState, list[tuple[int, float, float | None]]]:
@@ -86,26 +73,15 @@ def ranks_of(executor: LocalExecutor) -> list[psutil.Process]:
     return [child for child in children if "bssearch.executors.rank_workers" in child.cmdline()]
 
 
-def run_and_stop(executor: Executor, request: TrialRequest, state: TrialState, after: int) -> list[Observation]:
-    executor.submit(request)
-    events = wait(executor, lambda events: sum(isinstance(one, TrialObserved) for one in events) >= after)
-    executor.stop(TrialStop(request.number, state, "as asked"))
-    if not outcomes(events):
-        events += wait(executor, outcomes)
-    outcome = outcomes(events)[request.number]
-    assert (outcome.state, outcome.reason) == (state, "as asked")
-    return [one.observation for one in events if isinstance(one, TrialObserved)]
-
-
 def test_a_rank_that_is_killed_ends_its_trial_and_is_started_anew_for_the_next(tmp_path: Path) -> None:
     with opened(tmp_path) as executor:
         for number, size in ((1, 2), (2, 4)):
             executor.submit(on_ranks(request_endless_trial(number), size))
-            wait(executor, lambda events: len(events) >= 3)
+            wait_for(executor, lambda events: len(events) >= 3)
             ranks = ranks_of(executor)
             assert len(ranks) == size - 1
             ranks[-1].kill()
-            outcome = outcomes(wait(executor, outcomes))[number]
+            outcome = outcomes(wait_for(executor, outcomes))[number]
             assert outcome.state is TrialState.FAILED
             assert outcome.reason == f"rank {size - 1} killed by SIGKILL (signal 9), from outside"
             assert psutil.wait_procs(ranks, timeout=PATIENCE_S)[1] == []
@@ -126,7 +102,7 @@ def test_a_rank_that_dies_while_the_first_is_busy_elsewhere_ends_the_trial(tmp_p
             executor.events(0.1)
         ranks = ranks_of(executor)
         ranks[0].kill()
-        outcome = outcomes(wait(executor, outcomes))[1]
+        outcome = outcomes(wait_for(executor, outcomes))[1]
         assert outcome.reason == "rank 1 killed by SIGKILL (signal 9), from outside"
 
 
@@ -196,9 +172,9 @@ def test_a_rank_that_dies_at_its_start_is_told_with_its_exit(tmp_path: Path) -> 
 def test_a_rank_that_hangs_is_killed_with_its_worker(tmp_path: Path) -> None:
     with opened(tmp_path, spares_first=True, hang_seconds=4.0) as executor:
         executor.submit(on_ranks(request_endless_trial(1, "hang"), 2))
-        wait(executor, lambda events: events)
+        wait_for(executor, lambda events: events)
         ranks = ranks_of(executor)
-        outcome = outcomes(wait(executor, outcomes))[1]
+        outcome = outcomes(wait_for(executor, outcomes))[1]
         assert outcome.reason.startswith("hang: no training progress for ")
         assert len(ranks) == 1 and psutil.wait_procs(ranks, timeout=PATIENCE_S)[1] == []
 
@@ -206,11 +182,11 @@ def test_a_rank_that_hangs_is_killed_with_its_worker(tmp_path: Path) -> None:
 def test_no_rank_survives_its_worker(tmp_path: Path) -> None:
     with opened(tmp_path) as executor:
         executor.submit(on_ranks(request_endless_trial(1), 4))
-        wait(executor, lambda events: len(events) >= 3)
+        wait_for(executor, lambda events: len(events) >= 3)
         ranks = ranks_of(executor)
         (pid,) = worker_pids(executor)
         os.kill(pid, signal.SIGKILL)
-        outcome = outcomes(wait(executor, outcomes))[1]
+        outcome = outcomes(wait_for(executor, outcomes))[1]
         assert outcome.reason == "worker killed by SIGKILL (signal 9), from outside"
         assert len(ranks) == 3 and psutil.wait_procs(ranks, timeout=PATIENCE_S)[1] == []
 
@@ -219,13 +195,13 @@ DRIVER = """
 import sys
 from pathlib import Path
 from tests.executors.line_workload import opened, request_endless_trial
-from tests.executors.test_rank_workers import on_ranks, ranks_of, wait, worker_pids
+from tests.executors.test_rank_workers import on_ranks, ranks_of, wait_for, worker_pids
 
 with opened(Path(sys.argv[1])) as executor:
     executor.submit(on_ranks(request_endless_trial(1), 2))
-    wait(executor, lambda events: len(events) >= 3)
+    wait_for(executor, lambda events: len(events) >= 3)
     print(*worker_pids(executor), *(rank.pid for rank in ranks_of(executor)), flush=True)
-    wait(executor, lambda events: False)
+    wait_for(executor, lambda events: False)
 """
 
 
@@ -242,10 +218,12 @@ def test_no_rank_survives_the_driver(tmp_path: Path) -> None:
 def test_a_paused_trial_resumes_bit_for_bit_on_its_ranks(shared: LocalExecutor, tmp_path: Path, size: int) -> None:
     request = on_ranks(request_endless_trial(1), size)
     request = changed(request, checkpoint=str(tmp_path / "trial"), eval_every_steps=50)
-    first = run_and_stop(shared, request, TrialState.PAUSED, after=2)
-    again = changed(request, resumes=True)
-    second = run_and_stop(shared, again, TrialState.PAUSED, after=2)
-    third = run_and_stop(shared, again, TrialState.CANCELLED, after=2)
-    whole = run_and_stop(shared, request, TrialState.CANCELLED, after=len(first + second + third))
-    parts = [(one.step, one.metric, one.loss) for one in first + second + third]
-    assert parts == [(one.step, one.metric, one.loss) for one in whole[: len(parts)]]
+    parts: list[Observation] = []
+    for resumes, state in ((False, TrialState.PAUSED), (True, TrialState.PAUSED), (True, TrialState.CANCELLED)):
+        outcome, observations = run_and_stop(shared, changed(request, resumes=resumes), state, after=2)
+        assert (outcome.state, outcome.reason) == (state, "as asked")
+        parts += observations
+    _, whole = run_and_stop(shared, request, TrialState.CANCELLED, after=len(parts))
+    assert [(one.step, one.metric, one.loss) for one in parts] == [
+        (one.step, one.metric, one.loss) for one in whole[: len(parts)]
+    ]

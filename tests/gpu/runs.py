@@ -69,5 +69,5 @@ def worker(workload: str = "digits", *, folder: Path | None = None, **options: A
 
 def run_in(executor: LocalExecutor, trial: TrialRequest) -> tuple[TrialOutcome, list[tuple[int, float, float | None]]]:
     """Run a trial in an executor's worker; return how it ended and its curve."""
-    outcome, events = run_to_the_end(executor, trial)
-    return outcome, curve([event.observation for event in events])
+    outcome, observations = run_to_the_end(executor, trial)
+    return outcome, curve(observations)

@@ -296,9 +296,9 @@ class Alone(Assignment):
 
     def test(self, evaluate: Evaluate) -> None:
         """Print test metrics."""
-        told = ", ".join(f"{name} {value}" for name, value in evaluate().items())
+        metrics = evaluate()
         if self._prints:
-            print(f"test: {told}", file=sys.stderr)
+            print(f"test: {', '.join(f'{name} {value}' for name, value in metrics.items())}", file=sys.stderr)
 
 
 def print_evaluation(step: int, metrics: Metrics) -> None:

@@ -179,8 +179,11 @@ class CalledExecutor:
         self.kill()
 
     def _piece(self, work: Work) -> Piece:
-        assign = Assign(work=work, program=self._program, device=self._device, revision=self._revision)
-        return Piece(assign, self._threads, lambda piece, reply: self._replies.put((piece, reply)))
+        return Piece(
+            Assign(work=work, program=self._program, device=self._device, revision=self._revision),
+            self._threads,
+            lambda piece, reply: self._replies.put((piece, reply)),
+        )
 
     def _ask(self, work: Work, kind: type[T]) -> T:
         if self._trial is not None:

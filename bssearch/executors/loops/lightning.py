@@ -369,11 +369,7 @@ def adopt_weight_decay(trial: Trial, optimizers: Iterable[Any]) -> None:
 
 def scaling(given: float, wanted: float) -> Scale:
     """Function that multiplies by wanted / given; ``given`` becomes exactly ``wanted``."""
-
-    def scale(value: Any) -> Any:
-        return wanted if value == given else value * (wanted / given)
-
-    return scale
+    return lambda value: wanted if value == given else value * (wanted / given)
 
 
 def _scale_groups(optimizer: Any, names: Iterable[str], scale: Scale) -> None:

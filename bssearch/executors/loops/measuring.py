@@ -236,7 +236,10 @@ class TimedLoop(Looked):
         if step < WARM_UP_STEPS:
             return
         if not self._cadence:
-            self._cadence = self._steps_between_evaluations()
+            guess, seconds = max(min(self._first), 1e-9), self._request.trial_train_seconds
+            most = max(1, math.ceil(SEGMENT_SECONDS / guess))
+            wanted = most if seconds is None else eval_every_steps(guess, self._evaluations[-1], seconds)
+            self._cadence = max(1, min(most, wanted))
         elif self._is_known():
             self._tell()
 
@@ -245,12 +248,6 @@ class TimedLoop(Looked):
         self._clock.pause()
         self._answer(StepTime.where_memory_ran_out(self.configuration))
         return True
-
-    def _steps_between_evaluations(self) -> int:
-        guess = max(min(self._first), 1e-9)
-        most = max(1, math.ceil(SEGMENT_SECONDS / guess))
-        seconds = self._request.trial_train_seconds
-        return most if seconds is None else max(1, min(most, eval_every_steps(guess, self._evaluations[-1], seconds)))
 
     def _keep(self, seconds: float, steps: int) -> None:
         self._untimed_steps = 0
@@ -266,9 +263,8 @@ class TimedLoop(Looked):
         spent = sum(run.seconds * run.count for run in self._runs)
         if len(self._runs) >= most or (len(self._runs) >= fewest and spent >= PATIENCE * limit):
             return True
-        if len(counted) < fewest or spent < LEAST_SHARE * limit:
-            return False
-        return spent >= limit or is_settled(counted, self._request.precision)
+        is_enough = len(counted) >= fewest and spent >= LEAST_SHARE * limit
+        return is_enough and (spent >= limit or is_settled(counted, self._request.precision))
 
     def _tell(self) -> None:
         clock, threads = self._clock.clock, self._threads

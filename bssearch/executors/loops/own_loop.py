@@ -21,7 +21,7 @@ from bssearch.executors.loops.following import (
     in_words,
     rates_of,
 )
-from bssearch.executors.loops.passes import Given, Passes, SeededSampler, sampler_of
+from bssearch.executors.loops.passes import Given, GrowingSampler, Passes, SeededSampler
 from bssearch.executors.loops.pitfalls import Averages, about_batch_norm, about_ranks, trained_modules
 from bssearch.executors.loops.trial_run import kept_random_numbers, unmoved
 from bssearch.records import Configuration
@@ -117,7 +117,7 @@ class Trial:
     def micro_batch_size(self) -> int:
         """Samples per forward pass, on each rank."""
         self._asked.note("micro_batch_size")
-        return self._samples_at_once
+        return self._now.micro_batch_size
 
     @property
     def accumulation_steps(self) -> int:
@@ -321,8 +321,11 @@ class Trial:
         require(not self._is_looping, "batches() inside the body of batches(): a trial has one loop at a time")
         self._is_looping = True
         try:
-            passes = Passes(loader, self._assignment, self._asked, lambda: self._sampler, self._now_seconds)
-            yield from self._looped(passes, evaluate, epochs)
+            yield from self._looped(
+                Passes(loader, self._assignment, self._asked, lambda: self._sampler, self._now_seconds),
+                evaluate,
+                epochs,
+            )
         finally:
             self._is_looping = self._is_in_batch = False
         if test is not None:
@@ -359,7 +362,12 @@ class Trial:
 
         Equal seeds give equal batches; an incomplete last batch is dropped.
         """
-        self._sampler = sampler_of(len(dataset), self._stages, self.seed, lambda: self.steps, self._samples_behind)
+        samples, size = len(dataset), self._stages.at(0).batch_size
+        self._sampler = (
+            GrowingSampler(samples, self._stages, self.seed, lambda: self.steps)
+            if self._stages.grows
+            else SeededSampler(samples, size, self.seed, after_steps=self._samples_behind // size)
+        )
         return self._sampler
 
     def state(self, **objects: Any) -> None:
@@ -435,10 +443,6 @@ class Trial:
     def _now(self) -> Configuration:
         return self._stages.at(self.steps)
 
-    @property
-    def _samples_at_once(self) -> int:
-        return self._now.micro_batch_size
-
     def _count(self, step: int) -> None:
         if self._counted == step:
             return
@@ -468,13 +472,13 @@ class Trial:
         self._assignment.begin()
 
     def _looped(self, passes: Passes[T], evaluate: Evaluate | None, epochs: int) -> Iterator[T]:
-        passes.first(self._samples_at_once, self.steps)
+        passes.first(self._now.micro_batch_size, self.steps)
         self._begin()
         self._evaluate_where_due(evaluate)
         count = 0
         while not self._assignment.is_over and (self._assignment.cycles or count < epochs):
             if count:
-                passes.begin(self._samples_at_once)
+                passes.begin(self._now.micro_batch_size)
             count += 1
             for batch in passes.batches():
                 if self._followed.awaits_batch:
@@ -491,16 +495,16 @@ class Trial:
             if evaluate is not None and self._assignment.evaluates_passes and self._evaluated_at != self.steps:
                 self._evaluated_at = self.steps
                 self._take_in(self.steps, unmoved(evaluate), None)
-            passes.check(self._samples_at_once)
+            passes.check(self._now.micro_batch_size)
 
     def check_size(self, batch: Any) -> None:
         """See `Followed.check_size`."""
-        self._followed.check_size(batch, self._samples_at_once, self.steps)
-        self._rows.first(batch, self._samples_at_once)
+        self._followed.check_size(batch, self._now.micro_batch_size, self.steps)
+        self._rows.first(batch, self._now.micro_batch_size)
 
     def samples_in(self, batch: Any) -> int | None:
         """Samples in a micro-batch; warns if unknown."""
-        if (found := self._rows.count(batch, self._samples_at_once)) is not None:
+        if (found := self._rows.count(batch, self._now.micro_batch_size)) is not None:
             return found * self.world_size
         self._untold(
             f"a micro-batch is a {type(batch).__name__}, of which the samples cannot be counted",

@@ -117,16 +117,6 @@ class GrowingSampler(SeededSampler):
                 self._epoch, self._offset = self._epoch + 1, 0
 
 
-def sampler_of(
-    samples: int, stages: LoopStages, seed: int, steps: Callable[[], int], samples_behind: int
-) -> SeededSampler:
-    """Make a sampler that starts after the first ``samples_behind`` samples."""
-    if stages.grows:
-        return GrowingSampler(samples, stages, seed, steps)
-    size = stages.at(0).batch_size
-    return SeededSampler(samples, size, seed, after_steps=samples_behind // size)
-
-
 T = TypeVar("T")
 
 MakeLoader = Callable[[int], Iterable[T]]

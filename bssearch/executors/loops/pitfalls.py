@@ -63,12 +63,11 @@ def about_order(loader: object) -> str | None:
     """Warning if a `DataLoader` does not shuffle; the noise scale assumes random batches."""
     if not isinstance(loader, DataLoader) or type(loader.batch_sampler) is not BatchSampler:
         return None
-    if type(loader.batch_sampler.sampler) is not SequentialSampler or len(loader) < 2:
-        return None
-    return (
+    words = (
         "the loader of the training data does not shuffle: unless its dataset draws at random, use "
         "DataLoader(..., shuffle=True) or trial.sampler(data)"
     )
+    return words if type(loader.batch_sampler.sampler) is SequentialSampler and len(loader) > 1 else None
 
 
 Versions = list[tuple[int, int]]

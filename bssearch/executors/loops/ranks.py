@@ -7,7 +7,7 @@ so that no rank waits for a rank that has left.
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import distributed, nn
@@ -24,24 +24,8 @@ from bssearch.records import TrialRequest
 T = TypeVar("T")
 
 
-class Ranks(Protocol):
-    """Processes that train together; ``rank`` is this process's number."""
-
-    rank: int
-    size: int
-
-    def share(self, said: T | None) -> T | None:
-        """Broadcast rank 0's value."""
-
-    def wait(self) -> None:
-        """Wait for all ranks."""
-
-    def device_of(self, device: str) -> str:
-        """This rank's device, given rank 0's."""
-
-
-class DistributedRanks:
-    """Ranks of torch.distributed's default group."""
+class Ranks:
+    """Ranks of torch.distributed's default group; ``rank`` is this process's number."""
 
     def __init__(self, local_rank: int) -> None:
         self.rank = distributed.get_rank()
@@ -52,21 +36,21 @@ class DistributedRanks:
             torch.cuda.set_device(local_rank)
 
     def share(self, said: T | None) -> T | None:
-        """See `Ranks.share`."""
+        """Broadcast rank 0's value."""
         box = [said]
         distributed.broadcast_object_list(box, src=0)
         return box[0]
 
     def wait(self) -> None:
-        """See `Ranks.wait`."""
+        """Wait for all ranks."""
         distributed.barrier(device_ids=[self._local_rank] if self._uses_cuda else None)
 
     def device_of(self, device: str) -> str:
-        """This rank's device, by local rank on CUDA."""
+        """This rank's device, given rank 0's: by local rank on CUDA."""
         return f"cuda:{self._local_rank}" if torch.device(device).type == "cuda" else device
 
 
-def ranks_of(environment: Mapping[str, str]) -> DistributedRanks | None:
+def ranks_of(environment: Mapping[str, str]) -> Ranks | None:
     """A launcher's ranks; None for a single process."""
     if _number(environment, "WORLD_SIZE", 1) <= 1:
         return None
@@ -75,7 +59,7 @@ def ranks_of(environment: Mapping[str, str]) -> DistributedRanks | None:
         f"WORLD_SIZE = {environment['WORLD_SIZE']}, but torch.distributed is not initialised",
         hint='torch.distributed.init_process_group("gloo"), or "nccl", before bssearch.current_trial()',
     )
-    return DistributedRanks(_number(environment, "LOCAL_RANK", 0))
+    return Ranks(_number(environment, "LOCAL_RANK", 0))
 
 
 def check_ranks(ranks: int, devices: int) -> None:

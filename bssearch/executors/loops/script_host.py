@@ -65,14 +65,20 @@ def main() -> None:
 
 def prepare_to_fork(script: Path) -> str | None:
     """Import a script's packages; return why forking is unsafe."""
-    import torch._dynamo  # noqa: F401 - else the first optimizer imports it, seconds of every trial
+    import torch._dynamo  # else the first optimizer imports it, seconds of every trial
 
     import bssearch.executors.loops.current  # noqa: F401 - with torch, which every trial needs
 
     import_packages_of(script)
     gc.collect()
     gc.freeze()
-    return why_not_to_fork()
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return "its imports begin to use CUDA"
+    try:
+        threads = len(list(Path("/proc/self/task").iterdir()))
+    except OSError:
+        return "this system does not list threads"
+    return None if threads == 1 else f"its imports start {threads - 1} threads"
 
 
 def serve(worker: socket.socket, script: str, arguments: list[str], anew: str | None) -> None:
@@ -228,19 +234,6 @@ def import_packages_of(script: Path) -> None:
             if _is_installed(name.partition(".")[0]):
                 with contextlib.suppress(Exception):
                     importlib.import_module(name)
-
-
-def why_not_to_fork() -> str | None:
-    """Why a fork is unsafe, or None."""
-    import torch
-
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return "its imports begin to use CUDA"
-    try:
-        threads = len(list(Path("/proc/self/task").iterdir()))
-    except OSError:
-        return "this system does not list threads"
-    return None if threads == 1 else f"its imports start {threads - 1} threads"
 
 
 def _is_installed(name: str) -> bool:

@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Mapping
 from enum import Enum
+from functools import partial
 from importlib import metadata
 from typing import Any
 
@@ -199,9 +200,8 @@ class TrialCallback(TrainerCallback):  # type: ignore[misc]
             name = self._metric.removeprefix(PREFIX)
             require(name in named, f"evaluate() reports {', '.join(sorted(named))}; the callback's metric is {name!r}")
             named = {one: named[one] for one in (name, PREFIX + name, "loss") if one in named}
-        if not self._trial.is_searched:
-            return {name: value for name, value in named.items() if not name.startswith(PREFIX)}
-        return named
+        searched = self._trial.is_searched
+        return {name: value for name, value in named.items() if searched or not name.startswith(PREFIX)}
 
 
 class AdvisorCallback(TrainerCallback):  # type: ignore[misc]
@@ -378,8 +378,11 @@ def check(arguments: TrainingArguments, trial: Trial) -> None:
         f"the Trainer shares each batch among {arguments.n_gpu} GPUs; a trial has one",
         hint="args = training_arguments(trial, output_dir=...), or CUDA_VISIBLE_DEVICES=0",
     )
-    hint = "executor: {device: cpu} in the spec with use_cpu=True, CUDA_VISIBLE_DEVICES for another GPU than the first"
-    trial.check_device(arguments.device, arguments.world_size, hint)
+    trial.check_device(
+        arguments.device,
+        arguments.world_size,
+        "executor: {device: cpu} in the spec with use_cpu=True, CUDA_VISIBLE_DEVICES for another GPU than the first",
+    )
 
 
 def decided_by(trial: Trial, train_samples: int | None) -> dict[str, Any]:
@@ -499,7 +502,9 @@ def check_counts_items(model: torch.nn.Module) -> Callable[[], None]:
         if items is None or not isinstance(output, Mapping) or output.get("loss") is None:
             return
         handle.remove()
-        once, twice = (_loss(module, args, {**given, "num_items_in_batch": times * items}) for times in (1, 2))
+        counts = ({**given, "num_items_in_batch": times * items} for times in (1, 2))
+        with torch.no_grad():
+            once, twice = (float(unmoved(partial(module, *args, **one))["loss"]) for one in counts)
         require(
             abs(once - twice) > LEAST_CHANGE * abs(once),
             f"the loss of {type(module).__name__} ignores num_items_in_batch: the gradients of a batch "
@@ -509,8 +514,3 @@ def check_counts_items(model: torch.nn.Module) -> Callable[[], None]:
 
     handle = model.register_forward_hook(look, with_kwargs=True)
     return handle.remove
-
-
-def _loss(model: torch.nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> float:
-    with torch.no_grad():
-        return float(unmoved(lambda: model(*args, **given))["loss"])

@@ -252,7 +252,7 @@ def generators_of(loader: object) -> list[torch.Generator]:
     """Random generators of a `DataLoader` and its samplers."""
     batch_sampler = getattr(loader, "batch_sampler", None)
     owners = (loader, getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
-    found = [getattr(owner, "generator", None) for owner in owners]
+    found = (getattr(owner, "generator", None) for owner in owners)
     return list({id(one): one for one in found if isinstance(one, torch.Generator)}.values())
 
 
@@ -575,8 +575,12 @@ class TrialRun(Assignment):
         return None
 
     def _checkpoint(self, path: str) -> Checkpoint:
-        identity = identity_of(self._request, script=self._revision, device=self._torch_device.type)
-        return Checkpoint(Path(path), identity, self._clock.clock, self._line.progressed)
+        return Checkpoint(
+            Path(path),
+            identity_of(self._request, script=self._revision, device=self._torch_device.type),
+            self._clock.clock,
+            self._line.progressed,
+        )
 
     def _parts(self) -> tuple[dict[str, Saved], dict[str, Saved]]:
         training: dict[str, Saved] = {

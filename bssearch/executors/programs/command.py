@@ -321,7 +321,12 @@ class LoadedCommand(LoadedProgram):
         self._threads, self._hang_seconds = load.settings.threads, load.settings.hang_seconds
         self.revision = revision_of(self._program, self._folder)
         self._takes = places_of(self._program.command)
-        self._check_ranks(load.settings.devices)
+        ranks = launched_ranks(self._program.command) or ""
+        require(
+            load.settings.devices[-1] > 1 or not ranks.isdecimal() or int(ranks) == 1,
+            f"command: torchrun starts {ranks} processes, and executor.devices = 1",
+            hint=f"executor.devices: {ranks} in the spec, and --nproc-per-node={{devices}} in the command",
+        )
         check_unchanged("a file that the command names", load.revision, self.revision)
 
     def _answer(self, work: Work) -> Answer:
@@ -439,14 +444,6 @@ class LoadedCommand(LoadedProgram):
             device=self.device,
         )
         return CommandProcess(filled(program.command, values), self._folder, program.report, program.metric)
-
-    def _check_ranks(self, devices: Sequence[int]) -> None:
-        ranks = launched_ranks(self._program.command) or ""
-        require(
-            devices[-1] > 1 or not ranks.isdecimal() or int(ranks) == 1,
-            f"command: torchrun starts {ranks} processes, and executor.devices = 1",
-            hint=f"executor.devices: {ranks} in the spec, and --nproc-per-node={{devices}} in the command",
-        )
 
     def check_places(self, configuration: Configuration) -> None:
         """Raise `UsageError` for a missing placeholder."""
@@ -574,5 +571,7 @@ class LoadedCommand(LoadedProgram):
         if reader.unmatched:
             said = ", ".join(f"report.{name}: {text}" for name, text in reader.unmatched.items())
             return f": {said} found no number in any line{process.shown_lines}"
-        example = f'{{"step": 100, "{self._program.metric}": 0.9}}'
-        return f": it must print lines such as {example}, or report: say how its log is read{process.shown_lines}"
+        return (
+            f': it must print lines such as {{"step": 100, "{self._program.metric}": 0.9}}, or report: must say how '
+            f"its log is read{process.shown_lines}"
+        )

@@ -263,10 +263,7 @@ class TrialSocket:
 
     def shut(self) -> None:
         """Refuse further connections."""
-        if self.listening:
-            self._door.close()
-            with suppress(FileNotFoundError):
-                self.path.unlink()
+        self._door.close()
 
     def close(self) -> None:
         """Close the line and refuse connections."""

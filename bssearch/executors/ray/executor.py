@@ -403,8 +403,7 @@ class ActorWorker:
             self.pid = self._ray.get(self._start(), timeout=SILENCE_SECONDS)
             self._talker.start()
             while self.death is None:
-                hearing = self._actor.hear.remote(HEAR_SECONDS)
-                self._take(self._ray.get(hearing, timeout=HEAR_SECONDS + SILENCE_SECONDS))
+                self._take(self._ray.get(self._actor.hear.remote(HEAR_SECONDS), timeout=HEAR_SECONDS + SILENCE_SECONDS))
         except self._ray.exceptions.GetTimeoutError:  # which is an OSError, too
             self._end(TrialState.LOST, f"{self.machine} has not answered for {SILENCE_SECONDS:g} s")
         except self._ray.exceptions.RayTaskError as error:  # this may be any error that the actor has raised
@@ -602,29 +601,31 @@ class RayExecutor(SlotExecutor):
         return Load(settings=replace(self._settings, slots=1), slot=0, revision=self._revision)
 
     def _worker_environment(self) -> dict[str, str]:
-        here = {name: value for name, value in os.environ.items() if name == DATA_DIR_VARIABLE}
-        return here | super()._worker_environment()
+        return {
+            **{name: value for name, value in os.environ.items() if name == DATA_DIR_VARIABLE},
+            **super()._worker_environment(),
+        }
 
     def _about_idle_devices(self) -> str | None:
-        if not self._gpus or self.slots >= self._room:
-            return None
-        return f"{self.slots} of {self._room} GPUs run trials: executor.slots = auto gives each a slot"
+        is_idle = self._gpus and self.slots < self._room
+        return (
+            f"{self.slots} of {self._room} GPUs run trials: executor.slots = auto gives each a slot"
+            if is_idle
+            else None
+        )
 
     def _take(self, worker: WorkerHandle, reply: Reply | None) -> None:
-        super()._take(worker, self._of_one_kind(worker, reply) if isinstance(reply, Loaded) else reply)
-
-    def _of_one_kind(self, worker: WorkerHandle, reply: Loaded) -> Reply:
-        assert isinstance(worker, ActorWorker) and reply.device_name is not None
-        self._kind = self._kind or (reply.device_name, worker.machine)
-        kind, machine = self._kind
-        if reply.device_name == kind:
-            return reply
-        return Refused(
-            error="launch",
-            message=f"slot {worker.slot}: {worker.machine} has {reply.device_name}, {machine} has {kind}: times of one "
-            "kind of device do not compare with those of another",
-            hint="a Ray cluster of nodes of one kind, or a study for each kind",
-        )
+        if isinstance(reply, Loaded):
+            assert isinstance(worker, ActorWorker) and reply.device_name is not None
+            kind, machine = self._kind = self._kind or (reply.device_name, worker.machine)
+            if reply.device_name != kind:
+                reply = Refused(
+                    error="launch",
+                    message=f"slot {worker.slot}: {worker.machine} has {reply.device_name}, {machine} has {kind}: "
+                    "times on different kinds of device do not compare",
+                    hint="use a Ray cluster with nodes of one kind, or a study for each kind",
+                )
+        super()._take(worker, reply)
 
 
 class _ActorLostError(LaunchError):

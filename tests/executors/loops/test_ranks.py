@@ -19,7 +19,7 @@ from bssearch.executors.base import Assign, Program
 from bssearch.executors.loops import current
 from bssearch.executors.loops.own_loop import Trial
 from bssearch.executors.loops.passes import RankSampler, SeededSampler
-from bssearch.executors.loops.ranks import Follower, Leader, RankTrial, check_ranks, ranks_of
+from bssearch.executors.loops.ranks import Follower, Leader, Ranks, RankTrial, check_ranks, ranks_of
 from bssearch.records import Configuration, Target, TrialRequest, TrialState
 from tests.executors.line_workload import request_trial
 from tests.executors.loops.loops import FakeLine
@@ -39,8 +39,8 @@ class Group:
         self.said: Any = None
 
 
-class FakeRanks:
-    """One rank of a group; see `bssearch.executors.loops.ranks.Ranks`."""
+class FakeRanks(Ranks):
+    """One rank of a group."""
 
     def __init__(self, group: Group, rank: int) -> None:
         self.rank, self.size = rank, group.size
