@@ -27,8 +27,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from bssearch.training.ranks import Ranks
 from tests.benchmarks.harness import ratio, script, turned, verdict
-from tests.executors.line_workload import opened, outcomes, request_endless_trial
-from tests.executors.test_rank_workers import on_ranks, ranks_of, wait
+from tests.executors.line_workload import opened, outcomes, request_endless_trial, wait_for
+from tests.executors.test_rank_workers import on_ranks, ranks_of
 
 BAR = 1.05
 NOTICED_SECONDS = 1.0
@@ -92,10 +92,10 @@ def seconds_until_noticed(size: int, kills: int) -> list[float]:
     with tempfile.TemporaryDirectory() as folder, opened(Path(folder)) as executor:
         for number in range(1, kills + 1):
             executor.submit(on_ranks(request_endless_trial(number), size))
-            wait(executor, lambda events: len(events) >= 3)
+            wait_for(executor, lambda events: len(events) >= 3)
             killed = time.perf_counter()
             ranks_of(executor)[-1].kill()
-            wait(executor, outcomes)
+            wait_for(executor, outcomes)
             found.append(time.perf_counter() - killed)
     return found
 

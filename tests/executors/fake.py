@@ -76,6 +76,7 @@ class _Playing:
     def outcome(self, state: TrialState, reason: str, *, train_seconds: float | None = None) -> TrialOutcome:
         seconds = self.train_seconds if train_seconds is None else train_seconds
         last = self.last
+        missed = last if self.crossing is None else None
         outcome = TrialOutcome(
             state=state,
             reason=reason,
@@ -86,14 +87,10 @@ class _Playing:
             final_metric=last.metric if last else None,
             best_metric=self.best,
             test_metric=last.metric if last and self.request.plan.is_tested and state in TESTED_STATES else None,
+            last_miss_step=missed.step if missed else None,
+            last_miss_seconds=missed.train_seconds if missed else None,
         )
-        if self.crossing is None:
-            return outcome if last is None else _missed(outcome, last)
-        return with_crossing(outcome, self.crossing) if state is TrialState.REACHED else outcome
-
-
-def _missed(outcome: TrialOutcome, last: Observation) -> TrialOutcome:
-    return replace(outcome, last_miss_step=last.step, last_miss_seconds=last.train_seconds)
+        return with_crossing(outcome, self.crossing) if self.crossing and state is TrialState.REACHED else outcome
 
 
 class FakeExecutor:
@@ -152,16 +149,14 @@ class FakeExecutor:
 
     def measure_memory(self, request: MemoryRequest) -> MemoryUse:
         self._refuse_while_a_trial_runs()
-        micro_batch_size = request.configuration.micro_batch_size
-        peak = micro_batch_size * 2**20
-        return MemoryUse(micro_batch_size=micro_batch_size, fits=True, peak_memory_bytes=peak, reason=None)
+        micro = request.configuration.micro_batch_size
+        return MemoryUse(micro_batch_size=micro, fits=True, peak_memory_bytes=micro * 2**20)
 
     def measure_noise(self, request: NoiseRequest) -> NoiseMeasurement:
         self._refuse_while_a_trial_runs()
-        configuration = request.configuration
         return NoiseMeasurement(
-            batch_size=configuration.batch_size,
-            micro_batch_size=configuration.micro_batch_size,
+            batch_size=request.configuration.batch_size,
+            micro_batch_size=request.configuration.micro_batch_size,
             step=0,
             metric=request.target.value,
             noise=GradientNoise(),
@@ -282,13 +277,9 @@ def _stopped(playing: _Playing, state: TrialState, reason: str) -> TrialOutcome:
 
 def _save(playing: _Playing, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    found = playing.crossing
-    saved = {
-        "last": None if playing.last is None else asdict(playing.last),
-        "best": playing.best,
-        "crossing": None if found is None else asdict(found),
-    }
-    path.write_text(json.dumps(saved))
+    parts = {"last": playing.last, "crossing": playing.crossing}
+    saved = {name: None if one is None else asdict(one) for name, one in parts.items()}
+    path.write_text(json.dumps({**saved, "best": playing.best}))
 
 
 def _restore(playing: _Playing) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,11 @@ class Started:
         return self
 
 
+def cycled(loader: Iterable[Any]) -> Iterator[Any]:
+    """Yield the batches of pass after pass."""
+    return chain.from_iterable(repeat(loader))
+
+
 class Training:
     """A small network with dropout; a step takes a second, an evaluation a hundred, and draws random numbers."""
 
@@ -159,16 +165,12 @@ class Training:
                 if trial.evaluation_due:
                     trial.report(**self.evaluate())
         else:
-            batches: Any = iter(())
+            batches = cycled(self.loader)
             while not trial.should_stop:
                 if trial.evaluation_due:
                     trial.report(**self.evaluate())
                     continue
-                for _ in range(trial.accumulation_steps):
-                    batch = next(batches, None)
-                    if batch is None:
-                        batches = iter(self.loader)
-                        batch = next(batches)
+                for batch in islice(batches, trial.accumulation_steps):
                     self.step(batch)
                 trial.step()
             trial.test(self.evaluate)

@@ -26,8 +26,10 @@ Collate = Callable[[list[int]], Any]
 
 
 def until(steps: int, **changes: Any) -> Started:
-    """Return a trial that the search stops after ``steps``; fifty rows are evaluated every second step."""
-    return Started(asked(**changes)).stop_at(steps, TrialState.PRUNED)
+    """Return a trial that has read its batch size, and that the search stops after ``steps``."""
+    started = Started(asked(**changes)).stop_at(steps, TrialState.PRUNED)
+    assert started.trial.batch_size == 20
+    return started
 
 
 def counted(started: Started) -> list[tuple[int, int]]:
@@ -88,7 +90,6 @@ def test_a_smaller_last_batch_counts_its_own_samples(collate: Collate, has_optim
 )
 def test_a_batch_that_cannot_be_counted_is_warned_of_and_refused_if_the_study_is_about_samples(batches: Any) -> None:
     started = until(2)
-    assert started.trial.batch_size == 20
     for _ in started.trial.batches(batches, evaluate):
         pass
     assert counted(started) == [(0, 0), (2, 40)]
@@ -213,7 +214,6 @@ def test_evaluations_follow_the_step_count_of_a_loop_with_several_steps_a_batch(
         for _ in trial.batches(rows(trial, drop_last=True), evaluate):
             for _ in range(3):
                 optimizer.step()
-    assert trial.batch_size == 20
     while not trial.should_stop:
         if trial.evaluation_due:
             trial.report(**evaluate())
@@ -281,7 +281,6 @@ def test_a_step_with_a_closure_is_one_step() -> None:
 def test_an_optimizer_that_never_steps_is_refused_by_its_name(form: str) -> None:
     trial = until(4).trial
     trial.state(adam=optimizer_of())
-    assert trial.batch_size == 20
     with pytest.raises(UsageError, match=rf"'adam' took no step in {MOST_SKIPPED} batches"):
         if form == "batches":
             list(trial.batches(rows(trial), evaluate))
@@ -294,7 +293,6 @@ def test_a_trial_whose_steps_are_all_skipped_from_some_step_on_has_diverged(form
     started = until(9)
     trial, optimizer = started.trial, optimizer_of()
     trial.state(optimizer=optimizer)
-    assert trial.batch_size == 20
     if form == "batches":
         for number, _ in enumerate(trial.batches(rows(trial), evaluate)):
             if number < 4:
@@ -327,7 +325,6 @@ def test_a_loop_of_steps_says_its_samples_or_is_warned_or_has_the_order_of_the_s
         return [one for one in started.line.outcome.warnings if "trial.st" in one]
 
     told = until(99, eval_every_steps=1)
-    assert told.trial.batch_size == 20
     looped(told.trial, samples=13)
     assert counted(told) == [(1, 13), (2, 26), (3, 39)] and not warnings(told)
     ordered = until(99, eval_every_steps=1)
@@ -335,7 +332,6 @@ def test_a_loop_of_steps_says_its_samples_or_is_warned_or_has_the_order_of_the_s
     looped(ordered.trial, samples=None)
     assert counted(ordered) == [(1, 20), (2, 40), (3, 60)] and not warnings(ordered)
     untold = until(99, eval_every_steps=1)
-    assert untold.trial.batch_size == 20
     looped(untold.trial, samples=None)
     assert counted(untold) == [(1, 20), (2, 40), (3, 60)] and len(warnings(untold)) == 1
 

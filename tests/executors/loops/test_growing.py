@@ -1,7 +1,6 @@
 """Loops of the user's own whose batch grows: their rows, rates, cadence and pauses, and what they are refused."""
 
 import itertools
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from bssearch.records.scaling import LearningRateRule
 from bssearch.training.batches import Growth, micro_batches
 from bssearch.workloads.data import Part
 from tests.documents import OWN_TRAINING
-from tests.executors.loops.loops import ROWS, FakeLine, Started, asked, assign, step_time_request
+from tests.executors.loops.loops import ROWS, FakeLine, Started, asked, assign, cycled, step_time_request
 from tests.executors.loops.test_measuring import BRANCH
 from tests.executors.loops.test_ranks import FakeRanks, Group
 from tests.executors.loops.test_trial_run import timeless
@@ -125,21 +124,15 @@ class Growing:
 
     def _ask(self) -> None:
         size = self.value("micro_batch_size")
-        loader = self.loader(size)
-        batches: Iterator[Any] = iter(loader)
+        batches = cycled(self.loader(size))
         while not self.trial.should_stop:
             if self.trial.evaluation_due:
                 self.trial.report(**self.evaluate())
                 continue
             if size != self.value("micro_batch_size"):
                 size = self.value("micro_batch_size")
-                loader = self.loader(size)
-                batches = iter(loader)
-            for _ in range(self.value("accumulation_steps")):
-                batch = next(batches, None)
-                if batch is None:
-                    batches = iter(loader)
-                    batch = next(batches)
+                batches = cycled(self.loader(size))
+            for batch in itertools.islice(batches, self.value("accumulation_steps")):
                 self.micro_batch(batch)
             self.trial.step()
 

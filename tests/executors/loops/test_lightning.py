@@ -22,6 +22,7 @@ from bssearch.executors.loops.measuring import DescribedLoop, MeasuredMemory, Ti
 from bssearch.executors.loops.own_loop import Trial
 from bssearch.executors.programs.script import LoadedScript
 from bssearch.records import (
+    Branch,
     Configuration,
     TrialState,
     WorkloadDescription,
@@ -29,6 +30,7 @@ from bssearch.records import (
 from bssearch.spec import StudySpec
 from bssearch.spec.parts import TrainingSpec
 from tests.executors.loops.loops import FakeLine, Started, asked, assign, clock_of, memory_request, step_time_request
+from tests.executors.loops.test_measuring import BRANCH
 from tests.executors.loops.test_own_loop import curve
 from tests.executors.test_script import single_threaded
 from tests.factories import changed
@@ -368,9 +370,15 @@ def test_a_metric_that_validation_does_not_log_is_named_with_what_it_logs(found:
         trainer_of(callback).fit(Tiny(found.time), loader(found.trial), DataLoader(rows()))
 
 
-@pytest.mark.parametrize("made", [5, (5, 6), (trainer_of, 1), ()])
-def test_what_is_no_trainer_is_refused(made: Any) -> None:
-    with pytest.raises(UsageError, match=r"returned a .*; it must return a trainer"):
+NO_TRAINER = r"returned a .*; it must return a trainer"
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [*((one, NO_TRAINER) for one in (5, (5, 6), (trainer_of, 1), ())), (trainer_of(), "must return .trainer, module")],
+)
+def test_what_is_no_trainer_with_its_module_is_refused(made: Any, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
         fit_made(started().trial, made)
 
 
@@ -378,11 +386,6 @@ def test_a_file_without_the_function_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "other.py").write_text("trainer = None")
     with pytest.raises(UsageError, match=r"other.py has no function make_trainer"):
         train_made(f"{tmp_path}/other.py:make_trainer", configuration())
-
-
-def test_a_trainer_without_what_it_trains_is_refused() -> None:
-    with pytest.raises(UsageError, match="must return"):
-        fit_made(started().trial, trainer_of())
 
 
 MADE = """
@@ -522,15 +525,17 @@ def test_a_batch_that_the_module_skips_counts_no_samples() -> None:
     assert found.line.outcome.samples == 60
 
 
-def test_a_trial_does_not_begin_in_the_middle_of_another_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("branch", "hint"), [(None, "fit() without ckpt_path"), (BRANCH, "trial.load_optimizer()")])
+def test_a_trial_does_not_begin_in_the_middle_of_another_run(branch: Branch | None, hint: str, tmp_path: Path) -> None:
     data, before = DataLoader(rows(), batch_size=25), trainer_of(max_epochs=1)
     before.fit(Tiny(FakeTime()), data, data)
     before.save_checkpoint(tmp_path / "run.ckpt")
-    found = started()
-    with pytest.raises(UsageError, match="begins at step 2"):
+    found = started(branch=branch)
+    with pytest.raises(UsageError, match=r"begins at step 2: fit\(ckpt_path=\.\.\.\) restores the learning") as caught:
         trainer_of(TrialCallback(found.trial)).fit(
             Tiny(found.time), loader(found.trial), data, ckpt_path=tmp_path / "run.ckpt", weights_only=False
         )
+    assert hint in str(caught.value.hint)
 
 
 def test_the_advisor_s_callback_measures_the_noise_of_a_fit_that_accumulates(

@@ -1,7 +1,6 @@
 """A loop that is looked at: what it is, how long its steps take, whether a micro-batch fits, where it branches."""
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -173,15 +172,11 @@ def branched(**changes: Any) -> Started:
 @pytest.mark.parametrize("form", FORMS)
 def test_a_loop_ends_with_the_samples_of_its_branch_where_it_is_evaluated(form: str) -> None:
     started = branched()
-    assert started.trial.checkpoint == "run.pt"
+    assert (started.trial.checkpoint, Started(asked()).trial.checkpoint) == ("run.pt", None)
     Training(started.trial, started.time, keeps_state=False).go(form)
     started.run.finish()
     assert (started.line.outcome.state, started.line.outcome.steps) == (TrialState.EXHAUSTED, 7)
     assert [one.samples for one in started.line.observations] == [0, 60, 120, 140]
-
-
-def test_a_training_from_its_start_has_no_checkpoint() -> None:
-    assert Started(asked()).trial.checkpoint is None
 
 
 def test_a_loop_that_does_not_ask_for_its_checkpoint_is_refused() -> None:
@@ -216,19 +211,6 @@ class TestLightning:
     @pytest.fixture(autouse=True)
     def _lightning(self) -> None:
         pytest.importorskip("lightning")
-
-    def test_a_fit_that_goes_on_by_itself_is_refused_with_the_way_that_is_a_branch(self, tmp_path: Path) -> None:
-        from bssearch.executors.loops.lightning import TrialCallback
-        from tests.executors.loops.test_lightning import Tiny, loader, trainer_of
-
-        started = branched(configuration=None)
-        trainer = trainer_of(max_steps=3)
-        trainer.fit(Tiny(started.time), loader(started.trial), loader(started.trial))
-        trainer.save_checkpoint(tmp_path / "run.ckpt")
-        with pytest.raises(UsageError, match=r"begins at step 3: fit\(ckpt_path=\.\.\.\) restores the learning rate"):
-            trainer_of(TrialCallback(started.trial)).fit(
-                Tiny(started.time), loader(started.trial), loader(started.trial), ckpt_path=tmp_path / "run.ckpt"
-            )
 
     def test_a_module_that_has_loaded_its_weights_and_its_optimizer_is_a_branch(self) -> None:
         from tests.executors.loops.test_lightning import GIVEN, Tiny, fit

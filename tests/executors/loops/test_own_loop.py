@@ -171,11 +171,6 @@ def test_the_sampler_has_the_rows_of_bssearchs_own_loop(size: int, after: int) -
     assert list(SeededSampler(ROWS, size, seed=4)) != list(SeededSampler(ROWS, size, seed=3))
 
 
-def test_the_sampler_refuses_a_batch_larger_than_the_data() -> None:
-    with pytest.raises(UsageError, match="batch_size = 51 must be <= 50"):
-        SeededSampler(ROWS, 51, seed=0)
-
-
 def test_parameters_cannot_be_changed() -> None:
     started, _ = trained("batches", asked(target=0.001))
     with pytest.raises(TypeError):

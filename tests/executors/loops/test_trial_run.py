@@ -11,7 +11,7 @@ import torch
 from bssearch.errors import CheckpointError, TrialStopped, UsageError
 from bssearch.executors.loops.measuring import end_work
 from bssearch.executors.loops.trial_run import TrialRun
-from bssearch.records import COULD_NOT_PAUSE, Configuration, Observation, TrialState
+from bssearch.records import COULD_NOT_PAUSE, Configuration, Observation, TrialOutcome, TrialState
 from tests.executors.loops.loops import FORMS, Started, Training, asked, assign, trained
 from tests.factories import changed
 from tests.training.toys import configuration
@@ -214,41 +214,32 @@ def test_a_trial_that_is_to_go_on_needs_its_state_and_its_file(tmp_path: Path) -
         trained("batches", resumed)
 
 
-@pytest.mark.parametrize("bad", [{"thing": 3}, {"model": torch.nn.Linear}])
-def test_state_takes_what_has_a_state(bad: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("sampler", "message"), [(True, "too late"), (False, "called twice")])
+def test_state_takes_what_has_a_state_once_and_in_time(sampler: bool, message: str) -> None:
     started = Started(asked())
-    if isinstance(next(iter(bad.values())), int):
-        with pytest.raises(UsageError, match=r"state\(thing=...\): a int has no"):
-            started.trial.state(**bad)
-    training = Training(started.trial, started.time, sampler=True)
-    with pytest.raises(UsageError, match="too late"):
+    with pytest.raises(UsageError, match=r"state\(thing=...\): a int has no"):
+        started.trial.state(thing=3)
+    training = Training(started.trial, started.time, sampler=sampler)
+    with pytest.raises(UsageError, match=message):
         started.trial.state(model=training.model)
 
 
-def test_a_second_state_is_refused_for_it_would_take_the_place_of_the_first() -> None:
-    started = Started(asked())
-    training = Training(started.trial, started.time)
-    with pytest.raises(UsageError, match="called twice"):
-        started.trial.state(scheduler=training.optimizer)
-
-
 def test_a_loop_that_ends_by_itself_exhausts_its_trial_and_needs_a_step_and_an_evaluation() -> None:
-    def looped(*, steps: int, evaluates: bool) -> Started:
-        started = Started(asked(eval_every_steps=1 if evaluates else 100))
-        assert started.trial.batch_size == 20
+    def looped(*, steps: int, every: int) -> TrialOutcome:
+        started = Started(asked(eval_every_steps=every))
         with started.trial as trial:
             for _ in range(steps):
-                trial.step()
+                trial.step(trial.batch_size)
                 if trial.evaluation_due:
                     trial.report(accuracy=0.5)
-        return started
+        return started.line.outcome
 
-    outcome = looped(steps=3, evaluates=True).line.outcome
+    outcome = looped(steps=3, every=1)
     assert (outcome.state, outcome.steps, outcome.final_metric) == (TrialState.EXHAUSTED, 3, 0.5)
     with pytest.raises(UsageError, match="before its first step"):
-        looped(steps=0, evaluates=True)
+        looped(steps=0, every=1)
     with pytest.raises(UsageError, match="3 steps without an evaluation"):
-        looped(steps=3, evaluates=False)
+        looped(steps=3, every=100)
 
 
 def test_a_loop_that_goes_on_after_the_end_is_stopped_and_with_lets_it_through() -> None:
