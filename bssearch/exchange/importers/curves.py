@@ -232,9 +232,8 @@ def import_curves(
         goal or described.get("goal"),
         str(places[0]),
     )
-    is_timed = any(map(_is_timed, runs))
     made = make_studies(
-        [_judged(one, wanted, is_timed=is_timed) for one in runs],
+        [_judged(one, wanted) for one in runs],
         name=name or described.get("name") or places[0].resolve().name.partition(".")[0],
         target=wanted,
         objective=objective.value,
@@ -355,8 +354,8 @@ def _target(
     return wanted, notes
 
 
-def _judged(run: ImportedRun, target: Target, *, is_timed: bool) -> ImportedRun:
-    """The run with its crossing or end; without its curve if only others have seconds."""
+def _judged(run: ImportedRun, target: Target) -> ImportedRun:
+    """The run with its crossing or end."""
     found, last = first_crossing(run.curve, target), run.curve[-1]
     require(
         found is None or found.first_hit_step != 0, f"{target.in_words} is met before the first step ({run.origin})"
@@ -366,10 +365,10 @@ def _judged(run: ImportedRun, target: Target, *, is_timed: bool) -> ImportedRun:
     return replace(
         run,
         reached=found is not None,
+        crossing=found,
         steps=last.step if found is None else found.steps,
         train_seconds=seconds if _is_timed(run) else None,
         final_metric=end.metric,
-        curve=run.curve if _is_timed(run) or not is_timed else (),
     )
 
 

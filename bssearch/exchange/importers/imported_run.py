@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 from bssearch.errors import NotFoundError, UsageError, require
 from bssearch.records import Configuration, Observation, ParameterValue, SecondsBasis, TrialState
+from bssearch.records.curves import Crossing
 from bssearch.registry import Option
 from bssearch.spec.space import TRAINING_PARAMETERS
 from bssearch.spec.space.domains import LIMITS
@@ -132,6 +133,7 @@ class ImportedRun:
     device: str | None = None
     precision: str | None = None
     curve: tuple[Observation, ...] = ()
+    crossing: Crossing | None = None  # where the curve meets the target; without it, steps and train_seconds tell
     seconds_basis: SecondsBasis | None = None
 
 

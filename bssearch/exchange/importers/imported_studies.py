@@ -11,7 +11,7 @@ from bssearch.analysis.objectives import SamplesToTarget, TimeToTarget
 from bssearch.errors import UsageError, require
 from bssearch.exchange.importers.imported_run import TYPED, ImportedRun, Studies
 from bssearch.records import Environment, Goal, Phase, Target, TrialOutcome, TrialState, grouped
-from bssearch.records.curves import first_crossing, with_crossing
+from bssearch.records.curves import with_crossing
 from bssearch.settings import user_name
 from bssearch.spec import StudySpec
 from bssearch.spec.model import IMPORTED
@@ -82,7 +82,7 @@ def make_studies(
         timed = any(one.run.train_seconds is not None for one in seeded)
         spec = _spec(study_name, seeded, target, objective if timed else SamplesToTarget.name, default_batch, repeats)
         limit = spec.budget.trial_train_seconds
-        trials = tuple(_trial(one, spec.record_target, limit) for one in seeded)
+        trials = tuple(_trial(one, spec.record_target, limit, timed=timed) for one in seeded)
         studies.append(FinishedStudy(study=spec.new_study(user_name()), environment=_environment(*kind), trials=trials))
         notes += [
             f"study {study_name}: {text}" for text in _about(spec, seeded, kind, renumbered, objective, default_batch)
@@ -204,7 +204,7 @@ def _spec(
     )
 
 
-def _trial(one: _SeededRun, target: Target, limit: float) -> FinishedTrial:
+def _trial(one: _SeededRun, target: Target, limit: float, *, timed: bool) -> FinishedTrial:
     run = one.run
     steps, seconds = run.steps, run.train_seconds
     wanted, place = f"{target.metric} {target.value:g}", run.origin.rpartition(os.sep)[2]
@@ -225,8 +225,8 @@ def _trial(one: _SeededRun, target: Target, limit: float) -> FinishedTrial:
         warnings=(f"imported: {' and '.join(missing)} not known",) if missing else (),
         seconds_basis=run.seconds_basis if seconds is not None else None,
     )
-    if (found := first_crossing(run.curve, target)) is not None:
-        outcome = with_crossing(outcome, found)
+    if run.crossing is not None:
+        outcome = with_crossing(outcome, run.crossing)
     if not run.reached:
         outcome = replace(
             outcome,
@@ -246,7 +246,7 @@ def _trial(one: _SeededRun, target: Target, limit: float) -> FinishedTrial:
         seed=one.seed,
         train_seconds_limit=limit,
         outcome=outcome,
-        curve=run.curve,
+        curve=run.curve if seconds is not None or not timed else (),  # a curve without seconds has zeros
     )
 
 

@@ -643,17 +643,46 @@ class _Reader:
         if metric is None and trial.value is not None and self._values_are_metric(trial):
             metric = trial.value if is_metric(trial.value) else None
         seed = trial.user_attrs.get("seed") if self.takes_own else None
+        steps = self._steps(trial, reached, points, hit, batch_size, origin)
+        seconds = self._seconds(trial, reached, points, hit, origin)
         return ImportedRun(
             origin=origin,
             configuration=make_configuration(batch, others, origin),
             seed=None if seed is None else integer(str(seed), "seed", origin, low=0, high=LARGEST_SEED),
             reached=reached,
             missed=self._missed(trial),
-            steps=self._steps(trial, reached, points, hit, batch_size, origin),
+            steps=steps,
             last_miss_step=self._last_miss_step(hit, batch_size) if reached and hit is not None else None,
-            train_seconds=self._seconds(trial, reached, points, hit, origin),
+            train_seconds=seconds,
             final_metric=metric,
+            curve=self._curve(points, hit if reached else None, batch_size, steps, seconds),
         )
+
+    def _curve(
+        self,
+        points: Sequence[Observation],
+        hit: Crossing | None,
+        batch_size: int,
+        steps: int | None,
+        seconds: float | None,
+    ) -> tuple[Observation, ...]:
+        """Reports by optimizer steps, if their unit is known; seconds are in proportion to steps."""
+        if self.steps not in (STEP, EPOCH) or not points:
+            return ()
+        at = [
+            one.step if self.steps == STEP else self._steps_of_epochs(self._done(one.step), batch_size, self.place)
+            for one in points
+        ]
+        end = next(
+            (step for step, one in zip(at, points, strict=True) if hit and one.step == hit.first_hit_step), at[-1]
+        )
+        pace = (seconds or 0.0) / ((steps if self.takes_own else end) or 1)
+        found = {
+            step: replace(one, step=step, samples=step * batch_size, train_seconds=pace * step)
+            for step, one in zip(at, points, strict=True)
+            if 0 <= step <= LARGEST
+        }
+        return tuple(found.values())
 
     def _parameters(self, trial: FrozenTrial, origin: str) -> dict[str, ParameterValue]:
         values: dict[str, ParameterValue] = {}

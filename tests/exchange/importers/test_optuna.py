@@ -419,6 +419,27 @@ def test_reports_by_epoch_tell_epochs_times_samples(write: Write, first: int, st
     assert outcomes(import_optuna(file, target=0.9, seconds="user_attr:took"))[0].time_to_target_s == 40.0
 
 
+@pytest.mark.parametrize(
+    ("unit", "options"),
+    [(100, {"steps": "step"}), (1, {"steps": "epoch", "samples_per_epoch": 3200})],
+)
+def test_reports_answer_for_easier_targets(unit: int, options: dict[str, Any], write: Write, tmp_path: Path) -> None:
+    reports = {unit: 0.5, 2 * unit: 0.7, 3 * unit: 0.95}
+    write(trial(0.95, reports=reports, took=30.0), trial(0.96, reports={**reports, 4 * unit: 0.96}, took=80.0, size=64))
+    words = ["--steps", options["steps"], *(["--samples-per-epoch", "3200"] if unit == 1 else [])]
+    printed(tmp_path, "import", "optuna", "optuna.db", "--target", "0.9", "--seconds", "user_attr:took", *words)
+    found = read(tmp_path, "best", "theirs", "--target", "0.6")
+    assert [row["time_to_target_s"]["median"] for row in found["batches"]] == [pytest.approx(15), pytest.approx(30)]
+    (study,) = import_optuna(str(tmp_path / "optuna.db"), target=0.9, seconds="user_attr:took", **options).studies
+    half = 2 if unit == 1 else 1  # an epoch has half the steps at twice the batch size
+    assert [[one.step for one in each.curve][:2] for each in study.trials] == [[100, 200], [100 // half, 200 // half]]
+
+
+def test_reports_without_a_unit_are_no_curve(write: Write) -> None:
+    (study,) = import_optuna(write(fixed(32, 4, took=1.0)), target=0.9, seconds="user_attr:took").studies
+    assert study.trials[0].curve == ()
+
+
 def test_the_same_successive_reports_at_every_batch_size_are_epochs_and_no_steps(write: Write) -> None:
     for first, places in ((0, {"steps": "step"}), (1, {"steps": "step"}), (1, {"seconds": "step_ms"})):
         name = f"{first} {places}"
