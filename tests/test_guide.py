@@ -244,10 +244,12 @@ SECURITY = {
     "`run` takes": ["commands/test_given_workload.py::test_no_workload_takes_the_place_of_a_command"],
     "`study confirm`, `study audit`": [
         "commands/test_given_workload.py::test_what_was_run_here_is_known_and_nothing_else",
+    ],
+    "Its file must": [
         "commands/test_given_workload.py::test_a_file_outside_of_the_folder_is_not_taken_from_a_database_whoever_ran_it",
         "cli/test_confirm.py::test_code_that_this_user_has_not_run_is_not_run_on_the_databases_word",
     ],
-    "Otherwise name it": [
+    "Otherwise name the": [
         "cli/test_rerun.py::test_code_that_has_changed_is_run_only_where_the_user_names_it_and_that_is_told"
     ],
     "Modules that": [
@@ -260,10 +262,10 @@ SECURITY = {
         "spec/test_domains.py::test_any_other_value_is_refused_and_named",
         "spec/test_domains.py::test_no_template_offers_code_places_or_the_machine",
     ],
-    "Each worker checks": ["spec/test_domains.py::test_a_submission_that_is_wrong_is_refused"],
+    "Each worker also": ["spec/test_domains.py::test_a_submission_that_is_wrong_is_refused"],
     "**Readers of the database**": ["cli/test_read_only.py::test_as_a_reader"],
     "They see": ["storage/test_roles.py::test_a_reader_reads_every_table"],
-    "Who blocks": [
+    "A session that": [
         "storage/test_locks.py::test_a_reader_with_open_transactions_blocks_no_writer",
         "storage/test_locks.py::test_an_upgrade_that_readers_block_names_them_and_changes_nothing",
         "storage/test_locks.py::test_a_writer_that_holds_a_lock_is_named",
@@ -273,7 +275,7 @@ SECURITY = {
         "search/pruners/test_checkpoints.py::test_a_new_file_follows_no_link_and_is_readable_by_nobody_else",
     ],
     "A folder of another user": ["search/pruners/test_checkpoints.py::test_a_folder_of_somebody_elses_is_not_used"],
-    "Whoever can write there": ["training/test_pausing.py::test_one_that_would_run_code"],
+    "Anyone who can": ["training/test_pausing.py::test_one_that_would_run_code"],
     "Stored rows are validated": [
         "storage/test_repository.py::test_the_first_row_that_bssearch_cannot_have_stored_is_named"
     ],
