@@ -328,8 +328,7 @@ class Beliefs:
         tuned = replace(self, tuned=self.figures)._share_after(contending, MOST_RUNS)
         timed = self._timed()._share_after(contending, MOST_RUNS)
         if max(tuned, timed) < max(self.share, untouched) + LEAST_GAIN:
-            is_rival = self._beaten() >= CONTENDER
-            return {"settles": "tuning"} if (is_rival & ~self.is_confirmed).any() else {}
+            return {"settles": "tuning"} if ((self._beaten() >= CONTENDER) & ~self.is_confirmed).any() else {}
         return {"settles": "tuning" if tuned >= timed else "step_times"}
 
     def _timed(self) -> Beliefs:
@@ -342,8 +341,7 @@ class Beliefs:
     def _share_after(self, contending: Collection[int], more: int) -> float:
         # How often the batch size with the best mean is within 5 % of the best after `more` runs of contenders
         expected = self.tuned.mean(axis=0) + self._shifts(contending, more)[0]
-        chosen = np.where(self.is_confirmed, expected, math.inf).argmin(axis=1)
-        return float(self.near[np.arange(DRAWS), chosen].mean())
+        return float(self.near[np.arange(DRAWS), np.where(self.is_confirmed, expected, math.inf).argmin(axis=1)].mean())
 
     def _are_sure_after(self, contending: Collection[int], more: int) -> bool:
         # True if `more` runs of contenders make the answer sure in `SURE_FUTURES`.
@@ -351,8 +349,7 @@ class Beliefs:
         # Given the outcomes, the draws are `left`, shifted (Matheron's rule).
         figures = left[:: DRAWS // FUTURE_DRAWS] + shifts[:FUTURES, None]
         near = figures <= figures.min(axis=2, keepdims=True) + math.log(FLAT_RATIO)
-        shares = np.where(self.is_confirmed, near.mean(axis=1), 0.0).max(axis=1)
-        return float((shares >= ENOUGH).mean()) >= SURE_FUTURES
+        return float((np.where(self.is_confirmed, near.mean(axis=1), 0.0).max(axis=1) >= ENOUGH).mean()) >= SURE_FUTURES
 
     def _shifts(self, contending: Collection[int], more: int) -> tuple[Numbers, Numbers]:
         # Draws of how `more` runs of contenders move the expected figures, and of what they leave unknown.
@@ -401,8 +398,7 @@ def beliefs(
     sizes = sorted({*ran, *batch_sizes} - (verdict.by_batch.keys() - ran.keys()))
     count, place_of = len(sizes), {size: place for place, size in enumerate(sizes)}
     columns = _Columns.of(verdict, trials, candidates, place_of, runs.deviation)
-    by_law = _base(verdict.optimal.objective, steps, sizes)
-    base, errors = by_law or (None, np.zeros(count))
+    base, errors = _base(verdict.optimal.objective, steps, sizes) or (None, np.zeros(count))
     drawn = infer(
         replace(runs, of=runs.of + count),
         np.log(np.array(sizes, dtype=float))[columns.of_size],
@@ -415,8 +411,7 @@ def beliefs(
     least_excess = min(one.estimate.excess for one in ran.values())
     for size, one in ran.items():
         errors_of = one.estimate.step_time_error * rng.standard_normal(DRAWS)
-        left = one.estimate.excess - least_excess
-        of_steps[:, place_of[size]] = errors_of - left * (rng.random(DRAWS) - 0.5)
+        of_steps[:, place_of[size]] = errors_of - (one.estimate.excess - least_excess) * (rng.random(DRAWS) - 0.5)
         confirmed[place_of[size]] = one.is_confirmed and math.isfinite(one.value)
     following = drawn.levels[:, columns.following]
     return Beliefs(

@@ -101,8 +101,7 @@ def _steps(
         and (known or fits)
         and (ends := law.steps_interval(batch_size)) is not None
     ):
-        half = math.log(ends[1] / ends[0]) / 2
-        known.append((math.log(law.steps(batch_size)), (half / student_t(math.inf)) ** 2))
+        known.append((math.log(law.steps(batch_size)), ((math.log(ends[1] / ends[0]) / 2) / student_t(math.inf)) ** 2))
     if not known:
         return None
     if exact := [log for log, variance in known if variance == 0]:
@@ -145,8 +144,7 @@ def _speedup(cell: Cell, base: Cell) -> tuple[float, float | None]:
     if cell.measured is not None and base.measured is not None and cell.measured.median and base.measured.median:
         sides = [one for one in (base.measured, cell.measured) if one.runs > 1]
         parts = [part for one in sides for part in of_runs(one.log_deviation, one.unresolved, one.runs)]
-        value = base.measured.median / cell.measured.median
-        return value, half_width(parts) if len(sides) == 2 else None
+        return base.measured.median / cell.measured.median, half_width(parts) if len(sides) == 2 else None
     parts = [*cell.step_parts, *base.step_parts]
     if cell.probe.batch_size != base.probe.batch_size:  # else the steps cancel
         parts += [*cell.steps_parts, *base.steps_parts]

@@ -172,7 +172,6 @@ class _Repeats:
         return Interval(value=value, low=middle - half, high=middle + half)
 
     def described(self, best: _Repeats) -> FinalMetrics:
-        tests = [run.outcome.test_metric for run in self.whole if run.outcome is not None]
         return FinalMetrics(
             batch_size=self.configuration.batch_size,
             parameters=parameters_of(self.configuration),
@@ -180,7 +179,7 @@ class _Repeats:
             ended_early=len(self.runs) - len(self.whole),
             contended=sum(run.outcome is not None and run.outcome.contended for run in self.whole),
             final_metric=median_known(self.finals),
-            test_metric=median_known(tests),
+            test_metric=median_known([run.outcome.test_metric for run in self.whole if run.outcome is not None]),
             gap=self.gap_to(best),
             trial_numbers=[run.number for run in self.runs],
         )

@@ -72,8 +72,7 @@ def best_schedule(trials: Sequence[TrialRecord], tuned: Candidate, step_seconds:
     runs = [run for group in groups for run in group]
     objective = tuned.objective.between((*runs, *tuned.runs), step_seconds)
     found = [Candidate(group[0].configuration, tuple(group), objective) for group in groups]
-    reached = [one for one in found if math.isfinite(one.value)]
-    return min(reached, key=lambda one: (one.value, one.mean), default=None)
+    return min([one for one in found if math.isfinite(one.value)], key=lambda one: (one.value, one.mean), default=None)
 
 
 def typical_run(found: BatchScheduleAnswer, trials: Sequence[TrialRecord]) -> TrialRecord | None:

@@ -347,9 +347,9 @@ def trade_off_rows(answer: Answer) -> tuple[list[str], list[list[str]]]:
     }
     if not known.keys() - {"time", "samples"}:
         return [], []
-    lines = zip(*known.values(), strict=True)
     return ["batch", *known], [
-        [str(row.batch_size), *(one or NOTHING for one in line)] for row, line in zip(rows, lines, strict=True)
+        [str(row.batch_size), *(one or NOTHING for one in line)]
+        for row, line in zip(rows, zip(*known.values(), strict=True), strict=True)
     ]
 
 

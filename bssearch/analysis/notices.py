@@ -465,7 +465,6 @@ def device_optimum(probes: Collection[ProbeRecord], law: LawFit) -> Predicted | 
         if seconds is None:
             continue
         if share is not None and share > HOST_BOUND and one.is_whole:
-            own = line.alpha_seconds + line.beta_seconds * one.batch_size
-            seconds = min(max(own, (1 - share) * seconds), seconds)
+            seconds = min(max(line.alpha_seconds + line.beta_seconds * one.batch_size, (1 - share) * seconds), seconds)
         steps.append(RunnableStep(one.batch_size, one.micro_batch_size * one.world_size, seconds))
     return predict_optimum(law, steps)

@@ -115,8 +115,7 @@ def kind_of(configuration: Configuration) -> Kind:
     )
     regularised = one.dropout > 0, one.label_smoothing > 0
     model = model_parameters(one)
-    momentum = one.parameters.get("momentum", 0) == 0
-    return (*split(one), one.optimizer, *regularised, momentum, *switches, *model)
+    return (*split(one), one.optimizer, *regularised, one.parameters.get("momentum", 0) == 0, *switches, *model)
 
 
 def common_seconds(
@@ -135,8 +134,7 @@ def common_seconds(
     told = [run for run in runs if run.outcome is not None and (run.state is TrialState.REACHED or run.outcome.steps)]
     compared = {kind_of(run.configuration) for run in told}
     if told and compared <= paces.keys() and all(run.number in paces[kind_of(run.configuration)] for run in told):
-        pooled = pool_paces({kind: list(found.values()) for kind, found in paces.items()}, compared)
-        return Pooled(step_seconds, pooled)
+        return Pooled(step_seconds, pool_paces({kind: list(found.values()) for kind, found in paces.items()}, compared))
     shared = grouped((run.configuration.key, run.outcome is not None and run.outcome.contended) for run in runs)
     if all(sum(one) <= FEW * len(one) for one in shared.values()):
         return None
@@ -569,8 +567,7 @@ class MetricInBudget(Objective):
 
     @property
     def _scale(self) -> float:
-        value = abs(self._target.value) or 1.0
-        return math.log(FLAT_RATIO) / max(AS_GOOD * value, 1e-100)
+        return math.log(FLAT_RATIO) / max(AS_GOOD * (abs(self._target.value) or 1.0), 1e-100)
 
 
 class _MetricItself(MetricInBudget):

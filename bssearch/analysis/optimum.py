@@ -204,9 +204,8 @@ def estimate(runs: Sequence[TrialRecord], objective: Objective = TIME) -> Estima
         if step_time is not None and step_time.common:
             parts.append((step_time.common**2, step_time.freedom))
         half = half_width(parts)
-        least = mean - half - excess
         low, high = (
-            min(median * math.exp(-earlier), objective.from_log(least)),
+            min(median * math.exp(-earlier), objective.from_log(mean - half - excess)),
             max(median, objective.from_log(mean + half)),
         )
     return Estimate(

@@ -181,8 +181,7 @@ class _Law:
             return cls(np.zeros(1), np.zeros(1), means, precision[None], np.zeros(1))
         log_b_crit = np.linspace(*ends, B_CRITS)
         means = base + tuning[0] + np.logaddexp(0, log_b_crit[:, None] - log_sizes)
-        variances = DEPARTURES[:, None, None] ** 2 * alike + own
-        precisions = np.asarray(np.linalg.inv(variances), dtype=np.float64)
+        precisions = np.asarray(np.linalg.inv(DEPARTURES[:, None, None] ** 2 * alike + own), dtype=np.float64)
         prior = np.gradient(DEPARTURES) * np.exp(-((DEPARTURES / DEPARTURE_SCALE) ** 2) / 2)
         return cls(log_b_crit, DEPARTURES, means, precisions, np.log(prior))
 

@@ -54,8 +54,7 @@ class Progress:
         low, start = self.gains[index - 1], self.train_seconds[index - 1]
         if low == -math.inf:
             return self.train_seconds[index]
-        share = (gain - low) / (self.gains[index] - low)
-        return start + (self.train_seconds[index] - start) * share
+        return start + (self.train_seconds[index] - start) * ((gain - low) / (self.gains[index] - low))
 
 
 @dataclass(frozen=True, slots=True)

@@ -170,8 +170,7 @@ def _of_trials(moments: Numbers, weights: Numbers) -> NoiseScaleInterval:
     shares = weights / weights.sum()
     means = shares @ values
     deviations = shares[:, None] * (values - means)
-    covariance = deviations.T @ deviations * len(values) / (len(values) - 1)
-    return _fieller(means, covariance, 1 / (shares**2).sum() - 1, unit)
+    return _fieller(means, deviations.T @ deviations * len(values) / (len(values) - 1), 1 / (shares**2).sum() - 1, unit)
 
 
 def _scaled(values: Numbers) -> tuple[Numbers, Numbers]:

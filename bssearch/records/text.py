@@ -43,8 +43,7 @@ def without_passwords(text: str) -> str:
 
 def with_precision(device: str | None, precision: str | None) -> str:
     """Device and precision, if known outside the user's program."""
-    known = None if precision in {"own", "unknown"} else precision
-    return ", ".join(filter(None, (device, known)))
+    return ", ".join(filter(None, (device, None if precision in {"own", "unknown"} else precision)))
 
 
 def visible(text: str) -> str:
@@ -69,8 +68,7 @@ def storable(text: str) -> str:
 def number(value: float, digits: int = 3) -> str:
     """Number with ``digits`` significant digits and thousands separators."""
     short = f"{value:.{digits}g}"
-    is_thousands = abs(float(short)) >= 1000 and abs(value) < 1e9
-    return f"{float(short):,.0f}" if is_thousands else short
+    return f"{float(short):,.0f}" if abs(float(short)) >= 1000 and abs(value) < 1e9 else short
 
 
 def ends(low: float | None, high: float | None, digits: int = 3) -> str:

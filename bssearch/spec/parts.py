@@ -176,10 +176,9 @@ def parameters_of(kind: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """Named parameters of a class, with evaluated annotations (`Any` if impossible)."""
     scope = getattr(inspect.unwrap(kind.__init__), "__globals__", {})
     named = {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}
-    parameters = inspect.signature(kind).parameters
     return {
         name: one.replace(annotation=_evaluated(one.annotation, scope))
-        for name, one in parameters.items()
+        for name, one in inspect.signature(kind).parameters.items()
         if one.kind in named
     }
 

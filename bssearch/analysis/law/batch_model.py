@@ -72,8 +72,7 @@ def fit_step_time(probes: Sequence[StepTime], fewest: int = FEWEST_SIZES) -> Ste
         alpha, beta = 0.0, terms[:, 1].sum() / (terms[:, 1] ** 2).sum()
     if beta <= 0:
         return None
-    residuals = terms @ np.array([alpha, beta]) - 1
-    return StepTimeFit(float(alpha), float(beta), float(np.abs(residuals).max()), measured)
+    return StepTimeFit(float(alpha), float(beta), float(np.abs(terms @ np.array([alpha, beta]) - 1).max()), measured)
 
 
 def throughput_knee(probes: Sequence[StepTime]) -> int | None:
@@ -138,12 +137,11 @@ def law_point(batch_size: int, runs: Iterable[TrialRecord]) -> LawPoint:
     reached = [(run, run.outcome.steps_to_target) for run in runs if run.outcome and run.outcome.steps_to_target]
     outcomes = [run.outcome for run in runs if run.outcome is not None]
     missed = [one.last_miss_step * batch_size for one in outcomes if one.state.is_censored and one.last_miss_step]
-    confirmed = all(run.phase is Phase.CONFIRM for run in runs)
     return LawPoint(
         batch_size,
         tuple(float(steps * batch_size) for _, steps in reached),
         tuple(map(float, missed)),
-        seeds=tuple(run.seed for run, _ in reached) if confirmed else (),
+        seeds=tuple(run.seed for run, _ in reached) if all(run.phase is Phase.CONFIRM for run in runs) else (),
         gaps=tuple(log_gap(run) for run, _ in reached),
     )
 
@@ -487,8 +485,7 @@ def _drawn_step_seconds(steps: Sequence[RunnableStep]) -> Numbers:
 
 def fastest_by_size(steps: Sequence[RunnableStep]) -> dict[int, RunnableStep]:
     """Fastest step of each batch size, smallest first."""
-    ordered = sorted(steps, key=lambda step: (step.batch_size, -step.step_seconds))
-    return {step.batch_size: step for step in ordered}
+    return {step.batch_size: step for step in sorted(steps, key=lambda step: (step.batch_size, -step.step_seconds))}
 
 
 def around(index: int, holds: NDArray[np.bool_]) -> tuple[int, int] | None:
@@ -497,8 +494,7 @@ def around(index: int, holds: NDArray[np.bool_]) -> tuple[int, int] | None:
         return None
     gaps = np.flatnonzero(~holds)
     below, above = gaps[gaps < index], gaps[gaps > index]
-    first = int(below[-1]) + 1 if len(below) else 0
-    return first, int(above[0]) - 1 if len(above) else len(holds) - 1
+    return int(below[-1]) + 1 if len(below) else 0, int(above[0]) - 1 if len(above) else len(holds) - 1
 
 
 def _that_ran(points: Sequence[LawPoint]) -> list[LawPoint]:

@@ -244,8 +244,7 @@ class _Approach:
             left = np.log1p(-np.minimum(1.0, (gain - self.gains[-1]) / self.room[at // len(DECAYS)]))
         bare = self.level.ravel()[at] - DECAYS[at % len(DECAYS)] * left
         hardest = self.process.progress[-1]
-        finite = np.isfinite(bare)
-        carried, free = self._carried(at, np.where(finite, np.maximum(bare, hardest), hardest), rng)
+        carried, free = self._carried(at, np.where(np.isfinite(bare), np.maximum(bare, hardest), hardest), rng)
         drawn: Numbers = np.maximum(bare + carried + free * rng.standard_normal(DRAWS), hardest)
         return drawn
 
@@ -301,8 +300,7 @@ def beyond_samples(curves: Sequence[BatchCurves], measured: Target, samples: flo
     low, high = 0.0, math.log(2 * FARTHEST)
     for _ in range(HALVINGS):
         middle = (low + high) / 2
-        reached = _with_samples(levels, measured, middle).samples.value
-        low, high = (middle, high) if reached < samples else (low, middle)
+        low, high = (middle, high) if _with_samples(levels, measured, middle).samples.value < samples else (low, middle)
     return _with_samples(levels, measured, high)
 
 
@@ -340,7 +338,6 @@ def _predicted(
     sizes = [one.batch_size for one in levels.curves]
     log_b_crit, log_s_min = nearest_law(fresh, levels.batch_sizes)
     own_b_crit, own_s_min = nearest_law(levels.log_samples, levels.batch_sizes)
-    informs = [abs(float(np.corrcoef(one, log_b_crit)[0, 1])) for one in fresh.T]
     return Beyond(
         metric=metric,
         samples=_interval(np.exp(fresh[:, best])),
@@ -352,7 +349,7 @@ def _predicted(
         optimal_batch_size=sizes[best],
         flat_range=[sizes[flat[0]], sizes[flat[1]]],
         optimum_interval=[sizes[min(best, ends[0])], sizes[max(best, ends[1])]],
-        test_batch_size=sizes[int(np.argmax(informs))],
+        test_batch_size=sizes[int(np.argmax([abs(float(np.corrcoef(one, log_b_crit)[0, 1])) for one in fresh.T]))],
         batches=[
             BeyondBatch(
                 batch_size=one.batch_size,

@@ -126,8 +126,7 @@ def why_unknown(start: float, base: BranchedSize, goal: Goal) -> str | None:
         return f"there are {len(base.ends)} branches at batch size {base.batch_size}; there must be >= {FEWEST_REPEATS}"
     if bound is None:
         return f"the branches at batch size {base.batch_size} end exactly alike, whatever the order of the data"
-    still = BranchedSize(batch_size=base.batch_size, ends=(start,))
-    if holds(still, bound, goal):
+    if holds(BranchedSize(batch_size=base.batch_size, ends=(start,)), bound, goal):
         return (
             f"the branches at batch size {base.batch_size} do not improve beyond their spread: "
             f"{start:.5g} at the checkpoint, {base.mean:.5g} at their end"

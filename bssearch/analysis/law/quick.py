@@ -198,8 +198,7 @@ def critical_batch(
 
 def _drawn(logs: Numbers, rng: np.random.Generator) -> NDArray[np.int64]:
     weights = np.exp(logs - logs.max())
-    shares = (np.arange(DRAWS) + 0.5) / DRAWS
-    return rng.permutation(np.searchsorted(weights.cumsum() / weights.sum(), shares))
+    return rng.permutation(np.searchsorted(weights.cumsum() / weights.sum(), (np.arange(DRAWS) + 0.5) / DRAWS))
 
 
 def _covariance(one: Numbers, other: Numbers) -> Numbers:

@@ -344,8 +344,7 @@ def audit(
     found = cases(spec, trials, answer, optima)
     step_seconds = step_seconds_of(step_times, spec.timed_model)
     spent = spent_train_seconds(trials)
-    is_spent = train_seconds is not None and spent >= train_seconds
-    unmade = _why_unmade(spec, train_seconds if is_spent else None)
+    unmade = _why_unmade(spec, train_seconds if train_seconds is not None and spent >= train_seconds else None)
     rules = [
         *(_of_case(spec, trials, case, step_seconds, wanted, unmade) for case in found),
         about_memory(spec, answer, optima, step_seconds, memory, train_samples),

@@ -289,8 +289,7 @@ def _medians(rule: Candidate, tuned: Candidate, limit: float) -> Regret | None:
 def _at_least(rule: Candidate, tuned: Candidate, limit: float) -> Regret | None:
     objective, bound = rule.objective, rule.lower_bound
     if bound is None:
-        bounds = [known for run in rule.runs if (known := objective.bound(run)) is not None]
-        bound = min(bounds, default=None)
+        bound = min([known for run in rule.runs if (known := objective.bound(run)) is not None], default=None)
     figure = tuned.value
     if _has_diverged(rule) and objective.trials_race:
         bound, figure = limit, tuned.time.median or math.inf

@@ -30,8 +30,7 @@ class StrictModel(BaseModel):
 
     @classmethod
     def _unknown(cls, key: str) -> PydanticCustomError:
-        takes = f"it takes {', '.join(cls.model_fields) or 'none'}"
-        advice = nearest(key, cls.model_fields, takes, cutoff=0.4)
+        advice = nearest(key, cls.model_fields, f"it takes {', '.join(cls.model_fields) or 'none'}", cutoff=0.4)
         return PydanticCustomError(UNKNOWN_KEY, "unknown key; {advice}", {"key": key, "advice": advice})
 
 
