@@ -202,8 +202,9 @@ def first_verdict(
     study: StudyRecord, spec: StudySpec, trials: Sequence[TrialRecord], probes: Mapping[int, ProbeRecord]
 ) -> Verdict | None:
     """Verdict before the posterior recommends; None if no trial reached the target."""
-    timed = step_seconds_of(probes.values(), spec.timed_model)
-    return decide(trials, spec.confirm.runs, objective_of(spec, study.target), timed)
+    return decide(
+        trials, spec.confirm.runs, objective_of(spec, study.target), step_seconds_of(probes.values(), spec.timed_model)
+    )
 
 
 def _told_of(spec: StudySpec, parameters: Parameters) -> Parameters:

@@ -308,11 +308,11 @@ class Beliefs:
 
     def certainty(self) -> Certainty:
         """How sure the recommendation is, and what would settle it."""
-        own = self._place(self.recommended)
-        least = self.tuned.min(axis=1)
         found = Certainty(
             self.share,
-            configuration_within_5_percent=float((self.figures[:, own] <= least + math.log(FLAT_RATIO)).mean()),
+            configuration_within_5_percent=float(
+                (self.figures[:, self._place(self.recommended)] <= self.tuned.min(axis=1) + math.log(FLAT_RATIO)).mean()
+            ),
         )
         return found if not found.is_provisional else replace(found, **self._what_settles())
 
@@ -552,8 +552,9 @@ def _base(objective: Objective, steps: StepFigures, sizes: Sequence[int]) -> tup
     if len(known) < FEWEST_SIZES:
         return None
     timed = sorted(known)
-    logs = np.log(np.array(sizes, dtype=float))
-    base = np.interp(logs, np.log(np.array(timed, dtype=float)), [known[size] for size in timed])
+    base = np.interp(
+        np.log(np.array(sizes, dtype=float)), np.log(np.array(timed, dtype=float)), [known[size] for size in timed]
+    )
     errors = np.array([steps[size][1] if size in known else UNTIMED_ERROR for size in sizes])
     return base, errors
 

@@ -38,8 +38,9 @@ def batch_schedule_answer(
     is_repeated = best.runs[0].phase is not Phase.GROWTH
     found = Judgement("not_run", "no run repeats it with the seeds of the confirmation")
     if is_repeated:
-        limit = spec.budget.trial_train_seconds
-        found = judge_growing(best, tuned, step_seconds, wanted=spec.confirm.runs, limit=limit)
+        found = judge_growing(
+            best, tuned, step_seconds, wanted=spec.confirm.runs, limit=spec.budget.trial_train_seconds
+        )
     saves: dict[str, SavesTime] = {"held": "yes", "broke": "no", "not_run": "not_run", "undecided": "undecided"}
     schedule = growing_schedule(best.configuration)
     return BatchScheduleAnswer(
@@ -117,8 +118,9 @@ def growing_batch(
         stages=(Stage(0, smaller, smaller), Stage(starts[0], size, size), Stage(starts[1], larger, larger)),
         rate_rule=rule,
     )
-    factor = learning_rate_factor(rule, smaller, size)
-    begun = replace(tuned.configuration, learning_rate=tuned.configuration.learning_rate * factor)
+    begun = replace(
+        tuned.configuration, learning_rate=tuned.configuration.learning_rate * learning_rate_factor(rule, smaller, size)
+    )
     try:
         return with_batch_schedule(begun, schedule)
     except UsageError as error:  # fewer steps to the target than stages

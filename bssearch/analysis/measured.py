@@ -175,8 +175,9 @@ def about_devices(trials: Iterable[TrialRecord]) -> Iterator[tuple[str, str]]:
     for by_device in paces.values():
         medians = {device: median(seconds) for device, seconds in by_device.items()}
         for device in medians if len(medians) > 1 else ():
-            others = median(seconds for other, seconds in medians.items() if other != device)
-            ratios[device].append(medians[device] / others)
+            ratios[device].append(
+                medians[device] / median(seconds for other, seconds in medians.items() if other != device)
+            )
             counts[device] += len(by_device[device])
     for device, found in sorted(ratios.items()):
         if counts[device] >= FEWEST_TRIALS and median(found) >= FLAT_RATIO:

@@ -232,8 +232,9 @@ def pooled_deviation(estimates: Iterable[Estimate]) -> float | None:
 
 
 def _basis(runs: Sequence[TrialRecord], objective: Objective) -> Basis:
-    bases = Counter(objective.basis(run) for run in runs)
-    others = sorted((count, basis) for basis, count in bases.items() if basis != "measured")
+    others = sorted(
+        (count, basis) for basis, count in Counter(objective.basis(run) for run in runs).items() if basis != "measured"
+    )
     return others[-1][1] if others and 2 * others[-1][0] >= len(runs) else "measured"
 
 

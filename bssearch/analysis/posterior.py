@@ -145,8 +145,9 @@ class _Noise:
             one.ravel() for one in np.meshgrid(SCALES * deviation, np.arange(3), SHARED, indexing="ij")
         )
         growth = SLOPES[slope.astype(int), None] * (log_sizes - log_sizes.mean())
-        prior = SLOPE_WEIGHTS[slope.astype(int)] * shared * (1 - shared)
-        return cls(scale[:, None] * np.exp(growth), shared, np.log(prior))
+        return cls(
+            scale[:, None] * np.exp(growth), shared, np.log(SLOPE_WEIGHTS[slope.astype(int)] * shared * (1 - shared))
+        )
 
     def where(self, holds: NDArray[np.bool_]) -> Self:
         # Part of the grid
@@ -282,15 +283,17 @@ class _Gaussian:
         step = np.ptp(law.log_b_crit) / max(1, len(law.log_b_crit) - 1)
         log_b_crit = law.log_b_crit[k] + step * rng.uniform(-0.5, 0.5, DRAWS)
         variances = self.weights.sum(axis=(1, 2)) @ (noise.scales**2 * (1 - noise.shared[:, None]))
-        unshared = np.sqrt(variances * FREEDOM / (FREEDOM - 2))
-        return Posterior(levels[:, :-1], levels[:, -1], log_b_crit, law.departures[m], unshared)
+        return Posterior(
+            levels[:, :-1], levels[:, -1], log_b_crit, law.departures[m], np.sqrt(variances * FREEDOM / (FREEDOM - 2))
+        )
 
 
 def _likelihood(sites: _Sites, runs: Runs, noise: _Noise) -> tuple[Numbers, Numbers, Numbers]:
     # Precisions (n, c, c) and pulls (n, c) of the levels, and log weights (n,), seed effects integrated.
     scales = noise.scales[:, runs.of]
-    own = scales**2 * (1 - noise.shared[:, None]) / sites.weights + runs.gaps**2 / 12
-    precisions = 1 / np.where(runs.missed, sites.variances, own)
+    precisions = 1 / np.where(
+        runs.missed, sites.variances, scales**2 * (1 - noise.shared[:, None]) / sites.weights + runs.gaps**2 / 12
+    )
     of = np.eye(noise.scales.shape[1])[runs.of]
     by_seed = (runs.seeds == np.unique(runs.seeds)[:, None]).astype(float)
     prior = 1 / (noise.shared[:, None] * np.exp(2 * np.log(noise.scales).mean(axis=1, keepdims=True)))

@@ -128,8 +128,9 @@ def growing_schedule(configuration: Configuration) -> BatchSchedule:
 
 def stages_of(configuration: Configuration, schedule: BatchSchedule | None) -> tuple[Stage, ...]:
     """Stages of a schedule; without a schedule, a single stage."""
-    constant = Stage(0, configuration.batch_size, configuration.micro_batch_size)
-    return (constant,) if schedule is None else schedule.stages
+    return (
+        (Stage(0, configuration.batch_size, configuration.micro_batch_size),) if schedule is None else schedule.stages
+    )
 
 
 def constant_configurations(configuration: Configuration) -> list[Configuration]:

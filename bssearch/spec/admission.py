@@ -29,14 +29,16 @@ def admitted(spec: StudySpec, plan: TrialPlan, number: int, *, checkpoint: Path 
 
     Configurations must be in the space, but new search trials and `BEYOND_BOUNDS` need only possible numbers.
     """
-    in_bounds = not plan.is_new_search and plan.phase not in BEYOND_BOUNDS
-    problem = problem_with(spec, plan.configuration, in_bounds=in_bounds)
+    problem = problem_with(
+        spec, plan.configuration, in_bounds=not plan.is_new_search and plan.phase not in BEYOND_BOUNDS
+    )
     problem = problem or _problem_with_counts({"seed": plan.seed}, least=0)
     problem = problem or _problem_with_counts({"eval_every_steps": plan.eval_every_steps, "threads": plan.threads})
     if problem is not None:
         raise UsageError(problem)
-    file = None if checkpoint is None else str(checkpoint)
-    return TrialRequest(number=number, plan=plan, target=spec.record_target, checkpoint=file)
+    return TrialRequest(
+        number=number, plan=plan, target=spec.record_target, checkpoint=None if checkpoint is None else str(checkpoint)
+    )
 
 
 def problem_with(spec: StudySpec, configuration: Configuration, *, in_bounds: bool = True) -> str | None:

@@ -394,8 +394,9 @@ class StudySpec(StrictModel):
     def varied_in_model(self) -> list[str]:
         """Searched parameters of ``space.model``."""
         values = dict(self.timed_model)
-        domains = (self.space.model or {}).items()
-        return [name for name, domain in domains if domain not in (values[name], (values[name],))]
+        return [
+            name for name, domain in (self.space.model or {}).items() if domain not in (values[name], (values[name],))
+        ]
 
     @property
     def is_imported(self) -> bool:

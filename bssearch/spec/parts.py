@@ -352,8 +352,9 @@ def whole_configuration(default: DefaultSpec, space: SearchSpace) -> Configurati
             raise ValueError(f"a {schedule} schedule needs horizon_samples")
         parameters["horizon_samples"] = round(horizon)
     if schedule == "warmup_stable_decay":
-        share = fixed("decay_share", default.decay_share, space.schedule.decay_share or DECAY_SHARE)
-        parameters["decay_share"] = float(share)
+        parameters["decay_share"] = float(
+            fixed("decay_share", default.decay_share, space.schedule.decay_share or DECAY_SHARE)
+        )
     for name in OPTIONAL:
         value = fixed(name, getattr(default, name), getattr(space, name))
         if value is not None:

@@ -434,10 +434,11 @@ def spec_of(study: StudyRecord) -> StudySpec:
         first, *more = error.errors()
         place = ".".join(map(str, first["loc"])) or "spec"
         others = f" (and {len(more)} more)" if more else ""
-        is_newer = first["type"] == "extra_forbidden" or place == "schema_version"
         raise DatabaseError(
             f"the spec stored with study {study.name!r} cannot be read: {place}: {problem_in_words(first)}{others}",
-            hint=NEWER if is_newer else "other studies of this database are not concerned",
+            hint=NEWER
+            if first["type"] == "extra_forbidden" or place == "schema_version"
+            else "other studies of this database are not concerned",
         ) from None
     if spec.name != study.name:
         raise DatabaseError(f"the spec stored with study {study.name!r} belongs to {spec.name!r}")

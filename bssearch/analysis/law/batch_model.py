@@ -150,10 +150,11 @@ def _posterior(points: Sequence[LawPoint], deviation: float) -> Posterior:
     rows: list[tuple[int, int, float, float, bool]] = []
     for place, point in enumerate(points):
         own = range(-1 - len(rows), -1 - len(rows) - len(point.samples), -1)
-        gaps = point.gaps or (0.0,) * len(point.samples)
         rows += [
             (place, seed, math.log(value), gap, False)
-            for seed, value, gap in zip(point.seeds or own, point.samples, gaps, strict=True)
+            for seed, value, gap in zip(
+                point.seeds or own, point.samples, point.gaps or (0.0,) * len(point.samples), strict=True
+            )
         ]
         rows += [(place, -1 - len(rows) - one, math.log(value), 0.0, True) for one, value in enumerate(point.missed_at)]
     log_sizes = np.log([float(point.batch_size) for point in points])

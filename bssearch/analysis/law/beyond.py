@@ -155,8 +155,9 @@ class _Process:
 
     def __init__(self, progress: Numbers) -> None:
         self.progress = progress
-        correlation = np.exp(-np.abs(progress[:, None] - progress) / CORRELATION)
-        self.precision = np.linalg.inv(correlation + NUGGET * np.eye(len(progress)))
+        self.precision = np.linalg.inv(
+            np.exp(-np.abs(progress[:, None] - progress) / CORRELATION) + NUGGET * np.eye(len(progress))
+        )
 
     def squares(self, departures: Numbers) -> Numbers:
         found: Numbers = np.einsum("...kn,kl,...ln->...", departures, self.precision, departures)
@@ -192,8 +193,9 @@ class _Growth:
         self.log_b_crits = _log_b_crits(levels.batch_sizes, B_CRITS)
         self.squares = self.process.squares(self._departures(self.log_b_crits[:, None], GROWTHS[None, :]))
         self.freedom = (len(levels.curves) - 1) * len(levels.progress)
-        prior = -0.5 * ((GROWTHS - GROWTH) / GROWTH_DEVIATION) ** 2
-        self.weights = self.process.weights(self.squares, self.freedom, prior)
+        self.weights = self.process.weights(
+            self.squares, self.freedom, -0.5 * ((GROWTHS - GROWTH) / GROWTH_DEVIATION) ** 2
+        )
 
     def _departures(self, log_b_crit: Numbers, growth: Numbers) -> Numbers:
         progress = self.levels.progress
@@ -234,8 +236,9 @@ class _Approach:
         self.departures = (bare - self.level[..., None])[..., None]
         self.squares = self.process.squares(self.departures)
         self.freedom = len(self.gains) - 1
-        prior = -0.5 * (np.log(DECAYS / DECAY) / DECAY_DEVIATION) ** 2
-        self.weights = self.process.weights(self.squares, self.freedom, prior)
+        self.weights = self.process.weights(
+            self.squares, self.freedom, -0.5 * (np.log(DECAYS / DECAY) / DECAY_DEVIATION) ** 2
+        )
 
     def progress_at(self, gain: float, rng: np.random.Generator) -> Numbers:
         # Draws of w at a harder gain; infinite if the ceiling is below
@@ -257,8 +260,9 @@ class _Approach:
         return found
 
     def _carried(self, at: NDArray[np.int64], to: Numbers, rng: np.random.Generator) -> tuple[Numbers, Numbers]:
-        departures = self.departures.reshape(-1, len(self.gains), 1)[at]
-        carried, free = self.process.carried(to, departures, self.squares.ravel()[at], self.freedom, rng)
+        carried, free = self.process.carried(
+            to, self.departures.reshape(-1, len(self.gains), 1)[at], self.squares.ravel()[at], self.freedom, rng
+        )
         return carried[:, 0], free
 
 
@@ -307,8 +311,9 @@ def beyond_samples(curves: Sequence[BatchCurves], measured: Target, samples: flo
 def _with_samples(levels: _Levels, measured: Target, farther: float) -> Beyond:
     rng, progress = np.random.default_rng(0), levels.progress[-1] + farther
     gains = _Approach(levels, _highest(measured)).gains_at(progress, rng)
-    metric = _interval(gains if measured.goal is Goal.MAXIMIZE else -gains)
-    return _predicted(levels, measured, np.full(DRAWS, progress), metric, rng)
+    return _predicted(
+        levels, measured, np.full(DRAWS, progress), _interval(gains if measured.goal is Goal.MAXIMIZE else -gains), rng
+    )
 
 
 def _highest(target: Target) -> float | None:

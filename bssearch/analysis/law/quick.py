@@ -188,8 +188,9 @@ def critical_batch(
         logs -= 0.5 * ((grid - math.log(noise_scale)) / (CRITICAL_BATCH_OCTAVES * math.log(2))) ** 2
     rng = np.random.default_rng(SEED)
     chosen = _drawn(logs, rng)
-    left = _covariance(nodes, nodes) - to_nodes @ _covariance(at, nodes)
-    spread = rng.multivariate_normal(np.zeros(len(nodes)), left, size=DRAWS, method="eigh")
+    spread = rng.multivariate_normal(
+        np.zeros(len(nodes)), _covariance(nodes, nodes) - to_nodes @ _covariance(at, nodes), size=DRAWS, method="eigh"
+    )
     departures = bare[chosen] @ to_nodes.T + spread
     weights = _needing_more(points, grid[chosen], nodes, departures) if len(at) else np.ones(DRAWS)
     weights = weights + 1e-12

@@ -198,8 +198,9 @@ def about_accumulation(spec: StudySpec, step_times: Collection[StepTime]) -> lis
     """Compare step time with and without micro-batches; held if the ratio's interval is within `COSTS`."""
     found = []
     for size in sorted({one.batch_size for one in step_times}):
-        timed = [one for one in step_times if one.batch_size == size and one.step_seconds]
-        here = sorted(timed, key=lambda one: one.contended)
+        here = sorted(
+            [one for one in step_times if one.batch_size == size and one.step_seconds], key=lambda one: one.contended
+        )
         whole = next((one for one in here if one.micro_batch_size == size), None)
         split = min(
             (one for one in here if one.micro_batch_size < size), key=lambda one: one.micro_batch_size, default=None
@@ -451,8 +452,9 @@ def _slope(points: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
     middle_x, middle_y = (math.fsum(values) / count for values in zip(*points, strict=True))
     spread = math.fsum((x - middle_x) ** 2 for x, _ in points)
     slope = math.fsum((x - middle_x) * (y - middle_y) for x, y in points) / spread
-    residual = math.fsum((y - middle_y - slope * (x - middle_x)) ** 2 for x, y in points)
-    half = student_t(count - 2) * math.sqrt(residual / (count - 2) / spread)
+    half = student_t(count - 2) * math.sqrt(
+        math.fsum((y - middle_y - slope * (x - middle_x)) ** 2 for x, y in points) / (count - 2) / spread
+    )
     return slope - half, slope, slope + half
 
 

@@ -72,8 +72,9 @@ def _scaled_rate(
     """η0·κ (Goyal et al. 2017, arXiv 1706.02677) or η0·√κ (Hoffer et al. 2017, 1705.08741)."""
     if reason := _unknown(base, tuned, "learning_rate") or _other_optimizer(base, tuned):
         return reason
-    factor = learning_rate_factor(rule, tuned.batch_size, base.batch_size)
-    return replace(tuned, learning_rate=base.learning_rate * factor)
+    return replace(
+        tuned, learning_rate=base.learning_rate * learning_rate_factor(rule, tuned.batch_size, base.batch_size)
+    )
 
 
 def _no_warmup(space: SearchSpace, base: Configuration, tuned: Configuration) -> Configuration | str:

@@ -103,8 +103,9 @@ def bounds(domain: Domain) -> tuple[float, float]:
 def holds(domain: Any, value: Any) -> bool:
     """True if a domain contains a value, up to rounding."""
     if isinstance(domain, Range):
-        inside = domain.low <= value <= domain.high
-        return inside or any(math.isclose(value, end, rel_tol=1e-9) for end in (domain.low, domain.high))
+        return domain.low <= value <= domain.high or any(
+            math.isclose(value, end, rel_tol=1e-9) for end in (domain.low, domain.high)
+        )
     choices = domain if isinstance(domain, tuple) else (domain,)
     return any(
         value == choice or (is_number(choice) and is_number(value) and math.isclose(value, choice, rel_tol=1e-9))

@@ -202,8 +202,9 @@ class SearchSpace(StrictModel):
         """True if the learning rate is within 5 % (log) of an end of the range, or beyond."""
         if not isinstance(self.learning_rate, RelativeLearningRate):
             return False
-        optimizer = self._optimizer(configuration.optimizer)
-        rate = configuration.learning_rate / self._learning_rate_factor(configuration.batch_size, optimizer)
+        rate = configuration.learning_rate / self._learning_rate_factor(
+            configuration.batch_size, self._optimizer(configuration.optimizer)
+        )
         low, high = math.log(self.learning_rate.low), math.log(self.learning_rate.high)
         return not 0.05 < (math.log(rate) - low) / (high - low) < 0.95
 
@@ -220,16 +221,18 @@ class SearchSpace(StrictModel):
         """Learning rate without the optimizer's scale."""
         rate = self.learning_rate
         if isinstance(rate, RelativeLearningRate):
-            factor = learning_rate_factor(rate.rule, batch_size, rate.reference_batch)
-            return float(sampled[REFERENCE_LEARNING_RATE] or 0.0) * factor
+            return float(sampled[REFERENCE_LEARNING_RATE] or 0.0) * learning_rate_factor(
+                rate.rule, batch_size, rate.reference_batch
+            )
         return float(sampled.get(REFERENCE_LEARNING_RATE, rate[0] if isinstance(rate, tuple) else rate) or 0.0)
 
     def nearest(self, configuration: Configuration) -> tuple[int, dict[str, ParameterValue]]:
         """Batch size and coordinates nearest to a configuration."""
         batch_size = min(self.rungs, key=lambda size: abs(math.log(size / configuration.batch_size)))
         factor = self._learning_rate_factor(batch_size, self._optimizer(configuration.optimizer))
-        values = {**self._coordinates(configuration), REFERENCE_LEARNING_RATE: configuration.learning_rate / factor}
-        return batch_size, self._nearest(values)
+        return batch_size, self._nearest(
+            {**self._coordinates(configuration), REFERENCE_LEARNING_RATE: configuration.learning_rate / factor}
+        )
 
     def _nearest(self, values: Mapping[str, Any]) -> dict[str, ParameterValue]:
         return {
