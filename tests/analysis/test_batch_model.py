@@ -41,10 +41,9 @@ E_MIN = 1e5
 
 def rcp_points(workload: str) -> list[LawPoint]:
     """Return MLPerf's runs of a workload, in samples or epochs."""
-    entries = json.loads((RCP / f"rcps_{workload}.json").read_text()).values()
     return [
         LawPoint(entry["BS"], tuple(entry.get("samples to converge") or entry["Epochs to converge"]))
-        for entry in entries
+        for entry in json.loads((RCP / f"rcps_{workload}.json").read_text()).values()
     ]
 
 
@@ -136,8 +135,7 @@ def test_batch_sizes_that_no_run_reached_the_target_at_make_no_interval() -> Non
 def test_the_interval_of_b_crit_holds_it_nine_times_in_ten(half_censored: bool) -> None:
     limits = {size: law(size) for size in (256, 512)} if half_censored else {}
     fits = [fitted(censored(noisy(seed), limits)) for seed in range(40)]
-    held = sum((fit.b_crit_low or 0) <= B_CRIT <= (fit.b_crit_high or math.inf) for fit in fits)
-    assert held >= 34
+    assert sum((fit.b_crit_low or 0) <= B_CRIT <= (fit.b_crit_high or math.inf) for fit in fits) >= 34
     assert all((fit.b_crit_high or 0) < 1.6 * (fit.b_crit_low or 0) for fit in fits)
 
 
@@ -428,8 +426,9 @@ def test_runs_that_are_all_alike_tell_no_interval() -> None:
 
 @pytest.mark.parametrize(("last_miss_step", "regime"), [(495, "perfect"), (350, "undecided")])
 def test_an_interval_holds_the_steps_between_evaluations(last_miss_step: int, regime: str) -> None:
-    coarse = candidate(16, 499, 500, 501, last_miss_step=last_miss_step, first_hit_step=505)
-    (slope,) = of(candidate(8, 999, 1000, 1001), coarse).values()
+    (slope,) = of(
+        candidate(8, 999, 1000, 1001), candidate(16, 499, 500, 501, last_miss_step=last_miss_step, first_hit_step=505)
+    ).values()
     width = math.log(505 / last_miss_step) / math.log(2)
     assert slope.regime == regime
     assert not_none(slope.high) - not_none(slope.low) > width if regime == "undecided" else width < 0.03
@@ -474,12 +473,12 @@ def test_the_optimum_is_where_steps_times_seconds_are_least() -> None:
         CRITICAL_SIZES, None, [LawPoint(size, (1e3 * (1 + size / b_crit),) * 40) for size in CRITICAL_SIZES]
     )
     found = expected_optimum(posterior, steps(alpha, beta), CRITICAL_SIZES)
-    best = math.sqrt(b_crit * alpha / beta)
-    assert found.step.batch_size == 64 and best == pytest.approx(80)
+    assert found.step.batch_size == 64 and math.sqrt(b_crit * alpha / beta) == pytest.approx(80)
     assert found.interval == (64, 64), "the nearest on the ladder, of all that can be run"
     assert found.flat_range[0] <= 64 <= found.flat_range[1]
-    ratio = (1 + b_crit / 4) * (alpha + beta * 4) / ((1 + b_crit / 64) * (alpha + beta * 64))
-    assert found.relative_times[4] == pytest.approx(ratio, rel=0.1)
+    assert found.relative_times[4] == pytest.approx(
+        (1 + b_crit / 4) * (alpha + beta * 4) / ((1 + b_crit / 64) * (alpha + beta * 64)), rel=0.1
+    )
 
 
 def test_only_the_ladder_is_recommended() -> None:
@@ -490,8 +489,9 @@ def test_only_the_ladder_is_recommended() -> None:
 
 
 def test_a_ladder_of_one_batch_size_is_that_one() -> None:
-    posterior = critical_batch([64], 64.0, points(64.0, 64))
-    found = expected_optimum(posterior, [step for step in steps() if step.batch_size == 64], [64])
+    found = expected_optimum(
+        critical_batch([64], 64.0, points(64.0, 64)), [step for step in steps() if step.batch_size == 64], [64]
+    )
     assert (found.step.batch_size, found.interval, found.flat_range) == (64, (64, 64), (64, 64))
 
 
@@ -517,8 +517,9 @@ def runs() -> list[TrialRecord]:
 
 
 def test_the_same_steps_at_other_step_times_have_another_optimum() -> None:
-    slow = {size: make_probe(size, step_seconds=0.001 * size) for size in PREDICTED_SIZES}
-    found = predict_for_device(study(), SPEC, runs(), slow, "tiny")
+    found = predict_for_device(
+        study(), SPEC, runs(), {size: make_probe(size, step_seconds=0.001 * size) for size in PREDICTED_SIZES}, "tiny"
+    )
     assert found.optimal.batch_size == 16
     assert found.optimal.time_to_target_s is not None
     assert found.optimal.time_to_target_s.median == pytest.approx(401 * 0.016)

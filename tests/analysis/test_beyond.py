@@ -70,8 +70,7 @@ def test_b_crit_samples_and_the_best_batch_of_a_harder_target_are_foretold(harde
 
 def test_a_loss_that_falls_is_foretold_as_an_accuracy_that_rises() -> None:
     up = beyond_target(curves(), MEASURED, 0.85)
-    loss = Target(metric="loss", value=0.20, goal=Goal.MINIMIZE)
-    down = beyond_target(curves(sign=-1), loss, 0.15)
+    down = beyond_target(curves(sign=-1), Target(metric="loss", value=0.20, goal=Goal.MINIMIZE), 0.15)
     assert down.b_crit.estimate == pytest.approx(up.b_crit.estimate, rel=0.02)
     assert [one.metric for one in down.levels] == pytest.approx([1 - one.metric for one in up.levels])
 

@@ -36,8 +36,9 @@ def test_a_branch_that_diverged_does_not_hold() -> None:
     assert found((2.0, 2.0, None), (2.0,) * 3) == ("below", 8, None, 16)
     assert found((2.0,) * 3, (None,)) == ("found", 16, 16, 32)
     sizes = [BranchedSize(batch_size=8, ends=BASE), BranchedSize(batch_size=16, ends=(None,))]
-    told = local_critical_batch(3.0, sizes, Goal.MINIMIZE)
-    assert told.bound == bound_of(sizes[0], 3, Goal.MINIMIZE), "that of as many branches as at B"
+    assert local_critical_batch(3.0, sizes, Goal.MINIMIZE).bound == bound_of(sizes[0], 3, Goal.MINIMIZE), (
+        "that of as many branches as at B"
+    )
 
 
 @pytest.mark.parametrize(

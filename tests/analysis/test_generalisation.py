@@ -38,10 +38,9 @@ def to_budget(configuration: Configuration, *finals: float, start: int = 100, **
 
 def found(*audits: list[TrialRecord], target: Target = ACCURACY) -> Generalisation | None:
     trials = [one for group in audits for one in group]
-    sizes = sorted({one.configuration.batch_size for one in trials})
     searched = [
         make_trial(n, configuration=next(one.configuration for one in trials if one.configuration.batch_size == size))
-        for n, size in enumerate(sizes)
+        for n, size in enumerate(sorted({one.configuration.batch_size for one in trials}))
     ]
     return generalisation(trials, not_none(decide([*searched, *trials], 3)), target)
 
@@ -196,10 +195,9 @@ def seconds(size: int, rate: float, power: float = 0.5, noise: float = 0.0) -> f
 
 def search(rates: Mapping[int, Sequence[float]], noise: float = 0.02) -> list[TrialRecord]:
     rng = random.Random(0)
-    places = [(size, rate) for size, some in rates.items() for rate in some]
     return [
         make_trial(n, batch_size=size, learning_rate=rate, seconds=seconds(size, rate, noise=rng.gauss(0, noise)))
-        for n, (size, rate) in enumerate(places)
+        for n, (size, rate) in enumerate([(size, rate) for size, some in rates.items() for rate in some])
     ]
 
 

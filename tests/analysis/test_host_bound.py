@@ -32,7 +32,6 @@ def probe(size: int, host: float = HOST, **changes: Any) -> ProbeRecord:
 def confirmed(probed: ProbeRecord, **changes: Any) -> list[TrialRecord]:
     """Return three confirmation runs, whose steps differ by a hundredth."""
     size, seconds = probed.batch_size, probed.step_seconds or 0.0
-    taken = [round(steps(size) * factor) for factor in (0.99, 1.0, 1.01)]
     return [
         make_trial(
             10 * size + seed,
@@ -43,7 +42,7 @@ def confirmed(probed: ProbeRecord, **changes: Any) -> list[TrialRecord]:
             seed=seed,
             **changes,
         )
-        for seed, one in enumerate(taken)
+        for seed, one in enumerate([round(steps(size) * factor) for factor in (0.99, 1.0, 1.01)])
     ]
 
 
@@ -81,8 +80,7 @@ def test_where_the_optimum_stays_it_is_said() -> None:
 
 def test_no_more_is_taken_off_a_step_than_the_host_s_share_allows() -> None:
     """The line through the large batch sizes would have the smallest ones at next to nothing; their waits forbid it."""
-    waited = [probe(size) if size > 64 else probe(size, host_bound_share=0.2) for size in SIZES]
-    told = said(answer(waited))
+    told = said(answer([probe(size) if size > 64 else probe(size, host_bound_share=0.2) for size in SIZES]))
     assert told is not None and "the optimum would still be batch 64" in told
 
 

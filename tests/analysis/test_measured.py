@@ -117,25 +117,26 @@ def test_the_answers_noise_scale_is_pooled_over_the_trials_of_the_optimums_batch
     near = NoiseMeasurement(batch_size=64, micro_batch_size=64, step=40, metric=0.9, noise=NOISE)
     probed = measured([], [], UNKNOWN, [near], runs, noise_of_batches(trials)).noise_scale
     assert probed is not None and (probed.step, probed.trials) == (40, None), "a probe near the target comes first"
-    far = replace(near, reason="the limit passed before")
-    pooled_before = measured([], [], UNKNOWN, [far], runs, noise_of_batches(trials)).noise_scale
+    pooled_before = measured(
+        [], [], UNKNOWN, [replace(near, reason="the limit passed before")], runs, noise_of_batches(trials)
+    ).noise_scale
     assert pooled_before == found
 
 
 def on_device(number: int, device: str | None, pace: float, batch_size: int = 32, **changes: Any) -> TrialRecord:
     """Return a trial whose steps took ``pace`` times as long as on any other device."""
     trial = make_trial(number, batch_size=batch_size)
-    seconds = pace * 0.01 * batch_size * 100
-    return with_outcome(trial, device_uuid=device, steps=100, train_seconds=seconds, **changes)
+    return with_outcome(trial, device_uuid=device, steps=100, train_seconds=pace * 0.01 * batch_size * 100, **changes)
 
 
 def node(pace: float, device: str | None = "GPU-7", trials: int = 2, **changes: Any) -> list[TrialRecord]:
     """Return trials at two batch sizes on three devices, of which one is as fast as that."""
     paces = [("GPU-1", 1.0), ("GPU-2", 1.02), (device, pace)]
-    cells = [(size, name, factor) for size in (16, 64) for name, factor in paces for _ in range(trials)]
     return [
         on_device(number, name, factor, size, **(changes if name == device else {}))
-        for number, (size, name, factor) in enumerate(cells)
+        for number, (size, name, factor) in enumerate(
+            [(size, name, factor) for size in (16, 64) for name, factor in paces for _ in range(trials)]
+        )
     ]
 
 
@@ -176,8 +177,7 @@ def row_of(answer: Answer, size: int) -> Batch:
 
 
 def test_steps_are_whole_and_what_is_made_of_them_is_of_the_median() -> None:
-    spec = make_spec(objective="samples_to_target", confirm={"runs": 2})
-    row = row_of(answer_of(two_runs(4, 5), spec), 64)
+    row = row_of(answer_of(two_runs(4, 5), make_spec(objective="samples_to_target", confirm={"runs": 2})), 64)
     assert row.steps_to_target == 5
     assert row.samples_to_target == 288
     assert row.objective_value is not None and row.objective_value.median == 288
@@ -208,8 +208,9 @@ def median_of(runs: Sequence[TrialRecord]) -> float | None:
 def test_a_bound_is_in_the_unit_of_the_objective(objective: str, bound: float | None) -> None:
     missed = make_trial(1, batch_size=8, state=TrialState.EXHAUSTED, seconds=7.2, last_miss_step=300, best_metric=0.8)
     spec = make_spec(objective=objective, price_per_device_hour=2.0)
-    reached = make_trial(0, batch_size=64, device_use=DeviceUse(mean_power_watts=100.0))
-    row = row_of(answer_of([reached, missed], spec), 8)
+    row = row_of(
+        answer_of([make_trial(0, batch_size=64, device_use=DeviceUse(mean_power_watts=100.0)), missed], spec), 8
+    )
     assert row.objective_lower_bound == (None if bound is None else pytest.approx(bound))
     assert row.lower_bound_s == pytest.approx(7.2)
 

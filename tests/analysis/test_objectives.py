@@ -82,8 +82,9 @@ def test_a_quarter_of_a_configurations_runs_may_have_shared_the_device() -> None
     few = TIME.between([*alone, shared[0]], {(32, 32, 1): 0.01})
     assert few is TIME and few.figure(shared[0]) == 4.0
     assert TIME.between([*alone, *shared], {(32, 32, 1): 0.01}).figure(alone[0]) == 1.0
-    elsewhere = make_trial(5, batch_size=64, steps=50, seconds=9.0, contended=True, product=3.0)
-    many = TIME.between([*alone, elsewhere], {(32, 32, 1): 0.01})
+    many = TIME.between(
+        [*alone, make_trial(5, batch_size=64, steps=50, seconds=9.0, contended=True, product=3.0)], {(32, 32, 1): 0.01}
+    )
     assert many.figure(alone[0]) == 1.0, "all runs of one configuration shared it"
 
 
@@ -137,13 +138,11 @@ def test_the_metric_counts_of_trials_that_trained_to_their_limit_whether_or_not_
     objective = make_objective("metric_in_budget", ACCURACY)
     assert objective.figure(budgeted(1, 0.8)) == -0.8
     assert objective.figure(budgeted(2, 0.95, TrialState.REACHED)) == -0.95
-    diverged_after_its_target = make_trial(3, seconds=4.0, best_metric=0.95)
-    assert objective.figure(diverged_after_its_target) is None
+    assert objective.figure(make_trial(3, seconds=4.0, best_metric=0.95)) is None
     scheduled = Configuration(
         batch_size=32, micro_batch_size=32, learning_rate=0.1, parameters={"horizon_samples": 640}
     )
-    at_its_horizon = make_trial(4, seconds=4.0, best_metric=0.95, configuration=scheduled, samples=640)
-    assert objective.figure(at_its_horizon) == -0.95
+    assert objective.figure(make_trial(4, seconds=4.0, best_metric=0.95, configuration=scheduled, samples=640)) == -0.95
 
 
 @pytest.mark.parametrize("state", [TrialState.PAUSED, TrialState.OOM, TrialState.CANCELLED])
@@ -203,8 +202,9 @@ class TestStepTimesOfTheTrialsThemselves:
 
     def test_seconds_of_cpu_over_the_kernel_s_are_compared_whatever_was_timed_apart(self) -> None:
         objective = TIME.between([*self.SMALL, *self.LARGE], {(32, 32, 1): 9.0, (64, 64, 1): 1.0})
-        figures = [objective.figure(run) or 0.0 for run in (*self.SMALL, *self.LARGE)]
-        assert figures == pytest.approx([2**0.5] * 3 + [2**-0.5] * 3), "at the kernel's pace, √8e-4 s"
+        assert [objective.figure(run) or 0.0 for run in (*self.SMALL, *self.LARGE)] == pytest.approx(
+            [2**0.5] * 3 + [2**-0.5] * 3
+        ), "at the kernel's pace, √8e-4 s"
         assert {objective.basis(run) for run in self.SMALL} == {"steps_x_step_time"}
 
     def test_a_run_that_missed_is_bounded_in_the_same_seconds(self) -> None:
@@ -236,8 +236,7 @@ class TestStepTimesOfTheTrialsThemselves:
         half = student_t(4 + VISIT_FREEDOM) * error
         common = small.step_time.common
         references = [run.outcome.reference_seconds for run in (*self.SMALL, *self.LARGE) if run.outcome is not None]
-        spread = stdev(math.log(one or 0.0) for one in references)
-        assert common == pytest.approx(MIDMEAN_ERROR * spread / math.sqrt(6))
+        assert common == pytest.approx(MIDMEAN_ERROR * stdev(math.log(one or 0.0) for one in references) / math.sqrt(6))
         whole = half_width([(error**2, 4 + VISIT_FREEDOM), (common**2, 4 + VISIT_FREEDOM)])
         assert small.high == pytest.approx(2**0.5 * math.exp(whole))
         assert small.low == pytest.approx(1.0 / math.exp(whole))
@@ -246,14 +245,12 @@ class TestStepTimesOfTheTrialsThemselves:
         left = large.excess - small.excess
         assert left > 0.5, "more may be left in the larger one's step time, which may be so much faster"
         assert (low, high) == pytest.approx((2 / wide, 2 * wide * math.exp(left)), rel=0.02)
-        turned = ratio_interval(large, small) or (0.0, 0.0)
-        assert turned == pytest.approx((1 / high, 1 / low))
+        assert (ratio_interval(large, small) or (0.0, 0.0)) == pytest.approx((1 / high, 1 / low))
 
     def test_of_one_kind_of_configuration_a_ratio_has_no_error_of_a_step_time(self) -> None:
         faster = [replace(run, configuration=replace(run.configuration, learning_rate=0.2)) for run in self.SMALL]
         objective = TIME.between([*self.SMALL, *faster], {})
-        found = ratio_interval(estimate(self.SMALL, objective), estimate(faster, objective))
-        assert found == pytest.approx((1.0, 1.0))
+        assert ratio_interval(estimate(self.SMALL, objective), estimate(faster, objective)) == pytest.approx((1.0, 1.0))
 
 
 def curve(*metrics: float) -> list[Observation]:

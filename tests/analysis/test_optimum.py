@@ -81,8 +81,9 @@ def test_three_runs_of_each_decide_though_more_were_asked_for() -> None:
     assert fewest_runs(trials, 7) == 3
     found = decide(trials, 7)
     assert found is not None and found.confirmed
-    begun = decide([*trials, *confirmed({128: [0.5]})], 7)
-    assert begun is None, "one configuration has had a single run: nothing is decided, and there is no search"
+    assert decide([*trials, *confirmed({128: [0.5]})], 7) is None, (
+        "one configuration has had a single run: nothing is decided, and there is no search"
+    )
 
 
 def test_seed_deviation_is_pooled_over_batch_sizes() -> None:
@@ -126,8 +127,7 @@ def test_a_line_is_found_again(alpha: float, beta: float) -> None:
 
 def test_the_relative_error_is_made_small_not_the_absolute_one() -> None:
     """The largest batch is 100 times as slow: by absolute error it alone would fix the line."""
-    bent = [*line(0.001, 1e-5), make_probe(10_000, step_seconds=0.2)]
-    fit = not_none(fit_step_time(bent))
+    fit = not_none(fit_step_time([*line(0.001, 1e-5), make_probe(10_000, step_seconds=0.2)]))
     assert fit.alpha_seconds == pytest.approx(0.001, rel=0.1)
     assert fit.max_residual == pytest.approx(0.45, abs=0.05)
 
@@ -145,8 +145,9 @@ def test_two_sizes_are_no_line_and_neither_are_steps_that_get_faster() -> None:
 
 def test_accumulated_sizes_and_those_out_of_memory_are_left_out() -> None:
     accumulated = make_probe(1024, micro_batch_size=256, step_seconds=9.0)
-    too_large = make_probe(2048, step_seconds=None, out_of_memory=True)
-    assert fit_step_time([*line(0.001, 1e-5), accumulated, too_large]) == fit_step_time(line(0.001, 1e-5))
+    assert fit_step_time(
+        [*line(0.001, 1e-5), accumulated, make_probe(2048, step_seconds=None, out_of_memory=True)]
+    ) == fit_step_time(line(0.001, 1e-5))
 
 
 def test_an_accumulated_step_is_its_micro_batches_and_one_update() -> None:

@@ -31,8 +31,9 @@ def study(spec: StudySpec = SPEC) -> StudyRecord:
 
 
 def answer(trials: list[TrialRecord], memory: MemoryBoundary = UNKNOWN, **probes: Any) -> Answer:
-    found = {size: make_probe(size) for size in SIZES} | probes.get("probes", {})
-    return build_answer(study(), SPEC, trials, found, memory)
+    return build_answer(
+        study(), SPEC, trials, {size: make_probe(size) for size in SIZES} | probes.get("probes", {}), memory
+    )
 
 
 def confirmed(
@@ -183,14 +184,14 @@ def test_an_answer_that_is_not_sure_says_so_and_what_would_settle_it() -> None:
 
 
 def test_a_speed_up_that_the_seeds_do_not_show_is_not_claimed() -> None:
-    noisy = [*searched(), *confirmed(32, 1.0, 1.6, 0.7), *confirmed(128, 1.2, 0.6, 2.0), *default_runs(4.0, 4.1, 4.2)]
-    found = answer(noisy)
+    found = answer(
+        [*searched(), *confirmed(32, 1.0, 1.6, 0.7), *confirmed(128, 1.2, 0.6, 2.0), *default_runs(4.0, 4.1, 4.2)]
+    )
     over = found.speedup.over_largest
     assert over is not None and over.low is not None and over.high is not None
     assert over.low < 1 < over.value < over.high
     interval = f"[{over.low:.2g}, {over.high:.2g}]"
-    shown = f"not shown to be faster than 128, the largest tried (hardly tuned) (1.2× {interval})"
-    assert shown in headline(found)
+    assert f"not shown to be faster than 128, the largest tried (hardly tuned) (1.2× {interval})" in headline(found)
     assert "faster than your default" in headline(found)
 
 
@@ -235,8 +236,9 @@ def test_steps_that_rise_with_the_batch_are_marked_untuned() -> None:
 
 
 def test_the_answer_fits_its_schema_and_holds_no_nan() -> None:
-    found = answer([*searched(), *confirmed(32, 1.0, 1.1, 0.9)])
-    document = json.loads(json.dumps(found.model_dump(mode="json"), allow_nan=False))
+    document = json.loads(
+        json.dumps(answer([*searched(), *confirmed(32, 1.0, 1.1, 0.9)]).model_dump(mode="json"), allow_nan=False)
+    )
     jsonschema.validate(document, Answer.model_json_schema(mode="serialization"))
     assert document["fit"]["verdict"] == "too_few_points"
     with pytest.raises(jsonschema.ValidationError):
@@ -308,16 +310,17 @@ def interpolated(step: int) -> list[TrialRecord]:
 
 def counted(batch_size: int, steps: int, samples: int) -> TrialRecord:
     """Return a trial that missed the target, with its own count of samples."""
-    trial = make_trial(9, batch_size=batch_size, state=TrialState.EXHAUSTED)
-    return with_outcome(trial, steps=steps, samples=samples)
+    return with_outcome(make_trial(9, batch_size=batch_size, state=TrialState.EXHAUSTED), steps=steps, samples=samples)
 
 
 def averaged(*decays: tuple[int, float]) -> list[TrialRecord]:
-    """Return a trial at each batch size, with the decay of its own average of the weights."""
     sizes = [make_trial(0, batch_size=size).configuration for size, _ in decays]
+    """Return a trial at each batch size, with the decay of its own average of the weights."""
     return [
         make_trial(number, configuration=replace(one, parameters={"averaging.decay": decay}))
-        for number, (one, (_, decay)) in enumerate(zip(sizes, decays, strict=True))
+        for number, (one, (_, decay)) in enumerate(
+            zip([make_trial(0, batch_size=size).configuration for size, _ in decays], decays, strict=True)
+        )
     ]
 
 
@@ -425,8 +428,9 @@ def test_the_gain_over_the_default_is_told_apart_into_retuning_and_batch_size() 
     assert speedup_shares(from_size) == "all from the batch size"
     slight = answer([*searched(), *confirmed(32, 1.0, 1.1, 0.9), *default_runs(1.01, 1.11, 0.91)])
     assert speedup_shares(slight) == "all from retuning"
-    nothing = answer([*searched(), *confirmed(32, 1.0, 1.1, 0.9), *default_runs(1.004, 1.104, 0.904)])
-    assert speedup_shares(nothing) == ""
+    assert (
+        speedup_shares(answer([*searched(), *confirmed(32, 1.0, 1.1, 0.9), *default_runs(1.004, 1.104, 0.904)])) == ""
+    )
 
 
 def test_sizes_that_were_timed_and_never_run_have_the_law_s_prediction() -> None:
@@ -531,8 +535,7 @@ def test_paired_seeds_have_students_t_on_the_differences_of_their_logarithms() -
     judgement = against(runs(2.0, 4.4, 8.0), runs(1.0, 2.0, 4.0))
     differences = [math.log(ratio) for ratio in (2.0, 2.2, 2.0)]
     mean = math.fsum(differences) / 3
-    deviation = math.sqrt(math.fsum((one - mean) ** 2 for one in differences) / 2)
-    half = student_t(2) * deviation / math.sqrt(3)
+    half = student_t(2) * math.sqrt(math.fsum((one - mean) ** 2 for one in differences) / 2) / math.sqrt(3)
     assert judgement.regret is not None
     expected = (math.exp(mean - half), math.exp(mean), math.exp(mean + half))
     assert (judgement.regret.low, judgement.regret.value, judgement.regret.high) == pytest.approx(expected)
@@ -565,9 +568,9 @@ def test_a_rule_that_was_stopped_costs_at_least_what_it_ran_and_one_that_diverge
 
 
 def test_what_some_runs_are_known_to_have_missed_bounds_the_regret_by_the_least_of_them() -> None:
-    unknown = runs(6.0, state=DIVERGED)
-    rule = (*runs(4.0, 5.0, state=MISSED), *(replace(one, seed=9, number=9) for one in unknown))
-    regret = against(rule, TUNED).regret
+    regret = against(
+        (*runs(4.0, 5.0, state=MISSED), *(replace(one, seed=9, number=9) for one in runs(6.0, state=DIVERGED))), TUNED
+    ).regret
     assert regret is not None and regret.at_least
     assert regret.value == pytest.approx(4.0)
 
@@ -610,8 +613,9 @@ def test_a_shared_device_leaves_open_whether_none_would_have_reached_unless_the_
 
 
 def test_a_rule_most_of_whose_runs_missed_costs_at_least_what_those_ran() -> None:
-    mostly = (*runs(1.0), *(replace(one, number=5 + one.seed, seed=5 + one.seed) for one in runs(9, 9, state=MISSED)))
-    judgement = against(mostly, TUNED)
+    judgement = against(
+        (*runs(1.0), *(replace(one, number=5 + one.seed, seed=5 + one.seed) for one in runs(9, 9, state=MISSED))), TUNED
+    )
     assert judgement.finding == "undecided" and judgement.regret is not None
     assert judgement.regret.at_least and judgement.regret.value == pytest.approx(9.0)
 
@@ -642,8 +646,9 @@ def test_a_batch_size_that_is_best_in_all_is_told_of_nothing_and_so_is_one_withi
     best_in_all = [*powered(16, 1.0, 100.0, 100), *powered(64, 2.0, 100.0, 100)]
     assert trade_offs(answer(best_in_all)) == []
     assert on_front(answer(best_in_all)) == [16]
-    near = [*confirmed(32, 2.0, 2.1, 1.9, steps=100), *confirmed(64, 1.0, 1.05, 0.95, steps=52)]
-    assert trade_offs(answer(near)) == []
+    assert (
+        trade_offs(answer([*confirmed(32, 2.0, 2.1, 1.9, steps=100), *confirmed(64, 1.0, 1.05, 0.95, steps=52)])) == []
+    )
 
 
 def test_under_another_objective_the_sentence_is_on_time_and_says_what_that_takes_more_of() -> None:
@@ -750,5 +755,6 @@ def test_an_optimum_at_an_end_asks_for_more_batch_sizes_but_for_none_beyond_memo
     largest, smallest = commands(spec, verdict(max(sizes)))[0], commands(spec, verdict(min(sizes)))[0]
     assert largest.startswith("bssearch run digits --set name=digits-wider") and str(2 * max(sizes)) in largest
     assert str([min(sizes) // 2, *sizes]) in smallest
-    bounded = LARGEST.model_copy(update={"bounded_by_memory": True})
-    assert "wider" not in " ".join(commands(spec, verdict(max(sizes)), largest=bounded))
+    assert "wider" not in " ".join(
+        commands(spec, verdict(max(sizes)), largest=LARGEST.model_copy(update={"bounded_by_memory": True}))
+    )

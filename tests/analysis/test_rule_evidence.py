@@ -50,8 +50,9 @@ def answer() -> Answer:
 
 
 def of_memory(answer: Answer, fits: int, too_large: int | None = None, samples: int | None = None) -> RuleFinding:
-    optima = tuned_optima(SPEC, TRIALS)
-    return about_memory(SPEC, answer, optima, {}, MemoryBoundary(fits=fits, too_large=too_large), samples)
+    return about_memory(
+        SPEC, answer, tuned_optima(SPEC, TRIALS), {}, MemoryBoundary(fits=fits, too_large=too_large), samples
+    )
 
 
 @pytest.mark.parametrize(("fits", "size"), [(40, 32), (79, 32), (80, 32), (81, None), (159, None), (160, 128)])
@@ -221,8 +222,9 @@ def test_the_smallest_micro_batches_tell_and_those_timed_alone_come_first() -> N
     whole, split = timed(128, 1.0), timed(32, 1.7)
     (smallest,) = about_accumulation(SPEC, [whole, timed(64, 9.0), split])
     assert smallest.regret is not None and smallest.regret.value == 1.7
-    again = [timed(128, 5.0, contended=True), timed(32, 50.0, contended=True), whole, split]
-    (alone,) = about_accumulation(SPEC, again)
+    (alone,) = about_accumulation(
+        SPEC, [timed(128, 5.0, contended=True), timed(32, 50.0, contended=True), whole, split]
+    )
     assert alone.regret is not None and alone.regret.value == 1.7
     for one in ([timed(128, None), split], [timed(128, 1.0, contended=True), split]):
         (untold,) = about_accumulation(SPEC, one)

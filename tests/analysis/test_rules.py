@@ -79,8 +79,7 @@ def of(found: Audit, rule: Rule, batch_size: int | None = 128) -> RuleFinding:
 
 
 def by_rule(rule: Rule, *seconds: float, configuration: dict[str, Any], **changes: Any) -> RuleFinding:
-    runs = runs_of(replace(TUNED, **configuration), *seconds, start=100, phase=Phase.AUDIT, **changes)
-    return of(judged(runs), rule)
+    return of(judged(runs_of(replace(TUNED, **configuration), *seconds, start=100, phase=Phase.AUDIT, **changes)), rule)
 
 
 def test_rules_are_audited_at_the_optimum_and_the_largest_with_confirmation_only() -> None:
@@ -119,10 +118,10 @@ def test_the_interval_of_the_regret_decides(seconds: tuple[float, ...], verdict:
 
 
 def test_runs_stopped_short_of_the_full_limit_say_nothing() -> None:
-    rule = replace(TUNED, learning_rate=0.8)
-    runs = runs_of(rule, 2.0, 2.0, 2.0, start=100, phase=Phase.AUDIT, state=TrialState.EXHAUSTED)
-    short = [replace(run, train_seconds_limit=2.0) for run in runs]
-    assert of(judged(short), Rule.LINEAR_RATE).verdict == "not_run"
+    runs = runs_of(
+        replace(TUNED, learning_rate=0.8), 2.0, 2.0, 2.0, start=100, phase=Phase.AUDIT, state=TrialState.EXHAUSTED
+    )
+    assert of(judged([replace(run, train_seconds_limit=2.0) for run in runs]), Rule.LINEAR_RATE).verdict == "not_run"
 
 
 def test_warmup_is_needed_where_going_without_costs_and_not_where_it_does_not() -> None:
@@ -159,8 +158,9 @@ def test_a_rule_that_gives_the_tuned_configuration_holds() -> None:
 def test_what_a_rule_is_not_about_is_not_run() -> None:
     spec = make_spec(space=SPACE, default={**DEFAULT, "weight_decay": 0.0, "dropout": 0.0, "batch_size": 32})
     trials = [make_trial(1, configuration=spec.default_configuration), *runs_of(TUNED, 0.5, 0.6, 0.4, start=10)]
-    found = audit(spec, trials, answer_to(trials, spec))
-    reasons = {one.rule: one.reason for one in found.rules if one.batch_size == 128}
+    reasons = {
+        one.rule: one.reason for one in audit(spec, trials, answer_to(trials, spec)).rules if one.batch_size == 128
+    }
     assert reasons[Rule.WEIGHT_DECAY] == "the default has no weight decay"
     assert reasons[Rule.DROPOUT] == "the default has no dropout"
     other = make_spec(
@@ -256,8 +256,9 @@ def with_law(noise: dict[str, Any], b_crit: tuple[float, float | None, float | N
             "adam_high": None, "passes": 9, "step": 5, "trial": None, "far_from_target": None, **noise,
         }
     )  # fmt: skip
-    measured = found.measured.model_copy(update={"noise_scale": scale})
-    return found.model_copy(update={"measured": measured, "fit": Fit(**values)})
+    return found.model_copy(
+        update={"measured": found.measured.model_copy(update={"noise_scale": scale}), "fit": Fit(**values)}
+    )
 
 
 def test_a_law_that_does_not_fit_has_no_critical_batch() -> None:
@@ -287,8 +288,9 @@ def test_a_largest_batch_that_ends_best_breaks_it_and_without_runs_the_command_i
         (Interval(value=0.01, low=-0.03, high=0.05), "undecided"),
         (Interval(value=0.01, low=None, high=None), "undecided"),
     ):
-        found = audit(SPEC, base(), with_gap(None, best=128, smaller=gap))
-        assert of(found, Rule.GENERALISATION, 128).verdict == verdict
+        assert (
+            of(audit(SPEC, base(), with_gap(None, best=128, smaller=gap)), Rule.GENERALISATION, 128).verdict == verdict
+        )
     assert "bssearch study confirm toy --to-budget" in of(judged([]), Rule.GENERALISATION, None).reason
 
 
@@ -338,8 +340,7 @@ def test_the_slope_of_the_tuned_rate_excludes_what_it_is_not() -> None:
 
 def test_a_batch_size_that_is_not_tuned_has_no_part_in_the_slope() -> None:
     tuned = {size: 0.05 * (size / 16) ** 0.5 for size in (16, 32, 64)}
-    at_the_edge = 0.01 * (128 / 16) ** 0.5
-    assert slope_of({**tuned, 128: at_the_edge}) == slope_of(tuned)
+    assert slope_of({**tuned, 128: 0.01 * (128 / 16) ** 0.5}) == slope_of(tuned)
 
 
 @pytest.mark.parametrize(

@@ -36,8 +36,9 @@ BASE = Configuration(batch_size=32, micro_batch_size=32, learning_rate=0.1, para
 
 def milestones(*stages: tuple[int, ...], rule: LearningRateRule = LearningRateRule.SQRT) -> BatchSchedule:
     """Return a schedule of (samples, batch size) or (samples, batch size, micro-batch size)."""
-    made = tuple(Stage(one[0], one[1], one[-1]) for one in stages)
-    return BatchSchedule(name="milestones", stages=made, rate_rule=rule)
+    return BatchSchedule(
+        name="milestones", stages=tuple(Stage(one[0], one[1], one[-1]) for one in stages), rate_rule=rule
+    )
 
 
 def given_text(stages: str, **changes: Any) -> Configuration:
@@ -138,8 +139,7 @@ def schedules(draw: st.DrawFn) -> BatchSchedule:
     sizes = sorted(draw(st.sets(st.integers(1, 200), min_size=1, max_size=6)))
     stages, start = [], 0
     for size in sizes:
-        divisors = [one for one in range(1, size + 1) if size % one == 0]
-        stages.append((start, size, draw(st.sampled_from(divisors))))
+        stages.append((start, size, draw(st.sampled_from([one for one in range(1, size + 1) if size % one == 0]))))
         start += size + draw(st.integers(0, 500))
     return milestones(*stages)
 
@@ -175,8 +175,9 @@ def test_a_warmup_is_said_to_be_needed_from_eight_times_the_batch_on() -> None:
 def test_the_timescale_in_epochs_is_what_it_was(
     batch: int, reference: int, decay: float, old: float, new: float
 ) -> None:
-    scaled = timescale_weight_decay(decay, batch / reference, old / new)
-    assert batch / (new * scaled) == pytest.approx(reference / (old * decay))
+    assert batch / (new * timescale_weight_decay(decay, batch / reference, old / new)) == pytest.approx(
+        reference / (old * decay)
+    )
 
 
 @given(SIZES, SIZES, RATES)
@@ -234,8 +235,7 @@ def test_a_change_between_two_evaluations_lies_on_their_line() -> None:
 
 def test_sizes_that_the_trial_decided_are_the_samples_over_the_steps() -> None:
     configuration = with_batch_schedule(BASE, BY_NOISE)
-    points = [(0, 0, 0.0), (3, 96, 0.3), (5, 160, 0.5), (7, 416, 0.9), (9, 672, 1.4)]
-    found = run_stages(*ran(configuration, points))
+    found = run_stages(*ran(configuration, [(0, 0, 0.0), (3, 96, 0.3), (5, 160, 0.5), (7, 416, 0.9), (9, 672, 1.4)]))
     # It grew past 64 at once, at the evaluation of 160 samples.
     assert told(found) == [(0, 32, 5, 160, pytest.approx(0.5)), (160, 128, 4, 512, pytest.approx(0.9))]
     assert [one.learning_rate for one in found] == pytest.approx([0.1, 0.4])
@@ -263,8 +263,9 @@ def test_the_stages_are_those_of_the_loop(gaps: list[int], steps: int, every: in
 
 
 def test_what_came_after_the_last_evaluation_is_counted_by_the_clock_of_the_evaluations() -> None:
-    configuration = with_batch_schedule(BASE, milestones((0, 32), (90, 64)))
-    trial, curve = ran(configuration, [(0, 0, 0.0), (3, 96, 0.3), (5, 224, 9.0)])
+    trial, curve = ran(
+        with_batch_schedule(BASE, milestones((0, 32), (90, 64))), [(0, 0, 0.0), (3, 96, 0.3), (5, 224, 9.0)]
+    )
     shared = with_outcome(trial, undelayed_train_seconds=0.7)
     assert told(run_stages(trial, curve))[1] == (96, 64, 2, 128, pytest.approx(8.7))
     assert told(run_stages(shared, curve))[1] == (96, 64, 2, 128, pytest.approx(0.4)), "without the waits for a CPU"

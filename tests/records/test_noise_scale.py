@@ -27,8 +27,7 @@ ENDLESS = 10**12
 def norms_of_passes(gradients: NDArray[np.float64]) -> list[Norms]:
     """Return the norms of small batches' gradients (passes, small batches, dimensions)."""
     small = (gradients**2).sum(-1).mean(-1)
-    big = (gradients.mean(1) ** 2).sum(-1)
-    return [Norms(*pair) for pair in zip(small.tolist(), big.tolist(), strict=True)]
+    return [Norms(*pair) for pair in zip(small.tolist(), (gradients.mean(1) ** 2).sum(-1).tolist(), strict=True)]
 
 
 def gaussian_passes(ratio: float, passes: int, random: np.random.Generator) -> list[Pass]:
@@ -62,15 +61,15 @@ def test_samples_drawn_without_replacement_give_the_moments_of_the_whole_trainin
     samples = 80
     gradients = random.standard_normal((samples, 5)) + 0.2
     rows = np.array([random.permutation(samples)[:PASS_SAMPLES] for _ in range(20_000)])
-    small = gradients[rows].reshape(len(rows), BATCHES, SMALL, 5).mean(2)
     pairs = np.array(
         [
             moments(Pass(small_batch=SMALL, small_batches=BATCHES, samples=samples, plain=norms), norms)
-            for norms in norms_of_passes(small)
+            for norms in norms_of_passes(gradients[rows].reshape(len(rows), BATCHES, SMALL, 5).mean(2))
         ]
     )
-    exact = (np.trace(np.cov(gradients.T)), (gradients.mean(0) ** 2).sum())
-    assert pairs.mean(axis=0) == pytest.approx(exact, rel=0.02)
+    assert pairs.mean(axis=0) == pytest.approx(
+        (np.trace(np.cov(gradients.T)), (gradients.mean(0) ** 2).sum()), rel=0.02
+    )
 
 
 def test_a_mean_gradient_that_may_be_zero_leaves_low_or_more() -> None:

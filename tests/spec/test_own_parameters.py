@@ -106,8 +106,9 @@ def test_what_is_wrong_is_named_with_its_bound(
     space: dict[str, Any], default: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     path = tmp_path / "own.yaml"
-    whole = {**SPEC, "space": {**SPEC["space"], **space}, "default": {**SPEC["default"], **default}}
-    path.write_text(json.dumps(whole, indent=1))
+    path.write_text(
+        json.dumps({**SPEC, "space": {**SPEC["space"], **space}, "default": {**SPEC["default"], **default}}, indent=1)
+    )
     with pytest.raises(SpecError) as caught:
         load_spec(path)
     assert message in str(caught.value)
@@ -154,8 +155,7 @@ def test_enqueued_values_are_named_as_in_a_configuration(values: dict[str, Any],
 
 
 def test_the_neighbours_of_a_whole_number_are_those_beside_it_however_narrow_the_range() -> None:
-    dimension = Dimension("model.depth", low=1, high=4, log=True, integer=True)
-    found = _beside(dimension, 3, np.random.default_rng(0))
+    found = _beside(Dimension("model.depth", low=1, high=4, log=True, integer=True), 3, np.random.default_rng(0))
     assert {2, 4} <= set(found)
     assert 3 not in found
     assert len(set(found)) == len(found)
@@ -204,8 +204,9 @@ def test_a_command_stands_for_the_workload() -> None:
 def test_torchrun_starts_a_rank_for_each_device() -> None:
     command = ["torchrun", "--standalone", "--nproc-per-node={devices}", "train.py"]
     spec = load_spec({**COMMANDED, "command": command, "executor": {"devices": [1, 2]}})
-    configuration = spec.default_configuration.on_devices(2, 16)
-    values = values_of(configuration, {}, seed=0, evaluate_every=1, threads=1, device="cpu")
+    values = values_of(
+        spec.default_configuration.on_devices(2, 16), {}, seed=0, evaluate_every=1, threads=1, device="cpu"
+    )
     assert filled(spec.command, values)[2] == "--nproc-per-node=2"
 
 
@@ -273,10 +274,9 @@ def test_names_of_the_space_have_places_and_micro_batches_may_stand_for_batches(
     command = ["a", "{micro_batch_size}", "{accumulation_steps}", "{learning_rate}", "{hidden}/{alpha}", "{optimizer}"]
     default = {**COMMANDED["default"], "model": {"hidden": 8}, "loss": {"alpha": 0.5}}
     assert load_spec({**COMMANDED, "space": {**COMMANDED["space"], **own}, "default": default, "command": command})
-    fixed = {"batch_size": [32], "learning_rate": RATE}
-    assert load_spec({**COMMANDED, "space": fixed, "command": ["a", "{learning_rate}"]}), (
-        "what is not searched needs none"
-    )
+    assert load_spec(
+        {**COMMANDED, "space": {"batch_size": [32], "learning_rate": RATE}, "command": ["a", "{learning_rate}"]}
+    ), "what is not searched needs none"
 
 
 def test_values_stand_in_their_places_and_are_not_read_again() -> None:

@@ -51,8 +51,9 @@ def test_ladder_holds_the_powers_of_two_between_its_bounds() -> None:
 def test_learning_rate_rules_at_four_times_the_batch(rule: LearningRateRule, factor: float) -> None:
     assert learning_rate_factor(rule, 256, 64) == factor
     assert learning_rate_factor(rule, 64, 256) == 1 / factor
-    relative = {"reference_batch": 64, "low": 0.01, "high": 1.0, "rule": rule}
-    plain = SearchSpace.model_validate({"batch_size": [64, 256], "learning_rate": relative})
+    plain = SearchSpace.model_validate(
+        {"batch_size": [64, 256], "learning_rate": {"reference_batch": 64, "low": 0.01, "high": 1.0, "rule": rule}}
+    )
     assert plain.decode(256, {"reference_learning_rate": 0.1}).learning_rate == pytest.approx(0.1 * factor)
 
 
@@ -142,8 +143,9 @@ def searched_everywhere(name: str) -> dict[str, Any]:
 @pytest.mark.parametrize("together", [False, True], ids=["alone", "among the others"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_the_options_of_every_optimizer_can_be_searched(name: str, together: bool) -> None:
-    each = [searched_everywhere(other) for other in OPTIMIZERS]
-    wide = space(optimizer=each if together else searched_everywhere(name))
+    wide = space(
+        optimizer=[searched_everywhere(other) for other in OPTIMIZERS] if together else searched_everywhere(name)
+    )
     sampled = {one.name: one.choices[-1] if one.choices else one.high for one in wide.dimensions()} | {
         "optimizer": name
     }
@@ -226,8 +228,7 @@ def test_a_relative_learning_rate_follows_the_root_from_64_where_nothing_else_is
 
 def test_the_nearest_of_a_space_has_the_learning_rate_at_its_reference() -> None:
     found = SearchSpace.model_validate({"batch_size": [16, 64], "learning_rate": {"low": 0.01, "high": 1.0}})
-    given = Configuration(batch_size=20, micro_batch_size=20, learning_rate=0.05)
-    size, values = found.nearest(given)
+    size, values = found.nearest(Configuration(batch_size=20, micro_batch_size=20, learning_rate=0.05))
     assert size == 16
     assert values["reference_learning_rate"] == pytest.approx(0.1)
 
@@ -261,8 +262,7 @@ def test_a_rule_carries_a_parameter_over_from_the_reference_batch_and_back(
     sampled |= {key: value for key, value in ((name, at_reference),) if key in sampled}
     for batch_size, value in ((64, at_reference), (256, at_four_times)):
         configuration = one.decode(batch_size, sampled)
-        found = configuration.parameters.get(name, getattr(configuration, name, None))
-        assert found == pytest.approx(value, rel=1e-12)
+        assert configuration.parameters.get(name, getattr(configuration, name, None)) == pytest.approx(value, rel=1e-12)
         assert one.encode(configuration) == pytest.approx(sampled) and one.outside(configuration) == []
 
 
@@ -387,8 +387,9 @@ def test_the_step_time_in_force_is_that_of_the_largest_split_below_the_boundary(
 def test_a_step_time_measured_alone_takes_the_place_of_one_that_was_not_but_for_its_cadence() -> None:
     shared = make_probe(64, step_seconds=9.0, contended=True, eval_every_steps=3)
     alone = make_probe(64, step_seconds=1.0, eval_every_steps=7)
-    later = make_probe(64, step_seconds=2.0, eval_every_steps=8)
-    assert in_force([shared, alone, later], UNKNOWN) == {64: make_probe(64, step_seconds=1.0, eval_every_steps=3)}
+    assert in_force([shared, alone, make_probe(64, step_seconds=2.0, eval_every_steps=8)], UNKNOWN) == {
+        64: make_probe(64, step_seconds=1.0, eval_every_steps=3)
+    }
     assert in_force([alone, shared], UNKNOWN) == {64: alone}
 
 

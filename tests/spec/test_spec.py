@@ -303,8 +303,9 @@ def test_a_dict_is_read_as_a_file_is_and_left_as_it_was() -> None:
     spec = load_spec(given, ["budget.trials=30"])
     assert (spec.schema_version, spec.budget.trials, json.dumps(given)) == (1, 30, before)
     assert load_spec({**given, "workload": "digits"}) == make_spec() == StudySpec(**{**given, "workload": "digits"})
-    whole = {**given, "space": {**SPEC["space"], "weight_decay": (0.0, 1e-4, 1e-3)}}
-    assert load_spec(whole).space == make_spec().space
+    assert (
+        load_spec({**given, "space": {**SPEC["space"], "weight_decay": (0.0, 1e-4, 1e-3)}}).space == make_spec().space
+    )
     wrong: list[tuple[dict[str, object], str]] = [
         ({"seed": math.nan}, "seed = nan must be a finite number (given in Python)"),
         ({"budget": {"trials": 0, "trial_train_seconds": 1}}, "budget.trials = 0: must be >= 1"),
