@@ -314,7 +314,6 @@ def counted(batch_size: int, steps: int, samples: int) -> TrialRecord:
 
 
 def averaged(*decays: tuple[int, float]) -> list[TrialRecord]:
-    sizes = [make_trial(0, batch_size=size).configuration for size, _ in decays]
     """Return a trial at each batch size, with the decay of its own average of the weights."""
     return [
         make_trial(number, configuration=replace(one, parameters={"averaging.decay": decay}))
