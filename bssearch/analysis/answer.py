@@ -40,12 +40,9 @@ class Device(Model):
     @property
     def in_words(self) -> str:
         """Name, threads and compile mode."""
-        said = [self.name]
-        if self.threads is not None:
-            said.append(f"{self.threads} thread{'' if self.threads == 1 else 's'}")
-        if self.compile_mode not in {None, "none", "own", "unknown"}:
-            said.append(f"compile {self.compile_mode}")
-        return ", ".join(said)
+        threads = None if self.threads is None else plural(self.threads, "thread")
+        mode = None if self.compile_mode in {None, "none", "own", "unknown"} else f"compile {self.compile_mode}"
+        return ", ".join(filter(None, (self.name, threads, mode)))
 
 
 class Figure(Model):

@@ -42,11 +42,9 @@ MODELS_DIFFER = "models_differ"
 LAW_NOT_TIMED = "law_not_timed"
 
 
-def is_timed(spec: StudySpec, candidate: Candidate | None) -> bool:
-    """True if the candidate's model was timed."""
-    if candidate is None or not spec.varied_in_model:
-        return True
-    return model_parameters(candidate.configuration) == spec.timed_model
+def is_timed(spec: StudySpec, configuration: Configuration) -> bool:
+    """True if a configuration's model was timed."""
+    return not spec.varied_in_model or model_parameters(configuration) == spec.timed_model
 
 
 def are_of_one_model(spec: StudySpec, verdict: Verdict) -> bool:
@@ -231,7 +229,6 @@ def tuning(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -> 
     slope_at = slopes(verdict.by_batch) if comparable else {}
     steep = {slope.since for slope in slope_at.values() if slope.is_too_steep}
     searched = {trial.configuration.batch_size for trial in trials if trial.phase is Phase.SEARCH}
-    edge = TRIED_EDGE if spec.is_imported else EDGE
     reasons: dict[int, list[str]] = {}
     for size, candidate in verdict.by_batch.items():
         reached = [trial for trial in _at(trials, size) if trial.state is TrialState.REACHED]
@@ -239,7 +236,10 @@ def tuning(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Verdict) -> 
         reasons[size] = [
             reason
             for reason, holds in (
-                (edge, bool(reached) and is_at_end(spec, trials, candidate.configuration)),
+                (
+                    TRIED_EDGE if spec.is_imported else EDGE,
+                    bool(reached) and is_at_end(spec, trials, candidate.configuration),
+                ),
                 (RISING, size in up),
                 (STEEP, size in steep),
                 (SINGLE, len(tuned) == 1 and size in searched),
@@ -295,11 +295,12 @@ def batch_rows(
         finished = [trial for trial in _at(trials, size) if trial.state.is_finished]
         candidate, probe = verdict.by_batch.get(size), probes.get(size)
         reasons = tuned.reasons.get(size, [])
-        timed = probe.step_seconds if probe and is_timed(spec, candidate) else None
-        step_seconds = timed if candidate is None or is_timed(spec, candidate) else own_step_seconds(candidate)
+        is_own = candidate is None or is_timed(spec, candidate.configuration)
+        timed = probe.step_seconds if probe and is_own else None
+        step_seconds = timed if candidate is None or is_own else own_step_seconds(candidate)
         slope = tuned.slopes.get(size)
         share = None if candidate is None else _median(candidate, lambda outcome: outcome.host_bound_share)
-        if share is None and probe and is_timed(spec, candidate):
+        if share is None and probe and is_own:
             share = probe.host_bound_share
         rows.append(
             Batch(

@@ -32,6 +32,7 @@ from bssearch.analysis.batches import (
     default_configuration,
     figure_of,
     further_metrics,
+    is_timed,
     peak_memory,
     steps_to_target,
     time_of,
@@ -81,7 +82,6 @@ from bssearch.records import (
     Target,
     TrialRecord,
     TrialState,
-    model_parameters,
     train_seconds_of,
     trainings_of,
 )
@@ -216,9 +216,7 @@ def _told_of(spec: StudySpec, parameters: Parameters) -> Parameters:
 
 def _optimal(spec: StudySpec, candidate: Candidate) -> Optimal:
     configuration = candidate.configuration
-    steps = steps_to_target(candidate)
-    outcomes = [run.outcome for run in candidate.runs if run.outcome]
-    at_target = [outcome for outcome in outcomes if outcome.state is TrialState.REACHED]
+    at_target = [run.outcome for run in candidate.runs if run.outcome and run.outcome.state is TrialState.REACHED]
     tokens = next((one.tokens / one.samples for one in at_target if one.tokens is not None and one.samples), None)
     samples = median_samples(candidate)
     peak, basis = peak_memory(candidate)
@@ -230,7 +228,7 @@ def _optimal(spec: StudySpec, candidate: Candidate) -> Optimal:
         parameters=_told_of(spec, parameters_of(configuration)),
         time_to_target_s=time_of(candidate),
         objective_value=figure_of(candidate),
-        steps_to_target=steps,
+        steps_to_target=steps_to_target(candidate),
         samples_to_target=samples,
         tokens_to_target=None if samples is None or tokens is None else samples * tokens,
         test_metric=median_known(one.test_metric for one in at_target),
@@ -283,9 +281,7 @@ def _default(spec: StudySpec, trials: Sequence[TrialRecord], objective: Objectiv
     default = default_configuration(spec, trials)
     for phase in (Phase.CONFIRM, Phase.SEARCH):
         runs = [trial for trial in trials if trial.phase is phase and trial.configuration.trains_like(default)]
-        ended = [run for run in runs if run.state.is_finished and not run.state.is_missing]
-        counted = tuple(run for run in ended if run.state is not TrialState.OOM)
-        if counted:
+        if counted := tuple(run for run in runs if run.state.has_result and run.state is not TrialState.OOM):
             return Candidate(counted[0].configuration, counted, objective)
     return None
 
@@ -360,8 +356,7 @@ def _not_reached(study: StudyRecord, trials: Sequence[TrialRecord], objective: O
             hint=_continue(study),
         )
     if any(objective.figure(trial) is not None for trial in trials):
-        said = [trial for trial in trials if trial.state.is_finished and not trial.state.is_missing]
-        return _refuted(study, repeats(said, objective))
+        return _refuted(study, repeats([trial for trial in trials if trial.state.has_result], objective))
     reached = sum(trial.state is TrialState.REACHED for trial in trials)
     if reached:
         return TargetNotReachedError(
@@ -650,8 +645,7 @@ def predict_for_device(
     """
     constant = [trial for trial in trials if not trial.configuration.grows]
     grown = len(trials) - len(constant)
-    of_one = [one for one in constant if model_parameters(one.configuration) == spec.timed_model]
-    trials = of_one if spec.varied_in_model else constant
+    trials = [one for one in constant if is_timed(spec, one.configuration)]
     others = len(constant) - len(trials)
     sizes = {trial.configuration.batch_size for trial in trials}
     left_out = sorted(sizes - step_times.keys())
@@ -668,12 +662,8 @@ def predict_for_device(
         if (probe := step_times.get(trial.configuration.batch_size)) and (seconds := probe.step_seconds) is not None
     ]
     objective = spec.objective if objective_of(spec).trials_race else TimeToTarget.name
-    found = build_answer(
-        replace(study, objective=objective),
-        spec.model_copy(update={"objective": objective}),
-        moved,
-        step_times,
-    )
+    timed_spec = spec.model_copy(update={"objective": objective})
+    found = build_answer(replace(study, objective=objective), timed_spec, moved, step_times)
     measured_on = "elsewhere" if study.environment is None else study.environment.device_name
     told = [
         (
@@ -697,11 +687,9 @@ def predict_for_device(
 
 def at_step_time(trial: TrialRecord, step_seconds: float) -> TrialRecord:
     """Trial with times of steps × step time, without device counters and peak memory."""
-    outcome = trial.outcome
-    if outcome is None:
+    if (outcome := trial.outcome) is None:
         return trial
-    reached = outcome.steps_to_target
-    miss = outcome.last_miss_step
+    reached, miss = outcome.steps_to_target, outcome.last_miss_step
     changed = replace(
         outcome,
         train_seconds=outcome.steps * step_seconds,
@@ -803,8 +791,8 @@ def predicted_times(law: LawFit, probes: Collection[ProbeRecord]) -> dict[int, T
         if seconds is None or size > law.largest_batch:
             continue
         steps, ends = law.steps(size), law.steps_interval(size)
-        error = 0.0 if probe.error is None else math.hypot(probe.error.own, probe.error.common)
-        of_step = 0.0 if probe.error is None else error * student_t(probe.error.freedom)
+        error = probe.error
+        of_step = 0.0 if error is None else math.hypot(error.own, error.common) * student_t(error.freedom)
         low, high = (None, None) if ends is None else (math.log(steps / ends[0]), math.log(ends[1] / steps))
         found[size] = Time(
             median=steps * seconds,

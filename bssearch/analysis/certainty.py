@@ -389,8 +389,7 @@ def beliefs(
     ran = {size: one for size, one in known.items() if not _is_far(one, verdict.least)}
     noise = _runs(ran.values()).deviation
     others = [one for one in verdict.others if one.configuration.batch_size in ran and _tells(one)]
-    others = [one for one in others if _is_near(one, ran[one.configuration.batch_size], noise)]
-    candidates = [*ran.values(), *others]
+    candidates = [*ran.values(), *(one for one in others if _is_near(one, ran[one.configuration.batch_size], noise))]
     runs = _runs(candidates)
     took_no_time = any(one.objective.figure(run) == 0 for one in verdict.by_batch.values() for run in one.runs)
     if not verdict.confirmed or not runs.deviation or took_no_time:
@@ -521,10 +520,8 @@ def _is_far(one: Candidate, least: Candidate) -> bool:
 
 def _is_near(one: Candidate, best: Candidate, noise: float) -> bool:
     # False for a configuration shown to be slower than the best of its batch size by more than `NEAR`
-    if not one.estimate.reached or not best.estimate.reached:
-        return False
-    error = noise * math.sqrt(1 / one.estimate.reached + 1 / best.estimate.reached)
-    return one.estimate.log_mean - best.estimate.log_mean < NEAR + 2 * error
+    (mean, own), (least, its) = ((each.estimate.log_mean, each.estimate.reached) for each in (one, best))
+    return bool(own and its) and mean - least < NEAR + 2 * noise * math.sqrt(1 / own + 1 / its)
 
 
 def _runs(candidates: Collection[Candidate]) -> Runs:

@@ -46,22 +46,21 @@ def by_devices(
 
     ``probes`` and ``trials`` are of all numbers.
     """
-    runs = [one for one in trials if one.phase is Phase.DEVICES and one.state.is_finished and not one.state.is_missing]
+    runs = [one for one in trials if one.phase is Phase.DEVICES and one.state.has_result]
     timed = grouped((one.world_size, one) for one in probes if one.step_seconds is not None)
     if len(timed) < 2:
         return []
     searched = min(timed)
     single = {one.batch_size: one for one in timed[searched] if one.is_whole}
     cells = {world_size: _cells(here, verdict, law, runs) for world_size, here in sorted(timed.items())}
-    best_size = verdict.optimal.configuration.batch_size
-    own = [one for one in cells[searched] if one.probe.batch_size == best_size]
+    own = [one for one in cells[searched] if one.probe.batch_size == verdict.optimal.configuration.batch_size]
     base = max(own, key=lambda one: one.probe.micro_batch_size, default=None)  # an audit times smaller ones, too
     if base is None:
         return []
     base = replace(base, measured=verdict.optimal.time)
     further = [min(here, key=lambda one: one.predicted) for count, here in cells.items() if count != searched and here]
     rows = [_row(cell, base, single) for cell in (base, *further)]
-    return [one.model_copy(update={"on_front": _is_on_front(one, rows)}) for one in rows]
+    return [one.model_copy(update={"on_front": not any(_is_better(other, one) for other in rows)}) for one in rows]
 
 
 def _cells(
@@ -151,10 +150,6 @@ def _speedup(cell: Cell, base: Cell) -> tuple[float, float | None]:
     return base.predicted / cell.predicted, half_width(parts) if parts else None
 
 
-def _is_on_front(one: OnDevices, rows: Sequence[OnDevices]) -> bool:
-    return not any(_is_better(other, one) for other in rows)
-
-
 def _is_better(other: OnDevices, one: OnDevices) -> bool:
-    no_worse = other.seconds <= one.seconds and other.cost <= one.cost
-    return no_worse and (other.seconds < one.seconds or other.cost < one.cost)
+    mine, theirs = (one.seconds, one.cost), (other.seconds, other.cost)
+    return theirs != mine and other.seconds <= one.seconds and other.cost <= one.cost

@@ -14,6 +14,7 @@ from bssearch.analysis.optimum import Verdict, half_width, of_runs
 from bssearch.analysis.shape import Interval, Model, Parameters, parameters_of
 from bssearch.records import Configuration, Goal, Phase, Target, TrialRecord, TrialState
 from bssearch.records.intervals import FEWEST_RUNS, median_known
+from bssearch.records.text import NOTHING, ends
 
 
 class MetricOverSeeds(Model):
@@ -125,11 +126,8 @@ def final_rows(found: Generalisation) -> list[list[str]]:
 
 
 def _final_row(one: FinalMetrics, remark: str) -> list[str]:
-    metrics = ["–" if metric is None else f"{metric:.4g}" for metric in (one.final_metric, one.test_metric)]
-    gap, worse = one.gap, "–"
-    if gap is not None:
-        interval = "" if gap.low is None or gap.high is None else f" [{gap.low:.3g}, {gap.high:.3g}]"
-        worse = f"{gap.value:.3g}{interval}"
+    metrics = [NOTHING if metric is None else f"{metric:.4g}" for metric in (one.final_metric, one.test_metric)]
+    worse = NOTHING if one.gap is None else f"{one.gap.value:.3g}{ends(one.gap.low, one.gap.high)}"
     early = f" ({one.ended_early} ended early)" if one.ended_early else ""
     return [f"{one.batch_size}{remark}", *metrics, worse, f"{one.runs}{early}"]
 
@@ -153,8 +151,8 @@ class _Repeats:
 
     @cached_property
     def finals(self) -> list[float]:
-        metrics = [run.outcome.final_metric for run in self.whole if run.outcome is not None]
-        return [metric for metric in metrics if metric is not None]
+        outcomes = [run.outcome for run in self.whole if run.outcome is not None]
+        return [one.final_metric for one in outcomes if one.final_metric is not None]
 
     @property
     def gain(self) -> float:
@@ -194,7 +192,7 @@ class _Repeats:
 def _repeats(trials: Sequence[TrialRecord], target: Target) -> list[_Repeats]:
     groups: dict[str, dict[int, TrialRecord]] = {}
     for trial in trials:
-        if trial.state.is_finished and not trial.state.is_missing and trial.state is not TrialState.OOM:
+        if trial.state.has_result and trial.state is not TrialState.OOM:
             groups.setdefault(trial.configuration.in_micro_batches(1).key, {}).setdefault(trial.seed, trial)
     return [_Repeats(next(iter(runs.values())).configuration, tuple(runs.values()), target) for runs in groups.values()]
 

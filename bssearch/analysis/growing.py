@@ -31,7 +31,6 @@ def batch_schedule_answer(
 ) -> BatchScheduleAnswer | None:
     """Answer about growing batches; None if no schedule reached the target."""
     tuned = verdict.optimal
-    searched = [one for one in trials if one.phase is Phase.GROWTH]
     best = best_schedule(trials, tuned, step_seconds)
     if best is None or not math.isfinite(tuned.value):
         return None
@@ -57,7 +56,7 @@ def batch_schedule_answer(
         ratio=found.regret,
         saves_time=saves[found.finding],
         reason=found.reason,
-        trials=len(searched),
+        trials=sum(one.phase is Phase.GROWTH for one in trials),
         trial_numbers=[one.number for one in best.runs],
     )
 

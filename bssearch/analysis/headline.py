@@ -14,7 +14,7 @@ from bssearch.analysis.optimum import Candidate
 from bssearch.analysis.shape import Notice
 from bssearch.records import MemoryBasis
 from bssearch.records.intervals import FLAT_RATIO
-from bssearch.records.text import ends, memory, noise_scale, number, plural
+from bssearch.records.text import NOTHING, ends, memory, noise_scale, number, plural
 
 
 def headline(answer: Answer) -> str:
@@ -246,9 +246,6 @@ def about_device(answer: Answer) -> str:
     if all(row.peak_memory_bytes is None for row in answer.batches):
         told.append("Peak memory was not measured.")
     return " ".join(told)
-
-
-NOTHING = "–"
 
 
 def front(batches: Sequence[Batch], price_per_device_hour: float | None, *, confirmed: bool) -> list[FrontPoint]:

@@ -64,45 +64,34 @@ Kind = tuple[object, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class CommonSeconds(ABC):
-    """Seconds as steps × a step time, to compare runs by."""
+class CommonSeconds:
+    """Seconds as steps × a step time, to compare runs by.
+
+    ``pooled``: step times of all trials of a kind, corrected for slowdowns (`pool_paces`); None if measured separately.
+    """
 
     step_seconds: StepSeconds
-    in_words: ClassVar[str]
+    pooled: Mapping[Kind, PooledStepTime[Kind]] | None = None
 
-    @abstractmethod
+    @property
+    def in_words(self) -> str:
+        """Source of the step times."""
+        if self.pooled is None:
+            return "steps × the step time of their batch size"
+        return "steps × step time, corrected for CPU wait and core speed"
+
     def step_time(self, trial: TrialRecord) -> PooledStepTime[Kind] | None:
         """Step time of a trial's (first) configuration."""
+        if self.pooled is not None:
+            return self.pooled.get(kind_of(trial.configuration))
+        place = *split(trial.configuration), *model_parameters(trial.configuration)
+        seconds = self.step_seconds.get(place)
+        return None if seconds is None else PooledStepTime(place, seconds, 0.0, math.inf, 0.0)
 
     def seconds(self, trial: TrialRecord, steps: int) -> float | None:
         """Seconds of a trial's first steps."""
         step_time, equal = self.step_time(trial), steps_at_first_size(trial.configuration, steps, self.step_seconds)
         return None if step_time is None or equal is None else equal * step_time.seconds
-
-
-@dataclass(frozen=True, slots=True)
-class Products(CommonSeconds):
-    """Steps × the step time of a separate measurement."""
-
-    in_words: ClassVar[str] = "steps × the step time of their batch size"
-
-    def step_time(self, trial: TrialRecord) -> PooledStepTime[Kind] | None:
-        """See `CommonSeconds.step_time`."""
-        place = *split(trial.configuration), *model_parameters(trial.configuration)
-        seconds = self.step_seconds.get(place)
-        return None if seconds is None else PooledStepTime(place, seconds, 0.0, math.inf, 0.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Pooled(CommonSeconds):
-    """Steps × the pooled step time of all trials of a kind, corrected for slowdowns; see `pool_paces`."""
-
-    step_times: Mapping[Kind, PooledStepTime[Kind]]
-    in_words: ClassVar[str] = "steps × step time, corrected for CPU wait and core speed"
-
-    def step_time(self, trial: TrialRecord) -> PooledStepTime[Kind] | None:
-        """See `CommonSeconds.step_time`."""
-        return self.step_times.get(kind_of(trial.configuration))
 
 
 def kind_of(configuration: Configuration) -> Kind:
@@ -134,7 +123,8 @@ def common_seconds(
     told = [run for run in runs if run.outcome is not None and (run.state is TrialState.REACHED or run.outcome.steps)]
     compared = {kind_of(run.configuration) for run in told}
     if told and compared <= paces.keys() and all(run.number in paces[kind_of(run.configuration)] for run in told):
-        return Pooled(step_seconds, pool_paces({kind: list(found.values()) for kind, found in paces.items()}, compared))
+        of_kinds = {kind: list(found.values()) for kind, found in paces.items()}
+        return CommonSeconds(step_seconds, pool_paces(of_kinds, compared))
     shared = grouped((run.configuration.key, run.outcome is not None and run.outcome.contended) for run in runs)
     if all(sum(one) <= FEW * len(one) for one in shared.values()):
         return None
@@ -143,7 +133,7 @@ def common_seconds(
         for run in sorted(runs, key=lambda run: run.number)
         if run.outcome is not None and run.outcome.steps_to_target and run.steps_x_step_time_s is not None
     }
-    products = Products({**of_runs, **step_seconds})
+    products = CommonSeconds({**of_runs, **step_seconds})
     is_known = all(
         products.step_time(run) is not None
         and steps_at_first_size(run.configuration, 1, products.step_seconds) is not None
@@ -385,12 +375,7 @@ class TimeToTarget(BySeconds):
 TIME = TimeToTarget()
 
 
-def fastest(trials: Iterable[TrialRecord]) -> TrialRecord | None:
-    """Trial with the least time-to-target."""
-    return least_of(trials, TIME)
-
-
-def least_of(trials: Iterable[TrialRecord], objective: Objective) -> TrialRecord | None:
+def least_of(trials: Iterable[TrialRecord], objective: Objective = TIME) -> TrialRecord | None:
     """Trial with the least figure."""
     known = [(value, trial.number, trial) for trial in trials if (value := objective.figure(trial)) is not None]
     return min(known)[2] if known else None

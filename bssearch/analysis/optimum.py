@@ -96,13 +96,11 @@ def too_few_runs(runs: int, wanted: int | None) -> str:
 
 def says_something(trial: TrialRecord) -> bool:
     """True if a trial ended by itself, neither paused nor out of memory."""
-    ended = trial.state.is_finished and not trial.state.is_missing
-    return ended and trial.state not in {TrialState.OOM, TrialState.PAUSED}
+    return trial.state.has_result and trial.state not in {TrialState.OOM, TrialState.PAUSED}
 
 
-def fewest_runs(trials: Iterable[TrialRecord], confirmation_runs: int, objective: Objective = TIME) -> int:
+def fewest_runs(trials: Sequence[TrialRecord], confirmation_runs: int, objective: Objective = TIME) -> int:
     """Fewest ended runs of any configuration in confirmation, plain misses excluded."""
-    trials = list(trials)
     missed = {one.configuration.key for one in plain_misses(trials, objective)}
     had = [len(_had(runs)) for key, runs in _runs_by_configuration(trials).items() if key not in missed]
     return min(had, default=confirmation_runs)
@@ -110,7 +108,6 @@ def fewest_runs(trials: Iterable[TrialRecord], confirmation_runs: int, objective
 
 def begun_late(trials: Iterable[TrialRecord], confirmation_runs: int, objective: Objective = TIME) -> dict[str, int]:
     """Keys and batch sizes of configurations that lack runs and began after all others were complete."""
-    trials = list(trials)
     by_configuration = _runs_by_configuration(trials)
     enough = min(confirmation_runs, ENOUGH_RUNS)
     lacking = {key: runs for key, runs in by_configuration.items() if len(_had(runs)) < enough}
@@ -266,8 +263,7 @@ def ratio_interval(slower: Estimate, faster: Estimate) -> tuple[float, float] | 
     """
     if slower.low is None or faster.low is None:
         return None
-    sides = [of_runs(one.log_deviation, one.unresolved, one.runs) for one in (slower, faster)]
-    parts = [part for side in sides for part in side]
+    parts = [part for one in (slower, faster) for part in of_runs(one.log_deviation, one.unresolved, one.runs)]
     if slower.step_time is None or slower.step_time != faster.step_time:
         parts += [*_of_step_time(slower.step_time), *_of_step_time(faster.step_time)]
     half = half_width(parts)
@@ -410,8 +406,8 @@ class Verdict:
     @cached_property
     def tied(self) -> list[int]:
         """Batch sizes *shown* to be within 5 % of the least (upper end of the ratio)."""
-        own = {self.least.configuration.batch_size}
-        return [size for size, one in self.by_batch.items() if size in own or is_shown_flat(one, self.least)]
+        least = self.least
+        return [size for size, one in self.by_batch.items() if one is least or is_shown_flat(one, least)]
 
     @cached_property
     def worse(self) -> list[int]:
@@ -433,9 +429,8 @@ class Verdict:
         """Verdict that recommends a confirmed ``batch_size``, the smallest that is as good as ``best``."""
         if batch_size == self.optimal.configuration.batch_size:
             return self
-        rule: Rule = "smallest_shown_within_5_percent" if batch_size < best else "law"
-        if batch_size == self.least.configuration.batch_size:
-            rule = "least"
+        is_least = batch_size == self.least.configuration.batch_size
+        rule: Rule = "least" if is_least else "smallest_shown_within_5_percent" if batch_size < best else "law"
         return replace(self, optimal=self.by_batch[batch_size], rule=rule)
 
     def seconds_of(self, trials: Iterable[TrialRecord]) -> dict[int, CountedSeconds]:
@@ -493,7 +488,7 @@ def decide(
     median. If many confirmation runs were contended, all are compared by steps × ``step_seconds``.
     """
     trials = _without_refused(trials)
-    counted = [trial for trial in trials if trial.state.is_finished and not trial.state.is_missing]
+    counted = [trial for trial in trials if trial.state.has_result]
     fresh = [trial for trial in counted if trial.phase is Phase.CONFIRM]
     if fewest_runs(trials, confirmation_runs, objective) < min(confirmation_runs, ENOUGH_RUNS):
         before = _before_the_neighbours(trials, confirmation_runs, objective, step_seconds)
@@ -506,12 +501,13 @@ def decide(
     searched = [Candidate(trial.configuration, (trial,), objective) for trial in counted if trial.phase is Phase.SEARCH]
     if refuted:
         searched = [one for one in searched if one.configuration.key not in refuted]
-    sizes = sorted({one.configuration.batch_size for one in [*confirmed, *searched]})
-    by_batch = {}
-    for size in sizes:
-        pools = ([one for one in pool if one.configuration.batch_size == size] for pool in (confirmed, searched))
-        here = next(filter(None, pools))
-        by_batch[size] = min(here, key=lambda one: (one.value, one.mean, -one.watched_seconds))
+    by_size: dict[int, list[Candidate]] = {}
+    for pool in (searched, confirmed):
+        by_size |= grouped((one.configuration.batch_size, one) for one in pool)
+    by_batch = {
+        size: min(here, key=lambda one: (one.value, one.mean, -one.watched_seconds))
+        for size, here in sorted(by_size.items())
+    }
     finished = [one for one in confirmed if math.isfinite(one.value)]
     pool = finished or [one for one in searched if math.isfinite(one.value)]
     if not pool:
@@ -575,8 +571,7 @@ def median_steps(candidate: Candidate) -> float | None:
 
 def median_samples(candidate: Candidate) -> float | None:
     """Median samples to the target; None as `median_steps`."""
-    runs = [(run, run.outcome.steps_to_target) for run in candidate.runs if run.outcome]
-    return _median_of_all([samples_after(run, steps) for run, steps in runs])
+    return _median_of_all([samples_after(run, run.outcome.steps_to_target) for run in candidate.runs if run.outcome])
 
 
 def _median_of_all(values: Sequence[float | None]) -> float | None:

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Annotated, Any, Protocol
 
 from bssearch.analysis.law.batch_model import MemoryFit, StepTimeFit, fit_memory, fit_step_time, throughput_knee
-from bssearch.analysis.objectives import fastest
+from bssearch.analysis.objectives import least_of
 from bssearch.commands.launch import Launch
 from bssearch.commands.opening import OpenStudy, opened
 from bssearch.errors import InterruptedRunError, LaunchError
@@ -443,7 +443,7 @@ def probe_noise(
 
 def _best_known(study: OpenStudy) -> tuple[Configuration, int]:
     spec, store, environment = study.spec, study.store, study.environment
-    trial = fastest(store.trials.of(spec.name))
+    trial = least_of(store.trials.of(spec.name))
     configuration = spec.default_configuration if trial is None else trial.configuration
     size = configuration.batch_size
     probe = store.probes.by_batch_size(spec.name, environment).get(size)

@@ -241,7 +241,7 @@ def expected(
 
 
 def _ended(history: History) -> Iterator[TrialRecord]:
-    return (trial for trial in history.trials if trial.state.is_finished and not trial.state.is_missing)
+    return (trial for trial in history.trials if trial.state.has_result)
 
 
 def _neighbours(history: History) -> set[int]:

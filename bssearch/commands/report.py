@@ -117,7 +117,7 @@ class _Compared:
         except TargetNotReachedError as error:
             self.missed = error.message
             return
-        counted = [one for one in store.trials.of(name) if one.state.is_finished and not one.state.is_missing]
+        counted = [one for one in store.trials.of(name) if one.state.has_result]
         runs = [one for one in counted if one.number in self.answer.optimal.trial_numbers]
         objective = objective_in(self.answer).in_own_unit()
         confirmed = [one for one in counted if one.phase is Phase.CONFIRM]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import ValidationError
 
-from bssearch.analysis.objectives import Basis, fastest, seconds_to_target, trial_basis
+from bssearch.analysis.objectives import Basis, least_of, seconds_to_target, trial_basis
 from bssearch.errors import UsageError, problem_in_words, require
 from bssearch.exchange.trial_rows import traceback, trial_table, with_first
 from bssearch.records import (
@@ -278,7 +278,7 @@ def status(store: Store, study: str, trials: Sequence[TrialRecord] | None = None
     spec = spec_of(store.studies.get(study))
     trials = store.trials.of(study) if trials is None else trials
     searched = [trial for trial in trials if spec.is_imported or trial.phase is Phase.SEARCH]
-    best = fastest(searched)
+    best = least_of(searched)
     counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for trial in trials:
         counts[trial.phase.value][trial.state.value] += 1

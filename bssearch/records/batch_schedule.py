@@ -175,8 +175,6 @@ def with_batch_schedule(configuration: Configuration, schedule: BatchSchedule) -
 
 def sizes_in_words(configuration: Configuration) -> str:
     """Batch size, or all stages' sizes: "16 → 64 → 256"."""
-    if not configuration.grows:
-        return str(configuration.batch_size)
     return " → ".join(str(stage.batch_size) for stage in stages_of(configuration, batch_schedule_of(configuration)))
 
 
@@ -229,13 +227,11 @@ def _check(schedule: BatchSchedule) -> None:
             raise UsageError(
                 f"{BATCH_STAGES}: batch {stage.batch_size} after {before.batch_size}: a batch may only grow"
             )
-        if schedule.is_measured:
-            continue
         least = before.start_samples + before.batch_size
-        if stage.start_samples < least:
+        if not schedule.is_measured and stage.start_samples < least:
             raise UsageError(
                 f"{BATCH_STAGES}: batch {stage.batch_size} begins after {stage.start_samples} samples; it must be >= "
-                f"{least}, one step of batch {before.batch_size} after that one begins"
+                f"{least}, one step of batch {before.batch_size} later than batch {before.batch_size}"
             )
     for stage in schedule.stages:
         if stage.micro_batch_size < 1 or stage.batch_size % stage.micro_batch_size:
@@ -287,8 +283,7 @@ def run_stages(trial: TrialRecord, curve: Sequence[Observation]) -> list[RunStag
 def _points(trial: TrialRecord, curve: Sequence[Observation]) -> list[Point]:
     found: list[Point] = [(0, 0, 0.0)]
     ran = [(one.step, one.samples, one.train_seconds) for one in curve]
-    if trial.outcome is not None:
-        end = trial.outcome
+    if (end := trial.outcome) is not None:
         undelayed = end.undelayed_train_seconds  # as `Observation.train_seconds`
         ran.append((end.steps, end.samples, end.train_seconds if undelayed is None else undelayed))
     for point in ran:

@@ -117,9 +117,8 @@ def first_crossing(observations: Sequence[Observation], target: Target) -> Cross
 
 def sparkline(values: Sequence[float], width: int = 40) -> str:
     """Values as at most ``width`` block characters."""
-    blocks = "▁▂▃▄▅▆▇█"
     if len(values) > width:
         values = [values[round(i * (len(values) - 1) / (width - 1))] for i in range(width)]
     low, high = min(values, default=0.0), max(values, default=0.0)
     span = (high - low) or 1.0
-    return "".join(blocks[min(7, int(8 * (value - low) / span))] for value in values)
+    return "".join("▁▂▃▄▅▆▇█"[min(7, int(8 * (value - low) / span))] for value in values)

@@ -149,7 +149,7 @@ class TrialOutcome:
         if self.traceback is not None:
             object.__setattr__(self, "traceback", storable(self.traceback))
         sentences = (" ".join(storable(one).split()) for one in self.warnings)
-        object.__setattr__(self, "warnings", tuple(one for one in sentences if one))
+        object.__setattr__(self, "warnings", tuple(filter(None, sentences)))
         names = self.further_test_metrics or {}
         if len(names) > MOST_TEST_METRICS or any(len(name) > LONGEST_NAME for name in names):
             raise ValueError(

@@ -70,6 +70,11 @@ class TrialState(StrEnum):
         """True if the trial says nothing and uses no budget."""
         return self in {TrialState.FAILED, TrialState.LOST, TrialState.CANCELLED}
 
+    @property
+    def has_result(self) -> bool:
+        """True if finished, and neither failed, lost nor cancelled."""
+        return self.is_finished and not self.is_missing
+
 
 def to_json(record: object) -> str:
     """Compact JSON with sorted keys; raises ValueError on NaN and infinities."""

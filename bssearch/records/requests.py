@@ -277,8 +277,8 @@ class StudyRecord(NewStudy):
     @property
     def mark(self) -> str:
         """16 hex digits that identify the study in any database."""
-        told = f"{self.created_at.isoformat()} {self.created_by} {self.spec_hash}"
-        return hashlib.sha256(told.encode()).hexdigest()[:16]
+        origin = f"{self.created_at.isoformat()} {self.created_by} {self.spec_hash}"
+        return hashlib.sha256(origin.encode()).hexdigest()[:16]
 
 
 def spec_digest(spec: Mapping[str, object]) -> str:

@@ -24,13 +24,7 @@ class LearningRateRule(StrEnum):
 def learning_rate_factor(rule: LearningRateRule, batch_size: int, reference_batch: int) -> float:
     """Learning-rate factor from ``reference_batch`` to ``batch_size``."""
     ratio = batch_size / reference_batch
-    match rule:
-        case LearningRateRule.LINEAR:
-            return ratio
-        case LearningRateRule.SQRT:
-            return math.sqrt(ratio)
-        case LearningRateRule.NONE:
-            return 1.0
+    return {LearningRateRule.LINEAR: ratio, LearningRateRule.SQRT: math.sqrt(ratio), LearningRateRule.NONE: 1.0}[rule]
 
 
 # Goyal et al. 2017, You et al. 2017 (linear); Malladi et al. 2022 (arXiv 2205.10287), You et al. 2020 (sqrt).

@@ -161,8 +161,9 @@ def fit_step_times(visits: tuple[Visit, ...]) -> Mapping[Split, FittedStepTime]:
 
 def with_visits(probes: Iterable[ProbeRecord], visits: Sequence[Visit]) -> list[ProbeRecord]:
     """Probes fitted over the visits on equally many devices, without intervals."""
-    by_devices = grouped((one.world_size, one) for one in visits)
-    fitted = {split: one for here in by_devices.values() for split, one in fit_step_times(tuple(here)).items()}
+    fitted: dict[Split, FittedStepTime] = {}
+    for here in grouped((one.world_size, one) for one in visits).values():
+        fitted |= fit_step_times(tuple(here))
     by_split = _by_split(visits)
     splits = ((probe, split(probe)) for probe in probes)
     return [_fitted(probe, fitted[place], by_split[place]) if place in by_split else probe for probe, place in splits]

@@ -228,7 +228,7 @@ def ending(history: History) -> str | None:
         return None
     sure = f"within 5 % of the best with a probability of {math.floor(100 * known.share)} %"
     if is_settled(history, trials, known) or (known.are_sure and not known.contenders()):
-        count = sum(trial.state.is_finished and not trial.state.is_missing for trial in in_force(history, trials))
+        count = sum(trial.state.has_result for trial in in_force(history, trials))
         return f"settled after {count} confirmation runs: batch {known.recommended} is {sure}"
     text = f"not settled after {_stopped_by(history, trials, known)}: batch {known.recommended} is {sure}"
     rivals = ", ".join(str(size) for size in sorted(known.contenders()) if size != known.recommended)
@@ -242,7 +242,7 @@ def is_settled(history: History, trials: Sequence[TrialRecord], known: Beliefs) 
     """
     if not known.are_sure:
         return False
-    before = [one for one in in_force(history, trials) if one.state.is_finished and not one.state.is_missing][:-1]
+    before = [one for one in in_force(history, trials) if one.state.has_result][:-1]
     verdict = verdict_of(history, before)
     earlier = None if verdict is None else _beliefs(history, before, verdict)
     return earlier is not None and earlier.are_sure

@@ -29,11 +29,11 @@ def admitted(spec: StudySpec, plan: TrialPlan, number: int, *, checkpoint: Path 
 
     Configurations must be in the space, but new search trials and `BEYOND_BOUNDS` need only possible numbers.
     """
-    problem = problem_with(
-        spec, plan.configuration, in_bounds=not plan.is_new_search and plan.phase not in BEYOND_BOUNDS
+    problem = (
+        problem_with(spec, plan.configuration, in_bounds=not plan.is_new_search and plan.phase not in BEYOND_BOUNDS)
+        or _problem_with_counts({"seed": plan.seed}, least=0)
+        or _problem_with_counts({"eval_every_steps": plan.eval_every_steps, "threads": plan.threads})
     )
-    problem = problem or _problem_with_counts({"seed": plan.seed}, least=0)
-    problem = problem or _problem_with_counts({"eval_every_steps": plan.eval_every_steps, "threads": plan.threads})
     if problem is not None:
         raise UsageError(problem)
     return TrialRequest(
@@ -53,12 +53,14 @@ def problem_with(spec: StudySpec, configuration: Configuration, *, in_bounds: bo
     if configuration.batch_size not in spec.batch_sizes:
         return f"batch_size = {configuration.batch_size} must be one of {', '.join(map(str, spec.batch_sizes))}"
     if configuration.world_size not in spec.executor.devices:
-        devices = ", ".join(map(str, spec.executor.devices))
-        return f"world_size = {configuration.world_size} must be one of executor.devices = {devices}"
+        return (
+            f"world_size = {configuration.world_size} must be one of executor.devices = "
+            f"{', '.join(map(str, spec.executor.devices))}"
+        )
     if configuration.grows:
         problem = _problem_with_growth(spec, configuration)
-        rest = {name: value for name, value in configuration.parameters.items() if name not in PARAMETERS}
-        configuration = replace(configuration, parameters=rest)
+        fixed = {name: value for name, value in configuration.parameters.items() if name not in PARAMETERS}
+        configuration = replace(configuration, parameters=fixed)
     problem = problem or _problem_with_parameters(spec, configuration)
     if problem is not None or _is_default_of(spec, configuration) or space.encode(configuration) is not None:
         return problem
@@ -68,8 +70,7 @@ def problem_with(spec: StudySpec, configuration: Configuration, *, in_bounds: bo
 
 def _problem_with_types(configuration: Configuration) -> str | None:
     # SQLite columns hold any type.
-    counts = {name: getattr(configuration, name) for name in COUNTS}
-    if (problem := _problem_with_counts(counts)) is not None:
+    if (problem := _problem_with_counts({name: getattr(configuration, name) for name in COUNTS})) is not None:
         return problem
     product = configuration.micro_batch_size * configuration.accumulation_steps * configuration.world_size
     if product != configuration.batch_size:
@@ -111,10 +112,9 @@ def _problem_with_growth(spec: StudySpec, configuration: Configuration) -> str |
     text = configuration.parameters[BATCH_STAGES]
     if text != schedule.text:
         return f"{BATCH_STAGES} = {text!r} must be written {schedule.text!r}"
-    sizes = ", ".join(map(str, spec.batch_sizes))
     return next(
         (
-            f"{BATCH_STAGES}: batch {stage.batch_size} must be one of {sizes}"
+            f"{BATCH_STAGES}: batch {stage.batch_size} must be one of {', '.join(map(str, spec.batch_sizes))}"
             for stage in schedule.stages
             if stage.batch_size not in spec.batch_sizes
         ),
@@ -130,9 +130,8 @@ def _problem_with_parameters(spec: StudySpec, configuration: Configuration) -> s
     optimizer = offered.get(configuration.optimizer) or spec.default.optimizer
     required = {**(optimizer.options if optimizer else {}), "schedule": space.schedule.names, **space.own_domains}
     numbers = (*OPTIONAL, "horizon_samples", "decay_share")
-    for name in required:
-        if name not in configuration.parameters:
-            return f"the parameter {name!r} is missing"
+    if missing := [name for name in required if name not in configuration.parameters]:
+        return f"the parameter {missing[0]!r} is missing"
     for name, value in configuration.parameters.items():
         if name not in required and name not in numbers:
             return f"unknown parameter {name!r}; the spec has {', '.join(sorted({*required, *numbers}))}"
@@ -141,10 +140,9 @@ def _problem_with_parameters(spec: StudySpec, configuration: Configuration) -> s
         if kind_of_value(value) != kind_of_value(some):
             return f"{name} = {value!r} must be {kind_of_value(some)}"
         is_number_of_bssearch = kind_of_value(value) == "a number" and name not in space.own_domains
-        if is_number_of_bssearch or value == default.parameters.get(name):
-            continue
         is_broken = isinstance(domain, OwnRange) and domain.is_integer and not float(value or 0).is_integer()
-        if is_broken or not holds(domain, value):
+        is_free = is_number_of_bssearch or value == default.parameters.get(name)
+        if not is_free and (is_broken or not holds(domain, value)):
             return f"{name} = {value!r} must be {describe(domain)}"
     return None
 

@@ -246,8 +246,7 @@ class StudySpec(StrictModel):
     @field_validator("log")
     @classmethod
     def _each_board_once(cls, names: tuple[str, ...]) -> tuple[str, ...]:
-        twice = [name for name in dict.fromkeys(names) if names.count(name) > 1]
-        if twice:
+        if twice := [name for name in names if names.count(name) > 1]:
             raise ValueError(f"{twice[0]!r} appears more than once")
         return names
 
@@ -299,8 +298,7 @@ class StudySpec(StrictModel):
         if self.workload_settings:
             raise ValueError("workload_settings are those of a workload class; a program of your own takes arguments")
         if self.training != TrainingSpec():
-            plain = TrainingSpec().model_dump()
-            set_here = [f"{name} = {one}" for name, one in self.training.model_dump().items() if one != plain[name]]
+            set_here = [f"{name} = {one}" for name, one in self.training.model_dump(exclude_defaults=True).items()]
             hint = f"; a class in it is named, as in {self.workload}:MyTask" if self.workload.endswith(".py") else ""
             raise ValueError(
                 f"training says how bssearch computes steps ({', '.join(set_here)}); a program of your own computes "
@@ -318,9 +316,9 @@ class StudySpec(StrictModel):
         if undivided := [size for size in sizes if size % searched]:
             raise ValueError(f"batch size {undivided[0]} must be a multiple of executor.devices = {searched}")
         if undivided := [count for count in further if all(size % count for size in sizes)]:
-            listed = ", ".join(map(str, sizes))
             raise ValueError(
-                f"executor.devices = {undivided[0]} divides none of the batch sizes {listed}; add a multiple of it"
+                f"executor.devices = {undivided[0]} divides none of the batch sizes {', '.join(map(str, sizes))}; "
+                f"add a multiple of {undivided[0]}"
             )
         if growth is not None and searched > 1:
             raise ValueError(f"batch_schedule: a growing batch trains on one device; executor.devices = {searched}")
@@ -342,14 +340,13 @@ class StudySpec(StrictModel):
         fields, space, default = type(self.space).model_fields, self.space, self.default
         given = {name for name in fields if getattr(space, name) != fields[name].get_default(call_default_factory=True)}
         given |= {name for name, value in default if value is not None}
-        names = [name for name in (*TRAINING_PARAMETERS, *OPTIONAL) if name in given]
         schedule, own = {"schedule", "horizon_samples", "decay_share"}, self.default_configuration.parameters
-        names += [name for name in schedule if "schedule" in given]
-        names += [name for name in own if name.partition(".")[0] in OWN_GROUPS]
+        names = {name for name in own if name.partition(".")[0] in OWN_GROUPS}
         if "optimizer" in given:
-            others = {*schedule, *OPTIONAL, *names}
-            names += ["optimizer", *(name for name in own if name not in others)]
-        return tuple(sorted(names))
+            names |= {"optimizer", *own} - {*schedule, *OPTIONAL}
+        if "schedule" in given:
+            names |= schedule
+        return tuple(sorted(names | ({*TRAINING_PARAMETERS, *OPTIONAL} & given)))
 
     @property
     def preset(self) -> str | None:
@@ -424,15 +421,13 @@ class StudySpec(StrictModel):
     def question_hash(self) -> str:
         """Hash of the question; fields added by later versions count only if set."""
         question = self.question
-        for part in (question["space"], question["default"]):
-            for name in ("ema_decay", *OWN_GROUPS):
+        added = {"ema_decay", "decay_share", *OWN_GROUPS}
+        for part in (question["space"], question["default"], question["space"]["schedule"]):
+            for name in added & part.keys():
                 if part[name] is None:
                     del part[name]
         if self.space.batch_rules == BatchRules():
             del question["space"]["batch_rules"]
-        for part in (question["space"]["schedule"], question["default"]):
-            if part["decay_share"] is None:
-                del part["decay_share"]
         if self.training == TrainingSpec():
             del question["training"]
         elif not self.training.sync_batch_norm:

@@ -34,7 +34,7 @@ from bssearch.spec.space import (
     split_batch,
     within_limits,
 )
-from bssearch.spec.space.domains import Range
+from bssearch.spec.space.domains import Positive, Range
 from bssearch.spec.space.optimizers import OwnRange, OwnValues, as_in_domain
 
 
@@ -66,7 +66,6 @@ class TrainingSpec(StrictModel):
 
 
 T = TypeVar("T")
-Positive = Annotated[float, Field(gt=0)]
 
 MOST_SLOTS = 65536
 
@@ -156,18 +155,17 @@ def made_with(kind: Callable[..., T], options: Mapping[str, Any], place: str, *g
         found = _options_of(kind, len(given)).model_validate(options)
     except ValidationError as error:
         problem = error.errors()[0]
-        is_there = problem["type"] not in {UNKNOWN_KEY, "missing"}
         option = ".".join(map(str, problem["loc"])) or problem["ctx"]["key"]
-        said = f"{place}.{option}" + (f" = {problem['input']!r}" if is_there else "")
-        raise UsageError(f"{said}: {problem['msg'][0].lower()}{problem['msg'][1:]}") from None
+        shown = "" if problem["type"] in {UNKNOWN_KEY, "missing"} else f" = {problem['input']!r}"
+        raise UsageError(f"{place}.{option}{shown}: {problem['msg'][0].lower()}{problem['msg'][1:]}") from None
     return kind(*given, **{name: getattr(found, name) for name in options})
 
 
 @cache
 def _options_of(kind: Callable[..., Any], given: int) -> type[StrictModel]:
-    known = list(parameters_of(kind).values())[given:]
     fields: dict[str, Any] = {
-        one.name: (one.annotation, Field() if one.default is one.empty else one.default) for one in known
+        one.name: (one.annotation, Field() if one.default is one.empty else one.default)
+        for one in list(parameters_of(kind).values())[given:]
     }
     return create_model("Options", __base__=StrictModel, **fields)
 
@@ -289,12 +287,6 @@ class ExecutorSpec(StrictModel):
     memory_limit_gib: float | None = Field(default=None, gt=0, le=1e6)
     address: str | None = Field(default=None, min_length=1, max_length=300)
 
-    @model_validator(mode="after")
-    def _address_is_of_ray(self) -> Self:
-        if self.address is not None and self.name != "ray":
-            raise ValueError(f"address is for the executor ray; the executor is {self.name}")
-        return self
-
     @field_validator("devices", mode="before")
     @classmethod
     def _single_count(cls, given: Any) -> Any:
@@ -306,7 +298,9 @@ class ExecutorSpec(StrictModel):
         return tuple(sorted({*devices}))
 
     @model_validator(mode="after")
-    def _runs_ranks(self) -> Self:
+    def _agrees(self) -> Self:
+        if self.address is not None and self.name != "ray":
+            raise ValueError(f"address is for the executor ray; the executor is {self.name}")
         if self.name != "local" and self.devices != (1,):
             raise ValueError(f"devices = {self.devices[-1]} needs the executor local; the executor is {self.name}")
         return self
@@ -355,10 +349,11 @@ def whole_configuration(default: DefaultSpec, space: SearchSpace) -> Configurati
         parameters["decay_share"] = float(
             fixed("decay_share", default.decay_share, space.schedule.decay_share or DECAY_SHARE)
         )
-    for name in OPTIONAL:
-        value = fixed(name, getattr(default, name), getattr(space, name))
-        if value is not None:
-            parameters[name] = float(value)
+    parameters |= {
+        name: float(value)
+        for name in OPTIONAL
+        if (value := fixed(name, getattr(default, name), getattr(space, name))) is not None
+    }
     parameters |= _own_values(default, space)
     regular: dict[str, Any] = {
         name: float(fixed(name, getattr(default, name), getattr(space, name))) for name in TRAINING_PARAMETERS

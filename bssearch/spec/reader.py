@@ -373,13 +373,12 @@ def _override(data: dict[str, Any], override: str) -> Location:
     keys = path.strip().split(".")
     if not separator or not all(keys):
         raise SpecError(f"--set {override}: it takes the form field.name=value")
-    value = parse_value(text, f"--set {override}")
     inner = data
     for depth, key in enumerate(keys[:-1]):
         inner = inner.setdefault(key, {})
         if not isinstance(inner, dict):
             raise UnknownFieldError(f"{'.'.join(keys[: depth + 1])} is no group of fields (--set {override})")
-    inner[keys[-1]] = value
+    inner[keys[-1]] = parse_value(text, f"--set {override}")
     return tuple(keys)
 
 
@@ -448,8 +447,9 @@ def spec_of(study: StudyRecord) -> StudySpec:
 def changed_fields(old: Any, new: Any, path: str = "") -> dict[str, tuple[object, object]]:
     """Dotted fields that differ between two JSON values, as (old, new)."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):
-        found: dict[str, tuple[object, object]] = {}
-        for key in sorted({*old, *new}):
-            found |= changed_fields(old.get(key), new.get(key), f"{path}.{key}" if path else key)
-        return found
+        return {
+            field: both
+            for key in sorted({*old, *new})
+            for field, both in changed_fields(old.get(key), new.get(key), f"{path}.{key}" if path else key).items()
+        }
     return {} if old == new else {path: (old, new)}

@@ -307,11 +307,7 @@ class Template:
     spec: Path
     values: Mapping[str, ValueType]
 
-    def check(self, overrides: tuple[str, ...] = ()) -> None:
-        """Raise `SpecError` or `NotFoundError` if the spec with the worker's ``overrides`` is invalid."""
-        load_spec(self.spec, overrides)
-
-    def check_keys(self, overrides: tuple[str, ...] = ()) -> None:
+    def check_keys(self, overrides: tuple[str, ...]) -> None:
         """Raise `SpecError` for a key that names no field of the spec."""
         for key in self.values:
             problems = [self._unknown(key, given, overrides) for given in self._names_above(key)]
@@ -414,7 +410,7 @@ def _template(path: Path, name: object, data: object, overrides: tuple[str, ...]
     try:
         spec = find_spec(data["spec"] if data["spec"] in shipped_studies() and not beside.exists() else beside)
         template = Template(name, spec, types)
-        template.check(overrides)
+        load_spec(spec, overrides)
         template.check_keys(overrides)
     except (NotFoundError, UsageError) as error:
         raise type(error)(f"{where}: {error}", hint=error.hint) from None

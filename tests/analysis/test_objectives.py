@@ -9,7 +9,7 @@ import pytest
 from bssearch import registry
 from bssearch.analysis.build_answer import at_target, easier_target, refuse_another_target
 from bssearch.analysis.law.batch_model import WIDEST_GAP
-from bssearch.analysis.objectives import AS_GOOD, TIME, Products, make_objective, seconds_to_target
+from bssearch.analysis.objectives import AS_GOOD, TIME, make_objective, seconds_to_target
 from bssearch.analysis.optimum import decide, estimate, half_width, median_samples, ratio_interval
 from bssearch.errors import UsageError
 from bssearch.records import Configuration, DeviceUse, Goal, Observation, Target, TrialRecord, TrialState
@@ -224,7 +224,7 @@ class TestStepTimesOfTheTrialsThemselves:
 
     def test_one_run_without_them_leaves_all_to_what_was_timed_apart(self) -> None:
         runs = [*self.SMALL, *self.LARGE, make_trial(8, batch_size=64, contended=True)]
-        assert isinstance(TIME.between(runs, {(32, 32, 1): 9.0, (64, 64, 1): 1.0}).common, Products)
+        assert not_none(TIME.between(runs, {(32, 32, 1): 9.0, (64, 64, 1): 1.0}).common).pooled is None
         assert TIME.between(runs, {}).common is None
 
     def test_intervals_hold_the_error_of_the_step_time_and_what_may_be_left_in_it(self) -> None:

@@ -6,7 +6,7 @@ from hypothesis import given, strategies as st
 
 from bssearch.analysis.batches import survival
 from bssearch.analysis.law.batch_model import fit_step_time, throughput_knee
-from bssearch.analysis.objectives import TIME, Products
+from bssearch.analysis.objectives import TIME, CommonSeconds
 from bssearch.analysis.optimum import Verdict, decide, fewest_runs, ignore_their_seeds, runs_to_settle
 from bssearch.records import Phase, StepTime, TrialRecord, TrialState
 from tests.factories import make_probe, make_trial, not_none, with_outcome
@@ -202,7 +202,7 @@ def test_the_median_is_unknown_where_half_have_missed() -> None:
 def test_seconds_are_of_the_kind_that_the_measure_counts() -> None:
     reached = [make_trial(n, seconds=9.0, steps=steps, contended=True) for n, steps in enumerate((20, 40, 60))]
     missed = make_trial(9, seconds=30.0, state=TrialState.EXHAUSTED, last_miss_step=100, contended=True)
-    found = not_none(survival([*reached, missed], replace(TIME, common=Products({(32, 32, 1): 0.1}))))
+    found = not_none(survival([*reached, missed], replace(TIME, common=CommonSeconds({(32, 32, 1): 0.1}))))
     assert found.mean_s == pytest.approx((2 + 4 + 6 + 10) / 4)
     assert (found.horizon_s, found.median_s) == (10.0, 6.0)
     assert survival([*reached, missed]) is None  # when the last was last seen alone to miss is not known

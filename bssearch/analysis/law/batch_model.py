@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -131,9 +131,8 @@ class LawPoint:
     gaps: tuple[float, ...] = ()
 
 
-def law_point(batch_size: int, runs: Iterable[TrialRecord]) -> LawPoint:
+def law_point(batch_size: int, runs: Sequence[TrialRecord]) -> LawPoint:
     """`LawPoint` of runs at a batch size."""
-    runs = list(runs)
     reached = [(run, run.outcome.steps_to_target) for run in runs if run.outcome and run.outcome.steps_to_target]
     outcomes = [run.outcome for run in runs if run.outcome is not None]
     missed = [one.last_miss_step * batch_size for one in outcomes if one.state.is_censored and one.last_miss_step]

@@ -413,8 +413,8 @@ def is_result(spec: StudySpec, trial: TrialRecord) -> bool:
     """True if a run ended at the target, or at the full limit or later."""
     if not trial.state.is_finished or trial.state.is_missing or trial.state is TrialState.OOM:
         return False
-    free = trial.state in {TrialState.REACHED, TrialState.DIVERGED}
-    return free or trial.train_seconds_limit >= spec.budget.trial_train_seconds
+    is_free = trial.state in {TrialState.REACHED, TrialState.DIVERGED}
+    return is_free or trial.train_seconds_limit >= spec.budget.trial_train_seconds
 
 
 def spent_train_seconds(trials: Collection[TrialRecord]) -> float:

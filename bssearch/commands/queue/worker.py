@@ -37,7 +37,7 @@ from bssearch.search.driver import SIGNALS, Listener, Shift
 from bssearch.search.history import History
 from bssearch.search.leases import heartbeat, this_driver
 from bssearch.settings import user_name
-from bssearch.spec import StudySpec
+from bssearch.spec import StudySpec, load_spec
 from bssearch.spec.templates import Submission, SubmissionState, Templates, WorkerRecord, check_tags, load_templates
 from bssearch.storage.repository import Store, open_store
 
@@ -383,7 +383,7 @@ class QueueWorker:
     def _served(self, one: Submission, meter: Meter) -> End:
         template = self._templates[one.template]
         try:
-            template.check(self._serving.overrides)
+            load_spec(template.spec, self._serving.overrides)
         except (SpecError, NotFoundError) as error:  # the operator changed the file since the start
             return End(SubmissionState.WAITING, f"template {one.template!r} is unusable: {error}", REFUSED_FOR_S)
         try:

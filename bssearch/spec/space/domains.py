@@ -60,9 +60,9 @@ Scalar = bool | int | float
 
 def domain_kind(value: Any) -> str:
     """Form of a value: range (a mapping), choices (a list) or fixed."""
-    if isinstance(value, Mapping | BaseModel):
-        return "range"
-    return "choices" if isinstance(value, list | tuple) else "fixed"
+    return (
+        "range" if isinstance(value, Mapping | BaseModel) else "choices" if isinstance(value, list | tuple) else "fixed"
+    )
 
 
 Domain = Annotated[
@@ -251,8 +251,7 @@ class RelativeLearningRate(StrictModel):
         return self
 
 
-PositiveRate = Annotated[float, Field(gt=0)]
-
+Positive = Annotated[float, Field(gt=0)]
 
 ScheduleName = Literal["constant", "cosine", "linear", "one_cycle", "warmup_stable_decay"]
 # Default decay share of ``warmup_stable_decay`` (Hägele et al. 2024).

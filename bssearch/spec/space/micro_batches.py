@@ -46,9 +46,8 @@ class MemoryBoundary:
 
     def without(self, micro_batch_size: int) -> MemoryBoundary:
         """Boundary after a size ran out of memory."""
-        fitting = [] if self.fits is None else [self.fits]
-        too_large = [] if self.too_large is None else [self.too_large]
-        return MemoryBoundary.of(fitting, [*too_large, micro_batch_size])
+        too_large = micro_batch_size if self.too_large is None else min(self.too_large, micro_batch_size)
+        return MemoryBoundary.of([] if self.fits is None else [self.fits], [too_large])
 
     @property
     def nothing_fits(self) -> bool:
@@ -266,13 +265,15 @@ class BatchGrowth(StrictModel):
                 f"batch_schedule: no start of {list(self.starts(rungs))} is below an end of {list(self.ends(rungs))}"
             )
         if self.milestones and min(self.milestones.values()) <= min(self.starts(rungs)):
-            first = min(self.milestones.values())
-            raise ValueError(f"batch_schedule.milestones: {first} must be > {min(self.starts(rungs))}, its start")
+            raise ValueError(
+                f"batch_schedule.milestones: {min(self.milestones.values())} must be > {min(self.starts(rungs))}, "
+                "the start"
+            )
         if self.milestones:
             start = max(size for size in self.starts(rungs) if size < min(self.milestones.values()))
             if min(self.milestones) < start:
                 raise ValueError(
-                    f"batch_schedule.milestones: {min(self.milestones)} must be >= {start}, its first step"
+                    f"batch_schedule.milestones: {min(self.milestones)} must be >= {start}, the first step"
                 )
 
     def starts(self, rungs: Sequence[int]) -> tuple[int, ...]:

@@ -389,9 +389,7 @@ def check_groups(groups: Mapping[str, Mapping[str, Any]]) -> None:
 
 def kind_of_value(value: ParameterValue) -> Kind:
     """Number, truth value or text."""
-    if isinstance(value, bool):
-        return "true or false"
-    return "a text" if isinstance(value, str) else "a number"
+    return "true or false" if isinstance(value, bool) else "a text" if isinstance(value, str) else "a number"
 
 
 def as_in_domain(name: str, value: Any, domain: Any) -> ParameterValue:

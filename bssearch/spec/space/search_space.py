@@ -18,7 +18,7 @@ from bssearch.spec.space.domains import (
     BatchSize,
     Dimension,
     Domain,
-    PositiveRate,
+    Positive,
     Range,
     RelativeLearningRate,
     Schedule,
@@ -53,9 +53,9 @@ class SearchSpace(StrictModel):
         Discriminator(domain_kind),
     ]
     learning_rate: Annotated[
-        Annotated[PositiveRate, Tag("fixed")]
+        Annotated[Positive, Tag("fixed")]
         | Annotated[RelativeLearningRate, Tag("range")]
-        | Annotated[tuple[PositiveRate, ...], Field(min_length=1), Tag("choices")],
+        | Annotated[tuple[Positive, ...], Field(min_length=1), Tag("choices")],
         Discriminator(domain_kind),
     ]
     warmup_epochs: Domain = 0.0
@@ -187,15 +187,13 @@ class SearchSpace(StrictModel):
                 continue
             if domain is None:
                 found.append(f"{name} = {value} is not in the space, which has no {name}")
-                continue
-            if name != REFERENCE_LEARNING_RATE:
+            elif name != REFERENCE_LEARNING_RATE:
                 found.append(f"{name} = {value} is not {describe(domain)}")
-                continue
-            factor = configuration.learning_rate / float(value)
-            found.append(
-                f"learning_rate = {configuration.learning_rate:g} at batch_size {configuration.batch_size} "
-                f"is not {describe(domain, factor)}"
-            )
+            else:
+                found.append(
+                    f"learning_rate = {configuration.learning_rate:g} at batch_size {configuration.batch_size} "
+                    f"is not {describe(domain, configuration.learning_rate / float(value))}"
+                )
         return found
 
     def at_edge(self, configuration: Configuration) -> bool:
@@ -242,11 +240,10 @@ class SearchSpace(StrictModel):
 
     def _coordinates(self, configuration: Configuration) -> dict[str, ParameterValue]:
         optimizer, batch_size = self._optimizer(configuration.optimizer), configuration.batch_size
-        factor = self._learning_rate_factor(batch_size, optimizer)
         regular = {name: getattr(configuration, name) for name in TRAINING_PARAMETERS}
         own = self.carried(configuration.parameters, batch_size, back=True)
         return {
-            REFERENCE_LEARNING_RATE: configuration.learning_rate / factor,
+            REFERENCE_LEARNING_RATE: configuration.learning_rate / self._learning_rate_factor(batch_size, optimizer),
             "optimizer": configuration.optimizer,
             **self.carried(regular, batch_size, back=True),
             **{self._coordinate(optimizer, name): value for name, value in own.items()},
@@ -286,13 +283,16 @@ class SearchSpace(StrictModel):
             (REFERENCE_LEARNING_RATE, rate),
             *((name, getattr(self, name)) for name in (*TRAINING_PARAMETERS, *OPTIONAL)),
             ("optimizer", self._optimizer_names),
+            *(
+                (self._coordinate(optimizer, name), domain)
+                for optimizer in self.optimizers
+                for name, domain in optimizer.options.items()
+            ),
+            ("schedule", self.schedule.names),
+            ("horizon_samples", self.schedule.horizon_samples),
+            ("decay_share", self.schedule.decay_share or DECAY_SHARE),
+            *self.own_domains.items(),
         ]
-        for optimizer in self.optimizers:
-            domains += [(self._coordinate(optimizer, name), domain) for name, domain in optimizer.options.items()]
-        schedule = self.schedule
-        domains += [("schedule", schedule.names), ("horizon_samples", schedule.horizon_samples)]
-        domains += [("decay_share", schedule.decay_share or DECAY_SHARE)]
-        domains += self.own_domains.items()
         for name, domain in domains:
             yield name, domain[0] if isinstance(domain, tuple) and len(domain) == 1 else domain
 
@@ -317,6 +317,6 @@ def is_alike(one: Configuration, other: Configuration) -> bool:
 
 def _dimension(name: str, domain: Any) -> Dimension | None:
     if isinstance(domain, Range):
-        is_integer = isinstance(domain, OwnRange) and domain.is_integer
-        return Dimension(name, low=domain.low, high=domain.high, log=domain.is_log, integer=is_integer)
+        integer = isinstance(domain, OwnRange) and domain.is_integer
+        return Dimension(name, low=domain.low, high=domain.high, log=domain.is_log, integer=integer)
     return Dimension(name, choices=domain) if isinstance(domain, tuple) else None
