@@ -96,8 +96,7 @@ def heights(
 
 def _log_density(height: Numbers) -> Numbers:
     tuned = math.log((1 - BADLY_TUNED) / WELL_TUNED_GAP) - height / WELL_TUNED_GAP
-    found: Numbers = np.logaddexp(tuned, math.log(BADLY_TUNED / TUNING_GAP) - height / TUNING_GAP)
-    return found
+    return np.logaddexp(tuned, math.log(BADLY_TUNED / TUNING_GAP) - height / TUNING_GAP)
 
 
 def _log_likelihoods(
@@ -117,14 +116,12 @@ def _log_likelihoods(
             if one.configuration.batch_size == size:
                 squares += np.maximum(0.0, bound - level - _height(valleys, _rate(one), octave)) ** 2
     freedom = len(reached) - len(octaves)
-    found: Numbers = -freedom / 2 * np.log(np.maximum(squares, LEAST_SQUARES))
-    return found
+    return -freedom / 2 * np.log(np.maximum(squares, LEAST_SQUARES))
 
 
 def _height(valleys: Numbers, rate: float, octave: float) -> Numbers:
     curvature, power, bottom = valleys.T
-    found: Numbers = curvature * (rate - bottom - power * octave) ** 2
-    return found
+    return np.asarray(curvature * (rate - bottom - power * octave) ** 2)
 
 
 def _rate(trial: TrialRecord) -> float:
@@ -232,14 +229,12 @@ class Beliefs:
     @cached_property
     def near(self) -> NDArray[np.bool_]:
         """True for each draw and batch size that is within 5 % of the best, all fully tuned."""
-        near: NDArray[np.bool_] = self.tuned <= self.tuned.min(axis=1, keepdims=True) + math.log(FLAT_RATIO)
-        return near
+        return np.asarray(self.tuned <= self.tuned.min(axis=1, keepdims=True) + math.log(FLAT_RATIO))
 
     @cached_property
     def shares(self) -> Numbers:
         """Probability of each batch size to be within 5 % of the best (sizes,)."""
-        shares: Numbers = self.near.mean(axis=0)
-        return shares
+        return np.asarray(self.near.mean(axis=0))
 
     @cached_property
     def best(self) -> int:
@@ -264,8 +259,7 @@ class Beliefs:
 
     def _worse(self) -> Numbers:
         best = self.figures[:, [self._place(self.best)]]
-        worse: Numbers = (self.figures - best > math.log(FLAT_RATIO)).mean(axis=0)
-        return worse
+        return np.asarray((self.figures - best > math.log(FLAT_RATIO)).mean(axis=0))
 
     def _of(self, holds: NDArray[np.bool_]) -> list[int]:
         return [size for size, one in zip(self.sizes, holds & self.is_confirmed, strict=True) if one]
@@ -366,8 +360,7 @@ class Beliefs:
     def _beaten(self) -> Numbers:
         # Probability of each batch size to be better than the recommended one by more than 5 % (sizes,)
         own = self.tuned[:, [self._place(self.recommended)]]
-        beaten: Numbers = (own - self.tuned > math.log(FLAT_RATIO)).mean(axis=0)
-        return beaten
+        return np.asarray((own - self.tuned > math.log(FLAT_RATIO)).mean(axis=0))
 
     def _place(self, size: int) -> int:
         return self.sizes.index(size)

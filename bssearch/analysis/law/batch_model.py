@@ -213,8 +213,7 @@ class LawLikelihood:
             np.exp(-np.logaddexp(0, log_b_crit[:, None] - sizes)) for sizes in (self.reached_sizes, self.missed_sizes)
         ]
         known = (reached * shares[0]).sum(axis=-1)
-        slopes: Numbers = known + self.deviation * (_hazard(-missed / self.deviation) * shares[1]).sum(axis=-1)
-        return slopes
+        return np.asarray(known + self.deviation * (_hazard(-missed / self.deviation) * shares[1]).sum(axis=-1))
 
     def _residuals(self, log_b_crit: Numbers) -> tuple[Numbers, Numbers]:
         reached, missed = self._bare(log_b_crit)
@@ -267,8 +266,7 @@ def deviance(reached: Numbers, missed: Numbers, deviation: float) -> Numbers:
     """−2 log likelihood of residuals (..., n) and of exceeding ``missed`` (..., m), up to a constant."""
     from scipy.special import log_ndtr
 
-    total: Numbers = ((reached / deviation) ** 2).sum(axis=-1) - 2 * log_ndtr(-missed / deviation).sum(axis=-1)
-    return total
+    return np.asarray(((reached / deviation) ** 2).sum(axis=-1) - 2 * log_ndtr(-missed / deviation).sum(axis=-1))
 
 
 def _hazard(distance: Numbers) -> Numbers:
@@ -371,8 +369,7 @@ class LawFit:
         """S(B) up to a factor for each draw of the law (`DRAWS`, sizes)."""
         if self._posterior is None:
             return None
-        shape: Numbers = 1 + np.exp(self._posterior.log_b_crit[:, None] - np.log(np.array(batch_sizes, dtype=float)))
-        return shape
+        return np.asarray(1 + np.exp(self._posterior.log_b_crit[:, None] - np.log(np.array(batch_sizes, dtype=float))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -463,8 +460,7 @@ def _drawn_step_seconds(steps: Sequence[RunnableStep]) -> Numbers:
     errors = np.array([one.error or 0.0 for one in steps])
     others = np.exp(errors * ~nodes * rng.standard_normal((DRAWS, len(steps))))
     if nodes.sum() < FEWEST_SIZES or not errors[nodes].all():
-        exact: Numbers = seconds * others
-        return exact
+        return np.asarray(seconds * others)
     known = errors[nodes, None]
     terms = np.column_stack([1 / seconds[nodes], sizes[nodes] / seconds[nodes]]) / known
     covariance = np.linalg.inv(terms.T @ terms)
@@ -479,8 +475,7 @@ def _drawn_step_seconds(steps: Sequence[RunnableStep]) -> Numbers:
     logs = np.log(sizes)
     weights = np.stack([np.interp(logs, logs[nodes], one) for one in np.eye(int(nodes.sum()))])
     whole = np.array([one.batch_size == one.micro_batch_size for one in steps])
-    found: Numbers = np.where(whole, lines * np.exp(drawn @ weights), seconds * others)
-    return found
+    return np.asarray(np.where(whole, lines * np.exp(drawn @ weights), seconds * others))
 
 
 def fastest_by_size(steps: Sequence[RunnableStep]) -> dict[int, RunnableStep]:

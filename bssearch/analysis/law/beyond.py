@@ -132,8 +132,7 @@ def _levels_of(curves: Sequence[BatchCurves], hardest: float) -> _Levels:
 def _shape(batch_sizes: Numbers, log_b_crit: Numbers) -> Numbers:
     # log(1 + B / B_crit) about its mean over batch sizes
     bare = np.logaddexp(0, np.log(batch_sizes) - log_b_crit[..., None])
-    found: Numbers = bare - bare.mean(axis=-1, keepdims=True)
-    return found
+    return np.asarray(bare - bare.mean(axis=-1, keepdims=True))
 
 
 def _log_b_crits(batch_sizes: Numbers, count: int) -> Numbers:
@@ -160,20 +159,17 @@ class _Process:
         )
 
     def squares(self, departures: Numbers) -> Numbers:
-        found: Numbers = np.einsum("...kn,kl,...ln->...", departures, self.precision, departures)
-        return found
+        return np.asarray(np.einsum("...kn,kl,...ln->...", departures, self.precision, departures))
 
     @staticmethod
     def weights(squares: Numbers, freedom: int, log_prior: Numbers) -> Numbers:
         logs = log_prior - 0.5 * (freedom + DEVIATION_FREEDOM) * np.log(squares + DEVIATION_FREEDOM * DEVIATION**2)
-        found: Numbers = np.exp(logs - logs.max()) / np.exp(logs - logs.max()).sum()
-        return found
+        return np.asarray(np.exp(logs - logs.max()) / np.exp(logs - logs.max()).sum())
 
     @staticmethod
     def variances(squares: Numbers, freedom: int, rng: np.random.Generator) -> Numbers:
         drawn = rng.chisquare(freedom + DEVIATION_FREEDOM, len(squares))
-        found: Numbers = (squares + DEVIATION_FREEDOM * DEVIATION**2) / drawn
-        return found
+        return (squares + DEVIATION_FREEDOM * DEVIATION**2) / drawn
 
     def carried(
         self, to: Numbers, departures: Numbers, squares: Numbers, freedom: int, rng: np.random.Generator
@@ -200,8 +196,7 @@ class _Growth:
     def _departures(self, log_b_crit: Numbers, growth: Numbers) -> Numbers:
         progress = self.levels.progress
         at = log_b_crit[..., None] + growth[..., None] * (progress - progress[-1])
-        departures: Numbers = self.levels.log_samples - progress[:, None] - _shape(self.levels.batch_sizes, at)
-        return departures
+        return self.levels.log_samples - progress[:, None] - _shape(self.levels.batch_sizes, at)
 
     @property
     def is_shown(self) -> bool:
@@ -248,16 +243,14 @@ class _Approach:
         bare = self.level.ravel()[at] - DECAYS[at % len(DECAYS)] * left
         hardest = self.process.progress[-1]
         carried, free = self._carried(at, np.where(np.isfinite(bare), np.maximum(bare, hardest), hardest), rng)
-        drawn: Numbers = np.maximum(bare + carried + free * rng.standard_normal(DRAWS), hardest)
-        return drawn
+        return np.asarray(np.maximum(bare + carried + free * rng.standard_normal(DRAWS), hardest))
 
     def gains_at(self, progress: float, rng: np.random.Generator) -> Numbers:
         at = rng.choice(self.weights.size, DRAWS, p=self.weights.ravel())
         carried, free = self._carried(at, np.full(DRAWS, progress), rng)
         bare = progress - carried - free * rng.standard_normal(DRAWS) - self.level.ravel()[at]
         gained = -self.room[at // len(DECAYS)] * np.expm1(-bare / DECAYS[at % len(DECAYS)])
-        found: Numbers = self.gains[-1] + np.maximum(gained, 0)
-        return found
+        return np.asarray(self.gains[-1] + np.maximum(gained, 0))
 
     def _carried(self, at: NDArray[np.int64], to: Numbers, rng: np.random.Generator) -> tuple[Numbers, Numbers]:
         carried, free = self.process.carried(

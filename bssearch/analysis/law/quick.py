@@ -145,8 +145,7 @@ class CriticalBatchPosterior:
         """Log steps to the target (draws, sizes), up to a constant."""
         logs = np.log(np.array(sizes, dtype=float))
         law = np.logaddexp(0, self.log_b_crit[:, None] - logs)
-        steps: Numbers = law + _between(self.log_nodes, self.departures, logs)
-        return steps
+        return np.asarray(law + _between(self.log_nodes, self.departures, logs))
 
     def _quantile(self, share: float) -> float:
         order = np.argsort(self.log_b_crit)
