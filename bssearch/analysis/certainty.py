@@ -115,8 +115,7 @@ def _log_likelihoods(
         for one, bound in missed:
             if one.configuration.batch_size == size:
                 squares += np.maximum(0.0, bound - level - _height(valleys, _rate(one), octave)) ** 2
-    freedom = len(reached) - len(octaves)
-    return -freedom / 2 * np.log(np.maximum(squares, LEAST_SQUARES))
+    return -(len(reached) - len(octaves)) / 2 * np.log(np.maximum(squares, LEAST_SQUARES))
 
 
 def _height(valleys: Numbers, rate: float, octave: float) -> Numbers:
