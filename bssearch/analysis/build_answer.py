@@ -66,7 +66,6 @@ from bssearch.analysis.shape import (
     Interval,
     Law,
     Notice,
-    Parameters,
     parameters_of,
 )
 from bssearch.errors import TargetNotReachedError, UsageError
@@ -207,25 +206,20 @@ def first_verdict(
     )
 
 
-def _told_of(spec: StudySpec, parameters: Parameters) -> Parameters:
-    if not spec.is_program:
-        return parameters
-    told = {"learning_rate", *spec.set_parameters}
-    return {name: value for name, value in parameters.items() if name in told}
-
-
 def _optimal(spec: StudySpec, candidate: Candidate) -> Optimal:
     configuration = candidate.configuration
     at_target = [run.outcome for run in candidate.runs if run.outcome and run.outcome.state is TrialState.REACHED]
     tokens = next((one.tokens / one.samples for one in at_target if one.tokens is not None and one.samples), None)
     samples = median_samples(candidate)
     peak, basis = peak_memory(candidate)
+    parameters = parameters_of(configuration)
+    named = {"learning_rate", *spec.set_parameters} if spec.is_program else parameters.keys()
     return Optimal(
         batch_size=configuration.batch_size,
         micro_batch_size=configuration.micro_batch_size,
         accumulation_steps=configuration.accumulation_steps,
         world_size=configuration.world_size,
-        parameters=_told_of(spec, parameters_of(configuration)),
+        parameters={name: value for name, value in parameters.items() if name in named},
         time_to_target_s=time_of(candidate),
         objective_value=figure_of(candidate),
         steps_to_target=steps_to_target(candidate),
@@ -389,19 +383,15 @@ def _easier(trials: Sequence[TrialRecord]) -> str:
 
 def are_nan_at_any_rate(trials: Sequence[TrialRecord]) -> bool:
     """True if all trials diverged at once at two batch sizes or rates `NAN_RATES` apart."""
-    if all(map(_is_nan_before_an_update, trials)) and len({trial.configuration.batch_size for trial in trials}) > 1:
-        return True
-    rates = [trial.configuration.learning_rate for trial in trials if _is_nan_at_once(trial)]
-    return len(trials) == len(rates) >= NAN_TRIALS and max(rates) >= NAN_RATES * min(rates)
-
-
-def _is_nan_before_an_update(trial: TrialRecord) -> bool:
-    return _is_nan_at_once(trial) and trial.outcome is not None and trial.outcome.reason.startswith(FIRST_LOSS)
-
-
-def _is_nan_at_once(trial: TrialRecord) -> bool:
-    outcome = trial.outcome
-    return trial.state is TrialState.DIVERGED and outcome is not None and outcome.steps <= 1
+    outcomes = [one.outcome for one in trials if one.state is TrialState.DIVERGED and one.outcome]
+    if not trials or len(outcomes) < len(trials) or any(one.steps > 1 for one in outcomes):
+        return False
+    sizes, rates = zip(
+        *((one.configuration.batch_size, one.configuration.learning_rate) for one in trials), strict=True
+    )
+    is_first_loss = all(one.reason.startswith(FIRST_LOSS) for one in outcomes)
+    are_far_apart = len(trials) >= NAN_TRIALS and max(rates) >= NAN_RATES * min(rates)
+    return are_far_apart or (is_first_loss and len({*sizes}) > 1)
 
 
 def _refuted(study: StudyRecord, candidates: Sequence[Candidate]) -> TargetNotReachedError:

@@ -12,7 +12,7 @@ from typing import Literal
 from bssearch.analysis.objectives import ran_to_its_end
 from bssearch.analysis.optimum import Verdict, half_width, of_runs
 from bssearch.analysis.shape import Interval, Model, Parameters, parameters_of
-from bssearch.records import Configuration, Goal, Phase, Target, TrialRecord, TrialState
+from bssearch.records import Configuration, Goal, Phase, Target, TrialRecord, TrialState, grouped
 from bssearch.records.intervals import FEWEST_RUNS, median_known
 from bssearch.records.text import NOTHING, ends
 
@@ -198,13 +198,12 @@ def _repeats(trials: Sequence[TrialRecord], target: Target) -> list[_Repeats]:
 
 
 def _one_a_batch(groups: Sequence[_Repeats], verdict: Verdict) -> list[_Repeats]:
-    chosen = []
-    for size in sorted({one.configuration.batch_size for one in groups}):
-        here = [one for one in groups if one.configuration.batch_size == size]
-        candidate = verdict.by_batch.get(size)
-        known = [one for one in here if candidate and one.configuration.trains_like(candidate.configuration)]
-        chosen.append(max(known or here, key=lambda one: one.gain))
-    return chosen
+    def rank(one: _Repeats) -> tuple[bool, float]:
+        candidate = verdict.by_batch.get(one.configuration.batch_size)
+        return candidate is not None and one.configuration.trains_like(candidate.configuration), one.gain
+
+    by_size = grouped((one.configuration.batch_size, one) for one in groups)
+    return [max(here, key=rank) for _, here in sorted(by_size.items())]
 
 
 def _is_closed(plain: Interval | None, regularised: Interval | None, notable: float) -> bool | None:

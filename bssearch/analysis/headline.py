@@ -250,19 +250,17 @@ def about_device(answer: Answer) -> str:
 
 def front(batches: Sequence[Batch], price_per_device_hour: float | None, *, confirmed: bool) -> list[FrontPoint]:
     """Time and cost of every batch size that reached the target; ``confirmed``: only confirmed sizes are compared."""
-
-    def cost(row: Batch) -> float:
-        assert row.time_to_target_s is not None and row.samples_to_target is not None, "it has reached"
-        if price_per_device_hour is None:
-            return row.samples_to_target
-        return row.time_to_target_s.median * price_per_device_hour / 3600
-
+    price = price_per_device_hour
     found = [
-        (row.batch_size, row.time_to_target_s.median, cost(row), row.confirmed or not confirmed)
+        (
+            row.batch_size,
+            row.time_to_target_s.median,
+            row.samples_to_target if price is None else row.time_to_target_s.median * price / 3600,
+            row.confirmed or not confirmed,
+        )
         for row in batches
         if row.time_to_target_s is not None and row.samples_to_target is not None
     ]
-
     compared = [(time, paid) for _, time, paid, is_compared in found if is_compared]
     return [
         FrontPoint(
@@ -311,29 +309,19 @@ def about_trade_offs(batches: Sequence[Batch], optimal: Candidate, *, confirmed:
 
 def _cheaper(best: Batch, rows: Sequence[Batch], own: str, noun: str) -> Iterator[str]:
     objective = RESOURCES.get(own)
+    spent = None if objective is None else objective.amount(best)
     for name, resource in RESOURCES.items():
         mine = resource.amount(best)
         known = [(amount, row) for row in rows if (amount := resource.amount(row)) is not None]
         if name == own or mine is None or not known:
             continue
         least, row = min(known, key=lambda one: one[0])
-        if mine <= FLAT_RATIO * least or (objective and _takes_less(objective, row, best)):
+        more = None if objective is None or spent is None else objective.amount(row)
+        if mine <= FLAT_RATIO * least or (more is not None and spent is not None and more < spent):
             continue
+        price = "" if not spent or more is None else f", at {number(more / spent)} times the {noun}"
         figures = f"{number(least)} against {number(mine)}{resource.unit}"
-        yield f"batch {row.batch_size} takes {resource.least}, {figures}{_in_exchange(best, row, own, noun)}"
-
-
-def _takes_less(resource: _Resource, row: Batch, best: Batch) -> bool:
-    others, mine = resource.amount(row), resource.amount(best)
-    return others is not None and mine is not None and others < mine
-
-
-def _in_exchange(best: Batch, row: Batch, own: str, noun: str) -> str:
-    resource = RESOURCES.get(own)
-    mine, others = (None, None) if resource is None else (resource.amount(best), resource.amount(row))
-    if not mine or others is None:
-        return ""
-    return f", at {number(others / mine)} times the {noun}"
+        yield f"batch {row.batch_size} takes {resource.least}, {figures}{price}"
 
 
 def trade_off_rows(answer: Answer) -> tuple[list[str], list[list[str]]]:

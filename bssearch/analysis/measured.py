@@ -118,8 +118,7 @@ def noise_of_batches(trials: Iterable[TrialRecord]) -> dict[int, BatchNoise]:
     """Gradient noise scale by batch size."""
     ended = (one for one in trials if one.state.has_result and _noise_of(one).passes)
     found = grouped((one.configuration.batch_size, one) for one in ended)
-    known = {size: _noise_of_batch(here) for size, here in sorted(found.items())}
-    return {size: one for size, one in known.items() if one is not None}
+    return {size: one for size, here in sorted(found.items()) if (one := _noise_of_batch(here)) is not None}
 
 
 def _noise_of_batch(trials: Sequence[TrialRecord]) -> BatchNoise | None:

@@ -411,7 +411,8 @@ def _told(
         wanting = _wanting(probes, law)
         found = None if wanting or law is None else device_optimum(probes, law)
         if found is not None:
-            yield f"Without that limit the optimum would {_in_words(found, size)}, by the law"
+            verb = "still be" if found.batch_size == size else "be about"
+            yield f"Without that limit the optimum would {verb} {found.name}, by the law"
         else:
             yield f"The optimum without that limit is unknown: {wanting or NO_LINE}"
     if compile_mode not in WITH_CUDA_GRAPHS:
@@ -429,13 +430,6 @@ def _wanting(probes: Collection[ProbeRecord], law: LawFit | None) -> str | None:
     if law is None or law.verdict != "fits":
         return "the law does not fit, or too few batch sizes were tuned"
     return None
-
-
-def _in_words(found: Predicted, size: int) -> str:
-    interval = "" if found.interval is None else f" [{found.interval[0]}, {found.interval[1]}]"
-    if found.batch_size == size:
-        return f"still be batch {size}{interval}"
-    return f"be about batch {found.batch_size}{interval}"
 
 
 def device_bound(probes: Collection[ProbeRecord]) -> list[ProbeRecord]:

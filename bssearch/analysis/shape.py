@@ -82,10 +82,14 @@ class Predicted(Model):
     surely_flat: BatchRange | None = None
 
     @property
+    def name(self) -> str:
+        """Batch size with its interval."""
+        return f"batch {self.batch_size}" + ("" if self.interval is None else f" {self.interval}")
+
+    @property
     def in_words(self) -> str:
         """Optimum, its seconds, and the sizes within 5 %."""
-        interval = "" if self.interval is None else f" [{self.interval[0]}, {self.interval[1]}]"
-        text = f"batch {self.batch_size}{interval}, {number(self.time_to_target_s)} s"
+        text = f"{self.name}, {number(self.time_to_target_s)} s"
         flat = self.flat_range if self.interval is None else self.surely_flat
         return text if flat is None or flat[0] == flat[1] else f"{text}; all from {flat[0]} to {flat[1]} within 5 %"
 

@@ -281,12 +281,15 @@ def _fit(chosen: Sequence[tuple[Split, int, float]]) -> tuple[dict[Split, float]
     splits: dict[Split, float] = {}
     penalty = SMALLEST_PENALTY
     for _ in range(ROUNDS):
-        for split, seen in by_split.items():
-            splits[split] = statistics.fmean(log - rounds[visit] for visit, log in seen)
-        for visit, made in by_visit.items():
-            rounds[visit] = math.fsum(log - splits[split] for split, log in made) / (len(made) + penalty)
-        middle = statistics.fmean(rounds.values())
-        rounds = {visit: effect - middle for visit, effect in rounds.items()}
+        splits = {
+            split: statistics.fmean(log - rounds[visit] for visit, log in seen) for split, seen in by_split.items()
+        }
+        effects = {
+            visit: math.fsum(log - splits[split] for split, log in made) / (len(made) + penalty)
+            for visit, made in by_visit.items()
+        }
+        middle = statistics.fmean(effects.values())
+        rounds = {visit: effect - middle for visit, effect in effects.items()}
         residuals = math.fsum((log - splits[split] - rounds[visit]) ** 2 for split, visit, log in chosen)
         residuals = (residuals + VISIT_FREEDOM * VISIT_DEVIATION**2) / (len(chosen) + VISIT_FREEDOM)
         between = math.fsum(effect**2 for effect in rounds.values()) / len(rounds)

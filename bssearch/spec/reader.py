@@ -65,7 +65,7 @@ class Loader(yaml.SafeLoader):
         self._nodes += nodes
         self._deepest = max(self._deepest, self._levels + levels)
         if self._deepest > MOST_LEVELS:
-            raise ComposerError(None, None, f"more than {MOST_LEVELS} levels lie in each other", event.start_mark)
+            raise ComposerError(None, None, f"more than {MOST_LEVELS} nested levels", event.start_mark)
         if self._nodes > MOST_NODES:
             raise ComposerError(None, None, f"it holds more than {MOST_NODES:,} values", event.start_mark)
 
@@ -237,7 +237,7 @@ def _check_values(data: Any, source: str) -> None:
         value, location = left.pop()
         field = ".".join(map(str, location[:MOST_NAMED])) or "spec"
         if len(location) > MOST_LEVELS:
-            raise SpecError(f"{field}: more than {MOST_LEVELS} levels lie in each other ({source})")
+            raise SpecError(f"{field}: more than {MOST_LEVELS} nested levels ({source})")
         if isinstance(value, Mapping):
             left += [
                 (inner, (*location, key if isinstance(key, str) and is_unicode(key) else shortened(key)))
@@ -337,11 +337,9 @@ def _yaml_lines(node: yaml.Node | None, location: Location) -> Iterable[tuple[Lo
 def _read_toml(path: Path, text: str) -> tuple[Any, dict[Location, int]]:
     try:
         return tomllib.loads(text), dict(_toml_lines(text))
-    except tomllib.TOMLDecodeError as error:
-        raise SpecError(f"{path}: not valid TOML: {error}") from None
     except RecursionError:
-        raise SpecError(f"{path}: more than {MOST_LEVELS} levels lie in each other") from None
-    except ValueError as error:  # a number of thousands of digits
+        raise SpecError(f"{path}: more than {MOST_LEVELS} nested levels") from None
+    except ValueError as error:  # `TOMLDecodeError`, or a number of thousands of digits
         raise SpecError(f"{path}: not valid TOML: {error}") from None
 
 

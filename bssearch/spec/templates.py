@@ -340,23 +340,17 @@ class Template:
         return load_spec(self.spec, [*(f"{key}={json.dumps(value)}" for key, value in given.items()), *overrides])
 
 
-@dataclass(frozen=True, slots=True)
-class Templates:
+class Templates(dict[str, Template]):
     """A worker's templates by name."""
 
-    by_name: Mapping[str, Template]
-
-    def __getitem__(self, name: str) -> Template:
-        require(
-            name in self.by_name, f"this worker has no template {shortened(name)}; it has {', '.join(self.by_name)}"
-        )
-        return self.by_name[name]
+    def __missing__(self, name: str) -> Template:
+        raise UsageError(f"this worker has no template {shortened(name)}; it has {', '.join(self)}")
 
     def offered(self) -> dict[str, dict[str, object]]:
         """Types of each template's values, as JSON values."""
         return {
             name: {key: type_.model_dump(mode="json") for key, type_ in template.values.items()}
-            for name, template in self.by_name.items()
+            for name, template in self.items()
         }
 
 

@@ -134,12 +134,11 @@ class LawPoint:
 def law_point(batch_size: int, runs: Sequence[TrialRecord]) -> LawPoint:
     """`LawPoint` of runs at a batch size."""
     reached = [(run, run.outcome.steps_to_target) for run in runs if run.outcome and run.outcome.steps_to_target]
-    outcomes = [run.outcome for run in runs if run.outcome is not None]
-    missed = [one.last_miss_step * batch_size for one in outcomes if one.state.is_censored and one.last_miss_step]
+    outcomes = [run.outcome for run in runs if run.outcome is not None and run.outcome.state.is_censored]
     return LawPoint(
         batch_size,
         tuple(float(steps * batch_size) for _, steps in reached),
-        tuple(map(float, missed)),
+        tuple(float(one.last_miss_step * batch_size) for one in outcomes if one.last_miss_step),
         seeds=tuple(run.seed for run, _ in reached) if all(run.phase is Phase.CONFIRM for run in runs) else (),
         gaps=tuple(log_gap(run) for run, _ in reached),
     )

@@ -342,21 +342,22 @@ def audit(
     """Compare every rule with a study's records; ``train_seconds``: budget of the audit's runs."""
     wanted = spec.confirm.runs if runs is None else runs
     optima = tuned_optima(spec, trials, step_times, memory)
-    found = cases(spec, trials, answer, optima)
     step_seconds = step_seconds_of(step_times, spec.timed_model)
     spent = spent_train_seconds(trials)
     unmade = _why_unmade(spec, train_seconds if train_seconds is not None and spent >= train_seconds else None)
-    rules = [
-        *(_of_case(spec, trials, case, step_seconds, wanted, unmade) for case in found),
-        about_memory(spec, answer, optima, step_seconds, memory, train_samples),
-        about_noise_scale(spec, answer),
-        *about_epochs(spec, optima),
-        about_generalisation(spec, answer),
-        *about_accumulation(spec, step_times),
-    ]
     return Audit(
         study=answer.study,
-        rules=rules,
+        rules=[
+            *(
+                _of_case(spec, trials, case, step_seconds, wanted, unmade)
+                for case in cases(spec, trials, answer, optima)
+            ),
+            about_memory(spec, answer, optima, step_seconds, memory, train_samples),
+            about_noise_scale(spec, answer),
+            *about_epochs(spec, optima),
+            about_generalisation(spec, answer),
+            *about_accumulation(spec, step_times),
+        ],
         learning_rate_slope=learning_rate_slope(spec, answer),
         spent_train_seconds=spent,
     )

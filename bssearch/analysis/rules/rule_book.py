@@ -274,9 +274,9 @@ def _regret(rule: Candidate, tuned: Candidate) -> tuple[Regret, str]:
 
 
 def _log_figures(candidate: Candidate) -> dict[int, float]:
-    figures = {run.seed: candidate.objective.figure(run) for run in candidate.runs}
-    logs = {seed: candidate.objective.log(one) for seed, one in figures.items() if one is not None}
-    return {seed: log for seed, log in logs.items() if log is not None}
+    objective = candidate.objective
+    known = {run.seed: figure for run in candidate.runs if (figure := objective.figure(run)) is not None}
+    return {seed: log for seed, figure in known.items() if (log := objective.log(figure)) is not None}
 
 
 def _medians(rule: Candidate, tuned: Candidate, limit: float) -> Regret | None:

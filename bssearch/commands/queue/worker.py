@@ -292,7 +292,7 @@ class QueueWorker:
     def run(self) -> None:
         """Serve studies until stopped."""
         self._store.queue.keep_worker(self._record)
-        offered = ", ".join(self._templates.by_name)
+        offered = ", ".join(self._templates)
         tags = ", ".join(self._record.tags) or "no tags"
         self._tell(f"serving {self._store.masked_url}: templates {offered}; {tags}")
         with self._stop:
@@ -373,7 +373,7 @@ class QueueWorker:
         return [
             one
             for one in self._store.queue.submissions()
-            if one.state is SubmissionState.WAITING and one.template in self._templates.by_name and tags >= {*one.tags}
+            if one.state is SubmissionState.WAITING and one.template in self._templates and tags >= {*one.tags}
         ]
 
     def _may_come(self) -> bool:

@@ -19,7 +19,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from bssearch.records import ParameterValue
+from bssearch.records import ParameterValue, grouped
 from bssearch.spec.space.domains import (
     LIMITS,
     OPTIONAL,
@@ -377,13 +377,11 @@ OwnValues = Annotated[dict[str, Scalar] | None, AfterValidator(checked_names)]
 
 def check_groups(groups: Mapping[str, Mapping[str, Any]]) -> None:
     """Raise `ValueError` for a name in two groups, or more than `MOST_OWN` in all."""
-    of_name: dict[str, str] = {}
-    for group, names in groups.items():
-        for name in names:
-            if name in of_name:
-                raise ValueError(f"{name} is under both {of_name[name]} and {group}; it must be under one of them")
-            of_name[name] = group
-    if (count := len(of_name)) > MOST_OWN:
+    by_name = grouped((name, group) for group, names in groups.items() for name in names)
+    if twice := [name for name, found in by_name.items() if len(found) > 1]:
+        both = " and ".join(by_name[twice[0]][:2])
+        raise ValueError(f"{twice[0]} is under both {both}; name it in one of them")
+    if (count := len(by_name)) > MOST_OWN:
         raise ValueError(f"{', '.join(groups)} have {count} parameters together; they must be at most {MOST_OWN}")
 
 

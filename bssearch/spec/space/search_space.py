@@ -87,8 +87,7 @@ class SearchSpace(StrictModel):
             raise ValueError(f"batch_rules.{name} = {rule} needs learning_rate: {{reference_batch, low, high}}")
         names = {name for optimizer in self.optimizers for name in optimizer.options}
         names |= {name for name in OPTIONAL if getattr(self, name) is not None}
-        names |= {"weight_decay"} if bounds(self.weight_decay)[1] > 0 else set()
-        self.batch_rules.check(names)
+        self.batch_rules.check(names | ({"weight_decay"} if bounds(self.weight_decay)[1] > 0 else set()))
         if self.batch_schedule is not None:
             self.batch_schedule.check(self.rungs)
         check_groups({group: getattr(self, group) or {} for group in OWN_GROUPS})
