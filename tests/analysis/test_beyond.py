@@ -9,6 +9,7 @@ import pytest
 from bssearch.analysis.law.beyond import BatchCurves, beyond_samples, beyond_target
 from bssearch.errors import UsageError
 from bssearch.records import Goal, Target
+from tests.factories import not_none
 
 SIZES = (8, 16, 32, 64, 128, 256, 512)
 CEILING = 0.95
@@ -37,15 +38,11 @@ def curves(
     evaluations: int = 60,
 ) -> list[BatchCurves]:
     """Return three runs of each batch size, up to a target; of a loss if ``sign`` is −1."""
-    rng = np.random.default_rng(seed)
+    rng, metrics = np.random.default_rng(seed), np.linspace(0.3, target, evaluations)
     found = []
     for size in sizes:
-        runs = []
-        for _ in range(3):
-            late = math.exp(rng.normal(0, noise))
-            metrics = np.linspace(0.3, target, evaluations)
-            steps = [late * e_min(one) * (1 / size + 1 / b_crit(one, power)) for one in metrics]
-            runs.append((np.array(steps), metrics if sign > 0 else metrics - 1))
+        steps = np.array([e_min(one) * (1 / size + 1 / b_crit(one, power)) for one in metrics])
+        runs = [(math.exp(rng.normal(0, noise)) * steps, metrics if sign > 0 else metrics - 1) for _ in range(3)]
         found.append(BatchCurves(size, size, STEP[size], runs))
     return found
 
@@ -86,9 +83,7 @@ def test_intervals_of_noisy_curves_cover_the_true_b_crit_in_most_cases() -> None
     covered, harder, power = 0, 0.83, 0.5
     for seed in range(40):
         found = beyond_target(curves(noise=0.1, seed=seed, power=power), MEASURED, harder)
-        low, high = found.b_crit.low, found.b_crit.high
-        assert low is not None and high is not None
-        covered += low <= b_crit(harder, power) <= high
+        covered += not_none(found.b_crit.low) <= b_crit(harder, power) <= not_none(found.b_crit.high)
     assert covered >= 30  # runs late by one factor at all levels are the hardest case; recorded tables: figures.md
 
 
@@ -97,8 +92,7 @@ def test_samples_and_target_are_two_ways_to_ask_the_same() -> None:
     by_samples = beyond_samples(curves(), MEASURED, by_target.samples.value)
     assert by_samples.samples.value == pytest.approx(by_target.samples.value, rel=0.02)
     assert by_samples.b_crit.estimate == pytest.approx(by_target.b_crit.estimate, rel=0.05)
-    assert by_samples.metric.low is not None and by_samples.metric.high is not None
-    assert by_samples.metric.low <= 0.85 <= by_samples.metric.high
+    assert not_none(by_samples.metric.low) <= 0.85 <= not_none(by_samples.metric.high)
 
 
 @pytest.mark.parametrize(

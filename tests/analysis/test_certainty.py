@@ -173,11 +173,12 @@ def test_the_law_lets_neighbours_tell_of_each_other() -> None:
         for turned, (size, one) in enumerate(law.items())
         for run in runs(size, *spread(one * math.exp(rng.gauss(0, 0.02)), 0.35, 5, turned % 4))
     ]
-    without, pooled = certainty(verdict_over(*trials), {}), certainty(verdict_over(*trials), steps)
-    level = certainty(verdict_over(*trials), {size: 7 * one for size, one in steps.items()})
-    assert without is not None and pooled is not None and level is not None
-    assert pooled.within_5_percent > without.within_5_percent + 0.05
-    assert level.within_5_percent == pytest.approx(pooled.within_5_percent, abs=0.02), "the level does not matter"
+    without, pooled, level = (
+        not_none(certainty(verdict_over(*trials), figures)).within_5_percent
+        for figures in ({}, steps, {size: 7 * one for size, one in steps.items()})
+    )
+    assert pooled > without + 0.05
+    assert level == pytest.approx(pooled, abs=0.02), "the level does not matter"
 
 
 def test_the_next_run_is_of_the_recommended_or_its_likeliest_rival() -> None:
@@ -196,16 +197,16 @@ def test_the_next_run_is_of_the_recommended_or_its_likeliest_rival() -> None:
 
 def test_of_search_trials_alone_nothing_is_sure_and_of_one_size_everything() -> None:
     assert certainty(verdict_over(make_trial(1, seconds=1.0), make_trial(2, batch_size=64)), {}) is None
-    only = certainty(verdict_over(*runs(32, 1.0, 1.1, 0.9)), {})
-    assert only is not None and only.within_5_percent == 1.0
+    assert not_none(certainty(verdict_over(*runs(32, 1.0, 1.1, 0.9)), {})).within_5_percent == 1.0
 
 
-def test_of_a_best_that_took_no_time_nothing_is_known() -> None:
-    assert certainty(verdict_over(*runs(32, 0.0, 0.0, 0.0), *runs(64, 1.0, 1.2, 1.1)), {}) is None
-
-
-def test_runs_without_any_spread_tell_nothing_of_their_noise() -> None:
-    assert certainty(verdict_over(*runs(32, 1.0, 1.0, 1.0), *runs(64, 2.0, 2.0, 2.0)), {}) is None
+@pytest.mark.parametrize(
+    ("best", "other"),
+    [((0.0, 0.0, 0.0), (1.0, 1.2, 1.1)), ((1.0, 1.0, 1.0), (2.0, 2.0, 2.0))],
+    ids=["the best took no time", "no spread"],
+)
+def test_nothing_is_known_without_time_or_spread(best: tuple[float, ...], other: tuple[float, ...]) -> None:
+    assert certainty(verdict_over(*runs(32, *best), *runs(64, *other)), {}) is None
 
 
 def test_a_batch_size_that_was_never_reached_between_two_others_may_be_better() -> None:

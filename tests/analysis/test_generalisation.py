@@ -46,13 +46,13 @@ def found(*audits: list[TrialRecord], target: Target = ACCURACY) -> Generalisati
 
 
 def test_without_runs_to_the_full_limit_there_is_nothing_to_say() -> None:
-    rule_audit = to_budget(at(32), 0.9, 0.9, 0.9, phase=Phase.AUDIT, seconds=2.0)
-    missed = to_budget(at(32), 0.8, 0.8, 0.8, phase=Phase.AUDIT, state=TrialState.EXHAUSTED)
-    diverged = to_budget(at(64), 0.1, state=TrialState.DIVERGED)
-    assert found(rule_audit) is None
-    assert found(missed) is None
-    assert found(diverged) is None
-    assert found([replace(to_budget(at(32), 0.9)[0], state=TrialState.RUNNING)]) is None
+    for runs in (
+        to_budget(at(32), 0.9, 0.9, 0.9, phase=Phase.AUDIT, seconds=2.0),
+        to_budget(at(32), 0.8, 0.8, 0.8, phase=Phase.AUDIT, state=TrialState.EXHAUSTED),
+        to_budget(at(64), 0.1, state=TrialState.DIVERGED),
+        [replace(to_budget(at(32), 0.9)[0], state=TrialState.RUNNING)],
+    ):
+        assert found(runs) is None
 
 
 def test_that_something_else_used_the_device_is_said() -> None:
@@ -140,8 +140,7 @@ def test_where_there_is_no_gap_regularisation_closes_none() -> None:
     harder = to_budget(at(128, dropout=0.4), *[0.97] * 3, start=300)
     answer = not_none(found(to_budget(at(32), *[0.95] * 3), to_budget(at(128), *[0.945] * 3, start=200), harder))
     assert answer.closed is None
-    assert answer.more_regularised is not None and answer.more_regularised.gap is not None
-    assert answer.more_regularised.gap.value == pytest.approx(-0.02)
+    assert not_none(not_none(answer.more_regularised).gap).value == pytest.approx(-0.02)
 
 
 def test_runs_that_ended_before_their_limit_are_counted_and_left_out() -> None:

@@ -60,8 +60,7 @@ def test_of_two_configurations_with_one_median_the_one_with_the_smaller_mean_cou
         for place, (rate, seconds) in enumerate([(0.1, (1.0, 2.0, 4.0)), (0.2, (1.0, 2.0, 3.0))])
         for seed, one in enumerate(seconds)
     ]
-    found = decide(trials, 3)
-    assert found is not None and found.optimal.configuration.learning_rate == 0.2
+    assert not_none(decide(trials, 3)).optimal.configuration.learning_rate == 0.2
 
 
 def test_the_flat_range_of_another_recommendation_does_not_reach_to_what_is_not_flat() -> None:
@@ -79,8 +78,7 @@ def test_the_flat_range_ends_at_the_first_batch_size_that_is_not_flat_on_either_
 def test_three_runs_of_each_decide_though_more_were_asked_for() -> None:
     trials = confirmed({32: [1.0, 1.0, 1.0, 1.0], 64: [2.0, 2.0, 2.0]})
     assert fewest_runs(trials, 7) == 3
-    found = decide(trials, 7)
-    assert found is not None and found.confirmed
+    assert not_none(decide(trials, 7)).confirmed
     assert decide([*trials, *confirmed({128: [0.5]})], 7) is None, (
         "one configuration has had a single run: nothing is decided, and there is no search"
     )
@@ -176,27 +174,22 @@ def runs(reached: list[float], missed: list[float], state: TrialState = TrialSta
     return times + [make_trial(100 + n, seconds=value, state=state) for n, value in enumerate(missed)]
 
 
-def test_the_mean_is_restricted_to_the_horizon_of_those_that_missed() -> None:
-    found = not_none(survival(runs([2.0, 4.0, 6.0], [10.0])))
-    assert found.mean_s == pytest.approx((2 + 4 + 6 + 10) / 4)
-    assert (found.horizon_s, found.median_s) == (10.0, 6.0)
-    assert found.reached_share == pytest.approx(0.75)
-
-
-def test_a_run_that_ended_early_counts_as_long_as_it_was_seen() -> None:
-    """By hand: S = 2/3 after 2; the run that left at 3 is no longer at risk; S = 0 after 6."""
-    found = not_none(survival(runs([2.0, 6.0], [3.0])))
-    assert found.mean_s == pytest.approx(2 + 4 * 2 / 3)
-    assert found.median_s == 6.0
-
-
-def test_the_median_is_unknown_where_half_have_missed() -> None:
-    found = not_none(survival(runs([2.0], [10.0, 10.0])))
-    assert found.median_s is None
-    assert found.mean_s == pytest.approx((2 + 10 + 10) / 3)
-    half = not_none(survival(runs([2.0, 3.0], [10.0, 10.0])))
-    assert half.median_s is None
-    assert half.reached_share == pytest.approx(0.5)
+@pytest.mark.parametrize(
+    ("reached", "missed", "mean", "median", "share"),
+    [
+        ([2.0, 4.0, 6.0], [10.0], (2 + 4 + 6 + 10) / 4, 6.0, 0.75),
+        # S = 2/3 after 2; the run that left at 3 is no longer at risk; S = 0 after 6.
+        ([2.0, 6.0], [3.0], 2 + 4 * 2 / 3, 6.0, 1.0),
+        ([2.0], [10.0, 10.0], (2 + 10 + 10) / 3, None, 1 / 3),
+        ([2.0, 3.0], [10.0, 10.0], (2 + 3 + 10 + 10) / 4, None, 0.5),
+    ],
+)
+def test_the_mean_is_restricted_to_the_horizon_and_the_median_needs_most_runs(
+    reached: list[float], missed: list[float], mean: float, median: float | None, share: float
+) -> None:
+    found = not_none(survival(runs(reached, missed)))
+    assert (found.mean_s, found.reached_share) == pytest.approx((mean, share))
+    assert (found.horizon_s, found.median_s) == (max(*reached, *missed), median)
 
 
 def test_seconds_are_of_the_kind_that_the_measure_counts() -> None:
