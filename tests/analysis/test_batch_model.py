@@ -189,17 +189,15 @@ def test_too_few_points_have_no_verdict() -> None:
 
 def test_the_interval_of_the_law_goes_into_the_optimum_and_into_what_is_surely_flat() -> None:
     steps = [RunnableStep(size, size, 1e-3 * (1 + size / 200)) for size in range(16, 513, 16)]
-    sure, unsure = (predict_optimum(fitted(noisy(5, deviation=noise)), steps) for noise in (0.01, 0.2))
-    assert sure is not None and unsure is not None
+    sure, unsure = (not_none(predict_optimum(fitted(noisy(5, deviation=noise)), steps)) for noise in (0.01, 0.2))
+    widths, kept = [], []
     for found in (sure, unsure):
-        assert found.interval is not None
-        assert found.interval[0] <= found.batch_size <= found.interval[1]
-        if found.surely_flat is not None:
-            assert found.flat_range[0] <= found.surely_flat[0] <= found.surely_flat[1] <= found.flat_range[1]
-    assert sure.interval is not None and unsure.interval is not None and sure.surely_flat is not None
-    assert sure.interval[1] / sure.interval[0] < unsure.interval[1] / unsure.interval[0]
-    kept = sure.surely_flat[1] - sure.surely_flat[0]
-    assert kept > (0 if unsure.surely_flat is None else unsure.surely_flat[1] - unsure.surely_flat[0])
+        (low, high), flat = not_none(found.interval), found.surely_flat or [found.batch_size, found.batch_size]
+        assert low <= found.batch_size <= high
+        assert found.flat_range[0] <= flat[0] <= flat[1] <= found.flat_range[1]
+        widths.append(high / low)
+        kept.append(flat[1] - flat[0])
+    assert widths[0] < widths[1] and kept[0] > kept[1]
 
 
 def test_untuned_points_are_judged_but_not_fitted() -> None:
@@ -258,19 +256,24 @@ def test_nothing_is_said_of_batch_sizes_above_the_largest_run() -> None:
         fit.steps(0)
 
 
-def test_a_rise_is_shown_by_three_runs_beyond_noise_or_by_fewer_beyond_a_tenth() -> None:
-    def steps(small: list[float], large: list[float]) -> list[LawPoint]:
-        return [
-            LawPoint(8, tuple(8 * value for value in small)),
-            LawPoint(16, tuple(16 * value for value in large)),
-        ]
-
-    assert rising(steps([100, 101, 102], [104, 105, 106])) == [16]
-    assert rising(steps([100, 110, 120], [105, 115, 125])) == []
-    assert rising(steps([80, 100, 130], [90, 120, 150])) == [], "a ratio of 1.16, within noise"
-    assert rising(steps([100, 100, 100], [100, 100, 100])) == []
-    assert rising(steps([100, 100], [109, 109, 109])) == []
-    assert rising(steps([100, 100], [111, 111, 111])) == [16]
+@pytest.mark.parametrize(
+    ("small", "large", "rises"),
+    [
+        ([100, 101, 102], [104, 105, 106], True),
+        ([100, 110, 120], [105, 115, 125], False),
+        ([80, 100, 130], [90, 120, 150], False),  # a ratio of 1.16, within noise
+        ([100, 100, 100], [100, 100, 100], False),
+        ([100, 100, 100], [100.4, 100.4, 100.4], False),
+        ([100, 100, 100], [115, 115, 115], True),
+        ([100, 100], [109, 109, 109], False),
+        ([100, 100], [111, 111, 111], True),
+    ],
+)
+def test_a_rise_is_shown_by_three_runs_beyond_noise_or_by_fewer_beyond_a_tenth(
+    small: list[float], large: list[float], rises: bool
+) -> None:
+    points = [LawPoint(size, tuple(size * one for one in steps)) for size, steps in ((8, small), (16, large))]
+    assert rising(points) == [16] * rises
 
 
 def test_a_missed_run_counts_as_a_rise_where_it_already_took_more_steps() -> None:
@@ -348,14 +351,6 @@ def test_no_step_is_made_up_beside_an_accumulated_one_or_beyond_the_largest_run(
     untimed = make_probe(64, step_seconds=None, out_of_memory=True)
     found = runnable_steps([make_probe(16, step_seconds=2.0), accumulated, untimed, make_probe(128)], 64)
     assert found == [RunnableStep(16, 16, 2.0, 0.0), RunnableStep(32, 16, 4.0, 0.0)]
-
-
-def test_steps_of_runs_that_are_all_alike_rise_only_by_more_than_a_tenth() -> None:
-    def risen(samples: float) -> list[int]:
-        return rising([LawPoint(32, (100.0,) * 3), LawPoint(64, (2 * samples,) * 3)])
-
-    assert risen(100.4) == []
-    assert risen(115.0) == [64]
 
 
 def candidate(batch_size: int, *steps: int, missed: int = 0, **hit: Any) -> Candidate:
@@ -521,9 +516,8 @@ def test_the_same_steps_at_other_step_times_have_another_optimum() -> None:
         study(), SPEC, runs(), {size: make_probe(size, step_seconds=0.001 * size) for size in PREDICTED_SIZES}, "tiny"
     )
     assert found.optimal.batch_size == 16
-    assert found.optimal.time_to_target_s is not None
-    assert found.optimal.time_to_target_s.median == pytest.approx(401 * 0.016)
-    assert found.optimal.time_to_target_s.basis == "steps_x_step_time"
+    time = not_none(found.optimal.time_to_target_s)
+    assert time.median == pytest.approx(401 * 0.016) and time.basis == "steps_x_step_time"
     assert found.device.model_dump() == {
         "name": "tiny",
         "type": "unknown",
@@ -553,7 +547,7 @@ def test_what_the_study_s_own_device_took_says_nothing_of_another() -> None:
         for run in runs()
         if run.outcome is not None
     ]
-    timed = [with_outcome(run, steps=400) for run in timed if run.outcome is not None]
+    timed = [with_outcome(run, steps=400) for run in timed]
     slow = {size: make_probe(size, step_seconds=0.001 * size) for size in PREDICTED_SIZES}
     found, plain = (predict_for_device(study(), SPEC, given, slow, "tiny") for given in (timed, runs()))
     assert found.optimal.time_to_target_s == plain.optimal.time_to_target_s
@@ -604,8 +598,7 @@ def test_a_study_in_which_nothing_reached_is_refused_without_a_predicted_second(
 
 def test_a_bound_moves_with_the_step_time_and_a_trial_that_runs_stays() -> None:
     capped = make_trial(1, state=TrialState.CAPPED, seconds=3.0, last_miss_step=300)
-    moved = at_step_time(capped, 0.5)
-    assert moved.outcome is not None
-    assert (moved.outcome.last_miss_seconds, moved.outcome.contended) == (150.0, False)
+    moved = not_none(at_step_time(capped, 0.5).outcome)
+    assert (moved.last_miss_seconds, moved.contended) == (150.0, False)
     running = replace(capped, state=TrialState.RUNNING, outcome=None)
     assert at_step_time(running, 0.5) is running

@@ -70,10 +70,9 @@ def test_the_verdict_uses_confirmation_runs_only() -> None:
         *confirmed(128, 3.0, 3.1, 2.9),
     ]
     found = answer([*trials, *default_runs(2.0, 2.1, 2.2)])
-    assert found.optimal.batch_size == 64
-    assert found.optimal.time_to_target_s is not None
-    assert (found.optimal.time_to_target_s.median, found.optimal.time_to_target_s.runs) == (1.05, 3)
-    assert found.optimal.test_metric == 0.88
+    assert (found.optimal.batch_size, found.optimal.test_metric) == (64, 0.88)
+    time = not_none(found.optimal.time_to_target_s)
+    assert (time.median, time.runs) == (1.05, 3)
     assert found.optimal.trial_numbers == [264 - 100, 265 - 100, 266 - 100]
     assert not_none(found.speedup.over_largest).value == pytest.approx(3.0 / 1.05)
     assert not_none(found.speedup.over_default).value == pytest.approx(2.0)
@@ -127,8 +126,8 @@ def test_slower_sides_that_never_finish_give_at_least() -> None:
     found = answer([*searched(), *confirmed(32, 1.0, 1.1, 0.9), *missing])
     assert found.largest_that_fits.time_to_target_s is None
     assert found.largest_that_fits.lower_bound_s == 10.0
-    assert found.speedup.over_largest is not None
-    assert (found.speedup.over_largest.value, found.speedup.over_largest.at_least) == (10.0, True)
+    ratio = not_none(found.speedup.over_largest)
+    assert (ratio.value, ratio.at_least) == (10.0, True)
     assert "at least 10× faster than 128, the largest tried (hardly tuned)" in headline(found)
 
 
@@ -187,9 +186,8 @@ def test_a_speed_up_that_the_seeds_do_not_show_is_not_claimed() -> None:
     found = answer(
         [*searched(), *confirmed(32, 1.0, 1.6, 0.7), *confirmed(128, 1.2, 0.6, 2.0), *default_runs(4.0, 4.1, 4.2)]
     )
-    over = found.speedup.over_largest
-    assert over is not None and over.low is not None and over.high is not None
-    assert over.low < 1 < over.value < over.high
+    over = not_none(found.speedup.over_largest)
+    assert not_none(over.low) < 1 < over.value < not_none(over.high)
     interval = f"[{over.low:.2g}, {over.high:.2g}]"
     assert f"not shown to be faster than 128, the largest tried (hardly tuned) (1.2× {interval})" in headline(found)
     assert "faster than your default" in headline(found)
@@ -262,14 +260,9 @@ def test_a_seed_that_ran_twice_counts_once() -> None:
 def test_a_bound_is_the_last_miss_that_was_seen_and_none_where_the_device_was_shared() -> None:
     base = searched()[:4]
     unseen = make_trial(9, batch_size=128, state=TrialState.CAPPED, seconds=9.0)
-    assert unseen.outcome is not None
-    for outcome, bound in [
-        (replace(unseen.outcome, last_miss_seconds=0.5), 0.5),
-        (replace(unseen.outcome, last_miss_seconds=None), None),
-        (replace(unseen.outcome, contended=True), None),
-    ]:
-        rows = {row.batch_size: row for row in answer([*base, replace(unseen, outcome=outcome)]).batches}
-        assert rows[128].lower_bound_s == bound
+    changes: list[dict[str, Any]] = [{"last_miss_seconds": 0.5}, {"last_miss_seconds": None}, {"contended": True}]
+    found = [answer([*base, with_outcome(unseen, **one)]).batches for one in changes]
+    assert [row.lower_bound_s for rows in found for row in rows if row.batch_size == 128] == [0.5, None, None]
 
 
 def test_a_loss_to_minimise_is_answered_the_right_way_round() -> None:
@@ -543,11 +536,9 @@ def test_paired_seeds_have_students_t_on_the_differences_of_their_logarithms() -
 
 def test_seeds_in_one_side_alone_make_no_pair() -> None:
     wide, other = runs(1.0, 2.0, 4.0), runs(1.0, 2.0, 4.0, seeds=(0, 1, 7))
-    paired, welch = (against(one, wide).regret for one in (wide, other))
-    assert paired is not None and welch is not None
-    assert paired.high is not None and welch.high is not None
-    assert paired.high == pytest.approx(1.0) and welch.high > 2.0
-    assert welch.value == pytest.approx(1.0) and welch.low == pytest.approx(1 / welch.high)
+    paired, welch = (not_none(against(one, wide).regret) for one in (wide, other))
+    assert paired.high == pytest.approx(1.0) and not_none(welch.high) > 2.0
+    assert (welch.value, welch.low) == pytest.approx((1.0, 1 / not_none(welch.high)))
 
 
 @pytest.mark.parametrize("state", [MISSED, DIVERGED])
@@ -588,13 +579,11 @@ def test_of_samples_a_run_that_diverged_bounds_nothing() -> None:
 def test_some_that_missed_leave_a_ratio_of_medians_without_interval() -> None:
     missed = tuple(replace(one, seed=2, number=9) for one in runs(9.0, state=MISSED))
     of_rule = against((*runs(2.0, 3.0), *missed), TUNED)
-    assert of_rule.finding == "undecided"
-    assert of_rule.regret is not None
-    assert of_rule.regret.value == pytest.approx(3.0)
-    assert of_rule.regret.low is None and not of_rule.regret.at_least
     of_tuned = against(runs(6.0, 6.0, 6.0), (*runs(2.0, 3.0), *missed))
-    assert of_tuned.finding == "undecided"
-    assert of_tuned.regret is not None and of_tuned.regret.value == pytest.approx(2.0)
+    for judgement, ratio in ((of_rule, 3.0), (of_tuned, 2.0)):
+        regret = not_none(judgement.regret)
+        assert (judgement.finding, regret.low, regret.at_least) == ("undecided", None, False)
+        assert regret.value == pytest.approx(ratio)
 
 
 def test_where_the_tuned_runs_have_no_median_there_is_no_ratio() -> None:
@@ -742,9 +731,6 @@ def test_an_answer_that_nothing_is_wrong_with_is_used_and_looked_at() -> None:
 def test_a_provisional_answer_is_settled_first(settles: Settles, runs: int | None, command: str) -> None:
     told = commands(make_spec(name="mine"), verdict(), Certainty(0.6, settles, runs))
     assert told[0] == command and len(told) == MOST
-
-
-def test_what_is_not_confirmed_is_confirmed() -> None:
     assert commands(make_spec(name="mine"), verdict(confirmed=False))[0] == "bssearch study confirm mine"
 
 

@@ -184,8 +184,7 @@ def test_what_accumulation_costs_lies_within_the_rules_factors_or_outside(
 ) -> None:
     (found,) = about_accumulation(SPEC, [timed(128, 1.0, 1.0, 1.0), timed(32, (low + high) / 2, low, high)])
     assert found.verdict == finding
-    assert found.regret is not None
-    assert (found.regret.low, found.regret.high) == (low, high)
+    assert (not_none(found.regret).low, not_none(found.regret).high) == (low, high)
 
 
 @pytest.mark.parametrize(("ratio", "finding"), [(1.75, "held"), (1.2, "broke"), (2.0, "undecided"), (3.0, "broke")])
@@ -214,18 +213,17 @@ def test_the_interval_of_a_cost_is_from_the_ends_that_lie_farthest_apart() -> No
     assert found.regret is not None
     assert (found.regret.low, found.regret.value, found.regret.high) == pytest.approx((1.5 / 1.25, 2.0, 2.4 / 0.8))
     (bare,) = about_accumulation(SPEC, [timed(128, 1.0), timed(32, 2.0)])
-    assert bare.regret is not None
-    assert bare.regret.low == bare.regret.high == 2.0
+    assert not_none(bare.regret).low == not_none(bare.regret).high == 2.0
 
 
 def test_the_smallest_micro_batches_tell_and_those_timed_alone_come_first() -> None:
     whole, split = timed(128, 1.0), timed(32, 1.7)
     (smallest,) = about_accumulation(SPEC, [whole, timed(64, 9.0), split])
-    assert smallest.regret is not None and smallest.regret.value == 1.7
+    assert not_none(smallest.regret).value == 1.7
     (alone,) = about_accumulation(
         SPEC, [timed(128, 5.0, contended=True), timed(32, 50.0, contended=True), whole, split]
     )
-    assert alone.regret is not None and alone.regret.value == 1.7
+    assert not_none(alone.regret).value == 1.7
     for one in ([timed(128, None), split], [timed(128, 1.0, contended=True), split]):
         (untold,) = about_accumulation(SPEC, one)
         assert untold.verdict == "not_run"

@@ -74,6 +74,12 @@ def judged(extra: list[TrialRecord], spec: StudySpec = SPEC, memory: MemoryBound
     return audit(spec, trials, answer_to(trials, spec, memory), memory=memory, **known)
 
 
+def audited(*runs: TrialRecord, spec: StudySpec = SPEC) -> Audit:
+    """Audit of some runs beside the default's search trial."""
+    trials = [make_trial(1, configuration=spec.default_configuration, seconds=50.0), *runs]
+    return audit(spec, trials, answer_to(trials, spec))
+
+
 def of(found: Audit, rule: Rule, batch_size: int | None = 128) -> RuleFinding:
     return next(one for one in found.rules if one.rule is rule and one.batch_size == batch_size)
 
@@ -83,17 +89,14 @@ def by_rule(rule: Rule, *seconds: float, configuration: dict[str, Any], **change
 
 
 def test_rules_are_audited_at_the_optimum_and_the_largest_with_confirmation_only() -> None:
-    faster = runs_of(AT_32, 0.5, 0.55, 0.45, start=40)
-    trials = [make_trial(1, configuration=SPEC.default_configuration), *runs_of(TUNED, 1, 1.2, 0.9, start=10), *faster]
-    found = audit(SPEC, trials, answer_to(trials))
+    found = audited(*runs_of(TUNED, 1, 1.2, 0.9, start=10), *runs_of(AT_32, 0.5, 0.55, 0.45, start=40))
     assert [one.batch_size for one in found.rules if one.rule is Rule.LINEAR_RATE] == [32, 128]
     assert [one.batch_size for one in judged([]).rules if one.rule is Rule.LINEAR_RATE] == [128]
 
 
 def test_at_the_defaults_own_batch_size_there_is_nothing_to_audit() -> None:
     own = replace(TUNED, batch_size=16, micro_batch_size=16)
-    trials = [make_trial(1, configuration=SPEC.default_configuration), *runs_of(own, 1.0, 1.1, 0.9, start=10)]
-    one = of(audit(SPEC, trials, answer_to(trials)), Rule.LINEAR_RATE, 16)
+    one = of(audited(*runs_of(own, 1.0, 1.1, 0.9, start=10)), Rule.LINEAR_RATE, 16)
     assert one.verdict == "not_run"
     assert "changes nothing" in one.reason
 
@@ -131,12 +134,8 @@ def test_warmup_is_needed_where_going_without_costs_and_not_where_it_does_not() 
 
 def test_an_optimum_without_warmup_breaks_the_rule_where_the_space_has_one() -> None:
     def verdict(space: dict[str, Any]) -> RuleFinding:
-        spec = make_spec(space={**SPACE, **space}, default=DEFAULT)
-        trials = [
-            make_trial(1, configuration=spec.default_configuration),
-            *runs_of(replace(TUNED, warmup_epochs=0.0), 0.5, 0.6, 0.4, start=10),
-        ]
-        return of(audit(spec, trials, answer_to(trials, spec)), Rule.WARMUP)
+        tuned = runs_of(replace(TUNED, warmup_epochs=0.0), 0.5, 0.6, 0.4, start=10)
+        return of(audited(*tuned, spec=make_spec(space={**SPACE, **space}, default=DEFAULT)), Rule.WARMUP)
 
     one = verdict({})
     assert one.verdict == "broke"
@@ -146,45 +145,36 @@ def test_an_optimum_without_warmup_breaks_the_rule_where_the_space_has_one() -> 
 
 
 def test_a_rule_that_gives_the_tuned_configuration_holds() -> None:
-    trials = [
-        make_trial(1, configuration=SPEC.default_configuration),
-        *runs_of(replace(TUNED, learning_rate=0.1 * 128 / 16), 0.5, 0.6, 0.4, start=10),
-    ]
-    one = of(audit(SPEC, trials, answer_to(trials)), Rule.LINEAR_RATE)
+    tuned = runs_of(replace(TUNED, learning_rate=0.1 * 128 / 16), 0.5, 0.6, 0.4, start=10)
+    one = of(audited(*tuned), Rule.LINEAR_RATE)
     assert one.verdict == "held"
     assert one.trial_numbers == [10, 11, 12]
 
 
 def test_what_a_rule_is_not_about_is_not_run() -> None:
     spec = make_spec(space=SPACE, default={**DEFAULT, "weight_decay": 0.0, "dropout": 0.0, "batch_size": 32})
-    trials = [make_trial(1, configuration=spec.default_configuration), *runs_of(TUNED, 0.5, 0.6, 0.4, start=10)]
-    reasons = {
-        one.rule: one.reason for one in audit(spec, trials, answer_to(trials, spec)).rules if one.batch_size == 128
-    }
+    tuned = runs_of(TUNED, 0.5, 0.6, 0.4, start=10)
+    reasons = {one.rule: one.reason for one in audited(*tuned, spec=spec).rules if one.batch_size == 128}
     assert reasons[Rule.WEIGHT_DECAY] == "the default has no weight decay"
     assert reasons[Rule.DROPOUT] == "the default has no dropout"
     other = make_spec(
         space={**SPACE, "optimizer": [{"name": "adamw"}, {"name": "sgd"}]},
         default={**DEFAULT, "batch_size": 32, "optimizer": {"name": "adamw"}},
     )
-    mixed = [make_trial(1, configuration=other.default_configuration), *runs_of(TUNED, 0.5, 0.6, 0.4, start=10)]
-    told = {one.rule: one for one in audit(other, mixed, answer_to(mixed, other)).rules if one.batch_size == 128}
-    assert told[Rule.LINEAR_RATE].verdict == "not_run" and "adamw" in told[Rule.LINEAR_RATE].reason
+    one = of(audited(*tuned, spec=other), Rule.LINEAR_RATE)
+    assert one.verdict == "not_run" and "adamw" in one.reason
     assert reasons[Rule.TIMESCALE] == "the rule is about AdamW; the optimum trains with sgd"
     assert reasons[Rule.WARMUP] == "it is 4× the default's batch size, below 8×"
 
 
 def test_adamw_keeps_its_timescale() -> None:
     spec = make_spec(space={**SPACE, "optimizer": {"name": "adamw"}}, default=DEFAULT)
-    tuned = replace(TUNED, optimizer="adamw")
-    trials = [make_trial(1, configuration=spec.default_configuration), *runs_of(tuned, 0.5, 0.6, 0.4, start=10)]
-    one = of(audit(spec, trials, answer_to(trials, spec)), Rule.TIMESCALE)
+    one = of(audited(*runs_of(replace(TUNED, optimizer="adamw"), 0.5, 0.6, 0.4, start=10), spec=spec), Rule.TIMESCALE)
     assert not_none(one.configuration)["weight_decay"] == pytest.approx(1e-4 * 8 * 0.1 / 0.3)
 
 
 def test_without_confirmation_nothing_is_judged_and_it_says_what_to_do() -> None:
-    trials = [make_trial(1, configuration=SPEC.default_configuration), make_trial(2, configuration=TUNED, seconds=0.5)]
-    one = of(audit(SPEC, trials, answer_to(trials)), Rule.LINEAR_RATE)
+    one = of(audited(make_trial(2, configuration=TUNED, seconds=0.5)), Rule.LINEAR_RATE)
     assert (one.verdict, one.reason) == ("not_run", "confirmation is incomplete (bssearch study confirm toy)")
 
 
@@ -229,12 +219,9 @@ def test_runs_on_past_the_target_are_not_what_the_audit_spent() -> None:
 def test_eighty_percent_of_memory(
     memory: MemoryBoundary, train_samples: int | None, batch_size: int | None, verdict: str, reason: str
 ) -> None:
-    # What ran out of memory is judged here, not where it would change the optimum.
-    trials = base()
-    found = audit(SPEC, trials, answer_to(trials), memory=replace(memory, too_large=None), train_samples=train_samples)
-    if memory.too_large is not None:
-        bound = MemoryBoundary(fits=memory.fits, too_large=max(memory.too_large, 129))
-        found = audit(SPEC, trials, answer_to(trials), memory=bound, train_samples=train_samples)
+    # A bound above 128 leaves the optimum as it is.
+    bound = replace(memory, too_large=None if memory.too_large is None else max(memory.too_large, 129))
+    found = audit(SPEC, base(), answer_to_base(), memory=bound, train_samples=train_samples)
     one = of(found, Rule.MEMORY, batch_size)
     assert one.verdict == verdict
     assert reason in one.reason
@@ -314,7 +301,7 @@ def test_accumulation_costs_what_was_timed(milliseconds: float, interval: float,
 
 
 def slope_of(rates: dict[int, float]) -> Any:
-    trials = [make_trial(1, configuration=SPEC.default_configuration, seconds=50.0)]
+    trials = []
     for number, (size, rate) in enumerate(rates.items()):
         one = replace(TUNED, batch_size=size, micro_batch_size=size, learning_rate=rate)
         slower = replace(one, dropout=0.3)  # a second one that reached: the batch size counts as tuned
@@ -322,7 +309,7 @@ def slope_of(rates: dict[int, float]) -> Any:
             make_trial(10 * number + 10, configuration=one, seconds=1.0, steps=5000 // size),
             make_trial(10 * number + 11, configuration=slower, seconds=2.0, steps=9000 // size),
         ]
-    return audit(SPEC, trials, answer_to(trials)).learning_rate_slope
+    return audited(*trials).learning_rate_slope
 
 
 def test_the_slope_of_the_tuned_rate_excludes_what_it_is_not() -> None:
@@ -359,8 +346,7 @@ def test_a_shared_device_shows_by_its_steps_how_far_a_rule_missed(
         rule, 10.0, 10.0, 10.0, start=100, phase=Phase.AUDIT, state=TrialState.EXHAUSTED, last_miss_step=last_miss_step,
         contended=True,
     )  # fmt: skip
-    trials = [make_trial(1, configuration=SPEC.default_configuration, seconds=9.0), *tuned, *missed]
-    one = of(audit(SPEC, trials, answer_to(trials)), Rule.LINEAR_RATE)
+    one = of(audited(*tuned, *missed), Rule.LINEAR_RATE)
     assert one.verdict == verdict
     assert one.regret is not None and one.regret.at_least
     assert one.regret.value == pytest.approx(regret)
@@ -384,16 +370,11 @@ def test_two_points_worse_is_shown_or_not(gap: Interval | None, verdict: str) ->
 ADAM = {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8}
 
 
-def found(rule: Rule, tuned: Configuration, extra: list[TrialRecord] | None = None, **default: Any) -> RuleFinding:
+def found(rule: Rule, tuned: Configuration, **default: Any) -> RuleFinding:
     spec = make_spec(
         space={**SPACE, "optimizer": {"name": "adamw"}, "ema_decay": [0.9, 0.99]}, default={**DEFAULT, **default}
     )
-    trials = [
-        make_trial(1, configuration=spec.default_configuration),
-        *runs_of(tuned, 0.5, 0.6, 0.4, start=10),
-        *(extra or []),
-    ]
-    return of(audit(spec, trials, answer_to(trials, spec)), rule, tuned.batch_size)
+    return of(audited(*runs_of(tuned, 0.5, 0.6, 0.4, start=10), spec=spec), rule, tuned.batch_size)
 
 
 def adamw(**parameters: Any) -> Configuration:
@@ -427,13 +408,13 @@ def layerwise(
         space={**SPACE, "batch_size": [16, size], "optimizer": {"name": "adamw"}},
         default={**DEFAULT, "batch_size": default},
     )
-    trials = [
-        make_trial(1, configuration=spec.default_configuration, seconds=9.0),
+    found = audited(
         make_trial(2, configuration=other, seconds=1.0),
         *runs_of(tuned, *tuned_seconds, start=10),
         *runs_of(other, *other_seconds, start=20, phase=Phase.AUDIT),
-    ]
-    return of(audit(spec, trials, answer_to(trials, spec)), Rule.LAYERWISE, size)
+        spec=spec,
+    )
+    return of(found, Rule.LAYERWISE, size)
 
 
 def test_the_belief_in_layerwise_rates_holds_where_one_loses_without_and_breaks_where_not() -> None:

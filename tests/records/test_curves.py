@@ -15,11 +15,9 @@ def test_crossing_is_interpolated_by_the_same_fraction() -> None:
     assert (found.last_miss_step, found.first_hit_step) == (0, 10)
     assert found.train_seconds == pytest.approx(1.0 + 2.0 * 0.625)
     assert found.steps == 7  # 6.25, rounded up
-    falling = crossing(None, make_curve((0.0, 0.4))[0], LOSS)
-    assert falling.train_seconds == 0.0
+    assert crossing(None, make_curve((0.0, 0.4))[0], LOSS).train_seconds == 0.0
     above, below = make_curve((0.0, 1.0), (1.0, 0.0))
-    falling = crossing(above, below, LOSS)
-    assert falling.train_seconds == pytest.approx(0.5)
+    assert crossing(above, below, LOSS).train_seconds == pytest.approx(0.5)
 
 
 def test_target_met_at_once_takes_no_steps() -> None:

@@ -82,11 +82,12 @@ def test_a_split_without_visits_keeps_its_first_measurement() -> None:
     assert fitted.settled
 
 
-def test_of_trials_that_nothing_disturbed_there_is_nothing_left_to_take_off() -> None:
-    def pace(step_seconds: float, contended: bool) -> TrialPace:
-        return TrialPace(100, step_seconds, undelayed_step_seconds=0.01, reference_seconds=1e-4, contended=contended)
+def pace(steps: int = 1000, seconds: float = 0.01, undelayed: float = 0.01, **changes: Any) -> TrialPace:
+    return TrialPace(steps, seconds, undelayed, **{"reference_seconds": 1e-4, "contended": False, **changes})
 
-    quiet, busy = [pace(0.012, False)] * 3, [pace(0.02, True)] * 3
+
+def test_of_trials_that_nothing_disturbed_there_is_nothing_left_to_take_off() -> None:
+    quiet, busy = [pace(100, 0.012)] * 3, [pace(100, 0.02, contended=True)] * 3
     alone = pool_paces({"a": [*quiet, *busy], "b": busy}, {"a"})
     assert [alone[key].excess for key in "ab"] == pytest.approx([0.0, math.log(2)])
     both = pool_paces({"a": [*quiet, *busy], "b": busy}, {"a", "b"})
@@ -95,26 +96,19 @@ def test_of_trials_that_nothing_disturbed_there_is_nothing_left_to_take_off() ->
 
 
 def test_the_pace_of_a_study_is_that_of_the_middle_half_of_its_trials() -> None:
-    def pace(reference: float) -> TrialPace:
-        return TrialPace(
-            1000, step_seconds=0.01, undelayed_step_seconds=0.01, reference_seconds=reference, contended=False
-        )
-
-    quiet = pool_paces({"a": [pace(1e-4)] * 8}, {"a"})["a"]
-    disturbed = pool_paces({"a": [*[pace(1e-4)] * 6, pace(9e-4), pace(8e-4)]}, {"a"})["a"]
+    slowed = [pace(reference_seconds=seconds) for seconds in (9e-4, 8e-4)]
+    quiet = pool_paces({"a": [pace()] * 8}, {"a"})["a"]
+    disturbed = pool_paces({"a": [*[pace()] * 6, *slowed]}, {"a"})["a"]
     assert quiet.common == 0.0 and disturbed.common > 0.1
     assert quiet.seconds == pytest.approx(0.01)
-    swapped = pool_paces({"a": [pace(1e-4)] * 7, "b": [pace(2e-4)]}, {"a", "b"})
+    swapped = pool_paces({"a": [pace()] * 7, "b": [pace(reference_seconds=2e-4)]}, {"a", "b"})
     assert swapped["a"].seconds == pytest.approx(0.01) and swapped["b"].seconds == pytest.approx(0.005)
     assert swapped["a"].common == swapped["b"].common
 
 
 def test_later_trials_change_no_kind_but_their_own() -> None:
-    def pace(number: int, reference: float) -> TrialPace:
-        return TrialPace(1000, 0.01, 0.01, reference_seconds=reference, contended=False, number=number)
-
-    first = [pace(number, 1e-4) for number in range(PACED)]
-    later = [pace(PACED + number, 2e-4) for number in range(PACED)]
+    first = [pace(number=number) for number in range(PACED)]
+    later = [pace(number=PACED + number, reference_seconds=2e-4) for number in range(PACED)]
     before = pool_paces({"b": first[1::2], "a": first[::2]}, {"a"})
     after = pool_paces({"b": [*later, *first[1::2]], "a": first[::2]}, {"a"})
     assert (after["a"].seconds, after["a"].common) == (before["a"].seconds, before["a"].common)
@@ -122,15 +116,12 @@ def test_later_trials_change_no_kind_but_their_own() -> None:
 
 
 def test_a_trial_of_few_steps_weighs_less_than_a_long_one() -> None:
-    def pace(steps: int, step_seconds: float) -> TrialPace:
-        return TrialPace(steps, step_seconds, step_seconds, reference_seconds=1e-4, contended=False)
-
-    long = [pace(10_000, 0.01)] * 3
-    one = pool_paces({"a": [*long, pace(3, 0.03)]}, {"a"})["a"]
+    long, short = [pace(10_000)] * 3, pace(3, 0.03, 0.03)
+    one = pool_paces({"a": [*long, short]}, {"a"})["a"]
     share = 0.25 / (3 * 10_000 / 10_009 + 0.25)
     assert one.seconds == pytest.approx(0.01 * 3**share), "a quarter of the weight of a long one"
-    assert pool_paces({"a": long}, {"a"})["a"].error < pool_paces({"a": [pace(3, 0.01)] * 3}, {"a"})["a"].error
-    assert pool_paces({"a": [pace(3, 0.03)]}, {"a"})["a"].seconds == pytest.approx(0.03), "alone it is all there is"
+    assert pool_paces({"a": long}, {"a"})["a"].error < pool_paces({"a": [pace(3)] * 3}, {"a"})["a"].error
+    assert pool_paces({"a": [short]}, {"a"})["a"].seconds == pytest.approx(0.03), "alone it is all there is"
 
 
 def test_the_host_bound_share_of_a_step_time_is_the_median_of_the_undisturbed_visits() -> None:
