@@ -62,7 +62,6 @@ def read_optuna_study(file: str, study: str | None = None) -> OptunaStudy:
     with _failures_of_reading(url), _reading(url) as storage:
         ids = {storage.get_study_name_from_id(one._study_id): one._study_id for one in storage.get_all_studies()}
         name = _named(study, list(ids), url)
-        attributes = storage.get_study_system_attrs(ids[name])
         trials = storage.get_all_trials(ids[name], deepcopy=False)
         for trial in trials:
             _check_numbers(trial)
@@ -70,7 +69,7 @@ def read_optuna_study(file: str, study: str | None = None) -> OptunaStudy:
             name=name,
             place=shown(url),
             directions=storage.get_study_directions(ids[name]),
-            metric_names=[str(one) for one in attributes.get(METRIC_NAMES) or ()],
+            metric_names=[str(one) for one in storage.get_study_system_attrs(ids[name]).get(METRIC_NAMES) or ()],
             user_attributes=storage.get_study_user_attrs(ids[name]),
             trials=trials,
         )
@@ -87,9 +86,10 @@ def optuna_storage(url: URL, *, address: URL | None = None) -> Iterator[RDBStora
 
     Missing tables are created, unless ``address`` opens the database another way.
     """
-    opened = (address or url).render_as_string(hide_password=False)
     try:
-        storage = RDBStorage(opened, skip_table_creation=address is not None)
+        storage = RDBStorage(
+            (address or url).render_as_string(hide_password=False), skip_table_creation=address is not None
+        )
     except RuntimeError as error:
         raise SchemaError(
             f"another version of Optuna made the tables of {shown(url)}: {without_secrets(str(error), url)}",
@@ -385,9 +385,8 @@ class _Parameters:
 
     def _values(self, configuration: Configuration) -> dict[str, ParameterValue]:
         own = {"batch_size": configuration.batch_size, **parameters_of(configuration)}
-        named = {f"{configuration.optimizer}.{name}": name for name in own}
-        searched = {plain: full for full, plain in named.items() if full in self._dimensions}
-        return {searched.get(name, name): value for name, value in own.items()}
+        searched = {name: f"{configuration.optimizer}.{name}" for name in own}
+        return {searched[name] if searched[name] in self._dimensions else name: value for name, value in own.items()}
 
     def _distribution(self, name: str, values: Sequence[ParameterValue], space: SearchSpace) -> BaseDistribution:
         if name == "batch_size":

@@ -71,12 +71,21 @@ def batch_growth_chart(answer: Answer, stages: Sequence[RunStage]) -> Chart:
         _stairs([(one.start_samples, one.batch_size) for one in stages], end),
     ]
     if noise is not None and noise.scale:
-        level = [Point(samples, noise.scale) for samples in (0.0, last)]
-        series.append(Series(name="gradient noise scale", points=level, colour=MUTED, width=1.5, dash="dot"))
-    ticks = [(float(size), str(size)) for size in sorted({best, *(one.batch_size for one in stages)})]
+        series.append(
+            Series(
+                name="gradient noise scale",
+                points=[Point(samples, noise.scale) for samples in (0.0, last)],
+                colour=MUTED,
+                width=1.5,
+                dash="dot",
+            )
+        )
     return Chart(
         x=value_axis("training samples seen", [0.0, last], log=False),
-        y=replace(value_axis("batch size", extent(series), log=True), ticks=ticks),
+        y=replace(
+            value_axis("batch size", extent(series), log=True),
+            ticks=[(float(size), str(size)) for size in sorted({best, *(one.batch_size for one in stages)})],
+        ),
         series=series,
     )
 
@@ -87,14 +96,14 @@ def rate_growth_chart(
     """Learning rate over samples seen, for the schedule's run and the optimum's."""
     end = stages[-1].start_samples + stages[-1].samples
     points, constant = _rates(curve), _rates(optimum)
-    steps = [(one.start_samples, one.learning_rate) for one in stages]
     series = [
         *([_constant(constant, "the best constant size")] if constant else []),
-        _grown(points, "vh") if points else _stairs(steps, end),
+        _grown(points, "vh") if points else _stairs([(one.start_samples, one.learning_rate) for one in stages], end),
     ]
-    samples = [0.0, end, *(point.x for one in series for point in one.points)]
     return Chart(
-        x=value_axis("training samples seen", samples, log=False),
+        x=value_axis(
+            "training samples seen", [0.0, end, *(point.x for one in series for point in one.points)], log=False
+        ),
         y=value_axis("learning rate", extent(series), log=True),
         series=series,
     )
@@ -108,28 +117,29 @@ def grown_trials(trials: Sequence[TrialRecord], answer: Answer, objective: Objec
     best = set() if answer.batch_schedule is None else {*answer.batch_schedule.trial_numbers}
     figured = [(_median(group, objective), group) for group in groups.values()]
     ranked = sorted(figured, key=lambda one: (one[0] is None, one[0] or 0.0, one[1][0].number))
-    rows = [
-        Row(_grown_cells(group, figure, objective), any(one.number in best for one in group))
-        for figure, group in ranked
-    ]
     return Section(
         name="grown-trials",
         title="Trials with a growing batch",
         text="One row per schedule, with the median of its runs; the best is bold. The law and the table of batch "
         "sizes leave these trials out.",
-        table=Table(["Batch", sentence(objective.axis_title), "Learning rate at first", "Ended", "Trials"], rows),
+        table=Table(
+            ["Batch", sentence(objective.axis_title), "Learning rate at first", "Ended", "Trials"],
+            [
+                Row(_grown_cells(group, figure, objective), any(one.number in best for one in group))
+                for figure, group in ranked
+            ],
+        ),
     )
 
 
 def _grown_cells(group: Sequence[TrialRecord], figure: float | None, objective: Objective) -> list[str]:
     configuration = group[0].configuration
     schedule = growing_schedule(configuration)
-    ended = Counter(trial.state.value for trial in group)
     return [
         schedule.in_words,
         NOTHING if figure is None else f"{number(objective.shown(figure))}{objective.unit}",
         f"{in_words(configuration.learning_rate)}, {schedule.rate_rule.in_words}",
-        ", ".join(f"{count} {state}" for state, count in ended.items()),
+        ", ".join(f"{count} {state}" for state, count in Counter(trial.state.value for trial in group).items()),
         ", ".join(str(trial.number) for trial in group),
     ]
 
@@ -313,21 +323,6 @@ def _sections(picture: StudyPicture) -> list[Section]:
 def _devices(answer: Answer) -> Section | None:
     if not answer.by_devices:
         return None
-    rows = [
-        Row(
-            [
-                one.world_size,
-                one.batch_size,
-                f"{number(one.seconds)}{ends(one.low, one.high)}{'' if one.runs else ', predicted'}",
-                f"{number(one.speedup.value, 2)}×{ends(one.speedup.low, one.speedup.high, 2)}",
-                f"{one.efficiency:.0%}",
-                number(one.cost),
-                NOTHING if one.reduce_share is None else f"{one.reduce_share:.0%}",
-            ],
-            one.on_front,
-        )
-        for one in answer.by_devices
-    ]
     return Section(
         name="devices",
         title="More devices",
@@ -335,7 +330,21 @@ def _devices(answer: Answer) -> Section | None:
         charts={"devices": plots.devices_chart(answer)},
         table=Table(
             ["Devices", "Batch", "Seconds", "Speed-up", "Efficiency", "Device-seconds", "Reduction, share of a step"],
-            rows,
+            [
+                Row(
+                    [
+                        one.world_size,
+                        one.batch_size,
+                        f"{number(one.seconds)}{ends(one.low, one.high)}{'' if one.runs else ', predicted'}",
+                        f"{number(one.speedup.value, 2)}×{ends(one.speedup.low, one.speedup.high, 2)}",
+                        f"{one.efficiency:.0%}",
+                        number(one.cost),
+                        NOTHING if one.reduce_share is None else f"{one.reduce_share:.0%}",
+                    ],
+                    one.on_front,
+                )
+                for one in answer.by_devices
+            ],
             caption="Bold: no other number of devices is better in both seconds and cost.",
         ),
     )
@@ -419,23 +428,22 @@ def _without_figure(answer: Answer) -> list[str]:
 
 def _batches(answer: Answer) -> Section:
     has_host_bound = any(row.host_bound_share is not None for row in answer.batches)
-    headings = [
-        "Batch",
-        f"{objective_in(answer).label} [95 %]",
-        "Steps",
-        "Samples",
-        "ms/step",
-        *(["Host-bound"] if has_host_bound else []),
-        "Learning rate",
-        "Regime",
-        "Trials",
-    ]
     return Section(
         name="batches",
         title="Batch sizes",
         text="The best configuration of each; the optimum is bold.",
         table=Table(
-            headings,
+            [
+                "Batch",
+                f"{objective_in(answer).label} [95 %]",
+                "Steps",
+                "Samples",
+                "ms/step",
+                *(["Host-bound"] if has_host_bound else []),
+                "Learning rate",
+                "Regime",
+                "Trials",
+            ],
             [
                 Row(_cells(answer, row, has_host_bound), row.batch_size == answer.optimal.batch_size)
                 for row in answer.batches
@@ -629,16 +637,24 @@ def tiles_of(answer: Answer, spec: StudySpec) -> list[Tile]:
     """Tiles of the key figures, the optimum's first."""
     best, largest = answer.optimal, answer.largest_that_fits
     accumulated = f"{best.accumulation_steps} × {best.micro_batch_size}" if best.accumulation_steps > 1 else ""
-    notes = (_times(answer, answer.speedup.over_largest), largest.reason)
     tiles = [
         Tile("Optimal batch size", f"{best.batch_size:,}", accumulated),
         _figure_tile(answer),
         Tile("Within 5 %", _range(answer.flat_range), "medians around the optimum"),
-        Tile(largest.in_words.capitalize(), f"{largest.batch_size:,}", "; ".join(filter(None, notes))),
+        Tile(
+            largest.in_words.capitalize(),
+            f"{largest.batch_size:,}",
+            "; ".join(filter(None, (_times(answer, answer.speedup.over_largest), largest.reason))),
+        ),
     ]
     if spec.default_is_known:
-        over_default = _times(answer, answer.speedup.over_default) or "no run to compare"
-        tiles.append(Tile("Your default", f"{spec.default.batch_size:,}", over_default))
+        tiles.append(
+            Tile(
+                "Your default",
+                f"{spec.default.batch_size:,}",
+                _times(answer, answer.speedup.over_default) or "no run to compare",
+            )
+        )
     if answer.fit is not None and answer.fit.verdict != "too_few_points":
         tiles.append(_critical(answer.fit))
     if answer.measured.noise_scale is not None:
@@ -647,8 +663,13 @@ def tiles_of(answer: Answer, spec: StudySpec) -> list[Tile]:
         tiles.append(Tile(f"Test {answer.target.metric}", number(best.test_metric), "of the optimum, at the target"))
     for name, figure in best.further_metrics.items():
         shown = ends(figure.low, figure.high).strip()
-        note = f"of the optimum, at the target{shown and f', 95 % interval {shown}'}"
-        tiles.append(Tile(f"Test {name}", number(figure.median), note))
+        tiles.append(
+            Tile(
+                f"Test {name}",
+                number(figure.median),
+                f"of the optimum, at the target{shown and f', 95 % interval {shown}'}",
+            )
+        )
     if best.peak_memory_bytes is not None:
         of = "of the optimum"
         if best.peak_memory_basis not in (None, MemoryBasis.DEVICE):

@@ -103,19 +103,22 @@ def table(
 ) -> Table:
     """Table of the rows at a path in a plan's JSON; column ``""`` holds their names."""
     entries = document[place]
-    named = list(entries.items() if isinstance(entries, dict) else enumerate(entries))
-    rows = [
-        Row(
-            cells=[
-                cell(document, f"{place}.{name}.{column}") if column else Cell(str(name).replace("_", " "))
-                for column in columns
-            ],
-            marked=marked(entry),
-        )
-        for name, entry in named
-        if is_shown(entry)
-    ]
-    return Table(caption=caption, headings=list(columns.values()), rows=rows, folded=folded)
+    return Table(
+        caption=caption,
+        headings=list(columns.values()),
+        rows=[
+            Row(
+                cells=[
+                    cell(document, f"{place}.{name}.{column}") if column else Cell(str(name).replace("_", " "))
+                    for column in columns
+                ],
+                marked=marked(entry),
+            )
+            for name, entry in list(entries.items() if isinstance(entries, dict) else enumerate(entries))
+            if is_shown(entry)
+        ],
+        folded=folded,
+    )
 
 
 def shown_memory(plan: MemoryPlan) -> Shown:
@@ -130,14 +133,6 @@ def shown_memory(plan: MemoryPlan) -> Shown:
         "peak_bytes": ("Peak of a step", f"at micro-batch {plan.micro_batch}"),
     }
     lacking = "give the memory or a device" if plan.activation_bytes_per_sample else "give a transformer's dimensions"
-    others = table(
-        document,
-        "table",
-        CHOICES,
-        caption="Other precisions, optimizers and checkpointing",
-        marked=lambda row: [row[name] for name in CHOICE] == own,
-        folded=True,
-    )
     return Shown(
         tiles=[
             *([Tile("Micro-batches that fit", Cell("unknown"), lacking)] if plan.largest_micro_batch is None else []),
@@ -147,7 +142,23 @@ def shown_memory(plan: MemoryPlan) -> Shown:
                 if document[key] is not None
             ),
         ],
-        tables=[table(document, "terms", TERMS, caption="Term by term"), *([others] if plan.table else [])],
+        tables=[
+            table(document, "terms", TERMS, caption="Term by term"),
+            *(
+                [
+                    table(
+                        document,
+                        "table",
+                        CHOICES,
+                        caption="Other precisions, optimizers and checkpointing",
+                        marked=lambda row: [row[name] for name in CHOICE] == own,
+                        folded=True,
+                    )
+                ]
+                if plan.table
+                else []
+            ),
+        ],
         notes=plan.notes,
     )
 
@@ -255,20 +266,19 @@ def shown_beyond(plan: BeyondPlan) -> Shown:
     ]
     if plan.metric.low is not None:
         tiles.append(Tile(plan.measured.metric, cell(document, "metric.value"), _interval(document["metric"])))
-    columns = {
-        "batch_size": "batch",
-        "steps.value": "steps",
-        "time_to_target_s.value": "to target, s",
-        "time_to_target_s.low": "90 % from",
-        "time_to_target_s.high": "to",
-    }
     return Shown(
         tiles=tiles,
         tables=[
             table(
                 document,
                 "batches",
-                columns,
+                {
+                    "batch_size": "batch",
+                    "steps.value": "steps",
+                    "time_to_target_s.value": "to target, s",
+                    "time_to_target_s.low": "90 % from",
+                    "time_to_target_s.high": "to",
+                },
                 caption="Predicted, by batch size; bold: the best",
                 marked=lambda row: bool(row["batch_size"] == plan.optimal_batch_size),
             ),

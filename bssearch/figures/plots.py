@@ -57,13 +57,14 @@ def objective_picture(answer: Answer, *, default_batch_size: int | None = None, 
     if objective.stops_at_target:
         title += f": {answer.target.in_words}"
     value = "" if best.objective_value is None else f" at {number(best.objective_value.median)}{objective.unit}"
-    source = [f"study {answer.study}", answer.device.name, *([] if measured_on is None else [measured_on.isoformat()])]
     return picture(
         chart,
         title=title,
         subtitle="median and 95 % interval over fresh seeds, with the learning rate and the rest tuned at each batch "
         "size",
-        footnote=", ".join(source),
+        footnote=", ".join(
+            [f"study {answer.study}", answer.device.name, *([] if measured_on is None else [measured_on.isoformat()])]
+        ),
         about=f"{title}. Optimal: batch {best.batch_size}{value}.",
     )
 
@@ -135,14 +136,19 @@ def front_chart(answer: Answer, *, priced: bool) -> Chart | None:
     }
     front = {one.batch_size for one in answer.front if one.on_front}
     single = points.keys() - front - confirmed if confirmed else set()
-    best = [Point(point.x, point.y) for size, point in points.items() if size == answer.optimal.batch_size]
     return _trade_offs(
         [point for size, point in points.items() if size in front],
         [point for size, point in points.items() if size not in front | single],
         _apart(
             "single search trial, not compared", [point for size, point in points.items() if size in single], "circle"
         ),
-        Series(name="recommended", points=best, colour=SECOND, symbol="star", size=14),
+        Series(
+            name="recommended",
+            points=[Point(point.x, point.y) for size, point in points.items() if size == answer.optimal.batch_size],
+            colour=SECOND,
+            symbol="star",
+            size=14,
+        ),
         cost="price" if priced else "training samples",
     )
 
@@ -231,17 +237,35 @@ def _against_law(
         series.append(_law_curve([(size, expected(fit, size)) for size in dense_sizes(fit.residuals)], "the law", fit))
     if len(known) > 1:
         (first, at_first), last = known[0], known[-1][0].batch_size
-        ends = [Point(size, at_first * (size / first.batch_size) ** slope) for size in (first.batch_size, last)]
-        series.append(Series(name="perfect scaling", points=ends, colour=MUTED, width=1.5, dash="dot"))
+        series.append(
+            Series(
+                name="perfect scaling",
+                points=[
+                    Point(size, at_first * (size / first.batch_size) ** slope) for size in (first.batch_size, last)
+                ],
+                colour=MUTED,
+                width=1.5,
+                dash="dot",
+            )
+        )
     for regime, symbol in REGIME_SYMBOLS.items():
         for is_hollow, name in ((False, regime or ""), (True, f"{regime or 'smallest'}, not well tuned")):
             here = [(row.batch_size, one) for row, one in known if (row.regime, row.untuned) == (regime, is_hollow)]
             if here:
-                points = [Point(size, one, f"batch {size}: {number(one, 4)}") for size, one in here]
-                colour = MUTED if regime is None else ACCENT
-                series.append(Series(name=name, points=points, colour=colour, symbol=symbol, is_hollow=is_hollow))
-    y = value_axis(f"{title} to the target", [one for _, one in known], log=True)
-    return Chart(x=batch_axis(_sizes(answer)), y=y, series=series)
+                series.append(
+                    Series(
+                        name=name,
+                        points=[Point(size, one, f"batch {size}: {number(one, 4)}") for size, one in here],
+                        colour=MUTED if regime is None else ACCENT,
+                        symbol=symbol,
+                        is_hollow=is_hollow,
+                    )
+                )
+    return Chart(
+        x=batch_axis(_sizes(answer)),
+        y=value_axis(f"{title} to the target", [one for _, one in known], log=True),
+        series=series,
+    )
 
 
 def _connected(answer: Answer, value: Callable[[Batch], float | None]) -> Series | None:
@@ -261,8 +285,13 @@ def _medians(answer: Answer) -> Iterator[Series]:
         yield Series(name="a single search trial", points=single, symbol="circle", is_hollow=True)
     for row, one in known:
         if row.batch_size == best:
-            point = _median(best, one, row, f"{best}: {number(one.median)}{unit}")
-            yield Series(name="optimal", points=[point], colour=SECOND, symbol="star", size=14)
+            yield Series(
+                name="optimal",
+                points=[_median(best, one, row, f"{best}: {number(one.median)}{unit}")],
+                colour=SECOND,
+                symbol="star",
+                size=14,
+            )
 
 
 def _median(size: int, figure: Median | Time, row: Batch | None = None, label: str = "") -> Point:
@@ -293,10 +322,18 @@ def _default(answer: Answer, batch_size: int) -> Iterator[Series]:
     if ratio is None or best is None:
         return
     value, longer = best.median * ratio.value, "longer than " if ratio.at_least else ""
-    about = f"your default, batch {batch_size}: {longer}{number(value, 4)}"
-    label = f"{'> ' if ratio.at_least else ''}{number(ratio.value)}× the optimum"
-    name = f"your default{' (longer than this)' if ratio.at_least else ''}"
-    yield _apart(name, [Point(batch_size, value, about, label)], "arrow" if ratio.at_least else "diamond")
+    yield _apart(
+        f"your default{' (longer than this)' if ratio.at_least else ''}",
+        [
+            Point(
+                batch_size,
+                value,
+                f"your default, batch {batch_size}: {longer}{number(value, 4)}",
+                f"{'> ' if ratio.at_least else ''}{number(ratio.value)}× the optimum",
+            )
+        ],
+        "arrow" if ratio.at_least else "diamond",
+    )
 
 
 def _apart(name: str, points: Sequence[Point], symbol: Symbol) -> Series:
@@ -311,8 +348,7 @@ def _law_of_figures(answer: Answer) -> Iterator[Series]:
     timed = {row.batch_size: row.step_time_s for row in answer.batches if row.step_time_s is not None}
     inside = [size for size in timed if min(fit.residuals) <= size <= max(fit.residuals)]
     needs_step_times = objective.predicted(1.0, 1.0, None) is None
-    is_timed = all(warning.code != LAW_NOT_TIMED for warning in answer.warnings)
-    if needs_step_times and (len(inside) < 2 or not is_timed):
+    if needs_step_times and (len(inside) < 2 or not all(warning.code != LAW_NOT_TIMED for warning in answer.warnings)):
         return
     points = [
         (size, value)
@@ -387,17 +423,20 @@ def curves_chart(answer: Answer, curves: Mapping[int, Sequence[Observation]]) ->
         return None
     best = answer.optimal.batch_size
     reached = {row.batch_size for row in answer.batches if row.reached}
-    series = [
-        Series(
-            name=f"{size} (optimal)" if size == best else str(size),
-            points=_curve(points, f"batch {size}"),
-            colour=sequence_colour(index / max(1, len(drawn) - 1)),
-            width=4 if size == best else 1.75,
-            dash="solid" if size in reached else "dot",
-        )
-        for index, (size, points) in enumerate(drawn.items())
-    ]
-    return _curves(series, answer.target, log=True)
+    return _curves(
+        [
+            Series(
+                name=f"{size} (optimal)" if size == best else str(size),
+                points=_curve(points, f"batch {size}"),
+                colour=sequence_colour(index / max(1, len(drawn) - 1)),
+                width=4 if size == best else 1.75,
+                dash="solid" if size in reached else "dot",
+            )
+            for index, (size, points) in enumerate(drawn.items())
+        ],
+        answer.target,
+        log=True,
+    )
 
 
 def recent_curves_chart(target: Target, runs: Sequence[tuple[TrialRecord, Sequence[Observation]]]) -> Chart | None:
@@ -405,17 +444,20 @@ def recent_curves_chart(target: Target, runs: Sequence[tuple[TrialRecord, Sequen
     drawn = [(trial, points) for trial, curve in runs if (points := thinned(curve))]
     if not drawn:
         return None
-    series = [
-        Series(
-            name=f"trial {trial.number}, batch {trial.configuration.batch_size}",
-            points=_curve(points, f"trial {trial.number}"),
-            colour=sequence_colour(index / max(1, len(drawn) - 1)),
-            width=2,
-            symbol="circle" if len(points) == 1 else None,
-        )
-        for index, (trial, points) in enumerate(drawn)
-    ]
-    return _curves(series, target, log=False)
+    return _curves(
+        [
+            Series(
+                name=f"trial {trial.number}, batch {trial.configuration.batch_size}",
+                points=_curve(points, f"trial {trial.number}"),
+                colour=sequence_colour(index / max(1, len(drawn) - 1)),
+                width=2,
+                symbol="circle" if len(points) == 1 else None,
+            )
+            for index, (trial, points) in enumerate(drawn)
+        ],
+        target,
+        log=False,
+    )
 
 
 def _curve(curve: Sequence[Observation], name: str) -> list[Point]:
@@ -426,10 +468,12 @@ def _curve(curve: Sequence[Observation], name: str) -> list[Point]:
 
 
 def _curves(series: Sequence[Series], target: Target, *, log: bool) -> Chart:
-    seconds = [0.0] * (not log) + [point.x for one in series for point in one.points]
-    metric = value_axis(short_name(target.metric), [*extent(series), target.value], log=False)
-    rule = ReferenceLine(at=target.value, name=f"target {target.goal.sign} {target.value:g}", colour=ACCENT)
-    return Chart(x=value_axis("train seconds", seconds, log=log), y=metric, series=series, rules=[rule])
+    return Chart(
+        x=value_axis("train seconds", [0.0] * (not log) + [point.x for one in series for point in one.points], log=log),
+        y=value_axis(short_name(target.metric), [*extent(series), target.value], log=False),
+        series=series,
+        rules=[ReferenceLine(at=target.value, name=f"target {target.goal.sign} {target.value:g}", colour=ACCENT)],
+    )
 
 
 def learning_rate_chart(
@@ -439,8 +483,11 @@ def learning_rate_chart(
 
     The rules start at the default. Left out: growing batches, unknown rates, and failed, lost or cancelled trials.
     """
-    constant = [trial for trial in trials if not trial.configuration.grows]
-    known = [(trial, rate) for trial in constant if (rate := _learning_rate(trial.configuration)) is not None]
+    known = [
+        (trial, rate)
+        for trial in trials
+        if not trial.configuration.grows and (rate := _learning_rate(trial.configuration)) is not None
+    ]
     valued = [(trial, rate, value) for trial, rate in known if (value := objective.figure(trial)) is not None]
     series, colours = _coloured(valued, objective) if valued else ([], None)
     for name, (symbol, colour, states) in ENDED.items():
@@ -456,21 +503,34 @@ def learning_rate_chart(
     sizes, rates = {trial.configuration.batch_size for trial, _ in known}, extent(series)
     if default is not None:
         series += [_rule_line(rule, default, sizes) for rule in (LearningRateRule.LINEAR, LearningRateRule.SQRT)]
-        mark = _mark(default, default.learning_rate, "your default")
-        series.append(Series(name="your default", points=[mark], colour=INK, symbol="diamond", is_hollow=True))
+        series.append(
+            Series(
+                name="your default",
+                points=[_mark(default, default.learning_rate, "your default")],
+                colour=INK,
+                symbol="diamond",
+                is_hollow=True,
+            )
+        )
         rates.append(default.learning_rate)
         sizes.add(default.batch_size)
-    y = value_axis("learning rate", rates, log=True)
-    return Chart(x=batch_axis(sorted(sizes)), y=y, series=series, colours=colours)
+    return Chart(
+        x=batch_axis(sorted(sizes)), y=value_axis("learning rate", rates, log=True), series=series, colours=colours
+    )
 
 
 def _rule_line(rule: LearningRateRule, default: Configuration, sizes: Iterable[int]) -> Series:
     size = default.batch_size
-    points = [
-        Point(one, default.learning_rate * learning_rate_factor(rule, one, size)) for one in sorted({*sizes, size})
-    ]
     dash: Dash = "dash" if rule is LearningRateRule.LINEAR else "dot"
-    return Series(name=f"{rule.value} rule", points=points, colour=MUTED, width=1.5, dash=dash)
+    return Series(
+        name=f"{rule.value} rule",
+        points=[
+            Point(one, default.learning_rate * learning_rate_factor(rule, one, size)) for one in sorted({*sizes, size})
+        ],
+        colour=MUTED,
+        width=1.5,
+        dash=dash,
+    )
 
 
 def _coloured(

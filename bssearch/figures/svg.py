@@ -123,8 +123,14 @@ class Chart:
 def batch_axis(sizes: Sequence[int], title: str = "batch size") -> Axis:
     """Logarithmic axis with a tick at each batch size (ascending)."""
     room = max(10**0.1, (sizes[-1] / sizes[0]) ** PADDING)
-    ticks = [(float(size), str(size)) for size in sizes]
-    return Axis(title, sizes[0] / room, sizes[-1] * room, ticks, is_log=True, has_grid=False)
+    return Axis(
+        title,
+        sizes[0] / room,
+        sizes[-1] * room,
+        [(float(size), str(size)) for size in sizes],
+        is_log=True,
+        has_grid=False,
+    )
 
 
 def value_axis(title: str, values: Iterable[float], *, log: bool, room: float = PADDING) -> Axis:
@@ -142,8 +148,13 @@ def value_axis(title: str, values: Iterable[float], *, log: bool, room: float = 
 
 def extent(series: Iterable[Series]) -> list[float]:
     """Y values of points and interval ends."""
-    points = (point for one in series for point in one.points)
-    return [value for point in points for value in (point.y, point.low, point.high) if value is not None]
+    return [
+        value
+        for one in series
+        for point in one.points
+        for value in (point.y, point.low, point.high)
+        if value is not None
+    ]
 
 
 def linear_ticks(low: float, high: float) -> list[Tick]:
@@ -475,8 +486,13 @@ def _axes(frame: Frame, size: Size) -> Iterator[str]:
         yield text_at(box.left - TICK - GAP / 2, frame.y(value) + 0.35 * font, text, "end")
     across = cut(frame.x_axis.title, font, size.width)
     half = width_of(across, font) / 2
-    middle = min(max((box.left + box.right) / 2, half), size.width - half)
-    yield text_at(middle, box.bottom + TICK + GAP + 2.5 * font, across, "middle", MUTED_TEXT)
+    yield text_at(
+        min(max((box.left + box.right) / 2, half), size.width - half),
+        box.bottom + TICK + GAP + 2.5 * font,
+        across,
+        "middle",
+        MUTED_TEXT,
+    )
     yield text_at(0, box.top - 0.8 * font, cut(frame.y_axis.title, font, size.width), more=MUTED_TEXT)
 
 
@@ -573,8 +589,13 @@ def _texts(
     box = Box(frame.box.left, frame.box.top - 2, size.width, frame.box.bottom)
     wanted: list[tuple[str, str, list[Place]]] = []
     for rule in rules:
-        name = cut(rule.name, size.font, frame.box.right - frame.box.left - 2 * GAP)
-        wanted.append((name, rule.colour, _beside_rule(rule, frame, size)))
+        wanted.append(
+            (
+                cut(rule.name, size.font, frame.box.right - frame.box.left - 2 * GAP),
+                rule.colour,
+                _beside_rule(rule, frame, size),
+            )
+        )
     for series, points in placed:
         wanted += [(one.point.label, series.colour, _beside_point(one, size)) for one in points if one.point.label]
     if not wanted:
@@ -602,13 +623,15 @@ def _beside_rule(rule: ReferenceLine, frame: Frame, size: Size) -> list[Place]:
     box = frame.box
     if rule.is_upright:
         x = frame.x(rule.at)
-        rows = [box.top + (row + 1.1) * size.font for row in range(4)]
         sides: list[tuple[float, Anchor]] = [(x - GAP, "end"), (x + GAP, "start")]
-        return [(side, row, anchor) for row in rows for side, anchor in sides]
+        return [
+            (side, row, anchor)
+            for row in (box.top + (row + 1.1) * size.font for row in range(4))
+            for side, anchor in sides
+        ]
     y = frame.y(rule.at)
-    heights = (y - 0.4 * size.font, y + 1.1 * size.font)
     ends: list[tuple[float, Anchor]] = [(box.left + GAP, "start"), (box.right - GAP, "end")]
-    return [(x, height, anchor) for height in heights for x, anchor in ends]
+    return [(x, height, anchor) for height in (y - 0.4 * size.font, y + 1.1 * size.font) for x, anchor in ends]
 
 
 def _beside_point(placed: Placed, size: Size) -> list[Place]:
@@ -665,7 +688,7 @@ def _colour_scale(scale: ColourScale, name: str, size: Size) -> tuple[list[str],
         lambda tick: BAR_WIDTH * tick[0],
         lambda tick: (width_of(tick[1], size.font) + SWATCH_GAP) / 2,
     )
-    elements = [
+    return [
         f'<linearGradient id="{name}-scale">{stops}</linearGradient>',
         text_at(0, size.row / 2 + 0.35 * size.font, title),
         f'<rect x="{short(left)}" y="{short(middle - BAR_HEIGHT / 2)}" width="{BAR_WIDTH}" height="{BAR_HEIGHT}" '
@@ -674,8 +697,7 @@ def _colour_scale(scale: ColourScale, name: str, size: Size) -> tuple[list[str],
             text_at(left + BAR_WIDTH * share, middle + BAR_HEIGHT / 2 + size.font, text, "middle")
             for share, text in ticks
         ),
-    ]
-    return elements, middle + size.row / 2 + 1.1 * size.font
+    ], middle + size.row / 2 + 1.1 * size.font
 
 
 def short(value: float) -> str:

@@ -206,8 +206,10 @@ class LearningRateRequest(Request):
     @property
     def tuned(self) -> dict[str, Any]:
         """Tuned values that a rule may change, by default the optimizer's."""
-        given = {name: getattr(self, name) for name in ("beta1", "beta2", "epsilon", "ema_decay", "weight_decay")}
-        return {name: self._own.get(name) if value is None else value for name, value in given.items()}
+        return {
+            name: self._own.get(name) if (value := getattr(self, name)) is None else value
+            for name in ("beta1", "beta2", "epsilon", "ema_decay", "weight_decay")
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

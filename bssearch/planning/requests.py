@@ -93,8 +93,9 @@ class Plan:
 @cache
 def options_of(model: type[Request]) -> dict[str, Option]:
     """A request's options by field; fields without one are for Python only."""
-    notes = {name: field.metadata for name, field in model.model_fields.items()}
-    return {name: one for name, found in notes.items() for one in found if isinstance(one, Option)}
+    return {
+        name: one for name, field in model.model_fields.items() for one in field.metadata if isinstance(one, Option)
+    }
 
 
 def type_of(model: type[Request], name: str) -> Any:

@@ -415,8 +415,9 @@ def _row(devices: int, share: int, asked: ScaleRequest, b_crit: float, single: S
 
 
 def _range(b_crit: ScaleInterval, devices_at: Callable[[float], int | None]) -> ScaleInterval:
-    ends = (b_crit.estimate, b_crit.low, b_crit.high)
-    estimate, low, high = (None if end is None else devices_at(end) for end in ends)
+    estimate, low, high = (
+        None if end is None else devices_at(end) for end in (b_crit.estimate, b_crit.low, b_crit.high)
+    )
     return ScaleInterval(estimate=estimate, low=low, high=high)
 
 

@@ -134,8 +134,11 @@ class StartRequest(Request):
     @property
     def memory(self) -> MemoryPlanRequest:
         """Input of the memory plan, which calls sgd momentum."""
-        kept = "momentum" if self.optimizer == "sgd" else self.optimizer
-        return MemoryPlanRequest(parameters=self.parameters, precision=self.precision, optimizer=kept)
+        return MemoryPlanRequest(
+            parameters=self.parameters,
+            precision=self.precision,
+            optimizer="momentum" if self.optimizer == "sgd" else self.optimizer,
+        )
 
     @property
     def sample_bytes(self) -> float:

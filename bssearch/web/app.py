@@ -290,8 +290,9 @@ class _Pages:
         return answer_in_a_thread
 
     def refusal(self, status: int, message: str, hint: str) -> Response:
-        values = {"status": status, "message": message, "hint": hint, "asks_token": status == 401}
-        refused = self._page("refused.html", status, values)
+        refused = self._page(
+            "refused.html", status, {"status": status, "message": message, "hint": hint, "asks_token": status == 401}
+        )
         if status == 405:
             refused.headers["Allow"] = "GET, HEAD"
         return refused
@@ -306,8 +307,9 @@ class _Pages:
 
     def _answer(self, page: Page, request: Request) -> Response:
         query = request.query_params
-        several = {name: query.getlist(name) for name in query}
-        asked = PageRequest(self._databases, request.path_params, dict(query), several)
+        asked = PageRequest(
+            self._databases, request.path_params, dict(query), {name: query.getlist(name) for name in query}
+        )
         if page.version is None:
             return self._made(page, asked, request.url.path)
         version = page.version(asked)
@@ -328,8 +330,11 @@ class _Pages:
         found = page.show(asked)
         if isinstance(found, Document):
             return JSONResponse(found.content)
-        about = {"path": path, "live_seconds": found.live_seconds, "page_version": version}
-        return self._page(found.template, 200, {**about, **found.values})
+        return self._page(
+            found.template,
+            200,
+            {"path": path, "live_seconds": found.live_seconds, "page_version": version, **found.values},
+        )
 
     def _failed(self, request: Request, status: int, message: str, hint: str) -> Response:
         shown = {"message": visible(without_passwords(message)), "hint": visible(without_passwords(hint))}

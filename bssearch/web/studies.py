@@ -136,13 +136,15 @@ def best_page(asked: PageRequest) -> Answered:
     if found is not None and asked.text("format") == "json":
         return Document(found.model_dump(mode="json"))
     known = [_conditions(study) for study in studies]
-    questions = Counter(
-        (one["workload"], one["target"], study.target.in_words) for one, study in zip(known, studies, strict=True)
-    )
     values: dict[str, Any] = {
         "filters": {name: asked.text(name) or "" for name in FILTERS},
         "offered": _offered(known),
-        "questions": sorted(questions.items()),
+        "questions": sorted(
+            Counter(
+                (one["workload"], one["target"], study.target.in_words)
+                for one, study in zip(known, studies, strict=True)
+            ).items()
+        ),
         "found": None,
     }
     if found is not None:
@@ -256,10 +258,10 @@ def study_version(asked: PageRequest) -> str:
     with asked.databases.study(name, asked.database) as store:
         running = [trial.number for trial in store.trials.of(name, states=[TrialState.RUNNING])]
         curves = store.trials.evaluations(name, running) if running else {}
-        seen = {number: len(curve) for number, curve in curves.items()}
+        seen = sorted((number, len(curve)) for number, curve in curves.items())
         findings = {part: value for part, value in store.findings.last(name).items() if part != "answer"}
         shown = is_live(store, name, running), store.studies.get(name).archived_at
-        content = f"{store.findings.stamp(name)} {sorted(seen.items())} {shown} {findings}"
+        content = f"{store.findings.stamp(name)} {seen} {shown} {findings}"
     return hashlib.sha256(content.encode()).hexdigest()[:24]
 
 
@@ -318,13 +320,12 @@ def trials_page(asked: PageRequest) -> Answered:
     rows = [trial_row(trial) for trial in kept]
     pages = max(1, math.ceil(len(rows) / PAGE_TRIALS))
     page = asked.count("page", 1, most=pages) or 1
-    shown = _ordered(kept, rows, order or "number")[(page - 1) * PAGE_TRIALS : page * PAGE_TRIALS]
     return View(
         template="trials.html",
         values={
             **about_study(asked),
             "columns": COLUMNS,
-            "rows": shown,
+            "rows": _ordered(kept, rows, order or "number")[(page - 1) * PAGE_TRIALS : page * PAGE_TRIALS],
             "count": len(rows),
             "page": page,
             "pages": pages,
@@ -355,16 +356,17 @@ def trial_page(asked: PageRequest) -> Answered:
         if asked.text("format") == "json":
             return Document(document)
         log, again = store.trials.log(asked.study, trial.number), _again(store, asked.study, trial)
-    settings = {
-        name: value for name, value in document.items() if value is not None and not isinstance(value, dict | list)
-    }
     return View(
         template="trial.html",
         values={
             **about_study(asked),
             "trial": trial,
             "size": sizes_in_words(trial.configuration),
-            "facts": [(name, in_words(value)) for name, value in settings.items() if name not in HIDDEN],
+            "facts": [
+                (name, in_words(value))
+                for name, value in document.items()
+                if value is not None and not isinstance(value, dict | list) and name not in HIDDEN
+            ],
             "warnings": trial.outcome.warnings if trial.outcome else (),
             "traceback": document["traceback"],
             "stages": document["stages"],

@@ -59,8 +59,11 @@ class MLflow:
             return
         run = self._run(number)
         results = {f"result/{name}": value for name, value in figures.items()}
-        metrics = _metrics(results, at, round(figures.get("steps", 0)))
-        self._client.log_batch(run, metrics=metrics, tags=_tags({"state": state, "reason": reason}))
+        self._client.log_batch(
+            run,
+            metrics=_metrics(results, at, round(figures.get("steps", 0))),
+            tags=_tags({"state": state, "reason": reason}),
+        )
         if state != "paused":
             self._client.set_terminated(run, STATUS.get(state, "FINISHED"), round(1000 * at))
             self._runs.pop(number, None)
@@ -113,8 +116,9 @@ class MLflow:
         return str(run.info.run_id)
 
     def _found(self, **tags: str) -> Run | None:
-        wanted = {"mark": self._mark, **tags}.items()
-        condition = " and ".join(f"tags.`bssearch.{name}` = '{value}'" for name, value in wanted)
+        condition = " and ".join(
+            f"tags.`bssearch.{name}` = '{value}'" for name, value in {"mark": self._mark, **tags}.items()
+        )
         return next(iter(self._client.search_runs([self._experiment], condition, max_results=1)), None)
 
 

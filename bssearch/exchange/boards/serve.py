@@ -57,8 +57,7 @@ class Delivery(threading.Thread):
                 messages.append(self.messages.get())
             is_open = messages[-1] is not None
             self._deliver([one for one in messages if one is not None])
-            rest = (_cpu_seconds() - used) * (1 / CPU_SHARE - 1)
-            self._closing.wait(min(rest, LONGEST_REST_SECONDS))
+            self._closing.wait(min((_cpu_seconds() - used) * (1 / CPU_SHARE - 1), LONGEST_REST_SECONDS))
         self._tried(0, self._board.close)
 
     def _make(self) -> None:

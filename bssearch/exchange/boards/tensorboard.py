@@ -41,8 +41,9 @@ class TensorBoard:
         """Add the metric by step and train milliseconds, other figures by step."""
         writer, metric = self._writer(number), self._metric
         for step, at, figures in points:
-            milliseconds = round(1000 * figures["train_seconds"])
-            writer.add_scalar(f"{metric}/by_train_milliseconds", figures[metric], milliseconds, at)
+            writer.add_scalar(
+                f"{metric}/by_train_milliseconds", figures[metric], round(1000 * figures["train_seconds"]), at
+            )
             for name, value in figures.items():
                 writer.add_scalar(f"{metric}/by_step" if name == metric else name, value, step, at)
         writer.flush()

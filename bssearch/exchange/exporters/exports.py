@@ -281,12 +281,11 @@ def export_curves(store: Store, name: str, file: str | None = None) -> Exported:
     table = recorded_table(store, name)
     stopped = {TrialState.CAPPED, TrialState.PAUSED, TrialState.PRUNED}
     early = sum(trial.state in stopped for trial in search_trials(store, name))
-    written = [str(path) for path in write_table(table, Path(file or f"{name}.csv.gz"))]
     note = (
         f"note: the study's pruner stopped {early} of {len(table.trials)} trials, so their curves are cut; to compare "
         "pruners on full curves, run a study with --set pruner.name=none"
     )
-    return Exported(written, [note] if early else [])
+    return Exported([str(path) for path in write_table(table, Path(file or f"{name}.csv.gz"))], [note] if early else [])
 
 
 def recorded_table(store: Store, name: str) -> RecordedTable:
@@ -294,10 +293,9 @@ def recorded_table(store: Store, name: str) -> RecordedTable:
     study = store.studies.get(name)
     spec = spec_of(study)
     finished = {trial.number: trial for trial in search_trials(store, name)}
-    observations = observations_of(store, name, list(finished.values()))
     recorded = [
         _recorded(finished[number], [observation for _, observation in group])
-        for number, group in groupby(observations, key=itemgetter(0))
+        for number, group in groupby(observations_of(store, name, list(finished.values())), key=itemgetter(0))
     ]
     empty = "imported runs" if spec.is_imported else f"{len(finished)} finished trials"
     require(recorded, f"study {name!r} has no learning curves: its {empty} have no evaluations")
@@ -310,10 +308,13 @@ def search_trials(store: Store, name: str) -> list[TrialRecord]:
 
 
 def _recorded(trial: TrialRecord, curve: list[Observation]) -> RecordedTrial:
-    sizes = {"batch_size": trial.configuration.batch_size, "micro_batch_size": trial.configuration.micro_batch_size}
     return RecordedTrial(
         number=trial.number,
-        parameters={**sizes, **parameters_of(trial.configuration)},
+        parameters={
+            "batch_size": trial.configuration.batch_size,
+            "micro_batch_size": trial.configuration.micro_batch_size,
+            **parameters_of(trial.configuration),
+        },
         seed=trial.seed,
         steps=tuple(one.step for one in curve),
         train_seconds=tuple(one.train_seconds for one in curve),

@@ -164,8 +164,9 @@ def _loss_of_output(model: nn.Module, batch: Any) -> tuple[torch.Tensor, torch.T
     if isinstance(output, tuple | list):
         output = output[0]
     if output.ndim in (2, 3) and output.shape[-1] > 1:
-        targets = torch.zeros(output.shape[:-1], dtype=torch.long)
-        return functional.cross_entropy(output.flatten(0, -2), targets.flatten()), output
+        return functional.cross_entropy(
+            output.flatten(0, -2), torch.zeros(output.shape[:-1], dtype=torch.long).flatten()
+        ), output
     return functional.mse_loss(output, torch.zeros_like(output)), output
 
 
@@ -175,8 +176,9 @@ def _of_timm(asked: MemoryPlanRequest, rest: str) -> ModelUnderPlan:
         near = ", ".join(timm.list_models(f"*{rest.split('_')[0]}*")[:5]) or "no similar one"
         raise UsageError(f"--model {asked.name}: timm has no model {rest!r}; it has {near}")
     module = timm.create_model(rest, pretrained=False, **asked.settings)
-    shape = asked.input_shape or module.default_cfg["input_size"]
-    return ModelUnderPlan(module, _batches(shape, None, module), _loss_of_output)
+    return ModelUnderPlan(
+        module, _batches(asked.input_shape or module.default_cfg["input_size"], None, module), _loss_of_output
+    )
 
 
 def _of_transformers(asked: MemoryPlanRequest, rest: str) -> ModelUnderPlan:
@@ -242,9 +244,11 @@ def _without_network(name: str) -> Iterator[None]:
         wanted.append(str(arguments[0]))
         raise OSError(f"bssearch plan memory uses no network (wanted: {arguments[0]})")
 
-    offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
     try:
-        with patch.object(socket, "getaddrinfo", refuse), patch.dict(os.environ, offline):
+        with (
+            patch.object(socket, "getaddrinfo", refuse),
+            patch.dict(os.environ, {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}),
+        ):
             yield
     except BSSearchError as error:
         if wanted or "connect" in f"{error} {error.__cause__}":

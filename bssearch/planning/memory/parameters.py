@@ -175,8 +175,8 @@ def sample_bytes(model: Transformer, form: NumberFormat, *, checkpointing: bool)
     """
     layer, scores = _layer(model, form), _scores(model, form)
     stream = model.sequence * model.hidden * _stream_bytes(form)
-    mask = model.sequence * model.hidden * model.dropout
-    ends = 2 * stream + mask  # the embedding's output, and the last norm's input
+    # the embedding's output with its mask, and the last norm's input
+    ends = 2 * stream + model.sequence * model.hidden * model.dropout
     logits = model.sequence * (model.vocabulary or 0) * LOGIT_BYTES
     if checkpointing:
         kept = model.layers * stream + ends

@@ -117,8 +117,7 @@ def _peak(fixed: ParameterBytes, asked: MemoryPlanRequest, sample: SampleBytes, 
     # once a micro-batch's activations are complete, there are no gradients yet
     beside = fixed.autocast_copies + _gathered(asked)
     forward = fixed.fixed - fixed.gradients + beside + micro_batch * sample.total
-    update = fixed.fixed + _foreach(fixed, asked)
-    return max(forward, fixed.fixed + beside, update) + asked.overhead_bytes
+    return max(forward, fixed.fixed + beside, fixed.fixed + _foreach(fixed, asked)) + asked.overhead_bytes
 
 
 def _foreach(fixed: ParameterBytes, asked: MemoryPlanRequest) -> int:
@@ -383,14 +382,17 @@ def device_named(name: str) -> MemoryDevice:
     wanted = ALIASES.get(wanted, wanted)
     if wanted in DEVICES:
         return DEVICES[wanted]
-    parts = [one for one in DEVICES if wanted and wanted in one]
-    near = parts or get_close_matches(wanted, DEVICES, n=4, cutoff=0.4) or list(DEVICES)
+    near = (
+        [one for one in DEVICES if wanted and wanted in one]
+        or get_close_matches(wanted, DEVICES, n=4, cutoff=0.4)
+        or list(DEVICES)
+    )
     raise UsageError(f"unknown device = {name!r}; choose from {', '.join(near)}")
 
 
 def smallest_with(memory_bytes: int, *, bf16: bool = False) -> MemoryDevice | None:
     """Smallest device with these bytes free, or None; ``bf16`` requires bf16."""
-    known = [one for one in DEVICES.values() if one.memory_bytes is not None and (one.has_flash or not bf16)]
+    known = [one for one in DEVICES.values() if one.has_flash or not bf16]
     fitting = [one for one in known if one.memory_bytes and one.memory_bytes - one.taken_bytes >= memory_bytes]
     return min(fitting, key=lambda one: one.memory_bytes or 0, default=None)
 
@@ -601,8 +603,8 @@ class MemoryPlanRequest(Request):
     @property
     def transformer(self) -> Transformer | None:
         """The described transformer, if any."""
-        given = {name: getattr(self, name) for name in (*ARCHITECTURE, *BESIDE_ARCHITECTURE)}
-        known = {name: value for name, value in given.items() if value is not None}
+        names = (*ARCHITECTURE, *BESIDE_ARCHITECTURE)
+        known = {name: value for name in names if (value := getattr(self, name)) is not None}
         return Transformer(**known) if self.model is None and self.layers is not None else None
 
     @property
@@ -641,12 +643,17 @@ class MemoryPlanRequest(Request):
 
     def in_plan(self) -> dict[str, Any]:
         """Fields of the request that a plan repeats."""
-        same = ("precision", "optimizer", "checkpointing", "device", "memory_bytes", "headroom_bytes", "model")
         return {
-            **{name: getattr(self, name) for name in same},
+            "model": self.model,
+            "precision": self.precision,
             "mixed": self.form.mixed,
+            "optimizer": self.optimizer,
+            "checkpointing": self.checkpointing,
             "stage": self.stage or 0,
             "devices": self.devices or 1,
+            "device": self.device,
+            "memory_bytes": self.memory_bytes,
+            "headroom_bytes": self.headroom_bytes,
         }
 
     def notes(self) -> Iterator[str]:

@@ -75,14 +75,14 @@ class StepLifetimes:
 
     def events_before_update(self) -> int | None:
         """Number of events before the optimizer's update; None without update."""
-        updates = (one.start for one in self.allocations if one.phase == "optimizer" and one.start > self.since)
-        first = min(updates, default=None)
+        first = min(
+            (one.start for one in self.allocations if one.phase == "optimizer" and one.start > self.since), default=None
+        )
         return None if first is None else first - self.since
 
     def live_bytes(self) -> npt.NDArray[np.int64]:
         """Live bytes at each event."""
-        last = max((one.end or one.start for one in self.allocations), default=0)
-        changes = np.zeros(last + 2, dtype=np.int64)
+        changes = np.zeros(max((one.end or one.start for one in self.allocations), default=0) + 2, dtype=np.int64)
         for one in self.allocations:
             changes[one.start] += one.size
             if one.end is not None:
@@ -99,8 +99,8 @@ class StepLifetimes:
 
     def most_of(self, term: str) -> int:
         """A term's most live bytes."""
-        of_term = [one for one in self.allocations if one.term == term]
-        return int(StepLifetimes(self.micro_batch_size, self.since, of_term).live_bytes().max(initial=0))
+        of_term = replace(self, allocations=[one for one in self.allocations if one.term == term])
+        return int(of_term.live_bytes().max(initial=0))
 
 
 class PeakByBatch:
@@ -231,15 +231,17 @@ class CudaKernels(TorchFunctionMode):
             query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
         fits_flash = self._has_flash and query.dtype != torch.float32 and query.shape[-1] <= FLASH_HEAD_SIZE
         if fits_flash and attn_mask is None:
-            flash = torch.ops.aten._scaled_dot_product_flash_attention
-            return flash(query, key, value, dropout_p, is_causal, False, scale=scale)[0]
+            return torch.ops.aten._scaled_dot_product_flash_attention(
+                query, key, value, dropout_p, is_causal, False, scale=scale
+            )[0]
         if enable_gqa and query.shape[1] != key.shape[1]:
             groups = query.shape[1] // key.shape[1]
             key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
         if attn_mask is not None:
             attn_mask = _added(attn_mask, query).expand(*query.shape[:-1], key.shape[-2])
-        efficient = torch.ops.aten._scaled_dot_product_efficient_attention
-        return efficient(query, key, value, attn_mask, True, dropout_p, is_causal, scale=scale)[0]
+        return torch.ops.aten._scaled_dot_product_efficient_attention(
+            query, key, value, attn_mask, True, dropout_p, is_causal, scale=scale
+        )[0]
 
 
 def _added(mask: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
@@ -387,9 +389,13 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _made(self, size: int, tensor: torch.Tensor) -> Allocation:
         self.clock += 1
-        width = tensor.shape[-1] if tensor.ndim else 1
-        whole = -(-size // self._block_bytes) * self._block_bytes
-        made = Allocation(self.clock, whole, self.phase, tensor.numel(), width)
+        made = Allocation(
+            self.clock,
+            -(-size // self._block_bytes) * self._block_bytes,
+            self.phase,
+            tensor.numel(),
+            tensor.shape[-1] if tensor.ndim else 1,
+        )
         self.allocations.append(made)
         return made
 

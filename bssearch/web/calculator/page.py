@@ -336,8 +336,18 @@ class Asking(Generic[Asked]):
     @property
     def line(self) -> str:
         """The command line as typed; empty if a text cannot be expressed."""
-        words = [word for option, text in self.texts.items() for word in self._words(option, text)]
-        return "" if self._unreadable() else shlex.join(["bssearch", "plan", self.command, *words])
+        return (
+            ""
+            if self._unreadable()
+            else shlex.join(
+                [
+                    "bssearch",
+                    "plan",
+                    self.command,
+                    *[word for option, text in self.texts.items() for word in self._words(option, text)],
+                ]
+            )
+        )
 
     @property
     def missing(self) -> list[str]:
@@ -359,8 +369,9 @@ class Asking(Generic[Asked]):
             found = replace(part, **answer(asked))
         except BSSearchError as error:
             return replace(without, refusals=list(self._refusals(error)))
-        notes = [self.in_page_words(note) for note in found.shown.notes]
-        return replace(found, shown=replace(found.shown, notes=notes))
+        return replace(
+            found, shown=replace(found.shown, notes=[self.in_page_words(note) for note in found.shown.notes])
+        )
 
     def field_of(self, option: str) -> Any:
         """Field of an option."""
@@ -398,8 +409,7 @@ class Asking(Generic[Asked]):
     def _words(self, option: str, text: str) -> list[str]:
         flag = f"--{option.replace('_', '-')}"
         if type_of(self.request, option) is bool:
-            is_tri_state = self.request.model_fields[option].default is None
-            negated = [flag.replace("--", "--no-")] if is_tri_state else []
+            negated = [f"--no-{flag[2:]}"] if self.request.model_fields[option].default is None else []
             return negated if text.lower() in NO else [flag]
         return [f"{flag}={text}"] if text.startswith("-") else [flag, text]
 
@@ -448,8 +458,9 @@ def line(
     name: str, x: Sequence[float], y: Sequence[float], colour: str, *, dash: Dash = "solid", width: float = 2
 ) -> Series:
     """A named line."""
-    points = [Point(*one) for one in zip(x, y, strict=True)]
-    return Series(name=name, points=points, colour=colour, width=width, dash=dash)
+    return Series(
+        name=name, points=[Point(*one) for one in zip(x, y, strict=True)], colour=colour, width=width, dash=dash
+    )
 
 
 def mark(name: str, x: float, y: float, colour: str, symbol: Symbol, size: int = 11) -> Series:
@@ -459,8 +470,13 @@ def mark(name: str, x: float, y: float, colour: str, symbol: Symbol, size: int =
 
 def _growing(term: Term, sizes: Sequence[int]) -> Series:
     colour, dash = STYLES.get(term.term, (MUTED, "dash"))
-    values = [(term.bytes + term.bytes_per_sample * size) / GIB for size in sizes]
-    return line(term.term.replace("_", " "), sizes, values, colour, dash=dash)
+    return line(
+        term.term.replace("_", " "),
+        sizes,
+        [(term.bytes + term.bytes_per_sample * size) / GIB for size in sizes],
+        colour,
+        dash=dash,
+    )
 
 
 def _fitting(plan: MemoryPlan) -> Iterator[Series]:
@@ -483,17 +499,16 @@ def trade_off_figure(found: TradeOff, max_micro: int | None) -> Chart:
     points = [one for one in found.points if max(one.relative_time, one.relative_samples) <= HIGHEST] or [found.fastest]
     sizes = [one.row.batch for one in points]
     times, samples = [one.relative_time for one in points], [one.relative_samples for one in points]
-    series = [
-        line("time to the target", sizes, times, ACCENT),
-        line("samples to the target (cost)", sizes, samples, THIRD, dash="dash"),
-        mark(f"least time: {found.fastest.row.batch:,}", found.fastest.row.batch, 1.0, SECOND, "star", 14),
-        *_largest_at_once(found, sizes, max_micro),
-    ]
     is_drawn = sizes[0] <= found.b_crit <= sizes[-1]
     return Chart(
         x=batch_axis(sizes),
         y=value_axis("times the least", [*times, *samples], log=True),
-        series=series,
+        series=[
+            line("time to the target", sizes, times, ACCENT),
+            line("samples to the target (cost)", sizes, samples, THIRD, dash="dash"),
+            mark(f"least time: {found.fastest.row.batch:,}", found.fastest.row.batch, 1.0, SECOND, "star", 14),
+            *_largest_at_once(found, sizes, max_micro),
+        ],
         rules=[ReferenceLine(at=found.b_crit, name="critical batch size", is_upright=True)] if is_drawn else [],
     )
 
@@ -677,24 +692,23 @@ def _best(found: TradeOff, max_micro: int | None) -> str:
 def _points(found: TradeOff) -> Table:
     names = ("batch", "micro_batch", "accumulation_steps", "step_s")
     printed = {"rows": [asdict(found.fastest.row)]}
-    rows = [
-        Row(
-            cells=[
-                *(
-                    cell(printed, f"rows.0.{name}") if point is found.fastest else Cell(getattr(point.row, name))
-                    for name in names
-                ),
-                Cell(point.relative_time),
-                Cell(point.relative_samples),
-            ],
-            marked=point is found.fastest,
-        )
-        for point in found.points
-    ]
     return Table(
         caption="The same as numbers; the command prints the row in bold",
         headings=["batch", "micro-batch", "accumulation", "step, s", "time, relative", "samples, relative"],
-        rows=rows,
+        rows=[
+            Row(
+                cells=[
+                    *(
+                        cell(printed, f"rows.0.{name}") if point is found.fastest else Cell(getattr(point.row, name))
+                        for name in names
+                    ),
+                    Cell(point.relative_time),
+                    Cell(point.relative_samples),
+                ],
+                marked=point is found.fastest,
+            )
+            for point in found.points
+        ],
         folded=True,
     )
 
@@ -730,8 +744,10 @@ class Calculated:
 
 def calculator_page(asked: PageRequest) -> Answered:
     """Show the calculator for a query."""
-    template = "calculator_results.html" if asked.text("part") == RESULTS else "calculator.html"
-    return View(template=template, values={"calculator": calculated(asked.query)})
+    return View(
+        template="calculator_results.html" if asked.text("part") == RESULTS else "calculator.html",
+        values={"calculator": calculated(asked.query)},
+    )
 
 
 def calculated(query: Mapping[str, str]) -> Calculated:
