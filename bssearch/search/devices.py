@@ -1,7 +1,5 @@
 """More devices than the search used: step times on them, then runs of the best batch sizes."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace

@@ -4,8 +4,6 @@ The store rejects a trial if another driver started a trial since the decision. 
 the study before each decision.
 """
 
-from __future__ import annotations
-
 import math
 import signal
 import threading

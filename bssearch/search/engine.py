@@ -4,8 +4,6 @@ Each event is a method of `Engine` that returns actions. Stored trials determine
 continues a study exactly.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum

@@ -3,8 +3,6 @@
 A pruner decides from `Standings` alone, so that a resumed search decides as an uninterrupted one.
 """
 
-from __future__ import annotations
-
 import math
 from bisect import bisect_left
 from collections.abc import Collection, Mapping

@@ -3,8 +3,6 @@
 Steps are positions on a grid of train seconds, because batch sizes compare only at equal train seconds.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

@@ -10,8 +10,6 @@ First line: f / u times slower than the winner, the trial must become (1 − u) 
 line: at its pace it ends after slack × T; the slack allows for seed noise, and is 1 for `fast`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Annotated

@@ -12,8 +12,6 @@ If a quick answer's interval holds the incumbent, step 2 starts from the quick a
 trial at sizes outside the interval.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The sampler interface."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

@@ -11,8 +11,6 @@ trials within an octave of the batch size, or within more if they are few. Optun
 * failed, lost, cancelled or outside the space: omitted
 """
 
-from __future__ import annotations
-
 import inspect
 import math
 import warnings

@@ -1,7 +1,5 @@
 """Candidate points: tried ones, neighbours of the best, and a Latin hypercube over the space."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

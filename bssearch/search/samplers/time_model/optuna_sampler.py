@@ -1,7 +1,5 @@
 """The time model as an Optuna sampler."""
 
-from __future__ import annotations
-
 import math
 import numbers
 import statistics
