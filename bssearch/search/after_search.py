@@ -23,7 +23,7 @@ from bssearch.records.batch_schedule import (
     growing_schedule,
     with_batch_schedule,
 )
-from bssearch.search.confirmation import CompletedRuns, confirmation_trials, interleaved, verdict_of
+from bssearch.search.confirmation import CompletedRuns, interleaved, verdict_of
 from bssearch.search.history import History, trial_seed
 from bssearch.spec.space import RETUNED, BatchGrowth, Dimension, Domain, SearchSpace, are_coordinates, bounds
 from bssearch.spec.space.domains import Range, RelativeLearningRate
@@ -166,17 +166,15 @@ def _dimensions(
 ) -> list[Dimension]:
     growth = space.batch_schedule
     assert growth is not None, "the space has schedules"
-    found = [
+    return [
         Dimension("name", choices=tuple(names)),
         Dimension("start", choices=tuple(starts)),
         Dimension("end", choices=tuple(ends)),
         _dimension("begin", growth.begin),
         _dimension("until", growth.until),
         _dimension("noise_share", growth.noise_share),
+        *([_dimension("learning_rate", RETUNED)] if isinstance(space.learning_rate, RelativeLearningRate) else []),
     ]
-    if isinstance(space.learning_rate, RelativeLearningRate):
-        found.append(_dimension("learning_rate", RETUNED))
-    return found
 
 
 def _dimension(name: str, domain: Domain) -> Dimension:
@@ -190,8 +188,7 @@ def _usual(
 ) -> list[dict[str, ParameterValue]]:
     best, found = tuned.configuration.batch_size, list[dict[str, ParameterValue]]()
     for place, (start, end, until) in enumerate(FIRST):
-        name = names[place % len(names)]
-        wanted = {"name": name, "start": start * best, "end": end * best, "until": until}
+        wanted = {"name": names[place % len(names)], "start": start * best, "end": end * best, "until": until}
         wanted |= {"begin": 0.0, "noise_share": 1.0, "learning_rate": 1.0}
         sampled = {one.name: one.nearest(wanted[one.name]) for one in dimensions}
         if sampled not in found:
@@ -241,7 +238,7 @@ def next_trial(history: History) -> TrialPlan | None:
 
     None if the budget is spent, no new schedule is left, or no constant batch size reached the target.
     """
-    trials = growth_trials(history)
+    trials = history.of_phase(Phase.GROWTH)
     if queued := next((one for one in trials if one.state is TrialState.QUEUED or _is_to_retry(one, trials)), None):
         configuration = in_known_micro_batches(history, queued.configuration)
         return _plan(history, configuration, None, uncapped=True, earlier=queued)
@@ -257,35 +254,29 @@ def next_trial(history: History) -> TrialPlan | None:
 
 def next_repeat(history: History) -> TrialPlan | None:
     """Next repeat of the best schedules, with a confirmation seed."""
-    trials = [one for one in history.all_trials if one.phase is Phase.AUDIT and one.configuration.grows]
-    made = CompletedRuns.of(history, trials)
+    made = CompletedRuns.of(history, [one for one in history.of_phase(Phase.AUDIT) if one.configuration.grows])
     return next(interleaved(history, made, best_schedules(history), history.spec.confirm.runs, Phase.AUDIT), None)
-
-
-def growth_trials(history: History) -> list[TrialRecord]:
-    """Trials of batch schedules, by number."""
-    return [trial for trial in history.all_trials if trial.phase is Phase.GROWTH]
 
 
 def best_schedules(history: History) -> list[Configuration]:
     """`REPEATED` best distinct schedules that grew and reached the target."""
-    reached = [one for one in growth_trials(history) if one.state is TrialState.REACHED and has_grown(one)]
+    grown = [one for one in history.of_phase(Phase.GROWTH) if has_grown(one)]
+    reached = [one for one in grown if one.state is TrialState.REACHED]
     ranked = sorted(reached, key=lambda one: (history.value(one), one.number))
     return list({one.configuration.key: one.configuration for one in ranked}.values())[:REPEATED]
 
 
 def tuned_constant(history: History) -> Tuned | None:
     """Recommended constant-batch configuration and its samples to the target; None if either is unknown."""
-    verdict = verdict_of(history, confirmation_trials(history))
+    verdict = verdict_of(history, history.of_phase(Phase.CONFIRM))
     if verdict is None or not math.isfinite(verdict.optimal.value):
         return None
     configuration = verdict.optimal.configuration
     outcomes = [run.outcome for run in verdict.optimal.runs if run.outcome is not None]
     steps = [one.steps_to_target for one in outcomes if one.steps_to_target is not None]
-    samples = [configuration.batch_size * count for count in steps]
-    if not samples or configuration.batch_size not in history.feasible:
+    if not steps or configuration.batch_size not in history.feasible:
         return None
-    return Tuned(configuration, median(samples))
+    return Tuned(configuration, configuration.batch_size * median(steps))
 
 
 def _is_to_retry(trial: TrialRecord, trials: Sequence[TrialRecord]) -> bool:
@@ -311,7 +302,9 @@ def _plan(
         configuration=configuration,
         sampled=sampled,
         phase=Phase.GROWTH,
-        seed=earlier.seed if earlier else trial_seed(history.spec.seed, Phase.GROWTH, len(growth_trials(history))),
+        seed=earlier.seed
+        if earlier
+        else trial_seed(history.spec.seed, Phase.GROWTH, len(history.of_phase(Phase.GROWTH))),
         train_seconds_limit=limit,
         limit_state=TrialState.EXHAUSTED if limit >= full else TrialState.CAPPED,
         eval_every_steps=history.eval_every_steps(configuration.batch_size),
@@ -329,8 +322,7 @@ def next_run(runs: int) -> Callable[[History], TrialPlan | None]:
 
     def plan(history: History) -> TrialPlan | None:
         limit = history.spec.budget.trial_train_seconds
-        trials = [trial for trial in history.all_trials if is_to_budget(trial, limit)]
-        made = CompletedRuns.of(history, trials)
+        made = CompletedRuns.of(history, [trial for trial in history.all_trials if is_to_budget(trial, limit)])
         return next(interleaved(history, made, finalists(history), runs, Phase.TO_BUDGET), None)
 
     return plan
@@ -338,15 +330,14 @@ def next_run(runs: int) -> Callable[[History], TrialPlan | None]:
 
 def finalists(history: History) -> list[Configuration]:
     """Best configuration of each batch size that reached the target, and the largest's, `more_regularised`."""
-    verdict = verdict_of(history, [trial for trial in history.all_trials if trial.phase is Phase.CONFIRM])
+    verdict = verdict_of(history, history.of_phase(Phase.CONFIRM))
     if verdict is None:
         return []
-    reached = [
-        one.configuration
+    chosen = [
+        history.as_run(one.configuration)
         for size, one in verdict.by_batch.items()
         if math.isfinite(one.value) and size in history.feasible
     ]
-    chosen = [history.as_run(configuration) for configuration in reached]
     if chosen:
         harder = more_regularised(history.spec.space, chosen[-1], verdict.optimal.configuration)
         chosen += [] if any(harder.trains_like(one) for one in chosen) else [harder]
@@ -359,10 +350,10 @@ def more_regularised(space: SearchSpace, configuration: Configuration, optimum: 
     Dropout, weight decay and label smoothing grow by √(B / B_opt), never shrink, and stay in the space.
     """
     factor = math.sqrt(configuration.batch_size / optimum.batch_size)
-    changes: dict[str, Any] = {}
-    for name in REGULARISERS:
-        own = getattr(configuration, name)
-        changes[name] = max(own, _within(getattr(space, name), factor * getattr(optimum, name)))
+    changes: dict[str, Any] = {
+        name: max(getattr(configuration, name), _within(getattr(space, name), factor * getattr(optimum, name)))
+        for name in REGULARISERS
+    }
     return replace(configuration, **changes)
 
 

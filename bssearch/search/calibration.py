@@ -210,8 +210,7 @@ def _visit_side_by_side(
 
 
 def _too_large(measured: StepTime) -> MemoryUse:
-    size = measured.batch_size
-    reason = measured.reason or f"ran out of memory when steps of batch size {size} were timed"
+    reason = measured.reason or f"ran out of memory when steps of batch size {measured.batch_size} were timed"
     return MemoryUse(micro_batch_size=measured.micro_batch_size, fits=False, peak_memory_bytes=None, reason=reason)
 
 
@@ -324,9 +323,13 @@ def refuse_cap_beyond_memory(spec: StudySpec, store: Store, environment: Environ
     """Raise `LaunchError` if a new study's ``max_micro_batch_size`` is known not to fit."""
     cap = spec.space.max_micro_batch_size
     memory = store.probes.memory_boundary(spec.name, environment)
-    if cap is None or memory.may_fit(cap) or memory.fits is None:
-        return
-    if store.probes.by_batch_size(spec.name, environment) or store.trials.of(spec.name):
+    if (
+        cap is None
+        or memory.may_fit(cap)
+        or memory.fits is None
+        or store.probes.by_batch_size(spec.name, environment)
+        or store.trials.of(spec.name)
+    ):
         return
     uses = {use.micro_batch_size: use for use in store.probes.memory(spec.name, environment)}
     failed, works = (_described(uses, size) for size in (memory.too_large, memory.fits))

@@ -65,8 +65,7 @@ def finalists(history: History) -> list[Configuration]:
         ranked = [trial.configuration for trial in sorted(known, key=history.value)]
         if (common := _carried_over(history, size, best)) is not None:
             ranked.insert(1, common)
-        unlike = {run.key: run for run in map(history.as_run, ranked)}
-        chosen += list(unlike.values())[:CONFIGURATIONS_PER_BATCH]
+        chosen += list({run.key: run for run in map(history.as_run, ranked)}.values())[:CONFIGURATIONS_PER_BATCH]
     chosen += beside(history, contending[0])
     if history.spec.default.batch_size in history.feasible:
         chosen.append(history.spec.default_configuration)
@@ -74,8 +73,7 @@ def finalists(history: History) -> list[Configuration]:
             chosen.append(tuned.configuration)
     if history.largest is not None and (nearest := _nearest_at(history, history.largest)):
         chosen.append(nearest.configuration)
-    runs = [history.as_run(configuration) for configuration in chosen]
-    return list({configuration.key: configuration for configuration in runs}.values())
+    return list({run.key: run for run in map(history.as_run, chosen)}.values())
 
 
 def beside(history: History, batch_size: int) -> list[Configuration]:
@@ -111,8 +109,7 @@ def _carried_over(history: History, batch_size: int, best: TrialRecord | None) -
 
 def next_run(history: History) -> TrialPlan | None:
     """Next confirmation run, if any remains."""
-    runs = remaining(history, confirmation_trials(history))
-    return runs[0] if runs else None
+    return next(iter(remaining(history, history.of_phase(Phase.CONFIRM))), None)
 
 
 def remaining(history: History, trials: Sequence[TrialRecord]) -> list[TrialPlan]:
@@ -155,15 +152,10 @@ def miss_of(history: History, trial: TrialRecord) -> str | None:
     """Message if this trial made its configuration a plain miss, else None."""
     if trial.phase is not Phase.CONFIRM or not says_something(trial):
         return None
-    runs = [one for one in confirmation_trials(history) if one.configuration.key == trial.configuration.key]
+    runs = [one for one in history.of_phase(Phase.CONFIRM) if one.configuration.key == trial.configuration.key]
     now = missed_plainly(history, runs)
     before = missed_plainly(history, [one for one in runs if one.number != trial.number])
     return f"{plainly_missed(now[0])}: it has no more confirmation runs" if now and not before else None
-
-
-def confirmation_trials(history: History) -> list[TrialRecord]:
-    """Confirmation trials, by number."""
-    return [trial for trial in history.all_trials if trial.phase is Phase.CONFIRM]
 
 
 def _beside(history: History, trials: Sequence[TrialRecord], verdict: Verdict) -> list[Configuration]:
@@ -206,7 +198,7 @@ def verdict_of(history: History, trials: Sequence[TrialRecord]) -> Verdict | Non
 
 def in_vain(history: History) -> str | None:
     """Message if every confirmed configuration plainly misses the target, else None."""
-    trials = confirmation_trials(history)
+    trials = history.of_phase(Phase.CONFIRM)
     missed = {one.configuration.key for one in missed_plainly(history, trials)}
     if not missed or any(trial.configuration.key not in missed for trial in in_force(history, trials)):
         return None
@@ -221,7 +213,7 @@ def ending(history: History) -> str | None:
     """Message on whether the recommendation is settled; None without a verdict."""
     if (told := in_vain(history)) is not None:
         return told
-    trials = confirmation_trials(history)
+    trials = history.of_phase(Phase.CONFIRM)
     verdict = verdict_of(history, trials)
     known = None if verdict is None else _beliefs(history, trials, verdict)
     if known is None:

@@ -52,8 +52,8 @@ def time_on_devices(
             if measured.out_of_memory:
                 too_large.add(place)
                 continue
-            probe = probe_record(measured, spec.budget.trial_train_seconds)
             check()
+            probe = probe_record(measured, spec.budget.trial_train_seconds)
             probe = replace(probe, eval_every_steps=known[size].eval_every_steps)
             visit = store.probes.add_step_time(spec.name, environment, probe, visit)
 
@@ -62,8 +62,7 @@ def next_run(rows: Sequence[OnDevices]) -> Callable[[History], TrialPlan | None]
     """Function that plans the next of ``confirm.runs`` runs of each number of devices on the front."""
 
     def plan(history: History) -> TrialPlan | None:
-        trials = [trial for trial in history.all_trials if trial.phase is Phase.DEVICES]
-        made = CompletedRuns.of(history, trials, as_run=lambda one: one)
+        made = CompletedRuns.of(history, history.of_phase(Phase.DEVICES), as_run=lambda one: one)
         return next(_missing_runs(history, made, _configurations(history, rows)), None)
 
     return plan
@@ -79,7 +78,7 @@ def _missing_runs(history: History, made: CompletedRuns, chosen: Sequence[Config
 
 
 def _configurations(history: History, rows: Sequence[OnDevices]) -> list[Configuration]:
-    verdict = verdict_of(history, [trial for trial in history.all_trials if trial.phase is Phase.CONFIRM])
+    verdict = verdict_of(history, history.of_phase(Phase.CONFIRM))
     if verdict is None:
         return []
     wanted = [one for one in rows if one.on_front and one.world_size > history.spec.executor.world_size]

@@ -246,12 +246,9 @@ class Recorder:
 
     def flush(self) -> frozenset[int]:
         """Write buffered evaluations; return the trials whose lease was lost."""
-        refused = frozenset[int]()
-        if self._unwritten:
-            rows = [(one.number, one.observation) for one in self._unwritten]
-            refused = self._store.trials.append_observations(self._study, rows, owner=self._owner)
-            self._unwritten = []
-        self._flushed = time.monotonic()
+        rows = [(one.number, one.observation) for one in self._unwritten]
+        refused = self._store.trials.append_observations(self._study, rows, owner=self._owner)
+        self._unwritten, self._flushed = [], time.monotonic()
         return refused
 
     def flush_if_due(self) -> frozenset[int]:
@@ -440,8 +437,7 @@ class Driver:
     @property
     def _offers_slot(self) -> bool:
         is_over = self._is_done or self._error is not None or self.interrupts.count or self._shift.is_ending
-        is_free = len(self.engine.running) < self.executor.slots
-        return is_free and not is_over and time.monotonic() >= self._next_look
+        return len(self.engine.running) < self.executor.slots and not is_over and time.monotonic() >= self._next_look
 
     def _refresh(self) -> None:
         changes = self.store.trials.changes(self.spec.name, since=self._revision)
@@ -525,10 +521,8 @@ class Driver:
     def _take_over(self) -> None:
         if time.monotonic() - self._looked <= HEARTBEAT_SECONDS:
             return
-        lost = self._leases.mark_lost()
-        if lost:
-            numbers = ", ".join(map(str, lost))
-            self.listener.note(f"driver died; retrying trials {numbers}")
+        if lost := ", ".join(map(str, self._leases.mark_lost())):
+            self.listener.note(f"driver died; retrying trials {lost}")
         self._looked = time.monotonic()
         self._refresh()
 

@@ -59,10 +59,8 @@ class Planner:
         retried and promising paused ones resumed regardless of the budget.
         """
         history, ending = self._history, self._spent()
-        if queued := history.in_state(TrialState.QUEUED):
-            return self._plan(queued[0]), None
-        if retry := history.to_retry(uncapped=True):
-            return self._plan(retry), None
+        if asked_for := next(iter(history.in_state(TrialState.QUEUED)), None) or history.to_retry(uncapped=True):
+            return self._plan(asked_for), None
         if (
             ending is None
             and (retry := history.to_retry(uncapped=False))
@@ -80,11 +78,8 @@ class Planner:
                 ending = self._sampler.ending(history)
             elif self._is_little(choice.expected_improvement):
                 choice, ending = self._last(choice.expected_improvement)
-        if choice is not None:
-            return self._plan(choice), ending
-        if waiting := self._next_waiting(fresh=False):
-            return self._plan(waiting), ending
-        return None, ending
+        following = choice or self._next_waiting(fresh=False)
+        return (None if following is None else self._plan(following)), ending
 
     def _needed(self) -> Choice | None:
         history = self._history
@@ -132,9 +127,7 @@ class Planner:
                 f"budget.wall_seconds = {budget.wall_seconds:g} is spent by the search trials of all runs of the "
                 "study; raise it to continue"
             )
-        if self._history.spent >= budget.trials:
-            return f"the budget of {budget.trials} trials is spent"
-        return None
+        return f"the budget of {budget.trials} trials is spent" if self._history.spent >= budget.trials else None
 
     def _next_waiting(self, *, fresh: bool) -> TrialRecord | None:
         return None if self._history.time_share >= 1 else self._pruning.next_waiting(fresh=fresh)
@@ -383,13 +376,12 @@ class Engine:
             return self._done()
         if self.running:
             return self._fill()
-        others = [trial.number for trial in self.history.in_state(TrialState.RUNNING)]
-        if others:
-            return [Wait(for_others=tuple(others))]
+        if others := tuple(trial.number for trial in self.history.in_state(TrialState.RUNNING)):
+            return [Wait(for_others=others)]
         actions = self._settle()
         self._stage = EngineStage.CLAIM
         if self._next_run(self.history) is not None:
-            begun = [trial.configuration for trial in confirmation.confirmation_trials(self.history)]
+            begun = [trial.configuration for trial in self.history.of_phase(Phase.CONFIRM)]
             compared = frozenset(one.batch_size for one in [*confirmation.finalists(self.history), *begun])
             actions.append(TimeSteps(compared))
         return [*actions, ClaimConfirmation()]
@@ -398,9 +390,7 @@ class Engine:
         # Once the last search trial has ended, step times are compared before further runs.
         searches = any(one.plan.phase is Phase.SEARCH for one in self.running.values())
         plan = self._next_run(self.history) if self._slots_apart and searches else None
-        if plan is None:
-            return [Wait()]
-        return [plan] if self._has_claim else [ClaimConfirmation()]
+        return [Wait() if plan is None else plan if self._has_claim else ClaimConfirmation()]
 
     def _repeat(self) -> list[Action]:
         slots = self._slots if self._slots_apart and self._searches else 1
@@ -411,9 +401,9 @@ class Engine:
             return [plan]
         if self.running:
             return [Wait()]
-        others = [trial for trial in self.history.all_trials if trial.state is TrialState.RUNNING]
-        if any(trial.phase is self._phase for trial in others):
-            return [Wait(for_others=tuple(trial.number for trial in others if trial.phase is self._phase))]
+        phase = self.history.of_phase(self._phase)
+        if others := tuple(trial.number for trial in phase if trial.state is TrialState.RUNNING):
+            return [Wait(for_others=others)]
         self._has_claim = False
         if not self._searches:
             return [Release(), *self._done()]
@@ -609,7 +599,7 @@ def _in_other_unit(trial: TrialRecord, history: History) -> BSSearchError | None
 
 def nan_at_any_rate(history: History) -> BSSearchError | None:
     """Error if all trials diverged at the first step at any rate."""
-    ran = [trial for trial in history.all_trials if trial.phase is Phase.SEARCH and says_something(trial)]
+    ran = [trial for trial in history.trials if says_something(trial)]
     if not are_nan_at_any_rate(ran):
         return None
     return TargetNotReachedError(f"all {len(ran)} trials diverged at the first step", hint=NAN_DATA)

@@ -170,8 +170,7 @@ def compute_answer(
 def counted_seconds(store: Store, name: str, trials: Sequence[TrialRecord]) -> dict[int, CountedSeconds]:
     """See `Verdict.seconds_of`; empty without an answer."""
     study, probes = store.studies.get(name), store.probes.by_batch_size(name)
-    compared = compared_trials(trials, store.probes.memory_boundary(name))
-    verdict = first_verdict(study, spec_of(study), compared, probes)
+    verdict = first_verdict(study, spec_of(study), compared_trials(trials, store.probes.memory_boundary(name)), probes)
     return {} if verdict is None else verdict.seconds_of(trials)
 
 

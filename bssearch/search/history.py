@@ -337,6 +337,10 @@ class History:
         """Trials at a batch size, except missing and out-of-memory ones."""
         return [trial for trial in self._by_batch_size[batch_size].values() if _says_something(trial)]
 
+    def of_phase(self, phase: Phase) -> list[TrialRecord]:
+        """Trials of a phase, by number."""
+        return [trial for trial in self.all_trials if trial.phase is phase]
+
     def count_at(self, batch_size: int) -> int:
         """Number of trials in `at`."""
         return self._said[batch_size]

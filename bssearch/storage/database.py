@@ -139,8 +139,7 @@ def limit_silence(connection: Connection) -> None:
 
 def _locked(connection: Connection, query: Select[Any]) -> Select[Any]:
     # Set the limit in the statement that takes the lock, which saves a message to the server.
-    of_server = connection.dialect.name == "postgresql"
-    return (query.add_columns(_silence_limit()) if of_server else query).with_for_update()
+    return (query.add_columns(_silence_limit()) if connection.dialect.name == "postgresql" else query).with_for_update()
 
 
 def _silence_limit() -> Function[Any]:
@@ -220,8 +219,7 @@ class Database:
     @property
     def has_secret(self) -> bool:
         """Whether the database's URL holds a secret."""
-        whole = self._engine.url.render_as_string(hide_password=False).replace("+psycopg:", ":", 1)
-        return self.masked_url != whole
+        return self.masked_url != self._engine.url.render_as_string(hide_password=False).replace("+psycopg:", ":", 1)
 
     def reading(self) -> AbstractContextManager[Connection]:
         """See `bssearch.storage.connection.engine.reading`."""

@@ -105,8 +105,7 @@ def _rows_of(study_id: int) -> Iterator[tuple[Table, str, ColumnElement[Any], Co
     yield observation, "an evaluation of trial", number, ObservationRow.trial_id.in_(trials)
     spec = SpecRow.__table__
     yield spec, "the spec", spec.c.digest, SpecRow.study_id == study_id
-    measured = (ProbeRow, "a probe"), (VisitRow, "a visit"), (BranchRow, "a branch")
-    for row, words in measured:
+    for row, words in ((ProbeRow, "a probe"), (VisitRow, "a visit"), (BranchRow, "a branch")):
         yield row.__table__, f"{words} of batch size", row.__table__.c.batch_size, row.study_id == study_id
     finding = FindingRow.__table__
     found_at = type_coerce(finding.c.found_at, NullType())  # the stored value may not be a time

@@ -178,8 +178,7 @@ def found_roles(connection: Connection, version_table: str) -> Roles | None:
         return None
     roles = Roles(prefix.group(1))
     known = text("SELECT count(*) FROM pg_roles WHERE rolname = ANY(:names)")
-    is_whole = connection.scalar(known, {"names": list(roles.names)}) == len(roles.names)
-    return roles if is_whole else None
+    return roles if connection.scalar(known, {"names": list(roles.names)}) == len(roles.names) else None
 
 
 def make_roles(connection: Connection, roles: Roles) -> None:
@@ -321,8 +320,7 @@ def current(database: str | URL | Engine) -> str | None:
 
 def check(database: str | URL | Engine) -> None:
     """Raise `SchemaError` unless the database's schema is at `SCHEMA_HEAD`."""
-    name = shown(database.url if isinstance(database, Engine) else parse_url(database))
-    _refuse_another(current(database), name)
+    _refuse_another(current(database), shown(database.url if isinstance(database, Engine) else parse_url(database)))
 
 
 def _refuse_another(revision: str | None, name: str) -> None:

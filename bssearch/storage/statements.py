@@ -287,8 +287,7 @@ def no_trial(connection: Connection, study_id: int, number: int) -> NotFoundErro
 
 def no_study(connection: Connection, name: str) -> NotFoundError:
     """Error for a missing study, with similar names."""
-    names = connection.scalars(select(StudyRow.name).order_by(StudyRow.name)).all()
-    near = difflib.get_close_matches(name, names, n=3)
+    near = difflib.get_close_matches(name, connection.scalars(select(StudyRow.name).order_by(StudyRow.name)).all(), n=3)
     guess = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
     other = in_parent_folder(masked(connection.engine.url))
     hint = f"{guess}`bssearch study list` lists them{f'; {other}' if other else ''}"
@@ -387,5 +386,4 @@ def changes(connection: Connection, study: str, since: int) -> tuple[Changes, Co
     has_new_probes = (
         is_rewritten or since < row.probed_at_revision or any(trial.state is TrialState.OOM for trial in trials)
     )
-    found = Changes(revision=row.revision, is_rewritten=is_rewritten, has_new_probes=has_new_probes, trials=trials)
-    return found, row
+    return Changes(revision=row.revision, is_rewritten=is_rewritten, has_new_probes=has_new_probes, trials=trials), row

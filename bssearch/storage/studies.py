@@ -143,8 +143,7 @@ class StudyStore(StorePart):
             refuse_queued(connection, old, "renamed")
             check_study_name(new)
             check_idle(connection, study_id, old, "renamed")
-            same_name = select(StudyRow.id).where(StudyRow.name == new, StudyRow.id != study_id)
-            if connection.scalar(same_name) is not None:
+            if connection.scalar(select(StudyRow.id).where(StudyRow.name == new, StudyRow.id != study_id)) is not None:
                 raise _taken(new)
             spec = connection.execute(select(StudyRow.spec).where(StudyRow.id == study_id)).scalar_one()
             renamed = update(StudyRow).where(StudyRow.id == study_id).values(name=new, spec={**spec, "name": new})
@@ -324,8 +323,7 @@ def add_study(database: Database, connection: Connection, finished: FinishedStud
         }
         fixed = {name: _literal(connection, name, one) for name, one in shared.items() if isinstance(one, _FIXED)}
         varying = [name for name in columns if name not in fixed and shared.get(name, "") is not None]
-        statement = insert(TrialRow).values(fixed).inline()
-        compiled: Any = statement.compile(dialect=connection.dialect, column_keys=varying)
+        compiled: Any = insert(TrialRow).values(fixed).inline().compile(dialect=connection.dialect, column_keys=varying)
         rows = zip(*(_stored(connection, name, columns[name]) for name in compiled.positiontup or varying), strict=True)
         connection.exec_driver_sql(
             str(compiled),

@@ -264,12 +264,11 @@ class TrialStore(StorePart):
     @reads
     def spec(self, connection: Connection, study_id: int, number: int) -> Mapping[str, object] | None:
         """Spec with which a trial started; None if unknown."""
-        query = (
+        return connection.scalar(
             select(SpecRow.spec)
             .join(TrialRow, (TrialRow.study_id == SpecRow.study_id) & (TrialRow.spec_digest == SpecRow.digest))
             .where(SpecRow.study_id == study_id, TrialRow.number == number)
         )
-        return connection.scalar(query)
 
     @reads
     def environment(self, connection: Connection, study_id: int, number: int) -> Environment | None:
@@ -331,8 +330,7 @@ class TrialStore(StorePart):
         except DatabaseError as error:
             if not isinstance(error.__cause__, IntegrityError):
                 raise
-            curves = self.curves(study, numbers)
-            stored = {(number, one.step): one for number, curve in curves.items() for one in curve}
+            stored = {(number, one.step): one for number, curve in self.curves(study, numbers).items() for one in curve}
             if all(stored.get((number, one.step)) == one for number, one in rows):
                 return refused  # an earlier try was committed although its connection broke
             keys = [(number, one.step) for number, one in rows]

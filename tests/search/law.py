@@ -80,12 +80,11 @@ class LawExecutor:
     stopped: dict[int, tuple[TrialState, str]] = field(default_factory=dict)
 
     def describe(self) -> WorkloadDescription:
-        metrics = {"accuracy": MetricInfo(low=0.0, high=1.0, chance=0.1)}
         return WorkloadDescription(
             train_samples=self.train_samples,
             validation_samples=100,
             test_samples=100,
-            metrics=metrics,
+            metrics={"accuracy": MetricInfo(low=0.0, high=1.0, chance=0.1)},
             environment=make_environment(**self.place),
             model=ModelDescription(
                 parameters=10, batch_norm_layers=self.batch_norm_layers, initial_metrics={"accuracy": self.untrained}
@@ -149,9 +148,8 @@ class LawExecutor:
         reached = self.reachable and seconds <= request.plan.train_seconds_limit
         end = self.end_of(request, seconds)
         events: list[Event] = [TrialObserved(request.number, self.observe(request, share, seconds)) for share in SHARES]
-        state = TrialState.REACHED if reached else request.plan.limit_state
         outcome = TrialOutcome(
-            state=state,
+            state=TrialState.REACHED if reached else request.plan.limit_state,
             reason="by the law",
             steps=round(end / per_step),
             train_seconds=end,

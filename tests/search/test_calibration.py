@@ -302,8 +302,7 @@ def test_batch_sizes_that_do_not_fit_at_once_are_timed_and_run_in_micro_batches(
     later = [(8, 8), (16, 16), (32, 32), (64, 32), (128, 32)]
     assert timed[: len(first)] == first
     confirmed = {one.configuration.batch_size for one in trials_in(tmp_path) if one.phase is Phase.CONFIRM}
-    compared = [one for one in later if one[0] in confirmed]
-    assert timed[len(first) :] == (COMPARING_VISITS - FIRST_VISITS) * compared
+    assert timed[len(first) :] == (COMPARING_VISITS - FIRST_VISITS) * [one for one in later if one[0] in confirmed]
     assert answer.largest_that_fits.batch_size == 32
     assert answer.largest_that_fits.reason == "a micro-batch of 64 ran out of memory"
     assert {row.batch_size for row in answer.batches} == set(BOUNDED_SIZES)
@@ -372,8 +371,7 @@ def test_the_second_trial_that_runs_out_of_memory_at_a_size_lowers_the_boundary_
 
 def test_memory_that_ends_during_confirmation_repeats_the_runs_of_that_batch_size(tmp_path: Path) -> None:
     def shrinks(law: LawExecutor) -> None:
-        confirming = bool(law.running and law.running[0].plan.is_tested)
-        if confirming and sum(one.plan.is_tested for one in law.requests) == 5:
+        if law.running and law.running[0].plan.is_tested and sum(one.plan.is_tested for one in law.requests) == 5:
             law.trains_up_to = min(law.trains_up_to, law.running[0].plan.configuration.micro_batch_size - 1)
 
     answer = run(tmp_path, LawExecutor(on_look=shrinks))

@@ -257,8 +257,7 @@ def test_a_free_slot_runs_another_size_unless_the_runs_that_ended_are_enough() -
     trials = [*made(at(16), 1.0, runs=4), *made(at(32), 1.02, start=110)]
     assert indices(left([*trials, running], max_runs=6)) == [(16, 4)]
     assert left([*[*made(at(16), 1.0, runs=4), *made(at(32), 2.0, start=110)], running], max_runs=6) == []
-    lost = replace(running, state=TrialState.LOST)
-    assert [run.retry_of for run in left([*trials, lost], max_runs=6)] == [200]
+    assert [run.retry_of for run in left([*trials, replace(running, state=TrialState.LOST)], max_runs=6)] == [200]
 
 
 def test_a_failed_further_run_is_made_once_more_and_then_passed_over() -> None:
@@ -320,8 +319,7 @@ def noisy_law(noise: float = 0.2, **changes: Any) -> LawExecutor:
     def ends(request: TrialRequest, outcome: TrialOutcome) -> TrialOutcome:
         if outcome.time_to_target_s is None or outcome.steps_to_target is None:
             return outcome
-        by_run = random.Random(f"{request.plan.seed}/{request.plan.configuration.batch_size}")
-        factor = by_run.lognormvariate(0, noise)
+        factor = random.Random(f"{request.plan.seed}/{request.plan.configuration.batch_size}").lognormvariate(0, noise)
         steps = round(outcome.steps_to_target * factor)
         return replace(outcome, time_to_target_s=outcome.time_to_target_s * factor, steps_to_target=steps)
 
@@ -358,8 +356,7 @@ def go_on(folder: Path, executor: LawExecutor, **settings: Any) -> tuple[Any, li
     """Confirm on with the stored spec; return the answer and the notes."""
     ear = Ear()
     spec = with_confirmation(stored_spec("toy", Launch(db=url_in(folder)))[0], **settings)
-    answer = confirm_study(spec, Launch(db=url_in(folder), listener=ear, make_executor=lambda *_: executor))
-    return answer, ear.notes
+    return confirm_study(spec, Launch(db=url_in(folder), listener=ear, make_executor=lambda *_: executor)), ear.notes
 
 
 def test_confirmation_goes_on_until_it_is_settled_and_says_so(begun: Path) -> None:
@@ -475,8 +472,7 @@ def test_a_confirmation_ends_where_every_finalist_plainly_misses_and_says_so(tmp
         run_study(spec, Launch(db=db, listener=ear, make_executor=lambda *_: LawExecutor(on_look=lucky_once)))
     runs = Counter(trial.configuration.key for trial in confirmation(tmp_path))
     assert set(runs.values()) == {5}
-    given_up = [note for note in ear.notes if "no more confirmation runs" in note]
-    assert len(given_up) == len(runs)
+    assert len([note for note in ear.notes if "no more confirmation runs" in note]) == len(runs)
     assert [note for note in ear.notes if note.startswith("the confirmation has ended")]
 
 

@@ -41,18 +41,16 @@ def spec_of(devices: Any, **changes: Any) -> Any:
 
 
 def run(devices: Any, folder: Path, executor: LawExecutor) -> Answer:
-    launch = Launch(db=url_in(folder), make_executor=lambda *_: executor)
-    return run_study(spec_of(devices), launch)
+    return run_study(spec_of(devices), Launch(db=url_in(folder), make_executor=lambda *_: executor))
 
 
 def seconds(executor: Node, batch_size: int, world_size: int) -> float:
     """Return the seconds to the target with the best learning rate."""
-    rate = 0.1 * math.sqrt(batch_size / 32)
     configuration = Configuration(
         batch_size=batch_size,
         micro_batch_size=batch_size // world_size,
         world_size=world_size,
-        learning_rate=rate,
+        learning_rate=0.1 * math.sqrt(batch_size / 32),
     )
     return steps_needed(configuration) * executor.step_seconds_of(configuration)
 

@@ -433,8 +433,7 @@ def test_a_study_takes_the_rest_of_its_trials_at_their_pace_and_the_usual_confir
     assert seconds_left(history([])) is None
     assert seconds_left(history(searched(5))) == pytest.approx(15 * 3.0 + FRESH), "though the last trial ended long ago"
     assert seconds_left(history(searched(20))) == pytest.approx(FRESH)
-    unconfirmed = make_spec(confirm={"top": 1, "runs": 0})
-    assert seconds_left(history(searched(5), unconfirmed)) == pytest.approx(15 * 3.0)
+    assert seconds_left(history(searched(5), make_spec(confirm={"top": 1, "runs": 0}))) == pytest.approx(15 * 3.0)
 
 
 def test_two_trials_at_once_take_half_the_time_and_a_lost_trial_is_no_progress() -> None:

@@ -145,8 +145,7 @@ class Recorded(Engine):
         self.answers: list[list[actions.Action]] = []
 
     def __getattribute__(self, name: str) -> Any:
-        found = super().__getattribute__(name)
-        return partial(self.keep, name) if name in EVENTS else found
+        return partial(self.keep, name) if name in EVENTS else super().__getattribute__(name)
 
     def keep(self, event: str, *given: Any, **options: Any) -> list[actions.Action]:
         call: Callable[..., list[actions.Action]] = super().__getattribute__(event)
@@ -183,8 +182,7 @@ def driven(spec: StudySpec, folder: Path) -> tuple[list[TrialRecord], dict[int, 
 
 def simulated(spec: StudySpec, probes: dict[int, ProbeRecord], workers: int = 1) -> VirtualClock:
     """Return a simulation of the same study, run to its end."""
-    engine = Engine(spec, slots=workers)
-    clock = VirtualClock(engine, row_of, probes=probes, workers=workers)
+    clock = VirtualClock(Engine(spec, slots=workers), row_of, probes=probes, workers=workers)
     for _ in clock.run():
         pass
     return clock
@@ -216,8 +214,7 @@ def decision(trial: TrialRecord) -> tuple[object, ...]:
 def assert_driver_and_simulation_agree(sampler: str, pruner: str, folder: Path) -> None:
     spec = study(sampler, pruner)
     trials, probes = driven(spec, folder)
-    clock = simulated(spec, probes)
-    assert [decision(one) for one in trials] == [decision(one) for one in clock.trials.values()]
+    assert [decision(one) for one in trials] == [decision(one) for one in simulated(spec, probes).trials.values()]
     assert len({one.phase for one in trials}) == 2
 
 
@@ -270,8 +267,7 @@ def test_the_log_of_a_run_with_pauses_and_an_interrupt_gives_the_same_actions(sa
         states = [trial.state for trial in store.trials.of(spec.name)]
     for run in (first.engine, again.engine):
         engine = Engine(spec, slots=2, device_name="Test CPU")
-        again_said = [call.on(engine) for call in run.journal]
-        assert list(map(told, again_said)) == list(map(told, run.answers))
+        assert list(map(told, [call.on(engine) for call in run.journal])) == list(map(told, run.answers))
     assert {"interrupted", "evaluated", "ended", "found_saved"} <= {call.event for call in first.engine.journal}
     asked = {action.state for one in first.engine.answers for action in one if isinstance(action, TrialStop)}
     assert TrialState.PAUSED in asked
@@ -332,8 +328,7 @@ class Live:
 def live(spec: StudySpec, workers: int) -> Live:
     engine = Recorded(spec, slots=workers)
     probes = {size: make_probe(size, step_seconds=step_seconds(size)) for size in spec.batch_sizes}
-    clock = VirtualClock(engine, row_of, probes=probes, workers=workers)
-    for _ in clock.run():
+    for _ in VirtualClock(engine, row_of, probes=probes, workers=workers).run():
         pass
     return Live(spec, workers, engine.journal, list(map(silent, engine.answers)))
 

@@ -137,8 +137,7 @@ class Curves(FakeExecutor):
     """
 
     def __init__(self, *, slots: int = 1, interrupted_in: int = 0) -> None:
-        times = {size: step_seconds(size) for size in (8, 16, 32, 64)}
-        super().__init__(curve, slots, times, description=SEES)
+        super().__init__(curve, slots, {size: step_seconds(size) for size in (8, 16, 32, 64)}, description=SEES)
         self.stops: list[TrialState] = []
         self._interrupted_in = interrupted_in
 
@@ -175,10 +174,9 @@ def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def small_spec(objective: str, **changes: object) -> StudySpec:
-    space = {"batch_size": SIZES, "learning_rate": {"reference_batch": 32, "low": 0.02, "high": 0.5, "rule": "sqrt"}}
     return make_spec(
         objective=objective,
-        space=space,
+        space={"batch_size": SIZES, "learning_rate": {"reference_batch": 32, "low": 0.02, "high": 0.5, "rule": "sqrt"}},
         budget={"trials": TRIALS, "trial_train_seconds": FULL},
         confirm={"runs": 0},
         price_per_device_hour=3600.0,
@@ -222,8 +220,7 @@ def true_figure(objective: Objective, configuration: Configuration) -> float:
     if not objective.stops_at_target:
         return -metrics[-1]
     after = next(place for place, metric in enumerate(metrics) if metric >= TARGET)
-    share = (TARGET - metrics[after - 1]) / (metrics[after] - metrics[after - 1])
-    seconds = times[after - 1] + share * EVERY
+    seconds = times[after - 1] + (TARGET - metrics[after - 1]) / (metrics[after] - metrics[after - 1]) * EVERY
     if objective.name == "samples_to_target":
         return seconds / step_seconds(configuration.batch_size) * configuration.batch_size
     return seconds * {"time_to_target": 1.0, "cost_to_target": 1.0, "energy_to_target": WATTS}[objective.name]

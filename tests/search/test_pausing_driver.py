@@ -169,8 +169,7 @@ def test_without_a_hit_every_trial_runs_to_its_limit_in_the_end(tmp_path: Path) 
     spec = study_spec(budget={"trials": 8, "trial_train_seconds": 0.1})
     with pytest.raises(TargetNotReachedError):
         run(spec, tmp_path, executor)
-    trials = trials_in(tmp_path)
-    assert {trial.state for trial in trials} == {TrialState.EXHAUSTED}
+    assert {trial.state for trial in trials_in(tmp_path)} == {TrialState.EXHAUSTED}
     assert executor.pauses == len(executor.resumed) > 0
 
 
@@ -305,8 +304,8 @@ def test_optunas_pruners_go_on_with_what_was_interrupted(tmp_path: Path, pruner:
     with pytest.raises(InterruptedRunError):
         run(spec, tmp_path, first)
     second = SteppingLaw(done=first.done, slots=1)
-    trials = run(spec, tmp_path, second)
-    assert second.resumed and not any(trial.state is TrialState.PAUSED for trial in trials)
+    assert not any(trial.state is TrialState.PAUSED for trial in run(spec, tmp_path, second))
+    assert second.resumed
 
 
 def test_only_search_trials_are_saved_and_only_where_they_may_take_disk(tmp_path: Path) -> None:
@@ -347,5 +346,4 @@ def test_what_a_driver_that_is_gone_left_waiting_is_ended_where_its_process_ende
     if not here:
         monkeypatch.setenv("BSSEARCH_CHECKPOINT_DIR", str(tmp_path / "elsewhere"))
     trials = run(spec, tmp_path, SteppingLaw(done=first.done))
-    left = {trial.number for trial in trials if trial.state is TrialState.PAUSED}
-    assert left == (set() if ours else waiting)
+    assert {trial.number for trial in trials if trial.state is TrialState.PAUSED} == (set() if ours else waiting)

@@ -120,8 +120,7 @@ def paused(number: int, *, reason: str = "behind", **changes: Any) -> TrialRecor
 def test_what_a_person_enqueued_comes_before_all_else_whatever_the_budget_says() -> None:
     queued = make_trial(3, state=TrialState.QUEUED, batch_size=64, seed=77)
     lost = make_trial(2, state=TrialState.LOST, batch_size=16, uncapped=True)
-    case = Case(default_trial(), lost, queued, spec=spec_of(budget={"trials": 1}))
-    plan = case.next()
+    plan = Case(default_trial(), lost, queued, spec=spec_of(budget={"trials": 1})).next()
     assert (plan.queued, plan.retry_of, plan.configuration.batch_size, plan.seed) == (3, None, 64, 77)
     assert plan.uncapped
     assert plan.train_seconds_limit == FULL
@@ -164,14 +163,12 @@ def test_then_what_waits_goes_on_before_something_new_where_the_pruner_says_so()
 
     asked: list[bool] = []
     waiting = paused(2, batch_size=64, seed=9)
-    case = Case(default_trial(), waiting, saved=[2], pruner=Patient())
-    plan = case.next()
+    plan = Case(default_trial(), waiting, saved=[2], pruner=Patient()).next()
     assert (plan.resumed, plan.queued, plan.retry_of, plan.seed) == (2, None, None, 9)
     assert plan.configuration == waiting.configuration
     assert plan.after is None
     assert asked == [True]
-    elsewhere = Case(default_trial(), waiting, pruner=Patient())
-    assert elsewhere.next().resumed is None, "its checkpoint does not lie here"
+    assert Case(default_trial(), waiting, pruner=Patient()).next().resumed is None, "its checkpoint does not lie here"
 
 
 class Last(Pruner):
@@ -194,8 +191,7 @@ def test_what_somebody_interrupted_goes_on_first() -> None:
 
 
 def test_what_was_expected_of_a_trial_outlives_its_pause() -> None:
-    waiting = replace(paused(2, reason=INTERRUPTED), expected_improvement=0.25)
-    plan = Case(default_trial(), waiting, saved=[2]).next()
+    plan = Case(default_trial(), replace(paused(2, reason=INTERRUPTED), expected_improvement=0.25), saved=[2]).next()
     assert (plan.resumed, plan.expected_improvement) == (2, 0.25)
 
 
@@ -210,8 +206,7 @@ def test_then_the_default_under_the_full_limit() -> None:
 
 def test_from_half_the_budget_what_the_answer_compares_with_gets_its_uncapped_trials() -> None:
     done = [default_trial(), make_trial(2, batch_size=16, seconds=2.0)]
-    early = Case(*done, spec=spec_of(budget={"trials": 5})).next()
-    assert not early.uncapped
+    assert not Case(*done, spec=spec_of(budget={"trials": 5})).next().uncapped
     plan = Case(*done, spec=spec_of(budget={"trials": 4})).next()
     assert (plan.configuration.batch_size, plan.uncapped, plan.expected_improvement) == (128, True, None)
     sampler = Scripted()
@@ -298,8 +293,7 @@ def test_what_goes_on_has_the_limit_of_now() -> None:
 def test_the_budget_counts_trials_that_cost_something() -> None:
     trials = [default_trial(), make_trial(2, batch_size=16, state=TrialState.RUNNING)]
     in_vain = [make_trial(n, state=TrialState.CANCELLED) for n in (3, 4)]
-    ending = Case(*trials, *in_vain, spec=spec_of(budget={"trials": 2})).ending()
-    assert ending == "the budget of 2 trials is spent"
+    assert Case(*trials, *in_vain, spec=spec_of(budget={"trials": 2})).ending() == "the budget of 2 trials is spent"
     assert Case(*trials, *in_vain, spec=spec_of(budget={"trials": 3})).next() is not None
 
 
@@ -311,16 +305,13 @@ def test_the_budget_of_wall_seconds_counts_while_trials_run() -> None:
     assert Case(ran, running, spec=spec, now=began + 2.5).next() is not None
     ending = Case(ran, running, spec=spec, now=began + 3.0).ending()
     assert ending is not None and ending.startswith("budget.wall_seconds = 8 is spent"), "named as --set takes it"
-    larger = spec_of(budget={"wall_seconds": 8.5})
-    assert Case(ran, running, spec=larger, now=began + 3.0).next() is not None
+    assert Case(ran, running, spec=spec_of(budget={"wall_seconds": 8.5}), now=began + 3.0).next() is not None
 
 
 def test_half_way_without_a_hit_what_waits_goes_on_before_anything_begins() -> None:
     trials = [default_trial(state=TrialState.EXHAUSTED), paused(2)]
-    early = Case(*trials, saved=[2], pruner=Last(), spec=spec_of(budget={"trials": 5}))
-    assert early.next().resumed is None
-    late = Case(*trials, saved=[2], pruner=Last(), spec=spec_of(budget={"trials": 4}))
-    assert late.next().resumed == 2
+    assert Case(*trials, saved=[2], pruner=Last(), spec=spec_of(budget={"trials": 5})).next().resumed is None
+    assert Case(*trials, saved=[2], pruner=Last(), spec=spec_of(budget={"trials": 4})).next().resumed == 2
 
 
 # The end for little expected.
@@ -411,8 +402,7 @@ def played(study: MadeUpStudy, most: int = 60) -> str | None:
 
 def test_a_search_by_the_time_model_ends_by_itself_with_its_evidence_and_stays_at_its_end() -> None:
     lists = {"batch_size": [8, 16, 64], "learning_rate": [0.03, 0.07, 0.14], "weight_decay": 0.0, "dropout": [0.0, 0.1]}
-    default = {"batch_size": 16, "learning_rate": 0.03, "dropout": 0.0}
-    study = whole(0.02, space=lists, default=default)
+    study = whole(0.02, space=lists, default={"batch_size": 16, "learning_rate": 0.03, "dropout": 0.0})
     assert "budget.least_improvement = 2.00%" in (played(study) or "")
     best = not_none(study.history.incumbent)
     assert (best.configuration.batch_size, best.configuration.learning_rate) == (16, 0.07)

@@ -20,10 +20,10 @@ from bssearch.errors import InterruptedRunError, TargetNotReachedError
 from bssearch.records import Lease, Phase, TrialOutcome, TrialRecord, TrialState
 from bssearch.search import leases
 from bssearch.search.leases import Leases
-from bssearch.search.pruners.checkpoints import CheckpointFolder, WaitingTrials
+from bssearch.search.pruners.checkpoints import Checkpoints, WaitingTrials
 from bssearch.spec import StudySpec
 from bssearch.storage.repository import open_store
-from tests.factories import make_environment, make_plan, not_none
+from tests.factories import make_environment, make_plan, make_study_record, not_none
 from tests.search.pruners.stores import Troubled, troubled
 from tests.search.study import trials_in, url_in
 from tests.search.test_pausing_driver import Dies, SteppingLaw, die, study_spec
@@ -336,7 +336,8 @@ def test_what_a_driver_elsewhere_has_waiting_is_its_own_to_end_while_it_is_there
 def test_a_folder_that_another_driver_deletes_meanwhile_is_empty(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("BSSEARCH_CHECKPOINT_DIR", str(tmp_path / "gone"))
     monkeypatch.setattr(Path, "is_dir", lambda path, **_: True)  # it was there a moment ago
-    folder = CheckpointFolder(tmp_path / "gone")
-    folder.remove(3)
-    assert not folder.look().sizes
+    kept = Checkpoints(make_study_record())
+    kept.forget(3)
+    assert not kept.held().sizes

@@ -36,8 +36,7 @@ MODEL: dict[str, Any] = {
 
 
 def spec_with(trials: int, confirm: Mapping[str, int] | None = None) -> StudySpec:
-    budget = {"trials": trials, "trial_train_seconds": 100.0}
-    return make_spec(**MODEL, budget=budget, confirm=confirm or {"runs": 0})
+    return make_spec(**MODEL, budget={"trials": trials, "trial_train_seconds": 100.0}, confirm=confirm or {"runs": 0})
 
 
 def run(spec: StudySpec, folder: Path, executor: LawExecutor) -> Answer:

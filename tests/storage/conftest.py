@@ -127,8 +127,7 @@ def start_planned(
     owner: str = "driver",
     seconds: float = 60.0,
 ) -> TrialRecord | None:
-    lease = Lease(owner=owner, seconds=seconds)
-    return store.trials.start(study, plan, environment=make_environment(), lease=lease)
+    return store.trials.start(study, plan, environment=make_environment(), lease=Lease(owner=owner, seconds=seconds))
 
 
 def start(
@@ -141,10 +140,9 @@ def start(
     **changes: Any,
 ) -> int:
     lease = Lease(owner=lease_owner, seconds=lease_seconds)
-    trial = not_none(
+    return not_none(
         store.trials.start(study, make_plan(**changes), environment=environment or make_environment(), lease=lease)
-    )
-    return trial.number
+    ).number
 
 
 def begun(store: Store, **changes: Any) -> int:

@@ -53,8 +53,7 @@ def served(store: Store, worker: str, names: set[str], *, used: float) -> str | 
 def test_a_submission_is_stored_as_it_was_made(store: Store) -> None:
     moment = datetime(2026, 12, 1, 8, 30, tzinfo=UTC)
     values = {"budget.trials": 4, "space.batch_size": [8, 16], "target.value": 0.97, "training.compile": True}
-    asked = new("toy", values=values, priority=2.5, tags=("gpu:h200", "fast"), not_before=moment)
-    found = store.queue.submit(asked)
+    found = store.queue.submit(new("toy", values=values, priority=2.5, tags=("gpu:h200", "fast"), not_before=moment))
     assert store.queue.submissions() == [found]
     assert {name: getattr(found, name) for name in ("values", "priority", "tags", "not_before", "owner")} == {
         "values": values,

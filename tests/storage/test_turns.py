@@ -90,8 +90,7 @@ with open_store(sys.argv[1]) as store, store.turn("toy"):
 @pytest.mark.usefixtures("toy")
 @pytest.mark.slow
 def test_who_is_killed_in_its_turn_is_waited_for_no_longer(store: Store, url: str) -> None:
-    killed = subprocess.run([sys.executable, "-c", DIES_IN_ITS_TURN, url], cwd=Path.cwd(), check=False)
-    assert killed.returncode == -9
+    assert subprocess.run([sys.executable, "-c", DIES_IN_ITS_TURN, url], cwd=Path.cwd(), check=False).returncode == -9
     assert start_after(store, 0, "a") == 1
 
 
@@ -146,13 +145,12 @@ def test_who_hangs_in_a_write_blocks_nobody_for_long(
             suspended = pool.submit(write, store)
             assert hangs.wait(60)
             monkeypatch.setattr(database, "LONGEST_TURN_SECONDS", 60.0)
-            others = ThreadPoolExecutor(1).submit(
+            assert ThreadPoolExecutor(1).submit(
                 lambda: (
                     other.leases.mark_lost("toy", is_alive=lambda _: False),
                     other.queue.begin_shift("other", {"toy"}),
                 )
-            )
-            assert others.result(timeout=60) == ([1], None)
+            ).result(timeout=60) == ([1], None)
         finally:
             goes_on.set()
             suspended.result(timeout=60)
@@ -293,8 +291,7 @@ class TestLeases:
         assert store.leases.mark_lost("toy", is_alive=lambda owner: False) == [1]
         start(store, lease_owner="stopped", retry_of=1)
         lost = store.trials.get("toy", 1)
-        kept = store.trials.append_observations("toy", [(1, second), (2, second), (1, third)], owner="stopped")
-        assert kept == {1}
+        assert store.trials.append_observations("toy", [(1, second), (2, second), (1, third)], owner="stopped") == {1}
         store.trials.save_log("toy", 1, "after", owner="stopped")
         store.leases.heartbeat("toy", "stopped", 60.0)
         for outcome in (OUTCOME, PAUSED):

@@ -143,20 +143,16 @@ class PruningController:
         self._refresh()
         now, standings = observation.train_seconds, self.standings
         action = self.pruner.judge(number, standings)
+        took = f"{standings.winners[0][1]:.3g} train seconds" if standings.winners else ""
         if self.pruner.caps and now > standings.cap:
-            seconds = standings.winners[0][1]
-            reason = f"past {standings.slack:.3g} × the {seconds:.3g} train seconds of the fastest trial"
+            reason = f"past {standings.slack:.3g} × the {took} of the fastest trial"
             return TrialStop(number, TrialState.CAPPED, reason)
         if action is Action.GO_ON:
             return None
-        state = TrialState.PAUSED if action is Action.WAIT else TrialState.PRUNED
         reason = f"at {now:.3g} train seconds other trials were ahead, and no trial had reached the target yet"
-        if standings.winners:
-            fastest = standings.winners[0][1]
-            reason = (
-                f"at {now:.3g} train seconds too far behind the fastest trial, which took {fastest:.3g} train seconds"
-            )
-        return TrialStop(number, state, reason)
+        if took:
+            reason = f"at {now:.3g} train seconds too far behind the fastest trial, which took {took}"
+        return TrialStop(number, TrialState.PAUSED if action is Action.WAIT else TrialState.PRUNED, reason)
 
     def next_waiting(self, *, fresh: bool) -> TrialRecord | None:
         """See `Pruner.next_waiting`; trials that a user interrupted come first."""

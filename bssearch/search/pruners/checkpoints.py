@@ -141,13 +141,12 @@ class CheckpointStore:
         self._make_folder()
         self._remove(f"trial-{number}.pt", f"trial-{number}.pt.part")
         with file.open("rb") as content:
-            digest = _digest(content, on_progress)
             said = {
                 "kind": _KIND,
                 "study": self._mark,
                 "trial": number,
                 "bytes": content.tell(),
-                "sha256": digest,
+                "sha256": _digest(content, on_progress),
             }
             header = json.dumps(said).encode().ljust(HEADER_BYTES - 1) + b"\n"
             content.seek(0)
@@ -239,12 +238,11 @@ class CheckpointStore:
     def _ask(
         self, failure: str, work: Callable[[OnProgress], Result], is_wanted: Callable[[], bool] = lambda: True
     ) -> Result:
-        kind: type[CheckpointError] = CheckpointError
         try:
             return _patiently(work, is_wanted)
         except Exception as error:
             said = self._told(error)
-            kind = SilentStoreError if isinstance(error, _SilentError) else CheckpointError
+            kind: type[CheckpointError] = SilentStoreError if isinstance(error, _SilentError) else CheckpointError
         raise kind(f"the checkpoint store {self._shown}: {failure}: {said}")
 
     def _told(self, error: Exception) -> str:
@@ -341,71 +339,21 @@ def check_checkpoint_place() -> None:
         check_store_url(url)
 
 
-class CheckpointFolder:
-    """Checkpoint files of one study, in a guarded folder (`bssearch.files`)."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def try_out(self) -> None:
-        """Write and delete a file."""
-        make_guarded_folder(self.path)
-        with tempfile.NamedTemporaryFile(dir=self.path) as file:
-            file.write(bytes(2**20))
-
-    def place(self, number: int) -> Path:
-        """Path of a trial's file."""
-        return self.path / f"trial-{number}.pt"
-
-    def look(self) -> Held:
-        """Trials in the folder."""
-        found = []
-        for file in self._files("trial-*"):
-            with suppress(OSError):
-                found.append((file.name, file.stat().st_size))
-        return held_of(found)
-
-    def remove(self, number: int) -> None:
-        """Delete a trial's files."""
-        for file in self._files(f"{self.place(number).name}*"):
-            with suppress(OSError):
-                file.unlink(missing_ok=True)
-
-    def _files(self, pattern: str) -> list[Path]:
-        with suppress(OSError):
-            return [*self.path.glob(pattern)]
-        return []
-
-    def close(self) -> None:
-        """Delete the folder if empty."""
-        with suppress(OSError):
-            self.path.rmdir()
-
-    def clear(self) -> None:
-        """Delete the folder."""
-        shutil.rmtree(self.path, ignore_errors=True)
-
-
 class Checkpoints:
     """Checkpoints of a study, independent of its name and the database's address.
 
-    Workers write to ``folder``, which is private. With a remote store, the driver uploads (`send`) before a trial
-    counts as paused and downloads (`bring`) before it resumes.
+    Workers write to the guarded ``folder`` (`bssearch.files`). With a remote store, the driver uploads (`send`) before
+    a trial counts as paused and downloads (`bring`) before it resumes.
     """
 
     def __init__(self, study: StudyRecord) -> None:
-        self._here = CheckpointFolder(checkpoint_folder() / study.mark)
+        self.folder = checkpoint_folder() / study.mark
         url = checkpoint_url()
         self._store = None if url is None else CheckpointStore(url, study.mark)
         self._is_writable = True
         self.refusal = self.away = ""
         self._known = Held()
         self._next_look = 0.0
-
-    @property
-    def folder(self) -> Path:
-        """Local folder."""
-        return self._here.path
 
     def file_for(self, number: int) -> Path | None:
         """File to save a trial to; None if the folder is unusable."""
@@ -415,12 +363,14 @@ class Checkpoints:
             except OSError as error:
                 self._is_writable = False
                 self._refuse(error)
-        return self._here.place(number) if self._is_writable else None
+        return self._place(number) if self._is_writable else None
 
     def is_writable(self) -> bool:
         """Test by writing to the folder and to the remote store; if False, `refusal` says why."""
         try:
-            self._here.try_out()
+            make_guarded_folder(self.folder)
+            with tempfile.NamedTemporaryFile(dir=self.folder) as file:
+                file.write(bytes(2**20))
             if self._store is not None:
                 with self._noting_silence():
                     self._store.try_out()
@@ -436,7 +386,7 @@ class Checkpoints:
     def held(self) -> Held:
         """Saved trials; a remote store's list may be seconds old, and is empty while the store is unreachable."""
         if self._store is None:
-            return self._here.look()
+            return self._files_here()
         if time.monotonic() >= self._next_look:
             try:
                 with self._noting_silence():
@@ -452,23 +402,23 @@ class Checkpoints:
             return
         try:
             with self._noting_silence():
-                self._known = self._known.beside(number, self._store.put(number, self._here.place(number)))
+                self._known = self._known.beside(number, self._store.put(number, self._place(number)))
         finally:
-            self._here.remove(number)
+            self._remove_here(number)
 
     def bring(self, number: int, is_wanted: Callable[[], bool]) -> None:
         """Copy a trial's file from the remote store, if any."""
         if self._store is not None:
             with self._noting_silence():
-                self._store.get(number, self._here.place(number), is_wanted)
+                self._store.get(number, self._place(number), is_wanted)
 
     def present(self) -> frozenset[int]:
         """Trials with any file, local or remote."""
-        return frozenset({*self.held().sizes, *self._here.look().sizes})
+        return frozenset({*self.held().sizes, *self._files_here().sizes})
 
     def forget(self, number: int) -> None:
         """Delete a trial's files; ignore remote failures."""
-        self._here.remove(number)
+        self._remove_here(number)
         if self._store is not None and number in self._known.sizes:
             self._known = self._known.without({number})
             with suppress(CheckpointError), self._noting_silence():
@@ -476,13 +426,34 @@ class Checkpoints:
 
     def close(self) -> None:
         """Delete the folder if empty."""
-        self._here.close()
+        with suppress(OSError):
+            self.folder.rmdir()
 
     def clear(self) -> None:
         """Delete all files; raise `CheckpointError` if the remote store fails."""
-        self._here.clear()
+        shutil.rmtree(self.folder, ignore_errors=True)
         if self._store is not None:
             self._store.clear()
+
+    def _place(self, number: int) -> Path:
+        return self.folder / f"trial-{number}.pt"
+
+    def _files_here(self) -> Held:
+        found = []
+        for file in self._glob("trial-*"):
+            with suppress(OSError):
+                found.append((file.name, file.stat().st_size))
+        return held_of(found)
+
+    def _remove_here(self, number: int) -> None:
+        for file in self._glob(f"{self._place(number).name}*"):
+            with suppress(OSError):
+                file.unlink(missing_ok=True)
+
+    def _glob(self, pattern: str) -> list[Path]:
+        with suppress(OSError):
+            return [*self.folder.glob(pattern)]
+        return []
 
     def _refuse(self, error: OSError | CheckpointError) -> None:
         self.refusal = str(error)
@@ -536,8 +507,7 @@ class WaitingTrials(Checkpoints):
             try:
                 self.send(number)
             except CheckpointError as error:
-                reason = f"{outcome.reason}; {COULD_NOT_PAUSE}: {error}"
-                return replace(outcome, state=TrialState.PRUNED, reason=reason)
+                return replace(outcome, state=TrialState.PRUNED, reason=f"{outcome.reason}; {COULD_NOT_PAUSE}: {error}")
         return outcome
 
     def bring_back(self, resumed: TrialRecord, is_wanted: Callable[[], bool]) -> TrialOutcome | None:

@@ -57,8 +57,7 @@ def promoted(standings: Standings, *, fresh: bool) -> int | None:
     due = [rung for rung in rungs if _is_due(rung, standings)]
     if not rungs or (not due and fresh):
         return None
-    below = [rung for rung in rungs if seconds_of(rung, limit) < limit]
-    rung = max(due or below, default=min(rungs))
+    rung = max(due or [rung for rung in rungs if seconds_of(rung, limit) < limit], default=min(rungs))
     return max((one for one in at if at[one] == rung), key=lambda one: (standings.waiting[one].gain, -one))
 
 
@@ -90,8 +89,7 @@ def _that_came(rung: int, standings: Standings) -> Iterator[tuple[int, float]]:
 
 def _has_left(number: int, rung: int, standings: Standings) -> bool:
     curve = standings.curves[number]
-    came = curve.index_from(seconds_of(rung, standings.limit))
-    return number in standings.running or came < len(curve.gains) - 1
+    return number in standings.running or curve.index_from(seconds_of(rung, standings.limit)) < len(curve.gains) - 1
 
 
 def _is_leader(number: int, standings: Standings) -> bool:
@@ -122,9 +120,7 @@ class Pace(Cap):
             waits = self.is_hopeless(standings.curves[number], standings)
         else:
             waits = standings.can_wait and waits_on_rung(number, standings)
-        if not waits:
-            return Action.GO_ON
-        return Action.WAIT if standings.can_wait else Action.STOP
+        return Action.GO_ON if not waits else Action.WAIT if standings.can_wait else Action.STOP
 
     def next_waiting(self, standings: Standings, *, fresh: bool) -> int | None:
         """Trial to resume: the hopeful one of least predicted time, or before the first hit the promoted one."""

@@ -60,8 +60,7 @@ class Sampler(ABC):
 
 def make_sampler(spec: StudySpec) -> Sampler:
     """Sampler of a spec; `auto` becomes TPE unless trials race."""
-    models_time = objective_of(spec).trials_race
-    name = "tpe" if spec.sampler.name == "auto" and not models_time else spec.sampler.name
+    name = "tpe" if spec.sampler.name == "auto" and not objective_of(spec).trials_race else spec.sampler.name
     kind: Callable[..., Sampler] = registry.load_class("samplers", name, Sampler)  # type: ignore[type-abstract]
     return made_with(kind, spec.sampler.options, "sampler.options", spec)
 

@@ -295,5 +295,4 @@ def _shortfall(history: History, trial: TrialRecord, reference: Progress | None)
     if reference is None or outcome is None or outcome.best_metric is None:
         return WORSE_THAN_ANY
     expected = reference.at(outcome.train_seconds)
-    gain = history.spec.record_target.gain(outcome.best_metric)
-    return WORSE_THAN_ANY if expected is None else expected - gain
+    return WORSE_THAN_ANY if expected is None else expected - history.spec.record_target.gain(outcome.best_metric)

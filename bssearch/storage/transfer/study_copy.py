@@ -430,8 +430,7 @@ def _create(connection: Connection, copy: Copy, name: str) -> int:
     columns = {**study, "name": name, "spec": {**study["spec"], "name": name}}
     del columns["environment"]
     if not insert_if_absent(connection, StudyRow, columns):
-        taken = select(StudyRow.created_by, StudyRow.created_at).where(StudyRow.name == name)
-        by, at = connection.execute(taken).one()
+        by, at = connection.execute(select(StudyRow.created_by, StudyRow.created_at).where(StudyRow.name == name)).one()
         raise UsageError(
             f"another study {name!r} exists, created by {by} at {at:%Y-%m-%d %H:%M:%S} UTC; that of {copy.source} "
             f"was created by {study['created_by']} at {study['created_at']:%Y-%m-%d %H:%M:%S} UTC",

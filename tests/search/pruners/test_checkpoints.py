@@ -209,8 +209,7 @@ def test_a_folder_that_another_driver_removes_in_this_moment_is_made_once_more(
         return new_private_file(path)
 
     monkeypatch.setattr("bssearch.files.new_private_file", open_late)
-    file = not_none(kept.file_for(1))
-    with new_guarded_file(file) as content:
+    with new_guarded_file(not_none(kept.file_for(1))) as content:
         content.write(b"saved")
     assert len(tries) == 2 and kept.has(1)
 

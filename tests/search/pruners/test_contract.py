@@ -42,8 +42,7 @@ def random_curves(seed: int, count: int) -> list[Replay]:
             gains.append(math.nan if rng.random() < 0.1 else gain)
             if gain >= 1 and not math.isnan(gains[-1]):
                 break
-        hit = moments[-1] if gains[-1] >= 1 else math.inf
-        found.append(Replay(moments, gains, hit, LIMIT))
+        found.append(Replay(moments, gains, moments[-1] if gains[-1] >= 1 else math.inf, LIMIT))
     return found
 
 

@@ -148,8 +148,7 @@ def test_the_winners_are_those_that_were_fastest_when_they_ended_in_whatever_ord
 def test_objectives_that_do_not_grow_with_the_seconds_alone_have_no_race(
     objective: dict[str, Any], races: bool
 ) -> None:
-    of = make_spec(pruner={"name": "race"}, **objective)
-    told = Told(of)
+    told = Told(make_spec(pruner={"name": "race"}, **objective))
     assert type(told.controller.pruner) is (Race if races else Pruner)
     assert told.controller.limits, "trials are limited when they begin all the same"
     told.winner(1, seconds=1.0)

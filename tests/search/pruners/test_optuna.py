@@ -99,8 +99,7 @@ def test_before_the_first_hit_the_best_of_each_rung_goes_on(field: Field) -> Non
     assert field.observe(1, 1.5 * RUNG, 0.4) is Action.GO_ON, "it may run to twice the time"
     assert field.observe(1, 2 * RUNG, 0.4) is Action.WAIT
     assert field.goes_on(fresh=True) is None
-    going = [field.goes_on(fresh=False) for _ in range(4)]
-    assert going == [1, 2, 0, None], "nothing new: the highest rung first"
+    assert [field.goes_on(fresh=False) for _ in range(4)] == [1, 2, 0, None], "nothing new: the highest rung first"
 
 
 def test_what_beats_all_that_came_to_its_rung_does_not_wait_once_enough_came(field: Field) -> None:

@@ -75,8 +75,7 @@ def test_a_wrong_option_is_refused_with_its_value_and_its_bound(name: str, optio
 
 
 def test_a_lag_beside_the_name_is_an_option_of_a_race_and_the_usual_one_is_none() -> None:
-    beside = PrunerSpec.model_validate({"name": "race", "lag": 2.5})
-    assert beside == PrunerSpec(name="race", options={"lag": 2.5})
+    assert PrunerSpec.model_validate({"name": "race", "lag": 2.5}) == PrunerSpec(name="race", options={"lag": 2.5})
     assert PrunerSpec.model_validate({"name": "safe", "lag": 3.0}) == PrunerSpec(name="safe")
     with pytest.raises(UsageError):
         make_pruner(PrunerSpec.model_validate({"name": "safe", "lag": 2.5}))

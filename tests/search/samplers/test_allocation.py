@@ -55,8 +55,7 @@ def test_every_batch_size_gets_its_trials_nearest_to_the_incumbent_first() -> No
 
 def test_evidence_is_the_largest_and_a_rung_each_side_four_times_away() -> None:
     assert evidence_sizes(history(default_trial())) == [128, 8]
-    sizes = (8, 16, 32, 64, 128, 256, 512)
-    wide = history(default_trial(), probes={size: make_probe(size) for size in sizes})
+    wide = history(default_trial(), probes={size: make_probe(size) for size in (8, 16, 32, 64, 128, 256, 512)})
     assert evidence_sizes(wide) == [512, 8, 128]
 
 
@@ -151,8 +150,7 @@ def test_what_a_quick_answer_rules_out_has_less_evidence_unless_the_best_trial_c
             proposal = propose_evidence(known)
             if proposal is None:
                 return Counter(trial.configuration.batch_size for trial in trials[1:])
-            size = proposal.batch_size
-            trials.append(make_trial(len(trials), batch_size=size, seconds=3.0, uncapped=True))
+            trials.append(make_trial(len(trials), batch_size=proposal.batch_size, seconds=3.0, uncapped=True))
 
     assert evidence(None) == {8: EVIDENCE_TRIALS, 128: EVIDENCE_TRIALS}
     assert evidence(quick_at(32, 16, 64)) == {8: RULED_OUT_TRIALS, 128: EVIDENCE_TRIALS}
@@ -207,9 +205,7 @@ def test_a_combination_that_was_lost_or_ran_out_of_memory_is_tried_again_one_tha
     again = study.step(TrialState.LOST).configuration
     assert study.step(TrialState.OOM).configuration == again
     assert study.step().configuration == again
-    failed = study.step(TrialState.FAILED).configuration
-    rest = [study.step().configuration for _ in range(15)]
-    assert failed not in rest
+    assert study.step(TrialState.FAILED).configuration not in [study.step().configuration for _ in range(15)]
     assert study.choose() is None
 
 
@@ -231,8 +227,7 @@ def test_what_a_combination_does_not_use_makes_it_no_other() -> None:
         "learning_rate": 0.1,
         "optimizer": [{"name": "sgd", "momentum": [0.8, 0.9]}, {"name": "adamw"}],
     }
-    default = {"batch_size": 8, "learning_rate": 0.1, "optimizer": {"name": "adamw"}}
-    study = grid(space=space, default=default)
+    study = grid(space=space, default={"batch_size": 8, "learning_rate": 0.1, "optimizer": {"name": "adamw"}})
     while (choice := study.choose()) is not None:
         study.run(choice)
     assert len(study.trials) == 6, "AdamW once, SGD with either momentum, at two batch sizes"

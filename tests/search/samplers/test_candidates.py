@@ -148,14 +148,12 @@ def test_spaces_of_every_shape_have_points_that_can_be_run(parts: dict[str, Any]
     assert set(points.batch_sizes.tolist()) == set(made.rungs)
     assert points.others.shape == (len(among), columns)
     assert ((points.others >= 0) & (points.others <= 1)).all()
-    rates = [made.decode(*found[int(index)]).learning_rate for index in among]
-    assert np.exp(points.log_rates) == pytest.approx(rates)
+    assert np.exp(points.log_rates) == pytest.approx([made.decode(*found[int(index)]).learning_rate for index in among])
     assert len({found[int(index)][0:1] + tuple(found[int(index)][1].values()) for index in among}) == len(among)
 
 
 def test_learning_rates_are_compared_without_the_scale_of_their_optimizer() -> None:
-    optimizers = [{"name": "sgd"}, {"name": "adamw", "learning_rate_scale": 0.01}]
-    found = candidates(optimizer=optimizers)
+    found = candidates(optimizer=[{"name": "sgd"}, {"name": "adamw", "learning_rate_scale": 0.01}])
     alike = [
         found.add(64, {"reference_learning_rate": 0.1, "optimizer": name, "sgd.momentum": 0.9})
         for name in ("sgd", "adamw")
@@ -272,8 +270,7 @@ def test_what_is_expected_falls_below_a_hundredth_once_the_optimum_is_known() ->
     asker = gradient()
     asker.ask([trained(DEFAULT, truth(DEFAULT))])
     first = asker.expected_improvement
-    runs = [trained(point, truth(point)) for point in range(len(CELLS)) for _ in range(3)]
-    asker.ask(runs)
+    asker.ask([trained(point, truth(point)) for point in range(len(CELLS)) for _ in range(3)])
     assert asker.expected_improvement < 0.01 < 0.1 < first
     assert asker.expected_improvement >= 0
 
@@ -334,8 +331,7 @@ def test_an_improvement_counts_per_square_root_of_the_price_of_its_trial() -> No
     behind = np.maximum(0.0, posterior.mean - star - BEHIND)
     gains = _improvements(posterior, hits, behind)
     assert model.expected_improvement == pytest.approx(float(gains.max()))
-    price = np.exp(posterior.mean - star - behind / error)
-    for place, ratio in enumerate(price):
+    for place, ratio in enumerate(np.exp(posterior.mean - star - behind / error)):
         worth = gains[place] / math.sqrt(max(ratio, LEAST_COST))
         assert score[place] == pytest.approx(worth), "improvement per square root of the price"
 

@@ -77,8 +77,7 @@ def test_what_has_become_of_earlier_trials_is_seen_by_the_sampler_that_knew_them
 ) -> None:
     for state in STATES[:8]:
         study.step(state)
-    becomes = {2: TrialState.LOST, 4: TrialState.REACHED, 7: TrialState.REACHED}
-    for number, state in becomes.items():
+    for number, state in {2: TrialState.LOST, 4: TrialState.REACHED, 7: TrialState.REACHED}.items():
         study.choose()
         study.keep(replace(study.trials[number - 1], state=TrialState.RUNNING, ended_at=None, outcome=None))
         assert study.choose() == study.restarted().choose()

@@ -98,10 +98,8 @@ MISSING = tuple(state for state in TrialState if state.is_missing)
 
 def test_the_sampler_is_shown_the_trials_near_the_batch_size() -> None:
     trials = [make_trial(n + 1, batch_size=SIZES[n % 5]) for n in range(20)]
-    sizes = {trial.configuration.batch_size for trial in neighbours(history(*trials), 128, enough=4)}
-    assert sizes == {64, 128}
-    few = neighbours(history(make_trial(1, batch_size=8), make_trial(2, batch_size=128)), 128, enough=4)
-    assert len(few) == 2
+    assert {trial.configuration.batch_size for trial in neighbours(history(*trials), 128, enough=4)} == {64, 128}
+    assert len(neighbours(history(make_trial(1, batch_size=8), make_trial(2, batch_size=128)), 128, enough=4)) == 2
 
 
 def test_numbers_are_told_as_their_places_in_ascending_order_and_names_as_they_are() -> None:
@@ -114,10 +112,8 @@ def test_numbers_are_told_as_their_places_in_ascending_order_and_names_as_they_a
     asked = [asker.ask((), seed) for seed in range(20)]
     assert {one["decay"] for one in asked} == {0.0, 1e-4, 1e-3} and {one["kind"] for one in asked} == {"a", "b"}
     assert distribution(names) == CategoricalDistribution(("b", "a"))
-    switch = Dimension("nesterov", choices=(True, False))
-    assert distribution(switch) == CategoricalDistribution((True, False))
-    rate = Dimension("rate", low=0.01, high=1.0, log=True)
-    assert distribution(rate) == FloatDistribution(0.01, 1.0, log=True)
+    assert distribution(Dimension("nesterov", choices=(True, False))) == CategoricalDistribution((True, False))
+    assert distribution(Dimension("rate", low=0.01, high=1.0, log=True)) == FloatDistribution(0.01, 1.0, log=True)
 
 
 def test_a_stopped_trial_without_a_metric_or_before_the_first_evaluation_ranks_behind() -> None:
@@ -204,8 +200,7 @@ def test_a_sampler_without_its_package_is_refused_with_the_remedy(monkeypatch: p
 def test_cma_es_follows_what_it_is_told(size: int | None) -> None:
     pytest.importorskip("cmaes")
     study = after("optuna:CmaEsSampler", {"popsize": 4}, 40)
-    again = study.restarted()
-    one, other = (not_none(at.sampler.choose(at.history, size)) for at in (study, again))
+    one, other = (not_none(at.sampler.choose(at.history, size)) for at in (study, study.restarted()))
     assert one.configuration.batch_size == other.configuration.batch_size
     # The last digits of the eigenvectors depend on where the processor finds its numbers.
     assert one.sampled == pytest.approx(not_none(other.sampled), rel=1e-6)
@@ -237,8 +232,7 @@ def test_a_package_of_optunahub_is_a_sampler_with_its_options(hub: dict[str, typ
     hub["samplers/least"] = types.ModuleType("least")
     vars(hub["samplers/least"]).update(Least=Least, __all__=["Least"])
     low, middle = (MadeUpStudy(study_spec("optunahub:samplers/least", given)) for given in ({}, {"share": 0.5}))
-    dropouts = [not_none(not_none(one.choose(32)).sampled)["dropout"] for one in (low, middle)]
-    assert dropouts == [0.0, 0.25]
+    assert [not_none(not_none(one.choose(32)).sampled)["dropout"] for one in (low, middle)] == [0.0, 0.25]
     with pytest.raises(UsageError, match=r"sampler\.options\.seed: unknown key"):
         make_sampler(study_spec("optunahub:samplers/least", {"seed": 3}))
 

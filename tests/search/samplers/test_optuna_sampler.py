@@ -266,10 +266,8 @@ def test_a_trial_with_its_steps_shows_the_seconds_of_one(trial: FrozenTrial, sec
 
 
 def test_the_step_time_of_a_batch_size_is_the_median_of_its_trials() -> None:
-    trials = [told(value=seconds, steps=100) for seconds in (9.0, 1.0, 2.0)]
-    assert _shown(trials, 1e-3) == {32: pytest.approx(0.02)}
-    in_steps = told(OptunaState.PRUNED, reports={2000: 0.5}, steps=100)
-    assert _shown([in_steps], 1.0) == {32: pytest.approx(20.0)}
+    assert _shown([told(value=seconds, steps=100) for seconds in (9.0, 1.0, 2.0)], 1e-3) == {32: pytest.approx(0.02)}
+    assert _shown([told(OptunaState.PRUNED, reports={2000: 0.5}, steps=100)], 1.0) == {32: pytest.approx(20.0)}
 
 
 def test_until_two_batch_sizes_are_known_half_of_a_step_is_fixed_at_the_middle_of_them() -> None:

@@ -99,8 +99,7 @@ def test_a_bound_that_is_met_moves_nothing_and_one_that_is_not_moves_up() -> Non
     met = posterior(told(*hits, bounds=((slow, 30.0),)))
     assert before.mean[slow] > math.log(60)
     assert met.mean[slow] > before.mean[slow] - 0.1
-    missed = posterior(told(*hits, bounds=((good, 300.0),)))
-    assert missed.mean[good] > before.mean[good] + 0.5
+    assert posterior(told(*hits, bounds=((good, 300.0),))).mean[good] > before.mean[good] + 0.5
 
 
 def dense(found: Extrapolation) -> tuple[np.ndarray, np.ndarray, float]:
@@ -170,8 +169,7 @@ def test_the_critical_batch_size_is_spread_evenly_from_two_octaves_below_the_spa
 
 
 def test_a_noise_scale_draws_four_fifths_of_the_laws_within_an_octave_and_a_half_and_leaves_the_rest() -> None:
-    share = (np.arange(1000) + 0.5) / 1000
-    spread = _spread(share, 1.0, 11.0, 64.0)
+    spread = _spread((np.arange(1000) + 0.5) / 1000, 1.0, 11.0, 64.0)
     without, near = spread[:200], spread[200:]
     assert (without.min(), without.max()) == (pytest.approx(1.0, abs=0.1), pytest.approx(11.0, abs=0.1))
     assert np.median(near) == pytest.approx(6.0, abs=0.01)

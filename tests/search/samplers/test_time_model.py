@@ -196,8 +196,7 @@ def run(point: int, *points: tuple[float, float], hit: float | None = None, **ch
 def line(point: int, seconds: float, until: float = 1.0, **changes: bool) -> Run:
     """Return a trial that gains evenly and is at 1 after ``seconds``, as far as the share ``until`` of its way."""
     shares = np.linspace(0.0, until, 11).tolist()
-    hit = seconds if until == 1.0 else None
-    return run(point, *((seconds * share, share) for share in shares), hit=hit, **changes)
+    return run(point, *((seconds * share, share) for share in shares), hit=seconds if until == 1.0 else None, **changes)
 
 
 def seen(*runs: Run, most: int = MOST) -> Extrapolation:
@@ -229,8 +228,7 @@ def test_what_is_far_behind_takes_at_least_so_long() -> None:
 
 
 def test_a_trial_that_is_nearly_there_but_was_capped_takes_longer_than_its_cap() -> None:
-    stuck = run(1, (0.0, 0.0), (5.0, 0.97), (9.0, 0.97), (10.0, 0.97), (13.0, 0.97))
-    found = seen(line(0, 10.0), stuck)
+    found = seen(line(0, 10.0), run(1, (0.0, 0.0), (5.0, 0.97), (9.0, 0.97), (10.0, 0.97), (13.0, 0.97)))
     assert found.is_bound.tolist() == [False, True]
     assert math.exp(found.log_seconds[1]) == pytest.approx(13.0), "its pace alone says 11"
 
@@ -251,8 +249,7 @@ def test_before_a_step_or_with_nothing_but_nan_a_trial_says_nothing() -> None:
 def test_a_gain_that_is_not_a_number_hides_no_other() -> None:
     """Neither where it is a winner's first, nor where chance is told from what was seen first."""
     winner = run(0, (0.0, math.nan), (2.0, 0.2), (6.0, 0.6), (10.0, 1.0), hit=10.0)
-    flat = run(1, (0.0, 0.01), (1.0, 0.01))
-    found = seen(winner, flat, line(2, 20.0, until=0.5))
+    found = seen(winner, run(1, (0.0, 0.01), (1.0, 0.01)), line(2, 20.0, until=0.5))
     assert np.isfinite(found.log_seconds).all()
     assert math.exp(found.log_seconds[0]) == pytest.approx(10.0)
     assert found.is_bound.tolist() == [False, True, False]
@@ -288,16 +285,14 @@ def test_of_many_winners_the_twelve_fastest_are_the_measure() -> None:
 
 @pytest.mark.parametrize("count", [8, 9, 15, 16, 17, 40, 100])
 def test_no_more_different_points_are_kept_than_asked_for(count: int) -> None:
-    found = seen(*(line(point, 10.0 + point) for point in range(count)), most=16)
-    kept = set(found.points.tolist())
+    kept = set(seen(*(line(point, 10.0 + point) for point in range(count)), most=16).points.tolist())
     assert len(kept) == min(count, 16)
     assert set(range(min(count, 12))) <= kept, "the best three quarters"
 
 
 @pytest.mark.parametrize(("lost", "kept"), [(0, 0), (1, 1), (15, 15), (16, 8), (47, 16), (48, 12), (160, 15)])
 def test_of_many_that_diverged_some_tell_as_much(lost: int, kept: int) -> None:
-    diverged = [Run(100 + place, Progress(), running=False, diverged=True) for place in range(lost)]
-    found = seen(line(0, 10.0), *diverged)
+    found = seen(line(0, 10.0), *[Run(100 + place, Progress(), running=False, diverged=True) for place in range(lost)])
     assert len(found.points) == 1 + kept <= 1 + MOST // 8
     assert found.variance[1:].tolist() == [BOUND_DEVIATION**2] * kept
     assert found.is_bound[1:].all() and not found.is_bound[0]
@@ -308,8 +303,7 @@ def test_of_many_that_diverged_some_tell_as_much(lost: int, kept: int) -> None:
 def test_a_trial_under_way_shows_something_from_a_tenth_of_the_fastest_time_on(
     seconds: float, running: bool, shows: bool
 ) -> None:
-    found = seen(line(0, 10.0), run(1, (0.0, 0.0), (seconds, seconds / 10), running=running))
-    assert (1 in found.points) is shows
+    assert (1 in seen(line(0, 10.0), run(1, (0.0, 0.0), (seconds, seconds / 10), running=running)).points) is shows
 
 
 @pytest.mark.parametrize(("gain", "is_bound"), [(0.04, True), (0.06, False)])

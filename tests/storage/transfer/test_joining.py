@@ -229,8 +229,7 @@ def test_measurements_that_are_not_here_are_added_and_those_here_stay(source: St
     seen = store.trials.changes("toy", 0).revision
     assert join(source, store).counts["measurements_new"] == 3
     assert store.trials.changes("toy", seen).has_new_probes
-    probes = {key: row["eval_every_steps"] for key, row in rows(store)[Kind.PROBE].items()}
-    assert sorted(probes.values()) == [5, 7, 9]
+    assert sorted({key: row["eval_every_steps"] for key, row in rows(store)[Kind.PROBE].items()}.values()) == [5, 7, 9]
     assert len(rows(store)[Kind.VISIT]) == 4
     assert len(rows(store)[Kind.SPEC]) == 1
 

@@ -192,8 +192,7 @@ class _Part:
 def prior(indices: Indices, points: Points, laws: Numbers) -> Posterior:
     """Prior, given the log times of points by each law (points, laws)."""
     adds, departs = covariances(points)
-    covariance = np.cov(laws) + adds + PRIOR_DEPARTURE**2 * departs
-    return Posterior(indices, laws.mean(axis=1), covariance, PRIOR_NOISE)
+    return Posterior(indices, laws.mean(axis=1), np.cov(laws) + adds + PRIOR_DEPARTURE**2 * departs, PRIOR_NOISE)
 
 
 def condition(indices: Indices, points: Points, laws: Numbers, found: Extrapolation) -> Posterior:
@@ -204,8 +203,7 @@ def condition(indices: Indices, points: Points, laws: Numbers, found: Extrapolat
     for noise, share in SEED_NOISES:
         data = _by_point(kept, found, noise)
         for departure in DEPARTURES:
-            covariance = adds + departure**2 * departs
-            parts.append(_part(laws, covariance, data, noise, math.log(share)))
+            parts.append(_part(laws, adds + departure**2 * departs, data, noise, math.log(share)))
     return _matched(indices, laws, parts)
 
 

@@ -71,13 +71,12 @@ class SpaceCandidates:
         """Indices of ``tried`` points, neighbours of the ``best``, and new points."""
         self._forget_made()
         near = [neighbour for one in best for neighbour in self._neighbours(*self._chosen[one], rng)]
-        shares = latin_hypercube(SPREAD, 1 + len(self._dimensions), rng)
         spread = [
             (
                 self.batch_sizes[int(share[0] * len(self.batch_sizes))],
                 {one.name: _value(one, at) for one, at in zip(self._dimensions, share[1:].tolist(), strict=True)},
             )
-            for share in shares
+            for share in latin_hypercube(SPREAD, 1 + len(self._dimensions), rng)
         ]
         return np.array(sorted({*tried, *(self._add(*one) for one in near + spread)}))
 
@@ -261,8 +260,7 @@ def extrapolate(runs: Sequence[Run], target_gain: float, most_points: int) -> Ex
     log_share = _mean_log_share(winners, gain)
     log_now = np.log([run.progress.now for run in shown])
     fastest = hit & (log_now == log_now.min(where=hit, initial=math.inf))
-    rough = np.where(fastest, -math.inf, log_now - log_share)
-    kept = _thinned([run.point for run in shown], rough, most_points)
+    kept = _thinned([run.point for run in shown], np.where(fastest, -math.inf, log_now - log_share), most_points)
     shown, hit, at_chance = [shown[index] for index in kept], hit[kept], at_chance[kept]
     log_share, log_now, missed = log_share[kept], log_now[kept], gain[kept] < winners[0].goal
     log_seconds = _late_predictions(shown, winners)
@@ -332,8 +330,7 @@ def _late_predictions(runs: Sequence[Run], winners: Sequence[_Winner]) -> Number
         seconds += run.progress.train_seconds[first:]
         gains += run.progress.gains[first:]
     each = np.log(seconds) - _mean_log_share(winners, np.array(gains))
-    counts = np.diff([*starts, len(seconds)])
-    averages: Numbers = np.add.reduceat(each, starts) / counts
+    averages: Numbers = np.add.reduceat(each, starts) / np.diff([*starts, len(seconds)])
     return averages
 
 

@@ -3,7 +3,7 @@
 import math
 import numbers
 import statistics
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -121,10 +121,9 @@ class TimeToTargetSampler(optuna.samplers.BaseSampler):
         candidates = SpaceCandidates(cast(SearchSpace, space), space.batch_sizes)  # `_Space` has all that it calls
         trials = [one for one in self._others(study, trial) if set(one.params) >= NEEDED]
         runs = [self._run(one, candidates.add(*space.point(one.params))) for one in trials]
-        default = candidates.add(*space.point(self._default))
         model = KnowledgeGradient(
             candidates,
-            default=default,
+            default=candidates.add(*space.point(self._default)),
             target_gain=self._target.gain(self._target.value),
             step_seconds=self._step_times(space.batch_sizes, trials),
             seed=self._seed + trial.number,
@@ -216,7 +215,7 @@ class _Space:
         self.batch_sizes = _batch_sizes(distributions[BATCH_SIZE])
         self._least_rate = _least_rate(distributions[LEARNING_RATE])
         self._dimensions = tuple(
-            _dimension(REFERENCE_LEARNING_RATE if name == LEARNING_RATE else name, one)
+            _dimension(_coordinate(name), one)
             for name, one in distributions.items()
             if name != BATCH_SIZE and not one.single()
         )
@@ -228,20 +227,20 @@ class _Space:
         return float(sampled.get(REFERENCE_LEARNING_RATE, self._least_rate) or 0.0)
 
     def point(self, params: Mapping[str, Any]) -> tuple[int, dict[str, ParameterValue]]:
-        named = {REFERENCE_LEARNING_RATE if name == LEARNING_RATE else name: value for name, value in params.items()}
+        named = {_coordinate(name): value for name, value in params.items()}
         coordinates = {one.name: one.nearest(named.get(one.name, _middle(one))) for one in self._dimensions}
         return int(params[BATCH_SIZE]), coordinates
 
     def params(self, batch_size: int, coordinates: Mapping[str, ParameterValue]) -> dict[str, Any]:
-        return dict(self._params(batch_size, coordinates))
+        return {
+            name: batch_size if name == BATCH_SIZE else _as_suggested(one, coordinates[_coordinate(name)])
+            for name, one in self._distributions.items()
+            if name == BATCH_SIZE or _coordinate(name) in coordinates
+        }
 
-    def _params(self, batch_size: int, coordinates: Mapping[str, ParameterValue]) -> Iterator[tuple[str, Any]]:
-        for name, one in self._distributions.items():
-            at = REFERENCE_LEARNING_RATE if name == LEARNING_RATE else name
-            if name == BATCH_SIZE:
-                yield name, batch_size
-            elif at in coordinates:
-                yield name, _as_suggested(one, coordinates[at])
+
+def _coordinate(name: str) -> str:
+    return REFERENCE_LEARNING_RATE if name == LEARNING_RATE else name
 
 
 def _batch_sizes(distribution: BaseDistribution) -> list[int]:
