@@ -23,7 +23,7 @@ from bssearch.analysis.optimum import decide
 from bssearch.records import Phase, StudyRecord, TrialRecord, TrialState, trainings_of
 from bssearch.records.batch_schedule import sizes_in_words
 from bssearch.records.text import plural, visible
-from bssearch.search.confirmation import confirmation_trials, in_force
+from bssearch.search.confirmation import in_force
 from bssearch.search.driver import Listener
 from bssearch.search.history import History
 
@@ -164,7 +164,7 @@ class Display(Lines):
 
 def confirmed_medians(history: History) -> dict[int, str]:
     """Median over fresh seeds by confirmed batch size, the best first."""
-    confirmed = in_force(history, confirmation_trials(history))
+    confirmed = in_force(history, history.of_phase(Phase.CONFIRM))
     verdict = decide(confirmed, history.spec.confirm.runs, history.objective)
     if verdict is None or not verdict.confirmed:
         return {}

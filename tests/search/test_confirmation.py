@@ -31,7 +31,7 @@ from bssearch.records import (
     TrialRequest,
     TrialState,
 )
-from bssearch.search.confirmation import beside, confirmation_trials, ending, finalists, next_run, remaining
+from bssearch.search.confirmation import beside, ending, finalists, next_run, remaining
 from bssearch.search.history import History, trial_seed
 from bssearch.search.leases import _start, is_alive, living, this_driver
 from bssearch.spec import StudySpec
@@ -296,7 +296,7 @@ def test_confirmation_and_answer_agree_and_what_runs_cannot_settle_proposes_none
         made_up.take(replace(trial, sampled=plan.sampled))
     said, answer = not_none(ending(made_up)), answer_in(made_up)
     assert f"probability of {math.floor(100 * not_none(answer.within_5_percent))} %" in said
-    assert remaining(made_up, confirmation_trials(made_up)) == []
+    assert remaining(made_up, made_up.of_phase(Phase.CONFIRM)) == []
     assert answer.provisional == said.startswith("not settled")
     if answer.provisional:
         assert "more are not expected to help" in said
