@@ -1,4 +1,4 @@
-"""An executor that answers at once, from a law of steps and step times: for tests of what drives it."""
+"""An executor that computes its results from a law of steps and step times."""
 
 import math
 from collections.abc import Callable
@@ -29,7 +29,7 @@ from bssearch.records import (
 from tests.factories import make_environment
 
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
-"""Where in a trial it is evaluated."""
+"""Evaluations, as shares of a trial."""
 
 
 def step_seconds(batch_size: int) -> float:
@@ -48,12 +48,12 @@ def interrupt(*_: object) -> NoReturn:
 
 @dataclass
 class LawExecutor:
-    """Ends each trial with the outcome that the law gives; broken batch sizes fail.
+    """Ends each trial with the law's outcome; trials at the batch sizes ``fails`` fail.
 
-    Micro-batches above ``fits_up_to`` run out of memory, in trials already those above ``trains_up_to``; those
-    above ``leaves_reserve_up_to`` leave no reserve. The workload's code refuses the batch sizes in ``refuses``.
-    ``place`` changes the environment. ``on_submit`` is called before a trial starts, ``on_look`` before its events;
-    ``ended_as`` changes the outcome of a trial, and ``timed`` a step time.
+    Micro-batches above ``fits_up_to`` run out of memory; those above ``trains_up_to`` only in trials; those above
+    ``leaves_reserve_up_to`` only with a memory reserve. The workload rejects the batch sizes ``refuses``. ``place``
+    changes the environment. ``on_submit`` is called before a trial starts, ``on_look`` before its events. ``ended_as``
+    changes a trial's outcome, and ``timed`` a step time.
     """
 
     slots: int = 1
@@ -163,16 +163,16 @@ class LawExecutor:
         return [*events, TrialEnded(request.number, self.ended_as(request, outcome))]
 
     def seconds_of(self, request: TrialRequest) -> float:
-        """Return train seconds to the target."""
+        """Train seconds to the target."""
         configuration = request.plan.configuration
         return steps_needed(configuration) * self.step_seconds_of(configuration)
 
     def step_seconds_of(self, configuration: Configuration) -> float:
-        """Return the seconds of a step, of samples shared by the devices."""
+        """Seconds of a step."""
         return step_seconds(configuration.batch_size)
 
     def end_of(self, request: TrialRequest, seconds: float) -> float:
-        """Return when a trial ends: at its target, or at its limit where it goes on past the target."""
+        """Train seconds of a trial: to the target, or to the limit if it trains past the target."""
         return (
             min(seconds, request.plan.train_seconds_limit)
             if request.plan.stop_at_target

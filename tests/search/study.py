@@ -1,4 +1,4 @@
-"""Studies in a SQLite file of a folder: where the file is, and which trials it holds."""
+"""A study in a folder's SQLite file."""
 
 from collections.abc import Sequence
 from pathlib import Path

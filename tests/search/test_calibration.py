@@ -1,4 +1,4 @@
-"""Which batch sizes are visited, and again: what is missing, what contradicts the rest, what memory allows."""
+"""Which batch sizes are timed again: missing, contradictory, or without memory."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -71,7 +71,7 @@ def by_size(*probes: ProbeRecord) -> dict[int, ProbeRecord]:
 
 
 def with_steps(number: int, step_seconds: float, size: int = 16, steps: int = 100, **changes: Any) -> TrialRecord:
-    """Return a trial of the kind that steps are timed with, which trained so many at a pace and was stopped then."""
+    """A capped trial of the timed kind with this step time."""
     timed = default_at(SPEC, size, size).configuration
     seconds = step_seconds * (steps or 100)
     trial = make_trial(number, configuration=timed, state=TrialState.CAPPED, seconds=seconds, **changes)
@@ -91,7 +91,7 @@ def with_steps(number: int, step_seconds: float, size: int = 16, steps: int = 10
 def test_a_larger_batch_size_that_is_faster_beyond_the_errors_of_both_is_doubted_with_the_smaller(
     smaller: float, larger: float, own: float, found: set[int]
 ) -> None:
-    """Two standard errors of the difference are 2.8 of one that both have."""
+    """Two standard errors of the difference are 2.8 times each probe's standard error."""
     assert doubtful(SPEC, by_size(probe(8, smaller, own), probe(16, larger, own)), []) == found
 
 
@@ -335,7 +335,7 @@ def test_a_trial_that_runs_out_is_tried_again_in_smaller_micro_batches(tmp_path:
 
 @dataclass
 class Unlucky(LawExecutor):
-    """Trials in micro-batches of 32 and more run out of memory ``times``, for what others left of it."""
+    """Trials in micro-batches of 32 and more run out of memory ``times`` times, as beside other processes."""
 
     times: int = 1
 

@@ -195,7 +195,7 @@ FACTORS = (0.9, 1.0, 1.12, 1.05, 0.93, 1.08)
 
 
 VALUES: dict[str, ParameterValue] = {"reference_learning_rate": 0.1, "weight_decay": 0.0, "dropout": 0.1}
-"""The sampled values of each configuration."""
+"""Sampled values of each configuration."""
 
 
 def at(size: int) -> Configuration:
@@ -203,7 +203,7 @@ def at(size: int) -> Configuration:
 
 
 def made(configuration: Configuration, median: float, runs: int = 3, start: int = 100) -> list[TrialRecord]:
-    """Return the first confirmation runs of a configuration, ten per cent apart."""
+    """First confirmation runs of a configuration, with times of `FACTORS` × ``median``."""
     return [
         make_trial(
             start + index,
@@ -218,7 +218,7 @@ def made(configuration: Configuration, median: float, runs: int = 3, start: int 
 
 
 def left(trials: list[TrialRecord], micro_batch_sizes: dict[int, int] | None = None, **confirm: Any) -> list[TrialPlan]:
-    """Return what is left to run where one trial of each batch size has been searched; the default is none of them."""
+    """Remaining runs after one search trial at each batch size; none is the default."""
     default = {"batch_size": 64, "learning_rate": 0.1, "weight_decay": 0.0, "dropout": 0.0}
     spec = make_spec(confirm={"top": 2, "runs": 3, **confirm}, default=default)
     micro = {trial.configuration.batch_size: trial.configuration.batch_size for trial in trials}
@@ -233,7 +233,7 @@ def left(trials: list[TrialRecord], micro_batch_sizes: dict[int, int] | None = N
 
 
 def indices(runs: list[TrialPlan]) -> list[tuple[int, int]]:
-    """Return the batch size and the index of the seed of each run."""
+    """Batch size and seed index of each run."""
     seeds = [trial_seed(SPEC.seed, Phase.CONFIRM, index) for index in range(20)]
     return sorted((run.configuration.batch_size, seeds.index(run.seed)) for run in runs)
 
@@ -288,7 +288,7 @@ def test_after_an_out_of_memory_the_runs_in_larger_micro_batches_decide_nothing(
 
 @pytest.mark.parametrize(("cell", "index"), [(Cell(noise=0.26, step_error=0.3), 3), (Cell(noise=0.05), 2)])
 def test_confirmation_and_answer_agree_and_what_runs_cannot_settle_proposes_none(cell: Cell, index: int) -> None:
-    """Step times with errors of 30 % keep the first open; the second is settled."""
+    """Step-time errors of 30 % keep the first case open; the second is settled."""
     lab = Lab(cell, np.random.default_rng((11, index)), index)
     made_up = History(spec_of(3, 8), lab.search(), lab.probes())
     while (plan := next_run(made_up)) is not None:
@@ -314,7 +314,7 @@ def answer_in(made_up: History) -> Answer:
 
 
 def noisy_law(noise: float = 0.2, **changes: Any) -> LawExecutor:
-    """Return the law with seconds that differ by the run, by ``noise``."""
+    """The law with ``noise`` in each run's seconds."""
 
     def ends(request: TrialRequest, outcome: TrialOutcome) -> TrialOutcome:
         if outcome.time_to_target_s is None or outcome.steps_to_target is None:
@@ -327,7 +327,7 @@ def noisy_law(noise: float = 0.2, **changes: Any) -> LawExecutor:
 
 
 def noisy_study(folder: Path, **confirm: Any) -> StudySpec:
-    """Store a study of the law whose confirmation has had three runs each."""
+    """Store a study with three confirmation runs each."""
     spec = make_spec(budget={"trials": 16, "trial_train_seconds": 100.0}, confirm={"top": 3, "runs": 3, **confirm})
     run_study(spec, Launch(db=url_in(folder), make_executor=lambda *_: noisy_law()))
     return spec
@@ -335,7 +335,7 @@ def noisy_study(folder: Path, **confirm: Any) -> StudySpec:
 
 @pytest.fixture(scope="module")
 def stored_search(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Search once for the tests that confirm on."""
+    """Search once for all tests that continue the confirmation."""
     folder = tmp_path_factory.mktemp("searched")
     noisy_study(folder)
     return folder / "study.db"
@@ -343,7 +343,7 @@ def stored_search(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def begun(stored_search: Path, tmp_path: Path) -> Path:
-    """Return a folder with a study of its own, whose confirmation has had three runs each."""
+    """Folder with a copy of the study, with three confirmation runs each."""
     shutil.copy(stored_search, tmp_path / "study.db")
     return tmp_path
 
@@ -353,7 +353,7 @@ def confirmation(folder: Path) -> list[TrialRecord]:
 
 
 def go_on(folder: Path, executor: LawExecutor, **settings: Any) -> tuple[Any, list[str]]:
-    """Confirm on with the stored spec; return the answer and the notes."""
+    """Continue the confirmation with the stored spec; return the answer and messages."""
     ear = Ear()
     spec = with_confirmation(stored_spec("toy", Launch(db=url_in(folder)))[0], **settings)
     return confirm_study(spec, Launch(db=url_in(folder), listener=ear, make_executor=lambda *_: executor)), ear.notes
@@ -439,7 +439,7 @@ def test_the_confirmation_that_a_command_asks_for() -> None:
 
 
 def missed(configuration: Configuration, runs: int, start: int = 200) -> list[TrialRecord]:
-    """Return the first confirmation runs of a configuration, none of which reached the target."""
+    """First confirmation runs of a configuration, all without a hit."""
     return [
         make_trial(
             start + index,
@@ -460,7 +460,7 @@ def test_what_plainly_misses_the_target_has_no_more_runs_and_the_others_go_on() 
 
 
 def lucky_once(law: LawExecutor) -> None:
-    """Let no run with the seed of a confirmation reach the target."""
+    """Let every confirmation run miss the target."""
     law.reachable = bool(law.running) and not law.running[0].plan.is_tested
 
 

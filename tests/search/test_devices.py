@@ -1,4 +1,4 @@
-"""Studies on several numbers of devices, of which the steps and the step times are known."""
+"""Studies on several numbers of devices with known steps and step times."""
 
 import math
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ SIZES = [16, 32, 64, 128, 256, 512]
 
 @dataclass
 class Node(LawExecutor):
-    """Devices that share a step's samples, and reduce its gradients in ``reduce`` seconds."""
+    """Devices that split a step's samples and reduce its gradients in ``reduce`` seconds."""
 
     reduce: float = 0.0005
 
@@ -45,7 +45,7 @@ def run(devices: Any, folder: Path, executor: LawExecutor) -> Answer:
 
 
 def seconds(executor: Node, batch_size: int, world_size: int) -> float:
-    """Return the seconds to the target with the best learning rate."""
+    """Seconds to the target with the best learning rate."""
     configuration = Configuration(
         batch_size=batch_size,
         micro_batch_size=batch_size // world_size,

@@ -1,4 +1,4 @@
-"""The driver against an executor that answers at once by a law, and how much of a study is left."""
+"""The driver with a simulated executor, and the estimate of remaining time."""
 
 import itertools
 import math
@@ -50,7 +50,7 @@ from tests.waiting import Ear
 
 BUDGET = {"trials": 40, "trial_train_seconds": 100.0}
 SHORT: dict[str, Any] = {"budget": {**BUDGET, "trials": 9}, "confirm": {"runs": 0}}
-"""A study whose end is not what the test is about."""
+"""A short study without confirmation."""
 
 
 def run(spec: StudySpec, folder: Path, executor: LawExecutor) -> Answer:
@@ -69,7 +69,7 @@ class Ran:
 
 @pytest.fixture(scope="module", params=[1, 4])
 def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    """Run a study of 40 trials in one slot, or in four."""
+    """A study of 40 trials in one slot or in four."""
     folder, executor = tmp_path_factory.mktemp("ran"), LawExecutor(slots=request.param)
     answer = run(make_spec(budget=BUDGET), folder, executor)
     with open_store(url_in(folder), write=False) as store:
@@ -135,7 +135,7 @@ def test_what_the_code_of_a_trial_printed_is_stored_and_white_space_is_not(tmp_p
 def test_the_answer_is_kept_while_the_study_runs_and_takes_a_small_share_of_its_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a clock of the test's own: making an answer takes 1 s, and a trial 10 s."""
+    """On a simulated clock: an answer takes 1 s, a trial 10 s."""
     now: list[float] = [0.0]
     kept: list[float] = []
     ends: list[SearchEnd] = []
@@ -235,7 +235,7 @@ def test_a_target_met_before_the_first_step_is_refused_each_time(tmp_path: Path)
 
 
 class OwnLoop(LawExecutor):
-    """Says nothing of its metric's bounds; no trial reaches the target."""
+    """A metric without known bounds; no trial reaches the target."""
 
     def describe(self) -> WorkloadDescription:
         model = replace(super().describe().model, initial_metrics={})
@@ -410,7 +410,7 @@ PROBES = {size: make_probe(size) for size in SIZES}
 
 
 def searched(count: int, seconds: float = 3.0) -> list[TrialRecord]:
-    """Return search trials that ran one after the other, each for so many wall seconds."""
+    """Sequential search trials of ``seconds`` wall seconds each."""
     return [
         replace(
             make_trial(n, batch_size=SIZES[n % 5], learning_rate=0.01 * n, seconds=seconds),

@@ -1,4 +1,4 @@
-"""One engine: the driver and the simulation decide alike, a log played again says the same, so does a new engine."""
+"""Driver and simulation decide alike; a replayed log and a new engine give the same actions."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -62,7 +62,7 @@ def study(
 
 
 def row(configuration: Configuration, seed: int) -> Replay:
-    """Return the recorded trial of a configuration and a seed: a straight line to 0.9, by the law with some noise."""
+    """Recorded trial of a configuration and seed: a straight line to 0.9, by the law with noise."""
     noise = math.exp(0.2 * np.random.default_rng(seed).standard_normal())
     step = step_seconds(configuration.batch_size)
     seconds = noise * steps_needed(configuration) * step
@@ -75,7 +75,7 @@ def row(configuration: Configuration, seed: int) -> Replay:
 
 @dataclass
 class TableExecutor(LawExecutor):
-    """Plays recorded trials, an evaluation at a time; a trial that is paused leaves a file and goes on from there."""
+    """Replays recorded trials, one evaluation at a time; paused trials leave a checkpoint file."""
 
     playing: dict[int, Playing] = field(default_factory=dict)
     cannot_save: bool = False
@@ -119,7 +119,7 @@ class TableExecutor(LawExecutor):
 
 @dataclass(frozen=True)
 class Call:
-    """A call of one of an engine's events."""
+    """A call of an engine's event method."""
 
     event: str
     given: tuple[Any, ...]
@@ -137,7 +137,7 @@ EVENTS = {
 
 
 class Recorded(Engine):
-    """An engine that keeps its calls, and what it answered."""
+    """An engine that records its calls and answers."""
 
     def __init__(self, *given: Any, **options: Any) -> None:
         super().__init__(*given, **options)
@@ -155,7 +155,7 @@ class Recorded(Engine):
 
 
 class RecordedDriver(Driver):
-    """A driver of a recorded engine."""
+    """A driver with a recorded engine."""
 
     engine: Recorded
 
@@ -173,7 +173,7 @@ def _checkpoints_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def driven(spec: StudySpec, folder: Path) -> tuple[list[TrialRecord], dict[int, ProbeRecord]]:
-    """Return the trials that a driver runs, and its step times."""
+    """A driver's trials and step times."""
     with open_store(url_in(folder)) as store:
         open_study(store, spec)
         Driver(spec, store, TableExecutor(), make_environment(), Listener()).run()
@@ -181,7 +181,7 @@ def driven(spec: StudySpec, folder: Path) -> tuple[list[TrialRecord], dict[int, 
 
 
 def simulated(spec: StudySpec, probes: dict[int, ProbeRecord], workers: int = 1) -> VirtualClock:
-    """Return a simulation of the same study, run to its end."""
+    """A finished simulation of the same study."""
     clock = VirtualClock(Engine(spec, slots=workers), row_of, probes=probes, workers=workers)
     for _ in clock.run():
         pass
@@ -193,7 +193,7 @@ def row_of(plan: TrialPlan) -> Replay:
 
 
 def decision(trial: TrialRecord) -> tuple[object, ...]:
-    """Return what was decided of a trial, and what came of it."""
+    """Decisions about a trial and its outcome."""
     outcome = not_none(trial.outcome)
     return (
         trial.number,
@@ -219,7 +219,7 @@ def assert_driver_and_simulation_agree(sampler: str, pruner: str, folder: Path) 
 
 
 PAIRS = [("auto", "balanced"), ("tpe", "race"), ("gp", "asha"), ("random", "fast"), ("grid", "cap")]
-"""Every sampler, and pruners that wait, race, cap and ask Optuna; `slow` crosses them all."""
+"""Every sampler; pruners that pause, race, cap and ask Optuna. The slow test crosses them all."""
 
 
 @pytest.mark.parametrize(("sampler", "pruner"), PAIRS)
@@ -235,7 +235,7 @@ def test_every_sampler_under_every_pruner_decides_alike_in_both(sampler: str, pr
 
 
 class InterruptedAfter(Listener):
-    """Interrupts its driver, as Ctrl-C would, once so many trials have ended."""
+    """Interrupts its driver, as Ctrl-C does, after a number of trials."""
 
     def __init__(self, ended: int) -> None:
         self.left = ended
@@ -248,7 +248,7 @@ class InterruptedAfter(Listener):
 
 
 def told(answer: Sequence[actions.Action]) -> list[object]:
-    """Return actions so that they compare: two errors that say the same are not equal."""
+    """Comparable actions: errors become their messages."""
     return [str(one) if isinstance(one, BSSearchError) else one for one in answer]
 
 
@@ -276,7 +276,7 @@ def test_the_log_of_a_run_with_pauses_and_an_interrupt_gives_the_same_actions(sa
 
 
 def rebuilt(spec: StudySpec, seen: Sequence[Call], workers: int) -> Engine:
-    """Return an engine that is told what the store and the folder of checkpoints hold after some events."""
+    """A new engine from the store's and checkpoints' state after some events."""
     trials: dict[int, TrialRecord] = {}
     evaluations: dict[int, list[tuple[float, float]]] = {}
     started: dict[int, Call] = {}
@@ -302,13 +302,13 @@ def rebuilt(spec: StudySpec, seen: Sequence[Call], workers: int) -> Engine:
 
 
 def silent(answer: Sequence[actions.Action]) -> list[actions.Action]:
-    """Return what an engine asks for, but for what it says to people."""
+    """Actions without messages to the user."""
     return [action for action in answer if not isinstance(action, actions.Tell | actions.SearchEnded)]
 
 
 @dataclass
 class Live:
-    """A simulated study with what its engine was told and asked for."""
+    """A simulated study with its engine's journal and actions."""
 
     spec: StudySpec
     workers: int
@@ -316,12 +316,12 @@ class Live:
     answers: list[list[actions.Action]]
 
     def places(self, event: str) -> list[int]:
-        """Return where an event is in the journal."""
+        """Positions of an event in the journal."""
         return [at for at, call in enumerate(self.journal) if call.event == event]
 
     @property
     def searched(self) -> int:
-        """Return how many events there were until the search was over."""
+        """Number of events until the search ended."""
         return self.places("claimed")[0]
 
 

@@ -1,4 +1,4 @@
-"""The answer of a stored study: the one that was kept while nothing changed, else made anew from its trials."""
+"""The answer of a stored study: the stored one if up to date, otherwise computed."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -51,9 +51,9 @@ def add_trial(
     *,
     is_contended: bool = False,
 ) -> int:
-    """Store a trial that was at 0.8 after half its way, and at 0.9, the target, at its end.
+    """Store a trial that is at 0.8 half-way, and at the target of 0.9 at its end.
 
-    One with a schedule shared its device.
+    A trial with a schedule is contended.
     """
     configuration = Configuration(batch_size=batch_size, micro_batch_size=batch_size, learning_rate=0.1)
     phase = Phase.SEARCH

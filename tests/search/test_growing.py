@@ -1,4 +1,4 @@
-"""The search for how the batch should grow: what it tries, what it repeats, and what the answer says of it."""
+"""The search for batch schedules, their repeats, and the answer about them."""
 
 import math
 from dataclasses import dataclass
@@ -48,7 +48,7 @@ def spec_of(schedule: dict[str, Any] | None = None, **budget: Any) -> Any:
 
 
 def walked(configuration: Configuration, spread: float) -> tuple[int, int, float]:
-    """Return (steps, samples, seconds) to the target, where the critical batch size grows from 5 to 400 on the way."""
+    """(Steps, samples, seconds) to the target, while the critical batch size grows from 5 to 400."""
     schedule = batch_schedule_of(configuration)
     rates = {one.batch_size: one.learning_rate for one in constant_configurations(configuration)}
     progress, steps, samples, seconds = 0.0, 0, 0, 0.0
@@ -66,7 +66,7 @@ def walked(configuration: Configuration, spread: float) -> tuple[int, int, float
 
 
 class CriticalLaw(LawExecutor):
-    """Ends each trial where the steps that it takes bring it to the target, a little later or sooner by its seed."""
+    """Ends each trial at the simulated target, slightly varied by its seed."""
 
     def events(self, timeout: float) -> list[Event]:
         if not self.running:
@@ -95,7 +95,7 @@ class CriticalLaw(LawExecutor):
 
 @dataclass
 class EndsGrowth(CriticalLaw):
-    """Ends every trial whose batch grows in a state."""
+    """Ends every trial with a growing batch in ``state``."""
 
     state: TrialState = TrialState.FAILED
 
@@ -111,7 +111,7 @@ def run(spec: Any, folder: Path, executor: LawExecutor | None = None) -> Any:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a study that has been run with schedules, to be read."""
+    """Folder of a finished study with schedules; read-only."""
     folder = tmp_path_factory.mktemp("grown")
     run(spec_of(GROWS), folder)
     return folder

@@ -1,4 +1,4 @@
-"""What a search has seen: kept up to date record by record it answers as one made anew, and as plain formulas do."""
+"""A history that is updated record by record equals a new one, and follows plain formulas."""
 
 import math
 import random
@@ -33,7 +33,7 @@ def spec(**changes: Any) -> StudySpec:
 
 
 def answers(history: History) -> dict[str, object]:
-    """Return the answer of a history to every question that it can be asked."""
+    """A history's answer to every question."""
     questions: dict[str, Callable[[], object]] = {
         **{name: lambda name=name: getattr(history, name) for name in PROPERTIES},  # type: ignore[misc]
         "busy_seconds": lambda: round(history.busy_seconds, 6),
@@ -88,7 +88,7 @@ PROPERTIES = (
 
 
 class Life:
-    """A study that lives through random changes; ``live`` takes them in one by one."""
+    """A study with random changes; ``live`` is updated one change at a time."""
 
     def __init__(self, of: StudySpec, seed: int) -> None:
         self.spec = of
@@ -99,7 +99,7 @@ class Life:
         self.live = History(of, (), dict(PROBES))
 
     def anew(self) -> History:
-        """Return a history made of the trials as they stand, as a driver does that starts now."""
+        """A new history of the stored trials."""
         made = History(self.spec, (), self.live.probes, now=self.live.now)
         for number, trial in sorted(self.trials.items()):
             if trial.phase is Phase.SEARCH:
@@ -108,7 +108,7 @@ class Life:
         return made
 
     def change(self) -> None:
-        """Let something happen: a trial begins, goes on, is evaluated or ends, or steps are timed."""
+        """Change something: start, resume, evaluate or end a trial, or time steps."""
         self.now += timedelta(seconds=self.rng.choice((0, 1, 3)))
         running = self._in(TrialState.RUNNING)
         waiting = self._in(TrialState.PAUSED, TrialState.QUEUED)
@@ -278,7 +278,7 @@ def past(*trials: TrialRecord, **changes: Any) -> History:
 
 
 def tries(count: int, state: TrialState = TrialState.LOST, **changes: Any) -> list[TrialRecord]:
-    """Return a trial that ended in a state as often as it was tried."""
+    """A trial and its retries, all in one state."""
     return [make_trial(n, state=state, retry_of=n - 1 if n > 1 else None, **changes) for n in range(1, count + 1)]
 
 

@@ -1,4 +1,4 @@
-"""A study for each objective, driven against the law; and each objective through all that may befall a study."""
+"""Every objective, in complete studies and after failures, pauses and interrupts."""
 
 import math
 import os
@@ -98,7 +98,7 @@ TARGET = 0.9
 TRIALS = 8
 FULL = 4.0
 EVERY = 0.2
-"""Train seconds of the full limit, and between two evaluations."""
+"""Train seconds of a trial, and between two evaluations."""
 
 WATTS = 50.0
 SIZES = {"low": 8, "high": 64}
@@ -110,7 +110,7 @@ SEES = replace(
 
 
 def metric_at(configuration: Configuration, train_seconds: float) -> float:
-    """Return 0.99 (1 − exp(−t / τ)), with a τ at which the target is met when the law says so."""
+    """0.99 (1 − exp(−t / τ)); τ makes the curve meet the target at the law's time."""
     met = steps_needed(configuration) * step_seconds(configuration.batch_size)
     return 0.99 * -math.expm1(math.log(1 - TARGET / 0.99) * train_seconds / met)
 
@@ -131,9 +131,9 @@ def curve(request: TrialRequest) -> Iterator[Observation | TrialOutcome]:
 
 
 class Curves(FakeExecutor):
-    """Plays the curve of each configuration on a device that draws 50 W.
+    """Plays each configuration's curve on a device that draws 50 W.
 
-    It is interrupted once when trial ``interrupted_in`` has met its target, whether the trial ends there or not.
+    Interrupts once, when trial ``interrupted_in`` has met its target, even if the trial continues.
     """
 
     def __init__(self, *, slots: int = 1, interrupted_in: int = 0) -> None:
@@ -196,7 +196,7 @@ def search_trials(spec: StudySpec, url: str) -> list[TrialRecord]:
 
 
 def check_figures(spec: StudySpec, trials: list[TrialRecord]) -> None:
-    """See that every trial has the figure that its configuration's curve gives it, however it came there, or none."""
+    """Assert that every trial has the value of its configuration's curve, or no value."""
     objective = objective_of(spec)
     assert any(objective.figure(trial) is not None for trial in trials)
     for trial in trials:
@@ -208,7 +208,7 @@ def check_figures(spec: StudySpec, trials: list[TrialRecord]) -> None:
 
 
 def counts(objective: Objective, trial: TrialRecord) -> bool:
-    """Return whether a trial reached the target; where none ends at it, whether it trained to the full limit."""
+    """True if a trial reached the target or, for objectives without one, trained to the full limit."""
     if objective.stops_at_target:
         return trial.state is TrialState.REACHED
     return trial.state in {TrialState.REACHED, TrialState.EXHAUSTED} and not_none(trial.outcome).train_seconds == FULL

@@ -1,4 +1,4 @@
-"""The driver with trials that wait: paused, gone on with, given up, and taken over by the next run."""
+"""A driver pauses, resumes, prunes and takes over trials."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ STEPS = 20
 
 @dataclass
 class SteppingLaw(LawExecutor):
-    """Runs its trials evaluation by evaluation, side by side, and lets them be paused and go on.
+    """Runs trials in parallel, one evaluation at a time; trials can be paused and resumed.
 
-    Once ``interrupts_when`` is true, the driver is interrupted.
+    Interrupts the driver once ``interrupts_when`` is true.
     """
 
     saves: bool = True
@@ -121,11 +121,11 @@ class SteppingLaw(LawExecutor):
 
 
 class Dies(BaseException):
-    """Ends a driver as if it had been killed."""
+    """Ends a driver as a kill would."""
 
 
 def die(law: SteppingLaw) -> None:
-    """End the driver once four trials wait."""
+    """End the driver after four pauses."""
     if law.pauses == 4:
         raise Dies
 

@@ -1,4 +1,4 @@
-"""What a search runs next, decided over made-up trials: the order, the limits, the budgets, and when it ends."""
+"""The planner's next trial: order, limits, budgets and the end of the search."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,7 +22,7 @@ DEFAULT = {"batch_size": 32, "learning_rate": 0.1, "weight_decay": 0.0, "dropout
 
 
 class Scripted(Sampler):
-    """A sampler that chooses a fixed configuration, with what a test says of it."""
+    """A sampler with a fixed choice and a given expected improvement."""
 
     models_time = True
 
@@ -52,7 +52,7 @@ def at(batch_size: int, learning_rate: float = 0.1) -> Configuration:
 
 
 def spec_of(**changes: Any) -> StudySpec:
-    """Return a spec; a budget of fewer trials than there are batch sizes is what is left of a larger one."""
+    """A spec; its budget of trials may be smaller than a new spec allows."""
     budget = {"trials": 40, "trial_train_seconds": FULL, "least_improvement": 0.0, **changes.pop("budget", {})}
     trials = budget["trials"]
     values = {"pruner": {"name": "balanced", "slack": 1.5}, "default": DEFAULT, **changes}
@@ -61,7 +61,7 @@ def spec_of(**changes: Any) -> StudySpec:
 
 
 class Case:
-    """A planner over given trials; ``saved`` are those paused ones that can go on here."""
+    """A planner over given trials; ``saved``: paused trials with a checkpoint here."""
 
     def __init__(
         self,
@@ -172,7 +172,7 @@ def test_then_what_waits_goes_on_before_something_new_where_the_pruner_says_so()
 
 
 class Last(Pruner):
-    """Has trial 2 go on where nothing new may start."""
+    """Resumes trial 2 if no new trial may start."""
 
     def next_waiting(self, standings: object, *, fresh: bool) -> int | None:
         return None if fresh else 2
@@ -322,7 +322,7 @@ def expecting(number: int, expected: float | None, batch_size: int = 32, **chang
 
 
 def compared(*sizes: int, start: int) -> list[TrialRecord]:
-    """Return three uncapped trials at each batch size: the answer needs no more."""
+    """Three uncapped trials at each batch size, as many as the answer needs."""
     return [
         make_trial(start + 3 * place + n, batch_size=size, seconds=9.0, uncapped=True)
         for place, size in enumerate(sizes)
@@ -389,7 +389,7 @@ def whole(least_improvement: float, **changes: Any) -> MadeUpStudy:
 
 
 def played(study: MadeUpStudy, most: int = 60) -> str | None:
-    """Run a study to its end, each plan compared with that of a driver which starts now; return why it ended."""
+    """Run a study to its end; return the reason. Every fifth plan must equal a new driver's plan."""
     while True:
         plan, ending = study.planner.next_trial()
         if len(study.trials) % 5 == 0:

@@ -47,7 +47,7 @@ SHORT = make_spec(budget={"trials": 12, "trial_train_seconds": 100.0}, confirm={
 
 
 class SlowLaw(LawExecutor):
-    """Takes longer for a trial than a driver for a look at the study, so that all have a turn; counts over all."""
+    """A slow executor, so that every driver gets a turn; counts over all drivers."""
 
     everywhere: ClassVar[Counter[str]]
     probed: ClassVar[Counter[int]]
@@ -82,7 +82,7 @@ def _quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def law() -> type[SlowLaw]:
-    """A class of its own for each test: it counts over all its drivers."""
+    """A new class for each test, because it counts over all drivers."""
     return type("Law", (SlowLaw,), {"everywhere": Counter(), "probed": Counter(), "most_confirmations_at_once": 0})
 
 
@@ -169,7 +169,7 @@ def test_leases_are_renewed_while_the_main_loop_waits(
 
 
 def rest(executor: LawExecutor) -> None:
-    """Wait as an executor does that has nothing to run."""
+    """Wait if no trial runs."""
     if not executor.running:
         threading.Event().wait(0.2)
 
@@ -223,7 +223,7 @@ LOST = 3
 
 @dataclass
 class Slow(LawExecutor):
-    """Gives one event of a trial at a time; after the second evaluation of trial 3, another driver marks it lost."""
+    """Returns one event at a time; after the second evaluation of trial 3, another driver marks it lost."""
 
     url: str = ""
     waiting: deque[Event] = field(default_factory=deque)
@@ -249,7 +249,7 @@ class Slow(LawExecutor):
 
 
 class Ended(Listener):
-    """Keeps the numbers of ended trials, and counts the observations of each trial."""
+    """Records ended trials and counts each trial's observations."""
 
     def __init__(self) -> None:
         self.numbers: list[int] = []
@@ -337,7 +337,7 @@ def test_a_driver_writes_nothing_under_a_claim_that_it_has_lost(
 
 ELSEWHERE = "another-host/4711/0a1b2c3d/99/11223344"
 HOURS = -7200.0
-"""A lease that ended two hours ago by the database's clock, as all do where that clock jumps ahead."""
+"""A lease that ended two hours ago, as seen after the database's clock jumped ahead."""
 
 
 @dataclass
@@ -356,7 +356,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def watched(store: Store, clock: Clock, seconds: float, watch: Leases | None = None) -> Leases:
-    """Look at every heartbeat for so many seconds."""
+    """Look at every heartbeat for ``seconds``."""
     watch = watch or Leases(store, "toy", clock=clock)
     watch.look()
     for _ in range(round(seconds / HEARTBEAT_SECONDS)):

@@ -1,4 +1,4 @@
-"""Drivers on different hosts that share what waits: in one folder, or in a store elsewhere."""
+"""Drivers on different hosts that share paused trials in a folder or remote store."""
 
 import os
 import signal
@@ -30,11 +30,11 @@ from tests.search.test_pausing_driver import Dies, SteppingLaw, die, study_spec
 from tests.waiting import Ear
 
 FAR = "elsewhere/1/0/0/far"
-"""A driver of another machine, of which nobody here can know whether it runs."""
+"""A driver on another machine; whether it is alive is unknown."""
 
 
 def interrupt_once(law: SteppingLaw) -> None:
-    """Interrupt the driver in the middle of its fourth trial."""
+    """Interrupt the driver during its fourth trial."""
     if law.done.get(4) == 1:
         law.on_look = lambda _: None
         os.kill(os.getpid(), signal.SIGTERM)
@@ -42,7 +42,7 @@ def interrupt_once(law: SteppingLaw) -> None:
 
 @pytest.fixture
 def trouble(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Troubled]]:
-    """A store that fails as the test has it, which ``BSSEARCH_CHECKPOINT_DIR`` names."""
+    """A store with injected faults, named by ``BSSEARCH_CHECKPOINT_DIR``."""
     (tmp_path / "store").mkdir()
     monkeypatch.setenv("BSSEARCH_CHECKPOINT_DIR", f"troubled://{tmp_path}/store")
     with troubled() as found:
@@ -51,7 +51,7 @@ def trouble(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Tr
 
 @pytest.fixture(params=["folder", "file", "memory"])
 def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A place that several hosts reach, which ``BSSEARCH_CHECKPOINT_DIR`` names."""
+    """A shared place, named by ``BSSEARCH_CHECKPOINT_DIR``."""
     (tmp_path / "shared").mkdir()
     found = {
         "folder": str(tmp_path / "shared"),
@@ -64,7 +64,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.fixture
 def on_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """What has this process believe to be on another host, with folders of its own."""
+    """Function that makes this process act as on another host, with that host's own folders."""
 
     def move(host: str) -> None:
         monkeypatch.setattr("bssearch.search.leases.socket.gethostname", lambda: host)
@@ -76,7 +76,7 @@ def on_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
 
 
 def run(spec: StudySpec, folder: Path, executor: SteppingLaw) -> tuple[list[TrialRecord], list[str]]:
-    """Run a study; return its search trials and what was told."""
+    """Run a study; return its search trials and messages."""
     ear = Ear()
     executor.full = spec.budget.trial_train_seconds
     run_study(spec, Launch(db=url_in(folder), listener=ear, make_executor=lambda *_: executor))
@@ -84,7 +84,7 @@ def run(spec: StudySpec, folder: Path, executor: SteppingLaw) -> tuple[list[Tria
 
 
 def interrupted(folder: Path, trials: int = 12) -> tuple[StudySpec, dict[int, int]]:
-    """Run a study that is interrupted in its fourth trial; return it, and how far its trials have come."""
+    """Interrupt a study during its fourth trial; return its spec and its trials' progress."""
     spec = study_spec(budget={"trials": trials, "trial_train_seconds": 4.0})
     executor = SteppingLaw(on_look=interrupt_once)
     with pytest.raises(InterruptedRunError):
@@ -97,7 +97,7 @@ def outcome_of(folder: Path, number: int) -> TrialOutcome | None:
 
 
 def kept(place: str) -> dict[str, str]:
-    """Return the paths of the trials that are kept in a place, by name."""
+    """Paths of the checkpoints in a place, by name."""
     files, root = fsspec.url_to_fs(place)
     return {path.rpartition("/")[2]: path for path in files.find(root)}
 
@@ -294,7 +294,7 @@ def test_where_the_store_takes_nothing_what_would_wait_is_stopped_and_what_is_in
 
 @pytest.fixture(params=["on another host", "in a process that serves other studies"])
 def elsewhere(request: pytest.FixtureRequest) -> Iterator[str]:
-    """A driver of another host, or one of another process of this host, which lives on without it."""
+    """A driver on another host, or one in another process of this host that lives on."""
     if request.param == "on another host":
         yield FAR
         return

@@ -1,4 +1,4 @@
-"""How long a driver serves a study: it makes room, or stops, when it is told from another thread."""
+"""A driver's shift ends, or is interrupted, from another thread."""
 
 import threading
 

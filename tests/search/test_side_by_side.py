@@ -1,4 +1,4 @@
-"""Step times of a node with several GPUs, which these tests make up."""
+"""Step times of a simulated node with several GPUs."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,7 +20,7 @@ SIZES = [*SPEC.batch_sizes]
 
 @dataclass
 class Node(LawExecutor):
-    """A node whose devices take ``paces`` times as long for a step; ``together`` more where all are at work."""
+    """A node; its devices' step times are multiplied by ``paces``, and by ``together`` if all work at once."""
 
     slots: int = 3
     slots_apart: bool = True
@@ -44,7 +44,7 @@ class Node(LawExecutor):
 
 
 class OneDeviceFails(Node):
-    """A node of which one device times nothing."""
+    """A node with a broken device."""
 
     def step_times_by_device(self, request: StepTimeRequest) -> dict[str, StepTime]:
         raise LaunchError("the worker of slot 2 died")
@@ -58,7 +58,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def measured(store: Store, executor: LawExecutor) -> list[str]:
-    """Time steps; return what is told."""
+    """Time steps; return the messages."""
     told: list[str] = []
     measure_step_times(SPEC, store, executor, HERE, lambda: None, 3, trials=[], tell=told.append)
     visits = [(one.visit, one.batch_size) for one in store.probes.visits(SPEC.name)]

@@ -1,7 +1,7 @@
-"""A stored configuration trains only if the spec of the person who runs it allows it, however the trial comes.
+"""A stored configuration trains only if the running user's spec allows it.
 
-Each test writes into the database what somebody with the right to write could. Without the check in
-`bssearch.spec.admission` the forged text would reach the executor.
+Each test writes a forged row into the database. Without the check in `bssearch.spec.admission` the forged text would
+reach the executor.
 """
 
 from collections.abc import Mapping
@@ -49,14 +49,14 @@ def trials_in(folder: Path, name: str = "toy") -> dict[int, TrialRecord]:
 
 
 def forge(folder: Path, number: int, *, activation: str = FORGED, **columns: object) -> None:
-    """Change a stored trial as anybody can who may write the database."""
+    """Change a stored trial, as anyone with write access can."""
     names = ["parameters = json_set(parameters, '$.\"model.activation\"', ?)", *(f"{name} = ?" for name in columns)]
     statement = f"UPDATE bss_trial SET {', '.join(names)} WHERE number = ? RETURNING number"
     assert execute(folder / "study.db", statement, (activation, *columns.values(), number)) == [(number,)]
 
 
 def given(executor: LawExecutor) -> set[object]:
-    """Return every activation that reached the executor, in whatever request."""
+    """Every activation that reached the executor."""
     asked = [request.plan.configuration for request in executor.requests] + executor.splits_timed
     return {one.parameters["model.activation"] for one in asked}
 
@@ -117,13 +117,13 @@ def test_many_refused_trials_neither_end_the_study_nor_give_up_their_batch_size(
 
 @pytest.fixture
 def stepping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StudySpec:
-    """The spec of a study whose trials are paused and resumed, with checkpoints of its own."""
+    """Spec of a study with paused and resumed trials and its own checkpoint folder."""
     monkeypatch.setenv("BSSEARCH_CHECKPOINT_DIR", str(tmp_path / "checkpoints"))
     return study_spec(**MODEL, budget={"trials": 12, "trial_train_seconds": 0.1})
 
 
 def step(spec: StudySpec, folder: Path, executor: SteppingLaw) -> SteppingLaw:
-    """Run a study until it has spent its budget without reaching the target."""
+    """Run a study that spends its budget without a hit."""
     executor.full = spec.budget.trial_train_seconds
     with pytest.raises((Dies, InterruptedRunError, TargetNotReachedError)):
         run(spec, folder, executor)
@@ -154,7 +154,7 @@ def test_the_retry_of_a_forged_trial_is_refused_once(
 
 @pytest.fixture
 def with_forged_best(tmp_path: Path) -> int:
-    """The number of a forged trial that is stored as far faster than any other of the study in ``tmp_path``."""
+    """Number of a forged trial that looks faster than all others."""
     run(spec_with(12), tmp_path, LawExecutor())
     reached = [one for one in trials_in(tmp_path).values() if one.state is TrialState.REACHED]
     number = max(one.number for one in reached)

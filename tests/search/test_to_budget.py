@@ -1,4 +1,4 @@
-"""Finalists trained to the same full limit: which they are, with which seeds, and how an interruption goes on."""
+"""Finalists trained to the same full limit: their choice, seeds and resumption."""
 
 import shutil
 from dataclasses import replace
@@ -25,7 +25,7 @@ SPEC = make_spec(budget={"trials": 16, "trial_train_seconds": LIMIT}, confirm={"
 
 
 def train_on(request: TrialRequest, outcome: TrialOutcome) -> TrialOutcome:
-    """End a trial that does not stop at the target at its limit, with a metric that falls with the batch size."""
+    """End a trial that trains past the target at its limit, with a metric that falls with the batch size."""
     if request.plan.stop_at_target:
         return outcome
     final = 0.99 - 0.0005 * request.plan.configuration.batch_size + 0.1 * request.plan.configuration.dropout
@@ -35,7 +35,7 @@ def train_on(request: TrialRequest, outcome: TrialOutcome) -> TrialOutcome:
 
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The database of a study that has ended: a test goes on with a copy."""
+    """Database of a finished study; tests continue copies of it."""
     folder = tmp_path_factory.mktemp("searched")
     run_study(SPEC, Launch(db=url_in(folder), make_executor=lambda *_: LawExecutor(ended_as=train_on)))
     return folder / "study.db"

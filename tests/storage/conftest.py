@@ -52,13 +52,13 @@ CANCELLED = TrialOutcome(state=TrialState.CANCELLED, reason="stopped")
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """A SQLite file that is not there yet; its name needs quoting in a URI."""
+    """Path of a new SQLite file; its name needs quoting in a URI."""
     return tmp_path / "runs 100%#.db"
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def url(request: pytest.FixtureRequest, path: Path) -> str:
-    """A database of each kind that keeps the store's contract: it can be opened for writing, and holds nothing."""
+    """An empty database of each kind, ready for writing."""
     if request.param == "sqlite":
         return f"sqlite:///{path}"
     postgres: Postgres = request.getfixturevalue("postgres")
@@ -67,7 +67,7 @@ def url(request: pytest.FixtureRequest, path: Path) -> str:
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def empty_url(request: pytest.FixtureRequest, path: Path) -> str:
-    """A database of each kind without any tables."""
+    """A database of each kind without tables."""
     if request.param == "sqlite":
         return f"sqlite:///{path}"
     postgres: Postgres = request.getfixturevalue("postgres")
@@ -81,13 +81,13 @@ def sqlite_url(path: Path) -> str:
 
 @pytest.fixture(autouse=True)
 def _no_grace_after_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tests' server has just been started: without this no lease of a test would ever end."""
+    """Let leases end although the tests' server has just started."""
     monkeypatch.setattr(trials, "RESTART_GRACE_S", 0.0)
 
 
 @pytest.fixture
 def migrations(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every migration runs, in a new SQLite file too."""
+    """Run every migration, in new SQLite files too."""
     monkeypatch.setattr(migrate, "_run_migrations", run_migrations)
 
 
@@ -99,13 +99,13 @@ def store(url: str) -> Iterator[Store]:
 
 @pytest.fixture
 def toy(store: Store) -> None:
-    """The study toy is there."""
+    """Create the study toy."""
     add_study(store)
 
 
 @pytest.fixture
 def begun_toy(store: Store) -> None:
-    """The study toy has a trial that runs."""
+    """Create the study toy with a running trial."""
     begun(store)
 
 

@@ -1,4 +1,4 @@
-"""One of several processes that do the same to one database at the same moment; see test_turns.py."""
+"""One of several processes that change one database at the same moment; see test_turns.py."""
 
 import json
 import sys

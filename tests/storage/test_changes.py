@@ -1,4 +1,4 @@
-"""What a reader learns of changes, when a stored answer is old, and imports of finished studies."""
+"""Changes for readers, outdated answers, and imports of finished studies."""
 
 import signal
 import subprocess
@@ -72,7 +72,7 @@ NO_CHANGES: dict[str, Callable[[Store], object]] = {
 
 @pytest.fixture
 def three(store: Store) -> Store:
-    """A store with a study of a running, a queued and a paused trial, beside another study."""
+    """A store with a running, a queued and a paused trial, and another study."""
     add_study(store, "other")
     begun(store)
     enqueue(store)
@@ -189,7 +189,7 @@ def test_where_nothing_has_changed_one_row_is_read(three: Store) -> None:
 
 
 def _write(url: str, owner: str, together: threading.Barrier) -> None:
-    """Do what a driver does to several trials, as fast as it goes."""
+    """Start, pause, resume and end several trials, as a driver does."""
     with open_store(url) as store:
         together.wait()
         for index in range(TRIALS):
@@ -235,7 +235,7 @@ def test_a_reader_beside_several_writers_misses_nothing(store: Store, url: str) 
 @pytest.mark.usefixtures("toy")
 @pytest.mark.slow
 def test_no_revision_is_seen_before_a_smaller_one(store: Store, url: str) -> None:
-    """A writer that has raised the counter and not yet committed keeps the next one from raising it."""
+    """An uncommitted writer blocks the next writer's counter."""
     first, second = start(store), start(store)
     before = store.trials.changes("toy", 0).revision
     raised, go_on = threading.Event(), threading.Event()
@@ -303,7 +303,7 @@ def test_a_finding_counts_only_until_something_changes(store: Store, change: str
 
 @pytest.mark.usefixtures("begun_toy")
 def test_another_trial_instead_is_noticed_too(store: Store) -> None:
-    """As many trials in the same states as before."""
+    """Also if the number of trials in each state stays equal."""
     stamp = store.findings.stamp("toy")
     store.trials.finish("toy", 1, OUTCOME, steps_x_step_time_s=None)
     start(store)
@@ -421,7 +421,7 @@ def make_study(name: str = "imported", *outcomes: TrialOutcome, **changes: Any) 
 def lose_first(
     store: Store, monkeypatch: pytest.MonkeyPatch, *, is_committed: bool, meanwhile: Callable[[], None] = lambda: None
 ) -> None:
-    """Lose the connection of the store's first transaction, after its commit or before."""
+    """Lose the connection of the store's first transaction, before or after its commit."""
     writing = store.writing
     transactions: list[int] = []
 
@@ -538,7 +538,7 @@ POSITIVE = st.floats(min_value=1e-9, max_value=1e9)
 
 
 def whole(size: int) -> dict[str, int]:
-    """Return a batch that is not split."""
+    """A batch in one micro-batch."""
     return {"batch_size": size, "micro_batch_size": size}
 
 

@@ -1,4 +1,4 @@
-"""How a database is found and opened: its URL, SQLite files, and file systems that several machines share."""
+"""Database URLs, SQLite files, and file systems that several machines share."""
 
 import sqlite3
 import stat
@@ -312,7 +312,7 @@ class TestReadOnlyFolder:
             folder.chmod(0o755)
 
     def _run_without_rights(self, path: Path, mode: str) -> str:
-        """Open the store as a user who may not write to the folder: nobody, where we are root."""
+        """Open the store as a user without write access to the folder (as nobody, if root)."""
         path.parent.chmod(stat.S_IRUSR | stat.S_IXUSR | stat.S_IROTH | stat.S_IXOTH)
         command = [sys.executable, "-W", "error", "-c", OPEN_WITHOUT_RIGHTS, f"sqlite:///{path}", mode]
         result = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -432,7 +432,7 @@ MADE_UP = [
 
 
 def say_mounted(monkeypatch: pytest.MonkeyPatch, mounted: list[tuple[str, str]]) -> None:
-    """Have the machine say what is mounted where."""
+    """Simulate the machine's mounted file systems."""
     parts = [SimpleNamespace(mountpoint=place, fstype=kind) for place, kind in mounted]
     monkeypatch.setattr(psutil, "disk_partitions", lambda all: parts)
 
@@ -474,7 +474,7 @@ def test_which_file_systems_several_machines_write_to() -> None:
 
 @pytest.fixture
 def remote(path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The URL of a file with a study, which from now on is said to lie on NFS."""
+    """URL of a file with a study on a simulated NFS."""
     with open_store(f"sqlite:///{path}") as store:
         add_study(store)
     say_mounted(monkeypatch, [("/", "ext4"), (str(path.parent.resolve()), "nfs4")])

@@ -1,4 +1,4 @@
-"""Waits for locks on a real server: a reader blocks no writer, and a session that does is named."""
+"""Locks on a real server: readers block no writer, and messages name the blocking session."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -31,20 +31,20 @@ ROLES = Roles("team")
 LOGINS = {"rita": ROLES.reader, "wanda": ROLES.writer, "olga": ROLES.owner}
 
 FORMER_KEYS = ("bss_submission", "bss_study joined", migrate.VERSION_TABLE)
-"""Names of the advisory locks that earlier versions took."""
+"""Advisory locks of earlier versions."""
 
 SPEC = make_spec(budget={"trials": 6, "trial_train_seconds": 10.0}, confirm={"runs": 0})
 
 
 @dataclass(frozen=True)
 class Team:
-    """A database with roles, and a login for each."""
+    """A database with a login per role."""
 
     server: Postgres
     database: str
 
     def url(self, login: str) -> str:
-        """Give up after 20 s, for code without a limit of its own: a test that waits would never end."""
+        """With a lock timeout of 20 s, because code without a limit would hang the test."""
         return f"{self.server.url(self.database, user=login)}&options=-c%20lock_timeout%3D20s"
 
     def connect(self, login: str, program: str = "psql") -> psycopg.Connection:
@@ -70,7 +70,7 @@ def team(server: Postgres) -> Team:
 
 @pytest.fixture
 def reader(team: Team) -> Iterator[None]:
-    """A reader with 50 open transactions that hold each lock that a reader may take."""
+    """A reader with 50 open transactions that hold every lock a reader may take."""
     with ExitStack() as stack:
         connections = [stack.enter_context(team.connect("rita")) for _ in range(SESSIONS)]
         for connection in connections:
@@ -84,7 +84,7 @@ def reader(team: Team) -> Iterator[None]:
 
 
 def later_version(monkeypatch: pytest.MonkeyPatch, folder: Path) -> str:
-    """Turn the code into a version with a revision that alters two tables; return the revision."""
+    """Simulate a later version with a revision that alters two tables; return the revision."""
     copied, later = folder / "migrations", "0002_later"
     shutil.copytree(packaged_folder("migrations"), copied)
     (copied / "versions" / "later.py").write_text(

@@ -1,4 +1,4 @@
-"""A PostgreSQL server that goes away while a study runs, or is not what the URL says; the password is never told."""
+"""A PostgreSQL server that stops during a study or rejects the URL; no message shows the password."""
 
 import signal
 import socket
@@ -167,7 +167,7 @@ def test_a_restart_gives_every_lease_a_while_to_be_renewed(
 
 
 def _break_after_commit(store: Store, postgres: Postgres, meanwhile: Callable[[], object] = lambda: None) -> list[str]:
-    """Have the next transaction that writes committed, and its connection cut before its driver knows."""
+    """Commit the next writing transaction, then cut its connection before the client is informed."""
     cut: list[str] = []
 
     def commit_and_cut(connection: Connection) -> None:
@@ -340,7 +340,7 @@ SECRETS = ("s3cr%40t", "s3cr@t")
 
 
 def _refused(call: Callable[[], object]) -> DatabaseError:
-    """Return the error that a call raises, after looking for the password in all that is ever shown of it."""
+    """The error of a call, after a check that no text shows the password."""
     with pytest.raises(DatabaseError) as caught:
         call()
     error = caught.value
@@ -452,7 +452,7 @@ def test_a_host_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.fixture(params=[b"HTTP/1.1 400 Bad Request\r\n\r\n", b"-ERR unknown command\r\n", b"J\x00\x00\x00\x0a8.0.36"])
 def stranger(request: pytest.FixtureRequest) -> Iterator[int]:
-    """The port of a server that speaks something else."""
+    """Port of a server with another protocol."""
 
     def answer(server: socket.socket) -> None:
         try:

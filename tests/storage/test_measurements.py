@@ -1,4 +1,4 @@
-"""What trials and probes measured, and what is kept of paused trials, on every database."""
+"""Measurements of trials and probes, and paused trials, on every database."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -179,7 +179,7 @@ class TestProbes:
 
 
 def in_micro_batches(store: Store) -> dict[int, int]:
-    """Return the micro-batch size that each batch size runs in."""
+    """Micro-batch size in force at each batch size."""
     return {size: probe.micro_batch_size for size, probe in store.probes.by_batch_size("toy").items()}
 
 

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("migrations")
 
 HEAD = migrate.SCHEMA_HEAD
 LATER = "0002_note"
-"""The revision that a later version adds here."""
+"""Revision of a simulated later version."""
 
 NEXT = f"""
 import sqlalchemy as sa
@@ -68,7 +68,7 @@ def _config(connection: object) -> Config:
 
 
 def _next_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, then: str = "pass") -> None:
-    """Turn the code into a later version of itself, with a second revision that rebuilds a table."""
+    """Simulate a later version with a second revision that rebuilds a table."""
     folder = tmp_path / "later 100%"
     shutil.copytree(packaged_folder("migrations"), folder)
     (folder / "versions" / f"{LATER}.py").write_text(NEXT.replace("FAIL", then))
@@ -78,7 +78,7 @@ def _next_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, then: str = "
 
 
 def _described(engine: Engine) -> dict[str, Any]:
-    """Return all that a database knows of our tables, in an order of its own."""
+    """A database's description of our tables, sorted."""
     inspector = inspect(engine)
     tables = sorted(name for name in inspector.get_table_names() if name != migrate.VERSION_TABLE)
     return {

@@ -1,4 +1,4 @@
-"""The stored queue, on every kind of database: what is chosen, and who may change what."""
+"""The stored queue on every database: order, states and rights."""
 
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -44,7 +44,7 @@ def record(name: str = "worker", **changes: Any) -> WorkerRecord:
 
 
 def served(store: Store, worker: str, names: set[str], *, used: float) -> str | None:
-    """Serve what comes next for one shift; return its name."""
+    """Serve the next submission for one shift; return its name."""
     one = store.queue.begin_shift(worker, names)
     store.queue.end_shift(worker, used)
     return None if one is None else one.name
@@ -78,7 +78,7 @@ def test_a_name_is_given_once_among_submissions_and_studies(store: Store) -> Non
 
 @pytest.fixture
 def worker(store: Store) -> None:
-    """A worker has offered itself."""
+    """A registered worker."""
     store.queue.keep_worker(record())
 
 
@@ -312,7 +312,7 @@ def test_a_study_that_waits_in_the_queue_keeps_its_name_and_one_that_is_over_tak
 
 
 class TestLogins:
-    """On a server a submission is its login's, whose worker serves it or not."""
+    """On a server, a submission belongs to its login; any worker may serve it."""
 
     @pytest.fixture
     def team(self, postgres: Postgres) -> str:

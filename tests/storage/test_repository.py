@@ -1,4 +1,4 @@
-"""The contract of the store, which every kind of database keeps: studies, trials, rows and their fields."""
+"""The store's contract on every database: studies, trials, rows and fields."""
 
 import dataclasses
 import json
@@ -480,7 +480,7 @@ TABLES: list[tuple[type[Base], type, set[str]]] = [
 
 
 def _fields(record_type: type, prefix: str = "") -> dict[str, object]:
-    """Return the columns that a record needs, with the types that its fields say."""
+    """A record's columns with the types of its fields."""
     hints = typing.get_type_hints(record_type)
     found: dict[str, object] = {}
     for name, nested in layout(record_type).items():
@@ -541,7 +541,7 @@ def test_an_environment_of_a_joined_row_has_its_prefix() -> None:
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """Two studies, each with a trial that has ended and one that runs."""
+    """Two studies, each with an ended and a running trial."""
     path = tmp_path / "study.db"
     with open_store(f"sqlite:///{path}") as store:
         for name in ("toy", "other"):

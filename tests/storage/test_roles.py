@@ -1,4 +1,4 @@
-"""A team's roles on a real server: people log in as themselves, and may do what their role may, and no more."""
+"""A team's roles on a real server: logins have their role's rights and no others."""
 
 import shutil
 import subprocess
@@ -47,12 +47,12 @@ UNION ALL SELECT obj_description('bss_alembic_version'::regclass), 'c', '', '{}'
 UNION ALL SELECT table_name || '.' || column_name, data_type, is_nullable, '{}', '{}'
 FROM information_schema.columns WHERE table_name LIKE 'bss%'
 """
-"""What a database is: tables, columns, checks, functions, triggers, who owns them, and who may do what with them."""
+"""A database's tables, columns, checks, functions, triggers, owners and rights."""
 
 
 @dataclass(frozen=True)
 class Team:
-    """A database on a server, and those who log in to it."""
+    """A database on a server, with its logins."""
 
     server: Postgres
     database: str
@@ -61,7 +61,7 @@ class Team:
         return self.server.url(self.database, user=login)
 
     def ask(self, login: str, statement: str) -> list[Any]:
-        """Run a statement as a login; return the rows, none of a statement that has none."""
+        """Run a statement as a login; return its rows."""
         with psycopg.connect(f"host={self.server.folder} user={login} dbname={self.database}") as connection:
             cursor = connection.execute(statement.encode())
             return cursor.fetchall() if cursor.description else []
@@ -88,7 +88,7 @@ def new_team(server: Postgres, roles: Roles | None = ROLES, *, schema: bool = Tr
 
 @pytest.fixture(scope="module")
 def team(server: Postgres) -> Team:
-    """A database with a study of Wanda's, and one from before there were logins."""
+    """A database with Wanda's study, and a study without a login."""
     made = new_team(server)
     with open_store(made.url("wanda")) as store:
         for name in ("hers", "old"):
@@ -192,7 +192,7 @@ def test_what_a_later_version_adds_is_the_owners_and_can_be_read(
 class TestWhoMakesThem:
     @pytest.fixture
     def team(self, server: Postgres) -> Iterator[Team]:
-        """A database of Ada's, who may make roles but is no superuser; Bob has it too, and may not."""
+        """A database of Ada, who may create roles but is no superuser; Bob is a member without that right."""
         server.execute("CREATE ROLE ada LOGIN CREATEROLE", "CREATE ROLE bob LOGIN", "GRANT ada TO bob")
         made = new_team(server, None, schema=False)
         server.execute(f"ALTER DATABASE {made.database} OWNER TO ada")
@@ -273,7 +273,7 @@ KEEPING: dict[str, Callable[[Store, str], None]] = {
 class TestWhoseStudy:
     @pytest.fixture
     def made(self, server: Postgres) -> Team:
-        """A database of one study of Wanda's, of which no trial runs."""
+        """A database with a study of Wanda that is not running."""
         team = new_team(server)
         with open_store(team.url("wanda")) as store:
             add_study(store)

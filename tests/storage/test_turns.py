@@ -1,4 +1,4 @@
-"""Turns and leases: who has locked a study or holds a trial chooses on all that is stored."""
+"""Turns and leases: a driver with a lock or lease decides on the current state."""
 
 import json
 import sqlite3
@@ -38,7 +38,7 @@ def pool() -> ThreadPoolExecutor:
 
 
 def waits(start: Future[int | None]) -> bool:
-    """Return whether a start is not done after a while."""
+    """True if a start still waits after 0.3 s."""
     threading.Event().wait(0.3)
     return not start.done()
 
@@ -171,7 +171,7 @@ class Race:
 
 @pytest.fixture(scope="module", params=[pytest.param("sqlite", marks=pytest.mark.slow), "postgresql"])
 def race(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Race:
-    """Run all processes, each stage of all at once, and return what they report."""
+    """Run all processes stage by stage at the same time; return their reports."""
     folder = tmp_path_factory.mktemp("race")
     url = f"sqlite:///{folder}/runs.db"
     if request.param == "postgresql":

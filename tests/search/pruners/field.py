@@ -1,4 +1,4 @@
-"""The trials of a race as a pruner sees them, moved by hand."""
+"""Standings for pruner tests, changed step by step."""
 
 from bssearch.records import TrialState
 from bssearch.records.curves import Progress
@@ -6,7 +6,7 @@ from bssearch.search.pruners.base import Action, Pruner, Standings
 
 
 def progress(*points: tuple[float, float]) -> Progress:
-    """Return a curve of gains at train seconds."""
+    """A curve of (train seconds, gain) points."""
     found = Progress()
     for train_seconds, gain in points:
         found.add(train_seconds, gain)
@@ -14,7 +14,7 @@ def progress(*points: tuple[float, float]) -> Progress:
 
 
 class Field:
-    """Asks a pruner at each evaluation, and does with the trial what it says."""
+    """Asks a pruner at each evaluation and carries out its decision."""
 
     def __init__(self, pruner: Pruner, limit: float = 100.0, *, slack: float = 1.0, can_wait: bool = True) -> None:
         self.pruner = pruner
@@ -22,7 +22,7 @@ class Field:
         self.standings = Standings(limit, slack, can_wait, curves=self.curves)
 
     def observe(self, number: int, train_seconds: float, gain: float) -> Action:
-        """Evaluate a trial, which runs from now on; return what the pruner makes of it."""
+        """Evaluate a running trial; return the pruner's action."""
         self.told(number, (train_seconds, gain))
         action = self.pruner.judge(number, self.standings)
         if action is not Action.GO_ON:
@@ -31,7 +31,7 @@ class Field:
         return action
 
     def told(self, number: int, *points: tuple[float, float]) -> None:
-        """Evaluate a trial, which runs from now on, without asking the pruner."""
+        """Evaluate a running trial without asking the pruner."""
         curve = self.curves.setdefault(number, Progress())
         for train_seconds, gain in points:
             curve.add(train_seconds, gain)
@@ -40,7 +40,7 @@ class Field:
         self.standings.states[number] = TrialState.RUNNING
 
     def ended(self, number: int, state: TrialState) -> None:
-        """End a trial in a state; one that is paused waits."""
+        """End a trial in a state, or pause it."""
         self.standings.running.discard(number)
         self.standings.waiting.pop(number, None)
         self.standings.states[number] = state
@@ -61,14 +61,14 @@ class Field:
         self.reached(number, seconds)
 
     def goes_on(self, *, fresh: bool) -> int | None:
-        """Return the waiting trial that goes on next, and let it."""
+        """Resume the next paused trial; return its number."""
         number = self.pruner.next_waiting(self.standings, fresh=fresh)
         if number is not None:
             self.told(number)
         return number
 
     def given_up(self) -> int | None:
-        """Return the waiting trial that would be missed least, and give it up."""
+        """End the least promising paused trial; return its number."""
         number = self.pruner.least_promising(self.standings)
         if number is not None:
             self.ended(number, TrialState.PRUNED)

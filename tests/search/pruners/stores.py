@@ -1,4 +1,4 @@
-"""A store for tests, of files below a folder, with which things go wrong: ``troubled:///PATH``."""
+"""A test store of local files with injected faults: ``troubled:///PATH``."""
 
 import errno
 import os
@@ -13,7 +13,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 
 class Troubled(LocalFileSystem):  # type: ignore[misc]  # fsspec has no types
-    """Files, unless something is set; whoever opens one to read or write waits for ``goes_on`` if ``holds`` says so."""
+    """Local files; opening one in a mode in ``holds`` blocks until ``goes_on`` is set."""
 
     protocol = "troubled"
     is_away: ClassVar[bool] = False
@@ -47,7 +47,7 @@ class Troubled(LocalFileSystem):  # type: ignore[misc]  # fsspec has no types
 
 
 class _Slow:
-    """A file each write to which takes a while."""
+    """A file with slow writes."""
 
     def __init__(self, file: Any, seconds: float) -> None:
         self._file, self._seconds = file, seconds
@@ -64,7 +64,7 @@ class _Slow:
 
 
 class _Full(_Slow):
-    """A file that takes 500 bytes."""
+    """A file that is full after 500 bytes."""
 
     def __init__(self, file: Any) -> None:
         super().__init__(file, 0.0)
@@ -79,7 +79,7 @@ class _Full(_Slow):
 
 @contextmanager
 def troubled() -> Iterator[type[Troubled]]:
-    """Register the store inside, with nothing set."""
+    """Register the store without faults."""
     fsspec.register_implementation("troubled", Troubled, clobber=True)
     Troubled.is_held.clear()
     Troubled.goes_on.clear()

@@ -1,4 +1,4 @@
-"""Paused trials in a store elsewhere: whole or not at all, and only what was stored comes back."""
+"""Paused trials in a remote store: checkpoints arrive complete or not at all."""
 
 import os
 import threading
@@ -141,7 +141,7 @@ def test_a_folder_that_is_not_there_is_not_made_for_a_mount_may_be_away(tmp_path
 
 @pytest.fixture
 def slow_store(tmp_path: Path, trouble: type[Troubled], monkeypatch: pytest.MonkeyPatch) -> CheckpointStore:
-    """A store of which everything is noticed at once, and given up after 0.5 s of silence."""
+    """A store that counts as silent after 0.5 s."""
     monkeypatch.setattr(checkpoints, "PATIENCE_SECONDS", 0.5)
     monkeypatch.setattr(checkpoints, "TICK_SECONDS", 0.01)
     (tmp_path / "store").mkdir()

@@ -1,4 +1,4 @@
-"""Where the trials of a study that wait are kept."""
+"""Checkpoints of paused trials in a folder."""
 
 import os
 import stat
@@ -107,12 +107,12 @@ def test_a_new_file_follows_no_link_and_is_readable_by_nobody_else(tmp_path: Pat
 
 
 GROUP, ADA, EVE = 54321, 54322, 54323
-"""Numbers of a group and of two users that no machine has."""
+"""Ids of a group and two users that no machine has."""
 
 
 @contextmanager
 def user(number: int, *groups: int) -> Iterator[None]:
-    """Be another user inside, in some groups beside one of their own."""
+    """Act as another user, with these additional groups."""
     before = os.getgroups(), os.getegid()
     os.setgroups(groups)
     os.setegid(number)
@@ -127,7 +127,7 @@ def user(number: int, *groups: int) -> Iterator[None]:
 
 @pytest.fixture
 def for_all() -> Iterator[Path]:
-    """A folder into which every user of this machine may look."""
+    """A folder that every user of this machine can list."""
     with TemporaryDirectory() as name:
         Path(name).chmod(0o755)
         (Path(name) / "team").mkdir()

@@ -1,4 +1,4 @@
-"""What holds of every registered pruner, at every evaluation of random searches on a virtual clock."""
+"""The contract of every registered pruner, at every evaluation of simulated searches."""
 
 import itertools
 import math
@@ -30,7 +30,7 @@ def maker(name: str) -> Callable[[], Pruner]:
 
 
 def random_curves(seed: int, count: int) -> list[Replay]:
-    """Return trials whose gains wander upwards, with gaps and plateaus; about half reach a gain of 1."""
+    """Trials with rising, noisy gains, gaps and plateaus; about half reach a gain of 1."""
     rng = random.Random(seed)
     found = []
     for _ in range(count):
@@ -47,7 +47,7 @@ def random_curves(seed: int, count: int) -> list[Replay]:
 
 
 def told(standings: Standings) -> object:
-    """Return all that a pruner is told, as values."""
+    """Standings as comparable values."""
     curves = {number: (tuple(one.train_seconds), tuple(one.gains)) for number, one in standings.curves.items()}
     return (
         *(standings.limit, standings.slack, standings.can_wait, curves, dict(standings.states)),
@@ -57,7 +57,7 @@ def told(standings: Standings) -> object:
 
 
 class Checked(Pruner):
-    """Asks a pruner, and holds what it says against the laws; ``remade``: one made anew must say the same."""
+    """Checks a pruner's answers; with ``remade``, a new pruner must give the same answers."""
 
     def __init__(self, make: Callable[[], Pruner], *, remade: bool = True) -> None:
         self._make, self._pruner, self._remade = make, make(), remade
@@ -97,7 +97,7 @@ class Checked(Pruner):
 
 @pytest.mark.parametrize(("name", "workers"), WORKERS)
 def test_what_it_says_follows_from_the_standings_and_changes_nothing_of_them(name: str, workers: int) -> None:
-    """Optuna's rungs keep the order in which running trials came, which the standings do not tell: see their tests."""
+    """Optuna's rungs keep the order of running trials, which the standings lack: see their tests."""
     remade = not isinstance(maker(name)(), OptunaPruner)
     for seed in SEEDS:
         pruner = Checked(maker(name), remade=remade)
@@ -119,7 +119,7 @@ def test_it_manages_with_no_trial_and_with_one(name: str) -> None:
 
 
 class Capped(Pruner):
-    """Asks a pruner, and holds that no trial goes on after an evaluation past the cap."""
+    """Counts trials that continue after an evaluation past the cap."""
 
     def __init__(self, pruner: Pruner) -> None:
         self._pruner, self.caps = pruner, pruner.caps
@@ -182,7 +182,7 @@ def test_gains_that_are_no_numbers_change_nothing(name: str) -> None:
 
 
 def best_so_far(gains: Sequence[float]) -> list[float]:
-    """Return gains in which what is no number is the best before it, or as good as nothing."""
+    """Gains with each NaN replaced by the best before it."""
     best, found = -1e9, []
     for gain in gains:
         found.append(best if math.isnan(gain) else gain)

@@ -1,4 +1,4 @@
-"""The pruning of one study: what its pruner is shown, and what becomes of a trial after each evaluation."""
+"""The pruning of one study: its standings, and the end of a trial after an evaluation."""
 
 import math
 from dataclasses import replace
@@ -16,7 +16,7 @@ from tests.factories import EPOCH, make_curve, make_spec, make_trial, with_outco
 
 PAUSED, PRUNED, REACHED, RUNNING = TrialState.PAUSED, TrialState.PRUNED, TrialState.REACHED, TrialState.RUNNING
 LIMIT, RUNG = 160.0, 10.0
-"""The first rung is at a sixteenth of the limit."""
+"""The first rung is at 1/16 of the limit."""
 
 
 def spec(name: str = "balanced", **pruner: Any) -> StudySpec:
@@ -24,7 +24,7 @@ def spec(name: str = "balanced", **pruner: Any) -> StudySpec:
 
 
 class Told:
-    """A controller that is told of trials as a study goes on."""
+    """A controller that is updated trial by trial."""
 
     def __init__(self, of: StudySpec | None = None) -> None:
         self.spec = of or spec()
@@ -39,14 +39,14 @@ class Told:
         return trial
 
     def winner(self, number: int, seconds: float = 10.0, ended: float | None = None) -> None:
-        """Tell of a trial that came evenly from 0 to the target of 0.9."""
+        """Add a trial that rose evenly from 0 to the target of 0.9."""
         trial = make_trial(number, seconds=seconds)
         if ended is not None:
             trial = replace(trial, ended_at=EPOCH + timedelta(seconds=ended))
         self.take(trial, *((seconds * tenth / 10, 0.9 * tenth / 10) for tenth in range(10)))
 
     def seen(self, number: int, *points: tuple[float, float], uncapped: bool = False) -> tuple[TrialState, str] | None:
-        """Tell of the evaluations of a running trial; return the state it is to end in after the last, and why."""
+        """Evaluate a running trial; return the state to end in after the last evaluation, and the reason."""
         self.take(make_trial(number, state=RUNNING, uncapped=uncapped), *points)
         halt = self.controller.judge(number, make_curve(*points)[-1], uncapped=uncapped)
         return None if halt is None else (halt.state, halt.reason)
@@ -126,7 +126,7 @@ def test_what_somebody_interrupted_goes_on_first_and_no_pruner_gives_it_up(told:
 
 @pytest.mark.parametrize("order", [[1, 2, 3, 4, 5], [5, 3, 1, 4, 2], [2, 2, 4, 1, 1, 3, 5]])
 def test_the_winners_are_those_that_were_fastest_when_they_ended_in_whatever_order_they_are_told(order: Any) -> None:
-    """A driver learns of another one's hit late."""
+    """A driver sees another driver's hit late."""
     ends = {1: (10.0, 100.0), 2: (12.0, 50.0), 3: (8.0, 200.0), 4: (11.0, 70.0), 5: (9.0, 300.0)}
     told = Told(spec("cap", slack=1.0))
     for number in order:

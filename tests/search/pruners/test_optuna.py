@@ -1,4 +1,4 @@
-"""Optuna's pruners on a common grid of train seconds: what they are told, and that nothing else matters to them."""
+"""Optuna's pruners on a common grid of train seconds."""
 
 import math
 import random

@@ -1,4 +1,4 @@
-"""The operating points `safe`, `balanced` and `fast`, evaluation by evaluation, once there is a winner."""
+"""The pruners `safe`, `balanced` and `fast` once a trial has won."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""No pruning, capping, and the race against the incumbent's curve; the standings that they see."""
+"""No pruning, capping, and the race against the incumbent's curve."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""A made-up study without a store: its trials end as a law has it, and are decided on one after the other."""
+"""A simulated study without a store; a law decides its trials' outcomes."""
 
 import math
 from collections import defaultdict
@@ -32,14 +32,14 @@ def step_seconds_near_64(batch_size: int) -> float:
 
 
 def seconds_near_64(configuration: Configuration) -> float:
-    """Return a time to the target that is least at a batch size near 64 and a learning rate of 0.2."""
+    """Seconds to the target, smallest near batch 64 and learning rate 0.2."""
     size = configuration.batch_size
     steps = 100 * (1 + 128 / size) * math.exp(0.3 * math.log(configuration.learning_rate / 0.2) ** 2)
     return step_seconds_near_64(size) * steps
 
 
 def study_spec(sampler: str = "auto", options: Mapping[str, Any] | None = None, **changes: Any) -> StudySpec:
-    """Return a spec whose search ends by its budget of 1000 trials alone."""
+    """A spec that only its budget of 1000 trials ends."""
     budget = {"trials": 1000, "trial_train_seconds": 100.0, "least_improvement": 0.0}
     usual = {"startup_trials": 4} if sampler in WITH_STARTUP_TRIALS else {}
     settings = {"name": sampler, "options": usual if options is None else options}
@@ -47,7 +47,7 @@ def study_spec(sampler: str = "auto", options: Mapping[str, Any] | None = None, 
 
 
 class MadeUpStudy:
-    """Keeps what a store would, and one history, sampler and planner that live through all of it."""
+    """Trials with one history, sampler and planner."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class MadeUpStudy:
             self.keep(trial, (evaluations or {}).get(trial.number, ()))
 
     def restarted(self) -> Self:
-        """Return the study as a driver finds it that starts now."""
+        """The same study with a new history, sampler and planner."""
         old = self.history
         return type(self)(
             self.spec,
@@ -85,7 +85,7 @@ class MadeUpStudy:
         )
 
     def keep(self, trial: TrialRecord, evaluations: Sequence[tuple[float, float]] = ()) -> TrialRecord:
-        """Store a trial, or what has become of it, with the evaluations that are new."""
+        """Store a new or changed trial with its new evaluations."""
         if trial.number > len(self.trials):
             self.trials.append(trial)
         else:
@@ -97,13 +97,13 @@ class MadeUpStudy:
         return trial
 
     def choose(self, batch_size: int | None = None) -> Choice | None:
-        """Return the default first, then what the sampler chooses."""
+        """The default first, then the sampler's choice."""
         if batch_size is None and not self.history.tried(self.spec.default_configuration):
             return default_choice(self.spec)
         return self.sampler.choose(self.history, batch_size)
 
     def run(self, choice: Choice, state: TrialState = TrialState.REACHED, seconds: float | None = None) -> TrialRecord:
-        """Add a trial of a choice; see `end`."""
+        """Run a trial of a choice; see `end`."""
         trial = make_trial(
             len(self.trials) + 1,
             state=TrialState.QUEUED if state is TrialState.QUEUED else TrialState.RUNNING,
@@ -138,9 +138,9 @@ class MadeUpStudy:
     def end(
         self, number: int, state: TrialState = TrialState.REACHED, seconds: float | None = None, **outcome: Any
     ) -> TrialRecord:
-        """End a running trial in a state, or let it run on: on an even way to the target, half of it unless reached.
+        """End or continue a running trial, on an even curve to the target, half-way unless reached.
 
-        ``seconds`` are those of the whole way, by default what the law has.
+        ``seconds``: time to the target, by default the law's.
         """
         trial = self.trials[number - 1]
         whole = self.seconds_of(trial.configuration) if seconds is None else seconds
@@ -164,7 +164,7 @@ class MadeUpStudy:
         )
 
     def step(self, state: TrialState = TrialState.REACHED) -> Choice:
-        """Run what is chosen."""
+        """Run the next choice."""
         choice = not_none(self.choose())
         self.run(choice, state)
         return choice

@@ -124,7 +124,7 @@ def test_a_small_budget_still_buys_evidence_before_second_trials() -> None:
 
 
 def ladder(quick: QuickAnswer | None, *, at_32: float) -> list[int]:
-    """Return the batch sizes in the order of their trials, where the default takes ``at_32`` seconds, others 3."""
+    """Batch sizes in trial order if the default takes ``at_32`` seconds and others 3."""
     trials, order = [default_trial(seconds=at_32)], []
     for number in range(1, 10):
         known = history(*trials)

@@ -194,7 +194,7 @@ def gradient(seed: int = 0, step_time: Callable[[int], float] = step_seconds) ->
 
 
 def trained(point: int, seconds: float, until: float = 1.0, **changes: bool) -> Run:
-    """Return a trial on an even way to the target, where it would be after ``seconds``, as far as it was run."""
+    """A trial that rises evenly to the target at ``seconds``, run to the share ``until``."""
     progress = Progress()
     for share in np.linspace(0.0, until, 11).tolist():
         progress.add(seconds * share, TARGET * share)
@@ -202,7 +202,7 @@ def trained(point: int, seconds: float, until: float = 1.0, **changes: bool) -> 
 
 
 def flat(point: int, seconds: float = 3.0) -> Run:
-    """Return a trial that never left chance."""
+    """A trial that stays at chance."""
     progress = Progress()
     for tenth in range(11):
         progress.add(seconds * tenth / 10, 0.001 * (tenth % 3))
@@ -210,7 +210,7 @@ def flat(point: int, seconds: float = 3.0) -> Run:
 
 
 def searched(asks: int, *, seed: int = 0, noise: float = 0.0, limit: float = math.inf) -> tuple[list[int], list[Run]]:
-    """Return the points asked for and the trials, one after the other; none runs past ``limit``."""
+    """Points and trials of a search; no trial runs past ``limit``."""
     runs: list[Run] = []
     points = []
     rng = np.random.default_rng(seed)
@@ -240,7 +240,7 @@ def test_the_step_times_decide_in_which_direction_it_looks_first() -> None:
 
 
 def test_a_flat_first_trial_is_no_guide() -> None:
-    """By its noise it would be on its way; nothing is believed of how long the others take, but it is not repeated."""
+    """Its noise looks like progress. It tells nothing about other times, but is not repeated."""
     before = gradient()
     before.ask([flat(DEFAULT)])
     assert before.expected_improvement == math.inf
@@ -253,7 +253,7 @@ def test_a_flat_first_trial_is_no_guide() -> None:
 
 
 def test_a_lucky_seed_is_run_again_before_it_is_trusted() -> None:
-    """One run of a cell at a third of what all its neighbours take, three times each."""
+    """One run of a cell beats its neighbours, which have three runs each."""
     lucky = CELLS.index((512, 0.1))
     runs = [trained(point, truth(point)) for point in range(len(CELLS)) for _ in range(3) if point != lucky]
     runs.append(trained(lucky, truth(BEST) / 1.3))
@@ -302,7 +302,7 @@ def believed(means: Sequence[float], covariance: Sequence[Sequence[float]], seed
 
 @pytest.mark.parametrize("ahead", [-0.5, 0.0, 0.5])
 def test_the_expected_improvement_of_one_unknown_point_has_its_closed_form(ahead: float) -> None:
-    """Jones et al. 1998, eq. 15, on what a run tells of the mean, where one other point is tried and sure."""
+    """Jones et al. 1998, eq. 15, for the mean after a run, if the other tried point is certain."""
     posterior = believed([0.0, -ahead], [[1e-9, 0.0], [0.0, 0.25]], seed_noise=0.3)
     tells = 0.25 / math.sqrt(0.25 + 0.09)
     unit = NormalDist()

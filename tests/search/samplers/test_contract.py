@@ -1,4 +1,4 @@
-"""What holds for every registered sampler: its choice follows from the history and the study's seed alone."""
+"""The contract of every registered sampler: choices follow from the history and the study's seed."""
 
 import itertools
 from collections.abc import Mapping
@@ -41,7 +41,7 @@ STATES = (
 
 
 def study_of(name: str, **changes: Any) -> MadeUpStudy:
-    """Return a study of a sampler: of a space of lists where it takes no other."""
+    """A study with a sampler; the grid gets a space of lists."""
     lists = {"space": LISTS} if name == "grid" else {}
     default = {"batch_size": 32, "learning_rate": 0.1, "weight_decay": 0.0, "dropout": 0.1}
     return MadeUpStudy(study_spec(name, **{"default": default, **lists, **changes}))
@@ -55,7 +55,7 @@ def study(name: str) -> MadeUpStudy:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_choice_follows_from_the_history_whoever_is_asked_and_however_often(name: str, study: MadeUpStudy) -> None:
-    """Trial by trial: the sampler that lived through all of it, a new one, and a new one over a history made anew."""
+    """Compares, trial by trial, the old sampler, a new one, and a new one with a new history."""
     for number, state in enumerate(STATES, 1):
         choice = not_none(study.choose())
         assert study.choose() == choice, "asking changes nothing"
@@ -87,7 +87,7 @@ def test_what_has_become_of_earlier_trials_is_seen_by_the_sampler_that_knew_them
 
 @pytest.mark.parametrize("name", NAMES)
 def test_what_it_knew_of_another_history_counts_no_more(name: str) -> None:
-    """As where trials of a study were deleted: the engine begins its history anew, with the sampler that it has."""
+    """As after trials were deleted: the engine keeps its sampler for a new history."""
     study, other = study_of(name), study_of(name)
     for _ in range(4):
         study.step(TrialState.PRUNED)

@@ -1,4 +1,4 @@
-"""What Optuna's samplers are told of a study's trials, and how they are asked."""
+"""Trials in the form of Optuna's samplers, and their proposals."""
 
 import sys
 import types
@@ -40,7 +40,7 @@ def history(*trials: TrialRecord) -> History:
 
 
 def told(*trials: TrialRecord) -> list[optuna.trial.FrozenTrial]:
-    """Return what is told of trials; the first, where it reached the target, had half of it after half its time."""
+    """Trials in Optuna's form; trials that reached the target had 0.5 at half their time."""
     past = history()
     for trial in trials:
         if trial.state is TrialState.REACHED and trial.outcome is not None:
@@ -208,7 +208,7 @@ def test_cma_es_follows_what_it_is_told(size: int | None) -> None:
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> dict[str, types.ModuleType]:
-    """Return the packages of a made-up OptunaHub by their paths."""
+    """Packages of a simulated OptunaHub by path."""
     packages: dict[str, types.ModuleType] = {}
     library = types.ModuleType("optunahub")
     library.load_module = packages.__getitem__  # type: ignore[attr-defined]
@@ -238,7 +238,7 @@ def test_a_package_of_optunahub_is_a_sampler_with_its_options(hub: dict[str, typ
 
 
 class Stops(optuna.samplers.QMCSampler):
-    """A sampler that has nothing left after each trial, as one of a finite space has at its end."""
+    """A sampler that stops the study after each trial, as an exhausted sampler does."""
 
     def after_trial(self, study: optuna.Study, *ended: Any) -> None:
         study.stop()

@@ -35,7 +35,7 @@ def _quiet() -> Iterator[None]:
 
 
 def seconds_of(batch_size: int, learning_rate: float) -> float:
-    """Return the time to the target by a law whose optimum lies at a batch size of some 170."""
+    """Seconds to the target by a law with the optimum near batch 170."""
     best = 0.1 * math.sqrt(batch_size / 32)
     steps = 200 * (1 + 150 / batch_size) * (1 + 0.5 * math.log(learning_rate / best) ** 2)
     return steps * (0.002 + 1e-5 * batch_size)
@@ -45,7 +45,7 @@ BEST = min(seconds_of(2**power, 0.1 * math.sqrt(2**power / 32)) for power in ran
 
 
 def train(trial: optuna.Trial) -> float:
-    """Train by the law: report the metric at milliseconds, return the seconds or give up at the limit."""
+    """Train by the law: report the metric by milliseconds; prune at the limit."""
     size, rate = trial.params["batch_size"], trial.params["learning_rate"]
     seconds = seconds_of(size, rate)
     for share in SHARES:
@@ -194,7 +194,7 @@ def told(
     reports: Mapping[int, float] | None = None,
     **attributes: Any,
 ) -> FrozenTrial:
-    """Return a trial as a study has it; reports are by milliseconds."""
+    """An Optuna trial; ``reports`` by milliseconds."""
     return create_trial(
         state=state,
         value=value,

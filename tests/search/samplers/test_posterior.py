@@ -1,4 +1,4 @@
-"""The laws before any trial, and what is believed after some: by cases that can be told without the model."""
+"""The laws' prior, and the posterior in cases with known answers."""
 
 import math
 from dataclasses import replace
@@ -48,7 +48,7 @@ def drawn(seed: int = 0, default: tuple[int, float] = (32, 0.01)) -> LawPrior:
 
 
 def told(*trials: tuple[int, float], bounds: tuple[tuple[int, float], ...] = ()) -> Extrapolation:
-    """Return paces of (point, seconds) that are known exactly, and of bounds."""
+    """Exact predictions and bounds from (point, seconds) pairs."""
     both = [*trials, *bounds]
     return Extrapolation(
         points=np.array([point for point, _ in both]),
@@ -60,7 +60,7 @@ def told(*trials: tuple[int, float], bounds: tuple[tuple[int, float], ...] = ())
 
 
 def posterior(found: Extrapolation | None = None) -> Posterior:
-    """Return what is believed where a step takes as long at every batch size."""
+    """Posterior if steps take equally long at every batch size."""
     laws = drawn().log_steps(POINTS)
     return prior(ALL, POINTS, laws) if found is None else condition(ALL, POINTS, laws, found)
 
@@ -103,7 +103,7 @@ def test_a_bound_that_is_met_moves_nothing_and_one_that_is_not_moves_up() -> Non
 
 
 def dense(found: Extrapolation) -> tuple[np.ndarray, np.ndarray, float]:
-    """Return mean, covariance and seed noise by the textbook: each run a datum of its own, every law and part kept.
+    """Mean, covariance and seed noise without approximations: one datum per run, all laws and parts.
 
     The mixture of Gaussian processes (Rasmussen & Williams 2006, eq. 2.25 and 2.26), moments matched.
     """

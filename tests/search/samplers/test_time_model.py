@@ -1,4 +1,4 @@
-"""The sampler `auto` over a whole study, on records as the store has them, and its extrapolation of curves."""
+"""The sampler `auto` over a whole study, and its extrapolation of curves."""
 
 import math
 from typing import Any
@@ -32,7 +32,7 @@ def study_of(**changes: Any) -> MadeUpStudy:
 
 @pytest.mark.parametrize("state", [TrialState.LOST, TrialState.CANCELLED, TrialState.FAILED, TrialState.OOM])
 def test_missing_trials_and_those_out_of_memory_say_nothing(state: TrialState) -> None:
-    """Where a good one would be followed up: what it was, and how long it ran, makes no difference."""
+    """A good and a bad missing trial lead to the same choice."""
     chosen = []
     for batch_size, rate, seconds in ((128, 0.4, 0.1), (16, 0.02, 50.0)):
         study = study_of()
@@ -154,7 +154,7 @@ def test_a_quick_answer_tells_the_noise_scale_until_trials_have_measured_it() ->
 
 @pytest.mark.parametrize(("size", "noise"), [(8, 4.0), (512, 4000.0)])
 def test_a_quick_answer_that_is_far_off_is_overcome_by_the_trials(size: int, noise: float) -> None:
-    """The optimum is at batch 64; the same trials find it that find it without a quick answer."""
+    """The optimum is at batch 64; trials find it despite a wrong quick answer."""
     study = study_of()
     study.history.quick = quick_at(size, size, size, noise_scale=noise)
     for _ in range(25):
@@ -186,7 +186,7 @@ MOST = 128
 
 
 def run(point: int, *points: tuple[float, float], hit: float | None = None, **changes: bool) -> Run:
-    """Return an ended trial with evaluations at (train seconds, gain)."""
+    """An ended trial with evaluations at (train seconds, gain)."""
     progress = Progress()
     for train_seconds, gain in points:
         progress.add(train_seconds, gain)
@@ -194,7 +194,7 @@ def run(point: int, *points: tuple[float, float], hit: float | None = None, **ch
 
 
 def line(point: int, seconds: float, until: float = 1.0, **changes: bool) -> Run:
-    """Return a trial that gains evenly and is at 1 after ``seconds``, as far as the share ``until`` of its way."""
+    """A trial that rises evenly to 1 at ``seconds``, run to the share ``until``."""
     shares = np.linspace(0.0, until, 11).tolist()
     return run(point, *((seconds * share, share) for share in shares), hit=seconds if until == 1.0 else None, **changes)
 
@@ -247,7 +247,7 @@ def test_before_a_step_or_with_nothing_but_nan_a_trial_says_nothing() -> None:
 
 
 def test_a_gain_that_is_not_a_number_hides_no_other() -> None:
-    """Neither where it is a winner's first, nor where chance is told from what was seen first."""
+    """Neither as a winner's first gain nor in the level of chance."""
     winner = run(0, (0.0, math.nan), (2.0, 0.2), (6.0, 0.6), (10.0, 1.0), hit=10.0)
     found = seen(winner, run(1, (0.0, 0.01), (1.0, 0.01)), line(2, 20.0, until=0.5))
     assert np.isfinite(found.log_seconds).all()
@@ -268,7 +268,7 @@ def test_a_first_trial_at_chance_is_no_measure() -> None:
 
 
 def test_each_winner_counts_once_in_the_error_as_all_the_others_predict_it() -> None:
-    """Straight lines predict each other exactly, so that only how many they are changes the prior's variance of 4."""
+    """Straight lines predict each other exactly, so only their number changes the prior's weight of 4."""
     for winners in (2, 3, 5):
         found = seen(*(line(number, 10.0 + 5 * number) for number in range(winners)))
         assert found.error == pytest.approx(ERROR * math.sqrt(4 / (4 + winners)))

@@ -1,4 +1,4 @@
-"""States of one study, from its first to its last, and how they are read and compared."""
+"""States of one study in order, and functions to read and compare them."""
 
 import sqlite3
 from collections.abc import Callable, Iterator
@@ -100,11 +100,11 @@ STEPS: tuple[Callable[[Store], object], ...] = (
     lambda store: store.probes.add_step_time("toy", make_environment(), make_probe(8), 2),
     lambda store: store.trials.settle_paused("toy"),
 )
-"""What happens to a study, one after the other."""
+"""Changes of a study, in order."""
 
 
 def make_states(folder: Path) -> list[Path]:
-    """Make a SQLite file of each state of a study, from its first to its last."""
+    """Make a SQLite file of each state of a study, in order."""
     file, states = folder / "study.db", []
     with open_store(f"sqlite:///{file}") as store:
         for number, step in enumerate(STEPS):
@@ -120,18 +120,18 @@ def _copied(file: Path, copy: Path) -> Path:
 
 
 def copies(store: Store) -> list[Copy]:
-    """Return the studies of a store, to be joined with those of another one."""
+    """Copies of a store's studies, to join with another store."""
     return store.transfer.read(None, "the source")
 
 
 def rows(store: Store, name: str = "toy") -> dict[Kind, dict[Any, Any]]:
-    """Return all rows of a study that travel."""
+    """All exported rows of a study."""
     (copy,) = store.transfer.read([name], "here")
     return copy.rows
 
 
 def everything(store: Store) -> dict[str, list[Any]]:
-    """Return all rows of all tables as they are, ids and revisions included."""
+    """All rows of all tables, ids and revisions included."""
     from bssearch.storage.models import Base
 
     with store.reading() as connection:
@@ -142,12 +142,12 @@ def everything(store: Store) -> dict[str, list[Any]]:
 
 
 class Interrupted(Exception):  # noqa: N818 - it is no error, but what a test injects
-    """What a test injects."""
+    """An injected interruption."""
 
 
 @contextmanager
 def interrupted_at(store: Store, statement: int) -> Iterator[None]:
-    """Raise `Interrupted` before a statement of a store's, counted from 0; where there are fewer, nothing is raised."""
+    """Raise `Interrupted` before a store's ``statement``, counted from 0; not at all if there are fewer."""
     seen = 0
 
     def count(*_: object) -> None:

@@ -1,4 +1,4 @@
-"""What importing a copy of a study does to a database that has another copy, and changed exports."""
+"""Imports of a study's copy into a database with another copy, and forged exports."""
 
 import os
 import signal
@@ -34,12 +34,12 @@ from tests.storage.transfer.copies import (
 
 ENVIRONMENT = make_environment()
 DRIVER_GONE = -1.0
-"""Seconds of a lease that has ended."""
+"""Seconds of an expired lease."""
 
 
 @pytest.fixture
 def source(tmp_path: Path) -> Iterator[Store]:
-    """Another database, with a study of one trial that has ended."""
+    """Another database with a study of one ended trial."""
     with open_store(f"sqlite:///{tmp_path}/source.db") as opened:
         make_study(opened)
         run(opened)
@@ -59,7 +59,7 @@ def join(source: Store, target: Store, name: str | None = None, *, dry_run: bool
 
 
 def refused(source: Store, target: Store, name: str | None = None) -> UsageError:
-    """Have an import refused; nothing is stored."""
+    """The error of an import that stores nothing."""
     before = everything(target)
     with pytest.raises(UsageError) as caught:
         join(source, target, name)
@@ -101,7 +101,7 @@ def test_another_study_of_the_name_is_refused_and_may_have_another_name(source: 
 
 
 def gone(store: Store, number: int) -> None:
-    """Start a queued trial whose driver dies."""
+    """Start a queued trial; its driver dies."""
     start_queued(store, number, "driver")
     append(store, number, (0.0, 0.2), (1.0, 0.3), (2.0, 0.4))
     store.trials.save_log("toy", number, "what the worker wrote here")
@@ -190,7 +190,7 @@ def test_a_study_that_went_on_in_both_places_is_refused_in_both_orders(source: S
 
 @pytest.fixture
 def joined(source: Store, store: Store) -> None:
-    """The study of the source has come."""
+    """The source's study, imported."""
     join(source, store)
 
 
@@ -199,7 +199,7 @@ def joined(source: Store, store: Store) -> None:
 def test_other_evaluations_of_a_trial_that_has_ended_in_both_are_refused(
     source: Store, store: Store, elsewhere: bool
 ) -> None:
-    """Also if one of the two has one more."""
+    """Also if only one database has a further evaluation."""
     append(source if elsewhere else store, 1, (3.0, 0.95), first=5)
     assert "trial 1: evaluation at step 50" in refused(source, store).message
 

@@ -1,4 +1,4 @@
-"""The file of a whole study: the same bytes each time, all or nothing, and every fault of it is named with its line."""
+"""Study files: reproducible bytes, complete or absent, and faults named with their line."""
 
 import gzip
 import hashlib
@@ -29,7 +29,7 @@ Lines = list[dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def last(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A database with a study that has something of everything."""
+    """A database with a study that has rows of every kind."""
     return make_states(tmp_path_factory.mktemp("states"))[-1]
 
 
@@ -46,7 +46,7 @@ def lines_of(file: Path) -> Lines:
 
 
 def rewrite(file: Path, lines: Lines) -> None:
-    """Write lines with the counts and the digest that they then have."""
+    """Write lines with their counts and digest."""
     body = lines[1:-1]
     counts = {kind.value: sum(kind.value in one for one in body) for kind in LAYOUTS}
     lines[0]["header"]["counts"] = counts
@@ -63,7 +63,7 @@ def refused(file: Path, error: type[BSSearchError] = UsageError) -> str:
 
 
 def test_every_table_and_column_travels_or_is_a_databases_own() -> None:
-    """A new table or column comes along by itself, or must be named here as one that stays."""
+    """A new table or column is exported automatically, or must be listed here as excluded."""
     travelling = {layout.table.name for layout in LAYOUTS.values()}
     staying = {"bss_claim", "bss_submission", "bss_worker"}
     assert {table.name for table in Base.metadata.sorted_tables} - travelling == staying
@@ -275,7 +275,7 @@ def test_a_study_that_cannot_be_written_leaves_the_file_that_was_there(file: Pat
 
 
 HEAD_START_S = 0.5
-"""Seconds that the other writer has to come in between: a choice; where it is kept out they pass."""
+"""Head start of the other writer; it passes in full if that writer is locked out."""
 
 
 @pytest.fixture
@@ -288,7 +288,7 @@ def source(tmp_path: Path) -> Iterator[Store]:
 
 @pytest.fixture
 def other(url: str, store: Store) -> Iterator[Store]:
-    """The database once more, as another process has it."""
+    """Another connection to the database, as of another process."""
     with open_store(url) as opened:
         yield opened
 
@@ -301,7 +301,7 @@ def add_trial(store: Store) -> None:
 
 @contextmanager
 def meanwhile(store: Store, beginning: str, work: Callable[[], Any]) -> Iterator[list[Future[Any]]]:
-    """Begin some work in another thread just before the first statement of a store's that begins so."""
+    """Start work in another thread before a store's first statement that starts with ``beginning``."""
     begun: list[Future[Any]] = []
 
     def begin(*arguments: object) -> None:
@@ -319,7 +319,7 @@ def meanwhile(store: Store, beginning: str, work: Callable[[], Any]) -> Iterator
 
 @pytest.mark.slow
 def test_two_imports_of_a_new_study_make_one_study(source: Store, store: Store, other: Store) -> None:
-    """The second finds the study, and adds what is new."""
+    """The second import finds the study and adds the new rows."""
     early = copies(source)
     add_trial(source)
     late = copies(source)
