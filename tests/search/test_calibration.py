@@ -95,29 +95,43 @@ def test_a_larger_batch_size_that_is_faster_beyond_the_errors_of_both_is_doubted
     assert doubtful(SPEC, by_size(probe(8, smaller, own), probe(16, larger, own)), []) == found
 
 
-def test_only_neighbours_in_whole_micro_batches_with_a_known_error_contradict_each_other() -> None:
-    slow, fast = probe(8, 2.0), probe(32, 1.0)
-    assert doubtful(SPEC, by_size(slow, fast), []) == {8, 32}
-    assert doubtful(SPEC, by_size(slow, probe(16, 2.0), fast), []) == {16, 32}
-    assert doubtful(SPEC, by_size(slow, probe(32, 1.0, micro_batch_size=8)), []) == set()
-    assert doubtful(SPEC, by_size(slow, make_probe(32, step_seconds=1.0)), []) == set()
-    assert doubtful(SPEC, by_size(slow, probe(32, None)), []) == set()
+@pytest.mark.parametrize(
+    ("others", "found"),
+    [
+        ([probe(32, 1.0)], {8, 32}),
+        ([probe(16, 2.0), probe(32, 1.0)], {16, 32}),
+        ([probe(32, 1.0, micro_batch_size=8)], set()),
+        ([make_probe(32, step_seconds=1.0)], set()),
+        ([probe(32, None)], set()),
+    ],
+)
+def test_only_neighbours_in_whole_micro_batches_with_a_known_error_contradict_each_other(
+    others: list[ProbeRecord], found: set[int]
+) -> None:
+    assert doubtful(SPEC, by_size(probe(8, 2.0), *others), []) == found
 
 
-def test_a_step_time_far_above_what_trials_ran_at_is_doubted() -> None:
-    def doubted(seconds: float, *trials: TrialRecord) -> set[int]:
-        return doubtful(SPEC, by_size(probe(16, seconds)), trials)
+TRIAL = with_steps(1, 1.0)
 
-    trial = with_steps(1, 1.0)
-    assert doubted(1.05, trial) == set()
-    assert doubted(1.15, trial) == {16}
-    assert doubted(0.5, trial) == set(), "what is faster alone is no wonder"
-    assert doubted(2.0, with_steps(1, 1.0, contended=True)) == set()
-    assert doubted(2.0, with_steps(1, 1.0, size=32)) == set()
-    assert doubted(2.0, with_steps(1, 1.0), with_steps(2, 2.0), with_steps(3, 3.0)) == set(), "the median counts"
-    assert doubted(2.0, with_steps(1, 1.0, steps=0)) == set()
-    assert doubted(2.0, replace(trial, state=TrialState.RUNNING, outcome=None)) == set()
-    assert doubted(2.0, replace(trial, configuration=replace(trial.configuration, dropout=0.0))) == set()
+
+@pytest.mark.parametrize(
+    ("seconds", "trials", "is_doubted"),
+    [
+        (1.05, [TRIAL], False),
+        (1.15, [TRIAL], True),
+        (0.5, [TRIAL], False),  # without other work, steps may be faster
+        (2.0, [with_steps(1, 1.0, contended=True)], False),
+        (2.0, [with_steps(1, 1.0, size=32)], False),
+        (2.0, [TRIAL, with_steps(2, 2.0), with_steps(3, 3.0)], False),  # the median counts
+        (2.0, [with_steps(1, 1.0, steps=0)], False),
+        (2.0, [replace(TRIAL, state=TrialState.RUNNING, outcome=None)], False),
+        (2.0, [replace(TRIAL, configuration=replace(TRIAL.configuration, dropout=0.0))], False),
+    ],
+)
+def test_a_step_time_far_above_the_pace_of_trials_is_doubted(
+    seconds: float, trials: list[TrialRecord], is_doubted: bool
+) -> None:
+    assert doubtful(SPEC, by_size(probe(16, seconds)), trials) == ({16} if is_doubted else set())
 
 
 def visit_all(store: Store, visits: int, sizes: list[int] = SIZES, step_seconds: float = 0.01) -> None:

@@ -131,22 +131,24 @@ def test_runs_are_interleaved_seed_by_seed_and_fresh() -> None:
     assert orders[0] != orders[1] or orders[1] != orders[2]
 
 
-def test_what_is_confirmed_is_not_repeated_what_was_lost_is_and_failures_once() -> None:
-    base = searched()
-    first = remaining(history(base), [])[0]
-
-    def after(*states: TrialState) -> int:
-        done = [
-            make_trial(50 + n, configuration=first.configuration, seed=first.seed, state=state, phase=Phase.CONFIRM)
-            for n, state in enumerate(states)
-        ]
-        return len(remaining(history(base), done))
-
-    assert after(TrialState.REACHED) == 17
-    assert after(TrialState.EXHAUSTED) == 17
-    assert after(TrialState.LOST, TrialState.CANCELLED) == 18
-    assert after(TrialState.FAILED) == 18
-    assert after(TrialState.FAILED, TrialState.FAILED) == 17
+@pytest.mark.parametrize(
+    ("states", "left"),
+    [
+        ([TrialState.REACHED], 17),
+        ([TrialState.EXHAUSTED], 17),
+        ([TrialState.LOST, TrialState.CANCELLED], 18),
+        ([TrialState.FAILED], 18),
+        ([TrialState.FAILED, TrialState.FAILED], 17),
+    ],
+)
+def test_lost_and_cancelled_runs_are_repeated_and_failed_ones_once(states: list[TrialState], left: int) -> None:
+    known = history(searched())
+    first = remaining(known, [])[0]
+    done = [
+        make_trial(50 + n, configuration=first.configuration, seed=first.seed, state=state, phase=Phase.CONFIRM)
+        for n, state in enumerate(states)
+    ]
+    assert len(remaining(known, done)) == left
 
 
 def test_a_configuration_whose_confirmation_has_begun_is_confirmed_to_the_end() -> None:

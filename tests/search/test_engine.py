@@ -1,5 +1,6 @@
 """Driver and simulation decide alike; a replayed log and a new engine give the same actions."""
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -30,14 +31,12 @@ from bssearch.search import engine as actions
 from bssearch.search.driver import Driver, Listener
 from bssearch.search.engine import Engine
 from bssearch.spec import StudySpec
-from bssearch.storage.repository import Store, open_store
+from bssearch.storage.repository import open_store
 from tests.benchmarks.simulate.replay import Playing, Replay, VirtualClock
 from tests.factories import make_environment, make_probe, make_spec, not_none, quick_at, store_study
 from tests.search.law import LawExecutor, step_seconds, steps_needed
 from tests.search.study import url_in
 
-SAMPLERS = registry.names("samplers")
-PRUNERS = registry.names("pruners")
 LISTS = {
     "batch_size": [8, 16, 32, 64, 128],
     "learning_rate": [0.03, 0.1, 0.3],
@@ -163,10 +162,6 @@ class RecordedDriver(Driver):
         return Recorded(self.spec, slots=self.executor.slots, device_name=self.environment.device_name)
 
 
-def open_study(store: Store, spec: StudySpec) -> None:
-    store_study(store, spec)
-
-
 @pytest.fixture(autouse=True)
 def _checkpoints_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BSSEARCH_CHECKPOINT_DIR", str(tmp_path / "checkpoints"))
@@ -175,7 +170,7 @@ def _checkpoints_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def driven(spec: StudySpec, folder: Path) -> tuple[list[TrialRecord], dict[int, ProbeRecord]]:
     """A driver's trials and step times."""
     with open_store(url_in(folder)) as store:
-        open_study(store, spec)
+        store_study(store, spec)
         Driver(spec, store, TableExecutor(), make_environment(), Listener()).run()
         return store.trials.of(spec.name), store.probes.by_batch_size(spec.name, make_environment())
 
@@ -211,27 +206,22 @@ def decision(trial: TrialRecord) -> tuple[object, ...]:
     )
 
 
-def assert_driver_and_simulation_agree(sampler: str, pruner: str, folder: Path) -> None:
+PAIRS = [("auto", "balanced"), ("tpe", "race"), ("gp", "asha"), ("random", "fast"), ("grid", "cap")]
+"""Every sampler; pruners that pause, race, cap and ask Optuna. Other pairs are slow tests."""
+
+
+@pytest.mark.parametrize(
+    ("sampler", "pruner"),
+    [
+        pytest.param(*pair, marks=[] if pair in PAIRS else pytest.mark.slow)
+        for pair in itertools.product(registry.names("samplers"), registry.names("pruners"))
+    ],
+)
+def test_the_driver_and_the_simulation_make_the_same_decisions(sampler: str, pruner: str, tmp_path: Path) -> None:
     spec = study(sampler, pruner)
-    trials, probes = driven(spec, folder)
+    trials, probes = driven(spec, tmp_path)
     assert [decision(one) for one in trials] == [decision(one) for one in simulated(spec, probes).trials.values()]
     assert len({one.phase for one in trials}) == 2
-
-
-PAIRS = [("auto", "balanced"), ("tpe", "race"), ("gp", "asha"), ("random", "fast"), ("grid", "cap")]
-"""Every sampler; pruners that pause, race, cap and ask Optuna. The slow test crosses them all."""
-
-
-@pytest.mark.parametrize(("sampler", "pruner"), PAIRS)
-def test_the_driver_and_the_simulation_make_the_same_decisions(sampler: str, pruner: str, tmp_path: Path) -> None:
-    assert_driver_and_simulation_agree(sampler, pruner, tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("pruner", PRUNERS)
-@pytest.mark.parametrize("sampler", SAMPLERS)
-def test_every_sampler_under_every_pruner_decides_alike_in_both(sampler: str, pruner: str, tmp_path: Path) -> None:
-    assert_driver_and_simulation_agree(sampler, pruner, tmp_path)
 
 
 class InterruptedAfter(Listener):
@@ -256,7 +246,7 @@ def told(answer: Sequence[actions.Action]) -> list[object]:
 def test_the_log_of_a_run_with_pauses_and_an_interrupt_gives_the_same_actions(sampler: str, tmp_path: Path) -> None:
     spec = study(sampler, "balanced", trials=16, slots=2)
     with open_store(url_in(tmp_path)) as store:
-        open_study(store, spec)
+        store_study(store, spec)
         executor, listener = TableExecutor(slots=2), InterruptedAfter(9)
         first = RecordedDriver(spec, store, executor, make_environment(), listener)
         listener.driver = first

@@ -244,19 +244,26 @@ def test_the_noise_of_seeds_is_the_prior_until_one_configuration_has_had_two_run
     assert History(spec(), [*far, stopped], PROBES).seed_noise == SEED_NOISE, "only its lucky runs have a time"
 
 
-def test_what_is_expected_is_that_of_the_newest_trial_that_has_ended() -> None:
-    def ended(number: int, expected: float | None, state: TrialState = TrialState.REACHED) -> TrialRecord:
-        return replace(make_trial(number, state=state), expected_improvement=expected)
+def expecting(number: int, expected: float | None, state: TrialState = TrialState.REACHED) -> TrialRecord:
+    return replace(make_trial(number, state=state), expected_improvement=expected)
 
-    first, second = ended(1, 0.5), ended(2, 0.1)
-    assert History(spec()).last_expectation is None
-    assert History(spec(), [first, second]).last_expectation == 0.1
-    assert History(spec(), [first, ended(2, 0.1, TrialState.RUNNING)]).last_expectation == 0.5
-    assert History(spec(), [first, ended(2, 0.1, TrialState.PAUSED)]).last_expectation == 0.5
-    assert History(spec(), [first, ended(2, None)]).last_expectation == 0.5
-    late = History(spec(), [ended(1, 0.5, TrialState.RUNNING), second])
-    late.take(first)
-    assert late.last_expectation == 0.1, "newer by its number, whichever ended last"
+
+@pytest.mark.parametrize(
+    ("trials", "expected"),
+    [
+        ([], None),
+        ([expecting(1, 0.5), expecting(2, 0.1)], 0.1),
+        ([expecting(1, 0.5), expecting(2, 0.1, TrialState.RUNNING)], 0.5),
+        ([expecting(1, 0.5), expecting(2, 0.1, TrialState.PAUSED)], 0.5),
+        ([expecting(1, 0.5), expecting(2, None)], 0.5),
+        ([expecting(1, 0.5, TrialState.RUNNING), expecting(2, 0.1), expecting(1, 0.5)], 0.1),
+    ],
+    ids=["no trial", "newest", "running", "paused", "unknown", "newer by number, ended earlier"],
+)
+def test_the_last_expectation_is_that_of_the_newest_ended_trial(
+    trials: list[TrialRecord], expected: float | None
+) -> None:
+    assert History(spec(), trials).last_expectation == expected
 
 
 def test_where_steps_are_timed_anew_what_shared_its_device_counts_by_the_new_step_time() -> None:
@@ -283,42 +290,34 @@ def tries(count: int, state: TrialState = TrialState.LOST, **changes: Any) -> li
 
 
 @pytest.mark.parametrize(
-    ("trials", "again"),
+    ("trials", "uncapped", "again"),
     [
-        ([], None),
-        ([make_trial(1)], None),
-        ([make_trial(1, state=TrialState.CAPPED)], None),
-        (tries(1), 1),
-        (tries(1, TrialState.OOM), 1),
-        (tries(2), 2),
-        (tries(ATTEMPTS - 1), ATTEMPTS - 1),
-        (tries(ATTEMPTS), None),
-        (tries(1, TrialState.FAILED), 1),
-        (tries(2, TrialState.FAILED), None),
-        ([*tries(1), make_trial(2, retry_of=1)], None),
-        ([*tries(1), make_trial(2, state=TrialState.RUNNING, retry_of=1)], None),
-        ([*tries(1), make_trial(2, state=TrialState.LOST)], 1),
-        ([make_trial(n, state=TrialState.LOST, retry_of=1) for n in (1, 2)], 2),
-        (tries(1, TrialState.CANCELLED), None),
-        (tries(1, uncapped=True), None),
-        (tries(1, batch_size=4), None),
+        ([], False, None),
+        ([make_trial(1)], False, None),
+        ([make_trial(1, state=TrialState.CAPPED)], False, None),
+        (tries(1), False, 1),
+        (tries(1, TrialState.OOM), False, 1),
+        (tries(2), False, 2),
+        (tries(ATTEMPTS - 1), False, ATTEMPTS - 1),
+        (tries(ATTEMPTS), False, None),
+        (tries(1, TrialState.FAILED), False, 1),
+        (tries(2, TrialState.FAILED), False, None),
+        ([*tries(1), make_trial(2, retry_of=1)], False, None),
+        ([*tries(1), make_trial(2, state=TrialState.RUNNING, retry_of=1)], False, None),
+        ([*tries(1), make_trial(2, state=TrialState.LOST)], False, 1),
+        ([make_trial(n, state=TrialState.LOST, retry_of=1) for n in (1, 2)], False, 2),
+        (tries(1, TrialState.CANCELLED), False, None),
+        (tries(1, uncapped=True), False, None),
+        (tries(1, batch_size=4), False, None),
+        (tries(1, TrialState.CANCELLED, uncapped=True), True, 1),
+        (tries(1, uncapped=True), True, 1),
+        (tries(1), True, None),
     ],
 )
-def test_a_trial_that_was_lost_is_tried_again_five_times_in_all_and_one_that_failed_once(
-    trials: list[TrialRecord], again: int | None
+def test_lost_trials_have_five_attempts_failed_ones_two_and_cancelled_ones_a_retry_if_uncapped(
+    trials: list[TrialRecord], uncapped: bool, again: int | None
 ) -> None:
-    found = past(*trials).to_retry(uncapped=False)
-    assert (None if found is None else found.number) == again
-
-
-@pytest.mark.parametrize(
-    ("trials", "again"),
-    [(tries(1, TrialState.CANCELLED, uncapped=True), 1), (tries(1, uncapped=True), 1), (tries(1), None)],
-)
-def test_what_somebody_asked_for_is_tried_again_where_it_was_cancelled_too(
-    trials: list[TrialRecord], again: int | None
-) -> None:
-    found = past(*trials).to_retry(uncapped=True)
+    found = past(*trials).to_retry(uncapped=uncapped)
     assert (None if found is None else found.number) == again
 
 

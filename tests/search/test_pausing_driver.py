@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -245,41 +242,6 @@ def test_confirmation_fills_slots_of_their_own_device_that_the_last_search_trial
         size: COMPARING_VISITS if size in compared else FIRST_VISITS for size in spec.batch_sizes
     }
     assert (shared.beside, shared.most_confirmed) == (0, 1)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("sampler", ["tpe", "auto"])
-def test_two_drivers_share_what_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sampler: str) -> None:
-    monkeypatch.setattr("bssearch.search.driver.LOOK_SECONDS", 0.05)
-    spec = study_spec(sampler={"name": sampler})
-    done: dict[int, int] = {}
-    slow = partial(SteppingLaw, done=done, on_look=lambda _: threading.Event().wait(0.005))
-    executors = [slow(), slow(slots=2)]
-    with ThreadPoolExecutor(2) as pool:
-        for ended in [pool.submit(run, spec, tmp_path, executor) for executor in executors]:
-            ended.result()
-    trials = trials_in(tmp_path)
-    assert [trial.number for trial in trials] == list(range(1, len(trials) + 1))
-    assert all(trial.state.is_finished and trial.state is not TrialState.PAUSED for trial in trials)
-    pauses, resumed = (
-        sum(counts) for counts in zip(*((one.pauses, len(one.resumed)) for one in executors), strict=True)
-    )
-    assert pauses > resumed
-    assert sum(trial.state is TrialState.PRUNED for trial in trials) == pauses - resumed
-
-
-@pytest.mark.parametrize("pruner", ["balanced", "none"])
-def test_what_is_interrupted_goes_on_first_where_it_was(tmp_path: Path, pruner: str) -> None:
-    spec = study_spec(pruner={"name": pruner}, budget={"trials": 12, "trial_train_seconds": 4.0})
-    first = SteppingLaw(interrupts_when=lambda law: law.done.get(4) == 1)  # before its pace could be judged
-    with pytest.raises(InterruptedRunError):
-        run(spec, tmp_path, first)
-    assert trials_in(tmp_path)[3].state is TrialState.PAUSED
-    second = SteppingLaw(done=first.done)
-    trials = run(spec, tmp_path, second)
-    assert second.requests[0].number == 4
-    assert second.requests[0].resumes
-    assert len(trials) == 12
 
 
 def test_a_verdict_under_way_is_not_undone_by_an_interrupt(tmp_path: Path) -> None:

@@ -132,25 +132,26 @@ def test_all_train_to_the_full_limit_with_the_seeds_of_the_confirmation_interlea
     assert len(trials_in(folder)) == 3 * half  # one more seed each
 
 
-def test_a_run_that_fails_is_made_once_more_and_one_of_another_limit_again() -> None:
-    base = [make_trial(1, configuration=at(32), seconds=1.0)]
-    plan = next_run(1)
-    run = not_none(plan(history(*base)))
+@pytest.mark.parametrize(
+    ("states", "limit", "phase", "is_repeated"),
+    [
+        ([TrialState.REACHED], LIMIT, Phase.TO_BUDGET, False),
+        ([TrialState.DIVERGED], LIMIT, Phase.TO_BUDGET, False),
+        ([TrialState.RUNNING], LIMIT, Phase.TO_BUDGET, False),
+        ([TrialState.FAILED], LIMIT, Phase.TO_BUDGET, True),
+        ([TrialState.FAILED, TrialState.FAILED], LIMIT, Phase.TO_BUDGET, False),
+        ([TrialState.LOST, TrialState.CANCELLED], LIMIT, Phase.TO_BUDGET, True),
+        ([TrialState.REACHED], LIMIT / 2, Phase.TO_BUDGET, True),  # the budget was raised later
+        ([TrialState.REACHED], LIMIT, Phase.AUDIT, True),  # a rule audit stops at the target
+    ],
+)
+def test_a_failed_run_is_repeated_once_and_a_run_with_another_limit_again(
+    states: list[TrialState], limit: float, phase: Phase, is_repeated: bool
+) -> None:
+    base = make_trial(1, configuration=at(32), seconds=1.0)
+    run = not_none(next_run(1)(history(base)))
     assert (run.phase, run.uncapped, run.stop_at_target) == (Phase.TO_BUDGET, True, False)
-
-    def after(*states: TrialState, limit: float = LIMIT, phase: Phase = Phase.TO_BUDGET) -> bool:
-        made: dict[str, Any] = {"configuration": at(32), "seed": run.seed, "phase": phase, "uncapped": True}
-        done = [
-            replace(make_trial(10 + n, state=state, **made), train_seconds_limit=limit)
-            for n, state in enumerate(states)
-        ]
-        return plan(history(*base, *done)) is not None
-
-    assert not after(TrialState.REACHED)
-    assert not after(TrialState.DIVERGED)
-    assert not after(TrialState.RUNNING)
-    assert after(TrialState.FAILED)
-    assert not after(TrialState.FAILED, TrialState.FAILED)
-    assert after(TrialState.LOST, TrialState.CANCELLED)
-    assert after(TrialState.REACHED, limit=LIMIT / 2)  # the budget has been raised since
-    assert after(TrialState.REACHED, phase=Phase.AUDIT)  # of a rule audit, which stops at the target
+    made: dict[str, Any] = {"configuration": at(32), "seed": run.seed, "phase": phase, "uncapped": True}
+    done = [make_trial(10 + n, state=state, **made) for n, state in enumerate(states)]
+    known = history(base, *(replace(one, train_seconds_limit=limit) for one in done))
+    assert (next_run(1)(known) is not None) is is_repeated

@@ -23,7 +23,7 @@ from bssearch.records import Configuration, MemoryUse, NewStudy, Phase, Target, 
 from bssearch.storage.connection.engine import ConnectionLostError
 from bssearch.storage.repository import Store, open_store
 from bssearch.storage.studies import FinishedStudy, FinishedTrial
-from tests.factories import make_curve, make_environment, make_plan, make_probe, make_spec, not_none
+from tests.factories import make_curve, make_environment, make_probe, not_none
 from tests.storage.conftest import (
     CANCELLED,
     OUTCOME,
@@ -131,25 +131,6 @@ def test_a_reader_is_told_of_new_probes(three: Store) -> None:
     seen = three.trials.changes("toy", 0).revision
     three.probes.add_step_time("toy", environment, make_probe(8), 1)  # known already
     assert three.trials.changes("toy", seen).revision == seen
-
-
-def test_an_imported_study_is_read_from_revision_0(store: Store) -> None:
-    plan = make_plan()
-    trial = FinishedTrial(
-        configuration=plan.configuration, phase=plan.phase, seed=0, train_seconds_limit=1.0, outcome=OUTCOME
-    )
-    store.transfer.import_finished(
-        [
-            FinishedStudy(
-                study=replace(make_spec().new_study("someone"), name="imported"),
-                environment=make_environment(),
-                trials=[trial, trial],
-            )
-        ]
-    )
-    found = store.trials.changes("imported", 0)
-    assert found.revision > 0
-    assert [one.number for one in found.trials] == [1, 2]
 
 
 def test_after_rows_were_deleted_a_reader_gets_all_there_are(three: Store) -> None:
@@ -467,6 +448,8 @@ class TestImports:
         assert found.environment == study.environment
         trials = store.trials.of("imported")
         assert [trial.number for trial in trials] == [1, 2]
+        changes = store.trials.changes("imported", 0)
+        assert (changes.revision > 0, changes.trials) == (True, trials)
         assert [as_imported(trial) for trial in trials] == study.trials
         for trial in trials:
             assert trial.created_at == trial.ended_at == found.created_at

@@ -17,7 +17,7 @@ from unittest import mock
 
 import psutil
 import pytest
-from sqlalchemy import make_url, text
+from sqlalchemy import URL, make_url, text
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.schema import CreateTable
 
@@ -116,13 +116,19 @@ class TestUrls:
         assert "bssearch[postgres]" in str(caught.value.hint)
         assert "secret" not in str(caught.value)
 
-    def test_masking_hides_the_password_alone(self) -> None:
-        assert masked("postgresql://u:se:c@ret@h/d") == "postgresql://u:***@h/d"
-        assert masked("sqlite:///a.db") == "sqlite:///a.db"
-        assert masked("postgresql://h/d?user=u&password=secret&x=1") == "postgresql://h/d?user=u&password=***&x=1"
-        assert masked(parse_url("sqlite:///a.db")) == "sqlite:///a.db"
-        assert masked(make_url("postgresql://u:se@cret@h/d")) == "postgresql://u:***@h/d"
-        assert masked(parse_url("postgresql://u:x@h/d?password=secret")).endswith("://u:***@h/d?password=***")
+    @pytest.mark.parametrize(
+        ("url", "shown"),
+        [
+            ("postgresql://u:se:c@ret@h/d", "postgresql://u:***@h/d"),
+            ("sqlite:///a.db", "sqlite:///a.db"),
+            ("postgresql://h/d?user=u&password=secret&x=1", "postgresql://h/d?user=u&password=***&x=1"),
+            (parse_url("sqlite:///a.db"), "sqlite:///a.db"),
+            (make_url("postgresql://u:se@cret@h/d"), "postgresql://u:***@h/d"),
+            (parse_url("postgresql://u:x@h/d?password=secret"), "postgresql://u:***@h/d?password=***"),
+        ],
+    )
+    def test_masking_hides_the_password_alone(self, url: str | URL, shown: str) -> None:
+        assert masked(url) == shown
 
 
 def test_a_reader_sees_one_state_and_keeps_no_writer_waiting(empty_url: str) -> None:
@@ -219,13 +225,10 @@ class TestSqlite:
         engine.dispose()
 
     @pytest.mark.parametrize("write", [True, False])
-    def test_a_missing_folder_is_named(self, tmp_path: Path, write: bool) -> None:
-        with pytest.raises(DatabaseError, match=r"no folder .*nowhere"):
-            open_store(f"sqlite:///{tmp_path}/nowhere/runs.db", write=write)
-
-    def test_a_folder_is_not_a_database(self, tmp_path: Path) -> None:
-        with pytest.raises(DatabaseError, match="is a folder"):
-            open_store(f"sqlite:///{tmp_path}")
+    @pytest.mark.parametrize(("place", "said"), [("/nowhere/runs.db", "no folder .*nowhere"), ("", "is a folder")])
+    def test_a_missing_folder_or_a_folder_is_named(self, tmp_path: Path, place: str, said: str, write: bool) -> None:
+        with pytest.raises(DatabaseError, match=said):
+            open_store(f"sqlite:///{tmp_path}{place}", write=write)
 
     def test_a_file_to_be_read_must_exist_and_is_not_made(self, path: Path) -> None:
         with pytest.raises(DatabaseError, match="no database at") as caught:

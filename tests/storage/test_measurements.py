@@ -74,11 +74,6 @@ class TestObservations:
         with pytest.raises(DatabaseError, match="step_not_negative"):
             store.trials.append_observations("toy", [(1, wrong)])
 
-    @pytest.mark.usefixtures("toy")
-    def test_observations_of_an_unknown_trial_are_refused(self, store: Store) -> None:
-        with pytest.raises(NotFoundError):
-            store.trials.append_observations("toy", [(1, one) for one in make_curve((0.0, 0.1))])
-
 
 @pytest.mark.usefixtures("toy")
 class TestStepsTimesStepTime:

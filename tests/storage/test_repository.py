@@ -81,11 +81,6 @@ class TestStudies:
         with pytest.raises(NotFoundError):
             store.trials.of("digit-cpu")
 
-    @pytest.mark.usefixtures("toy")
-    def test_a_spec_is_replaced(self, store: Store) -> None:
-        store.studies.update_spec("toy", {"workload": "digits", "budget": {"trials": 7}})
-        assert store.studies.get("toy").spec["budget"] == {"trials": 7}
-
     def test_the_summaries_count_trials_in_one_query(self, store: Store) -> None:
         add_study(store, "first")
         add_study(store, "second", target=Target(metric="loss", value=1.5, goal=Goal.MINIMIZE))

@@ -277,12 +277,6 @@ class TestLeases:
         assert store.leases.mark_lost("toy", is_alive=lambda owner: True) == []
         assert store.leases.mark_lost("toy", is_alive=lambda owner: None) == [2]
 
-    def test_a_lost_trial_cannot_be_finished_by_its_driver(self, store: Store) -> None:
-        start(store)
-        store.leases.mark_lost("toy", is_alive=lambda owner: False)
-        with pytest.raises(DatabaseError, match="is not running but lost"):
-            store.trials.finish("toy", 1, OUTCOME, steps_x_step_time_s=None)
-
     def test_nothing_of_a_lost_trial_is_written_by_the_driver_that_lost_its_lease(self, store: Store) -> None:
         first, second, third = make_curve((0.0, 0.1), (1.5, 0.4), (2.0, 0.9))
         start(store, lease_owner="stopped")

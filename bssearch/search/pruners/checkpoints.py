@@ -141,12 +141,13 @@ class CheckpointStore:
         self._make_folder()
         self._remove(f"trial-{number}.pt", f"trial-{number}.pt.part")
         with file.open("rb") as content:
+            digest = _digest(content, on_progress)  # before the size is read
             said = {
                 "kind": _KIND,
                 "study": self._mark,
                 "trial": number,
                 "bytes": content.tell(),
-                "sha256": _digest(content, on_progress),
+                "sha256": digest,
             }
             header = json.dumps(said).encode().ljust(HEADER_BYTES - 1) + b"\n"
             content.seek(0)

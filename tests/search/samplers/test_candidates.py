@@ -163,10 +163,9 @@ def test_learning_rates_are_compared_without_the_scale_of_their_optimizer() -> N
     assert points.others.tolist() == [[0.0, 1.0], [1.0, 0.0]]
 
 
-def test_the_width_of_the_rates_is_that_of_the_space() -> None:
-    assert candidates().log_rate_width == pytest.approx(math.log(100))
-    assert candidates(learning_rate=[0.3, 0.1, 0.2]).log_rate_width == pytest.approx(math.log(3))
-    assert candidates(learning_rate=0.1).log_rate_width == 0.0
+@pytest.mark.parametrize(("rates", "ratio"), [(RATE, 100), ([0.3, 0.1, 0.2], 3), (0.1, 1)])
+def test_the_width_of_the_rates_is_that_of_the_space(rates: Any, ratio: int) -> None:
+    assert candidates(learning_rate=rates).log_rate_width == pytest.approx(math.log(ratio))
 
 
 SIZES = (8, 32, 128, 512)

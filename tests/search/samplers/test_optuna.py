@@ -104,16 +104,25 @@ def test_the_sampler_is_shown_the_trials_near_the_batch_size() -> None:
 
 def test_numbers_are_told_as_their_places_in_ascending_order_and_names_as_they_are() -> None:
     numbers, names = Dimension("decay", choices=(1e-3, 0.0, 1e-4)), Dimension("kind", choices=("b", "a"))
-    assert distribution(numbers) == IntDistribution(0, 2)
     asker = Asker([numbers, names], optuna.samplers.RandomSampler, {})
     trials = [make_trial(1, sampled={"decay": decay, "kind": "a"}) for decay in (0.0, 1e-4, 1e-3)]
     seen = [asker.told(trial, optuna.trial.TrialState.RUNNING).params for trial in trials]
     assert seen == [{"decay": place, "kind": "a"} for place in range(3)]
     asked = [asker.ask((), seed) for seed in range(20)]
     assert {one["decay"] for one in asked} == {0.0, 1e-4, 1e-3} and {one["kind"] for one in asked} == {"a", "b"}
-    assert distribution(names) == CategoricalDistribution(("b", "a"))
-    assert distribution(Dimension("nesterov", choices=(True, False))) == CategoricalDistribution((True, False))
-    assert distribution(Dimension("rate", low=0.01, high=1.0, log=True)) == FloatDistribution(0.01, 1.0, log=True)
+
+
+@pytest.mark.parametrize(
+    ("dimension", "expected"),
+    [
+        (Dimension("kind", choices=("b", "a")), CategoricalDistribution(("b", "a"))),
+        (Dimension("decay", choices=(1e-3, 0.0, 1e-4)), IntDistribution(0, 2)),
+        (Dimension("nesterov", choices=(True, False)), CategoricalDistribution((True, False))),
+        (Dimension("rate", low=0.01, high=1.0, log=True), FloatDistribution(0.01, 1.0, log=True)),
+    ],
+)
+def test_a_dimension_has_the_distribution_of_its_kind(dimension: Dimension, expected: Any) -> None:
+    assert distribution(dimension) == expected
 
 
 def test_a_stopped_trial_without_a_metric_or_before_the_first_evaluation_ranks_behind() -> None:
