@@ -1,4 +1,4 @@
-"""Runs migrations on the connection that `bssearch.storage.migrate` hands over; knows no URL and no logging."""
+"""Runs migrations on the connection of `bssearch.storage.migrate`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bssearch.storage.models import Base
 
 connection = context.config.attributes.get("connection")
 if connection is None:
-    raise RuntimeError("migrations run through `bssearch db upgrade`, which hands them a connection")
+    raise RuntimeError("run migrations with `bssearch db upgrade`")
 
 context.configure(
     connection=connection,

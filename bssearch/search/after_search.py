@@ -226,7 +226,7 @@ def _best_at(history: History, batch_size: int, tuned: Configuration) -> Configu
     return history.as_run(history.spec.space.decode(batch_size, history.spec.space.encode(tuned) or {}))
 
 
-REPEATED = 2  # schedules; a single one may be lucky
+REPEATED = 2  # schedules; a single schedule may be lucky
 
 ATTEMPTS = 2  # most trials, failed and lost ones included, as a multiple of the budgeted trials
 

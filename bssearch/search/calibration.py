@@ -346,9 +346,9 @@ def nothing_fits(environment: Environment, uses: Sequence[MemoryUse]) -> LaunchE
     reason = next((use.reason for use in uses if use.micro_batch_size == 1 and use.reason), None)
     return LaunchError(
         f"not even a micro-batch of one sample fits into the memory of {named(environment)}"
-        + (f"; these ran out of it: {tried}" if tried else "")
+        + (f"; these sizes ran out of memory: {tried}" if tried else "")
         + (f" ({reason})" if reason else ""),
-        hint="a smaller model or evaluation, or a device with more memory (see executor.memory_limit_gib)",
+        hint="use a smaller model or evaluation, or a device with more memory (see executor.memory_limit_gib)",
     )
 
 

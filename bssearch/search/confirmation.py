@@ -18,9 +18,9 @@ from bssearch.spec.admission import problem_with
 from bssearch.spec.space import is_alike
 
 CONFIGURATIONS_PER_BATCH = 2
-"""A single one may be lucky."""
+"""A single configuration may be lucky."""
 
-FAILURES_ALLOWED = 1  # failures of a run that are retried
+FAILURES_ALLOWED = 1  # failed attempts of a run that are repeated
 
 
 def repeat(
@@ -155,7 +155,7 @@ def miss_of(history: History, trial: TrialRecord) -> str | None:
     runs = [one for one in history.of_phase(Phase.CONFIRM) if one.configuration.key == trial.configuration.key]
     now = missed_plainly(history, runs)
     before = missed_plainly(history, [one for one in runs if one.number != trial.number])
-    return f"{plainly_missed(now[0])}: it has no more confirmation runs" if now and not before else None
+    return f"{plainly_missed(now[0])}; no more confirmation runs" if now and not before else None
 
 
 def _beside(history: History, trials: Sequence[TrialRecord], verdict: Verdict) -> list[Configuration]:

@@ -282,7 +282,7 @@ class Recorder:
             self.flush()
         outcome = TrialOutcome(
             state=TrialState.CANCELLED,
-            reason="the run ended before the trial did",
+            reason="the run ended before the trial",
             steps=last.step if last else 0,
             samples=last.samples if last else 0,
             train_seconds=last.train_seconds if last else 0.0,

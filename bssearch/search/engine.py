@@ -90,7 +90,7 @@ class Planner:
 
     def _last(self, expected: float | None) -> tuple[Choice | None, str]:
         ending = (
-            f"a further trial is expected to better the time to the target by {expected:.2%}, "
+            f"a further trial is expected to improve the time to the target by {expected:.2%}, "
             f"less than budget.least_improvement = {self.spec.budget.least_improvement:.2%}"
         )
         last = self._retuned() or self._compared()
@@ -615,7 +615,7 @@ def _default_missed(trial: TrialRecord, history: History) -> str | None:
     came = "" if best is None else f", its best {target.metric} {best:.4g}"
     advice = "" if history.incumbent is not None else "; `bssearch check --suggest-target` suggests a reachable target"
     seconds, limit = outcome.train_seconds, spec.budget.trial_train_seconds
-    late = " (checked at steps and reports, so the last one ended late)" if seconds > OVERRUN * limit else ""
+    late = " (checked at steps and reports, so the trial ended late)" if seconds > OVERRUN * limit else ""
     return (
         f"the default configuration (batch {trial.configuration.batch_size}) missed {target.metric} {target.goal.sign} "
         f"{target.value:g} in trial {trial.number}{came} after {seconds:.3g} train seconds; limit {limit:g}{late}"

@@ -150,7 +150,7 @@ def compute_answer(
         raise UsageError(
             f"the runs of study {name!r} were imported without learning curves, so the time to "
             f"{study.target.metric} {target:g} is unknown",
-            hint="import them again with that target, if their table has the steps and seconds to it",
+            hint="import the runs again with this target, if their table has the steps and seconds to the target",
         )
     easier = easier_target(study.target, target)
     model = spec.timed_model

@@ -244,7 +244,7 @@ class History:
             self.curves.setdefault(number, Progress()).add(train_seconds, target.gain(metric))
 
     def observe_all(self, number: int, evaluations: Sequence[tuple[float, float]]) -> None:
-        """Add those (train seconds, metric) pairs to a trial's curve that are newer than the curve."""
+        """Add the (train seconds, metric) pairs that are newer than a trial's curve."""
         curve, target = self.curves.get(number, Progress()), self.spec.record_target
         seen = curve.now if curve.gains else -math.inf
         sign, goal = target.gain(1.0), target.gain(target.value)

@@ -171,5 +171,5 @@ def shown(value: object) -> str:
     """Short text of a value for a message."""
     if isinstance(value, str | bytes):
         value = value[: LONGEST + 1]  # else `repr` would escape 10 MB
-    text = "nothing" if value is None else repr(value)
+    text = "null" if value is None else repr(value)
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"

@@ -55,8 +55,7 @@ class Roles:
         require(
             re.fullmatch(rf"(?!pg_)[a-z][a-z0-9_]{{0,{LONGEST_PREFIX - 1}}}", self.prefix),
             f"invalid role prefix {self.prefix!r}",
-            hint=f"use a-z, 0-9 and _; start with a letter but not with pg_; use at most {LONGEST_PREFIX} "
-            "characters at most",
+            hint=f"use a-z, 0-9 and _; start with a letter but not with pg_; use at most {LONGEST_PREFIX} characters",
         )
 
     @property
@@ -303,7 +302,7 @@ class Upgrade:
     copy: Path | None = None
 
     def __str__(self) -> str:
-        kept = f" (the file as it was is kept as {self.copy})" if self.copy else ""
+        kept = f" (backup: {self.copy})" if self.copy else ""
         return f"{self.after}{kept}"
 
 
@@ -447,8 +446,8 @@ def _refuse_unknown(revision: str, name: str) -> None:
     require(
         revision not in UNRELEASED,
         f"{name} was written by a pre-release version: its schema is at revision {revision}",
-        hint="with that version `bssearch export STUDY --to study --file FILE` writes each study to a file, which "
-        "`bssearch import study FILE` of this one reads into a new database",
+        hint="export each study with that version: `bssearch export STUDY --to study --file FILE`; then import the "
+        "file into a new database: `bssearch import study FILE`",
         error=SchemaError,
     )
     require(

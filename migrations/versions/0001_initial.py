@@ -45,7 +45,7 @@ BEGIN
   RETURN NEW;
 END $$
 """
-"""The functions search no schema that others can write to, and use the login whatever role is set."""
+"""The functions use the login even if a role is set, and search only schemas that others cannot write to."""
 
 MAKER = """
 CREATE TRIGGER bss_study_maker
@@ -78,7 +78,7 @@ BEGIN
     USING ERRCODE = 'insufficient_privilege', CONSTRAINT = 'bss_submission_submitter';
 END $$
 """
-"""Another login may only record how a waiting study ended: workers do, and the trigger cannot tell who is one."""
+"""Another login may only record the end of a waiting study, because the trigger cannot identify workers."""
 
 SUBMITTER = """
 CREATE TRIGGER bss_submission_submitter
@@ -94,7 +94,7 @@ POSTGRESQL = (
     "DROP TRIGGER IF EXISTS bss_submission_submitter ON bss_submission",
     SUBMITTER,
 )
-"""PostgreSQL objects beside the tables; safe to run twice, and part of the printed schema."""
+"""PostgreSQL objects beside the tables, also in the printed schema. They can run twice."""
 
 
 def upgrade() -> None:

@@ -266,7 +266,9 @@ def test_below_the_smallest_batch_size_it_goes_down(store: Store) -> None:
 
 
 def test_where_not_even_one_sample_fits_the_error_has_the_probes_numbers(store: Store) -> None:
-    with pytest.raises(LaunchError, match=r"not even .* Test CPU \(8 GiB\); these ran out of it: 8, 4, 2, 1 \(no") as e:
+    with pytest.raises(
+        LaunchError, match=r"not even .* Test CPU \(8 GiB\); these sizes ran out of memory: 8, 4, 2, 1 \(no"
+    ) as e:
         probe(store, LawExecutor(fits_up_to=0))
     assert e.value.exit_code == 6
     assert [use.fits for use in store.probes.memory(SPEC.name, HERE)] == [False] * 4

@@ -329,7 +329,9 @@ def test_a_trial_that_another_driver_took_over_is_left_to_it(tmp_path: Path) -> 
 
 def test_a_study_without_room_for_any_batch_size_says_so_each_time(tmp_path: Path) -> None:
     for _ in range(2):
-        with pytest.raises(LaunchError, match=r"not even a micro-batch of one sample .* these ran out .* 1, 2, 4, 8 "):
+        with pytest.raises(
+            LaunchError, match=r"not even a micro-batch of one sample .* these sizes ran out .* 1, 2, 4, 8 "
+        ):
             run(make_spec(**SHORT), tmp_path, LawExecutor(fits_up_to=0))
 
 

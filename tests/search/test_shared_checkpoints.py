@@ -159,9 +159,9 @@ def test_two_drivers_share_what_waits_in_one_place(
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda content: content[:-1] + b"?", "it is damaged: its SHA-256"),
-        (lambda content: b"something else", "it is no checkpoint of bssearch"),
-        (lambda content: content.replace(b'"study": "', b'"study": "0', 1)[:-1], "it belongs to another study"),
+        (lambda content: content[:-1] + b"?", "the file is damaged: its SHA-256"),
+        (lambda content: b"something else", "not a checkpoint of bssearch"),
+        (lambda content: content.replace(b'"study": "', b'"study": "0', 1)[:-1], "the file belongs to study"),
     ],
 )
 def test_a_trial_whose_checkpoint_is_not_its_own_is_tried_again_and_the_run_goes_on(
@@ -181,7 +181,7 @@ def test_a_trial_whose_checkpoint_is_not_its_own_is_tried_again_and_the_run_goes
     trials, _ = run(spec, tmp_path, second)
     outcome = trials[3].outcome
     assert outcome is not None and outcome.state is TrialState.LOST
-    assert f"the checkpoint store {place}: trial 4 cannot be brought back: {said}" in outcome.reason
+    assert f"the checkpoint store {place}: trial 4 cannot be downloaded: {said}" in outcome.reason
     assert not second.resumed
     (again,) = [trial for trial in trials if trial.retry_of == 4]
     assert again.seed == trials[3].seed
@@ -227,9 +227,9 @@ def test_a_trial_whose_checkpoint_does_not_arrive_is_tried_again_and_a_silent_st
     trials, notes = run(spec, tmp_path, second)
     outcome = trials[3].outcome
     assert outcome is not None and outcome.state is TrialState.LOST
-    assert "trial 4 cannot be brought back: nothing happened for 0.3 s" in outcome.reason
+    assert "trial 4 cannot be downloaded: no progress for 0.3 s" in outcome.reason
     assert [trial.number for trial in trials if trial.retry_of == 4]
-    assert sum("nothing happened for 0.3 s" in note for note in notes if note.startswith("paused trials cannot")) == 1
+    assert sum("no progress for 0.3 s" in note for note in notes if note.startswith("paused trials cannot")) == 1
 
 
 def test_a_trial_that_is_interrupted_while_its_checkpoint_arrives_stays_paused_as_it_was(
@@ -262,7 +262,7 @@ def test_a_trial_that_is_interrupted_while_its_checkpoint_arrives_stays_paused_a
     ("change", "said"),
     [
         (("is_full", True), "No space left on device"),
-        (("holds", "rw"), "nothing happened for 0.3 s, so it was given up"),
+        (("holds", "rw"), "no progress for 0.3 s"),
     ],
     ids=["full", "silent"],
 )

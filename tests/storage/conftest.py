@@ -1,3 +1,4 @@
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from bssearch.records import (
     TrialRecord,
     TrialState,
 )
+from bssearch.settings import packaged_folder
 from bssearch.storage import migrate, trials
 from bssearch.storage.repository import Store, open_store
 from tests.factories import make_environment, make_plan, not_none
@@ -89,6 +91,15 @@ def _no_grace_after_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
 def migrations(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run every migration, in new SQLite files too."""
     monkeypatch.setattr(migrate, "_run_migrations", run_migrations)
+
+
+def add_revision(monkeypatch: pytest.MonkeyPatch, folder: Path, revision: str, source: str) -> None:
+    """Simulate a later version with one more revision, from migrations copied to ``folder``."""
+    shutil.copytree(packaged_folder("migrations"), folder)
+    (folder / "versions" / f"{revision}.py").write_text(source)
+    monkeypatch.setattr(migrate, "packaged_folder", lambda name: folder)
+    monkeypatch.setattr(migrate, "REVISIONS", (*migrate.REVISIONS, revision))
+    monkeypatch.setattr(migrate, "SCHEMA_HEAD", revision)
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """Locks on a real server: readers block no writer, and messages name the blocking session."""
 
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -12,7 +11,6 @@ import pytest
 from bssearch.commands.launch import Launch
 from bssearch.commands.run import run_study
 from bssearch.errors import DatabaseError
-from bssearch.settings import packaged_folder
 from bssearch.spec.templates import NewSubmission, SubmissionState
 from bssearch.storage import migrate
 from bssearch.storage.connection import engine
@@ -22,6 +20,7 @@ from bssearch.storage.repository import open_store
 from tests.factories import make_spec
 from tests.postgres import Postgres, running_postgres
 from tests.search.law import LawExecutor
+from tests.storage.conftest import add_revision
 from tests.storage.transfer.copies import copies, make_study
 
 pytestmark = pytest.mark.slow
@@ -85,17 +84,14 @@ def reader(team: Team) -> Iterator[None]:
 
 def later_version(monkeypatch: pytest.MonkeyPatch, folder: Path) -> str:
     """Simulate a later version with a revision that alters two tables; return the revision."""
-    copied, later = folder / "migrations", "0002_later"
-    shutil.copytree(packaged_folder("migrations"), copied)
-    (copied / "versions" / "later.py").write_text(
+    later = "0002_later"
+    source = (
         f"from alembic import op\nrevision = {later!r}\ndown_revision = {migrate.SCHEMA_HEAD!r}\n"
         "def upgrade() -> None:\n"
         "    for table in ('bss_study', 'bss_submission'):\n"
         "        op.execute(f'ALTER TABLE {table} ADD COLUMN note TEXT')\n"
     )
-    monkeypatch.setattr(migrate, "packaged_folder", lambda name: copied)
-    monkeypatch.setattr(migrate, "REVISIONS", (*migrate.REVISIONS, later))
-    monkeypatch.setattr(migrate, "SCHEMA_HEAD", later)
+    add_revision(monkeypatch, folder / "migrations", later, source)
     return later
 
 

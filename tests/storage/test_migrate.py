@@ -1,7 +1,6 @@
 import importlib
 import logging
 import os
-import shutil
 import signal
 import sqlite3
 import subprocess
@@ -24,7 +23,7 @@ from bssearch.storage.models import Base
 from bssearch.storage.repository import open_store
 from tests.postgres import Postgres
 from tests.schema import execute
-from tests.storage.conftest import add_study, begun
+from tests.storage.conftest import add_revision, add_study, begun
 
 pytestmark = pytest.mark.usefixtures("migrations")
 
@@ -68,13 +67,7 @@ def _config(connection: object) -> Config:
 
 
 def _next_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, then: str = "pass") -> None:
-    """Simulate a later version with a second revision that rebuilds a table."""
-    folder = tmp_path / "later 100%"
-    shutil.copytree(packaged_folder("migrations"), folder)
-    (folder / "versions" / f"{LATER}.py").write_text(NEXT.replace("FAIL", then))
-    monkeypatch.setattr(migrate, "packaged_folder", lambda name: folder)
-    monkeypatch.setattr(migrate, "REVISIONS", (*migrate.REVISIONS, LATER))
-    monkeypatch.setattr(migrate, "SCHEMA_HEAD", LATER)
+    add_revision(monkeypatch, tmp_path / "later 100%", LATER, NEXT.replace("FAIL", then))
 
 
 def _described(engine: Engine) -> dict[str, Any]:
@@ -186,7 +179,7 @@ class TestUpgrade:
                     assert [trial.number for trial in later.trials.of("toy")] == [1]
                 assert migrate.current(sqlite_url) == LATER
         copy = path.with_name(f"{path.name}.before-{LATER}.bak")
-        assert told == [f"upgraded the schema of {path} from {HEAD} to {LATER} (the file as it was is kept as {copy})"]
+        assert told == [f"upgraded the schema of {path} from {HEAD} to {LATER} (backup: {copy})"]
         assert copy.exists()
         assert not list(tmp_path.glob("*.part"))
         assert migrate.current(f"sqlite:///{copy}") == HEAD

@@ -1,6 +1,5 @@
 """A team's roles on a real server: logins have their role's rights and no others."""
 
-import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,7 +14,6 @@ from bssearch.commands.launch import Launch
 from bssearch.commands.run import run_study
 from bssearch.errors import DatabaseError, UsageError
 from bssearch.records import MemoryUse
-from bssearch.settings import packaged_folder
 from bssearch.storage import migrate
 from bssearch.storage.migrate import SEQUENCES, WRITER_RIGHTS, Roles, script
 from bssearch.storage.models import Base
@@ -24,7 +22,7 @@ from tests.cli.task import bssearch, printed, refused
 from tests.factories import make_environment, make_probe, make_spec
 from tests.postgres import Postgres
 from tests.search.law import LawExecutor
-from tests.storage.conftest import OUTCOME, add_study, start
+from tests.storage.conftest import OUTCOME, add_revision, add_study, start
 from tests.storage.transfer.copies import copies, finish, make_study, rows
 
 ROLES = Roles("team")
@@ -170,12 +168,7 @@ def test_what_a_later_version_adds_is_the_owners_and_can_be_read(
 ) -> None:
     team = new_team(server)
     head, later = migrate.SCHEMA_HEAD, "0002_later"
-    folder = tmp_path / "migrations"
-    shutil.copytree(packaged_folder("migrations"), folder)
-    (folder / "versions" / "later.py").write_text(NEXT.format(head=head, later=later))
-    monkeypatch.setattr(migrate, "packaged_folder", lambda name: folder)
-    monkeypatch.setattr(migrate, "REVISIONS", (*migrate.REVISIONS, later))
-    monkeypatch.setattr(migrate, "SCHEMA_HEAD", later)
+    add_revision(monkeypatch, tmp_path / "migrations", later, NEXT.format(head=head, later=later))
     for login in ("rita", "wanda"):
         before = team.state()
         with pytest.raises(DatabaseError, match=f"'{login}' needs the role team_owner to upgrade") as caught:

@@ -110,7 +110,7 @@ class CheckpointStore:
                 return Held()
             return held_of((entry["name"].rstrip("/").rpartition("/")[2], entry["size"] or 0) for entry in entries)
 
-        return self._ask("it cannot be listed", listed)
+        return self._ask("cannot be listed", listed)
 
     def try_out(self) -> None:
         """Write an object and delete it."""
@@ -121,7 +121,7 @@ class CheckpointStore:
             files.pipe_file(path, bytes(2**10))
             files.rm_file(path)
 
-        self._ask("nothing can be written to it", write)
+        self._ask("cannot be written", write)
 
     def put(self, number: int, file: Path) -> int:
         """Store or replace a trial's file; return the object's bytes."""
@@ -174,7 +174,7 @@ class CheckpointStore:
             finally:
                 part.unlink(missing_ok=True)
 
-        self._ask(f"trial {number} cannot be brought back", read, is_wanted)
+        self._ask(f"trial {number} cannot be downloaded", read, is_wanted)
 
     def _get(self, number: int, part: Path, on_progress: OnProgress) -> None:
         with self._opened[0].open(self._path(f"trial-{number}.pt"), "rb") as source:
@@ -187,9 +187,9 @@ class CheckpointStore:
                 target.seek(0)
                 digest = _digest(target, on_progress)
         if size != header["bytes"]:
-            raise _UnfitError(f"it has {size} of {header['bytes']} bytes")
+            raise _UnfitError(f"the file has {size} of {header['bytes']} bytes")
         if digest != header["sha256"]:
-            raise _UnfitError("it is damaged: its SHA-256 differs from the stored SHA-256")
+            raise _UnfitError("the file is damaged: its SHA-256 differs from the stored SHA-256")
 
     def remove(self, number: int) -> None:
         """Delete a trial's object."""
@@ -227,13 +227,13 @@ class CheckpointStore:
             found = json.loads(header)
             kind, study, trial = found["kind"], found["study"], found["trial"]
         except (ValueError, KeyError, TypeError):
-            raise _UnfitError("it is no checkpoint of bssearch") from None
+            raise _UnfitError("not a checkpoint of bssearch") from None
         if kind != _KIND:
-            raise _UnfitError(f"it is a {kind}, this bssearch reads a {_KIND}")
+            raise _UnfitError(f"the file is a {kind}; expected a {_KIND}")
         if study != self._mark:
-            raise _UnfitError(f"it belongs to another study, {study}; this one is {self._mark}")
+            raise _UnfitError(f"the file belongs to study {study}; expected {self._mark}")
         if trial != number:
-            raise _UnfitError(f"it belongs to trial {trial}")
+            raise _UnfitError(f"the file belongs to trial {trial}")
         return dict(found)
 
     def _ask(
@@ -249,7 +249,7 @@ class CheckpointStore:
     def _told(self, error: Exception) -> str:
         said = str(error) if isinstance(error, _UnfitError) else f"{type(error).__name__}: {error}"
         if isinstance(error, FileNotFoundError):
-            said = f"it is not there: {error.filename or error}"
+            said = f"file not found: {error.filename or error}"
         elif isinstance(error, OSError) and error.strerror:
             said = error.strerror
         said = next(iter(said.strip().splitlines()), "").rstrip(": ").replace(self._url, self._shown)
@@ -275,7 +275,7 @@ def _patiently(work: Callable[[OnProgress], Result], is_wanted: Callable[[], boo
         nonlocal heard
         heard = time.monotonic()
         if is_given_up:
-            raise _UnfitError("it was given up")
+            raise _UnfitError("abandoned")
 
     def run() -> None:
         try:
@@ -287,9 +287,9 @@ def _patiently(work: Callable[[OnProgress], Result], is_wanted: Callable[[], boo
     try:
         while not wait([result], TICK_SECONDS).done:
             if time.monotonic() - heard > PATIENCE_SECONDS:
-                raise _SilentError(f"nothing happened for {PATIENCE_SECONDS:g} s, so it was given up")
+                raise _SilentError(f"no progress for {PATIENCE_SECONDS:g} s")
             if not is_wanted():
-                raise _UnfitError("it is not wanted any more")
+                raise _UnfitError("no longer wanted")
     finally:
         is_given_up = True
     return result.result()
@@ -300,7 +300,7 @@ def check_store_url(url: str) -> None:
     named = f"{CHECKPOINT_DIR_VARIABLE} = {masked(url)!r}"
     scheme, _, rest = url.partition("://")
     if "::" in url or not rest.strip("/") or not re.fullmatch(r"[A-Za-z][\w+.-]*", scheme):
-        raise UsageError(f"{named} names no place", hint="it is a folder, or a URL such as s3://BUCKET/FOLDER")
+        raise UsageError(f"{named} is not a folder or URL", hint="give a folder, or a URL such as s3://BUCKET/FOLDER")
     import fsspec
 
     try:

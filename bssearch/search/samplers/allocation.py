@@ -20,7 +20,7 @@ from typing import Literal
 from bssearch.records import ParameterValue, TrialRecord
 from bssearch.search.history import TRIED_AGAIN, History, octaves
 
-FLOOR = 2  # trials per batch size; a single one may be lucky
+FLOOR = 2  # trials per batch size; a single trial may be lucky
 
 EVIDENCE_FROM = 0.5  # share of the budget spent before evidence trials start
 

@@ -54,7 +54,7 @@ class Sampler(ABC):
         return ()
 
     def ending(self, history: History) -> str | None:
-        """Message why no configuration is left; None if one is."""
+        """Reason why no configuration is left, or None."""
         return None
 
 

@@ -238,7 +238,7 @@ def hub_sampler(package: str) -> type[OptunaSampler]:
             hint="https://hub.optuna.org lists the packages, as in optunahub:samplers/auto_sampler",
         ) from error
     if len(found) != 1:
-        raise UsageError(f"{named} must have one sampler; it has {', '.join(found) or 'none'}")
+        raise UsageError(f"{named} must have one sampler; it has {', '.join(found) or 'no sampler'}")
     return _named(*found.values())
 
 

@@ -443,7 +443,7 @@ class _OpenFile:
         require(
             self._identity in {None, self._now()},
             f"{self.path} was deleted or replaced while it was open; results stored since then are lost",
-            hint="restore the file; studies that it lacks start from the beginning",
+            hint="restore the file; studies missing from the file start from the beginning",
             error=DatabaseError,
         )
 
@@ -597,7 +597,7 @@ def copy_sqlite(source: Path, copy: Path) -> None:
 # https://sqlite.org/wal.html ("all processes using a database must be on the same host computer"),
 # https://sqlite.org/howtocorrupt.html (2.1, file systems with broken or missing locks).
 
-# Some lock correctly across machines, but none shares the memory that a write-ahead log needs.
+# Some lock correctly across machines, but no such system shares the memory that a write-ahead log needs.
 NETWORK_FILE_SYSTEMS = frozenset(
     {
         *("nfs", "nfs4", "cifs", "smb3", "smbfs", "ncpfs", "afs", "coda", "davfs"),

@@ -64,7 +64,7 @@ from bssearch.storage.models import (
 from bssearch.storage.statements import insert_if_absent, is_running, of_its_kind, raise_revision
 from bssearch.storage.trials import ended_by
 
-# Columns that do not travel.
+# Columns that are not exported.
 OWN = frozenset(
     {
         *("id", "study_id", "archived_at", "login", "stamp", "plan_id"),
@@ -395,9 +395,9 @@ class Joined:
     def sentence(self) -> str:
         """A sentence."""
         new, changed = self.counts["trials_new"], self.counts["trials_changed"]
-        done = f"{new} trials added, {changed} replaced" if self.is_changed else "nothing new"
+        done = f"{new} trials added, {changed} replaced" if self.is_changed else "no changes"
         running = ", ".join(map(str, self.skipped))
-        skipped = f"; skipped, since a driver runs it here: trial {running}" if running else ""
+        skipped = f"; skipped because a driver runs them here: trial {running}" if running else ""
         return f"study {self.study} {'is new' if self.is_new else 'already existed'}: {done}{skipped}"
 
 
@@ -432,7 +432,7 @@ def _create(connection: Connection, copy: Copy, name: str) -> int:
     if not insert_if_absent(connection, StudyRow, columns):
         by, at = connection.execute(select(StudyRow.created_by, StudyRow.created_at).where(StudyRow.name == name)).one()
         raise UsageError(
-            f"another study {name!r} exists, created by {by} at {at:%Y-%m-%d %H:%M:%S} UTC; that of {copy.source} "
+            f"another study {name!r} exists, created by {by} at {at:%Y-%m-%d %H:%M:%S} UTC; the study of {copy.source} "
             f"was created by {study['created_by']} at {study['created_at']:%Y-%m-%d %H:%M:%S} UTC",
             hint="rename one with `bssearch study rename OLD NEW`, or import with --as NAME",
         )
@@ -470,7 +470,7 @@ class _Join:
             counts=self._counts(new),
         )
 
-    # Which rows are taken
+    # Choice of rows
 
     def _sort_trials(self) -> None:
         live = select(TrialRow.number).where(
@@ -535,7 +535,7 @@ class _Join:
         counts["trials_known"] -= len(self.replaced)
         return dict(counts)
 
-    # How they are stored
+    # Storage of rows
 
     def _store(self, new: Mapping[Kind, list[Row]], binds: bool) -> None:
         columns: dict[str, Any] = {"revision": self.revision}

@@ -78,14 +78,14 @@ def test_studies_are_kept_apart_and_one_is_cleared_alone(url: str, file: Path) -
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (lambda whole: whole[:-1], "it has 5242879 of 5242880 bytes"),
-        (lambda whole: whole[:-1] + bytes([whole[-1] ^ 1]), "it is damaged: its SHA-256 differs"),
-        (lambda whole: whole[:100], "it is no checkpoint of bssearch"),
-        (lambda whole: b"", "it is no checkpoint of bssearch"),
-        (lambda whole: CONTENT, "it is no checkpoint of bssearch"),
-        (lambda whole: whole.replace(b"bssearch, 1", b"bssearch, 9"), "it is a checkpoint of bssearch, 9"),
-        (lambda whole: whole.replace(b"0123456789abcdef", b"f" * 16), "it belongs to another study, ffffffffffffffff"),
-        (lambda whole: whole.replace(b'"trial": 3', b'"trial": 4'), "it belongs to trial 4"),
+        (lambda whole: whole[:-1], "the file has 5242879 of 5242880 bytes"),
+        (lambda whole: whole[:-1] + bytes([whole[-1] ^ 1]), "the file is damaged: its SHA-256 differs"),
+        (lambda whole: whole[:100], "not a checkpoint of bssearch"),
+        (lambda whole: b"", "not a checkpoint of bssearch"),
+        (lambda whole: CONTENT, "not a checkpoint of bssearch"),
+        (lambda whole: whole.replace(b"bssearch, 1", b"bssearch, 9"), "the file is a checkpoint of bssearch, 9"),
+        (lambda whole: whole.replace(b"0123456789abcdef", b"f" * 16), "the file belongs to study ffffffffffffffff"),
+        (lambda whole: whole.replace(b'"trial": 3', b'"trial": 4'), "the file belongs to trial 4"),
     ],
 )
 def test_what_was_not_stored_so_is_refused_and_nothing_of_it_is_left_here(
@@ -97,14 +97,14 @@ def test_what_was_not_stored_so_is_refused_and_nothing_of_it_is_left_here(
     path = f"{root}/{MARK}/trial-3.pt"
     files.pipe_file(path, content(files.cat_file(path)))  # type: ignore[operator]
     file.unlink()
-    with pytest.raises(CheckpointError, match="trial 3 cannot be brought back: ") as raised:
+    with pytest.raises(CheckpointError, match="trial 3 cannot be downloaded: ") as raised:
         store.get(3, file)
     assert said in raised.value.message
     assert not list(file.parent.iterdir())
 
 
 def test_what_is_gone_is_named(url: str, file: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"trial 3 cannot be brought back: it is not there: .*trial-3\.pt"):
+    with pytest.raises(CheckpointError, match=r"trial 3 cannot be downloaded: file not found: .*trial-3\.pt"):
         CheckpointStore(url, MARK).get(3, file)
 
 
@@ -134,7 +134,7 @@ def test_a_store_that_is_away_is_named_whatever_is_asked_of_it(
 
 def test_a_folder_that_is_not_there_is_not_made_for_a_mount_may_be_away(tmp_path: Path) -> None:
     store = CheckpointStore(f"file://{tmp_path / 'mount'}", MARK)
-    with pytest.raises(CheckpointError, match="nothing can be written to it: it is not there: "):
+    with pytest.raises(CheckpointError, match="cannot be written: file not found: "):
         store.try_out()
     assert not list(tmp_path.iterdir())
 
@@ -153,11 +153,11 @@ def test_a_store_that_stays_silent_is_given_up_and_leaves_nothing_behind_when_it
 ) -> None:
     slow_store.put(4, file)
     trouble.holds = "rw"
-    with pytest.raises(SilentStoreError, match=r"trial 3 cannot be stored: nothing happened for 0\.5 s"):
+    with pytest.raises(SilentStoreError, match=r"trial 3 cannot be stored: no progress for 0\.5 s"):
         slow_store.put(3, file)
     there = tmp_path / "there"
     there.mkdir()
-    with pytest.raises(SilentStoreError, match=r"trial 4 cannot be brought back: nothing happened for 0\.5 s"):
+    with pytest.raises(SilentStoreError, match=r"trial 4 cannot be downloaded: no progress for 0\.5 s"):
         slow_store.get(4, there / "trial-4.pt")
     trouble.goes_on.set()
     wait_for(lambda: not list(there.iterdir()))
@@ -183,7 +183,7 @@ def test_a_file_that_is_not_wanted_any_more_is_waited_for_no_longer_and_is_not_p
     slow_store.put(3, file)
     trouble.holds = "rw"
     file.write_bytes(b"of before")
-    with pytest.raises(CheckpointError, match="it is not wanted any more"):
+    with pytest.raises(CheckpointError, match="no longer wanted"):
         slow_store.get(3, file, is_wanted=lambda: not trouble.is_held.is_set())
     trouble.goes_on.set()
     slow_store.get(3, file.with_name("later"))  # by then the earlier one has ended or is about to
@@ -216,8 +216,8 @@ def test_an_error_shows_no_password(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             "lacking://bucket/folder' needs a package that is not installed: Install lackingfs",
         ),
         ("nowhere://x", r"unknown protocol nowhere://; choose from .*memory"),
-        ("s3://", "names no place"),
-        ("simplecache::memory://x", "names no place"),
+        ("s3://", "is not a folder or URL"),
+        ("simplecache::memory://x", "is not a folder or URL"),
         ("lacking://ada:s3cr@t@host/x", r"lacking://ada:\*\*\*@host/x"),
     ],
 )

@@ -231,7 +231,7 @@ def test_a_store_that_was_silent_is_left_alone_for_a_while(
         kept.send(1)
         assert kept.has(1) and not file.exists()
         store.holds = "r"
-        with pytest.raises(CheckpointError, match="nothing happened for"):
+        with pytest.raises(CheckpointError, match="no progress for"):
             kept.bring(1, lambda: True)
         assert kept.has(1) is is_asked_again
         assert bool(kept.away) is not is_asked_again

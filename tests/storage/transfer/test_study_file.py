@@ -127,7 +127,7 @@ CHANGES: dict[str, tuple[Callable[[Lines], object], str]] = {
     "missing": (lambda lines: row(lines, "trial").pop("seed"), "trial 1: seed = "),
     "twice": (lambda lines: row(lines, "trial", 1).update(number=1), "trial 1 occurs twice"),
     "no such trial": (lambda lines: row(lines, "observation").update(trial=99), "trial = 99"),
-    "null": (lambda lines: row(lines, "observation").update(metric=None), "metric = nothing"),
+    "null": (lambda lines: row(lines, "observation").update(metric=None), "metric = null"),
     "environment digest": (lambda lines: row(lines, "environment").update(host="x"), "line 2: environment (digest "),
     "spec digest": (lambda lines: row(lines, "spec").update(digest="x"), "spec (digest 'x')"),
     "order": (lambda lines: lines.insert(-1, lines.pop(1)), "environment = "),

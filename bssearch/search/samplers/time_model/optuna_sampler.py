@@ -176,7 +176,7 @@ class TimeToTargetSampler(optuna.samplers.BaseSampler):
 
 def _check_default(default: Mapping[str, ParameterValue]) -> None:
     if missing := sorted(NEEDED - set(default)):
-        raise ValueError(f"default has no {' and no '.join(missing)}; it has {', '.join(default) or 'nothing'}")
+        raise ValueError(f"default has no {' and no '.join(missing)}; it has {', '.join(default) or 'no parameters'}")
     _check_whole(f"default: {BATCH_SIZE}", default[BATCH_SIZE], low=1)
     _check_number(f"default: {LEARNING_RATE}", default[LEARNING_RATE], above=0.0)
     for name, value in default.items():
