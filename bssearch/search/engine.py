@@ -373,7 +373,7 @@ class Engine:
 
     def _searched(self) -> list[Action]:
         if self._has_repeated:
-            return self._done()
+            return self._done(Finished())
         if self.running:
             return self._fill()
         if others := tuple(trial.number for trial in self.history.in_state(TrialState.RUNNING)):
@@ -406,15 +406,15 @@ class Engine:
             return [Wait(for_others=others)]
         self._has_claim = False
         if not self._searches:
-            return [Release(), *self._done()]
+            return [Release(), *self._done(Finished())]
         end = confirmation.in_vain if self.spec.confirm.max_runs is None else confirmation.ending
         told = end(self.history)
         self._stage, self._has_repeated = EngineStage.SEARCH, True
         return [*([] if told is None else [Tell(told)]), Release()]
 
-    def _done(self) -> list[Action]:
+    def _done(self, last: Action) -> list[Action]:
         self._stage = EngineStage.DONE
-        return [Finished()]
+        return [last]
 
     def _settle(self) -> list[Action]:
         paused = self.history.in_state(TrialState.PAUSED)
@@ -546,14 +546,10 @@ class Engine:
         ]
 
     def _stopped(self) -> list[Action]:
-        self._stage = EngineStage.DONE
-        return [InterruptedRunError("stopped; every trial is stored", hint=CONTINUE)]
+        return self._done(InterruptedRunError("stopped; every trial is stored", hint=CONTINUE))
 
     def _failed(self, error: BSSearchError | None) -> list[Action]:
-        if error is None:
-            return []
-        self._stage = EngineStage.DONE
-        return [error]
+        return [] if error is None else self._done(error)
 
     def _problem(self, trial: TrialRecord) -> BSSearchError | None:
         # Error that ends the run after this trial, if any.

@@ -60,14 +60,11 @@ class ShortAnswer(BaseModel):
     @property
     def in_words(self) -> str:
         """Such as ``batch 64, 0.131 s, 93 % sure``; without a probability, ``final`` or ``not final``."""
-        said = [f"batch {self.optimal.batch_size}"]
-        if self.seconds is not None:
-            said.append(f"{number(self.seconds)} s")
+        seconds = "" if self.seconds is None else f", {number(self.seconds)} s"
+        sure = "not final" if self.provisional else "final"
         if self.within_5_percent is not None:
-            said.append(f"{math.floor(100 * self.within_5_percent)} % sure")
-        else:
-            said.append("not final" if self.provisional else "final")
-        return ", ".join(said)
+            sure = f"{math.floor(100 * self.within_5_percent)} % sure"
+        return f"batch {self.optimal.batch_size}{seconds}, {sure}"
 
 
 def short_answer(store: Store, name: str) -> ShortAnswer | None:

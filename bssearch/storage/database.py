@@ -352,6 +352,27 @@ def patiently(
     return patient
 
 
+def inside(
+    opened: Callable[[Database], AbstractContextManager[Connection]],
+) -> Callable[
+    [Callable[Concatenate[Any, Connection, Parameters], Result]], Callable[Concatenate[Any, Parameters], Result]
+]:
+    """Call a method of a store's part with a transaction of the database; see `patiently`."""
+
+    def of_database(
+        method: Callable[Concatenate[Any, Connection, Parameters], Result],
+    ) -> Callable[Concatenate[Any, Parameters], Result]:
+        @patiently
+        @wraps(method)
+        def within(self: StorePart, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+            with opened(self._database) as connection:
+                return method(self, connection, *args, **kwargs)
+
+        return within
+
+    return of_database
+
+
 def reads(
     method: Callable[Concatenate[Any, Connection, int, Parameters], Result],
 ) -> Callable[Concatenate[Any, str, Parameters], Result]:

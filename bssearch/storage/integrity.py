@@ -15,7 +15,6 @@ from sqlalchemy import (
     Enum,
     Float,
     Integer,
-    Select,
     Table,
     Text,
     TextClause,
@@ -67,7 +66,7 @@ def first_fault(connection: Connection, study_id: int) -> str | None:
                 value = cast(column, Text)  # the database driver would parse the JSON and fail before the row is named
             wrong = _is_wrong(column, connection.dialect.name)
             query = select(label, value).select_from(table).where(scope, wrong).order_by(label)
-            if (found := _first(connection, query)) is not None:
+            if (found := connection.execute(query.limit(1)).first()) is not None:
                 why = _fault(found[1], column.name in OF_SCALARS) if isinstance(kind, JSON) else None
                 return f"{words} {found[0]}: {column.name} = {shown(found[1])}{'' if why is None else f': {why}'}"
             if isinstance(kind, JSON):
@@ -75,7 +74,8 @@ def first_fault(connection: Connection, study_id: int) -> str | None:
                     if found is not None and (why := _fault(found, column.name in OF_SCALARS)) is not None:
                         return f"{words} {known}: {column.name} = {shown(found)}: {why}"
         for broken, rule in _rules(table):
-            if (found := _first(connection, select(label).select_from(table).where(scope, broken))) is not None:
+            query = select(label).select_from(table).where(scope, broken).limit(1)
+            if (found := connection.execute(query).first()) is not None:
                 return f"{words} {found[0]}: {rule}"
     return None
 
@@ -152,11 +152,6 @@ def _of_another_kind(raw: ColumnElement[Any], kind: TypeEngine[Any], dialect: st
         yield or_(stored != "text", func.julianday(raw).is_(None), raw < "1980-", raw > "9000-")
     else:
         yield stored != "text"
-
-
-def _first(connection: Connection, query: Select[Any]) -> tuple[Any, ...] | None:
-    row = connection.execute(query.limit(1)).first()
-    return None if row is None else tuple(row)
 
 
 def _fault(found: Any, is_of_scalars: bool) -> str | None:

@@ -107,9 +107,7 @@ class UtcDateTime(TypeDecorator[datetime]):
 
     def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
         """Read a stored time as UTC."""
-        if value is None:
-            return None
-        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+        return value and (value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC))
 
 
 class FiniteFloat(TypeDecorator[float]):
@@ -206,9 +204,7 @@ def _size_fault(value: object) -> str | None:
 
 
 def _inside(value: object) -> Iterable[object]:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list) else ()
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
 
 
 class StoredObject(TypeDecorator[Mapping[str, Any]]):

@@ -20,7 +20,7 @@ from bssearch.records import (
 from bssearch.records.step_times import step_seconds_of, with_intervals, with_step_time, with_visits
 from bssearch.spec import StudySpec
 from bssearch.spec.space import MemoryBoundary, in_force
-from bssearch.storage.database import Database, StorePart, patiently, reads, writes
+from bssearch.storage.database import Database, StorePart, inside, reads, writes
 from bssearch.storage.models import (
     BranchRow,
     EnvironmentRow,
@@ -116,11 +116,10 @@ class ProbeStore(StorePart):
         timed = with_intervals(with_visits(found, self._visits(connection, study_id)))
         return {one.batch_size: one for one in timed}
 
-    @patiently
-    def step_times(self, study: str) -> list[ProbeRecord]:
+    @inside(Database.reading)
+    def step_times(self, connection: Connection, study: str) -> list[ProbeRecord]:
         """Step times of all splits over all visits, by batch size."""
-        with self._database.reading() as connection:
-            return with_intervals(self._step_times(connection, counters(connection, study)))
+        return with_intervals(self._step_times(connection, counters(connection, study)))
 
     def _step_times(self, connection: Connection, now: Counters) -> list[ProbeRecord]:
         # Cached until the next measurement, because every read of trials needs step times.

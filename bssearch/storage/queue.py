@@ -27,7 +27,7 @@ from bssearch.records.text import shortened
 from bssearch.spec.reader import check_study_name
 from bssearch.spec.templates import EARLIEST, LATEST, NewSubmission, Submission, SubmissionState, WorkerRecord
 from bssearch.storage.connection.engine import from_json, lock_tables
-from bssearch.storage.database import StorePart, limit_silence, patiently
+from bssearch.storage.database import Database, StorePart, inside, limit_silence
 from bssearch.storage.models import (
     Base,
     Id,
@@ -189,20 +189,18 @@ class QueueStore(StorePart):
 
         return self.patience.run(add)
 
-    @patiently
-    def submissions(self) -> list[Submission]:
+    @inside(Database.reading)
+    def submissions(self, connection: Connection) -> list[Submission]:
         """Submissions in order of arrival."""
-        with self._database.reading() as connection:
-            return [submission_record(row) for row in connection.execute(SUBMISSIONS).mappings()]
+        return [submission_record(row) for row in connection.execute(SUBMISSIONS).mappings()]
 
-    @patiently
-    def submission(self, name: str) -> Submission:
+    @inside(Database.reading)
+    def submission(self, connection: Connection, name: str) -> Submission:
         """Submission of this name."""
-        with self._database.reading() as connection:
-            return _submission(connection, name)
+        return _submission(connection, name)
 
-    @patiently
-    def unsettled(self) -> dict[str, list[int]]:
+    @inside(Database.reading)
+    def unsettled(self, connection: Connection) -> dict[str, list[int]]:
         """Running and paused trials of cancelled studies, by study."""
         of_cancelled = (
             select(SubmissionRow.name, TrialRow.number, TrialRow.lease_owner)
@@ -213,99 +211,94 @@ class QueueStore(StorePart):
                 TrialRow.state.in_([TrialState.RUNNING, TrialState.PAUSED]),
             )
         )
-        with self._database.reading() as connection:
-            left = connection.execute(of_cancelled).all()
-            processes = {_process(name) for name in connection.scalars(select(WorkerRow.name))} if left else set()
+        left = connection.execute(of_cancelled).all()
+        processes = {_process(name) for name in connection.scalars(select(WorkerRow.name))} if left else set()
         served = (one for one in left if one.lease_owner is not None and _process(one.lease_owner) in processes)
         return grouped((one.name, one.number) for one in served)
 
-    @patiently
-    def set_state(self, name: str, state: SubmissionState, reason: str) -> Submission:
+    @inside(Database.writing)
+    def set_state(self, connection: Connection, name: str, state: SubmissionState, reason: str) -> Submission:
         """Pause, cancel or requeue a submission."""
-        with self._database.writing() as connection:
-            _lock(connection)
-            found = _submission(connection, name)
-            if found.state is state:
-                return found
-            require(
-                found.state in _MAY_BECOME[state], f"the submission {name!r} is {found.state} and cannot become {state}"
-            )
-            values = {"state": state, "reason": reason}
-            connection.execute(update(SubmissionRow).where(SubmissionRow.name == name).values(values))
-            return _submission(connection, name)
+        _lock(connection)
+        found = _submission(connection, name)
+        if found.state is state:
+            return found
+        require(
+            found.state in _MAY_BECOME[state], f"the submission {name!r} is {found.state} and cannot become {state}"
+        )
+        values = {"state": state, "reason": reason}
+        connection.execute(update(SubmissionRow).where(SubmissionRow.name == name).values(values))
+        return _submission(connection, name)
 
-    @patiently
-    def waiting(self) -> list[str]:
+    @inside(Database.reading)
+    def waiting(self, connection: Connection) -> list[str]:
         """Names of submissions to serve, by priority, then arrival."""
-        with self._database.reading() as connection:
-            return [one.name for one in _waiting(connection)]
+        return [one.name for one in _waiting(connection)]
 
-    @patiently
-    def keep_worker(self, worker: WorkerRecord) -> None:
+    @inside(Database.writing)
+    def keep_worker(self, connection: Connection, worker: WorkerRecord) -> None:
         """Store a worker; delete workers absent for `FORGOTTEN_AFTER`."""
         row = {one.name: getattr(worker, one.name) for one in fields(WorkerRecord) if one.name not in _OF_SHIFTS}
         row["templates"] = {name: dict(types) for name, types in worker.templates.items()}
-        with self._database.writing() as connection:
-            row["seen_at"] = now(connection)
-            if not insert_if_absent(connection, WorkerRow, row):
-                connection.execute(update(WorkerRow).where(WorkerRow.name == worker.name).values(row))
-            connection.execute(delete(WorkerRow).where(WorkerRow.seen_at < row["seen_at"] - FORGOTTEN_AFTER))
+        row["seen_at"] = now(connection)
+        if not insert_if_absent(connection, WorkerRow, row):
+            connection.execute(update(WorkerRow).where(WorkerRow.name == worker.name).values(row))
+        connection.execute(delete(WorkerRow).where(WorkerRow.seen_at < row["seen_at"] - FORGOTTEN_AFTER))
 
-    @patiently
-    def workers(self) -> list[WorkerRecord]:
+    @inside(Database.reading)
+    def workers(self, connection: Connection) -> list[WorkerRecord]:
         """Workers, most recently seen first."""
-        with self._database.reading() as connection:
-            time = now(connection)
-            return [worker_record(row, time, SEEN_WITHIN_S) for row in connection.execute(WORKERS).mappings()]
+        time = now(connection)
+        return [worker_record(row, time, SEEN_WITHIN_S) for row in connection.execute(WORKERS).mappings()]
 
-    @patiently
-    def beat(self, worker: str, *, left: bool = False) -> None:
+    @inside(Database.writing)
+    def beat(self, connection: Connection, worker: str, *, left: bool = False) -> None:
         """Record a worker's heartbeat or exit."""
-        with self._database.writing() as connection:
-            values: dict[str, Any] = {"seen_at": now(connection)}
-            if left:
-                values["left_at"] = values["seen_at"]
-            connection.execute(update(WorkerRow).where(WorkerRow.name == worker).values(values))
+        time = now(connection)
+        values = {"seen_at": time, **({"left_at": time} if left else {})}
+        connection.execute(update(WorkerRow).where(WorkerRow.name == worker).values(values))
 
-    @patiently
-    def begin_shift(self, worker: str, eligible: Collection[str]) -> Submission | None:
+    @inside(Database.writing)
+    def begin_shift(self, connection: Connection, worker: str, eligible: Collection[str]) -> Submission | None:
         """Submission that a worker serves next, or None."""
-        with self._database.writing() as connection:
-            _lock(connection)
-            serving = connection.scalar(select(WorkerRow.serving).where(WorkerRow.name == worker))
-            waiting = {one.name: one for one in _waiting(connection)}
-            # A submission that the worker already serves comes first: an earlier try was committed, or the end of its
-            # shift was lost.
-            chosen = waiting.get(serving or "") or _first(waiting.values(), eligible)
-            if chosen is None and serving is None:
-                return None
-            if chosen is not None and chosen.name != serving and chosen.reason:
-                connection.execute(update(SubmissionRow).where(SubmissionRow.name == chosen.name).values(reason=""))
-            # A study resubmitted in the meantime is served with its new values.
-            values = {"serving": chosen and chosen.name, "serving_since": chosen and now(connection)}
-            connection.execute(update(WorkerRow).where(WorkerRow.name == worker).values(values))
-            return chosen
+        _lock(connection)
+        serving = connection.scalar(select(WorkerRow.serving).where(WorkerRow.name == worker))
+        waiting = {one.name: one for one in _waiting(connection)}
+        # A submission that the worker already serves comes first: an earlier try was committed, or the end of its
+        # shift was lost.
+        chosen = waiting.get(serving or "") or _first(waiting.values(), eligible)
+        if chosen is None and serving is None:
+            return None
+        if chosen is not None and chosen.name != serving and chosen.reason:
+            connection.execute(update(SubmissionRow).where(SubmissionRow.name == chosen.name).values(reason=""))
+        # A study resubmitted in the meantime is served with its new values.
+        values = {"serving": chosen and chosen.name, "serving_since": chosen and now(connection)}
+        connection.execute(update(WorkerRow).where(WorkerRow.name == worker).values(values))
+        return chosen
 
-    @patiently
-    def renew_shift(self, worker: str, eligible: Collection[str], used: float) -> bool:
+    @inside(Database.writing)
+    def renew_shift(self, connection: Connection, worker: str, eligible: Collection[str], used: float) -> bool:
         """Add slot seconds to a worker's submission; False if it is gone or another submission comes first."""
-        with self._database.writing() as connection:
-            name = _add_served(connection, worker, used)
-            first = _first(_waiting(connection), eligible)
-            return name is not None and first is not None and first.name == name
+        name = _add_served(connection, worker, used)
+        first = _first(_waiting(connection), eligible)
+        return name is not None and first is not None and first.name == name
 
-    @patiently
+    @inside(Database.writing)
     def end_shift(
-        self, worker: str, used: float, state: SubmissionState = SubmissionState.WAITING, reason: str = ""
+        self,
+        connection: Connection,
+        worker: str,
+        used: float,
+        state: SubmissionState = SubmissionState.WAITING,
+        reason: str = "",
     ) -> None:
         """End a shift of ``used`` slot seconds; set the state of a submission that is still waiting."""
-        with self._database.writing() as connection:
-            name = _add_served(connection, worker, used)
-            values = {"serving": None, "serving_since": None, "seen_at": now(connection)}
-            connection.execute(update(WorkerRow).where(WorkerRow.name == worker).values(values))
-            if name is not None and (state is not SubmissionState.WAITING or reason):
-                of_it = SubmissionRow.name == name, SubmissionRow.state == SubmissionState.WAITING
-                connection.execute(update(SubmissionRow).where(*of_it).values(state=state, reason=reason))
+        name = _add_served(connection, worker, used)
+        values = {"serving": None, "serving_since": None, "seen_at": now(connection)}
+        connection.execute(update(WorkerRow).where(WorkerRow.name == worker).values(values))
+        if name is not None and (state is not SubmissionState.WAITING or reason):
+            of_it = SubmissionRow.name == name, SubmissionRow.state == SubmissionState.WAITING
+            connection.execute(update(SubmissionRow).where(*of_it).values(state=state, reason=reason))
 
 
 def refuse_queued(connection: Connection, name: str, doing: str) -> None:

@@ -7,12 +7,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sqlalchemy import URL, select
+from sqlalchemy import URL, Connection, select
 
 from bssearch.settings import database_url
 from bssearch.storage import migrate
 from bssearch.storage.connection.engine import create_engine_for, lock_tables, sqlite_file
-from bssearch.storage.database import Database, Notify, StorePart, patiently
+from bssearch.storage.database import Database, Notify, StorePart, inside, patiently
 from bssearch.storage.models import StudyRow, now
 from bssearch.storage.probes import ProbeStore
 from bssearch.storage.queue import QueueStore
@@ -88,19 +88,20 @@ class Transfer(StorePart):
             found = connection.scalars(shown).all() if names is None else names
             return [read_copy(connection, self._database.study_id(connection, name), source) for name in found]
 
-    @patiently
-    def join(self, copies: Sequence[Copy], *, name: str | None = None, dry_run: bool = False) -> list[Joined]:
+    @inside(Database.writing)
+    def join(
+        self, connection: Connection, copies: Sequence[Copy], *, name: str | None = None, dry_run: bool = False
+    ) -> list[Joined]:
         """Insert the rows that this database lacks in one transaction; return their counts.
 
         A new first study is called ``name``.
         """
         from bssearch.storage.transfer.study_copy import join
 
-        with self._database.writing() as connection:
-            lock_tables(connection, [StudyRow.__tablename__])  # imports one after another
-            joined = [join(connection, copy, None if index else name) for index, copy in enumerate(copies)]
-            if dry_run:
-                connection.rollback()
+        lock_tables(connection, [StudyRow.__tablename__])  # imports one after another
+        joined = [join(connection, copy, None if index else name) for index, copy in enumerate(copies)]
+        if dry_run:
+            connection.rollback()
         return joined
 
 

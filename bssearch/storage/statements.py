@@ -183,9 +183,8 @@ _ENDS_OWN = _ENDS.where(TrialRow.lease_owner == bindparam("of_owner"))
 def end_trial(connection: Connection, trial_id: int, columns: Mapping[str, Any], owner: str | None = None) -> bool:
     """End a running trial and its lease; False if it is not running, or not by ``owner``."""
     values = {**columns, "lease_expires_at": None, "of_trial": trial_id}
-    if owner is None:
-        return connection.execute(_ENDS, values).rowcount == 1
-    return connection.execute(_ENDS_OWN, {**values, "of_owner": owner}).rowcount == 1
+    statement, of = (_ENDS, {}) if owner is None else (_ENDS_OWN, {"of_owner": owner})
+    return connection.execute(statement, {**values, **of}).rowcount == 1
 
 
 # Built once: SQLAlchemy walks all columns of a new statement.

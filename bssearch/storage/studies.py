@@ -28,7 +28,7 @@ from bssearch.records import (
     spec_digest,
 )
 from bssearch.spec.reader import check_study_name
-from bssearch.storage.database import Database, StorePart, patiently, reads, writes
+from bssearch.storage.database import Database, StorePart, inside, patiently, reads, writes
 from bssearch.storage.models import (
     FindingRow,
     ObservationRow,
@@ -114,27 +114,24 @@ class StudyStore(StorePart):
                 raise no_study(connection, name)
         return found
 
-    @patiently
-    def find(self, name: str) -> StudyRecord | None:
+    @inside(Database.reading)
+    def find(self, connection: Connection, name: str) -> StudyRecord | None:
         """Study of this name, or None."""
-        with self._database.reading() as connection:
-            self._database.asked.update(
-                connection.execute(select(StudyRow.name, StudyRow.id).where(StudyRow.name == name)).all()
-            )
-            row = connection.execute(STUDY.where(StudyRow.name == name)).mappings().first()
+        self._database.asked.update(
+            connection.execute(select(StudyRow.name, StudyRow.id).where(StudyRow.name == name)).all()
+        )
+        row = connection.execute(STUDY.where(StudyRow.name == name)).mappings().first()
         return None if row is None else study_record(row)
 
-    @patiently
-    def summaries(self) -> list[StudySummary]:
+    @inside(Database.reading)
+    def summaries(self, connection: Connection) -> list[StudySummary]:
         """All studies with trial counts, oldest first."""
-        with self._database.reading() as connection:
-            return [study_summary(row) for row in connection.execute(STUDIES).mappings()]
+        return [study_summary(row) for row in connection.execute(STUDIES).mappings()]
 
-    @patiently
-    def all(self) -> list[StudyRecord]:
+    @inside(Database.reading)
+    def all(self, connection: Connection) -> list[StudyRecord]:
         """All studies, oldest first."""
-        with self._database.reading() as connection:
-            return [study_record(row) for row in connection.execute(STUDY.order_by(StudyRow.id)).mappings()]
+        return [study_record(row) for row in connection.execute(STUDY.order_by(StudyRow.id)).mappings()]
 
     def rename(self, old: str, new: str) -> None:
         """Rename a study; raise `UsageError` if the name is invalid or taken, or the study running or queued."""
@@ -228,20 +225,18 @@ class FindingStore(StorePart):
         if is_news:
             mark_probed(connection, study_id)
 
-    @patiently
-    def age_seconds(self, study: str) -> float:
-        """Age of a study's answer; infinity if there is none."""
-        with self._database.looking() as connection:
-            query = select(FindingRow.found_at).where(FindingRow.study_id == self._database.study_id(connection, study))
-            found_at = connection.scalar(query)
-            return math.inf if found_at is None else (now(connection) - found_at).total_seconds()
+    @inside(Database.looking)
+    def age_seconds(self, connection: Connection, study: str) -> float:
+        """Age of a study's answer; infinity without an answer."""
+        study_id = self._database.study_id(connection, study)
+        found_at = connection.scalar(select(FindingRow.found_at).where(FindingRow.study_id == study_id))
+        return math.inf if found_at is None else (now(connection) - found_at).total_seconds()
 
-    @patiently
-    def last(self, study: str) -> Mapping[str, Any]:
-        """A study's last answer, even if outdated; empty if there is none."""
-        with self._database.looking() as connection:
-            query = select(FindingRow.answer).where(FindingRow.study_id == self._database.study_id(connection, study))
-            return connection.scalar(query) or {}
+    @inside(Database.looking)
+    def last(self, connection: Connection, study: str) -> Mapping[str, Any]:
+        """A study's last answer, even if outdated; empty without an answer."""
+        study_id = self._database.study_id(connection, study)
+        return connection.scalar(select(FindingRow.answer).where(FindingRow.study_id == study_id)) or {}
 
     @reads
     def current(self, connection: Connection, study_id: int) -> Mapping[str, Any] | None:

@@ -12,7 +12,7 @@ from sqlalchemy.exc import IntegrityError
 
 from bssearch.errors import DatabaseError, UsageError
 from bssearch.records import Environment, Lease, Observation, Phase, TrialOutcome, TrialPlan, TrialRecord, TrialState
-from bssearch.storage.database import Database, StorePart, patiently, reads, writes
+from bssearch.storage.database import Database, StorePart, inside, patiently, reads, writes
 from bssearch.storage.models import (
     ClaimRow,
     EnvironmentRow,
@@ -246,12 +246,11 @@ class TrialStore(StorePart):
         [found] = self._probes.timed(connection, study_id, [stored_trial(connection, study_id, number)])
         return found
 
-    @patiently
-    def changes(self, study: str, since: int) -> Changes:
+    @inside(Database.reading)
+    def changes(self, connection: Connection, study: str, since: int) -> Changes:
         """Trials that changed after a revision of the study (0: all trials)."""
-        with self._database.reading() as connection:
-            found, now = changes(connection, study, since)
-            return replace(found, trials=self._probes.timed(connection, now.study_id, found.trials, now))
+        found, now = changes(connection, study, since)
+        return replace(found, trials=self._probes.timed(connection, now.study_id, found.trials, now))
 
     @reads
     def seconds_at_rest(self, connection: Connection, study_id: int) -> float:
@@ -356,14 +355,15 @@ class TrialStore(StorePart):
 
     curves = reads(_curves)
 
-    @patiently
-    def evaluations(self, study: str, numbers: Collection[int]) -> dict[int, list[tuple[float, float]]]:
+    @inside(Database.looking)
+    def evaluations(
+        self, connection: Connection, study: str, numbers: Collection[int]
+    ) -> dict[int, list[tuple[float, float]]]:
         """Trials' (train seconds, metric) pairs by step."""
         found: dict[int, list[tuple[float, float]]] = {number: [] for number in numbers}
-        with self._database.looking() as connection:
-            of = {"study_id": self._database.study_id(connection, study), "numbers": list(found)}
-            for number, train_seconds, metric in connection.execute(_EVALUATIONS, of):
-                found[number].append((train_seconds, metric))
+        of = {"study_id": self._database.study_id(connection, study), "numbers": list(found)}
+        for number, train_seconds, metric in connection.execute(_EVALUATIONS, of):
+            found[number].append((train_seconds, metric))
         return found
 
     @reads
@@ -372,14 +372,14 @@ class TrialStore(StorePart):
         query = select(func.count()).select_from(ObservationRow).join(TrialRow)
         return connection.execute(query.where(TrialRow.study_id == study_id)).scalar_one()
 
-    @patiently
-    def save_log(self, study: str, number: int, text: str, *, owner: str | None = None) -> None:
+    @writes
+    def save_log(
+        self, connection: Connection, study_id: int, number: int, text: str, *, owner: str | None = None
+    ) -> None:
         """Replace a trial's log; with ``owner``, only while this driver holds its lease."""
-        with self._database.writing() as connection:
-            study_id = self._database.lock_study(connection, study)
-            for trial_id in trial_ids_of(connection, study_id, [number], owner).values():
-                if not insert_if_absent(connection, LogRow, {"trial_id": trial_id, "text": text}):
-                    connection.execute(update(LogRow).where(LogRow.trial_id == trial_id).values(text=text))
+        for trial_id in trial_ids_of(connection, study_id, [number], owner).values():
+            if not insert_if_absent(connection, LogRow, {"trial_id": trial_id, "text": text}):
+                connection.execute(update(LogRow).where(LogRow.trial_id == trial_id).values(text=text))
 
     @reads
     def log(self, connection: Connection, study_id: int, number: int) -> str | None:
