@@ -25,7 +25,7 @@ def device_of(wanted: str, slot: int, allow_busy: bool = False) -> tuple[torch.d
         hint="choose auto, cpu, cuda or cuda:N",
         error=LaunchError,
     )
-    users = {device: other_processes(device) for device in map(torch.device, choice)}
+    users = {device: other_processes(device) or [] for device in map(torch.device, choice)}
     idle = [device for device, others in users.items() if not others]
     if not idle and not allow_busy:
         busy = "; ".join(

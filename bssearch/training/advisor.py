@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
-from bssearch.errors import UsageError
+from bssearch.errors import UsageError, require
 from bssearch.records import GradientNoise
 from bssearch.records.noise_scale import (
     CRITICAL_BATCH_OCTAVES,
@@ -33,16 +33,16 @@ from bssearch.training.loop import batch_norm_layers
 
 SHARE = 0.01  # largest share of the training time for measurements
 
-WINDOW = 128  # newest measured steps whose noise scale counts as the present one; it grows in training
+WINDOW = 128  # newest measured steps in the present noise scale, which grows in training
 
-FIRST_EVERY = 8  # steps from one measurement to the next until their cost is known
+FIRST_EVERY = 8  # steps between measurements until the cost of a measurement is known
 LEAST_EVERY, MOST_EVERY = 2, 1000
 
-FEWEST_TIMED = 3  # measured steps whose cost is known; the first one loads kernels
+FEWEST_TIMED = 3  # measured steps before their cost counts as known; the first one loads kernels
 
-TIMED = 32  # newest steps whose median is the step time, measured and other steps apart
+TIMED = 32  # newest steps whose median is the step time; measured and other steps are kept apart
 
-ENDLESS = 10**15  # samples of a dataset whose size is not given
+ENDLESS = 10**15  # samples of a dataset of unknown size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class BatchAdvice:
         samples: Samples seen.
         noise_scale: Noise scale in samples with its 95 % interval, over the newest steps; under Adam as Adam sees it.
         step_seconds: Median seconds of a step, if known.
-        reason: Why the last step that was to be measured was not.
+        reason: Why the last attempt to measure a step failed.
     """
 
     batch_size: int
@@ -67,8 +67,8 @@ class BatchAdvice:
     def saved_steps(self, factor: float = 2.0) -> tuple[float, float, float] | None:
         """Share of the steps that ``factor`` × the batch size saves, with its range; None if unknown.
 
-        Steps ∝ 1 + B_crit / B (McCandlish et al. 2018, arXiv 1812.06162). The range adds `CRITICAL_BATCH_OCTAVES` to
-        both ends of the noise scale's interval, because B_crit differs from the noise scale.
+        Steps ∝ 1 + B_crit / B (McCandlish et al. 2018, arXiv 1812.06162). B_crit differs from the noise scale, so the
+        range adds `CRITICAL_BATCH_OCTAVES` to both ends of the noise scale's interval.
         """
         known, apart = self.noise_scale, 2**CRITICAL_BATCH_OCTAVES
         if known.scale is None or known.low is None or known.high is None:
@@ -106,11 +106,11 @@ class BatchAdvice:
 
 
 class BatchAdvisor:
-    """Measures the gradient noise scale of any PyTorch loop, and says what another batch size would save.
+    """Measures the gradient noise scale of any PyTorch loop, and reports the savings of other batch sizes.
 
-    In some steps, hooks on the parameters take the gradient norm of each micro-batch and of their sum; `SHARE` of the
-    training time at most. The ranks of DistributedDataParallel count as micro-batches. A loop with one micro-batch per
-    step calls `backward`, which halves the batch of a measured step; the gradient stays the same.
+    In some steps, hooks on the parameters take the gradient norms of each micro-batch and of their sum. This takes at
+    most `SHARE` of the training time. The ranks of DistributedDataParallel count as micro-batches. A loop with one
+    micro-batch per step calls `backward`, which halves the batch of a measured step; the gradient stays the same.
 
     ::
 
@@ -124,13 +124,13 @@ class BatchAdvisor:
 
     Args:
         batch_size: Samples per optimizer step, of all ranks together.
-        optimizer: One or several; with Adam, the noise is measured as its update sees it.
+        optimizer: One or several optimizers; with Adam, the noise is measured as its update sees it.
         dataset_size: Samples of the training set. Small sets are drawn without replacement, which lowers the noise.
         micro_batches: Backward passes per step, of all ranks together; steps with another number are not measured.
         now: Clock in seconds.
 
     Raises:
-        UsageError: If the batch size is no number above 0, or the model has no parameter that is trained.
+        UsageError: If the batch size is not a number above 0, or no parameter is trained.
     """
 
     def __init__(
@@ -145,11 +145,15 @@ class BatchAdvisor:
     ) -> None:
         self._parameters = list(model.parameters())  # some may be frozen or released later
         _check_size("BatchAdvisor", batch_size)
-        if not any(one.requires_grad for one in self._parameters):
-            raise UsageError(f"BatchAdvisor: {type(model).__name__} has no parameter with requires_grad")
+        require(
+            any(one.requires_grad for one in self._parameters),
+            f"BatchAdvisor: {type(model).__name__} has no parameter with requires_grad",
+        )
         self._optimizers = [optimizer] if isinstance(optimizer, Optimizer) else list(optimizer or ())
-        if not all(isinstance(one, Optimizer) for one in self._optimizers):
-            raise UsageError(f"BatchAdvisor(optimizer={optimizer!r}): must be an optimizer or several")
+        require(
+            all(isinstance(one, Optimizer) for one in self._optimizers),
+            f"BatchAdvisor(optimizer={optimizer!r}): must be an optimizer or several",
+        )
         self._batch_size = self._first_batch_size = batch_size
         self._samples = 0
         self._dataset_size = dataset_size or ENDLESS
@@ -163,26 +167,26 @@ class BatchAdvisor:
         self._steps = 0
         self._norms: _StepNorms | None = None
         self._given: int | None = None  # samples given to `backward`
-        self._reason = f"fewer than {FIRST_EVERY + 1} steps were recorded by step()"  # why a step was not measured
+        self._reason = f"step() recorded fewer than {FIRST_EVERY + 1} steps"  # why a step was not measured
         self._expected = micro_batches
         self._micro_batches = 0  # most in a step; an epoch's last step may have fewer, and fewer samples
-        self._passes: list[tuple[int, Pass]] = []  # of each measured step: samples seen, and its norms
+        self._passes: list[tuple[int, Pass]] = []  # samples seen and norms of each measured step
 
     def backward(self, loss: Callable[..., torch.Tensor], *batch: torch.Tensor) -> torch.Tensor:
         """Backward pass of ``loss(*batch)``, the mean over a batch's samples; returns it, detached.
 
-        In a measured step the tensors are halved along their first dimension, and ``loss`` is called for each half. So
-        the mean of the halves' losses must be the loss: it must neither sum nor weigh samples nor compare them.
+        In a measured step the tensors are halved along their first dimension, and ``loss`` is called for each half.
+        The mean of the halves' losses must be the loss: it must neither sum nor weigh samples nor compare them.
 
         Raises:
-            UsageError: If the batch is no tensors of samples, or the model has batch normalisation, to which half a
-                batch is another batch.
+            UsageError: If the batch is not made of tensors of samples, or the model has batch normalisation, for which
+                half a batch is another batch.
         """
-        if self._normalises:
-            raise UsageError(
-                "BatchAdvisor.backward() halves batches, and the model has batch normalisation",
-                hint="train in several micro-batches, and call loss.backward() for each",
-            )
+        require(
+            not self._normalises,
+            "BatchAdvisor.backward() halves batches, and the model has batch normalisation",
+            hint="train in several micro-batches, and call loss.backward() for each",
+        )
         if not batch or not all(isinstance(one, torch.Tensor) and one.ndim for one in batch):
             kinds = ", ".join(type(one).__name__ for one in batch) or "nothing"
             raise UsageError(
@@ -202,7 +206,7 @@ class BatchAdvisor:
         return total
 
     def step(self, batch_size: int | None = None) -> None:
-        """Record an optimizer step, after the backward passes and before clipping; ``batch_size`` if it changed."""
+        """Record an optimizer step after backward and before clipping; pass ``batch_size`` if it changed."""
         if batch_size is not None and batch_size != self._batch_size:
             _check_size("BatchAdvisor.step", batch_size)
             self._batch_size, self._micro_batches = batch_size, 0
@@ -210,25 +214,28 @@ class BatchAdvisor:
         self._samples += self._batch_size
         was_measured = self._norms is not None
         if self._norms is not None:
-            found = self._norms.take(self._batch_size, self._dataset_size)
+            self._note(self._norms.take(self._batch_size, self._dataset_size))
             self._norms = None
-            self._note(found)
         seconds = self._now()
         if self._began is not None:
             self._seconds[was_measured].append(seconds - self._began)
         self._began = seconds
         if was_measured:
-            # Reading the norms waited for the device; other steps may end before it does.
+            # Reading the norms waited for the device; other steps may return before the device has finished.
             if self._read_at is not None:
                 self._paces.append((seconds - self._read_at[0]) / (self._steps - self._read_at[1]))
             self._read_at = seconds, self._steps
-            self._left = _same_on_all_ranks(self._interval(), self._parameters[0].device)
+            self._left = self._interval()
+            if ranks_together() > 1:
+                shared = torch.tensor([self._left], device=self._parameters[0].device)
+                dist.broadcast(shared, src=0)
+                self._left = int(shared)
         self._left -= 1
         if self._left <= 0:
             self._norms = _StepNorms(self._parameters, adam_divisors(self._optimizers))
 
     def close(self) -> None:
-        """Remove the hooks of a step not taken; call at the end of the training."""
+        """Remove remaining hooks; call at the end of the training."""
         if self._norms is not None:
             self._norms.close()
             self._norms = None
@@ -252,7 +259,7 @@ class BatchAdvisor:
     def stages(self, largest: int, share: float = 1.0) -> list[tuple[int, int]]:
         """Batch schedule for another run: (samples, batch size) of each doubling of the first batch up to ``largest``.
 
-        A batch size begins once the noise scale had grown to batch size / ``share`` and stayed above.
+        A batch size begins once the noise scale has grown to batch size / ``share`` for good.
         """
         scales = []
         for end in range(FEWEST_PASSES, len(self._passes) + 1, FEWEST_PASSES):
@@ -327,11 +334,11 @@ class _StepNorms:
         self._newest[parameter] = self._squares(parameter, gradient)
 
     def _take_sum(self, parameter: nn.Parameter) -> None:
-        # A gradient counts once it is added to the sum; a gradient penalty's own is not.
+        # A gradient counts once it is added to the sum; the gradient inside a gradient penalty is never added.
         if (square := self._newest.pop(parameter, None)) is not None:
             self._counts[parameter] += 1
             self._small.append(square)
-        # Taken here, because a Trainer may clip the gradients before its callbacks; of several ranks, in `take`
+        # Taken here, because a Trainer may clip gradients before its callbacks; with several ranks, taken in `take`.
         if parameter.grad is not None and ranks_together() == 1:
             self._sums[parameter] = self._squares(parameter, parameter.grad)
 
@@ -373,18 +380,12 @@ class _StepNorms:
 
 
 def _check_size(where: str, batch_size: Any) -> None:
-    if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
-        raise UsageError(f"{where}(batch_size={batch_size!r}): must be a whole number >= 1")
+    require(
+        isinstance(batch_size, int) and not isinstance(batch_size, bool) and batch_size >= 1,
+        f"{where}(batch_size={batch_size!r}): must be a whole number >= 1",
+    )
 
 
 def ranks_together() -> int:
     """Processes that train together by torch.distributed."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-
-
-def _same_on_all_ranks(number: int, device: torch.device) -> int:
-    if ranks_together() == 1:
-        return number
-    shared = torch.tensor([number], device=device)
-    dist.broadcast(shared, src=0)
-    return int(shared)

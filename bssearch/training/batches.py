@@ -8,7 +8,7 @@ import random
 import shutil
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from bssearch.errors import LaunchError, WorkloadError
+from bssearch.errors import LaunchError, WorkloadError, require
 from bssearch.records import Configuration
 from bssearch.records.batch_schedule import Stage, batch_schedule_of, stages_of
 from bssearch.training.computation import Computation
@@ -28,7 +28,7 @@ DATA_SHARE = 0.3  # with data: auto, the largest share of device memory for the 
 
 SHARED_MEMORY = Path("/dev/shm")  # loader processes pass batches through it; containers have 64 MiB by default
 
-# PyTorch's errors when shared memory is full; a process that touches an unavailable page dies of SIGBUS.
+# PyTorch's errors if shared memory is full; a process that touches an unavailable page dies of SIGBUS.
 _PHRASES_OF_FULL_SHARED_MEMORY = (
     "Bus error",
     "insufficient shared memory",
@@ -37,7 +37,6 @@ _PHRASES_OF_FULL_SHARED_MEMORY = (
 )
 
 Placement = Literal["device", "host"]
-StartMethod = Literal["forkserver"] | None
 Place = tuple[int, npt.NDArray[np.int64]]  # position of a micro-batch in the trial, and its rows
 T = TypeVar("T")
 Epochs = Generator[torch.Tensor, None, None]
@@ -48,22 +47,14 @@ def place(data: Data, computation: Computation, memory_bytes: int | None = None)
 
     Validation and test parts go to the device. ``memory_bytes`` is the device's usable memory; None for all.
     """
-    device = computation.device
-    to_device = computation.settings.data == "device" or (
-        computation.settings.data == "auto" and fits_on_device(data.train, device, memory_bytes)
-    )
-    train = data.train.to(device) if to_device else data.train
+    train, device, wanted = data.train, computation.device, computation.settings.data
+    if wanted == "auto" and device.type != "cpu":
+        total = torch.cuda.get_device_properties(device).total_memory if memory_bytes is None else memory_bytes
+        wanted = "device" if train.bytes <= DATA_SHARE * total else "host"
+    if wanted != "host":
+        train = train.to(device)
     placed = replace(data, train=train, validation=data.validation.to(device), test=data.test.to(device))
     return placed, placement_of(train, computation)
-
-
-def fits_on_device(train: Part, device: torch.device, memory_bytes: int | None = None) -> bool:
-    """True on the CPU, or if the training part takes at most `DATA_SHARE` of device memory."""
-    if device.type == "cpu":
-        return True
-    if memory_bytes is None:
-        memory_bytes = torch.cuda.get_device_properties(device).total_memory
-    return train.bytes <= DATA_SHARE * memory_bytes
 
 
 def placement_of(train: Part, computation: Computation) -> Placement:
@@ -88,16 +79,19 @@ def micro_batches(train: Part, computation: Computation, seed: int, growth: Grow
         return items if ranks is None else ranks.shares(items, growth.stage.accumulation_steps)
 
     if isinstance(train, BatchStream):
-        size = growth.stage.micro_batch_size
-        return shared(streamed(train, size, computation.device, seed, skip=growth.micro_batches))
+        batches = _endless(train, growth.stage.micro_batch_size, computation.device, seed)
+        for _ in range(growth.micro_batches):
+            next(batches)
+        return shared(batches)
     epochs = _epochs(len(train), seed, growth.epoch)
     if placement_of(train, computation) == "device":
         return _gathered(train, shared(rows_of_steps(_ready(epochs, computation), growth)))
-    if growth.is_measured:
-        raise WorkloadError(
-            "batch_schedule = 'noise_scale' needs the training part on the device: a loader prepares batches before it "
-            "is known how large they are"
-        )
+    require(
+        not growth.is_measured,
+        "batch_schedule = 'noise_scale' needs the training part on the device: a loader prepares batches before "
+        "their size is known",
+        error=WorkloadError,
+    )
     rows = rows_of_steps(epochs, copy.copy(growth), ahead=True)
     places = shared((place, one.numpy()) for place, one in enumerate(rows, growth.micro_batches))
     return _streamed_from_host(train, places, computation, seed)
@@ -106,20 +100,19 @@ def micro_batches(train: Part, computation: Computation, seed: int, growth: Grow
 def _streamed_from_host(
     train: Part | DatasetPart, places: Iterable[Place], computation: Computation, seed: int
 ) -> Generator[Batch, None, None]:
-    samples: Dataset[Batch] = CollatedSamples(train, seed) if isinstance(train, DatasetPart) else _Samples(train)
     workers, is_cuda = computation.settings.loader_workers, computation.device.type == "cuda"
     loader: DataLoader[Batch] = DataLoader(
-        samples,
+        _MicroBatches(train, seed),
         batch_size=None,
         sampler=places,
         collate_fn=_as_it_is,
         num_workers=workers,
         pin_memory=is_cuda,
         multiprocessing_context=start_method(train, computation.device) if workers else None,
-        # The loader draws its workers' seeds; a separate generator leaves the trial's random numbers alone.
+        # The loader draws seeds for its workers; with its own generator, the trial's random numbers stay the same.
         generator=torch.Generator(),
     )
-    batches = _until_closed(iter(loader))  # start the loader processes now, outside the first step's time
+    batches = _until_closed(iter(loader))  # starts the loader processes before the first step is timed
     return _copied(batches, computation.device) if is_cuda else batches
 
 
@@ -158,7 +151,7 @@ def _on_device(epochs: Epochs, device: torch.device) -> Epochs:
 def _epochs(samples: int, seed: int, first: int) -> Epochs:
     # A separate CPU generator: the order depends on neither device nor dropout.
     generator = torch.Generator().manual_seed(seed)
-    for _ in range(first):  # now, outside the next step's time
+    for _ in range(first):  # now, so that the next step's time does not include this
         torch.randperm(samples, generator=generator)
     return (torch.randperm(samples, generator=generator) for _ in itertools.count())
 
@@ -169,7 +162,9 @@ def _gathered(train: Part, micro_batches: Generator[torch.Tensor, None, None]) -
             yield train.gather(rows)
 
 
-def start_method(train: Part, device: torch.device, shared_memory: Path = SHARED_MEMORY) -> StartMethod:
+def start_method(
+    train: Part, device: torch.device, shared_memory: Path = SHARED_MEMORY
+) -> Literal["forkserver"] | None:
     """Forkserver if the part is plain tensors that fit free shared memory twice, else the default."""
     # A fork copies the locks of CUDA's threads and may hang; user classes cannot be pickled.
     if device.type != "cuda" or type(train) is not Part or not (_is_plain(train.inputs) and _is_plain(train.targets)):
@@ -229,37 +224,18 @@ def _copied(batches: Generator[Batch, None, None], device: torch.device) -> Gene
 
 
 @dataclass(eq=False)
-class _Samples(Dataset[Batch]):
+class _MicroBatches(Dataset[Batch]):
     part: Part
-
-    def __getitem__(self, place: Place) -> Batch:
-        return self.part.gather(torch.from_numpy(place[1]))
-
-
-_END = object()
-
-
-@dataclass(eq=False)
-class CollatedSamples(Dataset[Batch]):
-    """Collated micro-batches, the same from any loader process."""
-
-    part: DatasetPart
     seed: int
 
     def __getitem__(self, place: Place) -> Batch:
         position, rows = place
-        with seeded(self.seed, position):
+        # A user's samples may be random; seeded by position, they are the same from any loader process.
+        with seeded(self.seed, position) if isinstance(self.part, DatasetPart) else nullcontext():
             return self.part.gather(torch.from_numpy(rows))
 
 
-def streamed(
-    stream: BatchStream, micro_batch_size: int, device: torch.device, seed: int, *, skip: int
-) -> Generator[Batch, None, None]:
-    """Yield the workload's micro-batches on the device; drop the first ``skip`` now."""
-    batches = _endless(stream, micro_batch_size, device, seed)
-    for _ in range(skip):
-        next(batches)
-    return batches
+_END = object()
 
 
 def _endless(stream: BatchStream, size: int, device: torch.device, seed: int) -> Generator[Batch, None, None]:
@@ -269,16 +245,22 @@ def _endless(stream: BatchStream, size: int, device: torch.device, seed: int) ->
         for batch in _whole_batches(_epoch(stream, size, seed, epoch, position), size):
             yield moved(batch, device)
             position += 1
-        if position == begun_at:
-            raise WorkloadError(f"train_batches(batch_size={size}) gave no batch of {size} samples in an epoch")
+        require(
+            position > begun_at,
+            f"train_batches(batch_size={size}) gave no batch of {size} samples in an epoch",
+            error=WorkloadError,
+        )
         epoch += 1
 
 
 def _epoch(stream: BatchStream, size: int, seed: int, epoch: int, position: int) -> Iterator[Batch]:
     with seeded(seed, position):
         made = stream.train_batches(size, seed_of(seed, epoch))
-        if not isinstance(made, Iterable):
-            raise WorkloadError(f"train_batches() returned a {type(made).__name__}; it must be an iterable of batches")
+        require(
+            isinstance(made, Iterable),
+            f"train_batches() returned a {type(made).__name__}; it must be an iterable of batches",
+            error=WorkloadError,
+        )
         batches = iter(made)
     while True:
         with seeded(seed, position):
@@ -292,7 +274,9 @@ def _epoch(stream: BatchStream, size: int, seed: int, epoch: int, position: int)
 def _whole_batches(batches: Iterator[Batch], size: int) -> Iterator[Batch]:
     short = None
     for batch in batches:
-        samples = _samples_in(batch)
+        found = [tensor for part in batch for tensor in tensors(part) if tensor.ndim]
+        require(found, "train_batches() gave a batch without a tensor of shape (samples, …)", error=WorkloadError)
+        samples = len(found[0])
         if short is not None or samples > size:
             wrong = samples if short is None else short
             raise WorkloadError(
@@ -303,13 +287,6 @@ def _whole_batches(batches: Iterator[Batch], size: int) -> Iterator[Batch]:
             short = samples
         else:
             yield batch
-
-
-def _samples_in(batch: Batch) -> int:
-    found = [tensor for part in batch for tensor in tensors(part) if tensor.ndim]
-    if not found:
-        raise WorkloadError("train_batches() gave a batch without a tensor of shape (samples, …)")
-    return len(found[0])
 
 
 def seed_of(seed: int, position: int) -> int:
@@ -343,7 +320,7 @@ def random_state_kept(*devices: torch.device) -> Iterator[None]:
 class Growth:
     """A trial's position in its batch schedule.
 
-    The next step is in stage ``place``, at sample ``offset`` of ``epoch``, which ends before an incomplete batch.
+    The next step is in stage ``place``, at sample ``offset`` of ``epoch``. An epoch ends before an incomplete batch.
     ``train_samples`` is None if the workload makes its batches.
     """
 
@@ -351,18 +328,19 @@ class Growth:
         self._train_samples = train_samples
         self.schedule = batch_schedule_of(configuration)
         self.stages = stages_of(configuration, self.schedule)
-        self.samples = self.micro_batches = self.epoch = self.offset = 0
-        self.place = 0
+        self.samples = self.micro_batches = self.epoch = self.offset = self.place = 0
         for stage in self.stages:
-            if train_samples is None and stage.micro_batch_size != self.stages[0].micro_batch_size:
-                raise WorkloadError(
-                    f"micro-batches of batch {stage.batch_size} have {stage.micro_batch_size} samples; if the workload "
-                    f"makes its batches itself they must stay at {self.stages[0].micro_batch_size}"
-                )
-            if train_samples is not None and stage.batch_size > train_samples:
-                raise WorkloadError(
-                    f"batch_size = {stage.batch_size} must be <= {train_samples}, the number of training samples"
-                )
+            require(
+                train_samples is not None or stage.micro_batch_size == self.stages[0].micro_batch_size,
+                f"micro-batches of batch {stage.batch_size} have {stage.micro_batch_size} samples; they must stay at "
+                f"{self.stages[0].micro_batch_size}, because the workload makes its batches itself",
+                error=WorkloadError,
+            )
+            require(
+                train_samples is None or stage.batch_size <= train_samples,
+                f"batch_size = {stage.batch_size} must be <= {train_samples}, the number of training samples",
+                error=WorkloadError,
+            )
 
     @property
     def stage(self) -> Stage:
@@ -372,8 +350,7 @@ class Growth:
     @property
     def next_size(self) -> int | None:
         """The next stage's batch size, if any."""
-        following = self.stages[self.place + 1 : self.place + 2]
-        return following[0].batch_size if following else None
+        return None if self.place + 1 == len(self.stages) else self.stages[self.place + 1].batch_size
 
     @property
     def position(self) -> int:
@@ -427,7 +404,7 @@ class Growth:
 
 
 def rows_of_steps(epochs: Epochs, growth: Growth, *, ahead: bool = False) -> Epochs:
-    """Yield each micro-batch's rows (micro-batch size,), from ``growth``'s position on; ``ahead`` counts its steps."""
+    """Yield each micro-batch's rows, (micro-batch size,), from ``growth``'s position on; ``ahead`` counts steps."""
     with closing(epochs):
         for epoch, order in zip(itertools.count(growth.epoch), epochs):
             while growth.epoch == epoch:

@@ -11,41 +11,34 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
+
+from bssearch.training.nvml import DeviceMeter
 
 Ledger = Literal["train", "evaluation", "warmup", "other"]
 LEDGERS: tuple[Ledger, ...] = ("train", "evaluation", "warmup", "other")
 
-# Warn if wall time in no ledger exceeds both bounds; short trials spend a larger share between ledgers.
+# Warn if the time outside all ledgers exceeds both bounds; short trials spend a larger share outside.
 LEDGER_GAP_SHARE = 0.01
 LEDGER_GAP_SECONDS = 0.005
 
-# After PACE micro-batches, in whole steps, the host waits for the micro-batches before the last PACE. At most
-# RUN_AHEAD micro-batches are in flight, unless a single step has more.
+# After each PACE micro-batches, in whole steps, the host waits for all but the last PACE. At most RUN_AHEAD
+# micro-batches are in flight, unless a single step has more.
 PACE = 8
 RUN_AHEAD = 2 * PACE
 
 MINIMUM_CPU_SHARE = 0.9  # a single-threaded trial below this share of processor time was contended
 
-LOOKS = 10  # tries to read time and account of waits without a CPU wait between the two
-
-
-class SegmentMeter(Protocol):
-    """Reads counters around train segments, untimed."""
-
-    def begin(self) -> None:
-        """Read the counters before the segment."""
-
-    def end(self) -> None:
-        """Read the counters once the device is idle."""
+LOOKS = 10  # attempts to read the time and the account of waits without a wait between the two readings
 
 
 class Clock:
     """Times a trial on the CPU.
 
-    ``now`` returns wall seconds, ``cpu_now`` this thread's CPU seconds, ``delay_now`` its waits for a CPU, if known.
+    ``now`` returns wall seconds, ``cpu_now`` this thread's CPU seconds, ``delay_now`` the seconds that the thread
+    waited for a CPU, if known.
     """
 
     def __init__(
@@ -57,7 +50,7 @@ class Clock:
         self._now = now
         self._cpu_now = cpu_now
         self._delay_now = delay_now or RUN_DELAY.seconds
-        self.meter: SegmentMeter | None = None
+        self.meter: DeviceMeter | None = None  # read around train segments, untimed
         self.start()
 
     def start(self) -> None:
@@ -114,7 +107,7 @@ class Clock:
         return self._now() - self._started
 
     def warnings(self, wall: float) -> list[str]:
-        """A warning if much of ``wall`` is in no ledger."""
+        """A warning if the ledgers miss much of ``wall``."""
         gap = wall - sum(self._seconds.values())
         if gap <= max(LEDGER_GAP_SHARE * wall, LEDGER_GAP_SECONDS):
             return []
@@ -196,7 +189,7 @@ class Clock:
                 self.meter.end()
 
     def _look(self) -> tuple[float, float | None]:
-        # retry, because a wait between reading time and account may exceed a short segment
+        # retry, because a wait between the two readings may exceed a short segment
         delay = self._delay_now()
         for _ in range(LOOKS):
             before, now, delay = delay, self._now(), self._delay_now()
@@ -222,7 +215,7 @@ class _Segment:
     last_wait_seconds: float = 0.0
 
     def working_seconds(self, seconds: float) -> float:
-        # Seconds without waits; see `CudaClock.host_bound_share`.
+        # seconds without waits; see `CudaClock.host_bound_share`
         working = seconds - self.waited_seconds
         if self.steps and self.last_wait_seconds > seconds / self.steps:
             working = min(working, self.steps * self.first_step_seconds)
@@ -230,7 +223,7 @@ class _Segment:
 
 
 class CudaClock(Clock):
-    """Times train segments by CUDA events, the rest by the host."""
+    """Times train segments by CUDA events, the rest by the host's clock."""
 
     def __init__(self, device: torch.device, now: Callable[[], float] = time.perf_counter) -> None:
         self._device = device
@@ -239,7 +232,7 @@ class CudaClock(Clock):
     def start(self) -> None:
         """Reset all ledgers."""
         super().start()
-        self._knows_delays = False  # the device does the work; its host waits for it
+        self._knows_delays = False  # the device does the work while the host waits
         self._launched = 0
         self._last_pace: torch.cuda.Event | None = None
         self._segment: _Segment | None = None
@@ -247,8 +240,11 @@ class CudaClock(Clock):
 
     def state(self) -> dict[str, Any]:
         """Seconds to save."""
-        own = {"working_seconds": self._working_seconds, "watched_seconds": self._watched_seconds}
-        return {**super().state(), **own}
+        return {
+            **super().state(),
+            "working_seconds": self._working_seconds,
+            "watched_seconds": self._watched_seconds,
+        }
 
     def restore(self, state: dict[str, Any]) -> None:
         """See `Clock.restore`."""
@@ -291,8 +287,8 @@ class CudaClock(Clock):
         # Waits outside `pace`, `waiting` and a segment's end (reading a loss, fp16's loss scaling) count as work.
         # The last step's kernels also run while the host waits, so segments of a few steps understate the share, by at
         # most one step of the device each. The driver blocks unseen after about a thousand queued launches (as users
-        # report; not measured here). If the device lags more than a step at the end, each step therefore counts as long
-        # as the first, which met an empty queue. A single step with more launches than that still overstates the share.
+        # report; not measured here). So if the device lags more than a step at the end, each step counts as long as the
+        # first step, which met an empty queue. A single step with more launches still overstates the share.
         seconds = self._watched_seconds
         return min(max(0.0, self._working_seconds / seconds), 1.0) if seconds > 0 else None
 

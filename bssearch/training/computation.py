@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from bssearch.errors import LaunchError, WorkloadError
+from bssearch.errors import LaunchError, WorkloadError, require
 from bssearch.records import WITH_CUDA_GRAPHS, ParameterValue
 from bssearch.spec.parts import TrainingSpec
 from bssearch.training.contention import CorePace
@@ -30,7 +30,8 @@ class Computation:
     """A study's training settings on one device.
 
     Construction sets process-wide switches (tf32, cuDNN benchmarking, deterministic algorithms). `fallback` clears
-    ``compiles`` and sets ``given_up``; ``warnings`` apply to later trials. ``ranks`` are set while a trial has several.
+    ``compiles`` and sets ``given_up``; ``warnings`` apply to later trials. ``ranks`` are set during trials of several
+    ranks.
     """
 
     def __init__(self, device: torch.device, settings: TrainingSpec | None = None) -> None:
@@ -59,16 +60,15 @@ class Computation:
     ) -> nn.Module:
         """A fresh model in training mode on the device; the caller seeds the generators.
 
-        With CUDA graphs the previous model becomes unusable. A failing ``torch.compile`` is given up.
+        With CUDA graphs the previous model becomes unusable. If ``torch.compile`` fails, the model stays uncompiled.
         """
         settings = self.settings
         model: nn.Module = cast(Any, workload).build_model(dropout=dropout, **own)
-        if settings.ghost_batch_size is not None and not convert_batch_norms(model, settings.ghost_batch_size):
-            self.warn(
-                f"ghost_batch_size = {settings.ghost_batch_size} changes nothing: the model has no batch normalisation"
-            )
+        ghosts = settings.ghost_batch_size
+        if ghosts is not None and not convert_batch_norms(model, GhostNorm, ghost_batch_size=ghosts):
+            self.warn(f"ghost_batch_size = {ghosts} changes nothing: the model has no batch normalisation")
         if settings.sync_batch_norm and self.ranks is not None:
-            share_batch_norms(model, self.ranks)
+            convert_batch_norms(model, SharedNorm, ranks=self.ranks)
         if settings.activation_checkpointing:
             checkpoint_activations(workload, model)
         if self.compiles:
@@ -122,15 +122,6 @@ class Computation:
         """Context: compiled models run uncompiled."""
         return torch.compiler.set_stance("force_eager") if self.compiles else nullcontext()
 
-    @contextmanager
-    def without_compiling(self) -> Iterator[None]:
-        """Context: models are built uncompiled."""
-        compiles, self.compiles = self.compiles, False
-        try:
-            yield
-        finally:
-            self.compiles = compiles
-
     def inputs(self, inputs: Any) -> Any:
         """Inputs in the model's memory format."""
         return mapped(_channels_last, inputs) if self.settings.channels_last else inputs
@@ -147,7 +138,7 @@ class Computation:
     def fallback(self, error: Exception) -> None:
         """Give up compiling; earlier models become unusable."""
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        self.given_up = f"compile = {self.settings.compile!r} failed and was given up, steps run uncompiled: {reason}"
+        self.given_up = f"compile = {self.settings.compile!r} failed; steps run uncompiled: {reason}"
         self.warn(self.given_up)
         self.compiles = False
         self._model = None
@@ -182,8 +173,8 @@ def _channels_last(leaf: Any) -> Any:
 
 BACKEND = "inductor"
 
-# Beyond this many graphs PyTorch silently runs a function uncompiled; its default of 8 is less than a ladder of batch
-# sizes.
+# Beyond this number of graphs PyTorch silently runs a function uncompiled; PyTorch's default of 8 is smaller than a
+# ladder of batch sizes.
 GRAPHS_PER_FUNCTION = 4096
 
 
@@ -203,7 +194,7 @@ def compile_in_place(model: nn.Module, mode: str) -> None:
 
 
 def share_storage(model: nn.Module, places: dict[str, torch.Tensor]) -> None:
-    """Move a model into the previous model's memory, whose addresses CUDA graphs recorded."""
+    """Move a model into the previous model's memory, because CUDA graphs recorded its addresses."""
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         place = places.setdefault(name, tensor.detach())
         if place.data_ptr() != tensor.data_ptr():
@@ -226,7 +217,7 @@ class TracedDropout(nn.Dropout):
 
 @functools.cache
 def _compiled_class(kind: Any, backend: str, mode: str) -> Any:
-    # one class per kind of model: compiled graphs are cached by class; ``torch.nn`` containers need their own frame
+    # one class per kind of model, because graphs are cached by class; ``torch.nn`` containers need their own frame
 
     def forward(self: nn.Module, *arguments: Any, **named: Any) -> Any:
         return kind.forward(self, *arguments, **named)
@@ -255,8 +246,12 @@ def resolve_precision(wanted: str, device: torch.device) -> str:
     if wanted == "auto":
         return "bf16" if device.type == "cuda" and "bf16" in available else "fp32"
     if wanted not in available:
+        described = str(device)
+        if device.type == "cuda":
+            major, minor = torch.cuda.get_device_capability(device)
+            described += f" ({torch.cuda.get_device_name(device)}, compute capability {major}.{minor})"
         raise LaunchError(
-            f"precision = {wanted!r} is not available on {_describe(device)}; it has {', '.join(available)}",
+            f"precision = {wanted!r} is not available on {described}; it has {', '.join(available)}",
             hint="tf32 and bf16 need a CUDA device of compute capability 8.0 or more (bf16 also runs on the CPU), "
             "fp16 any CUDA device",
         )
@@ -271,32 +266,25 @@ def autocast(precision: str, device: torch.device, *, keep_casts: bool = True) -
 
 def allow_tf32(allowed: bool) -> None:
     """Allow or forbid tf32 on CUDA."""
-    # PyTorch's older switches: its compiler refuses a mixture with the new switches
+    # PyTorch's older switches, because its compiler refuses a mixture with the new ones
     torch.backends.cuda.matmul.allow_tf32 = allowed
     torch.backends.cudnn.allow_tf32 = allowed
-
-
-def _describe(device: torch.device) -> str:
-    if device.type != "cuda":
-        return str(device)
-    major, minor = torch.cuda.get_device_capability(device)
-    return f"{device} ({torch.cuda.get_device_name(device)}, compute capability {major}.{minor})"
 
 
 def checkpoint_activations(workload: Workload, model: nn.Module) -> None:
     """Recompute the activations of ``workload.checkpointed_modules(model)`` in the backward pass.
 
-    Random numbers repeat; running statistics do not count twice.
+    Random numbers repeat; running statistics count once.
     """
-    checkpointed_modules = getattr(workload, "checkpointed_modules", None)
-    if checkpointed_modules is None:
-        raise WorkloadError(
-            "activation_checkpointing = true needs a workload that has checkpointed_modules(model); "
-            f"{type(workload).__name__} lacks it"
-        )
+    checkpointed_modules: Any = getattr(workload, "checkpointed_modules", None)
+    require(
+        checkpointed_modules is not None,
+        "activation_checkpointing = true needs a workload that has checkpointed_modules(model); "
+        f"{type(workload).__name__} has no such method",
+        error=WorkloadError,
+    )
     modules: list[Any] = list(checkpointed_modules(model))
-    if not modules:
-        raise WorkloadError("checkpointed_modules(model) returned no module; it must name at least one")
+    require(modules, "checkpointed_modules(model) returned no module; it must name at least one", error=WorkloadError)
     checkpoint_modules(modules)
 
 
@@ -312,11 +300,10 @@ def _checkpointed_class(kind: Any) -> Any:
 
     def forward(self: nn.Module, *arguments: Any, **named: Any) -> Any:
         if self.training and torch.is_grad_enabled():
-            # A compiled graph changes buffers once, however often it computes; our contexts have no effect inside it.
+            # A compiled graph changes buffers once even if it computes twice; our contexts have no effect inside it.
             contexts: dict[str, Any] = {}
             if not torch.compiler.is_compiling():
-                # The contexts of the first and the second run
-                contexts["context_fn"] = lambda: (nullcontext(), buffers_kept(self))
+                contexts["context_fn"] = lambda: (nullcontext(), buffers_kept(self))  # of the first and second run
             return checkpoint(kind.forward, self, *arguments, use_reentrant=False, **contexts, **named)
         return kind.forward(self, *arguments, **named)
 
@@ -345,20 +332,25 @@ BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 Running = tuple[torch.Tensor | None, torch.Tensor | None]
 
 
-def convert_batch_norms(model: nn.Module, ghost_batch_size: int) -> int:
-    """Turn batch norms into ghost batch norms of the same names; return their number."""
+def convert_batch_norms(model: nn.Module, mixin: type, **attributes: Any) -> int:
+    """Mix a class into all batch norms and set its attributes; return the number of batch norms."""
     norms: list[Any] = [module for module in model.modules() if isinstance(module, BATCH_NORMS)]
     for norm in norms:
-        norm.__class__ = _ghost_class(norm.__class__)
-        norm.ghost_batch_size = ghost_batch_size
+        norm.__class__ = _mixed_class(mixin, norm.__class__)
+        vars(norm).update(attributes)
     return len(norms)
+
+
+@functools.cache
+def _mixed_class(mixin: type, kind: type) -> type:
+    return type(f"{mixin.__name__}{kind.__name__}", (mixin, kind), {})
 
 
 class GhostNorm:
     """Mixed in before a batch norm's class: normalises each ``ghost_batch_size`` consecutive samples separately.
 
     Each group uses its own mean and biased variance. Remaining samples form a smaller group; a single sample joins
-    the last group. Running statistics follow the groups' mean of means and of unbiased variances.
+    the last group. Running statistics follow the mean of the groups' means and of their unbiased variances.
     """
 
     ghost_batch_size: int
@@ -403,21 +395,11 @@ def _count_batch(norm: Any) -> Any:
     return 1 / float(norm.num_batches_tracked) if norm.momentum is None else norm.momentum
 
 
-@functools.cache
-def _ghost_class(kind: Any) -> Any:
-    return type(f"Ghost{kind.__name__}", (GhostNorm, kind), {})
-
-
-def share_batch_norms(model: nn.Module, ranks: Ranks) -> None:
-    """Let batch norms use the statistics of all ranks' micro-batches in training steps."""
-    norms: list[Any] = [module for module in model.modules() if isinstance(module, BATCH_NORMS)]
-    for norm in norms:
-        norm.__class__ = _shared_class(norm.__class__)
-        norm.ranks = ranks
-
-
 class SharedNorm:
-    """Mixed in before a batch norm's class, because PyTorch's ``SyncBatchNorm`` needs CUDA and a default group."""
+    """Mixed in before a batch norm's class: normalises with the statistics of all ranks' micro-batches.
+
+    PyTorch's ``SyncBatchNorm`` needs CUDA and a default group.
+    """
 
     ranks: Ranks
 
@@ -444,8 +426,3 @@ class SharedNorm:
         if self.affine:
             output = output * self.weight.view(shape) + self.bias.view(shape)
         return output.to(input.dtype)
-
-
-@functools.cache
-def _shared_class(kind: Any) -> Any:
-    return type(f"Shared{kind.__name__}", (SharedNorm, kind), {})

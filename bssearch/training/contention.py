@@ -1,7 +1,7 @@
 """Detects other work on the machine.
 
 GPU: NVML's processes, else growth of used memory. CPU: busy seconds in ``/proc/stat``, minus those of this process, its
-parent and the parent's boards; other load shows in the core's pace.
+parent and the parent's boards. The core's pace shows other load.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from bssearch.settings import BOARD_PROCESS
 from bssearch.training.nvml import (
     POWER_CAP,
     computing_processes,
-    known_other_processes,
     other_drivers,
+    other_processes,
     throttle_reasons,
 )
 from bssearch.training.process_times import children_of, descendants_seconds, process_seconds
@@ -31,19 +31,21 @@ FULL_SHARE = 0.6  # Busier CPUs slow each other: they share caches, memory bandw
 
 LEAST_OTHERS = 0.2  # CPUs used by other programs; an idle desktop and the kernel always use some
 
-GROWTH_BYTES = 2**30  # growth of GPU memory by other programs; our loaded kernels add some 100 MiB
+GROWTH_BYTES = 2**30  # growth of GPU memory by other programs; kernels that we load add about 100 MiB
 
 UNKNOWN = (
     "the processes on this device are unknown: the driver's process list is not readable, or "
     "numbers them differently, as in a container; other programs may have computed on it"
 )
 
+_TICK_SECONDS = 1 / os.sysconf("SC_CLK_TCK")
+
 _BUSY_FIELDS = (0, 1, 2, 5, 6, 7)  # user, nice, system, irq, softirq, steal: proc_stat(5)
 
 
 @dataclass(frozen=True, slots=True)
 class Contention:
-    """Whether and why other work shared the machine; ``unknown`` says which check was impossible."""
+    """Whether and why other work shared the machine; ``unknown`` names a check that was impossible."""
 
     contended: bool
     reason: str | None = None
@@ -138,7 +140,9 @@ class ContentionMeter:
         reasons = [] if self._gpu is None else self._gpu.reasons()
         if self._before is not None and after is not None:
             crowd = cpu_crowd(self._before, after, self._threads)
-            reasons += [] if crowd is None else [crowd + _drivers_in_words()]
+            drivers = ", ".join(map(str, other_drivers())) if crowd else ""
+            also = f", among them another bssearch driver (process {drivers})" if drivers else ""
+            reasons += [] if crowd is None else [crowd + also]
         slow, looks = self._slow_looks()
         if slow >= SLOW_LOOKS and slow >= SLOW_SHARE * looks:
             reasons.append(f"the core was slow at {slow} of {looks} looks")
@@ -175,11 +179,11 @@ class DeviceWatch:
         """Record processes, throttling and memory growth."""
         since, self._since = self._since, time.time()
         for device in self._devices:
-            others = known_other_processes(device)
+            others = other_processes(device)
             self.is_unknown |= others is None
             seen = dict.fromkeys([*(others or []), *computing_processes(device, since)])
             self._reasons |= {f"process {pid} ({name}) uses the device": None for pid, name in seen}
-            slowdowns = (reason for reason in throttle_reasons(device) if reason != POWER_CAP)
+            slowdowns = (reason for reason in throttle_reasons(device) or [] if reason != POWER_CAP)
             self._reasons |= {f"the device slows down: {reason}": None for reason in slowdowns}
         memory = memory_of_others(self._device)
         if memory is not None and self._memory_bytes is not None:
@@ -206,16 +210,11 @@ def cpu_crowd(before: CpuUse, after: CpuUse, threads: int) -> str | None:
     used = after.less(before)
     if used.wall <= 0:
         return None
-    # One tick per CPU is subtracted: rounding must not judge trials of milliseconds.
-    others = (used.busy - used.ours - used.parent - used.cpus * _tick_seconds()) / used.wall
+    # One tick per CPU is subtracted, so that rounding does not decide about trials of milliseconds.
+    others = (used.busy - used.ours - used.parent - used.cpus * _TICK_SECONDS) / used.wall
     if others < LEAST_OTHERS or others + max(threads, used.ours / used.wall) < FULL_SHARE * used.cpus:
         return None
     return f"other processes used {others:.1f} of {after.cpus} CPUs"
-
-
-def _drivers_in_words() -> str:
-    drivers = ", ".join(map(str, other_drivers()))
-    return f", among them another bssearch driver (process {drivers})" if drivers else ""
 
 
 def cpu_use(stat: Path = Path("/proc/stat"), parents: Iterable[int] | None = None) -> CpuUse | None:
@@ -227,7 +226,7 @@ def cpu_use(stat: Path = Path("/proc/stat"), parents: Iterable[int] | None = Non
     cpus = os.sched_getaffinity(0)
     return CpuUse(
         wall=time.perf_counter(),
-        busy=_busy_ticks(lines, cpus) * _tick_seconds(),
+        busy=_busy_ticks(lines, cpus) * _TICK_SECONDS,
         ours=time.process_time() + descendants_seconds(os.getpid()),
         parent=sum(map(_driver_seconds, [os.getppid()] if parents is None else parents)),
         cpus=len(cpus),
@@ -247,7 +246,7 @@ def _busy_ticks(lines: Iterable[str], cpus: Iterable[int]) -> int:
 
 
 def _driver_seconds(pid: int) -> float:
-    # Ended boards count until the driver reaps them: else their past would look like another program's.
+    # Boards that ended count until the driver reaps them; otherwise their past would look like another program's.
     boards = [child for child in children_of(pid) if _name(child) == BOARD_PROCESS]
     return process_seconds(pid) + sum(process_seconds(board) + descendants_seconds(board) for board in boards)
 
@@ -259,11 +258,7 @@ def _name(pid: int) -> str:
         return ""
 
 
-def _tick_seconds() -> float:
-    return 1 / os.sysconf("SC_CLK_TCK")
-
-
-SLOW = 1.4  # a core with a busy sibling hardware thread was measured to take 1.7 times as long
+SLOW = 1.4  # measured: a core with a busy sibling hardware thread takes 1.7 times as long
 
 # A quarter of looks at 1.4 times the seconds lengthens steps by 10%.
 SLOW_SHARE = 0.25
@@ -275,11 +270,11 @@ REMEMBERED = 1000  # looks among which the fastest is sought
 SPINS = 3
 _ROUNDS = 3000
 
-# Size of the kernel's square matrices, and products timed after one that warms the caches: about 0.1 ms.
+# Size of the kernel's square matrices, and timed products after one product that warms the caches: about 0.1 ms.
 SIDE = 128
 PRODUCTS = 2
 
-LOOK_SECONDS = 0.02  # seconds between timings of the kernel, which then cost a few percent
+LOOK_SECONDS = 0.02  # seconds between timings of the kernel; the timings then cost a few percent
 
 
 class CorePace:
@@ -309,13 +304,13 @@ class CorePace:
 
 
 class ReferenceKernel:
-    """Times fixed matrix products in CPU seconds.
+    """Times fixed matrix products in CPU seconds, if one CPU thread computes the steps.
 
-    Does nothing unless one CPU thread computes the steps. Looks within ``period`` seconds are skipped.
+    `look` does nothing within ``period`` seconds of the last look.
     """
 
     def __init__(self, device: torch.device, threads: int, period: float = LOOK_SECONDS) -> None:
-        self._tells = device.type == "cpu" and threads == 1
+        self._is_useful = device.type == "cpu" and threads == 1
         self._period = period
         self._matrix = torch.ones(SIDE, SIDE)
         self._looks: list[float] = []
@@ -329,7 +324,7 @@ class ReferenceKernel:
     def look(self) -> None:
         """Time the kernel once."""
         now = time.perf_counter()
-        if not self._tells or now < self._next:
+        if not self._is_useful or now < self._next:
             return
         self._next = now + self._period
         self._multiply(1)

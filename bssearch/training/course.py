@@ -1,6 +1,6 @@
 """A trial's evaluations: cadence, progress toward the target, and endings.
 
-The cadence in steps is fixed per batch size: a seed repeats its steps.
+The cadence in steps is fixed per batch size, so that trials of equal seeds take equal steps.
 """
 
 import math
@@ -24,12 +24,12 @@ from bssearch.records import (
 )
 from bssearch.records.curves import Crossing, crossing, with_crossing
 
-# most evaluations in the full limit of train seconds: a crossing is then known to 0.1% of the limit
+# most evaluations in the full limit of train seconds; the crossing is then known to 0.1% of the limit
 EVALUATIONS_PER_LIMIT = 1000
 
 EVALUATION_SHARE = 0.2  # largest share of a trial's train and evaluation seconds
 
-FEWEST_EVALUATIONS = 20  # in the full limit: a crossing is then known to 5% of the limit
+FEWEST_EVALUATIONS = 20  # in the full limit; the crossing is then known to 5% of the limit
 
 
 def eval_every_steps(step_seconds: float, evaluation_seconds: float, full_limit: float) -> int:
@@ -69,7 +69,7 @@ class Ending:
 class CourseProgress:
     """Last observation, best metric, memory peaks (bytes), and warnings from before a pause.
 
-    ``crossing`` and ``reached``: the target's crossing in a trial that trains on.
+    ``crossing`` and ``reached`` describe the target's crossing if the trial trains on afterwards.
     """
 
     last: Observation | None = None
@@ -124,7 +124,7 @@ def not_finite(what: str, value: float) -> str:
 
 
 def paused(ending: Ending, checkpoint: str | None, save: Callable[[str], str | None]) -> Ending:
-    """Ending of a trial: save it if paused, prune it if saving fails; ``save`` returns a problem or None."""
+    """Ending of a trial: save a paused trial, prune it if that fails; ``save`` returns a problem or None."""
     if ending.state is not TrialState.PAUSED:
         return ending
     if checkpoint is None:
@@ -162,8 +162,8 @@ class Course:
         target, progress, metric = self._request.target, self.progress, observation.metric
         if progress.last is None and target.is_met_by(metric) and target.is_in_other_unit(metric, metric):
             raise UsageError(
-                f"{target.metric} is {metric:g} at the first evaluation, but the target is {target.value:g}: one is in "
-                "percent",
+                f"{target.metric} is {metric:g} at the first evaluation, but the target is {target.value:g}: one of "
+                "them is in percent",
                 hint=f"use target: {{value: {target.in_unit_of(metric):g}}}",
             )
         previous, progress.last = progress.last, observation
@@ -187,19 +187,17 @@ class Course:
 
     def stuck_at_chance(self, train_seconds: float, where: str) -> Ending | None:
         """Ending of a trial that stayed at chance for half of the whole budget."""
-        # The incumbent's limit does not count: it may be shorter than a large batch's warmup.
-        request, target, best = self._request, self._request.target, self.progress.best
+        # The incumbent's limit does not count, because it may be shorter than a large batch's warmup.
+        target, best = self._request.target, self.progress.best
+        chance = None if self._metric is None else self._metric.chance
         if (
-            self._metric is None
-            or self._metric.chance is None
+            chance is None
             or best is None
             or self.progress.crossing is not None
-            or request.plan.limit_state is not TrialState.EXHAUSTED
-            or train_seconds <= request.plan.train_seconds_limit / 2
+            or self._plan.limit_state is not TrialState.EXHAUSTED
+            or train_seconds <= self._plan.train_seconds_limit / 2
+            or target.gain(best) > target.gain(chance) + CHANCE_MARGIN * target.shortfall(chance)
         ):
-            return None
-        chance = self._metric.chance
-        if target.gain(best) > target.gain(chance) + CHANCE_MARGIN * target.shortfall(chance):
             return None
         return Ending(
             TrialState.DIVERGED,
@@ -208,7 +206,7 @@ class Course:
         )
 
     def reached_before(self, ending: Ending) -> Ending:
-        """The ending, or `REACHED` if met before, unless the caller stopped the trial."""
+        """The ending, or `REACHED` if the target was met before, unless the caller stopped the trial."""
         if self.progress.crossing is None or ending.state is TrialState.REACHED or ending.asked:
             return ending
         return Ending(TrialState.REACHED, f"{self.progress.reached}, then trained on: {ending.reason}")

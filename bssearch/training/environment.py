@@ -1,4 +1,4 @@
-"""Where trials run: device, versions, workload code."""
+"""The environment of trials: device, versions, workload code."""
 
 import hashlib
 import inspect
@@ -20,10 +20,10 @@ from bssearch.workloads.base import is_of_main
 
 OWN = "own"  # precision and compile mode of a user's program
 
-# bssearch's libraries whose versions are recorded; torch has its own field
-STOOD_ON = ("bssearch", "numpy", "optuna", "sqlalchemy")
+# dependencies of bssearch with recorded versions; torch has its own field
+DEPENDENCIES = ("bssearch", "numpy", "optuna", "sqlalchemy")
 
-# libraries whose versions are recorded if a workload imports them: they decide what is trained
+# libraries with recorded versions if a workload imports them, because they affect its training
 OF_WORKLOADS = ("accelerate", "lightning", "pytorch_lightning", "timm", "torchvision", "transformers")
 
 GIT_SECONDS = 5.0  # limit for each git command
@@ -114,16 +114,14 @@ def workload_revision(workload: object) -> str | None:
 
     In a notebook, of the source of the class and its bases.
     """
-    source = _source_file(workload)
-    in_file = None if source is None else source.read_bytes()
-    code = _own_source(type(workload)) if is_of_main(workload) else in_file
+    if is_of_main(workload):
+        parts = [_source(one) for one in type(workload).__mro__ if one.__module__ == type(workload).__module__]
+        known = [part for part in parts if part is not None]
+        code = "\n".join(known).encode() if len(known) == len(parts) else None
+    else:
+        source = _source_file(workload)
+        code = None if source is None else source.read_bytes()
     return None if code is None else hashlib.sha256(code).hexdigest()[:12]
-
-
-def _own_source(kind: type) -> bytes | None:
-    parts = [_source(one) for one in kind.__mro__ if one.__module__ == kind.__module__]
-    known = [part for part in parts if part is not None]
-    return "\n".join(known).encode() if len(known) == len(parts) else None
 
 
 def _source(kind: type) -> str | None:
@@ -140,7 +138,7 @@ def _source(kind: type) -> str | None:
 def git_state(source: Path) -> tuple[str | None, bool | None]:
     """Commit (12 hex digits) of a file's repository, and whether its tracked files differ.
 
-    ``+`` after the commit: the file itself differs. The second value is None if git takes too long; both are None
+    The commit ends in ``+`` if the file itself differs. The second value is None if git takes too long; both are None
     without git or a repository, and for ignored files.
     """
     commit = _git(source.parent, "rev-parse", "--verify", "HEAD")
@@ -153,7 +151,7 @@ def git_state(source: Path) -> tuple[str | None, bool | None]:
 
 def library_versions() -> tuple[str, ...]:
     """Sorted ``name version`` of the libraries that affect training."""
-    names = {*STOOD_ON, *(name for name in OF_WORKLOADS if name in sys.modules)}
+    names = {*DEPENDENCIES, *(name for name in OF_WORKLOADS if name in sys.modules)}
     return tuple(f"{name} {version}" for name in sorted(names) if (version := _version(name)) is not None)
 
 
@@ -167,18 +165,18 @@ def _version(name: str) -> str | None:
 def _git(folder: Path, *arguments: str) -> str | None:
     command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
     try:
-        said = subprocess.run(
+        done = subprocess.run(
             command, capture_output=True, text=True, timeout=GIT_SECONDS, stdin=subprocess.DEVNULL, check=True
         )
     except (OSError, subprocess.SubprocessError, UnicodeDecodeError):
         return None
-    return said.stdout.strip()
+    return done.stdout.strip()
 
 
 def _source_file(workload: object) -> Path | None:
     try:
         source = inspect.getsourcefile(workload if isinstance(workload, ModuleType) else type(workload))
-    except (OSError, TypeError):  # OSError in a notebook, which is no file
+    except (OSError, TypeError):  # OSError in a notebook
         return None
     return None if source is None or not Path(source).is_file() else Path(source).resolve()
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from bssearch.errors import WorkloadError
+from bssearch.errors import WorkloadError, require
 from bssearch.records import Configuration, GradientNoise, Target, TrialRequest
 from bssearch.records.noise_scale import FEWEST_PASSES, Norms, Pass, gradient_noise, moments
 from bssearch.training.batches import Growth, random_state_kept
@@ -27,25 +27,25 @@ from bssearch.training.trainer import Trainer, seed_everything
 from bssearch.workloads.base import WeightedLoss
 from bssearch.workloads.data import moved
 
-# Small batches in a long pass. ‖G‖² limits the estimate: at equal samples, fewer and longer passes estimate it better,
-# but an interval needs several.
+# Small batches in a long pass. ‖G‖² limits the estimate, and at equal samples, fewer and longer passes estimate ‖G‖²
+# better, but an interval needs several passes.
 SMALL_BATCHES = 8
 
-FEWEST_SMALL_BATCHES = 2  # in a short pass; one would give no second norm
+FEWEST_SMALL_BATCHES = 2  # in a short pass; a single small batch has no second norm
 
-# Samples of a small batch. The estimator's variance falls with the small batch (Gray et al. 2024), but launch-bound
-# devices gain no time below a size, and batch normalisation needs some samples.
+# Samples of a small batch. The estimator's variance falls with the size (Gray et al. 2024), but launch-bound devices
+# gain no time from small sizes, and batch normalisation needs some samples.
 SMALLEST, LARGEST = 16, 256
 
-# Largest share of a process's train seconds for passes. Loading a shape's kernels on a GPU is not counted: a slow first
-# pass would forbid the next ones for long.
+# Largest share of a process's train seconds for passes. Loading a shape's kernels on a GPU does not count, because a
+# slow first pass would rule out the next passes for long.
 NOISE_SHARE = 0.03
 
-# Seconds of a small batch over those of a training micro-batch, expected for a shape's first pass: at most 1 if both
+# Seconds of a small batch ÷ seconds of a training micro-batch, expected for a shape's first pass: at most 1 if both
 # compute alike (CPU, fp32, uncompiled), more under other precision or kernels, most if training is compiled.
 SLOWDOWN, SLOWDOWN_OF_OTHER, SLOWDOWN_OF_COMPILED = 1, 2, 10
 
-PASSES_AT_ONCE = 2 * FEWEST_PASSES  # the most passes after one evaluation, so that they spread over the window
+PASSES_AT_ONCE = 2 * FEWEST_PASSES  # most passes after one evaluation, so that passes spread over the window
 
 
 def small_batch_size(configuration: Configuration, samples: int, small_batches: int = SMALL_BATCHES) -> int:
@@ -77,18 +77,11 @@ class GradientPasses:
         small_batch = self.small_batch(small_batches)
         train = self._trainer.train
         rows = self._generator.choice(len(train), small_batches * small_batch, replace=False)
-        batches = torch.split(torch.from_numpy(rows).to(train.device), small_batch)
         with _exact(self._trainer, seed=int(self._generator.integers(2**31))):
-            plain, adam = self._norms(batches)
+            plain, adam = self._norms(torch.split(torch.from_numpy(rows).to(train.device), small_batch))
         if not plain.are_finite or (adam is not None and not adam.are_finite):
             return None
-        return Pass(
-            small_batch=small_batch,
-            small_batches=small_batches,
-            samples=len(train),
-            plain=plain,
-            adam=adam,
-        )
+        return Pass(small_batch=small_batch, small_batches=small_batches, samples=len(train), plain=plain, adam=adam)
 
     def load_kernels(self, small_batches: int) -> None:
         """Load a GPU's kernels."""
@@ -133,28 +126,14 @@ class GradientPasses:
 
 @dataclass(slots=True)
 class NoiseBudget:
-    """Seconds for passes in one process: `NOISE_SHARE` of all trials' train seconds."""
+    """Seconds for passes in one process: `NOISE_SHARE` of all trials' train seconds.
 
-    _train_seconds: float = 0.0
-    _spent: float = 0.0
-    _pass_seconds: dict[tuple[int, int], float] = field(default_factory=dict)
+    ``pass_seconds`` maps a shape (small batches, samples of each) to the seconds of its last pass.
+    """
 
-    def earn(self, train_seconds: float) -> None:
-        """Add a trial's train seconds."""
-        self._train_seconds += train_seconds
-
-    def spend(self, shape: tuple[int, int], seconds: float) -> None:
-        """Book the seconds of a pass."""
-        self._spent += seconds
-        self._pass_seconds[shape] = seconds
-
-    def affords(self, seconds: float) -> bool:
-        """True if the share allows these seconds."""
-        return self._spent + seconds <= NOISE_SHARE * self._train_seconds
-
-    def pass_seconds(self, shape: tuple[int, int]) -> float | None:
-        """Seconds of the last pass of a shape (small batches, samples of each)."""
-        return self._pass_seconds.get(shape)
+    train_seconds: float = 0.0
+    spent: float = 0.0
+    pass_seconds: dict[tuple[int, int], float] = field(default_factory=dict)
 
 
 class NoiseMeter:
@@ -185,7 +164,7 @@ class NoiseMeter:
 
     def after_evaluation(self, metric: float, train_seconds: float) -> None:
         """Make passes if the metric is near the target and the budget allows them."""
-        self._budget.earn(train_seconds - self._earned)
+        self._budget.train_seconds += train_seconds - self._earned
         self._earned = train_seconds
         near = self._approach.is_near(metric)
         if self._ended or not near:
@@ -222,7 +201,9 @@ class NoiseMeter:
         self._make.restore(state["generator"])
         self._approach.first = state["first_metric"]
         self._ended = state["ended"]
-        self._passes = [_pass_of(one) for one in state["passes"]]
+        for one in state["passes"]:
+            adam = None if one["adam"] is None else Norms(**one["adam"])
+            self._passes.append(Pass(**{**one, "plain": Norms(**one["plain"]), "adam": adam}))
         self._made, self._spent = state["made"], state["spent"]
         self._small_batches, self._earned = state["small_batches"], state["earned"]
 
@@ -238,12 +219,13 @@ class NoiseMeter:
     def _affords_a_pass(self, small_batches: int, train_seconds: float) -> bool:
         seconds = self._expected_seconds(small_batches, train_seconds)
         is_within_own_share = self._spent + seconds <= NOISE_SHARE * train_seconds
-        return seconds > 0 and self._budget.affords(seconds) and (is_within_own_share or not self._made)
+        is_affordable = self._budget.spent + seconds <= NOISE_SHARE * self._budget.train_seconds
+        return seconds > 0 and is_affordable and (is_within_own_share or not self._made)
 
     def _expected_seconds(self, small_batches: int, train_seconds: float) -> float:
         if self._made and small_batches == self._small_batches:
             return self._spent / self._made
-        known = self._budget.pass_seconds(self._shape(small_batches))
+        known = self._budget.pass_seconds.get(self._shape(small_batches))
         micro_batch_seconds = train_seconds / max(
             1, self._trainer.steps * self._trainer.configuration.accumulation_steps
         )
@@ -253,13 +235,15 @@ class NoiseMeter:
         return small_batches, self._make.small_batch(small_batches)
 
     def _measure(self, small_batches: int) -> None:
-        if self._loads_kernels and self._budget.pass_seconds(self._shape(small_batches)) is None:
+        shape = self._shape(small_batches)
+        if self._loads_kernels and shape not in self._budget.pass_seconds:
             self._make.load_kernels(small_batches)
         entered = self._seconds()
         measured = self._make.measure(small_batches)
         seconds = self._seconds() - entered
         self._spent += seconds
-        self._budget.spend(self._shape(small_batches), seconds)
+        self._budget.spent += seconds
+        self._budget.pass_seconds[shape] = seconds
         self._made += 1
         if measured is not None:
             self._passes.append(measured)
@@ -276,11 +260,6 @@ def _slowdown(computation: Computation) -> int:
         return SLOWDOWN_OF_COMPILED
     is_alike = computation.device.type == "cpu" and computation.precision == "fp32"
     return SLOWDOWN if is_alike else SLOWDOWN_OF_OTHER
-
-
-def _pass_of(fields: dict[str, Any]) -> Pass:
-    adam = fields["adam"]
-    return Pass(**{**fields, "plain": Norms(**fields["plain"]), "adam": None if adam is None else Norms(**adam)})
 
 
 @contextmanager
@@ -322,7 +301,7 @@ def _square(gradients: dict[nn.Parameter, torch.Tensor], divisors: Divisors | No
     return torch.stack(norms).square().sum()
 
 
-PASSES = 2  # after each evaluation; a fixed number, so that a repeated request takes the same steps
+PASSES = 2  # after each evaluation; fixed, so that a repeated request takes the same steps
 
 REMEMBERED = 8  # newest passes whose moments are averaged; the noise scale grows in training
 
@@ -336,8 +315,8 @@ class NoiseGrowth:
     def __init__(self, passes: GradientPasses, growth: Growth) -> None:
         self._make = passes
         self._growth = growth
-        assert self._growth.schedule is not None, "the trial has a schedule"
-        self._share = self._growth.schedule.noise_share or 0.0
+        assert growth.schedule is not None, "the trial has a schedule"
+        self._share = growth.schedule.noise_share or 0.0
         self._moments: list[tuple[float, float]] = []
 
     def after_evaluation(self) -> None:
@@ -355,7 +334,7 @@ class NoiseGrowth:
 
     @property
     def noise_scale(self) -> float | None:
-        """Noise scale (samples) of recent passes; None if maybe infinite."""
+        """Noise scale (samples) of recent passes; None if it may be infinite."""
         if not self._moments:
             return None
         trace, square = (statistics.fmean(column) for column in zip(*self._moments, strict=True))
@@ -382,9 +361,12 @@ def noise_growth(request: TrialRequest, trainer: Trainer) -> NoiseGrowth | None:
     """Growth by noise scale if scheduled; `WorkloadError` if the noise cannot be measured."""
     if not trainer.growth.is_measured:
         return None
-    small = small_batch_size(trainer.configuration, len(trainer.train)) if trainer.has_noise else 0
-    if small == 0:
-        why = f"the training part has too few samples for {SMALL_BATCHES} gradients"
-        reason = why if trainer.has_noise else "the gradient of single samples cannot be taken"
-        raise WorkloadError(f"batch_schedule = 'noise_scale' measures the gradient noise scale: {reason}")
+    reason = None if trainer.has_noise else "the gradient of single samples cannot be taken"
+    if reason is None and small_batch_size(trainer.configuration, len(trainer.train)) == 0:
+        reason = f"the training part has too few samples for {SMALL_BATCHES} gradients"
+    require(
+        reason is None,
+        f"batch_schedule = 'noise_scale' measures the gradient noise scale: {reason}",
+        error=WorkloadError,
+    )
     return NoiseGrowth(GradientPasses(trainer, request.plan.seed), trainer.growth)

@@ -2,19 +2,17 @@
 
 * the target is met at an evaluation                      → `REACHED`
 * the train seconds pass the request's limit              → the request's ``limit_state``
-* ``stop``, asked after every step, returns a state       → that state; `PAUSED` once saved
+* ``stop``, called after every step, returns a state      → the returned state; `PAUSED` once saved
 * the schedule's horizon, or a branch, ends               → evaluated once more, then `EXHAUSTED`
 * the loss or the metric is not finite at an evaluation   → `DIVERGED`
 * the metric stays at chance for half of the whole budget → `DIVERGED`
 * the loss of the first step is not finite                → `DIVERGED`
 * memory runs out                                         → `OOM`
 
-A trial that met its target and trains on is still `REACHED`, unless the caller stops it. A resumed trial repeats an
+A trial that met its target and trains on ends as `REACHED`, unless the caller stops it. A resumed trial repeats an
 unpaused trial's steps, evaluations and random numbers, and its times add up. On the CPU the same request, with the same
 threads, takes the same steps to the target, bit for bit.
 """
-
-from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Mapping
@@ -24,7 +22,7 @@ from pathlib import Path
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from bssearch.errors import CheckpointError, WorkloadError
+from bssearch.errors import CheckpointError, WorkloadError, require
 from bssearch.records import (
     GradientNoise,
     ModelDescription,
@@ -116,10 +114,12 @@ class Trial:
             trainer = self.prepare()
             if self._request.resumes:
                 self._restore()
-            found = (yield from self._evaluate(trainer)) if self._is_unseen(trainer) else None
-            while found is None:
-                found = self.train_segment(trainer) or (yield from self._evaluate(trainer))
-            ending = found
+            # an evaluation is due but not made: at step 0, or right after a pause
+            last = self._progress.last
+            is_unseen = last is None or (last.step != trainer.steps and self._evaluation_is_due(trainer))
+            ending = (yield from self._evaluate(trainer)) if is_unseen else None
+            while ending is None:
+                ending = self.train_segment(trainer) or (yield from self._evaluate(trainer))
             if self._plan.is_tested and ending.state in TESTED_STATES:
                 with self._clock.ledger("evaluation"):
                     self._test(trainer)
@@ -160,11 +160,6 @@ class Trial:
             self._noise_growth = noise_growth(request, self._trainer)
         return self._trainer
 
-    def _is_unseen(self, trainer: Trainer) -> bool:
-        # the evaluation is due but not made: at step 0, or right after a pause
-        last = self._progress.last
-        return last is None or (last.step != trainer.steps and self._evaluation_is_due(trainer))
-
     def _save(self, path: str) -> None:
         self._progress.note_peak(self._memory.peak_bytes())
         self._progress.warnings = self._standing_warnings()
@@ -202,10 +197,10 @@ class Trial:
 
     def train_segment(self, trainer: Trainer) -> Ending | None:
         """Train until the next evaluation; return the ending if the trial ends first."""
-        if self._computation.ranks is not None:
+        if (ranks := self._computation.ranks) is not None:
             with self._clock.ledger("other"):
-                trainer.wait_for_ranks()
-        # A due evaluation precedes the time limit: microseconds must not decide whether a crossing counts.
+                ranks.ask("ready")
+        # A due evaluation precedes the time limit, so that microseconds do not decide whether a crossing counts.
         with self._clock.ledger("train"):
             while True:
                 ending = self._stopped() or self._limited()
@@ -279,12 +274,9 @@ class Trial:
 
     def _out_of_memory(self, error: Exception) -> Ending:
         when = "before the first step" if self._trainer is None else where(self._trainer.now, self._trainer.steps)
-        lines = str(error).strip().splitlines() or [type(error).__name__]
         now = self._plan.configuration if self._trainer is None else self._trainer.now
-        return Ending(
-            TrialState.OOM,
-            f"out of memory, micro-batch {now.micro_batch_size}, {when}: {lines[0]}",
-        )
+        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        return Ending(TrialState.OOM, f"out of memory, micro-batch {now.micro_batch_size}, {when}: {first}")
 
     def _warnings(self, contention: Contention, wall: float) -> tuple[str, ...]:
         configuration, settings = self._plan.configuration, self._computation.settings
@@ -297,8 +289,7 @@ class Trial:
         )
         found = [*self._standing_warnings(), *(sentence for _, sentence in caveats), *contention.warnings]
         unused = unused_memory(self._computation.device, self._progress.peak)
-        found += [] if unused is None else [unused]
-        return (*found, *self._clock.warnings(wall))
+        return (*found, *([] if unused is None else [unused]), *self._clock.warnings(wall))
 
     def _standing_warnings(self) -> list[str]:
         return list(dict.fromkeys([*self._progress.warnings, *self._computation.warnings]))
@@ -367,8 +358,11 @@ def describe_model(
 def tokens_per_sample(workload: Workload) -> int | None:
     """Tokens of a sample, if the workload says; `WorkloadError` if not a positive integer."""
     tokens = getattr(workload, "tokens_per_sample", None)
-    if tokens is not None and (type(tokens) is not int or tokens < 1):
-        raise WorkloadError(f"tokens_per_sample = {tokens!r} must be an integer >= 1, or left out")
+    require(
+        tokens is None or (type(tokens) is int and tokens >= 1),
+        f"tokens_per_sample = {tokens!r} must be an integer >= 1, or left out",
+        error=WorkloadError,
+    )
     return tokens
 
 

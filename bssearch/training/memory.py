@@ -13,19 +13,17 @@ import torch
 from bssearch.records import MemoryBasis
 from bssearch.training.process_times import found_in
 
-# Under a memory limit on the CPU, larger blocks are separate mappings, which a free returns. glibc raises the threshold
-# up to 32 MiB, and the heap fragments: 1.21 GiB in a used worker for 0.96 in a new one.
+# Under a memory limit on the CPU, larger blocks are separate mappings, which `free` returns to the system. glibc raises
+# the threshold up to 32 MiB, and the heap fragments: a used worker takes 1.21 GiB, a new worker 0.96 GiB.
 MMAP_THRESHOLD_BYTES = 2**20
 
 _M_MMAP_THRESHOLD = -3  # mallopt(3)
 
 STATUS, CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
-# Between samples of the resident set if the kernel has no resettable mark; a sample takes about 20 µs (0.2%).
+# Seconds between samples of the resident set if the kernel's mark cannot be reset; a sample takes about 20 µs (0.2%).
 SAMPLING_SECONDS = 0.01
 
-# Of a full device: cuDNN's message if no workspace fits, cuBLAS's if its handle does not. With free memory both mean
-# other errors, such as unsupported shapes or a broken driver.
 _PHRASES = (
     "can't allocate memory",
     "not enough memory",
@@ -34,6 +32,8 @@ _PHRASES = (
     "DEVICE_ALLOCATION_FAILED",
     "HOST_ALLOCATION_FAILED",
 )
+# cuDNN's message if no workspace fits, and cuBLAS's if its handle does not fit. With free memory, both messages mean
+# other errors, such as unsupported shapes or a broken driver.
 _PHRASES_OF_A_FULL_DEVICE = ("unable to find an engine", "CUBLAS_STATUS_NOT_INITIALIZED")
 
 FULL_DEVICE = 0.1  # `_PHRASES_OF_A_FULL_DEVICE` mean a full device below this share of free memory
@@ -49,9 +49,8 @@ def is_out_of_memory(error: BaseException) -> bool:
     if not isinstance(error, RuntimeError):
         return False
     text = str(error)
-    if any(phrase in text for phrase in _PHRASES):
-        return True
-    return any(phrase in text for phrase in _PHRASES_OF_A_FULL_DEVICE) and _is_device_full()
+    is_ambiguous = any(phrase in text for phrase in _PHRASES_OF_A_FULL_DEVICE)
+    return any(phrase in text for phrase in _PHRASES) or (is_ambiguous and _is_device_full())
 
 
 def _is_device_full() -> bool:
@@ -59,7 +58,7 @@ def _is_device_full() -> bool:
         return False
     try:
         free, total = torch.cuda.mem_get_info()
-    except RuntimeError:  # after some failures no call to the driver works
+    except RuntimeError:  # after some failures every call to the driver fails
         return True
     return free < FULL_DEVICE * total
 

@@ -20,7 +20,7 @@ from bssearch.training.process_times import MPS_SERVER
 
 T = TypeVar("T")
 
-# 16-bit matrix products alone bring a large GPU to its power limit; this is no sign of other work.
+# 16-bit matrix products alone bring a large GPU to its power limit, so this does not show other work.
 POWER_CAP = "power cap"
 
 # Reasons for a lower clock that slow computation; idling and a clock set by a person do not count.
@@ -37,13 +37,8 @@ _WORKER = "bssearch.executors.worker"
 _TRIAL_MODULES = "bssearch.executors."  # modules of workers and hosts of scripts
 
 
-def other_processes(device: torch.device) -> list[tuple[int, str]]:
-    """`known_other_processes`, or an empty list."""
-    return known_other_processes(device) or []
-
-
-def known_other_processes(device: torch.device) -> list[tuple[int, str]] | None:
-    """Id and name of programs computing on a device.
+def other_processes(device: torch.device) -> list[tuple[int, str]] | None:
+    """Id and name of programs computing on a device; None if unknown.
 
     Leaves out this process's ancestors, descendants and driver's workers. In a container, NVML may list the host's ids.
     """
@@ -54,7 +49,7 @@ def known_other_processes(device: torch.device) -> list[tuple[int, str]] | None:
 
 
 def computing_processes(device: torch.device, since: float) -> list[tuple[int, str]]:
-    """`known_other_processes` that computed since a `time.time`, even without memory."""
+    """`other_processes` that computed since a `time.time`, even without memory."""
     begun = int(since * 1e6)
     samples = _ask(device, lambda library, handle: library.nvmlDeviceGetProcessUtilization(handle, begun))
     found = {int(one.pid) for one in samples or () if one.smUtil > 0}
@@ -74,13 +69,8 @@ def _named(processes: set[int]) -> list[tuple[int, str]]:
     return [(pid, name) for pid, name in found if name not in {None, MPS_SERVER}]
 
 
-def throttle_reasons(device: torch.device) -> list[str]:
-    """`known_throttle_reasons`, or an empty list."""
-    return known_throttle_reasons(device) or []
-
-
-def known_throttle_reasons(device: torch.device) -> list[str] | None:
-    """Reasons why the device's clock is low now."""
+def throttle_reasons(device: torch.device) -> list[str] | None:
+    """Reasons why the device's clock is low now; None if unknown."""
 
     def read(library: Any, handle: Any) -> list[str]:
         active = int(library.nvmlDeviceGetCurrentClocksEventReasons(handle))
@@ -91,7 +81,7 @@ def known_throttle_reasons(device: torch.device) -> list[str] | None:
 
 def is_power_capped(device: torch.device) -> bool:
     """True if the device is at its power limit."""
-    return POWER_CAP in throttle_reasons(device)
+    return POWER_CAP in (throttle_reasons(device) or ())
 
 
 def total_energy_joules(device: torch.device) -> float | None:
@@ -108,9 +98,9 @@ def clock_mhz(device: torch.device) -> float | None:
 
 def device_uuid(device: torch.device) -> str:
     """A CUDA device's UUID, such as ``GPU-8f6f…``."""
-    told = _ask(device, lambda library, handle: library.nvmlDeviceGetUUID(handle))
-    if told is not None:
-        return told.decode() if isinstance(told, bytes) else str(told)
+    uuid = _ask(device, lambda library, handle: library.nvmlDeviceGetUUID(handle))
+    if uuid is not None:
+        return uuid.decode() if isinstance(uuid, bytes) else str(uuid)
     # without NVML, a MIG slice looks like a full GPU
     return f"GPU-{torch.cuda.get_device_properties(device).uuid}"
 
@@ -225,7 +215,7 @@ class DeviceMeter:
         clock = clock_mhz(self._device)
         if clock is not None:
             self._clocks.append(clock)
-        reasons = known_throttle_reasons(self._device)
+        reasons = throttle_reasons(self._device)
         if reasons is not None:
             self._reasons = (self._reasons or {}) | dict.fromkeys(reasons)
 

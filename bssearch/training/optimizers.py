@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from bssearch.errors import LaunchError, UsageError, WorkloadError
+from bssearch.errors import LaunchError, WorkloadError, require
 from bssearch.records import Configuration
 from bssearch.spec.space import OPTIMIZERS
 from bssearch.workloads.base import Workload
@@ -44,8 +44,12 @@ def timm_optimizers(name: str) -> ModuleType:
         raise LaunchError(
             f"optimizer = {name!r} needs timm >= {oldest}, which cannot be imported: {error}", hint=hint
         ) from error
-    if tuple(map(int, re.findall(r"\d+", version)[:3])) < OLDEST:
-        raise LaunchError(f"optimizer = {name!r} needs timm >= {oldest}; {version} is installed", hint=hint)
+    require(
+        tuple(map(int, re.findall(r"\d+", version)[:3])) >= OLDEST,
+        f"optimizer = {name!r} needs timm >= {oldest}; {version} is installed",
+        hint=hint,
+        error=LaunchError,
+    )
     return optimizers
 
 
@@ -92,11 +96,11 @@ def muon_with_adamw(
     embeddings = {id(parameter) for layer in layers for parameter in layer.parameters()}
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
     matrices = [parameter for parameter in trainable if parameter.ndim == 2 and id(parameter) not in embeddings]
-    if not matrices:
-        raise UsageError(
-            "optimizer = 'muon' trains weight matrices outside embeddings, but the model has no such matrix",
-            hint="optimizer: {name: adamw}",
-        )
+    require(
+        matrices,
+        "optimizer = 'muon' trains weight matrices outside embeddings, but the model has no such matrix",
+        hint="optimizer: {name: adamw}",
+    )
     chosen = {id(parameter) for parameter in matrices}
     rest = parameter_groups((one for one in trainable if id(one) not in chosen), configuration.weight_decay)
     muon = torch.optim.Muon(
@@ -148,7 +152,7 @@ KEYWORDS = {
 def build_optimizer(model: nn.Module, configuration: Configuration, fused: bool = False) -> torch.optim.Optimizer:
     """Build the optimizer of a model's trainable parameters, at the peak learning rate.
 
-    ``fused`` asks for one kernel if the optimizer has it on every device.
+    ``fused`` requests one kernel if the optimizer has one on every device.
     """
     given = configuration.parameters
     options: dict[str, Any] = {
@@ -156,8 +160,7 @@ def build_optimizer(model: nn.Module, configuration: Configuration, fused: bool 
         for name, default in OPTIMIZERS[configuration.optimizer].option_defaults().items()
     }
     groups = parameter_groups(model.parameters(), configuration.weight_decay)
-    if not groups:
-        raise UsageError("the model has no parameter to train")
+    require(groups, "the model has no parameter to train")
     one_kernel = True if fused else None
     if configuration.optimizer == "muon":
         return muon_with_adamw(model, configuration, options, one_kernel)
@@ -165,17 +168,17 @@ def build_optimizer(model: nn.Module, configuration: Configuration, fused: bool 
     if "beta1" in options:
         keywords["betas"] = options["beta1"], options["beta2"]
     if options.get("nesterov") and not options["momentum"] > 0:
-        keywords["nesterov"] = False  # has no meaning without momentum
+        keywords["nesterov"] = False  # meaningless without momentum
     if configuration.optimizer in OF_TIMM:
         kind: Any = getattr(timm_optimizers(configuration.optimizer), configuration.optimizer.capitalize())
-        # apply the trust ratio to matrices and filters only; timm skips it without weight decay, making LARS SGD
+        # apply the trust ratio to matrices and filters only; without weight decay timm skips it, and LARS becomes SGD
         groups = [{**group, "always_adapt": group["params"][0].ndim >= 2} for group in groups]
     else:
         kind = KINDS[configuration.optimizer]
     if configuration.optimizer in IN_ONE_KERNEL:
         keywords["fused"] = one_kernel
         if not fused and all(one.device.type == "cpu" for one in model.parameters()):
-            keywords["foreach"] = False  # the default on a CPU, which otherwise is found out in each step
+            keywords["foreach"] = False  # the default on a CPU; unset, PyTorch determines the default in each step
     if configuration.optimizer == "adafactor":
         keywords["eps"] = None, keywords.pop("epsilon2")  # None: ε1 follows the precision of the parameters
     return cast(torch.optim.Optimizer, kind(groups, lr=configuration.learning_rate, **keywords))
@@ -201,8 +204,11 @@ def flat(built: Any, model: nn.Module) -> Optimizers:
     """One or several optimizers as a tuple; `WorkloadError` if one trains nothing of the model."""
     values = built.values() if isinstance(built, Mapping) else built if isinstance(built, tuple | list) else [built]
     optimizers = tuple(values)
-    if not optimizers:
-        raise WorkloadError(f"build_optimizer() returned an empty {type(built).__name__}; there must be an optimizer")
+    require(
+        optimizers,
+        f"build_optimizer() returned an empty {type(built).__name__}; there must be an optimizer",
+        error=WorkloadError,
+    )
     parameters = {id(parameter) for parameter in model.parameters()}
     for optimizer in optimizers:
         _check(optimizer, parameters)
@@ -223,9 +229,7 @@ def ignored_learning_rate(workload: Workload, model: nn.Module, configuration: C
     ]
     if rates[0] != rates[1]:
         return None
-    return (
-        f"build_optimizer() does not use configuration.learning_rate: its rates are {rates[0]} whatever the trial's is"
-    )
+    return f"build_optimizer() does not use configuration.learning_rate: its rates are {rates[0]} in every trial"
 
 
 def trained_by(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
@@ -239,32 +243,21 @@ def _check(optimizer: object, parameters: set[int]) -> None:
             f"build_optimizer() returned a {type(optimizer).__name__}; it must be a torch.optim.Optimizer, "
             "or a tuple, list or dict of them"
         )
-    if not any(id(parameter) in parameters for parameter in trained_by(optimizer)):
-        raise WorkloadError(
-            f"build_optimizer() returned a {type(optimizer).__name__} over parameters that are not the model's",
-            hint="build it over the parameters of the model that it is given",
-        )
+    require(
+        any(id(parameter) in parameters for parameter in trained_by(optimizer)),
+        f"build_optimizer() returned a {type(optimizer).__name__} over parameters that are not the model's",
+        hint="build the optimizer over the parameters of the given model",
+        error=WorkloadError,
+    )
     for index, group in enumerate(optimizer.param_groups):
-        if "lr" not in group:
-            raise WorkloadError(
-                f"build_optimizer() returned a {type(optimizer).__name__} whose parameter group {index} has no 'lr'"
-            )
+        require(
+            "lr" in group,
+            f"build_optimizer() returned a {type(optimizer).__name__} whose parameter group {index} has no 'lr'",
+            error=WorkloadError,
+        )
 
 
-def states_of(optimizers: Optimizers) -> Any:
-    """State of one optimizer, or a list of the states of several."""
-    states = [optimizer.state_dict() for optimizer in optimizers]
-    return states[0] if len(states) == 1 else states
-
-
-def restore_states(optimizers: Optimizers, saved: Any) -> None:
-    """Restore optimizers from `states_of`."""
-    states = [saved] if len(optimizers) == 1 else saved
-    for optimizer, state in zip(optimizers, states, strict=True):
-        optimizer.load_state_dict(state)
-
-
-# Options that tell kinds of optimizers apart: without them a state has another meaning.
+# Options that distinguish kinds of optimizers; without such an option a state has another meaning.
 KIND_OPTIONS = ("betas", "momentum", "alpha", "beta2_decay", "ns_steps")
 
 
@@ -299,5 +292,5 @@ def _check_kind(optimizer: torch.optim.Optimizer, saved: list[dict[str, Any]]) -
     for own, other in zip(optimizer.param_groups, saved, strict=False):
         for name in KIND_OPTIONS:
             if (name in own) != (name in other):
-                where = "the study's has" if name in own else "the checkpoint's has"
-                raise ValueError(f"{where} {name}, the other has not")
+                with_it, without = ("study", "checkpoint") if name in own else ("checkpoint", "study")
+                raise ValueError(f"the {with_it}'s optimizer has {name}, the {without}'s does not")

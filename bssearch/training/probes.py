@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from bssearch.errors import LaunchError, WorkloadError
+from bssearch.errors import LaunchError, WorkloadError, require
 from bssearch.records import (
     GradientNoise,
     MemoryRequest,
@@ -40,18 +40,18 @@ from bssearch.workloads.data import Data
 
 WARM_UP_STEPS = 5  # untimed steps, which allocate, choose algorithms and create the optimizer's state
 
-RUN_SECONDS = 0.01  # seconds of steps timed together, so that the clock and the GPU's wait cost little
+RUN_SECONDS = 0.01  # seconds of steps timed together, so that the clock and the wait for the GPU cost little
 
-SEGMENT_SECONDS = 0.1  # longest timed stretch between two evaluations; by then caches are warm again
+SEGMENT_SECONDS = 0.1  # longest timed stretch between two evaluations; caches are warm again sooner
 
 RUNS = (6, 1000)  # fewer than 6 runs have no 95% interval; 1000 runs of 10 ms take 10 s
 
-# Time for at least this share of the limit: a few agreeing runs may share one slow or fast period of the machine.
+# Time for at least this share of the limit, because the first runs may share one slow or fast period of the machine.
 LEAST_SHARE = 0.2
 
 PATIENCE = 4  # spend at most this many times the limit, evaluations included, if the core was slow too often
 
-# Seconds of steps before a second timing at the power limit: a cool chip holds a higher clock for a second or two.
+# Seconds of steps before a second timing at the power limit, because a cool chip holds a higher clock for 1 to 2 s.
 SUSTAINED_SECONDS = 3.0
 
 UPDATE_SHARE = 0.1  # largest share of the limit for timing the update alone
@@ -64,9 +64,9 @@ EVALUATION_SECONDS = 0.5
 def measure_step_time(request: StepTimeRequest, workload: Workload, data: Data, computation: Computation) -> StepTime:
     """Median seconds of a step (with interval), its update and an evaluation.
 
-    Steps run between evaluations as in a trial, because caches are then cold (10% or more). Short runs (`RUN_SECONDS`)
-    repeat until the median's 95% interval is within the precision, up to the limit. Runs on a slow core are dropped
-    unless few other runs remain. Without enough memory the result has ``out_of_memory`` and no times.
+    Steps run between evaluations as in a trial, because cold caches then slow them (by 10% or more). Short runs
+    (`RUN_SECONDS`) repeat until the median's 95% interval is within the precision, up to the limit. Runs on a slow core
+    are dropped unless few other runs remain. Without enough memory the result has ``out_of_memory`` and no times.
     """
     try:
         return _measure(request, workload, data, computation)
@@ -147,7 +147,7 @@ def _evaluation_seconds(clock: Clock, evaluate: Callable[[], object]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class TimedRun:
-    """``count`` repetitions of ``seconds`` each; ``look``: seconds of `CorePace.look` (0 without a `CorePace`)."""
+    """``count`` repetitions of ``seconds`` each; ``look``: seconds of `CorePace.look` (0 without `CorePace`)."""
 
     seconds: float
     count: int
@@ -156,7 +156,7 @@ class TimedRun:
 
 @dataclass(frozen=True, slots=True)
 class WorkTiming:
-    """Median seconds with interval; of ``count_all`` repetitions, ``count`` ran at full pace."""
+    """Median seconds with interval; ``count`` of ``count_all`` repetitions ran at full pace."""
 
     median: float
     low: float
@@ -168,15 +168,14 @@ class WorkTiming:
 
 
 def timing_of(runs: Sequence[TimedRun], core: CorePace | None, precision: float) -> WorkTiming:
-    """Timing at full pace, or of all runs if fewer than six were; `ValueError` below six runs."""
+    """Timing of runs at full pace, or of all runs if fewer than six are; `ValueError` below six runs."""
     counted, slow = at_full_pace(runs, core), None
     if len(counted) < RUNS[0]:
         slow = f"the core was slow in {len(runs) - len(counted)} of {len(runs)} timings"
         counted = list(runs)
-    times = [run.seconds for run in counted]
-    low, high = median_interval(times)
+    low, high = median_interval([run.seconds for run in counted])
     return WorkTiming(
-        median=statistics.median(times),
+        median=statistics.median(run.seconds for run in counted),
         low=low,
         high=high,
         settled=is_settled(counted, precision),
@@ -203,7 +202,7 @@ def why_contended(contention: Contention, slow: str | None, clock: Clock, thread
     """Reason why other work shared the machine during a timing, or None."""
     reasons = [contention.reason, slow]
     if clock.is_contended(threads) and contention.reason is None:
-        reasons.append("other work had the processor meanwhile")
+        reasons.append("other work used the processor meanwhile")
     return "; ".join(filter(None, reasons)) or None
 
 
@@ -288,12 +287,12 @@ def median_interval(values: Sequence[float]) -> tuple[float, float]:
     return ordered[k - 1], ordered[-k]
 
 
-STEPS = 3  # The first step creates the optimizer's state; the next ones show memory that grows.
+STEPS = 3  # the first step creates the optimizer's state; the next steps show whether memory grows
 
 RESERVE = 0.01  # share of memory that must stay free
 
-# At least this much on the CPU: heaps of alike processes differ there; a used worker held up to 9 MiB more than a new
-# worker.
+# At least this reserve on the CPU, because heaps of equal processes differ: a used worker held up to 9 MiB more than a
+# new worker.
 CPU_RESERVE_BYTES = 16 * 2**20
 
 
@@ -307,8 +306,8 @@ def measure_memory(
 ) -> MemoryUse:
     """Run three steps; return whether memory, capped at ``memory_bytes``, sufficed.
 
-    A micro-batch size does not fit if a GPU's allocator must retry after its kernels are chosen: it would thrash. The
-    peak excludes workspaces of kernels being benchmarked.
+    A micro-batch size does not fit if a GPU's allocator must retry after kernels are chosen, because the allocator
+    would thrash. The peak excludes workspaces of kernels being benchmarked.
     """
     device = computation.device
     if memory_bytes is not None:
@@ -319,10 +318,15 @@ def measure_memory(
         warm_up(workload, request.configuration, data, computation, metric, seed=0)
         before = allocation_retries(device)
         reset_peak_memory(device)
-        peak = _train_and_evaluate(request, workload, data, computation, metric)
+        with Trainer(workload, request.configuration, data.train, computation, seed=0) as trainer:
+            trainer.evaluate(data.validation, metric)
+            for _ in range(STEPS):
+                trainer.step()
+            trainer.evaluate(data.validation, metric)
+            peak = peak_process_memory_bytes(device)
         retries = allocation_retries(device) - before
         if retries:
-            reason = f"the allocator had to give memory back and ask again {retries} times in {STEPS} steps"
+            reason = f"the allocator had to release memory and retry {retries} times in {STEPS} steps"
     except Exception as error:
         if not is_out_of_memory(error):
             raise
@@ -343,23 +347,11 @@ def bytes_within_reserve(device: torch.device, limit_bytes: int | None) -> int |
     return None if limit_bytes is None else max(0, limit_bytes - max(CPU_RESERVE_BYTES, int(RESERVE * limit_bytes)))
 
 
-def _train_and_evaluate(
-    request: MemoryRequest, workload: Workload, data: Data, computation: Computation, metric: str
-) -> int | None:
-    with Trainer(workload, request.configuration, data.train, computation, seed=0) as trainer:
-        trainer.evaluate(data.validation, metric)
-        for _ in range(STEPS):
-            trainer.step()
-        trainer.evaluate(data.validation, metric)
-        return peak_process_memory_bytes(computation.device)
-
-
 PRECISION = 0.15  # stop once half the interval's width is within this share of the scale
 
-PASS_BATCHES = 32  # small batches in a pass; more than in a trial, which has less time
+PASS_BATCHES = 32  # small batches in a pass; a trial, which has less time, uses fewer
 
-# Look at the interval each time the passes have grown by this factor; looking after each pass would stop at chance
-# minima.
+# Check the interval each time the passes have grown by this factor; checks after each pass would stop at chance minima.
 GROWTH = 1.5
 
 
@@ -369,19 +361,33 @@ def measure_noise(request: NoiseRequest, workload: Workload, data: Data, computa
     The interval does not cover other seeds.
     """
     own = [name for name in ("training_step", "train_batches") if callable(getattr(workload, name, None))]
-    if own:
-        raise WorkloadError(
-            f"the gradient noise scale cannot be measured for a workload with its own {' and '.join(own)}: "
-            "it needs loss() on training samples drawn at random"
-        )
-    if len(data.train) < PASS_BATCHES:
-        raise WorkloadError(f"the training part has {len(data.train)} samples; there must be >= {PASS_BATCHES}")
+    require(
+        not own,
+        f"the gradient noise scale cannot be measured for a workload with its own {' and '.join(own)}: "
+        "the measurement needs loss() on training samples drawn at random",
+        error=WorkloadError,
+    )
+    require(
+        len(data.train) >= PASS_BATCHES,
+        f"the training part has {len(data.train)} samples; there must be >= {PASS_BATCHES}",
+        error=WorkloadError,
+    )
+    configuration = request.configuration
     try:
-        return _measure_noise(request, workload, data, computation)
+        warm_up(workload, configuration, data, computation, request.target.metric, request.seed)
+        with Trainer(workload, configuration, data.train, computation, request.seed) as trainer:
+            metric, reason = _train(request, trainer, data, computation)
+            return NoiseMeasurement(
+                batch_size=configuration.batch_size,
+                micro_batch_size=configuration.micro_batch_size,
+                step=trainer.steps,
+                metric=metric,
+                noise=_measure_passes(GradientPasses(trainer, request.seed), request.noise_seconds_limit),
+                reason=reason,
+            )
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        configuration = request.configuration
         raise LaunchError(
             f"out of memory, batch size {configuration.batch_size} in micro-batches of "
             f"{configuration.micro_batch_size}: {error}",
@@ -389,27 +395,15 @@ def measure_noise(request: NoiseRequest, workload: Workload, data: Data, computa
         ) from error
 
 
-def _measure_noise(request: NoiseRequest, workload: Workload, data: Data, computation: Computation) -> NoiseMeasurement:
-    configuration = request.configuration
-    warm_up(workload, configuration, data, computation, request.target.metric, request.seed)
-    with Trainer(workload, configuration, data.train, computation, request.seed) as trainer:
-        metric, reason = _train(request, trainer, data, computation)
-        return NoiseMeasurement(
-            batch_size=configuration.batch_size,
-            micro_batch_size=configuration.micro_batch_size,
-            step=trainer.steps,
-            metric=metric,
-            noise=_measure_passes(GradientPasses(trainer, request.seed), request.noise_seconds_limit),
-            reason=reason,
-        )
-
-
 def _train(request: NoiseRequest, trainer: Trainer, data: Data, computation: Computation) -> tuple[float, str | None]:
     approach, clock = Approach(request.target), clock_for(computation.device)
     while True:
         metric = trainer.evaluate(data.validation, request.target.metric)
-        if not math.isfinite(metric):
-            raise WorkloadError(f"{request.target.metric} is not finite at step {trainer.steps}")
+        require(
+            math.isfinite(metric),
+            f"{request.target.metric} is not finite at step {trainer.steps}",
+            error=WorkloadError,
+        )
         if approach.is_near(metric):
             return metric, None
         if clock.seconds("train") >= request.train_seconds_limit:

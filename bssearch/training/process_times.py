@@ -6,7 +6,7 @@ import resource
 import time
 from pathlib import Path
 
-MPS_SERVER = "nvidia-cuda-mps-server"  # computes on behalf of its clients, which are listed too
+MPS_SERVER = "nvidia-cuda-mps-server"  # computes for its clients, which NVML lists too
 
 _SCHEDULED_TIME = 2  # the clock of a process: ~pid << 3 | CPUCLOCK_SCHED, as clock_getcpuclockid(3) returns it
 

@@ -1,6 +1,6 @@
 """Ranks of a trial: processes that train on shares of every batch and add their gradients.
 
-Only rank 0 decides: before each common call it orders the other ranks to make the same call (`Link`). Hooks on
+Only rank 0 decides: before each common call, rank 0 orders the other ranks to make the same call (`Link`). Hooks on
 parameters add gradients, because a wrapper misses losses that do not call ``forward``.
 """
 
@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from torch import distributed, nn
 
-from bssearch.errors import WorkloadError
+from bssearch.errors import WorkloadError, require
 from bssearch.records import Branch, Configuration
 from bssearch.training.clock import Clock
 from bssearch.training.computation import Computation
@@ -29,31 +29,31 @@ from bssearch.workloads.data import Data
 # Bytes of gradients added at once: the first bucket is small, so that adding starts early. PyTorch's values for DDP.
 FIRST_BUCKET_BYTES, BUCKET_BYTES = 2**20, 25 * 2**20
 
-# gloo notices a rank that ended; a rank that hangs is the driver's to kill, after ``hang_seconds``
+# gloo notices a rank that ended; the driver kills a rank that hangs, after ``hang_seconds``
 GLOO_TIMEOUT = timedelta(hours=1)
 
 T = TypeVar("T")
 
-Order = tuple[str, tuple[Any, ...]]  # a method of `Follower` and its arguments
+Order = tuple[str, tuple[Any, ...]]  # a method of `Follower`, or of its `Trainer`, and its arguments
 
 
 class Link(Protocol):
     """Rank 0's line to the other ranks."""
 
     def tell(self, order: Order) -> None:
-        """Send an order to all."""
+        """Send an order to all ranks."""
 
     def answers(self) -> list[Any]:
-        """Wait for one answer of each, by rank."""
+        """Wait for one answer of each rank; return the answers by rank."""
 
     def cause(self, error: Exception) -> Exception:
-        """Why another rank failed; ``error`` if unknown."""
+        """The error of another rank that failed; ``error`` if unknown."""
 
 
 class Ranks:
     """This process as number ``rank`` of ``size``; only rank 0 has a ``link``.
 
-    ``are_together`` within a common call. ``is_broken``: a common call failed, so other ranks may wait forever.
+    ``are_together`` is True within a common call. ``is_broken``: a common call failed, so other ranks may wait forever.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Ranks:
             yield
         except Exception as error:
             self.is_broken = True
-            raise self._cause(error) from error
+            raise (error if self._link is None else self._link.cause(error)) from error
         finally:
             self.are_together = False
 
@@ -110,7 +110,8 @@ class Ranks:
 
     def copy_from_first(self, tensors: Iterable[torch.Tensor]) -> None:
         """Replace tensors by rank 0's."""
-        views = [_bytes_of(tensor.detach()) for tensor in tensors if _is_dense(tensor)]
+        dense = (tensor.detach() for tensor in tensors if _is_dense(tensor))
+        views = [tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8) for tensor in dense]
         if not views:
             return
         content = torch.cat(views)
@@ -119,7 +120,7 @@ class Ranks:
             view.copy_(piece)
 
     def average(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Replace tensors of one type by their averages over ranks."""
+        """Replace tensors of equal type by their averages over ranks."""
         content = torch.cat([tensor.reshape(-1) for tensor in tensors])
         self.add(content)
         content /= self.size
@@ -137,9 +138,6 @@ class Ranks:
     def gradient_sum(self, model: nn.Module) -> GradientSum:
         """Add a model's gradients."""
         return GradientSum(model, self)
-
-    def _cause(self, error: Exception) -> Exception:
-        return error if self._link is None else self._link.cause(error)
 
 
 class _Sum(torch.autograd.Function):
@@ -195,13 +193,14 @@ class GradientSum:
             bucket.ready = 0
 
     def end(self) -> None:
-        """Add what the backward pass left out; give each parameter its sum."""
+        """Add the gradients that the backward pass left out; give each parameter its sum."""
         self._is_armed = False
-        if any(parameter.grad is not None for parameter in self._frozen):
-            raise WorkloadError(
-                "a parameter that needed no gradient when the model was built has one now; on several devices "
-                "requires_grad must not change"
-            )
+        require(
+            all(parameter.grad is None for parameter in self._frozen),
+            "a parameter has a gradient, but needed no gradient when the model was built; on several devices "
+            "requires_grad must not change",
+            error=WorkloadError,
+        )
         while len(self._works) < len(self._buckets):
             self._start_next()
         for work, bucket in zip(self._works, self._buckets, strict=True):
@@ -242,7 +241,7 @@ def _in_buckets(parameters: Iterable[nn.Parameter]) -> Iterator[list[nn.Paramete
 
 
 class _Bucket:
-    # Gradients side by side in ``flat``, followed by the number of ranks that have each of them.
+    # Gradients side by side in ``flat``, followed by the number of ranks that have each gradient.
 
     def __init__(self, parameters: list[nn.Parameter]) -> None:
         self.parameters = parameters
@@ -279,10 +278,6 @@ class _Bucket:
             parameter.grad = None if counts is not None and counts[place] == 0 else view
 
 
-def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
-
-
 def _is_dense(tensor: torch.Tensor) -> bool:
     return bool(torch.ops.aten.is_non_overlapping_and_dense(tensor))
 
@@ -295,7 +290,7 @@ def _shaped(piece: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 class Follower:
-    """A rank other than 0: obeys rank 0's orders, each of which names a method."""
+    """A rank other than 0, which obeys rank 0's orders."""
 
     def __init__(
         self,
@@ -315,7 +310,8 @@ class Follower:
     def obey(self, order: Order) -> None:
         """Carry out an order."""
         name, arguments = order
-        getattr(self, f"_{name}")(*arguments)
+        own = getattr(self, f"_{name}", None)
+        (own or getattr(self._training, name))(*arguments)
 
     def _join(self, size: int, folder: Path) -> None:
         self._computation.ranks = None
@@ -328,31 +324,21 @@ class Follower:
         self._computation.compiles = compiles
         self._trainer = Trainer(self._workload, configuration, self._data.train, self._computation, seed)
 
-    def _step(self) -> None:
-        self._training.step()
-
-    def _update(self) -> None:
-        self._training.update()
-
     def _losses(self, takes: bool) -> None:
         self._answer(self._training.losses_of_rank(takes=takes))
 
     def _ready(self) -> None:
         self._answer(None)
 
-    def _average_statistics(self) -> None:
-        self._training.average_statistics()
-
     def _branch(self, branch: Branch, batch_size: int) -> None:
         continue_from(self._training, branch, batch_size)
 
     def _state(self) -> None:
-        random = RandomState(self._computation.device)
-        self._answer({**self._training.state_of_rank(), "random": random.state()})
+        random = RandomState(self._computation.device).state()
+        self._answer({**self._training.state_of_rank(), "random": random})
 
     def _restore(self, path: Path, identity: Identity, states: list[State]) -> None:
-        checkpoint = Checkpoint(path, identity, Clock(), on_progress=lambda: None)
-        checkpoint.restore({"trainer": self._training}, {})
+        Checkpoint(path, identity, Clock(), on_progress=lambda: None).restore({"trainer": self._training}, {})
         state = states[self._rank - 1]
         self._training.restore_of_rank(state)
         RandomState(self._computation.device).restore(state["random"])

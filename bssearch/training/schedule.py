@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
-from bssearch.errors import UsageError, WorkloadError
+from bssearch.errors import WorkloadError, require
 from bssearch.records import Configuration
 from bssearch.spec.space import DECAY_SHARE, ScheduleName
 from bssearch.workloads.base import Workload
@@ -34,10 +34,10 @@ class RateSchedule:
 
     Warmup (Goyal et al. 2017): step s of w uses (s + 1)/(w + 1). Decay from step w to horizon h, with u = (s − w)/(h −
     w): 1 − u for ``linear``, (1 + cos πu)/2 for ``cosine`` (Loshchilov & Hutter 2017, one cycle). A horizon within the
-    warmup cuts it off. ``warmup_stable_decay`` decays in the last ``decay_share`` of the horizon, by 1 − √u with u from
-    0 to 1 over it (Hägele et al. 2024, arXiv 2405.18392; Hu et al. 2024, arXiv 2404.06395). ``one_cycle`` is PyTorch's
-    OneCycleLR step by step, with constant momentum (Smith & Topin 2018, arXiv 1708.07120); without warmup it rises for
-    30 % of the horizon.
+    warmup cuts the warmup off. ``warmup_stable_decay`` decays in the last ``decay_share`` of the horizon, by 1 − √u, in
+    which u grows from 0 to 1 (Hägele et al. 2024, arXiv 2405.18392; Hu et al. 2024, arXiv 2404.06395). ``one_cycle`` is
+    PyTorch's OneCycleLR with constant momentum (Smith & Topin 2018, arXiv 1708.07120); without warmup the rate rises
+    for 30 % of the horizon.
     """
 
     kind: ScheduleName = "constant"
@@ -80,8 +80,10 @@ def schedule_of(configuration: Configuration, train_samples: int) -> RateSchedul
     """A configuration's schedule; `UsageError` if decaying without ``horizon_samples``."""
     kind = cast(ScheduleName, configuration.parameters.get("schedule", "constant"))
     horizon = configuration.parameters.get("horizon_samples")
-    if horizon is None and kind != "constant":
-        raise UsageError(f"schedule = {kind!r} needs horizon_samples, the samples after which it ends")
+    require(
+        horizon is not None or kind == "constant",
+        f"schedule = {kind!r} needs horizon_samples, the samples after which the schedule ends",
+    )
     return RateSchedule(
         kind=kind,
         warmup_steps=warmup_steps(configuration.warmup_epochs, train_samples, configuration.batch_size),
@@ -115,11 +117,12 @@ def schedule_for(workload: Workload, configuration: Configuration, train_samples
     if build is None:
         return configured
     factor_at = build(configuration, max(1, train_samples // configuration.batch_size))
-    if not callable(factor_at):
-        raise WorkloadError(
-            f"build_schedule() returned a {type(factor_at).__name__}; it must be a function of the step, which "
-            "returns the factor on the learning rate"
-        )
+    require(
+        callable(factor_at),
+        f"build_schedule() returned a {type(factor_at).__name__}; it must be a function of the step, which "
+        "returns the factor on the learning rate",
+        error=WorkloadError,
+    )
     # The configured warmup only keeps `Course.stuck_at_chance` from ending a trial during the warmup.
     return OwnSchedule(
         warmup_steps=configured.warmup_steps, horizon_steps=configured.horizon_steps, factor_at=factor_at
@@ -131,7 +134,7 @@ class BranchSchedule(RateSchedule):
     """The run's schedule for ``horizon_steps`` steps after a checkpoint at step ``offset``.
 
     With a new optimizer state the rate may rise over ``rise`` steps: step s uses (s + 1)/(rise + 1) of the rate. The
-    run's warmup does not count.
+    run's own warmup does not count.
     """
 
     run: RateSchedule

@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from bssearch.errors import BSSearchError, UsageError, WorkloadError
+from bssearch.errors import BSSearchError, WorkloadError, require
 from bssearch.records import FIRST_LOSS, Configuration, parameters_of_group
 from bssearch.records.batch_schedule import constant_configurations
 from bssearch.spec.space import OPTIONAL
@@ -30,8 +30,6 @@ from bssearch.training.optimizers import (
     built_optimizers,
     flat,
     ignored_learning_rate,
-    restore_states,
-    states_of,
     take_over_states,
     trained_by,
 )
@@ -169,8 +167,9 @@ class Updates:
 
     def state(self) -> dict[str, Any]:
         """State to save; tensors are not copied."""
+        optimizers = [optimizer.state_dict() for optimizer in self.optimizers]
         return {
-            "optimizer": states_of(self.optimizers),
+            "optimizer": optimizers[0] if len(optimizers) == 1 else optimizers,
             "learning_rate": self._learning_rate,
             "average": None if self.average is None else self.average.state(),
             "scaler": None if self.scaler is None else self.scaler.state_dict(),
@@ -186,7 +185,9 @@ class Updates:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore the state."""
-        restore_states(self.optimizers, state["optimizer"])
+        optimizers = [state["optimizer"]] if len(self.optimizers) == 1 else state["optimizer"]
+        for optimizer, saved in zip(self.optimizers, optimizers, strict=True):
+            optimizer.load_state_dict(saved)
         self._learning_rate = state["learning_rate"]
         if self.average is not None:
             self.average.restore(state["average"])
@@ -202,25 +203,20 @@ T = TypeVar("T")
 def own_training_step(workload: Workload, computation: Computation) -> Take | None:
     """The workload's ``training_step``; `UsageError` with CUDA graphs."""
     step: Take | None = getattr(workload, "training_step", None)
-    if step is not None and computation.replays_graphs:
-        raise UsageError(
-            f"training.compile = {computation.settings.compile!r} must be 'default' or 'none' for a workload with a "
-            "training_step: CUDA graphs reuse memory that it may still use"
-        )
+    require(
+        step is None or not computation.replays_graphs,
+        f"training.compile = {computation.settings.compile!r} must be 'default' or 'none' for a workload with a "
+        "training_step: CUDA graphs reuse memory that the training_step may still use",
+    )
     return step
 
 
-def _checked(loss: Any) -> torch.Tensor | WeightedLoss:
-    if isinstance(loss, int | float) and not isinstance(loss, bool):
-        return torch.tensor(float(loss))
+def _scalar(loss: Any, method: str, wanted: str) -> torch.Tensor:
     scalar = loss.total if isinstance(loss, WeightedLoss) else loss
     if not isinstance(scalar, torch.Tensor) or scalar.ndim:
         shape = f" of shape {tuple(scalar.shape)}" if isinstance(scalar, torch.Tensor) else ""
-        raise WorkloadError(
-            f"training_step() returned a {type(scalar).__name__}{shape}; it must return the loss to log: "
-            "a scalar tensor, a number or a WeightedLoss"
-        )
-    return loss  # type: ignore[no-any-return]
+        raise WorkloadError(f"{method}() returned a {type(scalar).__name__}{shape}; it must return {wanted}")
+    return scalar
 
 
 class Trainer(AbstractContextManager["Trainer"]):
@@ -347,14 +343,17 @@ class Trainer(AbstractContextManager["Trainer"]):
             configuration=self.now,
             number=self.steps,
             micro_batches=taken,
-            _backward=self._outside_autocast(self.updates.backward),
-            _update=self._outside_autocast(self.updates.apply),
+            backward=self._outside_autocast(self.updates.backward),
+            update=self._outside_autocast(self.updates.apply),
         )
         with self.computation.whole_step():
             loss = take(step)
         if left := len(list(taken)):
             raise WorkloadError(f"training_step() took {total - left} of {total} micro-batches; it must take all")
-        return _checked(loss)
+        if isinstance(loss, int | float) and not isinstance(loss, bool):
+            return torch.tensor(float(loss))
+        _scalar(loss, "training_step", "the loss to log: a scalar tensor, a number or a WeightedLoss")
+        return loss  # type: ignore[no-any-return]
 
     def _outside_autocast(self, function: Callable[[T], None]) -> Callable[[T], None]:
         def called(argument: T) -> None:
@@ -411,11 +410,6 @@ class Trainer(AbstractContextManager["Trainer"]):
         self._losses.restore(state["losses"])
         _copy(state["statistics"], self._statistics)
 
-    def wait_for_ranks(self) -> None:
-        """Wait until all ranks can take the next step."""
-        if self._ranks is not None:
-            self._ranks.ask("ready")
-
     def average_statistics(self) -> None:
         """Average the running statistics of batch normalisation over ranks."""
         if self._ranks is not None and self._statistics:
@@ -424,10 +418,10 @@ class Trainer(AbstractContextManager["Trainer"]):
 
     def losses_of_rank(self, *, takes: bool) -> tuple[float, float]:
         """This rank's sums of losses and weights; ``takes`` resets them."""
-        sums = self._losses.sums()
+        losses = self._losses
         if takes:
-            self._losses = LossSum(self._losses.device)
-        return sums
+            self._losses = LossSum(losses.device)
+        return losses.sums()
 
     def _mean_loss(self, *, takes: bool) -> float | None:
         return self._losses.mean([] if self._ranks is None else self._ranks.ask("losses", takes))
@@ -513,14 +507,7 @@ class Trainer(AbstractContextManager["Trainer"]):
     def _micro_batch_loss(self, inputs: Any, targets: Any) -> torch.Tensor | WeightedLoss:
         with self.computation.training():
             loss = self.loss(self.model, inputs, targets)
-        scalar = loss.total if isinstance(loss, WeightedLoss) else loss
-        if not isinstance(scalar, torch.Tensor):
-            raise WorkloadError(
-                f"loss() returned a {type(scalar).__name__}; it must be a scalar tensor or a WeightedLoss of one"
-            )
-        if scalar.ndim != 0:
-            raise WorkloadError(f"loss() returned a tensor of shape {tuple(scalar.shape)}; it must be a scalar")
-        if not scalar.requires_grad:
+        if not _scalar(loss, "loss", "a scalar tensor or a WeightedLoss with a scalar total").requires_grad:
             raise WorkloadError("loss() returned a tensor without a gradient; it must depend on the model")
         return loss
 
@@ -540,31 +527,33 @@ def check_split(configuration: Configuration, train_samples: int) -> None:
     batch_size = configuration.batch_size
     micro, accumulation = configuration.micro_batch_size, configuration.accumulation_steps
     ranks = configuration.world_size
-    if micro * accumulation * ranks != batch_size:
-        raise UsageError(
-            f"batch_size = {batch_size} must be micro_batch_size × accumulation_steps × world_size = "
-            f"{micro} × {accumulation} × {ranks}"
-        )
-    if batch_size > train_samples:
-        raise WorkloadError(f"batch_size = {batch_size} must be <= {train_samples}, the number of training samples")
+    require(
+        micro * accumulation * ranks == batch_size,
+        f"batch_size = {batch_size} must be micro_batch_size × accumulation_steps × world_size = "
+        f"{micro} × {accumulation} × {ranks}",
+    )
+    require(
+        batch_size <= train_samples,
+        f"batch_size = {batch_size} must be <= {train_samples}, the number of training samples",
+        error=WorkloadError,
+    )
 
 
 def check_ranks(configuration: Configuration, workload: Workload, computation: Computation) -> None:
     """Raise `UsageError` for a trial that cannot train on its number of devices."""
-    size, ranks = configuration.world_size, computation.ranks
-    if size != (1 if ranks is None else ranks.size):
-        raise UsageError(
-            f"world_size = {size} must be {1 if ranks is None else ranks.size}, the processes of this trial",
-            hint="the executor local trains a workload on several devices",
-        )
+    size, processes = configuration.world_size, 1 if computation.ranks is None else computation.ranks.size
+    require(
+        size == processes,
+        f"world_size = {size} must be {processes}, the processes of this trial",
+        hint="the executor local trains a workload on several devices",
+    )
     unsupported = {
         "fp16: choose bf16": computation.precision == "fp16",
         "its own training_step()": hasattr(workload, "training_step"),
         "a batch_schedule": configuration.grows,
     }
     found = [name for name, is_used in unsupported.items() if is_used]
-    if size > 1 and found:
-        raise UsageError(f"world_size = {size} must be 1 for a trial with {' and '.join(found)}")
+    require(size == 1 or not found, f"world_size = {size} must be 1 for a trial with {' and '.join(found)}")
 
 
 def _no_loss(*arguments: object, **settings: object) -> torch.Tensor:
@@ -627,19 +616,14 @@ def restore_model(model: torch.nn.Module, saved: Mapping[str, torch.Tensor], ext
             raise WorkloadError(f"the parameter {name} of shape {tuple(parameter.shape)} was saved {was}")
     device = next(model.parameters()).device
     for name, tensor in saved.items():
-        _put(model, name, tensor.to(device))
+        path, _, leaf = name.rpartition(".")
+        owner = model.get_submodule(path)
+        present = getattr(owner, leaf, None)
+        if isinstance(present, torch.Tensor) and present.shape == tensor.shape and present.dtype == tensor.dtype:
+            present.copy_(tensor)
+        else:  # training created or replaced a buffer
+            owner.register_buffer(leaf, tensor.to(device))
     model.load_state_dict(extra, strict=False)
-
-
-def _put(model: torch.nn.Module, name: str, value: torch.Tensor) -> None:
-    # copy a value in place; create a buffer that training created or replaced
-    path, _, leaf = name.rpartition(".")
-    owner = model.get_submodule(path)
-    present = getattr(owner, leaf, None)
-    if isinstance(present, torch.Tensor) and present.shape == value.shape and present.dtype == value.dtype:
-        present.copy_(value)
-    else:
-        owner.register_buffer(leaf, value)
 
 
 WARM_UP_STEPS = 2
@@ -660,8 +644,11 @@ def warm_up(
     except Exception as error:
         if not computation.compiles or computation.ranks is not None or is_out_of_memory(error):
             raise
-        with computation.without_compiling():
+        computation.compiles = False
+        try:
             _take_first_steps(workload, configuration, data, computation, metric, seed)
+        finally:
+            computation.compiles = True
         computation.fallback(error)
 
 

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from bssearch.errors import CheckpointError, NotFoundError, UsageError
+from bssearch.errors import CheckpointError, NotFoundError, UsageError, require
 from bssearch.files import new_guarded_file
 from bssearch.records import Branch, TrialRequest
 from bssearch.training.clock import Clock
@@ -39,7 +39,7 @@ FORMAT = 1
 
 IDENTITY, TRAINING, _MEASURED = "trial.json", "training.pt", "measured.json"
 
-LARGEST_JSON = 64 * 2**20  # bytes of a ledger; a million steps take half
+LARGEST_JSON = 64 * 2**20  # bytes of a ledger; a million steps take half of this
 
 LARGEST_PICKLE = 16 * 2**20  # bytes: a tensor takes about 100
 
@@ -153,7 +153,7 @@ class Checkpoint:
                     for name in (name for name in parts if name in saved):
                         parts[name].restore(saved[name])
             except Exception as error:
-                raise _cannot_go_on(self.path, error) from error
+                raise _cannot_resume(self.path, error) from error
         self.on_progress()
 
 
@@ -190,14 +190,18 @@ def _read(path: Path, identity: Identity, on_progress: Callable[[], None]) -> tu
         with zipfile.ZipFile(path) as archive:
             saved, measured = map(json.loads, _texts(archive))
             _check(path, saved, identity)
+            content = io.BytesIO()
             with archive.open(TRAINING) as member:
-                content = _whole(member, on_progress)
+                while chunk := member.read(CHUNK_BYTES):
+                    content.write(chunk)
+                    on_progress()
+        content.seek(0)
         _check_pickle(content)
         return torch.load(content, map_location="cpu", weights_only=True), measured
     except CheckpointError:
         raise
     except Exception as error:
-        raise _cannot_go_on(path, error) from error
+        raise _cannot_resume(path, error) from error
 
 
 def _texts(archive: zipfile.ZipFile) -> list[bytes]:
@@ -222,7 +226,7 @@ def _check_size(name: str, size: int, most: int) -> None:
 
 
 def _check_archive(archive: zipfile.ZipFile) -> None:
-    # Refuse parts that are compressed, overlap, or that PyTorch would find elsewhere.
+    # Refuse parts that are compressed, overlap, or are elsewhere for PyTorch.
     parts = archive.infolist()
     if sum(one.file_size for one in parts) > archive.start_dir:
         raise ValueError("its parts unpack to more bytes than the file has")
@@ -231,8 +235,8 @@ def _check_archive(archive: zipfile.ZipFile) -> None:
 
 
 def _check_pickle(file: IO[bytes]) -> None:
-    # Refuse a file of `torch.save` that takes its reader minutes; leave the file at its start.
-    is_archive = file.read(len(_ARCHIVE)) == _ARCHIVE  # as PyTorch tells its two formats apart
+    # Refuse a file of `torch.save` that takes minutes to read; leave the file at its start.
+    is_archive = file.read(len(_ARCHIVE)) == _ARCHIVE  # as PyTorch distinguishes its two formats
     file.seek(0)
     if is_archive:
         with zipfile.ZipFile(file) as archive:
@@ -260,7 +264,7 @@ def _check_program(program: bytes, pickles: int = 1) -> None:
 
 
 class _BoundedPickle:
-    # Stands for the module `pickle` in `torch.save`; refuses states that `_check_pickle` would refuse.
+    # Replaces the module `pickle` in `torch.save`; refuses states that `_check_pickle` would refuse.
 
     class Pickler(pickle.Pickler):
         def __init__(self, file: io.BytesIO, protocol: int) -> None:
@@ -272,27 +276,19 @@ class _BoundedPickle:
             _check_program(self._file.getvalue())
 
 
-def _cannot_go_on(path: Path, error: Exception) -> CheckpointError:
-    what = "it is not there" if isinstance(error, FileNotFoundError) else first_line(error)
+def _cannot_resume(path: Path, error: Exception) -> CheckpointError:
+    what = "the file does not exist" if isinstance(error, FileNotFoundError) else first_line(error)
     return CheckpointError(f"the trial cannot resume from its checkpoint {path}: {what}")
 
 
 def _check(path: Path, saved: Mapping[str, str], wanted: Identity) -> None:
     for name in {**wanted, **saved}:
-        if saved.get(name) != wanted.get(name):
-            raise CheckpointError(
-                f"the checkpoint {path} belongs to another trial: "
-                f"its {name} is {saved.get(name)}, this trial's is {wanted.get(name)}"
-            )
-
-
-def _whole(member: IO[bytes], on_progress: Callable[[], None]) -> io.BytesIO:
-    content = io.BytesIO()
-    while chunk := member.read(CHUNK_BYTES):
-        content.write(chunk)
-        on_progress()
-    content.seek(0)
-    return content
+        require(
+            saved.get(name) == wanted.get(name),
+            f"the checkpoint {path} belongs to another trial: "
+            f"its {name} is {saved.get(name)}, this trial's is {wanted.get(name)}",
+            error=CheckpointError,
+        )
 
 
 @dataclass(slots=True)
@@ -326,7 +322,7 @@ FORMAT_HINT = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedRun:
-    """A checkpoint's content, on the CPU; None if missing.
+    """A checkpoint's content, on the CPU; missing parts are None.
 
     ``model`` maps names to tensors, ``optimizer`` is one state_dict or a list, ``average`` a bssearch trial's averaged
     weights.
@@ -353,10 +349,8 @@ class SavedRun:
 
 def read_checkpoint(path: Path) -> SavedRun:
     """Read a checkpoint."""
-    if not path.exists():
-        raise NotFoundError(f"checkpoint {path} does not exist")
-    if path.is_dir():
-        raise UsageError(f"checkpoint {path} is a folder; it must be a file", hint=FORMAT_HINT)
+    require(path.exists(), f"checkpoint {path} does not exist", error=NotFoundError)
+    require(not path.is_dir(), f"checkpoint {path} is a folder; it must be a file", hint=FORMAT_HINT)
     saved = _of_trial(path) or _of_run(path, _load(path))
     for name, value in saved.model.items():
         if (
@@ -380,8 +374,11 @@ def _load(path: Path) -> Any:
 
 
 def _of_run(path: Path, content: Any) -> SavedRun:
-    if not isinstance(content, Mapping):
-        raise UsageError(f"checkpoint {path} is a {type(content).__name__}; expected a dict", hint=FORMAT_HINT)
+    require(
+        isinstance(content, Mapping),
+        f"checkpoint {path} is a {type(content).__name__}; expected a dict",
+        hint=FORMAT_HINT,
+    )
     model = content.get("model")
     if isinstance(model, Mapping):
         return SavedRun(
@@ -394,7 +391,7 @@ def _of_run(path: Path, content: Any) -> SavedRun:
         return SavedRun(model=content)
     found = ", ".join(sorted(str(name) for name in content)[:8]) or "nothing"
     raise UsageError(
-        f"checkpoint {path} holds {found}; it must hold model, a state_dict, or be a state_dict", hint=FORMAT_HINT
+        f"checkpoint {path} holds {found}; expected 'model' with a state_dict, or a state_dict", hint=FORMAT_HINT
     )
 
 
@@ -454,7 +451,7 @@ def branch_schedule(run: RateSchedule, branch: Branch, batch_size: int) -> Branc
         if isinstance(run, OwnSchedule) or run.horizon_steps is not None:
             raise UsageError(
                 f"checkpoint {branch.checkpoint} has neither step nor samples, and the learning rate depends on them",
-                hint="--at says the samples before each checkpoint",
+                hint="pass the samples before each checkpoint by --at",
             )
         offset = run.warmup_steps
     else:
@@ -469,7 +466,7 @@ def branch_schedule(run: RateSchedule, branch: Branch, batch_size: int) -> Branc
 
 @torch.no_grad()
 def load_weights(model: nn.Module, saved: Mapping[str, Any], path: Path) -> None:
-    """Copy saved weights into a model; ``saved`` may have buffers without a place in its state_dict."""
+    """Copy saved weights into a model; ``saved`` may have buffers that the state_dict lacks."""
     own = model.state_dict()
     for name, value in own.items():
         if not isinstance(value, torch.Tensor):
@@ -478,7 +475,7 @@ def load_weights(model: nn.Module, saved: Mapping[str, Any], path: Path) -> None
         if not isinstance(found, torch.Tensor) or found.shape != value.shape:
             there = f"of shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else "missing"
             raise UsageError(
-                f"checkpoint {path} belongs to another model: {name} of shape {tuple(value.shape)} is {there} in it"
+                f"checkpoint {path} belongs to another model: {name} is {there}; expected shape {tuple(value.shape)}"
             )
     buffers = dict(model.named_buffers())
     if unknown := [name for name in saved if name not in own and name not in buffers]:

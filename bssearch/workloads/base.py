@@ -34,7 +34,11 @@ class TrainingStep:
 
     ``micro_batches`` gives ``accumulation_steps`` augmented pairs (inputs, targets) on the device; use all of them.
     ``optimizers`` is the result of ``build_optimizer``, or bssearch's optimizer, at the step's learning rates, without
-    gradients. ``number`` counts from 0. Autocast is on if the precision needs it.
+    gradients. ``number`` counts from 0. Autocast is on if the precision requires autocast.
+
+    ``backward(loss)`` adds the gradient of a scalar loss, scaled for fp16; divide the loss by ``accumulation_steps``
+    first. ``update(optimizer)`` unscales fp16 gradients, clips to ``clip_norm`` and steps; ``optimizer.step()`` only
+    steps.
 
     ::
 
@@ -51,21 +55,13 @@ class TrainingStep:
     configuration: Configuration
     number: int
     micro_batches: Iterator[tuple[Any, Any]]
-    _backward: Callable[[torch.Tensor], None]
-    _update: Callable[[torch.optim.Optimizer], None]
+    backward: Callable[[torch.Tensor], None]
+    update: Callable[[torch.optim.Optimizer], None]
 
     @property
     def accumulation_steps(self) -> int:
         """Number of micro-batches."""
         return self.configuration.accumulation_steps
-
-    def backward(self, loss: torch.Tensor) -> None:
-        """Add the gradient of a scalar loss, scaled for fp16; divide the loss by ``accumulation_steps`` first."""
-        self._backward(loss)
-
-    def update(self, optimizer: torch.optim.Optimizer) -> None:
-        """Unscale fp16 gradients, clip to ``clip_norm``, step; ``optimizer.step()`` only steps."""
-        self._update(optimizer)
 
 
 SHIPPED = {
@@ -107,9 +103,9 @@ class Workload(Protocol):
     * ``collate(samples: list) -> tuple[inputs, targets]`` makes a batch in the loader processes; default: PyTorch's
       ``default_collate``. A mapping or tensor holds inputs without targets.
     * ``train_batches(batch_size: int, seed: int) -> Iterable[tuple[inputs, targets]]`` makes an epoch's training
-      batches, from an ``IterableDataset`` or your ``DataLoader``; ``batch_size`` is the micro-batch size, ``seed`` new
-      in each epoch. The first tensor must have ``batch_size`` rows; a smaller last batch is dropped. A resumed trial
-      makes earlier batches again, off the clock.
+      batches, from an ``IterableDataset`` or your ``DataLoader``. ``batch_size`` is the micro-batch size; ``seed``
+      changes with the epoch. The first tensor must have ``batch_size`` rows; a smaller last batch is dropped. A resumed
+      trial repeats earlier batches, off the clock.
     * ``train_samples: int``: samples per epoch of ``train_batches`` if ``load().train`` is None.
     * ``build_optimizer(model: Module, configuration: Configuration) -> Optimizer`` returns one optimizer, or a tuple,
       list or dict of them, at ``configuration.learning_rate``. The schedule multiplies each group's first rate.
@@ -172,7 +168,7 @@ class Workload(Protocol):
         """Each metric over a whole part; the model is in evaluation mode, without gradients."""
 
 
-# the method that takes each group's own parameters
+# methods that take a group's own parameters
 TAKES = {"model": "build_model", "loss": "loss", "augmentation": "augment"}
 
 
@@ -182,15 +178,15 @@ def check_takes(workload: Workload, names: Iterable[str]) -> None:
         group, _, name = full.partition(".")
         try:
             signature = inspect.signature(getattr(workload, TAKES[group]))
-        except (TypeError, ValueError, AttributeError):  # a workload's own training step reads its configuration
+        except (TypeError, ValueError, AttributeError):  # with training_step(), loss() may be missing
             continue
         kinds = {one.name: one.kind for one in signature.parameters.values()}
-        if inspect.Parameter.VAR_KEYWORD not in kinds.values() and kinds.get(name) not in BY_NAME:
-            raise WorkloadError(
-                f"space.{full}: {TAKES[group]}{signature} of the workload takes no {name!r}",
-                hint=f"let {TAKES[group]}() take the keyword {name}, or **parameters for all, or leave it out of the "
-                "space",
-            )
+        require(
+            inspect.Parameter.VAR_KEYWORD in kinds.values() or kinds.get(name) in BY_NAME,
+            f"space.{full}: {TAKES[group]}{signature} of the workload takes no {name!r}",
+            hint=f"give {TAKES[group]}() a keyword {name}, or **parameters for all, or remove {name} from the space",
+            error=WorkloadError,
+        )
 
 
 METHODS = ("load", "build_model", "loss", "evaluate")
@@ -213,9 +209,9 @@ def resolve(name: str, settings: Mapping[str, Any], folder: Path) -> Workload:
     )
     require(
         not lies_in_no_file(name),
-        f"workload {name!r} is not in a file: it was defined in a notebook, or in the script that ran",
-        hint="pass it from there, as in bssearch.run_study(spec, bssearch.Launch(workload=MyTask)), or put it into "
-        "a file",
+        f"workload {name!r} is not in a file, but in a notebook or in the script that ran",
+        hint="pass the class from there, as in bssearch.run_study(spec, bssearch.Launch(workload=MyTask)), or move the "
+        "class into a file",
         error=WorkloadError,
     )
     found = found_attribute(target, folder)
@@ -231,7 +227,7 @@ def found_attribute(name: str, folder: Path) -> Any:
         return getattr(module, attribute)
     except AttributeError:
         offered = ", ".join(sorted(key for key in vars(module) if not key.startswith("_"))) or "nothing"
-        raise WorkloadError(f"workload {name!r}: no {attribute!r} in it; it has {offered}") from None
+        raise WorkloadError(f"workload {name!r}: {location} has no {attribute!r}; it has {offered}") from None
 
 
 def built(name: str, found: Any, settings: Mapping[str, Any]) -> Workload:
@@ -276,18 +272,18 @@ def _imports(name: str) -> Iterator[None]:
 
 
 def refuse_while_importing() -> None:
-    """Refuse a study in a file being imported: every worker would run it."""
+    """Refuse a study in a file being imported, because every worker would run the study."""
     if _importing:
         raise UsageError(
-            f"the file of workload {_importing[-1]!r} runs a study when it is imported, as every worker process does",
-            hint='put the code that runs it under `if __name__ == "__main__":`',
+            f"the file of workload {_importing[-1]!r} runs a study on import, and every worker imports the file",
+            hint='put the code that runs the study under `if __name__ == "__main__":`',
         )
 
 
 def _import_module(name: str, module: str, folder: Path) -> ModuleType:
     place = str(folder.resolve())  # Python resolves a relative entry against the folder of its first use
     if place not in sys.path:
-        sys.path.append(place)  # last, so that it does not shadow installed packages
+        sys.path.append(place)  # last, so that the folder does not shadow installed packages
     with _imports(name):
         return importlib.import_module(module)
 
@@ -326,30 +322,38 @@ def measure(workload: Workload, model: torch.nn.Module, part: Part) -> Mapping[s
     with torch.no_grad():
         metrics = workload.evaluate(model, part)
     model.train()
-    if not isinstance(metrics, Mapping):
-        raise WorkloadError(f"evaluate() returned a {type(metrics).__name__}; it must be a mapping of metrics")
+    require(
+        isinstance(metrics, Mapping),
+        f"evaluate() returned a {type(metrics).__name__}; it must be a mapping of metrics",
+        error=WorkloadError,
+    )
     return metrics
 
 
 def metric_value(workload: Workload, metrics: Mapping[str, Any], metric: str) -> float:
     """A metric as a float, possibly NaN; `WorkloadError` if missing, no number, or out of bounds."""
-    if metric not in metrics:
-        offered = ", ".join(sorted(metrics)) or "nothing"
-        raise WorkloadError(f"evaluate() returned no metric {metric!r}; it offers {offered}")
+    require(
+        metric in metrics,
+        f"evaluate() returned no metric {metric!r}; it returned {', '.join(sorted(metrics)) or 'nothing'}",
+        error=WorkloadError,
+    )
     try:
         value = float(metrics[metric])
     except (TypeError, ValueError) as error:
         raise WorkloadError(f"evaluate() returned {metrics[metric]!r} as {metric!r}: not a number") from error
     info = workload.metrics.get(metric, MetricInfo())
-    if (info.low is not None and value < info.low) or (info.high is not None and value > info.high):
-        raise WorkloadError(f"evaluate() returned {metric} = {value:g}, outside the [{info.low}, {info.high}] declared")
+    require(
+        not (info.low is not None and value < info.low) and not (info.high is not None and value > info.high),
+        f"evaluate() returned {metric} = {value:g}, outside the [{info.low}, {info.high}] declared",
+        error=WorkloadError,
+    )
     return value
 
 
-# code in these folders is named by module, alike on every machine
+# code in these folders is named by module, which is equal on every machine
 INSTALLED = frozenset({"site-packages", "dist-packages"})
 
-LONGEST_SETTING = 10_000  # characters of a setting's JSON; of longer ones only the type is stored
+LONGEST_SETTING = 10_000  # characters of a setting's JSON; of longer settings only the type is stored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -372,17 +376,23 @@ class GivenWorkload:
 def given_workload(workload: Any, folder: Path) -> GivenWorkload:
     """Name a workload by its file, relative to ``folder`` if inside, or its module.
 
-    Constructor arguments are read from equally named attributes. If they do not rebuild an equal object, the object
-    itself runs in this process.
+    Constructor arguments are read from equally named attributes. If the arguments do not rebuild an equal object, the
+    object itself runs in this process.
     """
     if isinstance(workload, str):
         return GivenWorkload(name=workload)
-    if workload is None or isinstance(workload, ModuleType):
-        raise UsageError(f"workload = {workload!r} must be a class, an object or a name of one")
+    require(
+        workload is not None and not isinstance(workload, ModuleType),
+        f"workload = {workload!r} must be a class, an object or the name of one",
+    )
     maker: Any = workload if is_maker(workload) else type(workload)
     settings = None if is_maker(workload) else _settings(workload)
     name = _name(maker, folder)
-    if name is None or (settings is not None and not _is_made_by(workload, settings)):
+    try:
+        is_rebuilt = settings is None or bool(vars(maker(**settings)) == vars(workload))
+    except Exception:  # the user's own constructor, or values that do not compare, such as tensors
+        is_rebuilt = False
+    if name is None or not is_rebuilt:
         return GivenWorkload(name=f"{MAIN}:{maker.__name__}", settings=settings, in_process=workload)
     return GivenWorkload(name=name, settings=settings)
 
@@ -441,15 +451,9 @@ def _as_json(value: Any) -> Any:
     return json.loads(text) if len(text) <= LONGEST_SETTING else kind_of(value)
 
 
-def _is_made_by(workload: Any, settings: Mapping[str, Any]) -> bool:
-    try:
-        return bool(vars(type(workload)(**settings)) == vars(workload))
-    except Exception:  # the user's own constructor, or values that do not compare, such as tensors
-        return False
-
-
 def kind_of(value: object) -> str:
     """A value's type, and its shape if any."""
-    shape = None if getattr(value, "is_nested", False) else getattr(value, "shape", None)
-    nested = "nested " if getattr(value, "is_nested", False) else ""
-    return f"a {nested}{type(value).__name__}" + ("" if shape is None else f" of shape {tuple(shape)}")
+    if getattr(value, "is_nested", False):
+        return f"a nested {type(value).__name__}"
+    shape = getattr(value, "shape", None)
+    return f"a {type(value).__name__}" + ("" if shape is None else f" of shape {tuple(shape)}")

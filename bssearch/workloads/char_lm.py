@@ -1,6 +1,6 @@
 """A character-level language model: a small GPT-style transformer.
 
-The default text, the sources of Python's standard library, differs between Python versions, and with it every loss.
+The default text is the sources of Python's standard library, so every loss differs between Python versions.
 """
 
 import hashlib
@@ -12,16 +12,17 @@ from dataclasses import dataclass, field
 from glob import glob
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
 
-from bssearch.errors import WorkloadError
+from bssearch.errors import WorkloadError, require
 from bssearch.records import MetricInfo
-from bssearch.workloads.data import Data, Part
+from bssearch.workloads.data import Data, Part, evenly
 from bssearch.workloads.transformer import Block, blocks_of, check_counts
 
-_HELD_OUT_SHARE = 20  # 1/20 of the characters validates, 1/20 tests
+_HELD_OUT_SHARE = 20  # 1/20 of the characters validate, 1/20 test
 
 _EVALUATION_CHARACTERS = 8192
 _COUNTS = ("max_characters", "context", "layers", "heads", "width", "validation_sequences")
@@ -32,8 +33,9 @@ class CharLM:
     """Predict the next character: 90 % of the text train, the next 5 % validate, the last 5 % test.
 
     ``text`` is a UTF-8 file, a folder (without hidden files or subfolders) or a glob, relative to the current folder;
-    default: the standard library's top-level modules. Files are read by path up to ``max_characters``, and cut into
-    windows of ``context`` + 1 characters; at most ``validation_sequences`` of them validate.
+    default: the standard library's top-level modules. Files are read in the order of their paths up to
+    ``max_characters``, and cut into windows of ``context`` + 1 characters. At most ``validation_sequences`` windows
+    validate.
     """
 
     text: str | None = None
@@ -43,7 +45,7 @@ class CharLM:
     heads: int = 4
     width: int = 64
     validation_sequences: int = 128
-    vocabulary: str = field(default="", init=False)  # of the training part; one more token is for all other characters
+    vocabulary: str = field(default="", init=False)  # of the training part; one more token means any other character
     # mean cross-entropy in nats per character; chance is ln(tokens)
     metrics: Mapping[str, MetricInfo] = field(default_factory=lambda: {"loss": MetricInfo(low=0.0)}, init=False)
 
@@ -63,30 +65,30 @@ class CharLM:
         """Sequences (sequences, context) of int64 tokens; targets are one character later."""
         text = _read(_files(self.text), self.max_characters)
         held_out = len(text) // _HELD_OUT_SHARE
-        if held_out < self.context + 1:
-            raise WorkloadError(
-                f"the text has {len(text)} characters (max_characters = {self.max_characters}); they must be >= "
-                f"{_HELD_OUT_SHARE * (self.context + 1)}, {_HELD_OUT_SHARE} × (context + 1), for one window to validate"
-            )
+        require(
+            held_out > self.context,
+            f"the text has {len(text)} characters (max_characters = {self.max_characters}); one validation window "
+            f"needs {_HELD_OUT_SHARE} × (context + 1) = {_HELD_OUT_SHARE * (self.context + 1)}",
+            error=WorkloadError,
+        )
         # A worker's stderr is its slot's log.
         print(f"char_lm: {len(text)} characters, SHA-256 {hashlib.sha256(text.encode()).hexdigest()}", file=sys.stderr)
-        train, validation, test = (
-            text[: -2 * held_out],
-            text[-2 * held_out : -held_out],
-            text[-held_out:],
-        )
+        train, validation, test = text[: -2 * held_out], text[-2 * held_out : -held_out], text[-held_out:]
         self.vocabulary = "".join(sorted(set(train)))
         self.metrics = {"loss": MetricInfo(low=0.0, chance=math.log(len(self.vocabulary) + 1))}
         return Data(
             train=self._part(train, device),
-            validation=_evenly(self._part(validation, device), self.validation_sequences),
+            validation=self._part(validation, device, self.validation_sequences),
             test=self._part(test, device),
         )
 
     def build_model(self, *, dropout: float) -> nn.Module:
         """A transformer over the text's vocabulary; call `load` first."""
-        if not self.vocabulary:
-            raise WorkloadError("char_lm builds its model over the characters of the text: call load() first")
+        require(
+            self.vocabulary,
+            "char_lm builds its model over the text's characters; call load() first",
+            error=WorkloadError,
+        )
         return CharTransformer(
             tokens=len(self.vocabulary) + 1,
             context=self.context,
@@ -114,11 +116,13 @@ class CharLM:
         )
         return {"loss": total / part.targets.numel()}
 
-    def _part(self, text: str, device: torch.device) -> Part:
+    def _part(self, text: str, device: torch.device, most: int | None = None) -> Part:
         token_of = {character: token for token, character in enumerate(self.vocabulary)}
         tokens = torch.tensor([token_of.get(character, len(token_of)) for character in text], dtype=torch.int64)
         window = self.context + 1
         windows = tokens[: len(tokens) // window * window].view(-1, window).to(device)
+        if most is not None:
+            windows = windows[evenly(np.arange(len(windows)), min(most, len(windows)))]
         return Part(windows[:, :-1].contiguous(), windows[:, 1:].contiguous())
 
 
@@ -162,8 +166,7 @@ def _files(text: str | None) -> list[Path]:
         else:
             found = [Path(text)] if Path(text).is_file() else [Path(path) for path in glob(text, recursive=True)]  # noqa: PTH207
     files = sorted(path for path in found if path.is_file())
-    if not files:
-        raise WorkloadError(missing)
+    require(files, missing, error=WorkloadError)
     return files
 
 
@@ -179,8 +182,3 @@ def _read(files: list[Path], max_characters: int) -> str:
         if len(text) >= max_characters:
             break
     return text[:max_characters]
-
-
-def _evenly(part: Part, count: int) -> Part:
-    kept = min(count, len(part))
-    return Part(*part.gather(torch.arange(kept, device=part.device) * len(part) // kept))

@@ -15,24 +15,19 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 from bssearch.errors import WorkloadError, require
 from bssearch.workloads.base import kind_of
 
-# a tensor, or dicts, lists and tuples of nestings
-Nesting = Any
+Nesting = Any  # a tensor, or dicts, lists and tuples of nestings
 
 CONTAINERS = (dict, list, tuple)
 
 
 def mapped(function: Callable[[Any], Any], value: Nesting) -> Nesting:
     """Apply a function to each leaf."""
-    if not isinstance(value, CONTAINERS):
-        return function(value)
-    return tree_map(function, value)
+    return tree_map(function, value) if isinstance(value, CONTAINERS) else function(value)
 
 
 def leaves(value: Nesting) -> list[Any]:
     """A nesting's leaves, in order."""
-    if not isinstance(value, CONTAINERS):
-        return [value]
-    return tree_leaves(value)
+    return tree_leaves(value) if isinstance(value, CONTAINERS) else [value]
 
 
 def places(value: Nesting) -> list[tuple[str, Any]]:
@@ -119,7 +114,7 @@ class HostPart(Part):
 
     @property
     def bytes(self) -> int:
-        """Nothing goes to the device: 0."""
+        """0, because the part stays on the host."""
         return 0
 
 
@@ -169,7 +164,7 @@ class DatasetPart(HostPart):
     def _has_no(self, name: str) -> WorkloadError:
         return WorkloadError(
             f"a part made of a {type(self.samples).__name__} has no {name} as a whole",
-            hint="go through it in batches: for inputs, targets in part.chunks(256)",
+            hint="read the part in batches: for inputs, targets in part.chunks(256)",
         )
 
 
@@ -244,9 +239,7 @@ TRIED_SAMPLES = 8  # samples that are collated as a test
 
 def check_data(data: object, workload: object = None) -> Data:
     """The data as three parts; with ``train_batches``, train is a `BatchStream`."""
-    found = [_part(data, name, workload) for name in PARTS]
-    same = isinstance(data, Data) and all(getattr(data, name) is one for name, one in zip(PARTS, found, strict=True))
-    return data if same and isinstance(data, Data) else Data(*found)
+    return Data(*(_part(data, name, workload) for name in PARTS))
 
 
 def _part(data: object, name: str, workload: object) -> Part:
@@ -266,7 +259,7 @@ def _stream(given: object, workload: Any) -> BatchStream:
     samples = len(given) if hasattr(given, "__len__") else getattr(workload, "train_samples", None)
     if type(samples) is not int or samples < 1:
         raise WorkloadError(
-            f"train_samples = {samples!r} must be an integer >= 1: train_batches() does not tell the samples per epoch",
+            f"train_samples = {samples!r} must be an integer >= 1, the samples per epoch of train_batches()",
             hint="give the workload a member train_samples, or let load() return the training samples as train",
         )
     return BatchStream(workload.train_batches, samples)
@@ -274,18 +267,20 @@ def _stream(given: object, workload: Any) -> BatchStream:
 
 def _check_sequence(data: object, given: object, name: str) -> None:
     returned = f"load() returned a {type(data).__name__} whose {name} is a {type(given).__name__}"
-    if isinstance(given, DataLoader):
-        raise WorkloadError(
-            f"{returned}; bssearch chooses the batch size and the order itself",
-            hint="give the loader's dataset, and its collate_fn as the workload's collate; "
-            "if the loader itself must make the training batches, write train_batches(batch_size, seed)",
-        )
-    if isinstance(given, IterableDataset):
-        raise WorkloadError(
-            f"{returned}, which has no rows to choose from",
-            hint="let train_batches(batch_size, seed) make the batches of train from it; "
-            "for validation and test give a list of samples",
-        )
+    require(
+        not isinstance(given, DataLoader),
+        f"{returned}; bssearch chooses the batch size and the order itself",
+        hint="give the loader's dataset, and its collate_fn as the workload's collate; "
+        "if only the loader can make the training batches, write train_batches(batch_size, seed)",
+        error=WorkloadError,
+    )
+    require(
+        not isinstance(given, IterableDataset),
+        f"{returned}, which has no rows to choose from",
+        hint="let train_batches(batch_size, seed) make the training batches from the dataset; "
+        "for validation and test give a list of samples",
+        error=WorkloadError,
+    )
     no_samples = given is None or isinstance(given, tuple | Mapping | str | bytes | torch.Tensor)
     require(
         not no_samples and (hasattr(given, "__len__") and hasattr(given, "__getitem__")),
@@ -307,8 +302,8 @@ def _dataset_part(part: DatasetPart, name: str, collate: Any) -> DatasetPart:
         raise WorkloadError(
             f"the first samples of {name} cannot be collated by torch's default_collate: {error}; "
             f"{name}[0] is {in_words(part.samples[0])}",
-            hint="give the workload a method collate(samples), which makes (inputs, targets) of a list of samples, "
-            "such as one that pads rows of unequal length",
+            hint="give the workload a method collate(samples) that makes (inputs, targets) of a list of samples, "
+            "for example by padding rows of unequal length",
         ) from error
     return found
 
@@ -332,7 +327,7 @@ def _check_rows(part: Part, name: str) -> None:
             if len(places(getattr(part, field))) > 1
         )
         raise WorkloadError(
-            f"load() returned {counts} as {name}; there must be as many of each, and at least one{described}",
+            f"load() returned {counts} as {name}; the numbers must be equal and at least 1{described}",
             hint=_HINT,
         )
 

@@ -12,11 +12,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from bssearch.errors import WorkloadError
+from bssearch.errors import WorkloadError, require
 from bssearch.workloads.data import Data, Part, evenly, stratified_order
 from bssearch.workloads.ten_classes import CLASSES, TenClasses
-
-_BRIGHTEST = 16.0
 
 
 class Digits(TenClasses):
@@ -34,11 +32,11 @@ class Digits(TenClasses):
         """Images (samples, 1, 8, 8), standardised, and their digits."""
         images, labels = _read()
         held_out = self.validation_samples + self.test_samples
-        if held_out >= len(labels):
-            raise WorkloadError(
-                f"validation_samples + test_samples = {held_out} leave no training samples; "
-                f"they must be < {len(labels)}"
-            )
+        require(
+            held_out < len(labels),
+            f"validation_samples + test_samples = {held_out} leave no training samples; they must be < {len(labels)}",
+            error=WorkloadError,
+        )
         order = stratified_order(labels)
         validation = evenly(order, self.validation_samples)
         rest = order[~np.isin(order, validation)]
@@ -78,10 +76,9 @@ def _read() -> tuple[np.ndarray, np.ndarray]:
     # images (1797, 8, 8) as float32 in 0 … 1 and digits (1797,) as int64
     found = importlib.util.find_spec("sklearn")
     if found is None or found.origin is None:
-        raise WorkloadError("the digits come with scikit-learn, which is not installed")
+        raise WorkloadError("the digits are part of scikit-learn, which is not installed")
     path = Path(found.origin).parent / "datasets" / "data" / "digits.csv.gz"
-    if not path.is_file():
-        raise WorkloadError(f"this scikit-learn has no digits data: no file {path}")
+    require(path.is_file(), f"this scikit-learn has no digits data: no file {path}", error=WorkloadError)
     with gzip.open(path, "rt", encoding="ascii") as lines:
         table = np.loadtxt(lines, delimiter=",", dtype=np.float32)
-    return table[:, :-1].reshape(-1, 8, 8) / _BRIGHTEST, table[:, -1].astype(np.int64)
+    return table[:, :-1].reshape(-1, 8, 8) / 16, table[:, -1].astype(np.int64)

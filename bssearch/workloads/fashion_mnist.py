@@ -24,7 +24,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from bssearch.errors import WorkloadError
+from bssearch.errors import WorkloadError, require
 from bssearch.settings import DATA_DIR_VARIABLE, cache_folder
 from bssearch.workloads.data import Data, Part, evenly, stratified_order
 from bssearch.workloads.ten_classes import CLASSES, TenClasses
@@ -36,7 +36,7 @@ FILES = (
     "t10k-images-idx3-ubyte",
     "t10k-labels-idx1-ubyte",
 )
-WAYS = f"""any of these brings them:
+WAYS = f"""get them in one of these ways:
   apt-get install dataset-fashion-mnist    (Debian, Ubuntu)
   pip install torchvision                  (downloads 30 MB at the first use)
   bssearch run ... --data-dir DIR          (or {DATA_DIR_VARIABLE}=DIR: a folder with {FILES[0]}.gz and the others)"""
@@ -47,15 +47,18 @@ def find_fashion_mnist(debian_folder: Path = DEBIAN_FOLDER) -> Mapping[str, Path
     given = os.environ.get(DATA_DIR_VARIABLE)
     if given:
         root = Path(given).expanduser()
-        if not root.is_dir():
-            raise WorkloadError(f"there is no folder {given}, which --data-dir or {DATA_DIR_VARIABLE} names; {WAYS}")
+        require(
+            root.is_dir(),
+            f"--data-dir or {DATA_DIR_VARIABLE} names no folder: {given}; {WAYS}",
+            error=WorkloadError,
+        )
         folders = [root, root / "fashion-mnist", root / "FashionMNIST" / "raw"]
         found = _first(folders)
         if found is None:
             raise WorkloadError(
-                f"the folder that --data-dir or {DATA_DIR_VARIABLE} names holds no Fashion-MNIST: no {FILES[0]}, with "
-                f"or without .gz, in {', '.join(map(str, folders))}; without that folder, {debian_folder} is "
-                f"searched; {WAYS}"
+                f"the folder of --data-dir or {DATA_DIR_VARIABLE} holds no Fashion-MNIST: no {FILES[0]}, with or "
+                f"without .gz, in {', '.join(map(str, folders))}; without this folder, bssearch searches "
+                f"{debian_folder}; {WAYS}"
             )
         return found
     cache = cache_folder() / "fashion-mnist"
@@ -68,16 +71,20 @@ def _first(folders: list[Path]) -> dict[str, Path] | None:
         found = {name: path for name, path in places if path.is_file()}
         if found:
             missing = [name for name in FILES if name not in found]
-            if missing:
-                raise WorkloadError(f"{folder} lacks {' and '.join(missing)}, with or without .gz; {WAYS}")
+            require(
+                not missing, f"{folder} lacks {' and '.join(missing)}, with or without .gz; {WAYS}", error=WorkloadError
+            )
             return found
     return None
 
 
 def _downloaded(folder: Path) -> dict[str, Path]:
     # download beside the folder, then rename, so that no process sees half a download
-    if importlib.util.find_spec("torchvision") is None:
-        raise WorkloadError(f"the images of Fashion-MNIST are not on this machine; {WAYS}")
+    require(
+        importlib.util.find_spec("torchvision"),
+        f"the images of Fashion-MNIST are not on this machine; {WAYS}",
+        error=WorkloadError,
+    )
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix="download-", dir=folder.parent) as temporary:
@@ -85,9 +92,9 @@ def _downloaded(folder: Path) -> dict[str, Path]:
             try:
                 Path(temporary, "FashionMNIST", "raw").rename(folder)
             except OSError:
-                if not folder.is_dir():  # otherwise another process was faster
+                if not folder.is_dir():  # if it exists, another process was faster
                     raise
-    except Exception as error:  # whatever torchvision and the network raise
+    except Exception as error:  # torchvision and the network may raise anything
         raise WorkloadError(
             f"the images of Fashion-MNIST are not on this machine, and torchvision could not download them into "
             f"{folder}: {type(error).__name__}: {error}; {WAYS}"
@@ -101,27 +108,30 @@ def _downloaded(folder: Path) -> dict[str, Path]:
 # idx files (MNIST's format): two zero bytes, the type (8: unsigned byte), the number of dimensions, each dimension
 # as four big-endian bytes, then the values in C order (LeCun, Cortes, Burges, "The MNIST database", 1998).
 
-_UNSIGNED_BYTE = 8
-
 
 def read_idx(path: Path, dimensions: int) -> np.ndarray:
     """An idx file's read-only uint8 values; `WorkloadError` for another format."""
     content = _content(path)
-    magic = bytes([0, 0, _UNSIGNED_BYTE, dimensions])
-    if content[:4] != magic:
-        raise WorkloadError(
-            f"{path} starts with the bytes {content[:4].hex(' ') or '(none)'}; "
-            f"an idx file of bytes in {dimensions} dimension{'s' * (dimensions > 1)} starts with {magic.hex(' ')}"
-        )
+    magic = bytes([0, 0, 8, dimensions])
+    require(
+        content[:4] == magic,
+        f"{path} starts with the bytes {content[:4].hex(' ') or '(none)'}; "
+        f"an idx file of bytes in {dimensions} dimension{'s' * (dimensions > 1)} starts with {magic.hex(' ')}",
+        error=WorkloadError,
+    )
     header_bytes = len(magic) + 4 * dimensions
-    if len(content) < header_bytes:
-        raise WorkloadError(f"{path} is {len(content)} bytes long; its header alone takes {header_bytes}")
+    require(
+        len(content) >= header_bytes,
+        f"{path} has {len(content)} bytes; the header alone has {header_bytes}",
+        error=WorkloadError,
+    )
     shape = tuple(np.frombuffer(content, dtype=">u4", count=dimensions, offset=len(magic)).tolist())
     found, expected = len(content) - header_bytes, math.prod(shape)
-    if found != expected:
-        raise WorkloadError(
-            f"{path} holds {found} bytes after its header, which says {' × '.join(map(str, shape))} = {expected}"
-        )
+    require(
+        found == expected,
+        f"{path} has {found} bytes after its header; the header requires {' × '.join(map(str, shape))} = {expected}",
+        error=WorkloadError,
+    )
     return np.frombuffer(content, dtype=np.uint8, offset=header_bytes).reshape(shape)
 
 
@@ -138,12 +148,12 @@ def _content(path: Path) -> bytes:
 
 
 SIDE = 28
-HELD_OUT = 5000  # images that never train, even if fewer validate
+HELD_OUT = 5000  # images that are never trained on, even if fewer images validate
 
 MODELS = ("resnet", "mlp")
 NORMS = ("group", "batch")
 
-SHIFT = 2  # most pixels by which augment moves an image
+SHIFT = 2  # `augment` moves an image by at most this number of pixels
 
 _STAGES = (32, 64, 96)
 _GROUPS = 8
@@ -171,7 +181,7 @@ class FashionMnist(TenClasses):
             raise ValueError(f"norm = {norm!r} must be one of {', '.join(NORMS)}")
         if norm is not None and model == "mlp":
             raise ValueError(
-                f"norm = {norm!r} has no effect on model = 'mlp', which has no normalisation; leave it out"
+                f"norm = {norm!r} has no effect on model = 'mlp', which has no normalisation; leave norm out"
             )
         if type(validation_samples) is not int or not 1 <= validation_samples <= HELD_OUT:
             raise ValueError(f"validation_samples = {validation_samples!r} must be a whole number from 1 to {HELD_OUT}")
@@ -201,7 +211,7 @@ class FashionMnist(TenClasses):
         )
 
     def build_model(self, *, dropout: float, norm_momentum: float = 0.1) -> nn.Module:
-        """A fresh model; ``norm_momentum`` is that of batch normalisation's running statistics."""
+        """A fresh model; ``norm_momentum`` is the momentum of batch normalisation's running statistics."""
         model = perceptron(dropout) if self.model == "mlp" else residual_network(dropout, self.norm)
         for module in model.modules():
             if isinstance(module, nn.BatchNorm2d):
@@ -213,7 +223,7 @@ class FashionMnist(TenClasses):
         return [module for module in model.modules() if isinstance(module, ResidualBlock)]
 
     def augment(self, inputs: torch.Tensor, *, strength: float | None = None) -> torch.Tensor:
-        """Move and mirror a share of the images, ``strength``; by default all if ``augment`` is set, else none."""
+        """Move and mirror a share ``strength`` of the images, by default all images if ``augment`` is set."""
         share = float(self._augments) if strength is None else strength
         if share in (0.0, 1.0):
             return moved_and_mirrored(inputs) if share else inputs
@@ -229,17 +239,24 @@ def read_images(files: Mapping[str, Path], part: Literal["train", "t10k"]) -> tu
         row = int(np.argmax(labels >= CLASSES))
         raise WorkloadError(f"{labels_file}: label {row} is {labels[row]}; it must be < {CLASSES}")
     images = read_idx(images_file, dimensions=3)
-    if images.shape[1:] != (SIDE, SIDE):
-        height, width = images.shape[1:]
-        raise WorkloadError(f"{images_file} holds images of {height} × {width} pixels; they must be {SIDE} × {SIDE}")
-    if len(images) != len(labels):
-        raise WorkloadError(f"{images_file} holds {len(images)} images, but {labels_file} {len(labels)} labels")
+    count, height, width = images.shape
+    require(
+        height == width == SIDE,
+        f"{images_file} holds images of {height} × {width} pixels; they must be {SIDE} × {SIDE}",
+        error=WorkloadError,
+    )
+    require(
+        count == len(labels),
+        f"{images_file} holds {count} images, but {labels_file} {len(labels)} labels",
+        error=WorkloadError,
+    )
     checksum = zlib.crc32(labels.tobytes())
-    if checksum != _LABELS_CRC32[part]:
-        raise WorkloadError(
-            f"{labels_file} does not hold the labels of Fashion-MNIST: its {len(labels)} labels have the CRC-32 "
-            f"{checksum:08x}, not {_LABELS_CRC32[part]:08x}; MNIST's files have the same names"
-        )
+    require(
+        checksum == _LABELS_CRC32[part],
+        f"{labels_file} does not hold the labels of Fashion-MNIST: its {len(labels)} labels have the CRC-32 "
+        f"{checksum:08x} instead of {_LABELS_CRC32[part]:08x}; MNIST's files have the same names",
+        error=WorkloadError,
+    )
     return images.copy(), labels
 
 

@@ -7,7 +7,7 @@ All layers learn, with a fresh head (Howard & Ruder 2018, arXiv 1801.06146). The
 import hashlib
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,17 +32,17 @@ _SEED = 0
 _DIGITS = 16  # hex digits of the recipe's digest in the file name
 
 
-def pretrained(name: str, made_of: Sequence[bytes], make: Callable[[], Weights]) -> Weights:
+def pretrained(name: str, made_of: Iterable[Any], make: Callable[[], Weights]) -> Weights:
     """Weights from ``make``, or from the cache.
 
-    ``made_of``: code, and digests of data, that decide the weights. ``make`` runs in one thread with a fixed seed.
+    ``made_of``: code and data that decide the weights, as bytes or arrays. ``make`` runs in one thread, from a seed.
     """
     recipe = _recipe(made_of)
     path = cache_folder() / "pretrained" / f"{name}-{recipe[:_DIGITS]}.pt"
     found = _read(path, recipe)
     if found is not None:
         return found
-    print(f"{name}: trains the weights that its trials begin with, to be kept as {path}", file=sys.stderr)
+    print(f"{name}: training the initial weights of the trials, kept in {path}", file=sys.stderr)
     with _alone():
         weights = {key: tensor.detach().clone() for key, tensor in make().items()}
     try:
@@ -50,13 +50,13 @@ def pretrained(name: str, made_of: Sequence[bytes], make: Callable[[], Weights])
             path.parent.mkdir(parents=True, exist_ok=True)
         with replacing([path], binary=True) as (file,):
             torch.save({"recipe": recipe, "digest": _digest_of_weights(weights), "weights": weights}, file)
-    except (UsageError, OSError, RuntimeError) as error:  # PyTorch tells a full disk by a RuntimeError
+    except (UsageError, OSError, RuntimeError) as error:  # PyTorch reports a full disk by a RuntimeError
         print(f"{name}: {error}; each process trains the weights again", file=sys.stderr)
     return weights
 
 
-def _recipe(made_of: Sequence[bytes]) -> str:
-    # include PyTorch and the CPU, because the same training differs in its bits elsewhere
+def _recipe(made_of: Iterable[Any]) -> str:
+    # include PyTorch and the CPU, because the same training gives other bits elsewhere
     digest = hashlib.sha256(f"{torch.__version__} {torch.backends.cpu.get_cpu_capability()}".encode())
     for part in (Path(__file__).read_bytes(), *made_of):
         digest.update(hashlib.sha256(part).digest())
@@ -68,7 +68,7 @@ def _read(path: Path, recipe: str) -> Weights | None:
         found = torch.load(path, map_location="cpu", weights_only=True)
         weights: Weights = found["weights"]
         is_whole = (found["recipe"], found["digest"]) == (recipe, _digest_of_weights(weights))
-    except Exception:  # whatever reading a file raises that may hold anything
+    except Exception:  # the file may hold anything
         return None
     return weights if is_whole else None
 
@@ -103,18 +103,17 @@ _CHANNELS = (16, 32, 64)
 _GROUPS = 8
 _FEATURES = 64
 
-# AdamW's rate, decaying linearly to zero; found by trying.
 _PRETRAINING_EPOCHS = 2
 _PRETRAINING_BATCH = 64
-_PRETRAINING_RATE = 3e-3
+_PRETRAINING_RATE = 3e-3  # of AdamW, decaying linearly to zero; found by trials
 
 
 @dataclass(eq=False)
 class FineTune:
-    """Classify five new classes with a network that knows five others.
+    """Classify five new classes with a network that knows five old classes.
 
-    ``train_samples`` is balanced over the new classes. New classes give ``accuracy`` and ``loss``, old classes
-    ``old_accuracy`` and ``forgetting``, its fall since pre-training.
+    ``train_samples`` is balanced over the new classes. New classes give ``accuracy`` and ``loss``. Old classes give
+    ``old_accuracy`` and ``forgetting``, the fall of ``old_accuracy`` since pre-training.
     """
 
     train_samples: int = 2500
@@ -141,18 +140,20 @@ class FineTune:
         """Images (samples, 1, 28, 28) as float32 and targets (samples, 2) as int64; only new classes train.
 
         A target is the class and whether the pre-trained network was right (0 for new classes). Pre-training takes
-        about 10 s of one core.
+        one core about 10 s.
         """
         data = FashionMnist(validation_samples=self.validation_samples).load(torch.device("cpu"))
         train = data.train
         old = Part(*train.gather(train.targets < OLD_CLASSES))
-        self._weights = pretrained("finetune", [*_code(), _digest(old)], lambda: pretrained_weights(old))
-        new = _few(Part(*train.gather(train.targets >= OLD_CLASSES)), self.train_samples)
+        made_of = [Path(fashion_mnist.__file__).read_bytes(), old.inputs.numpy(), old.targets.numpy()]
+        self._weights = pretrained("finetune", made_of, lambda: pretrained_weights(old))
+        new = Part(*train.gather(train.targets >= OLD_CLASSES))
+        new = Part(*new.gather(torch.from_numpy(evenly(stratified_order(new.targets.numpy()), self.train_samples))))
         before = self.build_model(dropout=0.0).eval()
         return Data(
-            train=_told(new, before).to(device),
-            validation=_told(data.validation, before).to(device),
-            test=_told(data.test, before).to(device),
+            train=_marked(new, before).to(device),
+            validation=_marked(data.validation, before).to(device),
+            test=_marked(data.test, before).to(device),
         )
 
     def build_model(self, *, dropout: float) -> nn.Module:
@@ -230,21 +231,7 @@ def pretrained_weights(old: Part) -> Weights:
     return {f"{part}.{name}": tensor for part, state in trained.items() for name, tensor in state.items()}
 
 
-def _few(part: Part, count: int) -> Part:
-    return Part(*part.gather(torch.from_numpy(evenly(stratified_order(part.targets.numpy()), count))))
-
-
-def _told(part: Part, before: Any) -> Part:
+def _marked(part: Part, before: Any) -> Part:
     with torch.no_grad():
         named = torch.cat([before.old_head(before.trunk(x)).argmax(1) for x, _ in part.chunks(EVALUATION_CHUNK)])
     return Part(part.inputs, torch.stack([part.targets, (named == part.targets).long()], 1))
-
-
-def _code() -> list[bytes]:
-    return [Path(str(path)).read_bytes() for path in (__file__, fashion_mnist.__file__)]
-
-
-def _digest(part: Part) -> bytes:
-    found = hashlib.sha256(part.inputs.numpy())
-    found.update(part.targets.numpy())
-    return found.digest()

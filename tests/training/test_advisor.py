@@ -1,8 +1,7 @@
-"""`BatchAdvisor`: the noise scale of anybody's loop, and the advice made from it."""
+"""`BatchAdvisor`: the noise scale of any loop, and the advice from it."""
 
 import itertools
 import json
-import math
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -25,7 +24,7 @@ from tests.factories import make_trial
 FEATURES, BATCH, NOISE = 5, 32, 3.0
 
 Sample = tuple[torch.Tensor, torch.Tensor]
-Backward = Callable[[bssearch.BatchAdvisor, nn.Module, torch.Tensor, torch.Tensor], None]
+Backward = Callable[[bssearch.BatchAdvisor, nn.Module, torch.Tensor, torch.Tensor], object]
 
 
 def samples(seed: int) -> Iterator[Sample]:
@@ -57,6 +56,17 @@ def often(model: nn.Module, optimizer: torch.optim.Optimizer | None = None) -> b
     return bssearch.BatchAdvisor(model, BATCH, optimizer=optimizer, now=lambda: float(next(ticks)))
 
 
+def followed(
+    advisor: bssearch.BatchAdvisor, model: nn.Module, backward: Backward, steps: int = 20, seed: int = 0
+) -> BatchAdvice:
+    """Let an advisor follow some steps; return its report."""
+    for _, (x, y) in zip(range(steps), samples(seed), strict=False):
+        backward(advisor, model, x, y)
+        advisor.step()
+        model.zero_grad()
+    return advisor.report()
+
+
 def halved(advisor: bssearch.BatchAdvisor, model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> None:
     advisor.backward(loss_of(model), x, y)
 
@@ -72,17 +82,9 @@ def summed(advisor: bssearch.BatchAdvisor, model: nn.Module, x: torch.Tensor, y:
 
 
 @pytest.mark.parametrize("backward", [halved, accumulated, summed])
-def test_the_interval_holds_the_exact_noise_scale(
-    backward: Backward,
-) -> None:
+def test_the_interval_holds_the_exact_noise_scale(backward: Backward) -> None:
     model = at_zero()
-    advisor = often(model)
-    for _, (x, y) in zip(range(1500), samples(3), strict=False):
-        backward(advisor, model, x, y)
-        advisor.step()
-        nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
-        model.zero_grad()
-    found = advisor.report()
+    found = followed(often(model), model, backward, 1500, seed=3)
     assert found.measured_steps >= 128
     assert found.samples == 1500 * BATCH
     known = found.noise_scale
@@ -106,17 +108,14 @@ def test_a_halved_step_has_the_gradient_and_loss_of_the_whole_batch() -> None:
 
 
 def test_gradients_clipped_before_the_advisor_s_step_do_not_change_the_noise_scale() -> None:
-    scales = []
-    for limit in (1e-3, math.inf):
-        model = at_zero()
-        advisor = often(model)
-        for _, (x, y) in zip(range(100), samples(1), strict=False):
-            accumulated(advisor, model, x, y)
-            nn.utils.clip_grad_norm_(model.parameters(), limit)
-            advisor.step()
-            model.zero_grad()
-        scales.append(advisor.report().noise_scale)
-    assert scales[0].scale is not None and scales[0].scale == pytest.approx(scales[1].scale, rel=1e-6)
+    def clipped(advisor: bssearch.BatchAdvisor, model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> None:
+        accumulated(advisor, model, x, y)
+        nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+
+    first, second = at_zero(), at_zero()
+    found = followed(often(first), first, clipped, 100, seed=1).noise_scale.scale
+    expected = followed(often(second), second, accumulated, 100, seed=1).noise_scale.scale
+    assert found is not None and found == pytest.approx(expected, rel=1e-6)
 
 
 def test_under_adam_the_noise_is_measured_as_its_update_sees_it() -> None:
@@ -160,7 +159,7 @@ def advice(scale: float, batch_size: int) -> BatchAdvice:
     return BatchAdvice(batch_size=batch_size, samples=10_000, measured_steps=64, noise_scale=found, step_seconds=0.010)
 
 
-def test_a_doubling_saves_what_the_law_says() -> None:
+def test_a_doubling_saves_the_steps_of_the_law() -> None:
     saved = advice(256, 256).saved_steps()
     assert saved is not None
     assert saved[0] == pytest.approx(0.25), "1 + 256/512 = 1.5 steps instead of 2"
@@ -170,7 +169,7 @@ def test_a_doubling_saves_what_the_law_says() -> None:
     assert "less than 0.0133 s; a step of 256 takes 0.01 s" in text
 
 
-def test_a_batch_above_the_noise_scale_hears_of_the_smaller_one() -> None:
+def test_the_report_offers_a_smaller_batch_above_the_noise_scale() -> None:
     assert "batch 128 takes 20% more steps and saves 40% of the samples" in str(advice(64, 256))
     assert "batch 128" not in str(advice(640, 256))
 
@@ -178,16 +177,10 @@ def test_a_batch_above_the_noise_scale_hears_of_the_smaller_one() -> None:
 def test_a_smaller_last_batch_and_an_incomplete_window_are_not_measured() -> None:
     model = at_zero()
     advisor = often(model)
-    for _, (x, y) in zip(range(20), samples(0), strict=False):
-        halved(advisor, model, x[: BATCH // 2], y[: BATCH // 2])
-        advisor.step()
-        model.zero_grad()
-    assert advisor.report().measured_steps == 0
-    for _, (x, y) in zip(range(20), samples(0), strict=False):
-        halved(advisor, model, x, y)
-        advisor.step()
-        model.zero_grad()
-    assert advisor.report().measured_steps > 0
+    smaller = followed(advisor, model, lambda advisor, model, x, y: halved(advisor, model, x[:8], y[:8]))
+    assert smaller.measured_steps == 0
+    assert f"a batch had 8 samples on each of 1 ranks; batch_size is {BATCH}" in str(smaller)
+    assert followed(advisor, model, halved).measured_steps > 0
 
 
 def test_a_closed_advisor_leaves_no_hooks() -> None:
@@ -202,16 +195,8 @@ def test_a_closed_advisor_leaves_no_hooks() -> None:
 
 def test_without_micro_batches_the_report_says_what_is_missing() -> None:
     model = at_zero()
-    advisor = often(model)
-    for _, (x, y) in zip(range(20), samples(0), strict=False):
-        torch.autograd.backward(loss_of(model)(x, y))
-        advisor.step()
-    assert "call backward()" in str(advisor.report())
-    other = often(model)
-    for _, (x, y) in zip(range(20), samples(0), strict=False):
-        halved(other, model, x[:8], y[:8])
-        other.step()
-    assert f"a batch had 8 samples on each of 1 ranks; batch_size is {BATCH}" in str(other.report())
+    found = followed(often(model), model, lambda _, model, x, y: torch.autograd.backward(loss_of(model)(x, y)))
+    assert "call backward()" in str(found)
 
 
 def test_gradients_that_are_not_accumulated_are_no_micro_batches() -> None:
@@ -223,27 +208,15 @@ def test_gradients_that_are_not_accumulated_are_no_micro_batches() -> None:
         (gradient,) = torch.autograd.grad(found, model.weight, create_graph=True)
         return found + 0.0 * gradient.square().sum()
 
-    for _, (x, y) in zip(range(100), samples(1), strict=False):
-        advisor.backward(penalised, x, y)
-        advisor.step()
-        model.zero_grad()
-    plain = often(model)
-    for _, (x, y) in zip(range(100), samples(1), strict=False):
-        halved(plain, model, x, y)
-        plain.step()
-        model.zero_grad()
-    found, expected = advisor.report().noise_scale, plain.report().noise_scale
-    assert expected.scale is not None and found.scale == pytest.approx(expected.scale, rel=1e-5)
+    found = followed(advisor, model, lambda advisor, _, x, y: advisor.backward(penalised, x, y), 100, seed=1)
+    expected = followed(often(model), model, halved, 100, seed=1).noise_scale.scale
+    assert expected is not None and found.noise_scale.scale == pytest.approx(expected, rel=1e-5)
 
 
 def test_steps_with_another_number_of_backward_passes_are_not_measured() -> None:
     model, ticks = at_zero(), itertools.count()
     advisor = bssearch.BatchAdvisor(model, BATCH, micro_batches=2, now=lambda: float(next(ticks)))
-    for _, (x, y) in zip(range(20), samples(0), strict=False):
-        accumulated(advisor, model, x, y)
-        advisor.step()
-        model.zero_grad()
-    assert "4 backward passes instead of 2" in str(advisor.report())
+    assert "4 backward passes instead of 2" in str(followed(advisor, model, accumulated))
 
 
 def test_a_parameter_may_be_frozen_while_the_advisor_follows() -> None:

@@ -31,7 +31,7 @@ from bssearch.workloads.data import Part
 from tests.training.toys import Toy, batches_of, configuration, growth_after, on_cpu, toy_data
 
 META = torch.device("meta")
-"""Stands for a device with memory of its own."""
+"""Replaces a device with its own memory."""
 
 
 def computation_on(device: torch.device, **settings: Any) -> Computation:
@@ -108,7 +108,7 @@ def test_a_data_loading_process_that_fails_says_so() -> None:
         ("auto", 0.99 / DATA_SHARE, "host"),
     ],
 )
-def test_the_training_part_lies_on_the_device_where_its_share_of_the_memory_allows(
+def test_the_training_part_is_on_the_device_if_its_share_of_the_memory_allows(
     setting: str, memory: float, placement: str
 ) -> None:
     data = toy_data()
@@ -122,7 +122,7 @@ def test_the_training_part_lies_on_the_device_where_its_share_of_the_memory_allo
 
 
 @pytest.mark.parametrize(("setting", "placement"), [("auto", "device"), ("device", "device"), ("host", "host")])
-def test_on_the_cpu_nothing_is_moved_and_the_setting_alone_makes_it_the_host(setting: str, placement: str) -> None:
+def test_on_the_cpu_the_data_stay_and_only_the_setting_decides_the_placement(setting: str, placement: str) -> None:
     data = toy_data()
     placed, where = place(data, on_cpu(data=setting), memory_bytes=1)
     assert where == placement == placement_of(data.train, on_cpu(data=setting))
@@ -139,7 +139,7 @@ def test_a_gpu_is_fed_the_same_batches_from_the_host(workers: int) -> None:
         computation = computation_on(device, data=setting, loader_workers=workers)
         data, _ = place(toy_data(4096), computation)
         batches = batches_of(data.train, batch, computation, seed=5)
-        # Work on the device that reads each batch long after the host has gone on.
+        # Work on the device that reads each batch long after the host has prepared the next one.
         busy = torch.randn(2048, 2048, device=device)
         sums = []
         for inputs, targets in islice(batches, 300):
@@ -166,28 +166,11 @@ def test_the_batches_after_some_steps_are_those_that_come_after_them(setting: st
     later.close()
 
 
-def test_the_samples_of_the_steps_before_are_not_gathered() -> None:
-    gathered: list[int] = []
-
-    class Samples:
-        device = torch.device("cpu")
-
-        def __getitem__(self, rows: torch.Tensor) -> torch.Tensor:
-            gathered.append(len(rows))
-            return rows
-
-        def __len__(self) -> int:
-            return 100
-
-    samples: Any = Samples()
-    next(batches_of(Part(samples, samples), configuration(30), on_cpu(), seed=5, after_steps=1000))
-    assert gathered == [30, 30]  # inputs and targets of one batch
-
-
-class OnAGPU:
-    """A computation whose device is a GPU, as far as the order of the data asks."""
-
-    device = SimpleNamespace(type="cuda")
+def test_the_samples_of_the_steps_before_are_not_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
+    gather, gathered = Part.gather, list[int]()
+    monkeypatch.setattr(Part, "gather", lambda part, rows: gathered.append(len(rows)) or gather(part, rows))  # type: ignore[func-returns-value]
+    next(batches_of(toy_data().train, configuration(30), on_cpu(), seed=5, after_steps=1000))
+    assert gathered == [30]
 
 
 def gpus_rows(monkeypatch: pytest.MonkeyPatch, after_steps: int) -> Generator[torch.Tensor, None, None]:
@@ -197,7 +180,8 @@ def gpus_rows(monkeypatch: pytest.MonkeyPatch, after_steps: int) -> Generator[to
     wanted = configuration(30, micro_batch_size=10, accumulation_steps=3)
     train, growth = toy_data().train, growth_after(after_steps, wanted, toy_data().train)
     epochs = batches_module._epochs(len(train), 5, growth.epoch)
-    return rows_of_steps(batches_module._ready(epochs, OnAGPU()), growth, ahead=True)  # type: ignore[arg-type]
+    on_a_gpu: Any = SimpleNamespace(device=SimpleNamespace(type="cuda"))
+    return rows_of_steps(batches_module._ready(epochs, on_a_gpu), growth, ahead=True)
 
 
 @pytest.mark.parametrize("after_steps", [0, 2, 3, 7])
@@ -292,32 +276,27 @@ def test_processes_that_are_not_forked_load_the_same_batches(monkeypatch: pytest
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
 
+FULL = (LaunchError, r"/dev/shm has [\d,]+ MiB.*--shm-size.*loader_workers = 0")
+
+
 @pytest.mark.parametrize(
-    "sentence",
+    ("sentence", "error", "said"),
     [
-        "DataLoader worker (pid 41) is killed by signal: Bus error. It is possible that dataloader's workers are out",
-        "unable to write to file </torch_41_0>: No space left on device (28)",
-        "unable to mmap 4096 bytes from file </torch_41_0>: Cannot allocate memory (12)",
+        ("DataLoader worker (pid 41) is killed by signal: Bus error. It is possible that dataloader's", *FULL),
+        ("unable to write to file </torch_41_0>: No space left on device (28)", *FULL),
+        ("unable to mmap 4096 bytes from file </torch_41_0>: Cannot allocate memory (12)", *FULL),
+        ("the user's own", RuntimeError, "the user's own"),
     ],
 )
-def test_shared_memory_that_is_too_small_is_named_with_its_size_and_the_remedy(sentence: str, tmp_path: Path) -> None:
+def test_shared_memory_that_is_too_small_is_named_with_its_size_and_the_remedy_and_other_errors_stay(
+    sentence: str, error: type[Exception], said: str, tmp_path: Path
+) -> None:
     def broken() -> Iterator[Any]:
         yield FIRST
         raise RuntimeError(sentence)
 
     made = batches_module._until_closed(broken())
     assert next(made) is FIRST
-    with pytest.raises(LaunchError, match=r"/dev/shm has [\d,]+ MiB.*--shm-size.*loader_workers = 0"):
+    with pytest.raises(error, match=said):
         next(made)
     assert "does not exist" in str(shared_memory_is_full(RuntimeError(sentence), tmp_path / "shm"))
-
-
-def test_another_error_of_a_loader_stays_what_it_is() -> None:
-    def broken() -> Iterator[Any]:
-        yield FIRST
-        raise RuntimeError("the user's own")
-
-    made = batches_module._until_closed(broken())
-    next(made)
-    with pytest.raises(RuntimeError, match="the user's own"):
-        next(made)

@@ -119,8 +119,11 @@ def test_the_schedule_of_a_branch_is_the_runs_from_the_checkpoint_on() -> None:
 @pytest.mark.parametrize(
     ("state", "message"),
     [
-        ({"weight": torch.zeros(3, 2)}, r"bias of shape \(3,\) is missing"),
-        ({"weight": torch.zeros(2, 3), "bias": torch.zeros(3)}, r"weight of shape \(3, 2\) is of shape \(2, 3\)"),
+        ({"weight": torch.zeros(3, 2)}, r"bias is missing; expected shape \(3,\)"),
+        (
+            {"weight": torch.zeros(2, 3), "bias": torch.zeros(3)},
+            r"weight is of shape \(2, 3\); expected shape \(3, 2\)",
+        ),
         ({"weight": torch.zeros(3, 2), "bias": torch.zeros(3), "head": torch.zeros(1)}, "which has no head"),
     ],
 )
@@ -173,7 +176,7 @@ class Code:
         ({"model": {"weight": torch.tensor([1.0, float("nan")])}}, "weight has values that are not finite"),
         ({"model": {}, "step": -3}, "step = -3 must be a whole number >= 0"),
         ({"model": {}, "samples": 1.5}, "samples = 1.5 must be a whole number >= 0"),
-        ({"weights": 1, "epoch": 2}, "holds epoch, weights; it must hold model"),
+        ({"weights": 1, "epoch": 2}, "holds epoch, weights; expected 'model'"),
         ([1, 2], "is a list; expected a dict"),
         ({"model": Code()}, "cannot be read as tensors and plain values"),
     ],

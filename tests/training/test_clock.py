@@ -2,11 +2,13 @@ import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock, call
 
 import pytest
 import torch
 
 from bssearch.training.clock import LEDGERS, Clock, RunDelay, clock_for
+from bssearch.training.nvml import DeviceMeter
 from tests.training.toys import FakeTime
 
 
@@ -38,35 +40,35 @@ def test_start_sets_everything_to_zero(time: FakeTime, clock: Clock) -> None:
 
 
 @pytest.mark.parametrize(
-    ("owned", "lost", "told"),
+    ("owned", "lost", "warns"),
     [(10, 0.11, True), (10, 0.09, False), (0.1, 0.0055, True), (0.1, 0.004, False)],
 )
-def test_wall_time_that_no_ledger_owns_is_told_where_it_is_more_than_a_hundredth(
-    time: FakeTime, clock: Clock, owned: float, lost: float, told: bool
+def test_more_than_a_hundredth_of_the_wall_time_outside_all_ledgers_is_a_warning(
+    time: FakeTime, clock: Clock, owned: float, lost: float, warns: bool
 ) -> None:
     with clock.ledger("evaluation"):
         time.pass_by(owned)
     time.pass_by(lost)
-    assert bool(clock.warnings(clock.wall_seconds)) is told
+    assert bool(clock.warnings(clock.wall_seconds)) is warns
 
 
 @pytest.mark.parametrize(("cpu_share", "contended"), [(1.0, False), (0.92, False), (0.88, True), (0.5, True)])
 def test_one_thread_that_lost_the_processor_while_training_was_contended(cpu_share: float, contended: bool) -> None:
     time = FakeTime()
-    told = time.clock()
-    untold = Clock(now=lambda: time.seconds, cpu_now=lambda: time.cpu_seconds, delay_now=lambda: None)
-    with told.ledger("train"), untold.ledger("train"):
+    full = time.clock()
+    without = Clock(now=lambda: time.seconds, cpu_now=lambda: time.cpu_seconds, delay_now=lambda: None)
+    with full.ledger("train"), without.ledger("train"):
         time.pass_by(2 * cpu_share)
         time.wait_for_a_cpu(2 * (1 - cpu_share))
-    with told.ledger("evaluation"), untold.ledger("evaluation"):
+    with full.ledger("evaluation"), without.ledger("evaluation"):
         time.pass_by(100, cpu_share=0)
-    for clock in (told, untold):
+    for clock in (full, without):
         assert clock.cpu_share == pytest.approx(cpu_share)
         assert clock.is_contended(threads=1) is contended
         assert clock.is_contended(threads=2) is False
 
 
-def test_waits_for_data_are_no_contention_where_the_kernel_tells_those_for_a_cpu(time: FakeTime, clock: Clock) -> None:
+def test_waits_for_data_are_no_contention_if_the_kernel_reports_waits_for_a_cpu(time: FakeTime, clock: Clock) -> None:
     with clock.ledger("train"):
         time.pass_by(2)
         time.pass_by(8, cpu_share=0)
@@ -88,7 +90,7 @@ def test_cuda_train_seconds_are_those_of_the_device_not_of_the_launches() -> Non
     assert sum(clock.seconds(name) for name in LEDGERS) == pytest.approx(clock.wall_seconds, rel=0.02)
 
 
-def test_a_restored_clock_goes_on_with_every_account_and_leaves_the_pause_out() -> None:
+def test_a_restored_clock_continues_every_account_without_the_pause() -> None:
     time = FakeTime()
     first = time.clock()
     for seconds, name in enumerate(LEDGERS, start=1):
@@ -126,7 +128,7 @@ def test_trials_race_by_seconds_without_waits_for_a_processor(time: FakeTime, cl
     assert later.counted_train_seconds(threads=1) == pytest.approx(4)
 
 
-def test_where_the_kernel_does_not_tell_of_waits_trials_race_by_all_train_seconds() -> None:
+def test_without_the_kernels_account_of_waits_trials_race_by_all_train_seconds() -> None:
     assert trained([None, None], cpu=4.0).counted_train_seconds(threads=1) == 10.0
 
 
@@ -143,7 +145,7 @@ def trained(delays: list[float | None], *, cpu: float) -> Clock:
 @pytest.mark.parametrize(
     ("delays", "threads", "undelayed"),
     [([2.0, 5.0], 1, 7.0), ([2.0, 5.0], 2, None), ([None, None], 1, 4.0)],
-    ids=["waits for data count", "several threads", "a kernel that tells of no waits"],
+    ids=["waits for data count", "several threads", "a kernel without an account of waits"],
 )
 def test_waiting_for_data_counts_and_waiting_for_a_processor_does_not(
     delays: list[float | None], threads: int, undelayed: float | None
@@ -185,33 +187,26 @@ def test_what_was_waited_for_before_a_pause_is_left_out_too() -> None:
     assert after.undelayed_train_seconds(threads=1) == pytest.approx(6.0 + 9.0)
 
 
-def test_the_kernel_s_account_of_waits_is_read_or_is_not_there(tmp_path: Path) -> None:
-    written = tmp_path / "schedstat"
-    written.write_text("100 2500000000 7\n")
-    assert RunDelay().seconds(written) == 2.5
-    assert RunDelay().seconds(tmp_path / "none") is None
-    (tmp_path / "zero").write_text("0 0 0\n")
-    assert RunDelay().seconds(tmp_path / "zero") is None, "a kernel that keeps no account"
-    (tmp_path / "other").write_text("?\n")
-    assert RunDelay().seconds(tmp_path / "other") is None
+@pytest.mark.parametrize(
+    ("content", "seconds"),
+    [("100 2500000000 7\n", 2.5), (None, None), ("0 0 0\n", None), ("?\n", None)],
+    ids=["seconds", "no file", "a kernel that keeps no account", "another content"],
+)
+def test_the_kernel_s_account_of_waits_is_read_if_it_exists(
+    content: str | None, seconds: float | None, tmp_path: Path
+) -> None:
+    if content is not None:
+        (tmp_path / "schedstat").write_text(content)
+    assert RunDelay().seconds(tmp_path / "schedstat") == seconds
 
 
 def test_the_seconds_of_a_meter_at_the_ends_of_a_train_segment_are_not_training(time: FakeTime, clock: Clock) -> None:
-    read: list[str] = []
-
-    class Slow:
-        def begin(self) -> None:
-            time.pass_by(3.0)
-            read.append("begin")
-
-        def end(self) -> None:
-            time.pass_by(5.0)
-            read.append("end")
-
-    clock.meter = Slow()
+    meter = Mock(spec=DeviceMeter)
+    meter.begin.side_effect, meter.end.side_effect = lambda: time.pass_by(3.0), lambda: time.pass_by(5.0)
+    clock.meter = meter
     with pytest.raises(KeyError), clock.ledger("train"):
         time.pass_by(1.0)
         raise KeyError
     with clock.ledger("evaluation"):
         time.pass_by(1.0)
-    assert read == ["begin", "end"] and clock.seconds("train") == 1.0
+    assert meter.mock_calls == [call.begin(), call.end()] and clock.seconds("train") == 1.0

@@ -18,21 +18,21 @@ from bssearch.records import StepTime, StepTimeRequest, TrialEnded
 from bssearch.settings import BOARD_PROCESS
 from bssearch.training import contention, nvml, probes
 from bssearch.training.clock import RUN_AHEAD, CudaClock
+from bssearch.training.computation import Computation
 from bssearch.training.contention import REMEMBERED, Contention, ContentionMeter, CorePace, CpuUse, cpu_crowd, cpu_use
 from bssearch.training.probes import measure_step_time
 from bssearch.training.trainer import Trainer
 from tests.factories import not_none
 from tests.training.fake_cuda import FakeCuda
-from tests.training.toys import Run, Toy, configuration, core_of_pace, on_cpu, request, toy_data
+from tests.training.toys import CPU, Run, Toy, configuration, core_of_pace, on_cpu, request, toy_data
 
-CPU = torch.device("cpu")
 NOTHING = CpuUse(wall=0, busy=0, ours=0, parent=0, cpus=2)
 
 SPIN = "import time\nend = time.monotonic() + {seconds}\nwhile time.monotonic() < end: pass"
 
 
 def used(cpus: int, *, others: float, ours: float = 1.0, parent: float = 0.0, seconds: float = 10.0) -> CpuUse:
-    """Return the use after so many seconds, in which the others and so on kept so many CPUs busy on average."""
+    """Return the use after ``seconds``; the other numbers are the CPUs that were busy on average."""
     return CpuUse(
         wall=seconds,
         busy=(others + ours + parent) * seconds,
@@ -63,13 +63,11 @@ def used(cpus: int, *, others: float, ours: float = 1.0, parent: float = 0.0, se
         (64, 64, {"others": 1.0}, True),
     ],
 )
-def test_others_crowd_us_where_the_cpus_fill_up(
-    cpus: int, threads: int, used_by: dict[str, float], crowded: bool
-) -> None:
+def test_others_crowd_us_if_the_cpus_fill_up(cpus: int, threads: int, used_by: dict[str, float], crowded: bool) -> None:
     assert (cpu_crowd(NOTHING, used(cpus, **used_by), threads) is not None) is crowded
 
 
-def test_nothing_is_said_where_the_kernel_keeps_no_account(tmp_path: Path) -> None:
+def test_without_the_kernels_account_there_is_no_contention(tmp_path: Path) -> None:
     assert cpu_use(tmp_path / "stat") is None
     meter = ContentionMeter(CPU, 1, read_cpu=lambda: None)
     meter.start()
@@ -86,7 +84,7 @@ def test_only_the_cpus_that_are_ours_are_counted(tmp_path: Path, monkeypatch: py
         "intr 1 2 3\n"
     )
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
-    monkeypatch.setattr(contention, "_tick_seconds", lambda: 0.01)
+    monkeypatch.setattr(contention, "_TICK_SECONDS", 0.01)
     use = not_none(cpu_use(stat))
     assert use.cpus == 2
     assert use.busy == pytest.approx((100 + 20 + 30 + 4 + 5 + 6 + 200) / 100)
@@ -112,7 +110,7 @@ def test_a_child_is_ours_while_it_runs_and_after_it_has_ended() -> None:
 def test_another_process_and_a_slowed_clock_on_the_gpu_are_contention_and_a_power_cap_is_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(contention, "known_other_processes", lambda device: [(41, "python")])
+    monkeypatch.setattr(contention, "other_processes", lambda device: [(41, "python")])
     monkeypatch.setattr(contention, "throttle_reasons", lambda device: ["power cap", "thermal limit"])
     meter = ContentionMeter(torch.device("cuda"), 1, read_cpu=lambda: None)
     meter.start()
@@ -121,9 +119,9 @@ def test_another_process_and_a_slowed_clock_on_the_gpu_are_contention_and_a_powe
 
 @pytest.fixture
 def quiet_gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """Make up a GPU with nothing on it; return its memory in use, in GiB, and what this process has of it."""
+    """Replace NVML by an idle GPU; return its used memory and the share of this process, in GiB."""
     gib = {"used": 10, "ours": 9}
-    monkeypatch.setattr(contention, "known_other_processes", lambda device: [])
+    monkeypatch.setattr(contention, "other_processes", lambda device: [])
     monkeypatch.setattr(contention, "computing_processes", lambda device, since: [])
     monkeypatch.setattr(contention, "throttle_reasons", lambda device: [])
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: ((80 - gib["used"]) * 2**30, 80 * 2**30))
@@ -141,7 +139,7 @@ def test_who_comes_to_the_gpu_and_leaves_it_between_two_evaluations_was_there(
     quiet_gpu: dict[str, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     meter, looks = watched_gpu(), iter([[], [(41, "python")], []])
-    monkeypatch.setattr(contention, "known_other_processes", lambda device: next(looks))
+    monkeypatch.setattr(contention, "other_processes", lambda device: next(looks))
     computed = iter([[], [], [(42, "java")]])
     monkeypatch.setattr(contention, "computing_processes", lambda device, since: next(computed))
     meter.look()
@@ -162,11 +160,9 @@ def test_memory_that_others_take_meanwhile_is_contention_and_that_of_our_tensors
     assert meter.stop() == Contention(True, "other programs took 15 GiB of the device's memory meanwhile")
 
 
-def test_what_cannot_be_known_of_a_gpu_is_said_and_not_taken_for_nothing(
-    quiet_gpu: dict[str, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unknown_processes_of_a_gpu_are_a_warning(quiet_gpu: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     assert watched_gpu().stop().warnings == []
-    monkeypatch.setattr(contention, "known_other_processes", lambda device: None)
+    monkeypatch.setattr(contention, "other_processes", lambda device: None)
     found = watched_gpu().stop()
     assert not found.contended and found.warnings == [contention.UNKNOWN]
     meter = watched_gpu()
@@ -302,9 +298,6 @@ def test_the_work_of_a_look_takes_a_fraction_of_a_millisecond() -> None:
 
 
 def test_computation_on_a_cpu_knows_its_core() -> None:
-    assert on_cpu().core is None, "tests look at no pace unless they say so"
-    from bssearch.training.computation import Computation
-
     assert Computation(CPU).core is not None
 
 

@@ -22,7 +22,7 @@ from bssearch.training.nvml import DeviceMeter
 from bssearch.training.process_times import MPS_SERVER
 from tests.training import toys
 from tests.training.fake_nvml import CUDA, REASONS, FakeNvml
-from tests.training.toys import CPU, Toy, on_cpu
+from tests.training.toys import CPU, FakeTime, Toy, on_cpu
 
 
 @pytest.fixture
@@ -41,25 +41,16 @@ def answers(device: torch.device) -> list[object]:
     ]
 
 
-NOTHING: list[object] = [[], [], None, None]
+UNKNOWN: list[object] = [None] * 4
 
 
-class Passing:
-    """A clock that goes on when told."""
-
-    seconds = 0.0
-
-    def __call__(self) -> float:
-        return self.seconds
-
-
-def segment(meter: DeviceMeter, fake: FakeNvml, time: Passing, *, joules: int, seconds: float) -> None:
-    """Have a device take so much energy in a train segment, and some before it that is not the training's."""
+def segment(meter: DeviceMeter, fake: FakeNvml, time: FakeTime, *, joules: int, seconds: float) -> None:
+    """Let a device use energy in a train segment, and other energy before the segment."""
     assert fake.millijoules is not None
     fake.millijoules += 7_000
     meter.begin()
     fake.millijoules += 1000 * joules
-    time.seconds += seconds
+    time.pass_by(seconds)
     meter.end()
 
 
@@ -68,20 +59,28 @@ def segment(meter: DeviceMeter, fake: FakeNvml, time: Passing, *, joules: int, s
     [
         (CPU, {}),
         (CUDA, {"has_driver": False}),
-        (CUDA, {"reasons": None, "millijoules": None, "megahertz": None}),
+        (
+            CUDA,
+            {
+                "reasons": None,
+                "millijoules": None,
+                "megahertz": None,
+                "lists_processes": False,
+                "processes": {"GPU-0": [1]},
+            },
+        ),
         (torch.device("cuda:1"), {}),
     ],
     ids=["a CPU", "no driver", "not supported", "a device that NVML does not know"],
 )
-def test_what_is_not_known_is_not_zero(fake: FakeNvml, device: torch.device, lacks: dict[str, Any]) -> None:
+def test_unknown_answers_are_none(fake: FakeNvml, device: torch.device, lacks: dict[str, Any]) -> None:
     vars(fake).update(lacks)
-    assert answers(device) == NOTHING
-    assert nvml.known_throttle_reasons(device) is None
+    assert answers(device) == UNKNOWN
 
 
-def test_without_the_library_nothing_is_known(fake: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_library_every_answer_is_none(fake: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert answers(CUDA) == NOTHING
+    assert answers(CUDA) == UNKNOWN
 
 
 def test_a_library_that_is_older_than_a_function_knows_nothing_of_it(
@@ -89,7 +88,7 @@ def test_a_library_that_is_older_than_a_function_knows_nothing_of_it(
 ) -> None:
     """Older ones say ``ThrottleReasons``."""
     monkeypatch.delattr(sys.modules["pynvml"], "nvmlDeviceGetCurrentClocksEventReasons")
-    assert nvml.known_throttle_reasons(CUDA) is None
+    assert nvml.throttle_reasons(CUDA) is None
     assert nvml.clock_mhz(CUDA) == 1980.0
     meter = DeviceMeter(CUDA)
     meter.sample()
@@ -131,7 +130,7 @@ def test_the_reasons_have_the_names_and_values_of_the_real_library() -> None:
 )
 def test_only_what_slows_a_device_down_is_a_reason(fake: FakeNvml, bits: int, words: list[str]) -> None:
     fake.reasons = bits
-    assert nvml.throttle_reasons(CUDA) == nvml.known_throttle_reasons(CUDA) == words
+    assert nvml.throttle_reasons(CUDA) == words
 
 
 def test_this_process_and_its_relatives_are_no_others(fake: FakeNvml) -> None:
@@ -183,7 +182,7 @@ def test_the_server_of_mps_is_no_stranger(fake: FakeNvml, tmp_path: Path, monkey
         (tmp_path / name).symlink_to(sys.executable)
         with subprocess.Popen([tmp_path / name, "-c", "input()"], stdin=subprocess.PIPE) as process:
             fake.processes = {"GPU-0": [process.pid]}
-            assert len(nvml.other_processes(CUDA)) == strangers
+            assert len(nvml.other_processes(CUDA) or []) == strangers
 
 
 def test_a_process_that_is_not_seen_from_here_is_left_out(fake: FakeNvml) -> None:
@@ -197,18 +196,16 @@ def test_numbers_of_another_namespace_mean_nothing(fake: FakeNvml, monkeypatch: 
     """Where this process holds memory but is not listed, number 1 is not the process 1 of this machine."""
     fake.processes = {"GPU-0": [1]}
     monkeypatch.setattr(nvml, "_family", lambda: {os.getpid()})
-    assert [pid for pid, _ in nvml.other_processes(CUDA)] == [1]
+    assert [pid for pid, _ in nvml.other_processes(CUDA) or []] == [1]
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 1)
-    assert nvml.other_processes(CUDA) == []
-    assert nvml.known_other_processes(CUDA) is None, "which is not the same as to know that there are none"
+    assert nvml.other_processes(CUDA) is None
 
 
 def test_a_list_that_the_driver_does_not_give_is_not_known_and_not_empty(fake: FakeNvml) -> None:
     fake.processes = {"GPU-0": [os.getpid()]}
-    assert nvml.known_other_processes(CUDA) == []
-    fake.lists_processes = False
-    assert nvml.known_other_processes(CUDA) is None
     assert nvml.other_processes(CUDA) == []
+    fake.lists_processes = False
+    assert nvml.other_processes(CUDA) is None
 
 
 def test_what_has_computed_and_is_gone_from_the_list_is_seen(fake: FakeNvml, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,8 +219,8 @@ def test_what_has_computed_and_is_gone_from_the_list_is_seen(fake: FakeNvml, mon
 
 
 def test_the_meter_says_energy_power_clock_and_every_reason_once(fake: FakeNvml) -> None:
-    time = Passing()
-    meter = DeviceMeter(CUDA, time)
+    time = FakeTime()
+    meter = DeviceMeter(CUDA, lambda: time.seconds)
     meter.start()
     fake.reasons = 0x4
     segment(meter, fake, time, joules=20, seconds=0.2)
@@ -247,20 +244,20 @@ def test_the_reasons_are_empty_where_nothing_slowed_the_device_and_none_before_a
 
 
 def test_an_energy_counter_that_has_not_moved_is_no_zero(fake: FakeNvml) -> None:
-    meter, time = DeviceMeter(CUDA), Passing()
+    meter, time = DeviceMeter(CUDA), FakeTime()
     segment(meter, fake, time, joules=0, seconds=0.001)
     assert meter.stop() == DeviceUse()
 
 
 def test_what_was_read_before_a_pause_counts_and_what_was_used_during_it_does_not(fake: FakeNvml) -> None:
-    time = Passing()
-    before = DeviceMeter(CUDA, time)
+    time = FakeTime()
+    before = DeviceMeter(CUDA, lambda: time.seconds)
     fake.reasons = 0x4
     segment(before, fake, time, joules=20, seconds=0.4)
     before.sample()
     state = json.loads(json.dumps(before.state()))
     fake.millijoules, time.seconds = 900_000, 0.0
-    after = DeviceMeter(CUDA, time)
+    after = DeviceMeter(CUDA, lambda: time.seconds)
     after.restore(state)
     fake.reasons, fake.megahertz = 0x24, 1_000
     segment(after, fake, time, joules=10, seconds=0.1)
@@ -278,13 +275,11 @@ def test_what_was_read_before_a_pause_counts_and_what_was_used_during_it_does_no
 
 def test_the_cpu_is_named_with_its_versions() -> None:
     environment = describe_environment(on_cpu())
-    assert environment.device_type == "cpu"
+    assert (environment.device_type, environment.torch_version) == ("cpu", torch.__version__)
     assert environment.device_name and environment.device_name != "cpu"
     assert (environment.device_memory_bytes or 0) > 2**28
-    assert environment.torch_version == torch.__version__
-    assert environment.driver_version is None
-    assert environment.cudnn_version is None
-    assert environment.workload_revision is None and environment.git_revision is None
+    assert environment.driver_version is environment.cudnn_version is None
+    assert environment.workload_revision is environment.git_revision is None
     assert environment.fingerprint.endswith("fp32 · compile none")
 
 

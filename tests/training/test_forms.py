@@ -1,11 +1,13 @@
-"""Every form of data, and a training step of one's own, train, pause and are measured like plain tensors."""
+"""Every form of data, and a workload's own training step, train, pause and are measured like plain tensors."""
 
 import itertools
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -47,7 +49,7 @@ def weights_after(workload: Texts, steps: int, settings: dict[str, Any], split: 
 
 
 def run(form: type[Texts], data: Data, folder: Path, stop_after: int | None = None, **changes: Any) -> Run:
-    """Train for 25 calls of ``on_progress``, a second each, or pause after so many."""
+    """Train for 25 calls of ``on_progress``, a second each, or pause after ``stop_after`` calls."""
     time = FakeTime()
     asked = request(ACCUMULATED, train_seconds_limit=25.0, checkpoint=str(folder / "trial"), **changes)
 
@@ -67,9 +69,7 @@ def run(form: type[Texts], data: Data, folder: Path, stop_after: int | None = No
 
 
 @every_form
-def test_a_trial_of_every_form_learns_and_goes_on_from_a_pause_as_if_it_had_never_stopped(
-    form: type[Texts], tmp_path: Path
-) -> None:
+def test_a_trial_of_every_form_learns_and_resumes_as_if_it_had_never_stopped(form: type[Texts], tmp_path: Path) -> None:
     data = loaded(form())
     whole = run(form, data, tmp_path)
     paused = run(form, data, tmp_path, stop_after=11)
@@ -127,10 +127,8 @@ def test_the_noise_scale_is_measured_where_samples_can_be_drawn_and_else_refused
     has_noise = form not in (Streams, TwoOptimizers)
     with Trainer(workload, ACCUMULATED, data.train, computation, seed=0) as trainer:
         assert trainer.has_noise == has_noise
-    if not has_noise:
-        with pytest.raises(WorkloadError, match=r"train_batches|training_step"):
-            measure_noise(asked, workload, data, computation)
-    else:
+    refused = pytest.raises(WorkloadError, match=r"train_batches|training_step")
+    with nullcontext() if has_noise else refused:
         assert measure_noise(asked, workload, data, computation).noise.passes
 
 
@@ -157,12 +155,15 @@ def test_a_nesting_lies_on_the_device_and_samples_stay_on_the_host() -> None:
 
 
 class Sized(Streams):
-    """Makes batches of the sizes given."""
+    """Makes batches of the given sizes; ``seeds`` are the seeds of the epochs."""
 
     def __init__(self, *sizes: int) -> None:
         self.sizes = sizes
+        self.seeds: list[int] = []
 
     def train_batches(self, batch_size: int, seed: int) -> Any:
+        assert batch_size == 8
+        self.seeds.append(seed)
         return ((torch.zeros(size, 3), torch.zeros(size)) for size in self.sizes)
 
 
@@ -183,17 +184,10 @@ def test_a_batch_of_another_size_is_an_error_with_both_sizes(sizes: tuple[int, .
 
 
 def test_a_short_last_batch_is_left_out_and_each_epoch_has_another_seed() -> None:
-    seeds: list[int] = []
-
-    class Noted(Sized):
-        def train_batches(self, batch_size: int, seed: int) -> Any:
-            assert batch_size == 8
-            seeds.append(seed)
-            return super().train_batches(batch_size, seed)
-
-    batches = batches_of(loaded(Noted(8, 8, 3)).train, ACCUMULATED, on_cpu(), seed=0)
+    workload = Sized(8, 8, 3)
+    batches = batches_of(loaded(workload).train, ACCUMULATED, on_cpu(), seed=0)
     assert [len(targets) for _, targets in itertools.islice(batches, 5)] == [8] * 5
-    assert len(seeds) == len(set(seeds)) == 3
+    assert len(workload.seeds) == len(set(workload.seeds)) == 3
 
 
 def toy_with(*layers: nn.Module) -> Any:
@@ -237,27 +231,23 @@ def test_the_metrics_are_those_of_the_validation_part_before_any_step() -> None:
 
 
 def test_the_model_is_built_once_with_the_dropout_given() -> None:
-    asked: list[float] = []
-
-    def watched(dropout: float) -> nn.Module:
-        asked.append(dropout)
-        return two_layers(dropout)
-
-    describe_model(Toy(network=watched), toy_data(), on_cpu(), dropout=0.25)
-    assert asked == [0.25]
+    network = Mock(side_effect=two_layers)
+    describe_model(Toy(network=network), toy_data(), on_cpu(), dropout=0.25)
+    network.assert_called_once_with(0.25)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-def test_a_metric_that_is_not_finite_is_told_as_none(value: float) -> None:
-    toy = Toy(on_evaluate=lambda metrics: {"accuracy": 0.5, "loss": value})
-    toy.metrics = {"accuracy": MetricInfo(), "loss": MetricInfo()}
+def test_a_metric_that_is_not_finite_is_none(value: float) -> None:
+    metrics = {"accuracy": MetricInfo(), "loss": MetricInfo()}
+    toy = Toy(on_evaluate=lambda metrics: {"accuracy": 0.5, "loss": value}, metrics=metrics)
     assert describe_model(toy, toy_data(), on_cpu()).initial_metrics == {"accuracy": 0.5, "loss": None}
 
 
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
-        ({"loss": 1.0}, "no metric 'accuracy'; it offers loss"),
+        ({"loss": 1.0}, "no metric 'accuracy'; it returned loss"),
+        ({}, "no metric 'accuracy'; it returned nothing"),
         ({"accuracy": 0.5, "loss": "low"}, "returned 'low' as 'loss': not a number"),
         ({"accuracy": 1.5, "loss": 1.0}, r"accuracy = 1.5, outside the \[0.0, 1.0\] declared"),
         (0.5, "returned a float; it must be a mapping"),
@@ -268,17 +258,11 @@ def test_an_evaluation_that_lacks_what_the_workload_declares_is_refused(returned
         describe_model(Toy(on_evaluate=lambda metrics: returned), toy_data(), on_cpu())
 
 
-@pytest.mark.parametrize("value", [None, 32])
-def test_tokens_are_counted_only_where_the_workload_says_how_many(value: int | None) -> None:
-    toy: Any = Toy()
-    if value is not None:
-        toy.tokens_per_sample = value
-    assert tokens_per_sample(toy) == value
+def test_tokens_are_counted_only_if_the_workload_has_their_number() -> None:
+    assert (tokens_per_sample(Toy()), tokens_per_sample(Toy(tokens_per_sample=32))) == (None, 32)
 
 
 @pytest.mark.parametrize("value", [0, -3, 1.5, "64", True])
 def test_tokens_that_are_no_count_are_refused(value: object) -> None:
-    toy: Any = Toy()
-    toy.tokens_per_sample = value
     with pytest.raises(WorkloadError, match=r"tokens_per_sample = .* must be an integer >= 1"):
-        tokens_per_sample(toy)
+        tokens_per_sample(Toy(tokens_per_sample=value))

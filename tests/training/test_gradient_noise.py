@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from bssearch.records import Configuration, GradientNoise, Target
 from bssearch.records.noise_scale import FEWEST_PASSES, gradient_noise, pooled
-from bssearch.training.computation import Computation, convert_batch_norms
+from bssearch.training.computation import Computation, GhostNorm, convert_batch_norms
 from bssearch.training.gradient_noise import (
     FEWEST_SMALL_BATCHES,
     NOISE_SHARE,
@@ -126,14 +126,6 @@ def exact(
     trainer: Trainer, train: Part, divide: Callable[[str, torch.Tensor], torch.Tensor] = lambda name, gradient: gradient
 ) -> float:
     """Return tr Σ / ‖G‖² of the whole part from the gradients of its single samples."""
-    trace, square = exact_moments(trainer, train, divide)
-    return trace / square
-
-
-def exact_moments(
-    trainer: Trainer, train: Part, divide: Callable[[str, torch.Tensor], torch.Tensor] = lambda name, gradient: gradient
-) -> tuple[float, float]:
-    """Return tr Σ and ‖G‖² of the whole part from the gradients of its single samples."""
     parameters = {name: one.detach() for name, one in trainer.model.named_parameters()}
 
     def loss(weights: dict[str, torch.Tensor], inputs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -142,7 +134,7 @@ def exact_moments(
 
     per_sample = vmap(grad(loss), in_dims=(None, 0, 0))(parameters, train.inputs, train.targets)
     rows = torch.cat([divide(name, one).flatten(1).double() for name, one in per_sample.items()], dim=1)
-    return rows.var(dim=0).sum().item(), rows.mean(dim=0).square().sum().item()
+    return rows.var(dim=0).sum().item() / rows.mean(dim=0).square().sum().item()
 
 
 def test_the_noise_scale_is_that_of_exact_per_sample_gradients() -> None:
@@ -224,18 +216,17 @@ def test_a_pass_with_a_gradient_that_is_not_finite_counts_for_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("micro", "samples", "small"),
-    [(512, 10_000, 64), (32, 10_000, 16), (4, 10_000, 4), (8192, 60_000, 256), (32, 40, 5)],
+    ("small_batches", "micro", "samples", "small"),
+    [
+        *((SMALL_BATCHES, *row) for row in ((512, 10_000, 64), (32, 10_000, 16), (4, 10_000, 4), (32, 40, 5))),
+        (SMALL_BATCHES, 8192, 60_000, 256),
+        *((FEWEST_SMALL_BATCHES, *row) for row in ((512, 10_000, 256), (64, 10_000, 32), (4, 10_000, 4), (64, 40, 20))),
+    ],
 )
-def test_small_batches_are_an_eighth_of_the_micro_batch_within_bounds(micro: int, samples: int, small: int) -> None:
-    assert small_batch_size(configuration(micro), samples) == small
-
-
-@pytest.mark.parametrize(
-    ("micro", "samples", "small"), [(512, 10_000, 256), (64, 10_000, 32), (4, 10_000, 4), (64, 40, 20)]
-)
-def test_small_batches_of_a_short_pass_are_half_of_the_micro_batch(micro: int, samples: int, small: int) -> None:
-    assert small_batch_size(configuration(micro), samples, FEWEST_SMALL_BATCHES) == small
+def test_small_batches_are_an_eighth_of_the_micro_batch_or_half_in_a_short_pass_within_bounds(
+    small_batches: int, micro: int, samples: int, small: int
+) -> None:
+    assert small_batch_size(configuration(micro), samples, small_batches) == small
 
 
 PASS_SECONDS = 0.3
@@ -366,9 +357,8 @@ class TestBudgetOfAProcess:
         assert meter.small_batches_after(0.89, 0.9 * SHORT_PASS_SECONDS / NOISE_SHARE) == 0
 
     def test_a_pass_is_expected_to_take_what_the_last_of_its_shape_took(self) -> None:
-        budget = NoiseBudget()
-        budget.earn(100.0)
-        budget.spend((FEWEST_SMALL_BATCHES, 4), 0.1 * SHORT_PASS_SECONDS)
+        seconds = 0.1 * SHORT_PASS_SECONDS
+        budget = NoiseBudget(100.0, seconds, {(FEWEST_SMALL_BATCHES, 4): seconds})
         meter = Meter(budget=budget).begun()
         assert meter.small_batches_after(0.88, 0.11 * SHORT_PASS_SECONDS / NOISE_SHARE) == FEWEST_SMALL_BATCHES
 
@@ -450,7 +440,7 @@ def norm_and_ghost(kind: Any, ghost_batch_size: int, **settings: Any) -> tuple[n
         if tensor.is_floating_point():
             tensor.data.copy_(torch.rand(tensor.shape, generator=generator, dtype=torch.float64) + 0.5)
     ghost = copy.deepcopy(norm)
-    assert convert_batch_norms(ghost, ghost_batch_size) == 1
+    assert convert_batch_norms(ghost, GhostNorm, ghost_batch_size=ghost_batch_size) == 1
     return norm, ghost
 
 
@@ -529,7 +519,7 @@ def test_norms_are_converted_wherever_they_are_and_keep_what_they_are() -> None:
     )
     before = {name: tensor.data_ptr() for name, tensor in model.state_dict().items()}
     random_state = torch.get_rng_state()
-    assert convert_batch_norms(model, 4) == 2
+    assert convert_batch_norms(model, GhostNorm, ghost_batch_size=4) == 2
     assert {name: tensor.data_ptr() for name, tensor in model.state_dict().items()} == before
     assert torch.equal(torch.get_rng_state(), random_state)
     assert isinstance(model[0], nn.BatchNorm1d)
@@ -539,6 +529,6 @@ def test_norms_are_converted_wherever_they_are_and_keep_what_they_are() -> None:
 
 def test_norms_of_a_kind_become_one_class() -> None:
     first, second = nn.BatchNorm2d(3), nn.BatchNorm2d(5)
-    convert_batch_norms(first, 4)
-    convert_batch_norms(second, 8)
+    convert_batch_norms(first, GhostNorm, ghost_batch_size=4)
+    convert_batch_norms(second, GhostNorm, ghost_batch_size=8)
     assert type(first) is type(second) is not nn.BatchNorm2d

@@ -3,6 +3,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -29,7 +30,7 @@ from tests.training.toys import (
 
 
 def timeless(outcome: TrialOutcome) -> dict[str, Any]:
-    """Return all that must not hang on the clock, nor on what else the process holds."""
+    """Return the fields that depend neither on the clock nor on the machine."""
     of_the_machine = {"contended", "warnings", "noise", "device_use", "peak_memory_bytes"}
     return {
         name: value
@@ -51,20 +52,18 @@ def test_the_target_ends_a_trial_at_the_first_evaluation_that_meets_it() -> None
     assert outcome.peak_memory_bytes is not None and outcome.peak_memory_basis is MemoryBasis.RESIDENT
 
 
-def test_metrics_that_the_workload_reports_are_told_of_the_test_part_and_no_others() -> None:
-    toy, quiet = Toy(), Toy()
-    loss = MetricInfo(low=0.0, reported=True)
-    toy.metrics = {"accuracy": MetricInfo(reported=True), "loss": loss}
+def test_the_test_part_has_the_metrics_that_the_workload_reports_and_no_others() -> None:
+    toy = Toy(metrics={"accuracy": MetricInfo(reported=True), "loss": MetricInfo(low=0.0, reported=True)})
     tested, untested = (Run(request(tested=tests), toy).outcome for tests in (True, False))
     assert tested.further_test_metrics is not None and sorted(tested.further_test_metrics) == ["loss"]
     assert 0 < tested.further_test_metrics["loss"] < 0.6 and tested.test_metric is not None
     assert untested.further_test_metrics is None
-    assert Run(request(tested=True), quiet).outcome.further_test_metrics is None
+    assert Run(request(tested=True)).outcome.further_test_metrics is None
 
 
 def test_a_reported_metric_that_is_no_number_is_left_out() -> None:
-    toy = Toy(on_evaluate=lambda metrics: {**metrics, "loss": math.nan})
-    toy.metrics = {"accuracy": MetricInfo(), "loss": MetricInfo(reported=True)}
+    metrics = {"accuracy": MetricInfo(), "loss": MetricInfo(reported=True)}
+    toy = Toy(on_evaluate=lambda found: {**found, "loss": math.nan}, metrics=metrics)
     outcome = Run(request(tested=True), toy).outcome
     assert outcome.test_metric is not None and outcome.further_test_metrics is None
 
@@ -86,7 +85,7 @@ def test_a_target_met_at_step_zero_costs_nothing() -> None:
     assert (outcome.time_to_target_s, outcome.train_seconds) == (0.0, 0.0)
 
 
-def test_observations_say_what_had_been_done_by_then() -> None:
+def test_observations_have_the_steps_and_seconds_so_far() -> None:
     run = ticking(request(configuration(20, warmup_epochs=2.0, learning_rate=0.11), target=0.9), step_seconds=0.01)
     first, second, third = run.observations[:3]
     assert (first.step, first.samples, first.train_seconds, first.loss) == (0, 0, 0.0, None)
@@ -108,10 +107,10 @@ def test_the_same_request_gives_the_same_trial_bit_for_bit() -> None:
 def test_the_warm_up_leaves_no_trace_in_the_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     dropping = request(configuration(dropout=0.3, warmup_epochs=1.0))
     warmed = Run(dropping)
-    calls: list[object] = []
-    monkeypatch.setattr(loop, "warm_up", lambda *arguments: calls.append(arguments))
+    warm_up = Mock()
+    monkeypatch.setattr(loop, "warm_up", warm_up)
     cold = Run(dropping)
-    assert len(calls) == 1
+    warm_up.assert_called_once()
     assert curve(warmed) == curve(cold)
     assert timeless(warmed.outcome) == timeless(cold.outcome)
 
@@ -140,7 +139,7 @@ def test_the_noise_scale_is_measured_off_the_clock_and_leaves_the_steps_as_they_
 
 
 def test_neither_the_clock_nor_the_limit_moves_an_evaluation() -> None:
-    """A trial that a limit ends has seen the beginning of the same curve, and not one evaluation more."""
+    """A trial that a limit ends has the beginning of the same curve, without a further evaluation."""
     whole = Run(request(target=0.95))
     cut = ticking(request(target=0.95, train_seconds_limit=12.5, limit_state=TrialState.CAPPED))
     assert (cut.outcome.state, cut.outcome.steps) == (TrialState.CAPPED, 13)
@@ -201,7 +200,7 @@ An evaluation of the toy makes 300, a step 300, the model and its data 2,000.
 
 @pytest.mark.parametrize("every", [1, 5, 50])
 def test_the_four_ledgers_of_a_real_run_add_up_to_its_wall_time(every: int) -> None:
-    """The clock counts calls of functions, whatever the load: work outside the ledgers is a number of calls."""
+    """The clock counts function calls, so work outside the ledgers is a number of calls and not of seconds."""
     with CallClock() as clock:
         outcome = Run(
             request(target=2.0, train_seconds_limit=30_000, tested=True, eval_every_steps=every),
@@ -217,14 +216,9 @@ def test_the_four_ledgers_of_a_real_run_add_up_to_its_wall_time(every: int) -> N
 
 
 @pytest.mark.parametrize("lost", [0.004, 0.05])
-def test_seconds_that_no_ledger_owns_are_a_warning_in_the_record(lost: float) -> None:
-    time, progress = FakeTime(), itertools.count()
-
-    def pass_after_the_warm_up() -> None:
-        if next(progress) == 0:
-            time.pass_by(lost)
-
-    outcome = Run(request(), clock=time.clock(), on_progress=pass_after_the_warm_up).outcome
+def test_seconds_outside_all_ledgers_are_a_warning_in_the_record(lost: float) -> None:
+    time, losses = FakeTime(), itertools.chain([lost], itertools.repeat(0.0))
+    outcome = Run(request(), clock=time.clock(), on_progress=lambda: time.pass_by(next(losses))).outcome
     assert outcome.wall_seconds == lost
     assert any("in no ledger" in warning for warning in outcome.warnings) is (lost > LEDGER_GAP_SECONDS)
 
@@ -238,7 +232,7 @@ def test_a_trial_that_lost_the_processor_is_marked(monkeypatch: pytest.MonkeyPat
     assert Run(request(), toy, clock=time.clock()).outcome.contended is contended
 
 
-def test_a_trial_beside_other_work_is_marked_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trial_beside_other_work_is_marked_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ContentionMeter, "stop", lambda meter: Contention(True, "others used 1.0 of 2 CPUs"))
     outcome = Run(request(), clock=FakeTime().clock()).outcome
     assert outcome.contended
@@ -256,18 +250,11 @@ def test_the_pace_of_the_core_is_looked_at_with_each_evaluation() -> None:
 
 @pytest.mark.parametrize("asked_at", [1, 12])
 def test_a_stop_is_honoured_within_one_step_and_not_evaluated(asked_at: int) -> None:
-    steps = 0
-
-    def step_done() -> None:
-        nonlocal steps
-        steps += 1
-
-    toy = Toy(on_loss=step_done)
-    warm_up_steps = 2
+    step, warm_up_steps = Mock(), 2
     run = Run(
         request(target=2.0, tested=True),
-        toy,
-        stop=lambda: (TrialState.PRUNED, "worse than most") if steps >= asked_at + warm_up_steps else None,
+        Toy(on_loss=step),
+        stop=lambda: (TrialState.PRUNED, "worse than most") if step.call_count >= asked_at + warm_up_steps else None,
     )
     assert (run.outcome.state, run.outcome.reason) == (TrialState.PRUNED, "worse than most")
     assert run.outcome.steps == asked_at
@@ -275,10 +262,10 @@ def test_a_stop_is_honoured_within_one_step_and_not_evaluated(asked_at: int) -> 
     assert run.outcome.test_metric is None
 
 
-def test_progress_is_told_at_every_step_and_evaluation() -> None:
-    told: list[None] = []
-    run = Run(request(), on_progress=lambda: told.append(None))
-    assert len(told) == 1 + run.outcome.steps + len(run.observations)
+def test_progress_is_reported_at_every_step_and_evaluation() -> None:
+    on_progress = Mock()
+    run = Run(request(), on_progress=on_progress)
+    assert on_progress.call_count == 1 + run.outcome.steps + len(run.observations)
 
 
 def test_the_horizon_ends_a_trial_with_an_evaluation() -> None:
@@ -339,27 +326,19 @@ def test_warmup_is_no_time_to_judge_chance() -> None:
     ],
 )
 def test_running_out_of_memory_is_an_outcome(error: Exception, at_loss: int) -> None:
-    calls = itertools.count(1)
-
-    def fail() -> None:
-        if next(calls) == at_loss:
-            raise error
-
-    outcome = Run(request(target=2.0), Toy(on_loss=fail)).outcome
+    fails = Mock(side_effect=[*range(1, at_loss), error])
+    outcome = Run(request(target=2.0), Toy(on_loss=fails)).outcome
     assert outcome.state is TrialState.OOM
     assert "micro-batch 20" in outcome.reason
     assert ("before the first step" if at_loss == 1 else "step 6") in outcome.reason
     assert outcome.wall_seconds > 0
 
 
-def test_what_runs_out_of_memory_before_there_is_a_model_has_done_nothing_and_warns_of_nothing(
+def test_a_trial_out_of_memory_before_its_model_exists_has_no_steps_and_no_warnings(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(ContentionMeter, "stop", lambda meter: Contention(False))
-
-    def too_large(dropout: float) -> torch.nn.Module:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
+    too_large = Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory"))
     tiny = configuration(4, micro_batch_size=2, accumulation_steps=2)
     run = Run(request(tiny), Toy(network=too_large), clock=FakeTime().clock())
     outcome = run.outcome
@@ -371,11 +350,8 @@ def test_what_runs_out_of_memory_before_there_is_a_model_has_done_nothing_and_wa
 
 @pytest.mark.parametrize("error", [RuntimeError("shapes cannot be multiplied"), KeyError("x"), KeyboardInterrupt()])
 def test_other_exceptions_are_the_callers(error: BaseException) -> None:
-    def fail() -> None:
-        raise error
-
     with pytest.raises(type(error)):
-        Run(request(), Toy(on_loss=fail))
+        Run(request(), Toy(on_loss=Mock(side_effect=error)))
 
 
 def test_an_incomplete_batch_is_said_to_be_dropped() -> None:
@@ -390,41 +366,29 @@ def test_an_incomplete_batch_is_said_to_be_dropped() -> None:
 def test_the_test_part_is_seen_only_when_asked_and_only_at_the_end(
     state: TrialState, tested: bool, asked: bool
 ) -> None:
-    seen: list[int] = []
-
-    class Watched(Toy):
-        def evaluate(self, model: torch.nn.Module, part: Any) -> Mapping[str, float]:
-            seen.append(len(part))
-            return super().evaluate(model, part)
-
-    seen.clear()
     time = FakeTime()
-    toy = Watched(on_loss=lambda time=time: time.pass_by(1.0))  # type: ignore[misc]
-    outcome = Run(
-        request(target=2.0, train_seconds_limit=8.5, limit_state=state, tested=asked),
-        toy,
-        clock=time.clock(),
-    ).outcome
+    toy = Toy(on_loss=lambda: time.pass_by(1.0), evaluate=Mock(side_effect=Toy().evaluate))
+    asked_for = request(target=2.0, train_seconds_limit=8.5, limit_state=state, tested=asked)
+    outcome = Run(asked_for, toy, clock=time.clock()).outcome
+    *before, last = (len(part) for (_, part), _ in toy.evaluate.call_args_list)  # type: ignore[attr-defined]
     test_samples = len(toy_data().test)
-    assert (seen[-1] == test_samples) is (outcome.test_metric is not None) is (asked and tested)
-    assert test_samples not in seen[:-1]
+    assert (last == test_samples) is (outcome.test_metric is not None) is (asked and tested)
+    assert test_samples not in before
 
 
 def test_tokens_are_those_of_the_samples_seen() -> None:
-    toy: Any = Toy()
-    assert Run(request(target=2.0, train_seconds_limit=0.01), toy).outcome.tokens is None
-    toy.tokens_per_sample = 32
-    outcome = Run(request(), toy).outcome
+    assert Run(request(target=2.0, train_seconds_limit=0.01)).outcome.tokens is None
+    outcome = Run(request(), Toy(tokens_per_sample=32)).outcome
     assert outcome.samples > 0 and outcome.tokens == 32 * outcome.samples
 
 
 def test_observations_reach_the_caller_before_the_trial_goes_on() -> None:
-    """What the observer decides, such as a prune, holds at the very next step."""
-    wanted: list[tuple[TrialState, str]] = []
+    """A decision of the observer, such as a prune, holds at the very next step."""
+    seen = Mock()
     run = Run(
         request(target=2.0),
-        stop=lambda: wanted[0] if wanted else None,
-        on_observation=lambda: wanted.append((TrialState.PRUNED, "enough")),
+        stop=lambda: (TrialState.PRUNED, "enough") if seen.called else None,
+        on_observation=seen,
     )
     assert (run.outcome.steps, len(run.observations)) == (0, 1)
 
@@ -493,21 +457,16 @@ def test_the_horizon_ends_a_trial_that_trains_on_and_its_test_part_is_seen() -> 
 
 
 @pytest.mark.parametrize(("hit", "state"), [(0.95, TrialState.REACHED), (0.8, TrialState.DIVERGED)])
-def test_what_diverges_after_its_target_has_reached_it_all_the_same(hit: float, state: TrialState) -> None:
+def test_a_trial_that_diverges_after_its_target_has_reached_the_target(hit: float, state: TrialState) -> None:
     outcome = Run(request(stop_at_target=False), Toy(on_evaluate=metric_by_evaluation([0.5, hit, math.nan]))).outcome
     assert (outcome.state, outcome.steps, outcome.final_metric) == (state, 10, hit)
     assert "accuracy is not finite" in outcome.reason
 
 
-def test_what_runs_out_of_memory_after_its_target_has_reached_it_all_the_same() -> None:
-    calls = itertools.count(1)
-
-    def fail() -> None:
-        if next(calls) == 9:
-            raise MemoryError
-
+def test_a_trial_out_of_memory_after_its_target_has_reached_the_target() -> None:
+    fails = Mock(side_effect=[*range(8), MemoryError])
     outcome = Run(
-        request(stop_at_target=False), Toy(on_loss=fail, on_evaluate=metric_by_evaluation([0.5, 0.95]))
+        request(stop_at_target=False), Toy(on_loss=fails, on_evaluate=metric_by_evaluation([0.5, 0.95]))
     ).outcome
     assert (outcome.state, outcome.steps_to_target) == (TrialState.REACHED, 5)
     assert "out of memory" in outcome.reason
@@ -522,13 +481,12 @@ def test_what_runs_out_of_memory_after_its_target_has_reached_it_all_the_same() 
     ],
 )
 def test_a_trial_that_is_stopped_after_its_target_has_not_finished(asked: TrialState, state: TrialState) -> None:
-    toy = Toy(on_evaluate=metric_by_evaluation([0.5, 0.95, 0.96]))
-    seen: list[None] = []
+    seen = Mock()
     outcome = Run(
         request(stop_at_target=False),
-        toy,
-        on_observation=lambda: seen.append(None),
-        stop=lambda: (asked, "enough") if len(seen) == 3 else None,
+        Toy(on_evaluate=metric_by_evaluation([0.5, 0.95, 0.96])),
+        on_observation=seen,
+        stop=lambda: (asked, "enough") if seen.call_count == 3 else None,
     ).outcome
     assert (outcome.state, outcome.steps, outcome.reason) == (state, 10, "enough")
     assert (outcome.time_to_target_s, outcome.first_hit_step, outcome.last_miss_step) == (None, None, None)

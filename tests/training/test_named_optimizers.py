@@ -1,4 +1,4 @@
-"""Every optimizer by its name trains as its library does, and its steps are whole whatever they are made of."""
+"""Every named optimizer trains as its library does, with and without micro-batches."""
 
 import importlib
 import importlib.metadata
@@ -243,23 +243,16 @@ class TestTimm:
     def test_only_what_needs_it_asks_for_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "timm.optim", None)
         check_libraries(Toy(), [name for name in OPTIMIZERS if name not in OF_TIMM])
-        own: Any = Toy()
-        own.build_optimizer = lambda model, configuration: None
-        check_libraries(own, OF_TIMM)
+        check_libraries(Toy(build_optimizer=lambda model, configuration: None), OF_TIMM)
         with pytest.raises(LaunchError, match="'lamb' needs timm"):
             check_libraries(Toy(), ["adamw", "lamb"])
 
 
-MODEL = Toy().build_model(dropout=0.0)
-
-
 def test_sgd_without_momentum_can_be_built() -> None:
-    assert not build_optimizer(MODEL, configuration(parameters={"momentum": 0.0})).defaults["nesterov"]
+    optimizer = build_optimizer(Toy().build_model(dropout=0.0), configuration(parameters={"momentum": 0.0}))
+    assert not optimizer.defaults["nesterov"]
 
 
 def test_frozen_parameters_are_left_out() -> None:
-    model = Toy().build_model(dropout=0.0)
-    for parameter in model.parameters():
-        parameter.requires_grad_(False)
     with pytest.raises(UsageError, match="no parameter to train"):
-        build_optimizer(model, configuration())
+        build_optimizer(Toy().build_model(dropout=0.0).requires_grad_(False), configuration())

@@ -20,12 +20,6 @@ Build = Callable[[nn.Module, Configuration], Any]
 DATA = toy_data()
 
 
-def built(build: Build) -> Toy:
-    toy: Any = Toy()
-    toy.build_optimizer = build
-    return toy  # type: ignore[no-any-return]
-
-
 def weights_after(
     workload: Any, split: Configuration, steps: int = 7, *, scaled: bool = False, **settings: Any
 ) -> torch.Tensor:
@@ -46,8 +40,8 @@ def sgd(model: nn.Module, configuration: Configuration) -> torch.optim.Optimizer
 WARMED = configuration(20, warmup_epochs=1.0, parameters={"clip_norm": 0.5})
 
 
-def test_an_optimizer_of_ones_own_takes_the_steps_of_the_same_one_of_bssearchs() -> None:
-    assert torch.equal(weights_after(built(sgd), WARMED), weights_after(Toy(), WARMED))
+def test_a_workloads_optimizer_takes_the_steps_of_the_same_optimizer_of_bssearch() -> None:
+    assert torch.equal(weights_after(Toy(build_optimizer=sgd), WARMED), weights_after(Toy(), WARMED))
 
 
 def test_groups_keep_their_ratio_to_the_learning_rate_of_the_schedule() -> None:
@@ -56,7 +50,7 @@ def test_groups_keep_their_ratio_to_the_learning_rate_of_the_schedule() -> None:
         groups = [{"params": model[0].parameters(), "lr": rate / 10}, {"params": model[3].parameters()}]
         return torch.optim.SGD(groups, lr=rate)
 
-    with Trainer(built(two_rates), WARMED, DATA.train, on_cpu(), seed=3) as trainer:
+    with Trainer(Toy(build_optimizer=two_rates), WARMED, DATA.train, on_cpu(), seed=3) as trainer:
         for step in range(7):
             trainer.step()
             low, high = (group["lr"] for group in trainer.optimizers[0].param_groups)
@@ -69,7 +63,7 @@ def test_several_optimizers_step_together_and_are_clipped_as_one() -> None:
     def halves(model: Any, configuration: Configuration) -> Any:
         return [sgd(model[0], configuration), sgd(model[3], configuration)]
 
-    assert torch.equal(weights_after(built(halves), WARMED), weights_after(Toy(), WARMED))
+    assert torch.equal(weights_after(Toy(build_optimizer=halves), WARMED), weights_after(Toy(), WARMED))
 
 
 def test_a_trial_warns_of_an_optimizer_that_does_not_use_the_learning_rate() -> None:
@@ -77,7 +71,7 @@ def test_a_trial_warns_of_an_optimizer_that_does_not_use_the_learning_rate() -> 
         return torch.optim.SGD(model.parameters(), lr=0.5)
 
     def warns(build: Build) -> bool:
-        warnings = Run(request(), built(build)).outcome.warnings
+        warnings = Run(request(), Toy(build_optimizer=build)).outcome.warnings
         return any("does not use configuration.learning_rate: its rates are [0.5]" in one for one in warnings)
 
     assert (warns(fixed), warns(sgd)) == (True, False)
@@ -96,18 +90,12 @@ def test_a_trial_warns_of_an_optimizer_that_does_not_use_the_learning_rate() -> 
         ),
     ],
 )
-def test_what_is_no_optimizer_of_the_model_is_named(build: Build, said: str) -> None:
+def test_a_wrong_optimizer_is_named(build: Build, said: str) -> None:
     with pytest.raises(WorkloadError, match=said):
-        Trainer(built(build), WARMED, DATA.train, on_cpu(), seed=3)
+        Trainer(Toy(build_optimizer=build), WARMED, DATA.train, on_cpu(), seed=3)
 
 
-def scheduled(build: Any) -> Toy:
-    toy: Any = Toy()
-    toy.build_schedule = build
-    return toy  # type: ignore[no-any-return]
-
-
-def test_a_schedule_of_ones_own_replaces_warmup_and_schedule_until_the_horizon_ends_the_trial() -> None:
+def test_a_workloads_schedule_replaces_warmup_and_schedule_until_the_horizon_ends_the_trial() -> None:
     asked: list[Any] = []
 
     def build(configuration: Configuration, steps_per_epoch: int) -> Callable[[int], float]:
@@ -115,7 +103,7 @@ def test_a_schedule_of_ones_own_replaces_warmup_and_schedule_until_the_horizon_e
         return lambda step: 1 / (1 + step)
 
     split = configuration(20, warmup_epochs=2.0, parameters={"horizon_samples": 300})
-    run = Run(request(split, target=1.0, eval_every_steps=4), scheduled(build))
+    run = Run(request(split, target=1.0, eval_every_steps=4), Toy(build_schedule=build))
     assert set(asked) == {(300, 5)}
     assert (run.outcome.state, run.outcome.steps) == (TrialState.EXHAUSTED, 15)
     rates = [one.learning_rate for one in run.observations]
@@ -131,10 +119,10 @@ def test_a_schedule_of_ones_own_replaces_warmup_and_schedule_until_the_horizon_e
         (lambda *_: lambda step: None, "gave None at step 0"),
     ],
 )
-def test_what_is_no_schedule_is_named(build: Any, said: str) -> None:
+def test_a_wrong_schedule_is_named(build: Any, said: str) -> None:
     with (
         pytest.raises(WorkloadError, match=said),
-        Trainer(scheduled(build), WARMED, DATA.train, on_cpu(), seed=3) as trainer,
+        Trainer(Toy(build_schedule=build), WARMED, DATA.train, on_cpu(), seed=3) as trainer,
     ):
         trainer.step()
 
@@ -171,12 +159,10 @@ def test_a_training_step_that_does_what_bssearch_does_trains_the_same(settings: 
         (lambda step: next(zip(*step.micro_batches, strict=True))[0], "a Tensor of shape \\(10, 6\\)"),
     ],
 )
-def test_a_training_step_that_is_none_is_named(step: Any, said: str) -> None:
-    toy: Any = Toy()
-    toy.training_step = step
+def test_a_wrong_training_step_is_named(step: Any, said: str) -> None:
     with (
         pytest.raises(WorkloadError, match=said),
-        Trainer(toy, ACCUMULATED, DATA.train, on_cpu(), seed=3) as trainer,
+        Trainer(Toy(training_step=step), ACCUMULATED, DATA.train, on_cpu(), seed=3) as trainer,
     ):
         trainer.step()
 
@@ -201,13 +187,12 @@ def test_weights_that_changed_within_a_training_step_are_those_of_its_next_forwa
 
 
 def test_a_first_loss_that_is_not_finite_ends_the_trial() -> None:
-    toy: Any = Toy()
-    toy.training_step = lambda step: WeightedLoss(torch.tensor(float(len(list(step.micro_batches)))), 0.0)
+    toy = Toy(training_step=lambda step: WeightedLoss(torch.tensor(float(len(list(step.micro_batches)))), 0.0))
     outcome = Run(request(ACCUMULATED), toy).outcome
     assert outcome.state is TrialState.DIVERGED and "the loss of the first step is inf" in outcome.reason
 
 
-def test_a_training_step_is_refused_where_cuda_graphs_are_replayed() -> None:
+def test_a_training_step_is_refused_with_cuda_graphs() -> None:
     replaying: Any = SimpleNamespace(replays_graphs=True, settings=TrainingSpec(compile="max-autotune"))
     with pytest.raises(UsageError, match="'max-autotune' must be 'default' or 'none'"):
         own_training_step(Stepping(), replaying)

@@ -344,7 +344,7 @@ class TestWhatCannotBeReadBack:
     @pytest.mark.parametrize(
         ("spoil", "words"),
         [
-            (Path.unlink, "it is not there"),
+            (Path.unlink, "does not exist"),
             (cut_to(0.0), "BadZipFile"),
             (cut_to(0.5), "BadZipFile"),
             (lambda path: os.truncate(path, path.stat().st_size - 1), "BadZipFile"),

@@ -16,7 +16,7 @@ from bssearch.executors.rank_workers import RankProcesses
 from bssearch.records import Configuration, TrialState
 from bssearch.records.batch_schedule import with_batch_schedule
 from bssearch.spec.parts import TrainingSpec
-from bssearch.training.batches import Growth, micro_batches
+from bssearch.training.batches import micro_batches
 from bssearch.training.clock import Clock
 from bssearch.training.loop import Trial
 from bssearch.training.ranks import Ranks
@@ -25,7 +25,7 @@ from bssearch.workloads.base import resolve
 from bssearch.workloads.data import BatchStream, DatasetPart, Part
 from tests.factories import changed
 from tests.records.test_batch_schedule import milestones
-from tests.training.toys import CPU, Toy, configuration, on_cpu, request, run_trial, toy_data
+from tests.training.toys import CPU, Toy, configuration, growth_after, on_cpu, request, run_trial, toy_data
 
 ROOT = Path(__file__).parents[2]
 
@@ -194,12 +194,11 @@ def test_the_first_rank_draws_the_random_numbers_of_one_process_and_the_others_d
 ) -> None:
     with together.trainer(SGD):
         alone = torch.get_rng_state()
-    with together.trainer(SGD, 4) as trainer:
+    with together.trainer(SGD, 4):
         assert torch.equal(torch.get_rng_state(), alone)
         assert together.computation.ranks is not None
         others = [state["random"]["torch"] for state in together.computation.ranks.ask("state")]
         assert len({tuple(state.tolist()) for state in (alone, *others)}) == 4
-        trainer.wait_for_ranks()
 
 
 class Counting(Clock):
@@ -283,9 +282,7 @@ def test_the_ranks_together_take_the_micro_batches_of_one_process(
         computation = on_cpu(**training)
         computation.ranks = None if size == 1 else Rank(rank, size)
         shared = configuration(24, micro_batch_size=4, accumulation_steps=6 // size, world_size=size)
-        growth = Growth(shared, None if isinstance(train, BatchStream) else len(train))
-        for _ in range(steps_before):
-            growth.stepped()
+        growth = growth_after(steps_before, shared, train)
         found = []
         with closing(micro_batches(train, computation, 3, growth)) as made:
             for _ in range(10):
@@ -301,22 +298,15 @@ def test_the_ranks_together_take_the_micro_batches_of_one_process(
         assert all(map(torch.equal, together, alone))
 
 
-class OwnStep(Toy):
-    """Takes its own steps."""
-
-    def training_step(self, step: object) -> float:
-        return 0.0
-
-
 @pytest.mark.parametrize(
     ("workload", "precision", "grows", "what"),
     [
         (Toy(), "fp16", False, "fp16"),
-        (OwnStep(), "fp32", False, r"its own training_step\(\)"),
+        (Toy(training_step=None), "fp32", False, r"its own training_step\(\)"),
         (Toy(), "fp32", True, "a batch_schedule"),
     ],
 )
-def test_what_ranks_cannot_train_is_refused(workload: Toy, precision: str, grows: bool, what: str) -> None:
+def test_trials_that_ranks_cannot_train_are_refused(workload: Toy, precision: str, grows: bool, what: str) -> None:
     computation = on_cpu()
     computation.ranks, computation.precision = Rank(0, 2), precision
     asked = configuration(20, micro_batch_size=10, world_size=2)

@@ -35,14 +35,14 @@ CPU = torch.device("cpu")
 
 
 def on_cpu(**settings: Any) -> Computation:
-    """Return the computation of training settings on the CPU, at whose pace nobody looks."""
+    """Return the computation of training settings on the CPU, without looks at the core's pace."""
     computation = Computation(CPU, TrainingSpec(**settings))
     computation.core = None
     return computation
 
 
 def core_of_pace(*spins: float) -> CorePace:
-    """Return a core whose looks take the given seconds, one after the other and from the first again."""
+    """Return a core whose looks take the given seconds in turn, again and again."""
     looks = (spin for look in itertools.cycle(spins) for spin in [look] * SPINS)
     return CorePace(spin=lambda: next(looks))
 
@@ -55,7 +55,7 @@ def _part(samples: int, seed: int, dtype: torch.dtype) -> Part:
 
 
 def toy_data(train_samples: int = 100, dtype: torch.dtype = torch.float32) -> Data:
-    """Return a two-class problem in six dimensions, which a small network learns in some hundred steps."""
+    """Return a two-class problem in six dimensions; a small network learns it in a few hundred steps."""
     return Data(train=_part(train_samples, 1, dtype), validation=_part(60, 2, dtype), test=_part(50, 3, dtype))
 
 
@@ -64,7 +64,10 @@ def two_layers(dropout: float) -> nn.Module:
 
 
 class Toy:
-    """A two-layer network, or another ``network``; ``on_loss`` and ``on_evaluate`` run at each call."""
+    """A two-layer network, or another ``network``; ``on_loss`` and ``on_evaluate`` run at each call.
+
+    ``members`` are further attributes, such as ``training_step``.
+    """
 
     def __init__(
         self,
@@ -72,6 +75,7 @@ class Toy:
         on_loss: Callable[[], object] = lambda: None,
         on_evaluate: Callable[[Mapping[str, float]], Mapping[str, float]] = lambda metrics: metrics,
         network: Callable[[float], nn.Module] = two_layers,
+        **members: Any,
     ) -> None:
         self.network = network
         self.metrics: Mapping[str, MetricInfo] = {
@@ -81,6 +85,7 @@ class Toy:
         self.dtype = dtype
         self.on_loss = on_loss
         self.on_evaluate = on_evaluate
+        vars(self).update(members)
 
     def load(self, device: torch.device) -> Data:
         return toy_data(dtype=self.dtype)
@@ -106,7 +111,7 @@ class Toy:
 
 
 class FakeTime:
-    """Seconds that pass only when a test says so."""
+    """A time that only a test advances."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -126,7 +131,7 @@ class FakeTime:
 
 
 class CallClock(Clock):
-    """Counts the calls of functions, while it is entered: how long work takes, whatever the load of the machine."""
+    """Counts function calls within its context, a measure of work that does not depend on the machine's load."""
 
     def __init__(self) -> None:
         self._calls = 0
@@ -198,7 +203,7 @@ def run_trial(trial: Trial, on_observation: Callable[[Observation], object]) -> 
 
 
 class Run:
-    """Runs a request on the toy workload and keeps what it told on the way."""
+    """Runs a request on the toy workload and keeps its observations."""
 
     def __init__(
         self,
@@ -219,29 +224,25 @@ class Run:
             self.observations.append(observation)
             on_observation()
 
-        def run() -> TrialOutcome:
-            trial = Trial(
-                trial_request,
-                workload or Toy(),
-                data or toy_data(),
-                computation or on_cpu(),
-                clock=clock or Clock(),
-                stop=stop,
-                on_progress=on_progress,
-            )
-            return run_trial(trial, observed)
-
-        self.run = run
-        self.outcome = run()
+        trial = Trial(
+            trial_request,
+            workload or Toy(),
+            data or toy_data(),
+            computation or on_cpu(),
+            clock=clock or Clock(),
+            stop=stop,
+            on_progress=on_progress,
+        )
+        self.outcome = run_trial(trial, observed)
 
 
 def curve(run: Run) -> list[tuple[int, float, float | None]]:
-    """Return what a run saw at each evaluation, but for its seconds."""
+    """Return the observations of a run without their seconds."""
     return [(seen.step, seen.metric, seen.loss) for seen in run.observations]
 
 
 def metric_by_evaluation(values: list[float], metric: str = "accuracy") -> Callable[[Any], Mapping[str, float]]:
-    """Return what replaces the metric of the trial's evaluations; the first of all is the warm-up's."""
+    """Return a function that replaces the metric of each evaluation; the warm-up makes the first evaluation."""
     scripted = itertools.chain([values[0]], values, itertools.repeat(values[-1]))
     return lambda metrics: {**metrics, metric: next(scripted)}
 

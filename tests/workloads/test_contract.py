@@ -1,4 +1,4 @@
-"""What every shipped workload keeps to: its name, settings, study, models of images and order of calls."""
+"""The contract of every shipped workload: name, settings, study, models of images and order of calls."""
 
 import sys
 from collections.abc import Iterator
@@ -16,9 +16,11 @@ from bssearch.executors.inline import InlineExecutor
 from bssearch.settings import shipped_studies
 from bssearch.spec import load_spec
 from bssearch.workloads.base import SHIPPED, Workload, resolve
+from bssearch.workloads.char_lm import CharLM
 from bssearch.workloads.data import Data, Part, check_data
 from bssearch.workloads.digits import Digits
-from bssearch.workloads.fashion_mnist import FashionMnist
+from bssearch.workloads.fashion_mnist import FashionMnist, ResidualBlock
+from bssearch.workloads.transformer import Block
 from bssearch.workloads.vit_tiny import VitTiny
 
 CLASSES = 10
@@ -31,7 +33,7 @@ MODELS: dict[str, tuple[Workload, int]] = {
     "small transformer": (VitTiny(**SMALL_VIT), 6_698),
     "transformer": (VitTiny(width=48, depth=2, heads=3), 60_298),
 }
-"""A workload of each model of images, and how many parameters the model has."""
+"""A workload of each model of images, and the number of the model's parameters."""
 
 
 def build(workload: Workload, dropout: float = 0.0) -> nn.Module:
@@ -71,7 +73,7 @@ def build(workload: Workload, dropout: float = 0.0) -> nn.Module:
         ("vit_tiny", {"model": "vit"}, "unexpected keyword argument 'model'"),
     ],
 )
-def test_settings_that_mean_nothing_are_refused(name: str, settings: dict[str, object], said: str) -> None:
+def test_wrong_settings_are_refused(name: str, settings: dict[str, object], said: str) -> None:
     with pytest.raises(WorkloadError) as error:
         resolve(name, settings, Path())
     assert said in str(error.value)
@@ -109,6 +111,23 @@ def test_dropout_is_random_and_without_it_training_is_not(workload: Workload) ->
     assert torch.equal(still(IMAGES), still(IMAGES))
     assert not torch.equal(random(IMAGES), random(IMAGES))
     assert torch.equal(random.eval()(IMAGES), random(IMAGES))
+
+
+@pytest.mark.parametrize(
+    ("workload", "kind", "count"),
+    [
+        (FashionMnist(), ResidualBlock, 3),
+        (FashionMnist(model="mlp"), ResidualBlock, 0),
+        (VitTiny(depth=3), Block, 3),
+        (CharLM(max_characters=50_000, layers=3), Block, 3),
+    ],
+    ids=["resnet", "perceptron", "transformer", "language model"],
+)
+def test_the_blocks_of_a_model_may_be_checkpointed(workload: Any, kind: type, count: int) -> None:
+    if isinstance(workload, CharLM):
+        workload.load(torch.device("cpu"))
+    blocks = workload.checkpointed_modules(build(workload))
+    assert len(blocks) == count and all(isinstance(block, kind) for block in blocks)
 
 
 WHOLE = """
@@ -166,7 +185,7 @@ FORMS = f"neither a shipped workload ({', '.join(sorted(SHIPPED))}) nor of the f
         ("nowhere_at_all:Mine", {}, ["No module named 'nowhere_at_all'"]),
         ("broken.py:Mine", {}, ["SyntaxError", "{folder}/broken.py:2"]),
         ("failing.py:Mine", {}, ["AttributeError", "failing.py:3: x = math.nothing_there"]),
-        ("mine.py:Other", {}, ["no 'Other' in it; it has Mine, ready"]),
+        ("mine.py:Other", {}, ["mine.py has no 'Other'; it has Mine, ready"]),
         ("mine.py:Mine", {"hight": 3}, ["unexpected keyword argument 'hight'"]),
         ("half.py:Half", {}, ["lacks metrics (a mapping of names to MetricInfo), loss, evaluate"]),
         (
@@ -176,13 +195,13 @@ FORMS = f"neither a shipped workload ({', '.join(sorted(SHIPPED))}) nor of the f
         ),
     ],
 )
-def test_what_is_no_workload_is_refused_with_its_name_and_the_users_own_line(
+def test_a_wrong_workload_is_refused_with_its_name_and_the_users_own_line(
     folder: Path, name: str, settings: dict[str, int], said: list[str]
 ) -> None:
     with pytest.raises(WorkloadError) as error:
         resolve(name, settings, folder)
-    told = str(error.value).replace(str(folder), "{folder}")
-    assert [one for one in (name, *said) if one not in told] == []
+    message = str(error.value).replace(str(folder), "{folder}")
+    assert [one for one in (name, *said) if one not in message] == []
 
 
 def test_modules_are_found_beside_the_spec_and_nowhere_else_once_the_folder_is_left(
@@ -213,7 +232,7 @@ def refusal(inputs: Any, targets: Any = GOOD.targets) -> str:
 
 def test_tensors_with_a_row_a_sample_are_taken() -> None:
     data = Data(train=GOOD, validation=GOOD, test=GOOD)
-    assert check_data(data) is data
+    assert check_data(data) == data
 
 
 @pytest.mark.parametrize(
@@ -228,7 +247,7 @@ def test_tensors_with_a_row_a_sample_are_taken() -> None:
         (None, ["a NoneType"]),
     ],
 )
-def test_what_is_no_tensor_of_rows_is_named_with_its_place_and_what_it_is(inputs: Any, said: list[str]) -> None:
+def test_inputs_without_rows_are_named_with_their_place_and_type(inputs: Any, said: list[str]) -> None:
     message = refusal(inputs)
     assert "train.inputs" in message
     assert [one for one in said if one not in message] == []
@@ -245,7 +264,6 @@ def test_targets_are_looked_at_too() -> None:
 
 WORKLOAD = """
 import torch
-from torch.utils.data import DataLoader, IterableDataset, Subset, TensorDataset
 import bssearch
 
 
@@ -276,7 +294,7 @@ def test_the_refusal_of_an_executor_names_the_workload(tmp_path: Path) -> None:
 
 
 class Endless(IterableDataset[int]):
-    """A Dataset that is only gone through."""
+    """A Dataset without rows."""
 
     def __iter__(self) -> Iterator[int]:
         yield 0
@@ -335,7 +353,7 @@ def test_the_default_collate_makes_batches_of_samples_that_are_alike() -> None:
         (Endless(), "whose train is a Endless", "train_batches(batch_size, seed)"),
     ],
 )
-def test_what_is_no_part_is_named_with_what_to_do(train: Any, said: str, hint: str) -> None:
+def test_a_wrong_part_is_named_with_a_remedy(train: Any, said: str, hint: str) -> None:
     with pytest.raises(WorkloadError) as caught:
         check_data(dataset_data(train))
     assert said in caught.value.message and hint in (caught.value.hint or "")

@@ -1,6 +1,7 @@
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -65,7 +66,7 @@ def training() -> Training:
     return Training()
 
 
-def test_weights_are_made_once_and_whatever_makes_them_has_a_file_of_its_own(training: Training) -> None:
+def test_weights_are_made_once_and_each_recipe_has_its_file(training: Training) -> None:
     first = pretrained("toy", MADE_OF, training)
     assert equal(pretrained("toy", MADE_OF, training), first) and training.times == 1
     (path,) = kept()
@@ -88,7 +89,7 @@ def test_another_version_of_pytorch_or_kind_of_cpu_makes_its_own(
 
 
 @pytest.mark.usefixtures("_one_thread")
-def test_they_are_the_same_whatever_the_process_drew_before_and_what_it_draws_next_stays() -> None:
+def test_weights_and_the_process_do_not_share_random_numbers() -> None:
     torch.manual_seed(5)
     torch.set_num_threads(2)
     training = Training()
@@ -129,7 +130,7 @@ def test_a_damaged_or_foreign_file_is_made_anew(damage: Callable[[Path], object]
     assert training.times == 2 and kept() == [path]
 
 
-def test_two_that_make_them_at_once_do_not_disturb_each_other() -> None:
+def test_two_processes_may_make_weights_at_once() -> None:
     other = Training()
     first = pretrained("toy", MADE_OF, Training(lambda: pretrained("toy", MADE_OF, other)))
     assert other.times == 1
@@ -138,7 +139,7 @@ def test_two_that_make_them_at_once_do_not_disturb_each_other() -> None:
 
 
 @pytest.mark.parametrize("place", ["cache", "cache/bssearch/pretrained"])
-def test_where_nothing_can_be_kept_they_are_made_in_memory_and_that_is_said(
+def test_without_a_writable_cache_weights_are_made_in_memory_with_a_message(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str
 ) -> None:
     blocked = tmp_path / place
@@ -152,13 +153,10 @@ def test_where_nothing_can_be_kept_they_are_made_in_memory_and_that_is_said(
     assert blocked.read_text() == "no folder"
 
 
-def test_a_disk_that_is_full_while_they_are_kept_is_said_and_nothing_is_half_written(
+def test_a_full_disk_is_reported_and_leaves_no_file(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(weights: object, file: object) -> None:
-        raise RuntimeError("unexpected pos 64 vs 0")
-
-    monkeypatch.setattr(torch, "save", full)
+    monkeypatch.setattr(torch, "save", Mock(side_effect=RuntimeError("unexpected pos 64 vs 0")))
     pretrained("toy", MADE_OF, Training())
     assert "unexpected pos 64" in capsys.readouterr().err
     assert kept() == []
@@ -217,7 +215,7 @@ def test_an_untouched_network_has_forgotten_nothing_and_knows_the_old_classes_al
         assert found["old_accuracy"] > 0.75 and found["accuracy"] < 0.5
 
 
-def test_forgetting_is_what_the_accuracy_on_the_old_classes_has_lost(loaded: tuple[FineTune, Data]) -> None:
+def test_forgetting_is_the_lost_accuracy_on_old_classes(loaded: tuple[FineTune, Data]) -> None:
     workload, data = loaded
     model = workload.build_model(dropout=0.0).eval()
     assert isinstance(model, TwoHeaded)
@@ -235,7 +233,7 @@ def test_trials_begin_with_one_trunk_and_heads_of_their_own(loaded: tuple[FineTu
     assert [name for name in first if not torch.equal(first[name], second[name])] == ["head.weight", "head.bias"]
 
 
-def test_all_learns_but_the_old_head(loaded: tuple[FineTune, Data]) -> None:
+def test_every_parameter_but_the_old_head_learns(loaded: tuple[FineTune, Data]) -> None:
     workload, data = loaded
     model = workload.build_model(dropout=0.0)
     workload.loss(model, *data.train.gather(torch.arange(20)), label_smoothing=0.0).backward()  # type: ignore[no-untyped-call]

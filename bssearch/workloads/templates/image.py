@@ -1,7 +1,7 @@
 """A workload for bssearch: a network that sorts images into classes.
 
-It runs as it is; change the places marked YOURS. bssearch does the rest: batches, optimizer, learning rate, clock,
-stopping at the target. It sets the seed: draw from torch's or numpy's global generator, but not in load().
+The file runs as it is; change the places marked YOURS. bssearch does the rest: batches, optimizer, learning rate,
+clock, stopping at the target. bssearch sets the seed: draw from torch's or numpy's global generator, but not in load().
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ import bssearch
 class Image:
     """YOURS: the data and the model. Here: digits of 8 × 8 pixels, a small convolutional network."""
 
-    # YOURS: what evaluate() returns, with its bounds, and what guessing gets; the target in the spec is one of these.
+    # YOURS: the metrics of evaluate(), with bounds and the value of guessing; the spec's target is one of them.
     metrics: Mapping[str, bssearch.MetricInfo] = {"accuracy": bssearch.MetricInfo(low=0.0, high=1.0, chance=0.1)}
 
     def load(self, device: torch.device) -> bssearch.Data:
@@ -39,7 +39,7 @@ class Image:
 
     def build_model(self, *, dropout: float) -> nn.Module:
         """Return a new model, on the CPU; ignore dropout if the model has none."""
-        # YOURS. Normalise over groups or layers: the effect of batch normalisation depends on the batch size.
+        # YOURS. Normalise over groups or layers, because batch normalisation depends on the batch size.
         return nn.Sequential(
             nn.Conv2d(1, 16, kernel_size=3, padding=1),
             nn.GroupNorm(4, 16),
@@ -57,7 +57,7 @@ class Image:
     def loss(
         self, model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, *, label_smoothing: float
     ) -> torch.Tensor:
-        """Return the mean loss of one batch; crop and flip the inputs here, too."""
+        """Return the mean loss of one batch; you may crop and flip the inputs here."""
         return functional.cross_entropy(model(inputs), targets, label_smoothing=label_smoothing)  # YOURS
 
     def evaluate(self, model: nn.Module, part: bssearch.Part) -> Mapping[str, float]:

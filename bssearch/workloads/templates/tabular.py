@@ -1,7 +1,7 @@
 """A workload for bssearch: a network that sorts the rows of a table into classes.
 
-It runs as it is; change the places marked YOURS. bssearch does the rest: batches, optimizer, learning rate, clock,
-stopping at the target. It sets the seed before each training.
+The file runs as it is; change the places marked YOURS. bssearch does the rest: batches, optimizer, learning rate,
+clock, stopping at the target. bssearch sets the seed before each training.
 """
 
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ CLASSES = 4  # YOURS
 class Tabular:
     """YOURS: the data and the model. Here: a made-up table, a network of two hidden layers."""
 
-    # YOURS: what evaluate() returns, with its bounds, and what guessing gets; the target in the spec is one of these.
+    # YOURS: the metrics of evaluate(), with bounds and the value of guessing; the spec's target is one of them.
     metrics: Mapping[str, bssearch.MetricInfo] = {
         "accuracy": bssearch.MetricInfo(low=0.0, high=1.0, chance=1 / CLASSES)
     }

@@ -1,7 +1,7 @@
 """A workload for bssearch: a language model that predicts the next byte of a text.
 
-It runs as it is; change the places marked YOURS. bssearch does the rest: batches, optimizer, learning rate, clock,
-stopping at the target. It sets the seed before each training.
+The file runs as it is; change the places marked YOURS. bssearch does the rest: batches, optimizer, learning rate,
+clock, stopping at the target. bssearch sets the seed before each training.
 """
 
 import math
@@ -15,14 +15,14 @@ from torch.nn import functional
 
 import bssearch
 
-LENGTH = 64  # YOURS: tokens that the model sees at once: one sample
+LENGTH = 64  # YOURS: tokens of a sample, which the model sees at once
 TOKENS = 256  # YOURS: the vocabulary
 
 
 class Text:
     """YOURS: the data and the model. Here: sources of Python's standard library, a transformer."""
 
-    # YOURS: what evaluate() returns, with its bounds, and what guessing gets; the target in the spec is one of these.
+    # YOURS: the metrics of evaluate(), with bounds and the value of guessing; the spec's target is one of them.
     metrics: Mapping[str, bssearch.MetricInfo] = {"bits_per_byte": bssearch.MetricInfo(low=0.0, chance=8.0)}
 
     tokens_per_sample = LENGTH  # may be left out: trials then count samples only
@@ -34,7 +34,7 @@ class Text:
 
     def load(self, device: torch.device) -> bssearch.Data:
         """Return three parts that never change, on the device."""
-        # YOURS: tokens, one after the other, as int64; if documents are alike, split between them.
+        # YOURS: a sequence of tokens as int64; if documents are alike, split between documents.
         text = b"\n".join(path.read_bytes() for path in sorted(self.folder.glob(self.pattern)))
         if not text:
             raise FileNotFoundError(f"no {self.pattern} in {self.folder}")

@@ -1,6 +1,8 @@
+import math
 import resource
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -41,20 +43,14 @@ def test_three_whole_steps_and_an_evaluation_are_run() -> None:
 
 @pytest.mark.parametrize("where", ["loss", "evaluate"])
 def test_out_of_memory_is_an_answer_wherever_it_comes_and_has_its_reason(where: str) -> None:
-    def fail(*arguments: object) -> dict[str, float]:
-        raise MemoryError("no room\nfor that")
-
-    toy = Toy(on_loss=fail) if where == "loss" else Toy(on_evaluate=fail)
-    use = measure_memory(REQUEST, toy, toy_data(), on_cpu())
+    failing: Any = {f"on_{where}": Mock(side_effect=MemoryError("no room\nfor that"))}
+    use = measure_memory(REQUEST, Toy(**failing), toy_data(), on_cpu())
     assert (use.fits, use.reason) == (False, "no room")
 
 
-def test_other_errors_of_the_workload_go_through() -> None:
-    def fail() -> None:
-        raise RuntimeError("a mistake")
-
+def test_other_errors_of_the_workload_are_raised() -> None:
     with pytest.raises(RuntimeError, match="a mistake"):
-        measure_memory(REQUEST, Toy(on_loss=fail), toy_data(), on_cpu())
+        measure_memory(REQUEST, Toy(on_loss=Mock(side_effect=RuntimeError("a mistake"))), toy_data(), on_cpu())
 
 
 def test_an_allocator_that_thrashes_counts_as_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,7 +67,7 @@ def test_an_allocator_that_thrashes_counts_as_too_large(monkeypatch: pytest.Monk
     use = measure_memory(REQUEST, Toy(on_loss=lambda: steps.append("step")), toy_data(), on_cpu())
     assert reset_at == [WARM_UP_STEPS], "the peak has no workspaces that were tried"
     assert not use.fits
-    assert use.reason == "the allocator had to give memory back and ask again 2 times in 3 steps"
+    assert use.reason == "the allocator had to release memory and retry 2 times in 3 steps"
 
 
 def test_a_reserve_is_kept_free_where_the_end_of_the_memory_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,19 +172,20 @@ def test_the_measurement_ends_at_its_limit_however_wide_the_interval_is(monkeypa
     assert found.noise.passes == FEWEST_PASSES + 2
 
 
-def test_a_metric_that_is_not_finite_is_an_error() -> None:
-    with pytest.raises(WorkloadError, match="accuracy is not finite at step 5"):
-        measure(Toy(on_evaluate=metric_by_evaluation([0.5, float("nan")])))
-
-
-def test_too_few_samples_are_an_error() -> None:
-    with pytest.raises(WorkloadError, match="has 31 samples; there must be >= 32"):
-        measure(Toy(), samples=31, configuration=configuration(2))
-
-
-def test_running_out_of_memory_is_a_launch_error_with_the_micro_batch() -> None:
-    def fail() -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    with pytest.raises(LaunchError, match="batch size 64 in micro-batches of 64: CUDA out of memory"):
-        measure(Toy(on_loss=fail))
+@pytest.mark.parametrize(
+    ("toy", "changes", "error", "said"),
+    [
+        (Toy(on_evaluate=metric_by_evaluation([0.5, math.nan])), {}, WorkloadError, "accuracy is not finite at step 5"),
+        (Toy(), {"samples": 31, "configuration": configuration(2)}, WorkloadError, "has 31 samples; there must be >="),
+        (
+            Toy(on_loss=Mock(side_effect=torch.OutOfMemoryError("full"))),
+            {},
+            LaunchError,
+            "64 in micro-batches of 64: full",
+        ),
+    ],
+    ids=["a metric that is not finite", "too few samples", "out of memory"],
+)
+def test_a_failed_measurement_is_an_error(toy: Toy, changes: dict[str, Any], error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        measure(toy, **changes)

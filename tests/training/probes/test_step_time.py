@@ -1,5 +1,6 @@
 import itertools
 from collections.abc import Callable, Mapping
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -108,19 +109,29 @@ def test_steps_are_timed_between_evaluations_as_in_a_trial(
     assert measured.step_seconds == pytest.approx(expected, rel=0.01)
 
 
-def test_the_median_step_and_evaluation_are_timed_apart(measure: Measure) -> None:
-    measured = measure([0.05, 0.07, 0.9], [0.3, 0.1, 0.2])
-    assert measured.step_seconds == pytest.approx(0.07)
-    assert measured.evaluation_seconds == pytest.approx(0.2)
+@pytest.mark.parametrize(
+    ("losses", "evaluations", "limit", "times", "timed", "settled"),
+    [
+        ([0.05, 0.07, 0.9], [0.3, 0.1, 0.2], 0.5, (0.07, 0.2), 6, False),
+        ([0.05], [0.7], 5.0, (0.05, 0.7), 20, True),  # a fifth of the limit
+        ([0.1, 0.1, 0.2, 0.2], [0.7], 3.0, (0.15, 0.7), 20, False),  # all of the limit
+        ([3.0], [0.7], 0.5, (3.0, 0.7), 6, True),  # slow steps: six times
+        ([*[50.0] * 5, *[0.1] * 6], [0.7], 0.5, (0.1, 0.7), 6, True),  # without the steps before time starts
+    ],
+)
+def test_steps_and_evaluations_are_timed_until_they_settle_or_the_limit_ends(
+    measure: Measure,
+    losses: list[float],
+    evaluations: list[float],
+    limit: float,
+    times: tuple[float, float],
+    timed: int,
+    settled: bool,
+) -> None:
+    measured = measure(losses, evaluations, limit=limit)
+    assert (measured.step_seconds, measured.evaluation_seconds) == pytest.approx(times)
+    assert (measured.steps_timed, measured.settled) == (timed, settled)
     assert (measured.batch_size, measured.micro_batch_size, measured.out_of_memory) == (20, 20, False)
-
-
-def test_equal_steps_are_timed_for_a_fifth_of_the_limit_and_settled(measure: Measure) -> None:
-    measured = measure([0.05], [0.7], limit=5.0)
-    assert measured.steps_timed == 20
-    assert measured.settled is True
-    assert measured.step_seconds_low == pytest.approx(0.05)
-    assert measured.step_seconds_high == pytest.approx(0.05)
 
 
 def test_a_device_at_its_power_limit_is_timed_at_its_lasting_clock(
@@ -144,17 +155,9 @@ def test_steps_that_scatter_are_timed_until_the_interval_is_narrow_enough(measur
         assert half_width <= precision * not_none(measured.step_seconds)
 
 
-def test_the_limit_ends_what_does_not_settle(measure: Measure) -> None:
+def test_the_interval_of_steps_that_scatter_has_two_ends(measure: Measure) -> None:
     measured = measure([0.1, 0.2], [0.7], limit=3.0)
-    assert measured.steps_timed == 20
-    assert measured.settled is False
     assert (measured.step_seconds_low, measured.step_seconds_high) == pytest.approx((0.1, 0.2))
-
-
-def test_slow_steps_are_timed_six_times_and_slow_evaluations_once(measure: Measure) -> None:
-    measured = measure([3.0], [0.7])
-    assert (measured.steps_timed, measured.settled) == (6, True)
-    assert measured.evaluation_seconds == pytest.approx(0.7)
 
 
 def test_short_steps_are_timed_in_runs_of_ten_milliseconds(measure: Measure) -> None:
@@ -162,10 +165,6 @@ def test_short_steps_are_timed_in_runs_of_ten_milliseconds(measure: Measure) -> 
     measured = measure([0.001, 0.001, 0.001, 0.005], [0.7])
     assert measured.steps_timed % 10 == 0
     assert measured.step_seconds == pytest.approx(0.002, rel=0.25)
-
-
-def test_the_steps_before_time_starts_are_not_counted(measure: Measure) -> None:
-    assert measure([*[50.0] * 5, *[0.1] * 6], [0.7]).step_seconds == pytest.approx(0.1)
 
 
 def test_accumulation_is_timed_as_it_is_run(measure: Measure) -> None:
@@ -207,19 +206,14 @@ def test_a_core_that_is_hardly_ever_at_full_pace_is_told_after_four_times_the_li
 def test_a_thread_that_lost_the_processor_is_told(measure: Measure) -> None:
     measured = measure([0.05], [0.7], cpu_share=0.5)
     assert measured.contended
-    assert measured.reason == "other work had the processor meanwhile"
+    assert measured.reason == "other work used the processor meanwhile"
 
 
 @pytest.mark.parametrize("at_loss", [1, 8])
 def test_out_of_memory_is_an_answer(at_loss: int) -> None:
-    calls = itertools.count(1)
-
-    def fail() -> None:
-        if next(calls) == at_loss:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-
+    fails = Mock(side_effect=[*range(1, at_loss), torch.OutOfMemoryError("CUDA out of memory")])
     measured = measure_step_time(
-        StepTimeRequest(configuration=configuration()), Toy(on_loss=fail), toy_data(), on_cpu()
+        StepTimeRequest(configuration=configuration()), Toy(on_loss=fails), toy_data(), on_cpu()
     )
     assert measured.out_of_memory
     assert (measured.step_seconds, measured.evaluation_seconds, measured.steps_timed) == (None, None, 0)
