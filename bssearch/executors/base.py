@@ -186,7 +186,7 @@ def check_threads(settings: ExecutorSettings) -> None:
 
 
 def check_ranks(settings: ExecutorSettings) -> None:
-    """Raise `UsageError` for more processes with ``threads`` threads in a trial than this machine has CPUs for."""
+    """Raise `UsageError` if a trial's processes have more threads than this machine has CPUs."""
     cpus, most = os.cpu_count() or 1, settings.devices[-1]
     require(
         settings.threads * most <= cpus,

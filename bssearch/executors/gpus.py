@@ -56,7 +56,7 @@ class Gpus:
     def of_slot(self, slot: int, count: int) -> list[str]:
         """A slot's ``count`` GPUs, the same as before unless the count changes.
 
-        If all are taken, a slot shares one of this driver's.
+        If all GPUs are taken, the slot shares a GPU of this driver.
         """
         if len(self._of_slots.get(slot, ())) == count:
             return self._of_slots[slot]
@@ -108,9 +108,9 @@ class Gpus:
 
 
 def visible(listed: str, chosen: str | None) -> list[str]:
-    """UUIDs of ``nvidia-smi -L``, MIG slices in place of their GPU, of which ``CUDA_VISIBLE_DEVICES`` may choose some.
+    """UUIDs in ``nvidia-smi -L`` that ``CUDA_VISIBLE_DEVICES`` chooses, if set; MIG slices replace their GPU.
 
-    Numbers follow ``nvidia-smi``. CUDA counts alike only if all GPUs are alike.
+    Numbers follow ``nvidia-smi``; CUDA's numbers agree if all GPUs are of one model.
     """
     found: list[str] = []
     whole: list[str] = []
@@ -128,7 +128,7 @@ def visible(listed: str, chosen: str | None) -> list[str]:
 
 
 def busy(uuids: Sequence[str]) -> dict[str, str]:
-    """The other program's process on each of these GPUs, if any: number and name."""
+    """Id and name of another program's process on each of these GPUs, if any."""
     lines = _smi("--query-compute-apps=gpu_uuid,pid,process_name", "--format=csv,noheader").splitlines()
     rows = [[part.strip() for part in line.split(",", 2)] for line in lines if line.count(",") > 1]
     own = psutil.Process()

@@ -13,6 +13,7 @@ from bdb import BdbQuit
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, closing, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, replace
+from functools import partial
 from inspect import GEN_RUNNING, getgeneratorstate
 from typing import IO, Any, TypeVar, cast
 
@@ -170,8 +171,7 @@ class InlineExecutor:
 
     def _measured(self, request: Measurement, kind: type[T]) -> T:
         self._refuse_while_a_trial_runs()
-        loaded = self._load()
-        answer = self._answer(lambda: loaded.measure(request), lambda error: not_measured(error, request))
+        answer = self._answer(partial(self._load().measure, request), lambda error: not_measured(error, request))
         assert isinstance(answer, kind), "each measurement has its own kind of answer"
         return answer
 

@@ -230,7 +230,7 @@ class Slot:
 
         ``stack`` logs the worker's stack. A slot without a worker stays EMPTY.
         """
-        worker = self.worker  # which another thread may bury meanwhile
+        worker = self.worker  # another thread may bury the worker meanwhile
         if worker is None:
             return
         if self.state is not SlotState.CONDEMNED:

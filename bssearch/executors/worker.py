@@ -214,7 +214,7 @@ class Worker:
 
 
 def _import_torch() -> None:
-    # To collect them takes a third of startup and exit time, and 0.2 s per trial (torch 2.13, CPU seconds).
+    # Collecting torch's objects takes a third of startup and exit time, and 0.2 s per trial (torch 2.13, CPU seconds).
     gc.disable()
     try:
         import torch._dynamo  # noqa: F401 - `LoadedWorkload` needs it

@@ -234,7 +234,7 @@ def test_a_hundred_megabytes_of_prints_are_logged_to_a_bound(
     outcome, _ = run(loaded(tmp_path, BEGINS + "head -c 100000000 /dev/zero; echo; " + REACHES.partition("; ")[2]))
     assert outcome.state is TrialState.REACHED
     printed = capfd.readouterr().out
-    assert len(printed) < 11_000 and printed.endswith("\n(the rest of what it prints is left out)\n")
+    assert len(printed) < 11_000 and printed.endswith("\n(further output is left out)\n")
 
 
 def test_a_program_ends_where_its_reports_are_no_longer_read(tmp_path: Path) -> None:

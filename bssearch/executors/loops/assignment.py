@@ -27,6 +27,7 @@ class LoopStages:
 
     def __init__(self, configuration: Configuration) -> None:
         self._schedule = batch_schedule_of(configuration)
+        self._name = f"{BATCH_SCHEDULE} = {configuration.parameters.get(BATCH_SCHEDULE)!r}"
         self.grows = self._schedule is not None
         self.keeps_micro_batches = False
         self._each = constant_configurations(configuration)
@@ -46,20 +47,19 @@ class LoopStages:
 
     def check(self) -> None:
         """Raise `UsageError` for a schedule by gradient noise."""
-        if self._schedule is not None and self._schedule.is_measured:
-            raise UsageError(
-                f"{BATCH_SCHEDULE} = {self._schedule.name!r} needs the gradient noise scale, which cannot be measured "
-                "in your own loop",
-                hint="use geometric, linear or milestones, which count samples; or a workload",
-            )
+        require(
+            self._schedule is None or not self._schedule.is_measured,
+            f"{self._name} needs the gradient noise scale, which cannot be measured in your own loop",
+            hint="use geometric, linear or milestones, which count samples; or a workload",
+        )
 
     def refuse(self, who: str, why: str) -> None:
         """Raise `UsageError` if there is a batch size schedule."""
-        if self._schedule is not None:
-            raise UsageError(
-                f"{BATCH_SCHEDULE} = {self._schedule.name!r}: {who} cannot let the batch grow: {why}",
-                hint='a loop of your own in one process, see "Batches that grow" in `bssearch guide own-training`',
-            )
+        require(
+            self._schedule is None,
+            f"{self._name}: {who} cannot let the batch grow: {why}",
+            hint='use your own loop in one process, see "Batches that grow" in `bssearch guide own-training`',
+        )
 
     def at(self, steps: int) -> Configuration:
         """Configuration after ``steps`` steps, at the peak learning rate."""
@@ -93,8 +93,8 @@ class LoopStages:
         for one in self._each:
             require(
                 one.batch_size % size == 0,
-                f"batch {one.batch_size} is not made of the loader's micro-batches of {size}, whose size cannot change",
-                hint="a function that makes the loader: trial.batches(lambda size: DataLoader(data, "
+                f"batch size {one.batch_size} must be a multiple of {size}, the size of the loader's micro-batches",
+                hint="give a function that makes the loader: trial.batches(lambda size: DataLoader(data, "
                 "batch_size=size, ...))",
             )
         self.keeps_micro_batches = self.grows

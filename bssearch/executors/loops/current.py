@@ -302,8 +302,8 @@ def train_made(name: str, default: Configuration) -> None:
 def fit_made(trial: Trial, made: Any) -> None:
     """Train with a ``make_trainer`` result; raise `UsageError` for an unknown class of trainer."""
     trainer = made[0] if isinstance(made, tuple) and made else made
-    names = [(one.__module__.partition(".")[0], one.__name__) for one in type(trainer).__mro__]
-    found = next((FITTERS[name] for name in names if name in FITTERS), None)
+    kinds = ((one.__module__.partition(".")[0], one.__name__) for one in type(trainer).__mro__)
+    found = next((FITTERS[kind] for kind in kinds if kind in FITTERS), None)
     if found is None:
         raise UsageError(
             f"make_trainer(trial) returned a {type(trainer).__name__}; it must return a trainer",

@@ -99,7 +99,7 @@ class FieldsRead:
         """
         require(
             "learning_rate" not in self.searched or "learning_rate" in self.fields,
-            "the study searches learning_rate, and the loop took a step without asking for trial.learning_rate",
+            "the study searches learning_rate, but the loop took a step without reading trial.learning_rate",
             hint="optimizer = torch.optim.SGD(model.parameters(), lr=trial.learning_rate)",
         )
         asked = {*parameters.asked, *PARAMETERS}  # the trial's fields already follow the schedule
@@ -114,7 +114,7 @@ class FieldsRead:
         return found
 
     def has_rate(self, rate: float) -> bool:
-        """True if an optimizer has this learning rate, or none is known."""
+        """True if an optimizer has this learning rate, or no optimizer is known."""
         return not self.rates or any(math.isclose(one, rate) for one in self.rates)
 
     @property

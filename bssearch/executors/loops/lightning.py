@@ -191,7 +191,7 @@ class TrialCallback(Callback):  # type: ignore[misc]
         if self._rates is not None and rates != self._rates:
             raise UsageError(
                 f"{type(pl_module).__name__} sets the learning rate itself, {in_words(rates)} after {step} steps; "
-                f"the trial's gives {in_words(self._rates)}",
+                f"the trial sets {in_words(self._rates)}",
                 hint="multiply trial.learning_rate there, or return a schedule from configure_optimizers",
             )
         self._trial.stepped()

@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from typing import Any
+from contextlib import suppress
 
 import torch
 from torch import nn
@@ -86,7 +86,7 @@ class DescribedLoop(Looked):
         super().__init__(assign, line)
         # A schedule that the loop cannot follow is refused before the search.
         self.stages = LoopStages(assign.configuration)
-        self._metrics: Metrics = {}
+        self._metrics: dict[str, float] = {}
         self._steps = 0
         self._warnings: list[str] = []
         self._batch_norm_layers = 0
@@ -108,7 +108,9 @@ class DescribedLoop(Looked):
         """Keep the first metrics; send the description once the loop has stepped."""
         super().evaluated(step, metrics, loss)
         if not self._metrics:
-            self._metrics = {str(name): number_of(metrics, name) for name in metrics if _is_number(metrics[name])}
+            for name in metrics:
+                with suppress(UsageError):  # no number
+                    self._metrics[str(name)] = number_of(metrics, name)
             self._first = step
         if self._steps:
             self._answer(
@@ -134,14 +136,6 @@ class DescribedLoop(Looked):
             f"the loop took {step} steps and was never evaluated",
             hint="batches(loader, evaluate=...), or: if trial.evaluation_due: trial.report(accuracy=...)",
         )
-
-
-def _is_number(value: Any) -> bool:
-    try:
-        float(value)
-    except (TypeError, ValueError):
-        return False
-    return True
 
 
 class MeasuredMemory(Looked):

@@ -77,16 +77,14 @@ class Trial:
         self._assignment = assignment
         self.given: Mapping[str, Any] = {}
         self.is_searched, self.is_look = assignment.cycles, assignment.is_look
-        configuration = assignment.configuration
         self.seed = assignment.seed
         self.device = assignment.device
         self.parameters = AskedParameters(assignment.parameters)
         self.steps = 0
-        self._configuration = configuration
         self._stages = assignment.stages
         self._micro_batches = 0
         self._has_begun = self._is_in_batch = self._is_looping = self.has_state = False
-        self._asked = FieldsRead(configuration, searched)
+        self._asked = FieldsRead(assignment.configuration, searched)
         self._followed = Followed(assignment, self._asked)
         self._sampler: SeededSampler | None = None
         self._counted = self._announced_at = self._evaluated_at = -1
@@ -111,7 +109,7 @@ class Trial:
     @property
     def world_size(self) -> int:
         """Ranks that share each batch."""
-        return self._configuration.world_size
+        return self._now.world_size
 
     @property
     def micro_batch_size(self) -> int:
@@ -572,8 +570,8 @@ class Trial:
         taken = self._optimizer_steps.other_than(step - self._first_step)
         if taken is not None and step > self._first_step and self._assignment.cycles:
             self._assignment.warned(
-                "the loop's steps are not those of its optimizer, which took another number: call "
-                "trial.state(optimizer=...) to count its steps"
+                "the optimizer took another number of steps than the loop: call trial.state(optimizer=...) to count "
+                "the optimizer's steps"
             )
         self._assignment.evaluated(step, metrics, loss)
         if not self._is_in_batch:  # within a loop's body the trial cannot pause

@@ -252,11 +252,11 @@ class RankTrial(Trial):
         """This rank's share of `Trial.sampler`."""
         self._sampler = RankSampler(
             len(dataset),
-            self._configuration.batch_size,
+            self._now.batch_size,
             self.seed,
-            share=self._configuration.micro_batch_size,
+            share=self._now.micro_batch_size,
             rank=self.rank,
             ranks=self.world_size,
-            after_steps=self._samples_behind // self._configuration.batch_size,
+            after_steps=self._samples_behind // self._now.batch_size,
         )
         return self._sampler

@@ -2,7 +2,7 @@
 
 With ``--serve`` it imports the script's packages once and forks a process for each rank, with torchrun's variables if
 there are several. With a CUDA context or further threads no fork is safe: then it re-executes itself without the
-imports and starts the ranks anew (``--once``). When the worker ends, it kills its descendants and exits.
+imports and starts new processes (``--once``). When the worker ends, it kills its descendants and exits.
 """
 
 import argparse
@@ -54,8 +54,7 @@ def main() -> None:
     if given.once is not None:
         os._exit(run_script(given.script, given.arguments, given.once))
     worker = socket.socket(fileno=given.serve)
-    script = Path(given.script.removesuffix(MAKE_TRAINER))
-    if given.anew is None and (reason := prepare_to_fork(script)) is not None:
+    if given.anew is None and (reason := prepare_to_fork(Path(given.script.removesuffix(MAKE_TRAINER)))) is not None:
         # Drop the imports.
         worker.set_inheritable(True)
         os.execv(sys.executable, [sys.executable, "-P", "-m", HOST, "--anew", reason, *sys.argv[1:]])
@@ -96,10 +95,8 @@ def serve(worker: socket.socket, script: str, arguments: list[str], anew: str | 
         ranks: list[int] = []
         try:
             for variables in variables_of_ranks(int(message)):
-                if anew is None:
-                    ranks.append(_forked(worker, script, arguments, NO_LINE if ranks else line, variables, group))
-                else:
-                    ranks.append(_started(script, arguments, NO_LINE if ranks else line, variables, group))
+                process = (script, arguments, NO_LINE if ranks else line, variables, group)
+                ranks.append(_forked(worker, *process) if anew is None else _started(*process))
                 group = ranks[0]
             os.close(line)
             _tell(worker, {"pid": group})
@@ -112,7 +109,7 @@ def serve(worker: socket.socket, script: str, arguments: list[str], anew: str | 
 
 
 def variables_of_ranks(ranks: int) -> list[dict[str, str]]:
-    """Environment variables of each rank, as torchrun sets them; none for a single rank."""
+    """Environment variables of each rank, as torchrun sets them; empty for a single rank."""
     if ranks == 1:
         return [{}]
     with socket.socket() as free:

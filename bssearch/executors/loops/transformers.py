@@ -53,8 +53,8 @@ from transformers import (  # noqa: E402 - check_libraries reports missing packa
 
 PREFIX = "eval_"
 
-# timings that a Trainer reports beside the metrics
-NO_METRICS = ("runtime", "samples_per_second", "steps_per_second", "model_preparation_time")
+# a Trainer reports these beside the metrics
+NO_METRICS = {"runtime", "samples_per_second", "steps_per_second", "model_preparation_time", "epoch"}
 
 
 class TrialCallback(TrainerCallback):  # type: ignore[misc]
@@ -223,8 +223,11 @@ class AdvisorCallback(TrainerCallback):  # type: ignore[misc]
             "gradients before the advisor reads them",
             hint="TrainingArguments(max_grad_norm=0)",
         )
-        samples = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
-        self.advisor = BatchAdvisor(others["model"], samples, optimizer=others.get("optimizer"))
+        self.advisor = BatchAdvisor(
+            others["model"],
+            args.train_batch_size * args.gradient_accumulation_steps * args.world_size,
+            optimizer=others.get("optimizer"),
+        )
 
     def on_pre_optimizer_step(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **others: Any
@@ -279,8 +282,7 @@ def both_names(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
     For the test split: ``trial.test(lambda: both_names(trainer.evaluate(test_data)))``.
     """
-    bare = {name.removeprefix(PREFIX): value for name, value in metrics.items()}
-    kept = {name: value for name, value in bare.items() if name not in (*NO_METRICS, "epoch")}
+    kept = {bare: value for name, value in metrics.items() if (bare := name.removeprefix(PREFIX)) not in NO_METRICS}
     return {**kept, **{PREFIX + name: value for name, value in kept.items()}}
 
 
@@ -346,8 +348,8 @@ def fill(arguments: TrainingArguments, trial: Trial, train_samples: int | None) 
     """Set arguments left at their defaults, unless `training_arguments` made ``arguments``."""
     if hasattr(arguments, FILLED):
         return
-    defaults = {field.name: field.default for field in dataclasses.fields(arguments)}
-    own = {name: getattr(arguments, name) for name, value in defaults.items() if getattr(arguments, name) != value}
+    values = ((field.name, getattr(arguments, field.name), field.default) for field in dataclasses.fields(arguments))
+    own = {name: value for name, value, default in values if value != default}
     for name, value in _lacking(trial, train_samples, own, is_new=False).items():
         if name not in own:
             now = getattr(arguments, name)
@@ -363,10 +365,16 @@ def _lacking(trial: Trial, train_samples: int | None, own: Mapping[str, Any], *,
         if name in own:
             _check_agrees(name, own[name], value)
     has_horizon = own.get("max_steps", -1) > 0 or "num_train_epochs" in own
-    found = {**_open(trial, has_horizon=has_horizon, is_new=is_new), **decided}
+    found: dict[str, Any] = {"logging_nan_inf_filter": False, "save_strategy": "no"}
+    if is_new:
+        found |= {"report_to": "none", **({"disable_tqdm": True} if trial.is_searched else {})}
     if not has_horizon:
-        _check_needs_no_horizon({**found, **own})
-    return found
+        found |= {
+            "lr_scheduler_type": "constant_with_warmup",
+            **({"max_steps": MOST_STEPS} if trial.is_searched else {}),
+        }
+        _check_needs_no_horizon({**found, **decided, **own})
+    return {**found, **decided}
 
 
 def check(arguments: TrainingArguments, trial: Trial) -> None:
@@ -417,17 +425,6 @@ def _of_optimizer(parameters: Mapping[str, Any]) -> dict[str, Any]:
         return {}
     options = [f"{name}={parameters[name]}".lower() for name in ("momentum", "nesterov") if name in parameters]
     return {"optim": "sgd", **({"optim_args": ",".join(options)} if options else {})}
-
-
-def _open(trial: Trial, *, has_horizon: bool, is_new: bool) -> dict[str, Any]:
-    found: dict[str, Any] = {"logging_nan_inf_filter": False, "save_strategy": "no"}
-    if is_new:
-        found |= {"report_to": "none", **({"disable_tqdm": True} if trial.is_searched else {})}
-    if not has_horizon:
-        found["lr_scheduler_type"] = "constant_with_warmup"
-        if trial.is_searched:
-            found["max_steps"] = MOST_STEPS
-    return found
 
 
 def _check_obeys(trial: Trial, own: Collection[str]) -> None:

@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -288,19 +289,16 @@ def first_non_finite(objects: Mapping[str, Any]) -> str | None:
 
 def unmoved(evaluate: Evaluate) -> Metrics:
     """Evaluate without advancing the random state."""
-    put_back = kept_random_numbers()
-    try:
+    with ExitStack() as stack:
+        stack.callback(kept_random_numbers())
         return evaluate()
-    finally:
-        put_back()
 
 
 def kept_random_numbers() -> Callable[[], None]:
     """Function that restores the current random state."""
     initialized = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     states = RandomState(torch.device("cuda", torch.cuda.current_device()) if initialized else torch.device("cpu"))
-    kept = states.state()
-    return lambda: states.restore(kept)
+    return partial(states.restore, states.state())
 
 
 NO_STATE = "the script did not call trial.state(...), which a script with a Trainer cannot do"
@@ -550,8 +548,7 @@ class TrialRun(Assignment):
 
     @property
     def _is_tested(self) -> bool:
-        ending = self._ending
-        return self._plan.is_tested and ending is not None and ending.state in TESTED_STATES
+        return self._plan.is_tested and self._ending is not None and self._ending.state in TESTED_STATES
 
     def _end(self, ending: Ending) -> None:
         self._clock.pause()

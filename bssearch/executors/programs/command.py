@@ -169,8 +169,8 @@ class ReportedTrial:
         wall = self._ended - self._started
         if self._basis is SecondsBasis.REPORTED and self._seconds > AHEAD * wall + AHEAD_SECONDS:
             yield (
-                f"the command reports {self._seconds:.3g} seconds of training within {wall:.3g} s: are they "
-                "milliseconds, or of several devices?"
+                f"the command reports {self._seconds:.3g} seconds of training within {wall:.3g} s: report "
+                "the seconds of one device, not milliseconds"
             )
         if self._basis is not SecondsBasis.WALL or self._first is None or self._reports <= 2 * FEWEST_BURSTS:
             return
@@ -196,14 +196,14 @@ class ReportedTrial:
         )
         require(
             report.seconds is None or report.seconds >= self._seconds,
-            f"the command reports {report.seconds or 0:g} seconds after {self._seconds:g}: they must rise",
+            f"the command reports {report.seconds or 0:g} seconds after {self._seconds:g}: seconds must rise",
         )
         self._still = self._still + 1 if report.seconds is not None and report.seconds == self._seconds else 0
         self._moved = self._moved if self._still else now
         require(
             self._still < STILL_REPORTS or now - self._moved <= self._seconds,
             f"the command reports {self._seconds:g} seconds in {self._still + 1} reports, up to step {report.step}: "
-            "they must count from the start of training",
+            "seconds must count from the start of training",
             hint="sum the seconds of the epochs",
         )
 
@@ -225,7 +225,7 @@ class ReportedTrial:
             require(
                 self._observations <= MOST_OBSERVATIONS,
                 f"the command reports {target.metric} more than {MOST_OBSERVATIONS} times in a trial",
-                hint="report it less often: {evaluate_every} has the steps between two evaluations",
+                hint="report every {evaluate_every} steps",
             )
             observation = Observation(
                 step=report.step,
@@ -275,12 +275,11 @@ LONGEST_NAME = 1000  # characters of a file name
 
 def revision_of(program: Program, folder: Path) -> str:
     """12 hex digits of the SHA-256 of a command, its report format and its files."""
-    told = hashlib.sha256("\0".join(program.command).encode())
-    told.update(repr(sorted(program.report.items())).encode())
+    parts = ["\0".join(program.command), repr(sorted(program.report.items()))]
     for path in files_of(program.command, folder).values():
         if path.resolve().is_relative_to(folder.resolve()):  # other files are interpreters, which differ by machine
-            told.update(digest_of(path).encode())
-    return told.hexdigest()[:12]
+            parts.append(digest_of(path))
+    return hashlib.sha256("".join(parts).encode()).hexdigest()[:12]
 
 
 def files_of(command: Sequence[str], folder: Path) -> dict[str, Path]:
@@ -499,8 +498,8 @@ class LoadedCommand(LoadedProgram):
                 if not has_reported and self._is_unread(process):
                     raise WorkloadError(
                         f"the command makes no report{self._hint_of_reports(process)}",
-                        hint="if the output before training takes long, raise executor.hang_seconds: it may take a "
-                        "tenth of that",
+                        hint="if output before training takes long, raise executor.hang_seconds to ten times its "
+                        "duration",
                     )
                 if time.monotonic() - last > self._hang_seconds:
                     raise WorkloadError(

@@ -508,7 +508,7 @@ class CommandProcess(AbstractContextManager["CommandProcess"]):
             sys.stdout.flush()
             os.write(sys.stdout.fileno(), chunk[:left])
             if len(chunk) > left:
-                os.write(sys.stdout.fileno(), b"\n(the rest of what it prints is left out)\n")
+                os.write(sys.stdout.fileno(), b"\n(further output is left out)\n")
 
     def log(self) -> None:
         """Log unread output, bounded."""

@@ -200,7 +200,7 @@ class Cluster:
         require(
             address is None or "://" not in address,
             f"executor.address = {address!r} must be auto or HOST:PORT: bssearch runs on a machine of the cluster",
-            hint="`ray job submit -- bssearch run …` runs it there",
+            hint="run bssearch there: `ray job submit -- bssearch run …`",
         )
         self.ray = _imported()
         self._is_own = not self.ray.is_initialized()
@@ -237,7 +237,7 @@ class Cluster:
             why = said_by(failures[0]) if failures else f"no answer for {CONNECT_SECONDS:g} s"
             raise LaunchError(
                 f"executor.address = {address!r}: no Ray cluster can be reached there: {why}",
-                hint="`ray status` says whether there is one; without executor.address one is started on this machine",
+                hint="check `ray status`; without executor.address, bssearch starts Ray on this machine",
             )
 
     def nodes(self) -> list[Node]:
@@ -404,7 +404,7 @@ class ActorWorker:
             self._talker.start()
             while self.death is None:
                 self._take(self._ray.get(self._actor.hear.remote(HEAR_SECONDS), timeout=HEAR_SECONDS + SILENCE_SECONDS))
-        except self._ray.exceptions.GetTimeoutError:  # which is an OSError, too
+        except self._ray.exceptions.GetTimeoutError:  # this error is an OSError, too
             self._end(TrialState.LOST, f"{self.machine} has not answered for {SILENCE_SECONDS:g} s")
         except self._ray.exceptions.RayTaskError as error:  # this may be any error that the actor has raised
             self._end(TrialState.FAILED, f"the worker cannot be served on {self.machine}: {said_by(error)}")
@@ -572,7 +572,7 @@ class RayExecutor(SlotExecutor):
             self._leave(slot)
             raise (LaunchError if isinstance(error, ray.exceptions.RayTaskError) else _ActorLostError)(
                 f"slot {slot.index}: its Ray actor cannot be started: {said_by(error)}",
-                hint="bssearch and Ray must be installed on each node, in the versions that are here",
+                hint="install this machine's versions of bssearch and Ray on each node",
             ) from error
         except LaunchError:
             self._leave(slot)

@@ -332,7 +332,7 @@ def test_a_loader_whose_batches_did_not_grow_is_refused() -> None:
 
 def test_a_loader_itself_must_make_up_each_batch_and_a_function_must_make_one() -> None:
     training = Growing(Started(grown(None, (0, 10), (20, 25))), "plain")
-    with pytest.raises(UsageError, match="batch 25 is not made of the loader's micro-batches of 10"):
+    with pytest.raises(UsageError, match="batch size 25 must be a multiple of 10"):
         training.go()
     training = Growing(Started(grown()), "made")
     with pytest.raises(UsageError, match="returned a int; it must return a loader"):
