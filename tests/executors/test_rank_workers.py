@@ -100,10 +100,8 @@ def test_a_rank_that_dies_while_the_first_is_busy_elsewhere_ends_the_trial(tmp_p
         executor.submit(on_ranks(request_endless_trial(1), 2))
         while not (tmp_path / "evaluating").exists():
             executor.events(0.1)
-        ranks = ranks_of(executor)
-        ranks[0].kill()
-        outcome = outcomes(wait_for(executor, outcomes))[1]
-        assert outcome.reason == "rank 1 killed by SIGKILL (signal 9), from outside"
+        ranks_of(executor)[0].kill()
+        assert outcomes(wait_for(executor, outcomes))[1].reason == "rank 1 killed by SIGKILL (signal 9), from outside"
 
 
 SLOW_EVALUATION = """    def evaluate(self, model, part):
@@ -174,8 +172,7 @@ def test_a_rank_that_hangs_is_killed_with_its_worker(tmp_path: Path) -> None:
         executor.submit(on_ranks(request_endless_trial(1, "hang"), 2))
         wait_for(executor, lambda events: events)
         ranks = ranks_of(executor)
-        outcome = outcomes(wait_for(executor, outcomes))[1]
-        assert outcome.reason.startswith("hang: no training progress for ")
+        assert outcomes(wait_for(executor, outcomes))[1].reason.startswith("hang: no training progress for ")
         assert len(ranks) == 1 and psutil.wait_procs(ranks, timeout=PATIENCE_S)[1] == []
 
 
@@ -186,8 +183,7 @@ def test_no_rank_survives_its_worker(tmp_path: Path) -> None:
         ranks = ranks_of(executor)
         (pid,) = worker_pids(executor)
         os.kill(pid, signal.SIGKILL)
-        outcome = outcomes(wait_for(executor, outcomes))[1]
-        assert outcome.reason == "worker killed by SIGKILL (signal 9), from outside"
+        assert outcomes(wait_for(executor, outcomes))[1].reason == "worker killed by SIGKILL (signal 9), from outside"
         assert len(ranks) == 3 and psutil.wait_procs(ranks, timeout=PATIENCE_S)[1] == []
 
 

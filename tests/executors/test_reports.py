@@ -85,8 +85,7 @@ NUMBERS = [("1,000", 1000), ("12,345,678", 12_345_678), ("1_000", 1000), ("+1,00
 
 @pytest.mark.parametrize(("text", "step"), NUMBERS)
 def test_a_step_with_a_separator_between_thousands_is_read(text: str, step: int) -> None:
-    log = {"step": r"step=(\S+)", "accuracy": r"acc=(\S+)"}
-    assert read(f"step={text} acc=0.5\n".encode(), expressions=log) == [Report(step, {"accuracy": 0.5})]
+    assert read(f"step={text} acc=0.5\n".encode(), expressions=WORDS) == [Report(step, {"accuracy": 0.5})]
     assert read(json.dumps({"step": text, "accuracy": 0.5}).encode() + b"\n") == [Report(step, {"accuracy": 0.5})]
 
 
@@ -118,6 +117,11 @@ def test_a_comma_that_may_be_of_thousands_or_a_decimal_one_is_refused_except_in_
     assert "accuracy" in refused(json.dumps({"step": 3, "accuracy": value}).encode() + b"\n")
 
 
+CUT = {"step": r"step=(\d+)", "accuracy": r"acc=([\d.]+)"}
+WORDS = {"step": r"step=(\S+)", "accuracy": r"acc=(\S+)"}
+COLUMNS = {"step": r"^(\d+) ", "accuracy": r"(\S+)$"}
+
+
 @pytest.mark.parametrize(
     ("line", "found"),
     [
@@ -135,8 +139,7 @@ def test_a_comma_that_may_be_of_thousands_or_a_decimal_one_is_refused_except_in_
     ],
 )
 def test_an_expression_that_takes_the_beginning_of_a_number_is_refused(line: str, found: str) -> None:
-    cut = {"step": r"step=(\d+)", "accuracy": r"acc=([\d.]+)"}
-    assert found in refused(line.encode() + b"\n", expressions=cut)
+    assert found in refused(line.encode() + b"\n", expressions=CUT)
 
 
 FORMS = {
@@ -180,28 +183,35 @@ def test_an_expression_that_matches_finds_what_it_names(text: str) -> None:
     assert read(f"{said}\n1.5 y\n".encode(), expressions={"step": text}) == [Report(5, {})]
 
 
-def test_a_step_with_dots_between_its_digits_is_refused() -> None:
-    log = {"step": r"step=(\S+)", "accuracy": r"acc=(\S+)"}
-    assert "may be 10 or 10000" in refused(b"step=10.000 acc=0.5\n", expressions=log)
+@pytest.mark.parametrize(
+    ("expressions", "line", "said"),
+    [
+        (WORDS, b"step=10.000 acc=0.5\n", "may be 10 or 10000"),
+        ({**COLUMNS, "step": r"^(\d+)"}, b"5 128 0.5\n", "the expression match what follows"),
+        ({"step": r"step=(\d+)?"}, b"step= acc=1\n", "report.step found nothing"),
+    ],
+    ids=["dots in a step", "no end of a column", "a group without a match"],
+)
+def test_an_ambiguous_number_is_refused(expressions: dict[str, str], line: bytes, said: str) -> None:
+    assert said in refused(line, expressions=expressions)
 
 
-def test_numbers_in_columns_are_told_apart_by_what_the_expression_matches_behind_the_step() -> None:
-    columns = {"step": r"^(\d+) ", "accuracy": r"(\S+)$"}
-    assert read(b"5 128 0.5\n", expressions=columns) == [Report(5, {"accuracy": 0.5})]
-    assert "the expression match what follows" in refused(b"5 128 0.5\n", expressions={**columns, "step": r"^(\d+)"})
-
-
-def test_a_number_may_stand_before_a_comma_or_a_unit() -> None:
-    columns = {"step": r"^(\d+),", "accuracy": r",([\d.]+)$"}
-    assert read(b"980,100,0.5\n", expressions=columns) == [Report(980, {"accuracy": 0.5})]
-    plain = {"step": r"step (\d+)", "accuracy": r"acc ([\d.]+)", "seconds": r"in ([\d.]+)"}
-    assert read(b"step 980, 100 images, acc 91.5% in 12.5ms\n", expressions=plain) == [
-        Report(980, {"accuracy": 91.5}, 12.5)
-    ]
-
-
-def test_an_expression_whose_group_takes_no_part_is_refused() -> None:
-    assert "report.step found nothing" in refused(b"step= acc=1\n", expressions={"step": r"step=(\d+)?"})
+@pytest.mark.parametrize(
+    ("expressions", "line", "report"),
+    [
+        (COLUMNS, b"5 128 0.5\n", Report(5, {"accuracy": 0.5})),
+        ({"step": r"^(\d+),", "accuracy": r",([\d.]+)$"}, b"980,100,0.5\n", Report(980, {"accuracy": 0.5})),
+        (
+            {"step": r"step (\d+)", "accuracy": r"acc ([\d.]+)", "seconds": r"in ([\d.]+)"},
+            b"step 980, 100 images, acc 91.5% in 12.5ms\n",
+            Report(980, {"accuracy": 91.5}, 12.5),
+        ),
+        ({}, b'{"step": 2, "accuracy": null, "seconds": null, "loss": 1.0}\n', Report(2, {"loss": 1.0})),
+    ],
+    ids=["columns", "commas", "units", "null"],
+)
+def test_a_number_in_its_place_is_read(expressions: dict[str, str], line: bytes, report: Report) -> None:
+    assert read(line, expressions=expressions) == [report]
 
 
 @pytest.mark.parametrize("value", ['"1,0x0"', '"0,95"', '""', "true", "[1]", '{"mean": 1}'])
@@ -216,9 +226,7 @@ def test_a_json_value_that_is_no_number_is_refused_by_name_also_later(name: str,
     assert f"{name} = " in caught.value.message and "not a number" in caught.value.message
 
 
-def test_a_json_value_of_null_is_none_except_for_the_step() -> None:
-    line = b'{"step": 2, "accuracy": null, "seconds": null, "loss": 1.0}\n'
-    assert read(line) == [Report(2, {"loss": 1.0})]
+def test_a_step_of_null_is_refused() -> None:
     assert "step = null" in refused(b'{"step": null, "accuracy": 0.5}\n')
 
 

@@ -181,8 +181,9 @@ def test_steps_samples_rates_and_the_cadence_are_counted_as_they_are(form: str) 
     assert (started.line.outcome.steps, started.line.outcome.samples) == (8, 200)
     expected = [0.02] * 2 + [0.02 * 2**0.5] * 3 + [0.04] * 3
     assert training.rates == pytest.approx(expected)
-    rates = [one.learning_rate for one in started.line.observations]
-    assert rates == pytest.approx([0.02, *(expected[step - 1] for step, _ in seen[1:])])
+    assert [one.learning_rate for one in started.line.observations] == pytest.approx(
+        [0.02, *(expected[step - 1] for step, _ in seen[1:])]
+    )
     assert not [one for one in started.line.outcome.warnings if "grown" in one]
 
 

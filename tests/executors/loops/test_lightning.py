@@ -117,8 +117,7 @@ def fitted(*callbacks: Any, optimizers: Any = None, stop_at: int | None = None, 
 
 
 def test_the_version_of_the_library_is_one_of_those_that_are_known() -> None:
-    version = metadata.version("lightning")
-    assert version in {"2.6.5", "2.6.6"}, f"lightning {version} is installed; see that TrialCallback knows its loops"
+    assert metadata.version("lightning") in {"2.6.5", "2.6.6"}, "check that TrialCallback knows this version's loops"
 
 
 @pytest.mark.parametrize(("version", "message"), [(None, "not installed"), ("2.6.4", "2.6.4"), ("2.7.0", "2.7.0")])
@@ -270,8 +269,10 @@ def test_alone_nothing_changes_but_that_validations_are_printed(capfd: pytest.Ca
     trial.given = GIVEN
     plain, callback = weights(), weights(TrialCallback(trial))
     assert torch.equal(plain[0], callback[0]) and plain[1] == callback[1]
-    printed = [line for line in capfd.readouterr().err.splitlines() if line.startswith("step ")]
-    assert printed == ["step 3: accuracy 0.003", "step 6: accuracy 0.006"]
+    assert [line for line in capfd.readouterr().err.splitlines() if line.startswith("step ")] == [
+        "step 3: accuracy 0.003",
+        "step 6: accuracy 0.006",
+    ]
 
 
 def test_alone_a_cadence_and_an_end_that_the_script_asks_for_hold(capfd: pytest.CaptureFixture[str]) -> None:
@@ -308,9 +309,7 @@ def test_what_a_search_looks_at_before_it_goes_past_the_ends_of_the_users_traini
 
 
 class Manual(Tiny):
-    def __init__(self, time: FakeTime) -> None:
-        super().__init__(time)
-        self.automatic_optimization = False
+    automatic_optimization = False
 
 
 class Unvalidated(Tiny):

@@ -28,14 +28,12 @@ from tests.training.toys import batches_of, configuration, on_cpu, run_trial
 
 
 def test_evaluations_draw_random_numbers_that_the_training_does_not_miss() -> None:
-    weights = []
     for every in (1, 3):
-        for form in ("batches", "body"):
-            started = Started(asked(eval_every_steps=every, target=0.006))
-            weights.append(Training(started.trial, started.time, metric=lambda step: float(step >= 5)).go(form))
-    (first, second), (third, fourth) = weights[:2], weights[2:]
-    assert all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
-    assert all(torch.equal(one, other) for one, other in zip(third, fourth, strict=True))
+        first, second = (
+            trained(form, asked(eval_every_steps=every, target=0.006), metric=lambda step: float(step >= 5))[1].model
+            for form in ("batches", "body")
+        )
+        assert all(torch.equal(one, other) for one, other in zip(first.parameters(), second.parameters(), strict=True))
 
 
 @pytest.fixture
@@ -156,8 +154,7 @@ def test_a_loader_of_another_batch_size_is_warned_of(batch: Any, warns: bool) ->
     assert started.trial.micro_batch_size == 20
     for _ in started.trial.batches([batch, batch], lambda: {"accuracy": started.trial.steps}):
         started.time.pass_by(1.0)
-    found = [one for one in started.line.outcome.warnings if "first batch has 16 samples" in one]
-    assert len(found) == warns
+    assert any("first batch has 16 samples" in one for one in started.line.outcome.warnings) is warns
 
 
 @pytest.mark.parametrize("size", [1, 7, 20, 50])

@@ -105,8 +105,7 @@ def loader(trial: Trial) -> list[list[int]]:
 def loop(trial: Trial, rank: int) -> None:
     """Train; what the second rank finds would be the end of the trial at once, if it counted."""
     assert (trial.batch_size, trial.micro_batch_size, trial.accumulation_steps, trial.seed) == (8, 2, 2, 1)
-    evaluate = lambda: {"accuracy": trial.steps if rank == 0 else 1e5}  # noqa: E731
-    for _ in trial.batches(loader(trial), evaluate=evaluate):
+    for _ in trial.batches(loader(trial), evaluate=lambda: {"accuracy": trial.steps if rank == 0 else 1e5}):
         time.sleep(0.0005)
 
 
@@ -139,8 +138,7 @@ def test_a_stop_and_a_pause_end_all_ranks_at_an_evaluation(tmp_path: Path, line:
     assert isinstance(asked.work, TrialRequest)
     asked = replace(asked, work=replace(asked.work, checkpoint=str(tmp_path / "trial")))
     assert trained(asked, line, stopped) == [10, 10]
-    outcome = line.outcome
-    assert outcome.state is TrialState.PRUNED and str(outcome.reason).startswith("a better one first; ")
+    assert line.outcome.state is TrialState.PRUNED and line.outcome.reason.startswith("a better one first; ")
 
 
 def test_weights_that_are_not_finite_end_the_trial_as_diverged(line: FakeLine) -> None:
@@ -152,8 +150,7 @@ def test_weights_that_are_not_finite_end_the_trial_as_diverged(line: FakeLine) -
             model.bias.data.fill_(float("nan"))
 
     assert trained(assign(), line, broken) == [5, 5]
-    outcome = line.outcome
-    assert outcome.state is TrialState.DIVERGED and "bias of model is not finite" in str(outcome.reason)
+    assert line.outcome.state is TrialState.DIVERGED and "bias of model is not finite" in line.outcome.reason
 
 
 def test_a_ranks_batches_are_its_share_and_none_is_warned_of(line: FakeLine) -> None:

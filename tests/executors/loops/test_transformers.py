@@ -63,8 +63,7 @@ def alone(steps: int | None = None, every: int | None = None) -> Trial:
 
 
 def test_the_library_is_one_of_the_two_that_the_extra_names() -> None:
-    version = transformers.__version__
-    assert version.startswith(("5.22.", "5.23.")), f"transformers {version} is neither 5.22 nor 5.23"
+    assert transformers.__version__.startswith(("5.22.", "5.23.")), transformers.__version__
     assert metadata.version("accelerate").startswith("1."), metadata.version("accelerate")
 
 
@@ -82,8 +81,7 @@ def test_each_step_is_of_one_whole_batch_and_is_evaluated_where_the_trial_says(t
     assert (found.line.outcome.state, found.line.outcome.reason) == (TrialState.PRUNED, "as the test says")
     assert trainer.seen.steps == [step for step in range(1, 10) for _ in range(2)]
     assert {len(rows) for rows in trainer.seen.rows} == {10}
-    first_pass = [row for rows in trainer.seen.rows[:4] for row in rows]
-    assert len(set(first_pass)) == 40, "of fifty rows, ten make no whole batch"
+    assert len({row for rows in trainer.seen.rows[:4] for row in rows}) == 40, "of fifty rows, ten make no whole batch"
 
 
 def test_the_metric_is_that_of_all_samples(tmp_path: Path) -> None:
@@ -170,8 +168,7 @@ def test_a_subclass_has_the_order_of_bssearchs_own_loop(tmp_path: Path) -> None:
 
     trainer = trained(found, tmp_path, kind=Ordered)
     epochs = SeededSampler(50, 20, found.trial.seed)
-    wanted = [row for _ in range(3) for row in epochs][:100]
-    assert [row for rows in trainer.seen.rows for row in rows] == wanted
+    assert [row for rows in trainer.seen.rows for row in rows] == [row for _ in range(3) for row in epochs][:100]
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "eval_accuracy", "loss", "eval_loss"])
@@ -268,10 +265,9 @@ def test_fit_sets_what_plain_arguments_lack_and_adds_the_callback_once(tmp_path:
     assert found.line.outcome.steps == 3
 
 
-class Endless(torch.utils.data.IterableDataset[Any]):
+class Stream(torch.utils.data.IterableDataset[Any]):
     def __iter__(self) -> Any:
-        while True:
-            yield from map(Texts().__getitem__, range(50))
+        return map(Texts().__getitem__, range(50))
 
 
 @pytest.mark.parametrize(
@@ -279,7 +275,7 @@ class Endless(torch.utils.data.IterableDataset[Any]):
     [
         ({"eval_dataset": {"one": Texts(8), "two": Texts(8)}}, "eval_dataset has several datasets, eval_one, eval_two"),
         ({"train_dataset": Texts(12)}, "batch_size = 20 must be <= 12"),
-        ({"train_dataset": Endless()}, "the training data has no length"),
+        ({"train_dataset": Stream()}, "the training data has no length"),
         ({"metric": "f1"}, r"evaluate\(\) reports accuracy, .*; the callback's metric is 'f1'"),
         ({"compute_metrics": None}, "the evaluation reports eval_loss, loss; the study's target is of 'accuracy'"),
     ],
@@ -320,11 +316,6 @@ def test_a_trial_that_was_paused_does_not_go_on_from_a_trainers_start(tmp_path: 
     trial.steps = 4
     with pytest.raises(UsageError, match="the Trainer begins at step 0, the trial at step 4"):
         trainer_of(trial, tmp_path).train()
-
-
-class Stream(torch.utils.data.IterableDataset[Any]):
-    def __iter__(self) -> Any:
-        return map(Texts().__getitem__, range(50))
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
