@@ -68,7 +68,7 @@ class Time(Figure):
 class Ratio(Model):
     """A ratio of medians with its 95 % interval; ``at_least`` if the slower side never reached the target.
 
-    The interval of two batch sizes is the posterior's, that of the default's values is Welch's.
+    Between two batch sizes the interval is the posterior's; against the default's values, Welch's.
     """
 
     value: float
@@ -83,7 +83,7 @@ class Ratio(Model):
 
 
 class Restricted(Model):
-    """Kaplan–Meier figures of repeats of which some missed the target; ``mean_s``: of min(seconds, horizon)."""
+    """Kaplan–Meier figures of repeats if some missed the target; ``mean_s``: of min(seconds, horizon)."""
 
     mean_s: float
     horizon_s: float
@@ -122,7 +122,7 @@ class Optimal(Model):
 class Largest(Model):
     """The largest batch size that ran without accumulation.
 
-    ``bounded_by_memory``: at most twice as many samples ran out of memory.
+    ``bounded_by_memory``: a batch at most twice as large ran out of memory.
     """
 
     batch_size: int
@@ -133,7 +133,7 @@ class Largest(Model):
 
     @property
     def in_words(self) -> str:
-        """Says whether memory is the bound."""
+        """Whether memory or the study bounds the size."""
         return "largest that fits" if self.bounded_by_memory else "largest tried"
 
 
@@ -220,7 +220,7 @@ class Settle(Model):
 class FrontPoint(Model):
     """Time and cost of a batch size; ``on_front`` if no other is better in both.
 
-    Cost: device-hours × price, or samples without a price. Once some sizes are confirmed, only these are compared.
+    Cost: device-hours × price, or samples without a price. Once a size is confirmed, only confirmed sizes are compared.
     """
 
     batch_size: int

@@ -157,7 +157,7 @@ def default_configuration(spec: StudySpec, trials: Sequence[TrialRecord]) -> Con
 
 
 def is_at_end(spec: StudySpec, trials: Sequence[TrialRecord], best: Configuration) -> bool:
-    """True if the best learning rate of a batch size is at an end of the range; for imported runs, of those tried."""
+    """True if a batch size's best learning rate is at an end of the range or, for imported runs, of the tried rates."""
     if not spec.is_imported:
         return spec.space.at_edge(best)
     if not _is_known(best):

@@ -91,9 +91,9 @@ from bssearch.records.text import number, span
 from bssearch.spec import StudySpec
 from bssearch.spec.space import UNKNOWN, MemoryBoundary
 
-NEXT = 2  # memory is the bound if this many times as many samples do not fit; ladders double
+NEXT = 2  # memory is the bound if a batch this many times as large does not fit; ladders double
 
-TOLD = 1.2  # an upper limit of one run in fewer than this says nothing
+TOLD = 1.2  # below this, "at most one run in TOLD reaches the target" is no information
 
 EASIER = (
     "raise budget.trial_train_seconds, widen the space, or set an easier target under a new name (`bssearch check "
@@ -360,7 +360,7 @@ def _not_reached(study: StudyRecord, trials: Sequence[TrialRecord], objective: O
     nearest: Any = min(tried)[2]
     one = "run" if nearest.is_imported else "trial"
     return TargetNotReachedError(
-        f"none of {len(tried)} {one}s reached {target.metric} {target.value:g}; nearest: {one} {nearest.number} "
+        f"0 of {len(tried)} {one}s reached {target.metric} {target.value:g}; nearest: {one} {nearest.number} "
         f"(batch {nearest.configuration.batch_size}) with {nearest.outcome.best_metric:.4g} "
         f"after {nearest.outcome.train_seconds:.3g} s",
         hint=_easier([one for *_, one in tried]),
@@ -382,7 +382,7 @@ def _easier(trials: Sequence[TrialRecord]) -> str:
 
 
 def are_nan_at_any_rate(trials: Sequence[TrialRecord]) -> bool:
-    """True if all trials diverged at once at two batch sizes or rates `NAN_RATES` apart."""
+    """True if all trials diverged within a step, at two batch sizes or at rates `NAN_RATES` apart."""
     outcomes = [one.outcome for one in trials if one.state is TrialState.DIVERGED and one.outcome]
     if not trials or len(outcomes) < len(trials) or any(one.steps > 1 for one in outcomes):
         return False

@@ -141,8 +141,7 @@ HIDDEN = 0.03
 HIDDEN_BY_NOISE = 0.2
 """Deviation and mean of hidden gains, by better tuning: a search by single runs sees no gain below their noise.
 
-`HIDDEN_BY_NOISE` is in deviations of a run. Of three pairs tried, claims on digits-like studies are best with this
-pair.
+`HIDDEN_BY_NOISE` is in deviations of a run. This pair gave the best claims on digits-like studies, of three pairs.
 """
 
 OWN_SHARE = 0.1
@@ -156,7 +155,7 @@ FEWEST_COUNTED = 30
 """Runs that the posterior counts, as its cost is quadratic in them: at most in all, at least of one configuration."""
 
 NEAR = 0.15
-"""A configuration slower than its batch size's best by more than this log ratio says nothing about the size."""
+"""A configuration slower than its batch size's best by more than this log ratio is ignored."""
 
 FAR = math.log(2)
 """Log ratio to the least that no tuning gains: the mean gain of a badly tuned batch size is `TUNING_GAP`."""
@@ -181,7 +180,7 @@ SURE_FUTURES = 1 / 3
 TAILS = 0.025, 0.975
 
 LEAST_GAIN = 0.01
-"""Smaller differences of probabilities count as none."""
+"""Smaller differences of probabilities are ignored."""
 
 StepFigures = Mapping[int, tuple[float, float]]
 """Figure of one step by batch size, and its standard error (logarithm)."""
@@ -279,10 +278,10 @@ class Beliefs:
         return self._what_settles().get("settles") == "runs"
 
     def contenders(self) -> list[int]:
-        """Confirmed batch sizes that another run may help, the most helpful first; empty if none contends.
+        """Confirmed batch sizes that another run may help, the most helpful first; empty if no size contends.
 
-        A rival contends if it beats the recommended size by 5 % with a probability of `CONTENDER`. Of the likeliest
-        rival and the recommended size, the one comes first whose next run lessens the variance most per second.
+        A rival contends if it beats the recommended size by 5 % with a probability of `CONTENDER`. The likeliest rival
+        and the recommended size come first; whichever next run lessens the variance more per second leads.
         """
         own, beaten = self._place(self.recommended), self._beaten()
         rivals = [int(one) for one in np.argsort(-beaten) if beaten[one] >= CONTENDER and self.is_confirmed[one]]
@@ -423,7 +422,7 @@ class _Columns:
     """Columns of the posterior: the level of each batch size, then each configuration.
 
     ``of_size``: place of each column's batch size. ``printed`` and ``following`` (sizes,): columns of the recommended
-    configuration, and of the one that runs next. ``hidden``: deviation of hidden gains.
+    configuration, and of the next configuration to run. ``hidden``: deviation of hidden gains.
     """
 
     of_size: Indices
@@ -505,7 +504,7 @@ def step_figures(spec: StudySpec, verdict: Verdict, probes: Mapping[int, ProbeRe
 
 
 def _is_far(one: Candidate, least: Candidate) -> bool:
-    # True for a search trial so slow that no tuning makes its batch size a rival. Nor does it inform the law.
+    # True for a search trial so slow that no tuning makes its batch size a rival. The law ignores such a trial, too.
     logs = [log for run in one.runs if (log := _log(one, run)) is not None]
     return not one.is_confirmed and min(logs) > least.estimate.log_mean + FAR
 

@@ -44,7 +44,7 @@ def by_devices(
 ) -> list[OnDevices]:
     """The best batch size on each timed number of devices; empty for a single number.
 
-    ``probes`` and ``trials`` are of all numbers.
+    ``probes`` and ``trials`` cover all numbers of devices.
     """
     runs = [one for one in trials if one.phase is Phase.DEVICES and one.state.has_result]
     timed = grouped((one.world_size, one) for one in probes if one.step_seconds is not None)
@@ -85,7 +85,7 @@ def _steps(
     verdict: Verdict, law: LawFit | None, batch_size: int, runs: Sequence[TrialRecord]
 ) -> tuple[float, Sequence[Part]] | None:
     # Median steps of the runs and steps by the law with its departures, weighted by their precision. If the law fits, a
-    # single search trial does not count: it was chosen for its luck. A law that fits poorly tells nothing alone.
+    # single search trial does not count: it was chosen for its luck. A law that fits poorly does not count alone.
     known: list[tuple[float, float]] = []
     candidate, deviation = verdict.by_batch.get(batch_size), verdict.seed_deviation or 0.0
     fits = law is not None and law.verdict == "fits" and batch_size <= law.largest_batch

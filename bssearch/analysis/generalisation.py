@@ -75,7 +75,7 @@ POINTS = 0.02  # two points of a share, or 2 % of the target for another metric
 def generalisation(trials: Sequence[TrialRecord], verdict: Verdict, target: Target) -> Generalisation | None:
     """Final metric of each batch size at the newest full limit; None without a completed run.
 
-    Takes the verdict's configuration at each batch size; if it has none, the best configuration.
+    Takes the verdict's configuration at each batch size, else the best configuration.
     """
     newest = max((trial for trial in trials if is_to_budget(trial)), key=lambda one: one.number, default=None)
     if newest is None:

@@ -64,7 +64,7 @@ def plain_misses(trials: Iterable[TrialRecord], objective: Objective = TIME) -> 
 
 
 def ignore_their_seeds(groups: Iterable[Sequence[TrialRecord]]) -> bool:
-    """True if `FEWEST_ALIKE` runs have equal steps and metric whatever their seed, and none differs."""
+    """True if `FEWEST_ALIKE` runs or more repeat another seed's steps and metric, and no run differs."""
     alike = 0
     for runs in groups:
         ended = {run.seed: (run.outcome.steps, run.outcome.final_metric) for run in runs if run.outcome is not None}
@@ -86,12 +86,12 @@ def plainly_missed(miss: PlainMiss) -> str:
 def too_few_runs(runs: int, wanted: int | None) -> str:
     """Sentence about too few runs; ``wanted`` is None for imported studies."""
     made = f"the optimum has {runs} confirmation run{'s' if runs > 1 else ''}"
-    none = f"an interval needs {ENOUGH_RUNS}"
+    needs = f"an interval needs {ENOUGH_RUNS}"
     if wanted is None:
-        return f"{made}; {none}"
+        return f"{made}; {needs}"
     if wanted < ENOUGH_RUNS:
-        return f"{made}, as confirm.runs = {wanted} asks; {none}: set `confirm.runs: {ENOUGH_RUNS}`"
-    return f"{made} that finished; {none}: `bssearch study confirm` adds runs"
+        return f"{made}, as confirm.runs = {wanted} asks; {needs}: set `confirm.runs: {ENOUGH_RUNS}`"
+    return f"{made} that finished; {needs}: `bssearch study confirm` adds runs"
 
 
 def says_something(trial: TrialRecord) -> bool:
@@ -617,7 +617,7 @@ class Slope:
 
     @property
     def regime(self) -> Regime:
-        """Regime in which the whole interval lies, else undecided."""
+        """Regime of the whole interval, else undecided."""
         if self.low is None or self.high is None:
             return "undecided"
         if self.high < PERFECT:

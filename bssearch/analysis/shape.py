@@ -140,8 +140,8 @@ class Beyond(Model):
     """Prediction for a harder target or more samples, with 90 % intervals.
 
     ``reachable``: probability that the metric can exceed the target. ``b_crit_measured``: at the study's target.
-    ``growth``: power of the samples with which B_crit grows. ``test_batch_size``: a run of it would tell most about
-    B_crit.
+    ``growth``: power of the samples with which B_crit grows. ``test_batch_size``: the batch size whose run would inform
+    B_crit most.
     """
 
     metric: Interval

@@ -26,7 +26,7 @@ class Progress:
         return self.gains[-1] if self.gains else -math.inf
 
     def add(self, train_seconds: float, gain: float) -> None:
-        """Add an evaluation; a NaN gain changes nothing."""
+        """Add an evaluation; a NaN gain is ignored."""
         self.train_seconds.append(train_seconds)
         self.gains.append(gain if gain > self.gain else self.gain)
 

@@ -67,7 +67,7 @@ class TrialState(StrEnum):
 
     @property
     def is_missing(self) -> bool:
-        """True if the trial says nothing and uses no budget."""
+        """True if the trial has no result and uses no budget."""
         return self in {TrialState.FAILED, TrialState.LOST, TrialState.CANCELLED}
 
     @property

@@ -39,7 +39,7 @@ RULES_OF_OPTIMIZERS = {
 
 
 def rule_of_optimizer(name: str) -> LearningRateRule:
-    """Learning-rate rule of an optimizer; sqrt if the literature has none."""
+    """Learning-rate rule of an optimizer; sqrt if the literature has no rule."""
     return RULES_OF_OPTIMIZERS.get(name, LearningRateRule.SQRT)
 
 

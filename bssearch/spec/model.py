@@ -107,7 +107,7 @@ def check_command(
         if groups != 1:
             raise ValueError(f"report.{name}: {text} must have one group, the value; it has {groups}")
         if name == "step" and _EPOCH.search(re.sub(r"\\[a-zA-Z]", "", text.partition("(")[0])):
-            raise ValueError(f"report.step: {text} reads epochs; print the optimizer steps, and read these")
+            raise ValueError(f"report.step: {text} reads epochs; print and read the optimizer steps instead")
     for name in ("step", metric):
         if report and name not in report:
             raise ValueError(f"report has no expression for {name}; it has {', '.join(report)}")
@@ -117,7 +117,7 @@ _RANKS = re.compile(r"--nproc[-_]per[-_]node(?:=(.*))?")  # of torchrun
 
 
 def launched_ranks(command: Sequence[str]) -> str | None:
-    """Number of processes that torchrun is told to start, as given; None without its option."""
+    """Value of torchrun's option for the number of processes, as given; None without the option."""
     for token, following in zip(command, [*command[1:], ""], strict=False):
         if found := _RANKS.fullmatch(token):
             return following if found[1] is None else found[1]
@@ -191,13 +191,13 @@ Argument = Annotated[str, Field(max_length=10_000, pattern=r"^[^\x00]*$")]
 
 IMPORTED = "imported"  # workload of an imported study
 
-GIVEN_IN_PYTHON = "given in Python"  # workload that is passed to `bssearch.run_study`, if the spec names none
+GIVEN_IN_PYTHON = "given in Python"  # workload of a spec that names no workload, passed to `bssearch.run_study`
 
 
 class StudySpec(StrictModel):
     """A study's spec, read by `load_spec` or made in Python.
 
-    Parts may be dicts and lists, as in a file. A spec without ``workload`` takes the one given with it, as in
+    Parts may be dicts and lists, as in a file. A spec without ``workload`` needs a workload class to run:
     ``bssearch.run_study(spec, bssearch.Launch(workload=MyTask))``.
 
     ::
@@ -283,26 +283,28 @@ class StudySpec(StrictModel):
             )
         self._divide_among_devices()
         if self.arguments and (self.command or not self.is_program):
-            raise ValueError(f"arguments are those of a script (workload: train.py); workload = {self.workload!r}")
+            raise ValueError(f"arguments need a script as workload, such as train.py; workload = {self.workload!r}")
         if self.command and self.workload != COMMAND:
             raise ValueError(f"a command replaces the workload; workload = {self.workload!r}")
         if self.report and not self.command:
-            raise ValueError("report says how the log of a command is read; there is no command")
+            raise ValueError("report reads the log of a command, but there is no command")
         if not self.is_program:
             return self
         growth = self.space.batch_schedule
         if growth is not None and (self.command or self.workload == OBJECTIVE):
             raise ValueError(f"batch_schedule: {'a command' if self.command else 'a function'} is given one batch size")
         if growth is not None and NOISE_SCALE in growth.names:
-            raise ValueError("batch_schedule.name = noise_scale: a program of your own keeps its gradients to itself")
+            raise ValueError(
+                "batch_schedule.name = noise_scale: bssearch cannot read the gradients of your own program"
+            )
         if self.workload_settings:
-            raise ValueError("workload_settings are those of a workload class; a program of your own takes arguments")
+            raise ValueError("workload_settings need a workload class; pass arguments to your own program")
         if self.training != TrainingSpec():
             set_here = [f"{name} = {one}" for name, one in self.training.model_dump(exclude_defaults=True).items()]
             hint = f"; a class in it is named, as in {self.workload}:MyTask" if self.workload.endswith(".py") else ""
             raise ValueError(
-                f"training says how bssearch computes steps ({', '.join(set_here)}); a program of your own computes "
-                f"its own{hint}"
+                f"training ({', '.join(set_here)}) needs a workload class; your own program computes its steps "
+                f"itself{hint}"
             )
         if self.executor.name == "inline":
             raise ValueError("executor.name = inline runs a workload; a program runs in its own process")
@@ -317,7 +319,7 @@ class StudySpec(StrictModel):
             raise ValueError(f"batch size {undivided[0]} must be a multiple of executor.devices = {searched}")
         if undivided := [count for count in further if all(size % count for size in sizes)]:
             raise ValueError(
-                f"executor.devices = {undivided[0]} divides none of the batch sizes {', '.join(map(str, sizes))}; "
+                f"executor.devices = {undivided[0]} divides no batch size of {', '.join(map(str, sizes))}; "
                 f"add a multiple of {undivided[0]}"
             )
         if growth is not None and searched > 1:

@@ -118,8 +118,8 @@ class TargetSpec(StrictModel):
 class DefaultSpec(StrictModel):
     """The configuration in use today: the first trial, and the baseline of speed-ups.
 
-    Missing fields take the space's fixed value; searched ones are required. ``learning_rate`` is that at
-    ``batch_size``; it may be outside the space.
+    Missing fields take the space's fixed value; searched fields are required. ``learning_rate`` applies at
+    ``batch_size`` and may be outside the space.
     """
 
     batch_size: int = Field(ge=1)
@@ -239,7 +239,7 @@ class ConfirmSpec(StrictModel):
         if self.max_runs is not None and self.max_runs < self.runs:
             raise ValueError(f"max_runs = {self.max_runs} must be >= runs = {self.runs}")
         if self.max_runs is not None and self.runs == 0:
-            raise ValueError(f"runs = 0 confirms nothing: with max_runs = {self.max_runs} it must be >= 1")
+            raise ValueError(f"runs = 0 must be >= 1 with max_runs = {self.max_runs}")
         if self.train_seconds is not None and self.max_runs is None:
             raise ValueError(
                 f"train_seconds = {self.train_seconds:g} ends the runs after the first {self.runs}: it needs max_runs"
@@ -253,8 +253,8 @@ class BudgetSpec(StrictModel):
     ``wall_seconds`` is time with running search trials, evaluations included, over all runs and drivers of the study.
     Overlaps count once; step times are excluded. After it no search trial starts.
 
-    The search ends early if no trial is expected to improve the incumbent's time by ``least_improvement`` (if the
-    sampler can tell, as ``auto`` does), but not before ``least_trials``.
+    After ``least_trials`` the search ends early if the sampler expects no trial to improve the incumbent's time by
+    ``least_improvement``. Of the built-in samplers, only ``auto`` expects improvements.
 
     ``schedule_trials`` with growing batches follow if the space has a ``batch_schedule``.
     """
@@ -270,9 +270,9 @@ class BudgetSpec(StrictModel):
 class ExecutorSpec(StrictModel):
     """Where trials run: ``slots`` at once, each with ``threads`` CPU threads on ``device``.
 
-    ``slots: auto`` is one per idle CUDA device; on a CPU one for each ``threads`` physical cores, four at most, and one
-    for own programs. ``local`` runs a worker process per slot; ``inline`` one trial at a time in this process; ``ray``
-    uses the cluster at ``address`` (``auto`` or ``HOST:PORT``), else a local Ray. A trial without progress for
+    ``slots: auto`` is one per idle CUDA device. On a CPU it is one for each ``threads`` physical cores, four at most,
+    and one for own programs. ``local`` runs a worker process per slot; ``inline`` one trial at a time in this process;
+    ``ray`` uses the cluster at ``address`` (``auto`` or ``HOST:PORT``), else a local Ray. A trial without progress for
     ``hang_seconds`` is hung. A trial trains on ``devices`` devices; of several numbers the search takes the least, and
     the best batch sizes then train on the others. ``memory_limit_gib`` simulates a smaller device; on the CPU it limits
     each worker's data segment.

@@ -36,8 +36,8 @@ EARLIEST = datetime(1, 1, 2, tzinfo=UTC)
 LATEST = datetime(9999, 12, 30, tzinfo=UTC)  # moments from EARLIEST to here can be written with any UTC offset
 
 TEMPLATE_NAME = (
-    "a template's name has at most 100 letters, digits, '_', '.' and '-', such as digits, and ends as no file does "
-    f"({', '.join(SUFFIXES)}); a submission's file ends in .yaml or .yml"
+    "a template's name has at most 100 letters, digits, '_', '.' and '-', and does not end in "
+    f"{', '.join(SUFFIXES)}; a submission's file ends in .yaml or .yml"
 )
 _TEMPLATE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
@@ -84,12 +84,12 @@ class NewSubmission:
         )
         if self.not_before is not None and self.not_before.tzinfo is None:
             raise UsageError(
-                f"not before {self.not_before.isoformat()}: the moment must say its offset from UTC",
+                f"not before {self.not_before.isoformat()}: the moment must have an offset from UTC",
                 hint=f"such as {self.not_before.isoformat(timespec='minutes')}+00:00",
             )
         if self.not_before is not None and not EARLIEST <= self.not_before <= LATEST:
             raise UsageError(
-                f"not before {self.not_before.isoformat()}: it must lie from {EARLIEST.date()} to {LATEST.date()}"
+                f"not before {self.not_before.isoformat()} must be from {EARLIEST.date()} to {LATEST.date()}"
             )
         check_template_name(self.template)
         check_tags(self.tags)
@@ -327,7 +327,7 @@ class Template:
         try:
             load_spec(self.spec, [*given, f"{key}={json.dumps(self.values[key].example)}", *overrides])
         except UnknownFieldError as error:
-            # Under another name the spec's own fields may be invalid; that is not the key's fault.
+            # Under another name the spec's own fields may be invalid, which is not the key's fault.
             of_key = [line for line in str(error).splitlines() if f" (--set {key}=" in line]
             return of_key[0].rpartition(" (--set ")[0] if of_key else ""
         except SpecError:
@@ -358,10 +358,10 @@ def load_templates(path: Path, overrides: tuple[str, ...] = ()) -> Templates:
     """Read a worker's template file; ``overrides`` must be valid for each spec."""
     data = read_file(path, "file of templates", _EXAMPLE)
     if not isinstance(data, Mapping) or set(data) != {"templates"} or not isinstance(data["templates"], Mapping):
-        raise SpecError(f"{path}: it must hold `templates` and nothing else", hint=_EXAMPLE)
+        raise SpecError(f"{path} must hold only `templates`", hint=_EXAMPLE)
     require(
         1 <= len(data["templates"]) <= MOST_TEMPLATES,
-        f"{path}: it must hold 1 to {MOST_TEMPLATES} templates",
+        f"{path} must hold 1 to {MOST_TEMPLATES} templates",
         hint=_EXAMPLE,
         error=SpecError,
     )
@@ -389,10 +389,10 @@ def _template(path: Path, name: object, data: object, overrides: tuple[str, ...]
     if not isinstance(name, str) or not is_template_name(name):
         raise SpecError(f"{path}: {shortened(name)} is no name of a template", hint=TEMPLATE_NAME)
     if not isinstance(data, Mapping) or not set(data) <= {"spec", "values"} or not isinstance(data.get("spec"), str):
-        raise SpecError(f"{where}: a template has a `spec`, the path of a file, and `values`, and nothing else")
+        raise SpecError(f"{where}: a template has only `spec`, the path of a file, and `values`")
     values = data.get("values") or {}
     if not isinstance(values, Mapping):
-        raise SpecError(f"{where}.values: it maps keys of the spec to types of values", hint=_EXAMPLE)
+        raise SpecError(f"{where}.values must map keys of the spec to types of values", hint=_EXAMPLE)
     types = {}
     for key, one in values.items():
         _check_key(f"{where}.values", key)

@@ -105,7 +105,7 @@ def test_samples_and_target_are_two_ways_to_ask_the_same() -> None:
         (0.99, {}, ["accuracy 0.99", "predictions end at 4"]),
         (0.85, {"evaluations": 3}, ["levels", "needs 4"]),
         (0.85, {"sizes": (8, 16, 32)}, ["3 batch sizes", "needs 4"]),
-        (0.85, {"power": 0.0}, ["do not show that B_crit changes", "nothing is predicted"]),
+        (0.85, {"power": 0.0}, ["do not show that B_crit changes", "predict no optimum"]),
     ],
 )
 def test_what_the_curves_cannot_tell_is_refused_with_its_reason(

@@ -109,7 +109,7 @@ def test_a_study_without_a_trial_at_its_target_is_done_and_says_so(tmp_path: Pat
     node = make_node(tmp_path / "node", **{**QUICK, **short, "target": {"metric": "accuracy", "value": 0.9999}})
     put(store, "vain", values={"budget.trials": 3})
     serve(node, url)
-    assert state(store, "vain")[0] == "done" and "none of 3 trials reached" in state(store, "vain")[1]
+    assert state(store, "vain")[0] == "done" and "0 of 3 trials reached" in state(store, "vain")[1]
 
 
 @pytest.mark.slow
@@ -519,7 +519,7 @@ class TestCommands:
             ("digits", 2, "the study needs a name"),
             ("digits --name a b", 2, "must have the form KEY=VALUE"),
             ("digits --name a --not-before tomorrow", 2, "'tomorrow' is not a date and time"),
-            ("digits --name a --not-before 2026-12-01T08:00", 2, "must say its offset from UTC"),
+            ("digits --name a --not-before 2026-12-01T08:00", 2, "must have an offset from UTC"),
             ("digits --name a --priority 0", 2, "priority = 0 must be from 1e-06 to 1e+06"),
             ("digits --name a workload=x.py:X", 2, "workload cannot be submitted"),
             ("digits --name ../a", 2, "invalid study name"),
@@ -527,7 +527,7 @@ class TestCommands:
             ("task budget.trials=3 budget.trials=4 --name a", 2, "budget.trials is given twice"),
             ("task --owner= --name a", 2, "owner = '' must be a name"),
             ("./x.toml", 2, "'./x.toml' is no name of a template"),
-            ("digits --name a --not-before 0001-01-01T00:00+10:00", 2, "it must lie from 0001-01-02 to 9999-12-30"),
+            ("digits --name a --not-before 0001-01-01T00:00+10:00", 2, "must be from 0001-01-02 to 9999-12-30"),
         ],
     )
     def test_wrong_words_are_named(self, tmp_path: Path, url: str, words: str, code: int, said: str) -> None:

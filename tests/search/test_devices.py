@@ -122,7 +122,7 @@ def test_a_plan_for_more_devices_takes_the_measured_time_of_the_reduction(tmp_pa
     ("devices", "changes", "words"),
     [
         (3, {}, "batch size 16 must be a multiple of executor.devices = 3"),
-        ([1, 3], {}, "executor.devices = 3 divides none of the batch sizes"),
+        ([1, 3], {}, "executor.devices = 3 divides no batch size of"),
         (0, {}, "greater than or equal to 1"),
         ([], {}, "at least 1 item"),
         (2, {"executor": {"name": "inline"}}, "devices = 2 needs the executor local"),

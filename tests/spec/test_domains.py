@@ -358,12 +358,12 @@ def test_a_type_that_is_none_is_refused(tmp_path: Path, type_: object, said: str
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", "it must hold `templates` and nothing else"),
-        ("templates: {}", "it must hold 1 to 200 templates"),
-        ("templates: [a]", "it must hold `templates`"),
-        ("templates: {task: {spec: task.yaml}}\nother: 1", "and nothing else"),
-        ("templates: {task: task.yaml}", "a template has a `spec`"),
-        ("templates: {task: {spec: task.yaml, run: rm}}", "and nothing else"),
+        ("", "must hold only `templates`"),
+        ("templates: {}", "must hold 1 to 200 templates"),
+        ("templates: [a]", "must hold only `templates`"),
+        ("templates: {task: {spec: task.yaml}}\nother: 1", "must hold only"),
+        ("templates: {task: task.yaml}", "a template has only `spec`"),
+        ("templates: {task: {spec: task.yaml, run: rm}}", "a template has only"),
         (
             "templates: {task: {spec: task.yaml, values: {nothing.such: {type: boolean}}}}",
             "a spec has no field nothing",
@@ -420,7 +420,7 @@ def test_a_shipped_study_is_a_template_by_its_name(tmp_path: Path) -> None:
         ({"template": "digits.yaml"}, "'digits.yaml' is no name of a template"),  # a file's
         (
             {"not_before": datetime.max.replace(tzinfo=timezone(timedelta(hours=-10)))},
-            "it must lie from 0001-01-02",
+            "must be from 0001-01-02",
         ),
         ({"tags": ("a\nb",)}, "is no tag"),
     ],

@@ -163,7 +163,7 @@ BEYOND = 1e4  # B_crit is sought up to this factor beyond the batch sizes
 
 GRID = 0.25  # grid step of log B_crit; the law bends over about 1
 
-ASSUMED_DEVIATION = 0.05  # for two single runs, which leave nothing to estimate it
+ASSUMED_DEVIATION = 0.05  # for two single runs, too few for an estimate
 
 SMALLEST_DEVIATION = 1e-6
 
@@ -502,7 +502,7 @@ def _log_steps(point: LawPoint) -> Numbers:
 def _rises(smaller: Numbers, larger: Numbers) -> bool:
     difference = larger.mean() - smaller.mean()
     counts = np.array([len(smaller), len(larger)])
-    if counts.min() < FEWEST_RUNS or smaller.var() + larger.var() == 0:  # equal runs tell nothing of their noise
+    if counts.min() < FEWEST_RUNS or smaller.var() + larger.var() == 0:  # equal runs do not show their noise
         return bool(difference > math.log(RISE))
     variances = np.maximum([smaller.var(ddof=1), larger.var(ddof=1)], SMALLEST_DEVIATION**2) / counts
     freedom = variances.sum() ** 2 / (variances**2 / (counts - 1)).sum()
@@ -557,7 +557,7 @@ def _fit(fitted: Sequence[LawPoint], shown: Sequence[LawPoint], enough: bool) ->
 
 
 def _ends(draws: Numbers, likeliest: float, sizes: Sequence[int]) -> tuple[float | None, float | None]:
-    # 90 % interval of log B_crit; None on a side where the prior ends it.
+    # 90 % interval of log B_crit; None on a side that the prior bounds.
     logs = np.log(np.array(sizes, dtype=float))
     beyond = (OCTAVES_BEYOND - 1) * math.log(2)
     low, high = np.quantile(draws, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])

@@ -41,7 +41,7 @@ B_CRITS, FINE_B_CRITS = 121, 601
 
 CORRELATION = 1.0  # in w: a departure is forgotten over a factor e of samples
 NUGGET = 0.02  # share of a level's own noise in the variance
-FRESH = 0.5  # departures of a new search over those along the curves: 0.5 covers 96 % on recorded tables, 1 more
+FRESH = 0.5  # departures of a new search / departures along the curves: 0.5 covers 96 % on recorded tables, 1 more
 DEVIATION, DEVIATION_FREEDOM = 0.03, 4  # prior of a departure's standard deviation
 
 # The gain approaches its ceiling as samples^(−1/β); prior of log β: N(log 2, 0.5²).
@@ -292,7 +292,7 @@ def beyond_samples(curves: Sequence[BatchCurves], measured: Target, samples: flo
     if not known < samples <= FARTHEST * known:
         raise UsageError(
             f"samples = {samples:g} must be > {known:.4g}, with which the best batch size reaches {measured.in_words}, "
-            f"and <= {FARTHEST * known:.4g}, where predictions end"
+            f"and <= {FARTHEST * known:.4g}, the limit of predictions"
         )
     low, high = 0.0, math.log(2 * FARTHEST)
     for _ in range(HALVINGS):
@@ -322,7 +322,7 @@ def _predicted(
     growth = _Growth(levels)
     if not growth.is_shown:
         raise UsageError(
-            f"the curves do not show that B_crit changes up to {measured.in_words}: nothing is predicted",
+            f"the curves do not show that B_crit changes up to {measured.in_words}, so they predict no optimum",
             hint="run more seeds with `bssearch study confirm STUDY`, or search at the harder target",
         )
     reaches = np.isfinite(progress)

@@ -19,7 +19,7 @@ from bssearch.records.intervals import CONFIDENCE, student_t
 
 FEWEST_REPEATS = 3  # with fewer, the spread is unknown within a factor of five
 
-FEWEST_STEPS = 8  # of the shortest branch; fewer say nothing with momentum
+FEWEST_STEPS = 8  # of the shortest branch; with momentum, fewer are too short to compare
 
 EVALUATIONS = 8  # of a branch; `WINDOW` holds three
 
@@ -161,6 +161,6 @@ def local_critical_batch(start: float, sizes: Sequence[BranchedSize], goal: Goal
 
 
 def is_rising(found: Sequence[LocalCriticalBatch]) -> bool | None:
-    """True if the batch sizes never fall; None below two known ones."""
+    """True if the batch sizes never fall; None below two known sizes."""
     known = [one.batch_size for one in found if one.batch_size is not None]
     return None if len(known) < 2 else all(before <= after for before, after in itertools.pairwise(known))

@@ -1,7 +1,7 @@
 """The quick answer and its critical batch size.
 
 Samples to the target are E_min (1 + B / B_crit) times a departure, a Gaussian process over log B. The prior of log
-B_crit is normal around the gradient noise scale, or flat without one; that of log E_min is flat. Draws: B_crit on a
+B_crit is normal around the gradient noise scale, or flat if unknown. The prior of log E_min is flat. Draws: B_crit on a
 grid, then departures given B_crit, weighted by the probability that missed runs need more samples.
 """
 

@@ -181,7 +181,7 @@ def about_epochs(spec: StudySpec, optima: Mapping[int, Candidate]) -> list[RuleF
         value = math.exp(confirmed[larger].log_mean - confirmed[size].log_mean)
         ratio = Regret(value=value, low=interval[0], high=interval[1], at_least=False)
         numbers = tuple(run.number for one in (size, larger) for run in optima[one].runs)
-        reason = f"samples to the target of batch {larger} over those of batch {size}"
+        reason = f"samples to the target of batch {larger} / samples of batch {size}"
         found.append(_finding(Rule.EPOCHS, larger, Judgement(_within(ratio, EPOCHS), reason, ratio), numbers))
     known = f"no two batch sizes that differ by a factor {LARGER} are confirmed"
     return found or [_not_run(Rule.EPOCHS, None, known + command(spec, f"confirm {spec.name}"))]

@@ -206,7 +206,7 @@ class Dimension:
 
 
 def are_coordinates(sampled: Mapping[str, ParameterValue] | None, dimensions: Sequence[Dimension]) -> bool:
-    """True if ``sampled`` holds a valid value of each dimension and nothing else."""
+    """True if ``sampled`` holds exactly one valid value for each dimension."""
     if not isinstance(sampled, Mapping) or {*sampled} != {one.name for one in dimensions}:
         return False
     return all(one.holds(sampled[one.name]) for one in dimensions)

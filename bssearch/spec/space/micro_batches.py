@@ -75,7 +75,7 @@ def _largest_divisor(number: int, most: int) -> int:
 
 
 def choose_micro_batch(batch_size: int, max_micro_batch_size: int | None, memory: MemoryBoundary) -> int | None:
-    """Micro-batch size for a batch size, None if nothing fits.
+    """Micro-batch size for a batch size, None if no size fits.
 
     The largest divisor below the boundary and the maximum; if unproven, the largest proven one unless less than half.
     """
@@ -94,8 +94,8 @@ def choose_micro_batch(batch_size: int, max_micro_batch_size: int | None, memory
 def in_force(timed: Iterable[ProbeRecord], memory: MemoryBoundary) -> dict[int, ProbeRecord]:
     """Measured step time of the split that trials use, by batch size.
 
-    Of the largest micro-batch that may fit, the first measurement without contention counts, with the first one's
-    evaluation cadence, because trials keep it.
+    The first uncontended measurement of the largest micro-batch that may fit counts. It has the first measurement's
+    evaluation cadence, because trials keep their cadence.
     """
     found: dict[int, ProbeRecord] = {}
     for probe in timed:
@@ -256,7 +256,7 @@ class BatchGrowth(StrictModel):
         return self.name if isinstance(self.name, tuple) else (self.name,)
 
     def check(self, rungs: Sequence[int]) -> None:
-        """Raise `ValueError` for unknown sizes, or if nothing can grow."""
+        """Raise `ValueError` for unknown sizes, or if no batch can grow."""
         for name, size in self._named():
             if size not in rungs:
                 raise ValueError(f"batch_schedule.{name}: {size} is not one of {', '.join(map(str, rungs))}")
