@@ -484,10 +484,9 @@ def easier_target(target: Target, value: float) -> Target:
     if not math.isfinite(value):
         raise UsageError(f"target {value:g} must be a finite number")
     if target.gain(value) > target.gain(target.value):
-        sign = "≤" if target.goal is Goal.MAXIMIZE else "≥"
         raise UsageError(
             f"target {value:g} is harder than {target.metric} {target.value:g}, at which the study's trials stopped; "
-            f"it must be {sign} {target.value:g}",
+            f"it must be {'≤' if target.goal is Goal.MAXIMIZE else '≥'} {target.value:g}",
             hint=f"`bssearch plan beyond STUDY --target {value:g}` predicts it; to measure it, run a new study",
         )
     return replace(target, value=value)

@@ -74,8 +74,7 @@ def about_growing(answer: Answer) -> str:
         bound = "≥ " if grown.ratio.at_least else ""
         shown = f"{bound}{number(grown.ratio.value)}{ends(grown.ratio.low, grown.ratio.high)}"
         figure = "time" if answer.objective == "time_to_target" else answer.objective.replace("_", " ")
-        runs = plural(grown.runs, "run")
-        saves += f": it takes {shown} × the {figure} of batch {answer.optimal.batch_size} ({runs})"
+        saves += f": it takes {shown} × the {figure} of batch {answer.optimal.batch_size} ({plural(grown.runs, 'run')})"
     first, *later = grown.stages
     if first.start_samples is None:
         sizes = ", ".join(str(one.batch_size) for one in later)
