@@ -389,9 +389,8 @@ def are_nan_at_any_rate(trials: Sequence[TrialRecord]) -> bool:
     sizes, rates = zip(
         *((one.configuration.batch_size, one.configuration.learning_rate) for one in trials), strict=True
     )
-    is_first_loss = all(one.reason.startswith(FIRST_LOSS) for one in outcomes)
     are_far_apart = len(trials) >= NAN_TRIALS and max(rates) >= NAN_RATES * min(rates)
-    return are_far_apart or (is_first_loss and len({*sizes}) > 1)
+    return are_far_apart or (all(one.reason.startswith(FIRST_LOSS) for one in outcomes) and len({*sizes}) > 1)
 
 
 def _refuted(study: StudyRecord, candidates: Sequence[Candidate]) -> TargetNotReachedError:

@@ -316,10 +316,9 @@ class Beliefs:
             if self._are_sure_after(contending, more):
                 return {"settles": "runs", "runs": had + more}
             more = math.ceil(more * MORE)
-        untouched = self._share_after(contending, MOST_RUNS)
         tuned = replace(self, tuned=self.figures)._share_after(contending, MOST_RUNS)
         timed = self._timed()._share_after(contending, MOST_RUNS)
-        if max(tuned, timed) < max(self.share, untouched) + LEAST_GAIN:
+        if max(tuned, timed) < max(self.share, self._share_after(contending, MOST_RUNS)) + LEAST_GAIN:
             return {"settles": "tuning"} if ((self._beaten() >= CONTENDER) & ~self.is_confirmed).any() else {}
         return {"settles": "tuning" if tuned >= timed else "step_times"}
 

@@ -141,7 +141,6 @@ class SearchSpace(StrictModel):
         parameters |= {name: float(values[name]) for name in OPTIONAL if values[name] is not None}
         parameters |= {name: from_coordinate(values[name], domain) for name, domain in self.own_domains.items()}
         parameters = self.carried(parameters, batch_size)
-        regular = self.carried({name: float(values[name]) for name in TRAINING_PARAMETERS}, batch_size)
         micro_batch_size, accumulation_steps = split_batch(batch_size, self.max_micro_batch_size)
         return Configuration(
             batch_size=batch_size,
@@ -150,7 +149,7 @@ class SearchSpace(StrictModel):
             learning_rate=float(values[REFERENCE_LEARNING_RATE]) * self._learning_rate_factor(batch_size, optimizer),
             optimizer=optimizer.name,
             parameters=parameters,
-            **regular,
+            **self.carried({name: float(values[name]) for name in TRAINING_PARAMETERS}, batch_size),
         )
 
     def encode(self, configuration: Configuration) -> dict[str, ParameterValue] | None:
@@ -239,12 +238,11 @@ class SearchSpace(StrictModel):
 
     def _coordinates(self, configuration: Configuration) -> dict[str, ParameterValue]:
         optimizer, batch_size = self._optimizer(configuration.optimizer), configuration.batch_size
-        regular = {name: getattr(configuration, name) for name in TRAINING_PARAMETERS}
         own = self.carried(configuration.parameters, batch_size, back=True)
         return {
             REFERENCE_LEARNING_RATE: configuration.learning_rate / self._learning_rate_factor(batch_size, optimizer),
             "optimizer": configuration.optimizer,
-            **self.carried(regular, batch_size, back=True),
+            **self.carried({name: getattr(configuration, name) for name in TRAINING_PARAMETERS}, batch_size, back=True),
             **{self._coordinate(optimizer, name): value for name, value in own.items()},
         }
 
