@@ -6,7 +6,7 @@ import math
 import re
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,7 +28,6 @@ from bssearch.records import (
     Phase,
     ProbeRecord,
     Target,
-    TrialOutcome,
     TrialRecord,
     TrialState,
     grouped,
@@ -59,8 +58,7 @@ def timed_probes(spec: StudySpec, verdict: Verdict, probes: Mapping[int, ProbeRe
 
 def own_step_seconds(candidate: Candidate) -> float | None:
     """Median step seconds of a candidate's runs, without CPU waits if known."""
-    outcomes = [run.outcome for run in candidate.runs if run.outcome is not None and run.outcome.steps]
-    paces = [(one.undelayed_train_seconds or one.train_seconds) / one.steps for one in outcomes]
+    paces = [(one.undelayed_train_seconds or one.train_seconds) / one.steps for one in candidate.outcomes if one.steps]
     return statistics.median(paces) if paces else None
 
 
@@ -299,7 +297,7 @@ def batch_rows(
         timed = probe.step_seconds if probe and is_own else None
         step_seconds = timed if candidate is None or is_own else own_step_seconds(candidate)
         slope = tuned.slopes.get(size)
-        share = None if candidate is None else _median(candidate, lambda outcome: outcome.host_bound_share)
+        share = None if candidate is None else median_known(one.host_bound_share for one in candidate.outcomes)
         if share is None and probe and is_own:
             share = probe.host_bound_share
         rows.append(
@@ -343,8 +341,8 @@ def figure_of(candidate: Candidate) -> Figure | None:
 
 def further_metrics(candidate: Candidate) -> dict[str, Figure]:
     """Further test metrics of runs that reached the target, by name; Student's t interval about the mean."""
-    outcomes = [run.outcome for run in candidate.runs if run.outcome and run.outcome.state is TrialState.REACHED]
-    found = grouped(pair for outcome in outcomes for pair in (outcome.further_test_metrics or {}).items())
+    reached = [one for one in candidate.outcomes if one.state is TrialState.REACHED]
+    found = grouped(pair for one in reached for pair in (one.further_test_metrics or {}).items())
     return {name: _over_seeds(values) for name, values in found.items()}
 
 
@@ -370,9 +368,8 @@ def steps_to_target(candidate: Candidate) -> int | None:
 
 def peak_memory(candidate: Candidate) -> tuple[int | None, MemoryBasis | None]:
     """Largest peak memory of the runs, and its basis."""
-    outcomes = [run.outcome for run in candidate.runs if run.outcome is not None]
-    known = [(one.peak_memory_bytes, one.peak_memory_basis) for one in outcomes if one.peak_memory_bytes is not None]
-    return max(known, key=lambda one: one[0], default=(None, None))
+    peaks = [(one.peak_memory_bytes, one.peak_memory_basis) for one in candidate.outcomes]
+    return max((one for one in peaks if one[0] is not None), key=lambda one: one[0] or 0, default=(None, None))
 
 
 def _of_candidate(candidate: Candidate | None, step_seconds: float | None) -> dict[str, Any]:
@@ -391,7 +388,7 @@ def _of_candidate(candidate: Candidate | None, step_seconds: float | None) -> di
         "time_to_target_s": time_of(candidate),
         "lower_bound_s": candidate.lower_bound_s,
         "steps_to_target": steps_to_target(candidate),
-        "final_metric": _median(candidate, lambda outcome: outcome.final_metric),
+        "final_metric": median_known(one.final_metric for one in candidate.outcomes),
         "micro_batch_size": candidate.configuration.micro_batch_size,
         "objective_value": figure_of(candidate),
         "objective_lower_bound": bound_of(candidate),
@@ -408,7 +405,3 @@ def _of_candidate(candidate: Candidate | None, step_seconds: float | None) -> di
 
 def _at(trials: Iterable[TrialRecord], batch_size: int) -> list[TrialRecord]:
     return [trial for trial in trials if trial.configuration.batch_size == batch_size]
-
-
-def _median(candidate: Candidate, field: Callable[[TrialOutcome], float | None]) -> float | None:
-    return median_known(field(run.outcome) for run in candidate.runs if run.outcome is not None)

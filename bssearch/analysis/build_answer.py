@@ -208,7 +208,7 @@ def first_verdict(
 
 def _optimal(spec: StudySpec, candidate: Candidate) -> Optimal:
     configuration = candidate.configuration
-    at_target = [run.outcome for run in candidate.runs if run.outcome and run.outcome.state is TrialState.REACHED]
+    at_target = [one for one in candidate.outcomes if one.state is TrialState.REACHED]
     tokens = next((one.tokens / one.samples for one in at_target if one.tokens is not None and one.samples), None)
     samples = median_samples(candidate)
     peak, basis = peak_memory(candidate)

@@ -207,6 +207,4 @@ def _one_a_batch(groups: Sequence[_Repeats], verdict: Verdict) -> list[_Repeats]
 
 
 def _is_closed(plain: Interval | None, regularised: Interval | None, notable: float) -> bool | None:
-    if plain is None or regularised is None or plain.value <= notable:
-        return None
-    return regularised.value <= notable
+    return None if plain is None or regularised is None or plain.value <= notable else regularised.value <= notable

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from bssearch.analysis.answer import BatchScheduleAnswer, SavesTime, StageAnswer
 from bssearch.analysis.optimum import Candidate, Verdict, median_steps, says_something
-from bssearch.analysis.rules.rule_book import Judgement, judge
+from bssearch.analysis.rules.rule_book import Finding, Judgement, judge
 from bssearch.analysis.shape import parameters_of
 from bssearch.errors import UsageError
 from bssearch.records import Configuration, Phase, TrialRecord, TrialState, grouped
@@ -135,11 +135,10 @@ def judge_growing(
     """
     found = judge(grown, tuned, step_seconds, wanted=wanted, limit=limit)
     regret = found.regret
-    if regret is None or regret.low is None or regret.high is None:
-        return Judgement("broke" if found.finding == "broke" else "undecided", found.reason, regret)
-    if regret.high < 1:
-        return Judgement("held", found.reason, regret)
-    return Judgement("broke" if regret.low > 1 else "undecided", found.reason, regret)
+    finding: Finding = "broke" if found.finding == "broke" else "undecided"
+    if regret is not None and regret.low is not None and regret.high is not None:
+        finding = "held" if regret.high < 1 else "broke" if regret.low > 1 else "undecided"
+    return replace(found, finding=finding)
 
 
 def _stages(candidate: Candidate, step_seconds: StepSeconds) -> list[StageAnswer]:

@@ -215,9 +215,9 @@ def _about_the_runs(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Ver
     confirming = [trial for trial in trials if trial.phase is Phase.CONFIRM and says_something(trial)]
     compared = confirming if verdict.confirmed else optimal.runs
     shared = sum(trial.outcome is not None and trial.outcome.contended for trial in compared)
-    hits = [run.outcome for run in optimal.runs if run.outcome and run.state is TrialState.REACHED]
-    dropped = max((run.outcome.dropped_samples_per_epoch or 0 for run in optimal.runs if run.outcome), default=0)
-    known = [run.outcome for run in optimal.runs if run.outcome]
+    known = optimal.outcomes
+    hits = [one for one in known if one.state is TrialState.REACHED]
+    dropped = max((one.dropped_samples_per_epoch or 0 for one in known), default=0)
     skipped, taken = sum(one.skipped_steps or 0 for one in known), sum(one.steps for one in known)
     failed = sum(trial.state is TrialState.FAILED for trial in trials)
     counts: defaultdict[int, list[int]] = defaultdict(lambda: [0, 0])
@@ -286,7 +286,7 @@ def _about_the_runs(spec: StudySpec, trials: Sequence[TrialRecord], verdict: Ver
 
 
 def _about_measurements(verdict: Verdict, probes: Collection[ProbeRecord]) -> list[Told]:
-    warned = [set(run.outcome.warnings) for run in verdict.optimal.runs if run.outcome is not None]
+    warned = [set(one.warnings) for one in verdict.optimal.outcomes]
     contended = [str(probe.batch_size) for probe in probes if probe.contended and probe.undelayed_step_seconds is None]
     return [
         *(("measurement", True, sentence) for sentence in (sorted(set.intersection(*warned)) if warned else ())),
@@ -427,9 +427,7 @@ def _wanting(probes: Collection[ProbeRecord], law: LawFit | None) -> str | None:
     if len(sizes) < FEWEST_SIZES:
         known = f"only batch {sizes[0]} has one" if sizes else "no batch size has one"
         return f"it needs step times of two batch sizes with a share of at most {HOST_BOUND:.0%}, and {known}"
-    if law is None or law.verdict != "fits":
-        return "the law does not fit, or too few batch sizes were tuned"
-    return None
+    return "the law does not fit, or too few batch sizes were tuned" if law is None or law.verdict != "fits" else None
 
 
 def device_bound(probes: Collection[ProbeRecord]) -> list[ProbeRecord]:

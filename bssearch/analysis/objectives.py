@@ -123,8 +123,9 @@ def common_seconds(
     told = [run for run in runs if run.outcome is not None and (run.state is TrialState.REACHED or run.outcome.steps)]
     compared = {kind_of(run.configuration) for run in told}
     if told and compared <= paces.keys() and all(run.number in paces[kind_of(run.configuration)] for run in told):
-        of_kinds = {kind: list(found.values()) for kind, found in paces.items()}
-        return CommonSeconds(step_seconds, pool_paces(of_kinds, compared))
+        return CommonSeconds(
+            step_seconds, pool_paces({kind: list(found.values()) for kind, found in paces.items()}, compared)
+        )
     shared = grouped((run.configuration.key, run.outcome is not None and run.outcome.contended) for run in runs)
     if all(sum(one) <= FEW * len(one) for one in shared.values()):
         return None

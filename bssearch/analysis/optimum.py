@@ -24,7 +24,7 @@ from bssearch.analysis.objectives import (
     samples_after,
     seconds_to_target,
 )
-from bssearch.records import Configuration, Phase, TrialRecord, TrialState, grouped
+from bssearch.records import Configuration, Phase, TrialOutcome, TrialRecord, TrialState, grouped
 from bssearch.records.intervals import FEWEST_RUNS, FLAT_RATIO, at_most, student_t
 from bssearch.records.step_times import PooledStepTime, StepSeconds
 
@@ -223,9 +223,7 @@ def pooled_deviation(estimates: Iterable[Estimate]) -> float | None:
     """Pooled standard deviation of log figures over seeds; None without repeats."""
     known = [one for one in estimates if one.reached > 1]
     freedom = sum(one.reached - 1 for one in known)
-    if not freedom:
-        return None
-    return math.sqrt(sum((one.reached - 1) * one.log_deviation**2 for one in known) / freedom)
+    return math.sqrt(sum((one.reached - 1) * one.log_deviation**2 for one in known) / freedom) if freedom else None
 
 
 def _basis(runs: Sequence[TrialRecord], objective: Objective) -> Basis:
@@ -317,6 +315,11 @@ class Candidate:
     runs: tuple[TrialRecord, ...]
     objective: Objective = TIME
     selection: float = 0.0
+
+    @property
+    def outcomes(self) -> list[TrialOutcome]:
+        """Outcomes of the runs that ended."""
+        return [run.outcome for run in self.runs if run.outcome is not None]
 
     @cached_property
     def estimate(self) -> Estimate:
@@ -566,7 +569,7 @@ def _selection_bias(candidates: Sequence[Candidate]) -> float:
 
 def median_steps(candidate: Candidate) -> float | None:
     """Median steps to the target; None unless most runs reached it."""
-    return _median_of_all([run.outcome.steps_to_target for run in candidate.runs if run.outcome])
+    return _median_of_all([one.steps_to_target for one in candidate.outcomes])
 
 
 def median_samples(candidate: Candidate) -> float | None:
@@ -645,8 +648,8 @@ def _steps(candidate: Candidate) -> Steps | None:
     median = median_steps(candidate)
     if not median:
         return None
-    reached = [run.outcome.steps_to_target for run in candidate.runs if run.outcome and run.state is TrialState.REACHED]
-    logs = [math.log(one) for one in reached if one]
+    reached = [one for one in candidate.outcomes if one.state is TrialState.REACHED]
+    logs = [math.log(one.steps_to_target) for one in reached if one.steps_to_target]
     if len(logs) < len(candidate.runs) or len(logs) < FEWEST_RUNS:
         return median, [], []
     return median, logs, of_runs(*deviation_of(logs, candidate.runs), len(logs))

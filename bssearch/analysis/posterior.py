@@ -121,7 +121,7 @@ def infer(
     beyond = OCTAVES_BEYOND * math.log(2)
     ends = float(log_sizes.min() - beyond), float(log_sizes.max() + beyond)
     law = _Law.over(log_sizes, base, errors, tuning, ends)
-    sites = _Sites.of(runs)
+    sites = _Sites(runs.logs, np.ones(len(runs.logs)), np.where(runs.missed, np.inf, 0.0))
     for _ in range(2):
         found = _Gaussian.given(sites, runs, noise, law)
         sites = found.improved(sites, runs, noise)
@@ -203,10 +203,6 @@ class _Sites:
     values: Numbers
     weights: Numbers
     variances: Numbers
-
-    @classmethod
-    def of(cls, runs: Runs) -> Self:
-        return cls(runs.logs, np.ones(len(runs.logs)), np.where(runs.missed, np.inf, 0.0))
 
 
 @dataclass(frozen=True, eq=False)

@@ -443,9 +443,9 @@ def predict_optimum(fit: LawFit, steps: Sequence[RunnableStep]) -> Predicted | N
     low, high = np.quantile(by_law.argmin(axis=1), [0.025, 0.975], method="inverted_cdf")
     near = (by_law <= FLAT_RATIO * by_law.min(axis=1, keepdims=True)).mean(axis=0) >= STEPS_CONFIDENCE
     sure = around(sizes.index(best), near)
+    interval = [min(best, sizes[low]), max(best, sizes[high])]
     surely_flat = None if sure is None else [sizes[sure[0]], sizes[sure[1]]]
-    ends = min(best, sizes[low]), max(best, sizes[high])
-    return optimum.model_copy(update={"interval": list(ends), "surely_flat": surely_flat})
+    return optimum.model_copy(update={"interval": interval, "surely_flat": surely_flat})
 
 
 def _drawn_step_seconds(steps: Sequence[RunnableStep]) -> Numbers:

@@ -144,8 +144,8 @@ class CriticalBatchPosterior:
     def log_steps(self, sizes: Sequence[int]) -> Numbers:
         """Log steps to the target (draws, sizes), up to a constant."""
         logs = np.log(np.array(sizes, dtype=float))
-        law = np.logaddexp(0, self.log_b_crit[:, None] - logs)
-        return np.asarray(law + _between(self.log_nodes, self.departures, logs))
+        departures = _between(self.log_nodes, self.departures, logs)
+        return np.asarray(departures + np.logaddexp(0, self.log_b_crit[:, None] - logs))
 
     def _quantile(self, share: float) -> float:
         order = np.argsort(self.log_b_crit)

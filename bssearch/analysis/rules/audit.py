@@ -484,9 +484,7 @@ def _case(
         given = "the default is unknown; pass --default-batch to import"
     else:
         given = RULES[rule](spec.space, base, tuned.configuration)
-    if isinstance(given, str):
-        return Case(rule, batch_size, reason=given)
-    return Case(rule, batch_size, given, tuned)
+    return Case(rule, batch_size, reason=given) if isinstance(given, str) else Case(rule, batch_size, given, tuned)
 
 
 def _of_case(

@@ -121,9 +121,7 @@ def describe(domain: Any, factor: float = 1.0) -> str:
 
     if isinstance(domain, Range):
         return f"in [{shown(domain.low)}, {shown(domain.high)}]"
-    if isinstance(domain, tuple):
-        return f"one of {', '.join(map(shown, domain))}"
-    return f"the fixed {shown(domain)}"
+    return f"one of {', '.join(map(shown, domain))}" if isinstance(domain, tuple) else f"the fixed {shown(domain)}"
 
 
 def is_number(value: Any) -> bool:
