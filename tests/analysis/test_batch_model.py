@@ -289,14 +289,13 @@ def test_a_missed_run_counts_as_a_rise_where_it_already_took_more_steps() -> Non
     st.dictionaries(st.tuples(st.integers(1, 700), st.integers(1, 8)), st.floats(1e-4, 1e2), min_size=1, max_size=12)
 )
 def test_the_predicted_optimum_is_that_of_trying_everything(times: dict[tuple[int, int], float]) -> None:
-    fit = fitted(exact())
     steps = [RunnableStep(size, micro, seconds) for (size, micro), seconds in times.items()]
     least = {
         size: min(law(size) / size * s.step_seconds for s in steps if s.batch_size == size)
         for size in sorted({step.batch_size for step in steps})
         if size <= 512
     }
-    found = predict_optimum(fit, steps)
+    found = predict_optimum(fitted(exact()), steps)
     if not least:
         assert found is None
         return

@@ -119,9 +119,8 @@ def test_a_gap_within_two_points_is_no_warning_and_below_three_runs_it_has_no_in
 
 @pytest.mark.parametrize(("regularised", "closed"), [(0.945, True), (0.92, False)])
 def test_whether_more_regularisation_closed_the_gap_of_the_largest(regularised: float, closed: bool) -> None:
-    harder = to_budget(at(128, dropout=0.4, weight_decay=1e-3), *[regularised] * 3, start=300)
     trials = [to_budget(at(32, dropout=0.2), *[0.95] * 3), to_budget(at(128, dropout=0.2), *[0.91] * 3, start=200)]
-    answer = not_none(found(*trials, harder))
+    answer = not_none(found(*trials, to_budget(at(128, dropout=0.4, weight_decay=1e-3), *[regularised] * 3, start=300)))
     assert answer.closed is closed
     assert [row.batch_size for row in answer.batches] == [32, 128]
     more = not_none(answer.more_regularised)
@@ -144,10 +143,9 @@ def test_where_there_is_no_gap_regularisation_closes_none() -> None:
 
 
 def test_runs_that_ended_before_their_limit_are_counted_and_left_out() -> None:
-    whole = to_budget(at(128), 0.94, 0.95, 0.93)
     early = to_budget(at(128), 0.2, 0.1, start=200, seconds=4.0)  # reached, then diverged
     early = [replace(one, seed=7 + n) for n, one in enumerate(early)]
-    answer = not_none(found(whole, early, to_budget(at(16), 0.9, 0.9, 0.9, start=300)))
+    answer = not_none(found(to_budget(at(128), 0.94, 0.95, 0.93), early, to_budget(at(16), 0.9, 0.9, 0.9, start=300)))
     assert (answer.batches[1].runs, answer.batches[1].ended_early, answer.batches[1].final_metric) == (3, 2, 0.94)
 
 

@@ -65,8 +65,8 @@ def test_a_probe_of_the_noise_scale_comes_before_what_trials_measured_in_passing
     assert (probed.scale, probed.low, probed.high, probed.step, probed.trial) == (None, 300.0, None, 40, None)
     far = [replace(one, reason="the limit passed before") for one in probes]
     assert measured([], [], UNKNOWN, far, runs).noise_scale == in_passing
-    only = measured([], [], UNKNOWN, far, [make_trial(6)]).noise_scale
-    assert only is not None and only.far_from_target == "the limit passed before"
+    only = not_none(measured([], [], UNKNOWN, far, [make_trial(6)]).noise_scale)
+    assert only.far_from_target == "the limit passed before"
 
 
 def test_what_all_runs_of_the_optimum_warn_of_is_told_once() -> None:
@@ -178,9 +178,7 @@ def row_of(answer: Answer, size: int) -> Batch:
 
 def test_steps_are_whole_and_what_is_made_of_them_is_of_the_median() -> None:
     row = row_of(answer_of(two_runs(4, 5), make_spec(objective="samples_to_target", confirm={"runs": 2})), 64)
-    assert row.steps_to_target == 5
-    assert row.samples_to_target == 288
-    assert row.objective_value is not None and row.objective_value.median == 288
+    assert (row.steps_to_target, row.samples_to_target, not_none(row.objective_value).median) == (5, 288, 288)
     assert row.steps_x_step_time_s == pytest.approx(4.5 * not_none(row.step_time_s))
 
 

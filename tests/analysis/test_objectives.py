@@ -207,9 +207,8 @@ class TestStepTimesOfTheTrialsThemselves:
         assert {objective.basis(run) for run in self.SMALL} == {"steps_x_step_time"}
 
     def test_a_run_that_missed_is_bounded_in_the_same_seconds(self) -> None:
-        objective = TIME.between(self.SMALL, {})
         missed = measured(7, state=TrialState.EXHAUSTED, last_miss_step=50)
-        assert objective.bound(missed) == pytest.approx(0.5)
+        assert TIME.between(self.SMALL, {}).bound(missed) == pytest.approx(0.5)
         assert TIME.bound(missed) is None, "its own seconds say nothing"
 
     def test_the_trials_of_the_search_tell_of_step_times_too_and_disturbed_ones_only_where_there_are_no_others(

@@ -117,15 +117,14 @@ def test_a_flat_range_has_no_gap_and_no_unconfirmed_batch() -> None:
         *confirmed(32, 2.0, 2.0, 2.0),
     ]
     assert answer(trials).flat_range == [16, 16]
-    trials = [*searched(), *confirmed(16, 0.5, 0.5, 0.5)]
-    assert answer(trials).flat_range == [16, 16]  # batch 32's single search trial took 0.5 s too
+    # Batch 32's single search trial took 0.5 s, too.
+    assert answer([*searched(), *confirmed(16, 0.5, 0.5, 0.5)]).flat_range == [16, 16]
 
 
 def test_slower_sides_that_never_finish_give_at_least() -> None:
     missing = confirmed(128, 10.0, 10.0, 10.0, state=TrialState.EXHAUSTED)
     found = answer([*searched(), *confirmed(32, 1.0, 1.1, 0.9), *missing])
-    assert found.largest_that_fits.time_to_target_s is None
-    assert found.largest_that_fits.lower_bound_s == 10.0
+    assert (found.largest_that_fits.time_to_target_s, found.largest_that_fits.lower_bound_s) == (None, 10.0)
     ratio = not_none(found.speedup.over_largest)
     assert (ratio.value, ratio.at_least) == (10.0, True)
     assert "at least 10× faster than 128, the largest tried (hardly tuned)" in headline(found)
@@ -148,8 +147,7 @@ def test_confirmation_in_micro_batches_that_ran_out_of_memory_since_does_not_cou
     trials = [*searched(), *confirmed(32, 1.0, 1.1, 0.9), *confirmed(64, 0.5, 0.5)]
     ran_out = make_trial(170, batch_size=64, state=TrialState.OOM, phase=Phase.CONFIRM, seed=9)
     found = answer([*trials, ran_out], memory=MemoryBoundary(fits=32, too_large=64))
-    assert found.optimal.batch_size == 32
-    assert "unconfirmed" not in {notice.code for notice in found.warnings}
+    assert found.optimal.batch_size == 32 and "unconfirmed" not in codes(found)
 
 
 def test_the_default_in_smaller_micro_batches_is_still_the_default() -> None:
@@ -158,8 +156,7 @@ def test_the_default_in_smaller_micro_batches_is_still_the_default() -> None:
         for run in default_runs(2.0, 2.1, 2.2)
     ]
     found = answer([*searched(), *confirmed(32, 1.0, 1.1, 0.9), *split])
-    assert found.speedup.over_default is not None
-    assert "default_outside_space" not in {notice.code for notice in found.warnings}
+    assert found.speedup.over_default is not None and "default_outside_space" not in codes(found)
 
 
 def test_largest_that_fits_runs_without_accumulation() -> None:
@@ -171,13 +168,11 @@ def test_largest_that_fits_runs_without_accumulation() -> None:
 
 def test_an_answer_that_is_not_sure_says_so_and_what_would_settle_it() -> None:
     found = answer([*searched(), *confirmed(32, 1.0, 1.4, 0.7), *confirmed(128, 1.05, 0.8, 1.45)])
-    assert found.provisional and found.within_5_percent is not None and found.within_5_percent < 0.9
-    assert found.settle is not None
-    text = headline(found)
+    text, share = headline(found), not_none(found.within_5_percent)
+    assert found.provisional and share < 0.9 and found.settle is not None
     assert text.startswith("Provisional: batch 32 reaches")
-    assert f"probability of {math.floor(100 * found.within_5_percent)} %" in text
-    assert found.settling is not None and found.settling == found.next[0]
-    assert found.settling.command in text
+    assert f"probability of {math.floor(100 * share)} %" in text
+    assert found.settling == found.next[0] and found.next[0].command in text
     assert "bssearch" not in headline(found.model_copy(update={**NO_NEXT_STEP}))
     assert "No other confirmed batch size is within 5 %." not in text
 
@@ -390,9 +385,8 @@ def test_step_times_that_were_not_measured_alone_are_told() -> None:
 def test_what_a_single_configuration_reached_is_untuned() -> None:
     one = make_trial(0, batch_size=8, seconds=2.0)
     again = make_trial(1, batch_size=8, seconds=2.1, phase=Phase.CONFIRM, seed=1)
-    other = make_trial(2, batch_size=8, seconds=2.2, learning_rate=0.2)
     assert answer([one, again]).batches[0].untuned
-    assert not answer([one, again, other]).batches[0].untuned
+    assert not answer([one, again, make_trial(2, batch_size=8, seconds=2.2, learning_rate=0.2)]).batches[0].untuned
 
 
 def test_the_gain_over_the_default_is_told_apart_into_retuning_and_batch_size() -> None:
@@ -403,20 +397,18 @@ def test_the_gain_over_the_default_is_told_apart_into_retuning_and_batch_size() 
         *default_runs(3.0, 3.1, 3.2),
     ]
     found = answer(trials)
-    whole, retuning, batch = found.speedup.over_default, found.speedup.from_retuning, found.speedup.from_batch_size
-    assert whole is not None and retuning is not None and batch is not None
-    assert retuning.value == pytest.approx(3.1 / 1.5) and batch.value == pytest.approx(1.5 / 1.05)
-    assert whole.value == pytest.approx(retuning.value * batch.value)
+    speedup = found.speedup
+    ratios = [not_none(one).value for one in (speedup.from_retuning, speedup.from_batch_size, speedup.over_default)]
+    assert ratios == pytest.approx([3.1 / 1.5, 1.5 / 1.05, 3.1 / 1.05])
     assert speedup_shares(found) == "2.1× by retuning, 1.4× by batch size"
     same = answer([*searched(), *confirmed(32, 1.0, 1.1, 0.9), *default_runs(3.0, 3.1, 3.2)])
     assert speedup_shares(same) == "all from retuning"
     assert speedup_shares(answer([*searched(), *confirmed(64, 1.0, 1.05, 1.1)])) == ""
     own = [*confirmed(64, 1.0, 1.05, 1.1), *confirmed(32, 3.0, 3.1, 3.2, rate=0.05)]
-    default = SPEC.default_configuration
-    same_runs = [replace(run, configuration=default) for run in own[3:]]
+    same_runs = [replace(run, configuration=SPEC.default_configuration) for run in own[3:]]
     from_size = answer([*searched(), *own[:3], *same_runs])
-    assert from_size.speedup.from_retuning is not None and from_size.speedup.over_default is not None
-    assert (from_size.speedup.from_retuning.value, from_size.speedup.from_retuning.low) == (1.0, 1.0)
+    retuning = not_none(from_size.speedup.from_retuning)
+    assert (retuning.value, retuning.low) == (1.0, 1.0)
     assert speedup_shares(from_size) == "all from the batch size"
     slight = answer([*searched(), *confirmed(32, 1.0, 1.1, 0.9), *default_runs(1.01, 1.11, 0.91)])
     assert speedup_shares(slight) == "all from retuning"
@@ -433,12 +425,11 @@ def test_sizes_that_were_timed_and_never_run_have_the_law_s_prediction() -> None
     ]
     probes = {size: make_probe(size, step_seconds=0.01) for size in (16, 32, 64, 128, 256)}
     rows = {row.batch_size: row for row in answer(trials, probes=probes).batches}
-    untried = rows[64].predicted_s
-    assert rows[64].time_to_target_s is None and untried is not None
-    assert untried.median == pytest.approx(2.5, rel=0.05) and untried.runs == 0
-    assert untried.low is not None and untried.high is not None and untried.low < 2.5 < untried.high
-    assert rows[256].predicted_s is None, "the law says nothing beyond the largest that ran"
-    assert rows[32].predicted_s is not None and rows[32].predicted_s.median == pytest.approx(4.0, rel=0.05)
+    untried = not_none(rows[64].predicted_s)
+    assert (rows[64].time_to_target_s, untried.runs) == (None, 0)
+    assert untried.median == pytest.approx(2.5, rel=0.05) and not_none(untried.low) < 2.5 < not_none(untried.high)
+    assert rows[256].predicted_s is None, "the law predicts no time beyond the largest that ran"
+    assert not_none(rows[32].predicted_s).median == pytest.approx(4.0, rel=0.05)
 
 
 def test_the_law_decides_only_where_it_is_no_less_sure_than_the_runs() -> None:
@@ -518,20 +509,17 @@ TUNED = runs(1.0, 1.0, 1.0)
 )
 def test_a_rule_holds_below_5_percent_and_breaks_above_10(seconds: float, finding: str) -> None:
     judgement = against(runs(seconds, seconds, seconds), TUNED)
-    assert judgement.regret is not None
-    assert (judgement.regret.low, judgement.regret.high) == pytest.approx((seconds, seconds))
-    assert judgement.finding == finding
+    regret = not_none(judgement.regret)
+    assert (regret.low, regret.high) == pytest.approx((seconds, seconds)) and judgement.finding == finding
 
 
 def test_paired_seeds_have_students_t_on_the_differences_of_their_logarithms() -> None:
-    judgement = against(runs(2.0, 4.4, 8.0), runs(1.0, 2.0, 4.0))
+    regret = not_none(against(runs(2.0, 4.4, 8.0), runs(1.0, 2.0, 4.0)).regret)
     differences = [math.log(ratio) for ratio in (2.0, 2.2, 2.0)]
     mean = math.fsum(differences) / 3
     half = student_t(2) * math.sqrt(math.fsum((one - mean) ** 2 for one in differences) / 2) / math.sqrt(3)
-    assert judgement.regret is not None
     expected = (math.exp(mean - half), math.exp(mean), math.exp(mean + half))
-    assert (judgement.regret.low, judgement.regret.value, judgement.regret.high) == pytest.approx(expected)
-    assert not judgement.regret.at_least
+    assert (regret.low, regret.value, regret.high) == pytest.approx(expected) and not regret.at_least
 
 
 def test_seeds_in_one_side_alone_make_no_pair() -> None:
@@ -578,9 +566,9 @@ def test_of_samples_a_run_that_diverged_bounds_nothing() -> None:
 
 def test_some_that_missed_leave_a_ratio_of_medians_without_interval() -> None:
     missed = tuple(replace(one, seed=2, number=9) for one in runs(9.0, state=MISSED))
-    of_rule = against((*runs(2.0, 3.0), *missed), TUNED)
-    of_tuned = against(runs(6.0, 6.0, 6.0), (*runs(2.0, 3.0), *missed))
-    for judgement, ratio in ((of_rule, 3.0), (of_tuned, 2.0)):
+    mixed = *runs(2.0, 3.0), *missed
+    for rule, tuned, ratio in ((mixed, TUNED, 3.0), (runs(6.0, 6.0, 6.0), mixed, 2.0)):
+        judgement = against(rule, tuned)
         regret = not_none(judgement.regret)
         assert (judgement.finding, regret.low, regret.at_least) == ("undecided", None, False)
         assert regret.value == pytest.approx(ratio)
@@ -677,8 +665,8 @@ def test_the_answer_has_each_batch_sizes_generalisation_and_peak_memory_with_wha
     rows = {row.batch_size: row for row in found.batches}
     assert (rows[16].peak_memory_bytes, rows[16].peak_memory_basis) == (5 * 2**20, MemoryBasis.RESIDENT)
     assert (found.optimal.peak_memory_bytes, found.optimal.peak_memory_basis) == (2**31, MemoryBasis.RESIDENT)
-    assert rows[16].generalisation is not None
-    assert (rows[16].generalisation.part, rows[16].generalisation.median) == ("test", 0.88)
+    generalisation = not_none(rows[16].generalisation)
+    assert (generalisation.part, generalisation.median) == ("test", 0.88)
     assert (rows[8].generalisation, rows[8].peak_memory_basis, rows[8].noise_scale) == (None, None, None)
 
 

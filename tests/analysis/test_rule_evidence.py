@@ -238,9 +238,8 @@ def test_a_gap_of_exactly_two_points_is_neither_more_nor_less(low: float, high: 
 
 
 def test_an_imported_study_is_told_no_command() -> None:
-    imported = make_spec(space=SPACE, default=DEFAULT, workload=IMPORTED)
     assert "probe noise" in command(SPEC, "probe noise")
-    assert command(imported, "probe noise") == ""
+    assert command(make_spec(space=SPACE, default=DEFAULT, workload=IMPORTED), "probe noise") == ""
 
 
 # The runs of a rule ------------------------------------------------------------------------------------------------
@@ -272,7 +271,6 @@ def test_a_run_counts_that_ended_by_itself_or_had_the_whole_limit(
 
 
 def test_a_learning_rate_that_the_space_fixes_has_no_slope(answer: Answer) -> None:
-    fixed = make_spec(space={**SPACE, "learning_rate": 0.1}, default=DEFAULT)
     rows = [
         row.model_copy(update={"batch_size": 2**place, "untuned": False, "best": answer.batches[-1].best})
         for place, row in enumerate(answer.batches[:3])
@@ -281,7 +279,7 @@ def test_a_learning_rate_that_the_space_fixes_has_no_slope(answer: Answer) -> No
     slope = not_none(learning_rate_slope(SPEC, level))
     assert slope.estimate == pytest.approx(0.0)
     assert slope.excludes == [0.5, 1.0]
-    assert learning_rate_slope(fixed, level) is None
+    assert learning_rate_slope(make_spec(space={**SPACE, "learning_rate": 0.1}, default=DEFAULT), level) is None
     assert learning_rate_slope(SPEC, level.model_copy(update={"batches": rows[:2]})) is None
 
 

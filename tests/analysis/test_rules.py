@@ -195,14 +195,10 @@ def test_a_spent_budget_and_failures_are_named() -> None:
     assert of(judged(failed), Rule.LINEAR_RATE).reason == "trial 101 failed: as the test has it"
 
 
-def test_runs_of_what_no_rule_gives_any_more_were_spent_all_the_same() -> None:
+@pytest.mark.parametrize(("phase", "spent"), [(Phase.AUDIT, 2.0), (Phase.TO_BUDGET, 0.0)])
+def test_an_audit_spent_its_own_runs_whatever_rule_gives_them_now(phase: Phase, spent: float) -> None:
     elsewhere = replace(TUNED, batch_size=32, micro_batch_size=32, learning_rate=0.7)
-    assert judged(runs_of(elsewhere, 2.0, start=100, phase=Phase.AUDIT)).spent_train_seconds == 2.0
-
-
-def test_runs_on_past_the_target_are_not_what_the_audit_spent() -> None:
-    rule = replace(TUNED, learning_rate=0.8)
-    assert judged(runs_of(rule, 2.0, start=100, phase=Phase.TO_BUDGET)).spent_train_seconds == 0.0
+    assert judged(runs_of(elsewhere, 2.0, start=100, phase=phase)).spent_train_seconds == spent
 
 
 @pytest.mark.parametrize(
@@ -221,8 +217,7 @@ def test_eighty_percent_of_memory(
 ) -> None:
     # A bound above 128 leaves the optimum as it is.
     bound = replace(memory, too_large=None if memory.too_large is None else max(memory.too_large, 129))
-    found = audit(SPEC, base(), answer_to_base(), memory=bound, train_samples=train_samples)
-    one = of(found, Rule.MEMORY, batch_size)
+    one = of(audit(SPEC, base(), answer_to_base(), memory=bound, train_samples=train_samples), Rule.MEMORY, batch_size)
     assert one.verdict == verdict
     assert reason in one.reason
 
@@ -382,13 +377,13 @@ def adamw(**parameters: Any) -> Configuration:
 
 
 def test_rules_about_adam_give_the_optimum_with_its_betas_and_averages_at_the_batch() -> None:
-    half = found(Rule.BETA_HALF_LIFE, adamw(), ema_decay=0.99).configuration
-    assert half is not None and half["beta2"] == pytest.approx(0.999**8) and half["beta1"] == 0.9
-    sde = found(Rule.SDE, adamw(), ema_decay=0.99).configuration
-    assert sde is not None and sde["beta2"] == pytest.approx(0.992) and sde["beta1"] == pytest.approx(0.2)
-    assert sde["epsilon"] == pytest.approx(1e-8 / 8**0.5) and sde["learning_rate"] == pytest.approx(0.1 * 8**0.5)
-    ema = found(Rule.EMA_HALF_LIFE, adamw(), ema_decay=0.99).configuration
-    assert ema is not None and ema["ema_decay"] == pytest.approx(0.99**8)
+    for rule, expected in (
+        (Rule.BETA_HALF_LIFE, {"beta1": 0.9, "beta2": 0.999**8}),
+        (Rule.SDE, {"beta1": 0.2, "beta2": 0.992, "epsilon": 1e-8 / 8**0.5, "learning_rate": 0.1 * 8**0.5}),
+        (Rule.EMA_HALF_LIFE, {"ema_decay": 0.99**8}),
+    ):
+        configuration = not_none(found(rule, adamw(), ema_decay=0.99).configuration)
+        assert {name: configuration[name] for name in expected} == pytest.approx(expected)
 
 
 def test_what_the_rules_about_adam_are_not_about_is_not_run() -> None:

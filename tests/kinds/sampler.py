@@ -14,7 +14,7 @@ class Uniform(Sampler):
         self._spec = spec
 
     def choose(self, history: History, batch_size: int | None = None) -> Choice | None:
-        """Return what to try next; None where no batch size fits into memory."""
+        """Return the next configuration; None if no batch size fits into memory."""
         rng = random.Random(f"{self._spec.seed} {history.length}")
         if not history.feasible:
             return None
@@ -25,5 +25,5 @@ class Uniform(Sampler):
         return decoded(self._spec, batch_size or rng.choice(history.feasible), sampled)
 
     def ending(self, history: History) -> str | None:
-        """Say why there is nothing left to choose."""
+        """Say why no configuration is left."""
         return None if history.feasible else "no batch size fits into memory"

@@ -136,9 +136,8 @@ def test_a_size_begins_where_the_line_reaches_it(name: Any, expected: list[tuple
 
 @st.composite
 def schedules(draw: st.DrawFn) -> BatchSchedule:
-    sizes = sorted(draw(st.sets(st.integers(1, 200), min_size=1, max_size=6)))
     stages, start = [], 0
-    for size in sizes:
+    for size in sorted(draw(st.sets(st.integers(1, 200), min_size=1, max_size=6))):
         stages.append((start, size, draw(st.sampled_from([one for one in range(1, size + 1) if size % one == 0]))))
         start += size + draw(st.integers(0, 500))
     return milestones(*stages)

@@ -27,8 +27,7 @@ DEFAULT: dict[str, Any] = {"model": {"hidden": 64, "depth": 2, "kind": "conv"}, 
 
 
 def spec_of(space: dict[str, Any] = SPACE, default: dict[str, Any] = DEFAULT, **changes: Any) -> StudySpec:
-    both = {"space": {**SPEC["space"], **space}, "default": {**SPEC["default"], **default}}
-    return make_spec(**both, **changes)
+    return make_spec(space={**SPEC["space"], **space}, default={**SPEC["default"], **default}, **changes)
 
 
 def test_they_live_in_a_configuration_under_their_group_and_are_read_by_bare_name() -> None:
